@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -144,6 +144,12 @@ def read_tensors(path: Path) -> dict[str, GgufTensor]:
 def read_numbers(path: Path) -> dict[str, Any]:
     """Return the values of a GGUF file by name, None for all but numbers. Raises BadFile as `check_gguf` does."""
     return _read(path)[0]
+
+
+def architecture(numbers: Mapping[str, Any]) -> str | None:
+    """Return the family of a file's model, by which the names of its sizes begin."""
+    count = ".block_count"
+    return next((key.removesuffix(count) for key in numbers if key.endswith(count)), None)
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:

@@ -78,18 +78,22 @@ MODEL_ROWS = {
     # weights in blocks, or packed so that they can be
     "cpu": "",
     "cpu.blocks": "",
+    "cpu.description": "cpu.blocks spec",
+    "wrapped_names": "",
+    "cpu.stored": "cpu.blocks cpu.description spec wrapped_names",
     "weights": "cpu.blocks",
-    "tensor_files": "",
+    "gguf_config": "",
+    "gguf_weights": "cpu.blocks cpu.stored weights",
+    "tensor_files": "wrapped_names",
     "integer_layouts": "",
     "packed_weights": "cpu.blocks integer_layouts tensor_files",
     # loading, measuring, compiling, capturing
     "split": "",
-    "wrapped_names": "",
     "wrapper": "",
     "selective_scan": "states",
     "mixers": "attention.foreign selective_scan spec states",
-    "load": "attention attention.foreign attention.hook attention.reference batch eager mixers packed_weights "
-    "padded_head rehearsal spec split states wrapped_names wrapper",
+    "load": "attention attention.foreign attention.hook attention.reference batch eager gguf_config gguf_weights mixers "
+    "packed_weights padded_head rehearsal spec split states weights wrapped_names wrapper",
     "memory": "spec",
     "device_memory": "attention draw_rows eager memory rehearsal runner spec states",
     "compiled": "attention.hook batch executor rehearsal spec",
@@ -113,7 +117,6 @@ MODEL_ROWS = {
     "cpu.build": "cpu.amx cpu.prebuilt cpu.variants",
     "cpu.library": "cpu.build",
     "cpu.encode": "cpu.blocks cpu.library",
-    "cpu.description": "cpu.blocks spec",
     "cpu.part": "cpu.description spec",
     "cpu.describe": "cpu.blocks cpu.description spec",
     "cpu.kv_layout": "attention cpu.description kv_cache spec",
@@ -123,7 +126,6 @@ MODEL_ROWS = {
     "cpu.native": "adapters attention batch cpu.description cpu.kv_layout cpu.library cpu.operations "
     "cpu.packed_adapter kv_cache",
     "cpu.check": "adapters batch cpu.description cpu.native rehearsal spec",
-    "cpu.stored": "cpu.blocks cpu.description spec wrapped_names",
     "cpu.checked": "adapters cpu.blocks cpu.build cpu.check cpu.describe cpu.description cpu.library cpu.native "
     "cpu.operations cpu.part cpu.stored spec",
     "cpu.start": "adapted_modules adapters attention attention.reference batch cpu.attention cpu.build cpu.check "
@@ -137,11 +139,10 @@ MODEL_ROWS = {
     # the model that guesses tokens
     "draft": "adapters batch cpu.build cpu.cores cpu.description cpu.native runner spec",
     # what starts a model that has been checked, without transformers
-    "gguf_weights": "cpu.blocks cpu.stored weights",
     "mxfp4_weights": "cpu.blocks gguf_weights tensor_files",
     "int4_weights": "cpu.blocks cpu.encode cpu.library tensor_files",
     "kept": "adapted_modules adapters cpu.blocks cpu.build cpu.check cpu.checked cpu.cores cpu.describe "
-    "cpu.description cpu.kv_layout cpu.library cpu.native cpu.part cpu.start gguf_weights int4_weights load memory "
+    "cpu.description cpu.kv_layout cpu.library cpu.native cpu.part cpu.start gguf_config gguf_weights int4_weights load memory "
     "mxfp4_weights packed_weights profiler runner spec started weights wrapper",
     "restart": "cpu.checked cpu.cores draft memory profiler runner started",
     # the one place that assembles all of these, and the worker process, which is a program
@@ -221,6 +222,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     f"{ENGINE}.stored_tokenizer": {"oaiserve.gguf", "oaiserve.private", "oaiserve.remembered"},
     f"{ENGINE}.tokenizer": {
         "oaiserve.errors",
+        "oaiserve.gguf",
         "oaiserve.model_errors",
         "oaiserve.remembered",
         *(f"{ENGINE}.{m}" for m in ("chat_template", "detokenize", "encoding_rules", "request", "stored_tokenizer")),

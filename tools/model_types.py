@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import sys
 from copy import deepcopy
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import transformers
@@ -31,16 +32,20 @@ from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from tools.random_models import SMALL, STATE_FAMILIES, byte_tokenizer, generate, random_model
-from tools.random_wrappers import random_wrapper
+from tools.random_wrappers import SHARED_KEYS, save_wrapper
 
 TYPES = """\
-afmoe apertus arcee bamba bart bert biogpt bitnet bloom codegen cohere cohere2 dbrx deepseek_v2 deepseek_v3 dots1
-ernie4_5 ernie4_5_moe exaone4 exaone_moe falcon falcon_h1 falcon_mamba flex_olmo gemma gemma2 gemma3_text glm glm4
-glm4_moe glm4_moe_lite gpt2 gpt_bigcode gpt_neo gpt_neox gpt_oss gptj granite granitemoe granitemoehybrid
-granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe jamba jetmoe kimi_linear lfm2 lfm2_moe lfm3 llama llama4_text
-longcat_flash mamba mamba2 minimax minimax_m2 ministral mistral mixtral mpt nemotron nemotron_h olmo olmo2 olmo3
-olmo_hybrid olmoe opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_5_moe_text qwen3_5_text qwen3_moe
-qwen3_next recurrent_gemma rwkv seed_oss smollm3 stablelm starcoder2 t5 whisper xglm zamba zamba2
+afmoe apertus arcee axk1 bailing_hybrid bamba bart bert biogpt bitnet bloom codegen cohere cohere2 cohere2_moe cpmant
+ctrl cwm dbrx deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 diffllama doge dots1 ernie4_5 ernie4_5_moe exaone4
+exaone_moe falcon falcon_h1 falcon_mamba flex_olmo gemma gemma2 gemma3_text gemma3n_text gemma4_text
+gemma4_unified_text glm glm4 glm4_moe glm4_moe_lite glm_moe_dsa gpt2 gpt_bigcode gpt_neo gpt_neox gpt_neox_japanese
+gpt_oss gptj granite granite_swa granitemoe granitemoe_swa granitemoehybrid granitemoeshared helium hrm_text
+hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax internlm3 iquestcoder jais2 jamba jetmoe kimi_linear laguna lfm2
+lfm2_moe lfm3 llama llama4_text longcat_flash mamba mamba2 mellum mimo_v2_flash minicpm3 minimax minimax_m2 ministral
+ministral3 mistral mixtral mllama modernbert-decoder mpt nanochat nemotron nemotron_h olmo olmo2 olmo3 olmo_hybrid
+olmoe openai-gpt opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next
+qwen4_exp_text recurrent_gemma rwkv seed_oss smollm3 solar_open stablelm starcoder2 t5 vaultgemma whisper xglm xlstm
+zamba zamba2 zaya
 """.split()  # noqa: SIM905 - one name per line would be a page
 
 _SIZES = {**SMALL, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}  # sizes that the native step takes
@@ -85,8 +90,33 @@ EXTRA = {
     "deepseek_v2": {**_DEEPSEEK, **_HEADS_FOR_EACH},
     "deepseek_v3": {**_DEEPSEEK, **_HEADS_FOR_EACH},
     "gemma2": {"query_pre_attn_scalar": 8},
+    "gemma3n_text": {**SHARED_KEYS, "laurel_rank": 4, "altup_num_inputs": 2},
+    "gemma4_text": {
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        "sliding_window": 6,
+        "global_head_dim": 32,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 97,
+        "enable_moe_block": True,
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 16,
+    },
+    "gemma4_unified_text": {**SHARED_KEYS, "global_head_dim": 32},
     "gemma3_text": {"query_pre_attn_scalar": 8},
     "gpt_neox": _HEADS_FOR_EACH,
+    "llama4_text": {"num_local_experts": 4, "intermediate_size_mlp": 96, "no_rope_layer_interval": 2},
+    "ministral3": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "llama_4_scaling_beta": 0.1,
+        },
+    },
     "jamba": {"num_hidden_layers": 4},
     "kimi_linear": {
         **_DEEPSEEK,
@@ -116,7 +146,7 @@ EXTRA = {
     "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2},
     "jetmoe": {**_MOE, "kv_channels": 16, "num_attention_heads": 4},
     **{name: {**_GROUPED, **_HEADS_FOR_EACH} for name in ("dots1", "exaone_moe", "glm4_moe")},
-    **{name: {**_DEEPSEEK, **_HEADS_FOR_EACH} for name in ("glm4_moe_lite", "longcat_flash")},
+    **{name: {**_DEEPSEEK, **_HEADS_FOR_EACH} for name in ("axk1", "glm4_moe_lite", "longcat_flash", "minicpm3")},
     **dict.fromkeys(("afmoe", "flex_olmo", "gpt_oss", "granitemoe", "minimax_m2", "mixtral", "olmoe", "phimoe"), _MOE),
     **dict.fromkeys(("qwen2_moe", "qwen3_moe"), _MOE),
     "zamba2": {**_HEADS_FOR_EACH, "head_dim": None, "num_hidden_layers": 4},
@@ -135,6 +165,8 @@ def main(types: list[str]) -> int:
     for name in types or [*TYPES, *sorted(WRAPPERS)]:
         results[name] = check(name)
         print(f"{name:18} {results[name]}", flush=True)
+    served = sum(result.startswith("equal") for result in results.values())
+    print(f"{served} of {len(results)} types are served")
     return int(any("DIFFERENT" in result for result in results.values()))
 
 
@@ -154,9 +186,8 @@ def check(name: str) -> str:
 
 def check_wrapper(name: str) -> str:
     """Do the same for the text model of a multimodal checkpoint, which is loaded from its files."""
-    wrapper = random_wrapper(name)
     with TemporaryDirectory() as folder:
-        wrapper.save_pretrained(folder)
+        wrapper = save_wrapper(name, Path(folder))
         loaded = load_model(folder, device="cpu")
     text = f" (text: {loaded.model.config.model_type})"
     return compare(loaded, generate(wrapper, PROMPTS, NUM_TOKENS)) + text

@@ -19,6 +19,7 @@ _ARCHITECTURES = {
     "gemma3_text": "gemma3",
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
+    "gpt_oss": "gpt-oss",
 }
 # Where a block has 16-bit floats, in bytes.
 _FLOATS = {
@@ -79,7 +80,7 @@ def write_gguf(
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
     if rope_factors is not None:
         writer.add_tensor("rope_freqs.weight", rope_factors)
-    for name, values in _as_in_a_file(parameters):
+    for name, values in _as_in_a_file(parameters, turned=config.model_type == "gpt_oss"):
         name_in_file = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert name_in_file is not None
         if architecture == "llama" and (".q_proj." in name or ".k_proj." in name):
@@ -90,7 +91,8 @@ def write_gguf(
         if values.ndim == 1:
             writer.add_tensor(name_in_file, values)
             continue
-        kind = Kind.F32 if "ffn_gate_inp" in name_in_file else kind_of(name_in_file)  # of a router
+        is_small = "ffn_gate_inp" in name_in_file or name_in_file.endswith(".bias")  # of a router, or of experts
+        kind = Kind.F32 if is_small else kind_of(name_in_file)
         writer.add_tensor(name_in_file, quantize(values, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -99,14 +101,22 @@ def write_gguf(
 
 
 def _as_in_a_file(
-    parameters: Iterable[tuple[str, NDArray[np.float32]]],
+    parameters: Iterable[tuple[str, NDArray[np.float32]]], *, turned: bool
 ) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """Yield the parameters as a file has them: gates and up projections of experts apart, and no matrix of one row."""
+    """Yield the parameters as a file has them: gates and up projections of experts apart, and no matrix of one row.
+
+    `turned` says that the model has the columns of experts before their rows, and gates and up projections in turns.
+    """
     for name, values in parameters:
-        if name.endswith("experts.gate_up_proj"):
-            for part, half in zip(("gate", "up"), np.split(values, 2, axis=1), strict=True):
-                yield name.replace("gate_up", part) + ".weight", half
-        elif name.endswith("experts.down_proj"):
+        if ".experts." in name:
+            in_file = f"{name.removesuffix('_bias')}{'.bias' if name.endswith('_bias') else '.weight'}"
+            rows = values.swapaxes(1, 2) if turned and values.ndim == 3 else values
+            parts = {in_file: rows}
+            if "gate_up" in name:
+                gates, ups = (rows[:, ::2], rows[:, 1::2]) if turned else np.split(rows, 2, axis=1)
+                parts = {in_file.replace("gate_up", "gate"): gates, in_file.replace("gate_up", "up"): ups}
+            yield from ((part, np.ascontiguousarray(of_part)) for part, of_part in parts.items())
+        elif name.endswith(".sinks"):
             yield f"{name}.weight", values
         else:
             yield name, values.reshape(-1) if "shared_expert_gate." in name else values
@@ -130,5 +140,9 @@ def _add_sizes(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
     rope = config.rope_parameters
     writer.add_rope_freq_base(rope.get("rope_theta") or rope["full_attention"]["rope_theta"])
     writer.add_vocab_size(config.vocab_size)
+    if rope.get("rope_type") == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     if getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)

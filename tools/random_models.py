@@ -82,6 +82,9 @@ FOREIGN_FAMILIES: dict[str, dict[str, Any]] = {
     "falcon": {"model_type": "falcon", **_FALCON, "num_kv_heads": 2, "new_decoder_architecture": True},
     "falcon, one key head": {"model_type": "falcon", **_FALCON, "multi_query": True},
     "falcon, own key heads": {"model_type": "falcon", **_FALCON, "multi_query": False},
+    "falcon, ALiBi": {
+        "model_type": "falcon", **_FALCON, "multi_query": False, "parallel_attn": False, "alibi": True, "bias": True,
+    },
     "stablelm": {"model_type": "stablelm", **_OWN_HEADS, "qk_layernorm": True, "use_parallel_residual": True},
     "nemotron": {"model_type": "nemotron", **SMALL},
     "gptj": {"model_type": "gptj", **_SMALL_GPT2, "rotary_dim": 4},
@@ -200,6 +203,8 @@ def random_model(
     seed: int = 0,
 ) -> PreTrainedModel:
     torch.manual_seed(seed)
+    if getattr(config, "alibi", False):
+        attn_implementation = "sdpa"  # in eager attention, transformers' code of Falcon adds ALiBi twice
     with torch.device(device):
         # A model changes its config.
         own = copy.deepcopy(config)

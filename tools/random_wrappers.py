@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel
+from safetensors.torch import save_file
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    AutoModelForMultimodalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from tools.random_models import SMALL, STATE_FAMILIES
 
@@ -13,6 +21,8 @@ _TEXT = {**SMALL, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}  #
 _VISION = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 16,
     "image_size": 28, "patch_size": 14, "out_hidden_size": 64, "projection_dim": 32, "vocab_size": 97,
+    "d_model": 32, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 48, "output_dim": 64,
+    "downsample_hidden_size": 16,
     "depth": 1, "embed_dim": 32, "num_heads": 2, "deepstack_visual_indexes": [0], "fullatt_block_indexes": [0],
 }  # fmt: skip
 _MROPE = {"rope_type": "default", "rope_theta": 10000.0}
@@ -24,24 +34,54 @@ def _of_states(name: str) -> dict[str, Any]:
     return {key: value for key, value in STATE_FAMILIES[name].items() if key not in {*SMALL, "model_type"}}
 
 
+# The last layers take their keys and values from those before.
+SHARED_KEYS = {
+    "num_hidden_layers": 4, "num_kv_shared_layers": 2, "sliding_window": 6, "hidden_size_per_layer_input": 8,
+    "layer_types": ["sliding_attention", "full_attention"] * 2, "vocab_size_per_layer_input": 97,
+}  # fmt: skip
 # What the text model of a wrapper needs beside the common sizes to run.
 _EXTRA: dict[str, dict[str, Any]] = {
     "aria_text": {"moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1},
+    "gemma2": {"query_pre_attn_scalar": 8, "sliding_window": 6},
     "gemma3_text": {"query_pre_attn_scalar": 8, "sliding_window": 6},
+    "gemma3n_text": {
+        **SHARED_KEYS, "laurel_rank": 4, "altup_num_inputs": 2, "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0],
+    },
+    "gemma4_text": {**SHARED_KEYS, "global_head_dim": 32},
+    "gemma4_unified_text": {**SHARED_KEYS, "global_head_dim": 32},
     "glm4v_moe_text": {
         "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 32,
         "n_shared_experts": 1, "first_k_dense_replace": 1,
         "rope_parameters": {**_MROPE, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5},
     },
     "glm4v_text": {"rope_parameters": {**_MROPE, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}},
+    "glm_ocr_text": {"rope_parameters": {**_MROPE, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}},
     "lfm2": _of_states("lfm2"),
+    "lfm3": {"layer_types": ["conv", "full_attention", "sliding_attention"], "sliding_window": 6},
+    "llama4_text": {"num_local_experts": 4, "intermediate_size_mlp": 96, "no_rope_layer_interval": 2},
     "mistral": {"sliding_window": 6},
+    "qwen2_5_omni_text": {"rope_parameters": {**_MROPE, "mrope_section": [2, 3, 3]}},
     "qwen2_5_vl_text": {"rope_parameters": {**_MROPE, "mrope_section": [2, 3, 3]}},
     "qwen2_vl_text": {"rope_parameters": {**_MROPE, "mrope_section": [2, 3, 3]}},
     "qwen3_5_moe_text": {**_of_states("qwen3_next"), "rope_parameters": _QUARTER_MROPE},
     "qwen3_5_text": {**_of_states("qwen3_5_text"), "rope_parameters": _QUARTER_MROPE},
+    "qwen3_omni_moe_text": {
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+        "rope_parameters": {**_MROPE, "mrope_section": [2, 3, 3], "mrope_interleaved": True},
+    },
+    "qwen3_vl_moe_text": {
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+        "rope_parameters": {**_MROPE, "mrope_section": [2, 3, 3], "mrope_interleaved": True},
+    },
     "qwen3_vl_text": {"rope_parameters": {**_MROPE, "mrope_section": [2, 3, 3], "mrope_interleaved": True}},
 }  # fmt: skip
+
+# What a wrapper needs beside its parts: sizes of these, and the id of a token that published configurations have.
+_OF_WRAPPER: dict[str, dict[str, Any]] = {
+    "paligemma": {"hidden_size": 64, "vocab_size": 97},
+    "qwen2_5_omni_thinker": {"vision_start_token_id": 151652},
+    "qwen3_omni_moe_thinker": {"vision_start_token_id": 151652},
+}
 
 
 def wrapper_config(name: str) -> PreTrainedConfig:
@@ -52,24 +92,47 @@ def wrapper_config(name: str) -> PreTrainedConfig:
     parts: dict[str, Any] = {"text_config": {"model_type": text_type, **_TEXT, **_EXTRA.get(text_type, {})}}
     for part in set(kind.sub_configs) - {"text_config"}:
         of_part = getattr(defaults, part)
+        if of_part is None:
+            continue
         sizes = {key: value for key, value in _VISION.items() if key in of_part.to_dict()}
         parts[part] = {"model_type": of_part.model_type, **sizes}
     if hasattr(defaults, "vision_feature_layer"):
         parts["vision_feature_layer"] = -1
-    return kind(**parts)
+    return kind(**parts, **_OF_WRAPPER.get(name, {}))
+
+
+def save_wrapper(name: str, folder: Path) -> PreTrainedModel:
+    """Save a small multimodal model of this type, and return a model that answers texts as it does.
+
+    Gemma 3n reads images with code of another package. Its text model alone is made, and saved as that of a wrapper.
+    """
+    config = wrapper_config(name)
+    if name != "gemma3n":
+        wrapper = random_wrapper(name)
+        wrapper.save_pretrained(folder)
+        return wrapper
+    text = _with_random_weights(AutoModelForCausalLM, config.get_text_config(decoder=True))
+    config.save_pretrained(folder)
+    own = {key: tensor for key, tensor in text.state_dict().items() if key != "lm_head.weight"}  # the embedding
+    wrapped = {f"model.language_{key}": tensor for key, tensor in own.items()}
+    save_file(wrapped, folder / "model.safetensors", {"format": "pt"})
+    return text
 
 
 def random_wrapper(name: str) -> PreTrainedModel:
     """Return a small multimodal model of this type, whose answers to texts differ."""
+    return _with_random_weights(AutoModelForMultimodalLM, wrapper_config(name))
+
+
+def _with_random_weights(kind: Any, config: PreTrainedConfig) -> PreTrainedModel:
     torch.manual_seed(0)
-    model = AutoModelForImageTextToText.from_config(
-        wrapper_config(name), dtype=torch.float32, attn_implementation="eager"
-    )
+    model: PreTrainedModel = kind.from_config(config, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(0, 0.3)
             else:
                 parameter += 0.4 * torch.randn_like(parameter)
+    assert model.generation_config is not None
     model.generation_config.eos_token_id = None
-    return model.eval()  # type: ignore[no-any-return]
+    return model.eval()

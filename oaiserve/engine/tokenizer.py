@@ -26,6 +26,7 @@ from oaiserve.engine.stored_tokenizer import (
     tokenizer_subject,
 )
 from oaiserve.errors import InvalidRequest, StartupError
+from oaiserve.gguf import architecture, read_numbers
 from oaiserve.model_errors import reported, within
 from oaiserve.remembered import NotRemembered
 
@@ -315,10 +316,13 @@ class Tokenizer:
 
 
 def _load(source: str, gguf_file: str | None, *, offline: bool) -> Any:
-    from transformers import AutoTokenizer  # takes seconds to import
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast  # takes seconds to import
 
+    kind: Any = AutoTokenizer
+    if gguf_file is not None and architecture(read_numbers(Path(source) / gguf_file)) == "gpt-oss":
+        kind = PreTrainedTokenizerFast  # the other one reads the configuration, too, and cannot in such a file
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(
+        tokenizer: Any = kind.from_pretrained(
             source, gguf_file=gguf_file, local_files_only=offline, trust_remote_code=False
         )
         if gguf_file is None and getattr(tokenizer, "chat_template", None) is None:

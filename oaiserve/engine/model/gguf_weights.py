@@ -4,12 +4,11 @@ Files have other names, and llama.cpp's conversion changes some tensors, which i
 families whose conversion is known; all tensors of a file must have found a place, and all parameters of the model.
 
 The weights of a layer's experts are one tensor in a file. Their gates and their up projections are two, which are
-one parameter of the model.
+one parameter of the model: one behind the other, or, in gpt-oss, their rows in turns.
 """
 
 from __future__ import annotations
 
-import copy
 import math
 import mmap
 import re
@@ -21,12 +20,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import MixtralConfig, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from oaiserve.engine.model.cpu.blocks import FORMATS, Blocks, ExpertBlocks, expand
 from oaiserve.engine.model.cpu.stored import PlaceInFile
 from oaiserve.engine.model.weights import Weights
-from oaiserve.gguf import GgufTensor, read_numbers, read_tensors
+from oaiserve.gguf import GgufTensor, read_tensors
 
 _FLOAT32, _FLOAT16, _BFLOAT16 = 0, 1, 30  # formats whose numbers torch has a type for
 _DTYPES = {_FLOAT32: torch.float32, _FLOAT16: torch.float16, _BFLOAT16: torch.bfloat16}
@@ -64,14 +63,23 @@ _SHARED_EXPERT = {
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
+_GPT_OSS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_sinks": "self_attn.sinks",
+    "ffn_gate_inp": "mlp.router",
+}
 # They decide about much, and are read as numbers to find out what they do.
-_NEVER_IN_BLOCKS = re.compile(r"\.mlp\.(gate|shared_expert_gate)\.weight")
+_NEVER_IN_BLOCKS = re.compile(r"\.mlp\.(gate|router|shared_expert_gate)\.weight")
+# Parameters of the model that are no `weight` and no `bias` of a module.
+_OF_NO_MODULE = re.compile(r"\.experts\.|\.sinks$")
 
 
 class _Family(NamedTuple):
     layer: dict[str, str]  # names of a layer's tensors, in the file and in the model
     turns_heads: bool = False  # rows of queries and keys are in the order in which llama.cpp rotates them
     norms_add_one: bool = False  # the file has the weights of norms plus one
+    # The model has the columns of experts before their rows, and the rows of gates and of up projections in turns.
+    turns_experts: bool = False
 
 
 _FAMILIES = {
@@ -83,6 +91,7 @@ _FAMILIES = {
     "mixtral": _Family(_LAYER | _EXPERTS, turns_heads=True),
     "qwen2_moe": _Family(_LAYER | _EXPERTS | _SHARED_EXPERT),
     "qwen3_moe": _Family(_LAYER | _EXPERTS),
+    "gpt_oss": _Family(_LAYER | _EXPERTS | _GPT_OSS, turns_experts=True),
     "gemma2": _Family(_LAYER | _NORMS_AFTER, norms_add_one=True),
     "gemma3_text": _Family(_LAYER | _NORMS_AFTER, norms_add_one=True),
 }
@@ -90,25 +99,6 @@ _FAMILIES = {
 
 class NotKept(Exception):
     """The weights of the file cannot stay as they are; the message says why."""
-
-
-def with_experts(config: PreTrainedConfig, path: Path) -> PreTrainedConfig:
-    """Return the configuration of a file's model with what transformers does not read of its experts.
-
-    Raises BadFile, and NotKept if the file does not say how many experts a token has.
-    """
-    tensors = read_tensors(path)
-    if config.model_type in ("llama", "mistral") and (gates := tensors.get("blk.0.ffn_gate_exps.weight")) is not None:
-        top_k = read_numbers(path).get("llama.expert_used_count")
-        if not isinstance(top_k, int):
-            raise NotKept("it does not say how many experts a token has")
-        sizes = {key: value for key, value in config.to_dict().items() if key not in ("model_type", "architectures")}
-        return MixtralConfig(**sizes, num_local_experts=gates.shape[0], num_experts_per_tok=top_k)
-    found = copy.deepcopy(config)
-    for name, field in (("exps", "moe_intermediate_size"), ("shexp", "shared_expert_intermediate_size")):
-        if (downs := tensors.get(f"blk.0.ffn_down_{name}.weight")) is not None and hasattr(config, field):
-            setattr(found, field, downs.shape[-1])
-    return found
 
 
 class GgufWeights:
@@ -134,17 +124,16 @@ class GgufWeights:
             if "ffn_gate_inp_shexp" in name:  # a matrix of one row
                 tensor = tensor._replace(shape=(1, tensor.shape[-1]))
             self._tensors.setdefault(self._model_name(name), []).append(tensor)
-        if not any(tensor.kind in FORMATS for tensor in tensors.values()):
-            raise NotKept("it has no quantized weights")
 
     def names(self) -> set[str]:
         return set(self._tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:
         shapes = [tensor.shape for tensor in self._tensors[name]]
-        if len(shapes) == 1:
+        if ".experts." not in name or len(shapes[0]) < 2:
             return shapes[0]
-        return (shapes[0][0], sum(shape[1] for shape in shapes), *shapes[0][2:])
+        experts, rows, columns = shapes[0][0], sum(shape[1] for shape in shapes), shapes[0][2:]
+        return (experts, *columns, rows) if self._family.turns_experts else (experts, rows, *columns)
 
     def places(self, file: str) -> dict[str, PlaceInFile]:
         """Return where the matrices are in `file`, which is this one, whose numbers torch has a type for."""
@@ -153,6 +142,9 @@ class GgufWeights:
             for name, tensors in self._tensors.items()
             if len(tensors) == 1 and tensors[0].kind in _DTYPES and len(tensors[0].shape) > 1
         }
+
+    def has_blocks(self) -> bool:
+        return any(tensor.kind in FORMATS for tensors in self._tensors.values() for tensor in tensors)
 
     def blocks(self, name: str) -> Blocks | ExpertBlocks | None:
         """Return a matrix, or those of each expert, in blocks, or None for a tensor that has to be expanded."""
@@ -170,6 +162,9 @@ class GgufWeights:
     def tensor(self, name: str) -> Tensor:
         """Return a tensor expanded, as the model's code has it."""
         tensors = [self._expanded(tensor) for tensor in self._tensors[name]]
+        if self._family.turns_experts and ".experts." in name:
+            in_turns = torch.stack(tensors, dim=2).flatten(1, 2)
+            return in_turns.mT if in_turns.dim() == 3 else in_turns
         tensor = torch.cat(tensors, dim=1) if len(tensors) > 1 else tensors[0]
         order = self._order(name, tensor.shape[0])
         tensor = tensor[torch.from_numpy(order)]
@@ -181,7 +176,9 @@ class GgufWeights:
         if found is None or (inner := names.get(found[2])) is None:
             raise NotKept(f"it has a tensor '{name[:100]}', which is not known")
         layer = "" if found[1] is None else f"model.layers.{int(found[1])}."
-        return f"{layer}{inner}" if ".experts." in inner else f"{layer}{inner}.{found[3]}"
+        if _OF_NO_MODULE.search(inner):
+            return f"{layer}{inner}_bias" if found[3] == "bias" else f"{layer}{inner}"
+        return f"{layer}{inner}.{found[3]}"
 
     def _rows(self, tensor: GgufTensor) -> NDArray[np.uint8]:
         rows: NDArray[np.uint8] = self._file[tensor.begin : tensor.end].reshape(math.prod(tensor.shape[:-1]), -1)

@@ -28,9 +28,9 @@ class Int4Weights:
 
     rope_factors = None  # which a GGUF file may have; here they follow from config.json
 
-    def __init__(self, folder: Path, library: Library, num_threads: int) -> None:
+    def __init__(self, folder: Path, library: Library, num_threads: int, *, of_wrapper: bool = False) -> None:
         """Map the files. Raises BadFile for a header that does not describe its file, and MemoryError."""
-        self._files = TensorFiles(folder)
+        self._files = TensorFiles(folder, of_wrapper=of_wrapper)
         self._encode = Encoder(library, num_threads)
 
     def names(self) -> set[str]:

@@ -40,7 +40,8 @@ from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.cpu.part import Part
 from oaiserve.engine.model.cpu.start import refuse_unless_adaptable, transformers_logits, with_native_cache
-from oaiserve.engine.model.gguf_weights import GgufWeights, NotKept, refuse_unless_whole, with_experts
+from oaiserve.engine.model.gguf_config import read_config
+from oaiserve.engine.model.gguf_weights import GgufWeights, NotKept, refuse_unless_whole
 from oaiserve.engine.model.int4_weights import Int4Weights
 from oaiserve.engine.model.load import (
     context_length,
@@ -108,7 +109,7 @@ def _is_quantized(source: ModelSource, *, offline: bool) -> bool:
         return True
     with reported(f"No model could be loaded from '{source.location}'"):
         config = _config(source, offline=offline)
-        text_config(config, source.location)  # refuses integers in a multimodal checkpoint
+        config = text_config(config) or config
         return is_mxfp4(config) or quantization_of(config, source.location) is not None
 
 
@@ -169,21 +170,26 @@ def _read(source: ModelSource, options: EngineOptions, library: Library, num_thr
     """Read the configuration of a model, and map its weights. Raises StartupError, NotKept, and what transformers
     raises."""
     config = _config(source, offline=offline)
-    if text_config(config, source.location) is not None:
-        raise NotKept("its text model is a part of a multimodal one")
+    if (text := text_config(config)) is not None:
+        log.info("'%s' is multimodal: its text model is served, without images", source.location)
+        config = text
     refuse_unless_decoder_only(config, source.gguf_file or source.location)
     refuse_longer(options.max_model_len, config)
     if source.gguf_file is not None:
-        config = with_experts(config, source.path)
-        return _Files(config, GgufWeights(source.path, config), None)
+        in_file = GgufWeights(source.path, config)
+        if not in_file.has_blocks():
+            raise NotKept("it has no quantized weights")
+        return _Files(config, in_file, None)
     folder, quantization = local_folder(source, offline=offline), quantization_of(config, source.location)
     has_mxfp4 = is_mxfp4(config)
     config.__dict__.pop("quantization_config", None)  # for which transformers wants other packages
     if has_mxfp4:
         return _Files(config, Mxfp4Weights(folder), generation_defaults(folder))
-    weights: Int4Weights | PackedWeights = (
-        Int4Weights(folder, library, num_threads) if quantization is None else PackedWeights(folder, quantization)
-    )
+    weights: Int4Weights | PackedWeights
+    if quantization is None:
+        weights = Int4Weights(folder, library, num_threads, of_wrapper=text is not None)
+    else:
+        weights = PackedWeights(folder, quantization, of_wrapper=text is not None)
     if _EMBEDDING not in weights.names():
         raise NotKept(f"models of type '{config.model_type}' are only known expanded")
     weights.leave_out_beyond({name for name, _ in _named_parameters(_empty_model(config, library.dtype, weights))})
@@ -305,10 +311,11 @@ def _kinds(config: PreTrainedConfig) -> list[str]:
 
 
 def _config(source: ModelSource, *, offline: bool) -> PreTrainedConfig:
-    arguments: dict[str, Any] = {"local_files_only": offline, "trust_remote_code": False}
     if source.gguf_file is not None:
-        arguments["gguf_file"] = source.gguf_file
-    config: PreTrainedConfig = AutoConfig.from_pretrained(source.location, **arguments)
+        return read_config(source.path)
+    config: PreTrainedConfig = AutoConfig.from_pretrained(
+        source.location, local_files_only=offline, trust_remote_code=False
+    )
     return config
 
 

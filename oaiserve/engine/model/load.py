@@ -28,11 +28,13 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils.quantization_config import Mxfp4Config
 
 from oaiserve.engine.model.attention import LayerCache, StepAttention
-from oaiserve.engine.model.attention.foreign import bring_paged_attention
+from oaiserve.engine.model.attention.foreign import bring_paged_attention, share_caches
 from oaiserve.engine.model.attention.hook import ATTENTION, AttentionCall, run_model
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.gguf_config import read_config
+from oaiserve.engine.model.gguf_weights import GgufWeights
 from oaiserve.engine.model.mixers import MIXERS, bring_states, state_shapes
 from oaiserve.engine.model.packed_weights import PackedWeights
 from oaiserve.engine.model.padded_head import pad_head
@@ -40,8 +42,9 @@ from oaiserve.engine.model.rehearsal import difference, prompt, tolerance
 from oaiserve.engine.model.spec import KVShape, LayerStateShapes, LoadedModel
 from oaiserve.engine.model.split import Member, place, refuse_unless_divisible
 from oaiserve.engine.model.states import PartOfStep, States
+from oaiserve.engine.model.weights import Weights
 from oaiserve.engine.model.wrapped_names import KEYS
-from oaiserve.engine.model.wrapper import text_config
+from oaiserve.engine.model.wrapper import bring_layout, text_config
 from oaiserve.errors import StartupError
 from oaiserve.model_errors import reported
 from oaiserve.model_files import refuse_unless_sound
@@ -54,7 +57,9 @@ log = logging.getLogger(__name__)
 # The parameters whose defaults come from a model's generation_config.json, if it has them.
 SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 LENGTH_DEFAULTS = ("max_new_tokens", "max_length")
-_KNOWN_LAYER_TYPES = {"full_attention", "sliding_attention"}
+_KNOWN_LAYER_TYPES = {"chunked_attention", "full_attention", "sliding_attention"}
+# Families whose experts transformers does not read, or not of all sizes, from GGUF files.
+_EXPERTS_IN_GGUF = {"gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe"}
 _LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 # oneDNN compiles code for each shape of a bfloat16 product, nearly a MiB with all that belongs to it, and keeps it for
 # the 1,024 shapes used last; torch keeps as many in a list of its own. A step of another size has about five.
@@ -101,9 +106,10 @@ def load_model(
     if member is not None:
         target = place(target, member)
     with reported(f"No model could be loaded from '{model}'"):
-        config = AutoConfig.from_pretrained(source.location, **arguments)
-        if (text := text_config(config, str(model))) is not None:
+        config = read_config(source.path) if is_gguf else AutoConfig.from_pretrained(source.location, **arguments)
+        if (text := text_config(config)) is not None:
             log.info("'%s' is multimodal (%s): its text model is served, without images", model, config.model_type)
+            bring_layout(config)
             config = text
             arguments |= {"config": config, "key_mapping": KEYS}
         refuse_unless_decoder_only(config, str(model))
@@ -135,7 +141,11 @@ def load_model(
         if quantization is not None:
             name = str(torch_dtype).removeprefix("torch.")
             log.info("The weights of '%s', in integers of %s, are expanded to %s", model, quantization.name, name)
-            pair = _load_expanded(local_folder(source, offline=offline), config, quantization, torch_dtype)
+            folder = local_folder(source, offline=offline)
+            packed = PackedWeights(folder, quantization, of_wrapper=text is not None)
+            pair = _load_expanded(config, packed, torch_dtype, generation_defaults(folder))
+        elif is_gguf and config.model_type in _EXPERTS_IN_GGUF:
+            pair = _load_expanded(config, GgufWeights(source.path, config), torch_dtype)
         else:
             pair = AutoModelForCausalLM.from_pretrained(
                 source.location,
@@ -198,24 +208,26 @@ def generation_defaults(folder: Path) -> GenerationConfig | None:
 
 
 def _load_expanded(
-    folder: Path, config: PreTrainedConfig, quantization: Quantization, dtype: torch.dtype
+    config: PreTrainedConfig, weights: Weights, dtype: torch.dtype, generation: GenerationConfig | None = None
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """Make a model of a checkpoint's integers, expanded, and say what transformers says of loading it."""
-    weights = PackedWeights(folder, quantization)
-    tensors = {name: weights.tensor(name) for name in weights.names()}
+    """Make a model of quantized weights, expanded, and say what transformers says of loading it."""
     plain = copy.deepcopy(config)
     for key in ("quantization_config", "compression_config"):
         plain.__dict__.pop(key, None)
+    tensors = {}
+    for name in weights.names():
+        tensor = weights.tensor(name)
+        tensors[name] = tensor.to(dtype) if tensor.is_floating_point() else tensor
     kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     model, found = kind.from_pretrained(
         None,
         config=plain,
-        state_dict={name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()},
+        state_dict=tensors,
         dtype=dtype,
         attn_implementation="eager",
         output_loading_info=True,
     )
-    if (generation := generation_defaults(folder)) is not None:
+    if generation is not None:
         model.generation_config = generation
     return model, found
 
@@ -284,16 +296,16 @@ def refuse_unless_decoder_only(config: PreTrainedConfig, name: str) -> None:
         problem = f"it names code from the Hub for its attention ({config._attn_implementation})"
     elif config.is_encoder_decoder:
         problem = "it is an encoder-decoder model"
+    elif config.model_type == "mllama":
+        problem = (
+            "its text model has layers for images among its own; without them it is that of Llama 3.1, which is served"
+        )
     elif set(config.sub_configs) & {"vision_config", "audio_config"}:
         problem = "it takes images or audio"
     elif config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         problem = f"transformers has no text generation model of type '{config.model_type}'"
     elif architecture and not architecture.endswith(("ForCausalLM", "LMHeadModel")):
         problem = f"its architecture is {architecture}"
-    elif config.model_type == "falcon" and config.alibi:
-        problem = (
-            "its attention has ALiBi, which transformers' code of Falcon adds once or twice, depending on a setting"
-        )
     elif config.model_type in MIXERS:
         problem = None  # whatever its layers keep is seen when it is loaded
     elif not set(getattr(config, "layer_types", None) or ()) <= _KNOWN_LAYER_TYPES:
@@ -340,6 +352,9 @@ def context_length(config: PreTrainedConfig) -> int:
             # These scale every position by the longest sequence of the batch, so an answer would depend on other
             # requests.
             limit = min(limit, int(parameters.get("original_max_position_embeddings") or limit))
+    if (chunk := getattr(config, "attention_chunk_size", None)) is not None:
+        # Within the first chunk, chunked layers see all tokens before. From its last token on, Llama 4 scales queries.
+        limit = min(limit, chunk - 1)
     return limit
 
 
@@ -376,6 +391,8 @@ def _probe_attention(model: PreTrainedModel, name: str) -> tuple[dict[int, KVSha
     vocab_size = _rows(model.get_input_embeddings())
     batch = build_batch(prompt(_PROBE_TOKENS, vocab_size, _PROBE_TOKENS), _PROBE_TOKENS, model.device)
     probe = _Probe(ReferenceAttention(batch))
+    if getattr(model.config, "alibi", False):
+        model.set_attn_implementation("sdpa")  # in eager attention, transformers' code of Falcon adds ALiBi twice
     with torch.inference_mode():
         output = model(input_ids=batch.input_ids[None], use_cache=keeps_states, logits_to_keep=1)
         expected = output.logits[0]
@@ -383,6 +400,7 @@ def _probe_attention(model: PreTrainedModel, name: str) -> tuple[dict[int, KVSha
             kept = state_shapes(output)
             bring_states(model)
             batch.states = States(kept, 1, model.device).of_step([PartOfStep(0, 0, _PROBE_TOKENS)])
+        num_sharing = share_caches(model)
         computes_itself = bring_paged_attention(model)
         if not computes_itself and _has_attention(model.config):
             model.set_attn_implementation(ATTENTION)
@@ -397,10 +415,15 @@ def _probe_attention(model: PreTrainedModel, name: str) -> tuple[dict[int, KVSha
                 f"'{name}' cannot be served: its code does not hand the arguments of paged attention on to its layers."
             ) from error
     shapes = probe.shapes
-    if not keeps_states and len(shapes) != model.config.num_hidden_layers:
+    num_layers = model.config.num_hidden_layers - num_sharing
+    if not keeps_states and len(shapes) != num_layers:
         raise StartupError(
-            f"'{name}' cannot be served: only {len(shapes)} of its {model.config.num_hidden_layers} layers use "
-            "transformers' attention interface."
+            f"'{name}' cannot be served: only {len(shapes)} of its {num_layers} layers use transformers' attention "
+            "interface."
+        )
+    if probe.is_overwritten:
+        raise StartupError(
+            f"'{name}' cannot be served: a layer of it keeps keys and values twice, and the cache holds them once."
         )
     found, limit = difference(logits, expected), tolerance(model.dtype)
     if not found <= limit:
@@ -442,7 +465,9 @@ class _Probe(dict[int, LayerCache]):
 
     def __init__(self, attention: StepAttention) -> None:
         self.shapes: dict[int, KVShape] = {}
+        self.is_overwritten = False  # whether a layer has called attention with other keys or values than before
         self._attention = attention
+        self._written: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __missing__(self, layer: int) -> LayerCache:
         """Return no cache yet: its shape is known when attention is called, which is next."""
@@ -452,6 +477,8 @@ class _Probe(dict[int, LayerCache]):
     def __call__(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: LayerCache, **scoring: Any
     ) -> torch.Tensor:
+        before = self._written.setdefault(self._layer, (key, value))
+        self.is_overwritten |= not all(torch.equal(*pair) for pair in zip(before, (key, value), strict=True))
         shape = self.shapes[self._layer] = KVShape(key.shape[1], key.shape[2], value.shape[2])
         cache = LayerCache(
             key.new_zeros(1, _PROBE_TOKENS, shape.kv_heads, shape.key_dim),

@@ -34,10 +34,10 @@ class PackedWeights:
 
     rope_factors = None  # which a GGUF file may have; here they follow from config.json
 
-    def __init__(self, folder: Path, quantization: Quantization) -> None:
+    def __init__(self, folder: Path, quantization: Quantization, *, of_wrapper: bool = False) -> None:
         """Map the files. Raises StartupError if they have no matrix that was packed."""
         self._quantization = quantization
-        self._files = files = TensorFiles(folder)
+        self._files = files = TensorFiles(folder, of_wrapper=of_wrapper)
         self._found_by: dict[str, str] = {}  # the tensor that has the integers of a matrix, by the matrix's name
         for name in files.names():
             base, _, last = name.rpartition(".")

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from oaiserve.engine.model.wrapped_names import own_name
 from oaiserve.errors import StartupError
 from oaiserve.model_files import json_object, weight_files
 from oaiserve.safetensors_header import read_header
@@ -31,15 +32,21 @@ class _Place(NamedTuple):
 class TensorFiles:
     """Reads tensors from mapped files, whose headers have been checked."""
 
-    def __init__(self, folder: Path) -> None:
-        """Read the headers. Raises BadFile for a header that does not describe its file."""
+    def __init__(self, folder: Path, *, of_wrapper: bool = False) -> None:
+        """Read the headers. Raises BadFile for a header that does not describe its file.
+
+        With `of_wrapper`, of a multimodal checkpoint, they are the tensors of its text model, as that names them alone.
+        """
         self._places: dict[str, _Place] = {}
         self._maps: dict[Path, mmap.mmap] = {}
         for path in weight_files(folder, json_object(folder / "config.json")):
             header, start = read_header(path)
             for name, tensor in header.items():
+                own = own_name(name) if of_wrapper else name
+                if own is None:
+                    continue
                 begin = start + tensor["data_offsets"][0]
-                self._places[name] = _Place(path, begin, tensor["dtype"], tuple(tensor["shape"]))
+                self._places[own] = _Place(path, begin, tensor["dtype"], tuple(tensor["shape"]))
 
     def __contains__(self, name: str) -> bool:
         return name in self._places

@@ -10,7 +10,10 @@ KEYS = {
     r"^language_model\.model\.": "model.",
     r"^model\.text_model\.": "model.",
     r"^language_model\.lm_head\.": "lm_head.",
+    r"^thinker\.model\.": "model.",
+    r"^thinker\.lm_head\.": "lm_head.",
 }
+_OF_TEXT = re.compile(r"(model\.(embed_tokens|layers|norm)|lm_head)\.")
 
 
 def text_name(name: str) -> str:
@@ -18,3 +21,9 @@ def text_name(name: str) -> str:
     for pattern, replacement in KEYS.items():
         name = re.sub(pattern, replacement, name)
     return name
+
+
+def own_name(name: str) -> str | None:
+    """Return the same, or None for a tensor of another part, which reads images or sound."""
+    found = text_name(name)
+    return found if _OF_TEXT.match(found) else None

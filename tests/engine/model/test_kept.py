@@ -24,11 +24,13 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
+from oaiserve.engine.model import gguf_config
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.cpu import build
 from oaiserve.engine.model.cpu.checked import checked_subject, recall_model, start_checked
 from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.gguf_config import read_config
 from oaiserve.engine.model.gguf_weights import NotKept
 from oaiserve.engine.model.kept import is_kept, load_kept, start_kept
 from oaiserve.engine.model.load import load_model, prepare
@@ -36,6 +38,7 @@ from oaiserve.engine.model.rehearsal import difference, prompt
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams, TextPrompt
 from oaiserve.engine.tokenizer import Tokenizer
+from oaiserve.errors import StartupError
 from oaiserve.gguf import read_tensors
 from oaiserve.remembered import NotRemembered, Subject
 from oaiserve.source import ModelSource, find_model
@@ -64,10 +67,11 @@ MIXTURES = {
     "qwen2_moe": config("qwen2_moe", **WIDE, **_CHOSEN, num_experts=6, shared_expert_intermediate_size=64),
     "qwen3_moe": config("qwen3_moe", **WIDE, **_CHOSEN, num_experts=6, norm_topk_prob=True, head_dim=32),
 }
-GPT_OSS = config(
-    "gpt_oss", **WIDE, sliding_window=6, layer_types=["sliding_attention", "full_attention", "sliding_attention"],
-    num_local_experts=4, num_experts_per_tok=2, swiglu_limit=1.5, dtype="float32",
-)  # fmt: skip
+GPT_OSS_SIZES: dict[str, Any] = {
+    "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "num_local_experts": 4, "num_experts_per_tok": 2, "dtype": "float32",
+}  # fmt: skip
+GPT_OSS = config("gpt_oss", **WIDE, **GPT_OSS_SIZES, swiglu_limit=1.5)
 # As llama.cpp mixes them: some matrices have more bits, and some are not quantized.
 MIX = {"attn_v": Kind.Q8_0, "ffn_down": Kind.Q5_1, "token_embd": Kind.Q8_0, "attn_output": Kind.F16}
 
@@ -239,6 +243,16 @@ def test_gates_in_another_format_than_their_up_projections_are_expanded(tmp_path
     assert difference(kept_logits(path, 20), eager_logits(prepare(model), 20)) < 0.02
 
 
+@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "qwen3_moe"])
+def test_experts_of_a_file_that_is_expanded_are_those_of_the_file(family: str, tmp_path: Path) -> None:
+    mix = KINDS_OF_EXPERTS["kept"]
+    path = file_of(MIXTURES[family], tmp_path, mix=mix, rest=Kind.Q8_0)
+    found = dict(load_model(path, dtype="float32").model.named_parameters())
+    expected = dict(dequantized(MIXTURES[family], mix).named_parameters())
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_checkpoint_in_mxfp4_stays_as_it_is(dtype: Any, tmp_path: Path) -> None:
     save_in_mxfp4(make_model(GPT_OSS), tmp_path)
@@ -295,6 +309,30 @@ def test_a_checkpoint_with_other_tensors_than_mxfp4_is_not_kept(tmp_path: Path) 
     save_file(tensors | {"model.more": torch.zeros(3)}, tmp_path / "model.safetensors")
     with pytest.raises(NotKept, match="only the file has a tensor 'model.more'"):
         load_kept(find_model(tmp_path), OPTIONS)
+
+
+def gpt_oss_file(folder: Path, asked: PreTrainedConfig = GPT_OSS, tokenizer: dict[str, Any] | None = None) -> Path:
+    """Write a model as a checkpoint in MXFP4, and the same weights as a GGUF file in another folder."""
+    model = make_model(asked)
+    expanded = save_in_mxfp4(model, folder / "checkpoint")
+    parameters = [(name, expanded.get(name, tensor.detach()).numpy()) for name, tensor in model.named_parameters()]
+    path = folder / "model.gguf"
+    write_gguf(path, asked, parameters, lambda name: Kind.MXFP4 if "_exps" in name else Kind.F32, tokenizer)
+    return path
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_gguf_file_of_gpt_oss_is_the_model_of_its_checkpoint(dtype: Any, tmp_path: Path) -> None:
+    path = gpt_oss_file(tmp_path, config("gpt_oss", **WIDE, **GPT_OSS_SIZES, swiglu_limit=7.0))
+    found = []
+    for model in (path, tmp_path / "checkpoint"):
+        kept = load_kept(find_model(model), replace(OPTIONS, dtype=dtype))
+        assert kept.loaded.model.get_parameter("model.layers.0.mlp.experts.down_proj").is_meta
+        batch = build_batch(prompt(60, kept.loaded.vocab_size, BLOCK_SIZE), BLOCK_SIZE, torch.device("cpu"))
+        found.append(kept.native.forward(batch).clone())
+    assert torch.equal(*found)
+    expanded = [eager_logits(load_model(model, dtype=dtype), 60) for model in (path, tmp_path / "checkpoint")]
+    assert torch.equal(*expanded)
 
 
 def test_factors_of_rotary_frequencies_are_applied_though_transformers_leaves_them_out(tmp_path: Path) -> None:
@@ -447,12 +485,35 @@ def test_nothing_is_remembered_of_a_file_that_is_expanded(tmp_path: Path) -> Non
     assert checked_subject(path, replace(OPTIONS, quantize="int8")) is None
 
 
+TOKENS = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "he", "ll", "hell", "<end>"]
+TOKENIZER: dict[str, Any] = {
+    "model": "gpt2", "tokens": TOKENS, "token_type": [1] * (len(TOKENS) - 1) + [3],
+    "merges": ["h e", "l l", "he ll"], "eos_token_id": len(TOKENS) - 1,
+}  # fmt: skip
+
+
 def file_with_tokenizer(folder: Path) -> Path:
-    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "he", "ll", "hell", "<end>"]
-    kinds = [1] * (len(tokens) - 1) + [3]
-    tokenizer = {"model": "gpt2", "tokens": tokens, "token_type": kinds, "merges": ["h e", "l l", "he ll"]}
-    asked = config("llama", **WIDE | {"vocab_size": len(tokens)})
-    return file_of(asked, folder, tokenizer=tokenizer | {"eos_token_id": len(tokens) - 1})
+    return file_of(config("llama", **WIDE | {"vocab_size": len(TOKENS)}), folder, tokenizer=TOKENIZER)
+
+
+def test_a_gguf_file_of_gpt_oss_has_its_tokenizer_and_the_tokens_that_end_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = config("gpt_oss", **WIDE | {"vocab_size": len(TOKENS)}, **GPT_OSS_SIZES)
+    path = gpt_oss_file(tmp_path, asked, TOKENIZER)
+    tokenizer = Tokenizer.from_pretrained(path)
+    assert len(tokenizer.encode(TextPrompt("hello"))) == 2
+    assert read_config(path).eos_token_id == [tokenizer.eos_token_id] == [len(TOKENS) - 1]
+    monkeypatch.setattr(gguf_config, "_VOCABULARY_OF_GPT_OSS", len(TOKENS))
+    assert read_config(path).eos_token_id == [len(TOKENS) - 1, 199999, 200002, 200012]
+
+
+def test_a_gguf_file_of_gpt_oss_without_a_size_is_refused_by_its_name(tmp_path: Path) -> None:
+    path = gpt_oss_file(tmp_path)
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"gpt-oss.attention.key_length", b"gpt-oss.attention.kex_length"))
+    with pytest.raises(StartupError, match=r"cannot be used: it has no number gpt-oss\.attention\.key_length\.$"):
+        load_kept(find_model(path), OPTIONS)
 
 
 @pytest.mark.usefixtures("cache")

@@ -1,8 +1,8 @@
 """Brings paged attention to families whose code does not hand its arguments on, or computes attention by itself.
 
 Layers that drop the arguments of the attention function get them handed over. Attention modules that call no function
-get one between their own projections. Whether a model then computes the same is checked when it is loaded, as for all
-families.
+get one between their own projections. Layers that take their keys and values from another one share its cache. Whether
+a model then computes the same is checked when it is loaded, as for all families.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ def bring_paged_attention(model: PreTrainedModel) -> bool:
                 lambda _, args, kwargs: (args, {**kwargs, "call": handed.call}), with_kwargs=True
             )
             is_changed = True
+        elif name in _TUNING:
+            module.attn_temperature_tuning = False
         elif name in _COMPUTING:
             _COMPUTING[name](module, model, handed)
             is_changed = computes_itself = True
@@ -55,8 +57,25 @@ def bring_paged_attention(model: PreTrainedModel) -> bool:
     return computes_itself
 
 
+def share_caches(model: PreTrainedModel) -> int:
+    """Have layers that take their keys and values from another layer use its cache. Return how many there are."""
+    stored: dict[str, int] = {}  # the layer that others take from, by their type
+    num_sharing = 0
+    for module in model.modules():
+        of_layer: Any = module
+        if getattr(module, "store_full_length_kv", False):
+            stored[of_layer.layer_type] = of_layer.layer_idx
+        elif getattr(module, "is_kv_shared_layer", False):
+            of_layer.layer_idx = stored[of_layer.layer_type]
+            num_sharing += 1
+    return num_sharing
+
+
 # Their layers get all arguments, but call them without those that are not named.
 _DROPPING = {"NemotronAttention", "StableLmAttention"}
+# They scale queries behind the first 8,191 tokens, and no more are served. They count from the first token of a step,
+# which may be that of another sequence.
+_TUNING = {"Llama4TextAttention"}
 
 
 def _gptj(module: Any, _: PreTrainedModel, handed: Handed) -> None:
@@ -90,10 +109,15 @@ def _xglm(module: Any, _: PreTrainedModel, handed: Handed) -> None:
     module.forward = forward
 
 
-def _falcon(module: Any, _: PreTrainedModel, handed: Handed) -> None:
-    rotate = sys.modules[type(module).__module__].apply_rotary_pos_emb
+def _falcon(module: Any, model: Any, handed: Handed) -> None:
+    code = sys.modules[type(module).__module__]
     # The new architecture repeats each key head for its query heads.
     repeats = module.num_heads // module.num_kv_heads if module.new_decoder_architecture else 1
+    slopes = None
+    if model.config.alibi:
+        biases = code.build_alibi_tensor(torch.ones(1, 2), module.num_heads, torch.float32)
+        slopes = _slopes(biases, model) * module.inv_norm_factor
+        model.transformer.use_alibi = False  # its biases would be those of one sequence
 
     def forward(
         hidden_states: Tensor, *_: Any, position_embeddings: tuple[Tensor, Tensor], **__: Any
@@ -101,8 +125,9 @@ def _falcon(module: Any, _: PreTrainedModel, handed: Handed) -> None:
         query, key, value = module._split_heads(module.query_key_value(hidden_states))
         heads_first = (query, key[:, :, ::repeats], value[:, :, ::repeats])
         query, key, value = (tensor.transpose(1, 2) for tensor in heads_first)
-        query, key = rotate(query, key, *position_embeddings)
-        out = _attend(module, handed, query, key, value, scaling=module.inv_norm_factor)
+        if slopes is None:
+            query, key = code.apply_rotary_pos_emb(query, key, *position_embeddings)
+        out = _attend(module, handed, query, key, value, scaling=module.inv_norm_factor, slopes=slopes)
         return module.dense(out.flatten(2)), None
 
     module.forward = forward

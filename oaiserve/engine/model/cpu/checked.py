@@ -42,7 +42,8 @@ _OPTIONS = (
     *("task", "device", "dtype", "compile", "attention", "nvtx", "tensor_parallel", "quantize", "kv_cache_dtype"),
     "max_model_len",
 )
-_GGUF_READER = Path(__file__).parent.parent / "gguf_weights.py"  # which gives tensors of a GGUF file their names
+# What reads a GGUF file: the configuration of its model, and the names of its tensors.
+_GGUF_READERS = [Path(__file__).parent.parent / name for name in ("gguf_config.py", "gguf_weights.py")]
 
 
 class CheckedModel(NamedTuple):
@@ -74,7 +75,8 @@ def checked_subject(model: Path, options: EngineOptions) -> Subject | None:
         # The record may have copies of these tensors. All others are read from the file at each start.
         packages, digest = (*_PACKAGES, "gguf"), partial(gguf.digest, counts=_is_copied)
         modules += [blocks, part]
-        code.update(_GGUF_READER.read_bytes())
+        for reader in _GGUF_READERS:
+            code.update(reader.read_bytes())
     for module in modules:
         code.update(Path(str(module.__file__)).read_bytes())
     found = subject("model", model, _FILES, options=asked, packages=packages, digest=digest)

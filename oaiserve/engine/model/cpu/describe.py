@@ -136,7 +136,9 @@ class _Reader:
         )
 
     def _attention(self, index: int, attention: Any) -> Attention:
-        shape = self._loaded.kv_shapes[index]
+        shape = self._loaded.kv_shapes.get(index)
+        if shape is None:
+            raise NotKnown(f"its layer {index} takes its keys and values from another one")
         qkv: list[Matrix] | LatentProjection
         if self._child(attention, "kv_a_proj_with_mqa", optional=True) is not None:
             if not shape.latent_dim:
