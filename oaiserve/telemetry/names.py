@@ -427,6 +427,7 @@ NUM_DRAFT_TOKENS = "oaiserve.draft.tokens"  # this and the next one only if draf
 NUM_ACCEPTED_TOKENS = "oaiserve.draft.accepted_tokens"
 NUM_TOOL_CALLS = {outcome: f"oaiserve.tool_calls.{outcome}" for outcome in ToolCallOutcome}  # only if there are any
 EVENTS_DROPPED = "oaiserve.events_dropped"  # only if there were more than oaiserve.record.MOST_EVENTS
+ROUTING_PREFIX = "oaiserve.routing."  # only if a router chose this replica, with the fields of its decision
 REQUEST_PARAM_PREFIX = "oaiserve.request."  # prefix of parameters that have no standard name
 
 # Attributes of the operation's span: the engine's steps from the first to the last one of the request.

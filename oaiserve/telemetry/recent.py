@@ -108,6 +108,7 @@ class RecentRequests:
             "grammar": _grammar(record.account),
             "tool_calls": {outcome.value: number for outcome, number in record.tool_calls.items()},
             "params": dict(record.params),
+            "routing": dict(record.routing),
             "received_unix_ns": received_ns + self._epoch_offset_ns,
             "duration_ns": duration_ns,
             "duration_ms": duration_ns / 1e6,

@@ -327,6 +327,7 @@ def _common_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
     attributes: dict[str, AttributeValue] = {
         names.REQUEST_ID: record.request_id,
         names.OUTCOME: record.outcome.value,
+        **{names.ROUTING_PREFIX + name: value for name, value in record.routing.items()},
     }
     if record.client is not None:
         attributes[names.CLIENT] = record.client
