@@ -16,6 +16,7 @@ from oaiserve.cluster.router import NoReplica, Reason, Router
 
 pytest.importorskip("ray", reason="not installed: oaiserve[ray]")
 
+from oaiserve.cluster.on_ray.replica import Replica
 from oaiserve.cluster.on_ray.request_router import PrefixRouter
 
 
@@ -69,3 +70,14 @@ def test_what_comes_without_a_prompt_goes_anywhere(monkeypatch: pytest.MonkeyPat
 
 def test_the_router_is_the_one_of_this_package(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(router_of([replica("a")], monkeypatch)._router, Router)
+
+
+@pytest.mark.parametrize("failure", [None, RuntimeError("no memory")])
+def test_a_replica_is_healthy_until_its_engine_has_failed(failure: Exception | None) -> None:
+    made = Replica.__new__(Replica)
+    made._engine = SimpleNamespace(failure=failure)  # type: ignore[assignment]
+    if failure is None:
+        made.check_health()
+    else:
+        with pytest.raises(RuntimeError, match="RuntimeError: no memory"):
+            made.check_health()

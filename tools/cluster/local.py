@@ -6,6 +6,7 @@ Ray reads these settings from the environment when it is imported, so nothing he
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shutil
 import signal
@@ -163,25 +164,16 @@ def start_local(*, num_cpus: int = 4, nodes: int = 1) -> Iterator[LocalCluster]:
     from ray import serve
     from ray.cluster_utils import Cluster
 
-    port = free_port()
-    cluster = Cluster(
-        initialize_head=True,
-        head_node_args={
-            "num_cpus": num_cpus,
-            "include_dashboard": False,
-            "object_store_memory": OBJECT_STORE_BYTES,
-        },
-    )
+    cluster = Cluster()
+    local = LocalCluster(cluster, free_port(), folder)
     try:
-        local = LocalCluster(cluster, port, folder)
-        for _ in range(nodes):
+        for _ in range(1 + nodes):
             local.add_node(num_cpus)
-        ray.init(address=cluster.address, log_to_driver=False, logging_level="error", namespace="oaiserve")
-        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+        local.nodes.pop(0)  # the head
+        ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR, namespace="oaiserve")
+        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": local.port})
         yield local
     finally:
-        with suppress(Exception):
-            serve.shutdown()
         ray.shutdown()
         cluster.shutdown()
         for pid in local.processes(str(folder)):  # the front outlives a Ray that ends abruptly

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import ray
 from ray import serve
+from ray.serve._private.common import REPLICA_ID_FULL_ID_STR_PREFIX
 from ray.serve._private.constants import (
     RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S,
     RAY_SERVE_ENABLE_HA_PROXY,
@@ -60,7 +61,8 @@ def own_name() -> str:
 
 
 async def targets() -> Sequence[Target]:
-    """Return the replicas that there are now, of all applications."""
+    """Return the replicas that there are now, of all applications. An application without any has Ray's proxies there."""
     controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
     groups = await controller.get_target_groups.remote(from_proxy_manager=True)
-    return [Target(target.name, target.ip, target.port) for group in groups for target in group.targets]
+    found = (target for group in groups for target in group.targets if target.name.startswith(REPLICA_ID_FULL_ID_STR_PREFIX))
+    return [Target(target.name, target.ip, target.port) for target in found]
