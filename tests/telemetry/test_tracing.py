@@ -367,6 +367,13 @@ def test_both_outer_spans_name_the_key_if_there_was_one(export: Export, make_rec
     assert names.CLIENT not in export(make_record())[0].attributes
 
 
+def test_both_outer_spans_say_why_a_router_chose_this_replica(export: Export, make_record) -> None:
+    server, inner, *_ = export(make_record(routing={"replica": "r", "expected_hit_tokens": 64}))
+    for span in (server, inner):
+        assert span.attributes["oaiserve.routing.replica"] == "r"
+        assert span.attributes["oaiserve.routing.expected_hit_tokens"] == 64
+
+
 def test_the_limits_of_the_sdk_are_applied(
     export: Export, make_record, account, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ from oaiserve.config import Config
 
 REPORT_SECONDS = 1.0  # between two reports of a replica
 HEALTH_SECONDS = 1.0  # between two checks of its health
+SILENT_SECONDS = 10.0  # for which a check may wait; after three of these, the replica is replaced
 # Ray refuses what is above this with an answer of its own, so it is more than a replica ever has: the engine's 429 comes
 # first, and the front has at most so many connections.
 MOST_REQUESTS = 100_000
@@ -40,6 +41,7 @@ def build(args: Mapping[str, Any], load: LoadEngine = load_engine) -> serve.Appl
         ray_actor_options=resources(config),
         max_ongoing_requests=MOST_REQUESTS,
         health_check_period_s=HEALTH_SECONDS,
+        health_check_timeout_s=SILENT_SECONDS,
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=private.DRAIN_NOTICE_SECONDS
         + config.server.drain_timeout_seconds

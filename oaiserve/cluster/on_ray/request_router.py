@@ -25,16 +25,19 @@ class PrefixRouter(RequestRouter):
     def initialize_state(self, **settings: Any) -> None:
         self._router = Router()
         self._open: dict[str, RunningReplica] = {}
+        self._reports: dict[str, bytes] = {}
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Take over the replicas that there are. Ray calls this for each report, too."""
+        """Take over the replicas that there are. Ray calls this for each report, with the last ones of all others."""
         super().update_replicas(replicas)
         now_ns = monotonic_ns()
         self._open = {name_of(replica): replica for replica in replicas if replica.backend_http_endpoint is not None}
         self._router.update_replicas(self._open, now_ns)
-        for name, replica in self._open.items():
-            if report := replica.routing_stats.get(REPORT):
+        reports = {name: replica.routing_stats.get(REPORT, b"") for name, replica in self._open.items()}
+        for name, report in reports.items():
+            if report and report != self._reports.get(name):
                 self._router.learn(decode_report(report, name), now_ns)
+        self._reports = reports
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
