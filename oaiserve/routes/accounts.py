@@ -54,6 +54,7 @@ class Account(msgspec.Struct):
     grammar: AccountGrammar | None
     tool_calls: dict[str, int]
     params: dict[str, Any]
+    routing: dict[str, Any]  # the decision of the router that chose this server, if there is one
     received_unix_ns: int
     duration_ns: int
     duration_ms: float

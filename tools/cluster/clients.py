@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 SILENT_SECONDS = 15.0  # without a byte, a request hangs
+KEY = "a-key"  # which a server without keys ignores
 
 
 class End(StrEnum):
@@ -85,8 +86,8 @@ async def ask(port: int, content: bytes, leave_after: float | None = None) -> tu
         return End.REFUSED, str(error)
     try:
         writer.write(
-            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
-            b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(content)
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nauthorization: Bearer %b\r\n"
+            b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % (KEY.encode(), len(content))
         )
         writer.write(content)
         if leave_after is not None:
