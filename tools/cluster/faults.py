@@ -38,14 +38,13 @@ class Seen:
     details: list[str]  # of some that went wrong
 
 
-def while_asked(cluster: LocalCluster, fault: str, happen: Callable[[], Holds | None], note: str = "") -> Seen:
-    """Let something happen while clients read streams. It returns what holds once all is there again."""
+def while_asked(cluster: LocalCluster, fault: str, happen: Callable[[], Holds], note: str = "") -> Seen:
+    """Let something happen while clients read streams. `happen` returns what holds once all is there again."""
     clients = Clients(cluster.port)
     clients.start()
     time.sleep(CALM_SECONDS)
     at = time.monotonic()
-    is_repaired = happen()
-    repaired = None if is_repaired is None else cluster.seconds_until(is_repaired, LIMIT_SECONDS)
+    repaired = cluster.seconds_until(happen(), LIMIT_SECONDS)
     time.sleep(CALM_SECONDS)
     return seen(fault, clients.stop(), at, repaired, note)
 
@@ -83,7 +82,7 @@ def front_killed(cluster: LocalCluster) -> Seen:
             cluster.kill(pid)
         return lambda: bool(set(cluster.fronts()) - set(before)) and cluster.answers()
 
-    return while_asked(cluster, "front killed", happen, "one front; its clients have another one where there are several")
+    return while_asked(cluster, "front killed", happen, "where there are several nodes, there are other fronts")
 
 
 def controller_killed(cluster: LocalCluster) -> Seen:
@@ -193,7 +192,8 @@ def outcomes(cluster: LocalCluster) -> dict[str, float]:
     """Return how many requests ended in which way, of all replicas."""
     found: dict[str, float] = {}
     for page in metrics(cluster):
-        for outcome, value in re.findall(r'^oaiserve_requests_total\{.*outcome="(\w+)".*\} (\S+)', page, re.MULTILINE):
+        pattern = r'^oaiserve_requests_total\{.*outcome="(\w+)".*\} (\S+)'
+        for outcome, value in re.findall(pattern, page, re.MULTILINE):
             found[outcome] = found.get(outcome, 0) + float(value)
     return found
 

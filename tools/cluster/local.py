@@ -1,4 +1,4 @@
-"""`LocalCluster` is a cluster of Ray whose nodes are all this machine, with the front's settings of deploy/ray/front.env.
+"""`LocalCluster` is a cluster of Ray whose nodes are all this machine, with the settings of deploy/ray/front.env.
 
 Ray reads these settings from the environment when it is imported, so nothing here imports it before they are set.
 """

@@ -20,8 +20,8 @@ from oaiserve.config import Config
 REPORT_SECONDS = 1.0  # between two reports of a replica
 HEALTH_SECONDS = 1.0  # between two checks of its health
 SILENT_SECONDS = 10.0  # for which a check may wait; after three of these, the replica is replaced
-# Ray refuses what is above this with an answer of its own, so it is more than a replica ever has: the engine's 429 comes
-# first, and the front has at most so many connections.
+# Ray refuses what is above this with an answer of its own, so it is more than a replica ever has: the engine's 429
+# comes first.
 MOST_REQUESTS = 100_000
 DRAIN_MARGIN_SECONDS = 5
 
@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 def build(args: Mapping[str, Any], load: LoadEngine = load_engine) -> serve.Application:
     """Return the application for these arguments, the settings of `oaiserve serve`. Raises OptionError.
 
-    How many replicas there are, and on what, is set where Ray Serve has it: under `deployments` of its configuration, for
-    the deployment `replica`. `load` makes the engine of a replica.
+    How many replicas there are, and on what, is set where Ray Serve has it: under `deployments` of its configuration,
+    for the deployment `replica`. `load` makes the engine of a replica.
     """
     config = config_of(args)
     replicas = serve.deployment(

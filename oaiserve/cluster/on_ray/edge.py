@@ -19,8 +19,8 @@ REQUEST_ID = b"x-request-id"
 class Edge:
     """Gives the app what its own HTTP server would give it.
 
-    - When a client leaves, Ray cancels the request, and the app would record a shutdown. So the app runs in a task of its
-      own, which goes on until it has seen that the client left.
+    - When a client leaves, Ray cancels the request, and the app would record a shutdown. So the app runs in a task of
+      its own, which goes on until it has seen that the client left.
     - The routing decision, which came as a header, is put into `scope["state"]`.
     - Ray puts the request's id into the headers of the answer, so the app's own is taken out if it is the same.
     """

@@ -49,6 +49,6 @@ class FrontRouter:
 
 
 def prompt_in(body: bytes, is_truncated: bool) -> Prompt:
-    """Return what is known of the prompt in a body. One that is not whole cannot be read as JSON, so its text stands for
-    the prompt: it is the same for the next turn of a talk, up to where that goes on."""
+    """Return what is known of the prompt in a body. One that is not whole cannot be read as JSON, so its text stands
+    for the prompt: it is the same for the next turn of a talk, up to where that goes on."""
     return prompt_of_text(body, b"truncated") if is_truncated else prompt_of_body(body)

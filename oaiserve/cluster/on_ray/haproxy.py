@@ -46,8 +46,8 @@ def changed(config: str) -> str:
 
     - Errors of the front are OpenAI's objects.
     - Clients' addresses are passed on (x-forwarded-for), by which clients without a key take turns.
-    - If the router does not answer, or names a replica that this front does not know yet, the request goes to the replica
-      with the fewest connections, instead of failing.
+    - If the router does not answer, or names a replica that this front does not know yet, the request goes to the
+      replica with the fewest connections, instead of failing.
     - The fallback, which would pass each token through Ray's Python proxy, is taken out.
     """
     if config.startswith(MARK):
@@ -72,7 +72,8 @@ def _error_line(status: int) -> str:
     error = _ERRORS[status]
     body = json.dumps(error.body(request_id="@")).replace("%", "%%").replace("@", _ID)
     headers = "".join(f" hdr {name} {value}" for name, value in error.headers().items())
-    return f"    http-error status {status} content-type application/json lf-string '{body}'{headers} hdr x-request-id {_ID}"
+    answer = f"http-error status {status} content-type application/json lf-string '{body}'"
+    return f"    {answer}{headers} hdr x-request-id {_ID}"
 
 
 def main() -> None:

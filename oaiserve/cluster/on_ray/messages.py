@@ -49,7 +49,7 @@ def decode_report(data: bytes, replica: str) -> ReplicaReport:
 
 
 def decision_header(decision: Decision) -> str:
-    """Return the decision as the value of a header. It has neither quotes nor braces, which the front could not read."""
+    """Return the decision as the value of a header, without quotes and braces, which the front could not read."""
     shown = {**decision._asdict(), "load": round(decision.load, 3), "bound": round(decision.bound, 3)}
     return "; ".join(f"{name}={value}" for name, value in shown.items())
 

@@ -61,8 +61,9 @@ def own_name() -> str:
 
 
 async def targets() -> Sequence[Target]:
-    """Return the replicas that there are now, of all applications. An application without any has Ray's proxies there."""
+    """Return the replicas that there are now, of all applications. Where there are none, Ray names its proxies."""
     controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
     groups = await controller.get_target_groups.remote(from_proxy_manager=True)
-    found = (target for group in groups for target in group.targets if target.name.startswith(REPLICA_ID_FULL_ID_STR_PREFIX))
-    return [Target(target.name, target.ip, target.port) for target in found]
+    named = (target for group in groups for target in group.targets)
+    replicas = (target for target in named if target.name.startswith(REPLICA_ID_FULL_ID_STR_PREFIX))
+    return [Target(target.name, target.ip, target.port) for target in replicas]

@@ -77,7 +77,9 @@ class Replica:
 
 async def list_targets(request: Request) -> Response:
     """Answer with all replicas, as Prometheus' http_sd reads them: a scrape through the front reaches only one."""
-    found = await private.targets()
     return JSONResponse(
-        [{"targets": [f"{one.address}:{one.port}"], "labels": {"replica": one.name.rpartition("#")[2]}} for one in found]
+        [
+            {"targets": [f"{target.address}:{target.port}"], "labels": {"replica": target.name.rpartition("#")[2]}}
+            for target in await private.targets()
+        ]
     )

@@ -1,7 +1,7 @@
 """The settings of a replica, from the arguments that Ray Serve passes to the application.
 
-They are those of `oaiserve serve`, written as flags without dashes (`max-running`) or as in Python (`max_running`). From
-a command line their values are text, from a YAML file they have types; both are taken.
+They are those of `oaiserve serve`, written as flags without dashes (`max-running`) or as in Python (`max_running`).
+From a command line their values are text, from a YAML file they have types; both are taken.
 """
 
 from __future__ import annotations
