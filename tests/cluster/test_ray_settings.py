@@ -48,7 +48,7 @@ def test_a_replica_without_a_key_is_not_private() -> None:
         ({"model": "demo", "max_runing": 4}, "Did you mean 'max_running'?"),
         ({"model": "demo", "max_running": "many"}, "'max_running' is 'many'"),
         ({"model": "demo", "max_running": 0}, "--max-running is 0"),
-        ({"model": "demo", "policy": "best"}, "'policy' is 'best'"),
+        ({"model": "demo", "policy": "best"}, "--policy is 'best', but must be one of fair"),
     ],
 )
 def test_wrong_settings_are_named(args: dict[str, Any], message: str) -> None:

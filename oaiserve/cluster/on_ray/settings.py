@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import Field, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_origin, get_type_hints
 
 import msgspec
 
@@ -60,6 +60,8 @@ def _taken(kind: type, given: dict[str, Any]) -> dict[str, Any]:
 def _value(field: Field[Any], hint: Any, value: Any) -> Any:
     if isinstance(field.default, tuple) and not isinstance(value, list | tuple):
         value = (value,)  # a flag that may be repeated, given once
+    if get_origin(hint) is Literal:
+        return value  # the settings themselves say which words there are
     try:
         return msgspec.convert(value, hint, strict=False, dec_hook=_made)
     except msgspec.ValidationError as error:
