@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 from array import array
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,9 @@ from oaiserve.cluster.prefix import prompt_of_text
 from oaiserve.cluster.report import ReplicaReport
 from oaiserve.cluster.router import NoReplica, Reason, Router
 
-pytest.importorskip("ray", reason="not installed: oaiserve[ray]")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # those of Ray itself
+    pytest.importorskip("ray.serve", reason="not installed: oaiserve[ray]")
 
 from oaiserve.cluster.on_ray.replica import Replica
 from oaiserve.cluster.on_ray.request_router import PrefixRouter

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import Any
 
 import kubernetes_validate
@@ -54,8 +55,10 @@ def test_a_pod_is_not_killed_while_a_replica_drains() -> None:
 
 
 def test_ray_knows_these_settings_and_takes_the_file() -> None:
-    constants = pytest.importorskip("ray.serve._private.constants", reason="not installed: oaiserve[ray]")
-    schema = importlib.import_module("ray.serve.schema")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # those of Ray itself
+        constants = pytest.importorskip("ray.serve._private.constants", reason="not installed: oaiserve[ray]")
+        schema = importlib.import_module("ray.serve.schema")
     with open(constants.__file__) as source:
         text = source.read()
     assert [name for name in FRONT if f'"{name}"' not in text] == []

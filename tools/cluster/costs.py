@@ -108,7 +108,5 @@ def table(found: list[Costs]) -> str:
         parts = [f"{one.us_per_event[kind]:.1f}" if kind in one.us_per_event else "" for kind in ("replica", "front")]
         parts.append(f"{one.us_per_event['router']:.1f}" if "router" in one.us_per_event else "")
         times = [f"{value:.2f} ms" for value in (*one.first_ms, *one.gap_ms)]
-        rows.append(
-            [one.way, *parts, f"{sum(one.us_per_event.values()):.1f}", f"{one.tokens_per_second:,.0f}", *times]
-        )
+        rows.append([one.way, *parts, f"{sum(one.us_per_event.values()):.1f}", f"{one.tokens_per_second:,.0f}", *times])
     return "\n".join(as_markdown(rows))
