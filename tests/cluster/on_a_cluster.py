@@ -7,8 +7,10 @@ much that pytest would take for errors. Each check is a function below, and rais
 from __future__ import annotations
 
 import asyncio
-import json
 import re
+import sys
+import time
+import traceback
 from collections.abc import Callable
 
 import httpx
@@ -115,9 +117,16 @@ def main() -> None:
     with start_local(num_cpus=2) as cluster:
         cluster.deploy(REPLICAS, step_ms=5, max_running=8, max_waiting=8, api_key=KEY)
         cluster.wait_until(lambda: len(cluster.replicas()) == REPLICAS and cluster.answers(), "the start")
+        failed = 0
         for check in CHECKS:
-            check(cluster)
-            print(json.dumps(check.__name__), flush=True)
+            began = time.monotonic()
+            try:
+                check(cluster)
+            except Exception:
+                failed += 1
+                traceback.print_exc()
+            print(f"{check.__name__}: {time.monotonic() - began:.1f} s", flush=True)
+    sys.exit(1 if failed else 0)
 
 
 if __name__ == "__main__":

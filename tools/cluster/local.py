@@ -49,6 +49,9 @@ def front_settings(folder: Path) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
         "RAY_SERVE_HAPROXY_NBTHREAD": "2",
+        # All of Ray starts at once here, on few cores.
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+        "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "30",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DEDUP_LOGS": "0",
         "PYTHONPATH": str(ROOT),
@@ -171,7 +174,8 @@ def start_local(*, num_cpus: int = 4, nodes: int = 1) -> Iterator[LocalCluster]:
             local.add_node(num_cpus)
         local.nodes.pop(0)  # the head
         ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR, namespace="oaiserve")
-        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": local.port})
+        with suppress(Exception):  # on a busy machine the front is not there in time; `wait_until` waits for it, too
+            serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": local.port})
         yield local
     finally:
         ray.shutdown()
