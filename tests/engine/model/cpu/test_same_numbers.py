@@ -80,7 +80,7 @@ CASES = {
     "cache in eight bits": (GROUPED, torch.bfloat16, "none", "native"),
     "cache in eight bits with AVX2": (CAPPED, torch.bfloat16, "none", "x86-64-v3"),
     "experts in blocks": (CLAMPED, torch.bfloat16, "blocks", "native"),
-    "experts in blocks with AVX2": (CLAMPED, torch.bfloat16, "blocks", "x86-64-v3"),
+    "experts in blocks with AVX2": (CLAMPED, torch.float32, "blocks", "x86-64-v3"),
 }
 
 
