@@ -30,7 +30,7 @@ MODEL_USES = {
     "oaiserve.source",
     "oaiserve.remembered",
     "oaiserve.safetensors_header",
-    *(f"{ENGINE}.{name}" for name in ("banned", "draws", "pooling", "request", "sequence", "step")),
+    *(f"{ENGINE}.{name}" for name in ("banned", "draws", "gguf_head", "pooling", "request", "sequence", "step")),
 }
 # What each file of engine/model imports from the others, from the ground up: a file knows only files above its row.
 MODEL_ROWS = {
@@ -211,12 +211,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     f"{ENGINE}.jinja_template": set(),
     f"{ENGINE}.chat_template": {"oaiserve.errors", f"{ENGINE}.jinja_template", f"{ENGINE}.request"},
+    f"{ENGINE}.gguf_head": set(),
     f"{ENGINE}.stored_tokenizer": {"oaiserve.gguf", "oaiserve.private", "oaiserve.remembered"},
     f"{ENGINE}.tokenizer": {
         "oaiserve.errors",
         "oaiserve.model_errors",
         "oaiserve.remembered",
-        *(f"{ENGINE}.{m}" for m in ("chat_template", "detokenize", "encoding_rules", "request", "stored_tokenizer")),
+        *(
+            f"{ENGINE}.{m}"
+            for m in ("chat_template", "detokenize", "encoding_rules", "gguf_head", "request", "stored_tokenizer")
+        ),
     },
     f"{ENGINE}.encoding_rules": {f"{ENGINE}.detokenize"},
     f"{ENGINE}.system_memory": set(),

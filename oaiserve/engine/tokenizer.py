@@ -9,6 +9,7 @@ import json
 import logging
 from array import array
 from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -317,10 +318,16 @@ class Tokenizer:
 def _load(source: str, gguf_file: str | None, *, offline: bool) -> Any:
     from transformers import AutoTokenizer  # takes seconds to import
 
+    reading: AbstractContextManager[None] = nullcontext()
+    if gguf_file is not None:
+        from oaiserve.engine.gguf_head import without_vocabulary
+
+        reading = without_vocabulary()
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(
-            source, gguf_file=gguf_file, local_files_only=offline, trust_remote_code=False
-        )
+        with reading:
+            tokenizer: Any = AutoTokenizer.from_pretrained(
+                source, gguf_file=gguf_file, local_files_only=offline, trust_remote_code=False
+            )
         if gguf_file is None and getattr(tokenizer, "chat_template", None) is None:
             tokenizer.chat_template = _template_of_processor(source, offline=offline)
         return tokenizer

@@ -27,6 +27,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.gguf_head import without_vocabulary
 from oaiserve.engine.model.cpu.blocks import FORMATS, Blocks, ExpertBlocks
 from oaiserve.engine.model.cpu.build import BuildError
 from oaiserve.engine.model.cpu.check import refuse_unless_equal
@@ -286,7 +287,8 @@ def _config(source: ModelSource, *, offline: bool) -> PreTrainedConfig:
     arguments: dict[str, Any] = {"local_files_only": offline, "trust_remote_code": False}
     if source.gguf_file is not None:
         arguments["gguf_file"] = source.gguf_file
-    config: PreTrainedConfig = AutoConfig.from_pretrained(source.location, **arguments)
+    with without_vocabulary():
+        config: PreTrainedConfig = AutoConfig.from_pretrained(source.location, **arguments)
     return config
 
 

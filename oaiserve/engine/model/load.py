@@ -27,6 +27,7 @@ from transformers.distributed import DistributedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils.quantization_config import Mxfp4Config
 
+from oaiserve.engine.gguf_head import without_vocabulary
 from oaiserve.engine.model.attention import LayerCache, StepAttention
 from oaiserve.engine.model.attention.foreign import bring_paged_attention
 from oaiserve.engine.model.attention.hook import ATTENTION, AttentionCall, run_model
@@ -100,7 +101,8 @@ def load_model(
     if member is not None:
         target = place(target, member)
     with reported(f"No model could be loaded from '{model}'"):
-        config = AutoConfig.from_pretrained(source.location, **arguments)
+        with without_vocabulary():
+            config = AutoConfig.from_pretrained(source.location, **arguments)
         if (text := text_config(config, str(model))) is not None:
             log.info("'%s' is multimodal (%s): its text model is served, without images", model, config.model_type)
             config = text
