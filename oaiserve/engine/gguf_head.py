@@ -44,7 +44,7 @@ class _HeadReader(GGUFReader):
 
 @contextmanager
 def without_vocabulary() -> Iterator[None]:
-    """Have transformers read heads in this way, within the block. No thread may read other files with gguf meanwhile."""
+    """Have transformers read heads in this way, within the block. Nothing else may use gguf's reader meanwhile."""
     before = gguf.GGUFReader
     gguf.GGUFReader = _HeadReader
     try:
