@@ -106,6 +106,7 @@ MODEL_ROWS = {
     "cpu.build": "cpu.amx cpu.prebuilt cpu.variants",
     "cpu.library": "cpu.build",
     "cpu.encode": "cpu.blocks cpu.library",
+    "cpu.quantized_file": "cpu.blocks",
     "cpu.description": "cpu.blocks spec",
     "cpu.part": "cpu.description spec",
     "cpu.describe": "cpu.blocks cpu.description spec",
@@ -118,7 +119,7 @@ MODEL_ROWS = {
     "cpu.check": "adapters batch cpu.description cpu.native rehearsal spec",
     "cpu.stored": "cpu.blocks cpu.description spec wrapped_names",
     "cpu.checked": "adapters cpu.blocks cpu.build cpu.check cpu.describe cpu.description cpu.library cpu.native "
-    "cpu.operations cpu.part cpu.stored spec",
+    "cpu.operations cpu.part cpu.quantized_file cpu.stored spec",
     "cpu.start": "adapted_modules adapters attention attention.reference batch cpu.attention cpu.build cpu.check "
     "cpu.describe cpu.description cpu.kv_layout cpu.library cpu.native eager executor runner spec",
     # a model that is split
@@ -132,7 +133,7 @@ MODEL_ROWS = {
     # what starts a model that has been checked, without transformers
     "gguf_weights": "cpu.blocks cpu.stored weights",
     "mxfp4_weights": "cpu.blocks gguf_weights tensor_files",
-    "int4_weights": "cpu.blocks cpu.encode cpu.library tensor_files",
+    "int4_weights": "cpu.blocks cpu.encode cpu.library cpu.quantized_file tensor_files",
     "kept": "cpu.blocks cpu.build cpu.check cpu.checked cpu.cores cpu.describe cpu.description cpu.kv_layout "
     "cpu.library cpu.native cpu.part cpu.start gguf_weights int4_weights load memory mxfp4_weights packed_weights "
     "profiler runner spec started weights wrapper",

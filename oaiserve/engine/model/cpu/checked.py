@@ -27,11 +27,12 @@ from oaiserve.engine.model.cpu.description import Decoder, NotKnown
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.cpu.part import Part
+from oaiserve.engine.model.cpu.quantized_file import FileIdentity, QuantizedFile, find
 from oaiserve.engine.model.cpu.stored import PlaceInFile, StoredFiles, StoredTensors, TooLarge, from_json, to_json
 from oaiserve.engine.model.spec import KVShape, LoadedModel, ModelSpec
 from oaiserve.gguf import GgufTensor
 from oaiserve.private import NotPrivate
-from oaiserve.remembered import NotRemembered, Subject, recall, refound, remember, start_of_content, subject
+from oaiserve.remembered import NotRemembered, Subject, name_of, recall, refound, remember, start_of_content, subject
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ _OPTIONS = (
     "max_model_len",
 )
 _GGUF_READER = Path(__file__).parent.parent / "gguf_weights.py"  # which gives tensors of a GGUF file their names
+_QUANTIZER = Path(__file__).parent.parent / "int4_weights.py"  # which decides what is quantized how
 
 
 class CheckedModel(NamedTuple):
@@ -75,6 +77,9 @@ def checked_subject(model: Path, options: EngineOptions) -> Subject | None:
         packages, digest = (*_PACKAGES, "gguf"), partial(gguf.digest, counts=_is_copied)
         modules += [blocks, part]
         code.update(_GGUF_READER.read_bytes())
+    elif options.quantize == "int4":
+        modules += [blocks, part]
+        code.update(_QUANTIZER.read_bytes())
     for module in modules:
         code.update(Path(str(module.__file__)).read_bytes())
     found = subject("model", model, _FILES, options=asked, packages=packages, digest=digest)
@@ -105,7 +110,7 @@ def _is_copied(tensor: GgufTensor) -> bool:
 
 
 def _weights_of(asked: Subject, options: EngineOptions) -> build.Form:
-    return "blocks" if asked.model.is_file() else options.quantize
+    return "blocks" if asked.model.is_file() or options.quantize == "int4" else options.quantize
 
 
 def recall_model(asked: Subject, options: EngineOptions) -> CheckedModel:
@@ -118,7 +123,9 @@ def recall_model(asked: Subject, options: EngineOptions) -> CheckedModel:
             raise NotRemembered("the CPU, the compiler or the native code is another")
         if not build.is_built(dtype, weights, native_build=options.native_build):
             raise NotRemembered("the native library is not on disk")
-        files = StoredFiles(asked.folder, found.content, start_of_content(found), asked.model.name)
+        made = found.data.get("quantized")
+        blocks_file = asked.model.name if made is None else _quantized(FileIdentity(**made))
+        files = StoredFiles(asked.folder, found.content, start_of_content(found), blocks_file)
         data = found.data["spec"]
         spec = ModelSpec(
             **data
@@ -133,11 +140,18 @@ def recall_model(asked: Subject, options: EngineOptions) -> CheckedModel:
         expected = [files.read_tensor(place) for place in found.data["expected"]]
         stands_for_all = found.data.get("part")  # which older records do not have
         compared = None if stands_for_all is None else Part(**stands_for_all)
-    except (BuildError, OSError) as error:
+    except (BuildError, NotPrivate, OSError) as error:
         raise NotRemembered(str(error)) from error
     except (KeyError, TypeError, ValueError) as error:
         raise NotRemembered(f"{found.path} has another form") from error
     return CheckedModel(spec, decoder, expected, compared, weights, files, found.day)
+
+
+def _quantized(asked: FileIdentity) -> str:
+    path = find(asked)
+    if path is None:
+        raise NotRemembered("the weights that were quantized are not in the cache any more")
+    return str(path)
 
 
 def start_checked(checked: CheckedModel, options: EngineOptions, *, num_blocks: int, num_threads: int) -> NativeDecoder:
@@ -185,11 +199,12 @@ def remember_checked(
     options: EngineOptions,
     compared: Part | None = None,
     in_files: Mapping[str, PlaceInFile] | None = None,
+    quantized: QuantizedFile | None = None,
 ) -> Thread:
     """Remember a model that has just been checked, in a thread, which is returned: no request waits for it.
 
     `compared` is the part of it that was, and `in_files` has the places of its parameters, if they are not in
-    safetensors files.
+    safetensors files. `quantized` has its blocks, if they were made at this start.
     """
 
     def run() -> None:
@@ -209,6 +224,7 @@ def remember_checked(
                 "decoder": to_json(decoder, tensors),
                 "expected": [tensors.place(logits) for logits in expected],
                 "part": None if compared is None else asdict(compared),
+                "quantized": None if quantized is None else asdict(quantized.finish(name_of(asked))),
             }
             path = remember(asked, data, bytes(tensors.content))
         except (BuildError, NotPrivate, OSError, TooLarge) as error:
