@@ -287,9 +287,9 @@ class EngineOptions:
     and a model that it covers."""
 
     quantized_cache: Bytes = Bytes("32GiB")  # noqa: RUF009 - immutable
-    """Most disk space for weights that --quantize int4 has made, in the folder `quantized` of the cache (OAISERVE_CACHE,
-    or else ~/.cache/oaiserve), so that a later start of the same folder need not make them again. What no start has used
-    for longest is removed. 0 keeps none."""
+    """Most disk space for weights that --quantize int4 has made, so that later starts of the same folder need not make
+    them again. They are in the folder quantized of the cache ($OAISERVE_CACHE, or else ~/.cache/oaiserve). What no
+    start has used for longest is removed. 0 keeps none."""
 
     lora: tuple[str, ...] = ()
     """LoRA adapter that requests can name as their model: NAME=FOLDER, in PEFT's format. May be repeated. Requests with

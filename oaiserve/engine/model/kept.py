@@ -157,8 +157,8 @@ def load_kept(
 ) -> Kept:
     """Load a model with its weights in blocks, and check its native step.
 
-    With `keeps_quantized`, those that are quantized here are in a file of the cache if there is room. Raises NotKept for
-    a model whose weights have to be expanded, and StartupError if there is no memory for what the options ask for.
+    With `keeps_quantized`, those that are quantized here are in a file of the cache if there is room. Raises NotKept
+    for a model whose weights have to be expanded, and StartupError if there is no memory for what the options ask for.
     """
     try:
         return _load(source, options, offline=offline, keeps_quantized=keeps_quantized)
