@@ -134,7 +134,7 @@ def test_the_log_joins_the_requests_of_a_talk(live: LiveServer, sdk: openai.Open
 
 
 def test_a_server_that_is_killed_loses_no_response_that_was_answered(small_model: Path, tmp_path: Path) -> None:
-    flags = ("--served-model-name", "demo", "--api-key", API_KEY, "--kv-blocks", "200", "--no-compile")
+    flags = ("--served-model-name", "demo", "--api-key", API_KEY, "--kv-blocks", "200")
     flags += ("--response-store", str(tmp_path / "responses.db"))
     with serve_process(str(small_model), tmp_path / "first.log", *flags) as server:
         answer = server.sdk().responses.create(**ASKED)
