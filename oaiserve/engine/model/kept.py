@@ -31,7 +31,7 @@ from oaiserve.engine.gguf_head import without_vocabulary
 from oaiserve.engine.model.cpu.blocks import FORMATS, Blocks, ExpertBlocks
 from oaiserve.engine.model.cpu.build import BuildError
 from oaiserve.engine.model.cpu.check import refuse_unless_equal
-from oaiserve.engine.model.cpu.checked import keeps_blocks, remember_checked
+from oaiserve.engine.model.cpu.checked import BLOCK_DTYPES, keeps_blocks, remember_checked
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.cpu.describe import describe
 from oaiserve.engine.model.cpu.description import AttentionParameters, Decoder, NotKnown
@@ -74,7 +74,6 @@ log = logging.getLogger(__name__)
 _CHECKED_ROWS = 1024  # of the embedding
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _LAYER = re.compile(r"\.(\d+)\.")
-_DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 class _Files(NamedTuple):
@@ -212,7 +211,7 @@ def _read(
 @torch.inference_mode()
 def _load(source: ModelSource, options: EngineOptions, *, offline: bool, keeps_quantized: bool) -> Kept:
     limit_compiled_shapes()
-    dtype = _DTYPES[options.dtype]
+    dtype = BLOCK_DTYPES[options.dtype]
     library = Library(dtype, "blocks", native_build=options.native_build)
     num_threads = options.cpu_threads or default_threads()
     sizes: Any = {"block_size": options.block_size, "num_threads": num_threads}

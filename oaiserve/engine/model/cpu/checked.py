@@ -47,6 +47,9 @@ _GGUF_READER = Path(__file__).parent.parent / "gguf_weights.py"  # which gives t
 _QUANTIZER = Path(__file__).parent.parent / "int4_weights.py"  # which decides what is quantized how
 
 
+BLOCK_DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}  # by --dtype
+
+
 class CheckedModel(NamedTuple):
     """A model whose native step has been checked."""
 
@@ -96,8 +99,17 @@ def keeps_blocks(options: EngineOptions) -> bool:
         and options.quantize == "none"
         and not options.has_adapters
         and options.draft_model is None
-        and options.dtype in ("auto", "bfloat16", "float32")
+        and options.dtype in BLOCK_DTYPES
     )
+
+
+def block_dtype(model: Path, options: EngineOptions) -> torch.dtype | None:
+    """Return in what a model computes whose weights will be in blocks: a GGUF file's, or those that are quantized here.
+
+    None for all others; what they will be in is in their files.
+    """
+    has_blocks = keeps_blocks(options) if model.is_file() else _is_native(options) and options.quantize == "int4"
+    return BLOCK_DTYPES.get(options.dtype) if has_blocks else None
 
 
 def _is_native(options: EngineOptions) -> bool:
