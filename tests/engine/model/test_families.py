@@ -122,7 +122,7 @@ def test_answers_are_the_same_if_blocks_are_shared_or_copied(family: str) -> Non
         assert engine.snapshot().blocks_cached > 0
 
 
-@pytest.mark.parametrize(("family", "num_requests"), [("llama", 200), ("lfm2", 40)])
+@pytest.mark.parametrize(("family", "num_requests"), [("llama", 100), ("lfm2", 40)])
 def test_requests_have_the_same_answers_under_constant_preemption(family: str, num_requests: int) -> None:
     """Half of the requests draw at random with a seed: a draw must not depend on when or how often it is computed."""
     rng, loaded = random.Random(3), prepare(random_model(config_of(family)))
