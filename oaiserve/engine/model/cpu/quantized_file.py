@@ -125,13 +125,13 @@ def _make_room(folder: Path, num_bytes: int, most_bytes: int) -> None:
     """Remove the files that were not used for longest, until there is room for so many bytes. Raises OSError."""
     if num_bytes > most_bytes:
         raise OSError(f"its {num_bytes} bytes are more than --quantized-cache allows ({most_bytes})")
-    files = sorted((path.stat().st_atime_ns, path) for path in folder.iterdir())
-    sizes = {path: path.stat().st_size for _, path in files}
-    for _, path in files:
-        if sum(sizes.values()) + num_bytes <= most_bytes:
-            break
-        path.unlink(missing_ok=True)
-        del sizes[path]
-    free = shutil.disk_usage(folder).free
+    sizes = {path: path.stat().st_size for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_atime_ns)}
+    removed, num_freed = [], 0
+    while sum(sizes.values()) + num_bytes > most_bytes:
+        removed.append(next(iter(sizes)))
+        num_freed += sizes.pop(removed[-1])
+    free = shutil.disk_usage(folder).free + num_freed
     if free < num_bytes + _LEFT_BYTES:
-        raise OSError(f"the disk has {free} bytes free, and needs {num_bytes + _LEFT_BYTES}")
+        raise OSError(f"the disk has {free} bytes for it, and needs {num_bytes + _LEFT_BYTES}")
+    for path in removed:
+        path.unlink(missing_ok=True)
