@@ -34,7 +34,7 @@ class _HeadReader(GGUFReader):
             return super()._get_field_parts(orig_offs, raw_type)
         types, number = [GGUFValueType.ARRAY, GGUFValueType(kind[0])], int(count[0])
         if kind[0] == GGUFValueType.STRING:
-            data, end = memoryview(self.data), begin
+            data, end = self.data.data, begin
             for _ in range(number):
                 end += 8 + _LENGTH.unpack_from(data, end)[0]
             return end - orig_offs, [kind, count, self.data[:0]], [2] * number, types
@@ -46,8 +46,8 @@ class _HeadReader(GGUFReader):
 def without_vocabulary() -> Iterator[None]:
     """Have transformers read heads in this way, within the block. Nothing else may use gguf's reader meanwhile."""
     before = gguf.GGUFReader
-    gguf.GGUFReader = _HeadReader
+    gguf.GGUFReader = _HeadReader  # type: ignore[misc]
     try:
         yield
     finally:
-        gguf.GGUFReader = before
+        gguf.GGUFReader = before  # type: ignore[misc]
