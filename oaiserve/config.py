@@ -350,6 +350,11 @@ class EngineOptions:
     and much more with int4 if the model is small; docs/benchmarks.md and docs/models.md have figures. Needs --compile
     and a model that it covers."""
 
+    quantized_cache: Bytes = Bytes("32GiB")  # noqa: RUF009 - immutable
+    """Most disk space for weights that --quantize int4 has made, so that later starts of the same folder need not make
+    them again. They are in the folder quantized of the cache ($OAISERVE_CACHE, or else ~/.cache/oaiserve). What no
+    start has used for longest is removed. 0 keeps none."""
+
     lora: tuple[str, ...] = ()
     """LoRA adapter that requests can name as their model: NAME=FOLDER, in PEFT's format. May be repeated. Requests with
     several adapters and with none run in one batch. docs/adapters.md has what is supported."""
@@ -498,6 +503,7 @@ class EngineOptions:
             ("prefill_max_requests", 1),
             ("itl_target_seconds", 0.001),
             ("prefill_max_tokens", 1),
+            ("quantized_cache", 0),
             ("lookahead", 0),
             ("max_waiting", 0),
             ("max_waiting_tokens", 1),

@@ -160,6 +160,12 @@ def refound(asked: Subject, **versions: str) -> Subject:
     return replace(asked, versions={**asked.versions, **versions})
 
 
+def name_of(asked: Subject) -> str:
+    """Return a name for what is kept of a subject. It is the same at each start."""
+    name = json.dumps([str(asked.model), asked.options])
+    return f"{asked.kind}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+
+
 def _write(path: Path, header: Mapping[str, Any], content: bytes) -> None:
     line = json.dumps(header).encode() + b"\n"
     written = line + b"\0" * (-len(line) % _ALIGNMENT) + content
@@ -187,8 +193,7 @@ def _forget_lost_models(records: Path) -> None:
 
 
 def _path(asked: Subject) -> Path:
-    name = json.dumps([str(asked.model), asked.options])
-    return cache_folder() / "remembered" / f"{asked.kind}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+    return cache_folder() / "remembered" / name_of(asked)
 
 
 def _has_changed(asked: Subject) -> bool:

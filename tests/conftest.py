@@ -12,6 +12,10 @@ from hypothesis import HealthCheck, settings
 # Triton's kernels run in its interpreter, on the CPU. The variable must be set before torch imports Triton.
 os.environ["TRITON_INTERPRET"] = "1"
 
+# There is a process of tests for each core, and small models are no faster with more threads. Those of torch in several
+# processes would wait for each other, and burn the cores meanwhile. Servers that tests start inherit the variable.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # In a fresh checkout the first example builds tables, and machines are shared, so slow examples are not failures.
 settings.register_profile("oaiserve", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("oaiserve")

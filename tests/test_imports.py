@@ -30,7 +30,7 @@ MODEL_USES = {
     "oaiserve.source",
     "oaiserve.remembered",
     "oaiserve.safetensors_header",
-    *(f"{ENGINE}.{name}" for name in ("banned", "draws", "pooling", "request", "sequence", "step")),
+    *(f"{ENGINE}.{name}" for name in ("banned", "draws", "gguf_head", "pooling", "request", "sequence", "step")),
 }
 # What each file of engine/model imports from the others, from the ground up: a file knows only files above its row.
 MODEL_ROWS = {
@@ -117,6 +117,7 @@ MODEL_ROWS = {
     "cpu.build": "cpu.amx cpu.prebuilt cpu.variants",
     "cpu.library": "cpu.build",
     "cpu.encode": "cpu.blocks cpu.library",
+    "cpu.quantized_file": "cpu.blocks",
     "cpu.part": "cpu.description spec",
     "cpu.describe": "cpu.blocks cpu.description spec",
     "cpu.kv_layout": "attention cpu.description kv_cache spec",
@@ -127,7 +128,7 @@ MODEL_ROWS = {
     "cpu.packed_adapter kv_cache",
     "cpu.check": "adapters batch cpu.description cpu.native rehearsal spec",
     "cpu.checked": "adapters cpu.blocks cpu.build cpu.check cpu.describe cpu.description cpu.library cpu.native "
-    "cpu.operations cpu.part cpu.stored spec",
+    "cpu.operations cpu.part cpu.quantized_file cpu.stored spec",
     "cpu.start": "adapted_modules adapters attention attention.reference batch cpu.attention cpu.build cpu.check "
     "cpu.describe cpu.description cpu.kv_layout cpu.library cpu.native eager executor runner spec",
     # a model that is split
@@ -140,7 +141,7 @@ MODEL_ROWS = {
     "draft": "adapters batch cpu.build cpu.cores cpu.description cpu.native runner spec",
     # what starts a model that has been checked, without transformers
     "mxfp4_weights": "cpu.blocks gguf_weights tensor_files",
-    "int4_weights": "cpu.blocks cpu.encode cpu.library tensor_files",
+    "int4_weights": "cpu.blocks cpu.encode cpu.library cpu.quantized_file tensor_files",
     "kept": "adapted_modules adapters cpu.blocks cpu.build cpu.check cpu.checked cpu.cores cpu.describe "
     "cpu.description cpu.kv_layout cpu.library cpu.native cpu.part cpu.start gguf_config gguf_weights int4_weights "
     "load memory mxfp4_weights packed_weights profiler runner spec started weights wrapper",
@@ -219,13 +220,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     f"{ENGINE}.jinja_template": set(),
     f"{ENGINE}.chat_template": {"oaiserve.errors", f"{ENGINE}.jinja_template", f"{ENGINE}.request"},
+    f"{ENGINE}.gguf_head": set(),
     f"{ENGINE}.stored_tokenizer": {"oaiserve.gguf", "oaiserve.private", "oaiserve.remembered"},
     f"{ENGINE}.tokenizer": {
         "oaiserve.errors",
         "oaiserve.gguf",
         "oaiserve.model_errors",
         "oaiserve.remembered",
-        *(f"{ENGINE}.{m}" for m in ("chat_template", "detokenize", "encoding_rules", "request", "stored_tokenizer")),
+        *(
+            f"{ENGINE}.{m}"
+            for m in ("chat_template", "detokenize", "encoding_rules", "gguf_head", "request", "stored_tokenizer")
+        ),
     },
     f"{ENGINE}.encoding_rules": {f"{ENGINE}.detokenize"},
     f"{ENGINE}.system_memory": set(),

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -91,9 +92,11 @@ def _load(model: str | Path, options: EngineOptions, times: StartTimes, meanwhil
     refuse_unless_sound(source)
     template = options.chat_template.read_text(encoding="utf-8") if options.chat_template else None
     asked: Subject | None = None
+    compiling: Thread | None = None
     if source.is_local:
         with times.part("import of torch"):
-            from oaiserve.engine.model.cpu.checked import checked_subject
+            from oaiserve.engine.model.cpu.build import build_beside
+            from oaiserve.engine.model.cpu.checked import block_dtype, checked_subject
 
         asked = checked_subject(source.path, options)
         if asked is not None and not options.recheck:
@@ -103,6 +106,8 @@ def _load(model: str | Path, options: EngineOptions, times: StartTimes, meanwhil
                 level = logging.DEBUG if isinstance(reason, NoRecord) else logging.INFO
                 text = "The check of this model is not remembered, so transformers' code is loaded: %s"
                 log.log(level, text, reason)
+        if (dtype := block_dtype(source.path, options)) is not None:  # before the imports, which leave a core idle
+            compiling = build_beside(dtype, "blocks", native_build=options.native_build)
     with times.part("import of transformers"):  # takes seconds
         from oaiserve.engine.model.cpu.start import with_native_cache
         from oaiserve.engine.model.load import load_model
@@ -117,7 +122,7 @@ def _load(model: str | Path, options: EngineOptions, times: StartTimes, meanwhil
     # takes two thirds longer. Afterwards only the engine thread computes.
     with ThreadPoolExecutor(1, thread_name_prefix="load") as loader:
         if task == "generate":
-            kept = _of_kept(source, tokenizer, options, times, loader, asked, offline=offline)
+            kept = _of_kept(source, tokenizer, options, times, loader, asked, compiling, offline=offline)
             if kept is not None:
                 return kept
             if source.gguf_file is not None:
@@ -200,6 +205,7 @@ def _of_kept(
     times: StartTimes,
     loader: ThreadPoolExecutor,
     asked: Subject | None,
+    compiling: Thread | None,
     *,
     offline: bool,
 ) -> EngineParts | None:
@@ -210,6 +216,9 @@ def _of_kept(
     if not is_kept(source, options, offline=offline):
         return None
     start = partial(start_kept, source, options, asked, offline=offline)
+    if compiling is not None:
+        with times.part("native code"):
+            compiling.join()
     try:
         spec, started = loader.submit(times.run, "weights and check", start).result()
     except NotKept as reason:

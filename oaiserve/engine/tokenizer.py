@@ -9,6 +9,7 @@ import json
 import logging
 from array import array
 from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -321,10 +322,16 @@ def _load(source: str, gguf_file: str | None, *, offline: bool) -> Any:
     kind: Any = AutoTokenizer
     if gguf_file is not None and architecture(read_numbers(Path(source) / gguf_file)) == "gpt-oss":
         kind = PreTrainedTokenizerFast  # the other one reads the configuration, too, and cannot in such a file
+    reading: AbstractContextManager[None] = nullcontext()
+    if gguf_file is not None:
+        from oaiserve.engine.gguf_head import without_vocabulary
+
+        reading = without_vocabulary()
     try:
-        tokenizer: Any = kind.from_pretrained(
-            source, gguf_file=gguf_file, local_files_only=offline, trust_remote_code=False
-        )
+        with reading:
+            tokenizer: Any = kind.from_pretrained(
+                source, gguf_file=gguf_file, local_files_only=offline, trust_remote_code=False
+            )
         if gguf_file is None and getattr(tokenizer, "chat_template", None) is None:
             tokenizer.chat_template = _template_of_processor(source, offline=offline)
         return tokenizer

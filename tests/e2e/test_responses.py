@@ -133,12 +133,12 @@ def test_the_log_joins_the_requests_of_a_talk(live: LiveServer, sdk: openai.Open
     assert (line["operation"], line["conversation_id"]) == ("responses", first.id)
 
 
-def test_a_server_that_is_killed_loses_no_response_that_was_answered(tmp_path: Path) -> None:
-    flags = ("--dtype", "float32", "--api-key", API_KEY, "--kv-cache-memory", "256MiB")
+def test_a_server_that_is_killed_loses_no_response_that_was_answered(small_model: Path, tmp_path: Path) -> None:
+    flags = ("--served-model-name", "demo", "--api-key", API_KEY, "--kv-blocks", "200")
     flags += ("--response-store", str(tmp_path / "responses.db"))
-    with serve_process("demo", tmp_path / "first.log", *flags) as server:
+    with serve_process(str(small_model), tmp_path / "first.log", *flags) as server:
         answer = server.sdk().responses.create(**ASKED)
         server.process.kill()
-    with serve_process("demo", tmp_path / "second.log", *flags) as server:
+    with serve_process(str(small_model), tmp_path / "second.log", *flags) as server:
         assert server.sdk().responses.retrieve(answer.id).model_dump() == answer.model_dump()
         assert server.sdk().responses.create(**ASKED, previous_response_id=answer.id).status

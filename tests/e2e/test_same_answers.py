@@ -36,7 +36,7 @@ def test_a_request_has_the_same_answer_alone_again_and_amid_others(server: LiveS
 
         def ask(prompt: str) -> tuple[str, list[float | None], int]:
             """Return the text, its log-probabilities, and how many tokens of the prompt were cached."""
-            answer = sdk.completions.create(model="demo", prompt=prompt, max_tokens=24, logprobs=0, **draws)
+            answer = sdk.completions.create(model="demo", prompt=prompt, max_tokens=16, logprobs=0, **draws)
             (choice,), details = answer.choices, answer.usage.prompt_tokens_details
             return choice.text, choice.logprobs.token_logprobs, details.cached_tokens
 

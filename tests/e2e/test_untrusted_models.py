@@ -43,8 +43,11 @@ def serve(folder: Path, *, on_terminal: bool) -> tuple[int, str]:
         os.close(ours)
 
 
-@pytest.mark.parametrize("on_terminal", [True, False], ids=["terminal", "no terminal"])
-@pytest.mark.parametrize("part", ["model", "tokenizer"])
+@pytest.mark.parametrize(
+    ("part", "on_terminal"),
+    [("model", True), ("tokenizer", False)],
+    ids=["model, on a terminal", "tokenizer, without a terminal"],
+)
 def test_a_model_with_its_own_code_is_refused_without_a_question(
     part: str, on_terminal: bool, small_model: Path, tmp_path: Path
 ) -> None:

@@ -272,7 +272,7 @@ FAIR = (Fair, OverlapFair, SeveralOverlapFair)
 FORCED = (Forced, ForcedOverlap, ForcedOverlapWithoutCache, ForcedOverlapFair, ForcedSeveralOverlap)
 STATES = (States, StatesWithoutCache, OverlapStates, OverlapFairStates, ForcedOverlapStates)
 for machine in (*MACHINES, *SEVERAL, AtMostOneOverlap, *FAIR, *FORCED, *STATES):
-    examples = int(os.environ.get("SCHEDULER_EXAMPLES", "60"))
+    examples = int(os.environ.get("SCHEDULER_EXAMPLES", "30"))
     machine.TestCase.settings = settings(max_examples=examples, stateful_step_count=50, deadline=None)
 TestFCFS, TestWithoutCache, TestByPriority, TestShortestFirst = (machine.TestCase for machine in MACHINES[:4])
 TestOverlap, TestOverlapWithoutCache, TestOverlapByPriority = (machine.TestCase for machine in MACHINES[4:])
@@ -289,7 +289,7 @@ TestOverlapFairStates, TestForcedOverlapStates = (machine.TestCase for machine i
 @pytest.mark.parametrize("most_draws", [1, 4])
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_20000_steps_of_arrivals_departures_and_preemptions_leave_nothing_behind(
+def test_8000_steps_of_arrivals_departures_and_preemptions_leave_nothing_behind(
     policy: str, overlap: bool, most_draws: int
 ) -> None:
     """No sequence waits for ever. With `most_draws` above 1, a chunk draws 0 to 4 tokens, else one."""
@@ -298,7 +298,7 @@ def test_20000_steps_of_arrivals_departures_and_preemptions_leave_nothing_behind
     alive: dict[Sequence, int] = {}  # since which step
     under_way = None
     num_arrived = 0
-    for number in range(20_000):
+    for number in range(8_000):
         if len(alive) < 12:
             prompt = [*range(rng.randrange(3) * 6), *(rng.randrange(50) for _ in range(rng.randint(1, 20)))]
             leader = None

@@ -12,6 +12,7 @@ from typing import Any
 
 from transformers import AutoConfig, GptOssConfig, MixtralConfig, PreTrainedConfig
 
+from oaiserve.engine.gguf_head import without_vocabulary
 from oaiserve.errors import StartupError
 from oaiserve.gguf import GgufTensor, architecture, read_numbers, read_tensors
 from oaiserve.model_numbers import BadFile
@@ -37,7 +38,8 @@ def read_config(path: Path) -> PreTrainedConfig:
 
 
 def _of_transformers(path: Path) -> PreTrainedConfig:
-    config: PreTrainedConfig = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, trust_remote_code=False)
+    with without_vocabulary():
+        config: PreTrainedConfig = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, trust_remote_code=False)
     return config
 
 

@@ -17,7 +17,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -31,7 +31,7 @@ from oaiserve.engine.model.adapters import Adapter, probe_adapter
 from oaiserve.engine.model.cpu.blocks import FORMATS, Blocks, ExpertBlocks
 from oaiserve.engine.model.cpu.build import BuildError
 from oaiserve.engine.model.cpu.check import refuse_unless_equal
-from oaiserve.engine.model.cpu.checked import keeps_blocks, remember_checked
+from oaiserve.engine.model.cpu.checked import BLOCK_DTYPES, keeps_blocks, remember_checked
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.cpu.describe import describe
 from oaiserve.engine.model.cpu.description import AttentionParameters, Decoder, NotKnown
@@ -66,6 +66,7 @@ from oaiserve.engine.model.weights import Weights
 from oaiserve.engine.model.wrapper import text_config
 from oaiserve.errors import StartupError
 from oaiserve.model_errors import reported
+from oaiserve.private import NotPrivate
 from oaiserve.remembered import Subject
 from oaiserve.source import ModelSource
 
@@ -73,7 +74,6 @@ log = logging.getLogger(__name__)
 
 _CHECKED_ROWS = 1024  # of the embedding
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
-_DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 class _Files(NamedTuple):
@@ -130,9 +130,9 @@ def start_kept(
 ) -> tuple[ModelSpec, Started]:
     """Load a model and start its native step. Raises as `load_kept` does.
 
-    The check of a GGUF file is remembered for `asked`.
+    For `asked`, the check of a GGUF file is remembered, and so are weights that are quantized here.
     """
-    kept = load_kept(source, options, offline=offline)
+    kept = load_kept(source, options, offline=offline, keeps_quantized=asked is not None)
     loaded, num_blocks = kept.loaded, kept.num_blocks
     started = Started(
         ModelRunner(kept.native, loaded.device, options.block_size),
@@ -143,20 +143,25 @@ def start_kept(
         ranges=None,
         adaptable=kept.decoder.adaptable() if options.has_adapters else {},
     )
-    if asked is not None and isinstance(kept.weights, GgufWeights):
-        in_files = kept.weights.places(asked.model.name)
-        remember_checked(asked, loaded, kept.decoder, kept.expected, options, kept.compared, in_files)
+    if asked is not None:
+        remember = partial(remember_checked, asked, loaded, kept.decoder, kept.expected, options, kept.compared)
+        if isinstance(kept.weights, GgufWeights):
+            remember(in_files=kept.weights.places(asked.model.name))
+        elif isinstance(kept.weights, Int4Weights) and kept.weights.file is not None:
+            remember(quantized=kept.weights.file)
     return loaded, started
 
 
-def load_kept(source: ModelSource, options: EngineOptions, *, offline: bool = False) -> Kept:
+def load_kept(
+    source: ModelSource, options: EngineOptions, *, offline: bool = False, keeps_quantized: bool = False
+) -> Kept:
     """Load a model with its weights in blocks, and check its native step.
 
-    Raises NotKept for a model whose weights have to be expanded, and StartupError if there is no memory for what the
-    options ask for.
+    With `keeps_quantized`, those that are quantized here are in a file of the cache if there is room. Raises NotKept
+    for a model whose weights have to be expanded, and StartupError if there is no memory for what the options ask for.
     """
     try:
-        return _load(source, options, offline=offline)
+        return _load(source, options, offline=offline, keeps_quantized=keeps_quantized)
     except (BuildError, MemoryError, NotKnown) as error:
         raise NotKept(str(error)) from error
     except (NotKept, StartupError):
@@ -166,7 +171,15 @@ def load_kept(source: ModelSource, options: EngineOptions, *, offline: bool = Fa
         raise NotKept(f"{type(error).__name__}: {error}") from error
 
 
-def _read(source: ModelSource, options: EngineOptions, library: Library, num_threads: int, *, offline: bool) -> _Files:
+def _read(
+    source: ModelSource,
+    options: EngineOptions,
+    library: Library,
+    num_threads: int,
+    *,
+    offline: bool,
+    keeps_quantized: bool,
+) -> _Files:
     """Read the configuration of a model, and map its weights. Raises StartupError, NotKept, and what transformers
     raises."""
     config = _config(source, offline=offline)
@@ -193,18 +206,25 @@ def _read(source: ModelSource, options: EngineOptions, library: Library, num_thr
     if _EMBEDDING not in weights.names():
         raise NotKept(f"models of type '{config.model_type}' are only known expanded")
     weights.leave_out_beyond({name for name, _ in _named_parameters(_empty_model(config, library.dtype, weights))})
+    if keeps_quantized and isinstance(weights, Int4Weights) and options.quantized_cache:
+        try:
+            weights.write_to_file(options.quantized_cache)
+        except (NotPrivate, OSError) as error:
+            log.info("The next start will quantize the weights again, because they are not kept: %s", error)
     return _Files(config, weights, generation_defaults(folder))
 
 
 @torch.inference_mode()
-def _load(source: ModelSource, options: EngineOptions, *, offline: bool) -> Kept:
+def _load(source: ModelSource, options: EngineOptions, *, offline: bool, keeps_quantized: bool) -> Kept:
     limit_compiled_shapes()
-    dtype = _DTYPES[options.dtype]
+    dtype = BLOCK_DTYPES[options.dtype]
     library = Library(dtype, "blocks", native_build=options.native_build)
     num_threads = options.cpu_threads or default_threads()
     has_adapters = options.has_adapters
     sizes: Any = {"block_size": options.block_size, "num_threads": num_threads, "has_adapters": has_adapters}
-    config, weights, _ = files = _read(source, options, library, num_threads, offline=offline)
+    config, weights, _ = files = _read(
+        source, options, library, num_threads, offline=offline, keeps_quantized=keeps_quantized
+    )
     max_model_len = options.max_model_len or context_length(config)
 
     model = _empty_model(config, dtype, weights)

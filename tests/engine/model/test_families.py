@@ -90,9 +90,7 @@ def test_answers_equal_generate_however_they_are_packed(family: str) -> None:
     assert len({tuple(answer) for answer in expected}) == len(PROMPTS), "the answers must be able to differ"
     loaded = prepare(model)
     assert run_all(loaded, num_blocks=64, max_step_tokens=64) == (expected, 0)  # whole prompts
-    assert run_all(loaded, num_blocks=64, max_step_tokens=7) == (expected, 0)  # chunks of all sizes
-    assert run_all(loaded, num_blocks=64, max_step_tokens=7, overlap=True) == (expected, 0)
-    for overlap in (False, True):
+    for overlap in (False, True):  # chunks of all sizes
         few_blocks = run_all(loaded, num_blocks=13, max_step_tokens=7, overlap=overlap)
         assert few_blocks[0] == expected
         assert few_blocks[1] > 0, "no sequence was preempted"
@@ -124,7 +122,7 @@ def test_answers_are_the_same_if_blocks_are_shared_or_copied(family: str) -> Non
         assert engine.snapshot().blocks_cached > 0
 
 
-@pytest.mark.parametrize(("family", "num_requests"), [("llama", 200), ("lfm2", 40)])
+@pytest.mark.parametrize(("family", "num_requests"), [("llama", 100), ("lfm2", 40)])
 def test_requests_have_the_same_answers_under_constant_preemption(family: str, num_requests: int) -> None:
     """Half of the requests draw at random with a seed: a draw must not depend on when or how often it is computed."""
     rng, loaded = random.Random(3), prepare(random_model(config_of(family)))

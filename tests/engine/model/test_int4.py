@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from oaiserve.config import Bytes
 from oaiserve.engine.engine import Engine
+from oaiserve.engine.model.cpu import build
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.int4_weights import Int4Weights
 from oaiserve.engine.model.kept import is_kept, load_kept
@@ -88,6 +91,58 @@ def test_adapters_are_added_to_products_with_quantized_weights(tmp_path: Path) -
     adapter = random_adapter(kept.decoder.adaptable(), 1)
     found = kept.native.forward(batch_of(20, kept.loaded.vocab_size, adapter))
     assert difference(found, eager_logits(prepare(model), 20, adapter)) < 0.03
+
+
+def answered(folder: Path, **options: Any) -> list[int]:
+    """Start an engine on a folder, and return an answer once all is remembered."""
+    engine = Engine.from_pretrained(folder, replace(INT4, **options))
+    for thread in threading.enumerate():
+        if thread.name == "remember":
+            thread.join()
+    with engine:
+        params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+        return engine.generate([[5, 9, 3, 17]], params)[0].token_ids
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a cache that is empty, apart from the libraries."""
+    libraries = build.build(torch.float32, "blocks").parent
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0o700)
+    (cache / "native").symlink_to(libraries)
+    monkeypatch.setenv("OAISERVE_CACHE", str(cache))
+    return cache
+
+
+@pytest.mark.compiler
+def test_what_a_start_has_quantized_is_there_for_later_ones(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(tmp_path / "model")
+    in_memory = answered(tmp_path / "model", quantized_cache=Bytes(0))
+    assert not (cache / "quantized").exists()
+    assert answered(tmp_path / "model") == in_memory
+    (file,) = (cache / "quantized").iterdir()
+    with monkeypatch.context() as patch:
+        patch.setattr("oaiserve.engine.model.kept.start_kept", None)
+        patch.setattr("oaiserve.engine.tokenizer._load", None)
+        assert answered(tmp_path / "model") == in_memory
+    file.write_bytes(bytes(file.stat().st_size))  # weights that are all zero
+    assert answered(tmp_path / "model") == in_memory
+    (again,) = (cache / "quantized").iterdir()
+    assert any(again.read_bytes())
+
+
+@pytest.mark.compiler
+def test_other_weights_are_quantized_anew(tmp_path: Path, cache: Path) -> None:
+    model = saved(tmp_path / "model")
+    before = answered(tmp_path / "model")
+    with torch.no_grad():
+        model.get_parameter("model.layers.0.mlp.up_proj.weight").normal_()
+    model.save_pretrained(tmp_path / "model")
+    after = answered(tmp_path / "model")
+    assert before != after == answered(tmp_path / "model") == answered(tmp_path / "model", recheck=True)
 
 
 def test_weights_that_are_quantized_before_are_refused(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ from tools.random_models import byte_tokenizer
 from tools.random_mxfp4 import save_in_mxfp4
 
 pytestmark = pytest.mark.compiler
-OPTIONS = EngineOptions(block_size=BLOCK_SIZE, kv_blocks=8, dtype="float32", cpu_threads=2)
+OPTIONS = EngineOptions(block_size=BLOCK_SIZE, kv_blocks=8, dtype="float32", cpu_threads=1)
 WIDE = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "initializer_range": 0.2}
 FAMILIES = {
     "llama": config("llama", **WIDE),

@@ -30,7 +30,7 @@ from tests.engine.model.test_kept import batch_of, eager_logits, in_eight_bits
 from tools.packed_checkpoints import Packing, write_checkpoint
 from tools.random_models import byte_tokenizer, generate
 
-OPTIONS = EngineOptions(block_size=BLOCK_SIZE, kv_blocks=8, dtype="float32", cpu_threads=2)
+OPTIONS = EngineOptions(block_size=BLOCK_SIZE, kv_blocks=8, dtype="float32", cpu_threads=1)
 SIZES = {
     "vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "initializer_range": 0.2,
 }  # fmt: skip

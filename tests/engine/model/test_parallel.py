@@ -149,50 +149,6 @@ def answer_all(engine: Engine, prompt_logprobs: int | None = 0) -> Run:
     return run._replace(num_cached=sum(event.usage.cached_tokens for event in ended.values()))  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(
-    ("family", "overlap"),
-    [("llama", False), ("qwen3", True), ("mistral", False), ("gemma2", True), ("gemma3", True)],
-)
-def test_answers_are_those_of_one_process(
-    family: str, overlap: bool, saved: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with started(saved(family), 1, **SMALL_STEPS) as engine:
-        expected = answer_all(engine)
-    assert len({tuple(token_ids) for token_ids in expected.token_ids.values()}) == len(PROMPTS)
-    sent, num_unknown = [], 0
-    forward, send = ParallelExecutor.forward, workers.Workers.send
-
-    def counting_forward(self: ParallelExecutor, batch: Batch) -> torch.Tensor:
-        nonlocal num_unknown
-        num_unknown += len(batch.unknown_rows)
-        return forward(self, batch)
-
-    def recording_send(self: workers.Workers, work: Work) -> None:
-        sent.append(work)
-        send(self, work)
-
-    monkeypatch.setattr(ParallelExecutor, "forward", counting_forward)
-    monkeypatch.setattr(workers.Workers, "send", recording_send)
-    if overlap:  # as on a GPU, ids that a step draws are copied into the next step on the device
-        always = property(lambda _: True, lambda _self, _value: None)
-        monkeypatch.setattr(ModelRunner, "is_asynchronous", always, raising=False)
-    # Drafts are for steps that do not overlap.
-    with started(saved(family), 2, **SMALL_STEPS, drafts="off" if overlap else "auto") as engine:
-        found, again = answer_all(engine), answer_all(engine, prompt_logprobs=None)
-    for run in (found, again):
-        assert run.token_ids == expected.token_ids
-        for key, logprobs in expected.logprobs.items():
-            assert run.logprobs[key] == pytest.approx(logprobs, abs=1e-3)
-    for request_id, logprobs in expected.prompt_logprobs.items():
-        assert found.prompt_logprobs[request_id] == pytest.approx(logprobs, abs=1e-3)
-    # The run had the situations that this test is about.
-    assert any(isinstance(work, Copies) for work in sent), "no block was copied"
-    assert any(1 < length < 12 for work in sent if isinstance(work, BatchShape) for length in work.query_lens)
-    assert again.num_preemptions > 0
-    assert again.num_cached > 0
-    assert (num_unknown > 0) == overlap
-
-
 GRAMMARS = [
     None,
     Grammar("regex", "[A-Z]{2,5}-[0-9]{4}-hello[a-z]*"),
@@ -231,22 +187,82 @@ def answer_alone(engine: Engine) -> tuple[list[int], int]:
     return [token_id for chunk in chunks for token_id in chunk.token_ids], ended.account.num_forced_tokens
 
 
-@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])
-def test_answers_under_grammars_are_those_of_one_process(
-    overlap: bool, saved: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Compared(NamedTuple):
+    """What one process and two have answered to the same requests."""
+
+    overlap: bool
+    expected: Run
+    found: Run
+    again: Run  # with what the first run has left in the prefix cache
+    sent: list[Work]  # to the other process, in these two runs
+    num_unknown: int  # ids that were not known when a step of these runs was launched
+    constrained: list[tuple[dict[str, list[int]], tuple[list[int], int]]]  # the answers under grammars: of one, of two
+    num_masked_draws: int
+
+
+# One family for each way of splitting: norms of queries and keys, windows, softcaps.
+@pytest.fixture(
+    scope="module",
+    params=[("llama", False), ("qwen3", True), ("gemma2", False), ("gemma3", True)],
+    ids=lambda case: f"{case[0]}, {'overlap' if case[1] else 'in turn'}",
+)
+def compared(request: pytest.FixtureRequest, saved: Callable[[str], Path]) -> Compared:
+    """Ask an engine with one process, and then one with two. With `overlap`, steps are launched as on a GPU."""
+    family, overlap = request.param
+    with started(saved(family), 1, **SMALL_STEPS) as engine:
+        expected = answer_all(engine)
+        constrained = [(answer_under_grammars(engine), answer_alone(engine))]
+    sent, num_unknown = list[Work](), 0
+    forward, send = ParallelExecutor.forward, workers.Workers.send
+
+    def counting_forward(self: ParallelExecutor, batch: Batch) -> torch.Tensor:
+        nonlocal num_unknown
+        num_unknown += len(batch.unknown_rows)
+        return forward(self, batch)
+
+    def recording_send(self: workers.Workers, work: Work) -> None:
+        sent.append(work)
+        send(self, work)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ParallelExecutor, "forward", counting_forward)
+        patch.setattr(workers.Workers, "send", recording_send)
+        if overlap:  # as on a GPU, ids that a step draws are copied into the next step on the device
+            always = property(lambda _: True, lambda _self, _value: None)
+            patch.setattr(ModelRunner, "is_asynchronous", always, raising=False)
+        # Drafts are for steps that do not overlap.
+        with started(saved(family), 2, **SMALL_STEPS, drafts="off" if overlap else "auto") as engine:
+            found, again = answer_all(engine), answer_all(engine, prompt_logprobs=None)
+            of_runs = sent.copy(), num_unknown
+            constrained.append((answer_under_grammars(engine), answer_alone(engine)))
+            num_masked_draws = engine.snapshot().num_masked_draws
+    return Compared(overlap, expected, found, again, *of_runs, constrained, num_masked_draws)
+
+
+def test_answers_are_those_of_one_process(compared: Compared) -> None:
+    overlap, expected, found, again, sent, num_unknown, *_ = compared
+    assert len({tuple(token_ids) for token_ids in expected.token_ids.values()}) == len(PROMPTS)
+    for run in (found, again):
+        assert run.token_ids == expected.token_ids
+        for key, logprobs in expected.logprobs.items():
+            assert run.logprobs[key] == pytest.approx(logprobs, abs=1e-3)
+    for request_id, logprobs in expected.prompt_logprobs.items():
+        assert found.prompt_logprobs[request_id] == pytest.approx(logprobs, abs=1e-3)
+    # The run had the situations that this test is about.
+    assert any(isinstance(work, Copies) for work in sent), "no block was copied"
+    assert any(1 < length < 12 for work in sent if isinstance(work, BatchShape) for length in work.query_lens)
+    assert again.num_preemptions > 0
+    assert again.num_cached > 0
+    assert (num_unknown > 0) == overlap
+
+
+def test_answers_under_grammars_are_those_of_one_process(compared: Compared) -> None:
     """Masks and forced tokens are the engine's, and the other process has to follow what comes of them."""
-    with started(saved("llama"), 1, **SMALL_STEPS) as engine:
-        expected, expected_alone = answer_under_grammars(engine), answer_alone(engine)
-    if overlap:
-        always = property(lambda _: True, lambda _self, _value: None)
-        monkeypatch.setattr(ModelRunner, "is_asynchronous", always, raising=False)
-    with started(saved("llama"), 2, **SMALL_STEPS) as engine:
-        found, alone = answer_under_grammars(engine), answer_alone(engine)
-        assert engine.snapshot().num_masked_draws > 20
+    (expected, expected_alone), (found, alone) = compared.constrained
     assert found == expected
     assert alone == expected_alone
     assert alone[1] == len('hello"')
+    assert compared.num_masked_draws > 20
     text = byte_tokenizer().decode(found["0 1"])
     assert re.fullmatch("[A-Z]{2,5}-[0-9]{4}-hello[a-z]*", text) or len(found["0 1"]) == 16
 

@@ -115,8 +115,16 @@ def check(
     torch.testing.assert_close(got.float(), want, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("dim", [16, 64, 80, 96, 128, 256])
+# Tiles depend on the head dim and on the size of a number, so two types of 16 bits share the dims.
+@pytest.mark.parametrize(
+    ("dim", "dtype"),
+    [
+        *((dim, torch.float32) for dim in (16, 64, 80, 96, 128, 256)),
+        *((dim, torch.float16) for dim in (16, 80, 128)),
+        *((dim, torch.bfloat16) for dim in (64, 96, 256)),
+    ],
+    ids=str,
+)
 def test_it_equals_the_reference_for_any_head_dim_and_dtype(dim: int, dtype: torch.dtype) -> None:
     check(make_inputs(MIXED, key_dim=dim, dtype=dtype))
 
@@ -135,8 +143,7 @@ def test_keys_and_values_may_have_different_dims() -> None:
     check(make_inputs(MIXED, key_dim=24, value_dim=40))
 
 
-@pytest.mark.parametrize("window", [None, 1, 30, 1000])
-@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize(("window", "softcap"), [(1, None), (30, None), (1000, None), (None, 2.0), (30, 2.0)])
 def test_it_equals_the_reference_with_windows_and_softcap(window: int | None, softcap: float | None) -> None:
     check(make_inputs(MIXED, dtype=torch.bfloat16), window=window, softcap=softcap)
 

@@ -16,7 +16,9 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 from typing import Literal
 
 import torch
@@ -84,6 +86,22 @@ def build(dtype: torch.dtype, weights: Form = "none") -> Path:
     except OSError as error:
         raise BuildError(f"{path.parent} cannot be written: {error.strerror}") from error
     return path
+
+
+def build_beside(dtype: torch.dtype, weights: Form, *, native_build: bool) -> Thread:
+    """Build the library in a thread, which is returned, unless it is there. What goes wrong, `load` will say.
+
+    A start that fails does not wait for the thread.
+    """
+
+    def run() -> None:
+        with suppress(BuildError, NotPrivate):
+            if not is_built(dtype, weights, native_build=native_build):
+                build(dtype, weights)
+
+    thread = Thread(target=run, name="compile", daemon=True)
+    thread.start()
+    return thread
 
 
 def _compile(path: Path, dtype: torch.dtype, weights: Form) -> Path:

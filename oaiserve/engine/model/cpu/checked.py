@@ -27,11 +27,12 @@ from oaiserve.engine.model.cpu.description import Decoder, NotKnown
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.cpu.part import Part
+from oaiserve.engine.model.cpu.quantized_file import FileIdentity, QuantizedFile, find
 from oaiserve.engine.model.cpu.stored import PlaceInFile, StoredFiles, StoredTensors, TooLarge, from_json, to_json
 from oaiserve.engine.model.spec import KVShape, LoadedModel, ModelSpec
 from oaiserve.gguf import GgufTensor
 from oaiserve.private import NotPrivate
-from oaiserve.remembered import NotRemembered, Subject, recall, refound, remember, start_of_content, subject
+from oaiserve.remembered import NotRemembered, Subject, name_of, recall, refound, remember, start_of_content, subject
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,9 @@ _OPTIONS = (
 )
 # What reads a GGUF file: the configuration of its model, and the names of its tensors.
 _GGUF_READERS = [Path(__file__).parent.parent / name for name in ("gguf_config.py", "gguf_weights.py")]
+_QUANTIZER = Path(__file__).parent.parent / "int4_weights.py"  # which decides what is quantized how
+
+BLOCK_DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}  # by --dtype
 
 
 class CheckedModel(NamedTuple):
@@ -77,6 +81,9 @@ def checked_subject(model: Path, options: EngineOptions) -> Subject | None:
         modules += [blocks, part]
         for reader in _GGUF_READERS:
             code.update(reader.read_bytes())
+    elif options.quantize == "int4":
+        modules += [blocks, part]
+        code.update(_QUANTIZER.read_bytes())
     for module in modules:
         code.update(Path(str(module.__file__)).read_bytes())
     found = subject("model", model, _FILES, options=asked, packages=packages, digest=digest)
@@ -89,8 +96,17 @@ def keeps_blocks(options: EngineOptions) -> bool:
         _is_native(options)
         and options.quantize == "none"
         and options.draft_model is None
-        and options.dtype in ("auto", "bfloat16", "float32")
+        and options.dtype in BLOCK_DTYPES
     )
+
+
+def block_dtype(model: Path, options: EngineOptions) -> torch.dtype | None:
+    """Return in what a model computes whose weights will be in blocks: a GGUF file's, or those that are quantized here.
+
+    None for all others; what they will be in is in their files.
+    """
+    has_blocks = keeps_blocks(options) if model.is_file() else _is_native(options) and options.quantize == "int4"
+    return BLOCK_DTYPES.get(options.dtype) if has_blocks else None
 
 
 def _is_native(options: EngineOptions) -> bool:
@@ -103,7 +119,7 @@ def _is_copied(tensor: GgufTensor) -> bool:
 
 
 def _weights_of(asked: Subject, options: EngineOptions) -> build.Form:
-    return "blocks" if asked.model.is_file() else options.quantize
+    return "blocks" if asked.model.is_file() or options.quantize == "int4" else options.quantize
 
 
 def recall_model(asked: Subject, options: EngineOptions) -> CheckedModel:
@@ -116,7 +132,9 @@ def recall_model(asked: Subject, options: EngineOptions) -> CheckedModel:
             raise NotRemembered("the CPU, the compiler or the native code is another")
         if not build.is_built(dtype, weights, native_build=options.native_build):
             raise NotRemembered("the native library is not on disk")
-        files = StoredFiles(asked.folder, found.content, start_of_content(found), asked.model.name)
+        made = found.data.get("quantized")
+        blocks_file = asked.model.name if made is None else _quantized(FileIdentity(**made))
+        files = StoredFiles(asked.folder, found.content, start_of_content(found), blocks_file)
         data = found.data["spec"]
         spec = ModelSpec(
             **data
@@ -131,11 +149,18 @@ def recall_model(asked: Subject, options: EngineOptions) -> CheckedModel:
         expected = [files.read_tensor(place) for place in found.data["expected"]]
         stands_for_all = found.data.get("part")  # which older records do not have
         compared = None if stands_for_all is None else Part(**stands_for_all)
-    except (BuildError, OSError) as error:
+    except (BuildError, NotPrivate, OSError) as error:
         raise NotRemembered(str(error)) from error
     except (KeyError, TypeError, ValueError) as error:
         raise NotRemembered(f"{found.path} has another form") from error
     return CheckedModel(spec, decoder, expected, compared, weights, files, found.day)
+
+
+def _quantized(asked: FileIdentity) -> str:
+    path = find(asked)
+    if path is None:
+        raise NotRemembered("the weights that were quantized are not in the cache any more")
+    return str(path)
 
 
 def start_checked(checked: CheckedModel, options: EngineOptions, *, num_blocks: int, num_threads: int) -> NativeDecoder:
@@ -183,11 +208,12 @@ def remember_checked(
     options: EngineOptions,
     compared: Part | None = None,
     in_files: Mapping[str, PlaceInFile] | None = None,
+    quantized: QuantizedFile | None = None,
 ) -> Thread:
     """Remember a model that has just been checked, in a thread, which is returned: no request waits for it.
 
     `compared` is the part of it that was, and `in_files` has the places of its parameters, if they are not in
-    safetensors files.
+    safetensors files. `quantized` has its blocks, if they were made at this start.
     """
 
     def run() -> None:
@@ -207,6 +233,7 @@ def remember_checked(
                 "decoder": to_json(decoder, tensors),
                 "expected": [tensors.place(logits) for logits in expected],
                 "part": None if compared is None else asdict(compared),
+                "quantized": None if quantized is None else asdict(quantized.finish(name_of(asked))),
             }
             path = remember(asked, data, bytes(tensors.content))
         except (BuildError, NotPrivate, OSError, TooLarge) as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -24,10 +26,13 @@ class Encoder:
     def __del__(self) -> None:
         self._library.free_pool(self._pool)
 
-    def __call__(self, weight: Tensor, kind: int) -> Blocks:
-        """Return a matrix [n, k] of any floats in blocks of a format, whose k must be a multiple of a block's."""
+    def __call__(self, weight: Tensor, kind: int, new: Callable[[int, int, int], Blocks] = new_blocks) -> Blocks:
+        """Return a matrix [n, k] of any floats in blocks of a format, whose k must be a multiple of a block's.
+
+        `new` gives the memory for them.
+        """
         n, k = weight.shape
-        blocks = new_blocks(kind, n, k)
+        blocks = new(kind, n, k)
         row_bytes = blocks.data.shape[1]
         for first in range(0, n, _ROWS_AT_ONCE):
             rows = weight[first : first + _ROWS_AT_ONCE].to(torch.float32).contiguous()

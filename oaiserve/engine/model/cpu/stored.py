@@ -85,7 +85,7 @@ class StoredTensors:
                        for name in {place[0] for place in in_files.values()}}  # fmt: skip
         found = []
         for name, parameter in parameters:
-            if name in in_files and parameter.is_contiguous():
+            if name in in_files and not parameter.is_meta and parameter.is_contiguous():
                 file, offset, dtype, shape = in_files[name]
                 if (dtype, shape) == (parameter.dtype, list(parameter.shape)):
                     address = parameter.data_ptr()
@@ -159,9 +159,9 @@ def to_json(part: Any, tensors: StoredTensors) -> Any:
 class StoredFiles:
     """Reads stored tensors, from the model's files and from the bytes of a record that begin at `start`."""
 
-    def __init__(self, folder: Path, content: bytearray, start: int, gguf_file: str = "") -> None:
-        """Read from a folder. Matrices in blocks are in `gguf_file`."""
-        self._folder, self._content, self._start, self._gguf_file = folder, content, start, gguf_file
+    def __init__(self, folder: Path, content: bytearray, start: int, blocks_file: str = "") -> None:
+        """Read from a folder. Matrices in blocks are in `blocks_file`, which is there, or has a path of its own."""
+        self._folder, self._content, self._start, self._blocks_file = folder, content, start, blocks_file
         self._maps: dict[str, mmap.mmap] = {}
 
     def read_tensor(self, place: Mapping[str, Any]) -> Tensor:
@@ -174,7 +174,7 @@ class StoredFiles:
 
     def read_blocks(self, place: Mapping[str, Any]) -> Blocks:
         """Return the matrix in blocks at a place. Raises ValueError if it is outside of the file."""
-        mapped, shape, rows = self._map(self._gguf_file), place["shape"], place["rows"]
+        mapped, shape, rows = self._map(self._blocks_file), place["shape"], place["rows"]
         data = np.frombuffer(mapped, np.uint8, math.prod(shape), place["offset"]).reshape(shape)
         order = np.arange(*rows) if isinstance(rows, list) else self.read_tensor(rows).numpy().astype(np.int64)
         return Blocks(data, place["kind"], order, mapped, place["offset"])

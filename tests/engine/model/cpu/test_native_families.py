@@ -11,6 +11,7 @@ import torch
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu.description import NotKnown
 from oaiserve.engine.model.cpu.start import native_decoder
+from oaiserve.engine.model.load import prepare
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
@@ -38,8 +39,9 @@ GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_answers_equal_generate_however_they_are_packed(family: str) -> None:
-    loaded = load(FAMILIES[family])
-    expected = generate(make_model(FAMILIES[family]), PROMPTS, NUM_TOKENS)
+    model = make_model(FAMILIES[family])
+    expected = generate(model, PROMPTS, NUM_TOKENS)
+    loaded = prepare(model)
     assert len({tuple(answer) for answer in expected}) == len(PROMPTS), "the answers must be able to differ"
     with make_engine(loaded, native_runner(loaded), max_running=16, max_step_tokens=100) as engine:
         for _ in range(2):  # two choices of each, which copy blocks; the second time with a filled prefix cache

@@ -1,0 +1,137 @@
+"""Files in the cache with the weights that a start has quantized, so that later ones map them and need not do it again.
+
+A file has the blocks of a model's matrices, one behind the other. Native code writes them where the file is mapped, so
+they are in memory once, as pages that the system can write back. The file has no name until all of it is on the disk;
+what ends before leaves nothing behind. The record of the start says what is where in it (`checked.py`).
+
+All files together take no more than the user allows: those go first that no start has used for longest.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import stat
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from oaiserve import private
+from oaiserve.cache import cache_folder
+from oaiserve.engine.model.cpu.blocks import FORMATS, Blocks
+from oaiserve.private import NotPrivate
+
+_ALIGNMENT = 64
+_LEFT_BYTES = 2**31  # which the disk must have left for others
+
+
+@dataclass(frozen=True, slots=True)
+class FileIdentity:
+    """A file, and the numbers by which it is known again. They change if anything is written to it."""
+
+    name: str
+    inode: int
+    num_bytes: int
+    written_ns: int
+
+
+class QuantizedFile:
+    """A file that is being made."""
+
+    def __init__(self, num_bytes: int, most_bytes: int) -> None:
+        """Reserve the space for so many bytes, and remove other files until all take `most_bytes` at most.
+
+        Raises OSError if that cannot be, and NotPrivate if others could write to the folder.
+        """
+        private.make_folder(_folder())
+        folder = private.verified(_folder())
+        _make_room(folder, num_bytes, most_bytes)
+        if not hasattr(os, "O_TMPFILE"):
+            raise OSError("this system has no files without a name")
+        self._folder = folder
+        self._descriptor = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, private.FILE_MODE)
+        os.posix_fallocate(self._descriptor, 0, num_bytes)  # a page without space on the disk would end the process
+        self._map = mmap.mmap(self._descriptor, num_bytes)
+        self._end = 0
+
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptor"):
+            os.close(self._descriptor)
+
+    def blocks(self, kind: int, n: int, k: int) -> Blocks:
+        """Return the next blocks, of a matrix [n, k] in a format, still without values."""
+        offset, num_bytes = self._end, _num_bytes(kind, n, k)
+        self._end += _aligned(num_bytes)
+        data = np.frombuffer(self._map, np.uint8, num_bytes, offset).reshape(n, -1)
+        return Blocks(data, kind, np.arange(n), self._map, offset)
+
+    def finish(self, name: str) -> FileIdentity:
+        """Give the file a name, once all of it is on the disk. Raises OSError."""
+        self._map.flush()
+        os.fsync(self._descriptor)
+        found = os.fstat(self._descriptor)
+        unfinished = f".{name}-{os.getpid()}"
+        folder = os.open(self._folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            # With the folders, link follows /proc's link to the file.
+            os.link(f"/proc/self/fd/{self._descriptor}", unfinished, src_dir_fd=folder, dst_dir_fd=folder)
+            os.replace(unfinished, name, src_dir_fd=folder, dst_dir_fd=folder)
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+        return FileIdentity(name, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def file_bytes(matrices: Sequence[tuple[int, int, int]]) -> int:
+    """Return how long a file is with the blocks of matrices, each of a kind and [n, k]."""
+    return sum(_aligned(_num_bytes(*matrix)) for matrix in matrices)
+
+
+def find(asked: FileIdentity) -> Path | None:
+    """Return the path of a file, which counts as used from now on, or None if it is not there as it was.
+
+    Raises OSError, and NotPrivate if others could write to the folder.
+    """
+    path = private.verified(_folder()) / asked.name
+    try:
+        found = path.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+        raise NotPrivate(f"{path} is not a regular file of this user")
+    if (found.st_ino, found.st_size, found.st_mtime_ns) != (asked.inode, asked.num_bytes, asked.written_ns):
+        return None
+    os.utime(path, ns=(time.time_ns(), found.st_mtime_ns))  # systems set the time of an access seldom, or never
+    return path
+
+
+def _folder() -> Path:
+    return cache_folder() / "quantized"
+
+
+def _num_bytes(kind: int, n: int, k: int) -> int:
+    return n * (k // FORMATS[kind].weights) * FORMATS[kind].num_bytes
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _make_room(folder: Path, num_bytes: int, most_bytes: int) -> None:
+    """Remove the files that were not used for longest, until there is room for so many bytes. Raises OSError."""
+    if num_bytes > most_bytes:
+        raise OSError(f"its {num_bytes} bytes are more than --quantized-cache allows ({most_bytes})")
+    sizes = {path: path.stat().st_size for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_atime_ns)}
+    removed, num_freed = [], 0
+    while sum(sizes.values()) + num_bytes > most_bytes:
+        removed.append(next(iter(sizes)))
+        num_freed += sizes.pop(removed[-1])
+    free = shutil.disk_usage(folder).free + num_freed
+    if free < num_bytes + _LEFT_BYTES:
+        raise OSError(f"the disk has {free} bytes for it, and needs {num_bytes + _LEFT_BYTES}")
+    for path in removed:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,104 @@
+"""Files of quantized weights in the cache: whole or not there, known again, and never more than is allowed."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from oaiserve.engine.model.cpu import quantized_file
+from oaiserve.engine.model.cpu.quantized_file import FileIdentity, QuantizedFile, file_bytes, find
+from oaiserve.private import NotPrivate
+
+Q8_0 = 8
+MATRICES = [(Q8_0, 3, 64), (Q8_0, 5, 32)]
+SIZE = 3 * 2 * 34 + 52 + 5 * 34 + 22  # with what aligns each to 64 bytes
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="needs files without a name, as Linux has")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OAISERVE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "quantized"
+
+
+def made(name: str, value: int = 7, most_bytes: int = 10 * SIZE) -> FileIdentity:
+    file = QuantizedFile(file_bytes(MATRICES), most_bytes)
+    for matrix in MATRICES:
+        file.blocks(*matrix).data[:] = value
+    return file.finish(name)
+
+
+def test_a_file_has_the_matrices_one_behind_the_other(folder: Path) -> None:
+    assert file_bytes(MATRICES) == SIZE
+    file = QuantizedFile(SIZE, SIZE)
+    first, second = (file.blocks(*matrix) for matrix in MATRICES)
+    first.data[:], second.data[:] = 1, 2
+    assert list(folder.iterdir()) == []  # it has no name yet
+    identity = file.finish("a")
+    path = find(identity)
+    assert path == folder / "a"
+    assert path.stat().st_mode & 0o777 == 0o600
+    content = np.frombuffer(path.read_bytes(), np.uint8)
+    assert content.nbytes == identity.num_bytes == SIZE
+    for blocks, value in ((first, 1), (second, 2)):
+        assert (content[blocks.offset : blocks.offset + blocks.data.nbytes] == value).all()
+    assert first.shape == (3, 64)
+
+
+def test_a_file_that_is_not_finished_leaves_nothing(folder: Path) -> None:
+    file = QuantizedFile(SIZE, SIZE)
+    blocks = file.blocks(*MATRICES[0])
+    del file
+    gc.collect()
+    blocks.data[:] = 3  # it is there as long as somebody uses it
+    assert list(folder.iterdir()) == []
+
+
+def test_a_file_that_has_changed_is_not_found(folder: Path) -> None:
+    identity = made("a")
+    assert find(identity) == folder / "a"
+    for changed in (replace(identity, num_bytes=1), replace(identity, inode=1), replace(identity, name="b")):
+        assert find(changed) is None
+    with (folder / "a").open("r+b") as file:
+        file.write(b"x")
+    assert find(identity) is None
+    newer = made("a")
+    assert find(newer) == folder / "a"  # the new one has replaced it
+    (folder / "a").rename(folder / "b")
+    (folder / "a").symlink_to(folder / "b")
+    with pytest.raises(NotPrivate, match="is not a regular file"):
+        find(newer)
+
+
+def test_files_that_no_start_has_used_for_longest_make_room(folder: Path) -> None:
+    found = {name: made(name, most_bytes=3 * SIZE) for name in "abc"}
+    for second, (name, identity) in enumerate(found.items()):
+        os.utime(folder / name, ns=(second, identity.written_ns))
+    assert find(found["a"]) is not None
+    made("d", most_bytes=3 * SIZE)
+    assert sorted(path.name for path in folder.iterdir()) == ["a", "c", "d"]
+    assert find(found["a"]) is not None
+    made("e", most_bytes=SIZE)
+    assert [path.name for path in folder.iterdir()] == ["e"]
+
+
+@pytest.mark.parametrize("reason", ["allows", "the disk has", "other users can write"])
+def test_without_room_nothing_is_made_or_removed(reason: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made("a")
+    most_bytes = SIZE - 1 if reason == "allows" else 10 * SIZE
+    if reason == "the disk has":
+        usage: Any = shutil.disk_usage(folder)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=quantized_file._LEFT_BYTES))
+    elif reason != "allows":
+        folder.chmod(0o777)
+    with pytest.raises((NotPrivate, OSError), match=reason):
+        QuantizedFile(SIZE, most_bytes)
+    assert [path.name for path in folder.iterdir()] == ["a"]
