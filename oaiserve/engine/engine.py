@@ -27,6 +27,7 @@ from oaiserve.engine.drafts import Drafts
 from oaiserve.engine.grammar import Grammars
 from oaiserve.engine.host_time import Ranges
 from oaiserve.engine.loop import Abort, Broken, DropAdapter, EngineLoop, Runner, Stop, Submitted
+from oaiserve.engine.machine_time import MachineTime, throttling_file
 from oaiserve.engine.open_requests import Bounds
 from oaiserve.engine.policy import POLICIES
 from oaiserve.engine.pooling import Pooling
@@ -52,6 +53,7 @@ from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.shared_limit import SharedLimit
 from oaiserve.engine.states import StatePool
 from oaiserve.engine.step_account import EngineSnapshot
+from oaiserve.engine.step_causes import Machine
 from oaiserve.engine.tokenize import REST, Tokenized, TokenizeFailed, TokenizeStage, TokenizeStarted
 from oaiserve.engine.tokenizer import Tokenizer
 from oaiserve.errors import InvalidRequest, NotFound, Overloaded, Unavailable
@@ -116,6 +118,7 @@ class Engine:
         adapters: AdapterTable | None = None,
         draft_model: DraftModel | None = None,
         num_states: int = 0,
+        machine: Machine | None = None,
         clock_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
         options = options or EngineOptions()
@@ -176,6 +179,7 @@ class Engine:
             if has_drafts and pooling is None
             else None,
             itl_target_seconds=options.itl_target_seconds,
+            machine=(machine or MachineTime(throttling=throttling_file())) if options.explain else None,
             ranges=ranges,
             profiler=profiler,
         )

@@ -85,6 +85,7 @@ class Metrics:
             HistogramFamily(names.ENGINE_STEP_SECONDS, self._observed.step),
             HistogramFamily(names.ENGINE_STEP_SEQUENCES, self._observed.step_sequences),
             HistogramFamily(names.ENGINE_STEP_TOKENS, self._observed.step_tokens),
+            HistogramFamily(names.STEP_COST_ERROR, self._observed.step_cost_error),
             *connection_families(connections),
             *store_families(stored_responses),
             HistogramFamily(names.EVENT_LOOP_LAG_SECONDS, self._lag),
@@ -203,6 +204,7 @@ def _request_families(observed: Observations) -> list[Family]:
         CounterFamily(names.CACHED_PROMPT_TOKENS, observed.cached_tokens),
         CounterFamily(names.GENERATION_TOKENS, observed.generation_tokens),
         CounterFamily(names.QUEUE_WAIT_SECONDS, observed.queue_wait),
+        CounterFamily(names.PHASE_CAUSE_SECONDS, observed.phase_cause),
         HistogramFamily(names.GRAMMAR_COMPILE_SECONDS, observed.grammar_compile),
     ]
 
