@@ -195,8 +195,13 @@ MAY_IMPORT: dict[str, set[str]] = {
         "oaiserve.times",
     },
     f"{ENGINE}.drafts": {*(f"{ENGINE}.{m}" for m in ("draft_model", "lookup", "sequence", "step", "step_times"))},
+    f"{ENGINE}.step_cost": set(),
+    f"{ENGINE}.step_cost_fit": {f"{ENGINE}.step_cost"},
+    f"{ENGINE}.causes": {f"{ENGINE}.step_cost", "oaiserve.record"},
+    f"{ENGINE}.step_causes": {*(f"{ENGINE}.{m}" for m in ("causes", "step", "step_cost", "step_cost_fit"))},
+    f"{ENGINE}.machine_time": {"oaiserve.times"},
     f"{ENGINE}.sequence": {
-        *(f"{ENGINE}.{m}" for m in ("blocks", "constraint", "lookup", "request")),
+        *(f"{ENGINE}.{m}" for m in ("blocks", "causes", "constraint", "lookup", "request")),
         "oaiserve.record",
     },
     f"{ENGINE}.step": {f"{ENGINE}.sequence"},
@@ -262,6 +267,7 @@ MAY_IMPORT: dict[str, set[str]] = {
                 "shortage",
                 "step",
                 "step_account",
+                "step_causes",
                 "tokenize",
             )
         ),
@@ -273,6 +279,7 @@ MAY_IMPORT: dict[str, set[str]] = {
             for m in (
                 "backpressure",
                 "banned",
+                "causes",
                 "constraint",
                 "detokenize",
                 "draws",
@@ -285,13 +292,14 @@ MAY_IMPORT: dict[str, set[str]] = {
                 "shared_limit",
                 "step",
                 "step_account",
+                "step_causes",
                 "tokenize",
             )
         ),
     },
     f"{ENGINE}.shortage": {f"{ENGINE}.step"},
     f"{ENGINE}.step_account": {
-        *(f"{ENGINE}.{m}" for m in ("host_time", "scheduler", "sequence", "step")),
+        *(f"{ENGINE}.{m}" for m in ("causes", "host_time", "scheduler", "sequence", "step", "step_causes")),
         "oaiserve.record",
         "oaiserve.times",
     },
