@@ -194,7 +194,7 @@ class RequestRecord:
 
     @property
     def causes_ns(self) -> dict[str, dict[Cause, int]]:
-        """Return the causes of the phases `prefill` and `decode`, as far as they were reached. They add up to the phase.
+        """Return the causes of the phases `prefill` and `decode`, if they were reached. They add up to the phase.
 
         What passed between the last step and the end of a request that ended early is the host's time. A request that
         ended before its first step did has no causes, and neither has any with --no-explain.

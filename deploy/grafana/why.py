@@ -37,8 +37,8 @@ def _share(cause: str, phase: str = "prefill|decode") -> str:
 def _causes() -> list[Panel]:
     requests = rate("oaiserve_request_duration_seconds_count", REQUESTS)
     texts = {
-        "prefill": "Mean time per request in prefill, by cause. alone: what the prompt takes by itself, which only fewer "
-        "tokens or a faster machine change. The other causes have a row each.",
+        "prefill": "Mean time per request in prefill, by cause. alone: what the prompt takes by itself, which only "
+        "fewer tokens or a faster machine change. The other causes have a row each.",
         "decode": "Mean time per request in decode, by cause. alone: what the answer takes by itself, which only fewer "
         "tokens or a faster machine change. The other causes have a row each.",
     }
@@ -153,8 +153,8 @@ def _trust() -> list[Panel]:
     return [
         lines(
             "Error of the expected time of steps",
-            "How far steps were from what was expected of them, 50th and 95th percentile. Above 5 and 15 percent, what a "
-            "request would have taken alone is a rough number.",
+            "How far steps were from what was expected of them, 50th and 95th percentile. Above 5 and 15 percent, what "
+            "a request would have taken alone is a rough number.",
             "percentunit",
             [
                 Query(f"histogram_quantile({q}, {rate(f'{ERROR}_bucket', ENGINE, 'le')})", f"p{q * 100:g}")
@@ -164,8 +164,8 @@ def _trust() -> list[Panel]:
         ),
         lines(
             "Share that is unexplained",
-            "Share of prefill and decode for which no cause was found: steps took longer than expected, and neither the "
-            "machine nor masks held them up; or the server had just started.",
+            "Share of prefill and decode for which no cause was found: steps took longer than expected, and neither "
+            "the machine nor masks held them up; or the server had just started.",
             "percentunit",
             [Query(_share("unexplained"), "unexplained")],
         ),

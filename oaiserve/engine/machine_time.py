@@ -57,8 +57,8 @@ class MachineTime:
     def more_ns(self, most_ns: int) -> int:
         """Return how much of `most_ns`, by which a step was too slow, the machine held up other threads.
 
-        That is the delay of the threads of native code, shared among those that ran, and the time for which the limit of a
-        cgroup let nothing run. How long a page fault takes is not told: if there was one, all of it is the machine's.
+        That is the delay of the threads of native code, shared among those that ran, and the time for which the limit
+        of a cgroup let nothing run. How long a page fault takes is not told: if there was one, all is the machine's.
         """
         others, num_faults, throttled_ns = self._others, self._num_faults, self._throttled_ns
         self._look()

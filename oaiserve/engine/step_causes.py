@@ -1,8 +1,8 @@
 """Divides the time of each step into its causes, and learns what steps cost. Engine thread only, no torch.
 
 What is measured comes first: the time between steps, masks, and what the machine took. The rest of a step is what its
-decodes and its prompts were expected to take, by the cost of the steps before, and what is unexplained. Then each request in
-the step is told what its own tokens would have taken alone, and what its neighbours added to that.
+decodes and its prompts were expected to take, by the cost of the steps before, and what is unexplained. Then each
+request in the step is told what its own tokens would have taken alone, and what its neighbours added to that.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class StepCauses:
         """Divide the time since the last step, and return the error of what was expected, as a share of the time.
 
         In this time, the model took `model_ns`; there was work for `gap_ns` before; masks were filled for `masks_ns`.
-        With a clock of the device, `model_ns` is by that, so the engine thread may have filled masks, or have waited for a
-        core, meanwhile.
+        With a clock of the device, `model_ns` is by that: the engine thread may have filled masks, or have waited for
+        a core, meanwhile.
         """
         whole_ns, self.ended_ns = ended_ns - self.ended_ns, ended_ns
         model_ns = min(model_ns, whole_ns)
@@ -120,7 +120,9 @@ class StepCauses:
                 counted = own.in_step[2]
             share = _share(cost, part, load, whole)
             own.in_step = (number, part, share)
-            change = Share(share.alone - counted.alone, share.decodes - counted.decodes, share.prompts - counted.prompts)
+            change = Share(
+                share.alone - counted.alone, share.decodes - counted.decodes, share.prompts - counted.prompts
+            )
             again = sequence.num_preemptions > 0 and chunk.num_known > 1
             own.took_part(number, before, after, change, again=again)
 
@@ -161,8 +163,7 @@ def load_of(step: Step) -> Load:
 
 
 def chunk_load(chunk: Chunk) -> Load:
-    """Return what a chunk adds to a step. The tokens that its own ones attend to are those before the chunk, and half of
-    the chunk."""
+    """Return what a chunk adds to a step. Its tokens attend to those before the chunk, and on average to half of it."""
     num_tokens, draws = chunk.num_tokens, min(chunk.max_draws, len(chunk.draft) + 1)
     context = num_tokens * (2 * chunk.start + num_tokens - 1) // 2
     edits = draws if chunk.sequence.needs_ids else 0

@@ -1,7 +1,7 @@
 """The cost of a step: how long it takes, by what is in it. Data and arithmetic only: no torch, no clock.
 
-`step_cost_fit.py` learns a cost from steps while the server runs. Whatever wants to know how long other steps would take
-evaluates it: what a request would have cost alone, what its neighbours added, how a replica would serve another load.
+`step_cost_fit.py` learns a cost from steps while the server runs. Whatever wants to know how long other steps would
+take evaluates it: what a request would have cost alone, what its neighbours added, how long another load would take.
 """
 
 from __future__ import annotations

@@ -96,7 +96,10 @@ class Lab:
         defaults = {"kv_blocks": 4096, "max_model_len": 4096, "max_running": 16, "max_step_tokens": 256}
         engine_options = {"tokenize_workers": 0, "prefix_cache": False, **defaults, **options}
         self.engine: Engine = make_engine(
-            self.runner, clock_ns=self.clock, machine=self.machine, **engine_options  # type: ignore[arg-type]
+            self.runner,
+            clock_ns=self.clock,
+            machine=self.machine,
+            **engine_options,  # type: ignore[arg-type]
         )
 
     def learn(self, longest: int = 700) -> None:
@@ -192,9 +195,7 @@ def test_a_long_prompt_of_a_neighbour_is_found(lab: Lab) -> None:
 
 
 def test_the_neighbours_of_a_prompt_are_found(lab: Lab) -> None:
-    ended = lab.run(
-        request("a", prompt_len=4, max_tokens=40, n=8), request("b", prompt_len=600, max_tokens=1), after=8
-    )
+    ended = lab.run(request("a", prompt_len=4, max_tokens=40, n=8), request("b", prompt_len=600, max_tokens=1), after=8)
     prefill, _ = causes_of(ended["b"])
     in_steps = [(load, parts["b"]) for load, parts in lab.runner.log if "b" in parts]
     alone_ns = sum(TRUE.expected_ns(own) for _, own in in_steps)
@@ -243,7 +244,9 @@ def test_a_preemption_and_what_is_computed_again_is_found() -> None:
     assert victims
     for name in victims:
         prefill, decode = causes_of(ended[name])
-        again_ns = sum(TRUE.expected_ns(parts[name]) for _, parts in log[1:] if name in parts and parts[name].prompt_tokens)
+        again_ns = sum(
+            TRUE.expected_ns(parts[name]) for _, parts in log[1:] if name in parts and parts[name].prompt_tokens
+        )
         expected_ns = ended[name].account.stalled_ns + again_ns
         assert prefill.get(Cause.PREEMPTION, 0) + decode.get(Cause.PREEMPTION, 0) == near(expected_ns)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from oaiserve.engine.step_cost import KNOTS, Load, StepCost, place
 from oaiserve.engine.step_cost_fit import BATCH, HALF_LIFE, StepCostFit
 
-# Weights are read for 4 rows and less; more rows are computed with. Steps with prompts begin with an effort of their own.
+# Up to 4 rows, weights are read; more are computed with. Steps with prompts begin with an effort of their own.
 TRUE = StepCost(
     rows_ns=tuple(5e6 + 3e5 * max(0, rows - 4) for rows in KNOTS),
     decode_context_ns=900.0,
@@ -82,7 +82,9 @@ def test_what_no_new_step_says_anything_about_is_not_forgotten() -> None:
         load = Load(64, sum(rng.randrange(600) for _ in range(64)), draws=64)
         fit.observe(load, TRUE.expected_ns(load))
     assert fit.cost is not None
-    assert fit.cost.expected_ns(Load(1, 300, draws=1)) == pytest.approx(TRUE.expected_ns(Load(1, 300, draws=1)), rel=0.05)
+    assert fit.cost.expected_ns(Load(1, 300, draws=1)) == pytest.approx(
+        TRUE.expected_ns(Load(1, 300, draws=1)), rel=0.05
+    )
 
 
 def test_a_machine_that_becomes_slower_is_followed() -> None:
