@@ -54,6 +54,7 @@ from oaiserve.engine.shared_limit import SharedLimit
 from oaiserve.engine.states import StatePool
 from oaiserve.engine.step_account import EngineSnapshot
 from oaiserve.engine.step_causes import Machine
+from oaiserve.engine.step_cost import StepCost
 from oaiserve.engine.tokenize import REST, Tokenized, TokenizeFailed, TokenizeStage, TokenizeStarted
 from oaiserve.engine.tokenizer import Tokenizer
 from oaiserve.errors import InvalidRequest, NotFound, Overloaded, Unavailable
@@ -241,6 +242,11 @@ class Engine:
     @property
     def is_ready(self) -> bool:
         return self._loop.is_alive and not self._is_draining and self.failure is None
+
+    @property
+    def step_cost(self) -> StepCost | None:
+        """What steps cost, as far as it is learnt; None before the first steps, and if nothing is to be explained."""
+        return None if self._loop.causes is None else self._loop.causes.cost
 
     @property
     def num_waiting(self) -> int:

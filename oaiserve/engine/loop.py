@@ -174,8 +174,8 @@ class EngineLoop:
         self._host = HostTime(clock_ns, ranges)
         self._profiling = Profiling(profiler, self._host)
         self._machine = machine
-        causes = None if machine is None else StepCauses(machine)
-        self._account = StepAccount(self._host, causes)
+        self.causes = None if machine is None else StepCauses(machine)
+        self._account = StepAccount(self._host, self.causes)
         self._warned_ns: dict[str, int] = {}  # when each warning was logged last
         self._shortage = Shortage(scheduler.limits.max_step_tokens)
         self._pacing: PrefillBudget | None = None
@@ -193,7 +193,7 @@ class EngineLoop:
             clock_ns=clock_ns,
             stop_tokenizing=stop_tokenizing,
             pools=pools,
-            causes=causes,
+            causes=self.causes,
         )
         self.failure: BaseException | None = None
         self.is_stopped = False

@@ -58,7 +58,7 @@ class StepCauses:
         a core, meanwhile.
         """
         whole_ns, self.ended_ns = ended_ns - self.ended_ns, ended_ns
-        model_ns = min(model_ns, whole_ns)
+        took_ns, model_ns = model_ns, min(model_ns, whole_ns)  # a device may have begun before the last results came
         load, cost = load_of(step), self._fit.cost
         expected_ns = decodes_ns = 0
         if cost is not None:
@@ -91,12 +91,11 @@ class StepCauses:
         self.had_prompts = load.prompt_tokens > 0
         if self.number <= WARM_UP:
             return None
-        # A step that a core was missing for teaches what it would have taken, if not as surely.
-        clean_ns = model_ns - constraint_ns
-        if not has_clock:
-            lost_ns = max(lost_ns, min(delay_ns, clean_ns // 2))
-        clean_ns -= lost_ns
-        return self._fit.observe(load, clean_ns, (clean_ns / max(1, clean_ns + lost_ns)) ** 2)
+        took_ns -= constraint_ns
+        if not has_clock:  # a step that lacked a core teaches what it would have taken, if not as surely
+            lost_ns = max(lost_ns, min(delay_ns, took_ns // 2))
+        clean_ns = took_ns - lost_ns
+        return self._fit.observe(load, clean_ns, (clean_ns / max(1, took_ns)) ** 2)
 
     def _tell(self, step: Step, load: Load, before: Parts, after: Parts, whole: Share) -> None:
         """Tell the requests in a step what it was for them."""

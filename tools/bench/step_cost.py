@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from dataclasses import asdict
 from pathlib import Path
 
 from oaiserve.engine.engine import Engine
@@ -25,7 +26,7 @@ def main() -> None:
     parser.add_argument("--model", default="demo", help="a folder, a hub id or a GGUF file (default: demo)")
     parser.add_argument("--only", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS), help="default: all")
     parser.add_argument("--requests", type=int, help="most requests of a workload (default: those of its short form)")
-    parser.add_argument("--json", type=Path, help="write the errors there")
+    parser.add_argument("--json", type=Path, help="write the errors there, and the cost in the end")
     arguments = parser.parse_args()
     exit_on_sigterm()
     found: dict[str, list[float]] = {}
@@ -34,10 +35,11 @@ def main() -> None:
         engine.take_steps()
         for name in arguments.only:
             found[name] = run(engine, WORKLOADS[name].short(), arguments.requests)
+        cost = None if engine.step_cost is None else asdict(engine.step_cost)
     print("| workload | steps | median error | p95 |\n|---|---|---|---|")
     for name, errors in found.items():
         print(row(name, WORKLOADS[name].title, errors))
-    write_json(arguments.json, found)
+    write_json(arguments.json, {"errors": found, "cost": cost})
 
 
 def run(engine: Engine, workload: Workload, most: int | None) -> list[float]:
