@@ -92,25 +92,25 @@ class StepCauses:
         if self.number <= WARM_UP:
             return None
         took_ns -= constraint_ns
-        if not has_clock:  # a step that lacked a core teaches what it would have taken, if not as surely
-            lost_ns = max(lost_ns, min(delay_ns, took_ns // 2))
-        clean_ns = took_ns - lost_ns
-        return self._fit.observe(load, clean_ns, (clean_ns / max(1, took_ns)) ** 2)
+        # A step that lacked a core, if only for a part of its threads, says less of what it would have taken.
+        missed_ns = 0 if has_clock else min(took_ns, max(lost_ns, delay_ns))
+        return self._fit.observe(load, took_ns - lost_ns, (1 - missed_ns / max(1, took_ns)) ** 2)
 
     def _tell(self, step: Step, load: Load, before: Parts, after: Parts, whole: Share) -> None:
         """Tell the requests in a step what it was for them."""
         number, cost = self.number, self._fit.cost
         decodes_ns = whole.decodes
-        one_ns = context_ns = 0.0
+        one_ns = context_ns = cached_ns = 0.0
         if cost is not None:
-            one_ns, context_ns = cost.expected_ns(Load(decodes=1, draws=1)), cost.decode_context_ns
+            one_ns = cost.expected_ns(Load(decodes=1, draws=1))
+            context_ns, cached_ns = cost.decode_context_ns, cost.cached_context_ns - cost.decode_context_ns
         for chunk in step.chunks:  # a microsecond for each
             sequence = chunk.sequence
             own = sequence.causes
             if own is None:
                 continue
             if chunk.num_tokens == 1 and not own.has_several and not sequence.needs_ids:
-                alone_ns = int(one_ns + context_ns * chunk.start)
+                alone_ns = int(one_ns + context_ns * chunk.start + cached_ns * sequence.num_cached)
                 own.decoded(number, before, after, alone_ns if alone_ns < decodes_ns else decodes_ns)
                 continue
             part, counted = chunk_load(chunk), whole
@@ -148,16 +148,18 @@ def _share(cost: StepCost | None, part: Load, load: Load, whole: Share) -> Share
 
 def load_of(step: Step) -> Load:
     """Return what is in a step."""
-    decodes = decode_context = draws = 0
+    decodes = decode_context = cached_context = draws = 0
     others = []
     for chunk in step.chunks:
-        if chunk.num_tokens == 1 and not chunk.sequence.needs_ids:
+        sequence = chunk.sequence
+        if chunk.num_tokens == 1 and not sequence.needs_ids:
             decodes += 1
-            decode_context += chunk.start
+            decode_context += chunk.start - sequence.num_cached
+            cached_context += sequence.num_cached
             draws += chunk.max_draws
         else:
             others.append(chunk_load(chunk))
-    plain = Load(decodes, decode_context, draws=draws)
+    plain = Load(decodes, decode_context, cached_context, draws=draws)
     return Load(*map(sum, zip(plain, *others, strict=True))) if others else plain
 
 
@@ -167,5 +169,6 @@ def chunk_load(chunk: Chunk) -> Load:
     context = num_tokens * (2 * chunk.start + num_tokens - 1) // 2
     edits = draws if chunk.sequence.needs_ids else 0
     if chunk.num_known == 1:
-        return Load(num_tokens, context, 0, 0, draws, edits, len(chunk.draft))
-    return Load(0, 0, num_tokens, context, draws, edits, len(chunk.draft))
+        cached = num_tokens * chunk.sequence.num_cached
+        return Load(num_tokens, context - cached, cached, 0, 0, draws, edits, len(chunk.draft))
+    return Load(0, 0, 0, num_tokens, context, draws, edits, len(chunk.draft))

@@ -17,6 +17,7 @@ from oaiserve.engine.step_cost_fit import BATCH, HALF_LIFE, StepCostFit
 TRUE = StepCost(
     rows_ns=tuple(5e6 + 3e5 * max(0, rows - 4) for rows in KNOTS),
     decode_context_ns=900.0,
+    cached_context_ns=100.0,
     prompt_context_ns=150.0,
     draw_ns=60_000.0,
     edit_ns=200_000.0,
@@ -31,6 +32,7 @@ def some_load(rng: random.Random) -> Load:
     return Load(
         decodes,
         sum(rng.randrange(600) for _ in range(decodes)),
+        512 * decodes if rng.random() < 0.3 else 0,
         prompt_tokens,
         prompt_tokens * rng.randrange(800),
         draws,
@@ -102,7 +104,7 @@ def test_a_machine_that_becomes_slower_is_followed() -> None:
 def test_whatever_was_seen_more_is_never_cheaper(steps: list[tuple[int, int, int]]) -> None:
     fit = StepCostFit()
     for decodes, prompt_tokens, ns in steps:
-        fit.observe(Load(decodes, 100 * decodes, max(1 - decodes, prompt_tokens), 0, decodes), ns)
+        fit.observe(Load(decodes, 100 * decodes, 0, max(1 - decodes, prompt_tokens), 0, decodes), ns)
     cost = fit.cost
     assert cost is not None
     assert all(low <= high + 1e-6 for low, high in pairwise(cost.rows_ns))
