@@ -75,7 +75,7 @@ class StepCauses:
             left_ns = excess_ns - lost_ns
             if cost is not None and left_ns > SLOW_NS and left_ns > SLOW_SHARE * expected_ns:
                 lost_ns += self._machine.more_ns(left_ns)
-        late_ns = min(delay_ns - min(delay_ns, lost_ns), gap_ns, whole_ns - model_ns)
+        late_ns = min(max(0, delay_ns - lost_ns), gap_ns, whole_ns - model_ns)
         before = self.totals
         decodes, prompts, constraint, host, machine, unexplained = before
         after = self.totals = Parts(

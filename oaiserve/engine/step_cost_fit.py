@@ -87,6 +87,7 @@ class StepCostFit:
         """Return the numbers that fit best, of those that are not below 0 and do not fall with the rows."""
         scale = self._unit_ns**-2
         equations = _RISES.T @ (self._known + scale * _GUESS) @ _RISES
+        equations += np.eye(_NUM) * (1e-12 * equations.max())  # so that they can be solved, whatever was seen
         sums = _RISES.T @ self._sums
         free = np.ones(_NUM, bool)
         while True:
