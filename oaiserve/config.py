@@ -460,6 +460,10 @@ class EngineOptions:
     tokenize_workers: int = 2
     """Threads that tokenize prompts. 0: the thread that submits a request tokenizes it."""
 
+    explain: bool = True
+    """Learn what steps cost while serving, and divide the phases prefill and decode of each request into their causes:
+    itself, its neighbours, preemption, masks, the host, the machine."""
+
     def __post_init__(self) -> None:
         _check_choice("--task", self.task, TaskOption)
         _check_choice("--device", self.device, Device)

@@ -55,6 +55,22 @@ class WaitReason(StrEnum):
     SAME_PREFIX = "same_prefix"  # another request was computing the same prefix
 
 
+class Cause(StrEnum):
+    """The causes of the time that a request spends in the phases `prefill` and `decode`. They add up to the phase.
+
+    The first three are by the learnt cost of steps (`oaiserve.engine.step_cost`), the next four were measured.
+    """
+
+    ALONE = "alone"  # what its own tokens would have taken without other requests
+    NEIGHBOUR_DECODES = "neighbour_decodes"  # what other requests that decoded added to its steps
+    NEIGHBOUR_PROMPTS = "neighbour_prompts"  # what the prompts of other requests added
+    PREEMPTION = "preemption"  # it was preempted and stood still, or was computed again
+    CONSTRAINT = "constraint"  # its steps waited for the masks of grammars
+    HOST = "host"  # between steps, and behind the last one
+    MACHINE = "machine"  # the engine was ready to run, and the machine did something else
+    UNEXPLAINED = "unexplained"  # its steps took so much longer than expected, or nothing was expected yet
+
+
 class AccessRefusal(StrEnum):
     """The reasons for which a request is refused before it reaches a route. It makes no record."""
 
@@ -106,6 +122,10 @@ class EngineAccount:
     model_ns: int = 0  # time of these steps; the rest is between steps, or of the step that ran when it was scheduled
     num_step_sequences: int = 0  # added up over the steps, like num_step_tokens
     num_step_tokens: int = 0
+    # These are the parts of the phases `prefill` and `decode`, up to the last step. They are empty with --no-explain.
+    prefill_causes_ns: dict[Cause, int] = field(default_factory=dict)
+    decode_causes_ns: dict[Cause, int] = field(default_factory=dict)
+    num_prefill_steps: int = 0  # of `num_steps`, those up to the first token
     # These describe the grammar of the request, if it has one.
     grammar_kind: str | None = None  # as in oaiserve.engine.request.GrammarKind; None: no grammar
     grammar_compile_ns: int | None = None  # in the phase `tokenize`; None: no grammar, or it was not compiled
@@ -173,6 +193,25 @@ class RequestRecord:
         """Return the mean number of tokens per choice, by which TPOT divides because choices run side by side."""
         return self.completion_tokens // max(1, self.account.num_choices)
 
+    @property
+    def causes_ns(self) -> dict[str, dict[Cause, int]]:
+        """Return the causes of the phases `prefill` and `decode`, if they were reached. They add up to the phase.
+
+        What passed between the last step and the end of a request that ended early is the host's time. A request that
+        ended before its first step did has no causes, and neither has any with --no-explain.
+        """
+        if not self.account.prefill_causes_ns:
+            return {}
+        known = {"prefill": self.account.prefill_causes_ns, "decode": self.account.decode_causes_ns}
+        found = {}
+        for phase in self.times.phases():
+            if phase.name in known:
+                causes_ns = dict(known[phase.name])
+                if rest_ns := phase.duration_ns - sum(causes_ns.values()):
+                    causes_ns[Cause.HOST] = causes_ns.get(Cause.HOST, 0) + rest_ns
+                found[phase.name] = causes_ns
+        return found
+
 
 class StepKind(StrEnum):
     PREFILL = "prefill"  # no sequence decoded
@@ -209,6 +248,7 @@ class StepRecord(NamedTuple):
     device_ns: int | None = None  # the time that the device was busy with this step
     device_gap_ns: int | None = None  # since the end of the step before, with or without work
     num_masked_draws: int = 0  # draws of a token among those that a grammar lets come next
+    cost_error: float | None = None  # of its expected time, as a share of its own; None: no time was expected
 
 
 class Recording(Protocol):

@@ -204,8 +204,13 @@ MAY_IMPORT: dict[str, set[str]] = {
         "oaiserve.times",
     },
     f"{ENGINE}.drafts": {*(f"{ENGINE}.{m}" for m in ("draft_model", "lookup", "sequence", "step", "step_times"))},
+    f"{ENGINE}.step_cost": set(),
+    f"{ENGINE}.step_cost_fit": {f"{ENGINE}.step_cost"},
+    f"{ENGINE}.causes": {f"{ENGINE}.step_cost", "oaiserve.record"},
+    f"{ENGINE}.step_causes": {*(f"{ENGINE}.{m}" for m in ("causes", "step", "step_cost", "step_cost_fit"))},
+    f"{ENGINE}.machine_time": {"oaiserve.times"},
     f"{ENGINE}.sequence": {
-        *(f"{ENGINE}.{m}" for m in ("blocks", "constraint", "lookup", "request")),
+        *(f"{ENGINE}.{m}" for m in ("blocks", "causes", "constraint", "lookup", "request")),
         "oaiserve.record",
     },
     f"{ENGINE}.step": {f"{ENGINE}.sequence"},
@@ -276,6 +281,7 @@ MAY_IMPORT: dict[str, set[str]] = {
                 "shortage",
                 "step",
                 "step_account",
+                "step_causes",
                 "tokenize",
             )
         ),
@@ -287,6 +293,7 @@ MAY_IMPORT: dict[str, set[str]] = {
             for m in (
                 "backpressure",
                 "banned",
+                "causes",
                 "constraint",
                 "detokenize",
                 "draws",
@@ -300,6 +307,7 @@ MAY_IMPORT: dict[str, set[str]] = {
                 "shared_limit",
                 "step",
                 "step_account",
+                "step_causes",
                 "tokenize",
             )
         ),
@@ -308,7 +316,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     f"{ENGINE}.load_totals": set(),
     f"{ENGINE}.reports": {"oaiserve.cluster.report", *(f"{ENGINE}.{m}" for m in ("blocks", "step_account"))},
     f"{ENGINE}.step_account": {
-        *(f"{ENGINE}.{m}" for m in ("host_time", "load_totals", "scheduler", "sequence", "step")),
+        *(f"{ENGINE}.{m}" for m in ("causes", "host_time", "load_totals", "scheduler", "sequence", "step")),
+        f"{ENGINE}.step_causes",
         "oaiserve.record",
         "oaiserve.times",
     },

@@ -1,7 +1,8 @@
 """Measures what telemetry costs, as a ratio of paired runs: python -m tools.overhead
 
 Two servers of the demo model run side by side: one with all telemetry (metrics, spans to a collector, a JSON log line
-for each request), one with none. To measure scrapes, one server with all telemetry is scraped 20 times a second or not.
+for each request), one with none. To measure what the causes of phases cost, the other server has --no-explain. To
+measure scrapes, one server with all telemetry is scraped 20 times a second or not.
 The same load runs with and without in turns, and a pair of runs gives one ratio. Prints markdown: the mean ratio with
 its 95 % confidence interval, and what each part of telemetry costs per request.
 """
@@ -18,11 +19,18 @@ import timeit
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 from typing import Any
 
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from oaiserve.engine.causes import RequestCauses
+from oaiserve.engine.machine_time import MachineTime
+from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Chunk, Step
 from oaiserve.engine.step_account import EngineSnapshot
+from oaiserve.engine.step_causes import StepCauses
 from oaiserve.record import EngineAccount, EventKind, Outcome, RequestRecord, WaitReason
 from oaiserve.telemetry import logs
 from oaiserve.telemetry.metrics import Metrics
@@ -35,6 +43,7 @@ from tools.load import StreamsLoad, StreamsResult
 from tools.paired import interval, measure_pairs
 from tools.server_process import exit_on_sigterm, free_port, running_oaiserve, running_process
 
+COMPARED = ["telemetry", "explain", "scrapes"]
 SCRAPES_PER_SECOND = 20  # as often as the Kubernetes endpoint picker polls
 
 
@@ -52,7 +61,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=10, help="pairs of runs for each load (default 10)")
     parser.add_argument("--loads", nargs="+", default=list(LOADS), choices=list(LOADS))
-    parser.add_argument("--compare", nargs="*", default=["telemetry", "scrapes"], choices=["telemetry", "scrapes"])
+    parser.add_argument("--compare", nargs="*", default=COMPARED, choices=COMPARED)
     arguments = parser.parse_args()
     exit_on_sigterm()
     print_parts()
@@ -106,13 +115,18 @@ def servers(compared: str) -> Iterator[tuple[str, str]]:
     collector_command = [sys.executable, "-m", "tools.overhead", "collect", str(port)]
     with running_process(collector_command, port) as collector, ExitStack() as stack:
 
-        def start(*program: str) -> str:
+        def start(*flags: str, program: tuple[str, ...] = ("oaiserve",)) -> str:
             environment = os.environ | {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url}
-            server = running_oaiserve("--log-format", "json", program=("-m", *program), env=environment)
+            server = running_oaiserve("--log-format", "json", *flags, program=("-m", *program), env=environment)
             return stack.enter_context(server).url
 
-        url = start("oaiserve")
-        yield url, url if compared == "scrapes" else start("tools.overhead", "serve-without")
+        url = start()
+        if compared == "scrapes":
+            yield url, url
+        elif compared == "explain":
+            yield url, start("--no-explain")
+        else:
+            yield url, start(program=("tools.overhead", "serve-without"))
 
 
 def print_parts() -> None:
@@ -142,6 +156,9 @@ def print_parts() -> None:
         print("| thread | part | µs per request |\n|---|---|---|")
         for thread, part, call in rows:
             print(f"| {thread} | {part} | {microseconds(call):.1f} |", flush=True)
+        for number in (1, 64):
+            took = microseconds(a_step_of(number)) / number
+            print(f"| engine thread | causes of a step with {number} requests, for each | {took:.2f} |", flush=True)
         metrics.observe(record)
         for form in ("text/plain", "application/openmetrics-text"):
             took = scrape_microseconds(metrics, record, form)
@@ -191,6 +208,24 @@ def a_record(num_tokens: int = 64) -> RequestRecord:
         params={"temperature": 0, "max_tokens": num_tokens},
         account=account,
     )
+
+
+def a_step_of(num_requests: int) -> Callable[[], object]:
+    """Return what ends another decode step of so many requests, and divides its time into causes."""
+    causes = [RequestCauses(has_several=False) for _ in range(num_requests)]
+    steps = StepCauses(MachineTime())
+    sequences = [Sequence(str(i), 0, [1] * 64, SamplingParams(), max_len=128) for i in range(num_requests)]
+    for sequence, own in zip(sequences, causes, strict=True):
+        sequence.causes = own
+        own.begin(steps.totals, 0, 0, behind_prompts=False)
+    step = Step([Chunk(sequence, 64, 1) for sequence in sequences])
+    times = count(0, 10_000_000)
+
+    def end() -> None:
+        ended_ns = next(times)
+        steps.step_ended(step, ended_ns=ended_ns, model_ns=9_000_000, gap_ns=90_000, masks_ns=0, has_clock=False)
+
+    return end
 
 
 def serve_without_telemetry(arguments: list[str]) -> None:

@@ -28,6 +28,7 @@ from oaiserve.engine.drafts import Drafts
 from oaiserve.engine.grammar import Grammars
 from oaiserve.engine.host_time import Ranges
 from oaiserve.engine.loop import Abort, Broken, DropAdapter, EngineLoop, Runner, Stop, Submitted
+from oaiserve.engine.machine_time import MachineTime, throttling_file
 from oaiserve.engine.open_requests import Bounds
 from oaiserve.engine.policy import POLICIES
 from oaiserve.engine.pooling import Pooling
@@ -54,6 +55,8 @@ from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.shared_limit import SharedLimit
 from oaiserve.engine.states import StatePool
 from oaiserve.engine.step_account import EngineSnapshot
+from oaiserve.engine.step_causes import Machine
+from oaiserve.engine.step_cost import StepCost
 from oaiserve.engine.tokenize import REST, Tokenized, TokenizeFailed, TokenizeStage, TokenizeStarted
 from oaiserve.engine.tokenizer import Tokenizer
 from oaiserve.errors import InvalidRequest, NotFound, Overloaded, Unavailable
@@ -120,6 +123,7 @@ class Engine:
         num_states: int = 0,
         warm_up: Callable[[], None] = lambda: None,
         features: Mapping[str, bool] | None = None,
+        machine: Machine | None = None,
         clock_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
         options = options or EngineOptions()
@@ -182,6 +186,7 @@ class Engine:
             if has_drafts and pooling is None
             else None,
             itl_target_seconds=options.itl_target_seconds,
+            machine=(machine or MachineTime(throttling=throttling_file())) if options.explain else None,
             ranges=ranges,
             profiler=profiler,
             warm_up=warm_up,
@@ -250,6 +255,11 @@ class Engine:
     @property
     def is_ready(self) -> bool:
         return self._loop.is_alive and not self._is_draining and self.failure is None
+
+    @property
+    def step_cost(self) -> StepCost | None:
+        """What steps cost, as far as it is learnt; None before the first steps, and if nothing is to be explained."""
+        return None if self._loop.causes is None else self._loop.causes.cost
 
     @property
     def num_waiting(self) -> int:

@@ -34,6 +34,7 @@ from oaiserve.engine.shared_limit import SharedLimit
 from oaiserve.engine.shortage import Copies, Shortage, compute_in_parts, copy_in_parts
 from oaiserve.engine.step import Chunk, ChunkResult, Masks, OutOfMemory, Step, StepResult
 from oaiserve.engine.step_account import EngineSnapshot, StepAccount
+from oaiserve.engine.step_causes import Machine, StepCauses
 from oaiserve.engine.tokenize import GrammarCompiled, Tokenized, TokenizeFailed, TokenizeStarted
 from oaiserve.errors import AdapterUnloaded, APIError, InternalError, Unavailable
 from oaiserve.record import EngineAccount, HostPart
@@ -152,10 +153,12 @@ class EngineLoop:
         overlap: bool = False,
         drafts: Drafts | None = None,
         itl_target_seconds: float | None = None,
+        machine: Machine | None = None,
         ranges: Ranges | None = None,
         profiler: Profiler | None = None,
         warm_up: Callable[[], None] = lambda: None,
     ) -> None:
+        """Make the loop. With the `machine`, the time of requests in steps is divided into its causes."""
         self._scheduler = scheduler
         self._runner = runner
         self._adapters = adapters
@@ -173,7 +176,9 @@ class EngineLoop:
         self._in_flight: _Launched | None = None
         self._host = HostTime(clock_ns, ranges)
         self._profiling = Profiling(profiler, self._host)
-        self._account = StepAccount(self._host)
+        self._machine = machine
+        self.causes = None if machine is None else StepCauses(machine)
+        self._account = StepAccount(self._host, self.causes)
         self._warned_ns: dict[str, int] = {}  # when each warning was logged last
         self._shortage = Shortage(scheduler.limits.max_step_tokens)
         self._pacing: PrefillBudget | None = None
@@ -191,6 +196,7 @@ class EngineLoop:
             clock_ns=clock_ns,
             stop_tokenizing=stop_tokenizing,
             pools=pools,
+            causes=self.causes,
         )
         self.failure: BaseException | None = None
         self.is_stopped = False
@@ -532,6 +538,8 @@ class EngineLoop:
                     self._refuse(command)
         self.requests.fail_all(self._reason())
         self._hand_over()
+        if self._machine is not None:
+            self._machine.close()
 
     def _reason(self) -> APIError:
         if self.failure is not None:

@@ -15,6 +15,7 @@ from random import getrandbits
 
 from oaiserve.engine.backpressure import Deadlines, DrainRate
 from oaiserve.engine.banned import leaves_no_token
+from oaiserve.engine.causes import RequestCauses
 from oaiserve.engine.constraint import Constraint
 from oaiserve.engine.detokenize import StopStrings, TokenTable
 from oaiserve.engine.draws import draw_key
@@ -41,6 +42,7 @@ from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.shared_limit import SharedLimit
 from oaiserve.engine.step import Chunk, ChunkResult, Logprobs, Step
 from oaiserve.engine.step_account import RequestNotes, StepTotals
+from oaiserve.engine.step_causes import StepCauses
 from oaiserve.engine.tokenize import Tokenized
 from oaiserve.errors import APIError, InternalError, InvalidRequest, Overloaded, RequestTimeout, Unavailable
 from oaiserve.record import EngineAccount, EventKind
@@ -93,15 +95,13 @@ class OpenRequest:
     deliver: Deliver
     times: RequestTimes
     account: EngineAccount
+    notes: RequestNotes
+    causes: RequestCauses | None = None  # where they are asked for
     prompts: list[_Prompt] = field(default_factory=list)
     outputs: dict[Sequence, ChoiceOutput] = field(default_factory=dict)  # of choices that have not finished
     usage: Usage = field(default_factory=lambda: Usage(0, 0, 0))
     waiting_tokens: int = 0  # of its prompts, until it enters a step
     num_waiting: int = 0  # choices that have not entered a step
-    notes: RequestNotes = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.notes = RequestNotes(self.times, self.account)
 
 
 class OpenRequests:
@@ -120,10 +120,12 @@ class OpenRequests:
         clock_ns: Callable[[], int],
         stop_tokenizing: Callable[[str], None],
         pools: bool = False,
+        causes: StepCauses | None = None,
     ) -> None:
         """Begin without requests. `waiting` counts the choices until they enter a step or end; who submits a request
         has taken their room. `stop_tokenizing` takes the id of a request that has ended before it was tokenized. If the
-        model `pools`, each prompt is computed in one step, and answered by a vector."""
+        model `pools`, each prompt is computed in one step, and answered by a vector. With the `causes` of steps, each
+        request's account has its own."""
         self._scheduler = scheduler
         self._table = table
         self._totals = totals
@@ -133,6 +135,7 @@ class OpenRequests:
         self._clock_ns = clock_ns
         self._stop_tokenizing = stop_tokenizing
         self._pools = pools
+        self._causes = causes
         self._open: dict[str, OpenRequest] = {}
         self._outbox: dict[Deliver, list[Event]] = {}
         self._waiting = waiting
@@ -178,7 +181,11 @@ class OpenRequests:
         grammar = request.params.grammar
         grammar_kind = None if grammar is None else grammar.kind
         account = EngineAccount(num_choices=request.num_choices, grammar_kind=grammar_kind)
-        self._open[request.request_id] = OpenRequest(request, deliver, times, account, num_waiting=request.num_choices)
+        causes = None if self._causes is None else RequestCauses(has_several=request.num_choices > 1)
+        notes = RequestNotes(times, account, self._causes, causes)
+        self._open[request.request_id] = OpenRequest(
+            request, deliver, times, account, notes, causes, num_waiting=request.num_choices
+        )
         self._queue_deadlines.begin(request.request_id, submitted_ns)
         self._request_deadlines.begin(request.request_id, submitted_ns)
 
@@ -247,6 +254,7 @@ class OpenRequests:
                     second_start=second_starts[prompt_index],
                 )
                 sequence.wants_prompt_logprobs = logprobs is not None and choice == 0
+                sequence.causes = opened.causes
                 opened.outputs[sequence] = ChoiceOutput(
                     sequence,
                     self._table,

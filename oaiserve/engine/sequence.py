@@ -6,6 +6,7 @@ from array import array
 from enum import Enum
 
 from oaiserve.engine.blocks import BlockHash
+from oaiserve.engine.causes import RequestCauses
 from oaiserve.engine.constraint import Constraint
 from oaiserve.engine.lookup import Lookup
 from oaiserve.engine.request import SamplingParams
@@ -79,6 +80,7 @@ class Sequence:
         "bad_words",
         "blocks",
         "cache_salt",
+        "causes",
         "client",
         "client_name",
         "constraint",
@@ -183,6 +185,7 @@ class Sequence:
         self.own_wait: tuple[WaitReason, int] | None = None  # the reason, and since when
         self.wait_totals_ns: dict[WaitReason, int] = {}  # the common totals when it began to wait for common reasons
         # written by the engine loop
+        self.causes: RequestCauses | None = None  # of its request's time; None: nobody asks for them
         self.wants_prompt_logprobs = False  # the first choice of a prompt reports them, once
         self.last_token_ns: int | None = None
         # written by Drafts

@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
+from oaiserve.engine.causes import RequestCauses
 from oaiserve.engine.host_time import HostTime, kind_of
 from oaiserve.engine.load_totals import LoadTotals
 from oaiserve.engine.scheduler import Scheduler
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step, StepResult
+from oaiserve.engine.step_causes import StepCauses
 from oaiserve.record import EngineAccount, EventKind, HostPart, StepKind, StepRecord
 from oaiserve.times import RequestTimes
 
@@ -69,10 +71,20 @@ class StepTotals:
 class RequestNotes:
     """Writes what happens to one request in steps into its account and its stamps."""
 
-    __slots__ = ("_account", "_preempted_ns", "_times", "_totals_before")
+    __slots__ = ("_account", "_causes", "_first_token_step", "_preempted_ns", "_steps", "_times", "_totals_before")
 
-    def __init__(self, times: RequestTimes, account: EngineAccount) -> None:
+    def __init__(
+        self,
+        times: RequestTimes,
+        account: EngineAccount,
+        steps: StepCauses | None = None,
+        causes: RequestCauses | None = None,
+    ) -> None:
+        """Begin with what has not been in a step. With the causes of all steps, write its own into its account."""
         self._account = account
+        self._steps = steps
+        self._causes = causes
+        self._first_token_step: int | None = None  # the number of steps so far
         self._times = times
         self._totals_before: StepTotals | None = None  # when its first step began
         self._preempted_ns: dict[Sequence, int] = {}  # the time since which each of these is stalled
@@ -81,6 +93,8 @@ class RequestNotes:
         self._preempted_ns[sequence] = now_ns
         self._account.num_preemptions += 1
         self._account.note(EventKind.PREEMPTED, now_ns, sequence.index, tokens=sequence.num_tokens)
+        if self._causes is not None:
+            self._causes.preempted()
 
     def admitted(self, sequence: Sequence, now_ns: int) -> bool:
         """Note that a step with the sequence is about to be launched. Return True for the first one of its request."""
@@ -90,6 +104,8 @@ class RequestNotes:
             account.stalled_ns += stalled_ns
             cached = sequence.num_computed
             account.note(EventKind.RESUMED, now_ns, sequence.index, cached_tokens=cached, stalled_ns=stalled_ns)
+            if self._causes is not None:
+                self._causes.resumed()
         elif sequence.num_cached:
             account.note(EventKind.PREFIX_CACHE_HIT, now_ns, sequence.index, tokens=sequence.num_cached)
         if self._times.scheduled is not None:
@@ -101,6 +117,9 @@ class RequestNotes:
 
     def first_step_ended(self, before: StepTotals) -> None:
         self._totals_before = replace(before)
+        steps, scheduled_ns = self._steps, self._times.scheduled
+        if steps is not None and self._causes is not None and scheduled_ns is not None:
+            self._causes.begin(steps.totals, steps.ended_ns, scheduled_ns, behind_prompts=steps.had_prompts)
 
     def computed(self, chunk: Chunk, now_ns: int, batch: int) -> None:
         """Note that a chunk of several tokens has been computed, in a step with `batch` chunks."""
@@ -113,12 +132,27 @@ class RequestNotes:
             self._account.note(EventKind.FIRST_TOKEN, now_ns, sequence.index, batch=batch)
             if self._times.first_token is None:
                 self._times.first_token = now_ns
+                self._end_prefill()
         else:
             self._account.inter_token_ns.append(now_ns - sequence.last_token_ns)
         sequence.last_token_ns = now_ns
 
     def finished(self, sequence: Sequence, reason: str, now_ns: int, batch: int) -> None:
         self._account.note(EventKind.FINISHED, now_ns, sequence.index, reason=reason, batch=batch)
+
+    def _end_prefill(self) -> None:
+        """Note the causes of the phase `prefill`, which ends with the last step."""
+        if self._steps is not None and self._causes is not None and self._causes.has_begun:
+            self._account.prefill_causes_ns = self._causes.phase_ended(self._steps.totals)
+            self._first_token_step = self._steps.number
+
+    def _close_causes(self, steps: StepCauses, causes: RequestCauses, totals: StepTotals, before: StepTotals) -> None:
+        if self._first_token_step is None:
+            self._account.prefill_causes_ns = causes.phase_ended(steps.totals)
+            self._account.num_prefill_steps = totals.num_steps - before.num_steps
+        else:
+            self._account.decode_causes_ns = causes.phase_ended(steps.totals)
+            self._account.num_prefill_steps = self._first_token_step - before.num_steps
 
     def close(self, totals: StepTotals, now_ns: int) -> None:
         account, before = self._account, self._totals_before
@@ -129,13 +163,16 @@ class RequestNotes:
             account.model_ns = totals.model_ns - before.model_ns
             account.num_step_sequences = totals.num_sequences - before.num_sequences
             account.num_step_tokens = totals.num_tokens - before.num_tokens
+            if self._steps is not None and self._causes is not None:
+                self._close_causes(self._steps, self._causes, totals, before)
 
 
 class StepAccount:
     """Records each step: how long it took, how long the device waited before it, and what the engine thread did."""
 
-    def __init__(self, host: HostTime) -> None:
+    def __init__(self, host: HostTime, causes: StepCauses | None = None) -> None:
         self._host = host
+        self._causes = causes
         self._host_before_ns = host.spent_ns.copy()  # when the last step ended
         self.totals = StepTotals()
         self.steps: deque[StepRecord] = deque(maxlen=MOST_STEPS_KEPT)  # Engine.take_steps takes them out
@@ -177,6 +214,17 @@ class StepAccount:
             self._num_begun_tokens = sum(c.sequence.num_uncomputed for c in step.chunks if not c.max_draws)
         before_ns, self._host_before_ns = self._host_before_ns, self._host.spent_ns.copy()
         num_masked_before, self._num_masked_before = self._num_masked_before, self._num_masked
+        cost_error = None
+        if self._causes is not None:
+            masks_ns = self._host_before_ns[HostPart.MASKS] - before_ns[HostPart.MASKS]
+            cost_error = self._causes.step_ended(
+                step,
+                ended_ns=ended_ns,
+                model_ns=duration_ns,
+                gap_ns=idle_ns,
+                masks_ns=masks_ns,
+                has_clock=result.device_ns is not None,
+            )
         self.steps.append(
             StepRecord(
                 kind,
@@ -190,6 +238,7 @@ class StepAccount:
                 device_ns=result.device_ns,
                 device_gap_ns=result.device_gap_ns,
                 num_masked_draws=self._num_masked - num_masked_before,
+                cost_error=cost_error,
             )
         )
         self._idle_ns += idle_ns

@@ -8,13 +8,15 @@ import msgspec
 
 
 class AccountPhase(msgspec.Struct):
-    """A phase of a request. It starts so long after the request was received; `share` is of the whole duration."""
+    """A phase of a request. It starts so long after the request was received; `share` is of the whole duration. Of
+    prefill and decode, the causes add up to the duration."""
 
     name: str
     start_ns: int
     duration_ns: int
     duration_ms: float
     share: float
+    causes_ns: dict[str, int]
 
 
 class AccountGrammar(msgspec.Struct):
@@ -95,8 +97,10 @@ class Neighbour(msgspec.Struct):
 
 
 class WholeAccount(Account):
-    """The account of a request, with what happened to it, and with the requests that shared its steps."""
+    """The account of a request, with why it took so long, what happened to it, and the requests that shared its
+    steps."""
 
+    explanation: list[str]
     events: list[AccountEvent]
     num_events_dropped: int
     num_neighbours: int

@@ -20,6 +20,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from oaiserve.errors import NotFound, Overloaded
+from oaiserve.record import Cause
 from oaiserve.routes import sse
 from oaiserve.routes.operation import Operation, documented
 from oaiserve.routes.serving import LiveSamples, RecentRequests, Serving, serving_of
@@ -153,10 +154,21 @@ def _recent_rows(recent: RecentRequests) -> list[dict[str, Any]]:
     return [
         {
             **{name: entry[name] for name in _ROW_FIELDS},
-            "phases": [[phase["name"], phase["duration_ns"]] for phase in entry["phases"]],
+            "phases": [_phase_row(phase) for phase in entry["phases"]],
         }
         for entry in entries
     ]
+
+
+def _phase_row(phase: dict[str, Any]) -> list[Any]:
+    """Return the name of a phase and its time. Where its causes are known, what it would have taken alone follows, and
+    that with what its neighbours added."""
+    row, causes_ns = [phase["name"], phase["duration_ns"]], phase["causes_ns"]
+    if not causes_ns:
+        return row
+    alone_ns = causes_ns.get(Cause.ALONE, 0)
+    added_ns = causes_ns.get(Cause.NEIGHBOUR_DECODES, 0) + causes_ns.get(Cause.NEIGHBOUR_PROMPTS, 0)
+    return [*row, alone_ns, alone_ns + added_ns]
 
 
 _ROW_FIELDS = (

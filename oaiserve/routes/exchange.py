@@ -31,6 +31,7 @@ class RequestTimings(msgspec.Struct):
     phases_ns: dict[str, int]
     time_to_first_token_ns: int | None
     queue_waits_ns: dict[str, int]
+    causes_ns: dict[str, dict[str, int]]
     stalled_ns: int
     cached_tokens: int
     draft_tokens: int
@@ -90,12 +91,22 @@ class Exchange:
             self._phases_ns(),
             self.times.time_to_first_token_ns,
             {str(reason): wait_ns for reason, wait_ns in self.account.waits_ns.items()},
+            self._causes_ns(),
             self.account.stalled_ns,
             usage.cached_tokens,
             self.account.num_draft_tokens,
             self.account.num_accepted_tokens,
             self.trace.trace_id_hex,
         )
+
+    def _causes_ns(self) -> dict[str, dict[str, int]]:
+        """Return the causes of the phases that have some, which have ended with the last step."""
+        known = {"prefill": self.account.prefill_causes_ns, "decode": self.account.decode_causes_ns}
+        return {
+            phase: {str(cause): cause_ns for cause, cause_ns in causes_ns.items()}
+            for phase, causes_ns in known.items()
+            if causes_ns
+        }
 
     def _phases_ns(self) -> dict[str, int]:
         """Return the phases that are over, computed from the same stamps as those of the record."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from textwrap import wrap
 from typing import Any
 
 COLUMNS = 80
@@ -14,7 +15,8 @@ Entry = Mapping[str, Any]
 
 def page(entry: Entry) -> str:
     """Return the page for `entry`, which is what the route answers as JSON. No line is longer than COLUMNS."""
-    lines = [*_head(entry), "", *_phases(entry), "", *_engine(entry), *_events(entry), *_neighbours(entry)]
+    lines = [*_head(entry), "", *_phases(entry), "", *_explanation(entry), *_engine(entry), *_events(entry)]
+    lines += _neighbours(entry)
     return "".join(f"{_fit(line)}\n" for line in lines)
 
 
@@ -62,6 +64,14 @@ def _phases(entry: Entry) -> Iterable[str]:
         end = max(-(-end_ns * BAR_COLUMNS // duration_ns), start + 1)  # at least one column, so that it is seen
         bar = (" " * start + "#" * (end - start)).ljust(BAR_COLUMNS)
         yield f"{phase['name']:<13}{_ms(phase['duration_ns']):>15}{phase['share']:>7.1%}  |{bar}|"
+
+
+def _explanation(entry: Entry) -> Iterable[str]:
+    """Return why it took so long, in sentences, and an empty line."""
+    for sentence in entry["explanation"]:
+        yield from wrap(sentence, COLUMNS, subsequent_indent="    ", break_on_hyphens=False)
+    if entry["explanation"]:
+        yield ""
 
 
 def _engine(entry: Entry) -> Iterable[str]:

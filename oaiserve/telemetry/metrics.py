@@ -91,6 +91,7 @@ class Metrics:
             HistogramFamily(names.ENGINE_STEP_SEQUENCES, self._observed.step_sequences),
             HistogramFamily(names.ENGINE_STEP_TOKENS, self._observed.step_tokens),
             CallbackFamily(names.ENGINE_FEATURE, lambda: {(name,): int(is_on) for name, is_on in features.items()}),
+            HistogramFamily(names.STEP_COST_ERROR, self._observed.step_cost_error),
             *connection_families(connections),
             *front_end_families(front_ends),
             *store_families(stored_responses),
@@ -210,6 +211,7 @@ def _request_families(observed: Observations) -> list[Family]:
         CounterFamily(names.CACHED_PROMPT_TOKENS, observed.cached_tokens),
         CounterFamily(names.GENERATION_TOKENS, observed.generation_tokens),
         CounterFamily(names.QUEUE_WAIT_SECONDS, observed.queue_wait),
+        CounterFamily(names.PHASE_CAUSE_SECONDS, observed.phase_cause),
         HistogramFamily(names.GRAMMAR_COMPILE_SECONDS, observed.grammar_compile),
     ]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from oaiserve.record import HostPart, ToolCallOutcome, WaitReason
+from oaiserve.record import Cause, HostPart, ToolCallOutcome, WaitReason
 
 SERVICE_NAME = "oaiserve"
 
@@ -34,6 +34,7 @@ STEP_BUCKETS = (
 TOKEN_BUCKETS = (*(float(mantissa * 10**exponent) for exponent in range(6) for mantissa in (1, 2, 5)), 1e6)
 CHOICE_BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 STEP_SEQUENCE_BUCKETS = tuple(float(2**exponent) for exponent in range(11))  # 1 to 1024
+ERROR_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)
 STEP_TOKEN_BUCKETS = tuple(float(2**exponent) for exponent in range(15))  # 1 to 16384
 
 
@@ -192,7 +193,14 @@ QUEUE_WAIT_SECONDS = Metric(
     "seconds",
     ("reason",),
 )
-
+PHASE_CAUSE_SECONDS = Metric(
+    "oaiserve_phase_cause_seconds_total",
+    "counter",
+    "Time that ended requests spent in the phases prefill and decode, by its cause: alone, neighbour_decodes, "
+    "neighbour_prompts, preemption, constraint, host, machine or unexplained. The causes of a phase add up to it.",
+    "seconds",
+    ("phase", "cause"),
+)
 GRAMMAR_COMPILE_SECONDS = Metric(
     "oaiserve_grammar_compile_seconds",
     "histogram",
@@ -296,6 +304,15 @@ ENGINE_STEP_SEQUENCES = Metric(
 )
 ENGINE_STEP_TOKENS = Metric(
     "oaiserve_engine_step_tokens", "histogram", "Tokens computed in a step.", "tokens", buckets=STEP_TOKEN_BUCKETS
+)
+STEP_COST_ERROR = Metric(
+    "oaiserve_step_cost_error_ratio",
+    "histogram",
+    "How far the time that a step was expected to take is from what it took, as a share of that. kind: prefill, decode "
+    "or mixed.",
+    "ratio",
+    ("kind",),
+    ERROR_BUCKETS,
 )
 ENGINE_MODEL_SECONDS = Metric(
     "oaiserve_engine_model_seconds_total",
@@ -424,11 +441,11 @@ METRICS = (
     *(INTER_TOKEN_LATENCY_SECONDS, PREEMPTION_STALL_SECONDS, REQUEST_PROMPT_TOKENS, REQUEST_GENERATION_TOKENS),
     *(REQUEST_LONGEST_CHOICE_TOKENS, REQUEST_CHOICES, REQUEST_MAX_TOKENS),
     *(REQUESTS, REJECTED, FINISHED_CHOICES, TOOL_CALLS, PROMPT_TOKENS, CACHED_PROMPT_TOKENS, GENERATION_TOKENS),
-    *(QUEUE_WAIT_SECONDS, GRAMMAR_COMPILE_SECONDS),
+    *(QUEUE_WAIT_SECONDS, PHASE_CAUSE_SECONDS, GRAMMAR_COMPILE_SECONDS),
     *(REQUESTS_RUNNING, REQUESTS_WAITING, ADAPTER_REQUESTS, WAITING_PROMPT_TOKENS, DRAIN_RATE),
     *(TOKENIZE_QUEUE_DEPTH, KV_CACHE_USAGE, KV_BLOCKS, PREFIX_CACHE_QUERY_TOKENS, PREFIX_CACHE_HIT_TOKENS),
     *(PREEMPTIONS, ENGINE_OUT_OF_MEMORY, GRAMMAR_MASKED_DRAWS, GRAMMAR_FORCED_TOKENS, DRAFTS, DRAFT_TOKENS),
-    *(ENGINE_STEPS, ENGINE_STEP_SECONDS, ENGINE_STEP_SEQUENCES, ENGINE_STEP_TOKENS),
+    *(ENGINE_STEPS, ENGINE_STEP_SECONDS, ENGINE_STEP_SEQUENCES, ENGINE_STEP_TOKENS, STEP_COST_ERROR),
     *(ENGINE_MODEL_SECONDS, ENGINE_IDLE_WITH_WORK_SECONDS, ENGINE_HOST_SECONDS, ENGINE_FEATURE),
     EVENT_LOOP_LAG_SECONDS,
     *(CONNECTIONS, CONNECTIONS_REFUSED, REFUSED_ACCESS),
@@ -486,6 +503,9 @@ STEP_HOST_NS = {part: f"oaiserve.step.host.{part}_ns" for part in HostPart}
 
 # Attributes of the span of the phase `queue`: its parts, by what the request waited for.
 QUEUE_WAITS_NS = {reason: f"oaiserve.queue.{reason}_ns" for reason in WaitReason}
+
+# Attributes of the spans of the phases `prefill` and `decode`: their parts, by cause; only those that are not 0.
+CAUSES_NS = {cause: f"oaiserve.cause.{cause}_ns" for cause in Cause}
 
 # Attributes of events: the choice, the details that the engine noted, and for a prefill chunk its number and the total.
 EVENT_PREFIX = "oaiserve.event."

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from oaiserve.errors import APIError
-from oaiserve.record import POOLING_OPERATIONS, Outcome, RequestRecord, StepRecord, ToolCallOutcome, WaitReason
+from oaiserve.record import POOLING_OPERATIONS, Cause, Outcome, RequestRecord, StepRecord, ToolCallOutcome, WaitReason
 from oaiserve.telemetry import names
 from oaiserve.telemetry.series import NS_PER_SECOND, Counter, Distribution, Origin
 
@@ -17,6 +17,8 @@ FINISH_REASONS = frozenset({"stop", "length"})
 ABORT = "abort"
 OTHER = "other"
 MOST_ADAPTERS = 512  # that have series of their own
+EXPLAINED = ("prefill", "decode")  # the phases that have causes
+PER_RATIO = 1_000_000  # ratios are counted in millionths, as integers
 
 
 # Prometheus keeps exemplar times in milliseconds, and warns of a second exemplar that has the same bucket and time.
@@ -89,9 +91,11 @@ class Observations:
         self.cached_tokens = Counter("operation", "model")
         self.generation_tokens = Counter("operation", "model")
         self.queue_wait = Counter("reason", per_unit=NS_PER_SECOND)
+        self.phase_cause = Counter("phase", "cause", per_unit=NS_PER_SECOND)
         self.grammar_compile = _seconds("cache", shown_as=(names.GRAMMAR_COMPILE_SECONDS,))
         self.step = _seconds("kind", shown_as=(names.ENGINE_STEP_SECONDS,))
         self.step_sequences = Distribution(shown_as=(names.ENGINE_STEP_SEQUENCES,))
+        self.step_cost_error = Distribution("kind", shown_as=(names.STEP_COST_ERROR,), per_unit=PER_RATIO)
         self.step_tokens = Distribution(shown_as=(names.ENGINE_STEP_TOKENS, names.VLLM_STEP_TOKENS))
 
         # These start at 0 so that PromQL's `rate` sees their first increment.
@@ -106,6 +110,9 @@ class Observations:
             self.tool_calls.add((outcome,), 0)
         for wait in WaitReason:
             self.queue_wait.add((wait,), 0)
+        for phase in EXPLAINED:
+            for cause in Cause:
+                self.phase_cause.add((phase, cause), 0)
 
     def observe(self, record: RequestRecord) -> None:
         """Add one ended request to all series. Sums of times grow by exactly the nanoseconds of the record."""
@@ -135,6 +142,9 @@ class Observations:
             self.rejected.add((_snake_case(error_type or OTHER),))
         for wait, wait_ns in account.waits_ns.items():
             self.queue_wait.add((wait,), wait_ns)
+        for phase_name, causes_ns in record.causes_ns.items():
+            for cause, cause_ns in causes_ns.items():
+                self.phase_cause.add((phase_name, cause), cause_ns)
         if operation not in POOLING_OPERATIONS:
             self._observe_generation(record, labels, origin)
 
@@ -183,6 +193,8 @@ class Observations:
         self.step.add((step.kind,), step.duration_ns)
         self.step_sequences.add((), step.num_sequences)
         self.step_tokens.add((), step.num_tokens)
+        if step.cost_error is not None:
+            self.step_cost_error.add((step.kind,), round(step.cost_error * PER_RATIO))
 
 
 def _seconds(*labels: str, shown_as: tuple[names.Metric, ...]) -> Distribution:

@@ -10,6 +10,7 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from oaiserve.record import POOLING_OPERATIONS, EngineAccount, RequestRecord
+from oaiserve.telemetry.explanation import sentences
 from oaiserve.telemetry.summary import Steps, TokenGaps, steps_of, token_gaps
 
 MOST_NEIGHBOURS = 20  # requests listed as neighbours of one request
@@ -46,11 +47,14 @@ class RecentRequests:
             self._ring.append(kept)
 
     def get(self, request_id: str) -> Entry | None:
-        """Return the newest request with this id, with its events and the requests that shared steps with it."""
+        """Return the newest request with this id, with why it took so long, its events, and the requests that shared
+        steps with it."""
         ring = self._newest_first()
         for kept in ring:
             if kept.record.request_id == request_id:
-                return self._entry(kept) | _events(kept.record) | _neighbours(kept, ring)
+                explanation = list(sentences(kept.record, (other.record for other in ring)))
+                entry = self._entry(kept) | {"explanation": explanation}
+                return entry | _events(kept.record) | _neighbours(kept, ring)
         return None
 
     def list(
@@ -82,7 +86,7 @@ class RecentRequests:
 
     def _entry(self, kept: _Kept) -> Entry:
         record = kept.record
-        received_ns, duration_ns = _received_ns(record), record.times.duration_ns
+        received_ns, duration_ns, causes_ns = _received_ns(record), record.times.duration_ns, record.causes_ns
         return {
             "request_id": record.request_id,
             "trace_id": record.trace.trace_id_hex,
@@ -118,6 +122,7 @@ class RecentRequests:
                     **phase,
                     "duration_ms": phase["duration_ns"] / 1e6,
                     "share": phase["duration_ns"] / max(1, duration_ns),
+                    "causes_ns": {cause.value: ns for cause, ns in causes_ns.get(phase["name"], {}).items()},
                 }
                 for phase in _phases(record, received_ns)
             ],

@@ -161,6 +161,7 @@ class Tracing:
             whole, inner, server, _gen_ai_attributes(record), status=status, links=self._links(record)
         )
         events = self._events(record, phases)
+        causes_ns = record.causes_ns
         spans = [
             self._span(
                 phase,
@@ -168,7 +169,7 @@ class Tracing:
                 inner,
                 {names.QUEUE_WAITS_NS[reason]: ns for reason, ns in record.account.waits_ns.items()}
                 if phase.name == "queue"
-                else {},
+                else {names.CAUSES_NS[cause]: ns for cause, ns in causes_ns.get(phase.name, {}).items()},
                 events=phase_events,
             )
             for phase, phase_events in zip(phases, events, strict=True)

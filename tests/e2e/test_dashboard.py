@@ -124,6 +124,12 @@ def test_the_phases_of_a_request_under_load_are_those_of_debug_requests(
         (phase["name"], phase["duration_ns"]) for phase in entry["phases"]
     ]
     assert page.locator("#detail-body").get_by_text(entry["trace_id"]).count() == 1
+    sentences = page.locator("#detail-body p.why").all_text_contents()
+    # Neighbours may have ended since, so that they have names now.
+    assert [sentence.partition(";")[0].rstrip(".") for sentence in sentences] == [
+        sentence.partition(";")[0].rstrip(".") for sentence in entry["explanation"]
+    ]
+    assert page.locator("#detail-body i.shaded").count() == sum(bool(phase["causes_ns"]) for phase in entry["phases"])
 
 
 def test_bars_of_requests_lie_on_one_time_axis(server: LiveServer, open_page: OpenPage) -> None:

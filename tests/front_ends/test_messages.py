@@ -44,7 +44,7 @@ from oaiserve.front_ends.messages import (
     of_front_end,
     value_of,
 )
-from oaiserve.record import EngineAccount, EventKind, Outcome, RequestRecord, ToolCallOutcome, WaitReason
+from oaiserve.record import Cause, EngineAccount, EventKind, Outcome, RequestRecord, ToolCallOutcome, WaitReason
 from oaiserve.response_store import StoredResponse, TalkTooLarge
 from oaiserve.times import RequestTimes
 from oaiserve.trace import TraceContext
@@ -62,6 +62,7 @@ def body(message: Message) -> bytes:
 
 def account() -> EngineAccount:
     account = EngineAccount(waits_ns={WaitReason.BATCH_FULL: 12}, num_choices=2, first_step=0, grammar_kind="regex")
+    account.decode_causes_ns = {Cause.ALONE: 5, Cause.HOST: 1}
     account.note(EventKind.PREFILL_CHUNK, 40, None, start=0, tokens=64)
     account.note(EventKind.FINISHED, 2**62, 1, reason="length")
     account.inter_token_ns.extend([1, 2**40])

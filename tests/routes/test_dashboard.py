@@ -136,7 +136,9 @@ def test_the_feed_has_the_same_numbers_as_debug_requests(served: Served) -> None
     assert {"time_to_first_token", "inter_token", "duration"} == first["boundaries_seconds"].keys()
     for message in (first, second):
         row = message["requests"][0]
-        assert row["phases"] == [[phase["name"], phase["duration_ns"]] for phase in entry["phases"]]
+        assert [phase[:2] for phase in row["phases"]] == [
+            [phase["name"], phase["duration_ns"]] for phase in entry["phases"]
+        ]
         assert all(row[name] == entry[name] for name in row.keys() - {"phases"})
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oaiserve.cluster.prefix import prompt_of
-from oaiserve.record import EngineAccount, EventKind, Outcome, RequestRecord, ToolCallOutcome, WaitReason
+from oaiserve.record import Cause, EngineAccount, EventKind, Outcome, RequestRecord, ToolCallOutcome, WaitReason
 from oaiserve.routes.debug import prefers_text
 from oaiserve.routes.waterfall import COLUMNS, page
 from oaiserve.telemetry.recent import RecentRequests
@@ -63,6 +63,9 @@ def full_record() -> RequestRecord:
         num_accepted_tokens=2,
         num_model_draft_tokens=4,
         num_accepted_model_tokens=1,
+        num_prefill_steps=3,
+        prefill_causes_ns={Cause.ALONE: 30 * MS, Cause.HOST: 20 * MS},
+        decode_causes_ns={Cause.ALONE: 40 * MS, Cause.NEIGHBOUR_PROMPTS: 100 * MS, Cause.MACHINE: 10 * MS},
     )
     account.note(EventKind.GRAMMAR_COMPILED, 1005 * MS, None, compile_ns=3 * MS, cache="miss", kind="json_schema")
     account.note(EventKind.PREFIX_CACHE_HIT, 1110 * MS, 0, tokens=2)
@@ -79,7 +82,9 @@ def some(served: Served) -> Served:
     recent._ring.clear()
     recent.add(full_record())
     recent.add(make_record(0, 1, 2, 4, 900, 1000, request_id="job-2", outcome=Outcome.CANCELLED))
-    shared = EngineAccount(first_step=14, num_steps=3)
+    shared = EngineAccount(
+        first_step=14, num_steps=3, num_prefill_steps=2, prefill_causes_ns={Cause.ALONE: MS}, decode_causes_ns={}
+    )
     recent.add(make_record(0, 1, 2, 3, 4, 5, 6, 7, request_id="req-3", account=shared, prompt_tokens=7))
     return served
 
@@ -126,6 +131,11 @@ def test_the_account_of_a_request_has_its_waits_events_gaps_and_steps(some: Serv
     entry = some.http.get("/debug/requests/req-1").json()
     assert {phase["name"]: phase["duration_ms"] for phase in entry["phases"]}["queue"] == 100
     assert entry["queue_waits_ns"] == {"batch_full": 90 * MS, "step_under_way": 10 * MS}
+    causes_ns = {phase["name"]: phase["causes_ns"] for phase in entry["phases"] if phase["causes_ns"]}
+    assert causes_ns == {
+        "prefill": {"alone": 30 * MS, "host": 20 * MS},
+        "decode": {"alone": 40 * MS, "neighbour_prompts": 100 * MS, "machine": 10 * MS},
+    }
     assert [(event["name"], event["at_ms"]) for event in entry["events"]] == [
         ("grammar_compiled", 5),
         ("prefix_cache_hit", 110),
@@ -166,6 +176,13 @@ queue             100.000 ms  25.0%  | ##########                             |
 prefill            50.000 ms  12.5%  |           #####                        |
 decode            150.000 ms  37.5%  |                ###############         |
 respond            90.000 ms  22.5%  |                               #########|
+
+decode took 150 ms; alone it would have taken 40 ms; 100 ms came from one
+    neighbour (100 ms prompts), req-3 and its prompt of 7 tokens; for 10 ms the
+    machine was busy elsewhere.
+queue took 100 ms; 90 ms for batch_full; 10 ms for step_under_way.
+respond took 90 ms.
+prefill took 50 ms; alone it would have taken 30 ms; for 20 ms no step ran.
 
 waited for  batch_full 90.000 ms, step_under_way 10.000 ms
 preemptions 1, stalled for 25.000 ms

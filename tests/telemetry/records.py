@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from hypothesis import strategies as st
 
-from oaiserve.record import EngineAccount, Outcome, RequestRecord, ToolCallOutcome, WaitReason
+from oaiserve.record import Cause, EngineAccount, Outcome, RequestRecord, ToolCallOutcome, WaitReason
 from oaiserve.telemetry import names
 from oaiserve.times import STAMPS, RequestTimes
 from oaiserve.trace import TraceContext
@@ -26,6 +26,19 @@ TOKENS = st.one_of(st.integers(0, 20), st.sampled_from([999, 1000, 1001]), st.in
 
 
 @st.composite
+def causes(draw: st.DrawFn, times: RequestTimes) -> dict[str, dict[Cause, int]]:
+    """Return the fields of an account with the causes of the phases that were reached, or a part of these."""
+    found: dict[str, dict[Cause, int]] = {}
+    for phase in times.phases():
+        if phase.name in ("prefill", "decode"):
+            parts, left_ns = found.setdefault(f"{phase.name}_causes_ns", {}), phase.duration_ns
+            for cause in draw(st.lists(st.sampled_from(Cause), unique=True, max_size=3)):
+                parts[cause] = draw(st.integers(0, left_ns))
+                left_ns -= parts[cause]
+    return found
+
+
+@st.composite
 def records(draw: st.DrawFn) -> RequestRecord:
     num_stamps = draw(st.integers(1, len(STAMPS) - 1))
     stamps_ns = [draw(NS)]
@@ -33,10 +46,11 @@ def records(draw: st.DrawFn) -> RequestRecord:
         stamps_ns.append(stamps_ns[-1] + draw(NS))
     finish_reasons = tuple(draw(st.lists(st.sampled_from(["stop", "length"]), max_size=3)))
     num_preemptions = draw(st.integers(0, 2))
+    times = RequestTimes(**dict(zip(STAMPS, stamps_ns[:-1], strict=False)), responded=stamps_ns[-1])
     return RequestRecord(
         request_id="req",
         trace=TraceContext(draw(st.integers(1, 2**128 - 1)), draw(st.integers(1, 2**64 - 1))),
-        times=RequestTimes(**dict(zip(STAMPS, stamps_ns[:-1], strict=False)), responded=stamps_ns[-1]),
+        times=times,
         outcome=draw(st.sampled_from(Outcome)),
         operation=draw(st.sampled_from(["chat", "responses", "text_completion"])),
         http_method="POST",
@@ -61,6 +75,7 @@ def records(draw: st.DrawFn) -> RequestRecord:
             stalled_ns=draw(NS) if num_preemptions else 0,
             grammar_compile_ns=draw(st.none() | NS),
             grammar_was_cached=draw(st.booleans()),
+            **draw(causes(times)),
         ),
     )
 
@@ -186,3 +201,6 @@ def counted(record: RequestRecord) -> Iterator[tuple[names.Metric, dict[str, str
     yield n.VLLM_GENERATION_TOKENS, vllm, record.completion_tokens
     for reason, wait_ns in record.account.waits_ns.items():
         yield n.QUEUE_WAIT_SECONDS, {"reason": str(reason)}, seconds(wait_ns)
+    for phase, causes_ns in record.causes_ns.items():
+        for cause, cause_ns in causes_ns.items():
+            yield n.PHASE_CAUSE_SECONDS, {"phase": phase, "cause": str(cause)}, seconds(cause_ns)

@@ -37,6 +37,7 @@ from oaiserve.times import PHASES, STAMPS, RequestTimes
 from oaiserve.trace import TraceContext
 from tests.telemetry.collector import running_collector
 from tests.telemetry.log_lines import json_log
+from tests.telemetry.records import causes
 
 NO_ENGINE = cast(RequestEngine, None)
 OFFSET_NS = 1_700_000_000_000_000_011
@@ -69,6 +70,7 @@ def records(draw: st.DrawFn) -> RequestRecord:
         num_forced_tokens=draw(st.integers(0, 10**6)),
         num_draft_tokens=(num_drafted := draw(st.integers(0, 10**6))),
         num_accepted_tokens=draw(st.integers(0, num_drafted)),
+        **draw(causes(times)),
     )
     return RequestRecord(
         request_id="req-1",
@@ -181,6 +183,20 @@ def test_spans_log_line_and_ring_tell_the_same_of_grammars_and_tool_calls(record
 
 
 @given(records())
+def test_spans_and_ring_have_the_causes_of_a_phase_and_these_add_up_to_it(record: RequestRecord) -> None:
+    if not record.account.prefill_causes_ns:
+        assert record.causes_ns == {}
+    in_ring = {phase["name"]: phase["causes_ns"] for phase in entry_of(record)["phases"]}
+    for span, phase in zip(spans_of(record)[2], record.times.phases(), strict=True):
+        causes_ns = record.causes_ns.get(phase.name, {})
+        on_span = {cause: span.attributes.get(name, 0) for cause, name in names.CAUSES_NS.items()}
+        assert {cause: ns for cause, ns in on_span.items() if ns} == {c: ns for c, ns in causes_ns.items() if ns}
+        assert in_ring[phase.name] == causes_ns
+        if phase.name in record.causes_ns:
+            assert sum(causes_ns.values()) == phase.duration_ns
+
+
+@given(records())
 def test_the_header_and_the_timings_tell_the_same_of_what_is_over(record: RequestRecord) -> None:
     exchange = Exchange("req-1", "1", record.trace, "key-1")
     exchange.stream = LoopStream(Request("r", ()), NO_ENGINE)
@@ -191,6 +207,11 @@ def test_the_header_and_the_timings_tell_the_same_of_what_is_over(record: Reques
         "phases_ns": {phase.name: phase.duration_ns for phase in over},
         "time_to_first_token_ns": record.times.time_to_first_token_ns,
         "queue_waits_ns": record.account.waits_ns,
+        "causes_ns": {
+            name: causes_ns
+            for name in ("prefill", "decode")
+            if (causes_ns := getattr(record.account, f"{name}_causes_ns"))
+        },
         "stalled_ns": record.account.stalled_ns,
         "cached_tokens": record.cached_tokens,
         "draft_tokens": record.account.num_draft_tokens,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from oaiserve.record import MOST_EVENTS, EventKind, HostPart, Outcome, WaitReason
+from oaiserve.record import MOST_EVENTS, Cause, EventKind, HostPart, Outcome, WaitReason
 from oaiserve.telemetry import names
 from oaiserve.times import PHASES, STAMPS
 
@@ -23,7 +23,7 @@ def test_the_page_names_every_attribute_and_no_other() -> None:
     constants = {value for key, value in vars(names).items() if key.isupper() and isinstance(value, str)}
     attributes = constants - {names.SERVICE_NAME, names.REQUEST_PARAM_PREFIX, names.EVENT_PREFIX, names.STEP_SPAN}
     attributes |= set(names.STEP_HOST_NS.values())
-    attributes |= set(names.NUM_TOOL_CALLS.values())
+    attributes |= set(names.NUM_TOOL_CALLS.values()) | set(names.CAUSES_NS.values())
     attributes |= set(names.QUEUE_WAITS_NS.values()) | {names.EVENT_PREFIX + detail for detail in names.EVENT_DETAILS}
     attributes |= set(names.GEN_AI_REQUEST_PARAMS.values()) | {names.REQUEST_PARAM_PREFIX + "NAME"}
     found = set(re.findall(r"`((?:gen_ai|http|url|server|error|oaiserve)\.[a-zA-Z_.]+)`", PAGE)) - {"oaiserve.request"}
@@ -36,6 +36,7 @@ def test_the_tables_of_phases_outcomes_reasons_and_parts_match_the_code() -> Non
     assert [row[0].strip("`") for row in rows("outcome")] == list(Outcome)
     assert [row[0].strip("`") for row in rows("reason")] == list(WaitReason)
     assert [row[0].strip("`") for row in rows("part")] == list(HostPart)
+    assert [row[0].strip("`") for row in rows("cause")] == list(Cause)
 
 
 def test_the_table_of_events_matches_the_code() -> None:

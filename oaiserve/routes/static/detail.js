@@ -35,7 +35,9 @@ function account(entry) {
       ["Trace", entry.trace_id],
     ]),
     element("h3", {}, "Phases"),
+    ...entry.explanation.map((sentence) => element("p", { class: "why" }, sentence)),
     phaseTable(entry),
+    ...causes(entry),
     ...waits(entry),
     ...eventTable(entry),
     ...neighbours(entry),
@@ -71,7 +73,7 @@ function table(heads, rows) {
 
 function phaseTable(entry) {
   const rows = entry.phases.map((phase) => {
-    const row = phaseCells(phase.name, phase.duration_ns, element("td", { class: "number" }, percent(phase.share)), timeCell(entry, [phase]));
+    const row = phaseCells(phase.name, phase.duration_ns, element("td", { class: "number" }, percent(phase.share)), timeCell(entry, [shaded(phase)]));
     row.dataset.phase = phase.name;
     row.dataset.durationNs = phase.duration_ns;
     return row;
@@ -79,11 +81,30 @@ function phaseTable(entry) {
   return table([["Phase"], ["Time", "number"], ["Share", "number"], ...timeHead(entry)], rows);
 }
 
+// Returns a phase with its shares, if its causes are known: its own, and that with what its neighbours added.
+function shaded(phase) {
+  const { alone = 0, neighbour_decodes: decodes = 0, neighbour_prompts: prompts = 0 } = phase.causes_ns;
+  const parts = Object.keys(phase.causes_ns).length ? [alone, alone + decodes + prompts] : [];
+  return { ...phase, shares: parts.map((ns) => ns / Math.max(1, phase.duration_ns)) };
+}
+
+function causes(entry) {
+  const phases = entry.phases.filter(({ causes_ns: found }) => Object.keys(found).length);
+  if (!phases.length) return [];
+  const names = [...new Set(phases.flatMap(({ causes_ns: found }) => Object.keys(found)))];
+  const rows = names.map((name) => {
+    const cells = phases.map(({ causes_ns: found }) => element("td", { class: "number" }, duration((found[name] ?? 0) / 1e9)));
+    return element("tr", {}, element("td", {}, words(name)), ...cells);
+  });
+  return [element("h3", {}, "Causes"), table([["Cause"], ...phases.map(({ name }) => [words(name), "number"])], rows)];
+}
+
 // Returns a cell with phases on the time axis of the dialog's request, from its start to its end.
 function timeCell(entry, phases) {
   const track = element("div", { class: "track" });
   const axis = new Axis([[0, entry.duration_ns * MS]], () => "");
-  placeBar(track, phases.map(({ name, start_ns: start, duration_ns: ns }) => [name, start * MS, (start + ns) * MS]), axis);
+  const spans = phases.map(({ name, start_ns: start, duration_ns: ns, shares = [] }) => [name, start * MS, (start + ns) * MS, ...shares]);
+  placeBar(track, spans, axis);
   return element("td", { class: "wide", "aria-hidden": "true" }, track);
 }
 

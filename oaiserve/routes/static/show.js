@@ -50,21 +50,30 @@ export function fillBar(bar, phases, fullNs) {
   });
 }
 
-// Returns [name, start, end] in ms of each phase, from pairs of a name and nanoseconds. Nanoseconds are added up before
-// they become ms: a sum of rounded numbers could lie after the end of the request, and thus behind the cut after it.
+// Returns [name, start, end, ...shares] in ms of each phase, from lists of a name, nanoseconds, and where the causes are
+// known, what it would have taken alone and that with its neighbours. Nanoseconds are added up before they become ms: a
+// sum of rounded numbers could lie after the end of the request, and thus behind the cut after it.
 export function phaseSpans(startMs, phases) {
   let ns = 0;
-  return phases.map(([name, phaseNs]) => [name, startMs + ns * 1e-6, startMs + (ns += phaseNs) * 1e-6]);
+  return phases.map(([name, phaseNs, ...parts]) => {
+    const shares = parts.map((part) => part / Math.max(1, phaseNs));
+    return [name, startMs + ns * 1e-6, startMs + (ns += phaseNs) * 1e-6, ...shares];
+  });
 }
 
-// Places `phases`, each [name, start, end] in ms, on the track. Phases outside the axis are left out.
+// Places `phases`, each [name, start, end] in ms, on the track. Phases outside the axis are left out. A phase with two
+// shares is shaded: what it would have taken alone is solid, what its neighbours added is lighter, the rest is light.
 export function placeBar(track, phases, axis) {
   const parts = phases.filter(([, from, to]) => to >= axis.from && from <= axis.to);
   while (track.children.length > parts.length) track.lastChild.remove();
-  parts.forEach(([name, from, to], position) => {
+  parts.forEach(([name, from, to, alone, shared], position) => {
     const part = track.children[position] ?? track.appendChild(element("i"));
     const left = axis.share(from);
-    part.className = `phase-${name}`;
+    part.className = `phase-${name}${alone === undefined ? "" : " shaded"}`;
+    if (alone !== undefined) {
+      part.style.setProperty("--alone", `${100 * alone}%`);
+      part.style.setProperty("--shared", `${100 * shared}%`);
+    }
     part.style.left = `min(${100 * left}%, 100% - 1px)`;
     part.style.width = `${100 * (axis.share(to) - left)}%`;
   });

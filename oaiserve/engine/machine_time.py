@@ -1,0 +1,145 @@
+"""The time that the machine did not run the engine though it was ready to run, as Linux accounts for it. Stdlib only.
+
+The engine thread's own delays are read after each step, which takes a microsecond. What held up the threads of native
+code, page faults that had to read a disk, and a cgroup's limit are only asked for when a step was too slow. What the
+system does not tell counts as nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from oaiserve.times import monotonic_ns
+
+TASKS = Path("/proc/self/task")
+CGROUPS = Path("/proc/self/cgroup")
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+LOOK_NS = 1_000_000_000  # between two looks for new threads
+
+
+class MachineTime:
+    """Reads the delays of the thread that calls it first, and of the threads of native code beside it."""
+
+    def __init__(
+        self,
+        tasks: Path = TASKS,
+        throttling: Path | None = None,
+        clock_ns: Callable[[], int] = monotonic_ns,
+    ) -> None:
+        self._tasks = tasks
+        self._throttling = throttling
+        self._clock_ns = clock_ns
+        self._own = -1  # the open file of the calling thread; -1: not opened, or Linux does not tell
+        self._is_open = False
+        self._delay_ns = 0
+        self._others: dict[str, tuple[int, int, int]] = {}  # by thread: its open file, time on a core, and delay
+        self._looked_ns = 0
+        self._num_faults = 0
+        self._throttled_ns = 0
+
+    def delay_ns(self) -> int:
+        """Return how long the calling thread was ready to run, and did not run, since the last call."""
+        if not self._is_open:
+            self._is_open = True
+            self._own = _opened(self._tasks / str(threading.get_native_id()) / "schedstat")
+            if self._own >= 0:
+                self._delay_ns = _read(self._own)[1]
+            self._look()
+        if self._own < 0:
+            return 0
+        before_ns, self._delay_ns = self._delay_ns, _read(self._own)[1]
+        return self._delay_ns - before_ns
+
+    def more_ns(self, most_ns: int) -> int:
+        """Return how much of `most_ns`, by which a step was too slow, the machine held up other threads.
+
+        That is the delay of the threads of native code, shared among those that ran, and the time for which the limit
+        of a cgroup let nothing run. How long a page fault takes is not told: if there was one, all is the machine's.
+        """
+        others, num_faults, throttled_ns = self._others, self._num_faults, self._throttled_ns
+        self._look()
+        if self._num_faults > num_faults:
+            return most_ns
+        pairs = [(now, others[thread]) for thread, now in self._others.items() if thread in others]
+        delays_ns = [now[2] - before[2] for now, before in pairs if now[1] > before[1]]
+        shared_ns = sum(delays_ns) // (len(delays_ns) + 1)  # the engine thread works, too
+        return min(most_ns, max(shared_ns, self._throttled_ns - throttled_ns))
+
+    def close(self) -> None:
+        """Close what is open. The thread that has called the other methods does this last."""
+        files = [self._own, *(file for file, _, _ in self._others.values())]
+        self._own, self._others = -1, {}
+        for file in files:
+            if file >= 0:
+                os.close(file)
+
+    def _look(self) -> None:
+        now_ns = self._clock_ns()
+        if not self._looked_ns or now_ns - self._looked_ns > LOOK_NS:
+            self._looked_ns = now_ns
+            self._find_others()
+        self._others = {thread: (file, *_read(file)) for thread, (file, _, _) in self._others.items()}
+        self._num_faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+        self._throttled_ns = _throttled_ns(self._throttling)
+
+    def _find_others(self) -> None:
+        """Find the threads that Python does not know: those of native code."""
+        try:
+            names = set(os.listdir(self._tasks))
+        except OSError:
+            names = set()
+        names -= {str(thread.native_id) for thread in threading.enumerate()}
+        for name in self._others.keys() - names:
+            os.close(self._others.pop(name)[0])
+        for name in names - self._others.keys():
+            file = _opened(self._tasks / name / "schedstat")
+            if file >= 0:
+                self._others[name] = (file, *_read(file))
+
+
+def _opened(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1
+
+
+def _read(file: int) -> tuple[int, int]:
+    """Return for how long a thread was on a core, and for how long it was ready to be. Nothing, if it has ended."""
+    try:
+        ran_ns, delay_ns, *_ = os.pread(file, 64, 0).split()
+    except (OSError, ValueError):
+        return 0, 0
+    return int(ran_ns), int(delay_ns)
+
+
+def throttling_file(cgroups: Path = CGROUPS, root: Path = CGROUP_ROOT) -> Path | None:
+    """Return where Linux tells for how long a CPU limit has stopped this process, if it tells."""
+    try:
+        lines = cgroups.read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        folder = root / "cpu" if controllers else root
+        found = folder / path.lstrip("/") / "cpu.stat"
+        if found.exists():
+            return found
+    return None
+
+
+def _throttled_ns(path: Path | None) -> int:
+    """Return for how long a CPU limit has stopped the process: of version 2 of cgroups in µs, of version 1 in ns."""
+    if path is None:
+        return 0
+    try:
+        numbers = dict(line.split() for line in path.read_text().splitlines())
+    except (OSError, ValueError):
+        return 0
+    return int(numbers.get("throttled_usec", 0)) * 1000 + int(numbers.get("throttled_time", 0))

@@ -1,0 +1,81 @@
+"""The cost of a step: how long it takes, by what is in it. Data and arithmetic only: no torch, no clock.
+
+`step_cost_fit.py` learns a cost from steps while the server runs. Whatever wants to know how long other steps would
+take evaluates it: what a request would have cost alone, what its neighbours added, how long another load would take.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import NamedTuple
+
+# Numbers of rows between which the cost is a straight line. Where weights are read, further rows cost little; where
+# they are computed with, as much as the ones before; CUDA graphs and tiles of native code make steps in between.
+KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096, 8192)
+
+
+class Load(NamedTuple):
+    """What is in a step, or what one request has in it."""
+
+    decodes: int = 0  # tokens of sequences that decode, with their drafts
+    decode_context: int = 0  # tokens that these attend to, added up, without the next ones
+    cached_context: int = 0  # the same of prefixes that were in the cache, so that sequences may share them
+    prompt_tokens: int = 0  # tokens of prompts, and of what is computed again
+    prompt_context: int = 0  # tokens that these attend to, added up
+    draws: int = 0  # rows for which the vocabulary is computed
+    edits: int = 0  # of these, those whose logits are edited on the host
+    drafted: int = 0  # of `decodes`, tokens of drafts
+
+    @property
+    def rows(self) -> int:
+        return self.decodes + self.prompt_tokens
+
+    def without_prompts(self) -> Load:
+        """Return what is left without its prompts. Of draws, as many as decodes have."""
+        draws = min(self.draws, self.decodes)
+        edits = min(self.edits, draws)
+        return Load(self.decodes, self.decode_context, self.cached_context, 0, 0, draws, edits, self.drafted)
+
+
+def place(rows: int) -> tuple[int, float]:
+    """Return the knot below a number of rows, and how far it is on the way to the next one. Beyond the last knot, the
+    line goes on."""
+    index = min(max(bisect_right(KNOTS, rows) - 1, 0), len(KNOTS) - 2)
+    return index, (rows - KNOTS[index]) / (KNOTS[index + 1] - KNOTS[index])
+
+
+_PLACES = [place(max(1, rows)) for rows in range(1025)]
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """A cost, in nanoseconds. All numbers are at least 0, and `rows_ns` does not fall, so more is never cheaper."""
+
+    rows_ns: tuple[float, ...]  # of a step with as many rows as each knot
+    decode_context_ns: float = 0.0  # for each token that a decode attends to
+    cached_context_ns: float = 0.0  # in a cached prefix: what several sequences read is in the CPU's caches
+    prompt_context_ns: float = 0.0
+    draw_ns: float = 0.0
+    edit_ns: float = 0.0
+    draft_ns: float = 0.0  # for each token of a draft
+    prompts_ns: float = 0.0  # of a step with prompts, beyond its rows
+
+    def expected_ns(self, load: Load) -> int:
+        """Return how long a step with this in it takes."""
+        decodes, decode_context, cached_context, prompt_tokens, prompt_context, draws, edits, drafted = load
+        rows = decodes + prompt_tokens
+        if rows == 0:
+            return 0
+        index, way = _PLACES[rows] if rows < len(_PLACES) else place(rows)
+        low = self.rows_ns[index]
+        ns = low + way * (self.rows_ns[index + 1] - low) + self.decode_context_ns * decode_context
+        ns += (
+            self.cached_context_ns * cached_context
+            + self.draw_ns * draws
+            + self.edit_ns * edits
+            + self.draft_ns * drafted
+        )
+        if prompt_tokens:
+            ns += self.prompt_context_ns * prompt_context + self.prompts_ns
+        return int(ns)

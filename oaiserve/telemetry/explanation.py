@@ -1,0 +1,126 @@
+"""Says in sentences why a request took so long: its longest phases, and what was the cause of each.
+
+The causes are those of its account, and the neighbours that are named are among the last requests that ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from oaiserve.record import Cause, RequestRecord
+
+LEAST_PHASE = 0.1  # as a share of the duration, for a sentence
+LEAST_CAUSE = 0.01  # as a share of the phase
+_TOLD = {
+    Cause.PREEMPTION: "it was preempted and waited, or was computed again",
+    Cause.CONSTRAINT: "its steps waited for the masks of grammars",
+    Cause.HOST: "no step ran",
+    Cause.MACHINE: "the machine was busy elsewhere",
+}
+
+
+class Neighbour(NamedTuple):
+    """What another request had in the steps of a phase."""
+
+    record: RequestRecord
+    prompt_ns: float  # what its own prompt was expected to take in these steps, about
+    decode_ns: float  # and its own decodes
+
+
+def sentences(record: RequestRecord, others: Iterable[RequestRecord]) -> Iterator[str]:
+    """Yield a sentence for each phase that took a tenth of the request's time, the longest first."""
+    duration_ns, causes_ns = max(1, record.times.duration_ns), record.causes_ns
+    phases = sorted(record.times.phases(), key=lambda phase: -phase.duration_ns)
+    others = list(others)
+    for phase in phases:
+        if phase.duration_ns < LEAST_PHASE * duration_ns:
+            return
+        parts: list[str] = []
+        if phase.name == "queue":
+            waits = sorted(record.account.waits_ns.items(), key=lambda wait: -wait[1])
+            parts = [f"{_seconds(ns)} for {reason}" for reason, ns in waits if ns >= LEAST_CAUSE * phase.duration_ns]
+        elif phase.name in causes_ns:
+            neighbours = list(_neighbours(record, phase.name, others))
+            parts = list(_causes(causes_ns[phase.name], phase.duration_ns, neighbours))
+        yield f"{'; '.join([f'{phase.name} took {_seconds(phase.duration_ns)}', *parts])}."
+
+
+def _causes(causes_ns: Mapping[Cause, int], phase_ns: int, neighbours: list[Neighbour]) -> Iterator[str]:
+    yield f"alone it would have taken {_seconds(causes_ns.get(Cause.ALONE, 0))}"
+    least_ns = LEAST_CAUSE * phase_ns
+    decodes_ns = causes_ns.get(Cause.NEIGHBOUR_DECODES, 0)
+    prompts_ns = causes_ns.get(Cause.NEIGHBOUR_PROMPTS, 0)
+    if decodes_ns + prompts_ns >= least_ns:
+        yield f"{_seconds(decodes_ns + prompts_ns)} came from {_named(decodes_ns, prompts_ns, neighbours)}"
+    for cause, ns in sorted(causes_ns.items(), key=lambda item: -item[1]):
+        if cause in _TOLD and ns >= least_ns:
+            yield f"for {_seconds(ns)} {_TOLD[cause]}"
+    unexplained_ns = causes_ns.get(Cause.UNEXPLAINED, 0)
+    if unexplained_ns >= least_ns:
+        yield f"{_seconds(unexplained_ns)} are unexplained"
+
+
+def _named(decodes_ns: int, prompts_ns: int, neighbours: list[Neighbour]) -> str:
+    """Return who the neighbours were, and which of them had most of what they added."""
+    kinds = [f"{_seconds(ns)} {kind}" for ns, kind in ((decodes_ns, "decodes"), (prompts_ns, "prompts")) if ns]
+    if not neighbours:
+        return f"neighbours that have not ended ({' and '.join(kinds)})"
+    number = "one neighbour" if len(neighbours) == 1 else f"{len(neighbours)} neighbours"
+    prompt_share = _share(prompts_ns, sum(one.prompt_ns for one in neighbours))
+    decode_share = _share(decodes_ns, sum(one.decode_ns for one in neighbours))
+    told = f"{number} ({' and '.join(kinds)})"
+    most = max(neighbours, key=lambda one: prompt_share * one.prompt_ns + decode_share * one.decode_ns)
+    if len(neighbours) == 1:
+        most_text = most.record.request_id
+    else:
+        added_ns = prompt_share * most.prompt_ns + decode_share * most.decode_ns
+        part = "most" if added_ns > (prompts_ns + decodes_ns) / 2 else "the largest part"
+        most_text = f"{part} from {most.record.request_id}"
+    if prompt_share * most.prompt_ns > decode_share * most.decode_ns:
+        return f"{told}, {most_text} and its prompt of {most.record.prompt_tokens:,} tokens"
+    return f"{told}, {most_text} and its {most.record.completion_tokens:,} tokens"
+
+
+def _share(added_ns: int, all_ns: float) -> float:
+    return added_ns / all_ns if all_ns else 0.0
+
+
+def _neighbours(record: RequestRecord, phase: str, others: Iterable[RequestRecord]) -> Iterator[Neighbour]:
+    """Yield the other requests that were in the steps of a phase, and what they had in these."""
+    own = _steps(record).get(phase, range(0))
+    for other in others:
+        if other is record:
+            continue
+        steps = _steps(other)
+        shared = {name: _overlap(own, its) for name, its in steps.items()}
+        if any(shared.values()):
+            costs_ns = {name: causes_ns.get(Cause.ALONE, 0) for name, causes_ns in other.causes_ns.items()}
+            prompt_ns, decode_ns = (
+                costs_ns.get(name, 0) * shared.get(name, 0) / max(1, len(steps.get(name, ())))
+                for name in ("prefill", "decode")
+            )
+            yield Neighbour(other, prompt_ns, decode_ns)
+
+
+def _steps(record: RequestRecord) -> dict[str, range]:
+    """Return the numbers of the steps of each phase."""
+    account = record.account
+    if account.first_step is None:
+        return {}
+    middle = account.first_step + account.num_prefill_steps
+    return {
+        "prefill": range(account.first_step, middle),
+        "decode": range(middle, account.first_step + account.num_steps),
+    }
+
+
+def _overlap(one: range, other: range) -> int:
+    return max(0, min(one.stop, other.stop) - max(one.start, other.start))
+
+
+def _seconds(ns: float) -> str:
+    """Return a time with three digits that matter."""
+    if ns < 1_000_000_000:
+        return f"{ns / 1e6:.3g} ms" if ns < 999.5e6 else "1 s"
+    return f"{ns / 1e9:.3g} s" if ns < 1e12 else f"{ns / 1e9:.0f} s"

@@ -1,0 +1,123 @@
+"""The learnt cost of a step, compared with a machine whose steps take a known time."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oaiserve.engine.step_cost import KNOTS, Load, StepCost, place
+from oaiserve.engine.step_cost_fit import BATCH, HALF_LIFE, StepCostFit
+
+# Up to 4 rows, weights are read; more are computed with. Steps with prompts begin with an effort of their own.
+TRUE = StepCost(
+    rows_ns=tuple(5e6 + 3e5 * max(0, rows - 4) for rows in KNOTS),
+    decode_context_ns=900.0,
+    cached_context_ns=100.0,
+    prompt_context_ns=150.0,
+    draw_ns=60_000.0,
+    edit_ns=200_000.0,
+    prompts_ns=800_000.0,
+)
+
+
+def some_load(rng: random.Random) -> Load:
+    decodes = rng.choice([0, 1, 1, 2, 5, 9, 30, 64])
+    prompt_tokens = rng.choice([0, 0, 0, 7, 100, 400]) if decodes else rng.choice([5, 60, 512])
+    draws = decodes + (prompt_tokens > 0 and rng.random() < 0.5)
+    return Load(
+        decodes,
+        sum(rng.randrange(600) for _ in range(decodes)),
+        512 * decodes if rng.random() < 0.3 else 0,
+        prompt_tokens,
+        prompt_tokens * rng.randrange(800),
+        draws,
+        rng.randrange(draws + 1) if rng.random() < 0.2 else 0,
+    )
+
+
+def taught(rng: random.Random, number: int, noise: float = 0.0, outliers: float = 0.0) -> StepCostFit:
+    fit = StepCostFit()
+    for _ in range(number):
+        load = some_load(rng)
+        ns = TRUE.expected_ns(load) * rng.gauss(1, noise) * (rng.uniform(2, 4) if rng.random() < outliers else 1)
+        fit.observe(load, int(ns))
+    return fit
+
+
+def errors(cost: StepCost | None, rng: random.Random) -> list[float]:
+    assert cost is not None
+    loads = [some_load(rng) for _ in range(200)]
+    return sorted(abs(cost.expected_ns(load) / TRUE.expected_ns(load) - 1) for load in loads)
+
+
+def test_nothing_is_expected_before_the_first_steps() -> None:
+    fit = StepCostFit()
+    assert fit.cost is None
+    assert fit.observe(Load(1, draws=1), 1_000_000) is None
+
+
+def test_the_cost_of_steps_is_learnt_despite_noise_and_steps_that_were_held_up() -> None:
+    rng = random.Random(1)
+    found = errors(taught(rng, 600, noise=0.03, outliers=0.05).cost, rng)
+    assert statistics.median(found) < 0.02
+    assert found[int(0.95 * len(found))] < 0.08
+
+
+def test_an_observation_returns_the_error_before_it_is_learnt() -> None:
+    rng = random.Random(2)
+    fit = taught(rng, 600)
+    load = some_load(rng)
+    assert fit.cost is not None
+    expected_ns = fit.cost.expected_ns(load)
+    assert fit.observe(load, 2 * expected_ns) == pytest.approx(0.5)
+
+
+def test_what_no_new_step_says_anything_about_is_not_forgotten() -> None:
+    rng = random.Random(3)
+    fit = taught(rng, 400)
+    for _ in range(10 * HALF_LIFE):
+        load = Load(64, sum(rng.randrange(600) for _ in range(64)), draws=64)
+        fit.observe(load, TRUE.expected_ns(load))
+    assert fit.cost is not None
+    assert fit.cost.expected_ns(Load(1, 300, draws=1)) == pytest.approx(
+        TRUE.expected_ns(Load(1, 300, draws=1)), rel=0.05
+    )
+
+
+def test_a_machine_that_becomes_slower_is_followed() -> None:
+    rng = random.Random(4)
+    fit = taught(rng, 400)
+    for _ in range(4 * HALF_LIFE):
+        load = some_load(rng)
+        fit.observe(load, int(1.5 * TRUE.expected_ns(load)))
+    load = Load(9, 2000, draws=9)
+    assert fit.cost is not None
+    assert fit.cost.expected_ns(load) == pytest.approx(1.5 * TRUE.expected_ns(load), rel=0.1)
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 300), st.integers(0, 10**9)), min_size=4, max_size=80))
+def test_whatever_was_seen_more_is_never_cheaper(steps: list[tuple[int, int, int]]) -> None:
+    fit = StepCostFit()
+    for decodes, prompt_tokens, ns in steps:
+        fit.observe(Load(decodes, 100 * decodes, 0, max(1 - decodes, prompt_tokens), 0, decodes), ns)
+    cost = fit.cost
+    assert cost is not None
+    assert all(low <= high + 1e-6 for low, high in pairwise(cost.rows_ns))
+    assert min(cost.rows_ns[0], cost.decode_context_ns, cost.prompt_context_ns, cost.draw_ns, cost.prompts_ns) >= 0
+
+
+@given(st.integers(1, 30_000))
+def test_a_number_of_rows_lies_on_the_line_through_its_knots(rows: int) -> None:
+    index, way = place(rows)
+    assert (1 - way) * KNOTS[index] + way * KNOTS[index + 1] == pytest.approx(rows)
+    assert 0 <= way < 1 or rows >= KNOTS[-1]
+
+
+def test_what_is_gathered_is_bounded() -> None:
+    fit = taught(random.Random(5), 1000)
+    assert len(fit._rows) <= BATCH

@@ -1,0 +1,79 @@
+"""The sentences that say why a request took so long."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from oaiserve.record import Cause, EngineAccount, RequestRecord, WaitReason
+from oaiserve.telemetry.explanation import sentences
+from oaiserve.times import STAMPS, RequestTimes
+
+MS = 1_000_000
+
+
+def record_of(make_record: Any, *stamps_ms: int, request_id: str = "req-1", **changes: Any) -> RequestRecord:
+    times = RequestTimes(**{name: ms * MS for name, ms in zip(STAMPS, stamps_ms, strict=True)})
+    return make_record(request_id=request_id, times=times, **changes)
+
+
+def neighbour(make_record: Any, request_id: str, steps: range, alone_ms: int, *, prompt_steps: int) -> RequestRecord:
+    account = EngineAccount(
+        first_step=steps.start,
+        num_steps=len(steps),
+        num_prefill_steps=prompt_steps,
+        prefill_causes_ns={Cause.ALONE: alone_ms * MS},
+        decode_causes_ns={Cause.ALONE: alone_ms * MS},
+    )
+    stamps = (0, 0, 0, 0, 0, alone_ms, 2 * alone_ms, 2 * alone_ms)
+    return record_of(make_record, *stamps, request_id=request_id, account=account, prompt_tokens=1700)
+
+
+def test_a_slow_decode_names_its_neighbours_and_the_one_that_had_most(make_record) -> None:
+    account = EngineAccount(
+        first_step=100,
+        num_steps=50,
+        num_prefill_steps=1,
+        prefill_causes_ns={Cause.ALONE: 20 * MS},
+        decode_causes_ns={
+            Cause.ALONE: 2100 * MS,
+            Cause.NEIGHBOUR_DECODES: 900 * MS,
+            Cause.NEIGHBOUR_PROMPTS: 4000 * MS,
+            Cause.MACHINE: 600 * MS,
+            Cause.HOST: 30 * MS,
+            Cause.UNEXPLAINED: 350 * MS,
+        },
+    )
+    slow = record_of(make_record, 0, 0, 0, 0, 0, 20, 8000, 8000, account=account)
+    others = [
+        neighbour(make_record, "batch-1", range(110, 130), 3000, prompt_steps=19),
+        neighbour(make_record, "small-2", range(90, 120), 100, prompt_steps=1),
+        neighbour(make_record, "before-3", range(90), 9000, prompt_steps=80),
+    ]
+    assert list(sentences(slow, [slow, *others])) == [
+        "decode took 7.98 s; alone it would have taken 2.1 s; 4.9 s came from 2 neighbours (900 ms decodes and 4 s "
+        "prompts), most from batch-1 and its prompt of 1,700 tokens; for 600 ms the machine was busy elsewhere; 350 ms "
+        "are unexplained."
+    ]
+
+
+def test_neighbours_that_still_run_have_no_name(make_record) -> None:
+    decode_causes_ns = {Cause.ALONE: 50 * MS, Cause.NEIGHBOUR_DECODES: 50 * MS}
+    account = EngineAccount(prefill_causes_ns={Cause.ALONE: 10 * MS}, decode_causes_ns=decode_causes_ns)
+    slow = record_of(make_record, 0, 0, 0, 0, 0, 10, 110, 110, account=account)
+    assert list(sentences(slow, [slow])) == [
+        "decode took 100 ms; alone it would have taken 50 ms; 50 ms came from neighbours that have not ended (50 ms "
+        "decodes)."
+    ]
+
+
+def test_a_long_queue_has_its_reasons_and_other_phases_have_none(make_record) -> None:
+    account = EngineAccount(waits_ns={WaitReason.STEP_UNDER_WAY: 2 * MS, WaitReason.BATCH_FULL: 598 * MS})
+    slow = record_of(make_record, 0, 300, 300, 300, 900, 910, 920, 1000, account=account)
+    assert list(sentences(slow, [])) == ["queue took 600 ms; 598 ms for batch_full.", "receive took 300 ms."]
+
+
+def test_the_time_after_the_last_step_of_a_request_that_ended_early_is_the_hosts(make_record) -> None:
+    account = EngineAccount(prefill_causes_ns={Cause.ALONE: 4 * MS, Cause.HOST: MS})
+    times = RequestTimes(0, 0, 0, 0, scheduled=0, responded=10 * MS)
+    record = make_record(times=times, account=account)
+    assert record.causes_ns == {"prefill": {Cause.ALONE: 4 * MS, Cause.HOST: 6 * MS}}
