@@ -58,7 +58,7 @@ class Copies(TorchDispatchMode):
 
 
 class NumbersWritten(TorchFunctionMode):
-    """Raises where a number is written to places that are on the device: it is copied there first, and the host waits."""
+    """Raises where a number is written to places on the device: it is copied there first, and the host waits."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
