@@ -28,7 +28,7 @@ from oaiserve.engine.model.triton_sampling_kernels import (
 )
 
 CHUNK = 4096  # ids that one program processes
-TILE = 4096  # candidates that a program processes at a time
+TILE = 2048  # candidates that a program processes at a time
 
 
 def sample_ids(logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
@@ -149,7 +149,7 @@ def draw(
             num_chunks,
             TILE_CHUNKS=chunks["TILE_CHUNKS"],
             TILE=TILE,
-            num_warps=16,  # it is alone with its row, which may have as many candidates as there are ids
+            num_warps=8,
         )
     scores_kernel[grid](
         logits,

@@ -193,14 +193,6 @@ def no_attention(device: Device) -> None:
     device.backend = broken
 
 
-def wrong_attention(device: Device) -> None:
-    device.backend = without_the_last_key
-
-
-def no_sampling(device: Device) -> None:
-    device.set(start, "_sampling", broken)
-
-
 def wrong_sampling(device: Device) -> None:
     device.set(
         start,
@@ -213,10 +205,6 @@ def no_compiled_layers(device: Device) -> None:
     device.set(torch, "compile", broken)
 
 
-def no_fused_projections(device: Device) -> None:
-    device.set(fast_paths, "fuse_projections", broken)
-
-
 def wrong_fused_projections(device: Device) -> None:
     def mix_up(model: Any) -> int:
         number = fuse_projections(model)
@@ -225,10 +213,6 @@ def wrong_fused_projections(device: Device) -> None:
         return number
 
     device.set(fast_paths, "fuse_projections", mix_up)
-
-
-def no_graphs(device: Device) -> None:
-    device.set(device, "capture", broken)
 
 
 def wrong_graphs(device: Device) -> None:
@@ -240,13 +224,9 @@ def wrong_graphs(device: Device) -> None:
     [
         (lambda device: None, NONE, None),
         (no_attention, {"attention": False, "decode_graphs": False}, "Attention by Triton's kernels"),
-        (wrong_attention, {"attention": False, "decode_graphs": False}, "Attention by Triton's kernels"),
-        (no_sampling, {"sampling": False, "decode_graphs": False}, "Sampling by Triton's kernels"),
         (wrong_sampling, {"sampling": False, "decode_graphs": False}, "Sampling by Triton's kernels"),
         (no_compiled_layers, {"compiled_layers": False}, "The model's layers are not compiled"),
-        (no_fused_projections, {"fused_projections": False}, "Fused projections"),
         (wrong_fused_projections, {"fused_projections": False}, "Fused projections"),
-        (no_graphs, {"decode_graphs": False}, "CUDA graphs of decodes"),
         (wrong_graphs, {"decode_graphs": False}, "CUDA graphs of decodes"),
     ],
     ids=lambda value: getattr(value, "__name__", None),

@@ -1,17 +1,19 @@
 """Nothing in `launch` waits for the device, whatever a request asks for.
 
 torch's device `meta` stands in for a GPU: its tensors have shapes and no numbers, so that whatever has to read one
-raises. `Asynchronous` raises for copies for which a GPU's host would wait.
+raises. `Copies` and `NumbersWritten` raise for copies for which a GPU's host would wait.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, Phi3Config, PreTrainedConfig
@@ -33,7 +35,7 @@ GPU = torch.device("meta")
 VOCAB = 97
 
 
-class Asynchronous(TorchDispatchMode):
+class Copies(TorchDispatchMode):
     """Raises for an operation for which the host would wait until the device has come to it."""
 
     def __torch_dispatch__(
@@ -53,6 +55,24 @@ class Asynchronous(TorchDispatchMode):
             assert (name, args[2:]) == ("copy_", (True,)), f"{name} copies a tensor to the device and waits"
             return args[0]
         return func(*args, **kwargs)
+
+
+class NumbersWritten(TorchFunctionMode):
+    """Raises where a number is written to places on the device: it is copied there first, and the host waits."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is torch.Tensor.__setitem__ and args[0].device == GPU and not isinstance(args[2], torch.Tensor):
+            places = [leaf for leaf in tree_leaves(args[1]) if isinstance(leaf, torch.Tensor)]
+            assert not places, f"the number {args[2]} is copied to the device and waits"
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def watched() -> Iterator[None]:
+    with NumbersWritten(), Copies():
+        yield
 
 
 class Logits:
@@ -104,7 +124,7 @@ def test_no_parameter_of_a_request_makes_launch_wait(asked: dict[str, Any]) -> N
     first = sequence(SamplingParams(**asked), bad_words=bad_words)
     first.wants_prompt_logprobs = "prompt_logprobs" in asked
     others = [sequence(SamplingParams(temperature=0.0)), sequence(SamplingParams(top_k=3))]
-    with Asynchronous():
+    with watched():
         runner.draw(runner.launch(Step([Chunk(one, 0, 3) for one in (first, *others)])))
         # The next step begins before the host has the ids that this one draws.
         for one in (first, *others):
@@ -120,7 +140,7 @@ def test_masks_of_grammars_make_nothing_wait() -> None:
     runner = ModelRunner(Logits(), GPU, 4)  # type: ignore[arg-type]
     one = sequence(SamplingParams(min_tokens=2))
     one.constraint, one.needs_ids = object(), True  # type: ignore[assignment]
-    with Asynchronous():
+    with watched():
         launched = runner.launch(Step([Chunk(one, 0, 3)]))
         assert launched.waiting_rows == [0]
         runner.draw(launched, Masks({one: 0}, np.ones((1, 4), np.uint32)))
@@ -129,12 +149,15 @@ def test_masks_of_grammars_make_nothing_wait() -> None:
 
 def test_the_double_finds_what_waits() -> None:
     logits, index = torch.empty(2, VOCAB, device=GPU), torch.tensor([1])
-    with Asynchronous():
+    with watched():
         with pytest.raises(AssertionError, match="waits"):
             index.to(GPU)
         on_device = index.to(GPU, non_blocking=True)
         with pytest.raises(AssertionError, match="index_put_ copies"):
             logits.index_put_((on_device,), torch.tensor(1.0))
+        with pytest.raises(AssertionError, match="the number 1.0 is copied"):
+            logits[on_device] = 1.0
+        logits[0] = 1.0  # it is an argument of the kernel
         with pytest.raises(Exception, match="meta"):
             bool(logits.max() > 1)
 
@@ -169,6 +192,6 @@ def test_no_kind_of_rotary_embedding_makes_a_step_wait(config: PreTrainedConfig)
     caches = EagerExecutor.with_cache(loaded, num_blocks=2, block_size=8).caches
     caches = {layer: type(cache)(*(tensor.to("meta") for tensor in cache)) for layer, cache in caches.items()}
     batch = build_batch(prompt(9, loaded.vocab_size, 8), 8, GPU)
-    with Asynchronous():
+    with watched():
         logits = run_model(loaded.model, batch, call=AttentionCall(ReferenceAttention(batch), caches))
     assert logits.shape == (1, loaded.vocab_size)

@@ -17,7 +17,10 @@ from tools.random_models import FAMILIES, random_model
 VOCAB = 97
 
 # Rows that are not finite are computed as the others are, and then marked.
-pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in subtract")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:invalid value encountered in subtract"),
+    pytest.mark.filterwarnings("ignore:invalid value encountered in divide"),
+]
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.block_tables import BlockTables
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.graph_capture import capture_prompts, token_ladder
-from oaiserve.engine.model.graphs import Run
+from oaiserve.engine.model.graphs import DecodeGraphs, Run
 from oaiserve.engine.model.load import prepare
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
+from tests.engine.model.test_graphs import Plain
 from tools.random_models import FAMILIES, random_model
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
@@ -133,3 +137,32 @@ def test_each_number_of_tokens_has_a_size_that_is_not_much_larger(most: int) -> 
     assert sizes == sorted(set(sizes))
     assert sizes[-1] == min(most, 2048)
     assert all(after <= 2 * before for before, after in pairwise(sizes))
+
+
+def test_a_step_with_prompts_is_three_launches_and_what_draws_for_the_prompts(loaded: LoadedModel) -> None:
+    """A forward and a draw for all decodes, and a forward for all prompts; no operation of the model by itself."""
+    replays: list[str] = []
+
+    def capturing(what: str) -> Callable[[Run], Run]:
+        return lambda run: lambda: replays.append(what)
+
+    def forward(batch: Batch) -> torch.Tensor:
+        raise AssertionError("operations are launched one by one")
+
+    tables = BlockTables(8, WIDTH, BLOCK_SIZE, CPU)
+    sizes = {"max_model_len": 48, "block_size": BLOCK_SIZE}
+    decodes = DecodeGraphs(forward, Plain(), capturing("decodes"), loaded, tables, sizes=[4], **sizes)
+    prompts = PromptGraphs(forward, capturing("prompts"), loaded, tables, sizes=SIZES, block_size=BLOCK_SIZE)
+    runner = ModelRunner(
+        SimpleNamespace(forward=forward),  # type: ignore[arg-type]
+        CPU,
+        BLOCK_SIZE,
+        graphs=decodes,
+        prompt_graphs=prompts,
+        tables=tables,
+    )
+    running = [Chunk(sequence(number, 9), 8, 1) for number in range(3)]
+    arriving = [Chunk(sequence(3, 12), 0, 12), Chunk(sequence(4, 6), 0, 6)]
+    launched = runner.launch(Step([*running, *arriving]))
+    assert replays == ["decodes", "decodes", "prompts"]
+    assert [len(result.token_ids) for result in runner.collect(launched).chunks[3:]] == [1, 1]
