@@ -45,8 +45,8 @@ def with_quantized_weights(model: PreTrainedModel, folder: Path) -> PreTrainedMo
     for name in weights.names():
         if (blocks := weights.blocks(name)) is not None:
             model.get_parameter(name).data = blocks.expand()
-    for module in model.modules():
-        if isinstance(module, torch.nn.Linear):
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and "kv_b_proj" not in name:  # which latent attention has expanded
             module.register_forward_pre_hook(in_eight_bits)
     return model
 
