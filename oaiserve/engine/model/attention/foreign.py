@@ -48,7 +48,7 @@ def bring_paged_attention(model: PreTrainedModel) -> bool:
             )
             is_changed = True
         elif name in _TUNING:
-            module.attn_temperature_tuning = False
+            module.attn_temperature_tuning = False  # type: ignore[assignment]
         elif name in _COMPUTING:
             _COMPUTING[name](module, model, handed)
             is_changed = computes_itself = True
