@@ -125,6 +125,7 @@ def write_mxfp4(folder: Path) -> None:
 def write_in_blocks(folder: Path, config: PreTrainedConfig, kinds: Sequence[Kind]) -> None:
     """Write a GGUF file whose matrices have these formats in turn."""
     tokens = byte_tokenizer(VOCAB).convert_ids_to_tokens(list(range(VOCAB)))
+    tokens[-1] = tokens[64] + tokens[65]  # the only one that is merged
     tokenizer = {
         "model": "gpt2", "pre": "default", "tokens": tokens, "token_type": [int(gguf.TokenType.NORMAL)] * VOCAB,
         "merges": [f"{tokens[64]} {tokens[65]}"], "bos_token_id": 1, "eos_token_id": 2,
