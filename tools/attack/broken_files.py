@@ -136,7 +136,7 @@ def write_in_blocks(folder: Path, config: PreTrainedConfig, kinds: Sequence[Kind
     def quantize(values: NDArray[np.float32], kind: Kind) -> NDArray[np.uint8]:
         if gguf.GGML_QUANT_SIZES[kind][0] == 1 or kind in _SHORT_BLOCKS:
             return gguf.quantize(values, kind)
-        scale = 0.0005 if gguf.GGML_QUANT_SIZES[kind][0] == 256 else 0.02  # long blocks have integers as scales, too
+        scale = 1e-4 if gguf.GGML_QUANT_SIZES[kind][0] == 256 else 0.005  # long blocks have integers as scales, too
         return random_blocks(rng, kind, *values.shape, scale=scale)
 
     folder.mkdir()
