@@ -125,6 +125,7 @@ def write_mxfp4(folder: Path) -> None:
 def write_in_blocks(folder: Path, config: PreTrainedConfig, kinds: Sequence[Kind]) -> None:
     """Write a GGUF file whose matrices have these formats in turn."""
     tokens = byte_tokenizer(VOCAB).convert_ids_to_tokens(list(range(VOCAB)))
+    tokens[-1] = tokens[64] + tokens[65]  # the only one that is merged
     tokenizer = {
         "model": "gpt2", "pre": "default", "tokens": tokens, "token_type": [int(gguf.TokenType.NORMAL)] * VOCAB,
         "merges": [f"{tokens[64]} {tokens[65]}"], "bos_token_id": 1, "eos_token_id": 2,
@@ -135,7 +136,7 @@ def write_in_blocks(folder: Path, config: PreTrainedConfig, kinds: Sequence[Kind
     def quantize(values: NDArray[np.float32], kind: Kind) -> NDArray[np.uint8]:
         if gguf.GGML_QUANT_SIZES[kind][0] == 1 or kind in _SHORT_BLOCKS:
             return gguf.quantize(values, kind)
-        scale = 0.0005 if gguf.GGML_QUANT_SIZES[kind][0] == 256 else 0.02  # long blocks have integers as scales, too
+        scale = 1e-4 if gguf.GGML_QUANT_SIZES[kind][0] == 256 else 0.005  # long blocks have integers as scales, too
         return random_blocks(rng, kind, *values.shape, scale=scale)
 
     folder.mkdir()

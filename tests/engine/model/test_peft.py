@@ -58,8 +58,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
         "it replaces whole modules (modules_to_save)",
     ),
+    # PEFT saves the weights of these two as well.
     "embeddings": ({"target_modules": ["embed_tokens"]}, "is not the lora_A or lora_B of a linear layer"),
-    "the output head": ({"target_modules": ["lm_head"]}, "it adapts 'lm_head', which is no linear layer in"),
+    "the output head": ({"target_modules": ["lm_head"]}, "is not the lora_A or lora_B of a linear layer"),
 }
 
 

@@ -146,7 +146,7 @@ _FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "project_heads": ((_DECODER, _INDEX, _INDEX, _INDEX, *(c_long,) * 4), _INDEX),
     "attend": ((_DECODER, _INDEX, _INDEX, _INDEX, c_long, c_float, c_long, c_float, _POINTER), _INDEX),
     "logits": ((_DECODER, _INDEX, _INDEX, c_float, c_float), _INDEX),
-    "adapter": ((c_long, c_long), _ADAPTER),
+    "adapter": ((c_long,), _ADAPTER),
     "free_adapter": ((_ADAPTER,), None),
     "set_adapter": ((_ADAPTER, _INDEX, c_long, c_long, _POINTER, _POINTER, c_long, *(_POINTER,) * 3), c_int),
     "durations": ((_DECODER, _POINTER), None),

@@ -23,7 +23,6 @@ constexpr int ADAPTER_ROWS = 4;
 #endif
 constexpr int CHAINS = 2;  // sums of a row and a column run side by side, because a dot product has a long latency
 constexpr int RANKS = 4;   // the ranks of a linear layer are padded to a multiple of this: two packs of bfloat16
-constexpr long ADAPTER_AHEAD = 2 << 10;  // how far ahead A is read, in bytes
 
 // What an adapter has for one site. A site is a linear layer, or several that read the same x and that the decoder
 // computes as one. Rank 0: the adapter has nothing for it.
@@ -36,30 +35,25 @@ struct SiteWeights {
     int64_t offset;
   };
   long k = 0, rank = 0;
-  const T* a = nullptr;  // T[panels][LANES / WIDTH][k / PACK][WIDTH][PACK], zero beyond `rank`
+  AlignedArray<T, 64> a;  // T[padded_rank / WIDTH][k / PACK][WIDTH][PACK], zero beyond `rank`
   std::vector<float> scales;  // [padded_rank]
   std::vector<Group> groups;
-  const T* b = nullptr;
+  AlignedArray<T, 64> b;
 
-  long panels() const { return (rank + LANES - 1) / LANES; }  // of LANES ranks
-  long padded_rank() const { return panels() * LANES; }
+  long padded_rank() const { return (rank + LANES - 1) / LANES * LANES; }
 };
 
-// An adapter, which is made once and only read afterwards, by the steps of its decoder. Its weights lie side by side in
-// the order in which a step reads them, in huge pages if it is large: many adapters are read from memory in each step.
+// An adapter, which is made once and only read afterwards, by the steps of its decoder.
 template <class T>
 class Adapter {
  public:
-  // Makes room for so many weights. Throws std::bad_alloc.
-  Adapter(long sites, long weights)
-      : sites_(size_t(sites)), memory_(make_huge(size_t(weights) * sizeof(T))),
-        next_(reinterpret_cast<T*>(memory_.get())), left_(weights) {}
+  explicit Adapter(long sites) : sites_(size_t(sites)) {}
 
   const SiteWeights<T>& site(long index) const { return sites_[size_t(index)]; }
   long widest() const { return widest_; }  // the most numbers that a row of x becomes at any site
 
   // Copies `a` [rank, k], with a scale for each rank, and `b`: for each group, [counts[g] / PACK][16][PACK]. k is a
-  // multiple of 16. Throws std::bad_alloc if there is no room for them.
+  // multiple of 16. Throws std::bad_alloc.
   void set(long index, long k, long rank, const T* a, const float* scales, long num_groups, const int32_t* firsts,
            const int32_t* counts, const T* b) {
     SiteWeights<T> site;
@@ -68,8 +62,8 @@ class Adapter {
     const long padded = site.padded_rank();
     site.scales.assign(size_t(padded), 0);
     std::copy(scales, scales + rank, site.scales.begin());
-    T* packed = allocate(padded * k);
-    site.a = packed;
+    site.a = make_aligned<T, 64>(size_t(padded * k));
+    T* packed = site.a.get();
     for (long first = 0; first < padded; first += WIDTH)
       for (long i = 0; i < k; i += PACK<T>)
         for (long c = first; c < first + WIDTH; c++)
@@ -79,25 +73,15 @@ class Adapter {
       site.groups.push_back({firsts[g], counts[g], offset});
       offset += int64_t(counts[g]) * LANES;
     }
-    T* own = allocate(offset);
-    std::copy(b, b + offset, own);
-    site.b = own;
+    site.b = make_aligned<T, 64>(size_t(offset));
+    std::copy(b, b + offset, site.b.get());
     widest_ = std::max(widest_, padded);
     sites_[size_t(index)] = std::move(site);
   }
 
  private:
-  // All counts are multiples of LANES * RANKS, so what is allocated begins at a cache line.
-  T* allocate(long count) {
-    if (count > left_) throw std::bad_alloc();
-    left_ -= count;
-    return std::exchange(next_, next_ + count);
-  }
-
   std::vector<SiteWeights<T>> sites_;
-  AlignedArray<char, HUGE_PAGE_BYTES> memory_;
-  T* next_;
-  long left_, widest_ = 0;
+  long widest_ = 0;
 };
 
 // The rows of a step that have adapters, and what becomes of them at the site that is being computed.
@@ -114,14 +98,12 @@ class AdapterRows {
     const typename SiteWeights<T>::Group* groups;
     const T *b, *products;  // the latter are scale * (x A^T)
   };
-  std::vector<const Adapter<T>*> adapters;
   std::vector<Tile> tiles;
   std::vector<int32_t> rows;    // those of an adapter side by side
   std::vector<Addend> addends;  // of each row of the step; empty if none has an adapter
 
   // Throws std::bad_alloc.
   void make(const StepInput& step) {
-    adapters.clear();
     tiles.clear();
     rows.clear();
     addends.clear();
@@ -130,7 +112,6 @@ class AdapterRows {
     long widest = 0;
     for (int64_t index = 0; index < step.num_adapters; index++) {
       const auto* adapter = static_cast<const Adapter<T>*>(step.adapters[index]);
-      adapters.push_back(adapter);
       widest = std::max(widest, adapter->widest());
       const long first = long(rows.size());
       for (int64_t row = 0; row < step.num_tokens; row++)
@@ -148,13 +129,6 @@ class AdapterRows {
 
   T* products(long row) { return products_.get() + row * stride_; }
 
-  // The most panels that an adapter has for a site, and at least 1.
-  long panels(long site) const {
-    long most = 1;
-    for (const Adapter<T>* adapter : adapters) most = std::max(most, adapter->site(site).panels());
-    return most;
-  }
-
  private:
   AlignedArray<T, 64> products_;
   size_t size_ = 0;
@@ -169,9 +143,7 @@ void adapter_tile(const T* const* x, const T* panel, long k, const float* scales
   for (long step = 0; step < steps; step += CHAINS)
 #pragma GCC unroll 2
     for (int chain = 0; chain < CHAINS; chain++) {
-      const T* at = panel + (step + chain) * WIDTH * PACK<T>;
-      __builtin_prefetch(reinterpret_cast<const char*>(at) + ADAPTER_AHEAD);
-      const Packs<T> weights = Packs<T>::load(at);
+      const Packs<T> weights = Packs<T>::load(panel + (step + chain) * WIDTH * PACK<T>);
 #pragma GCC unroll 8
       for (int r = 0; r < ROWS; r++)
         sums[r][chain] = dot(sums[r][chain], Packs<T>::splat(x[r] + (step + chain) * PACK<T>), weights);
@@ -189,18 +161,6 @@ template <class T>
 struct Site {
   const AdapterRows<T>* rows;
   long index;
-
-  // Fetches what the adapters of the step have for the columns `column` .. `column + 15`, which `add` will read. It is
-  // too little at a time for the CPU to notice by itself that it is read in order.
-  void prefetch(long column) const {
-    for (const Adapter<T>* adapter : rows->adapters) {
-      const SiteWeights<T>& site = adapter->site(index);
-      if (site.groups.empty()) continue;
-      const auto& group = site.groups[size_t(column / LANES)];
-      const char* begin = reinterpret_cast<const char*>(site.b + group.offset);
-      for (long at = 0; at < long(group.count * LANES * sizeof(T)); at += 64) __builtin_prefetch(begin + at);
-    }
-  }
 
   // Returns the columns `column` .. `column + 15` of a row, to which its adapter has been added.
   f32x16 add(long row, long column, f32x16 values) const {
@@ -229,25 +189,23 @@ struct Site {
   }
 };
 
-// Computes a panel of scale * (x A^T) at a site, for the rows of a tile. With the first one, the addends of these rows
-// are made those of the site.
+// Computes scale * (x A^T) at a site, for the rows of a tile, whose addends are those of the site then.
 template <class T, class RowOf, int... ROW>
-void adapt(const SiteWeights<T>& site, AdapterRows<T>& rows, const typename AdapterRows<T>::Tile& tile, long panel,
-           RowOf&& row_of, std::integer_sequence<int, ROW...>) {
+void adapt(const SiteWeights<T>& site, AdapterRows<T>& rows, const typename AdapterRows<T>::Tile& tile, RowOf&& row_of,
+           std::integer_sequence<int, ROW...>) {
   static constexpr decltype(&adapter_tile<T, 1>) TILES[] = {adapter_tile<T, ROW + 1>...};
   const int32_t* tile_rows = rows.rows.data() + tile.first;
   const T* x[ADAPTER_ROWS];
   for (long r = 0; r < tile.count; r++) x[r] = row_of(tile_rows[r]);
-  if (panel == 0)
-    for (long r = 0; r < tile.count; r++)
-      rows.addends[size_t(tile_rows[r])] = {site.groups.empty() ? nullptr : site.groups.data(), site.b,
-                                            rows.products(tile_rows[r])};
-  if (panel >= site.panels()) return;  // another adapter has more ranks
-  const long rank = panel * LANES;
-  alignas(64) float products[ADAPTER_ROWS * LANES];
-  for (long c = 0; c < LANES; c += WIDTH)
-    TILES[tile.count - 1](x, site.a + (rank + c) * site.k, site.k, site.scales.data() + rank + c, products + c);
-  for (long r = 0; r < tile.count; r++) store(rows.products(tile_rows[r]) + rank, load(products + r * LANES));
+  for (long r = 0; r < tile.count; r++)
+    rows.addends[size_t(tile_rows[r])] = {site.groups.empty() ? nullptr : site.groups.data(), site.b.get(),
+                                          rows.products(tile_rows[r])};
+  for (long rank = 0; rank < site.padded_rank(); rank += LANES) {
+    alignas(64) float products[ADAPTER_ROWS * LANES];
+    for (long c = 0; c < LANES; c += WIDTH)
+      TILES[tile.count - 1](x, site.a.get() + (rank + c) * site.k, site.k, site.scales.data() + rank + c, products + c);
+    for (long r = 0; r < tile.count; r++) store(rows.products(tile_rows[r]) + rank, load(products + r * LANES));
+  }
 }
 
 }  // namespace oaiserve

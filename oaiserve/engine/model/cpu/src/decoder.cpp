@@ -12,6 +12,10 @@
 #include <deque>
 #include <variant>
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include "experts.h"
 #include "latent.h"
 #if defined(BLOCK_WEIGHTS)
@@ -59,9 +63,12 @@ class Decoder : public Work {
     size_t bytes = (count * sizeof(E) + 63) / 64 * 64;
     if (bytes > left_) {
       size_t size = (std::max(bytes, PIECE_BYTES) + HUGE_PAGE_BYTES - 1) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
-      owned_.push_back(make_huge(size));
+      owned_.push_back(make_aligned<char, HUGE_PAGE_BYTES>(size));
       next_ = owned_.back().get();
       left_ = size;
+#if defined(__linux__)
+      madvise(next_, left_, MADV_HUGEPAGE);  // its result does not matter: without huge pages, reading is only slower
+#endif
     }
     E* data = reinterpret_cast<E*>(next_);
     next_ += bytes;
@@ -110,7 +117,7 @@ class Decoder : public Work {
     return duration_cast<nanoseconds>(steady_clock::now().time_since_epoch()).count();
   }
 
-  static constexpr size_t PIECE_BYTES = 32 << 20;
+  static constexpr size_t HUGE_PAGE_BYTES = 2 << 20, PIECE_BYTES = 32 << 20;
   std::vector<AlignedArray<char, HUGE_PAGE_BYTES>> owned_;
   char* next_ = nullptr;  // the unused rest of the last piece, and its size in bytes
   size_t left_ = 0;
@@ -497,11 +504,10 @@ long oaiserve_logits(Decoder* decoder, long x, long weights, float scale, float 
       decoder->weights[weights]);
 }
 
-// Returns an adapter of a decoder with so many sites, which has nothing for any of them yet, and room for so many
-// weights, those of a site padded as SiteWeights says. It belongs to the caller: steps that name it read it, and no step
-// may run that names it when it is freed. Null: no memory.
-Adapter<Element>* oaiserve_adapter(long sites, long weights) {
-  return guarded<Adapter<Element>*>(nullptr, [&] { return new Adapter<Element>(sites, weights); });
+// Returns an adapter of a decoder with so many sites, which has nothing for any of them yet. It belongs to the caller:
+// steps that name it read it, and no step may run that names it when it is freed. Null: no memory.
+Adapter<Element>* oaiserve_adapter(long sites) {
+  return guarded<Adapter<Element>*>(nullptr, [&] { return new Adapter<Element>(sites); });
 }
 
 // `adapter` may be null.

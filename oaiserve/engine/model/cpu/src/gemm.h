@@ -251,22 +251,15 @@ long linear_items(const Weights& w, long rows, int threads) {
   return long(c.blocks) * c.groups;
 }
 
-// What is done before a panel is multiplied, given its first column: nothing.
-struct DoNothing {
-  void operator()(long) const {}
-};
-
 // Multiplies rows of x with the panels from `first` to before `end`, and calls store(row, column, left, right) for each
 // row and panel: `left` has the columns column .. column + 15, and `right` the next 16. There are at most BLOCK_ROWS rows,
-// `x_stride` elements apart. `next` is the panel that this thread is likely to read afterwards. Before each panel,
-// prepare(column) is called with the first of its columns.
-template <class Weights, class T, class Store, class Prepare = DoNothing>
+// `x_stride` elements apart. `next` is the panel that this thread is likely to read afterwards.
+template <class Weights, class T, class Store>
 void multiply_panels(const Weights& w, const T* x, long x_stride, long rows, long first, long end, long next,
-                     Store&& store, Prepare&& prepare = {}) {
+                     Store&& store) {
   alignas(64) float sums[BLOCK_ROWS * PANEL];
   const Tiles<T> tiles;
   for (long panel = first; panel < end; panel++) {
-    prepare(panel * PANEL);
     multiply_panel(w, x, x_stride, rows, panel, sums, panel + 1 < end ? panel + 1 : next);
     for (long row = 0; row < rows; row++) {
       const float* from = sums + row * PANEL;
@@ -275,11 +268,10 @@ void multiply_panels(const Weights& w, const T* x, long x_stride, long rows, lon
   }
 }
 
-// Computes one item of a layer, and calls store(row, column, left, right) and prepare(column) as multiply_panels does. x
-// is [rows, k], with rows `x_stride` elements apart.
-template <class Weights, class T, class Store, class Prepare>
-void panel_item(const Weights& w, const T* x, long x_stride, long rows, int threads, long item, Store&& store,
-                Prepare&& prepare) {
+// Computes one item of a layer, and calls store(row, column, left, right) as multiply_panels does. x is
+// [rows, k], with rows `x_stride` elements apart.
+template <class Weights, class T, class Store>
+void panel_item(const Weights& w, const T* x, long x_stride, long rows, int threads, long item, Store&& store) {
   const long panels = panels_of(w.n);
   const Cut c = cut(panels, w.k, rows, threads);
   const long block = item / c.groups, group = item % c.groups;
@@ -288,35 +280,25 @@ void panel_item(const Weights& w, const T* x, long x_stride, long rows, int thre
   // The panel with which this thread's next item is likely to begin.
   const long likely_next = panels * ((group + threads) % c.groups) / c.groups;
   multiply_panels(w, x + row * x_stride, x_stride, end_row - row, first, end, likely_next,
-                  [&](long r, long column, f32x16 left, f32x16 right) { store(row + r, column, left, right); }, prepare);
+                  [&](long r, long column, f32x16 left, f32x16 right) { store(row + r, column, left, right); });
 }
 
 // Computes one item of y = x W^T + bias, and calls store(row, column, values) with 16 columns of one row at a time. The
-// first of these is below n; values beyond n are zero. Before any of them is computed, prepare(column) is called.
-template <class Weights, class T, class Store, class Prepare = DoNothing>
-void linear_item(const Weights& w, const T* x, long x_stride, long rows, int threads, long item, Store&& store,
-                 Prepare&& prepare = {}) {
-  panel_item(
-      w, x, x_stride, rows, threads, item,
-      [&](long row, long column, f32x16 left, f32x16 right) {
-        store(row, column, left);
-        if (column + LANES < w.n) store(row, column + LANES, right);
-      },
-      [&](long column) {
-        prepare(column);
-        if (column + LANES < w.n) prepare(column + LANES);
-      });
+// first of these is below n; values beyond n are zero.
+template <class Weights, class T, class Store>
+void linear_item(const Weights& w, const T* x, long x_stride, long rows, int threads, long item, Store&& store) {
+  panel_item(w, x, x_stride, rows, threads, item, [&](long row, long column, f32x16 left, f32x16 right) {
+    store(row, column, left);
+    if (column + LANES < w.n) store(row, column + LANES, right);
+  });
 }
 
 // Computes one item of a layer of columns_of_gated, and calls store(row, column, gate, up) with 16 columns of both
-// matrices at a time. Before these are computed, prepare(column) is called.
-template <class Weights, class T, class Store, class Prepare>
-void gated_item(const Weights& w, const T* x, long x_stride, long rows, int threads, long item, Store&& store,
-                Prepare&& prepare) {
-  panel_item(
-      w, x, x_stride, rows, threads, item,
-      [&](long row, long column, f32x16 gate, f32x16 up) { store(row, column / 2, gate, up); },
-      [&](long column) { prepare(column / 2); });
+// matrices at a time.
+template <class Weights, class T, class Store>
+void gated_item(const Weights& w, const T* x, long x_stride, long rows, int threads, long item, Store&& store) {
+  panel_item(w, x, x_stride, rows, threads, item,
+             [&](long row, long column, f32x16 gate, f32x16 up) { store(row, column / 2, gate, up); });
 }
 
 }  // namespace oaiserve

@@ -144,12 +144,10 @@ template <class T>
 class Adapt : public Operation {
  public:
   Adapt(Buffer<T>& x, AdapterRows<T>& rows, long site) : x_(x), rows_(rows), site_(site) {}
-  // One for each tile and panel of A.
-  long items(const StepInput&, int) const noexcept override { return long(rows_.tiles.size()) * rows_.panels(site_); }
+  long items(const StepInput&, int) const noexcept override { return long(rows_.tiles.size()); }
   void run(const StepInput&, int, long item) noexcept override {
-    const long panels = rows_.panels(site_);
-    const auto& tile = rows_.tiles[size_t(item / panels)];
-    adapt(tile.adapter->site(site_), rows_, tile, item % panels, [this](long row) { return x_.row(row); },
+    const auto& tile = rows_.tiles[size_t(item)];
+    adapt(tile.adapter->site(site_), rows_, tile, [this](long row) { return x_.row(row); },
           std::make_integer_sequence<int, ADAPTER_ROWS>());
   }
 
@@ -178,9 +176,6 @@ class Project : public Operation {
                   if (site_) values = site_->add(row, column, values);
                   float* out = out_.row(row) + column;
                   store(out, adds_ ? load(out) + values * scale_ : values);
-                },
-                [this](long column) {
-                  if (site_) site_->prefetch(column);
                 });
   }
 
@@ -208,9 +203,6 @@ class Activate : public Operation {
                 [this](long row, long column, f32x16 values) {
                   if (site_) values = site_->add(row, column, values);
                   store(out_.row(row) + column, activate(activation_, values));
-                },
-                [this](long column) {
-                  if (site_) site_->prefetch(column);
                 });
   }
 
@@ -241,11 +233,6 @@ class Gate : public Operation {
                    up = site_->add(row, weights_.n / 2 + column, up);
                  }
                  store(out_.row(row) + column, activate(activation_, gate) * up);
-               },
-               [this](long column) {
-                 if (!site_) return;
-                 site_->prefetch(column);
-                 site_->prefetch(weights_.n / 2 + column);
                });
   }
 

@@ -5,9 +5,6 @@
 #include <cstdint>
 #include <memory>
 #include <new>
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 
 namespace oaiserve {
 
@@ -39,17 +36,6 @@ using AlignedArray = std::unique_ptr<E, AlignedDelete<ALIGNMENT>>;
 template <class E, size_t ALIGNMENT>
 AlignedArray<E, ALIGNMENT> make_aligned(size_t count) {
   return AlignedArray<E, ALIGNMENT>(static_cast<E*>(::operator new(count * sizeof(E), std::align_val_t(ALIGNMENT))));
-}
-
-constexpr size_t HUGE_PAGE_BYTES = 2 << 20;
-
-// Returns uninitialized memory for weights, which the system may back with huge pages. Throws std::bad_alloc.
-inline AlignedArray<char, HUGE_PAGE_BYTES> make_huge(size_t bytes) {
-  auto memory = make_aligned<char, HUGE_PAGE_BYTES>(bytes);
-#if defined(__linux__)
-  madvise(memory.get(), bytes, MADV_HUGEPAGE);  // its result does not matter: without huge pages, reading is only slower
-#endif
-  return memory;
 }
 
 // A matrix [tokens * rows_each][width] that grows with the longest step so far. Each row begins at a cache line.
