@@ -1,7 +1,7 @@
 """`Reports` makes what a replica publishes for routers, of the engine's numbers and of the prompts it has computed.
 
 The engine thread takes no part in it. It leaves the beginnings of each prompt in a queue, and its numbers in snapshots;
-whoever asks for a report does the rest on his own thread.
+the thread that asks for a report does the rest.
 """
 
 from __future__ import annotations

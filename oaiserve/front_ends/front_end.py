@@ -362,9 +362,11 @@ class FrontEnd:
             case LiveAfter():
                 return telemetry.live.after(ask.sample)
             case MakeReport():
-                if not engine.is_reporting:
+                is_first = not engine.is_reporting
+                report = await asyncio.to_thread(engine.report)
+                if is_first:  # front ends that are started from now on know it from the beginning
                     self._shared.tell(Reporting())
-                return await asyncio.to_thread(engine.report)
+                return report
             case PutResponse():
                 return await store.put(ask.owner, ask.stored)
             case GetResponse():

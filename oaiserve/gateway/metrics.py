@@ -37,7 +37,7 @@ class Metrics:
     """Counters that the gateway adds to, and the state of the replicas, which is read when somebody asks."""
 
     def __init__(self, watch: Watch) -> None:
-        disable_created_metrics()  # a further series for each counter, which nobody asks for
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter
         self._registry = registry = CollectorRegistry()
         self.choices = Counter(
             "oaiserve_gateway_choices_total",

@@ -71,7 +71,7 @@ class Watch:
         return len(self.joined - self.silent)
 
     async def run(self) -> None:
-        """Watch for ever."""
+        """Watch until it is cancelled. Then no connection to a replica is left, but those of answers under way."""
         try:
             while True:
                 await self.look()
@@ -79,6 +79,10 @@ class Watch:
         finally:
             for poll in self._polls.values():
                 poll.cancel()
+            await asyncio.gather(*self._polls.values(), return_exceptions=True)
+            for upstream in self.upstreams.values():
+                upstream.close()
+            await asyncio.sleep(0)  # for the event loop to close them
 
     async def look(self) -> None:
         """Find out which replicas there are, and begin to ask those that are new."""

@@ -24,7 +24,7 @@ from tests.e2e.harness import wait_until
 from tests.engine.doubles import TIMEOUT_SECONDS, ScriptedRunner, make_engine
 from tests.routes.doubles import FakeTelemetry
 
-QUICK = Pace(report_seconds=0.02, resolve_seconds=0.02)
+QUICK = Pace(report_seconds=0.05, resolve_seconds=0.02)
 OPTIONS = ServerOptions(drain_timeout_seconds=0)
 
 

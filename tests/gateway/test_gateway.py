@@ -162,7 +162,8 @@ def test_a_replica_that_is_killed_loses_its_own_streams_only_and_these_end_with_
             for replica in running.replicas.values():
                 replica.runner.permit(2)
             asked = running.http.build_request("POST", COMPLETIONS, json=body)
-            answers.append(stack.enter_context(running.http.send(asked, stream=True)))  # type: ignore[arg-type]
+            answers.append(running.http.send(asked, stream=True))
+            stack.callback(answers[-1].close)
         assert {replica_of(answer) for answer in answers} == running.replicas.keys()
         victim = running.replicas[replica_of(answers[0])]
         reading = [threads.submit(answer.read) for answer in answers]
