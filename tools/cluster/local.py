@@ -38,7 +38,8 @@ def front_settings(folder: Path) -> dict[str, str]:
     lines = FRONT_ENV.read_text().splitlines()
     settings = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
     program = folder / "oaiserve-haproxy"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m oaiserve.cluster.on_ray.haproxy "$@"\n')
+    start = "from oaiserve.cluster.on_ray.haproxy import main; main()"
+    program.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{start}' \"$@\"\n")
     program.chmod(0o755)
     return settings | {
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(program),
