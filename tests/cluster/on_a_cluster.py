@@ -18,6 +18,7 @@ import httpx
 from tools.cluster.clients import KEY, End, ask, question
 from tools.cluster.faults import clients_leave, long_bodies, replica_killed
 from tools.cluster.local import LocalCluster, start_local
+from tools.server_process import exit_on_sigterm
 
 REPLICAS = 3  # as the faults of the tool expect
 
@@ -114,6 +115,7 @@ CHECKS: tuple[Callable[[LocalCluster], None], ...] = (
 
 
 def main() -> None:
+    exit_on_sigterm()
     with start_local(num_cpus=2) as cluster:
         cluster.deploy(REPLICAS, step_ms=5, max_running=8, max_waiting=8, api_key=KEY)
         cluster.wait_until(lambda: len(cluster.replicas()) == REPLICAS and cluster.answers(), "the start")
