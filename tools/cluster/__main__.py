@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tools.cluster import costs, faults
 from tools.markdown import publish
+from tools.server_process import exit_on_sigterm
 
 PARTS = {"faults": faults, "costs": costs}
 
@@ -24,6 +25,7 @@ def main() -> None:
         of_part.add_argument("--markdown", type=Path, help="write the table into this page")
         part.add_arguments(of_part)
     arguments = parser.parse_args()
+    exit_on_sigterm()
     results, text = PARTS[arguments.part].run(arguments)
     publish(arguments, f"cluster-{arguments.part}", results, text)
 

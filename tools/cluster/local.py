@@ -38,14 +38,15 @@ def front_settings(folder: Path) -> dict[str, str]:
     lines = FRONT_ENV.read_text().splitlines()
     settings = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
     program = folder / "oaiserve-haproxy"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m oaiserve.cluster.on_ray.haproxy "$@"\n')
+    start = "from oaiserve.cluster.on_ray.haproxy import main; main()"
+    program.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{start}' \"$@\"\n")
     program.chmod(0o755)
     return settings | {
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(program),
-        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "front" / "haproxy.cfg"),
-        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "front" / "admin.sock"),
-        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder / "front"),
-        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "front" / "server-state"),
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "a.sock"),  # with a node's id, at most 97 characters
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
         "RAY_SERVE_HAPROXY_NBTHREAD": "2",
@@ -160,8 +161,7 @@ async def _awaited(function: Callable[[], Any]) -> Any:
 @contextmanager
 def start_local(*, num_cpus: int = 4, nodes: int = 1) -> Iterator[LocalCluster]:
     """Run a head and so many further nodes with so many places for replicas each, until the end of the block."""
-    folder = Path(tempfile.mkdtemp(prefix="oaiserve-ray-"))
-    (folder / "front").mkdir()
+    folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))
     os.environ.update(front_settings(folder))
     import ray
     from ray import serve
