@@ -331,7 +331,7 @@ def runners(loaded: LoadedModel) -> tuple[GraphRunner, GraphRunner]:
     )
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(
     steps=st.lists(
         st.lists(st.integers(0, len(KINDS) - 1), min_size=1, max_size=SIZES[-1], unique=True), min_size=1, max_size=12
@@ -421,7 +421,7 @@ def test_triton_kernels_ignore_padded_rows(loaded: LoadedModel) -> None:
     graphs = make_graphs(executor, loaded, [4], triton_sampling, run_again)
     runner = ModelRunner(executor, loaded.device, BLOCK_SIZE, sample_ids=triton_sampling.sample_ids, graphs=graphs)
     found = Drive(runner, overlap=True)
-    for indices in ([0, 1, 3], [1, 0], [4, 0, 2], [5, 4, 2, 0], [6, 1]):
+    for indices in ([0, 1, 3], [4, 0], [5, 4, 2, 0], [6, 1]):
         expected.decode(indices)
         found.decode(indices)
     assert found.answers == expected.answers
