@@ -1,7 +1,9 @@
 """Measures this server against llama.cpp's on the same GGUF files, in turns: python -m tools.bench.gguf_peers
 
-A round starts the servers one after the other and asks each for the same answers: one client, eight at once, and
-prompts of 512 tokens. Prompts are random token ids and differ from request to request, so that none is in a cache.
+A round starts both servers, and asks them for the same answers in turns, several times: one client, eight at once, and
+prompts of 512 tokens. The server that is not asked is idle. Turns are short, because the speed of a shared machine's
+memory changes from second to second. Prompts are random token ids and differ from request to request, so that none is
+in a cache.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from tools.server_process import ROOT, ServerProcess, exit_on_sigterm, free_port
 
 PEER = "llama-cpp"
 CACHE_TOKENS, CLIENTS = 32768, 8
+TURNS = 4  # of each load and server, in a round
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +85,18 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     runs: list[dict[str, Any]] = []
     for round_number in range(arguments.repeats):
         for title, path in files.items():
-            for spec in (oaiserve(path), llama_cpp(path)):
-                print(f"round {round_number + 1}: {title} on {spec.name}", file=sys.stderr, flush=True)
-                with running(spec) as server:
-                    figures: dict[str, float] = {"start": server.start_seconds}
-                    figures |= {load.title: rate(server, load, seed=round_number) for load in LOADS}
-                    figures["MiB"] = peak_rss_mib(server.process.pid)
-                runs.append({"model": title, "server": spec.name} | figures)
+            print(f"round {round_number + 1}: {title}", file=sys.stderr, flush=True)
+            with running(oaiserve(path)) as ours, running(llama_cpp(path)) as theirs:
+                servers = {OURS: ours, PEER: theirs}
+                seconds = {name: {load.title: [] for load in LOADS} for name in servers}
+                for turn in range(TURNS):
+                    for load in LOADS:
+                        for name, server in list(servers.items())[:: -1 if turn % 2 else 1]:
+                            seconds[name][load.title].append(asked_seconds(server, load, f"{round_number} {turn}"))
+                for name, server in servers.items():
+                    rates = {load.title: TURNS * load.tokens() / sum(seconds[name][load.title]) for load in LOADS}
+                    known = {"start": server.start_seconds, "MiB": peak_rss_mib(server.process.pid)}
+                    runs.append({"model": title, "server": name} | rates | known)
     return {"created": date.today().isoformat(), "machine": machine.sentence(), "runs": runs}
 
 
@@ -122,16 +130,14 @@ def running(spec: ServerSpec) -> AbstractContextManager[ServerProcess]:
     )
 
 
-def rate(server: ServerProcess, load: Load, seed: int) -> float:
-    """Return tokens per second."""
+def asked_seconds(server: ServerProcess, load: Load, seed: str) -> float:
+    """Return how long the server takes to answer a load."""
     rng = random.Random(f"{seed} {load.title}")
     prompts = [[rng.randrange(100, 40_000) for _ in range(load.input_len)] for _ in range(load.num_requests)]
-    started = time.monotonic()
-    asyncio.run(_ask(server.url, prompts, load))
-    return load.tokens() / (time.monotonic() - started)
+    return asyncio.run(_ask(server.url, prompts, load))
 
 
-async def _ask(url: str, prompts: list[list[int]], load: Load) -> None:
+async def _ask(url: str, prompts: list[list[int]], load: Load) -> float:
     places = asyncio.Semaphore(load.at_once)
 
     async def ask(prompt: list[int]) -> None:
@@ -144,7 +150,9 @@ async def _ask(url: str, prompts: list[list[int]], load: Load) -> None:
             sys.exit(f"{url} answered with {found} tokens in place of {load.output_len}.")
 
     async with httpx.AsyncClient(base_url=url, timeout=600) as client:
+        started = time.monotonic()  # making the client takes a while
         await asyncio.gather(*(ask(prompt) for prompt in prompts))
+        return time.monotonic() - started
 
 
 def report(results: dict[str, Any]) -> str:
