@@ -45,8 +45,6 @@ _OPTIONS = (
 )
 _GGUF_READER = Path(__file__).parent.parent / "gguf_weights.py"  # which gives tensors of a GGUF file their names
 _QUANTIZER = Path(__file__).parent.parent / "int4_weights.py"  # which decides what is quantized how
-
-
 BLOCK_DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}  # by --dtype
 
 
