@@ -28,7 +28,7 @@ from tools.random_models import byte_tokenizer
 def refusal(*argv: str) -> str:
     """Run `oaiserve serve` and return the sentence with which it fails. Only the line about loading may precede it."""
     command = [sys.executable, "-m", "oaiserve", "serve", *argv]
-    result = subprocess.run(command, capture_output=True, text=True, env=clean_environment(), timeout=100)
+    result = subprocess.run(command, capture_output=True, text=True, env=clean_environment(), timeout=300)
     assert (result.returncode, result.stdout) == (2, ""), result.stderr
     *before, sentence = result.stderr.splitlines()
     assert sentence.startswith("oaiserve: ")

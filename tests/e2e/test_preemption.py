@@ -21,7 +21,7 @@ from oaiserve.engine.tokenizer import Tokenizer
 from tests.engine.doubles import Inbox
 from tests.engine.model.runners import eager_runner
 
-NUM_REQUESTS = 60  # small models have many more: test_families.py
+NUM_REQUESTS = 40  # small models have many more: test_families.py
 MOST_PROMPT_TOKENS, MOST_TOKENS, BLOCK_SIZE = 16, 14, 2
 BLOCKS_OF_THE_LARGEST = (MOST_PROMPT_TOKENS + MOST_TOKENS) // BLOCK_SIZE
 FEW_BLOCKS, PLENTY_OF_BLOCKS = BLOCKS_OF_THE_LARGEST + 20, 2 * NUM_REQUESTS * BLOCKS_OF_THE_LARGEST
@@ -76,7 +76,7 @@ def test_answers_do_not_depend_on_preemptions() -> None:
     expected, roomy = answers(loaded, PLENTY_OF_BLOCKS)
     found, tight = answers(loaded, FEW_BLOCKS)
     assert roomy.num_preemptions == 0
-    assert tight.num_preemptions > 30
+    assert tight.num_preemptions > 20
     assert (tight.blocks_used, tight.num_running, tight.num_waiting) == (0, 0, 0)
     assert {key: ids for key, ids in found.items() if ids != expected[key]} == {}
     assert found.keys() == expected.keys()

@@ -272,7 +272,7 @@ FAIR = (Fair, OverlapFair, SeveralOverlapFair)
 FORCED = (Forced, ForcedOverlap, ForcedOverlapWithoutCache, ForcedOverlapFair, ForcedSeveralOverlap)
 STATES = (States, StatesWithoutCache, OverlapStates, OverlapFairStates, ForcedOverlapStates)
 for machine in (*MACHINES, *SEVERAL, AtMostOneOverlap, *FAIR, *FORCED, *STATES):
-    examples = int(os.environ.get("SCHEDULER_EXAMPLES", "30"))
+    examples = int(os.environ.get("SCHEDULER_EXAMPLES", "20"))
     machine.TestCase.settings = settings(max_examples=examples, stateful_step_count=50, deadline=None)
 TestFCFS, TestWithoutCache, TestByPriority, TestShortestFirst = (machine.TestCase for machine in MACHINES[:4])
 TestOverlap, TestOverlapWithoutCache, TestOverlapByPriority = (machine.TestCase for machine in MACHINES[4:])

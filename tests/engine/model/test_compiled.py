@@ -166,7 +166,7 @@ def test_layers_that_inductor_compiles_compute_the_same() -> None:
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3", "gemma2"])  # the others have parts of these
 def test_answers_equal_generate(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def compiled_runner(loaded: LoadedModel, *, num_blocks: int, block_size: int) -> ModelRunner:
         executor = EagerExecutor.with_cache(loaded, num_blocks=num_blocks, block_size=block_size)

@@ -44,7 +44,7 @@ from tools.random_models import (
 )
 
 PROMPTS = [[5, 9, 3, 17], list(range(20, 51)), [90], [7] * 12, [11, 40, 11, 40, 11]]
-NUM_TOKENS = 12
+NUM_TOKENS = 8
 
 
 def run_all(

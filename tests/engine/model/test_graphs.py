@@ -344,7 +344,7 @@ def runners(loaded: LoadedModel) -> tuple[GraphRunner, GraphRunner]:
     )
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(
     steps=st.lists(
         st.lists(st.integers(0, len(KINDS) - 1), min_size=1, max_size=SIZES[-1], unique=True), min_size=1, max_size=12
@@ -503,7 +503,7 @@ def test_triton_kernels_ignore_padded_rows(loaded: LoadedModel) -> None:
         executor, loaded.device, BLOCK_SIZE, sample_ids=sample_ids, graphs=graphs, tables=graphs.tables
     )
     found = Drive(runner, overlap=True)
-    for indices in ([0, 1, 3], [1, 0], [4, 0, 2], [5, 4, 2, 0], [6, 1]):
+    for indices in ([0, 1, 3], [4, 0], [5, 4, 2, 0], [6, 1]):
         expected.decode(indices)
         found.decode(indices)
     assert found.answers == expected.answers

@@ -21,13 +21,18 @@ from oaiserve.engine.request import Finished, SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, OutOfMemory, Step
 from tests.engine.model.runners import eager_runner
-from tests.engine.model.test_overlap import CountingExecutor, check_answers, run, some_requests
+from tests.engine.model.test_overlap import CountingExecutor, Run, check_answers, run, some_requests
 from tools.random_models import FAMILIES, random_model
 
 
 @pytest.fixture(scope="module")
 def loaded() -> LoadedModel:
     return prepare(random_model(FAMILIES["llama"]))
+
+
+@pytest.fixture(scope="module")
+def expected(loaded: LoadedModel) -> Run:
+    return run(loaded, some_requests(3), overlap=False, num_blocks=1000)
 
 
 class ScarceExecutor(CountingExecutor):
@@ -48,10 +53,8 @@ class ScarceExecutor(CountingExecutor):
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])
-def test_answers_are_the_same_if_steps_run_out_of_memory(loaded: LoadedModel, overlap: bool) -> None:
-    requests = some_requests(3)
-    expected = run(loaded, requests, overlap=False, num_blocks=1000)
-    found = run(loaded, requests, overlap=overlap, num_blocks=14, executor=ScarceExecutor)
+def test_answers_are_the_same_if_steps_run_out_of_memory(loaded: LoadedModel, expected: Run, overlap: bool) -> None:
+    found = run(loaded, some_requests(3), overlap=overlap, num_blocks=14, executor=ScarceExecutor)
     assert all(isinstance(event, Finished) for event in found.ended.values())
     assert (found.num_unknown > 100) == overlap
     check_answers(found, expected)

@@ -165,7 +165,7 @@ def test_keys_and_values_are_written_into_the_cache_unchanged() -> None:
 
 
 # Tiles are small, so that a few tokens make many tiles.
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(
     lengths=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 24)), min_size=1, max_size=3),
     group=st.integers(1, 5),

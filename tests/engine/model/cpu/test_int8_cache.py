@@ -154,11 +154,12 @@ def test_attention_is_that_of_the_keys_and_values_that_were_written(
                 # A number in the middle between two integers may be rounded up by one of both only.
                 differs = found.numbers - rounded(wanted, group)
                 assert (differs.abs() <= 1.0001 * found.scales).all()
-                assert (differs.abs() > 1e-5 * wanted.abs().max()).float().mean() < 0.01
+                num_differing = (differs.abs() > 1e-5 * wanted.abs().max()).sum()
+                assert num_differing <= 1 + 0.01 * wanted.numel()
             expected = reference(given_.query, key.numbers, value.numbers, plain[index], **options(layer))
             # Queries and weights have sixteen bits.
             torch.testing.assert_close(results[0], expected, rtol=1e-3, atol=5e-3)
-            assert (results[0] - expected).norm() <= 3e-4 * expected.norm()
+            assert (results[0] - expected).norm() <= 5e-4 * expected.norm()
 
 
 def test_bfloat16_reads_the_same_cache() -> None:
