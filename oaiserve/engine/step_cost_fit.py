@@ -20,6 +20,7 @@ Numbers = NDArray[np.float64]
 FIRST_FITS = (4, 8, 16, 32, 64, 128)  # steps after which the first fits are made
 BATCH = 256  # steps between later fits, unless many of them are a surprise
 SURPRISE = 0.2  # a larger error
+LEAST_SURPRISING = 0.5  # weight
 SURPRISES = 4  # so many more than a quarter of the other steps: something is new, and is learnt at once
 HALF_LIFE = 1024  # steps that say something about a number until what was known of it counts half
 HUBER = 1.0  # errors of more than so many usual ones count less
@@ -43,16 +44,12 @@ class StepCostFit:
         self._sums = np.zeros(_NUM)
         self._numbers = np.zeros(_NUM)
 
-    def observe(self, load: Load, ns: int, weight: float = 1.0) -> float | None:
-        """Learn from a step, and return the error of what was expected of it, as a share of what it took.
-
-        `weight` is less than 1 where the time is less certain. Return None while nothing is expected.
-        """
+    def observe(self, load: Load, ns: int, weight: float = 1.0) -> None:
+        """Learn from a step. `weight` is less than 1 where its time is less certain."""
         ns = max(1, ns)
-        error = None
-        if self.cost is not None:
-            error = abs(self.cost.expected_ns(load) - ns) / ns
-            self._surprise = self._surprise + 1 if error > SURPRISE else max(0.0, self._surprise - 0.25)
+        if self.cost is not None and weight > LEAST_SURPRISING:
+            is_surprise = abs(self.cost.expected_ns(load) - ns) > SURPRISE * ns
+            self._surprise = self._surprise + 1 if is_surprise else max(0.0, self._surprise - 0.25)
         self._rows.append((load, ns, weight))
         if self._num_steps < FIRST_FITS[-1]:
             self._num_steps += 1
@@ -61,7 +58,6 @@ class StepCostFit:
             is_time = len(self._rows) >= BATCH
         if is_time or self._surprise >= SURPRISES:
             self._fit()
-        return error
 
     def _fit(self) -> None:
         rows, self._rows, self._surprise = self._rows, [], 0.0

@@ -57,6 +57,8 @@ def test_time_that_was_expected_and_did_not_pass_is_taken_from_what_was_expected
 class Machine:
     """A machine that takes the core for `stolen_ns` in each step."""
 
+    num_threads = 1
+
     def __init__(self) -> None:
         self.stolen_ns = 0
 

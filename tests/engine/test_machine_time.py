@@ -46,7 +46,9 @@ def test_the_delay_of_native_threads_is_shared_among_those_that_ran(tasks: Tasks
     machine.delay_ns()
     tasks.wrote("900001", 2000, 1000 + 600)
     tasks.wrote("900002", 2000, 1000 + 300)
-    assert machine.more_ns(MOST) == 900 // 3  # two of them, and the engine thread; the third one slept
+    tasks.wrote("900003", 1010, 1000 + 900)
+    assert machine.more_ns(MOST) == 900 // 3  # two of them, and the engine thread; the third one hardly worked
+    assert machine.num_threads == 3
     assert machine.more_ns(MOST) == 0
     tasks.wrote("900001", 3000, 5000)
     assert machine.more_ns(100) == 100
@@ -54,13 +56,13 @@ def test_the_delay_of_native_threads_is_shared_among_those_that_ran(tasks: Tasks
 
 
 def test_a_thread_that_began_later_is_found(tasks: Tasks) -> None:
-    now_ns = [1]
+    now_ns = [2 * LOOK_NS]
     tasks.wrote(tasks.own, 1000, 1000)
     machine = MachineTime(tasks.folder, clock_ns=lambda: now_ns[0])
     machine.delay_ns()
     tasks.wrote("900001", 10, 50)
     now_ns[0] += 2 * LOOK_NS
-    assert machine.more_ns(MOST) == 0
+    assert machine.delay_ns() == 0
     tasks.wrote("900001", 20, 250)
     assert machine.more_ns(MOST) == 100
     machine.close()
