@@ -80,7 +80,7 @@ class MachineTime:
                 os.close(file)
 
     def _look(self) -> int:
-        """Look at what Linux tells of the process. Return the delays, since the last look, of the threads that worked."""
+        """Look at what Linux tells of the process. Return the delays of the threads that worked since the last look."""
         self._looked_ns = self._clock_ns()
         before, self._others = self._others, {t: (file, *_read(file)) for t, (file, _, _) in self._others.items()}
         ran = {thread: now[1] - before[thread][1] for thread, now in self._others.items()}
