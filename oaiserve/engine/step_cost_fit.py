@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from oaiserve.engine.step_cost import KNOTS, Load, StepCost, place
+from oaiserve.engine.step_cost import KNOTS, Load, StepCost
 
 Numbers = NDArray[np.float64]
 
@@ -25,6 +25,7 @@ SURPRISES = 4  # so many more than a quarter of the other steps: something is ne
 HALF_LIFE = 1024  # steps that say something about a number until what was known of it counts half
 HUBER = 1.0  # errors of more than so many usual ones count less
 LEAST_ERROR = 0.01  # that is usual; no machine is more exact
+_KNOTS = np.array(KNOTS, np.float64)
 # How large the numbers other than those of rows may be, for a guess while nothing is known of them: tokens, or draws.
 _SCALES = (1000.0, 1000.0, 1000.0, 1.0, 1.0, 1.0, 1.0)
 _NUM = len(KNOTS) + len(_SCALES)
@@ -97,11 +98,11 @@ class StepCostFit:
 
 def features(loads: list[Load]) -> Numbers:
     """Return how much each step has of each number of a StepCost. Of the two knots around its rows it has a part."""
-    table = np.zeros((len(loads), _NUM))
-    for row, load in zip(table, loads, strict=True):
-        index, way = place(load.rows)
-        row[index], row[index + 1] = 1 - way, way
-    columns = np.array(loads, np.float64)
+    columns, table, steps = np.array(loads, np.float64), np.zeros((len(loads), _NUM)), np.arange(len(loads))
+    rows = columns[:, 0] + columns[:, 3]
+    index = np.clip(np.searchsorted(_KNOTS, rows, side="right") - 1, 0, len(KNOTS) - 2)  # as in `place`
+    way = (rows - _KNOTS[index]) / (_KNOTS[index + 1] - _KNOTS[index])
+    table[steps, index], table[steps, index + 1] = 1 - way, way
     columns = columns[:, [1, 2, 4, 5, 6, 7, 3]]  # in the order of StepCost, and last whether there are prompts
     columns[:, -1] = columns[:, -1] > 0
     table[:, len(KNOTS) :] = columns / _SCALES
