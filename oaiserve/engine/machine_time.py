@@ -22,6 +22,11 @@ LOOK_NS = 1_000_000_000  # after which threads are looked at again
 WORKING = 0.25  # a thread works if it ran for this part of the time of the one that ran most
 
 
+def major_faults() -> int:
+    """Return how many pages the process has waited for that had to be read from a disk."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+
+
 class MachineTime:
     """Reads the delays of the thread that calls it first, and of the threads of native code beside it."""
 
@@ -29,17 +34,19 @@ class MachineTime:
         self,
         tasks: Path = TASKS,
         throttling: Path | None = None,
+        page_faults: Callable[[], int] = major_faults,
         clock_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
         self._tasks = tasks
         self._throttling = throttling
+        self._page_faults = page_faults
         self._clock_ns = clock_ns
         self._own = -1  # the open file of the calling thread; -1: not opened, or Linux does not tell
         self._is_open = False
         self.num_threads = 1  # that share a step's work: the calling one, and those of native code that worked lately
         self._delay_ns = 0
         self._others: dict[str, tuple[int, int, int]] = {}  # by thread: its open file, time on a core, and delay
-        self._looked_ns = 0
+        self._looked_ns = -2 * LOOK_NS
         self._num_faults = 0
         self._throttled_ns = 0
 
@@ -50,11 +57,11 @@ class MachineTime:
             self._own = _opened(self._tasks / str(threading.get_native_id()) / "schedstat")
             if self._own >= 0:
                 self._delay_ns = _read(self._own)[1]
-        if self._own < 0:
-            return 0
         if self._clock_ns() - self._looked_ns > LOOK_NS:
             self._find_others()
             self._look()
+        if self._own < 0:
+            return 0
         before_ns, self._delay_ns = self._delay_ns, _read(self._own)[1]
         return self._delay_ns - before_ns
 
@@ -87,7 +94,7 @@ class MachineTime:
         least_ns = max(1.0, WORKING * max(ran.values(), default=0))
         working = [thread for thread, ns in ran.items() if ns >= least_ns]
         self.num_threads = len(working) + 1
-        self._num_faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+        self._num_faults = self._page_faults()
         self._throttled_ns = _throttled_ns(self._throttling)
         return sum(self._others[thread][2] - before[thread][2] for thread in working)
 

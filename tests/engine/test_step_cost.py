@@ -7,7 +7,7 @@ import statistics
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oaiserve.engine.step_cost import KNOTS, Load, StepCost, place
@@ -85,7 +85,7 @@ def test_steps_that_lacked_a_core_teach_little_beside_others_and_all_if_there_ar
 def test_what_no_new_step_says_anything_about_is_not_forgotten() -> None:
     rng = random.Random(3)
     fit = taught(rng, 400)
-    for _ in range(10 * HALF_LIFE):
+    for _ in range(3 * HALF_LIFE):
         load = Load(64, sum(rng.randrange(600) for _ in range(64)), draws=64)
         fit.observe(load, TRUE.expected_ns(load))
     assert fit.cost is not None
@@ -105,6 +105,7 @@ def test_a_machine_that_becomes_slower_is_followed() -> None:
     assert fit.cost.expected_ns(load) == pytest.approx(1.5 * TRUE.expected_ns(load), rel=0.1)
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 300), st.integers(0, 10**9)), min_size=4, max_size=80))
 def test_whatever_was_seen_more_is_never_cheaper(steps: list[tuple[int, int, int]]) -> None:
     fit = StepCostFit()
