@@ -19,7 +19,7 @@ Numbers = NDArray[np.float64]
 
 FIRST_FITS = (4, 8, 16, 32, 64, 128)  # steps after which the first fits are made
 BATCH = 256  # steps between later fits, unless many of them are a surprise
-SURPRISE = 0.2  # a larger error
+SURPRISE = 0.1  # a larger error
 LEAST_SURPRISING = 0.5  # weight
 SURPRISES = 4  # so many more than a quarter of the other steps: something is new, and is learnt at once
 HALF_LIFE = 1024  # steps that say something about a number until what was known of it counts half
