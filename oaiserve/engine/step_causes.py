@@ -17,10 +17,13 @@ from oaiserve.engine.step_cost_fit import StepCostFit
 WARM_UP = 2  # first steps, which are slow for reasons of their own
 # A step is slow if it takes longer than expected by both of these, so that it pays to ask what held it up.
 SLOW_SHARE, SLOW_NS = 0.1, 1_000_000
+LEAST_WEIGHT = 0.01
 
 
 class Machine(Protocol):
     """What says for how long the machine did not run the engine. MachineTime asks Linux."""
+
+    num_threads: int  # that share the work of a step, so that each one's delay holds it up by a part
 
     def delay_ns(self) -> int:
         """Return how long the calling thread was ready to run, and did not run, since the last call."""
@@ -71,7 +74,7 @@ class StepCauses:
         lost_ns = 0
         if not has_clock:
             excess_ns = max(0, model_ns - constraint_ns - expected_ns)
-            lost_ns = min(delay_ns, excess_ns)
+            lost_ns = min(delay_ns // self._machine.num_threads, excess_ns)
             left_ns = excess_ns - lost_ns
             if cost is not None and left_ns > SLOW_NS and left_ns > SLOW_SHARE * expected_ns:
                 lost_ns += self._machine.more_ns(left_ns)
@@ -91,10 +94,12 @@ class StepCauses:
         self.had_prompts = load.prompt_tokens > 0
         if self.number <= WARM_UP:
             return None
-        took_ns -= constraint_ns
-        # A step that lacked a core, if only for a part of its threads, says less of what it would have taken.
+        took_ns = max(1, took_ns - constraint_ns)
+        # A step that lacked a core counts next to nothing beside others. It is learnt as it was: without the time that
+        # is thought to be lost, it would confirm whatever is expected.
         missed_ns = 0 if has_clock else min(took_ns, max(lost_ns, delay_ns))
-        return self._fit.observe(load, took_ns - lost_ns, (1 - missed_ns / max(1, took_ns)) ** 2)
+        self._fit.observe(load, took_ns, max(LEAST_WEIGHT, (1 - missed_ns / took_ns) ** 8))
+        return None if cost is None else abs(expected_ns - took_ns + lost_ns) / max(1, took_ns - lost_ns)
 
     def _tell(self, step: Step, load: Load, before: Parts, after: Parts, whole: Share) -> None:
         """Tell the requests in a step what it was for them."""

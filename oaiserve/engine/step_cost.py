@@ -27,10 +27,6 @@ class Load(NamedTuple):
     edits: int = 0  # of these, those whose logits are edited on the host
     drafted: int = 0  # of `decodes`, tokens of drafts
 
-    @property
-    def rows(self) -> int:
-        return self.decodes + self.prompt_tokens
-
     def without_prompts(self) -> Load:
         """Return what is left without its prompts. Of draws, as many as decodes have."""
         draws = min(self.draws, self.decodes)

@@ -13,17 +13,19 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from oaiserve.engine.step_cost import KNOTS, Load, StepCost, place
+from oaiserve.engine.step_cost import KNOTS, Load, StepCost
 
 Numbers = NDArray[np.float64]
 
 FIRST_FITS = (4, 8, 16, 32, 64, 128)  # steps after which the first fits are made
 BATCH = 256  # steps between later fits, unless many of them are a surprise
-SURPRISE = 0.2  # a larger error
+SURPRISE = 0.1  # a larger error
+LEAST_SURPRISING = 0.5  # weight
 SURPRISES = 4  # so many more than a quarter of the other steps: something is new, and is learnt at once
 HALF_LIFE = 1024  # steps that say something about a number until what was known of it counts half
 HUBER = 1.0  # errors of more than so many usual ones count less
 LEAST_ERROR = 0.01  # that is usual; no machine is more exact
+_KNOTS = np.array(KNOTS, np.float64)
 # How large the numbers other than those of rows may be, for a guess while nothing is known of them: tokens, or draws.
 _SCALES = (1000.0, 1000.0, 1000.0, 1.0, 1.0, 1.0, 1.0)
 _NUM = len(KNOTS) + len(_SCALES)
@@ -43,16 +45,12 @@ class StepCostFit:
         self._sums = np.zeros(_NUM)
         self._numbers = np.zeros(_NUM)
 
-    def observe(self, load: Load, ns: int, weight: float = 1.0) -> float | None:
-        """Learn from a step, and return the error of what was expected of it, as a share of what it took.
-
-        `weight` is less than 1 where the time is less certain. Return None while nothing is expected.
-        """
+    def observe(self, load: Load, ns: int, weight: float = 1.0) -> None:
+        """Learn from a step. `weight` is less than 1 where its time is less certain."""
         ns = max(1, ns)
-        error = None
-        if self.cost is not None:
-            error = abs(self.cost.expected_ns(load) - ns) / ns
-            self._surprise = self._surprise + 1 if error > SURPRISE else max(0.0, self._surprise - 0.25)
+        if self.cost is not None and weight > LEAST_SURPRISING:
+            is_surprise = abs(self.cost.expected_ns(load) - ns) > SURPRISE * ns
+            self._surprise = self._surprise + 1 if is_surprise else max(0.0, self._surprise - 0.25)
         self._rows.append((load, ns, weight))
         if self._num_steps < FIRST_FITS[-1]:
             self._num_steps += 1
@@ -61,7 +59,6 @@ class StepCostFit:
             is_time = len(self._rows) >= BATCH
         if is_time or self._surprise >= SURPRISES:
             self._fit()
-        return error
 
     def _fit(self) -> None:
         rows, self._rows, self._surprise = self._rows, [], 0.0
@@ -101,11 +98,11 @@ class StepCostFit:
 
 def features(loads: list[Load]) -> Numbers:
     """Return how much each step has of each number of a StepCost. Of the two knots around its rows it has a part."""
-    table = np.zeros((len(loads), _NUM))
-    for row, load in zip(table, loads, strict=True):
-        index, way = place(load.rows)
-        row[index], row[index + 1] = 1 - way, way
-    columns = np.array(loads, np.float64)
+    columns, table, steps = np.array(loads, np.float64), np.zeros((len(loads), _NUM)), np.arange(len(loads))
+    rows = columns[:, 0] + columns[:, 3]
+    index = np.clip(np.searchsorted(_KNOTS, rows, side="right") - 1, 0, len(KNOTS) - 2)  # as in `place`
+    way = (rows - _KNOTS[index]) / (_KNOTS[index + 1] - _KNOTS[index])
+    table[steps, index], table[steps, index + 1] = 1 - way, way
     columns = columns[:, [1, 2, 4, 5, 6, 7, 3]]  # in the order of StepCost, and last whether there are prompts
     columns[:, -1] = columns[:, -1] > 0
     table[:, len(KNOTS) :] = columns / _SCALES
