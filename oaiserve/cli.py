@@ -198,6 +198,9 @@ def _check_files(server: ServerOptions, engine: EngineOptions, telemetry: Teleme
     if server.response_store is not None:
         response_database.check(server.response_store)
     Keyring((), server.api_key_file)  # raises StartupError if a file has no keys
+    recording = telemetry.record_requests
+    if recording is not None and not os.access(recording.parent, os.W_OK | os.X_OK):
+        raise StartupError(f"--record-requests is '{recording}', but '{recording.parent}' is not a writable folder.")
     profile_dir = telemetry.profile_dir
     if profile_dir is not None:
         with suppress(OSError):

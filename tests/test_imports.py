@@ -332,6 +332,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "oaiserve.telemetry": {
         "oaiserve.config",
         "oaiserve.errors",
+        "oaiserve.private",
         "oaiserve.record",
         "oaiserve.times",
         "oaiserve.trace",
@@ -408,7 +409,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "loadtest.transport": set(),
     "loadtest.null_server": set(),
     "loadtest.arrivals": {"loadtest.errors"},
-    "loadtest.prompts": {"loadtest.errors"},
+    "loadtest.prompts": {"loadtest.errors", "loadtest.recordings"},
+    "loadtest.recordings": {"loadtest.errors"},
     "loadtest.drive": {"loadtest.sample"},
     "loadtest.measure": {"loadtest.errors", "loadtest.intervals", "loadtest.sample"},
     "loadtest.find_max": {"loadtest.intervals"},
