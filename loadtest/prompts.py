@@ -73,8 +73,8 @@ class Workload:
 
     requests: Path | None = None
     """File of JSON lines. Each line is a request ("prompt" or "messages", and any other field of the API), or it has
-    lengths ("input_length", "output_length", "prefix"). "timestamp" (seconds) is for --arrival trace. Or the recording of
-    a server (serve --record-requests), whose prompts are made anew."""
+    lengths ("input_length", "output_length", "prefix"). "timestamp" (seconds) is for --arrival trace. Or the
+    recording of a server (serve --record-requests), whose prompts are made anew."""
 
     abandon_share: float = 0.0
     """Share of the requests whose client disconnects during the answer, 0 to 1. Over HTTP only."""

@@ -389,6 +389,12 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("oaiserve.trace", f"{ENGINE}.tokenizer"),
     },
     "oaiserve.front_ends.process": {"oaiserve"},
+    # A load is replayed through the scheduler: no model, no server.
+    "oaiserve.plan": {
+        *("oaiserve.errors", "oaiserve.plan"),
+        *(f"{ENGINE}.{m}" for m in ("blocks", "pacing", "policy", "request", "scheduler", "sequence", "step")),
+        *(f"{ENGINE}.{m}" for m in ("step_causes", "step_cost")),
+    },
     "oaiserve.connections": {"oaiserve.config", "oaiserve.errors", "oaiserve.times"},
     "oaiserve.listener": {"oaiserve.connections"},
     "oaiserve.connection": {"oaiserve.connections", "oaiserve.errors", "oaiserve.routes.extensions"},

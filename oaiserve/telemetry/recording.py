@@ -2,8 +2,8 @@
 
 A recording is JSON lines. The first has the server's settings, and a line with what steps cost follows when that is
 known. Each of the others is a prompt of a request, with the fields that the load test's `--requests` reads. Of its
-tokens, a recording has hashes of 64 at a time, each with all before it: those of two prompts that begin alike are equal.
-The salt of the hashes is random and is never written, so a prompt cannot be guessed and looked up.
+tokens, a recording has hashes of 64 at a time, each with all before it: two prompts that begin alike have the same
+ones. The salt of the hashes is random and is never written, so a prompt cannot be guessed and looked up.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from oaiserve.errors import StartupError
 from oaiserve.private import FILE_MODE
-from oaiserve.record import POOLING_OPERATIONS, RequestRecord
+from oaiserve.record import POOLING_OPERATIONS, Cause, RequestRecord
 
 VERSION = 1
 BLOCK_TOKENS = 64
@@ -94,6 +94,8 @@ class Recording:
             "status": record.http_status,
             "finish_reasons": record.finish_reasons,
             "cached_tokens": record.cached_tokens,
+            "num_steps": account.num_steps,
+            "host_ns": sum(causes_ns.get(Cause.HOST, 0) for causes_ns in record.causes_ns.values()),
             "phases_ns": {phase.name: phase.duration_ns for phase in times.phases()},
             "params": dict(record.params),
         }
