@@ -62,6 +62,10 @@ def main(argv: Sequence[str] | None = None, serve_app: ServeApp | None = None) -
         from oaiserve.plan.command import main as plan
 
         return plan(argv[1:])
+    if argv[:1] == ["diff"]:
+        from oaiserve.diff.command import main as diff
+
+        return diff(argv[1:])
     try:
         command, bound, _ = command_line(serve_app or _serve_app).parse_args(
             argv, print_error=False, exit_on_error=False, verbose=False
@@ -100,7 +104,7 @@ def command_line(serve_app: ServeApp) -> App:
         help="An OpenAI-compatible server for language models that accounts for every millisecond of every request.",
         version=__version__,
         help_epilogue="To try it: oaiserve serve demo. To measure it: oaiserve bench --help. "
-        "To plan for a load: oaiserve plan --help",
+        "To plan for a load: oaiserve plan --help. To compare two times: oaiserve diff --help",
         # In order of precedence. Flags beat all of these, and these beat the defaults.
         config=[_check_variables, Env(ENV_PREFIX, command=False, show=False), _read_config_file],
         default_parameter=Parameter(negative_iterable=()),

@@ -389,6 +389,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("oaiserve.trace", f"{ENGINE}.tokenizer"),
     },
     "oaiserve.front_ends.process": {"oaiserve"},
+    "oaiserve.diff": {"oaiserve.diff", "oaiserve.errors"},
     # A load is replayed through the scheduler: no model, no server.
     "oaiserve.plan": {
         *("oaiserve.errors", "oaiserve.plan"),

@@ -96,6 +96,8 @@ class Recording:
             "cached_tokens": record.cached_tokens,
             "num_steps": account.num_steps,
             "host_ns": sum(causes_ns.get(Cause.HOST, 0) for causes_ns in record.causes_ns.values()),
+            "causes_ns": record.causes_ns,
+            "queue_waits_ns": account.waits_ns,
             "phases_ns": {phase.name: phase.duration_ns for phase in times.phases()},
             "params": dict(record.params),
         }
