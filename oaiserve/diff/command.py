@@ -1,4 +1,4 @@
-"""The command `oaiserve diff`: two recordings, or two answers of /debug/requests, go in; a paragraph and a table out."""
+"""The command `oaiserve diff` compares two recordings, or two answers of /debug/requests, in a paragraph and a table."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ are taken for independent (Law and Kelton, "Simulation Modeling and Analysis", o
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -93,5 +94,5 @@ def _spread(values: Sequence[float]) -> tuple[float, int] | None:
     if count < 2:
         return None
     cuts = [len(values) * k // count for k in range(count + 1)]
-    means = [statistics.fmean(values[start:end]) for start, end in zip(cuts, cuts[1:], strict=False)]
+    means = [statistics.fmean(values[start:end]) for start, end in itertools.pairwise(cuts)]
     return statistics.stdev(means) / math.sqrt(count), count

@@ -70,9 +70,14 @@ def recorded(path: Path, decode_ms: int, number: int = 40) -> Path:
         alone, queue = (int(rng.gauss(mean, 2) * 1e6) for mean in (decode_ms, 20))
         lines.append(
             {
-                "timestamp": index, "input_length": 9, "cached_tokens": 0, "output_length": 4,
-                "outcome": "finished", "phases_ns": {"receive": 5, "queue": queue, "decode": alone + 3},
-                "causes_ns": {"decode": {"alone": alone}}, "queue_waits_ns": {"batch_full": queue},
+                "timestamp": index,
+                "input_length": 9,
+                "cached_tokens": 0,
+                "output_length": 4,
+                "outcome": "finished",
+                "phases_ns": {"receive": 5, "queue": queue, "decode": alone + 3},
+                "causes_ns": {"decode": {"alone": alone}},
+                "queue_waits_ns": {"batch_full": queue},
             }
         )
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
