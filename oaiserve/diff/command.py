@@ -1,4 +1,4 @@
-"""The command `oaiserve diff` compares two recordings, or two answers of /debug/requests, in a paragraph and a table."""
+"""The command `oaiserve diff`: a paragraph and a table of how two recordings, or answers of /debug/requests, differ."""
 
 from __future__ import annotations
 
