@@ -1,4 +1,4 @@
-"""Compares what `oaiserve plan` predicts with what is measured, on loads it was not fitted on: python -m tools.bench.plan
+"""Compares what `oaiserve plan` predicts with measurements, on loads that it does not know: python -m tools.bench.plan
 
 A server records a training load, from which the cost of steps is. Then the load test sends six other loads to a server
 that records them, too. Each of them is replayed by the plan at its own arrivals, and its times are compared with the
