@@ -441,7 +441,7 @@ ONLY_IN: dict[str, set[str]] = {
     "llguidance": {f"{ENGINE}.grammar"},
     "jinja2": {f"{ENGINE}.{m}" for m in ("chat_template", "jinja_template")},
     "uvicorn": {"oaiserve.connection", "oaiserve.server"},
-    "cyclopts": {"oaiserve.cli", "loadtest.cli"},
+    "cyclopts": {"oaiserve.cli", "oaiserve.plan.command", "oaiserve.diff.command", "loadtest.cli"},
     "httpx": {"loadtest"},
     "httpcore": {"loadtest"},
 }

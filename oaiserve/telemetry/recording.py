@@ -51,7 +51,7 @@ class Recording:
         self._salt = secrets.token_bytes(16)
         self._cost: Mapping[str, Any] | None = None  # as it was written last
         try:
-            if path.exists() and path.stat().st_size:
+            if path.is_file() and path.stat().st_size:
                 self._rotate()  # what an earlier server recorded has hashes of another salt
             self._file = self._opened()
         except OSError as error:
