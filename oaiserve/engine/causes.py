@@ -67,7 +67,11 @@ class RequestCauses:
         self._at = self._since = NOTHING  # the totals after its last step, and when its phase began
         self._num_preempted = 0  # sequences
         self._may_have_missed = False  # steps since its last one, because of that
-        self._clear()
+        # Of the current phase:
+        self._alone = self._recomputed = 0  # its own tokens, and those that it computed again
+        self._decodes = self._prompts = 0  # what its neighbours added, less what all decodes and prompts took
+        self._rest = NOTHING  # of the step under way when it was scheduled
+        self._missed = NOTHING  # steps
 
     def begin(self, totals: Parts, ended_ns: int, scheduled_ns: int, *, behind_prompts: bool) -> None:
         """Begin with the first step of the request, at `scheduled_ns`. The step before ended at `ended_ns`.
@@ -149,8 +153,7 @@ class RequestCauses:
         self._at = totals
 
     def _clear(self) -> None:
-        self._alone = self._recomputed = 0
-        self._decodes = self._prompts = 0  # what its neighbours added, less what all decodes and prompts took
+        self._alone = self._recomputed = self._decodes = self._prompts = 0
         self._rest = self._missed = NOTHING
 
 

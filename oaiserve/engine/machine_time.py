@@ -18,7 +18,13 @@ from oaiserve.times import monotonic_ns
 TASKS = Path("/proc/self/task")
 CGROUPS = Path("/proc/self/cgroup")
 CGROUP_ROOT = Path("/sys/fs/cgroup")
-LOOK_NS = 1_000_000_000  # between two looks for new threads
+LOOK_NS = 1_000_000_000  # after which threads are looked at again
+WORKING = 0.25  # a thread works if it ran for this part of the time of the one that ran most
+
+
+def major_faults() -> int:
+    """Return how many pages the process has waited for that had to be read from a disk."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
 
 
 class MachineTime:
@@ -28,16 +34,19 @@ class MachineTime:
         self,
         tasks: Path = TASKS,
         throttling: Path | None = None,
+        page_faults: Callable[[], int] = major_faults,
         clock_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
         self._tasks = tasks
         self._throttling = throttling
+        self._page_faults = page_faults
         self._clock_ns = clock_ns
         self._own = -1  # the open file of the calling thread; -1: not opened, or Linux does not tell
         self._is_open = False
+        self.num_threads = 1  # that share a step's work: the calling one, and those of native code that worked lately
         self._delay_ns = 0
         self._others: dict[str, tuple[int, int, int]] = {}  # by thread: its open file, time on a core, and delay
-        self._looked_ns = 0
+        self._looked_ns = -2 * LOOK_NS
         self._num_faults = 0
         self._throttled_ns = 0
 
@@ -48,6 +57,8 @@ class MachineTime:
             self._own = _opened(self._tasks / str(threading.get_native_id()) / "schedstat")
             if self._own >= 0:
                 self._delay_ns = _read(self._own)[1]
+        if self._clock_ns() - self._looked_ns > LOOK_NS:
+            self._find_others()
             self._look()
         if self._own < 0:
             return 0
@@ -57,17 +68,15 @@ class MachineTime:
     def more_ns(self, most_ns: int) -> int:
         """Return how much of `most_ns`, by which a step was too slow, the machine held up other threads.
 
-        That is the delay of the threads of native code, shared among those that ran, and the time for which the limit
-        of a cgroup let nothing run. How long a page fault takes is not told: if there was one, all is the machine's.
+        That is the delay of the threads of native code, shared among those that worked, and the time for which the
+        limit of a cgroup let nothing run. How long a page fault takes is not told: if there was one, all of it is the
+        machine's.
         """
-        others, num_faults, throttled_ns = self._others, self._num_faults, self._throttled_ns
-        self._look()
+        num_faults, throttled_ns = self._num_faults, self._throttled_ns
+        delay_ns = self._look()
         if self._num_faults > num_faults:
             return most_ns
-        pairs = [(now, others[thread]) for thread, now in self._others.items() if thread in others]
-        delays_ns = [now[2] - before[2] for now, before in pairs if now[1] > before[1]]
-        shared_ns = sum(delays_ns) // (len(delays_ns) + 1)  # the engine thread works, too
-        return min(most_ns, max(shared_ns, self._throttled_ns - throttled_ns))
+        return min(most_ns, max(delay_ns // self.num_threads, self._throttled_ns - throttled_ns))
 
     def close(self) -> None:
         """Close what is open. The thread that has called the other methods does this last."""
@@ -77,14 +86,17 @@ class MachineTime:
             if file >= 0:
                 os.close(file)
 
-    def _look(self) -> None:
-        now_ns = self._clock_ns()
-        if not self._looked_ns or now_ns - self._looked_ns > LOOK_NS:
-            self._looked_ns = now_ns
-            self._find_others()
-        self._others = {thread: (file, *_read(file)) for thread, (file, _, _) in self._others.items()}
-        self._num_faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+    def _look(self) -> int:
+        """Look at what Linux tells of the process. Return the delays of the threads that worked since the last look."""
+        self._looked_ns = self._clock_ns()
+        before, self._others = self._others, {t: (file, *_read(file)) for t, (file, _, _) in self._others.items()}
+        ran = {thread: now[1] - before[thread][1] for thread, now in self._others.items()}
+        least_ns = max(1.0, WORKING * max(ran.values(), default=0))
+        working = [thread for thread, ns in ran.items() if ns >= least_ns]
+        self.num_threads = len(working) + 1
+        self._num_faults = self._page_faults()
         self._throttled_ns = _throttled_ns(self._throttling)
+        return sum(self._others[thread][2] - before[thread][2] for thread in working)
 
     def _find_others(self) -> None:
         """Find the threads that Python does not know: those of native code."""

@@ -17,10 +17,13 @@ from oaiserve.engine.step_cost_fit import StepCostFit
 WARM_UP = 2  # first steps, which are slow for reasons of their own
 # A step is slow if it takes longer than expected by both of these, so that it pays to ask what held it up.
 SLOW_SHARE, SLOW_NS = 0.1, 1_000_000
+LEAST_WEIGHT = 0.01
 
 
 class Machine(Protocol):
     """What says for how long the machine did not run the engine. MachineTime asks Linux."""
+
+    num_threads: int  # that share the work of a step, so that each one's delay holds it up by a part
 
     def delay_ns(self) -> int:
         """Return how long the calling thread was ready to run, and did not run, since the last call."""
@@ -71,11 +74,11 @@ class StepCauses:
         lost_ns = 0
         if not has_clock:
             excess_ns = max(0, model_ns - constraint_ns - expected_ns)
-            lost_ns = min(delay_ns, excess_ns)
+            lost_ns = min(delay_ns // self._machine.num_threads, excess_ns)
             left_ns = excess_ns - lost_ns
             if cost is not None and left_ns > SLOW_NS and left_ns > SLOW_SHARE * expected_ns:
                 lost_ns += self._machine.more_ns(left_ns)
-        late_ns = min(delay_ns - min(delay_ns, lost_ns), gap_ns, whole_ns - model_ns)
+        late_ns = min(max(0, delay_ns - lost_ns), gap_ns, whole_ns - model_ns)
         before = self.totals
         decodes, prompts, constraint, host, machine, unexplained = before
         after = self.totals = Parts(
@@ -91,26 +94,28 @@ class StepCauses:
         self.had_prompts = load.prompt_tokens > 0
         if self.number <= WARM_UP:
             return None
-        took_ns -= constraint_ns
-        if not has_clock:  # a step that lacked a core teaches what it would have taken, if not as surely
-            lost_ns = max(lost_ns, min(delay_ns, took_ns // 2))
-        clean_ns = took_ns - lost_ns
-        return self._fit.observe(load, clean_ns, (clean_ns / max(1, took_ns)) ** 2)
+        took_ns = max(1, took_ns - constraint_ns)
+        # A step that lacked a core counts next to nothing beside others. It is learnt as it was: without the time that
+        # is thought to be lost, it would confirm whatever is expected.
+        missed_ns = 0 if has_clock else min(took_ns, max(lost_ns, delay_ns))
+        self._fit.observe(load, took_ns, max(LEAST_WEIGHT, (1 - missed_ns / took_ns) ** 8))
+        return None if cost is None else abs(expected_ns - took_ns + lost_ns) / max(1, took_ns - lost_ns)
 
     def _tell(self, step: Step, load: Load, before: Parts, after: Parts, whole: Share) -> None:
         """Tell the requests in a step what it was for them."""
         number, cost = self.number, self._fit.cost
         decodes_ns = whole.decodes
-        one_ns = context_ns = 0.0
+        one_ns = context_ns = cached_ns = 0.0
         if cost is not None:
-            one_ns, context_ns = cost.expected_ns(Load(decodes=1, draws=1)), cost.decode_context_ns
+            one_ns = cost.expected_ns(Load(decodes=1, draws=1))
+            context_ns, cached_ns = cost.decode_context_ns, cost.cached_context_ns - cost.decode_context_ns
         for chunk in step.chunks:  # a microsecond for each
             sequence = chunk.sequence
             own = sequence.causes
             if own is None:
                 continue
             if chunk.num_tokens == 1 and not own.has_several and not sequence.needs_ids:
-                alone_ns = int(one_ns + context_ns * chunk.start)
+                alone_ns = int(one_ns + context_ns * chunk.start + cached_ns * sequence.num_cached)
                 own.decoded(number, before, after, alone_ns if alone_ns < decodes_ns else decodes_ns)
                 continue
             part, counted = chunk_load(chunk), whole
@@ -148,16 +153,18 @@ def _share(cost: StepCost | None, part: Load, load: Load, whole: Share) -> Share
 
 def load_of(step: Step) -> Load:
     """Return what is in a step."""
-    decodes = decode_context = draws = 0
+    decodes = decode_context = cached_context = draws = 0
     others = []
     for chunk in step.chunks:
-        if chunk.num_tokens == 1 and not chunk.sequence.needs_ids:
+        sequence = chunk.sequence
+        if chunk.num_tokens == 1 and not sequence.needs_ids:
             decodes += 1
-            decode_context += chunk.start
+            decode_context += chunk.start - sequence.num_cached
+            cached_context += sequence.num_cached
             draws += chunk.max_draws
         else:
             others.append(chunk_load(chunk))
-    plain = Load(decodes, decode_context, draws=draws)
+    plain = Load(decodes, decode_context, cached_context, draws=draws)
     return Load(*map(sum, zip(plain, *others, strict=True))) if others else plain
 
 
@@ -167,5 +174,6 @@ def chunk_load(chunk: Chunk) -> Load:
     context = num_tokens * (2 * chunk.start + num_tokens - 1) // 2
     edits = draws if chunk.sequence.needs_ids else 0
     if chunk.num_known == 1:
-        return Load(num_tokens, context, 0, 0, draws, edits, len(chunk.draft))
-    return Load(0, 0, num_tokens, context, draws, edits, len(chunk.draft))
+        cached = num_tokens * chunk.sequence.num_cached
+        return Load(num_tokens, context - cached, cached, 0, 0, draws, edits, len(chunk.draft))
+    return Load(0, 0, 0, num_tokens, context, draws, edits, len(chunk.draft))

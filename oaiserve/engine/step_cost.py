@@ -19,21 +19,19 @@ class Load(NamedTuple):
     """What is in a step, or what one request has in it."""
 
     decodes: int = 0  # tokens of sequences that decode, with their drafts
-    decode_context: int = 0  # tokens that these attend to, added up
+    decode_context: int = 0  # tokens that these attend to, added up, without the next ones
+    cached_context: int = 0  # the same of prefixes that were in the cache, so that sequences may share them
     prompt_tokens: int = 0  # tokens of prompts, and of what is computed again
     prompt_context: int = 0  # tokens that these attend to, added up
     draws: int = 0  # rows for which the vocabulary is computed
     edits: int = 0  # of these, those whose logits are edited on the host
     drafted: int = 0  # of `decodes`, tokens of drafts
 
-    @property
-    def rows(self) -> int:
-        return self.decodes + self.prompt_tokens
-
     def without_prompts(self) -> Load:
         """Return what is left without its prompts. Of draws, as many as decodes have."""
         draws = min(self.draws, self.decodes)
-        return Load(self.decodes, self.decode_context, 0, 0, draws, min(self.edits, draws), self.drafted)
+        edits = min(self.edits, draws)
+        return Load(self.decodes, self.decode_context, self.cached_context, 0, 0, draws, edits, self.drafted)
 
 
 def place(rows: int) -> tuple[int, float]:
@@ -52,6 +50,7 @@ class StepCost:
 
     rows_ns: tuple[float, ...]  # of a step with as many rows as each knot
     decode_context_ns: float = 0.0  # for each token that a decode attends to
+    cached_context_ns: float = 0.0  # in a cached prefix: what several sequences read is in the CPU's caches
     prompt_context_ns: float = 0.0
     draw_ns: float = 0.0
     edit_ns: float = 0.0
@@ -60,14 +59,19 @@ class StepCost:
 
     def expected_ns(self, load: Load) -> int:
         """Return how long a step with this in it takes."""
-        decodes, decode_context, prompt_tokens, prompt_context, draws, edits, drafted = load
+        decodes, decode_context, cached_context, prompt_tokens, prompt_context, draws, edits, drafted = load
         rows = decodes + prompt_tokens
         if rows == 0:
             return 0
         index, way = _PLACES[rows] if rows < len(_PLACES) else place(rows)
         low = self.rows_ns[index]
         ns = low + way * (self.rows_ns[index + 1] - low) + self.decode_context_ns * decode_context
-        ns += self.draw_ns * draws + self.edit_ns * edits + self.draft_ns * drafted
+        ns += (
+            self.cached_context_ns * cached_context
+            + self.draw_ns * draws
+            + self.edit_ns * edits
+            + self.draft_ns * drafted
+        )
         if prompt_tokens:
             ns += self.prompt_context_ns * prompt_context + self.prompts_ns
         return int(ns)

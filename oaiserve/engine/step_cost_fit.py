@@ -1,10 +1,11 @@
 """Learns the cost of steps while they run, robustly and in bounded memory. Engine thread only, no torch.
 
-It is a least-squares fit of relative errors, because a step of 8 ms matters as much as one of 400 ms. Steps that differ
-much from what was expected count less (Huber's weights). What was learnt long ago is forgotten, but only as far as new
-steps say something about it: a server that has had 64 sequences for an hour still knows what one costs.
+It is a least-squares fit of relative errors, because a step of 8 ms matters as much as one of 400 ms. Steps that do not
+fit to the others count less (Huber's weights). What was learnt long ago is forgotten, but only as far as new steps say
+something about it: a server that has had 64 sequences for an hour still knows what one costs.
 
-Steps are gathered, and the fit is renewed for all of them together: that is a few microseconds for each.
+Steps are gathered, and the fit is renewed for all of them together: that is some microseconds for each. If several do
+not take what was expected, it is renewed at once.
 """
 
 from __future__ import annotations
@@ -12,17 +13,21 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from oaiserve.engine.step_cost import KNOTS, Load, StepCost, place
+from oaiserve.engine.step_cost import KNOTS, Load, StepCost
 
 Numbers = NDArray[np.float64]
 
-FIRST_FITS = (4, 8, 16, 32)  # steps after which the first fits are made
-BATCH = 64  # steps between later fits
-HALF_LIFE = 256  # steps that say something about a number until what was known of it counts half
-HUBER = 1.5  # errors of more than so many usual ones count less
+FIRST_FITS = (4, 8, 16, 32, 64, 128)  # steps after which the first fits are made
+BATCH = 256  # steps between later fits, unless many of them are a surprise
+SURPRISE = 0.1  # a larger error
+LEAST_SURPRISING = 0.5  # weight
+SURPRISES = 4  # so many more than a quarter of the other steps: something is new, and is learnt at once
+HALF_LIFE = 1024  # steps that say something about a number until what was known of it counts half
+HUBER = 1.0  # errors of more than so many usual ones count less
 LEAST_ERROR = 0.01  # that is usual; no machine is more exact
+_KNOTS = np.array(KNOTS, np.float64)
 # How large the numbers other than those of rows may be, for a guess while nothing is known of them: tokens, or draws.
-_SCALES = (1000.0, 1000.0, 1.0, 1.0, 1.0, 1.0)
+_SCALES = (1000.0, 1000.0, 1000.0, 1.0, 1.0, 1.0, 1.0)
 _NUM = len(KNOTS) + len(_SCALES)
 _SMOOTHNESS, _RIDGE = 0.05, 1e-4  # of the guess, which data outweighs soon
 
@@ -33,48 +38,45 @@ class StepCostFit:
     def __init__(self) -> None:
         self.cost: StepCost | None = None  # unknown before the first steps
         self._rows: list[tuple[Load, int, float]] = []  # since the last fit: load, time, weight
-        self._num_steps = 0
-        self._next_fit = FIRST_FITS[0]
-        self._error = 0.05  # what is usual
+        self._num_steps = 0  # up to the last of the first fits
+        self._surprise = 0.0  # since the last fit
         self._unit_ns = 0.0  # a usual step, to which the guess is relative
         self._known = np.zeros((_NUM, _NUM))  # the normal equations
         self._sums = np.zeros(_NUM)
         self._numbers = np.zeros(_NUM)
 
-    def observe(self, load: Load, ns: int, weight: float = 1.0) -> float | None:
-        """Learn from a step, and return the error of what was expected of it, as a share of what it took.
-
-        `weight` is less than 1 where the time is less certain. Return None while nothing is expected.
-        """
+    def observe(self, load: Load, ns: int, weight: float = 1.0) -> None:
+        """Learn from a step. `weight` is less than 1 where its time is less certain."""
         ns = max(1, ns)
-        error = None
-        if self.cost is not None:
-            expected_ns = self.cost.expected_ns(load)
-            error = abs(expected_ns - ns) / ns
-            relative = abs(expected_ns - ns) / max(1, expected_ns)
-            usual = HUBER * max(LEAST_ERROR, self._error)
-            self._error += 0.02 * (min(relative, 2 * usual) - self._error)
-            if relative > usual:
-                weight *= usual / relative
+        if self.cost is not None and weight > LEAST_SURPRISING:
+            is_surprise = abs(self.cost.expected_ns(load) - ns) > SURPRISE * ns
+            self._surprise = self._surprise + 1 if is_surprise else max(0.0, self._surprise - 0.25)
         self._rows.append((load, ns, weight))
-        self._num_steps += 1
-        if self._num_steps >= self._next_fit:
+        if self._num_steps < FIRST_FITS[-1]:
+            self._num_steps += 1
+            is_time = self._num_steps in FIRST_FITS
+        else:
+            is_time = len(self._rows) >= BATCH
+        if is_time or self._surprise >= SURPRISES:
             self._fit()
-            self._next_fit = next((n for n in FIRST_FITS if n > self._num_steps), self._num_steps + BATCH)
-        return error
 
     def _fit(self) -> None:
-        rows, self._rows = self._rows, []
-        loads = np.array([features(load) for load, _, _ in rows])
+        rows, self._rows, self._surprise = self._rows, [], 0.0
+        loads = features([load for load, _, _ in rows])
         times = np.array([ns for _, ns, _ in rows], np.float64)
         self._unit_ns = max(self._unit_ns, float(np.median(times)))
-        weights = np.sqrt([weight for _, _, weight in rows]) / times
-        seen = loads * weights[:, None]
+        loads /= times[:, None]  # so that errors are relative
         kept = 0.5 ** (0.5 * (loads != 0).sum(axis=0) / HALF_LIFE)
-        self._known *= kept[:, None] * kept
-        self._sums = self._known @ self._numbers + seen.T @ (weights * times)
-        self._known += seen.T @ seen
-        self._numbers = self._solve()
+        known = self._known * kept[:, None] * kept
+        sums = known @ self._numbers
+        weights = np.array([weight for _, _, weight in rows])
+        for _ in range(2):  # the second time, what does not fit counts less
+            weighed = loads * weights[:, None]
+            self._known, self._sums = known + loads.T @ weighed, sums + weighed.sum(axis=0)
+            self._numbers = self._solve()
+            errors = np.abs(loads @ self._numbers - 1)
+            usual = HUBER * max(LEAST_ERROR, 1.5 * float(np.median(errors)))
+            weights *= usual / np.maximum(usual, errors)
         rows_ns, rest = self._numbers[: len(KNOTS)], self._numbers[len(KNOTS) :] / _SCALES
         self.cost = StepCost(tuple(rows_ns.tolist()), *rest.tolist())
 
@@ -82,6 +84,7 @@ class StepCostFit:
         """Return the numbers that fit best, of those that are not below 0 and do not fall with the rows."""
         scale = self._unit_ns**-2
         equations = _RISES.T @ (self._known + scale * _GUESS) @ _RISES
+        equations += np.eye(_NUM) * (1e-12 * equations.max())  # so that they can be solved, whatever was seen
         sums = _RISES.T @ self._sums
         free = np.ones(_NUM, bool)
         while True:
@@ -93,20 +96,17 @@ class StepCostFit:
             free &= ~below
 
 
-def features(load: Load) -> list[float]:
-    """Return what a step has of each number of a StepCost. The two knots around its rows have it by their nearness."""
-    row = [0.0] * _NUM
-    index, way = place(load.rows)
-    row[index], row[index + 1] = 1 - way, way
-    row[len(KNOTS) :] = (
-        load.decode_context / _SCALES[0],
-        load.prompt_context / _SCALES[1],
-        load.draws / _SCALES[2],
-        load.edits / _SCALES[3],
-        load.drafted / _SCALES[4],
-        1.0 / _SCALES[5] if load.prompt_tokens else 0.0,
-    )
-    return row
+def features(loads: list[Load]) -> Numbers:
+    """Return how much each step has of each number of a StepCost. Of the two knots around its rows it has a part."""
+    columns, table, steps = np.array(loads, np.float64), np.zeros((len(loads), _NUM)), np.arange(len(loads))
+    rows = columns[:, 0] + columns[:, 3]
+    index = np.clip(np.searchsorted(_KNOTS, rows, side="right") - 1, 0, len(KNOTS) - 2)  # as in `place`
+    way = (rows - _KNOTS[index]) / (_KNOTS[index + 1] - _KNOTS[index])
+    table[steps, index], table[steps, index + 1] = 1 - way, way
+    columns = columns[:, [1, 2, 4, 5, 6, 7, 3]]  # in the order of StepCost, and last whether there are prompts
+    columns[:, -1] = columns[:, -1] > 0
+    table[:, len(KNOTS) :] = columns / _SCALES
+    return table
 
 
 def _guess() -> Numbers:

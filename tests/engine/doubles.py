@@ -30,6 +30,7 @@ from oaiserve.engine.request import (
 )
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import ChunkResult, Logprobs, Masks, Step, StepResult
+from oaiserve.engine.step_causes import Machine
 from oaiserve.engine.tokenizer import Tokenizer
 from oaiserve.times import monotonic_ns
 from tests.engine.memory import NEVER
@@ -229,6 +230,7 @@ def make_engine(
     clock_ns: Callable[[], int] = monotonic_ns,
     ranges: Ranges | None = None,
     profiler: Profiler | None = None,
+    machine: Machine | None = None,
     default_params: Mapping[str, int] | None = None,
     pooling: Pooling | None = None,
     **options: int,
@@ -250,6 +252,7 @@ def make_engine(
         options=EngineOptions(**{**defaults, **options}),
         ranges=ranges,
         profiler=profiler,
+        machine=machine,
         default_params=default_params,
         pooling=pooling,
         num_states=num_states,

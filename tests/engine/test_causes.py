@@ -57,6 +57,8 @@ def test_time_that_was_expected_and_did_not_pass_is_taken_from_what_was_expected
 class Machine:
     """A machine that takes the core for `stolen_ns` in each step."""
 
+    num_threads = 1
+
     def __init__(self) -> None:
         self.stolen_ns = 0
 
@@ -105,8 +107,11 @@ class Lab:
     def learn(self, longest: int = 700) -> None:
         rng = random.Random(1)
         lengths = [(min(longest, rng.choice([1, 2, 30, 200, 700])), rng.randint(1, 30)) for _ in range(60)]
+        for times in range(4):
+            self.run(request(f"alone {times}", prompt_len=30, max_tokens=40))
         self.run(*(request(f"warm {i}", prompt_len=n, max_tokens=m) for i, (n, m) in enumerate(lengths)))
-        self.run(*(request(f"alone {i}", prompt_len=n, max_tokens=m) for i, (n, m) in enumerate(lengths[:2])))
+        for number in (4, 2, 1):
+            self.run(*(request(f"few {number} {i}", prompt_len=30, max_tokens=80) for i in range(number)))
 
     def run(self, *requests: Request, after: int = 0, deliver_ns: int = 0) -> dict[str, Terminal]:
         """Run requests: the first one, and the others when that has so many tokens. A hand-over takes `deliver_ns`."""

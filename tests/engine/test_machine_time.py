@@ -31,7 +31,7 @@ def tasks(tmp_path: Path) -> Tasks:
 
 def test_the_delay_of_the_calling_thread_is_that_since_the_last_call(tasks: Tasks) -> None:
     tasks.wrote(tasks.own, 500, 1000)
-    machine = MachineTime(tasks.folder)
+    machine = MachineTime(tasks.folder, page_faults=lambda: 7)
     assert machine.delay_ns() == 0
     tasks.wrote(tasks.own, 600, 1234)
     assert machine.delay_ns() == 234
@@ -42,11 +42,13 @@ def test_the_delay_of_the_calling_thread_is_that_since_the_last_call(tasks: Task
 def test_the_delay_of_native_threads_is_shared_among_those_that_ran(tasks: Tasks) -> None:
     for thread in (tasks.own, "900001", "900002", "900003"):
         tasks.wrote(thread, 1000, 1000)
-    machine = MachineTime(tasks.folder)
+    machine = MachineTime(tasks.folder, page_faults=lambda: 7)
     machine.delay_ns()
     tasks.wrote("900001", 2000, 1000 + 600)
     tasks.wrote("900002", 2000, 1000 + 300)
-    assert machine.more_ns(MOST) == 900 // 3  # two of them, and the engine thread; the third one slept
+    tasks.wrote("900003", 1010, 1000 + 900)
+    assert machine.more_ns(MOST) == 900 // 3  # two of them, and the engine thread; the third one hardly worked
+    assert machine.num_threads == 3
     assert machine.more_ns(MOST) == 0
     tasks.wrote("900001", 3000, 5000)
     assert machine.more_ns(100) == 100
@@ -54,13 +56,13 @@ def test_the_delay_of_native_threads_is_shared_among_those_that_ran(tasks: Tasks
 
 
 def test_a_thread_that_began_later_is_found(tasks: Tasks) -> None:
-    now_ns = [1]
+    now_ns = [2 * LOOK_NS]
     tasks.wrote(tasks.own, 1000, 1000)
-    machine = MachineTime(tasks.folder, clock_ns=lambda: now_ns[0])
+    machine = MachineTime(tasks.folder, page_faults=lambda: 7, clock_ns=lambda: now_ns[0])
     machine.delay_ns()
     tasks.wrote("900001", 10, 50)
     now_ns[0] += 2 * LOOK_NS
-    assert machine.more_ns(MOST) == 0
+    assert machine.delay_ns() == 0
     tasks.wrote("900001", 20, 250)
     assert machine.more_ns(MOST) == 100
     machine.close()
@@ -75,10 +77,20 @@ def test_where_linux_tells_nothing_the_machine_takes_nothing(tmp_path: Path) -> 
 def test_a_limit_of_the_cgroup_is_found(tasks: Tasks, tmp_path: Path) -> None:
     stat = tmp_path / "cpu.stat"
     stat.write_text("usage_usec 100\nthrottled_usec 5\n")
-    machine = MachineTime(tasks.folder, stat)
+    machine = MachineTime(tasks.folder, stat, page_faults=lambda: 7)
     machine.delay_ns()
     stat.write_text("usage_usec 100\nthrottled_usec 9\n")
     assert machine.more_ns(MOST) == 4000
+    machine.close()
+
+
+def test_a_page_that_was_read_from_disk_takes_all_of_the_time(tasks: Tasks) -> None:
+    faults = [7]
+    machine = MachineTime(tasks.folder, page_faults=lambda: faults[0])
+    machine.delay_ns()
+    assert machine.more_ns(MOST) == 0
+    faults[0] += 1
+    assert machine.more_ns(MOST) == MOST
     machine.close()
 
 

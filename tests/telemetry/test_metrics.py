@@ -224,7 +224,7 @@ def use_everything(metrics: Metrics, record: RequestRecord) -> None:
 
 @pytest.fixture
 def full(snapshot: SimpleNamespace, make_record) -> Metrics:
-    steps = [StepRecord(StepKind.MIXED, 0, 1, 0, 1, 1)]
+    steps = [StepRecord(StepKind.MIXED, 0, 1, 0, 1, 1, cost_error=0.03)]
     messages = {("warning", "left_out"): 3}
     metrics = metrics_of(snapshot=lambda: snapshot, take_steps=lambda: steps, log_messages=lambda: messages)
     account = EngineAccount(num_preemptions=1, stalled_ns=5, grammar_compile_ns=7)

@@ -35,7 +35,7 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
 
 @pytest.fixture
 def metrics(snapshot: SimpleNamespace, make_record: Callable[..., Any]) -> Metrics:
-    steps = [StepRecord(StepKind.MIXED, 0, 5_000_000, 0, 1, 7)]
+    steps = [StepRecord(StepKind.MIXED, 0, 5_000_000, 0, 1, 7, cost_error=0.03)]
     metrics = metrics_of(snapshot=lambda: snapshot, take_steps=lambda: [steps.pop()] if steps else [])
     account = EngineAccount(num_preemptions=1, stalled_ns=250_000_000)
     account.inter_token_ns.extend([20_000_000, 30_000_001])
