@@ -6,9 +6,11 @@ import json
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from loadtest import recordings
 from loadtest.errors import UsageError
 
 # In most current vocabularies each of these words, with the space before it, is one token.
@@ -71,7 +73,8 @@ class Workload:
 
     requests: Path | None = None
     """File of JSON lines. Each line is a request ("prompt" or "messages", and any other field of the API), or it has
-    lengths ("input_length", "output_length", "prefix"). "timestamp" (seconds) is for --arrival trace."""
+    lengths ("input_length", "output_length", "prefix"). "timestamp" (seconds) is for --arrival trace. Or the
+    recording of a server (serve --record-requests), whose prompts are made anew."""
 
     abandon_share: float = 0.0
     """Share of the requests whose client disconnects during the answer, 0 to 1. Over HTTP only."""
@@ -164,7 +167,7 @@ def _rows(path: Path, limit: int | None) -> list[dict[str, Any]]:
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
-                if line.strip() and (limit is None or len(rows) < limit):
+                if line.strip():
                     rows.append(json.loads(line))
                     if not isinstance(rows[-1], dict):
                         raise UsageError(f"--requests: line {number} of '{path}' is not a JSON object.")
@@ -172,9 +175,11 @@ def _rows(path: Path, limit: int | None) -> list[dict[str, Any]]:
         raise UsageError(f"--requests is '{path}', which cannot be read: {error.strerror}.") from error
     except json.JSONDecodeError as error:
         raise UsageError(f"--requests: line {number} of '{path}' is not JSON: {error.msg}.") from error
+    if rows and recordings.is_recording(rows[0]):
+        rows = recordings.prompts_of(rows)
     if not rows:
         raise UsageError(f"--requests: there is no request in '{path}'.")
-    return rows
+    return rows[:limit]
 
 
 def _from_row(row: dict[str, Any], workload: Workload, rng: random.Random) -> _Prompt:
@@ -182,7 +187,9 @@ def _from_row(row: dict[str, Any], workload: Workload, rng: random.Random) -> _P
     timestamp = row.get("timestamp")
     max_tokens = row.get("output_length") or row.get("max_tokens") or row.get("max_completion_tokens")
     prompt = row.get("prompt", "")
-    if "messages" not in body and "prompt" not in row:
+    if "recorded" in row:
+        prompt = recordings.tokens_of(row["recorded"], partial(_tokens, workload), rng)
+    elif "messages" not in body and "prompt" not in row:
         length = int(row.get("input_length") or length_sampler("", workload.input_len)(rng))
         common = min(workload.prefix_len, length) if "prefix" in row else 0
         prompt = _tokens(workload, random.Random(str(row.get("prefix"))), common)
@@ -192,7 +199,7 @@ def _from_row(row: dict[str, Any], workload: Workload, rng: random.Random) -> _P
 
 _ROW_KEYS = {
     *("timestamp", "input_length", "output_length", "prefix", "prompt", "max_tokens", "max_completion_tokens"),
-    *("model", "stream", "stream_options"),
+    *("model", "stream", "stream_options", "recorded"),
 }
 
 

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from functools import partial
 from typing import Protocol
 
@@ -21,6 +22,7 @@ from starlette.routing import Route
 from oaiserve import __version__, demo
 from oaiserve.config import Config, ServerOptions
 from oaiserve.engine.shared_limit import SharedLimit
+from oaiserve.engine.step_cost import StepCost
 from oaiserve.engine.streams import MAX_HELD_TOKENS, LoopStreams, RequestEngine
 from oaiserve.keys import Keyring
 from oaiserve.record import AccessRefusal, RequestRecord, StepRecord
@@ -49,6 +51,7 @@ from oaiserve.routes.parse.forms import answer_forms
 from oaiserve.routes.serving import MOST_RECEIVED_BYTES, LiveSamples, RecentRequests, ServedEngine, Serving
 from oaiserve.telemetry import Snapshot, Telemetry
 from oaiserve.telemetry.log_limit import LogLimit
+from oaiserve.telemetry.recording import Recording
 from oaiserve.telemetry.snapshot import ConnectionCounts, FrontEndCounts
 from oaiserve.times import monotonic_ns
 from oaiserve.trace import TraceContext
@@ -78,6 +81,12 @@ class MeasuredEngine(Protocol):
     def snapshot(self) -> Snapshot: ...
 
     def take_steps(self) -> list[StepRecord]: ...
+
+    @property
+    def capacity(self) -> Mapping[str, int]: ...
+
+    @property
+    def step_cost(self) -> StepCost | None: ...
 
 
 class AppTelemetry(Protocol):
@@ -199,6 +208,28 @@ def server_telemetry(
         vllm_metrics=config.telemetry.vllm_metrics,
         trace_step_share=config.telemetry.trace_step_share,
         log_limit=log_limit,
+        recording=None if config.telemetry.record_requests is None else partial(_recording, config, engine),
+    )
+
+
+def _recording(config: Config, engine: MeasuredEngine, epoch_offset_ns: int) -> Recording:
+    """Return the recording that the settings ask for, with what a replay has to know of the server."""
+    path, options = config.telemetry.record_requests, config.engine
+    assert path is not None
+    return Recording(
+        path,
+        server={
+            "model": config.server.served_model_name or config.model,
+            **engine.capacity,
+            "policy": options.policy,
+            "prefix_cache": options.prefix_cache,
+            "lookahead": options.lookahead,
+            "prefill_max_requests": options.prefill_max_requests,
+            "prefill_max_tokens": options.prefill_max_tokens,
+            "itl_target_seconds": options.itl_target_seconds,
+        },
+        step_cost=lambda: None if (cost := engine.step_cost) is None else asdict(cost),
+        epoch_offset_ns=epoch_offset_ns,
     )
 
 

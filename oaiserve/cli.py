@@ -58,6 +58,14 @@ def main(argv: Sequence[str] | None = None, serve_app: ServeApp | None = None) -
         from loadtest.cli import main as bench
 
         return bench(argv[1:], "oaiserve bench")
+    if argv[:1] == ["plan"]:
+        from oaiserve.plan.command import main as plan
+
+        return plan(argv[1:])
+    if argv[:1] == ["diff"]:
+        from oaiserve.diff.command import main as diff
+
+        return diff(argv[1:])
     try:
         command, bound, _ = command_line(serve_app or _serve_app).parse_args(
             argv, print_error=False, exit_on_error=False, verbose=False
@@ -99,7 +107,8 @@ def command_line(serve_app: ServeApp) -> App:
         name="oaiserve",
         help="An OpenAI-compatible server for language models that accounts for every millisecond of every request.",
         version=__version__,
-        help_epilogue="To try it: oaiserve serve demo. To measure it: oaiserve bench --help",
+        help_epilogue="To try it: oaiserve serve demo. To measure it: oaiserve bench --help. "
+        "To plan for a load: oaiserve plan --help. To compare two times: oaiserve diff --help",
         # In order of precedence. Flags beat all of these, and these beat the defaults.
         config=[_check_variables, Env(ENV_PREFIX, command=False, show=False), _read_config_file],
         default_parameter=Parameter(negative_iterable=()),
@@ -215,6 +224,9 @@ def _check_files(server: ServerOptions, engine: EngineOptions, telemetry: Teleme
     if server.response_store is not None:
         response_database.check(server.response_store)
     Keyring((), server.api_key_file)  # raises StartupError if a file has no keys
+    recording = telemetry.record_requests
+    if recording is not None and not os.access(recording.parent, os.W_OK | os.X_OK):
+        raise StartupError(f"--record-requests is '{recording}', but '{recording.parent}' is not a writable folder.")
     profile_dir = telemetry.profile_dir
     if profile_dir is not None:
         with suppress(OSError):

@@ -586,6 +586,11 @@ class TelemetryOptions:
     """Share of the engine's steps to trace, 0 to 1. Each gets a span that the traces of its requests link to. The
     sampler of OTEL_TRACES_SAMPLER then chooses among these steps."""
 
+    record_requests: Path | None = None
+    """File for a recording of the load: when requests arrived, how long they were and what they had in common, as
+    hashes, without any text. `oaiserve plan` and the load test read it. It is begun anew at 64 MiB, and the file before
+    is kept beside it with .1 at the end of its name."""
+
     profile_dir: Path | None = None
     """Folder for the traces of POST /debug/profile, which records the next steps with torch's profiler and slows them
     down. The folder is created if it is missing. Without this setting, the route does not exist."""

@@ -112,6 +112,9 @@ class EngineAccount:
     num_events_dropped: int = 0  # the number of events after the first MOST_EVENTS
     waits_ns: dict[WaitReason, int] = field(default_factory=dict)  # the parts of the phase `queue`
     inter_token_ns: Integers = field(default_factory=lambda: array("q"))  # of all choices
+    # The token ids of each prompt, for hashes of them: nothing may keep these. Empty if they were never known.
+    prompts: list[list[int]] = field(default_factory=list)
+    cache_salt: str = ""
     num_choices: int = 0  # the choices that the request asked for, over all its prompts
     longest_choice_tokens: int = 0  # generated tokens of the longest of them
     num_preemptions: int = 0  # over all its sequences

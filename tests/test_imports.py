@@ -350,6 +350,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "oaiserve.telemetry": {
         "oaiserve.config",
         "oaiserve.errors",
+        "oaiserve.private",
         "oaiserve.record",
         "oaiserve.times",
         "oaiserve.trace",
@@ -431,6 +432,13 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("oaiserve.trace", f"{ENGINE}.tokenizer"),
     },
     "oaiserve.front_ends.process": {"oaiserve"},
+    "oaiserve.diff": {"oaiserve.diff", "oaiserve.errors"},
+    # A load is replayed through the scheduler: no model, no server.
+    "oaiserve.plan": {
+        *("oaiserve.errors", "oaiserve.plan"),
+        *(f"{ENGINE}.{m}" for m in ("blocks", "pacing", "policy", "request", "scheduler", "sequence", "step")),
+        *(f"{ENGINE}.{m}" for m in ("step_causes", "step_cost")),
+    },
     "oaiserve.connections": {"oaiserve.config", "oaiserve.errors", "oaiserve.times"},
     "oaiserve.listener": {"oaiserve.connections"},
     "oaiserve.connection": {"oaiserve.connections", "oaiserve.errors", "oaiserve.routes.extensions"},
@@ -451,7 +459,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "loadtest.transport": set(),
     "loadtest.null_server": set(),
     "loadtest.arrivals": {"loadtest.errors"},
-    "loadtest.prompts": {"loadtest.errors"},
+    "loadtest.prompts": {"loadtest.errors", "loadtest.recordings"},
+    "loadtest.recordings": {"loadtest.errors"},
     "loadtest.drive": {"loadtest.sample"},
     "loadtest.measure": {"loadtest.errors", "loadtest.intervals", "loadtest.sample"},
     "loadtest.find_max": {"loadtest.intervals"},
@@ -486,7 +495,7 @@ ONLY_IN: dict[str, set[str]] = {
     "llguidance": {f"{ENGINE}.grammar"},
     "jinja2": {f"{ENGINE}.{m}" for m in ("chat_template", "jinja_template")},
     "uvicorn": {"oaiserve.connection", "oaiserve.server"},
-    "cyclopts": {"oaiserve.cli", "loadtest.cli"},
+    "cyclopts": {"oaiserve.cli", "oaiserve.plan.command", "oaiserve.diff.command", "loadtest.cli"},
     "httpx": {"loadtest"},
     "httpcore": {"loadtest"},
 }

@@ -141,6 +141,20 @@ class Engine:
             "kv_blocks": str(num_blocks),
         }
         self.features = dict(features or {})  # for telemetry: what is optional on the device, and whether it is on
+        limits = Limits(
+            max_running=min(options.max_running, num_states or options.max_running),
+            max_step_tokens=options.step_tokens(max_step_tokens_default),
+            prefill_max_requests=options.prefill_max_requests,
+            prefill_max_tokens=options.prefill_max_tokens,
+            lookahead=options.lookahead,
+        )
+        self.capacity = {  # for whoever simulates the scheduler
+            "block_size": options.block_size,
+            "kv_blocks": num_blocks,
+            "max_model_len": max_model_len,
+            "max_running": limits.max_running,
+            "max_step_tokens": limits.max_step_tokens,
+        }
         self._max_waiting = options.max_waiting
         self._waiting = SharedLimit(options.max_waiting)  # choices, and other work for the tokenizer
         self._body_bytes = SharedLimit(MAX_BODY_BYTES)
@@ -153,13 +167,7 @@ class Engine:
         self._loop = EngineLoop(
             Scheduler(
                 pool,
-                Limits(
-                    max_running=min(options.max_running, num_states or options.max_running),
-                    max_step_tokens=options.step_tokens(max_step_tokens_default),
-                    prefill_max_requests=options.prefill_max_requests,
-                    prefill_max_tokens=options.prefill_max_tokens,
-                    lookahead=options.lookahead,
-                ),
+                limits,
                 policy=POLICIES[options.policy],
                 prefix_cache=options.prefix_cache and pooling is None,
                 states=StatePool(num_states) if num_states else None,

@@ -225,6 +225,7 @@ class OpenRequests:
         stop_ids = (frozenset() if params.ignore_eos else self._eos_token_ids) | set(params.stop_token_ids)
         stops = StopStrings(params.stop, include_in_output=params.include_stop_str_in_output)
         opened.usage.prompt_tokens = tokenized.num_prompt_tokens
+        opened.account.prompts, opened.account.cache_salt = tokenized.token_ids, request.cache_salt
         second_starts = tokenized.second_starts or [None] * len(tokenized.token_ids)
         for prompt_index, token_ids in enumerate(tokenized.token_ids):
             seed = getrandbits(64) if params.seed is None else params.seed

@@ -19,6 +19,7 @@ from oaiserve.telemetry.metrics import Metrics
 from oaiserve.telemetry.otel_environment import export_interval_seconds, exporter_kind, resource
 from oaiserve.telemetry.recent import RecentRequests
 from oaiserve.telemetry.recorder import Consumer, Recorder
+from oaiserve.telemetry.recording import Recording
 from oaiserve.telemetry.snapshot import ConnectionCounts, FrontEndCounts, Snapshot, StoreCounts
 from oaiserve.times import monotonic_ns
 from oaiserve.trace import TraceContext
@@ -45,8 +46,9 @@ class Telemetry:
     `take_steps` returns the engine's steps since its last call. `model_info` has values for the labels of
     oaiserve_model_info, `features` those of oaiserve_engine_feature. `trace_step_share` is the share of steps that are
     traced if tracing is on. `log_limit` is the limit on the log, whose summaries are written and whose numbers are on
-    /metrics. `environ` is for tests: the OpenTelemetry SDK reads most of its variables from the process itself. Raises
-    StartupError if an OTEL_* variable is invalid or asks for something that this server does not have.
+    /metrics. `recording` makes a recording of the requests, given the wall clock minus the monotonic clock. `environ` is
+    for tests: the OpenTelemetry SDK reads most of its variables from the process itself. Raises StartupError if an OTEL_*
+    variable is invalid or asks for something that this server does not have.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Telemetry:
         vllm_metrics: bool = True,
         trace_step_share: float = 0,
         log_limit: LogLimit | None = None,
+        recording: Callable[[int], Recording] | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
         # The offset is taken once per process, and turns every stamp into epoch time.
@@ -93,6 +96,9 @@ class Telemetry:
             "metrics": self._metrics.observe,
             "log": logs.log_request,
         }
+        self._recording = None if recording is None else recording(epoch_offset_ns)
+        if self._recording is not None:
+            consumers["recording"] = self._recording.add
         self._metrics_export: MetricsExport | None = None
         try:
             interval_seconds = export_interval_seconds(environ)
@@ -128,6 +134,8 @@ class Telemetry:
 
     def record(self, record: RequestRecord) -> None:
         """Queue the record of an ended request. The event loop calls this, so it never blocks and never raises."""
+        if self._recording is None:
+            record.account.prompts = []  # many records may wait
         self._recorder.record(record)
 
     def is_sampled(self, trace: TraceContext) -> bool:
@@ -169,6 +177,8 @@ class Telemetry:
             return max(0.0, (deadline_ns - monotonic_ns()) / 1e9)
 
         drained = self._recorder.close(timeout_seconds)
+        if drained and self._recording is not None:
+            self._recording.close()
         if self._metrics_export is not None:
             self._metrics_export.stop()  # so that both last exports run at the same time
         spans_exported = self._tracing is None or self._tracing.close(remaining_seconds())

@@ -20,7 +20,7 @@ Entries = list[Entry]
 
 
 class _Kept(NamedTuple):
-    record: RequestRecord  # without the token gaps, which may be long, and the prompt, which is only for traces
+    record: RequestRecord  # without the token gaps, which may be long, and without the prompts, which are private
     gaps: TokenGaps | None
     steps: Steps | None
 
@@ -37,7 +37,7 @@ class RecentRequests:
         self._lock = Lock()
 
     def add(self, record: RequestRecord) -> None:
-        account = replace(record.account, inter_token_ns=array("q"))  # up to a million numbers
+        account = replace(record.account, inter_token_ns=array("q"), prompts=[])
         kept = _Kept(
             replace(record, account=account, prompt_text=None),
             token_gaps(record.account.inter_token_ns),

@@ -1,0 +1,138 @@
+"""Writes ended requests to a file that a load can be repeated from: arrivals, lengths and shared beginnings, no text.
+
+A recording is JSON lines. The first has the server's settings, and a line with what steps cost follows when that is
+known. Each of the others is a prompt of a request, with the fields that the load test's `--requests` reads. Of its
+tokens, a recording has hashes of 64 at a time, each with all before it: two prompts that begin alike have the same
+ones. The salt of the hashes is random and is never written, so a prompt cannot be guessed and looked up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from oaiserve.errors import StartupError
+from oaiserve.private import FILE_MODE
+from oaiserve.record import POOLING_OPERATIONS, Cause, RequestRecord
+
+VERSION = 1
+BLOCK_TOKENS = 64
+HASH_BYTES = 5  # of a block: two of a million different ones are alike once in two recordings
+MOST_BYTES = 64 * 2**20  # of a file; the one before it is kept beside it
+
+
+class Recording:
+    """A file to which ended requests are added. Telemetry thread only.
+
+    `server` are the settings that a replay needs to know. `step_cost` returns the numbers of the learnt cost of steps,
+    or None. `epoch_offset_ns` turns stamps into Unix time. Raises StartupError if the file cannot be written to.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        server: Mapping[str, Any],
+        step_cost: Callable[[], Mapping[str, Any] | None],
+        epoch_offset_ns: int,
+        most_bytes: int = MOST_BYTES,
+    ) -> None:
+        self._path = path
+        self._server = dict(server)
+        self._step_cost = step_cost
+        self._epoch_offset_ns = epoch_offset_ns
+        self._most_bytes = most_bytes
+        self._salt = secrets.token_bytes(16)
+        self._cost: Mapping[str, Any] | None = None  # as it was written last
+        try:
+            if path.is_file() and path.stat().st_size:
+                self._rotate()  # what an earlier server recorded has hashes of another salt
+            self._file = self._opened()
+        except OSError as error:
+            raise StartupError(
+                f"--record-requests is '{path}', which cannot be written to: {error.strerror}."
+            ) from error
+
+    def add(self, record: RequestRecord) -> None:
+        """Add the prompts of a request, unless it was for vectors or scores. Raises OSError if the disk is full."""
+        if record.operation in POOLING_OPERATIONS:
+            return
+        if os.fstat(self._file).st_size > self._most_bytes:
+            self.close()
+            self._rotate()
+            self._file = self._opened()
+        self._write(self._rows(record))
+
+    def close(self) -> None:
+        """Write what steps cost by now, and close the file."""
+        cost = self._step_cost()
+        if cost is not None and cost != self._cost:
+            self._write([{"step_cost": cost}])
+            self._cost = cost
+        os.close(self._file)
+
+    def _rows(self, record: RequestRecord) -> list[dict[str, Any]]:
+        account, times = record.account, record.times
+        prompts = account.prompts or [None]  # it may have been refused before its prompts were tokenized
+        received_ns = times.phases()[0].start_ns
+        num_choices = max(1, account.num_choices // len(prompts))
+        common = {
+            "timestamp": (received_ns + self._epoch_offset_ns) / 1e9,
+            "output_length": -(-record.completion_tokens // max(1, account.num_choices)),
+            "n": num_choices,
+            "operation": record.operation,
+            "model": record.adapter,
+            "client": None if record.client is None else self._hash(record.client.encode()).hex(),
+            "stream": record.stream,
+            "outcome": record.outcome.value,
+            "status": record.http_status,
+            "finish_reasons": record.finish_reasons,
+            "cached_tokens": record.cached_tokens,
+            "num_steps": account.num_steps,
+            "host_ns": sum(causes_ns.get(Cause.HOST, 0) for causes_ns in record.causes_ns.values()),
+            "causes_ns": record.causes_ns,
+            "queue_waits_ns": account.waits_ns,
+            "phases_ns": {phase.name: phase.duration_ns for phase in times.phases()},
+            "params": dict(record.params),
+        }
+        salt = f"{record.adapter} {account.cache_salt}".encode()
+        return [
+            common
+            if token_ids is None
+            else common | {"input_length": len(token_ids), "blocks": self._blocks(salt, token_ids)}
+            for token_ids in prompts
+        ]
+
+    def _blocks(self, salt: bytes, token_ids: Sequence[int]) -> str:
+        """Return the hashes of the whole blocks of a prompt, in hexadecimal digits, one after the other."""
+        last, hashes = self._hash(salt), []
+        for start in range(0, len(token_ids) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
+            last = self._hash(last + array("q", token_ids[start : start + BLOCK_TOKENS]).tobytes())
+            hashes.append(last)
+        return b"".join(hashes).hex()
+
+    def _hash(self, content: bytes) -> bytes:
+        return blake2b(content, digest_size=HASH_BYTES, key=self._salt).digest()
+
+    def _opened(self) -> int:
+        file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, FILE_MODE)
+        head = {"recording": VERSION, "block_tokens": BLOCK_TOKENS, "server": self._server}
+        os.write(file, json.dumps(head).encode() + b"\n")
+        self._cost = None
+        return file
+
+    def _rotate(self) -> None:
+        os.replace(self._path, self._path.with_name(f"{self._path.name}.1"))
+
+    def _write(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        content = b"".join(json.dumps(row, separators=(",", ":")).encode() + b"\n" for row in rows)
+        before = os.fstat(self._file).st_size
+        if os.write(self._file, content) < len(content):  # the disk is full: half a line would spoil the next one
+            os.ftruncate(self._file, before)
+            raise OSError(28, f"there is no room for a request in {self._path}")

@@ -1,0 +1,62 @@
+"""The command answers from a recording, and says in one sentence what is wrong with its options."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from oaiserve.cli import main
+from tests.plan.test_recorded import COST, row, written
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Path:
+    server = {"kv_blocks": 512, "max_running": 16, "max_step_tokens": 128}
+    rows = [row(k / 4, 20 + k, 8, n=1) for k in range(20)]
+    return written(
+        tmp_path / "load.jsonl", {"recording": 1, "block_tokens": 64, "server": server}, *rows, {"step_cost": COST}
+    )
+
+
+def test_a_plan_has_the_rate_the_replicas_and_the_settings(
+    recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "plan.json"
+    arguments = ["plan", "--from", str(recording), "--slo", "ttft:100ms,itl:20ms", "--rate", "5000"]
+    assert main([*arguments, "--no-settings", "--json", str(out)]) == 0
+    text, found = capsys.readouterr().out, json.loads(out.read_text())
+    assert "The load: 20 prompts in 5 s (4/s)" in text
+    assert f"up to {found['highest_rate']:.3g} prompts/s on one server" in text
+    assert found["replicas"] == -(-5000 // found["highest_rate"])
+    assert found["recorded"]["good_share"] == 1.0
+    assert found["rates"][3]["good_share"] >= 0.95 > found["rates"][-1]["good_share"]
+    assert "(as recorded)" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--slo", "ttft:3"], "--slo has 'ttft:3', but must be METRIC:TIME"),
+        (["--slo", "speed:3ms"], "--slo has 'speed:3ms'"),
+        (["--slo", "ttft:3ms", "--attainment", "2"], "--attainment is 2"),
+        (["--slo", "ttft:3ms", "--rate", "0"], "--rate is 0"),
+        (["--slo", "ttft:3ms", "--cost", "missing"], "--from is 'missing', which cannot be read"),
+        ([], "requires an argument"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    arguments: list[str], message: str, recording: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "--from", str(recording), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_load_without_a_cost_needs_one(tmp_path: Path, capsys: pytest.CaptureFixture[str], recording: Path) -> None:
+    trace = written(tmp_path / "trace", *({"timestamp": at, "input_length": 5, "output_length": 2} for at in (4, 6)))
+    assert main(["plan", "--from", str(trace), "--slo", "ttft:9s"]) == 2
+    assert "does not say what steps cost. Give --cost a recording" in capsys.readouterr().err
+    assert main(["plan", "--from", str(trace), "--slo", "ttft:9s", "--cost", str(recording), "--no-settings"]) == 0

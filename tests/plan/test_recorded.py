@@ -1,0 +1,101 @@
+"""Recorded loads are read from each of their forms, and files of no form are refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oaiserve.engine.step_cost import KNOTS, StepCost
+from oaiserve.errors import StartupError
+from oaiserve.plan.recorded import read, repeated
+
+COST = {"rows_ns": [1e6] * len(KNOTS), "draw_ns": 5.0}
+
+
+def row(timestamp: float, length: int, answer: int, hashes: tuple[str, ...] = (), **fields: Any) -> dict[str, Any]:
+    phases_ns = dict.fromkeys(("receive", "tokenize_wait", "tokenize", "queue", "prefill", "decode", "respond"), 10**6)
+    return {
+        "timestamp": timestamp,
+        "input_length": length,
+        "output_length": answer,
+        "n": 1,
+        "client": None,
+        "blocks": "".join(hashes),
+        "outcome": "finished",
+        "num_steps": 4,
+        "host_ns": 8 * 10**6,
+        "phases_ns": phases_ns,
+        **fields,
+    }
+
+
+def written(path: Path, *rows: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_a_recording_has_prompts_alike_as_far_as_their_blocks_are(tmp_path: Path) -> None:
+    a, b, c = ("0" * 9 + letter for letter in "abc")
+    head = {"recording": 1, "block_tokens": 64, "server": {"kv_blocks": 9, "policy": "fcfs", "model": "demo"}}
+    refused = {"timestamp": 3.0, "outcome": "rejected", "output_length": 0, "phases_ns": {}}
+    rows = [row(7.5, 130, 4, (a, b)), row(5.0, 70, 3, (a,)), row(6.0, 128, 2, (a, c)), refused]
+    load = read(written(tmp_path / "load", head, *rows, {"step_cost": COST}))
+    assert [(one.seconds, len(one.prompt), one.answer_tokens) for one in load.arrivals] == [
+        (0.0, 70, 3),
+        (1.0, 128, 2),
+        (2.5, 130, 4),
+    ]
+    first, second, third = (one.prompt for one in load.arrivals)
+    assert first[:64] == second[:64] == third[:64]
+    assert not set(second[64:]) & set(third[64:])
+    assert not set(first[64:]) & set(second + third)
+    assert (load.server.kv_blocks, load.server.policy, load.num_left_out) == (9, "fcfs", 1)
+    assert load.cost == StepCost(tuple(COST["rows_ns"]), draw_ns=5.0)  # type: ignore[arg-type]
+    assert (load.host_seconds, load.before_queue_seconds) == (0.002, 0.003)
+    assert load.served[0] == (0.005, 0.001 / 2)
+
+
+def test_accounts_and_traces_have_arrivals_and_lengths(tmp_path: Path) -> None:
+    accounts = [
+        {"received_unix_ns": at * 10**9, "prompt_tokens": 5, "completion_tokens": tokens}
+        for at, tokens in ((12, 3), (10, 2), (11, 0))
+    ]
+    debug = tmp_path / "debug.json"
+    debug.write_text(json.dumps({"requests": accounts}))
+    trace = written(tmp_path / "trace", *({"timestamp": at, "input_length": 5, "output_length": 2} for at in (4, 6)))
+    for path, answers, num_left_out in ((debug, [2, 3], 1), (trace, [2, 2], 0)):
+        load = read(path)
+        assert [one.answer_tokens for one in load.arrivals] == answers
+        assert [one.seconds for one in load.arrivals] == [0, 2]
+        assert (load.cost, load.num_left_out, load.rate) == (None, num_left_out, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "has 0 requests"),
+        ('{"timestamp": 1, "input_length": 5, "output_length": 2}\n', "has 1 requests"),
+        ('{"a": 1}\n{"b": 2}\n', "must be a recording"),
+        ("no json", "must be a recording"),
+        ("[1]", "must be a recording"),
+        ('{"recording": 1}\n{"timestamp": 1}\n', "must be a recording"),
+    ],
+)
+def test_other_files_are_refused(content: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "load"
+    path.write_text(content)
+    with pytest.raises(StartupError, match=message):
+        read(path)
+    with pytest.raises(StartupError, match="No such file"):
+        read(tmp_path / "missing")
+
+
+def test_a_load_at_another_rate_keeps_its_gaps_and_fills_the_time(tmp_path: Path) -> None:
+    rows = [{"timestamp": at, "input_length": 1, "output_length": 1} for at in (0, 1, 4)]
+    load = read(written(tmp_path / "load", *rows))  # two gaps in four seconds
+    assert [at for at, _, _ in repeated(load, 1.0, 0)] == [0, 0.5, 2]
+    times = [(at, copy) for at, copy, _ in repeated(load, 1.0, 8)]
+    assert times == [(at + 3 * copy, copy) for copy in range(3) for at in (0, 0.5, 2)]

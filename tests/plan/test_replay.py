@@ -1,0 +1,98 @@
+"""A replay is the engine's loop with another clock: what it says of simple loads is what arithmetic says."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from oaiserve.engine.step_cost import KNOTS, StepCost
+from oaiserve.plan.recorded import Arrival, RecordedLoad, Server
+from oaiserve.plan.replay import Replay, Replayed
+from oaiserve.plan.search import changes, highest_rate, is_good
+
+FLAT = StepCost((10e6,) * len(KNOTS))  # 10 ms for any step
+LINEAR = StepCost(tuple(1e6 * knot for knot in KNOTS))  # 1 ms for each row
+
+
+def run(*arrivals: Arrival, cost: StepCost = FLAT, server: Server | None = None, **times: float) -> Replayed:
+    replay = Replay(server or Server(), cost, **times)
+    return replay.run([(arrival.seconds, 0, arrival) for arrival in arrivals])
+
+
+def prompt(length: int, first: int = 0) -> list[int]:
+    return list(range(first, first + length))
+
+
+def test_one_request_takes_its_steps() -> None:
+    (served,) = run(Arrival(0, prompt(20), 5), host_seconds=0.001, before_queue_seconds=0.002).served
+    assert served.ttft == pytest.approx(0.012)
+    assert served.gaps == pytest.approx([0.011] * 4)
+    assert served.latency == pytest.approx(0.056)
+
+
+def test_a_long_prompt_takes_several_steps_and_holds_up_its_neighbour() -> None:
+    server = Server(max_step_tokens=64, max_running=8)
+    short, long = run(Arrival(0, prompt(16), 9), Arrival(0.05, prompt(640, 1000), 1), cost=LINEAR, server=server).served
+    assert short.ttft == pytest.approx(0.016)
+    assert max(short.gaps) == pytest.approx(0.064)
+    assert min(short.gaps) == pytest.approx(0.001)
+    assert long.ttft is not None
+    assert long.ttft > 0.64
+
+
+def test_what_prompts_share_is_computed_once() -> None:
+    alike = [Arrival(k * 1.0, [*prompt(64), 100 + k], 1) for k in range(2)]
+    replayed = run(*alike, cost=LINEAR)
+    first, second = (served.ttft for served in replayed.served)
+    assert (first, second) == (pytest.approx(0.065), pytest.approx(0.001))
+    assert replayed.hit_share == pytest.approx(64 / 130)
+    without = run(*alike, cost=LINEAR, server=Server(prefix_cache=False))
+    assert without.served[1].ttft == pytest.approx(0.065)
+
+
+def test_choices_and_full_caches() -> None:
+    several = run(Arrival(0, prompt(16), 3, num_choices=4)).served
+    assert [len(served.gaps) for served in several] == [2]
+    tiny = Server(kv_blocks=6)
+    replayed = run(*(Arrival(0, prompt(30, 1000 * k), 40) for k in range(2)), server=tiny)
+    assert replayed.num_preemptions > 0
+    assert all(served.latency is not None for served in replayed.served)
+    assert run(Arrival(0, prompt(200), 1), server=tiny).num_refused == 1
+
+
+def load_of_one_second(rate: int = 20) -> RecordedLoad:
+    rng = random.Random(3)
+    arrivals = [Arrival(k / rate, prompt(rng.randint(10, 90), 1000 * k), 20) for k in range(rate + 1)]
+    return RecordedLoad(arrivals, Server(max_running=16, max_step_tokens=128), LINEAR)
+
+
+def test_the_highest_rate_is_between_one_that_holds_and_one_that_does_not() -> None:
+    load = load_of_one_second()
+    limits = {"ttft": 0.5, "tpot": 0.05}
+    best = highest_rate(load, LINEAR, load.server, limits, 0.95)
+    assert best is not None
+    # A row is a millisecond, so no rate beyond 1000 / 70 rows of a mean request can hold.
+    assert 5 < best.rate < 1000 / 70
+    good = sum(is_good(served, limits) for served in best.replayed.served)
+    assert good >= 0.95 * len(best.replayed.served)
+    stricter = highest_rate(load, LINEAR, load.server, {"ttft": 0.15, "tpot": 0.02}, 0.95)
+    assert stricter is not None
+    assert stricter.rate < best.rate
+    assert highest_rate(load, LINEAR, load.server, {"ttft": 1e-6}, 0.95) is None
+
+
+def test_settings_are_tried_one_at_a_time() -> None:
+    server = Server(max_running=16, max_step_tokens=128, policy="fcfs")
+    flags = dict(changes(server, {"itl": 0.05}))
+    assert {
+        "--max-running 8",
+        "--max-running 32",
+        "--max-step-tokens 64",
+        "--max-step-tokens 256",
+        "--policy fair",
+        "--policy shortest",
+        "--kv-blocks 8192",
+        "--itl-target-seconds 0.05",
+    } == set(flags)
+    assert all(other != server for other in flags.values())

@@ -1,0 +1,167 @@
+"""A recording has the structure of a load and none of its text, stays within its size, and can be sent again."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loadtest.prompts import Workload, make_calls
+from oaiserve.errors import StartupError
+from oaiserve.record import EngineAccount, Outcome, RequestRecord
+from oaiserve.telemetry.recording import BLOCK_TOKENS, HASH_BYTES, Recording
+from oaiserve.times import RequestTimes
+from oaiserve.trace import TraceContext
+
+COST = {"rows_ns": [5.0, 6.0]}
+EPOCH_NS = 1_000_000_000_000
+
+
+def opened(path: Path, cost: Callable[[], dict[str, Any] | None] = lambda: None, **options: Any) -> Recording:
+    return Recording(path, server={"kv_blocks": 7}, step_cost=cost, epoch_offset_ns=EPOCH_NS, **options)
+
+
+def ended(*prompts: list[int], received_ns: int = 0, **fields: Any) -> RequestRecord:
+    account = EngineAccount(num_choices=len(prompts) or 1, prompts=list(prompts), cache_salt=fields.pop("salt", ""))
+    known: dict[str, Any] = {
+        "request_id": "req-of-a-client",
+        "trace": TraceContext(1, 1),
+        "times": RequestTimes(received=received_ns, responded=received_ns + 5),
+        "outcome": Outcome.FINISHED,
+        "operation": "text_completion",
+        "http_method": "POST",
+        "http_route": "/v1/completions",
+        "http_status": 200,
+        "model": "demo",
+        "prompt_text": "a secret",
+    }
+    return RequestRecord(account=account, **known | fields)
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def hashes(row: dict[str, Any]) -> list[str]:
+    digits = 2 * HASH_BYTES
+    return [row["blocks"][start : start + digits] for start in range(0, len(row["blocks"]), digits)]
+
+
+def common(left: list[Any], right: list[Any]) -> int:
+    return next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
+
+
+def test_a_request_has_its_arrival_lengths_parameters_and_outcome(tmp_path: Path) -> None:
+    path = tmp_path / "load.jsonl"
+    recording = opened(path, lambda: COST)
+    fields = {"completion_tokens": 12, "params": {"temperature": 0.5}, "finish_reasons": ("stop",)}
+    recording.add(ended([1] * 70, received_ns=2_500_000_000, client="alice", **fields))
+    recording.close()
+    head, row, cost = rows_of(path)
+    assert head == {"recording": 1, "block_tokens": BLOCK_TOKENS, "server": {"kv_blocks": 7}}
+    assert row["timestamp"] == 1002.5
+    assert (row["input_length"], row["output_length"], row["n"]) == (70, 12, 1)
+    assert (row["outcome"], row["params"], row["finish_reasons"]) == ("finished", {"temperature": 0.5}, ["stop"])
+    assert row["phases_ns"] == {"receive": 5}
+    assert cost == {"step_cost": COST}
+    content = path.read_text()
+    assert not any(secret in content for secret in ("secret", "alice", "req-of-a-client"))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_prompts_of_a_request_are_rows_and_vectors_and_unknown_prompts_are_not(tmp_path: Path) -> None:
+    path = tmp_path / "load.jsonl"
+    recording = opened(path)
+    recording.add(ended([1, 2], [3], completion_tokens=8))
+    recording.add(ended([1], operation="embeddings"))
+    recording.add(ended(outcome=Outcome.REJECTED, http_status=429))
+    recording.close()
+    first, second, refused = rows_of(path)[1:]
+    assert [(row["input_length"], row["output_length"]) for row in (first, second)] == [(2, 4), (1, 4)]
+    assert (refused["outcome"], "input_length" in refused) == ("rejected", False)
+    assert len(make_calls(Workload(requests=path), 0)) == 2
+
+
+@settings(max_examples=30)
+@given(data=st.data())
+def test_blocks_are_equal_as_far_as_prompts_are(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    size = st.integers(0, 3 * BLOCK_TOKENS)
+    shared = random.Random(1).choices(range(9), k=data.draw(size))
+    one, other = ([*shared, k, *([k] * data.draw(size))] for k in (10, 11))
+    salts = data.draw(st.sampled_from([("", ""), ("a", "a"), ("a", "b")]))
+    path = tmp_path_factory.mktemp("recording") / "load.jsonl"
+    recording = opened(path)
+    for prompt, salt in zip((one, other), salts, strict=True):
+        recording.add(ended(prompt, salt=salt))
+    recording.close()
+    rows = rows_of(path)[1:]
+    assert [len(hashes(row)) for row in rows] == [len(prompt) // BLOCK_TOKENS for prompt in (one, other)]
+    expected = len(shared) // BLOCK_TOKENS if salts[0] == salts[1] else 0
+    assert common(hashes(rows[0]), hashes(rows[1])) == expected
+    # Sent again, they have as many tokens, and are alike as far.
+    first, second = (list(call.prompt) for call in make_calls(Workload(requests=path), 0))
+    assert (len(first), len(second)) == (len(one), len(other))
+    assert common(first, second) // BLOCK_TOKENS == expected
+
+
+def test_a_recording_is_replayed_at_its_times_with_what_makes_it_as_much_work(tmp_path: Path) -> None:
+    path = tmp_path / "load.jsonl"
+    recording = opened(path)
+    account = {"completion_tokens": 9, "params": {"temperature": 0, "seed": 3, "logprobs": 2}}
+    recording.add(ended([1] * 5, received_ns=7 * 10**9, **account))
+    recording.close()
+    (call,) = make_calls(Workload(requests=path), 0)
+    assert (call.max_tokens, call.timestamp, call.body) == (9, 1007.0, {"temperature": 0})
+
+
+def test_a_file_that_is_full_is_kept_beside_a_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "load.jsonl"
+    recording = opened(path, lambda: COST, most_bytes=2000)
+    for _ in range(20):
+        recording.add(ended([1] * 200))
+    recording.close()
+    files = [tmp_path / "load.jsonl.1", path]
+    assert sorted(tmp_path.iterdir()) == sorted(files)
+    for file in files:
+        rows = rows_of(file)
+        assert rows[0]["recording"] == 1
+        assert rows[-1] == {"step_cost": COST}
+        assert file.stat().st_size < 3000
+    # The salt is the same in both, so that what was shared stays so.
+    assert len({row["blocks"] for file in files for row in rows_of(file)[1:-1]}) == 1
+
+
+def test_another_start_keeps_the_recording_of_the_one_before(tmp_path: Path) -> None:
+    path = tmp_path / "load.jsonl"
+    for _ in range(2):
+        recording = opened(path)
+        recording.add(ended([1] * 64))
+        recording.close()
+    before, after = (rows_of(file)[1]["blocks"] for file in (tmp_path / "load.jsonl.1", path))
+    assert before != after  # another salt
+
+
+def test_half_a_line_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "load.jsonl"
+    recording = opened(path)
+    write = os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda file, content: write(file, content[:10]))
+        with pytest.raises(OSError, match="no room"):
+            recording.add(ended([1]))
+    recording.add(ended([2, 3]))
+    recording.close()
+    assert [row.get("input_length") for row in rows_of(path)] == [None, 2]
+
+
+def test_a_path_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="--record-requests is .* which cannot be written to: Is a directory"):
+        opened(tmp_path)
