@@ -425,7 +425,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "oaiserve.front_ends.supervisor": {
         *("oaiserve.config", "oaiserve.connections", "oaiserve.front_ends", "oaiserve.listener", "oaiserve.record"),
         *("oaiserve.response_store", "oaiserve.server", "oaiserve.telemetry"),
-        *(f"{ENGINE}.{m}" for m in ("adapters", "step_account", "tokenizer")),
+        *(f"{ENGINE}.{m}" for m in ("adapters", "step_account", "step_cost", "tokenizer")),
     },
     "oaiserve.front_ends.serve": {
         *("oaiserve.app", "oaiserve.config", "oaiserve.front_ends", "oaiserve.server", "oaiserve.telemetry"),

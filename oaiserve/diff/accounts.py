@@ -60,7 +60,7 @@ def _parts(
     phases_ns: Mapping[str, int], causes_ns: Mapping[str, Mapping[str, int]], waits_ns: Mapping[str, int]
 ) -> dict[tuple[str, str], int]:
     """Return the parts of a request. What of a phase has no cause is a part of its own."""
-    parts = {}
+    parts: dict[tuple[str, str], int] = {}
     for phase, phase_ns in phases_ns.items():
         known = waits_ns if phase == "queue" else causes_ns.get(phase, {})
         parts |= {(phase, cause): cause_ns for cause, cause_ns in known.items()}

@@ -24,6 +24,7 @@ import uvloop
 from oaiserve.config import ServerOptions
 from oaiserve.connections import Connections
 from oaiserve.engine.step_account import EngineSnapshot
+from oaiserve.engine.step_cost import StepCost
 from oaiserve.engine.tokenizer import Tokenizer
 from oaiserve.front_ends.child import Child
 from oaiserve.front_ends.front_end import FrontEnd, Shared, SharedEngine
@@ -76,6 +77,12 @@ class SupervisedEngine(SharedEngine, Protocol):
     @property
     def features(self) -> dict[str, bool]: ...
 
+    @property
+    def capacity(self) -> dict[str, int]: ...
+
+    @property
+    def step_cost(self) -> StepCost | None: ...
+
     def snapshot(self) -> EngineSnapshot: ...
 
     def take_steps(self) -> list[StepRecord]: ...
@@ -101,9 +108,14 @@ class FrontEnds:
         self.engine = engine
         self.model_info = engine.model_info
         self.features = engine.features
+        self.capacity = engine.capacity
         self.take_steps = engine.take_steps
         self.running: list[_Running] = []  # replaced as a whole, so that any thread may read it
         self.num_ended = 0  # that were not told to end
+
+    @property
+    def step_cost(self) -> StepCost | None:
+        return self.engine.step_cost
 
     def snapshot(self) -> EngineSnapshot:
         """Return the engine's snapshot, with the prompts that wait for the threads of front ends."""

@@ -46,9 +46,9 @@ class Telemetry:
     `take_steps` returns the engine's steps since its last call. `model_info` has values for the labels of
     oaiserve_model_info, `features` those of oaiserve_engine_feature. `trace_step_share` is the share of steps that are
     traced if tracing is on. `log_limit` is the limit on the log, whose summaries are written and whose numbers are on
-    /metrics. `recording` makes a recording of the requests, given the wall clock minus the monotonic clock. `environ` is
-    for tests: the OpenTelemetry SDK reads most of its variables from the process itself. Raises StartupError if an OTEL_*
-    variable is invalid or asks for something that this server does not have.
+    /metrics. `recording` makes a recording of the requests, given the wall clock minus the monotonic clock. `environ`
+    is for tests: the OpenTelemetry SDK reads most of its variables from the process itself. Raises StartupError if an
+    OTEL_* variable is invalid or asks for something that this server does not have.
     """
 
     def __init__(
