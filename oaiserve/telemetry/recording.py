@@ -79,9 +79,8 @@ class Recording:
 
     def _rows(self, record: RequestRecord) -> list[dict[str, Any]]:
         account, times = record.account, record.times
-        prompts: Sequence[list[int] | None] = account.prompts or [
-            None
-        ]  # it may have been refused before its prompts were tokenized
+        # Empty if it was refused before its prompts were tokenized.
+        prompts: Sequence[list[int] | None] = account.prompts or [None]
         received_ns = times.phases()[0].start_ns
         num_choices = max(1, account.num_choices // len(prompts))
         common = {
