@@ -55,7 +55,7 @@ def test_a_recording_has_prompts_alike_as_far_as_their_blocks_are(tmp_path: Path
     assert (load.server.kv_blocks, load.server.policy, load.num_left_out) == (9, "fcfs", 1)
     assert load.cost == StepCost(tuple(COST["rows_ns"]), draw_ns=5.0)  # type: ignore[arg-type]
     assert (load.host_seconds, load.before_queue_seconds) == (0.002, 0.003)
-    assert load.served[0] == (0.005, 0.001 / 2)
+    assert load.served[0] == (0.005, 0.001 / 3)
 
 
 def test_accounts_and_traces_have_arrivals_and_lengths(tmp_path: Path) -> None:

@@ -69,7 +69,6 @@ CASES = {
     "experts": (MIXTURE, torch.bfloat16, "none", "native"),
     "latent vectors": (LATENTS, torch.bfloat16, "none", "native"),
     "latent vectors with AVX2": (LATENTS, torch.bfloat16, "int8", "x86-64-v3"),
-    "latent vectors with AMX": (LATENTS, torch.bfloat16, "none", EMULATED_AMX),
     "experts in eight bits": (MIXTURE, torch.float32, "int8", "native"),
     "experts with AVX2": (MIXTURE, torch.bfloat16, "none", "x86-64-v3"),
     "bfloat16 with AVX-512 alone": (CAPPED, torch.bfloat16, "none", "x86-64-v4"),
