@@ -25,7 +25,7 @@ from tests.engine.test_adapters import collect
 from tools.random_models import byte_tokenizer, generate
 
 pytestmark = pytest.mark.compiler
-NUM_TOKENS = 24
+NUM_TOKENS, EOS = 24, 2
 MODEL = make_model(config("llama"))
 ADAPTERS = [random_adapter(adaptable(MODEL), seed, rank=3 * seed) for seed in (1, 2)]
 KINDS: dict[str, dict[str, Any]] = {
@@ -67,6 +67,7 @@ def make_engine(kv_cache_dtype: KVCacheDtype, num_blocks: int, **options: Any) -
         num_blocks=num_blocks,
         max_model_len=96,
         vocab_size=loaded.vocab_size,
+        eos_token_ids=frozenset([EOS]),
         options=EngineOptions(block_size=BLOCK_SIZE, **options),
         adapters=table,
     )
@@ -84,6 +85,7 @@ def answers_alone(kv_cache_dtype: KVCacheDtype) -> dict[str, list[list[int]]]:
 
 def test_an_answer_alone_is_that_of_merged_weights() -> None:
     alone = answers_alone("auto")
+    assert {len(tokens) for (tokens,) in alone.values()} == {NUM_TOKENS}
     for number in range(1 + len(ADAPTERS)):
         model = merged(MODEL, ADAPTERS[number - 1]) if number else MODEL
         assert alone[f"greedy, adapter {number}"] == generate(model, [prompt_of("greedy")], NUM_TOKENS)
