@@ -9,17 +9,19 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import count
 from typing import Any
 
 import httpx
 import pytest
 
 from oaiserve.cluster.decision_header import of_text
-from oaiserve.cluster.prefix import prompt_of
+from oaiserve.cluster.prefix import key_of_session, prompt_of
+from oaiserve.cluster.rendezvous import score, seed_of
 from oaiserve.gateway.upstream import Address
 from tests.e2e.harness import alphabet, wait_until
 from tests.e2e.raw_client import send_request
-from tests.engine.doubles import TIMEOUT_SECONDS
+from tests.engine.doubles import TIMEOUT_SECONDS, wait_until_idle
 from tests.gateway.doubles import QUICK, Fleet, Replica, fleet
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -154,34 +156,41 @@ def events_of(answer: httpx.Response) -> list[Any]:
     return [json.loads(line) for line in lines[:-1]]
 
 
+def session_of(running: Fleet, name: str) -> str:
+    """Return a session whose first replica is this one."""
+    first = (max(running.replicas, key=lambda one: score(key_of_session(str(n)), seed_of(one))) for n in count())
+    return str(next(number for number, one in enumerate(first) if one == name))
+
+
 def test_a_replica_that_is_killed_loses_its_own_streams_only_and_these_end_with_an_error() -> None:
-    with fleet(4, gated=True) as running, ExitStack() as stack, ThreadPoolExecutor(8) as threads:
-        answers = []
-        for number in range(8):  # two at each, since they are counted as load
-            body = {"prompt": f"{number}", "max_tokens": 30, "stream": True}
-            for replica in running.replicas.values():
-                replica.runner.permit(2)
-            asked = running.http.build_request("POST", COMPLETIONS, json=body)
-            answers.append(running.http.send(asked, stream=True))
-            stack.callback(answers[-1].close)
-        assert {replica_of(answer) for answer in answers} == running.replicas.keys()
-        victim = running.replicas[replica_of(answers[0])]
-        reading = [threads.submit(answer.read) for answer in answers]
-        victim.server.kill()
+    with fleet(4, gated=True) as running, ExitStack() as stack, ThreadPoolExecutor(4) as threads:
+        answers: dict[str, httpx.Response] = {}
+        for name, replica in running.replicas.items():
+            replica.runner.permit(3)
+            body = {"prompt": "Hello", "max_tokens": 30, "stream": True}
+            headers = {"x-session-id": session_of(running, name)}
+            asked = running.http.build_request("POST", COMPLETIONS, json=body, headers=headers)
+            answers[name] = running.http.send(asked, stream=True)
+            stack.callback(answers[name].close)
+            assert replica_of(answers[name]) == name
+        victim, *others = running.replicas
+        reading = [threads.submit(answer.read) for answer in answers.values()]
+        running.replicas[victim].server.kill()
+        reading[0].result(TIMEOUT_SECONDS)
         for replica in running.replicas.values():
             replica.runner.permit(1000)
-        for read, answer in zip(reading, answers, strict=True):
+        for read in reading:
             read.result(TIMEOUT_SECONDS)
-            *_, last = events = events_of(answer)
-            if replica_of(answer) == victim.name:
-                assert last["error"]["code"] == "service_unavailable"
-                assert last["error"]["request_id"] == answer.headers["x-request-id"]
-            else:
-                assert "".join(event["choices"][0]["text"] for event in events) == alphabet(30)
-        # All others are answered, also those that are sent to it once more.
-        assert [running.ask(f"{number}").status_code for number in range(16)] == [200] * 16
-        assert running.metric("oaiserve_gateway_requests_total", ending="cut_off") == 2
-        assert running.metric("oaiserve_gateway_replica_up", replica=victim.name) == 0
+        *_, last = events_of(answers[victim])
+        assert last["error"]["code"] == "service_unavailable"
+        assert last["error"]["request_id"] == answers[victim].headers["x-request-id"]
+        for name in others:
+            events = events_of(answers[name])
+            assert "".join(event["choices"][0]["text"] for event in events) == alphabet(30)
+        assert running.metric("oaiserve_gateway_requests_total", ending="cut_off") == 1
+        assert running.metric("oaiserve_gateway_replica_up", replica=victim) == 0
+        headers = {"x-session-id": session_of(running, victim)}
+        assert [running.ask(headers=headers).status_code for _ in range(4)] == [200] * 4
 
 
 def test_a_full_replica_passes_requests_on_and_a_client_learns_when_all_are_full() -> None:
@@ -242,7 +251,9 @@ def test_a_client_that_leaves_takes_its_request_along() -> None:
             wait_until(lambda: open_of(running, replica.name) == 0)
             replica.runner.permit(10)
             wait_until(lambda: replica.engine.snapshot().load.num_open == 0)
-            wait_until(lambda: replica.runner.started.empty())
+            wait_until_idle(replica.engine)
+            while not replica.runner.started.empty():
+                replica.runner.started.get()
         assert running.metric("oaiserve_gateway_requests_total", ending="cancelled") == 2
 
 
@@ -259,8 +270,9 @@ def test_an_address_where_nobody_listens_costs_a_try_and_no_request() -> None:
 
 def test_a_server_that_gives_no_reports_is_used_all_the_same() -> None:
     with fleet(2) as running:
-        for upstream in running.watch.upstreams.values():
-            running.watch._mute.add(upstream.name)
+        running.watch._mute |= running.replicas.keys()
+        members = running.made.gateway._router._members
+        wait_until(lambda: all(member.incarnation == "" for member in members.values()))
         answers = [running.ask(f"{LONG}{number}") for number in range(4)]
         assert len({replica_of(answer) for answer in answers}) == 1
         assert [reason_of(answer) for answer in answers] == ["new", "prefix", "prefix", "prefix"]
