@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oaiserve.engine import loop
@@ -29,6 +29,7 @@ TRUE = StepCost(
 )
 
 
+@settings(max_examples=50)
 @given(st.dictionaries(st.sampled_from(Cause), st.integers(-(10**12), 10**12)))
 def test_settled_parts_keep_their_sum_and_none_is_below_zero(parts: dict[Cause, int]) -> None:
     total = sum(parts.values())
@@ -41,6 +42,7 @@ def test_settled_parts_keep_their_sum_and_none_is_below_zero(parts: dict[Cause, 
     assert all(ns > 0 for ns in found.values())
 
 
+@settings(max_examples=25)
 @given(st.dictionaries(st.sampled_from(Cause), st.integers(0, 10**12)))
 def test_parts_that_are_not_below_zero_stay_as_they_are(parts: dict[Cause, int]) -> None:
     assert settled(parts) == {cause: ns for cause, ns in parts.items() if ns}
@@ -104,14 +106,14 @@ class Lab:
             **engine_options,  # type: ignore[arg-type]
         )
 
-    def learn(self, longest: int = 700) -> None:
+    def learn(self, longest: int = 700, number: int = 60) -> None:
         rng = random.Random(1)
-        lengths = [(min(longest, rng.choice([1, 2, 30, 200, 700])), rng.randint(1, 30)) for _ in range(60)]
+        lengths = [(min(longest, rng.choice([1, 2, 30, 200, 700])), rng.randint(1, 30)) for _ in range(number)]
         for times in range(4):
             self.run(request(f"alone {times}", prompt_len=30, max_tokens=40))
         self.run(*(request(f"warm {i}", prompt_len=n, max_tokens=m) for i, (n, m) in enumerate(lengths)))
-        for number in (4, 2, 1):
-            self.run(*(request(f"few {number} {i}", prompt_len=30, max_tokens=80) for i in range(number)))
+        for few in (4, 2, 1):
+            self.run(*(request(f"few {few} {i}", prompt_len=30, max_tokens=80) for i in range(few)))
 
     def run(self, *requests: Request, after: int = 0, deliver_ns: int = 0) -> dict[str, Terminal]:
         """Run requests: the first one, and the others when that has so many tokens. A hand-over takes `deliver_ns`."""
@@ -242,7 +244,7 @@ def test_a_step_that_is_slow_for_no_known_reason_is_unexplained(lab: Lab, monkey
 def test_a_preemption_and_what_is_computed_again_is_found() -> None:
     small = Lab(kv_blocks=36, max_model_len=144, max_running=4)
     with small.engine:
-        small.learn(longest=100)
+        small.learn(longest=100, number=15)
         ended = small.run(*(request(f"{i}", prompt_len=30, max_tokens=50) for i in range(3)))
         log = small.runner.log.copy()
     victims = [name for name, each in ended.items() if each.account.num_preemptions]
