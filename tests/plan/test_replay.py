@@ -33,7 +33,9 @@ def test_one_request_takes_its_steps() -> None:
 
 def test_a_long_prompt_takes_several_steps_and_holds_up_its_neighbour() -> None:
     server = Server(max_step_tokens=64, max_running=8)
-    short, long = run(Arrival(0, prompt(16), 9), Arrival(0.018, prompt(640, 1000), 1), cost=LINEAR, server=server).served
+    short, long = run(
+        Arrival(0, prompt(16), 9), Arrival(0.018, prompt(640, 1000), 1), cost=LINEAR, server=server
+    ).served
     assert short.ttft == pytest.approx(0.016)
     assert max(short.gaps) == pytest.approx(0.064)
     assert min(short.gaps) == pytest.approx(0.001)
