@@ -76,7 +76,7 @@ def test_answers_do_not_depend_on_preemptions() -> None:
     expected, roomy = answers(loaded, PLENTY_OF_BLOCKS)
     found, tight = answers(loaded, FEW_BLOCKS)
     assert roomy.num_preemptions == 0
-    assert tight.num_preemptions > 20
+    assert tight.num_preemptions > 10
     assert (tight.blocks_used, tight.num_running, tight.num_waiting) == (0, 0, 0)
     assert {key: ids for key, ids in found.items() if ids != expected[key]} == {}
     assert found.keys() == expected.keys()
