@@ -110,4 +110,4 @@ def test_answers_with_preemptions_are_those_alone() -> None:
         tokens, _ = collect(engine, REQUESTS)
         snapshot = engine.snapshot()
     assert tokens == answers_alone("auto")
-    assert snapshot.num_preemptions > 5
+    assert snapshot.num_preemptions > 0
