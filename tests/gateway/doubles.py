@@ -67,8 +67,8 @@ class ThreadServer(Server):
         self._loop.call_soon_threadsafe(self._kill)
 
     def _kill(self) -> None:
-        for listener in self._listeners:
-            listener.close()
+        while self._listeners:
+            self._listeners.pop().close()
         self._sock.close()
         for connection in list(self.server_state.connections):
             connection.transport.abort()
