@@ -19,6 +19,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # those of Ray itself
     pytest.importorskip("ray.serve", reason="not installed: oaiserve[ray]")
 
+from oaiserve.cluster.on_ray.application import build
 from oaiserve.cluster.on_ray.replica import Replica
 from oaiserve.cluster.on_ray.request_router import PrefixRouter
 
@@ -84,3 +85,14 @@ def test_a_replica_is_healthy_until_its_engine_has_failed(failure: Exception | N
     else:
         with pytest.raises(RuntimeError, match="RuntimeError: no memory"):
             made.check_health()
+
+
+def test_the_application_has_replicas_and_a_router_where_haproxy_is_the_front(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oaiserve.cluster.on_ray.private.HAS_HAPROXY", True)
+    built = build({"model": "demo", "drain-timeout-seconds": "7"})
+    assert built._ingress_request_router is not None
+    config = built._bound_deployment._deployment_config
+    assert config.request_router_config.get_request_router_class().__name__ == "PrefixRouter"
+    assert config.graceful_shutdown_timeout_s > 7
+    monkeypatch.setattr("oaiserve.cluster.on_ray.private.HAS_HAPROXY", False)
+    assert build({"model": "demo"})._ingress_request_router is None
