@@ -18,6 +18,8 @@ WARM_UP = 2  # first steps, which are slow for reasons of their own
 # A step is slow if it takes longer than expected by both of these, so that it pays to ask what held it up.
 SLOW_SHARE, SLOW_NS = 0.1, 1_000_000
 LEAST_WEIGHT = 0.01
+# The machine is asked about a step that took so much longer than expected, or began so late; and in any case so often.
+ASK_NS, ASK_EVERY_NS = 200_000, 100_000_000
 
 
 class Machine(Protocol):
@@ -45,6 +47,7 @@ class StepCauses:
         self.totals = NOTHING
         self.ended_ns = 0  # when the last step ended
         self.had_prompts = False  # the last step
+        self._asked_ns = 0  # the machine, when
 
     @property
     def cost(self) -> StepCost | None:
@@ -70,10 +73,10 @@ class StepCauses:
                 decodes_ns = min(expected_ns, cost.expected_ns(load.without_prompts()))
         excess_ns = max(0, model_ns - expected_ns)
         constraint_ns = min(masks_ns, excess_ns if has_clock else model_ns)
-        delay_ns = self._machine.delay_ns()
+        excess_ns = max(0, model_ns - (0 if has_clock else constraint_ns) - expected_ns)
+        delay_ns = self._delay_ns(excess_ns, gap_ns, ended_ns)
         lost_ns = 0
         if not has_clock:
-            excess_ns = max(0, model_ns - constraint_ns - expected_ns)
             lost_ns = min(delay_ns // self._machine.num_threads, excess_ns)
             left_ns = excess_ns - lost_ns
             if cost is not None and left_ns > SLOW_NS and left_ns > SLOW_SHARE * expected_ns:
@@ -100,6 +103,19 @@ class StepCauses:
         missed_ns = 0 if has_clock else min(took_ns, max(lost_ns, delay_ns))
         self._fit.observe(load, took_ns, max(LEAST_WEIGHT, (1 - missed_ns / took_ns) ** 8))
         return None if cost is None else abs(expected_ns - took_ns + lost_ns) / max(1, took_ns - lost_ns)
+
+    def _delay_ns(self, excess_ns: int, gap_ns: int, now_ns: int) -> int:
+        """Return for how long the machine did not run this thread, if the step or the gap before it was long.
+
+        To ask is a system call, for which the thread gives up Python's lock. Where an event loop is busy, it gets that
+        back late, so most steps do not ask. What they lost is asked for, and dropped, after a while.
+        """
+        is_long = excess_ns > ASK_NS or gap_ns > ASK_NS
+        if not is_long and now_ns - self._asked_ns < ASK_EVERY_NS:
+            return 0
+        self._asked_ns = now_ns
+        delay_ns = self._machine.delay_ns()
+        return delay_ns if is_long else 0
 
     def _tell(self, step: Step, load: Load, before: Parts, after: Parts, whole: Share) -> None:
         """Tell the requests in a step what it was for them."""

@@ -5,7 +5,7 @@ fit to the others count less (Huber's weights). What was learnt long ago is forg
 something about it: a server that has had 64 sequences for an hour still knows what one costs.
 
 Steps are gathered, and the fit is renewed for all of them together: that is some microseconds for each. If several do
-not take what was expected, it is renewed at once.
+not take what was expected, it is renewed sooner. However short steps are, the fits take a hundredth of their time.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ FIRST_FITS = (4, 8, 16, 32, 64, 128)  # steps after which the first fits are mad
 BATCH = 256  # steps between later fits, unless many of them are a surprise
 SURPRISE = 0.1  # a larger error
 LEAST_SURPRISING = 0.5  # weight
+# The time of steps between later fits, of which each takes a millisecond or two. If it has more, the first BATCH count.
+LEAST_NS = 100_000_000
 SURPRISES = 4  # so many more than a quarter of the other steps: something is new, and is learnt at once
 HALF_LIFE = 1024  # steps that say something about a number until what was known of it counts half
 HUBER = 1.0  # errors of more than so many usual ones count less
@@ -40,6 +42,7 @@ class StepCostFit:
         self._rows: list[tuple[Load, int, float]] = []  # since the last fit: load, time, weight
         self._num_steps = 0  # up to the last of the first fits
         self._surprise = 0.0  # since the last fit
+        self._since_ns = 0  # the time of the steps since then
         self._unit_ns = 0.0  # a usual step, to which the guess is relative
         self._known = np.zeros((_NUM, _NUM))  # the normal equations
         self._sums = np.zeros(_NUM)
@@ -51,17 +54,19 @@ class StepCostFit:
         if self.cost is not None and weight > LEAST_SURPRISING:
             is_surprise = abs(self.cost.expected_ns(load) - ns) > SURPRISE * ns
             self._surprise = self._surprise + 1 if is_surprise else max(0.0, self._surprise - 0.25)
-        self._rows.append((load, ns, weight))
+        self._since_ns += ns
+        if len(self._rows) < BATCH:
+            self._rows.append((load, ns, weight))
         if self._num_steps < FIRST_FITS[-1]:
             self._num_steps += 1
             is_time = self._num_steps in FIRST_FITS
         else:
-            is_time = len(self._rows) >= BATCH
-        if is_time or self._surprise >= SURPRISES:
+            is_time = self._since_ns >= LEAST_NS and (len(self._rows) >= BATCH or self._surprise >= SURPRISES)
+        if is_time:
             self._fit()
 
     def _fit(self) -> None:
-        rows, self._rows, self._surprise = self._rows, [], 0.0
+        rows, self._rows, self._surprise, self._since_ns = self._rows, [], 0.0, 0
         loads = features([load for load, _, _ in rows])
         times = np.array([ns for _, ns, _ in rows], np.float64)
         self._unit_ns = max(self._unit_ns, float(np.median(times)))

@@ -51,7 +51,7 @@ def reason_of(answer: httpx.Response) -> str:
 
 REQUESTS: list[tuple[str, str, dict[str, Any]]] = [
     ("POST", COMPLETIONS, {"prompt": "Hello", "max_tokens": 20}),
-    ("POST", COMPLETIONS, {"prompt": "Hello", "max_tokens": 20, "stream": True}),
+    ("POST", COMPLETIONS, {"prompt": "Hello", "max_tokens": 1, "stream": True}),
     ("POST", COMPLETIONS, {"prompt": "Hello", "temperature": -1}),
     ("POST", COMPLETIONS, {"prompt": "Hello", "model": "other"}),
     ("POST", CHAT, {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}),
@@ -99,8 +99,8 @@ def test_the_turns_of_a_talk_stay_together_and_talks_are_shared_out(four: Fleet)
         assert len(replicas) == 1
         chosen.update(replicas)
     assert len(chosen) > 1
-    answers = [four.ask(f"{number}", headers={"x-session-id": "one"}) for number in range(6)]
-    assert len({replica_of(answer) for answer in answers}) == 1
+    session = Counter(replica_of(four.ask(f"{number}", headers={"x-session-id": "one"})) for number in range(8))
+    assert max(session.values()) >= 6  # a replica that seems busy for a moment is passed over
 
 
 def test_what_a_replica_computed_for_others_is_known_from_its_reports(four: Fleet) -> None:
@@ -233,7 +233,8 @@ def test_a_replica_that_hangs_gets_no_requests_until_it_answers_again() -> None:
             answers = [running.ask(f"{number}") for number in range(8)]
             assert {replica_of(answer) for answer in answers} == {other.name}
         running.wait_until_known()
-        assert {replica_of(running.ask(f"{number}")) for number in range(8)} == {hung.name, other.name}
+        numbers = count()
+        wait_until(lambda: replica_of(running.ask(f"again {next(numbers)}")) == hung.name)
 
 
 def open_of(running: Fleet, name: str) -> int:

@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from oaiserve.config import EngineOptions
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu.description import NotKnown
-from oaiserve.engine.model.cpu.start import native_decoder
+from oaiserve.engine.model.cpu.start import native_decoder, with_native_cache
 from oaiserve.engine.model.load import prepare
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
@@ -41,7 +42,7 @@ GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
 def test_answers_equal_generate_however_they_are_packed(family: str) -> None:
     model = make_model(FAMILIES[family])
     expected = generate(model, PROMPTS, NUM_TOKENS)
-    loaded = prepare(model)
+    loaded = with_native_cache(prepare(model), EngineOptions())
     assert len({tuple(answer) for answer in expected}) == len(PROMPTS), "the answers must be able to differ"
     with make_engine(loaded, native_runner(loaded), max_running=16, max_step_tokens=100) as engine:
         for _ in range(2):  # two choices of each, which copy blocks; the second time with a filled prefix cache
