@@ -176,7 +176,6 @@ class EngineLoop:
         self._in_flight: _Launched | None = None
         self._host = HostTime(clock_ns, ranges)
         self._profiling = Profiling(profiler, self._host)
-        self._machine = machine
         self.causes = None if machine is None else StepCauses(machine)
         self._account = StepAccount(self._host, self.causes)
         self._warned_ns: dict[str, int] = {}  # when each warning was logged last
@@ -538,8 +537,6 @@ class EngineLoop:
                     self._refuse(command)
         self.requests.fail_all(self._reason())
         self._hand_over()
-        if self._machine is not None:
-            self._machine.close()
 
     def _reason(self) -> APIError:
         if self.failure is not None:

@@ -1,8 +1,8 @@
 """The time that the machine did not run the engine though it was ready to run, as Linux accounts for it. Stdlib only.
 
-The engine thread's own delays are read after each step, which takes a microsecond. What held up the threads of native
-code, page faults that had to read a disk, and a cgroup's limit are only asked for when a step was too slow. What the
-system does not tell counts as nothing.
+It is asked for when a step, or the time before it, was long. What held up the threads of native code, page faults that
+had to read a disk, and a cgroup's limit are only asked for when a step was much too slow. What the system does not tell
+counts as nothing. No file stays open: threads come and go.
 """
 
 from __future__ import annotations
@@ -41,27 +41,22 @@ class MachineTime:
         self._throttling = throttling
         self._page_faults = page_faults
         self._clock_ns = clock_ns
-        self._own = -1  # the open file of the calling thread; -1: not opened, or Linux does not tell
-        self._is_open = False
+        self._own: Path | None = None  # the calling thread's; None: it has not called yet
         self.num_threads = 1  # that share a step's work: the calling one, and those of native code that worked lately
         self._delay_ns = 0
-        self._others: dict[str, tuple[int, int, int]] = {}  # by thread: its open file, time on a core, and delay
+        self._others: dict[str, tuple[int, int]] = {}  # by thread: its time on a core, and its delay
         self._looked_ns = -2 * LOOK_NS
         self._num_faults = 0
         self._throttled_ns = 0
 
     def delay_ns(self) -> int:
         """Return how long the calling thread was ready to run, and did not run, since the last call."""
-        if not self._is_open:
-            self._is_open = True
-            self._own = _opened(self._tasks / str(threading.get_native_id()) / "schedstat")
-            if self._own >= 0:
-                self._delay_ns = _read(self._own)[1]
+        if self._own is None:
+            self._own = self._statistics(str(threading.get_native_id()))
+            self._delay_ns = _read(self._own)[1]
         if self._clock_ns() - self._looked_ns > LOOK_NS:
             self._find_others()
             self._look()
-        if self._own < 0:
-            return 0
         before_ns, self._delay_ns = self._delay_ns, _read(self._own)[1]
         return self._delay_ns - before_ns
 
@@ -78,25 +73,17 @@ class MachineTime:
             return most_ns
         return min(most_ns, max(delay_ns // self.num_threads, self._throttled_ns - throttled_ns))
 
-    def close(self) -> None:
-        """Close what is open. The thread that has called the other methods does this last."""
-        files = [self._own, *(file for file, _, _ in self._others.values())]
-        self._own, self._others = -1, {}
-        for file in files:
-            if file >= 0:
-                os.close(file)
-
     def _look(self) -> int:
         """Look at what Linux tells of the process. Return the delays of the threads that worked since the last look."""
         self._looked_ns = self._clock_ns()
-        before, self._others = self._others, {t: (file, *_read(file)) for t, (file, _, _) in self._others.items()}
-        ran = {thread: now[1] - before[thread][1] for thread, now in self._others.items()}
+        before, self._others = self._others, {name: _read(self._statistics(name)) for name in self._others}
+        ran = {thread: now[0] - before[thread][0] for thread, now in self._others.items()}
         least_ns = max(1.0, WORKING * max(ran.values(), default=0))
         working = [thread for thread, ns in ran.items() if ns >= least_ns]
         self.num_threads = len(working) + 1
         self._num_faults = self._page_faults()
         self._throttled_ns = _throttled_ns(self._throttling)
-        return sum(self._others[thread][2] - before[thread][2] for thread in working)
+        return sum(self._others[thread][1] - before[thread][1] for thread in working)
 
     def _find_others(self) -> None:
         """Find the threads that Python does not know: those of native code."""
@@ -105,25 +92,18 @@ class MachineTime:
         except OSError:
             names = set()
         names -= {str(thread.native_id) for thread in threading.enumerate()}
-        for name in self._others.keys() - names:
-            os.close(self._others.pop(name)[0])
-        for name in names - self._others.keys():
-            file = _opened(self._tasks / name / "schedstat")
-            if file >= 0:
-                self._others[name] = (file, *_read(file))
+        known = self._others
+        self._others = {name: known.get(name) or _read(self._statistics(name)) for name in names}
+
+    def _statistics(self, thread: str) -> Path:
+        return self._tasks / thread / "schedstat"
 
 
-def _opened(path: Path) -> int:
+def _read(path: Path) -> tuple[int, int]:
+    """Return for how long a thread was on a core, and for how long it was ready to be. Nothing, if it has ended, or if
+    Linux does not tell."""
     try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return -1
-
-
-def _read(file: int) -> tuple[int, int]:
-    """Return for how long a thread was on a core, and for how long it was ready to be. Nothing, if it has ended."""
-    try:
-        ran_ns, delay_ns, *_ = os.pread(file, 64, 0).split()
+        ran_ns, delay_ns, *_ = path.read_bytes().split()
     except (OSError, ValueError):
         return 0, 0
     return int(ran_ns), int(delay_ns)

@@ -33,9 +33,6 @@ class Machine(Protocol):
     def more_ns(self, most_ns: int) -> int:
         """Return how much of `most_ns`, by which a step was too slow, the machine held up other threads."""
 
-    def close(self) -> None:
-        """Give back what this holds."""
-
 
 class StepCauses:
     """The causes of all steps so far, and the cost of a step as far as it is learnt."""

@@ -111,7 +111,10 @@ def test_prometheus_has_every_value_of_the_page(watched: Watched, job: str) -> N
     assert found == on_page
 
 
-WITHOUT_SERIES = (names.TELEMETRY_ERRORS, names.ADAPTER_REQUESTS)  # nothing went wrong, and there are no adapters
+WITHOUT_SERIES = (  # in a server without errors, adapters, a GPU and front ends
+    *(names.TELEMETRY_ERRORS, names.ADAPTER_REQUESTS, names.VLLM_LORA_REQUESTS, names.ENGINE_FEATURE),
+    *(names.FRONT_END_CPU_SECONDS, names.FRONT_END_RESIDENT_BYTES, names.FRONT_END_OPEN_FDS),
+)
 
 
 @pytest.mark.parametrize("job", FORMS)

@@ -70,8 +70,6 @@ class Machine:
     def more_ns(self, most_ns: int) -> int:
         return 0
 
-    def close(self) -> None: ...
-
 
 class TimedRunner(ScriptedRunner):
     """A runner whose steps take the true time of the clock, and what the machine steals. It logs the steps."""

@@ -36,7 +36,6 @@ def test_the_delay_of_the_calling_thread_is_that_since_the_last_call(tasks: Task
     tasks.wrote(tasks.own, 600, 1234)
     assert machine.delay_ns() == 234
     assert machine.delay_ns() == 0
-    machine.close()
 
 
 def test_the_delay_of_native_threads_is_shared_among_those_that_ran(tasks: Tasks) -> None:
@@ -52,7 +51,6 @@ def test_the_delay_of_native_threads_is_shared_among_those_that_ran(tasks: Tasks
     assert machine.more_ns(MOST) == 0
     tasks.wrote("900001", 3000, 5000)
     assert machine.more_ns(100) == 100
-    machine.close()
 
 
 def test_a_thread_that_began_later_is_found(tasks: Tasks) -> None:
@@ -65,13 +63,11 @@ def test_a_thread_that_began_later_is_found(tasks: Tasks) -> None:
     assert machine.delay_ns() == 0
     tasks.wrote("900001", 20, 250)
     assert machine.more_ns(MOST) == 100
-    machine.close()
 
 
 def test_where_linux_tells_nothing_the_machine_takes_nothing(tmp_path: Path) -> None:
     machine = MachineTime(tmp_path / "none")
     assert (machine.delay_ns(), machine.delay_ns()) == (0, 0)
-    machine.close()
 
 
 def test_a_limit_of_the_cgroup_is_found(tasks: Tasks, tmp_path: Path) -> None:
@@ -81,7 +77,6 @@ def test_a_limit_of_the_cgroup_is_found(tasks: Tasks, tmp_path: Path) -> None:
     machine.delay_ns()
     stat.write_text("usage_usec 100\nthrottled_usec 9\n")
     assert machine.more_ns(MOST) == 4000
-    machine.close()
 
 
 def test_a_page_that_was_read_from_disk_takes_all_of_the_time(tasks: Tasks) -> None:
@@ -91,7 +86,6 @@ def test_a_page_that_was_read_from_disk_takes_all_of_the_time(tasks: Tasks) -> N
     assert machine.more_ns(MOST) == 0
     faults[0] += 1
     assert machine.more_ns(MOST) == MOST
-    machine.close()
 
 
 def test_the_file_of_a_cgroup_is_found_in_both_versions(tmp_path: Path) -> None:

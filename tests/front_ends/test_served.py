@@ -181,7 +181,7 @@ def test_one_report_is_of_the_prompts_of_all_front_ends() -> None:
 def test_connections_are_shared_out_evenly(served: Served) -> None:
     wait_until(lambda: served.connections.num_open == 0)
     with served.clients(10):
-        assert [running.front_end.num_connections for running in served.front_ends.running] == [5, 5]
+        wait_until(lambda: [running.front_end.num_connections for running in served.front_ends.running] == [5, 5])
     wait_until(lambda: served.connections.num_open == 0)
 
 
