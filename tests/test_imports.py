@@ -220,9 +220,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     f"{ENGINE}.waiting": {f"{ENGINE}.sequence", f"{ENGINE}.step"},
     f"{ENGINE}.policy": {f"{ENGINE}.sequence"},
     f"{ENGINE}.scheduler": {
-        *(f"{ENGINE}.{m}" for m in ("blocks", "policy", "sequence", "states", "step", "waiting", "waits")),
+        *(f"{ENGINE}.{m}" for m in ("blocks", "policy", "prefixes", "sequence", "states", "step", "waiting", "waits")),
         "oaiserve.record",
     },
+    f"{ENGINE}.prefixes": {*(f"{ENGINE}.{m}" for m in ("blocks", "sequence", "states"))},
     f"{ENGINE}.jinja_template": set(),
     f"{ENGINE}.chat_template": {"oaiserve.errors", f"{ENGINE}.jinja_template", f"{ENGINE}.request"},
     f"{ENGINE}.gguf_head": set(),

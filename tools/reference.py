@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from oaiserve.cli import command_line
+from oaiserve.routes.bodies import ChatBody, CompletionBody, DetokenizeBody, ResponsesBody, TokenizeBody
 from oaiserve.routes.embeddings import EmbeddingBody
 from oaiserve.routes.objects import AssistantMessage, FunctionMessage, ToolMessage, UserMessage
-from oaiserve.routes.protocol import ChatBody, CompletionBody, DetokenizeBody, ResponsesBody, TokenizeBody
 from oaiserve.routes.scores import RerankBody, ScoreBody
 from oaiserve.telemetry import names
 from tools.markdown import as_markdown, write_between

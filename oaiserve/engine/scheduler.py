@@ -27,8 +27,9 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from operator import attrgetter
 
-from oaiserve.engine.blocks import BlockHash, BlockPool, hash_block
+from oaiserve.engine.blocks import BlockHash, BlockPool
 from oaiserve.engine.policy import Policy, fcfs
+from oaiserve.engine.prefixes import Prefixes
 from oaiserve.engine.sequence import Place, Sequence
 from oaiserve.engine.states import StatePool
 from oaiserve.engine.step import Chunk, Step
@@ -93,7 +94,7 @@ class Scheduler:
         self.states = states
         self.limits = limits
         self._key_of = policy.key
-        self._prefix_cache = prefix_cache
+        self._prefixes = Prefixes(pool, states) if prefix_cache else None
         self._num_arrived = 0
         self._waiting = WaitingQueue(by_client=policy.by_client)
         self.running: list[Sequence] = []  # by key
@@ -101,7 +102,6 @@ class Scheduler:
         self._parked: dict[Hashable, list[Sequence]] = {}
         self.num_parked = 0
         self._by_adapter: dict[int, tuple[int, int]] = {}
-        self._computing: dict[BlockHash, Sequence] = {}  # full blocks that a running sequence is about to compute
         self._forked: dict[Sequence, None] = {}  # waiting sequences that own blocks
         self._state_copies: list[tuple[int, int]] = []  # states to copy before the next step (from, to)
         self.waits = QueueWaits()
@@ -391,9 +391,9 @@ class Scheduler:
                 self._waiting.put_back(sequence)  # a step of its own is as long as it has to be
                 reason = WaitReason.TOKEN_BUDGET
                 break
-            shared, missing = self._look_up(sequence)
-            if missing in self._computing:
-                self._park(sequence, missing)
+            shared, computed_by_other = self._look_up(sequence)
+            if computed_by_other is not None:
+                self._park(sequence, computed_by_other)
                 continue
             if not self._admit(sequence, shared, step) and not self._make_way(sequence, shared, step):
                 if not self.running and self._forked:
@@ -434,7 +434,7 @@ class Scheduler:
             sequence.num_computed = len(shared) * self.pool.block_size
             if sequence.num_preemptions == 0:
                 sequence.num_cached = sequence.num_computed
-                if self._prefix_cache and not sequence.wants_prompt_logprobs:
+                if self._prefixes is not None and not sequence.wants_prompt_logprobs:
                     self.num_prefix_queries += sequence.prompt_len
                     self.num_prefix_hits += sequence.num_cached
         sequence.blocks += blocks
@@ -446,9 +446,8 @@ class Scheduler:
         sequence.client.num_running += 1
         step.admitted.append(sequence)
         insort(self.running, sequence, key=_key)
-        if self._prefix_cache:
-            for block_hash in self._useful_hashes(sequence):
-                self._computing.setdefault(block_hash, sequence)
+        if self._prefixes is not None:
+            self._prefixes.begin(sequence)
         return True
 
     def _give_state(self, states: StatePool, sequence: Sequence, step: Step) -> None:
@@ -457,14 +456,14 @@ class Scheduler:
         There is a state for each sequence that runs, so if none is free, one that waits with its state loses it.
         """
         num_blocks = sequence.num_computed // self.pool.block_size
-        kept = states.find(self._full_hashes(sequence)[num_blocks - 1]) if num_blocks else None
+        kept = states.find(sequence.hashes[num_blocks - 1]) if num_blocks else None
         assert num_blocks == 0 or kept is not None
         while (state := states.allocate()) is None:
             self._preempt(next(reversed(self._forked)), step)
         if kept is not None and kept != state:
             self._state_copies.append((kept, state))
         sequence.state = state
-        sequence.state_ends = self._ends_to_keep(states, sequence) if self._prefix_cache else []
+        sequence.state_ends = [] if self._prefixes is None else self._prefixes.ends_to_keep(states, sequence)
 
     def _newcomer_is_next(self, step: Step) -> bool:
         """Return whether the client whose turn it is has nothing running, and none was admitted in this step."""
@@ -530,92 +529,26 @@ class Scheduler:
 
     # -- sharing ------------------------------------------------------------------------------------------------------
 
-    def _full_hashes(self, sequence: Sequence) -> list[BlockHash]:
-        """Return the hashes of the full blocks of the known tokens of a sequence. Each is computed once."""
-        hashes, size = sequence.hashes, self.pool.block_size
-        for index in range(len(hashes), len(sequence.token_ids) // size):
-            parent = hashes[-1] if hashes else None
-            tokens = sequence.token_ids[index * size : (index + 1) * size]
-            hashes.append(hash_block(parent, tokens, sequence.cache_salt))
-        return hashes
-
     def _look_up(self, sequence: Sequence) -> tuple[list[int], BlockHash | None]:
-        """Return the cached blocks that a waiting sequence can begin with, and the hash of the first missing one."""
-        if not self._prefix_cache or sequence in self._forked or sequence.wants_prompt_logprobs:
+        """Return the cached blocks that a waiting sequence can begin with, and the hash of one that it has to wait for
+        because a running sequence is about to compute it."""
+        if self._prefixes is None or sequence in self._forked or sequence.wants_prompt_logprobs:
             return [], None  # prompt logprobs need the logits of every position
-        blocks: list[int] = []
-        # The last known token is always computed: its logits draw the next one.
-        hashes = self._full_hashes(sequence)[: (len(sequence.token_ids) - 1) // self.pool.block_size]
-        if self.states is not None:
-            return self._look_up_state(self.states, hashes)
-        for block_hash in hashes:
-            block = self.pool.find(block_hash)
-            if block is None:
-                return blocks, block_hash
-            blocks.append(block)
-        return blocks, None
-
-    def _look_up_state(self, states: StatePool, hashes: list[BlockHash]) -> tuple[list[int], BlockHash | None]:
-        """Return the cached blocks up to the last of these hashes of which there is a state, too; or the hash for which
-        a running sequence is about to leave one."""
-        blocks: list[int] = []
-        for block_hash in hashes:
-            block = self.pool.find(block_hash)
-            if block is None:
-                break
-            blocks.append(block)
-        for index in reversed(range(len(hashes))):
-            if hashes[index] in self._computing:
-                return [], hashes[index]
-            if index < len(blocks) and states.find(hashes[index]) is not None:
-                return blocks[: index + 1], None
-        return [], None
-
-    def _ends_to_keep(self, states: StatePool, sequence: Sequence) -> list[int]:
-        """Return of how many tokens of a prompt the state is to be kept.
-
-        One is of the tokens that it has in common with prompts before, as far as their blocks are cached: others that
-        begin alike may follow. One is of all its full blocks: the next prompt of a conversation begins with them.
-        """
-        size, last = self.pool.block_size, sequence.num_computed
-        hashes = self._full_hashes(sequence)[: (sequence.prompt_len - 1) // size]
-        num_cached = next((i for i, one in enumerate(hashes) if self.pool.find(one) is None), len(hashes))
-        ends: list[int] = []
-        for end in (num_cached * size, len(hashes) * size):
-            if end - last >= states.shortest_kept:
-                ends.append(end)
-                last = end
-        return ends
+        return self._prefixes.look_up(sequence)
 
     def _keep_state(self, sequence: Sequence, end: int) -> None:
         """Keep a copy of the state that a sequence has behind its first `end` tokens, which are full blocks."""
         assert self.states is not None
         assert sequence.state is not None
-        kept = self.states.keep(self._full_hashes(sequence)[end // self.pool.block_size - 1])
+        kept = self.states.keep(sequence.hashes[end // self.pool.block_size - 1])
         if kept is not None:
             self._state_copies.append((sequence.state, kept))
 
-    def _useful_hashes(self, sequence: Sequence) -> list[BlockHash]:
-        """Return the hashes of blocks that another sequence may wait for, because this one is about to compute them."""
-        hashes, size = self._full_hashes(sequence), self.pool.block_size
-        if self.states is None:
-            return hashes[sequence.num_computed // size :]
-        return [hashes[end // size - 1] for end in sequence.state_ends]
-
     def _publish(self, sequence: Sequence, start: int, end: int) -> None:
         """Publish the full blocks of a sequence between two positions. Their tokens are known and computed."""
-        if not self._prefix_cache:
-            return
-        size = self.pool.block_size
-        hashes = self._full_hashes(sequence)
-        for index in range(start // size, end // size):
-            self.pool.publish(sequence.blocks[index], hashes[index])
-            self._stop_computing(sequence, hashes[index])
-
-    def _stop_computing(self, sequence: Sequence, block_hash: BlockHash) -> None:
-        if self._computing.get(block_hash) is sequence:
-            del self._computing[block_hash]
-            self._unpark(block_hash)
+        if self._prefixes is not None:
+            for block_hash in self._prefixes.publish(sequence, start, end):
+                self._unpark(block_hash)
 
     def _fork_end(self, leader: Sequence) -> int:
         """Return how many tokens a leader computes until its siblings can share them.
@@ -689,8 +622,9 @@ class Scheduler:
         del self.running[bisect_left(self.running, sequence.key, key=_key)]
         sequence.client.num_running -= 1
         self._count(sequence, running=-1)
-        for block_hash in sequence.hashes[sequence.num_computed // self.pool.block_size :]:
-            self._stop_computing(sequence, block_hash)
+        if self._prefixes is not None:
+            for block_hash in self._prefixes.leave(sequence):
+                self._unpark(block_hash)
 
     def _release(self, sequence: Sequence) -> None:
         self.pool.release(sequence.blocks)
@@ -719,8 +653,8 @@ class Scheduler:
             raise AssertionError("a running sequence is in another place, too")
         if any(sequence.num_uncomputed < 1 for sequence in self.running):
             raise AssertionError("a running sequence has nothing left to compute")
-        if len({id(sequence) for sequence in self._computing.values()} - {id(s) for s in self.running}):
-            raise AssertionError("a block is marked as being computed by a sequence that does not run")
+        if self._prefixes is not None:
+            self._prefixes.check_integrity(self.running)
         parked = [s for row in self._parked.values() for s in row if s.place is Place.PARKED]
         if len(parked) != self.num_parked:
             raise AssertionError("the number of parked sequences is wrong")

@@ -15,12 +15,13 @@ from starlette.responses import Response
 from oaiserve.adapter_files import BadAdapter
 from oaiserve.errors import InvalidRequest, NotFound
 from oaiserve.routes import protocol
+from oaiserve.routes.bodies import LoadAdapterBody, UnloadAdapterBody
 from oaiserve.routes.body import read_body
+from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.middleware import json_response
 from oaiserve.routes.models import Model, model_of
 from oaiserve.routes.off_loop import in_turns_if_large
 from oaiserve.routes.operation import Operation, documented
-from oaiserve.routes.protocol import LoadAdapterBody, UnloadAdapterBody, invalid
 from oaiserve.routes.serving import Serving, serving_of
 
 logger = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ async def load(request: Request) -> Response:
     body = await _read(request, serving, _load_decoder)
     name, path = body.lora_name, _path(serving, body.lora_path)
     if not (0 < len(name) <= MOST_NAME and name.isprintable()):
-        raise invalid("lora_name", f"must be 1 to {MOST_NAME} printable characters, got {protocol.show(name)}")
+        raise invalid("lora_name", f"must be 1 to {MOST_NAME} printable characters, got {show(name)}")
     if name == serving.model_name:
         raise invalid("lora_name", f"is the name of the model itself: '{name}'")
     try:
@@ -111,5 +112,5 @@ def _path(serving: Serving, given: str) -> Path:
     except (OSError, ValueError):  # a name that no file can have
         is_inside = False
     if not is_inside:
-        raise invalid("lora_path", f"must be a folder in the server's --lora-dir, got {protocol.show(given)}")
+        raise invalid("lora_path", f"must be a folder in the server's --lora-dir, got {show(given)}")
     return path

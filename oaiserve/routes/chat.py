@@ -10,9 +10,11 @@ from starlette.requests import Request as HTTPRequest
 
 from oaiserve.engine.request import ChatPrompt
 from oaiserve.record import ToolCallOutcome
-from oaiserve.routes import protocol
+from oaiserve.routes import parameters
+from oaiserve.routes.bodies import ChatBody, TokenizeBody
 from oaiserve.routes.chat_shape import ChatCompletion, ChatCompletionChunk, ChatShape
 from oaiserve.routes.constraints import is_constrained
+from oaiserve.routes.invalid import invalid
 from oaiserve.routes.objects import (
     AssistantMessage,
     CalledFunction,
@@ -23,10 +25,10 @@ from oaiserve.routes.objects import (
     ToolMessage,
 )
 from oaiserve.routes.operation import Operation, documented
+from oaiserve.routes.parameters import Wanted, integer
 from oaiserve.routes.parse.forms import AnswerForms
 from oaiserve.routes.parsed_shape import ParsedChatShape
 from oaiserve.routes.prepare import OwnParams, prepare
-from oaiserve.routes.protocol import ChatBody, TokenizeBody, Wanted, integer, invalid
 from oaiserve.routes.respond import Answer
 from oaiserve.routes.serving import serving_of
 from oaiserve.routes.shapes import Head
@@ -73,7 +75,7 @@ class _Chat:
             asks_for_answer=body.add_generation_prompt is not False and not body.continue_final_message,
             shows_marks=body.reasoning_format == "none",
         )
-        return self._talk.own_params(protocol.max_tokens(body), _num_logprobs(body))
+        return self._talk.own_params(parameters.max_tokens(body), _num_logprobs(body))
 
     def prompts(self, body: ChatBody) -> tuple[ChatPrompt]:
         prompt = build_prompt(body, body.messages, self._forms, self._talk.shown_tools)

@@ -13,7 +13,9 @@ from starlette.requests import Request as HTTPRequest
 from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.engine.request import Prompt, PromptDone, TextPrompt, TokenChunk, TokenPrompt, Usage
 from oaiserve.errors import ContextLengthExceeded
-from oaiserve.routes import protocol
+from oaiserve.routes import parameters, protocol
+from oaiserve.routes.bodies import CompletionBody
+from oaiserve.routes.invalid import invalid
 from oaiserve.routes.logprobs import (
     CompletionLogprobs,
     PromptLogprobs,
@@ -23,8 +25,8 @@ from oaiserve.routes.logprobs import (
     prompt_logprobs_in_parts,
 )
 from oaiserve.routes.operation import Operation, documented
+from oaiserve.routes.parameters import Wanted, integer, prompt_ids, types_of
 from oaiserve.routes.prepare import OwnParams, prepare
-from oaiserve.routes.protocol import CompletionBody, Wanted, integer, invalid
 from oaiserve.routes.respond import Answer
 from oaiserve.routes.serving import serving_of
 from oaiserve.routes.shapes import HOLE, ChoicesShape, Chunk, Head, Whole, encode, filled
@@ -83,7 +85,7 @@ async def completions(http: HTTPRequest) -> Answer:
 
 
 def _own_params(body: CompletionBody) -> OwnParams:
-    max_tokens = protocol.max_tokens(body)
+    max_tokens = parameters.max_tokens(body)
     return OwnParams(
         max_tokens=16 if max_tokens is None else max_tokens,
         num_logprobs=_num_logprobs(body),
@@ -119,13 +121,13 @@ def build_prompts(body: CompletionBody) -> tuple[Prompt, ...]:
     if not prompt:
         raise invalid("prompt", "must not be an empty list")
     entries: list[Any] = prompt
-    kinds = protocol.types_of(entries)
+    kinds = types_of(entries)
     if kinds == {str}:
         return tuple(TextPrompt(text, special) for text in entries)
     if kinds <= {int, float}:
-        return (TokenPrompt(protocol.prompt_ids("prompt", entries)),)
+        return (TokenPrompt(prompt_ids("prompt", entries)),)
     if kinds == {list}:
-        return tuple(TokenPrompt(protocol.prompt_ids("prompt", ids)) for ids in entries)
+        return tuple(TokenPrompt(prompt_ids("prompt", ids)) for ids in entries)
     raise invalid("prompt", "must be a string, a list of strings, a list of token ids, or a list of lists of token ids")
 
 

@@ -14,6 +14,8 @@ from typing import Any
 import msgspec
 
 from oaiserve.engine.request import Grammar, GrammarKind
+from oaiserve.routes.bodies import SamplingBody
+from oaiserve.routes.invalid import check_name, invalid
 from oaiserve.routes.objects import (
     AnyObject,
     AnyText,
@@ -25,7 +27,6 @@ from oaiserve.routes.objects import (
     StructuredOutputs,
     TextFormat,
 )
-from oaiserve.routes.protocol import SamplingBody, check_name, invalid
 
 _GBNF_DEFINITION = re.compile(r"^\s*[A-Za-z0-9_-]+\s*::=", re.ASCII | re.MULTILINE)
 _PARAMS = (

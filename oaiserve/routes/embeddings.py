@@ -11,9 +11,11 @@ from starlette.requests import Request as HTTPRequest
 
 from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.request import Pooled, Prompt, PromptDone, TokenPrompt, Usage
-from oaiserve.routes import protocol
+from oaiserve.routes.bodies import MAX_INT32
+from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.objects import Integer, Prompts, described
 from oaiserve.routes.operation import Operation, documented
+from oaiserve.routes.parameters import integer, prompt_ids, types_of
 from oaiserve.routes.pooling import (
     Head,
     PoolingBody,
@@ -28,7 +30,6 @@ from oaiserve.routes.pooling import (
     unit,
     values_of,
 )
-from oaiserve.routes.protocol import integer, invalid, show
 from oaiserve.routes.respond import Answer
 from oaiserve.routes.serving import Serving
 
@@ -41,7 +42,7 @@ class EmbeddingBody(PoolingBody, kw_only=True):
         Literal["float", "base64"] | None, described("base64 is that of float32, little-endian.")
     ] = None
     dimensions: Annotated[
-        Integer | None, described("Cut vectors to this many numbers, if the model can.", 1, protocol.MAX_INT32)
+        Integer | None, described("Cut vectors to this many numbers, if the model can.", 1, MAX_INT32)
     ] = None
     normalize: Annotated[bool | None, described("Bring vectors to length 1. Default: true.")] = None
     add_special_tokens: Annotated[bool | None, described("Add the tokenizer's own tokens. Default: true.")] = None
@@ -116,12 +117,12 @@ def build_prompts(body: EmbeddingBody, pooling: Pooling, limit: int | None) -> t
     """Return a prompt for each text: a string, a list of strings, a list of token ids, or a list of such lists."""
     given, before = body.input, _text_before(body.prompt_name, pooling)
     inputs: list[Any] = [given] if isinstance(given, str) else given
-    if isinstance(given, list) and given and protocol.types_of(given) <= {int, float}:
+    if isinstance(given, list) and given and types_of(given) <= {int, float}:
         inputs = [given]
     check_number(inputs, "input")
-    kinds = protocol.types_of(inputs)
+    kinds = types_of(inputs)
     if kinds == {list}:
-        return tuple(TokenPrompt(protocol.prompt_ids("input", ids)[:limit], "input") for ids in inputs)
+        return tuple(TokenPrompt(prompt_ids("input", ids)[:limit], "input") for ids in inputs)
     if kinds != {str}:
         raise invalid(
             "input", "must be a string, a list of strings, a list of token ids, or a list of lists of token ids"

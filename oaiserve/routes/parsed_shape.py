@@ -22,8 +22,8 @@ from oaiserve.routes.chat_shape import (
     ToolCallDelta,
 )
 from oaiserve.routes.logprobs import drop_end_logprob
+from oaiserve.routes.parameters import Wanted
 from oaiserve.routes.parse.parts import Arguments, CallBegin, CallBroken, CallEnd, Content, Part, Reasoning
-from oaiserve.routes.protocol import Wanted
 from oaiserve.routes.shapes import CompletionTokensDetails, Head, TokenUsage, usage_object
 from oaiserve.routes.talk import Talk
 

@@ -15,11 +15,13 @@ from oaiserve.engine.pooling import Pooling, Task
 from oaiserve.engine.request import Pooled, Prompt, Request, SamplingParams, TextPrompt, Usage
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes import protocol
+from oaiserve.routes.bodies import MAX_INT64
 from oaiserve.routes.body import read_body
 from oaiserve.routes.exchange import Exchange
+from oaiserve.routes.invalid import invalid
 from oaiserve.routes.objects import Integer, described
 from oaiserve.routes.off_loop import in_turns_if_large
-from oaiserve.routes.protocol import integer, invalid
+from oaiserve.routes.parameters import integer, traced_prompts
 from oaiserve.routes.respond import Answer, WholeShape
 from oaiserve.routes.serving import Serving, serving_of
 
@@ -38,7 +40,7 @@ class PoolingBody(msgspec.Struct, kw_only=True):
     ] = None
     priority: Annotated[
         Integer | None,
-        described("Lower is earlier, under --policy priority.", -protocol.MAX_INT64 - 1, protocol.MAX_INT64),
+        described("Lower is earlier, under --policy priority.", -MAX_INT64 - 1, MAX_INT64),
     ] = None
 
 
@@ -88,7 +90,7 @@ async def prepare_pooled(
         response_id = exchange.response_id = f"{id_prefix}{exchange.unique_id}"
         own = prepared(body, serving, pooling, Head(response_id, int(time.time()), serving.model_name))
         exchange.params = own.params | {"num_inputs": len(own.prompts)}
-        exchange.prompt_text = protocol.traced_prompts(own.prompts, serving.trace_prompt_characters)
+        exchange.prompt_text = traced_prompts(own.prompts, serving.trace_prompt_characters)
         request = Request(
             response_id,
             own.prompts,

@@ -15,11 +15,13 @@ from starlette.requests import Request as HTTPRequest
 
 from oaiserve.cluster.prefix import beginnings_of, prompt_of_body
 from oaiserve.engine.request import Grammar, Prompt, Request, Usage
-from oaiserve.routes import constraints, protocol
+from oaiserve.routes import constraints, parameters, protocol
+from oaiserve.routes.bodies import MAX_CHOICES_PER_REQUEST, SamplingBody
 from oaiserve.routes.body import read_body
 from oaiserve.routes.exchange import Exchange
+from oaiserve.routes.invalid import invalid
 from oaiserve.routes.off_loop import in_turns_if_large
-from oaiserve.routes.protocol import SamplingBody, Wanted, integer, invalid
+from oaiserve.routes.parameters import Wanted, integer
 from oaiserve.routes.respond import Answer, Shape
 from oaiserve.routes.serving import serving_of
 from oaiserve.routes.shapes import Head
@@ -90,10 +92,10 @@ async def prepare(
 
     def check(body: Body, num_bytes: int) -> Answer:
         own = own_params(body)
-        num_prompt_logprobs = protocol.prompt_logprobs(body)
+        num_prompt_logprobs = parameters.prompt_logprobs(body)
         # With echo, the logprobs of the prompt are part of the same lists as those of the answer.
         echoed = own.num_logprobs if own.echo else None
-        params = protocol.sampling_params(
+        params = parameters.sampling_params(
             body,
             serving.engine.default_params,
             max_tokens=own.max_tokens,
@@ -108,18 +110,18 @@ async def prepare(
                 text_lengths=own.text_lengths,
                 stop_after=own.answer_begins_after,
             )
-        exchange.params = protocol.recorded_params(body, params)
-        wanted = protocol.wanted(body, params, own.num_logprobs, num_prompt_logprobs)
+        exchange.params = parameters.recorded_params(body, params)
+        wanted = parameters.wanted(body, params, own.num_logprobs, num_prompt_logprobs)
         if own.best_of is not None and own.best_of > params.n:
             exchange.params["best_of"] = own.best_of
             # The candidates are ranked by their log-probabilities, so the engine must return these.
             params = replace(params, n=own.best_of, logprobs=own.num_logprobs or 0)
 
         all_prompts = prompts(body)
-        if len(all_prompts) * params.n > protocol.MAX_CHOICES_PER_REQUEST:
-            limit, name = protocol.MAX_CHOICES_PER_REQUEST, "n" if params.n == wanted.n else "best_of"
+        if len(all_prompts) * params.n > MAX_CHOICES_PER_REQUEST:
+            limit, name = MAX_CHOICES_PER_REQUEST, "n" if params.n == wanted.n else "best_of"
             raise invalid("prompt", f"prompts times {name} must be <= {limit}, got {len(all_prompts)} times {params.n}")
-        exchange.prompt_text = protocol.traced_prompts(all_prompts, serving.trace_prompt_characters)
+        exchange.prompt_text = parameters.traced_prompts(all_prompts, serving.trace_prompt_characters)
 
         beginnings: tuple[tuple[int, float], ...] = ()
         # What a request goes on from is not in its body, and routers know bodies only.
@@ -133,9 +135,9 @@ async def prepare(
             params,
             echo=own.echo,
             priority=integer(body, "priority") or 0,
-            cache_salt=protocol.cache_salt(body),
+            cache_salt=parameters.cache_salt(body),
             adapter=0 if exchange.adapter is None else exchange.adapter.number,
-            stream_interval=protocol.stream_interval(body, serving.stream_interval),
+            stream_interval=parameters.stream_interval(body, serving.stream_interval),
             client=exchange.client,
             num_bytes=num_bytes,
             received_ns=exchange.received_ns,

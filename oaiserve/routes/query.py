@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.datastructures import QueryParams
 
-from oaiserve.routes.protocol import invalid, show
+from oaiserve.routes.invalid import invalid, show
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.objects import EarlierReasoning, EarlierText, InputItem, InputText, RefusalPart
-from oaiserve.routes.protocol import invalid, show
 
 Item = dict[str, Any]
 

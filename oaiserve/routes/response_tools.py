@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 import msgspec
 
+from oaiserve.routes.bodies import ResponsesBody
+from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.objects import ResponseAllowedChoice, ResponseNamedChoice, ResponseToolChoice
-from oaiserve.routes.protocol import ResponsesBody, invalid, show
 from oaiserve.routes.tools import Kind, Tools, chosen_schemas, schemas_of, shown_tools
 
 

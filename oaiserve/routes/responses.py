@@ -11,22 +11,14 @@ from starlette.requests import Request as HTTPRequest
 from oaiserve.engine.request import ChatPrompt, Grammar, Usage
 from oaiserve.errors import InvalidRequest
 from oaiserve.response_store import StoredResponse, TalkTooLarge
+from oaiserve.routes.bodies import LOGPROBS, MAX_KEY_CHARACTERS, MAX_METADATA, MAX_VALUE_CHARACTERS, ResponsesBody
 from oaiserve.routes.constraints import is_constrained, text_format
 from oaiserve.routes.exchange import Exchange
+from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.objects import PlainText, ResponseTool, TextOptions
 from oaiserve.routes.operation import Operation, documented
+from oaiserve.routes.parameters import Wanted, integer
 from oaiserve.routes.prepare import OwnParams, prepare
-from oaiserve.routes.protocol import (
-    LOGPROBS,
-    MAX_KEY_CHARACTERS,
-    MAX_METADATA,
-    MAX_VALUE_CHARACTERS,
-    ResponsesBody,
-    Wanted,
-    integer,
-    invalid,
-    show,
-)
 from oaiserve.routes.respond import Answer
 from oaiserve.routes.response_items import Item, chat_messages, input_items, references
 from oaiserve.routes.response_object import ResponseEvent, ResponseObject

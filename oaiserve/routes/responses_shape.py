@@ -12,8 +12,8 @@ from oaiserve.engine.request import FinishReason, PromptDone, TokenChunk, Usage
 from oaiserve.record import ToolCallOutcome
 from oaiserve.routes import sse
 from oaiserve.routes.logprobs import drop_end_logprob
+from oaiserve.routes.parameters import Wanted
 from oaiserve.routes.parse.parts import Content
-from oaiserve.routes.protocol import Wanted
 from oaiserve.routes.respond import Timings
 from oaiserve.routes.response_object import (
     IncompleteDetails,

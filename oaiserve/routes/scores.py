@@ -16,9 +16,11 @@ from starlette.requests import Request as HTTPRequest
 from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.request import PairPrompt, Pooled, Prompt, PromptDone, Usage
 from oaiserve.errors import InvalidRequest
-from oaiserve.routes import protocol
+from oaiserve.routes.bodies import MAX_INT32
+from oaiserve.routes.invalid import invalid
 from oaiserve.routes.objects import Integer, described
 from oaiserve.routes.operation import Operation, documented
+from oaiserve.routes.parameters import integer
 from oaiserve.routes.pooling import (
     MAX_TEXTS,
     Head,
@@ -35,7 +37,6 @@ from oaiserve.routes.pooling import (
     unit,
     values_of,
 )
-from oaiserve.routes.protocol import integer, invalid
 from oaiserve.routes.respond import Answer
 from oaiserve.routes.serving import Serving
 
@@ -64,9 +65,7 @@ class RerankBody(PoolingBody, kw_only=True):
     documents: Annotated[
         list[str | Document], described("Texts, or objects with a `text`.", minItems=1, maxItems=MAX_TEXTS)
     ]
-    top_n: Annotated[
-        Integer | None, described("Send this many of the best. Default, and 0: all.", 0, protocol.MAX_INT32)
-    ] = None
+    top_n: Annotated[Integer | None, described("Send this many of the best. Default, and 0: all.", 0, MAX_INT32)] = None
     return_documents: Annotated[bool | None, described("Send the documents, too. Default: true.")] = None
 
 

@@ -18,7 +18,7 @@ from oaiserve.engine.request import TokenChunk, Usage
 from oaiserve.routes import sse
 from oaiserve.routes.exchange import RequestTimings
 from oaiserve.routes.logprobs import PromptLogprobs
-from oaiserve.routes.protocol import Wanted
+from oaiserve.routes.parameters import Wanted
 from oaiserve.routes.respond import Timings
 
 encode = msgspec.json.Encoder().encode

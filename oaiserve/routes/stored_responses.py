@@ -11,9 +11,9 @@ from starlette.responses import Response
 
 from oaiserve.errors import InvalidRequest, NotFound
 from oaiserve.response_store import StoredResponse
+from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.middleware import json_response
 from oaiserve.routes.operation import Operation, documented
-from oaiserve.routes.protocol import invalid, show
 from oaiserve.routes.query import Parameter
 from oaiserve.routes.response_items import Item
 from oaiserve.routes.response_object import ResponseObject

@@ -13,10 +13,10 @@ import msgspec
 
 from oaiserve.engine.request import ChatPrompt, Grammar
 from oaiserve.routes.answer_reader import AnswerReader
+from oaiserve.routes.invalid import invalid
 from oaiserve.routes.parse.answer import AnswerParser
 from oaiserve.routes.parse.forms import AnswerForms
 from oaiserve.routes.prepare import OwnParams
-from oaiserve.routes.protocol import invalid
 from oaiserve.routes.tools import Tools, forced_schema
 
 ANY_OBJECT = {"type": "object"}

@@ -15,14 +15,16 @@ from starlette.responses import Response
 from oaiserve.engine.request import Prompt, TextPrompt, TooManyTokens
 from oaiserve.errors import InvalidRequest, NotFound
 from oaiserve.routes import protocol
+from oaiserve.routes.bodies import DetokenizeBody, TokenizeBody
 from oaiserve.routes.body import read_body
 from oaiserve.routes.chat import build_prompt
+from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.middleware import json_response
 from oaiserve.routes.objects import Integer
 from oaiserve.routes.off_loop import in_turns, in_turns_if_large
 from oaiserve.routes.operation import Operation, documented
+from oaiserve.routes.parameters import token_ids
 from oaiserve.routes.parse.forms import AnswerForms
-from oaiserve.routes.protocol import DetokenizeBody, TokenizeBody
 from oaiserve.routes.serving import Serving, serving_of
 from oaiserve.routes.tools import shown_tools
 
@@ -85,7 +87,7 @@ async def detokenize(request: Request) -> Response:
 
     def check_number(given: Mapping[str, msgspec.Raw]) -> None:
         if (number := protocol.num_ids(given.get("tokens"))) > most:
-            raise protocol.invalid("tokens", f"must have at most {most} ids, got {number}. Send them in parts")
+            raise invalid("tokens", f"must have at most {most} ids, got {number}. Send them in parts")
 
     parsing = protocol.parse(_detokenize_decoder, content, serving.unknown_names, check_number)
     body = await _checked(request, serving, parsing, len(content))
@@ -149,9 +151,9 @@ def _detokenize(serving: Serving, tokens: Sequence[Integer]) -> Generator[None, 
     for start in range(0, len(tokens), PIECE_TOKENS):
         if start:
             yield
-        part = protocol.token_ids("tokens", tokens[start : start + PIECE_TOKENS])
+        part = token_ids("tokens", tokens[start : start + PIECE_TOKENS])
         if max(part) >= size:
-            raise protocol.invalid("tokens", f"a token id must be < {size}, got {protocol.show(max(part))}")
+            raise invalid("tokens", f"a token id must be < {size}, got {show(max(part))}")
         ids += part
     text = yield from serving.engine.tokenizer.decode_in_pieces(ids)
     return msgspec.json.encode(Detokenized(text))

@@ -13,8 +13,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from oaiserve.routes.bodies import MAX_TOOLS, ChatBody
+from oaiserve.routes.invalid import check_name, invalid, show
 from oaiserve.routes.objects import AllowedChoice, Function, FunctionName, NamedChoice, ToolChoice
-from oaiserve.routes.protocol import MAX_TOOLS, ChatBody, check_name, invalid, show
 
 Kind = Literal["auto", "required", "named"]
 # With one of these, a schema says itself which properties there are beside those in `properties`.

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from oaiserve.app import routes
 from oaiserve.config import Config
+from oaiserve.routes.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from oaiserve.routes.objects import AssistantMessage
-from oaiserve.routes.protocol import UNSUPPORTED, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from oaiserve.routes.protocol import UNSUPPORTED
 from tests.routes.conftest import Served
 
 PATHS = sorted({route.path.replace("{model_id:path}", "org/demo") for route in routes(Config("demo"))})

@@ -10,9 +10,10 @@ import pytest
 
 from oaiserve.engine.request import Grammar
 from oaiserve.errors import InvalidRequest
+from oaiserve.routes.bodies import ChatBody, CompletionBody
 from oaiserve.routes.constraints import grammar
 from oaiserve.routes.off_loop import at_once
-from oaiserve.routes.protocol import ChatBody, CompletionBody, UnknownNames, parse
+from oaiserve.routes.protocol import UnknownNames, parse
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"enum": ["ä", 1.5, None]}}}
 SCHEMA_TEXT = json.dumps(SCHEMA, ensure_ascii=False, separators=(",", ":"))

@@ -17,9 +17,9 @@ from oaiserve.app import routes
 from oaiserve.config import Config, EngineOptions, ServerOptions
 from oaiserve.engine.pooling import Pooling
 from oaiserve.errors import APIError
+from oaiserve.routes.bodies import ChatBody, CompletionBody, ranges
 from oaiserve.routes.openapi import STATUSES, Published, document
 from oaiserve.routes.operation import operation_of
-from oaiserve.routes.protocol import ChatBody, CompletionBody, ranges
 from tests.published import CheckedStream, check, check_events, operation, published
 from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import pools

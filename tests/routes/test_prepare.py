@@ -19,9 +19,9 @@ from oaiserve.engine.request import PromptDone, SamplingParams, TextPrompt, Toke
 from oaiserve.errors import InternalError
 from oaiserve.record import Outcome
 from oaiserve.routes import sse
+from oaiserve.routes.bodies import SamplingBody
 from oaiserve.routes.exchange import Accounting
 from oaiserve.routes.prepare import OwnParams, prepare
-from oaiserve.routes.protocol import SamplingBody
 from oaiserve.routes.respond import Answer, Timings
 from tests.routes.conftest import Served, run_server
 from tests.routes.doubles import FakeEngine, FakeTelemetry, fails

@@ -14,18 +14,12 @@ from hypothesis import strategies as st
 from oaiserve.engine.logprobs import TokenLogprob, TokenLogprobs, TopLogprob
 from oaiserve.engine.request import ChatPrompt, TextPrompt, TokenPrompt
 from oaiserve.errors import InvalidRequest
+from oaiserve.routes.bodies import ChatBody, CompletionBody
 from oaiserve.routes.constraints import grammar
 from oaiserve.routes.logprobs import completion_logprobs
 from oaiserve.routes.off_loop import at_once
-from oaiserve.routes.protocol import (
-    ChatBody,
-    CompletionBody,
-    UnknownNames,
-    num_ids,
-    parse,
-    sampling_params,
-    traced_prompts,
-)
+from oaiserve.routes.parameters import sampling_params, traced_prompts
+from oaiserve.routes.protocol import UnknownNames, num_ids, parse
 
 decoder = msgspec.json.Decoder(CompletionBody)
 json_values = st.recursive(

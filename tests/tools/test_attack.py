@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from oaiserve.routes.protocol import ChatBody, DetokenizeBody, ResponsesBody, TokenizeBody
+from oaiserve.routes.bodies import ChatBody, DetokenizeBody, ResponsesBody, TokenizeBody
 from tests.published import published
 from tools.attack import schema
 from tools.attack.__main__ import as_json, report

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oaiserve.config import ServerOptions
-from oaiserve.routes.protocol import ChatBody, CompletionBody
+from oaiserve.routes.bodies import ChatBody, CompletionBody
 from oaiserve.telemetry import names
 from tools import reference
 

@@ -8,7 +8,7 @@ from functools import partial
 
 import msgspec
 
-from oaiserve.routes.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from oaiserve.routes.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from tools.attack.attack import ATTACKER_KEY, CHAT, COMPLETIONS, ENDED, HI, REFUSED, Attack, Strike, outcomes
 from tools.attack.wire import request
 

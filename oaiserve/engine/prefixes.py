@@ -1,0 +1,110 @@
+"""The prefix cache as the scheduler sees it: what of a sequence is cached, and what a running one is about to compute.
+
+Engine thread only, no torch. A full block of tokens is found by the hash of its tokens and of all before them.
+
+Where layers of the model keep a state, a cached prefix is of use only up to a number of tokens of which the state was
+kept, too.
+"""
+
+from __future__ import annotations
+
+from oaiserve.engine.blocks import BlockHash, BlockPool, hash_block
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.states import StatePool
+
+
+class Prefixes:
+    """The full blocks of sequences by their hashes: those that are cached, and those that are being computed."""
+
+    def __init__(self, pool: BlockPool, states: StatePool | None) -> None:
+        self._pool = pool
+        self._states = states
+        self._computing: dict[BlockHash, Sequence] = {}  # full blocks that a running sequence is about to compute
+
+    def hashes(self, sequence: Sequence) -> list[BlockHash]:
+        """Return the hashes of the full blocks of the known tokens of a sequence. Each is computed once."""
+        hashes, size = sequence.hashes, self._pool.block_size
+        for index in range(len(hashes), len(sequence.token_ids) // size):
+            parent = hashes[-1] if hashes else None
+            tokens = sequence.token_ids[index * size : (index + 1) * size]
+            hashes.append(hash_block(parent, tokens, sequence.cache_salt))
+        return hashes
+
+    def look_up(self, sequence: Sequence) -> tuple[list[int], BlockHash | None]:
+        """Return the cached blocks that a sequence can begin with, and the hash of a block to wait for, if there is
+        one: a running sequence is about to compute it."""
+        # The last known token is always computed: its logits draw the next one.
+        hashes = self.hashes(sequence)[: (len(sequence.token_ids) - 1) // self._pool.block_size]
+        blocks: list[int] = []
+        for block_hash in hashes:
+            block = self._pool.find(block_hash)
+            if block is None:
+                break
+            blocks.append(block)
+        if self._states is not None:
+            return self._with_state(self._states, hashes, blocks)
+        missing = hashes[len(blocks)] if len(blocks) < len(hashes) else None
+        return blocks, missing if missing in self._computing else None
+
+    def _with_state(
+        self, states: StatePool, hashes: list[BlockHash], blocks: list[int]
+    ) -> tuple[list[int], BlockHash | None]:
+        """Return the cached blocks up to the last one of which there is a state, or the hash for which a running
+        sequence is about to leave one."""
+        for index in reversed(range(len(hashes))):
+            if hashes[index] in self._computing:
+                return [], hashes[index]
+            if index < len(blocks) and states.find(hashes[index]) is not None:
+                return blocks[: index + 1], None
+        return [], None
+
+    def ends_to_keep(self, states: StatePool, sequence: Sequence) -> list[int]:
+        """Return of how many tokens of a prompt the state is to be kept.
+
+        One is of the tokens that it has in common with prompts before, as far as their blocks are cached: others that
+        begin alike may follow. One is of all its full blocks: the next prompt of a conversation begins with them.
+        """
+        size, last = self._pool.block_size, sequence.num_computed
+        hashes = self.hashes(sequence)[: (sequence.prompt_len - 1) // size]
+        num_cached = next((i for i, one in enumerate(hashes) if self._pool.find(one) is None), len(hashes))
+        ends: list[int] = []
+        for end in (num_cached * size, len(hashes) * size):
+            if end - last >= states.shortest_kept:
+                ends.append(end)
+                last = end
+        return ends
+
+    def begin(self, sequence: Sequence) -> None:
+        """Note the blocks that others may wait for, because this sequence, which begins to run, will compute them."""
+        hashes, size = self.hashes(sequence), self._pool.block_size
+        if self._states is None:
+            useful = hashes[sequence.num_computed // size :]
+        else:
+            useful = [hashes[end // size - 1] for end in sequence.state_ends]
+        for block_hash in useful:
+            self._computing.setdefault(block_hash, sequence)
+
+    def publish(self, sequence: Sequence, start: int, end: int) -> list[BlockHash]:
+        """Publish the full blocks of a sequence between two positions, whose tokens are known and computed.
+
+        Return the hashes that others may have waited for.
+        """
+        size, hashes = self._pool.block_size, self.hashes(sequence)
+        for index in range(start // size, end // size):
+            self._pool.publish(sequence.blocks[index], hashes[index])
+        return self._end(sequence, hashes[start // size : end // size])
+
+    def leave(self, sequence: Sequence) -> list[BlockHash]:
+        """Forget what a sequence that stops running was about to compute, and return the hashes of that."""
+        return self._end(sequence, sequence.hashes[sequence.num_computed // self._pool.block_size :])
+
+    def _end(self, sequence: Sequence, hashes: list[BlockHash]) -> list[BlockHash]:
+        ended = [one for one in hashes if self._computing.get(one) is sequence]
+        for block_hash in ended:
+            del self._computing[block_hash]
+        return ended
+
+    def check_integrity(self, running: list[Sequence]) -> None:
+        """Raise AssertionError if a sequence that does not run is to compute a block."""
+        if len({id(sequence) for sequence in self._computing.values()} - {id(s) for s in running}):
+            raise AssertionError("a block is marked as being computed by a sequence that does not run")

@@ -1,0 +1,295 @@
+"""The bodies that clients send: one struct per route, three of them over a shared base, and their limits.
+
+JSON null means the same as a parameter that is left out, and 2.0 is accepted as an integer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Annotated, Any, Literal, get_type_hints
+
+import msgspec
+
+from oaiserve.routes.objects import (
+    Function,
+    FunctionName,
+    InputItem,
+    Integer,
+    Message,
+    NonEmpty,
+    Prompts,
+    ReasoningOptions,
+    ResponseFormat,
+    ResponseTool,
+    ResponseToolChoice,
+    StructuredOutputs,
+    TextOptions,
+    TokenId,
+    Tool,
+    ToolChoice,
+    described,
+)
+
+MAX_CHOICES = 128  # OpenAI's limit for n
+MAX_BEST_OF = 20  # OpenAI's limit
+MAX_CHOICES_PER_REQUEST = 2048  # prompts times n, or times best_of
+MAX_LOGPROBS = 20
+MAX_STRINGS = 128  # in stop, and in bad_words
+MAX_CHARACTERS = 4096  # of all these strings together, because the engine thread searches the text for them
+MAX_SALT_CHARACTERS = 128
+MAX_INT32 = 2**31 - 1
+MAX_INT64 = 2**63 - 1
+MAX_TOOLS = 128  # this one and the next three are OpenAI's limits
+MAX_METADATA = 16
+MAX_KEY_CHARACTERS = 64
+MAX_VALUE_CHARACTERS = 512
+# What else a client may ask /v1/responses to include. Reasoning is never encrypted here: its items have its text. The
+# others are of tools that run on OpenAI's servers, so no answer has them.
+LOGPROBS = "message.output_text.logprobs"
+Includable = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "code_interpreter_call.outputs",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+]
+ReasoningFormat = Literal["none", "auto", "deepseek", "deepseek-legacy"]  # llama.cpp's; all but "none" mean the same
+
+
+class SamplingBody(msgspec.Struct, kw_only=True):
+    """The parameters that all generation routes accept. None means that the client did not set it."""
+
+    model: Annotated[str | None, described("Name of the model; the one that is served, if left out.")] = None
+    n: Annotated[Integer | None, described("Choices for each prompt. Default: 1.", 1, MAX_CHOICES)] = None
+    max_tokens: Annotated[Integer | None, described("Most tokens of a choice.", 1, MAX_INT32)] = None
+    max_completion_tokens: Annotated[
+        Integer | None, described("Newer name of max_tokens, over which it wins.", 1, MAX_INT32)
+    ] = None
+    min_tokens: Annotated[
+        Integer | None, described("Tokens before which a choice cannot end by itself.", 0, MAX_INT32)
+    ] = None
+    temperature: Annotated[
+        float | None, described("0 takes the likeliest token each time. Default: the model's own, or 1.", 0, 2)
+    ] = None
+    top_p: Annotated[
+        float | None, described("Draw among the likeliest tokens that have this probability together.", 0, 1)
+    ] = None
+    top_k: Annotated[
+        Integer | None, described("Draw among this many of the likeliest tokens. 0 and -1: all.", -1, MAX_INT32)
+    ] = None
+    min_p: Annotated[
+        float | None, described("Drop tokens with less than this share of the likeliest one's probability.", 0, 1)
+    ] = None
+    presence_penalty: Annotated[
+        float | None, described("Lowers the logits of tokens that are in the answer already.", -2, 2)
+    ] = None
+    frequency_penalty: Annotated[
+        float | None, described("The same, for each time that a token is in the answer.", -2, 2)
+    ] = None
+    # The bounds keep logits finite in 32 bits. Beyond them the output is noise.
+    repetition_penalty: Annotated[
+        float | None,
+        described("Divides the logits of tokens that are in the prompt or the answer. 1: off.", 0.01, 100),
+    ] = None
+    logit_bias: Annotated[
+        dict[str, Annotated[float, described("Added to the logit.", -100, 100)]] | None,
+        described("What to add to logits, by token id."),
+    ] = None
+    allowed_token_ids: Annotated[list[TokenId] | None, described("The only tokens that may be drawn.", minItems=1)] = (
+        None
+    )
+    bad_words: Annotated[
+        list[NonEmpty] | None, described("Texts whose tokens must not come in a row.", maxItems=MAX_STRINGS)
+    ] = None
+    seed: Annotated[
+        Integer | None,
+        described("Equal requests with equal seeds get equal draws. -1: none.", -MAX_INT64 - 1, MAX_INT64),
+    ] = None
+    stop: Annotated[
+        NonEmpty | list[NonEmpty] | None, described("Texts before which the answer ends.", maxItems=MAX_STRINGS)
+    ] = None
+    stop_token_ids: Annotated[list[TokenId] | None, described("Tokens at which the answer ends.")] = None
+    include_stop_str_in_output: Annotated[bool | None, described("Keep the stop in the text.")] = None
+    ignore_eos: Annotated[bool | None, described("Go on at the end of the sequence, up to max_tokens.")] = None
+    skip_special_tokens: Annotated[bool | None, described("Leave special tokens out of the text. Default: true.")] = (
+        None
+    )
+    add_special_tokens: Annotated[
+        bool | None, described("Add the tokenizer's own tokens to the prompt. Default: true, but false for messages.")
+    ] = None
+    prompt_logprobs: Annotated[
+        Integer | None,
+        described("Log-probabilities of the prompt, with this many alternatives for each token.", 0, MAX_LOGPROBS),
+    ] = None
+    response_format: Annotated[ResponseFormat | None, described("OpenAI's constraint.")] = None
+    structured_outputs: Annotated[StructuredOutputs | None, described("vLLM's constraint.")] = None
+    guided_json: Annotated[dict[str, Any] | str | None, described("Older name of structured_outputs.json.")] = None
+    guided_regex: Annotated[str | None, described("Older name of structured_outputs.regex.")] = None
+    guided_choice: Annotated[list[str] | None, described("Older name of structured_outputs.choice.", minItems=1)] = None
+    guided_grammar: Annotated[str | None, described("Older name of structured_outputs.grammar.")] = None
+    grammar: Annotated[str | None, described("llama.cpp's constraint: a grammar in GBNF, or in Lark's form.")] = None
+    json_schema: Annotated[dict[str, Any] | None, described("llama.cpp's constraint: a JSON Schema.")] = None
+    stream: Annotated[bool | None, described("Send the answer as server-sent events while it is generated.")] = None
+    stream_options: Annotated[
+        dict[str, bool | None] | None,
+        described("With stream: include_usage, include_timings, continuous_usage_stats."),
+    ] = None
+    stream_interval: Annotated[Integer | None, described("Tokens of a choice in an event.", 1, MAX_INT32)] = None
+    priority: Annotated[
+        Integer | None, described("Lower is earlier, under --policy priority.", -MAX_INT64 - 1, MAX_INT64)
+    ] = None
+    cache_salt: Annotated[
+        str | None,
+        described(
+            "Only requests with the same salt share cached prefixes.", minLength=1, maxLength=MAX_SALT_CHARACTERS
+        ),
+    ] = None
+    return_token_ids: Annotated[bool | None, described("Send the ids of the prompt and of the answer, too.")] = None
+    return_tokens_as_token_ids: Annotated[
+        bool | None, described("In log-probabilities, write token_id:123 for the text of a token.")
+    ] = None
+
+
+class CompletionBody(SamplingBody, kw_only=True):
+    """What to continue, and how."""
+
+    prompt: Annotated[Prompts, described("A text, a list of texts, a list of token ids, or a list of such lists.")]
+    max_tokens: Annotated[Integer | None, described("Most tokens of a choice. Default: 16.", 0, MAX_INT32)] = None
+    max_completion_tokens: Annotated[
+        Integer | None, described("Newer name of max_tokens, over which it wins.", 0, MAX_INT32)
+    ] = None
+    echo: Annotated[bool | None, described("Begin the text, and its log-probabilities, with the prompt.")] = None
+    logprobs: Annotated[
+        bool | Integer | None,
+        described("Log-probabilities, with this many alternatives for each token.", 0, MAX_LOGPROBS),
+    ] = None
+    best_of: Annotated[
+        Integer | None, described("Candidates for each prompt, of which the n likeliest are sent.", 1, MAX_BEST_OF)
+    ] = None
+
+
+class ChatBody(SamplingBody, kw_only=True):
+    """The conversation to answer, and how."""
+
+    messages: Annotated[list[Message], described("The conversation so far.", minItems=1)]
+    logprobs: Annotated[bool | None, described("Send the log-probability of each token of the content.")] = None
+    top_logprobs: Annotated[
+        Integer | None, described("With logprobs: alternatives for each token.", 0, MAX_LOGPROBS)
+    ] = None
+    add_generation_prompt: Annotated[
+        bool | None, described("Ask for an answer behind the messages. Default: true.")
+    ] = None
+    continue_final_message: Annotated[bool | None, described("Go on with the last message instead.")] = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, described("Variables of the chat template.")] = None
+    tools: Annotated[list[Tool] | None, described("Functions that the model may call.", maxItems=MAX_TOOLS)] = None
+    tool_choice: Annotated[ToolChoice | None, described("Whether to call tools, and which. Default: auto.")] = None
+    parallel_tool_calls: Annotated[bool | None, described("Whether there may be several calls. Default: true.")] = None
+    functions: Annotated[list[Function] | None, described("The older form of tools.", maxItems=MAX_TOOLS)] = None
+    function_call: Annotated[
+        Literal["none", "auto"] | FunctionName | None, described("The older form of tool_choice.")
+    ] = None
+    reasoning_effort: Annotated[str | None, described("Passed on to the chat template.")] = None
+    reasoning_format: Annotated[ReasoningFormat | None, described("none leaves reasoning in the content.")] = None
+    include_reasoning: Annotated[bool | None, described("false leaves reasoning out of the answer.")] = None
+
+
+class ResponsesBody(SamplingBody, kw_only=True):
+    """What to respond to, and how."""
+
+    input: Annotated[str | list[InputItem], described("A text, or the items of a talk.", minItems=1)]
+    instructions: Annotated[str | None, described("The system's message, before all others.")] = None
+    max_output_tokens: Annotated[
+        Integer | None, described("Most tokens of the answer, those of its reasoning included.", 1, MAX_INT32)
+    ] = None
+    top_logprobs: Annotated[
+        Integer | None, described("Alternatives for each token, if log-probabilities are included.", 0, MAX_LOGPROBS)
+    ] = None
+    include: Annotated[list[Includable] | None, described("What else to send.")] = None
+    text: Annotated[TextOptions | None, described("The form of the text.")] = None
+    tools: Annotated[list[ResponseTool] | None, described("Functions that the model may call.", maxItems=MAX_TOOLS)] = (
+        None
+    )
+    tool_choice: Annotated[ResponseToolChoice | None, described("Whether to call tools, and which. Default: auto.")] = (
+        None
+    )
+    parallel_tool_calls: Annotated[bool | None, described("Whether there may be several calls. Default: true.")] = None
+    max_tool_calls: Annotated[
+        Integer | None,
+        described("Of tools that run on the server. It has none, so this changes nothing.", 1, MAX_INT32),
+    ] = None
+    reasoning: Annotated[ReasoningOptions | None, described("How the model reasons.")] = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, described("Variables of the chat template.")] = None
+    previous_response_id: Annotated[str | None, described("The stored response that this one goes on from.")] = None
+    store: Annotated[bool | None, described("Keep the response. Default: true.")] = None
+    truncation: Annotated[Literal["auto", "disabled"] | None, described("Nothing is ever cut off a talk.")] = None
+    metadata: Annotated[
+        dict[str, Annotated[str, described("At most 512 characters.", maxLength=MAX_VALUE_CHARACTERS)]] | None,
+        described(
+            "Is sent back with the response.",
+            maxProperties=MAX_METADATA,
+            propertyNames={"maxLength": MAX_KEY_CHARACTERS},
+        ),
+    ] = None
+    user: Annotated[str | None, described("Is sent back with the response.")] = None
+    background: Annotated[
+        bool | None, described("Must be false: the server answers while the client waits.", enum=[False, None])
+    ] = None
+    conversation: Annotated[str | dict[str, Any] | None, described("Is refused: there are no conversations.")] = None
+    prompt: Annotated[str | dict[str, Any] | None, described("Is refused: there are no stored prompts.")] = None
+
+
+class LoadAdapterBody(msgspec.Struct, kw_only=True):
+    """Which adapter to load. `lora_path` is its folder: a path in the server's folder of adapters."""
+
+    lora_name: str
+    lora_path: str
+
+
+class UnloadAdapterBody(msgspec.Struct, kw_only=True):
+    """Which adapter to unload."""
+
+    lora_name: str
+
+
+class TokenizeBody(msgspec.Struct, kw_only=True):
+    """What to tokenize: either a prompt or messages."""
+
+    model: Annotated[str | None, described("Name of the model; the one that is served, if left out.")] = None
+    prompt: Annotated[str | None, described("A text.")] = None
+    messages: Annotated[list[Message] | None, described("A conversation.", minItems=1)] = None
+    add_special_tokens: Annotated[
+        bool | None, described("Add the tokenizer's own tokens. Default: true, but false for messages.")
+    ] = None
+    add_generation_prompt: Annotated[
+        bool | None, described("Ask for an answer behind the messages. Default: true.")
+    ] = None
+    continue_final_message: Annotated[bool | None, described("Go on with the last message instead.")] = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, described("Variables of the chat template.")] = None
+    return_token_strs: Annotated[bool | None, described("Send the text of each token, too.")] = None
+    tools: Annotated[list[Tool] | None, described("Functions in the prompt.", maxItems=MAX_TOOLS)] = None
+
+
+class DetokenizeBody(msgspec.Struct, kw_only=True):
+    """The tokens of which to make a text."""
+
+    model: Annotated[str | None, described("Name of the model; the one that is served, if left out.")] = None
+    tokens: list[TokenId]
+
+
+@cache
+def ranges(body: type[msgspec.Struct]) -> Mapping[str, tuple[float, float]]:
+    """Return the declared ranges of the fields that have one."""
+    found = {}
+    for name, hint in get_type_hints(body, include_extras=True).items():
+        for meta in getattr(hint, "__metadata__", ()):
+            if {"minimum", "maximum"} <= (schema := meta.extra_json_schema or {}).keys():
+                found[name] = (schema["minimum"], schema["maximum"])
+    return found
+
+
+for _body in (CompletionBody, ChatBody, ResponsesBody):
+    ranges(_body)  # now, because the first time takes milliseconds

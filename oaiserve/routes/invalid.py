@@ -1,0 +1,111 @@
+"""The errors of bodies: what is wrong, where, which value came, and what is allowed.
+
+msgspec's messages become sentences here, with the words that a place may have."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+from msgspec import inspect
+
+from oaiserve.errors import InvalidRequest
+from oaiserve.routes.objects import NAME
+
+_name = re.compile(NAME.removeprefix("^").removesuffix("$"))
+_JSON_TYPES = {
+    "array": "a list",
+    "bool": "true or false",
+    "float": "a number",
+    "int": "an integer",
+    "null": "null",
+    "object": "an object",
+    "str": "a string",
+}
+_EXPECTED = re.compile(r"Expected `(.+?)`(?:, got `(.+?)`)?")
+_MISSING = re.compile(r"Object missing required field `(.+?)`")
+_UNKNOWN = re.compile(r"Object contains unknown field `(.+?)`", re.DOTALL)
+_NOT_ALLOWED = re.compile(r"Invalid (?:enum )?value ('.*')", re.DOTALL)
+_PATH = re.compile(r" - at `\$\.?(.*)`$")
+
+
+def invalid_type(body: type[msgspec.Struct], text: str) -> InvalidRequest:
+    """Turn msgspec's message, such as ``Expected `float | null`, got `str` - at `$.temperature` ``, into an error."""
+    path = match[1] if (match := _PATH.search(text)) else ""
+    text = _PATH.sub("", text)
+    if missing := _MISSING.search(text):
+        place = f"{path}.{missing[1]}" if path else missing[1]
+        return InvalidRequest(f"Missing required parameter: '{place}'.", param=_top(place))
+    if unknown := _UNKNOWN.search(text):
+        path, reason = f"{path}.{unknown[1][:60]}", "is not supported"
+    elif not_allowed := _NOT_ALLOWED.search(text):
+        reason = f"must be {_listed(_allowed(body, path))}, got {_cut(not_allowed[1])}"
+    elif text.startswith("Expected `null`"):
+        reason = "is not supported"
+    elif expected := _EXPECTED.search(text):
+        wanted = [name for name in expected[1].split(" | ") if name != "null"]
+        if "int" in wanted:
+            wanted = [name for name in wanted if name != "float"]  # see Integer
+        kinds = " or ".join(_JSON_TYPES.get(name, name) for name in wanted)
+        got = "a boolean" if expected[2] == "bool" else _JSON_TYPES.get(expected[2], "another type")
+        reason = f"must be {kinds}, got {got}"
+    else:
+        reason = text[:1].lower() + text[1:]
+    if not path:
+        return InvalidRequest(f"Invalid body: {reason}.")
+    return InvalidRequest(f"Invalid '{path}': {reason}.", param=_top(path))
+
+
+def _top(path: str) -> str | None:
+    return re.split(r"[.\[]", path)[0] or None
+
+
+def _allowed(body: type[msgspec.Struct], path: str) -> list[str]:
+    """Return the words that may stand at a place such as messages[0].role, where a body has only certain words."""
+    nodes = _members(inspect.type_info(body))
+    for step in re.findall(r"[^.\[]+", path):
+        is_entry = step.endswith("]")
+        inner: list[inspect.Type] = []
+        for node in nodes:
+            if isinstance(node, inspect.StructType) and not is_entry:
+                inner += [field.type for field in node.fields if field.encode_name == step]
+                inner += [inspect.LiteralType((node.tag,))] if node.tag_field == step else []
+            elif isinstance(node, inspect.ListType) and is_entry:
+                inner.append(node.item_type)
+        nodes = [member for each in inner for member in _members(each)]
+    words = [value for node in nodes if isinstance(node, inspect.LiteralType) for value in node.values]
+    return [word for word in dict.fromkeys(words) if isinstance(word, str)]
+
+
+def _members(node: inspect.Type) -> list[inspect.Type]:
+    """Return the types of which a value may be one."""
+    if isinstance(node, inspect.Metadata):
+        return _members(node.type)
+    if isinstance(node, inspect.UnionType):
+        return [member for each in node.types for member in _members(each)]
+    return [node]
+
+
+def _listed(words: list[str]) -> str:
+    *most, last = map(repr, words)
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def show(value: object) -> str:
+    """Return a client's value as an error message quotes it, cut to 60 characters."""
+    return _cut(repr(value) if isinstance(value, str) else str(value))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 60 else text[:60] + "..."
+
+
+def invalid(param: str, reason: str, where: str = "") -> InvalidRequest:
+    """Return the error of a parameter. `where` is the place in it that is wrong, such as tools[0].function.name."""
+    return InvalidRequest(f"Invalid '{where or param}': {reason}.", param=param)
+
+
+def check_name(param: str, where: str, name: str) -> None:
+    """Raise InvalidRequest unless it is the name that a tool or a schema may have."""
+    if not _name.fullmatch(name):
+        raise invalid(param, f"must have 1 to 64 letters, digits, '_' or '-', got {show(name)}", where)

@@ -1,0 +1,256 @@
+"""Makes `SamplingParams`, and what a route wants to know besides, of a body whose types are right.
+
+The ranges are checked here: every refusal is an `InvalidRequest` that names the parameter. This file knows nothing of
+HTTP, and only the request types of the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import msgspec
+
+from oaiserve.engine.request import ChatPrompt, Grammar, PairPrompt, Prompt, SamplingParams, TextPrompt
+from oaiserve.routes.bodies import MAX_CHARACTERS, MAX_SALT_CHARACTERS, MAX_STRINGS, SamplingBody, ranges
+from oaiserve.routes.invalid import invalid, show
+from oaiserve.routes.objects import Integer
+
+SLICE_VALUES = 2**15  # looked at within about a millisecond
+
+
+def integer(body: msgspec.Struct, name: str, low: int | None = None, high: int | None = None) -> int | None:
+    """Return the field as an int, or None if it was not given. Raises InvalidRequest outside of its declared range, or
+    of the one that is given here because it depends on the model."""
+    value = getattr(body, name)
+    if value is None:
+        return None
+    if isinstance(value, float):
+        if not value.is_integer():
+            raise invalid(name, f"must be an integer, got {show(value)}")
+        value = int(value)
+    limits = ranges(type(body))[name] if low is None or high is None else (low, high)
+    return int(_within(name, value, *limits))
+
+
+def _within(name: str, value: float, low: float, high: float) -> float:
+    if not value >= low:
+        raise invalid(name, f"must be >= {low}, got {show(value)}")
+    if not value <= high:
+        raise invalid(name, f"must be <= {high}, got {show(value)}")
+    return value
+
+
+def max_tokens(body: SamplingBody) -> int | None:
+    """Return the limit that the client set. OpenAI's newer name for it wins over the older one."""
+    older, newer = integer(body, "max_tokens"), integer(body, "max_completion_tokens")
+    return older if newer is None else newer
+
+
+def sampling_params(
+    body: SamplingBody,
+    defaults: Mapping[str, float | int],
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    grammar: Grammar | None,
+) -> SamplingParams:
+    """Return the checked sampling parameters of the body. A value that the client did not set comes from `defaults`,
+    which are the model's, or else from OpenAI."""
+    min_tokens = integer(body, "min_tokens") or 0
+    if max_tokens is not None and min_tokens > max_tokens:
+        raise invalid("min_tokens", f"must be <= max_tokens ({max_tokens}), got {min_tokens}")
+    top_k = integer(body, "top_k")
+    seed = integer(body, "seed")
+
+    def number(name: str, default: float) -> float:
+        value = getattr(body, name)
+        return defaults.get(name, default) if value is None else _within(name, value, *ranges(type(body))[name])
+
+    return SamplingParams(
+        n=integer(body, "n") or 1,
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        temperature=number("temperature", 1.0),
+        top_p=number("top_p", 1.0),
+        top_k=max(0, int(defaults.get("top_k", 0)) if top_k is None else top_k),  # -1 and 0 are both "off"
+        min_p=number("min_p", 0.0),
+        presence_penalty=number("presence_penalty", 0.0),
+        frequency_penalty=number("frequency_penalty", 0.0),
+        repetition_penalty=number("repetition_penalty", 1.0),
+        logit_bias=_logit_bias(body.logit_bias or {}),
+        allowed_token_ids=_allowed_token_ids(body),
+        bad_words=_strings("bad_words", body.bad_words or []),
+        seed=None if seed == -1 else seed,
+        stop=_strings("stop", [body.stop] if isinstance(body.stop, str) else body.stop or []),
+        stop_token_ids=token_ids("stop_token_ids", body.stop_token_ids or []),
+        include_stop_str_in_output=bool(body.include_stop_str_in_output),
+        ignore_eos=bool(body.ignore_eos),
+        skip_special_tokens=body.skip_special_tokens is not False,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        grammar=grammar,
+    )
+
+
+def _logit_bias(bias: dict[str, float]) -> dict[int, float]:
+    converted = {}
+    for key, value in bias.items():
+        # No token id has more than 10 digits, and a long string of digits is slow to convert.
+        if not (key.isascii() and key.isdecimal() and len(key) <= 10):
+            raise invalid("logit_bias", f"a key must be a token id such as '50256', got {show(key)}")
+        if not -100 <= value <= 100:
+            raise invalid("logit_bias", f"a bias must be between -100 and 100, got {show(value)}")
+        converted[int(key)] = value
+    return converted
+
+
+def _strings(param: str, strings: list[str]) -> tuple[str, ...]:
+    if "" in strings:
+        raise invalid(param, "a string must not be empty")
+    if len(strings) > MAX_STRINGS:
+        raise invalid(param, f"at most {MAX_STRINGS} strings are allowed, got {len(strings)}")
+    if (length := sum(map(len, strings))) > MAX_CHARACTERS:
+        raise invalid(param, f"at most {MAX_CHARACTERS} characters are allowed in all, got {length}")
+    return tuple(strings)
+
+
+def _allowed_token_ids(body: SamplingBody) -> tuple[int, ...] | None:
+    if body.allowed_token_ids is None:
+        return None
+    if not body.allowed_token_ids:
+        raise invalid("allowed_token_ids", "must not be empty. Leave it out to allow every token")
+    return token_ids("allowed_token_ids", body.allowed_token_ids)
+
+
+def slices(values: list[Any]) -> Iterator[list[Any]]:
+    """Yield the values in slices. One look at a million of them would keep all other threads waiting."""
+    for start in range(0, len(values), SLICE_VALUES):
+        yield values[start : start + SLICE_VALUES]
+
+
+def types_of(values: list[Any]) -> set[type]:
+    return {kind for part in slices(values) for kind in set(map(type, part))}
+
+
+def token_ids(param: str, ids: Iterable[Integer]) -> tuple[int, ...]:
+    """Return the ids as integers >= 0. The engine checks that they are in the vocabulary."""
+    converted = []
+    for token_id in ids:
+        if token_id < 0 or token_id != int(token_id):
+            raise invalid(param, f"a token id must be an integer >= 0, got {show(token_id)}")
+        converted.append(int(token_id))
+    return tuple(converted)
+
+
+def prompt_ids(param: str, ids: list[Integer]) -> Sequence[int]:
+    """Return the ids of a prompt. A long list that needs no change is not copied, which would take long."""
+    if not ids:
+        raise invalid(param, "a list of token ids must not be empty")
+    if types_of(ids) != {int}:
+        return token_ids(param, ids)
+    if (least := min(map(min, slices(ids)))) < 0:
+        raise invalid(param, f"a token id must be >= 0, got {show(least)}")
+    return cast("list[int]", ids)
+
+
+def prompt_logprobs(body: SamplingBody) -> int | None:
+    value = integer(body, "prompt_logprobs")
+    if value is not None and body.stream:
+        if value > 0:
+            raise invalid("prompt_logprobs", "is not available with 'stream': true")
+        return None  # 0 asks for no alternatives, and a stream has no field for the prompt's log-probabilities
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The parts of the answer that the client wants to see."""
+
+    n: int  # choices per prompt
+    num_logprobs: int | None  # alternatives per generated token; None: no logprobs
+    num_prompt_logprobs: int | None
+    as_token_ids: bool  # "token_id:123" for the text of a token
+    with_token_ids: bool
+    include_usage: bool
+    include_timings: bool  # in the last chunk of a stream
+    continuous_usage: bool  # usage so far in every chunk
+
+
+def wanted(body: SamplingBody, params: SamplingParams, num_logprobs: int | None, num_prompt: int | None) -> Wanted:
+    options = body.stream_options or {}
+    if options and not body.stream:
+        raise invalid("stream_options", "is only allowed with 'stream': true")
+    include_usage = bool(options.get("include_usage"))
+    return Wanted(
+        n=params.n,
+        num_logprobs=num_logprobs,
+        num_prompt_logprobs=num_prompt,
+        as_token_ids=bool(body.return_tokens_as_token_ids),
+        with_token_ids=bool(body.return_token_ids),
+        include_usage=include_usage,
+        include_timings=bool(options.get("include_timings")),
+        continuous_usage=include_usage and bool(options.get("continuous_usage_stats")),
+    )
+
+
+def stream_interval(body: SamplingBody, default: int) -> int:
+    """Return the tokens per event, as `Request.stream_interval` has it: 0 for an answer that is not streamed."""
+    interval = integer(body, "stream_interval") or default
+    return interval if body.stream else 0
+
+
+def cache_salt(body: SamplingBody) -> str:
+    salt = body.cache_salt
+    if salt is None:
+        return ""
+    if not 1 <= len(salt) <= MAX_SALT_CHARACTERS:
+        raise invalid("cache_salt", f"must have 1 to {MAX_SALT_CHARACTERS} characters, got {len(salt)}")
+    return salt
+
+
+def traced_prompts(prompts: Iterable[Prompt], most_characters: int) -> str | None:
+    """Return the text of the prompts as traces show it: messages in the form of the GenAI conventions, as JSON.
+
+    The text is cut to `most_characters`, which the operator sets. Returns None if there is no text, or none is allowed.
+    """
+    traced: list[dict[str, Any]] = []
+    for role, text in _texts(prompts):
+        if most_characters <= 0:
+            break
+        traced.append({"role": role, "parts": [{"type": "text", "content": text[:most_characters]}]})
+        most_characters -= max(1, len(text))
+    return msgspec.json.encode(traced).decode() if traced else None
+
+
+def _texts(prompts: Iterable[Prompt]) -> Iterator[tuple[str, str]]:
+    """Return the role and the text of each part of each message."""
+    for prompt in prompts:
+        if isinstance(prompt, TextPrompt):
+            yield "user", prompt.text
+        elif isinstance(prompt, PairPrompt):
+            yield "user", prompt.first
+            yield "user", prompt.second
+        elif isinstance(prompt, ChatPrompt):
+            for message in prompt.messages:
+                content = message["content"]
+                for text in [content] if isinstance(content, str) else [part["text"] for part in content]:
+                    yield message["role"], text
+
+
+# The parameters that a record holds: numbers only, no text of the client.
+_RECORDED = (
+    "n", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "seed", "ignore_eos", "logprobs", "prompt_logprobs",
+)  # fmt: skip
+
+
+def recorded_params(body: SamplingBody, params: SamplingParams) -> dict[str, str | int | float | bool]:
+    """Return the checked values of the parameters that the client set itself."""
+    given = {name for name in _RECORDED if getattr(body, name, None) is not None}  # no route has all of them
+    if body.max_completion_tokens is not None or getattr(body, "max_output_tokens", None) is not None:
+        given.add("max_tokens")
+    values = {name: getattr(params, name) for name in _RECORDED if name in given}
+    return {name: value for name, value in values.items() if value is not None}
