@@ -24,7 +24,7 @@ WAIT_SECONDS = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
 class Ending(StrEnum):
-    """How a request has ended, as the gateway sees it."""
+    """An ending says how a request has ended, as the gateway sees it."""
 
     ANSWERED = "answered"  # by a replica, whatever its status
     REFUSED = "refused"  # by the gateway itself: too large, too slow, or for one replica only

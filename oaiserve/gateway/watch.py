@@ -28,7 +28,7 @@ Resolve = Callable[[str], Awaitable[Iterable[Address]]]
 
 
 class Pace(NamedTuple):
-    """How often, and for how long, replicas are looked at."""
+    """The pace says how often, and for how long, replicas are looked at."""
 
     report_seconds: float = 1.0  # between two reports of a replica
     answer_seconds: float = 5.0  # in which a report must come
