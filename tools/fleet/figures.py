@@ -77,12 +77,19 @@ class Figures:
         return sum(self.work_seconds) / max(1, self.prompt_tokens + self.answer_tokens) * 1e6
 
     def count(self, call: Call) -> None:
-        """Count a request that has finished, or is open at the end."""
+        """Count a request that has finished, or has a first token at the end."""
         self.arrivals.append(call.arrival)
         self.ttfts.append(call.ttft)
         self.prompt_tokens += call.num_tokens
         self.hit_tokens += call.hit_tokens
         self.answer_tokens += call.answer
+
+    def count_waiting(self, call: Call, now: float) -> None:
+        """Count a request that has no first token at the end. It has waited so long at least, and nothing that it costs
+        or saves is known."""
+        self.arrivals.append(call.arrival)
+        self.ttfts.append(now - call.arrival)
+        self.num_unfinished += 1
 
     def ttft(self, percent: float, between: tuple[float, float] = (0, math.inf)) -> float:
         """Return a percentile of the times to the first token, of the requests that arrived between two times."""

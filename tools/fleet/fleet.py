@@ -70,8 +70,9 @@ class Fleet:
             self._place(traffic, now)
             for index, replica in enumerate(self._replicas):
                 replica.advance(now + TICK_SECONDS)
-                self._open_ticks[index] += self._num_open[index]
-                self._waiting_ticks[index] += replica.waiting_tokens
+                if self._policy.wants_reports:
+                    self._open_ticks[index] += self._num_open[index]
+                    self._waiting_ticks[index] += replica.waiting_tokens
                 if replica.finished:
                     self._num_open[index] -= len(replica.finished)
                     for call in replica.finished:
@@ -90,9 +91,9 @@ class Fleet:
             for call in replica.open_calls():
                 if call.arrival >= plan.warm_up:
                     if call.ttft < 0:
-                        figures.num_unfinished += 1
-                        call.ttft = plan.seconds - call.arrival  # at least
-                    figures.count(call)
+                        figures.count_waiting(call, plan.seconds)
+                    else:
+                        figures.count(call)
         figures.reasons = self._policy.reasons
         figures.choose_us = self._choose_seconds / max(1, self._num_chosen) * 1e6
         figures.cpu_seconds = time.process_time() - began

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from tools.bench.plot import linear
-from tools.fleet.coarse import CoarseReplica, Size
+from tools.fleet.coarse import CoarseReplica
 from tools.fleet.fleet import Fleet, Plan
-from tools.fleet.setups import GPU, HEAD, POLICIES, as_json, milliseconds, row
+from tools.fleet.setups import GPU, HEAD, POLICIES, SIZE, as_json, milliseconds, row
 from tools.fleet.traffic import Mix, Traffic
 from tools.markdown import as_markdown
 
-SIZE = Size(cache_tokens=400_000)
 REPORT_SECONDS = 2.0
 NUM_PROCESSES = 2
 # When what happens, as shares of the simulated time; the first third of it warms up.
@@ -42,11 +42,13 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     for path in arguments.merge:
         merged = json.loads(path.read_text())
         if (other := {name: merged[name] for name in settings}) != settings:
-            raise ValueError(f"{path} is of {other}, not of {settings}")
+            sys.exit(f"{path} is of {other}, not of {settings}. Merge results of the same settings only.")
         found |= merged["policies"]
     jobs = [(policy, arguments.replicas, arguments.rate, arguments.seconds) for policy in arguments.policies]
     with get_context("spawn").Pool(NUM_PROCESSES, maxtasksperchild=1) as pool:
-        found |= dict(zip(arguments.policies, pool.map(simulate, jobs, chunksize=1), strict=True))
+        for policy, result in zip(arguments.policies, pool.imap(simulate, jobs), strict=True):
+            found[policy] = result
+            print(f"{policy}: {result['cpu_seconds']:.0f} s of CPU time", file=sys.stderr)
     results = {**settings, "policies": {policy: found[policy] for policy in POLICIES if policy in found}}
     if arguments.plots:
         for name, drawing in plots(results).items():

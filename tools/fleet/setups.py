@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tools.fleet.coarse import Size
 from tools.fleet.figures import Figures
 from tools.fleet.policies import CacheAware, HashOfBeginning, LeastConnections, Ours, Policy, RoundRobin
 from tools.fleet.traffic import Mix
@@ -13,6 +14,7 @@ from tools.simulate import Costs
 # About a model of one billion parameters on an H200, on paper: 1.2 ms to read the weights, 2.4 GFLOP for a token at 480
 # TFLOP/s, and 32 KiB of keys and values for a token of context at 3.3 TB/s.
 GPU = Costs(step=0.0012, token=5e-6, context=1e-5)
+SIZE = Size(cache_tokens=400_000)  # of a replica of the larger fleets
 
 POLICIES: dict[str, Callable[[int], Policy]] = {
     "round robin": RoundRobin,
