@@ -30,6 +30,7 @@ TOKENS_PER_REQUEST = 1024
 LEAST_PART = 1 / 4
 SILENT_NS = 10_000_000_000  # a replica without a report for so long is used only if all are silent
 FADING_NS = 2_000_000_000  # after so long, a request that was sent counts 1/e beside one that is sent now
+NEWS = 1 / 2  # of what a report changes: a load scatters from one second to the next, and reports with it
 _MOST_EXPONENT = 20
 _ROUNDING = 1e-6  # sums of loads are not exact
 MOST_PREFIXES = 1_000_000  # beginnings of prompts that are remembered, at about 200 bytes each
@@ -107,13 +108,16 @@ class Router:
             replica.incarnation = report.incarnation
         elif report.number <= replica.report_number:
             return
-        replica.report_number = report.number
         was_silent = now_ns - replica.heard_ns >= self._silent_ns
+        is_first = was_silent or replica.report_number < 0
+        replica.report_number = report.number
         replica.heard_ns = now_ns
         if was_silent:
             self._find_available(now_ns)
         load = report.num_open + report.waiting_tokens / TOKENS_PER_REQUEST
         rest = load - replica.sent / self._fading(now_ns)
+        if not is_first:
+            rest = replica.rest + NEWS * (rest - replica.rest)
         if replica.is_available:
             self._total_rest += rest - replica.rest
         replica.rest = rest
@@ -186,15 +190,14 @@ class Router:
     def _bound(self, weight: float, fading: float) -> float:
         """Return the bound on the load of a replica that takes a request, which weighs so much where it is new.
 
-        The mean with the whole request on top is never below the least load with it, so there is always a replica. And
-        one that holds much of a long prompt may be above the mean by what it would take another one to compute that.
+        One that holds much of a long prompt may be above the mean by chance, and by what it would take another one to
+        compute that. And the mean with the whole request on top is never below the least load with it, so there is
+        always a replica.
         """
         number = len(self._available)
         mean = (self._total_sent / fading + self._total_rest) / number
-        return (
-            max(BOUND * (mean + weight / number), mean + DEVIATIONS * sqrt(max(mean, 0) + IDLE_LOAD), mean + weight)
-            + _ROUNDING
-        )
+        chance = DEVIATIONS * sqrt(max(mean, 0) + IDLE_LOAD)
+        return max(BOUND * (mean + weight / number), mean + chance + weight - 1) + _ROUNDING
 
     def _send(self, replica: _Replica, prompt: Prompt, hit_tokens: int, fading: float) -> float:
         """Count a request as sent, and return the load with it. The replica is taken to hold its prompt from now on."""
@@ -251,8 +254,9 @@ class _Replica:
         self.incarnation: str | None = None
         self.report_number = -1
         self.reported: array[int] = array("Q")
-        # Its load is sent / fading + rest. What was sent fades, as requests end. The rest is what its last report had
-        # beyond that: what others have sent, and what does not end as fast; less than nothing if it ends faster.
+        # Its load is sent / fading + rest. What was sent fades, as requests end. The rest is what its reports had
+        # beyond that, the later ones the most: what others have sent, and what does not end as fast; less than nothing
+        # if it ends faster.
         self.sent = 0.0
         self.rest = 0.0
         self.heard_ns = now_ns

@@ -19,6 +19,7 @@ from oaiserve.cluster.router import (
     DEVIATIONS,
     FADING_NS,
     IDLE_LOAD,
+    NEWS,
     SILENT_NS,
     TOKENS_PER_REQUEST,
     Decision,
@@ -210,6 +211,15 @@ def test_what_was_sent_fades_and_a_report_corrects_it() -> None:
     assert router.choose(one, 3 * FADING_NS).load == pytest.approx(11 - (1 - exp(-1)) * (loads[-1] + 1) + 1)
 
 
+def test_a_report_after_others_changes_a_load_by_half_and_one_after_silence_sets_it() -> None:
+    router = make(("replica-0",))
+    for number, (now_ns, num_open, load) in enumerate(
+        [(0, 10, 10), (0, 20, 15.5), (0, 20, 18.25), (SILENT_NS, 40, 40)]
+    ):
+        router.learn(report("replica-0", number, num_open=num_open), now_ns)
+        assert router.choose(Prompt([], 0, 0), now_ns).load == pytest.approx(load + 1)
+
+
 def test_loads_stay_right_when_the_numbers_behind_them_are_made_small_again() -> None:
     router = make(("replica-0",))
     for second in range(300):
@@ -263,6 +273,7 @@ class RouterMachine(RuleBasedStateMachine):
         self.now_ns = 0
         self.members: set[str] = set()
         self.excluded: set[str] = set()
+        self.reported: set[str] = set()
         self.heard_ns: dict[str, int] = {}
         self.sent: dict[str, list[tuple[int, float]]] = {}  # when, and how much
         self.rest: dict[str, float] = {}
@@ -277,6 +288,7 @@ class RouterMachine(RuleBasedStateMachine):
         for name in names - self.members:
             self.heard_ns[name], self.sent[name], self.rest[name] = self.now_ns, [], 0.0
             self.excluded.discard(name)
+            self.reported.discard(name)
         self.members = names
         self.router.update_replicas(names, self.now_ns)
 
@@ -289,8 +301,10 @@ class RouterMachine(RuleBasedStateMachine):
         self.number += 1
         self.router.learn(report(name, self.number, num_open=num_open, held=prompt(*words)), self.now_ns)
         if name in self.members:
+            is_followed = name in self.reported - self.excluded and self.now_ns - self.heard_ns[name] < SILENT_NS
+            self.rest[name] += (NEWS if is_followed else 1) * (num_open - self.load(name))
             self.heard_ns[name] = self.now_ns
-            self.rest[name] += num_open - self.load(name)
+            self.reported.add(name)
             self.excluded.discard(name)
 
     @precondition(lambda self: self.members)
@@ -323,8 +337,8 @@ class RouterMachine(RuleBasedStateMachine):
         mean = sum(self.load(name) for name in fit) / len(fit)
         self.sent[decision.replica].append((self.now_ns, weight))
         as_new = 1 + BLOCK_BYTES // 4 * len(words) / TOKENS_PER_REQUEST
-        by_chance = mean + DEVIATIONS * sqrt(max(mean, 0) + IDLE_LOAD)
-        bound = max(BOUND * (mean + as_new / len(fit)), by_chance, mean + as_new)
+        by_chance = DEVIATIONS * sqrt(max(mean, 0) + IDLE_LOAD)
+        bound = max(BOUND * (mean + as_new / len(fit)), mean + by_chance + as_new - 1)
         assert weight <= as_new + 1e-4
         assert decision.load <= bound + 1e-4, "it was busy"
         assert decision.bound == pytest.approx(bound, abs=1e-4)
