@@ -1,4 +1,4 @@
-"""Which replicas hold which beginnings of prompts, as far as a router knows, within a bound whatever the traffic."""
+"""`Holders` notes which replicas hold which beginnings of prompts, within a bound whatever the traffic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a simulated fleet comes to: times, hits, balance and cost."""
+"""`Figures` are what a simulated fleet comes to: times, hits, balance and cost."""
 
 from __future__ import annotations
 

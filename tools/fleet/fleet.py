@@ -23,7 +23,7 @@ DRAIN_SECONDS = 3.0  # from the moment a replica takes no more to that at which 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is simulated, and what happens in it."""
+    """The plan says what is simulated, and what happens in it."""
 
     seconds: float
     warm_up: float

@@ -81,7 +81,7 @@ class HashOfBeginning:
 
 
 class CacheAware:
-    """What the gateways of vLLM and SGLang do by default, told from their sources.
+    """It does what the gateways of vLLM and SGLang do by default, as their sources tell.
 
     If the most loaded replica has over 32 requests more than the least loaded one, and over 1.1 times as many, the
     least loaded one gets the request. Otherwise the one gets it that was last sent the longest known beginning of the

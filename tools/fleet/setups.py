@@ -1,4 +1,4 @@
-"""What the simulations have in common: the cost of steps, the policies, and how figures are shown."""
+"""All simulations have these in common: the cost of steps, the policies, and how figures are shown."""
 
 from __future__ import annotations
 

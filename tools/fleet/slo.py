@@ -1,4 +1,4 @@
-"""The highest rate that a fleet bears within a SLO, under every policy: the same replicas, the same kinds of requests."""
+"""The highest rate that a fleet bears within a SLO, under every policy: the same replicas and kinds of requests."""
 
 from __future__ import annotations
 
