@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from tools import charts
-from tools.fleet import scale
+from tools.fleet import scale, slo
 from tools.fleet.coarse import CoarseReplica, Size
 from tools.fleet.figures import Figures, Histogram
 from tools.fleet.fleet import Fleet, Plan
@@ -101,6 +101,29 @@ def test_percentiles_of_a_histogram_are_right_to_three_percent() -> None:
         histogram.add(value / 1000, 2)
     assert histogram.percentile(0.5) == pytest.approx(0.5, rel=0.03)
     assert histogram.percentile(0.99) == pytest.approx(0.99, rel=0.03)
+
+
+def test_requests_that_were_never_computed_count_only_with_their_wait() -> None:
+    figures = Figures("")
+    figures.count(Call(1.0, "", ((1, 100),), 100, 10, None, hit_tokens=50, ttft=0.5))
+    figures.count_waiting(Call(2.0, "", ((2, 900),), 900, 10, None), now=5.0)
+    assert figures.hit_rate == 0.5
+    assert [*figures.ttfts] == [0.5, 3.0]
+    assert figures.num_unfinished == 1
+
+
+@pytest.mark.parametrize("bears", [0, slo.RATES[0], slo.RATES[7], slo.RATES[-1]])
+def test_the_highest_rate_within_a_slo_is_found_in_few_simulations(bears: float) -> None:
+    asked: list[float] = []
+
+    def simulate(rate: float) -> Figures:
+        asked.append(rate)
+        return Figures(f"{rate}")
+
+    rate, figures = slo.highest(simulate, lambda figures: float(figures.policy) <= bears)
+    assert rate == max(bears, slo.RATES[0])
+    assert figures.policy == f"{rate}"
+    assert len(asked) <= 7
 
 
 def test_the_plots_of_the_fleet_are_those_of_its_results() -> None:
