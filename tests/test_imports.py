@@ -206,7 +206,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     f"{ENGINE}.drafts": {*(f"{ENGINE}.{m}" for m in ("draft_model", "lookup", "sequence", "step", "step_times"))},
     f"{ENGINE}.step_cost": set(),
     f"{ENGINE}.step_cost_fit": {f"{ENGINE}.step_cost"},
-    f"{ENGINE}.causes": {f"{ENGINE}.step_cost", "oaiserve.record"},
+    f"{ENGINE}.causes": {"oaiserve.record"},
     f"{ENGINE}.step_causes": {*(f"{ENGINE}.{m}" for m in ("causes", "step", "step_cost", "step_cost_fit"))},
     f"{ENGINE}.machine_time": {"oaiserve.times"},
     f"{ENGINE}.sequence": {
@@ -214,7 +214,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "oaiserve.record",
     },
     f"{ENGINE}.step": {f"{ENGINE}.sequence"},
-    f"{ENGINE}.host_time": {f"{ENGINE}.step", "oaiserve.record"},
+    f"{ENGINE}.host_time": {*(f"{ENGINE}.{m}" for m in ("step", "step_causes", "step_cost")), "oaiserve.record"},
     f"{ENGINE}.profiling": {f"{ENGINE}.host_time", "oaiserve.errors", "oaiserve.record"},
     f"{ENGINE}.waits": {f"{ENGINE}.sequence", "oaiserve.record"},
     f"{ENGINE}.waiting": {f"{ENGINE}.sequence", f"{ENGINE}.step"},
@@ -283,6 +283,7 @@ MAY_IMPORT: dict[str, set[str]] = {
                 "step",
                 "step_account",
                 "step_causes",
+                "step_cost_fit",
                 "tokenize",
             )
         ),

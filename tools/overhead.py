@@ -17,6 +17,7 @@ import sys
 import time
 import timeit
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
@@ -25,12 +26,14 @@ from typing import Any
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from oaiserve.engine.causes import RequestCauses
+from oaiserve.engine.host_time import HostTime
 from oaiserve.engine.machine_time import MachineTime
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Chunk, Step
-from oaiserve.engine.step_account import EngineSnapshot
+from oaiserve.engine.step import Chunk, Step, StepResult
+from oaiserve.engine.step_account import EngineSnapshot, StepAccount
 from oaiserve.engine.step_causes import StepCauses
+from oaiserve.engine.step_cost_fit import BATCH, Run, StepCostFit
 from oaiserve.record import EngineAccount, EventKind, Outcome, RequestRecord, WaitReason
 from oaiserve.telemetry import logs
 from oaiserve.telemetry.metrics import Metrics
@@ -156,9 +159,11 @@ def print_parts() -> None:
         print("| thread | part | µs per request |\n|---|---|---|")
         for thread, part, call in rows:
             print(f"| {thread} | {part} | {microseconds(call):.1f} |", flush=True)
-        for number in (1, 64):
-            took = microseconds(a_step_of(number)) / number
+        for number in (1, 8, 64):
+            with a_step_of(number, explain=True) as explained, a_step_of(number, explain=False) as plain:
+                took = (thread_microseconds(explained) - thread_microseconds(plain)) / number
             print(f"| engine thread | causes of a step with {number} requests, for each | {took:.2f} |", flush=True)
+        print(f"| a thread of its own | a fit of what {BATCH} steps cost | {fit_microseconds():.0f} |", flush=True)
         metrics.observe(record)
         for form in ("text/plain", "application/openmetrics-text"):
             took = scrape_microseconds(metrics, record, form)
@@ -170,6 +175,25 @@ def print_parts() -> None:
 
 def microseconds(call: Callable[[], object], number: int = 2000) -> float:
     return min(timeit.repeat(call, number=number, repeat=5)) / number * 1e6
+
+
+def thread_microseconds(call: Callable[[], object], number: int = 2000) -> float:
+    """Return the time that a call takes of this thread's own."""
+    return min(timeit.repeat(call, number=number, repeat=15, timer=time.thread_time)) / number * 1e6
+
+
+def fit_microseconds() -> float:
+    took: list[float] = []
+
+    def timed(fit: Callable[[], None]) -> None:
+        began = time.thread_time()
+        fit()
+        took.append(time.thread_time() - began)
+
+    with a_step_of(1, explain=True, fit=timed) as end:
+        for _ in range(20 * BATCH):
+            end()
+    return statistics.median(took[-10:]) * 1e6
 
 
 def scrape_microseconds(metrics: Metrics, record: RequestRecord, accept: str, number: int = 200) -> float:
@@ -210,22 +234,27 @@ def a_record(num_tokens: int = 64) -> RequestRecord:
     )
 
 
-def a_step_of(num_requests: int) -> Callable[[], object]:
-    """Return what ends another decode step of so many requests, and divides its time into causes."""
-    causes = [RequestCauses(has_several=False) for _ in range(num_requests)]
-    steps = StepCauses(MachineTime())
-    sequences = [Sequence(str(i), 0, [1] * 64, SamplingParams(), max_len=128) for i in range(num_requests)]
-    for sequence, own in zip(sequences, causes, strict=True):
-        sequence.causes = own
-        own.begin(steps.totals, 0, 0, behind_prompts=False)
-    step = Step([Chunk(sequence, 64, 1) for sequence in sequences])
-    times = count(0, 10_000_000)
+@contextmanager
+def a_step_of(num_requests: int, *, explain: bool, fit: Run | None = None) -> Iterator[Callable[[], object]]:
+    """Give what accounts for another decode step of so many requests, 10 ms after the one before."""
+    with ThreadPoolExecutor(1) as learner:
+        causes = StepCauses(MachineTime(), StepCostFit(fit or learner.submit)) if explain else None
+        host = HostTime(lambda: 0)
+        steps = StepAccount(host, causes)
+        sequences = [Sequence(str(i), 0, [1] * 64, SamplingParams(), max_len=128) for i in range(num_requests)]
+        for sequence in sequences if causes is not None else ():
+            sequence.causes = own = RequestCauses(has_several=False)
+            own.begin(causes.totals, 0, 0, behind_prompts=False)
+        step, result = Step([Chunk(sequence, 64, 1) for sequence in sequences]), StepResult([])
+        times = count(0, 10_000_000)
 
-    def end() -> None:
-        ended_ns = next(times)
-        steps.step_ended(step, ended_ns=ended_ns, model_ns=9_000_000, gap_ns=90_000, masks_ns=0, has_clock=False)
+        def end() -> None:
+            ended_ns = next(times)
+            steps.step_ended(step, result, ended_ns - 9_900_000, ended_ns)
+            if len(steps.steps) > 1000:
+                steps.steps.clear()
 
-    return end
+        yield end
 
 
 def serve_without_telemetry(arguments: list[str]) -> None:

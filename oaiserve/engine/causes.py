@@ -2,7 +2,7 @@
 
 The time of all steps is added up once for all requests, in `Parts`. A request has the totals at which its phase began,
 and what differs for it: what its own tokens cost, and the steps that it missed because it was preempted. So a step
-costs a request a few additions, and the parts of a phase are a difference of totals: they add up to the phase exactly.
+costs a request an addition, and the parts of a phase are a difference of totals: they add up to the phase exactly.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from oaiserve.engine.step_cost import Load
 from oaiserve.record import Cause
 
 
@@ -30,46 +29,38 @@ _EXPECTED = (Cause.ALONE, Cause.NEIGHBOUR_DECODES, Cause.NEIGHBOUR_PROMPTS, Caus
 _MEASURED = (Cause.CONSTRAINT, Cause.HOST, Cause.MACHINE)
 
 
-class Share(NamedTuple):
-    """The expected time of a step, as one request sees it. The three add up to that of the whole step."""
-
-    alone: int  # of its own tokens, had they been the only ones
-    decodes: int  # what other requests' decodes add to that
-    prompts: int  # and what their prompts add
-
-
 class RequestCauses:
     """Adds up the causes of the current phase of a request. StepCauses reports its steps, RequestNotes its phases."""
 
     __slots__ = (
-        "_alone",
         "_at",
-        "_decodes",
-        "_may_have_missed",
         "_missed",
         "_num_preempted",
         "_number",
-        "_prompts",
+        "_of_prompts",
         "_recomputed",
         "_rest",
         "_since",
+        "alone_ns",
         "has_begun",
         "has_several",
-        "in_step",
+        "is_plain",
     )
 
     def __init__(self, *, has_several: bool) -> None:
         self.has_several = has_several  # sequences, so perhaps several chunks in a step
+        # One token of its only sequence in a step is an addition to `alone_ns`: it has not missed the steps before.
+        self.is_plain = not has_several
         self.has_begun = False
-        # Of a request that has several: the number of its last step, what it had in that, and as what it counts.
-        self.in_step: tuple[int, Load, Share] | None = None
-        self._number = -1  # of its last step
-        self._at = self._since = NOTHING  # the totals after its last step, and when its phase began
+        self._since = NOTHING  # the totals when its phase began
         self._num_preempted = 0  # sequences
-        self._may_have_missed = False  # steps since its last one, because of that
+        # Of one that may have missed steps, because it was preempted: its last step, and the totals after that.
+        self._number = -1
+        self._at: Parts | None = None
         # Of the current phase:
-        self._alone = self._recomputed = 0  # its own tokens, and those that it computed again
-        self._decodes = self._prompts = 0  # what its neighbours added, less what all decodes and prompts took
+        self.alone_ns = 0.0  # what its own tokens would have taken alone
+        self._recomputed = 0  # of this, those that it computed again
+        self._of_prompts = 0  # what its own prompts would have taken beside the decodes of its neighbours
         self._rest = NOTHING  # of the step under way when it was scheduled
         self._missed = NOTHING  # steps
 
@@ -79,7 +70,7 @@ class RequestCauses:
         If it was under way at `scheduled_ns`, with or without prompts, its rest was its neighbours' time.
         """
         self.has_begun = True
-        self._since = self._at = totals
+        self._since = totals
         rest_ns = ended_ns - scheduled_ns
         if rest_ns <= 0:
             self._rest = Parts(host=rest_ns)  # so much of the time between the steps was before
@@ -88,73 +79,65 @@ class RequestCauses:
         else:
             self._rest = Parts(decodes=rest_ns)
 
-    def decoded(self, number: int, before: Parts, after: Parts, alone_ns: int) -> None:
-        """Add a step, by its number and the totals before and after it, in which the request had one plain token."""
-        if self._may_have_missed:
-            self._miss_up_to(number, before)
-        self._number, self._at = number, after
-        self._alone += alone_ns
-        self._decodes -= alone_ns
+    def took_part(self, number: int, before: Parts, after: Parts) -> None:
+        """Note a step of a request that is not plain, by its number and the totals before and after it."""
+        if self._at is None:
+            return
+        if number - self._number > 1:
+            self._miss(self._at, before)
+        self._number, self._at = number, after if self._num_preempted else None
+        self.is_plain = self._at is None and not self.has_several
 
-    def took_part(self, number: int, before: Parts, after: Parts, change: Share, *, again: bool) -> None:
-        """Add a step, or a further chunk in it: as what the request's own tokens count, and by how much the decodes and
-        prompts of its neighbours differ from those of the whole step. `again`: the tokens had been computed before it
-        was preempted."""
-        if self._may_have_missed:
-            self._miss_up_to(number, before)
-        self._number, self._at = number, after
-        if again:
-            self._recomputed += change.alone
-        else:
-            self._alone += change.alone
-        self._decodes += change.decodes
-        self._prompts += change.prompts
+    def computed(self, alone_ns: int, of_prompts_ns: int, recomputed_ns: int) -> None:
+        """Add what the tokens of a step were expected to take alone, what prompts among them beside the decodes of the
+        step, and, of the first, what had been computed before a sequence was preempted."""
+        self.alone_ns += alone_ns
+        self._of_prompts += of_prompts_ns
+        self._recomputed += recomputed_ns
 
-    def preempted(self) -> None:
-        """Note that a sequence was preempted. The steps in which the request has no other one are lost for it."""
+    def preempted(self, number: int, totals: Parts) -> None:
+        """Note that a sequence was preempted after so many steps. The steps in which the request has no other one are
+        lost for it."""
         self._num_preempted += 1
-        self._may_have_missed = True
+        self.is_plain = False
+        if self._at is None:
+            self._number, self._at = number - 1, totals
 
     def resumed(self) -> None:
         """Note that a sequence which was preempted is in the next step."""
         self._num_preempted -= 1
 
-    def phase_ended(self, totals: Parts, more_ns: int = 0) -> dict[Cause, int]:
+    def phase_ended(self, totals: Parts) -> dict[Cause, int]:
         """Return the causes of the phase that ends now, and begin the next one.
 
-        `more_ns` is the host's time since the last step. The causes add up to the time from the beginning of the phase
-        to the end of the last step, and `more_ns`.
+        The causes add up to the time from the beginning of the phase to the end of the last step.
         """
-        if self._may_have_missed:
-            self._miss(totals)
-        spent, rest, missed = totals, self._rest, self._missed
-        since = self._since
+        if self._at is not None:
+            self._miss(self._at, totals)
+            self._at = totals
+        since, rest, missed = self._since, self._rest, self._missed
+        alone_ns, of_prompts_ns = int(self.alone_ns), self._of_prompts
         found = {
-            Cause.ALONE: self._alone,
-            Cause.NEIGHBOUR_DECODES: spent.decodes - since.decodes + rest.decodes - missed.decodes + self._decodes,
-            Cause.NEIGHBOUR_PROMPTS: spent.prompts - since.prompts + rest.prompts - missed.prompts + self._prompts,
+            Cause.ALONE: alone_ns - self._recomputed,
+            Cause.NEIGHBOUR_DECODES: totals.decodes
+            - since.decodes
+            + rest.decodes
+            - missed.decodes
+            - (alone_ns - of_prompts_ns),
+            Cause.NEIGHBOUR_PROMPTS: totals.prompts - since.prompts + rest.prompts - missed.prompts - of_prompts_ns,
             Cause.PREEMPTION: self._recomputed + sum(missed),
-            Cause.CONSTRAINT: spent.constraint - since.constraint - missed.constraint,
-            Cause.HOST: spent.host - since.host + rest.host - missed.host + more_ns,
-            Cause.MACHINE: spent.machine - since.machine - missed.machine,
-            Cause.UNEXPLAINED: spent.unexplained - since.unexplained - missed.unexplained,
+            Cause.CONSTRAINT: totals.constraint - since.constraint - missed.constraint,
+            Cause.HOST: totals.host - since.host + rest.host - missed.host,
+            Cause.MACHINE: totals.machine - since.machine - missed.machine,
+            Cause.UNEXPLAINED: totals.unexplained - since.unexplained - missed.unexplained,
         }
-        self._since = self._at = totals
-        self._clear()
+        self._since = totals
+        self.alone_ns, self._recomputed, self._of_prompts = 0.0, 0, 0
+        self._rest = self._missed = NOTHING
         return settled(found)
 
-    def _miss_up_to(self, number: int, before: Parts) -> None:
-        if number - self._number > 1:
-            self._miss(before)
-        self._may_have_missed = self._num_preempted > 0
-
-    def _miss(self, totals: Parts) -> None:
-        self._missed = Parts(*(old + b - a for old, a, b in zip(self._missed, self._at, totals, strict=True)))
-        self._at = totals
-
-    def _clear(self) -> None:
-        self._alone = self._recomputed = self._decodes = self._prompts = 0
-        self._rest = self._missed = NOTHING
+    def _miss(self, since: Parts, totals: Parts) -> None:
+        self._missed = Parts(*(old + b - a for old, a, b in zip(self._missed, since, totals, strict=True)))
 
 
 def settled(parts: Mapping[Cause, int]) -> dict[Cause, int]:

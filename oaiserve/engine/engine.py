@@ -57,6 +57,7 @@ from oaiserve.engine.states import StatePool
 from oaiserve.engine.step_account import EngineSnapshot
 from oaiserve.engine.step_causes import Machine
 from oaiserve.engine.step_cost import StepCost
+from oaiserve.engine.step_cost_fit import Run
 from oaiserve.engine.tokenize import REST, Tokenized, TokenizeFailed, TokenizeStage, TokenizeStarted
 from oaiserve.engine.tokenizer import Tokenizer
 from oaiserve.errors import InvalidRequest, NotFound, Overloaded, Unavailable
@@ -124,6 +125,7 @@ class Engine:
         warm_up: Callable[[], None] = lambda: None,
         features: Mapping[str, bool] | None = None,
         machine: Machine | None = None,
+        learn: Run | None = None,
         clock_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
         options = options or EngineOptions()
@@ -195,6 +197,7 @@ class Engine:
             else None,
             itl_target_seconds=options.itl_target_seconds,
             machine=(machine or MachineTime(throttling=throttling_file())) if options.explain else None,
+            learn=learn,
             ranges=ranges,
             profiler=profiler,
             warm_up=warm_up,
@@ -266,7 +269,8 @@ class Engine:
 
     @property
     def step_cost(self) -> StepCost | None:
-        """What steps cost, as far as it is learnt; None before the first steps, and if nothing is to be explained."""
+        """The engine has learnt this cost of steps while it served. It is None before the first steps, and where
+        nothing is to be explained."""
         return None if self._loop.causes is None else self._loop.causes.cost
 
     @property

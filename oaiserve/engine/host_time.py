@@ -10,6 +10,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from oaiserve.engine.step import Step
+from oaiserve.engine.step_causes import load_of
+from oaiserve.engine.step_cost import Load
 from oaiserve.record import HostPart, StepKind
 
 log = logging.getLogger(__name__)
@@ -62,19 +64,16 @@ class HostTime:
             self._ranges = None
 
 
-def kind_of(step: Step, num_tokens: int) -> StepKind:
-    """Return the kind of a step of `num_tokens` tokens."""
-    if step.chunks[0].sequence.is_whole:
+def kind_of(step: Step, load: Load) -> StepKind:
+    """Return the kind of a step with this load."""
+    if not load.decodes or step.chunks[0].sequence.is_whole:
         return StepKind.PREFILL
-    if num_tokens - step.num_draft_tokens == len(step.chunks):
-        return StepKind.DECODE
-    # Of the chunks that decode, those without a draft come first.
-    has_decodes = step.chunks[0].num_tokens == 1 or any(chunk.draft and chunk.num_known == 1 for chunk in step.chunks)
-    return StepKind.MIXED if has_decodes else StepKind.PREFILL
+    return StepKind.MIXED if load.prompt_tokens else StepKind.DECODE
 
 
 def describe(step: Step) -> str:
     """Return the kind and the sizes of a step as text."""
-    num_sequences, num_tokens = len(step.chunks), step.num_tokens
-    kind = kind_of(step, num_tokens)
+    load = load_of(step)
+    num_sequences, num_tokens = len(step.chunks), load.num_tokens
+    kind = kind_of(step, load)
     return f"{kind}, {num_sequences} sequence{'s' * (num_sequences != 1)}, {num_tokens} token{'s' * (num_tokens != 1)}"

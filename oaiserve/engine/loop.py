@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
@@ -35,6 +36,7 @@ from oaiserve.engine.shortage import Copies, Shortage, compute_in_parts, copy_in
 from oaiserve.engine.step import Chunk, ChunkResult, Masks, OutOfMemory, Step, StepResult
 from oaiserve.engine.step_account import EngineSnapshot, StepAccount
 from oaiserve.engine.step_causes import Machine, StepCauses
+from oaiserve.engine.step_cost_fit import Run, StepCostFit
 from oaiserve.engine.tokenize import GrammarCompiled, Tokenized, TokenizeFailed, TokenizeStarted
 from oaiserve.errors import AdapterUnloaded, APIError, InternalError, Unavailable
 from oaiserve.record import EngineAccount, HostPart
@@ -154,11 +156,13 @@ class EngineLoop:
         drafts: Drafts | None = None,
         itl_target_seconds: float | None = None,
         machine: Machine | None = None,
+        learn: Run | None = None,
         ranges: Ranges | None = None,
         profiler: Profiler | None = None,
         warm_up: Callable[[], None] = lambda: None,
     ) -> None:
-        """Make the loop. With the `machine`, the time of requests in steps is divided into its causes."""
+        """Make the loop. With the `machine`, the time of requests in steps is divided into its causes. `learn` runs the
+        fits of what steps cost; by default, a thread of their own does."""
         self._scheduler = scheduler
         self._runner = runner
         self._adapters = adapters
@@ -176,7 +180,8 @@ class EngineLoop:
         self._in_flight: _Launched | None = None
         self._host = HostTime(clock_ns, ranges)
         self._profiling = Profiling(profiler, self._host)
-        self.causes = None if machine is None else StepCauses(machine)
+        self._learner = ThreadPoolExecutor(1, "step-cost")  # begins its thread with the first fit
+        self.causes = None if machine is None else StepCauses(machine, StepCostFit(learn or self._learner.submit))
         self._account = StepAccount(self._host, self.causes)
         self._warned_ns: dict[str, int] = {}  # when each warning was logged last
         self._shortage = Shortage(scheduler.limits.max_step_tokens)
@@ -537,6 +542,7 @@ class EngineLoop:
                     self._refuse(command)
         self.requests.fail_all(self._reason())
         self._hand_over()
+        self._learner.shutdown(wait=False)
 
     def _reason(self) -> APIError:
         if self.failure is not None:

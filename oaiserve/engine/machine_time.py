@@ -103,10 +103,19 @@ def _read(path: Path) -> tuple[int, int]:
     """Return for how long a thread was on a core, and for how long it was ready to be. Nothing, if it has ended, or if
     Linux does not tell."""
     try:
-        ran_ns, delay_ns, *_ = path.read_bytes().split()
+        ran_ns, delay_ns, *_ = _content(path).split()
     except (OSError, ValueError):
         return 0, 0
     return int(ran_ns), int(delay_ns)
+
+
+def _content(path: Path) -> bytes:
+    """Return what a small file has, in a third of the time of `path.read_bytes`."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(file, 1000)
+    finally:
+        os.close(file)
 
 
 def throttling_file(cgroups: Path = CGROUPS, root: Path = CGROUP_ROOT) -> Path | None:
@@ -131,7 +140,7 @@ def _throttled_ns(path: Path | None) -> int:
     if path is None:
         return 0
     try:
-        numbers = dict(line.split() for line in path.read_text().splitlines())
+        numbers = dict(line.split() for line in _content(path).splitlines())
     except (OSError, ValueError):
         return 0
-    return int(numbers.get("throttled_usec", 0)) * 1000 + int(numbers.get("throttled_time", 0))
+    return int(numbers.get(b"throttled_usec", 0)) * 1000 + int(numbers.get(b"throttled_time", 0))

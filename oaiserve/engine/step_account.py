@@ -17,10 +17,11 @@ from oaiserve.engine.load_totals import LoadTotals
 from oaiserve.engine.scheduler import Scheduler
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step, StepResult
-from oaiserve.engine.step_causes import StepCauses
+from oaiserve.engine.step_causes import StepCauses, load_of
 from oaiserve.record import EngineAccount, EventKind, HostPart, StepKind, StepRecord
 from oaiserve.times import RequestTimes
 
+_MASKS = HostPart.MASKS
 MOST_STEPS_KEPT = 2**16  # until they are taken: minutes even on a fast GPU
 
 
@@ -93,8 +94,8 @@ class RequestNotes:
         self._preempted_ns[sequence] = now_ns
         self._account.num_preemptions += 1
         self._account.note(EventKind.PREEMPTED, now_ns, sequence.index, tokens=sequence.num_tokens)
-        if self._causes is not None:
-            self._causes.preempted()
+        if self._causes is not None and self._steps is not None:
+            self._causes.preempted(self._steps.number, self._steps.totals)
 
     def admitted(self, sequence: Sequence, now_ns: int) -> bool:
         """Note that a step with the sequence is about to be launched. Return True for the first one of its request."""
@@ -207,8 +208,9 @@ class StepAccount:
         if result.device_gap_ns is not None:
             idle_ns = min(result.device_gap_ns, launched_ns - self._work_since_ns)
         self._last_ended_ns = ended_ns
-        num_sequences, num_tokens = len(step.chunks), step.num_tokens
-        kind = kind_of(step, num_tokens)
+        load = load_of(step)
+        num_sequences, num_tokens = len(step.chunks), load.num_tokens
+        kind = kind_of(step, load)
         self._num_begun_tokens = 0
         if kind is not StepKind.DECODE:
             self._num_begun_tokens = sum(c.sequence.num_uncomputed for c in step.chunks if not c.max_draws)
@@ -216,9 +218,10 @@ class StepAccount:
         num_masked_before, self._num_masked_before = self._num_masked_before, self._num_masked
         cost_error = None
         if self._causes is not None:
-            masks_ns = self._host_before_ns[HostPart.MASKS] - before_ns[HostPart.MASKS]
+            masks_ns = self._host_before_ns[_MASKS] - before_ns[_MASKS]
             cost_error = self._causes.step_ended(
                 step,
+                load,
                 ended_ns=ended_ns,
                 model_ns=duration_ns,
                 gap_ns=idle_ns,

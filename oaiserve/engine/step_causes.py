@@ -1,4 +1,4 @@
-"""Divides the time of each step into its causes, and learns what steps cost. Engine thread only, no torch.
+"""Divides the time of each step into its causes, by what steps were learnt to cost. Engine thread only, no torch.
 
 What is measured comes first: the time between steps, masks, and what the machine took. The rest of a step is what its
 decodes and its prompts were expected to take, by the cost of the steps before, and what is unexplained. Then each
@@ -7,9 +7,10 @@ request in the step is told what its own tokens would have taken alone, and what
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
-from oaiserve.engine.causes import NOTHING, Parts, Share
+from oaiserve.engine.causes import NOTHING, Parts, RequestCauses
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.engine.step_cost import Load, StepCost
 from oaiserve.engine.step_cost_fit import StepCostFit
@@ -19,11 +20,11 @@ WARM_UP = 2  # first steps, which are slow for reasons of their own
 SLOW_SHARE, SLOW_NS = 0.1, 1_000_000
 LEAST_WEIGHT = 0.01
 # The machine is asked about a step that took so much longer than expected, or began so late; and in any case so often.
-ASK_NS, ASK_EVERY_NS = 200_000, 100_000_000
+ASK_NS, ASK_EVERY_NS = 200_000, 200_000_000
 
 
 class Machine(Protocol):
-    """What says for how long the machine did not run the engine. MachineTime asks Linux."""
+    """A machine says for how long it did not run the engine. MachineTime asks Linux."""
 
     num_threads: int  # that share the work of a step, so that each one's delay holds it up by a part
 
@@ -35,16 +36,32 @@ class Machine(Protocol):
 
 
 class StepCauses:
-    """The causes of all steps so far, and the cost of a step as far as it is learnt."""
+    """StepCauses adds up the causes of the time of all steps so far, and gives each step to what learns their cost."""
 
-    def __init__(self, machine: Machine, fit: StepCostFit | None = None) -> None:
+    def __init__(self, machine: Machine, fit: StepCostFit) -> None:
         self._machine = machine
-        self._fit = fit or StepCostFit()
+        self._fit = fit
         self.number = 0  # of steps so far
-        self.totals = NOTHING
         self.ended_ns = 0  # when the last step ended
         self.had_prompts = False  # the last step
+        # The totals, as in Parts:
+        self._decodes_ns = self._prompts_ns = self._constraint_ns = 0
+        self._host_ns = self._machine_ns = self._unexplained_ns = 0
         self._asked_ns = 0  # the machine, when
+        self._cost: StepCost | None = None  # by which the last step was divided, and what that says of one token
+        self._token_ns = self._context_ns = self._cached_ns = 0.0
+
+    @property
+    def totals(self) -> Parts:
+        """The parts of all steps so far."""
+        return Parts(
+            self._decodes_ns,
+            self._prompts_ns,
+            self._constraint_ns,
+            self._host_ns,
+            self._machine_ns,
+            self._unexplained_ns,
+        )
 
     @property
     def cost(self) -> StepCost | None:
@@ -52,133 +69,156 @@ class StepCauses:
         return self._fit.cost
 
     def step_ended(
-        self, step: Step, *, ended_ns: int, model_ns: int, gap_ns: int, masks_ns: int, has_clock: bool
+        self, step: Step, load: Load, *, ended_ns: int, model_ns: int, gap_ns: int, masks_ns: int, has_clock: bool
     ) -> float | None:
         """Divide the time since the last step, and return the error of what was expected, as a share of the time.
 
-        In this time, the model took `model_ns`; there was work for `gap_ns` before; masks were filled for `masks_ns`.
-        With a clock of the device, `model_ns` is by that: the engine thread may have filled masks, or have waited for
-        a core, meanwhile.
+        In this time, the model took `model_ns` for the `load`; there was work for `gap_ns` before; masks were filled
+        for `masks_ns`. With a clock of the device, `model_ns` is by that: the engine thread may have filled masks, or
+        have waited for a core, meanwhile.
         """
         whole_ns, self.ended_ns = ended_ns - self.ended_ns, ended_ns
-        took_ns, model_ns = model_ns, min(model_ns, whole_ns)  # a device may have begun before the last results came
-        load, cost = load_of(step), self._fit.cost
+        took_ns = model_ns
+        if model_ns > whole_ns:  # a device may have begun before the last results came
+            model_ns = whole_ns
+        cost = self._fit.cost
+        if cost is not self._cost:
+            self._use(cost)
         expected_ns = decodes_ns = 0
+        has_prompts = load.prompt_tokens > 0
         if cost is not None:
             expected_ns = decodes_ns = cost.expected_ns(load)
-            if load.prompt_tokens:
+            if has_prompts:
                 decodes_ns = min(expected_ns, cost.expected_ns(load.without_prompts()))
-        excess_ns = max(0, model_ns - expected_ns)
-        constraint_ns = min(masks_ns, excess_ns if has_clock else model_ns)
-        excess_ns = max(0, model_ns - (0 if has_clock else constraint_ns) - expected_ns)
-        delay_ns = self._delay_ns(excess_ns, gap_ns, ended_ns)
-        lost_ns = 0
-        if not has_clock:
-            lost_ns = min(delay_ns // self._machine.num_threads, excess_ns)
-            left_ns = excess_ns - lost_ns
-            if cost is not None and left_ns > SLOW_NS and left_ns > SLOW_SHARE * expected_ns:
-                lost_ns += self._machine.more_ns(left_ns)
-        late_ns = min(max(0, delay_ns - lost_ns), gap_ns, whole_ns - model_ns)
-        before = self.totals
-        decodes, prompts, constraint, host, machine, unexplained = before
-        after = self.totals = Parts(
-            decodes + decodes_ns,
-            prompts + expected_ns - decodes_ns,
-            constraint + constraint_ns,
-            host + whole_ns - model_ns - late_ns,
-            machine + lost_ns + late_ns,
-            unexplained + model_ns - expected_ns - constraint_ns - lost_ns,
-        )
-        self._tell(step, load, before, after, Share(0, decodes_ns, expected_ns - decodes_ns))
+        excess_ns = model_ns - expected_ns
+        constraint_ns = lost_ns = late_ns = 0
+        if masks_ns:
+            constraint_ns = min(masks_ns, max(0, excess_ns) if has_clock else model_ns)
+            took_ns -= constraint_ns
+            excess_ns -= constraint_ns
+        weight = 1.0
+        is_long = excess_ns > ASK_NS or gap_ns > ASK_NS
+        if is_long or ended_ns - self._asked_ns > ASK_EVERY_NS:
+            # To ask is a system call, for which the thread gives up Python's lock. Where an event loop is busy, it gets
+            # that back late, so most steps do not ask. What they lost is asked for, and dropped, after a while.
+            self._asked_ns, delay_ns = ended_ns, self._machine.delay_ns()
+            if is_long:
+                if not has_clock:
+                    lost_ns = self._lost_ns(max(0, excess_ns), delay_ns, expected_ns)
+                    # A step that lacked a core counts next to nothing beside others. It is learnt as it was: without
+                    # the time that is thought to be lost, it would confirm whatever is expected.
+                    weight = max(LEAST_WEIGHT, (1 - min(1.0, max(lost_ns, delay_ns) / max(1, took_ns))) ** 8)
+                late_ns = min(max(0, delay_ns - lost_ns), gap_ns, whole_ns - model_ns)
+        others = self._tell_plain(step)
+        before = self.totals if others else NOTHING
+        self._decodes_ns += decodes_ns
+        self._host_ns += whole_ns - model_ns - late_ns
+        self._unexplained_ns += model_ns - expected_ns - constraint_ns - lost_ns
+        if has_prompts:
+            self._prompts_ns += expected_ns - decodes_ns
+        if constraint_ns or lost_ns or late_ns:
+            self._constraint_ns += constraint_ns
+            self._machine_ns += lost_ns + late_ns
+        if others:
+            self._tell(others, load, before, expected_ns, decodes_ns)
         self.number += 1
-        self.had_prompts = load.prompt_tokens > 0
+        self.had_prompts = has_prompts
         if self.number <= WARM_UP:
             return None
-        took_ns = max(1, took_ns - constraint_ns)
-        # A step that lacked a core counts next to nothing beside others. It is learnt as it was: without the time that
-        # is thought to be lost, it would confirm whatever is expected.
-        missed_ns = 0 if has_clock else min(took_ns, max(lost_ns, delay_ns))
-        self._fit.observe(load, took_ns, max(LEAST_WEIGHT, (1 - missed_ns / took_ns) ** 8))
-        return None if cost is None else abs(expected_ns - took_ns + lost_ns) / max(1, took_ns - lost_ns)
+        self._fit.observe(load, took_ns, weight, expected_ns)
+        if cost is None:
+            return None
+        own_ns = took_ns - lost_ns
+        return abs(expected_ns / own_ns - 1) if own_ns > 0 else None
 
-    def _delay_ns(self, excess_ns: int, gap_ns: int, now_ns: int) -> int:
-        """Return for how long the machine did not run this thread, if the step or the gap before it was long.
-
-        To ask is a system call, for which the thread gives up Python's lock. Where an event loop is busy, it gets that
-        back late, so most steps do not ask. What they lost is asked for, and dropped, after a while.
-        """
-        is_long = excess_ns > ASK_NS or gap_ns > ASK_NS
-        if not is_long and now_ns - self._asked_ns < ASK_EVERY_NS:
-            return 0
-        self._asked_ns = now_ns
-        delay_ns = self._machine.delay_ns()
-        return delay_ns if is_long else 0
-
-    def _tell(self, step: Step, load: Load, before: Parts, after: Parts, whole: Share) -> None:
-        """Tell the requests in a step what it was for them."""
-        number, cost = self.number, self._fit.cost
-        decodes_ns = whole.decodes
-        one_ns = context_ns = cached_ns = 0.0
+    def _use(self, cost: StepCost | None) -> None:
+        """Use another cost from now on."""
+        self._cost = cost
         if cost is not None:
-            one_ns = cost.expected_ns(Load(decodes=1, draws=1))
-            context_ns, cached_ns = cost.decode_context_ns, cost.cached_context_ns - cost.decode_context_ns
-        for chunk in step.chunks:  # a microsecond for each
-            sequence = chunk.sequence
+            self._token_ns = float(cost.expected_ns(Load(decodes=1, draws=1)))
+            self._context_ns, self._cached_ns = cost.decode_context_ns, cost.cached_context_ns - cost.decode_context_ns
+
+    def _lost_ns(self, excess_ns: int, delay_ns: int, expected_ns: int) -> int:
+        """Return how much of the time by which a step took too long the machine held it up, this thread for
+        `delay_ns`."""
+        lost_ns = min(delay_ns // self._machine.num_threads, excess_ns)
+        left_ns = excess_ns - lost_ns
+        if expected_ns and left_ns > SLOW_NS and left_ns > SLOW_SHARE * expected_ns:
+            lost_ns += self._machine.more_ns(left_ns)
+        return lost_ns
+
+    def _tell_plain(self, step: Step) -> list[Chunk]:
+        """Tell the requests that have one token in a step what it was for them. Return the chunks of the others."""
+        token_ns, context_ns, cached_ns = self._token_ns, self._context_ns, self._cached_ns
+        others = []
+        for chunk in step.chunks:
+            sequence, start, num_tokens, _, _ = chunk
             own = sequence.causes
-            if own is None:
-                continue
-            if chunk.num_tokens == 1 and not own.has_several and not sequence.needs_ids:
-                alone_ns = int(one_ns + context_ns * chunk.start + cached_ns * sequence.num_cached)
-                own.decoded(number, before, after, alone_ns if alone_ns < decodes_ns else decodes_ns)
-                continue
-            part, counted = chunk_load(chunk), whole
-            if own.has_several and own.in_step is not None and own.in_step[0] == number:
-                part = Load(*map(sum, zip(own.in_step[1], part, strict=True)))
-                counted = own.in_step[2]
-            share = _share(cost, part, load, whole)
-            own.in_step = (number, part, share)
-            change = Share(
-                share.alone - counted.alone, share.decodes - counted.decodes, share.prompts - counted.prompts
-            )
-            again = sequence.num_preemptions > 0 and chunk.num_known > 1
-            own.took_part(number, before, after, change, again=again)
+            if own is not None:
+                if num_tokens == 1 and own.is_plain and not sequence.needs_ids:
+                    own.alone_ns += token_ns + context_ns * start + cached_ns * sequence.num_cached
+                else:
+                    others.append(chunk)
+        return others
+
+    def _tell(self, chunks: list[Chunk], load: Load, before: Parts, expected_ns: int, decodes_ns: int) -> None:
+        """Tell the requests that have these chunks in a step what it was for them."""
+        after = self.totals
+        parts: dict[RequestCauses, list[Chunk]] = {}
+        for chunk in chunks:
+            if (own := chunk.sequence.causes) is not None:
+                parts.setdefault(own, []).append(chunk)
+        for own, its in parts.items():
+            own.took_part(self.number, before, after)
+            if self._cost is not None:
+                part = sum_of(map(chunk_load, its))
+                is_again = any(chunk.sequence.num_preemptions and chunk.num_known > 1 for chunk in its)
+                own.computed(*_costs_ns(self._cost, part, load, expected_ns, decodes_ns, is_again=is_again))
 
 
-def _share(cost: StepCost | None, part: Load, load: Load, whole: Share) -> Share:
-    """Return a step's expected time as the request sees it that has this part of its load."""
-    if cost is None:
-        return Share(0, 0, 0)
-    expected_ns = whole.decodes + whole.prompts
+def _costs_ns(
+    cost: StepCost, part: Load, load: Load, expected_ns: int, decodes_ns: int, *, is_again: bool
+) -> tuple[int, int, int]:
+    """Return what the part of a step's load that one request has was expected to take alone, its prompts beside the
+    decodes of the step, and these alone, if they are computed again."""
     alone_ns = min(cost.expected_ns(part), expected_ns)
     if not part.prompt_tokens:
-        alone_ns = min(alone_ns, whole.decodes)
-        return Share(alone_ns, whole.decodes - alone_ns, whole.prompts)
-    with_decodes_ns = expected_ns
+        return min(alone_ns, decodes_ns), 0, 0
+    own_decodes_ns = cost.expected_ns(part.without_prompts())
+    beside_ns = expected_ns
     if part.prompt_tokens < load.prompt_tokens:
         decodes, own = load.without_prompts(), part.without_prompts()
-        draws, edits = decodes.draws + part.draws - own.draws, decodes.edits + part.edits - own.edits
         both = decodes._replace(
-            prompt_tokens=part.prompt_tokens, prompt_context=part.prompt_context, draws=draws, edits=edits
+            prompt_tokens=part.prompt_tokens,
+            prompt_context=part.prompt_context,
+            draws=decodes.draws + part.draws - own.draws,
+            edits=decodes.edits + part.edits - own.edits,
         )
-        with_decodes_ns = min(max(alone_ns, cost.expected_ns(both)), expected_ns)
-    return Share(alone_ns, with_decodes_ns - alone_ns, expected_ns - with_decodes_ns)
+        beside_ns = min(max(alone_ns, cost.expected_ns(both)), expected_ns)
+    again_ns = max(0, alone_ns - own_decodes_ns) if is_again else 0
+    return alone_ns, beside_ns - decodes_ns, again_ns
 
 
 def load_of(step: Step) -> Load:
     """Return what is in a step."""
-    decodes = decode_context = cached_context = draws = 0
+    decodes = context = cached = draws = 0
     others = []
     for chunk in step.chunks:
-        sequence = chunk.sequence
-        if chunk.num_tokens == 1 and not sequence.needs_ids:
+        sequence, start, num_tokens, max_draws, _ = chunk
+        if num_tokens == 1 and not sequence.needs_ids:
             decodes += 1
-            decode_context += chunk.start - sequence.num_cached
-            cached_context += sequence.num_cached
-            draws += chunk.max_draws
+            context += start
+            cached += sequence.num_cached
+            draws += max_draws
         else:
             others.append(chunk_load(chunk))
-    plain = Load(decodes, decode_context, cached_context, draws=draws)
-    return Load(*map(sum, zip(plain, *others, strict=True))) if others else plain
+    plain = Load(decodes, context - cached, cached, 0, 0, draws)
+    return sum_of([plain, *others]) if others else plain
+
+
+def sum_of(loads: Iterable[Load]) -> Load:
+    """Return what these have together; there is at least one."""
+    return Load(*map(sum, zip(*loads, strict=True)))
 
 
 def chunk_load(chunk: Chunk) -> Load:

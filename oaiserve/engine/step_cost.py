@@ -16,7 +16,7 @@ KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 
 
 
 class Load(NamedTuple):
-    """What is in a step, or what one request has in it."""
+    """A load says what is in a step, or what one request has in it."""
 
     decodes: int = 0  # tokens of sequences that decode, with their drafts
     decode_context: int = 0  # tokens that these attend to, added up, without the next ones
@@ -26,6 +26,10 @@ class Load(NamedTuple):
     draws: int = 0  # rows for which the vocabulary is computed
     edits: int = 0  # of these, those whose logits are edited on the host
     drafted: int = 0  # of `decodes`, tokens of drafts
+
+    @property
+    def num_tokens(self) -> int:
+        return self.decodes + self.prompt_tokens
 
     def without_prompts(self) -> Load:
         """Return what is left without its prompts. Of draws, as many as decodes have."""
@@ -41,12 +45,16 @@ def place(rows: int) -> tuple[int, float]:
     return index, (rows - KNOTS[index]) / (KNOTS[index + 1] - KNOTS[index])
 
 
-_PLACES = [place(max(1, rows)) for rows in range(1025)]
+_MANY = 1025  # rows whose place is not looked up
+_PLACES = [place(max(1, rows)) for rows in range(_MANY)]
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """A cost, in nanoseconds. All numbers are at least 0, and `rows_ns` does not fall, so more is never cheaper."""
+    """A cost says how long steps take, in nanoseconds.
+
+    All numbers are at least 0, and `rows_ns` does not fall, so more is never cheaper.
+    """
 
     rows_ns: tuple[float, ...]  # of a step with as many rows as each knot
     decode_context_ns: float = 0.0  # for each token that a decode attends to
@@ -63,15 +71,12 @@ class StepCost:
         rows = decodes + prompt_tokens
         if rows == 0:
             return 0
-        index, way = _PLACES[rows] if rows < len(_PLACES) else place(rows)
-        low = self.rows_ns[index]
-        ns = low + way * (self.rows_ns[index + 1] - low) + self.decode_context_ns * decode_context
-        ns += (
-            self.cached_context_ns * cached_context
-            + self.draw_ns * draws
-            + self.edit_ns * edits
-            + self.draft_ns * drafted
-        )
+        index, way = _PLACES[rows] if rows < _MANY else place(rows)
+        low_ns = self.rows_ns[index]
+        ns = low_ns + way * (self.rows_ns[index + 1] - low_ns) + self.draw_ns * draws
+        ns += self.decode_context_ns * decode_context + self.cached_context_ns * cached_context
         if prompt_tokens:
             ns += self.prompt_context_ns * prompt_context + self.prompts_ns
+        if edits or drafted:
+            ns += self.edit_ns * edits + self.draft_ns * drafted
         return int(ns)

@@ -1,14 +1,17 @@
-"""Learns the cost of steps while they run, robustly and in bounded memory. Engine thread only, no torch.
+"""Learns the cost of steps while they run, robustly and in bounded memory. No torch.
 
 It is a least-squares fit of relative errors, because a step of 8 ms matters as much as one of 400 ms. Steps that do not
 fit to the others count less (Huber's weights). What was learnt long ago is forgotten, but only as far as new steps say
 something about it: a server that has had 64 sequences for an hour still knows what one costs.
 
-Steps are gathered, and the fit is renewed for all of them together: that is some microseconds for each. If several do
-not take what was expected, it is renewed sooner. However short steps are, the fits take a hundredth of their time.
+The engine thread gathers steps, and another thread renews the fit for all of them together. If several steps do not
+take what was expected, it is renewed sooner. However short steps are, the fits take a hundredth of their time.
 """
 
 from __future__ import annotations
+
+import logging
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,16 +20,16 @@ from oaiserve.engine.step_cost import KNOTS, Load, StepCost
 
 Numbers = NDArray[np.float64]
 
-FIRST_FITS = (4, 8, 16, 32, 64, 128)  # steps after which the first fits are made
-BATCH = 256  # steps between later fits, unless many of them are a surprise
+FIRST_BATCH, BATCH = 4, 256  # steps up to the first fit, then twice as many each time, up to the later ones
 SURPRISE = 0.1  # a larger error
-LEAST_SURPRISING = 0.5  # weight
-# The time of steps between later fits, of which each takes a millisecond or two. If it has more, the first BATCH count.
-LEAST_NS = 100_000_000
+LEAST_SURPRISING = 0.5  # weight of a step that took longer than expected
+# The time of steps between two fits, each of which takes half a millisecond. Of more steps, the first BATCH count.
+LEAST_NS = 50_000_000
 SURPRISES = 4  # so many more than a quarter of the other steps: something is new, and is learnt at once
 HALF_LIFE = 1024  # steps that say something about a number until what was known of it counts half
 HUBER = 1.0  # errors of more than so many usual ones count less
 LEAST_ERROR = 0.01  # that is usual; no machine is more exact
+log = logging.getLogger(__name__)
 _KNOTS = np.array(KNOTS, np.float64)
 # How large the numbers other than those of rows may be, for a guess while nothing is known of them: tokens, or draws.
 _SCALES = (1000.0, 1000.0, 1000.0, 1.0, 1.0, 1.0, 1.0)
@@ -34,41 +37,67 @@ _NUM = len(KNOTS) + len(_SCALES)
 _SMOOTHNESS, _RIDGE = 0.05, 1e-4  # of the guess, which data outweighs soon
 
 
-class StepCostFit:
-    """The cost of steps, as far as it is known by now."""
+Run = Callable[[Callable[[], None]], object]  # runs a function, now or later
 
-    def __init__(self) -> None:
+
+def at_once(function: Callable[[], None]) -> None:
+    """Run a function now, on this thread."""
+    function()
+
+
+class StepCostFit:
+    """StepCostFit has the cost of steps, as far as it is known by now, and learns from each step."""
+
+    def __init__(self, run: Run = at_once) -> None:
+        """Begin without knowledge. `run` is given each fit that is due, and may run it on another thread."""
         self.cost: StepCost | None = None  # unknown before the first steps
+        self._run = run
         self._rows: list[tuple[Load, int, float]] = []  # since the last fit: load, time, weight
-        self._num_steps = 0  # up to the last of the first fits
+        self._batch = FIRST_BATCH
         self._surprise = 0.0  # since the last fit
         self._since_ns = 0  # the time of the steps since then
+        self._is_fitting = False
+        # These are written by the fits, of which there is one at a time:
         self._unit_ns = 0.0  # a usual step, to which the guess is relative
         self._known = np.zeros((_NUM, _NUM))  # the normal equations
         self._sums = np.zeros(_NUM)
         self._numbers = np.zeros(_NUM)
 
-    def observe(self, load: Load, ns: int, weight: float = 1.0) -> None:
-        """Learn from a step. `weight` is less than 1 where its time is less certain."""
-        ns = max(1, ns)
-        if self.cost is not None and weight > LEAST_SURPRISING:
-            is_surprise = abs(self.cost.expected_ns(load) - ns) > SURPRISE * ns
-            self._surprise = self._surprise + 1 if is_surprise else max(0.0, self._surprise - 0.25)
+    def observe(self, load: Load, ns: int, weight: float = 1.0, expected_ns: int = 0) -> None:
+        """Learn from a step, of which `expected_ns` was expected by the cost so far, or nothing. `weight` is less than 1
+        where its time is less certain: it may have taken too long."""
+        if expected_ns:
+            # No lack of a core lets a step take less than expected.
+            if expected_ns > (1 + SURPRISE) * ns or (weight > LEAST_SURPRISING and expected_ns < (1 - SURPRISE) * ns):
+                self._surprise += 1.0
+            elif self._surprise:
+                self._surprise = max(0.0, self._surprise - 0.25)
         self._since_ns += ns
-        if len(self._rows) < BATCH:
-            self._rows.append((load, ns, weight))
-        if self._num_steps < FIRST_FITS[-1]:
-            self._num_steps += 1
-            is_time = self._num_steps in FIRST_FITS
-        else:
-            is_time = self._since_ns >= LEAST_NS and (len(self._rows) >= BATCH or self._surprise >= SURPRISES)
-        if is_time:
-            self._fit()
+        rows = self._rows
+        if len(rows) < BATCH:
+            rows.append((load, ns, weight))
+        if self._since_ns >= LEAST_NS and (len(rows) >= self._batch or self._surprise >= SURPRISES):
+            self._begin_fit()
 
-    def _fit(self) -> None:
+    def _begin_fit(self) -> None:
+        if self._is_fitting:
+            return
         rows, self._rows, self._surprise, self._since_ns = self._rows, [], 0.0, 0
+        self._batch = min(BATCH, 2 * self._batch)
+        self._is_fitting = True
+        self._run(lambda: self._fit(rows))
+
+    def _fit(self, rows: list[tuple[Load, int, float]]) -> None:
+        try:
+            self.cost = self._fitted(rows)
+        except Exception:  # only what these steps say is lost
+            log.exception("The cost of steps could not be learnt from %d steps", len(rows))
+        finally:
+            self._is_fitting = False
+
+    def _fitted(self, rows: list[tuple[Load, int, float]]) -> StepCost:
         loads = features([load for load, _, _ in rows])
-        times = np.array([ns for _, ns, _ in rows], np.float64)
+        times = np.array([max(1, ns) for _, ns, _ in rows], np.float64)
         self._unit_ns = max(self._unit_ns, float(np.median(times)))
         loads /= times[:, None]  # so that errors are relative
         kept = 0.5 ** (0.5 * (loads != 0).sum(axis=0) / HALF_LIFE)
@@ -83,7 +112,7 @@ class StepCostFit:
             usual = HUBER * max(LEAST_ERROR, 1.5 * float(np.median(errors)))
             weights *= usual / np.maximum(usual, errors)
         rows_ns, rest = self._numbers[: len(KNOTS)], self._numbers[len(KNOTS) :] / _SCALES
-        self.cost = StepCost(tuple(rows_ns.tolist()), *rest.tolist())
+        return StepCost(tuple(rows_ns.tolist()), *rest.tolist())
 
     def _solve(self) -> Numbers:
         """Return the numbers that fit best, of those that are not below 0 and do not fall with the rows."""

@@ -31,6 +31,7 @@ from oaiserve.engine.request import (
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import ChunkResult, Logprobs, Masks, Step, StepResult
 from oaiserve.engine.step_causes import Machine
+from oaiserve.engine.step_cost_fit import at_once
 from oaiserve.engine.tokenizer import Tokenizer
 from oaiserve.times import monotonic_ns
 from tests.engine.memory import NEVER
@@ -239,7 +240,10 @@ def make_engine(
     pooling: Pooling | None = None,
     **options: int,
 ) -> Engine:
-    """Return an engine with blocks of 4 tokens, 64 of them unless `kv_blocks` is given."""
+    """Return an engine with blocks of 4 tokens, 64 of them unless `kv_blocks` is given.
+
+    It learns what steps cost on the engine thread, so that a test knows what is learnt.
+    """
     num_blocks = options.pop("kv_blocks", 64)
     if pooling is not None:
         options |= {"prefix_cache": False}
@@ -257,6 +261,7 @@ def make_engine(
         ranges=ranges,
         profiler=profiler,
         machine=machine,
+        learn=at_once,
         default_params=default_params,
         pooling=pooling,
         num_states=num_states,

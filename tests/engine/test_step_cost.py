@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oaiserve.engine.step_cost import KNOTS, Load, StepCost, place
-from oaiserve.engine.step_cost_fit import BATCH, HALF_LIFE, StepCostFit
+from oaiserve.engine.step_cost_fit import BATCH, FIRST_BATCH, HALF_LIFE, LEAST_NS, StepCostFit
 
 # Up to 4 rows, weights are read; more are computed with. Steps with prompts begin with an effort of their own.
 TRUE = StepCost(
@@ -106,7 +107,13 @@ def test_a_machine_that_becomes_slower_is_followed() -> None:
 
 
 @settings(max_examples=40)
-@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 300), st.integers(0, 10**9)), min_size=4, max_size=80))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 40), st.integers(0, 300), st.integers(LEAST_NS // FIRST_BATCH, 10**9)),
+        min_size=FIRST_BATCH,
+        max_size=80,
+    )
+)
 def test_whatever_was_seen_more_is_never_cheaper(steps: list[tuple[int, int, int]]) -> None:
     fit = StepCostFit()
     for decodes, prompt_tokens, ns in steps:
@@ -124,6 +131,36 @@ def test_a_number_of_rows_lies_on_the_line_through_its_knots(rows: int) -> None:
     assert 0 <= way < 1 or rows >= KNOTS[-1]
 
 
-def test_what_is_gathered_is_bounded() -> None:
-    fit = taught(random.Random(5), 1000)
-    assert len(fit._rows) <= BATCH
+def test_one_fit_runs_at_a_time_and_what_is_gathered_meanwhile_is_bounded() -> None:
+    fits: list[Callable[[], None]] = []
+    fit, load = StepCostFit(fits.append), Load(1, draws=1)
+    for _ in range(1000):
+        fit.observe(load, LEAST_NS)
+    assert (len(fits), len(fit._rows), fit.cost) == (1, BATCH, None)
+    fits.pop()()
+    assert fit.cost is not None
+    fit.observe(load, LEAST_NS)
+    assert (len(fits), len(fit._rows)) == (1, 0)
+
+
+def test_short_steps_are_fitted_no_more_often_than_long_ones() -> None:
+    fits: list[Callable[[], None]] = []
+    fit = StepCostFit(fits.append)
+    for _ in range(LEAST_NS // 1000 - 1):
+        fit.observe(Load(1, draws=1), 1000)
+    assert fits == []
+
+
+def test_a_fit_that_fails_is_logged_and_the_next_one_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fit, load = StepCostFit(), Load(1, draws=1)
+    with monkeypatch.context() as broken:
+        broken.setattr(fit, "_solve", lambda: 1 / 0)
+        for _ in range(FIRST_BATCH):
+            fit.observe(load, LEAST_NS)
+    assert "could not be learnt from 4 steps" in caplog.text
+    assert fit.cost is None
+    for _ in range(2 * FIRST_BATCH):
+        fit.observe(load, LEAST_NS)
+    assert fit.cost is not None
