@@ -64,8 +64,10 @@ class StepCostFit:
         self._numbers = np.zeros(_NUM)
 
     def observe(self, load: Load, ns: int, weight: float = 1.0, expected_ns: int = 0) -> None:
-        """Learn from a step, of which `expected_ns` was expected by the cost so far, or nothing. `weight` is less than 1
-        where its time is less certain: it may have taken too long."""
+        """Learn from a step, of which `expected_ns` was expected by the cost so far, or nothing.
+
+        `weight` is less than 1 where its time is less certain: it may have taken too long.
+        """
         if expected_ns:
             # No lack of a core lets a step take less than expected.
             if expected_ns > (1 + SURPRISE) * ns or (weight > LEAST_SURPRISING and expected_ns < (1 - SURPRISE) * ns):
