@@ -25,6 +25,7 @@ from tools.server_process import exit_on_sigterm, running_oaiserve
 
 FOLDER = Path(__file__).parent.parent / "docs" / "images"
 DESK, PHONE = {"width": 1280, "height": 1100}, {"width": 390, "height": 844}
+TALL = {"width": 1280, "height": 1800}  # for a request with all that is known of it
 THINK_SECONDS = 1.5  # on average
 # How the request ids begin, tokens of the answer, questions.
 KINDS = [
@@ -59,7 +60,7 @@ def take_all(browser: Browser, url: str, folder: Path) -> None:
         page = open_page(browser, url, DESK, scheme)
         page.locator("#requests button").nth(4).hover()
         page.screenshot(path=folder / f"dashboard-{scheme}.png")
-    page = open_page(browser, url, DESK, "light")
+    page = open_page(browser, url, TALL, "light")
     page.click("#by-duration")
     page.locator("#requests button", has_text="assistant").first.click()
     page.wait_for_selector("dialog[open] tr[data-phase]")

@@ -200,9 +200,12 @@ class StepAccount:
         sees that end when it takes the results, which may be late. If the device has a clock of its own, its times are
         used instead. A step for which the draft model computes begins with that, which counts as its launch.
         """
-        began_ns = max(launched_ns, self._last_ended_ns)
+        last_ns, since_ns = self._last_ended_ns, self._work_since_ns
+        began_ns = launched_ns if launched_ns > last_ns else last_ns
         duration_ns = ended_ns - began_ns
-        idle_ns = max(0, launched_ns - max(self._work_since_ns, self._last_ended_ns))
+        idle_ns = began_ns - (since_ns if since_ns > last_ns else last_ns)
+        if idle_ns < 0:  # it was launched before the step before had ended
+            idle_ns = 0
         if result.device_ns is not None:
             duration_ns = result.device_ns
         if result.device_gap_ns is not None:

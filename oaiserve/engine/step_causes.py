@@ -109,7 +109,17 @@ class StepCauses:
                     # the time that is thought to be lost, it would confirm whatever is expected.
                     weight = max(LEAST_WEIGHT, (1 - min(1.0, max(lost_ns, delay_ns) / max(1, took_ns))) ** 8)
                 late_ns = min(max(0, delay_ns - lost_ns), gap_ns, whole_ns - model_ns)
-        others = self._tell_plain(step)
+        others = []
+        token_ns, context_ns, cached_ns = self._token_ns, self._context_ns, self._cached_ns
+        for chunk in step.chunks:
+            sequence, start, num_tokens, _, _ = chunk
+            own = sequence.causes
+            if own is None:
+                continue
+            if num_tokens == 1 and own.is_plain and not sequence.needs_ids:
+                own.alone_ns += token_ns + context_ns * start + cached_ns * sequence.num_cached
+            else:
+                others.append(chunk)
         before = self.totals if others else NOTHING
         self._decodes_ns += decodes_ns
         self._host_ns += whole_ns - model_ns - late_ns
@@ -125,11 +135,13 @@ class StepCauses:
         self.had_prompts = has_prompts
         if self.number <= WARM_UP:
             return None
-        self._fit.observe(load, took_ns, weight, expected_ns)
-        if cost is None:
-            return None
         own_ns = took_ns - lost_ns
-        return abs(expected_ns / own_ns - 1) if own_ns > 0 else None
+        if cost is None or own_ns <= 0:
+            self._fit.observe(load, took_ns, weight)
+            return None
+        error = expected_ns / own_ns - 1
+        self._fit.observe(load, took_ns, weight, error)
+        return error if error >= 0 else -error
 
     def _use(self, cost: StepCost | None) -> None:
         """Use another cost from now on."""
@@ -147,22 +159,9 @@ class StepCauses:
             lost_ns += self._machine.more_ns(left_ns)
         return lost_ns
 
-    def _tell_plain(self, step: Step) -> list[Chunk]:
-        """Tell the requests that have one token in a step what it was for them. Return the chunks of the others."""
-        token_ns, context_ns, cached_ns = self._token_ns, self._context_ns, self._cached_ns
-        others = []
-        for chunk in step.chunks:
-            sequence, start, num_tokens, _, _ = chunk
-            own = sequence.causes
-            if own is not None:
-                if num_tokens == 1 and own.is_plain and not sequence.needs_ids:
-                    own.alone_ns += token_ns + context_ns * start + cached_ns * sequence.num_cached
-                else:
-                    others.append(chunk)
-        return others
-
     def _tell(self, chunks: list[Chunk], load: Load, before: Parts, expected_ns: int, decodes_ns: int) -> None:
-        """Tell the requests that have these chunks in a step what it was for them."""
+        """Tell the requests that have these chunks in a step, of more than a token or not only one, what it was for
+        them."""
         after = self.totals
         parts: dict[RequestCauses, list[Chunk]] = {}
         for chunk in chunks:
@@ -171,7 +170,7 @@ class StepCauses:
         for own, its in parts.items():
             own.took_part(self.number, before, after)
             if self._cost is not None:
-                part = sum_of(map(chunk_load, its))
+                part = chunk_load(its[0]) if len(its) == 1 else sum_of(map(chunk_load, its))
                 is_again = any(chunk.sequence.num_preemptions and chunk.num_known > 1 for chunk in its)
                 own.computed(*_costs_ns(self._cost, part, load, expected_ns, decodes_ns, is_again=is_again))
 
@@ -181,21 +180,25 @@ def _costs_ns(
 ) -> tuple[int, int, int]:
     """Return what the part of a step's load that one request has was expected to take alone, its prompts beside the
     decodes of the step, and these alone, if they are computed again."""
-    alone_ns = min(cost.expected_ns(part), expected_ns)
+    alone_ns = expected_ns if part == load else min(cost.expected_ns(part), expected_ns)
     if not part.prompt_tokens:
         return min(alone_ns, decodes_ns), 0, 0
-    own_decodes_ns = cost.expected_ns(part.without_prompts())
-    beside_ns = expected_ns
-    if part.prompt_tokens < load.prompt_tokens:
-        decodes, own = load.without_prompts(), part.without_prompts()
-        both = decodes._replace(
-            prompt_tokens=part.prompt_tokens,
-            prompt_context=part.prompt_context,
-            draws=decodes.draws + part.draws - own.draws,
-            edits=decodes.edits + part.edits - own.edits,
-        )
-        beside_ns = min(max(alone_ns, cost.expected_ns(both)), expected_ns)
-    again_ns = max(0, alone_ns - own_decodes_ns) if is_again else 0
+    own = part.without_prompts()
+    again_ns = max(0, alone_ns - cost.expected_ns(own)) if is_again else 0
+    if part.prompt_tokens == load.prompt_tokens:
+        return alone_ns, expected_ns - decodes_ns, again_ns
+    others = load.without_prompts()
+    both = Load(
+        others.decodes,
+        others.decode_context,
+        others.cached_context,
+        part.prompt_tokens,
+        part.prompt_context,
+        others.draws + part.draws - own.draws,
+        others.edits + part.edits - own.edits,
+        others.drafted,
+    )
+    beside_ns = min(max(alone_ns, cost.expected_ns(both)), expected_ns)
     return alone_ns, beside_ns - decodes_ns, again_ns
 
 
@@ -212,6 +215,8 @@ def load_of(step: Step) -> Load:
             draws += max_draws
         else:
             others.append(chunk_load(chunk))
+    if len(others) == 1 and not decodes:
+        return others[0]
     plain = Load(decodes, context - cached, cached, 0, 0, draws)
     return sum_of([plain, *others]) if others else plain
 
@@ -223,10 +228,12 @@ def sum_of(loads: Iterable[Load]) -> Load:
 
 def chunk_load(chunk: Chunk) -> Load:
     """Return what a chunk adds to a step. Its tokens attend to those before the chunk, and on average to half of it."""
-    num_tokens, draws = chunk.num_tokens, min(chunk.max_draws, len(chunk.draft) + 1)
-    context = num_tokens * (2 * chunk.start + num_tokens - 1) // 2
-    edits = draws if chunk.sequence.needs_ids else 0
-    if chunk.num_known == 1:
-        cached = num_tokens * chunk.sequence.num_cached
-        return Load(num_tokens, context - cached, cached, 0, 0, draws, edits, len(chunk.draft))
-    return Load(0, 0, 0, num_tokens, context, draws, edits, len(chunk.draft))
+    sequence, start, num_tokens, max_draws, draft = chunk
+    drafted = len(draft)
+    draws = max_draws if max_draws <= drafted else drafted + 1
+    edits = draws if sequence.needs_ids else 0
+    context = num_tokens * (2 * start + num_tokens - 1) // 2
+    if num_tokens - drafted == 1:
+        cached = num_tokens * sequence.num_cached
+        return Load(num_tokens, context - cached, cached, 0, 0, draws, edits, drafted)
+    return Load(0, 0, 0, num_tokens, context, draws, edits, drafted)

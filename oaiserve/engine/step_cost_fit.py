@@ -34,7 +34,7 @@ _KNOTS = np.array(KNOTS, np.float64)
 # How large the numbers other than those of rows may be, for a guess while nothing is known of them: tokens, or draws.
 _SCALES = (1000.0, 1000.0, 1000.0, 1.0, 1.0, 1.0, 1.0)
 _NUM = len(KNOTS) + len(_SCALES)
-_SMOOTHNESS, _RIDGE = 0.05, 1e-4  # of the guess, which data outweighs soon
+_SMOOTHNESS, _RIDGE = 0.05, 1.0  # of the guess, which data outweighs soon
 
 
 Run = Callable[[Callable[[], None]], object]  # runs a function, now or later
@@ -63,17 +63,16 @@ class StepCostFit:
         self._sums = np.zeros(_NUM)
         self._numbers = np.zeros(_NUM)
 
-    def observe(self, load: Load, ns: int, weight: float = 1.0, expected_ns: int = 0) -> None:
-        """Learn from a step, of which `expected_ns` was expected by the cost so far, or nothing.
+    def observe(self, load: Load, ns: int, weight: float = 1.0, error: float = 0.0) -> None:
+        """Learn from a step. `weight` is less than 1 where its time is less certain: it may have taken too long.
 
-        `weight` is less than 1 where its time is less certain: it may have taken too long.
+        `error` is by how much more was expected than it took, by the cost so far, as a share of what it took.
         """
-        if expected_ns:
-            # No lack of a core lets a step take less than expected.
-            if expected_ns > (1 + SURPRISE) * ns or (weight > LEAST_SURPRISING and expected_ns < (1 - SURPRISE) * ns):
-                self._surprise += 1.0
-            elif self._surprise:
-                self._surprise = max(0.0, self._surprise - 0.25)
+        # No lack of a core lets a step take less than expected.
+        if error > SURPRISE or (error < -SURPRISE and weight > LEAST_SURPRISING):
+            self._surprise += 1.0
+        elif self._surprise:
+            self._surprise = max(0.0, self._surprise - 0.25)
         self._since_ns += ns
         rows = self._rows
         if len(rows) < BATCH:
