@@ -38,13 +38,8 @@ GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder with a small model. The cache is empty, apart from the library."""
-    libraries = build.build(torch.float32).parent
-    cache = tmp_path / "cache"
-    cache.mkdir(mode=0o700)
-    (cache / "native").symlink_to(libraries)
-    monkeypatch.setenv("OAISERVE_CACHE", str(cache))
+def folder(tmp_path: Path, empty_cache: Path) -> Path:
+    """Return a folder with a small model."""
     made = tmp_path / "model"
     make_model(FAMILIES["llama"]).save_pretrained(made)
     tokenizer = byte_tokenizer()

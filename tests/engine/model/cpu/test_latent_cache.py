@@ -16,20 +16,17 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model import load as loading
 from oaiserve.engine.model.batch import build_batch
-from oaiserve.engine.model.cpu import build
 from oaiserve.engine.model.cpu.kv_layout import LANES
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Chunk, Step
 from oaiserve.errors import StartupError
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, LATENT, compiled_for, config, load, make_model, native
+from tests.engine.model.cpu.two_steps import NUM_BLOCKS, two_steps
 from tools.random_models import byte_tokenizer, generate
 
 pytestmark = pytest.mark.compiler
-NUM_BLOCKS = 96
 CPU = torch.device("cpu")
 # Without experts, which are chosen differently where numbers are rounded differently.
 SIZES: dict[str, Any] = {
@@ -73,27 +70,10 @@ def with_nan(decoder: NativeDecoder) -> NativeDecoder:
     return decoder
 
 
-def steps(shape: list[tuple[int, int]]) -> list[Step]:
-    """Return two steps for sequences of which so many tokens are computed in the first, and so many in the second."""
-    generator = torch.Generator().manual_seed(len(shape))
-    blocks = iter(torch.randperm(NUM_BLOCKS, generator=generator).tolist())
-    before, step = Step(), Step()
-    for i, (num_before, num_now) in enumerate(shape):
-        ids = torch.randint(97, (num_before + num_now,), generator=generator).tolist()
-        sequence = Sequence(str(i), 0, ids, SamplingParams(), max_len=1024)
-        sequence.blocks = [next(blocks) for _ in range(-(-len(ids) // BLOCK_SIZE))]
-        sequence.wants_prompt_logprobs = True
-        if num_before:
-            before.chunks.append(Chunk(sequence, 0, num_before, max_draws=0))
-        step.chunks.append(Chunk(sequence, num_before, num_now))
-    for part in (before, step):
-        part.chunks.sort(key=lambda chunk: chunk.num_tokens > 1)  # single tokens come first
-    return [before, step]
-
-
 def logits(executor: Executor, shape: list[tuple[int, int]]) -> torch.Tensor:
+    steps = two_steps(shape, torch.Generator().manual_seed(len(shape)))
     with torch.inference_mode():
-        return [executor.forward(build_batch(step, BLOCK_SIZE, CPU)).clone() for step in steps(shape)][-1]
+        return [executor.forward(build_batch(step, BLOCK_SIZE, CPU)).clone() for step in steps][-1]
 
 
 @pytest.mark.parametrize(("dtype", "pack"), [(torch.bfloat16, 2), (torch.float32, 1)])
@@ -160,13 +140,8 @@ def test_blocks_are_copied() -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder with a small model. The cache is empty, apart from the library."""
-    libraries = build.build(torch.float32).parent
-    cache = tmp_path / "cache"
-    cache.mkdir(mode=0o700)
-    (cache / "native").symlink_to(libraries)
-    monkeypatch.setenv("OAISERVE_CACHE", str(cache))
+def folder(tmp_path: Path, empty_cache: Path) -> Path:
+    """Return a folder with a small model."""
     made = tmp_path / "model"
     make_model(MODELS["v3"]).save_pretrained(made)
     byte_tokenizer().save_pretrained(made)
