@@ -97,7 +97,7 @@ EXTRA = {
         "global_head_dim": 32,
         "num_global_key_value_heads": 1,
         "attention_k_eq_v": True,
-        "hidden_size_per_layer_input": 8,
+        "hidden_size_per_layer_input": 16,
         "vocab_size_per_layer_input": 97,
         "enable_moe_block": True,
         "num_experts": 4,

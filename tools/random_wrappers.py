@@ -36,7 +36,7 @@ def _of_states(name: str) -> dict[str, Any]:
 
 # The last layers take their keys and values from those before.
 SHARED_KEYS = {
-    "num_hidden_layers": 4, "num_kv_shared_layers": 2, "sliding_window": 6, "hidden_size_per_layer_input": 8,
+    "num_hidden_layers": 4, "num_kv_shared_layers": 2, "sliding_window": 6, "hidden_size_per_layer_input": 16,
     "layer_types": ["sliding_attention", "full_attention"] * 2, "vocab_size_per_layer_input": 97,
 }  # fmt: skip
 # What the text model of a wrapper needs beside the common sizes to run.

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -23,18 +23,24 @@ AddTo = Callable[[str, Tensor, Tensor], None]
 def adaptable(model: PreTrainedModel) -> dict[str, tuple[int, int]]:
     """Return rows and columns of each linear layer that adapters may name, by the name of its module.
 
-    The output head is none of them, and no layer that gets only some of a step's tokens, as an expert does.
+    The output head is none of them, and no layer that gets only some of a step's tokens, as an expert does, or that
+    gives something else than its product, as some routers do.
     """
     head = model.get_output_embeddings()
     found: dict[str, tuple[int, int]] = {}
     for name, module in model.named_modules():
         if module is head or ".experts." in name:
             continue
-        if isinstance(module, torch.nn.Linear):
+        if is_linear(module):
             found[name] = (module.out_features, module.in_features)
         elif isinstance(module, Conv1D):
             found[name] = (module.nf, module.nx)
     return found
+
+
+def is_linear(module: Module) -> TypeGuard[torch.nn.Linear]:
+    """Return whether a module gives its product with its weights."""
+    return isinstance(module, torch.nn.Linear) and type(module).forward is torch.nn.Linear.forward
 
 
 @contextmanager

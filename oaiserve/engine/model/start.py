@@ -251,6 +251,7 @@ def _start_latent(
         CPU_STEP_TOKENS,
         TorchProfiler(loaded.device),
         ranges=None,
+        adaptable=adaptable(loaded.model) if options.has_adapters else {},
         draft=None if draft is None else draft.start(options, num_blocks=num_blocks, vocab_size=loaded.vocab_size),
     )
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from oaiserve.engine.model.adapted_modules import is_linear
 from oaiserve.engine.model.cpu.blocks import Blocks, ExpertBlocks
 from oaiserve.engine.model.cpu.description import (
     MLP,
@@ -27,9 +28,12 @@ from oaiserve.engine.model.cpu.description import (
     Decoder,
     Expert,
     Experts,
+    InputGate,
     LatentProjection,
     Layer,
+    LayerInputs,
     Matrix,
+    MixtureNorms,
     Norm,
     NotKnown,
     RotaryTable,
@@ -97,6 +101,7 @@ class _Reader:
             embedding=self._weights(embedding),
             embedding_scale=float(getattr(embedding, "embed_scale", 1)) * getattr(config, "embedding_multiplier", 1.0),
             position_embedding=None if position is None else self._tensor(position),
+            layer_inputs=self._layer_inputs(len(layers)),
             layers=[self._layer(index, layer) for index, layer in enumerate(layers)],
             residual_scale=getattr(config, "residual_multiplier", getattr(layers[0], "residual_scale", 1.0)),
             final_norm=self._norm(self._child(self._base, "norm", "ln_f", "final_layernorm", "final_layer_norm")),
@@ -111,6 +116,27 @@ class _Reader:
             raise NotKnown("the sizes of its matrices do not fit together")
         return decoder
 
+    def _layer_inputs(self, layers: int) -> LayerInputs | None:
+        base = self._base
+        table = self._child(base, "embed_tokens_per_layer", optional=True)
+        if table is None:
+            return None
+        if isinstance(rows := self._weights(table), Blocks):
+            raise NotKnown("it has an embedding for each layer in blocks")
+        norm = self._norm(self._child(base, "per_layer_projection_norm"))
+        # The projection has a factor before its norm, which is as if the norm had another epsilon.
+        factor = float(self._child(base, "per_layer_model_projection_scale"))
+        projection = self._matrix(self._child(base, "per_layer_model_projection"))
+        if projection.weight.shape[0] != rows.shape[1] or rows.shape[1] != layers * len(norm.weight):
+            raise NotKnown("the sizes of its inputs of layers do not fit together")
+        return LayerInputs(
+            table=rows,
+            table_scale=float(table.embed_scale),
+            projection=projection,
+            norm=replace(norm, epsilon=norm.epsilon / factor**2),
+            scale=float(self._child(base, "per_layer_input_scale")),
+        )
+
     def _layer(self, index: int, layer: Module) -> Layer:
         attention_norm = self._norm_of(layer, "input_layernorm", "ln_1")
         after_attention = self._norm_of(layer, "post_self_attn_layernorm")
@@ -123,45 +149,71 @@ class _Reader:
         else:
             after_attention = between
         is_parallel = getattr(layer, "use_parallel_residual", before_mlp is None and attention_norm is not None)
+        mlp = self._child(layer, "mlp", "block_sparse_moe")
+        mlp_out_norm = self._norm_of(layer, "post_feedforward_layernorm", "post_mlp_layernorm")
+        gate = self._child(layer, "per_layer_input_gate", optional=True)
+        factor = float(getattr(layer, "layer_scalar", 1.0))
+        if factor != 1 and mlp_out_norm is None and gate is None:
+            raise NotKnown("its layers scale the hidden state without a norm before")
         return Layer(
             attention_norm=attention_norm,
             attention=self._attention(index, self._child(layer, "self_attn", "attn", "attention")),
             attention_out_norm=after_attention,
             mlp_norm=attention_norm if is_parallel and before_mlp is None else before_mlp,
-            mlp=self._mlp_or_experts(
-                self._child(layer, "mlp", "block_sparse_moe"), self._child(layer, "shared_mlp", optional=True)
-            ),
-            mlp_out_norm=self._norm_of(layer, "post_feedforward_layernorm", "post_mlp_layernorm"),
+            mlp=self._mlp_or_experts(mlp, self._child(layer, "shared_mlp", optional=True))
+            if getattr(layer, "experts", None) is None
+            else self._mixture_beside(layer, mlp),
+            mlp_out_norm=mlp_out_norm,
             is_parallel=is_parallel,
+            input_gate=None
+            if gate is None
+            else InputGate(
+                gate=self._matrix(gate),
+                activation=_activation(self._child(layer, "act_fn")),
+                projection=self._matrix(self._child(layer, "per_layer_projection")),
+                norm=self._norm(self._child(layer, "post_per_layer_input_norm")),
+            ),
+            factor=factor,
         )
 
     def _attention(self, index: int, attention: Any) -> Attention:
-        shape = self._loaded.kv_shapes.get(index)
-        if shape is None:
+        is_sharing = getattr(attention, "is_kv_shared_layer", False)
+        owner = attention.layer_idx if is_sharing else index  # the layer whose cache it uses
+        shape = self._loaded.kv_shapes.get(owner)
+        if shape is None or (is_sharing and owner == index):
             raise NotKnown(f"its layer {index} takes its keys and values from another one")
+        values_of_keys = False
         qkv: list[Matrix] | LatentProjection
         if self._child(attention, "kv_a_proj_with_mqa", optional=True) is not None:
             if not shape.latent_dim:
                 raise NotKnown("its latent vectors have sizes that are no multiples of 16, or that are too large")
             qkv, heads = self._latent(attention), shape.kv_heads
         else:
-            qkv = self._qkv(attention, shape)
+            qkv = [self._matrix(self._child(attention, "q_proj"))] if is_sharing else self._qkv(attention, shape)
+            values_of_keys = len(qkv) == 2
             rows = sum(len(matrix.weight) for matrix in qkv)
-            heads, rest = divmod(rows - shape.kv_heads * (shape.key_dim + shape.value_dim), shape.key_dim)
+            values = 0 if values_of_keys else shape.value_dim
+            of_keys = 0 if is_sharing else shape.kv_heads * (shape.key_dim + values)
+            heads, rest = divmod(rows - of_keys, shape.key_dim)
             if rest or heads < 1 or heads % shape.kv_heads:
                 raise NotKnown(f"its projections have {rows} rows, which make no whole heads")
         return Attention(
             qkv=qkv,
+            cache_of=owner if is_sharing else None,
+            values_of_keys=values_of_keys,
             out=self._matrix(self._child(attention, "o_proj", "out_proj", "dense", "c_proj")),
             heads=heads,
             shape=shape,
             query_norm=self._norm_of(attention, *_QUERY_NORMS),
             key_norm=self._norm_of(attention, *_KEY_NORMS),
+            value_norm=None
+            if (values := getattr(attention, "v_norm", None)) is None
+            else _unscaled(values, shape.value_dim),
             rotary=self._rotary(index, attention),
             rotary_offset=attention.qk_nope_head_dim if isinstance(qkv, LatentProjection) else 0,
             rotates_before_norms=hasattr(attention, _AFTER_ROTATION),
-            sinks=self._parameter(attention, "sinks").float() if self._parameters[index].has_sinks else None,
-            parameters=self._parameters[index],
+            sinks=self._parameter(attention, "sinks").float() if self._parameters[owner].has_sinks else None,
+            parameters=self._parameters[owner],
         )
 
     def _qkv(self, attention: Module, shape: KVShape) -> list[Matrix]:
@@ -173,7 +225,10 @@ class _Reader:
             return [replace(matrix, weight=by_kind(matrix.weight, heads), bias=bias, heads=heads)]
         if (together := self._child(attention, "qkv_proj", "c_attn", optional=True)) is not None:
             return [self._matrix(together)]
-        return [self._matrix(self._child(attention, name)) for name in ("q_proj", "k_proj", "v_proj")]
+        names = ["q_proj", "k_proj", "v_proj"]
+        if getattr(attention, "use_alternative_attention", False):  # whose values are its keys
+            names.remove("v_proj")
+        return [self._matrix(self._child(attention, name)) for name in names]
 
     def _latent(self, attention: Any) -> LatentProjection:
         query_down = self._child(attention, "q_a_proj", optional=True)
@@ -204,7 +259,7 @@ class _Reader:
             tables = rotary(torch.zeros(1), positions, *([] if layer_type is None else [layer_type]))
             if isinstance(tables, Tensor) and tables.is_complex():  # which turns pairs of neighbours
                 real, imaginary = torch.view_as_real(tables[0]).float().unbind(-1)
-                self._rotary_tables[layer_type] = RotaryTable(real.contiguous(), imaginary.contiguous(), True)
+                self._rotary_tables[layer_type] = RotaryTable(real.contiguous(), imaginary.contiguous(), True, 1)
                 return self._rotary_tables[layer_type]
             cosines, sines = (_of_pairs(table[0]) for table in tables)
             # Applying the family's `rotate_half` to 0, 1, 2, 3 shows whether neighbours are pairs.
@@ -212,7 +267,11 @@ class _Reader:
             is_interleaved = rotate_half is not None and rotate_half(torch.arange(4)).tolist() == [-1, 0, -3, 2]
             # Latent attention may put what it has rotated in another order, in queries and keys: their products stay.
             is_interleaved |= bool(getattr(self._config, "rope_interleave", False))
-            self._rotary_tables[layer_type] = RotaryTable(cosines, sines, is_interleaved)
+            # Where only the first pairs turn, the tables need no columns for the others.
+            apart, turning = cosines.shape[1], (cosines != 1).any(0).nonzero().flatten()
+            pairs = int(turning[-1]) + 1 if len(turning) else apart
+            cosines, sines = (table[:, :pairs].contiguous() for table in (cosines, sines))
+            self._rotary_tables[layer_type] = RotaryTable(cosines, sines, is_interleaved, apart)
         return self._rotary_tables[layer_type]
 
     def _mlp_or_experts(self, mlp: Module, beside: Module | None) -> MLP | Experts:
@@ -230,6 +289,28 @@ class _Reader:
             activation=self._gating(experts),
             shared=None if shared is None else self._mlp(shared),
             shared_gate=None if shared_gate is None else self._matrix(shared_gate),
+            norms=None,
+        )
+
+    def _mixture_beside(self, layer: Module, mlp: Module) -> Experts:
+        """Describe experts beside an MLP that all tokens share, where both have norms of their own."""
+        router, experts = self._child(layer, "router"), self._child(layer, "experts")
+        scale = self._parameter(router, "scale").float() * float(self._child(router, "scalar_root_size"))
+        norm = replace(_unscaled(self._child(router, "norm"), len(scale)), weight=scale)
+        gates_and_ups = self._expert_matrices(experts, "gate_up_proj", 2)
+        downs = self._expert_matrices(experts, "down_proj", 1)
+        return Experts(
+            router=self._router(layer, norm),
+            experts=[Expert(gate, up, down) for (gate, up), (down,) in zip(gates_and_ups, downs, strict=True)],
+            activation=self._gating(experts),
+            shared=self._mlp(mlp),
+            shared_gate=None,
+            norms=MixtureNorms(
+                router=norm,
+                experts=self._norm(self._child(layer, "pre_feedforward_layernorm_2")),
+                experts_out=self._norm(self._child(layer, "post_feedforward_layernorm_2")),
+                shared_out=self._norm(self._child(layer, "post_feedforward_layernorm_1")),
+            ),
         )
 
     def _expert_matrices(self, experts: Module, name: str, parts: int) -> list[list[Matrix]]:
@@ -276,10 +357,13 @@ class _Reader:
                 return kind
         raise NotKnown(f"its {type(experts).__name__} combines gate and up in another way")
 
-    def _router(self, mlp: Module) -> Router:
-        """Find out what the router of a mixture does from its outputs, because families differ in it, and in names."""
+    def _router(self, mlp: Module, norm: Norm | None = None) -> Router:
+        """Find out what the router of a mixture does from its outputs, because families differ in it, and in names.
+
+        `norm` is what it does with its inputs before.
+        """
         router: Any = self._child(mlp, "gate", "router")
-        linear = self._child(router, "wg", optional=True) or router
+        linear = self._child(router, "wg", "proj", optional=True) or router
         weight = self._parameter(linear, "weight")
         logits_bias = None if getattr(linear, "bias", None) is None else self._parameter(linear, "bias").float()
         bias = None
@@ -288,18 +372,28 @@ class _Reader:
                 bias = found.detach().float().flatten()
                 self._read.add(id(found))
         groups = int(self._child(router, "num_group", optional=True) or 1)
+        factors = None
+        if getattr(router, "per_expert_scale", None) is not None:
+            factors = self._parameter(router, "per_expert_scale").float()
+        top_k = self._child(router, "top_k", optional=True) or getattr(self._config, "top_k_experts", None)
+        if top_k is None:
+            raise NotKnown(f"its {type(router).__name__} has no top_k")
         plain = Router(
             weight=weight,
+            module=self._names[id(linear)] if is_linear(linear) else "",
             logits_bias=logits_bias,
             bias=bias,
-            top_k=int(self._child(router, "top_k")),
+            top_k=int(top_k),
             groups=groups,
             top_groups=int(self._child(router, "topk_group", optional=True) or groups),
             is_sigmoid=False,
             adds_best_two=False,
             renormalizes=False,
             scale=float(self._child(router, "routed_scaling_factor", optional=True) or 1.0),
+            factors=factors,
+            nearness=0.0,
         )
+        mixer = replace(plain, nearness=2 * float(getattr(router, "router_jitter_noise", 0.0)))
         # In float32, in which no two experts are equally good for a token.
         own = deepcopy(router).float()
         x = torch.randn(16, weight.shape[1], generator=torch.Generator().manual_seed(0))
@@ -309,11 +403,15 @@ class _Reader:
             expected = torch.zeros(len(x), len(weight)).scatter(-1, chosen, weights.float())
         except (RuntimeError, TypeError, ValueError) as error:
             raise NotKnown(f"its {type(router).__name__} takes other arguments: {error}") from error
+        if norm is not None:
+            x = norm(x)
+        kinds = [mixer] if mixer.nearness else []
         for is_sigmoid, adds_best_two, renormalizes in product((False, True), repeat=3):
             kind = replace(plain, is_sigmoid=is_sigmoid, adds_best_two=adds_best_two, renormalizes=renormalizes)
-            for candidate in (kind, replace(kind, groups=1, top_groups=1)):
-                if torch.allclose(candidate(x), expected, rtol=1e-3, atol=1e-5):
-                    return candidate
+            kinds += [kind, replace(kind, groups=1, top_groups=1)]
+        for kind in kinds:
+            if torch.allclose(kind(x), expected, rtol=1e-3, atol=1e-5):
+                return kind
         raise NotKnown(f"its {type(router).__name__} chooses experts in another way")
 
     def _mlp(self, mlp: Module) -> MLP:
@@ -387,6 +485,13 @@ class _Reader:
         if optional:
             return None
         raise NotKnown(f"its {type(module).__name__} has no {names[0]}")
+
+
+def _unscaled(norm: Any, width: int) -> Norm:
+    """Describe a norm without weights."""
+    if getattr(norm, "weight", None) is not None or not isinstance(getattr(norm, "eps", None), float):
+        raise NotKnown(f"it has norms of type {type(norm).__name__}")
+    return Norm(torch.ones(width), None, norm.eps, subtracts_mean=False)
 
 
 def _of_pairs(table: Tensor) -> Tensor:

@@ -24,8 +24,8 @@ class Norm:
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.subtracts_mean:
-            x = x - x.mean()
-        x = x / (x.square().mean() + self.epsilon).sqrt() * self.weight
+            x = x - x.mean(-1, keepdim=True)
+        x = x / (x.square().mean(-1, keepdim=True) + self.epsilon).sqrt() * self.weight
         return x if self.bias is None else x + self.bias
 
 
@@ -46,10 +46,26 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadRows:
+    """Some rows of each head of a matrix, which latent attention multiplies by numbers of that head alone."""
+
+    matrix: Matrix  # its rows are sorted by head
+    heads: int
+    first: int  # of the rows of a head
+    count: int
+    is_transposed: bool  # the head's numbers multiply the rows, and not the columns
+
+    @property
+    def module(self) -> str:
+        return self.matrix.module
+
+
+@dataclass(frozen=True, slots=True)
 class RotaryTable:
-    cosines: Tensor  # float32 [positions, dim / 2]
+    cosines: Tensor  # float32 [positions, pairs]
     sines: Tensor
-    is_interleaved: bool  # numbers are rotated in pairs of neighbours; else number i is paired with number i + dim / 2
+    is_interleaved: bool  # numbers are rotated in pairs of neighbours; else number i is paired with number i + apart
+    apart: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +96,15 @@ class LatentProjection:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    qkv: list[Matrix] | LatentProjection  # one matrix, or three whose rows follow each other
+    qkv: list[Matrix] | LatentProjection  # matrices whose rows follow each other
+    cache_of: int | None  # the layer to whose keys and values it attends, so that it has only queries; None: its own
+    values_of_keys: bool  # values are the keys before norm and rotation, and have no rows of their own
     out: Matrix
     heads: int
     shape: KVShape
     query_norm: Norm | None  # as wide as one head, which it norms separately, or as all heads together
     key_norm: Norm | None
+    value_norm: Norm | None  # as wide as one head
     rotary: RotaryTable | None  # None: this layer does not rotate queries and keys by position
     rotary_offset: int  # of the first number of each head that is rotated
     rotates_before_norms: bool  # of queries and keys
@@ -106,6 +125,7 @@ class Router:
     """A router chooses the experts of each token, and gives each one a weight; src/experts.h computes it."""
 
     weight: Tensor  # [experts, width]
+    module: str  # by which adapters name it; "": they cannot
     logits_bias: Tensor | None  # float32 [experts]
     bias: Tensor | None  # float32 [experts], added to the scores for the choice alone
     top_k: int
@@ -115,12 +135,20 @@ class Router:
     adds_best_two: bool  # a group is as good as its two best experts together, else as the best one
     renormalizes: bool
     scale: float
+    factors: Tensor | None  # float32 [experts], of the weight of an expert, wherever it is chosen
+    nearness: float  # above 0: the experts of a token are chosen by a sparse mixer
+
+    @property
+    def matrix(self) -> Matrix:
+        return Matrix(self.weight, self.logits_bias, self.module)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the weights float32 [tokens, experts] for x float32 [tokens, width], 0 for those not chosen."""
         logits = x @ self.weight.float().T
         if self.logits_bias is not None:
             logits = logits + self.logits_bias
+        if self.nearness:
+            return self._in_turn(logits)
         scores = logits.sigmoid() if self.is_sigmoid else logits.softmax(-1)
         worth = scores if self.bias is None else scores + self.bias
         by_group = worth.unflatten(-1, (self.groups, -1))
@@ -131,7 +159,23 @@ class Router:
         weights = scores.gather(-1, chosen)
         if self.renormalizes:
             weights = weights / weights.sum(-1, keepdim=True)
+        if self.factors is not None:
+            weights = weights * self.factors[chosen]
         return torch.zeros_like(scores).scatter(-1, chosen, weights * self.scale)
+
+    def _in_turn(self, logits: Tensor) -> Tensor:
+        """Choose the best expert, then the best of the others, and so on, as Phi-3.5-MoE does.
+
+        The weight of each is its share in a softmax with those that are left and nearly as good.
+        """
+        weights, left = torch.zeros_like(logits), logits
+        for _ in range(self.top_k):
+            best, index = left.max(-1, keepdim=True)
+            is_far = (best - logits) / torch.maximum(logits.abs(), best) > self.nearness
+            shares = left.masked_fill(is_far, -torch.inf).softmax(-1)
+            weights = weights.scatter(-1, index, shares.gather(-1, index) * self.scale)
+            left = left.scatter(-1, index, -torch.inf)
+        return weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +200,16 @@ class Expert:
 
 
 @dataclass(frozen=True, slots=True)
+class MixtureNorms:
+    """The norms of a mixture whose parts each have their own, where they read the hidden state and behind them."""
+
+    router: Norm
+    experts: Norm
+    experts_out: Norm
+    shared_out: Norm  # what `shared` reads has the norm before the MLP
+
+
+@dataclass(frozen=True, slots=True)
 class Experts:
     """A mixture of experts, whose matrices all have the same sizes."""
 
@@ -164,6 +218,28 @@ class Experts:
     activation: str | ClampedGate  # a name in library.ACTIVATIONS, for activation(gate) * up
     shared: MLP | None  # an MLP that computes all tokens
     shared_gate: Matrix | None  # [1, width], whose product with a token decides how much of `shared` it gets
+    norms: MixtureNorms | None  # None: all parts read what the norm before the MLP gives
+
+
+@dataclass(frozen=True, slots=True)
+class InputGate:
+    """What a layer does with its own inputs: it adds norm(projection(inputs * activation(gate(hidden state))))."""
+
+    gate: Matrix  # [numbers of a layer, width]
+    activation: str  # a name in library.ACTIVATIONS
+    projection: Matrix  # [width, numbers of a layer]
+    norm: Norm
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInputs:
+    """Numbers of each layer that a token has beside its embedding: (norm(projection(embedding)) + table) * scale."""
+
+    table: Tensor  # [vocab, layers * numbers of a layer]
+    table_scale: float
+    projection: Matrix  # [layers * numbers of a layer, width]
+    norm: Norm  # of the numbers of a layer
+    scale: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +251,8 @@ class Layer:
     mlp: MLP | Experts
     mlp_out_norm: Norm | None
     is_parallel: bool  # the MLP reads the hidden state that attention reads, without what attention adds to it
+    input_gate: InputGate | None  # which comes last
+    factor: float  # of the hidden state behind the layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +260,7 @@ class Decoder:
     embedding: Tensor | Blocks  # [vocab, width]
     embedding_scale: float
     position_embedding: Tensor | None  # [positions, width]
+    layer_inputs: LayerInputs | None
     layers: list[Layer]
     residual_scale: float  # the factor of a layer's additions to the hidden state
     final_norm: Norm
@@ -196,16 +275,25 @@ class Decoder:
     def adaptable(self) -> dict[str, tuple[int, int]]:
         """Return rows and columns of each linear layer that adapters may name, by the name of its module."""
         found: dict[str, tuple[int, int]] = {}
+        if self.layer_inputs is not None:
+            found[self.layer_inputs.projection.module] = _shape(self.layer_inputs.projection)
         for layer in self.layers:
-            qkv = layer.attention.qkv if isinstance(layer.attention.qkv, list) else []
+            qkv = layer.attention.qkv
+            before = qkv if isinstance(qkv, list) else [qkv.query_down, qkv.query, qkv.down, qkv.up]
             mlp = layer.mlp.shared if isinstance(layer.mlp, Experts) else layer.mlp
             of_mlp = [] if mlp is None else [mlp.gate, mlp.up, mlp.down]
-            of_mixture = [layer.mlp.shared_gate] if isinstance(layer.mlp, Experts) else []
-            for matrix in (*qkv, layer.attention.out, *of_mlp, *of_mixture):
+            of_mixture = [layer.mlp.shared_gate, layer.mlp.router.matrix] if isinstance(layer.mlp, Experts) else []
+            last = [] if layer.input_gate is None else [layer.input_gate.gate, layer.input_gate.projection]
+            for matrix in (*before, layer.attention.out, *of_mlp, *of_mixture, *last):
                 if matrix is not None and matrix.module:
-                    rows, columns = matrix.weight.shape
+                    rows, columns = _shape(matrix)
                     found[matrix.module] = (found.get(matrix.module, (0, 0))[0] + rows, columns)
         return found
+
+
+def _shape(matrix: Matrix) -> tuple[int, int]:
+    rows, columns = matrix.weight.shape
+    return rows, columns
 
 
 def fits(layer: Layer, width: int) -> bool:
@@ -216,13 +304,18 @@ def fits(layer: Layer, width: int) -> bool:
         *((norm, {width}) for norm in (layer.mlp_norm, layer.mlp_out_norm)),
         (attention.query_norm, {shape.key_dim, attention.heads * shape.key_dim}),
         (attention.key_norm, {shape.key_dim, shape.kv_heads * shape.key_dim}),
+        (attention.value_norm, {shape.value_dim}),
     ]
+    if isinstance(layer.mlp, Experts) and (own := layer.mlp.norms) is not None:
+        norms += [(norm, {width}) for norm in (own.router, own.experts, own.experts_out, own.shared_out)]
     return (
         all(norm is None or len(norm.weight) in widths for norm, widths in norms)
         and _fits_projection(attention, width)
         and attention.out.weight.shape == (width, attention.heads * shape.value_dim)
         and (attention.sinks is None or len(attention.sinks) == attention.heads)
+        and (not attention.values_of_keys or shape.value_dim == shape.key_dim)
         and (attention.rotary is None or attention.rotary_offset + _rotated(attention.rotary) <= shape.key_dim)
+        and (layer.input_gate is None or _fits_gate(layer.input_gate, width))
         and (_fits_mlp(layer.mlp, width) if isinstance(layer.mlp, MLP) else _fits_experts(layer.mlp, width))
     )
 
@@ -246,8 +339,18 @@ def _fits_projection(attention: Attention, width: int) -> bool:
 
 
 def _rotated(rotary: RotaryTable) -> int:
-    """Return how many numbers of a head are rotated."""
-    return 2 * rotary.cosines.shape[1]
+    """Return how many numbers of a head the rotation reaches."""
+    pairs = rotary.cosines.shape[1]
+    return 2 * pairs if rotary.is_interleaved else rotary.apart + pairs
+
+
+def _fits_gate(gate: InputGate, width: int) -> bool:
+    own = len(gate.gate.weight)
+    return (
+        gate.gate.weight.shape[1] == width
+        and gate.projection.weight.shape == (width, own)
+        and len(gate.norm.weight) == width
+    )
 
 
 def _fits_mlp(mlp: MLP, width: int) -> bool:
@@ -266,7 +369,7 @@ def _fits_experts(experts: Experts, width: int) -> bool:
         all(matrix.weight.shape == shape for matrix, shape in matrices)
         and all(matrix.bias is None or len(matrix.bias) == shape[0] for matrix, shape in matrices)
         and router.weight.shape == (number, width)
-        and all(bias is None or len(bias) == number for bias in (router.logits_bias, router.bias))
+        and all(own is None or len(own) == number for own in (router.logits_bias, router.bias, router.factors))
         and 0 < router.top_k <= number // router.groups * router.top_groups
         and number % router.groups == 0
         and (experts.shared is None or _fits_mlp(experts.shared, width))

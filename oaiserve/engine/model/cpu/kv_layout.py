@@ -19,7 +19,7 @@ from oaiserve.engine.model.kv_cache import zeroed
 from oaiserve.engine.model.spec import KEY_GROUP, KVShape, LoadedModel
 
 LANES = 16  # numbers that native code processes at a time; widths of activations, heads and blocks are multiples of it
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 512  # MAX_VALUE_DIM in src
 MAX_LATENT_DIM, MAX_LATENT_RANK = 576, 512  # the numbers of a token, and those of its vector: MAX_KEY_DIM in src
 
 

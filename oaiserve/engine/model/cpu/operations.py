@@ -19,9 +19,13 @@ from oaiserve.engine.model.cpu.description import (
     Decoder,
     Expert,
     Experts,
+    HeadRows,
+    InputGate,
     LatentProjection,
     Layer,
+    LayerInputs,
     Matrix,
+    MixtureNorms,
     Norm,
     NotKnown,
     Router,
@@ -66,11 +70,12 @@ class Operations:
         self.names: list[str] = []  # the kind of each operation, in order
         self.caches: list[LayerCache] = []
         # Where adapters add: the matrices of each site, whose columns follow each other.
-        self.sites: list[list[Matrix]] = []
+        self.sites: list[list[Matrix] | HeadRows] = []
         self._library, self._handle, self._pool = library, handle, pool
         self._num_blocks, self._block_size = num_blocks, block_size
         self._has_adapters = has_adapters
         self._kept: list[Tensor] = []  # tensors that native code has pointers to
+        self._cache_indices: list[int] = []  # by layer
         self._widths: dict[int, int] = {}  # of the input of weights that are in blocks, by their index
         self._orders: dict[int, int] = {}  # of their columns, where it is not that of the input: an array that is kept
         self._block_indices: dict[int, int] = {}  # the index of such weights, by the id() of the matrix
@@ -99,6 +104,8 @@ class Operations:
             self._expert_rows = self._elements(width, rows_each)
             self._expert_inner = self._elements(inner, rows_each)
             self._expert_out = self._floats(width, rows_each)
+            if any(mixture.norms is not None for mixture in mixtures):
+                self._both = self._floats(width)
         if latent := [layer.qkv for layer in attention if isinstance(layer.qkv, LatentProjection)]:
             downs = [matrix for qkv in latent for matrix in (qkv.query_down, qkv.down) if matrix is not None]
             self._latent = self._floats(_up(max(len(matrix.weight) for matrix in downs)))
@@ -106,14 +113,20 @@ class Operations:
             self._own = self._elements(max(layer.heads * layer.rotary_offset for layer in attention))
             self._attended_latent = self._elements(max(layer.heads * layer.shape.latent_dim for layer in attention))
         matrices = [matrix.weight for layer in decoder.layers for matrix in _matrices(layer)]
+        if decoder.layer_inputs is not None:
+            matrices.append(decoder.layer_inputs.projection.weight)
+            self._layer_inputs = self._floats(len(decoder.layer_inputs.projection.weight))
+            self._gated = self._elements(len(decoder.layer_inputs.norm.weight))
         inputs = [m.shape[1] for m in (*matrices, decoder.head.weight, decoder.embedding) if isinstance(m, Blocks)]
         if inputs:
             self._groups = add.add_groups(self._handle, max(inputs), 1)
             if mixtures:
                 self._expert_groups = add.add_groups(self._handle, max(width, inner), rows_each)
         self._embed(decoder)
-        for layer in decoder.layers:
-            self._layer(layer, decoder.residual_scale)
+        if decoder.layer_inputs is not None:
+            self._inputs_of_layers(decoder.layer_inputs, len(decoder.layers))
+        for index, layer in enumerate(decoder.layers):
+            self._layer(index, layer, decoder.residual_scale)
         last = self._elements(width)
         self._operation("norm", add.norm, self._hidden, last, self._normalize(decoder.final_norm), True)
         head = self._weights([decoder.head])
@@ -140,7 +153,14 @@ class Operations:
         self._operation("quantize", self._library.quantize, *arguments)
         return self._groups
 
-    def _layer(self, layer: Layer, residual_scale: float) -> None:
+    def _inputs_of_layers(self, inputs: LayerInputs, layers: int) -> None:
+        add, projection = self._library, inputs.projection
+        self._norm(None)
+        self._project("layer inputs", self._normed, self._layer_inputs, projection)
+        arguments = (self._layer_inputs, self._keep(inputs.table), inputs.table_scale, inputs.scale)
+        self._operation("layer inputs", add.layer_inputs, *arguments, self._normalize(inputs.norm), layers)
+
+    def _layer(self, index: int, layer: Layer, residual_scale: float) -> None:
         self._norm(layer.attention_norm)
         self._attention(layer.attention)
         if layer.is_parallel and layer.mlp_norm is not layer.attention_norm:
@@ -150,9 +170,23 @@ class Operations:
             self._norm(layer.mlp_norm)
         if isinstance(layer.mlp, MLP):
             self._mlp_inner(layer.mlp)
-            self._add("down", self._mlp, layer.mlp.down, layer.mlp_out_norm, residual_scale)
-        else:
+            factor = layer.factor if layer.input_gate is None else 1.0
+            self._add("down", self._mlp, layer.mlp.down, layer.mlp_out_norm, residual_scale, factor)
+        elif layer.mlp.norms is None:
             self._mixture(layer.mlp, layer.mlp_out_norm, residual_scale)
+        else:
+            self._normed_mixture(layer, layer.mlp, layer.mlp.norms, residual_scale)
+        if layer.input_gate is not None:
+            self._input_gate(index, layer.input_gate, layer.factor)
+
+    def _input_gate(self, index: int, gate: InputGate, factor: float) -> None:
+        """Add the operations by which a layer adds to the hidden state what it makes of its inputs."""
+        self._norm(None)
+        site, weights = self._site(self._normed, [gate.gate]), self._weights([gate.gate])
+        x, activation = self._input(self._normed, weights), ACTIVATIONS.index(gate.activation)
+        arguments = (x, self._gated, weights, site, activation, self._layer_inputs, index * len(gate.gate.weight))
+        self._operation("layer inputs", self._library.gate_inputs, *arguments)
+        self._add("layer inputs", self._gated, gate.projection, gate.norm, 1.0, factor)
 
     def _mlp_inner(self, mlp: MLP) -> None:
         activation = ACTIVATIONS.index(mlp.activation)
@@ -184,7 +218,27 @@ class Operations:
             x = self._input(self._mlp, weights)
             self._operation("down", add.project, x, out, weights, site, True, factor)
         if norm is not None:
-            self._operation("norm", add.add_norm, self._branch, self._hidden, self._normalize(norm), scale)
+            self._add_norm(self._branch, self._hidden, norm, scale)
+
+    def _normed_mixture(self, layer: Layer, experts: Experts, norms: MixtureNorms, scale: float) -> None:
+        """Add the operations of a mixture whose parts have norms of their own. That of the shared MLP comes before."""
+        add = self._library
+        if experts.shared is None or layer.mlp_out_norm is None:
+            raise NotKnown("its experts have norms, but no MLP beside them, or no norm behind both")
+        self._mlp_inner(experts.shared)
+        self._project("down", self._mlp, self._branch, experts.shared.down)
+        self._operation("norm", add.norm_floats, self._branch, self._both, self._normalize(norms.shared_out))
+        self._norm(norms.router)
+        assignment = self._route(experts.router)
+        self._norm(norms.experts)
+        self._expert_mlps(experts, assignment)
+        self._operation("down", add.combine, self._expert_out, self._branch, self._width, assignment, False, 1.0)
+        self._add_norm(self._branch, self._both, norms.experts_out, 1.0)
+        factor = layer.factor if layer.input_gate is None else 1.0
+        self._add_norm(self._both, self._hidden, layer.mlp_out_norm, scale, factor)
+
+    def _add_norm(self, x: int, hidden: int, norm: Norm, scale: float, factor: float = 1.0) -> None:
+        self._operation("norm", self._library.add_norm, x, hidden, self._normalize(norm), scale, factor)
 
     def _route(self, router: Router) -> int:
         """Add the operations that assign tokens to experts, and return the assignment."""
@@ -197,7 +251,9 @@ class Operations:
             router.groups,
             router.top_groups,
             None if router.bias is None else self._keep(router.bias),
+            None if router.factors is None else self._keep(router.factors),
             router.scale,
+            router.nearness,
             router.is_sigmoid,
             router.adds_best_two,
             router.renormalizes,
@@ -208,7 +264,8 @@ class Operations:
         weight = router.weight.to(add.dtype).contiguous()
         bias = None if router.logits_bias is None else router.logits_bias.data_ptr()
         index = add.add_router(self._handle, weight.data_ptr(), number, self._width, bias)
-        self._operation("route", add.route, self._normed, self._scores, index, routing, assignment)
+        site = self._site(self._normed, [router.matrix]) if router.module else NO_SITE
+        self._operation("route", add.route, self._normed, self._scores, index, site, routing, assignment)
         self._operation("route", add.sort_rows, assignment)
         return assignment
 
@@ -248,8 +305,10 @@ class Operations:
         site, weights = self._site(self._normed, attention.qkv), self._weights(attention.qkv)
         x = self._input(self._normed, weights)
         self._operation("qkv", add.project, x, self._qkv, weights, site, False, 1.0)
-        norms = [Normalize() if n is None else self._normalize(n) for n in (attention.query_norm, attention.key_norm)]
-        arguments = (self._qkv, self._queries, cache, heads, self._rotary(attention), *norms)
+        own = (attention.query_norm, attention.key_norm, attention.value_norm)
+        norms = [Normalize() if norm is None else self._normalize(norm) for norm in own]
+        parts = 1 if attention.cache_of is not None else 2 if attention.values_of_keys else 3
+        arguments = (self._qkv, self._queries, cache, heads, self._rotary(attention), *norms, parts)
         self._operation("rotary", add.prepare, *arguments)
         self._attend(attention, self._attended, cache)
 
@@ -270,11 +329,14 @@ class Operations:
         arguments = (self._qkv, self._latent, self._normed_latent, self._own, self._queries, cache, heads)
         self._operation("rotary", add.prepare_latent, *arguments, self._rotary(attention))
         keys, values = self._tensor(qkv.up.weight).unflatten(0, (heads, -1)).split([own, shape.value_dim], dim=1)
-        weights = self._weights_of_heads(keys.mT)
-        self._operation("qkv", add.project_heads, self._own, self._queries, weights, heads, rank, own, shape.latent_dim)
-        self._attend(attention, self._attended_latent, cache)
+        site = self._site_of_heads(self._own, HeadRows(qkv.up, heads, 0, own, is_transposed=True), own)
+        weights, sizes = self._weights_of_heads(keys.mT), (heads, rank, own, shape.latent_dim)
+        self._operation("qkv", add.project_heads, self._own, self._queries, weights, site, *sizes)
+        latent = self._attended_latent
+        self._attend(attention, latent, cache)
+        site = self._site_of_heads(latent, HeadRows(qkv.up, heads, own, shape.value_dim, is_transposed=False), rank)
         weights, sizes = self._weights_of_heads(values), (heads, shape.value_dim, rank, shape.value_dim)
-        self._operation("output", add.project_heads, self._attended_latent, self._attended, weights, *sizes)
+        self._operation("output", add.project_heads, latent, self._attended, weights, site, *sizes)
 
     def _weights_of_heads(self, weight: Tensor) -> int:
         """Pack the matrices [heads, n, k] of all heads, so that the rows of each begin with a panel."""
@@ -293,15 +355,20 @@ class Operations:
         if table is None:
             return Rotary()
         tables = (self._keep(table.cosines), self._keep(table.sines))
-        dim = 2 * table.cosines.shape[1]
-        return Rotary(*tables, attention.rotary_offset, dim, table.is_interleaved, attention.rotates_before_norms)
+        sizes = (attention.rotary_offset, table.cosines.shape[1], table.apart)
+        return Rotary(*tables, *sizes, table.is_interleaved, attention.rotates_before_norms)
 
     def _project(self, name: str, x: int, out: int, matrix: Matrix) -> None:
-        weights = self._weights([matrix])
+        site, weights = self._site(x, [matrix]), self._weights([matrix])
         x = self._input(x, weights)
-        self._operation(name, self._library.project, x, out, weights, NO_SITE, False, 1.0)
+        self._operation(name, self._library.project, x, out, weights, site, False, 1.0)
 
     def _cache(self, attention: Attention) -> int:
+        owner = attention.cache_of
+        self._cache_indices.append(self._new_cache(attention) if owner is None else self._cache_indices[owner])
+        return self._cache_indices[-1]
+
+    def _new_cache(self, attention: Attention) -> int:
         shape, size = attention.shape, self._block_size
         cache = new_cache(shape, self._library.dtype, num_blocks=self._num_blocks, block_size=size)
         self.caches.append(cache)
@@ -322,18 +389,27 @@ class Operations:
         if not self._has_adapters:
             return NO_SITE
         self.sites.append(matrices)
-        return self._operation("adapters", self._library.site, x)
+        return self._operation("adapters", self._library.site, x, 1, 0)
 
-    def _add(self, name: str, x: int, matrix: Matrix, norm: Norm | None, scale: float) -> None:
-        """Add the operations that multiply with `matrix`, norm the product, and add it to the hidden state."""
+    def _site_of_heads(self, x: int, rows: HeadRows, each: int) -> int:
+        """Do the same for the product of each head's numbers, which are `each` apart in `x`, with its own rows."""
+        if not self._has_adapters:
+            return NO_SITE
+        self.sites.append(rows)
+        return self._operation("adapters", self._library.site, x, rows.heads, each)
+
+    def _add(self, name: str, x: int, matrix: Matrix, norm: Norm | None, scale: float, factor: float = 1.0) -> None:
+        """Add the operations that multiply with `matrix`, norm the product, and add it to the hidden state.
+
+        With a norm, the hidden state is then multiplied by `factor`.
+        """
         site, weights = self._site(x, [matrix]), self._weights([matrix])
         x = self._input(x, weights)
         if norm is None:
             self._operation(name, self._library.project, x, self._hidden, weights, site, True, scale)
         else:
             self._operation(name, self._library.project, x, self._branch, weights, site, False, 1.0)
-            arguments = (self._branch, self._hidden, self._normalize(norm), scale)
-            self._operation("norm", self._library.add_norm, *arguments)
+            self._add_norm(self._branch, self._hidden, norm, scale, factor)
 
     def _weights(self, matrices: list[Matrix]) -> int:
         """Pack the rows of all `matrices` as one matrix, and return its index."""
@@ -436,9 +512,9 @@ class Operations:
 
 def _qkv_width(attention: Attention) -> int:
     """Return how many queries, keys and values of a token are computed at once; of latent attention, only queries."""
-    heads, shape = attention.heads, attention.shape
-    of_keys = 0 if isinstance(attention.qkv, LatentProjection) else shape.kv_heads * (shape.key_dim + shape.value_dim)
-    return heads * shape.key_dim + of_keys
+    if isinstance(attention.qkv, LatentProjection):
+        return attention.heads * attention.shape.key_dim
+    return sum(len(matrix.weight) for matrix in attention.qkv)
 
 
 def _up(width: int) -> int:
@@ -456,7 +532,8 @@ def _matrices(layer: Layer) -> list[Matrix]:
     """Return the matrices of a layer that may be in blocks."""
     qkv = layer.attention.qkv
     before = qkv if isinstance(qkv, list) else [qkv.query_down, qkv.query, qkv.down]
-    found = [matrix for matrix in (*before, layer.attention.out) if matrix is not None]
+    last = [] if layer.input_gate is None else [layer.input_gate.gate, layer.input_gate.projection]
+    found = [matrix for matrix in (*before, layer.attention.out, *last) if matrix is not None]
     mlps: list[MLP | Expert | None] = [layer.mlp] if isinstance(layer.mlp, MLP) else []
     if isinstance(layer.mlp, Experts):
         mlps = [layer.mlp.experts[0], layer.mlp.shared]  # the experts of a layer are alike

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from oaiserve.engine.model.adapters import Adapter
-from oaiserve.engine.model.cpu.description import Matrix
+from oaiserve.engine.model.adapters import Adapter, AdapterPart
+from oaiserve.engine.model.cpu.description import HeadRows, Matrix
 from oaiserve.engine.model.cpu.kv_layout import LANES
 from oaiserve.engine.model.cpu.library import Library
 
@@ -16,14 +16,17 @@ RANKS = 4  # the ranks of a linear layer are padded to a multiple of this, as sr
 class PackedAdapter:
     """Owns the native form of an adapter. `sites` are those of the decoder, with the matrices of each."""
 
-    def __init__(self, library: Library, adapter: Adapter, sites: list[list[Matrix]]) -> None:
+    def __init__(self, library: Library, adapter: Adapter, sites: list[list[Matrix] | HeadRows]) -> None:
         """Copy the weights of the adapter. Raises MemoryError."""
         self._library = library
         self.handle = library.adapter(len(sites))
         if self.handle is None:
             raise MemoryError("The system has no memory for an adapter.")
-        for index, matrices in enumerate(sites):
-            self._set(index, adapter, matrices)
+        for index, site in enumerate(sites):
+            if not isinstance(site, HeadRows):
+                self._set(index, adapter, site)
+            elif (part := adapter.parts.get(site.module)) is not None:
+                self._set_heads(index, part, site)
 
     def __del__(self) -> None:
         self._library.free_adapter(self.handle)
@@ -48,18 +51,44 @@ class PackedAdapter:
         for matrix in matrices:
             num_groups, count = -(-len(matrix.weight) // LANES), 0
             if matrix.module in parts:
-                rows = matrix.rows_of(parts[matrix.module].b)
-                b = _padded(torch.nn.functional.pad(rows, (0, 0, 0, -len(rows) % LANES)))
-                pack, count = _pack(b.dtype), b.shape[1]
-                ups.append(b.view(num_groups, LANES, count // pack, pack).transpose(1, 2).flatten())
+                b = _padded(matrix.rows_of(parts[matrix.module].b))
+                count = b.shape[1]
+                ups.append(_in_groups(b))
             firsts += [first_ranks.get(matrix.module, 0)] * num_groups
             counts += [count] * num_groups
-        a, b = torch.cat(downs).contiguous(), torch.cat(ups)
-        scale, groups = torch.tensor(scales), torch.tensor([firsts, counts], dtype=torch.int32)
+        self._give(index, torch.cat(downs), torch.tensor(scales), firsts, counts, torch.cat(ups))
+
+    def _set_heads(self, index: int, part: AdapterPart, rows: HeadRows) -> None:
+        """Give a site of heads its weights. What `b` adds to the rows of a head is its own, and `a` is that of all.
+
+        To the product of a head's numbers x, scale * b (a x) is added; with transposed rows, scale * a^T (b^T x).
+        """
+        b = part.b.unflatten(0, (rows.heads, -1))[:, rows.first : rows.first + rows.count]
+        shared = part.a.expand(rows.heads, -1, -1)
+        down, up = (b.mT, shared.mT) if rows.is_transposed else (shared, b)
+        down = torch.nn.functional.pad(down, (0, 0, 0, -part.rank % LANES))  # ranks of two heads share no vector
+        ups = [_padded(of_head) for of_head in up]
+        num_groups = -(-len(ups[0]) // LANES)
+        firsts = [head * down.shape[1] for head in range(rows.heads) for _ in range(num_groups)]
+        counts = [ups[0].shape[1]] * len(firsts)
+        scales = torch.full((rows.heads * down.shape[1],), part.scale)
+        self._give(
+            index, down.flatten(0, 1), scales, firsts, counts, torch.cat([_in_groups(of_head) for of_head in ups])
+        )
+
+    def _give(self, index: int, a: Tensor, scale: Tensor, firsts: list[int], counts: list[int], b: Tensor) -> None:
+        a, groups = a.contiguous(), torch.tensor([firsts, counts], dtype=torch.int32)
         rank, k = a.shape
         pointers = (a.data_ptr(), scale.data_ptr(), groups.shape[1], *(row.data_ptr() for row in groups), b.data_ptr())
         if self._library.set_adapter(self.handle, index, k, rank, *pointers):
             raise MemoryError("The system has no memory for an adapter.")
+
+
+def _in_groups(b: Tensor) -> Tensor:
+    """Return the rows of B in groups of sixteen, each of which has packs of its ranks side by side."""
+    b = torch.nn.functional.pad(b, (0, 0, 0, -len(b) % LANES))
+    pack = _pack(b.dtype)
+    return b.reshape(-1, LANES, b.shape[1] // pack, pack).transpose(1, 2).flatten()
 
 
 def _pack(dtype: torch.dtype) -> int:

@@ -27,9 +27,12 @@ from oaiserve.engine.model.cpu.description import (
     Decoder,
     Expert,
     Experts,
+    InputGate,
     LatentProjection,
     Layer,
+    LayerInputs,
     Matrix,
+    MixtureNorms,
     Norm,
     RotaryTable,
     Router,
@@ -44,8 +47,8 @@ _ALIGNMENT = 64
 _CLASSES = {
     kind.__name__: kind
     for kind in (
-        *(MLP, Attention, AttentionParameters, ClampedGate, Decoder, Expert, Experts, KVShape, LatentProjection, Layer),
-        *(Matrix, Norm, RotaryTable, Router),
+        *(MLP, Attention, AttentionParameters, ClampedGate, Decoder, Expert, Experts, InputGate, KVShape),
+        *(LatentProjection, Layer, LayerInputs, Matrix, MixtureNorms, Norm, RotaryTable, Router),
     )
 }
 _SAFETENSORS_DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32}

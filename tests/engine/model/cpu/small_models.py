@@ -45,6 +45,7 @@ LATENT = {
     "first_k_dense_replace": 1,
     "num_key_value_heads": 4,
 }
+GEMMA4 = {**_MIXED, "layer_types": ["sliding_attention", "full_attention"] * 2, "num_hidden_layers": 4}
 _LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -73,6 +74,28 @@ FAMILIES: dict[str, PreTrainedConfig] = {
         "gemma2", **_MIXED, attn_logit_softcapping=5.0, final_logit_softcapping=3.0, query_pre_attn_scalar=8
     ),
     "gemma3_text": config("gemma3_text", **_MIXED, query_pre_attn_scalar=8),  # two rotary tables
+    "gemma4_text": config(  # layers with the cache of others, inputs of layers; a part of wide heads is rotated
+        "gemma4_text",
+        **GEMMA4,
+        num_kv_shared_layers=2,
+        use_double_wide_mlp=True,
+        hidden_size_per_layer_input=16,
+        vocab_size_per_layer_input=97,
+        global_head_dim=64,
+        final_logit_softcapping=3.0,
+    ),
+    "gemma4_text with experts": config(  # beside an MLP; heads of 512, whose values are their keys
+        "gemma4_text",
+        **GEMMA4,
+        global_head_dim=512,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        hidden_size_per_layer_input=0,
+        enable_moe_block=True,
+        num_experts=6,
+        top_k_experts=2,
+        moe_intermediate_size=32,
+    ),
     "phi3": config("phi3", sliding_window=6),  # fused projections
     "gpt2": config("gpt2", **_GPT2),  # LayerNorm, learned positions, transposed weights
     "gpt_bigcode": config("gpt_bigcode", **_GPT2),
@@ -122,11 +145,9 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     "granitemoeshared": config("granitemoeshared", **EXPERTS, shared_intermediate_size=48, residual_multiplier=0.3),
     "stablelm": config("stablelm", **_OWN_HEADS),  # LayerNorm, a quarter of each head is rotated
     "nemotron": config("nemotron"),  # LayerNorm whose weight is stored minus 1
+    "phimoe": config("phimoe", **EXPERTS, router_jitter_noise=0.2, lm_head_bias=True),  # a sparse mixer
 }
-# The families of which the native library supports only attention.
-MIXTURES: dict[str, PreTrainedConfig] = {
-    "phimoe": config("phimoe", **EXPERTS, sliding_window=None),
-}
+WITHOUT_STEP = config("apertus")  # a family of which the native library supports only attention
 
 
 def make_model(asked: PreTrainedConfig, *, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
@@ -140,6 +161,9 @@ def make_model(asked: PreTrainedConfig, *, dtype: torch.dtype = torch.float32) -
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1 or name.endswith("_bias"):
                 parameter += 0.4 * torch.randn(parameter.shape, generator=generator)
+        for name, buffer in model.named_buffers():
+            if name.endswith(("layer_scalar", "e_score_correction_bias")):
+                buffer += 0.4 * torch.rand(buffer.shape, generator=generator)
     return model
 
 

@@ -26,7 +26,7 @@ from oaiserve.engine.step import Chunk, Step
 from tests.engine.model.cpu.small_models import (
     BLOCK_SIZE,
     EXPERTS,
-    MIXTURES,
+    WITHOUT_STEP,
     config,
     load,
     make_engine,
@@ -59,6 +59,7 @@ LAYERS = [
     Layer(6, KVShape(2, 48, 32), sliding_window=21),
     Layer(4, KVShape(4, 32, 32), sliding_window=1, softcap=0.5),
     Layer(5, KVShape(1, 256, 240), sliding_window=1000),
+    Layer(5, KVShape(1, 512, 496), sliding_window=400),
     Layer(6, KVShape(2, 48, 32), sliding_window=21, has_sinks=True),
     Layer(6, KVShape(2, 48, 32), has_slopes=True),
     Layer(4, KVShape(2, 32, 32), softcap=3.0, has_slopes=True),
@@ -190,16 +191,15 @@ def answers(loaded: LoadedModel, runner: ModelRunner, **options: int) -> list[li
         return [completion.token_ids for completion in engine.generate(PROMPTS, GREEDY)]
 
 
-@pytest.mark.parametrize("family", MIXTURES)
-def test_mixtures_of_experts_answer_as_generate_does(
-    family: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_family_without_a_native_step_answers_as_generate_does(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    loaded = load(MIXTURES[family])
+    loaded = load(WITHOUT_STEP)
     runner = start(loaded)
     monkeypatch.delattr(reference, "_attention")  # the reference backend must not be used from now on
     assert [text.split(" after ")[0] for text in caplog.messages][1:] == ["Its attention is native"]
-    expected = generate(make_model(MIXTURES[family]), PROMPTS, GREEDY.max_tokens)
+    expected = generate(make_model(WITHOUT_STEP), PROMPTS, GREEDY.max_tokens)
     assert len({tuple(answer) for answer in expected}) == len(PROMPTS), "the answers must be able to differ"
     assert answers(loaded, runner, max_running=5, max_step_tokens=23) == expected
 
@@ -207,8 +207,8 @@ def test_mixtures_of_experts_answer_as_generate_does(
 @pytest.mark.parametrize(
     ("head_dim", "block_size", "reason"),
     [
-        (8, 16, "its heads have 8 numbers, which is no multiple of 16 up to 256"),
-        (272, 16, "its heads have 272 numbers, which is no multiple of 16 up to 256"),
+        (8, 16, "its heads have 8 numbers, which is no multiple of 16 up to 512"),
+        (528, 16, "its heads have 528 numbers, which is no multiple of 16 up to 512"),
         (16, 24, "the block size 24 is no multiple of 16"),
     ],
 )

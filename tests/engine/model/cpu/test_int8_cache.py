@@ -10,6 +10,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from transformers import PreTrainedConfig
 
 from oaiserve.config import KVCacheDtype
 from oaiserve.engine.model.attention import LayerCache
@@ -29,7 +30,7 @@ from oaiserve.errors import StartupError
 from tests.engine.model.cpu.small_models import (
     BLOCK_SIZE,
     FAMILIES,
-    MIXTURES,
+    WITHOUT_STEP,
     compiled_for,
     config,
     load,
@@ -46,6 +47,7 @@ LAYERS = [
     Layer(8, KVShape(1, 128, 128, is_int8=True), has_sinks=True),
     Layer(3, KVShape(3, 16, 240, is_int8=True), softcap=2.0, sliding_window=270),
     Layer(5, KVShape(1, 256, 256, is_int8=True), has_slopes=True),
+    Layer(4, KVShape(1, 512, 512, is_int8=True), sliding_window=300),
     Layer(4, KVShape(2, 48, 32, is_int8=True), softcap=3.0, has_slopes=True),
 ]
 
@@ -244,14 +246,15 @@ def test_the_start_compares_with_rounded_keys_and_values(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("family", "block_size", "reason"),
+    ("asked", "block_size", "reason"),
     [
-        ("phimoe", BLOCK_SIZE, "its PhimoeTopKRouter"),
-        ("llama", 8, "the block size 8 is no multiple of 16"),
+        (WITHOUT_STEP, BLOCK_SIZE, "its activation is XIELUActivation"),
+        (FAMILIES["llama"], 8, "the block size 8 is no multiple of 16"),
     ],
+    ids=["a family", "a block size"],
 )
-def test_it_is_refused_without_the_native_step(family: str, block_size: int, reason: str) -> None:
-    loaded = load((FAMILIES | MIXTURES)[family]).with_cache("int8")
+def test_it_is_refused_without_the_native_step(asked: PreTrainedConfig, block_size: int, reason: str) -> None:
+    loaded = load(asked).with_cache("int8")
     flag = "--kv-cache-dtype int8"
     with pytest.raises(StartupError, match=f"^{flag} needs the native step, which cannot be used: {reason}"):
         started_runner(loaded, num_blocks=8, block_size=block_size, needed_by=flag)

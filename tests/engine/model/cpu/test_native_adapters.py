@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from oaiserve.config import Quantize
+from oaiserve.config import EngineOptions, Quantize
 from oaiserve.engine.model.adapted_modules import adaptable
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch, build_batch
+from oaiserve.engine.model.cpu.description import HeadRows
 from oaiserve.engine.model.cpu.native import NativeDecoder
-from oaiserve.engine.model.cpu.start import native_decoder
+from oaiserve.engine.model.cpu.start import native_decoder, with_native_cache
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.load import prepare
 from oaiserve.engine.model.rehearsal import QUANTIZED_TOLERANCE, difference
@@ -67,19 +68,24 @@ def prompts_for(vocab_size: int, lengths: list[int], seed: int = 0) -> list[list
     return [[rng.randrange(vocab_size) for _ in range(length)] for length in lengths]
 
 
-# One family for each way in which linear layers are named, fused or sorted.
+# One family for each way in which linear layers are named, fused, sorted, or computed in another form.
 @pytest.mark.parametrize(
-    "family", ["llama", "phi3", "gpt2", "gpt_neox", "gemma2", "persimmon", "arcee", "granite", "qwen2_moe"]
+    "family",
+    [
+        *("llama", "phi3", "gpt2", "gpt_neox", "gemma2", "persimmon", "arcee", "granite", "qwen2_moe", "phimoe"),
+        *("deepseek_v2", "deepseek_v3", "gemma4_text", "gemma4_text with experts"),
+    ],
 )
 def test_several_adapters_in_one_batch_are_each_the_model_with_merged_weights(family: str) -> None:
     model = make_model(FAMILIES[family])
-    loaded = prepare(deepcopy(model))
+    loaded = with_native_cache(prepare(deepcopy(model)), EngineOptions())
     shapes = adaptable(loaded.model)
     some = {name: shape for index, (name, shape) in enumerate(shapes.items()) if index % 3}
     adapters = [random_adapter(shapes, 1), random_adapter(some, 2, rank=30), None]
     prompts = prompts_for(loaded.vocab_size, [5, 21, 9])
     native = decoder(loaded)
-    assert {matrix.module for matrices in native._operations.sites for matrix in matrices} == shapes.keys()
+    sites = [[site] if isinstance(site, HeadRows) else site for site in native._operations.sites]
+    assert {part.module for parts in sites for part in parts} == shapes.keys()
     found = logits_of(native, batch_of([(ids, 0, one) for ids, one in zip(prompts, adapters, strict=True)]))
     for ids, adapter, logits in zip(prompts, adapters, found, strict=True):
         reference = model if adapter is None else merged(model, adapter)
@@ -90,17 +96,18 @@ def test_several_adapters_in_one_batch_are_each_the_model_with_merged_weights(fa
 
 
 CASES = {
-    "bfloat16": (torch.bfloat16, "none", "native"),
-    "float32": (torch.float32, "none", "native"),
-    "eight bits": (torch.bfloat16, "int8", "native"),
-    "bfloat16 with AVX2": (torch.bfloat16, "none", "x86-64-v3"),
+    "bfloat16": (GROUPED, torch.bfloat16, "none", "native"),
+    "float32": (GROUPED, torch.float32, "none", "native"),
+    "eight bits": (GROUPED, torch.bfloat16, "int8", "native"),
+    "bfloat16 with AVX2": (GROUPED, torch.bfloat16, "none", "x86-64-v3"),
+    "latent vectors": (FAMILIES["deepseek_v3"], torch.bfloat16, "none", "native"),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_row_is_bitwise_the_same_whatever_adapters_are_beside_it(case: str) -> None:
-    dtype, quantize, instructions = CASES[case]
-    loaded = load(GROUPED, dtype=dtype)
+    asked, dtype, quantize, instructions = CASES[case]
+    loaded = load(asked, dtype=dtype)
     shapes = adaptable(loaded.model)
     adapters = [random_adapter(shapes, seed, rank=rank, dtype=dtype) for seed, rank in enumerate([1, 8, 17, 64])]
     rng = random.Random(1)

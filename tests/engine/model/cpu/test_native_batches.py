@@ -25,9 +25,9 @@ from tests.engine.model.cpu.small_models import (
     make_model,
     native,
 )
+from tests.engine.model.cpu.two_steps import NUM_BLOCKS, two_steps
 
 pytestmark = pytest.mark.compiler
-NUM_BLOCKS = 96
 CPU = torch.device("cpu")
 LONG = {"max_position_embeddings": 1024, "num_hidden_layers": 2}
 CONFIGS = {
@@ -35,6 +35,15 @@ CONFIGS = {
     "alone": config("llama", **LONG, num_key_value_heads=4, head_dim=80, intermediate_size=144),
     "window": config("mistral", **LONG, sliding_window=37),
     "capped": config("gemma2", **LONG, sliding_window=70, attn_logit_softcapping=5.0),
+    "wide": config(  # a layer with heads of 512, whose values are its keys
+        "gemma4_text",
+        **LONG,
+        layer_types=["sliding_attention", "full_attention"],
+        sliding_window=70,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        hidden_size_per_layer_input=0,
+    ),
 }
 
 
@@ -74,7 +83,7 @@ class Both(NamedTuple):
 
 
 # With AVX2 and SSE, vectors have other widths, for which there are other code paths.
-OTHERS = [("grouped", "x86-64-v3"), ("capped", "x86-64-v3"), ("alone", "x86-64-v2")]
+OTHERS = [("grouped", "x86-64-v3"), ("capped", "x86-64-v3"), ("wide", "x86-64-v3"), ("alone", "x86-64-v2")]
 
 
 @pytest.fixture(scope="module", params=[*((name, "native") for name in CONFIGS), *OTHERS], ids="-".join)
@@ -91,9 +100,10 @@ def both(request: pytest.FixtureRequest) -> Both:
     return Both(EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE), natives)
 
 
+@pytest.mark.parametrize("name", ["grouped", "wide"])
 @pytest.mark.parametrize("cpu", ["x86-64-v3", EMULATED_AMX])
-def test_bfloat16_logits_of_another_cpus_code_are_close(cpu: str) -> None:
-    loaded = load(CONFIGS["grouped"], dtype=torch.bfloat16)
+def test_bfloat16_logits_of_another_cpus_code_are_close(cpu: str, name: str) -> None:
+    loaded = load(CONFIGS[name], dtype=torch.bfloat16)
     ids = [(7 * i + 3) % loaded.vocab_size for i in range(90)]
     sequence = Sequence("", 0, ids, SamplingParams(), max_len=91)
     sequence.blocks = list(range(6))
@@ -120,23 +130,11 @@ shapes = st.lists(st.tuples(st.integers(0, 330), st.integers(1, 300) | st.just(1
 @example(shape=[(15, 1), (16, 1), (17, 1), (255, 1), (256, 1)], seed=1)
 @example(shape=[(600, 1), (0, 330), (255, 2), (3, 128)], seed=2)
 def test_logits_equal_those_of_the_eager_executor(both: Both, shape: list[tuple[int, int]], seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    blocks = iter(torch.randperm(NUM_BLOCKS, generator=generator).tolist())
-    before, step = Step(), Step()
-    for i, (num_before, num_now) in enumerate(shape):
-        ids = torch.randint(97, (num_before + num_now,), generator=generator).tolist()
-        sequence = Sequence(str(i), 0, ids, SamplingParams(), max_len=1024)
-        sequence.blocks = [next(blocks) for _ in range(-(-len(ids) // BLOCK_SIZE))]
-        sequence.wants_prompt_logprobs = True
-        if num_before:
-            before.chunks.append(Chunk(sequence, 0, num_before, max_draws=0))
-        step.chunks.append(Chunk(sequence, num_before, num_now))
-    for part in (before, step):
-        part.chunks.sort(key=lambda chunk: chunk.num_tokens > 1)  # single tokens come first
+    steps = two_steps(shape, torch.Generator().manual_seed(seed))
     results = []
     with torch.inference_mode():
         for executor in (both.eager, *both.natives):
-            for part in (before, step):
+            for part in steps:
                 if part.chunks:
                     logits = executor.forward(build_batch(part, BLOCK_SIZE, CPU))
             results.append(logits.clone())

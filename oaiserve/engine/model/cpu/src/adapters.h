@@ -189,19 +189,20 @@ struct Site {
   }
 };
 
-// Computes scale * (x A^T) at a site, for the rows of a tile, whose addends are those of the site then.
+// Computes scale * (x A^T) at a site, for the rows of a tile, whose addends are those of the site then. `row_of` returns
+// what sixteen ranks from one on multiply of a row.
 template <class T, class RowOf, int... ROW>
 void adapt(const SiteWeights<T>& site, AdapterRows<T>& rows, const typename AdapterRows<T>::Tile& tile, RowOf&& row_of,
            std::integer_sequence<int, ROW...>) {
   static constexpr decltype(&adapter_tile<T, 1>) TILES[] = {adapter_tile<T, ROW + 1>...};
   const int32_t* tile_rows = rows.rows.data() + tile.first;
   const T* x[ADAPTER_ROWS];
-  for (long r = 0; r < tile.count; r++) x[r] = row_of(tile_rows[r]);
   for (long r = 0; r < tile.count; r++)
     rows.addends[size_t(tile_rows[r])] = {site.groups.empty() ? nullptr : site.groups.data(), site.b.get(),
                                           rows.products(tile_rows[r])};
   for (long rank = 0; rank < site.padded_rank(); rank += LANES) {
     alignas(64) float products[ADAPTER_ROWS * LANES];
+    for (long r = 0; r < tile.count; r++) x[r] = row_of(tile_rows[r], rank);
     for (long c = 0; c < LANES; c += WIDTH)
       TILES[tile.count - 1](x, site.a.get() + (rank + c) * site.k, site.k, site.scales.data() + rank + c, products + c);
     for (long r = 0; r < tile.count; r++) store(rows.products(tile_rows[r]) + rank, load(products + r * LANES));

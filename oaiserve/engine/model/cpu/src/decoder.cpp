@@ -18,6 +18,7 @@
 
 #include "experts.h"
 #include "latent.h"
+#include "layer_inputs.h"
 #if defined(BLOCK_WEIGHTS)
 #include "block_operations.h"
 #include "encode_blocks.h"
@@ -334,7 +335,7 @@ long oaiserve_add_cache(Decoder* decoder, CacheMemory memory) {
 }
 
 // The remaining parts are operations, which run in the order in which they are added. operations.h, attend.h,
-// latent.h and experts.h say what they compute.
+// latent.h, layer_inputs.h and experts.h say what they compute.
 
 long oaiserve_embed(Decoder* decoder, long out, const Element* table, const Element* position_table, long width,
                     float scale) {
@@ -369,16 +370,23 @@ long oaiserve_norm(Decoder* decoder, long x, long out, Normalize normalize, bool
   return add_operation<Norm<Element>>(*decoder, decoder->floats[x], decoder->elements[out], normalize, of_logits_rows);
 }
 
-long oaiserve_add_norm(Decoder* decoder, long x, long hidden, Normalize normalize, float scale) {
-  return add_operation<AddNorm>(*decoder, decoder->floats[x], decoder->floats[hidden], normalize, scale);
+// The same for all tokens, in float32.
+long oaiserve_norm_floats(Decoder* decoder, long x, long out, Normalize normalize) {
+  return add_operation<Norm<float>>(*decoder, decoder->floats[x], decoder->floats[out], normalize, false);
+}
+
+long oaiserve_add_norm(Decoder* decoder, long x, long hidden, Normalize normalize, float scale, float factor) {
+  return add_operation<AddNorm>(*decoder, decoder->floats[x], decoder->floats[hidden], normalize, scale, factor);
 }
 
 // Adds a site, at which the next linear layer, which reads the same `x` or what `x` is quantized to, lets adapters add to
-// its product. Without a site (-1), a layer has no adapters.
-long oaiserve_site(Decoder* decoder, long x) {
+// its product. Without a site (-1), a layer has no adapters. `heads` and `each` are as Adapt takes them, 1 and 0 for a layer
+// that reads whole rows.
+long oaiserve_site(Decoder* decoder, long x, long heads, long each) {
   const long index = add_part(decoder->sites, {&decoder->adapter_rows, long(decoder->sites.size())});
   if (index < 0) return -1;
-  const long added = add_operation<Adapt<Element>>(*decoder, decoder->elements[x], decoder->adapter_rows, index);
+  const long added =
+      add_operation<Adapt<Element>>(*decoder, decoder->elements[x], decoder->adapter_rows, index, heads, each);
   return added < 0 ? -1 : index;
 }
 
@@ -409,9 +417,10 @@ long oaiserve_gate(Decoder* decoder, long x, long out, long weights, long site, 
       decoder->weights[weights]);
 }
 
-long oaiserve_route(Decoder* decoder, long x, long logits, long router, Routing routing, long assignment) {
+long oaiserve_route(Decoder* decoder, long x, long logits, long router, long site, Routing routing, long assignment) {
   return add_operation<Route<Element>>(*decoder, decoder->elements[x], decoder->floats[logits],
-                                       decoder->routers[router], routing, decoder->assignments[assignment]);
+                                       decoder->routers[router], site_of(*decoder, site), routing,
+                                       decoder->assignments[assignment]);
 }
 
 long oaiserve_sort_rows(Decoder* decoder, long assignment) {
@@ -459,11 +468,11 @@ long oaiserve_scale_rows(Decoder* decoder, long x, long values, const float* wei
 }
 
 long oaiserve_prepare(Decoder* decoder, long qkv, long queries, long cache, long heads, Rotary rotary,
-                      Normalize query_norm, Normalize key_norm) {
+                      Normalize query_norm, Normalize key_norm, Normalize value_norm, long parts) {
   return std::visit(
       [&]<class S>(PagedCache<S>& paged) {
         return add_operation<Prepare<Element, S>>(*decoder, decoder->floats[qkv], decoder->elements[queries], paged,
-                                                  heads, rotary, query_norm, key_norm);
+                                                  heads, rotary, query_norm, key_norm, value_norm, parts);
       },
       decoder->caches[cache]);
 }
@@ -477,11 +486,31 @@ long oaiserve_prepare_latent(Decoder* decoder, long query, long latent, long nor
 }
 
 // The weights have the type of activations, or eight bits.
-long oaiserve_project_heads(Decoder* decoder, long x, long out, long weights, long heads, long dim, long x_each,
-                            long out_each) {
+long oaiserve_project_heads(Decoder* decoder, long x, long out, long weights, long site, long heads, long dim,
+                            long x_each, long out_each) {
   const auto& plain = std::get<0>(decoder->weights[weights]);
   return add_operation<ProjectHeads<Element, std::decay_t<decltype(plain)>>>(
-      *decoder, decoder->elements[x], decoder->elements[out], plain, heads, dim, x_each, out_each);
+      *decoder, decoder->elements[x], decoder->elements[out], plain, site_of(*decoder, site), heads, dim, x_each,
+      out_each);
+}
+
+// `inputs` has the projections of the embedding, for all layers side by side.
+long oaiserve_layer_inputs(Decoder* decoder, long inputs, const Element* table, float table_scale, float scale,
+                           Normalize normalize, long layers) {
+  return add_operation<LayerInputs<Element>>(*decoder, decoder->floats[inputs], table, table_scale, scale, normalize,
+                                             layers);
+}
+
+// The layer's inputs are those from column `first` of `inputs` on.
+long oaiserve_gate_inputs(Decoder* decoder, long x, long out, long weights, long site, Activation activation, long inputs,
+                          long first) {
+  return std::visit(
+      [&]<class W>(const W& w) {
+        return add_operation<GateInputs<Element, W>>(*decoder, input_of(*decoder, w, x), decoder->elements[out], w,
+                                                     site_of(*decoder, site), activation, decoder->floats[inputs],
+                                                     first);
+      },
+      decoder->weights[weights]);
 }
 
 // `sinks` are null or [heads], see AttentionOptions.

@@ -20,7 +20,9 @@ struct Routing {
   long experts, top_k;
   long groups, top_groups;  // only the experts of the best groups are chosen from; a group is a run of experts
   const float* bias;        // [experts] or null: added to the scores for the choice, but not to the weights
-  float scale;              // a factor of the weights
+  const float* factors;     // [experts] or null: of the weight of an expert, wherever it is chosen
+  float scale;              // a factor of all weights
+  float nearness;           // above 0: the experts of a token are chosen one after the other, see choose_in_turn
   bool is_sigmoid;          // a score is the sigmoid of its logit; else the scores are the softmax of all logits
   bool adds_best_two;       // a group is as good as its two best experts together; else as the best one
   bool renormalizes;        // the weights of a token are divided by their sum
@@ -98,11 +100,33 @@ class Assignment {
   std::vector<int32_t> next_;  // [experts], where an expert's next row goes
 };
 
+// Chooses the experts of one token by the sparse mixer of Phi-3.5-MoE, as choose_experts does: the best, then the best of
+// the others, and so on. The weight of each is its share in a softmax with those that are left and whose logits are less
+// than a part `nearness` below its own.
+inline void choose_in_turn(const Routing& routing, const float* logits, int32_t* chosen, float* weights) {
+  bool is_taken[MOST_EXPERTS] = {};
+  for (long n = 0; n < routing.top_k; n++) {
+    long best = -1;
+    for (long i = 0; i < routing.experts; i++)
+      if (!is_taken[i] && (best < 0 || logits[i] > logits[best])) best = i;
+    float total = 0;
+    for (long i = 0; i < routing.experts; i++) {
+      const float below = logits[best] - logits[i];
+      if (!is_taken[i] && !(below / std::max(std::fabs(logits[i]), logits[best]) > routing.nearness))
+        total += std::exp(-below);
+    }
+    is_taken[best] = true;
+    chosen[n] = int32_t(best);
+    weights[n] = routing.scale / total;
+  }
+}
+
 // Chooses the experts of one token: writes their indices and weights [top_k], best first. Of equal ones, the first is
 // chosen. `scores` are the logits [experts], and are overwritten.
 inline void choose_experts(const Routing& routing, float* scores, int32_t* chosen, float* weights) {
   constexpr float NEVER = -std::numeric_limits<float>::infinity();
   const long experts = routing.experts, size = experts / routing.groups;
+  if (routing.nearness > 0) return choose_in_turn(routing, scores, chosen, weights);
   if (routing.is_sigmoid) {
     for (long i = 0; i < experts; i++) scores[i] = 1 / (1 + std::exp(-scores[i]));
   } else {
@@ -143,16 +167,17 @@ inline void choose_experts(const Routing& routing, float* scores, int32_t* chose
     total += weights[n] = scores[expert];
   }
   const float factor = routing.renormalizes ? routing.scale / total : routing.scale;
-  for (long n = 0; n < routing.top_k; n++) weights[n] *= factor;
+  for (long n = 0; n < routing.top_k; n++) weights[n] *= routing.factors ? factor * routing.factors[chosen[n]] : factor;
 }
 
-// Computes the router's logits from x W^T + bias, and chooses the experts of each token. The router's weights are never quantized:
-// they are few, and decide about much.
+// Computes the router's logits from x W^T + bias, and chooses the experts of each token. The router's weights are never
+// quantized: they are few, and decide about much.
 template <class T>
 class Route : public Operation {
  public:
-  Route(Buffer<T>& x, Buffer<float>& logits, const Linear<T>& weights, Routing routing, Assignment& assignment)
-      : x_(x), logits_(logits), weights_(weights), routing_(routing), assignment_(assignment) {}
+  Route(Buffer<T>& x, Buffer<float>& logits, const Linear<T>& weights, const Site<T>* site, Routing routing,
+        Assignment& assignment)
+      : x_(x), logits_(logits), weights_(weights), site_(site), routing_(routing), assignment_(assignment) {}
   long items(const StepInput& step, int threads) const noexcept override {
     return std::min(step.num_tokens, std::max<long>(2 * threads, (step.num_tokens + BLOCK_ROWS - 1) / BLOCK_ROWS));
   }
@@ -161,6 +186,8 @@ class Route : public Operation {
     const long first = step.num_tokens * item / count, end = step.num_tokens * (item + 1) / count;
     multiply_panels(weights_, x_.row(first), x_.stride(), end - first, 0, panels_of(weights_.n), 0,
                     [&](long row, long column, f32x16 left, f32x16 right) {
+                      if (site_) left = site_->add(first + row, column, left);
+                      if (site_ && column + LANES < weights_.n) right = site_->add(first + row, column + LANES, right);
                       store(logits_.row(first + row) + column, left);  // a row has room for whole panels
                       store(logits_.row(first + row) + column + LANES, right);
                     });
@@ -174,6 +201,7 @@ class Route : public Operation {
   Buffer<T>& x_;
   Buffer<float>& logits_;
   const Linear<T>& weights_;
+  const Site<T>* site_;
   Routing routing_;
   Assignment& assignment_;
 };

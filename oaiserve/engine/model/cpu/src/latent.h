@@ -57,11 +57,14 @@ class PrepareLatent : public Operation {
 
 // out = x W^T for each head, with rows of the weights that are its own. The numbers of a head are x_each apart in a row of
 // x, and out_each in a row of `out`, where each head gets `dim` of them. The rows of a head begin with a panel.
+// To its site, the columns of a head follow those of the head before.
 template <class T, class Weights>
 class ProjectHeads : public Operation {
  public:
-  ProjectHeads(Buffer<T>& x, Buffer<T>& out, const Weights& weights, long heads, long dim, long x_each, long out_each)
-      : x_(x), out_(out), weights_(weights), heads_(heads), dim_(dim), x_each_(x_each), out_each_(out_each) {}
+  ProjectHeads(Buffer<T>& x, Buffer<T>& out, const Weights& weights, const Site<T>* site, long heads, long dim,
+               long x_each, long out_each)
+      : x_(x), out_(out), weights_(weights), site_(site), heads_(heads), dim_(dim), x_each_(x_each),
+        out_each_(out_each) {}
   long items(const StepInput& step, int) const noexcept override {
     return heads_ * divide_up(step.num_tokens, BLOCK_ROWS);
   }
@@ -73,14 +76,18 @@ class ProjectHeads : public Operation {
                     [&](long row, long column, f32x16 left, f32x16 right) {
                       const long own = column - head * panels * PANEL;
                       T* out = out_.row(first + row) + head * out_each_ + own;
-                      store(out, left);
-                      if (own + LANES < dim_) store(out + LANES, right);
+                      const auto adapted = [&](f32x16 values, long at) {
+                        return site_ ? site_->add(first + row, head * dim_ + at, values) : values;
+                      };
+                      store(out, adapted(left, own));
+                      if (own + LANES < dim_) store(out + LANES, adapted(right, own + LANES));
                     });
   }
 
  private:
   Buffer<T>&x_, &out_;
   const Weights& weights_;
+  const Site<T>* site_;
   long heads_, dim_, x_each_, out_each_;
 };
 

@@ -115,11 +115,12 @@ class Norm : public Operation {
   bool of_logits_rows_;
 };
 
-// hidden += norm(x) * scale. Some families do this with the outputs of attention and MLP. x is overwritten.
+// hidden = (hidden + norm(x) * scale) * factor. Some families do this with the outputs of attention and MLP. x is
+// overwritten.
 class AddNorm : public Operation {
  public:
-  AddNorm(Buffer<float>& x, Buffer<float>& hidden, Normalize normalize, float scale)
-      : x_(x), hidden_(hidden), normalize_(normalize), scale_(scale) {}
+  AddNorm(Buffer<float>& x, Buffer<float>& hidden, Normalize normalize, float scale, float factor)
+      : x_(x), hidden_(hidden), normalize_(normalize), scale_(scale), factor_(factor) {}
   long items(const StepInput& step, int) const noexcept override {
     return row_items(step.num_tokens, normalize_.width);
   }
@@ -128,33 +129,38 @@ class AddNorm : public Operation {
     for (long row = rows.first; row < rows.last; row++) {
       float *x = x_.row(row), *hidden = hidden_.row(row);
       normalize_(x, x);
-      for (long i = 0; i < normalize_.width; i += LANES) store(hidden + i, load(hidden + i) + load(x + i) * scale_);
+      for (long i = 0; i < normalize_.width; i += LANES)
+        store(hidden + i, (load(hidden + i) + load(x + i) * scale_) * factor_);
     }
   }
 
  private:
   Buffer<float>&x_, &hidden_;
   Normalize normalize_;
-  float scale_;
+  float scale_, factor_;
 };
 
 // The product with A of the adapters of a site, for all rows that have adapters. The linear layer at that site comes
-// before the next site.
+// before the next site. If it computes each head by itself, so are these products: the ranks of a head, which are as many
+// for all heads, multiply the numbers of x that are its own, and those of two heads are `each` apart.
 template <class T>
 class Adapt : public Operation {
  public:
-  Adapt(Buffer<T>& x, AdapterRows<T>& rows, long site) : x_(x), rows_(rows), site_(site) {}
+  Adapt(Buffer<T>& x, AdapterRows<T>& rows, long site, long heads, long each)
+      : x_(x), rows_(rows), site_(site), heads_(heads), each_(each) {}
   long items(const StepInput&, int) const noexcept override { return long(rows_.tiles.size()); }
   void run(const StepInput&, int, long item) noexcept override {
     const auto& tile = rows_.tiles[size_t(item)];
-    adapt(tile.adapter->site(site_), rows_, tile, [this](long row) { return x_.row(row); },
+    const SiteWeights<T>& site = tile.adapter->site(site_);
+    const long of_head = std::max(site.padded_rank() / heads_, 1L);
+    adapt(site, rows_, tile, [&](long row, long rank) { return x_.row(row) + rank / of_head * each_; },
           std::make_integer_sequence<int, ADAPTER_ROWS>());
   }
 
  private:
   Buffer<T>& x_;
   AdapterRows<T>& rows_;
-  long site_;
+  long site_, heads_, each_;
 };
 
 // The linear layers of the following operations add what the rows' adapters have for their site, if there is one: to
