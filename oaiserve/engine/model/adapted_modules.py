@@ -39,8 +39,8 @@ def adaptable(model: PreTrainedModel) -> dict[str, tuple[int, int]]:
 
 
 def is_linear(module: Module) -> TypeGuard[torch.nn.Linear]:
-    """Return whether a module gives its product with its weights."""
-    return isinstance(module, torch.nn.Linear) and type(module).forward is torch.nn.Linear.forward
+    """Return whether a module gives its product with its weights, and not what a router chooses by it."""
+    return isinstance(module, torch.nn.Linear) and not hasattr(module, "top_k")
 
 
 @contextmanager

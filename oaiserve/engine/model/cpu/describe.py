@@ -85,7 +85,7 @@ class _Reader:
         self._loaded = loaded
         self._model = loaded.model
         self._config = loaded.model.config
-        self._base = loaded.model.base_model
+        self._base = getattr(loaded.model.base_model, "decoder", loaded.model.base_model)
         self._parameters = parameters
         self._blocks = {id(loaded.model.get_parameter(name)): found for name, found in blocks.items()}
         self._read: set[int] = set()  # the id() of each parameter that the description contains
@@ -93,18 +93,23 @@ class _Reader:
         self._names = {id(module): name for name, module in loaded.model.named_modules()}
 
     def decoder(self) -> Decoder:
-        embedding = self._child(self._base, "embed_tokens", "wte", "embed_in")
-        position = self._child(self._base, "wpe", optional=True)
+        embedding = self._child(self._base, "embed_tokens", "wte", "embed_in", "word_embeddings")
+        position = self._child(self._base, "wpe", "embed_positions", optional=True)
         config = self._config
-        layers = self._child(self._base, "layers", "h")
+        if any(getattr(one, "clip_qkv", None) for one in (config, getattr(config, "attn_config", None))):
+            raise NotKnown("it limits queries, keys and values")
+        layers = self._child(self._base, "layers", "h", "blocks")
         decoder = Decoder(
             embedding=self._weights(embedding),
             embedding_scale=float(getattr(embedding, "embed_scale", 1)) * getattr(config, "embedding_multiplier", 1.0),
-            position_embedding=None if position is None else self._tensor(position),
+            position_embedding=None if position is None else self._tensor(position)[getattr(position, "offset", 0) :],
+            embedding_norm=self._norm_of(self._base, "word_embeddings_layernorm"),
             layer_inputs=self._layer_inputs(len(layers)),
             layers=[self._layer(index, layer) for index, layer in enumerate(layers)],
             residual_scale=getattr(config, "residual_multiplier", getattr(layers[0], "residual_scale", 1.0)),
-            final_norm=self._norm(self._child(self._base, "norm", "ln_f", "final_layernorm", "final_layer_norm")),
+            final_norm=self._norm(
+                self._child(self._base, "norm", "ln_f", "norm_f", "final_layernorm", "final_layer_norm")
+            ),
             head=self._matrix(self._model.get_output_embeddings()),
             logits_scale=getattr(config, "logit_scale", None) or 1 / (getattr(config, "logits_scaling", None) or 1.0),
             logits_softcap=getattr(config, "final_logit_softcapping", None) or 0.0,
@@ -138,9 +143,11 @@ class _Reader:
         )
 
     def _layer(self, index: int, layer: Module) -> Layer:
-        attention_norm = self._norm_of(layer, "input_layernorm", "ln_1")
+        if not getattr(layer, "do_layer_norm_before", True):
+            raise NotKnown("it norms the hidden state itself")
+        attention_norm = self._norm_of(layer, "input_layernorm", "ln_1", "norm_1", "ln_attn", "self_attn_layer_norm")
         after_attention = self._norm_of(layer, "post_self_attn_layernorm")
-        between = self._norm_of(layer, "post_attention_layernorm", "ln_2")
+        between = self._norm_of(layer, "post_attention_layernorm", "ln_2", "norm_2", "ln_mlp", "final_layer_norm")
         before_mlp = self._norm_of(layer, "pre_feedforward_layernorm")
         # `post_attention_layernorm` is the norm before the MLP. If the MLP has its own, or attention has no norm before
         # it, that name is the norm of attention's output.
@@ -148,8 +155,9 @@ class _Reader:
             before_mlp = between
         else:
             after_attention = between
-        is_parallel = getattr(layer, "use_parallel_residual", before_mlp is None and attention_norm is not None)
-        mlp = self._child(layer, "mlp", "block_sparse_moe")
+        is_parallel = before_mlp is None and attention_norm is not None
+        is_parallel = getattr(layer, "use_parallel_residual", is_parallel) or hasattr(layer, "ln_mlp")
+        mlp = layer if hasattr(layer, "fc1") else self._child(layer, "mlp", "ffn", "block_sparse_moe")
         mlp_out_norm = self._norm_of(layer, "post_feedforward_layernorm", "post_mlp_layernorm")
         gate = self._child(layer, "per_layer_input_gate", optional=True)
         factor = float(getattr(layer, "layer_scalar", 1.0))
@@ -157,7 +165,7 @@ class _Reader:
             raise NotKnown("its layers scale the hidden state without a norm before")
         return Layer(
             attention_norm=attention_norm,
-            attention=self._attention(index, self._child(layer, "self_attn", "attn", "attention")),
+            attention=self._attention(index, self._child(layer, "self_attn", "attn", "attention", "self_attention")),
             attention_out_norm=after_attention,
             mlp_norm=attention_norm if is_parallel and before_mlp is None else before_mlp,
             mlp=self._mlp_or_experts(mlp, self._child(layer, "shared_mlp", optional=True))
@@ -177,12 +185,13 @@ class _Reader:
         )
 
     def _attention(self, index: int, attention: Any) -> Attention:
+        attention = self._child(attention, "attention", optional=True) or attention
         is_sharing = getattr(attention, "is_kv_shared_layer", False)
         owner = attention.layer_idx if is_sharing else index  # the layer whose cache it uses
         shape = self._loaded.kv_shapes.get(owner)
         if shape is None or (is_sharing and owner == index):
             raise NotKnown(f"its layer {index} takes its keys and values from another one")
-        values_of_keys = False
+        parameters, values_of_keys = self._parameters[owner], False
         qkv: list[Matrix] | LatentProjection
         if self._child(attention, "kv_a_proj_with_mqa", optional=True) is not None:
             if not shape.latent_dim:
@@ -209,21 +218,28 @@ class _Reader:
             value_norm=None
             if (values := getattr(attention, "v_norm", None)) is None
             else _unscaled(values, shape.value_dim),
-            rotary=self._rotary(index, attention),
+            rotary=self._rotary(index, attention, parameters),
             rotary_offset=attention.qk_nope_head_dim if isinstance(qkv, LatentProjection) else 0,
             rotates_before_norms=hasattr(attention, _AFTER_ROTATION),
-            sinks=self._parameter(attention, "sinks").float() if self._parameters[owner].has_sinks else None,
-            parameters=self._parameters[owner],
+            sinks=self._parameter(attention, "sinks").float() if parameters.has_sinks else None,
+            parameters=self._scaled(parameters, attention),
         )
+
+    def _scaled(self, parameters: AttentionParameters, attention: Any) -> AttentionParameters:
+        """Return the parameters for queries as they are, where a layer has scaled them itself."""
+        own = float(getattr(attention, "scaling", 1.0))
+        return replace(parameters, scaling=own) if parameters.scaling == 1 else parameters
 
     def _qkv(self, attention: Module, shape: KVShape) -> list[Matrix]:
         if (by_head := self._child(attention, "query_key_value", optional=True)) is not None:
             matrix, heads = self._matrix(by_head), shape.kv_heads
-            if isinstance(matrix.weight, Blocks):
+            parts, rest = divmod(len(matrix.weight), heads * shape.key_dim)
+            if isinstance(matrix.weight, Blocks) or rest or shape.key_dim != shape.value_dim:
                 raise NotKnown("its projections are sorted by head")
-            bias = None if matrix.bias is None else by_kind(matrix.bias, heads)
-            return [replace(matrix, weight=by_kind(matrix.weight, heads), bias=bias, heads=heads)]
-        if (together := self._child(attention, "qkv_proj", "c_attn", optional=True)) is not None:
+            bias = None if matrix.bias is None else by_kind(matrix.bias, heads, parts)
+            weight = by_kind(matrix.weight, heads, parts)
+            return [replace(matrix, weight=weight, bias=bias, heads=heads, parts=parts)]
+        if (together := self._child(attention, "qkv_proj", "c_attn", "Wqkv", optional=True)) is not None:
             return [self._matrix(together)]
         names = ["q_proj", "k_proj", "v_proj"]
         if getattr(attention, "use_alternative_attention", False):  # whose values are its keys
@@ -244,13 +260,15 @@ class _Reader:
             raise NotKnown("its keys and values are made from latent vectors with a bias")
         return found
 
-    def _rotary(self, index: int, attention: Module) -> RotaryTable | None:
+    def _rotary(self, index: int, attention: Module, parameters: AttentionParameters) -> RotaryTable | None:
         rotary = self._child(self._base, "rotary_emb", optional=True)
-        is_left_out = self._config.model_type in _ROTATE_IN_WINDOWS and self._parameters[index].sliding_window is None
+        if (of_layer := self._child(attention, "embed_positions", optional=True)) is not None:  # of pairs of neighbours
+            sines, cosines = (table.contiguous() for table in of_layer.float().chunk(2, dim=-1))
+            return RotaryTable(cosines, sines, True, 1, None)
+        is_left_out = parameters.slopes is not None  # which tell positions apart
+        is_left_out |= self._config.model_type in _ROTATE_IN_WINDOWS and parameters.sliding_window is None
         if rotary is None or is_left_out or not getattr(attention, "use_rope", True):
             return None
-        if "llama_4_scaling_beta" in (getattr(self._config, "rope_parameters", None) or {}):
-            raise NotKnown("it scales queries by their positions")
         layer_type = None
         if "layer_type" in inspect.signature(rotary.forward).parameters:
             layer_type = self._config.layer_types[index]
@@ -259,7 +277,7 @@ class _Reader:
             tables = rotary(torch.zeros(1), positions, *([] if layer_type is None else [layer_type]))
             if isinstance(tables, Tensor) and tables.is_complex():  # which turns pairs of neighbours
                 real, imaginary = torch.view_as_real(tables[0]).float().unbind(-1)
-                self._rotary_tables[layer_type] = RotaryTable(real.contiguous(), imaginary.contiguous(), True, 1)
+                self._rotary_tables[layer_type] = RotaryTable(real.contiguous(), imaginary.contiguous(), True, 1, None)
                 return self._rotary_tables[layer_type]
             cosines, sines = (_of_pairs(table[0]) for table in tables)
             # Applying the family's `rotate_half` to 0, 1, 2, 3 shows whether neighbours are pairs.
@@ -271,8 +289,18 @@ class _Reader:
             apart, turning = cosines.shape[1], (cosines != 1).any(0).nonzero().flatten()
             pairs = int(turning[-1]) + 1 if len(turning) else apart
             cosines, sines = (table[:, :pairs].contiguous() for table in (cosines, sines))
-            self._rotary_tables[layer_type] = RotaryTable(cosines, sines, is_interleaved, apart)
+            self._rotary_tables[layer_type] = RotaryTable(
+                cosines, sines, is_interleaved, apart, self._query_factors(positions[0])
+            )
         return self._rotary_tables[layer_type]
+
+    def _query_factors(self, positions: Tensor) -> Tensor | None:
+        rope = getattr(self._config, "rope_parameters", None) or {}
+        if (beta := rope.get("llama_4_scaling_beta")) is None:
+            return None
+        if getattr(self._config, "kv_lora_rank", None) is not None:
+            raise NotKnown("it scales queries of latent attention by their positions")
+        return 1 + beta * (1 + positions // rope["original_max_position_embeddings"]).float().log()
 
     def _mlp_or_experts(self, mlp: Module, beside: Module | None) -> MLP | Experts:
         """Describe an MLP, or a mixture of experts with what all tokens share, within its module or `beside` it."""
@@ -415,15 +443,15 @@ class _Reader:
         raise NotKnown(f"its {type(router).__name__} chooses experts in another way")
 
     def _mlp(self, mlp: Module) -> MLP:
-        down = self._matrix(self._child(mlp, "down_proj", "c_proj", "fc2", "dense_4h_to_h", "output_linear"))
-        activation = _activation(self._child(mlp, "act_fn", "activation_fn", "act", "activation"))
+        down = self._matrix(self._child(mlp, "down_proj", "c_proj", "fc2", "fc_out", "dense_4h_to_h", "output_linear"))
+        activation = _activation(self._child(mlp, "act_fn", "activation_fn", "act", "activation", "gelu_impl"))
         if (together := self._child(mlp, "gate_up_proj", "input_linear", optional=True)) is not None:
             both = self._matrix(together)
             (gate, up), biases = both.weight.chunk(2), (None, None) if both.bias is None else both.bias.chunk(2)
             upper = replace(both, weight=up, bias=biases[1], first_row=len(gate))
             return MLP(replace(both, weight=gate, bias=biases[0]), upper, down, activation)
         gate_proj = self._child(mlp, "gate_proj", optional=True)
-        up_proj = self._child(mlp, "up_proj", "c_fc", "fc1", "dense_h_to_4h")
+        up_proj = self._child(mlp, "up_proj", "c_fc", "fc1", "fc_in", "dense_h_to_4h")
         return MLP(None if gate_proj is None else self._matrix(gate_proj), self._matrix(up_proj), down, activation)
 
     def _norm_of(self, module: Module, *names: str) -> Norm | None:
@@ -437,6 +465,8 @@ class _Reader:
             if type(norm).__name__ == "NemotronLayerNorm1P":  # stored minus 1
                 weight = weight + 1
             return Norm(weight, bias, norm.eps, subtracts_mean=True)
+        if type(norm).__name__ == "OlmoLayerNorm":  # without weights
+            return Norm(torch.ones(norm.normalized_shape), None, 1e-5, subtracts_mean=True)  # type: ignore[arg-type]
         epsilon = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
         if "Norm" in type(norm).__name__ and isinstance(epsilon, float):
             weight = self._parameter(norm, "weight").float()

@@ -36,12 +36,14 @@ class Matrix:
     # The module of the model that it is a part of, by which adapters name it, and the first of that module's rows.
     module: str = ""
     first_row: int = 0
-    heads: int = 0  # the module's rows are sorted by so many heads, each with query, key and value; 0: as they are here
+    # The module's rows are sorted by so many heads, each with so many parts: queries, key, value. 0: as they are here.
+    heads: int = 0
+    parts: int = 3
 
     def rows_of(self, rows: Tensor) -> Tensor:
         """Return the rows of this matrix, given those of its module."""
         if self.heads:
-            rows = by_kind(rows, self.heads)
+            rows = by_kind(rows, self.heads, self.parts)
         return rows[self.first_row : self.first_row + len(self.weight)]
 
 
@@ -66,6 +68,7 @@ class RotaryTable:
     sines: Tensor
     is_interleaved: bool  # numbers are rotated in pairs of neighbours; else number i is paired with number i + apart
     apart: int
+    query_factors: Tensor | None  # float32 [positions], by which queries are multiplied
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,7 @@ class AttentionParameters:
     sliding_window: int | None
     softcap: float | None
     has_sinks: bool = False
+    slopes: Tensor | None = None  # float32 [heads], see StepAttention
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +264,7 @@ class Decoder:
     embedding: Tensor | Blocks  # [vocab, width]
     embedding_scale: float
     position_embedding: Tensor | None  # [positions, width]
+    embedding_norm: Norm | None
     layer_inputs: LayerInputs | None
     layers: list[Layer]
     residual_scale: float  # the factor of a layer's additions to the hidden state
@@ -312,7 +317,7 @@ def fits(layer: Layer, width: int) -> bool:
         all(norm is None or len(norm.weight) in widths for norm, widths in norms)
         and _fits_projection(attention, width)
         and attention.out.weight.shape == (width, attention.heads * shape.value_dim)
-        and (attention.sinks is None or len(attention.sinks) == attention.heads)
+        and all(own is None or len(own) == attention.heads for own in (attention.sinks, attention.parameters.slopes))
         and (not attention.values_of_keys or shape.value_dim == shape.key_dim)
         and (attention.rotary is None or attention.rotary_offset + _rotated(attention.rotary) <= shape.key_dim)
         and (layer.input_gate is None or _fits_gate(layer.input_gate, width))
@@ -377,7 +382,7 @@ def _fits_experts(experts: Experts, width: int) -> bool:
     )
 
 
-def by_kind(rows: Tensor, heads: int) -> Tensor:
-    """Reorder rows from query, key and value of each head to all queries, then all keys, then all values."""
-    kinds: Tensor = rows.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2)
-    return kinds
+def by_kind(rows: Tensor, heads: int, parts: int) -> Tensor:
+    """Reorder rows from queries, key and value of each key head to all queries, then all keys, then all values."""
+    of_heads = rows.unflatten(0, (heads, parts, -1))
+    return torch.cat([kind.flatten(0, 2) for kind in of_heads.split([parts - 2, 1, 1], dim=1)])

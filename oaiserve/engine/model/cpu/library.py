@@ -39,6 +39,7 @@ class Rotary(Structure):
         ("apart", c_long),
         ("interleaved", c_bool),
         ("before_norms", c_bool),
+        ("query_factors", c_void_p),
     )
 
 
@@ -150,7 +151,7 @@ _FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "project_heads": ((_DECODER, *(_INDEX,) * 4, *(c_long,) * 4), _INDEX),
     "layer_inputs": ((_DECODER, _INDEX, _POINTER, c_float, c_float, Normalize, c_long), _INDEX),
     "gate_inputs": ((_DECODER, _INDEX, _INDEX, _INDEX, _INDEX, c_int64, _INDEX, c_long), _INDEX),
-    "attend": ((_DECODER, _INDEX, _INDEX, _INDEX, c_long, c_float, c_long, c_float, _POINTER), _INDEX),
+    "attend": ((_DECODER, _INDEX, _INDEX, _INDEX, c_long, c_float, c_long, c_float, _POINTER, _POINTER), _INDEX),
     "logits": ((_DECODER, _INDEX, _INDEX, c_float, c_float), _INDEX),
     "adapter": ((c_long,), _ADAPTER),
     "free_adapter": ((_ADAPTER,), None),

@@ -123,6 +123,9 @@ class Operations:
             if mixtures:
                 self._expert_groups = add.add_groups(self._handle, max(width, inner), rows_each)
         self._embed(decoder)
+        if decoder.embedding_norm is not None:
+            normalize = self._normalize(decoder.embedding_norm)
+            self._operation("embed", add.norm_floats, self._hidden, self._hidden, normalize)
         if decoder.layer_inputs is not None:
             self._inputs_of_layers(decoder.layer_inputs, len(decoder.layers))
         for index, layer in enumerate(decoder.layers):
@@ -347,7 +350,8 @@ class Operations:
         parameters = attention.parameters
         window, softcap = parameters.sliding_window or 0, parameters.softcap or 0.0
         sinks = None if attention.sinks is None else self._keep(attention.sinks)
-        arguments = (self._queries, out, cache, attention.heads, parameters.scaling, window, softcap, sinks)
+        slopes = None if parameters.slopes is None else self._keep(parameters.slopes)
+        arguments = (self._queries, out, cache, attention.heads, parameters.scaling, window, softcap, sinks, slopes)
         self._operation("attention", self._library.attend, *arguments)
 
     def _rotary(self, attention: Attention) -> Rotary:
@@ -356,7 +360,8 @@ class Operations:
             return Rotary()
         tables = (self._keep(table.cosines), self._keep(table.sines))
         sizes = (attention.rotary_offset, table.cosines.shape[1], table.apart)
-        return Rotary(*tables, *sizes, table.is_interleaved, attention.rotates_before_norms)
+        factors = None if table.query_factors is None else self._keep(table.query_factors)
+        return Rotary(*tables, *sizes, table.is_interleaved, attention.rotates_before_norms, factors)
 
     def _project(self, name: str, x: int, out: int, matrix: Matrix) -> None:
         site, weights = self._site(x, [matrix]), self._weights([matrix])

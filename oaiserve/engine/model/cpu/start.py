@@ -272,10 +272,8 @@ def _recording(
             sinks: Tensor | None = None,
             slopes: Tensor | None = None,
         ) -> Tensor:
-            if slopes is not None:
-                raise NotKnown("its attention has slopes (ALiBi)")
             layer = layers[cache.keys.data_ptr()]
-            found = AttentionParameters(scaling, sliding_window, softcap, has_sinks=sinks is not None)
+            found = AttentionParameters(scaling, sliding_window, softcap, has_sinks=sinks is not None, slopes=slopes)
             parameters[layer] = found
             if (shape := loaded.kv_shapes[layer]).is_int8:
                 key, value = rounded(key, KEY_GROUP), rounded(value, shape.value_dim)
@@ -288,6 +286,7 @@ def _recording(
                 sliding_window=sliding_window,
                 softcap=softcap,
                 sinks=sinks,
+                slopes=slopes,
             )
 
         return record

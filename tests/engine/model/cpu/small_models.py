@@ -57,7 +57,8 @@ _LLAMA3_ROPE = {
 
 
 def config(model_type: str, **values: Any) -> PreTrainedConfig:
-    return AutoConfig.for_model(model_type, **{**_SIZES, **values})
+    sizes = {**_SIZES, **values}
+    return AutoConfig.for_model(model_type, **{name: size for name, size in sizes.items() if size is not None})
 
 
 # The families that the native step must support. Comments say what a family has that the others do not have.
@@ -145,6 +146,29 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     "granitemoeshared": config("granitemoeshared", **EXPERTS, shared_intermediate_size=48, residual_multiplier=0.3),
     "stablelm": config("stablelm", **_OWN_HEADS),  # LayerNorm, a quarter of each head is rotated
     "nemotron": config("nemotron"),  # LayerNorm whose weight is stored minus 1
+    "olmo": config("olmo"),  # LayerNorm without weights
+    "ministral3": config(  # queries that grow with their positions
+        "ministral3",
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "llama_4_scaling_beta": 0.3,
+        },
+    ),
+    "opt": config("opt", ffn_dim=96, word_embed_proj_dim=64),  # positions from 2 on, queries that are scaled before
+    "gpt_neo": config(
+        "gpt_neo", num_layers=3, num_heads=4, window_size=6, attention_types=[[["global", "local", "local"], 1]]
+    ),
+    "gptj": config("gptj", **_GPT2, rotary_dim=8),  # a rotary table in each layer
+    "bloom": config("bloom"),  # ALiBi, a norm of the embedding
+    "falcon": config("falcon", head_dim=None),  # one key head, parallel
+    "falcon with groups": config(
+        "falcon", head_dim=None, new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=2, bias=True
+    ),
+    "falcon with ALiBi": config("falcon", head_dim=None, alibi=True, multi_query=False, parallel_attn=False),
+    "mpt": config("mpt", d_model=64, n_layers=3, n_heads=4, max_seq_len=128),
     "phimoe": config("phimoe", **EXPERTS, router_jitter_noise=0.2, lm_head_bias=True),  # a sparse mixer
 }
 WITHOUT_STEP = config("apertus")  # a family of which the native library supports only attention

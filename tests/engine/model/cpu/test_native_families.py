@@ -57,9 +57,12 @@ def test_answers_equal_generate_however_they_are_packed(family: str) -> None:
 
 NOT_KNOWN = {
     "apertus": (WITHOUT_STEP, "its activation is XIELUActivation"),
-    "olmo": (config("olmo"), "it has norms of type OlmoLayerNorm"),
+    "limits": (config("olmo", clip_qkv=1.0), "it limits queries, keys and values"),
     "cohere": (config("cohere", use_qk_norm=True), "it has norms of type CohereLayerNorm"),
-    "ministral3": (config("ministral3"), "it scales queries by their positions"),
+    "norms behind": (
+        config("opt", ffn_dim=96, word_embed_proj_dim=64, do_layer_norm_before=False),
+        "it norms the hidden state itself",
+    ),
     "small latent vectors": (
         config("deepseek_v3", **LATENT | {"qk_rope_head_dim": 8, "head_dim": 8, "qk_nope_head_dim": 40}, **GROUPED_MOE),
         "its latent vectors have sizes that are no multiples of 16",

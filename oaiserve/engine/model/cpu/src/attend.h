@@ -13,6 +13,7 @@ struct Rotary {
   long apart;                    // number i forms a pair with number i + apart, unless they are
   bool interleaved;              // pairs of neighbours
   bool before_norms;             // of queries and keys; otherwise these come first
+  const float* query_factors;    // [positions], by which queries are multiplied; null: they are not
 
   void operator()(float* head, long position) const {
     if (!cosines) return;
@@ -55,7 +56,8 @@ class Prepare : public Operation {
         if (rotary_.before_norms) norm(x, heads, normalize);
       };
       norm_and_rotate(query, heads_, query_norm_);
-      for (long i = 0; i < heads_ * cache_.key_dim; i += LANES) store(queries_.row(row) + i, load(query + i));
+      const float factor = rotary_.query_factors ? rotary_.query_factors[step.positions[row]] : 1.0f;
+      for (long i = 0; i < heads_ * cache_.key_dim; i += LANES) store(queries_.row(row) + i, load(query + i) * factor);
       if (parts_ == 1) continue;
       const float* value = parts_ == 2 ? key : key + cache_.kv_heads * cache_.key_dim;
       for (long head = 0; head < cache_.kv_heads; head++, value += cache_.value_dim) {

@@ -513,10 +513,10 @@ long oaiserve_gate_inputs(Decoder* decoder, long x, long out, long weights, long
       decoder->weights[weights]);
 }
 
-// `sinks` are null or [heads], see AttentionOptions.
+// `sinks` and `slopes` are null or [heads], see AttentionOptions.
 long oaiserve_attend(Decoder* decoder, long queries, long out, long cache, long heads, float scaling, long window,
-                     float softcap, const float* sinks) {
-  const AttentionOptions options{heads, scaling, window, softcap, sinks, nullptr};
+                     float softcap, const float* sinks, const float* slopes) {
+  const AttentionOptions options{heads, scaling, window, softcap, sinks, slopes};
   const auto add = [&]<class S>(PagedCache<S>& paged) {
     SharedPlan& plan = decoder->plan(heads, paged.kv_heads, paged.value_dim, window);
     return add_operation<Attend<Element, S>>(*decoder, decoder->elements[queries], decoder->elements[out], paged, plan,

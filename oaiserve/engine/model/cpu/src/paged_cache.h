@@ -24,7 +24,8 @@
 namespace oaiserve {
 
 constexpr long PANEL_KEYS = LANES;  // tokens of a panel
-// Of latent vectors, which are the longest: the numbers of a key, and those of them that are the value.
+// The most numbers of a key and of a value. Those of latent vectors are the longest: the value is a part of the key. Heads
+// have no more numbers than a value may have.
 constexpr long MAX_KEY_DIM = 576, MAX_VALUE_DIM = 512;
 constexpr long KEY_GROUP = 32;  // the most numbers of a key in eight bits that share a scale
 
