@@ -290,6 +290,9 @@ def _ask_transformers(
     small.num_hidden_layers = len(layers)
     if getattr(config, "layer_types", None):
         small.layer_types = [config.layer_types[layer] for layer in layers]
+    if (differing := getattr(config, "_heterogeneity_spec", None)) is not None:  # as the sizes of heads may
+        of_layers = differing.per_layer_overrides
+        small.per_layer_config = {place: of_layers[layer] for place, layer in enumerate(layers) if layer in of_layers}
     small.vocab_size = rows
     small.pad_token_id = None
     model = _empty_model(small, dtype, weights)
@@ -362,9 +365,10 @@ def _empty_model(config: PreTrainedConfig, dtype: torch.dtype, weights: Weights)
 
 
 def _named_parameters(model: PreTrainedModel) -> list[tuple[str, Tensor]]:
-    """Return the parameters that a file has. An output embedding that is the input embedding, it has not."""
+    """Return the parameters that a file has, and what it has beside them, such as the factors of Gemma 4's layers. An
+    output embedding that is the input embedding, it has not."""
     is_tied = model.config.tie_word_embeddings
-    return [(name, parameter) for name, parameter in model.named_parameters() if not (is_tied and name == _HEAD)]
+    return [(name, tensor) for name, tensor in model.state_dict().items() if not (is_tied and name == _HEAD)]
 
 
 def _fill(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> None:

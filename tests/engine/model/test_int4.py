@@ -30,6 +30,16 @@ from tools.packed_checkpoints import Packing
 from tools.random_models import byte_tokenizer, generate
 
 INT4 = replace(OPTIONS, quantize="int4")
+# Layers whose heads differ, and tensors that are no parameters: the factors of layers.
+GEMMA4 = {
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_hidden_layers": 4,
+    "sliding_window": 6,
+    "global_head_dim": 64,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+}
 
 
 def saved(folder: Path, family: str = "llama", **changes: object) -> PreTrainedModel:
@@ -52,9 +62,12 @@ def with_quantized_weights(model: PreTrainedModel, folder: Path) -> PreTrainedMo
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize(("family", "is_tied"), [("llama", False), ("llama", True), ("qwen3", False), ("gemma2", True)])
+@pytest.mark.parametrize(
+    ("family", "is_tied"),
+    [("llama", False), ("llama", True), ("qwen3", False), ("gemma2", True), ("gemma4_text", True)],
+)
 def test_logits_are_those_of_transformers_with_quantized_weights(family: str, is_tied: bool, tmp_path: Path) -> None:
-    model = saved(tmp_path, family, tie_word_embeddings=is_tied)
+    model = saved(tmp_path, family, tie_word_embeddings=is_tied, **GEMMA4 if family == "gemma4_text" else {})
     ids = [(7 * position + 3) % model.config.vocab_size for position in range(20)]
     with torch.inference_mode():
         whole = model(input_ids=torch.tensor([ids])).logits[0, -1:]
