@@ -396,7 +396,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "oaiserve.gateway.app": {"oaiserve"},
     # What runs replicas under Ray knows the server as a whole. The front's command starts often, and knows only errors.
     "oaiserve.cluster.on_ray": {"oaiserve.cluster"},
-    "oaiserve.cluster.on_ray.edge": {"oaiserve.cluster.on_ray.messages"},
+    "oaiserve.cluster.on_ray.edge": set(),
     "oaiserve.cluster.on_ray.autoscaling": set(),
     "oaiserve.cluster.on_ray.haproxy": {"oaiserve.errors"},
     "oaiserve.cluster.on_ray.settings": {"oaiserve.config"},

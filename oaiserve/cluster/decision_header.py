@@ -9,7 +9,7 @@ from oaiserve.cluster.router import Decision
 
 DECISION_HEADER = "x-oaiserve-route"
 _FORMS = {
-    "replica": (str, r"[\w.:\[\]-]{1,100}"),
+    "replica": (str, r"[\w.:#\[\]-]{1,100}"),
     "reason": (str, r"[a-z_]{1,20}"),
     "expected_hit_tokens": (int, r"\d{1,9}"),
     "num_holders": (int, r"\d{1,9}"),

@@ -1,4 +1,4 @@
-"""Between Ray's HTTP server and the app: leaving is told as leaving, ids are sent once, decisions arrive."""
+"""Between Ray's HTTP server and the app: leaving is told as leaving, and ids are sent once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from oaiserve.cluster.on_ray.edge import Edge, Message, Receive, Send
-from oaiserve.cluster.on_ray.messages import DECISION_HEADER
 
 Scope = MutableMapping[str, Any]
 
@@ -84,15 +83,3 @@ def test_the_id_that_ray_adds_is_not_there_twice(own: bytes, kept: list[tuple[by
 
     asyncio.run(Edge(app)(scope_with((b"x-request-id", b"abc")), never, keep))
     assert sent[0]["headers"] == [(b"a", b"b"), *kept]
-
-
-def test_a_decision_reaches_the_app() -> None:
-    states: list[Any] = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        states.append(scope.get("state"))
-
-    edge = Edge(app)
-    asyncio.run(edge(scope_with((DECISION_HEADER.encode(), b"replica=r; expected_hit_tokens=64")), never, ignore))
-    asyncio.run(edge(scope_with(), never, ignore))
-    assert states == [{"routing": {"replica": "r", "expected_hit_tokens": 64}}, None]

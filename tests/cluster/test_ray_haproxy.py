@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from oaiserve.cluster.decision_header import DECISION_HEADER
 from oaiserve.cluster.on_ray.haproxy import MARK, changed
 
 # As Ray 2.60 writes it for one replica, the lines that do not matter left out.
@@ -34,6 +35,7 @@ frontend http_frontend
     acl is_http-default path_beg /
     http-request set-var(txn.ingress_request_router_app) str(http-default) if is_http-default
     acl has_ingress_request_router_app var(txn.ingress_request_router_app) -m found
+    http-request lua.route_via_ingress_request_router if METH_POST has_ingress_request_router_app
     http-request set-var(txn.ingress_request_router_recoverable) str(1) if { var(txn.ingress_request_router_app) -m str "http-default" } { var(txn.ingress_request_router_failed) -m str "unknown_replica_id" }
     http-request return status 503 content-type text/plain lf-string "Ingress request router failed: %[var(txn.ingress_request_router_failed)]" hdr X-Serve-Reason %[var(txn.ingress_request_router_failed)] if { var(txn.ingress_request_router_failed) -m found } !{ var(txn.ingress_request_router_recoverable) -m found }
     use_backend http-default-via-ingress-request-router if is_http-default { var(txn.via_ingress_request_router) -m found }
@@ -65,6 +67,12 @@ def test_a_router_that_fails_costs_no_request() -> None:
     assert "return status 503" not in text
     assert "unknown_replica_id" not in text
     assert "use_backend http-default if is_http-default" in text
+
+
+def test_only_the_router_can_name_its_decision() -> None:
+    lines = [line.strip() for line in changed(CONFIG).splitlines()]
+    asks_router = next(at for at, line in enumerate(lines) if "lua.route_via_ingress_request_router" in line)
+    assert f"http-request del-header {DECISION_HEADER}" in lines[:asks_router]
 
 
 def test_nothing_falls_back_on_the_python_proxy() -> None:

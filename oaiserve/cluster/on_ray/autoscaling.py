@@ -1,4 +1,5 @@
-"""The policy by which Ray Serve adds and removes replicas: by what they use of themselves, what waits included.
+"""`ByUse` is the policy by which Ray Serve adds and removes replicas: what they use of themselves, what waits included,
+decides.
 
 Ray pickles this module to its controller, so it imports nothing of oaiserve.
 """
@@ -12,7 +13,7 @@ USE = "use"  # the name of the number that each replica records
 
 
 class Context(Protocol):
-    """What Ray knows of the deployment; its AutoscalingContext has more."""
+    """Ray tells the policy this of the deployment, as part of its AutoscalingContext."""
 
     @property
     def aggregated_metrics(self) -> Mapping[str, Mapping[Any, float]] | None: ...

@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from oaiserve.cluster.on_ray.messages import decision_in
-
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -21,7 +19,6 @@ class Edge:
 
     - When a client leaves, Ray cancels the request, and the app would record a shutdown. So the app runs in a task of
       its own, which goes on until it has seen that the client left.
-    - The routing decision, which came as a header, is put into `scope["state"]`.
     - Ray puts the request's id into the headers of the answer, so the app's own is taken out if it is the same.
     """
 
@@ -33,10 +30,7 @@ class Edge:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         has_left = asyncio.get_running_loop().create_future()
-        headers = scope["headers"]
-        given_id = next((value for name, value in headers if name == REQUEST_ID), None)
-        if decision := decision_in(headers):
-            scope.setdefault("state", {})["routing"] = decision
+        given_id = next((value for name, value in scope["headers"] if name == REQUEST_ID), None)
 
         async def receive_until_left() -> Message:
             if not has_left.done():

@@ -16,8 +16,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from oaiserve.cluster.decision_header import DECISION_HEADER, as_text
 from oaiserve.cluster.on_ray import private
-from oaiserve.cluster.on_ray.messages import DECISION_HEADER, Asked, decision_header
+from oaiserve.cluster.on_ray.messages import Asked
 from oaiserve.cluster.prefix import Prompt, prompt_of_body, prompt_of_text
 from oaiserve.cluster.router import NoReplica
 
@@ -44,7 +45,7 @@ class FrontRouter:
                 replica = await private.choose(self._replicas, asked)
         except (NoReplica, DeploymentUnavailableError, TimeoutError) as error:
             return Response(f"{type(error).__name__}: {error}", 503)
-        headers = {} if asked.decision is None else {DECISION_HEADER: decision_header(asked.decision)}
+        headers = {} if asked.decision is None else {DECISION_HEADER: as_text(asked.decision)}
         return JSONResponse({"replica_id": replica, "request_headers": headers})
 
 

@@ -28,11 +28,13 @@ _ERRORS: dict[int, APIError] = {
     504: Unavailable("The replica did not answer in time. Please try again.", retry_after_seconds=1),
 }
 
-# In front of all rules of the front. What Ray reads of these headers is not for clients. An id that the server would
+# In front of all rules of the front. What Ray reads of these headers is not for clients, and
+# the decision of the router is nobody else's to tell. An id that the server would
 # replace is dropped here, so that front, replica and client have the same one.
 _REQUEST_RULES = """\
     http-request del-header x-request-disconnect-disabled
     http-request del-header x-request-timeout-seconds
+    http-request del-header x-oaiserve-route
     http-request del-header x-request-id if !{ req.hdr(x-request-id) -m reg ^[A-Za-z0-9._-]{1,128}$ }
 """
 _AFTER_ID = """\

@@ -1,4 +1,4 @@
-"""All that is used of Ray Serve beyond its public API. For this, Ray's minor version is pinned in pyproject.toml."""
+"""This module has all that is used of Ray Serve beyond its public API; pyproject.toml pins a minor version for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The router of this package as Ray Serve's request router for the replicas.
+"""`PrefixRouter` is the router of oaiserve/cluster as Ray Serve's request router for the replicas.
 
 Ray pickles this module as a whole. So what others compare by class is in `messages.py`.
 """

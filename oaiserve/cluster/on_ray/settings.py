@@ -1,4 +1,4 @@
-"""The settings of a replica, from the arguments that Ray Serve passes to the application.
+"""`config_of` makes the settings of a replica from the arguments that Ray Serve passes to the application.
 
 They are those of `oaiserve serve`, written as flags without dashes (`max-running`) or as in Python (`max_running`).
 From a command line their values are text, from a YAML file they have types; both are taken.
