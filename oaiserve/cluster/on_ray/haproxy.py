@@ -46,7 +46,8 @@ _AFTER_ID = """\
 def changed(config: str) -> str:
     """Return Ray's configuration of HAProxy with these changes.
 
-    - Errors of the front are OpenAI's objects.
+    - Errors of the front are OpenAI's objects. Where there is no application, the path is not at fault: that is a 503.
+    - A request whose replica has gone before the first byte of its answer is sent to another one.
     - Clients' addresses are passed on (x-forwarded-for), by which clients without a key take turns.
     - If the router does not answer, or names a replica that this front does not know yet, the request goes to the
       replica with the fewest connections, instead of failing.
@@ -60,21 +61,26 @@ def changed(config: str) -> str:
         if is_fallback or "ingress_request_router_failed) -m" in line:
             continue
         if re.match(r"\s*errorfile 50[234] ", line):
-            line = _error_line(int(line.split()[1]))
+            line = _answer("http-error", int(line.split()[1]))
+        if re.match(r"\s*http-request return status 404 content-type text/plain ", line):
+            line = _answer("http-request return", 503)
+        if line.strip() == "retry-on conn-failure":
+            line += " empty-response"
         lines.append(line)
         if line.strip() == "option httplog":
-            lines += ["    option forwardfor", *(_error_line(status) for status in _ERRORS if status < 500)]
+            lines += ["    option forwardfor", *(_answer("http-error", status) for status in _ERRORS if status < 500)]
     text = "\n".join(lines) + "\n"
     text = re.sub(r"(?m)^(    unique-id-format .*\n)", lambda match: _REQUEST_RULES + match[1], text)
     text = re.sub(r"(?m)^(    http-request set-header x-request-id .*\n)", lambda match: match[1] + _AFTER_ID, text)
     return f"{MARK}\n{text}"
 
 
-def _error_line(status: int) -> str:
+def _answer(rule: str, status: int) -> str:
+    """Return the line by which HAProxy answers with the error for this status."""
     error = _ERRORS[status]
     body = json.dumps(error.body(request_id="@")).replace("%", "%%").replace("@", _ID)
     headers = "".join(f" hdr {name} {value}" for name, value in error.headers().items())
-    answer = f"http-error status {status} content-type application/json lf-string '{body}'"
+    answer = f"{rule} status {status} content-type application/json lf-string '{body}'"
     return f"    {answer}{headers} hdr x-request-id {_ID}"
 
 
