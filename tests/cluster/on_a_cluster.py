@@ -7,14 +7,19 @@ much that pytest would take for errors. Each check is a function below, and rais
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import re
+import socket
 import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 
 import httpx
 
+from tests.telemetry.collector import Collector, running_collector
 from tools.cluster.clients import KEY, End, ask, question
 from tools.cluster.faults import clients_leave, long_bodies, replica_killed
 from tools.cluster.local import LocalCluster, start_local
@@ -63,6 +68,25 @@ def requests_that_begin_alike_meet_and_say_why(cluster: LocalCluster) -> None:
 def errors_are_those_of_the_api(cluster: LocalCluster) -> None:
     wrong = post(cluster, {"prompt": "x", "max_tokens": -1})
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "max_tokens")
+    with socket.create_connection(("127.0.0.1", cluster.port), timeout=10) as client:
+        client.sendall(b"nonsense\r\n\r\n")
+        head, _, body = b"".join(iter(lambda: client.recv(65536), b"")).partition(b"\r\n\r\n")
+    assert b" 400 " in head.splitlines()[0], head  # of the front itself
+    assert json.loads(body)["error"]["type"] == "invalid_request_error", body
+
+
+def the_clients_trace_has_the_decision(cluster: LocalCluster, collector: Collector) -> None:
+    trace, parent = "1af7651916cd43dd8448eb211c80319c", "c7ad6b7169203331"
+    post(cluster, {"prompt": "x", "max_tokens": 2}, traceparent=f"00-{trace}-{parent}-01")
+    give_up = time.monotonic() + 20
+    while not (found := [span for span in collector.spans if span.trace_id.hex() == trace]):
+        assert time.monotonic() < give_up, "no span of the trace was exported"
+        time.sleep(0.1)
+    spans = [span for span in found if span.parent_span_id.hex() == parent]
+    assert len(spans) == 1, spans
+    attributes = {attribute.key: attribute.value for attribute in spans[0].attributes}
+    assert attributes["oaiserve.routing.replica"].string_value in cluster.replicas()
+    assert attributes["oaiserve.routing.reason"].string_value == "new"
 
 
 def all_replicas_are_listed_for_prometheus(cluster: LocalCluster) -> None:
@@ -116,19 +140,28 @@ CHECKS: tuple[Callable[[LocalCluster], None], ...] = (
 
 def main() -> None:
     exit_on_sigterm()
-    with start_local(num_cpus=2) as cluster:
-        cluster.deploy(REPLICAS, step_ms=5, max_running=8, max_waiting=8, api_key=KEY)
-        cluster.wait_until(lambda: len(cluster.replicas()) == REPLICAS and cluster.answers(), "the start")
-        failed = 0
-        for check in CHECKS:
-            began = time.monotonic()
-            try:
-                check(cluster)
-            except Exception:
-                failed += 1
-                traceback.print_exc()
-            print(f"{check.__name__}: {time.monotonic() - began:.1f} s", flush=True)
+    with running_collector() as collector:
+        os.environ |= {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "500"}
+        with start_local(num_cpus=2) as cluster:
+            cluster.deploy(REPLICAS, step_ms=5, max_running=8, max_waiting=8, api_key=KEY)
+            cluster.wait_until(lambda: len(cluster.replicas()) == REPLICAS and cluster.answers(), "the start")
+            traced = the_clients_trace_has_the_decision
+            failed = fails(traced.__name__, partial(traced, cluster, collector))
+            for check in CHECKS:
+                failed |= fails(check.__name__, partial(check, cluster))
     sys.exit(1 if failed else 0)
+
+
+def fails(name: str, check: Callable[[], None]) -> bool:
+    """Return whether a check fails, and print why."""
+    began, has_failed = time.monotonic(), False
+    try:
+        check()
+    except Exception:
+        has_failed = True
+        traceback.print_exc()
+    print(f"{name}: {time.monotonic() - began:.1f} s", flush=True)
+    return has_failed
 
 
 if __name__ == "__main__":
