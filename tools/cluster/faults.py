@@ -7,6 +7,7 @@ import asyncio
 import math
 import re
 import signal
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -231,14 +232,20 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     found: list[Seen] = []
     with start_local() as cluster:
         cluster.deploy(REPLICAS)
-        cluster.wait_until(lambda: len(cluster.replicas()) == REPLICAS and cluster.answers(), "the start")
+        cluster.wait_until(lambda: is_whole(cluster), "the start")
         for name in arguments.only:
             found.append(FAULTS[name](cluster))
             print(found[-1], flush=True)
-            cluster.wait_until(lambda: len(cluster.replicas()) == REPLICAS and cluster.answers(), f"the end of {name}")
+            if cluster.seconds_until(lambda: is_whole(cluster), LIMIT_SECONDS) is None:
+                print(f"After '{name}' the cluster is not whole again, so no more faults are tried.", file=sys.stderr)
+                return {"faults": [asdict(one) for one in found]}, table(found)
         if arguments.kills:
             found.append(many_kills(cluster, arguments.kills))
     return {"faults": [asdict(one) for one in found]}, table(found)
+
+
+def is_whole(cluster: LocalCluster) -> bool:
+    return len(cluster.replicas()) == REPLICAS and cluster.answers()
 
 
 def many_kills(cluster: LocalCluster, number: int) -> Seen:
