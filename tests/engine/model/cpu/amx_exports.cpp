@@ -1,4 +1,4 @@
-// One product of tiles, as a library of its own, in which intrinsics are those of amx_emulator.h.
+// One product of tiles, as a library of its own. Its intrinsics are the CPU's, or those of amx_emulator.h.
 
 #include "gemm.h"
 
@@ -9,6 +9,7 @@ using namespace oaiserve;
 // sums [16, 16] += a [16, 32] times b [16, 16, 2], whose pairs are neighbours along k.
 extern "C" void add_products_of_tiles(const bf16* a, const bf16* b, float* sums) {
   const Tiles<bf16> tiles;
+  Tiles<bf16>::set_rows(MOST_TILE_ROWS);
   _tile_loadd(0, sums, TILE_BYTES);
   _tile_loadd(1, a, TILE_BYTES);
   _tile_loadd(2, b, TILE_BYTES);

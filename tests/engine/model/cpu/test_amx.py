@@ -27,19 +27,21 @@ WITH_AMX = frozenset({"avx512f", "amx_tile", "amx_bf16"})
 
 @pytest.fixture(scope="module")
 def emulated(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    library = tmp_path_factory.mktemp("amx") / "amx.so"
     with compiled_for(EMULATED_AMX):
-        flags = [*build.FLAGS, f"-I{build.SOURCES}"]
+        return exports(tmp_path_factory.mktemp("amx") / "emulated.so", build.FLAGS)
+
+
+def exports(library: Path, flags: list[str]) -> ctypes.CDLL:
     source = Path(__file__).parent / "amx_exports.cpp"
-    subprocess.run(["g++", *flags, str(source), "-o", str(library)], check=True)
+    subprocess.run(["g++", *flags, f"-I{build.SOURCES}", str(source), "-o", str(library)], check=True)
     return ctypes.CDLL(str(library))
 
 
-def add_products(emulated: ctypes.CDLL, a: Tensor, b: Tensor, sums: Tensor) -> Tensor:
+def add_products(library: ctypes.CDLL, a: Tensor, b: Tensor, sums: Tensor) -> Tensor:
     """Return sums [16, 16] + a [16, 32] @ b [32, 16], as one instruction adds them."""
     pairs = b.unflatten(0, (16, 2)).transpose(1, 2).contiguous()
     out = sums.clone()
-    emulated.add_products_of_tiles(*(ctypes.c_void_p(tensor.data_ptr()) for tensor in (a, pairs, out)))
+    library.add_products_of_tiles(*(ctypes.c_void_p(tensor.data_ptr()) for tensor in (a, pairs, out)))
     return out
 
 
@@ -73,6 +75,18 @@ def test_the_emulator_adds_and_rounds_in_the_order_of_the_manual(emulated: ctype
         in_one_order = sums + a.float() @ b.float()
         assert not torch.equal(found, in_one_order)
         torch.testing.assert_close(found, in_one_order)
+
+
+@pytest.mark.compiler
+def test_a_cpu_with_amx_adds_and_rounds_as_the_emulator_does(emulated: ctypes.CDLL, tmp_path: Path) -> None:
+    if not amx.is_usable(prebuilt.cpu_features(prebuilt.CPUINFO)):
+        pytest.skip("this CPU has no AMX, or its system does not allow it")
+    real = exports(tmp_path / "real.so", [*build.FLAGS, amx.FLAG])
+    generator = torch.Generator().manual_seed(2)
+    for scale in (1.0, 2.0**-64, 2.0**-100):
+        a, b = ((torch.randn(shape, generator=generator) * scale).bfloat16() for shape in ((16, 32), (32, 16)))
+        sums = torch.randn(16, 16, generator=generator) * scale**2
+        assert torch.equal(add_products(real, a, b, sums), add_products(emulated, a, b, sums))
 
 
 @pytest.mark.compiler

@@ -8,11 +8,11 @@
 // Panels of gemm.h are as tiles need them: 16 steps of a panel are 16 rows of 128 bytes. One tile takes the left
 // halves, and another the right ones.
 //
-// No CPU with AMX has run this yet. Tests run it in an emulator, and look for the instructions in what the compiler
-// makes of it.
+// Tests run it in an emulator, too, and look for the instructions in what the compiler makes of it.
 #pragma once
 
 #include <algorithm>
+#include <array>
 
 #include "packs.h"
 
@@ -21,7 +21,8 @@ namespace oaiserve {
 // Whether products of this type are computed in tiles.
 template <class T>
 constexpr bool IS_TILED = false;
-constexpr long TILE_STEPS = 16;  // steps along k that are multiplied at once
+constexpr long TILE_STEPS = 16;      // steps along k that are multiplied at once
+constexpr long MOST_TILE_ROWS = 32;  // rows of x that are multiplied at once: two tiles
 
 // The tiles of a thread, which can be used as long as this object lives.
 template <class T>
@@ -39,22 +40,47 @@ constexpr long TILE_FLOATS = TILE_BYTES / sizeof(float), TILE_ELEMENTS = TILE_BY
 constexpr long SUMS_STRIDE = 2 * TILE_FLOATS;           // of sums, whose columns are those of a panel
 constexpr long STEP_ELEMENTS = 2 * WIDTH * PACK<bf16>;  // of a panel
 
+// The tiles for so many rows of x: 0, 1 and 4 have the first 16 of them, and 2, 3 and 5 the others. So no row is loaded
+// that is not there, and a product takes as long as it has rows.
 struct alignas(64) TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+
+  constexpr void set(int tile, long height) {
+    row_bytes[tile] = height > 0 ? TILE_BYTES : 0;
+    rows[tile] = uint8_t(height);
+  }
 };
-constexpr TileConfig WHOLE_TILES{};
+constexpr auto TILE_CONFIGS = [] {
+  std::array<TileConfig, MOST_TILE_ROWS + 1> found;
+  for (long rows = 0; rows <= MOST_TILE_ROWS; rows++) {
+    for (const int tile : {0, 1, 4}) found[size_t(rows)].set(tile, std::min(rows, TILE_HEIGHT));
+    for (const int tile : {2, 3, 5}) found[size_t(rows)].set(tile, std::max(rows - TILE_HEIGHT, 0L));
+    for (const int tile : {6, 7}) found[size_t(rows)].set(tile, TILE_HEIGHT);
+  }
+  return found;
+}();
+
+inline thread_local constinit long tile_rows = 0;  // for which the tiles of this thread are configured; 0: not
 
 template <>
 class Tiles<bf16> {
  public:
-  Tiles() { _tile_loadconfig(&WHOLE_TILES); }
-  ~Tiles() { _tile_release(); }  // torch configures tiles in its own way, and what is in use is saved with the thread
+  Tiles() { tile_rows = 0; }
+  // torch configures tiles in its own way, and what is in use is saved with the thread
+  ~Tiles() { _tile_release(); }
   Tiles(const Tiles&) = delete;
+
+  // Configures the tiles for so many rows, from 1 to MOST_TILE_ROWS.
+  static void set_rows(long rows) {
+    if (rows == tile_rows) return;
+    _tile_loadconfig(&TILE_CONFIGS[size_t(rows)]);
+    tile_rows = rows;
+  }
 };
 
-// Rows of x for a whole tile: where they are, or a copy with zeros in place of what is missing.
+// Rows of x for a tile: where they are, or a copy with zeros in place of the elements that are missing.
 class TileRows {
  public:
   const bf16* data = nullptr;
@@ -62,7 +88,7 @@ class TileRows {
 
   void set(const bf16* x, long x_stride, long rows, long elements) {
     data = x, stride_bytes = x_stride * long(sizeof(bf16));
-    if (rows >= TILE_HEIGHT && elements == TILE_ELEMENTS) return;
+    if (elements == TILE_ELEMENTS) return;
     memset((void*)copy_, 0, sizeof(copy_));
     for (long r = 0; r < std::min(rows, TILE_HEIGHT); r++)
       memcpy(copy_ + r * TILE_ELEMENTS, x + r * x_stride, size_t(elements) * sizeof(bf16));
@@ -131,9 +157,10 @@ void add_products(const bf16* x, long x_stride, long rows, const Reader& reader,
   }
 }
 
-inline void zero_sums() {
+inline void zero_sums(long rows) {
   _tile_zero(0);
   _tile_zero(1);
+  if (rows <= TILE_HEIGHT) return;
   _tile_zero(2);
   _tile_zero(3);
 }
@@ -158,25 +185,25 @@ inline void store_sums(float* sums, long rows) {
 
 #undef LOAD_TILE
 
-// Does what multiply_block of gemm.h does, for x with a whole number of packs, while a `Tiles` lives on this thread. Up
-// to 15 rows behind those of `sums` and `start` are read and written, too, and what they hold does not matter.
+// Does what multiply_block of gemm.h does, for x with a whole number of packs, while a `Tiles` lives on this thread.
 template <class Reader>
 void multiply_in_tiles(const bf16* x, long x_stride, long rows, long steps, const Reader& reader, const float* start,
                        long start_stride, float* sums, const char* ahead, long ahead_bytes) {
-  constexpr long AT_ONCE = 2 * TILE_HEIGHT;
-  const long times = (rows + AT_ONCE - 1) / AT_ONCE, parts = (steps + TILE_STEPS - 1) / TILE_STEPS * times;
+  const long times = (rows + MOST_TILE_ROWS - 1) / MOST_TILE_ROWS;
+  const long parts = (steps + TILE_STEPS - 1) / TILE_STEPS * times;
   const long ahead_lines = (ahead_bytes / 64 + parts - 1) / std::max(parts, 1L);
-  for (long row = 0; row < rows; row += AT_ONCE, ahead += ahead_lines * 64 * (parts / times)) {
+  for (long t = 0, row = 0, count = 0; t < times; t++, row += count, ahead += ahead_lines * 64 * (parts / times)) {
+    count = rows / times + (t < rows % times);
+    Tiles<bf16>::set_rows(count);
     const float* from = start + row * start_stride;
     float* to = sums + row * SUMS_STRIDE;
-    const long count = std::min(AT_ONCE, rows - row);
     if constexpr (!Reader::IS_SCALED) {
       load_sums(from, start_stride, count);
       add_products(x + row * x_stride, x_stride, count, reader, steps, ahead, ahead_lines);
       store_sums(to, count);
     } else {
-      alignas(64) float products[AT_ONCE * SUMS_STRIDE];
-      zero_sums();
+      alignas(64) float products[MOST_TILE_ROWS * SUMS_STRIDE];
+      zero_sums(count);
       add_products(x + row * x_stride, x_stride, count, reader, steps, ahead, ahead_lines);
       store_sums(products, count);
       for (long r = 0; r < count; r++)

@@ -27,7 +27,7 @@ constexpr long BLOCK_ROWS = 128;  // the most rows of an item, with 16 KiB of su
 // The size of a block, in bytes. A panel is multiplied in blocks along k. While all rows are multiplied with one block,
 // the next one is prefetched, so the size of a block is how far ahead memory is read. A single tile reads a block once.
 // Several tiles read it again and again, so it has to stay in L2. Such a block should not be small, because each tile
-// loads and stores its sums once per block.
+// loads and stores its sums once per block. The tiles of AMX, which do that fast, rather have it in L1.
 constexpr long BLOCK_BYTES = 16 << 10, SHARED_BLOCK_BYTES = 64 << 10;
 
 // The weights W [n, k] of a linear layer, which the decoder owns. `panels` is
@@ -148,7 +148,7 @@ auto tile_for(int rows, std::integer_sequence<int, ROW...>) {
 
 // sums [rows, PANEL] = start + x [rows, k] times a block of a panel, in tiles of nearly the same height. The rows of
 // `start` are `start_stride` elements apart; 0: all sums start with the same row. Together, the tiles prefetch the
-// `ahead_bytes` at `ahead`. With AMX, a `Tiles` must live on this thread, and `sums` have room for whole tiles of rows.
+// `ahead_bytes` at `ahead`. With AMX, a `Tiles` must live on this thread.
 template <class T, class Reader>
 void multiply_block(const T* x, long x_stride, long rows, long k, const Reader& reader, const float* start,
                     long start_stride, float* sums, const void* ahead, long ahead_bytes) {
@@ -190,7 +190,7 @@ template <class T>
 void multiply_panel(const Linear<T>& w, const T* x, long x_stride, long rows, long panel, float* sums, long next) {
   const T* weights = w.panels + panel * panel_size<T>(w.k);
   const long panel_bytes = panel_size<T>(w.k) * long(sizeof(T));
-  const long block_bytes = rows <= TILE_ROWS ? BLOCK_BYTES : SHARED_BLOCK_BYTES;
+  const long block_bytes = IS_TILED<T> || rows <= TILE_ROWS ? BLOCK_BYTES : SHARED_BLOCK_BYTES;
   const long steps = steps_of<T>(w.k), blocks = (panel_bytes + block_bytes - 1) / block_bytes;
   const PanelBias bias(w.bias, w.n, panel);
   const float* start = bias.values;
