@@ -18,7 +18,7 @@ TaskOption = Literal["auto", "generate", "embed", "score"]
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 Quantize = Literal["none", "int8", "int4"]
-KVCacheDtype = Literal["auto", "int8"]
+KVCacheDtype = Literal["auto", "int8", "fp8"]
 Attention = Literal["auto", "triton", "varlen", "reference"]
 DraftSource = Literal["auto", "lookup", "off"]
 SchedulingPolicy = Literal["fair", "fcfs", "priority", "shortest"]
@@ -405,7 +405,8 @@ class EngineOptions:
     """Number format of the KV cache. auto: the model's. int8: on a CPU, 8 bits and a few scales for each token, so
     that nearly twice as many tokens fit into the same memory and long contexts are read faster. Answers change
     slightly; docs/performance.md has figures. Needs --compile and a model that it covers. Not for latent attention,
-    whose cache is smaller without it."""
+    whose cache is smaller without it. fp8: on a GPU, floats of 8 bits (E4M3) with a scale for each layer, so that twice
+    as many tokens fit; docs/models.md says what has been tried of it."""
 
     kv_blocks: int | None = None
     """Blocks in the KV cache. Default: as many as fit into --kv-cache-memory. Set only one of the two."""
@@ -538,14 +539,18 @@ class EngineOptions:
         return bool(self.lora) or self.lora_dir is not None
 
     def _check_kv_cache_dtype(self) -> None:
+        is_int8 = self.kv_cache_dtype == "int8"
         for flag, contradicts in (
-            ("--device cuda", self.device == "cuda"),
-            ("--no-compile", not self.compile),
+            ("--device cuda", is_int8 and self.device == "cuda"),
+            ("--device cpu", not is_int8 and self.device == "cpu"),
+            ("--no-compile", is_int8 and not self.compile),
+            ("--attention varlen", not is_int8 and self.attention == "varlen"),
             (f"--tensor-parallel {self.tensor_parallel}", self.tensor_parallel > 1),
         ):
             if contradicts:
                 both = f"--kv-cache-dtype {self.kv_cache_dtype} and {flag}"
-                raise OptionError(f"{both} do not go together: only the native step of a CPU has such a cache.")
+                which = "the native step of a CPU has" if is_int8 else "Triton's attention on one GPU reads"
+                raise OptionError(f"{both} do not go together: only {which} such a cache.")
 
     def _check_draft_model(self) -> None:
         for flag, contradicts, why in (

@@ -8,22 +8,30 @@ from typing import Any, Literal
 
 from oaiserve.model_numbers import BadFile
 
-Method = Literal["awq", "gptq", "compressed-tensors"]
+Method = Literal["awq", "gptq", "compressed-tensors", "fp8", "fbgemm_fp8"]
 
-READ = "AWQ (gemm), GPTQ and compressed-tensors with integers of 4 or 8 bits, gpt-oss in MXFP4, and GGUF files"
+READ = "AWQ (gemm), GPTQ and compressed-tensors with integers of 4 or 8 bits, FP8, gpt-oss in MXFP4, and GGUF files"
 _INSTEAD = f"oaiserve reads {READ}; or take the model before it was quantized, which --quantize does here on a CPU"
-_NAMES = {"awq": "AWQ", "gptq": "GPTQ", "compressed-tensors": "compressed-tensors"}
+_NAMES = {
+    "awq": "AWQ",
+    "gptq": "GPTQ",
+    "compressed-tensors": "compressed-tensors",
+    "fp8": "FP8",
+    "fbgemm_fp8": "FP8 (fbgemm)",
+}
+_FLOAT_FORMATS = ("float-quantized", "naive-quantized")
 _INTEGER_FORMATS = ("pack-quantized", "int-quantized", "naive-quantized")
 
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """How the integers of a checkpoint are packed."""
+    """How the weights of a checkpoint are packed: as integers, or as floats of 8 bits."""
 
     method: Method
     bits: int | None  # None: not the same in all matrices
     group_size: int | None  # None: the same; -1: all of a row
     zeros_less_one: bool = False  # the zeros are stored minus one, as GPTQ's first format has them
+    block: tuple[int, int] | None = None  # the rows and columns that share a scale, of floats of 8 bits in blocks
 
     @property
     def name(self) -> str:
@@ -51,6 +59,10 @@ def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
         return _gptq(given)
     if method == "compressed-tensors":
         return _compressed(given)
+    if method == "fp8":
+        return Quantization("fp8", 8, None, block=_block(given.get("weight_block_size")))
+    if method == "fbgemm_fp8":
+        return Quantization("fbgemm_fp8", 8, None)
     raise BadFile(f"its weights are quantized by {str(method)[:100]}, which is not read: {_INSTEAD}")
 
 
@@ -82,11 +94,15 @@ def _compressed(given: Mapping[str, Any]) -> Quantization:
     groups = given.get("config_groups")
     if not isinstance(groups, dict) or not groups:
         raise BadFile("its quantization_config has no config_groups")
+    block: tuple[int, int] | None = None
     for group in groups.values():
         weights = group.get("weights") if isinstance(group, dict) else None
         if not isinstance(weights, dict):
             raise BadFile("its config_groups have one without weights")
         layout = group.get("format") or given.get("format")
+        if weights.get("type") == "float" and layout in _FLOAT_FORMATS and weights.get("num_bits") == 8:
+            block = _block(weights.get("block_structure")) or block
+            continue
         if weights.get("type") != "int" or layout not in _INTEGER_FORMATS:
             kind = f"{str(weights.get('type'))[:20]} in the layout {str(layout)[:100]}"
             raise BadFile(f"its weights are quantized by compressed-tensors to {kind}: {_INSTEAD}")
@@ -97,7 +113,15 @@ def _compressed(given: Mapping[str, Any]) -> Quantization:
     transform = given.get("transform_config")
     if isinstance(transform, dict) and transform.get("config_groups"):
         raise BadFile(f"its weights are rotated (transform_config): {_INSTEAD}")
-    return Quantization("compressed-tensors", None, None)
+    return Quantization("compressed-tensors", None, None, block=block)
+
+
+def _block(sizes: Any) -> tuple[int, int] | None:
+    if sizes is None or sizes == []:
+        return None
+    if not isinstance(sizes, list) or len(sizes) != 2 or not all(type(n) is int and 0 < n < 2**31 for n in sizes):
+        raise BadFile(f"its weights have scales for blocks of {str(sizes)[:100]}, which are not two sizes")
+    return sizes[0], sizes[1]
 
 
 def _bits(bits: Any, name: str, allowed: tuple[int, ...]) -> int:

@@ -96,7 +96,7 @@ def test_a_wrong_server_option_is_named_with_its_value(wrong: dict, message: str
         ({"lora": ("a=x",), "tensor_parallel": 2}, "--lora and --tensor-parallel 2 do not go together."),
         ({"lora_dir": Path("x"), "tensor_parallel": 2}, "--lora-dir and --tensor-parallel 2 do not go together."),
         ({"tensor_parallel": 2, "quantize": "int8"}, "--quantize int8 and --tensor-parallel 2 do not go together"),
-        ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype is 'fp8', but must be one of auto, int8."),
+        ({"kv_cache_dtype": "fp4"}, "--kv-cache-dtype is 'fp4', but must be one of auto, int8, fp8."),
         (
             {"kv_cache_dtype": "int8", "device": "cuda"},
             "--kv-cache-dtype int8 and --device cuda do not go together: only the native step of a CPU has such a",

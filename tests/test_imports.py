@@ -64,13 +64,15 @@ MODEL_ROWS = {
     "attention.hook": "attention batch states",
     "attention.foreign": "attention.hook",
     "attention.reference": "attention batch",
+    "attention.rotation": "",
     "attention.triton_kernels": "",
     "attention.tiles": "batch transfer",
-    "attention.triton": "attention attention.tiles attention.triton_kernels batch",
+    "attention.triton": "attention attention.rotation attention.tiles attention.triton_kernels batch",
     "attention.varlen": "attention attention.triton batch spec",
     "attention.select": "attention attention.reference attention.triton attention.varlen",
     # running steps
     "eager": "adapted_modules adapters attention attention.hook attention.reference batch kv_cache spec",
+    "kv_scales": "attention attention.reference batch eager rehearsal spec",
     "graphs": "batch block_tables draw_rows logit_edits padded_head sampler spec transfer",
     "prompt_graphs": "attention.tiles batch block_tables graphs padded_head spec transfer",
     "runner": "adapters batch block_tables draw_rows executor graphs logit_edits prompt_graphs sampler states",
@@ -87,20 +89,20 @@ MODEL_ROWS = {
     "tensor_files": "wrapped_names",
     "integer_layouts": "",
     "packed_weights": "cpu.blocks integer_layouts tensor_files",
+    "device_matrices": "integer_layouts",
+    "triton_matrix_kernels": "",
+    "triton_matrices": "device_matrices triton_matrix_kernels",
     # loading, measuring, compiling, capturing
     "split": "",
     "wrapper": "",
     "selective_scan": "states",
     "mixers": "attention.foreign selective_scan spec states",
-    "load": "attention attention.foreign attention.hook attention.reference batch eager gguf_config gguf_weights "
-    "mixers packed_weights padded_head rehearsal spec split states weights wrapped_names wrapper",
+    "load": "attention attention.foreign attention.hook attention.reference batch device_matrices eager gguf_config "
+    "gguf_weights mixers packed_weights padded_head rehearsal spec split states weights wrapped_names wrapper",
     "memory": "spec",
     "device_memory": "attention draw_rows eager memory rehearsal runner spec states",
     "compiled": "attention.hook batch executor rehearsal spec",
-    "fused_projections": "",
-    "fast_paths": "attention attention.reference batch draw_rows eager fused_projections logit_edits plain_sampling "
-    "rehearsal spec states",
-    "graph_capture": "batch block_tables executor fast_paths graphs prompt_graphs rehearsal spec triton_sampling",
+    "fused_projections": "device_matrices",
     # models that pool
     "pooling": "",
     "pooling.files": "",
@@ -131,6 +133,16 @@ MODEL_ROWS = {
     "cpu.operations cpu.part cpu.quantized_file cpu.stored spec",
     "cpu.start": "adapted_modules adapters attention attention.reference batch cpu.attention cpu.build cpu.check "
     "cpu.describe cpu.description cpu.kv_layout cpu.library cpu.native eager executor runner spec",
+    # layers that run by the description, and what is checked of a GPU's fast paths
+    "layer_operations": "",
+    "triton_layer_kernels": "",
+    "triton_layers": "layer_operations triton_layer_kernels",
+    "fused_layers": "adapters attention attention.rotation batch cpu.description fused_projections kv_cache "
+    "layer_operations spec",
+    "fast_paths": "adapted_modules adapters attention attention.reference batch cpu.describe cpu.description cpu.start "
+    "device_matrices draw_rows eager executor fused_layers fused_projections layer_operations logit_edits "
+    "plain_sampling rehearsal spec states triton_layers",
+    "graph_capture": "batch block_tables executor fast_paths graphs prompt_graphs rehearsal spec triton_sampling",
     # a model that is split
     "parallel": "",
     "parallel.group": "",
@@ -148,9 +160,10 @@ MODEL_ROWS = {
     "restart": "cpu.checked cpu.cores draft memory profiler runner started",
     # the one place that assembles all of these, and the worker process, which is a program
     "start": "adapted_modules attention attention.reference attention.select attention.varlen batch "
-    "block_tables compiled cpu.cores cpu.start device_memory draft draw_rows eager executor fast_paths graph_capture "
-    "graphs logit_edits memory parallel.executor parallel.group parallel.workers pooling.load pooling.runner profiler "
-    "prompt_graphs rehearsal runner spec started states triton_sampling",
+    "block_tables compiled cpu.cores cpu.start device_matrices device_memory draft draw_rows eager executor fast_paths "
+    "fused_layers graph_capture graphs kv_scales logit_edits memory parallel.executor parallel.group parallel.workers "
+    "pooling.load pooling.runner profiler prompt_graphs rehearsal runner spec started states triton_matrices "
+    "triton_sampling",
     "worker": "cpu.cores load parallel.executor parallel.group parallel.messages split start",
 }
 MODEL_FILES = {name: {f"{MODEL}.{imported}" for imported in row.split()} for name, row in MODEL_ROWS.items()}
@@ -478,7 +491,8 @@ ONLY_IN: dict[str, set[str]] = {
         *(f"{ENGINE}.model.attention.{m}" for m in ("triton", "triton_kernels")),
         *(
             f"{ENGINE}.model.{m}"
-            for m in ("triton_adapters", "triton_adapter_kernels", "triton_sampling", "triton_sampling_kernels")
+            for kind in ("adapter", "layer", "matrix", "sampling")
+            for m in (f"triton_{kind}s", f"triton_{kind}_kernels", "triton_matrices", "triton_sampling")
         ),
     },
     "prometheus_client": {"oaiserve.telemetry", "oaiserve.gateway.metrics"},

@@ -18,6 +18,7 @@ from oaiserve.quantization import Quantization, read_quantization
 from oaiserve.source import find_model
 
 INT4 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128}
+FLOAT8 = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
 COMPRESSED = {
     "quant_method": "compressed-tensors",
     "format": "pack-quantized",
@@ -45,6 +46,18 @@ def read(**settings: Any) -> Quantization | None:
         ),
         (COMPRESSED, Quantization("compressed-tensors", None, None)),
         ({"quant_method": "mxfp4"}, None),
+        ({"quant_method": "fp8"}, Quantization("fp8", 8, None)),
+        ({"quant_method": "fp8", "weight_block_size": [128, 64]}, Quantization("fp8", 8, None, block=(128, 64))),
+        ({"quant_method": "fbgemm_fp8"}, Quantization("fbgemm_fp8", 8, None)),
+        (
+            COMPRESSED | {"format": "float-quantized", "config_groups": {"a": {"weights": FLOAT8}}},
+            Quantization("compressed-tensors", None, None),
+        ),
+        (
+            COMPRESSED
+            | {"format": "float-quantized", "config_groups": {"a": {"weights": FLOAT8 | {"block_structure": [8, 8]}}}},
+            Quantization("compressed-tensors", None, None, block=(8, 8)),
+        ),
     ],
 )
 def test_settings_are_read(settings: dict[str, Any], expected: Quantization | None) -> None:
@@ -56,7 +69,7 @@ def test_a_model_without_settings_is_not_quantized() -> None:
     assert read_quantization({"quantization_config": None}) is None
 
 
-METHODS = ["aqlm", "auto-round", "bitnet", "eetq", "fbgemm_fp8", "fp8", "higgs", "hqq", "quanto", "quark", "torchao"]
+METHODS = ["aqlm", "auto-round", "bitnet", "eetq", "higgs", "hqq", "quanto", "quark", "torchao"]
 
 
 @pytest.mark.parametrize("method", [*METHODS, "vptq", "something new"])
@@ -89,6 +102,7 @@ def test_bitsandbytes_is_refused_by_name(settings: dict[str, Any]) -> None:
         (COMPRESSED | {"format": "float-quantized"}, "to int in the layout float-quantized"),
         (COMPRESSED | {"config_groups": {"a": {"weights": INT4 | {"type": "float"}}}}, "to float in the layout"),
         (COMPRESSED | {"config_groups": {"a": {"weights": INT4 | {"num_bits": 2}}}}, "to 2 bits, not 4 or 8"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, "scales for blocks of [128], which are not two sizes"),
         (COMPRESSED | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "are sparse (sparse-24-bitmask)"),
         (COMPRESSED | {"transform_config": {"config_groups": {"u": {}}}}, "are rotated (transform_config)"),
     ],

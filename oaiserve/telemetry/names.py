@@ -339,8 +339,8 @@ ENGINE_FEATURE = Metric(
     "oaiserve_engine_feature",
     "gauge",
     "1 for a faster way to compute that is on, 0 for one that is off, because it was not asked for or failed its check "
-    "at the start. On a GPU. feature: attention, sampling (by kernels of their own), fused_projections, "
-    "compiled_layers, decode_graphs or prompt_graphs.",
+    "at the start. On a GPU. feature: attention, sampling (by kernels of their own), packed_weights, "
+    "fused_projections, fused_layers, compiled_layers, adapters, decode_graphs or prompt_graphs.",
     labels=("feature",),
 )
 

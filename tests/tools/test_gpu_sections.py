@@ -15,7 +15,7 @@ from oaiserve.engine.model.attention.hook import ATTENTION
 from tests.engine.model.runners import eager_runner
 from tools import gpu_check
 from tools.engine_load import complete, random_prompts
-from tools.gpu import answers, modes, overload, steps, teaching, uneven, waits
+from tools.gpu import answers, layer_check, modes, overload, steps, teaching, uneven, waits
 from tools.gpu.peers import their_seconds
 from tools.gpu.target import NOT_ON_CPU, Target
 from tools.gpu.workload import load, running_engine
@@ -53,6 +53,15 @@ def test_only_a_client_that_leaves_may_have_less_than_its_answer() -> None:
 def test_a_family_is_compared_with_generate() -> None:
     found = answers.check_family("qwen3", CPU, [{}])
     assert (found["equal"], found["tokens"], found["modes"]) == (True, 60, 1)
+
+
+def test_kernels_of_layers_and_packed_checkpoints_are_compared() -> None:
+    pytest.importorskip("triton", reason="Triton has no wheels for this system")
+    rows = [*layer_check.check_operations(CPU), *layer_check.check_attention(CPU)]
+    rows += [row for row in layer_check.check_matrices(CPU) if row["rows"] < 20]
+    assert len(rows) > 20
+    assert all(row["equal"] for row in rows), rows
+    assert layer_check.check_checkpoint(layer_check.PACKINGS["AWQ"], CPU)["equal"]
 
 
 def test_answers_may_differ_only_from_a_tie_on() -> None:

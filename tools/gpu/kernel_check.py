@@ -329,7 +329,7 @@ def time_decode(
     chosen = backend.num_items(shape.kv_heads, device)
 
     def taken(num_items: int, tile: backend.Tile | None = None) -> float:
-        plan = backend.plan_decodes(batch, 0, num_items)  # once for all layers
+        plan = backend.plan_decodes(batch, 0, num_items, shape.kv_heads)  # once for all layers
         return seconds(
             [
                 lambda layer=layer: backend.decode(*layer, batch, out, scoring, plan, tile)  # type: ignore[misc]
@@ -342,7 +342,7 @@ def time_decode(
     found = {
         "sequences": num_rows,
         "context": context if not longest else f"{context}, one {longest[0]}",
-        "items": int(backend.plan_decodes(batch, 0, chosen).first_items[-1]),
+        "items": int(backend.plan_decodes(batch, 0, chosen, shape.kv_heads).first_items[-1]),
         "us": whole * 1e6,
         "bytes_per_second": kv_bytes / whole,
         "of_bandwidth": kv_bytes / whole / limits["bytes_per_second"],

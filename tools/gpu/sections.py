@@ -22,6 +22,7 @@ SECTIONS = (
     # Whether answers are right, the widest question first. These measure no time.
     Section("families", "tools.gpu.answers", 170, {"part": "families"}, side_by_side=True),
     Section("kernels", "tools.gpu.kernels", 170, {"part": "correctness"}, side_by_side=True),
+    Section("layers", "tools.gpu.layer_check", 170, {"part": "correctness"}, side_by_side=True),
     Section("graphs", "tools.gpu.answers", 170, {"part": "shapes"}, side_by_side=True),
     Section("compiled", "tools.gpu.answers", 170, {"part": "compiled"}, side_by_side=True),
     Section("overload", "tools.gpu.overload", 170, side_by_side=True),
@@ -34,6 +35,7 @@ SECTIONS = (
     Section("streams", "tools.gpu.streams", 90),
     Section("start", "tools.gpu.start", 60),
     Section("kernel-speed", "tools.gpu.kernels", 90, {"part": "speed"}),
+    Section("layer-speed", "tools.gpu.layer_check", 60, {"part": "speed"}),
     Section("modes", "tools.gpu.modes", 100),
     Section("peers-1b", "tools.gpu.peers", 90, {"model": "llama-3.2-1b"}),
     Section("peers-smollm2", "tools.gpu.peers", 90, {"model": "smollm2-135m"}),

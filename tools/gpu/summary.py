@@ -13,7 +13,7 @@ from tools.gpu import kernel_tables
 from tools.markdown import as_markdown, number
 
 Sections = dict[str, dict[str, Any]]
-CORRECTNESS = ("families", "kernels", "graphs", "compiled", "overload", "waits")
+CORRECTNESS = ("families", "kernels", "layers", "graphs", "compiled", "overload", "waits")
 # Ceilings for targets where they could not be measured: what devices are sold as, times what is usually reached of it.
 NOMINAL = {
     "H200": {"bytes_per_second": 0.9 * 4.8e12, "operations_per_second": 0.78 * 989e12},
@@ -364,6 +364,11 @@ def _kernels(sections: Sections, name: str) -> list[str]:
     return [kernel_tables.as_markdown(sections.get("kernels", {}) | sections[name]).rstrip()]
 
 
+def _layers(sections: Sections, name: str) -> list[str]:
+    keys = ["matrix", "kind", "rows", "us", "bfloat16_us", "of_bandwidth"]
+    return ["### Products with packed weights", "", *_table(sections[name]["products"], keys)]
+
+
 CHAPTERS: dict[str, Callable[[Sections, str], list[str]]] = {
     "environment": _environment,
     "gpt2": _gpt2,
@@ -377,6 +382,7 @@ CHAPTERS: dict[str, Callable[[Sections, str], list[str]]] = {
     "modes": _modes,
     "start": _start,
     "kernel-speed": _kernels,
+    "layer-speed": _layers,
 }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from typing import Any, TypeGuard
 
 import torch
@@ -44,14 +43,14 @@ def is_linear(module: Module) -> TypeGuard[torch.nn.Linear]:
 
 
 @contextmanager
-def adapted(model: PreTrainedModel, batch: Batch) -> Iterator[None]:
-    """Let the modules of the model add the adapters of a batch, in calls of this thread. Steps without adapters cost
-    nothing."""
+def adapted(model: PreTrainedModel, batch: Batch, way: Callable[[Batch], AddTo]) -> Iterator[None]:
+    """Let the modules of the model add the adapters of a batch, in calls of this thread, in a way that is `plain` or
+    `by_kernels`. Steps without adapters cost nothing."""
     if not batch.adapters:
         yield
         return
     add_to, names = (
-        _add_to(batch),
+        way(batch),
         {name for adapter in batch.adapters if adapter is not None for name in adapter.parts},
     )
     thread = threading.get_ident()
@@ -71,10 +70,8 @@ def adapted(model: PreTrainedModel, batch: Batch) -> Iterator[None]:
             hook.remove()
 
 
-def _add_to(batch: Batch) -> AddTo:
-    """Return what adds the adapters of a batch: in Triton's kernels on a GPU, else in plain torch."""
-    if batch.input_ids.device.type == "cpu" or find_spec("triton") is None:
-        return plain(batch)
+def by_kernels(batch: Batch) -> AddTo:
+    """Return what adds the adapters of a batch in Triton's kernels."""
     from oaiserve.engine.model.triton_adapters import TritonAdapters
 
     return TritonAdapters(batch)

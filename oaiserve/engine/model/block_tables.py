@@ -18,7 +18,7 @@ from oaiserve.engine.step import Step
 
 @dataclass(slots=True)
 class _Row:
-    """What the device has of a sequence."""
+    """A row of the tables says what the device knows of a sequence's blocks."""
 
     index: int
     blocks: list[int]  # the very list: a sequence that has lost its blocks gets another one

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
-from oaiserve.engine.model.adapted_modules import adapted
+from oaiserve.engine.model.adapted_modules import AddTo, adapted, plain
 from oaiserve.engine.model.adapters import Adapter
-from oaiserve.engine.model.attention import Backend, LayerCache
+from oaiserve.engine.model.attention import FP8, Backend, LayerCache, ScaledCache
 from oaiserve.engine.model.attention.hook import AttentionCall, run_model
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch
@@ -25,26 +27,28 @@ class EagerExecutor:
         self.caches = caches
         # All blocks from this one on are empty. Counted on a CPU only, where another executor may copy the used blocks.
         self.num_used_blocks = 0
+        self.add_adapters: Callable[[Batch], AddTo] = plain
 
     @classmethod
     def with_cache(
         cls, loaded: LoadedModel, *, num_blocks: int, block_size: int, backend: Backend = ReferenceAttention
     ) -> EagerExecutor:
-        """Make an executor with a new KV cache in the plain layout, on the model's device and in its dtype."""
+        """Make an executor with a new KV cache in the plain layout, on the model's device, in its form."""
         tokens = (num_blocks, block_size)
-        caches = {
-            layer: LayerCache(
-                zeroed((*tokens, kv.kv_heads, kv.key_dim), loaded.dtype, loaded.device),
-                zeroed((*tokens, kv.kv_heads, kv.value_dim), loaded.dtype, loaded.device),
+        caches: dict[int, LayerCache] = {}
+        for layer, kv in loaded.kv_shapes.items():
+            dtype = loaded.dtype if kv.scales is None else FP8
+            cache = LayerCache(
+                zeroed((*tokens, kv.kv_heads, kv.key_dim), dtype, loaded.device),
+                zeroed((*tokens, kv.kv_heads, kv.value_dim), dtype, loaded.device),
             )
-            for layer, kv in loaded.kv_shapes.items()
-        }
+            caches[layer] = cache if kv.scales is None else ScaledCache.of(cache, kv.scales)
         return cls(loaded, caches, backend)
 
     def forward(self, batch: Batch) -> torch.Tensor:
         if batch.block_tables.device.type == "cpu":
             self.num_used_blocks = max(self.num_used_blocks, int(batch.block_tables.max()) + 1)
-        with adapted(self._model, batch):
+        with adapted(self._model, batch, self.add_adapters):
             return run_model(self._model, batch, call=AttentionCall(self._backend(batch), self.caches, batch.states))
 
     def prepare(self, adapter: Adapter) -> None:

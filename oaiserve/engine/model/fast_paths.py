@@ -8,18 +8,34 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from oaiserve.engine.model import plain_sampling
+from oaiserve.engine.model.adapted_modules import AddTo, adaptable, plain
+from oaiserve.engine.model.adapters import Adapter, AdapterPart
 from oaiserve.engine.model.attention import Backend, LayerCache, StepAttention
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch, build_batch
+from oaiserve.engine.model.cpu.describe import describe
+from oaiserve.engine.model.cpu.description import Decoder, NotKnown
+from oaiserve.engine.model.cpu.start import transformers_logits
+from oaiserve.engine.model.device_matrices import (
+    Multiply,
+    PackedLinear,
+    expanded_product,
+    multiply_by,
+    packed_linears,
+)
 from oaiserve.engine.model.draw_rows import GREEDY, DrawRow, SampleIds
 from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.executor import Executor
+from oaiserve.engine.model.fused_layers import FusedExecutor, FusedLayers
 from oaiserve.engine.model.fused_projections import fuse_projections, separate_projections
+from oaiserve.engine.model.layer_operations import LayerOperations
 from oaiserve.engine.model.logit_edits import ApplyMasks, apply_masks_in_torch
 from oaiserve.engine.model.rehearsal import difference, prompt, prompts_and_decodes, tolerance
 from oaiserve.engine.model.spec import LoadedModel
@@ -31,11 +47,17 @@ log = logging.getLogger(__name__)
 
 # The names under which /metrics says what is on.
 ATTENTION, SAMPLING, PROJECTIONS, COMPILED = "attention", "sampling", "fused_projections", "compiled_layers"
-DECODE_GRAPHS, PROMPT_GRAPHS = "decode_graphs", "prompt_graphs"
-FEATURES = (ATTENTION, SAMPLING, PROJECTIONS, COMPILED, DECODE_GRAPHS, PROMPT_GRAPHS)
+FUSED, DECODE_GRAPHS, PROMPT_GRAPHS = "fused_layers", "decode_graphs", "prompt_graphs"
+PACKED, ADAPTERS = "packed_weights", "adapters"
+FEATURES = (ATTENTION, SAMPLING, PACKED, PROJECTIONS, FUSED, COMPILED, ADAPTERS, DECODE_GRAPHS, PROMPT_GRAPHS)
 
+FUSED_NAME = "Fused layers"
+FUSED_INSTEAD = "they are compiled from transformers' code, or run operation by operation"
+FUSED_LENGTHS = (9, 40, 17, 600)  # of sequences whose logits are compared; the last is read by several programs
 LENGTHS = (3, 20, 9, 75)  # of sequences whose attention is compared
 PROMPT_TOKENS = 20  # of the prompt whose logits are compared
+PRODUCT_ROWS = (1, 20, 40, 200)  # of x, each with tiles of its own
+ADAPTER_RANKS = (8, 24)
 CHUNK_TOKENS = 5  # of the longest, in a step in which the others decode
 # What attention may differ by in one layer, relative to its norm: it rounds its weights and its results.
 ATTENTION_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.01, torch.bfloat16: 0.03}
@@ -118,6 +140,149 @@ def fuse_checked(loaded: LoadedModel, block_size: int) -> bool:
     return False
 
 
+@torch.inference_mode()
+def multiply_checked(loaded: LoadedModel, find: Callable[[], Multiply]) -> bool:
+    """Let a model multiply with its packed matrices in the way that `find` returns, if products are those in plain
+    torch. Return whether it does."""
+    layers = packed_linears(loaded.model)
+    if not layers:
+        return False
+    found: list[Multiply] = []
+
+    def problem() -> str | None:
+        found.append(find())
+        return packed_problem(layers, found[0], loaded.dtype)
+
+    if not is_usable("Products with packed weights", "each one expands its matrix, which is much slower", problem):
+        return False
+    multiply_by(loaded.model, found[0])
+    return True
+
+
+def packed_problem(layers: list[PackedLinear], multiply: Multiply, dtype: torch.dtype) -> str | None:
+    """Return how products differ from those in plain torch, for one layer of each kind, if they do."""
+    kinds = {(one.matrix.kind, one.matrix.shape, one.matrix.zeros is None, one.bias is None): one for one in layers}
+    limit = ATTENTION_TOLERANCE[dtype]
+    for (kind, shape, *_), layer in kinds.items():
+        for num_rows in PRODUCT_ROWS:
+            generator = torch.Generator().manual_seed(num_rows)
+            x = torch.randn(num_rows, shape[1], generator=generator).to(layer.matrix.codes.device, dtype)
+            want = expanded_product(x, layer.matrix, layer.bias)
+            found = difference(multiply(x, layer.matrix, layer.bias), want)
+            if not found <= limit:
+                return f"{num_rows} rows times a matrix of {kind} would differ by {found:.1%} (allowed: {limit:.1%})"
+    return None
+
+
+@torch.inference_mode()
+def adapters_problem(loaded: LoadedModel, add: Callable[[Batch], AddTo], block_size: int) -> str | None:
+    """Return how products with adapters differ from those in plain torch, for one layer of each shape, if they do.
+
+    In a step, one sequence has an adapter, one another of a larger rank, and one none.
+    """
+    prompts, _ = prompts_and_decodes(list(LENGTHS[:3]), loaded.vocab_size, block_size)
+    shapes = {shape: name for name, shape in adaptable(loaded.model).items()}
+    generator = torch.Generator().manual_seed(0)
+
+    def numbers(*sizes: int) -> torch.Tensor:
+        return torch.randn(*sizes, generator=generator).to(loaded.device, loaded.dtype) / sizes[-1] ** 0.5
+
+    adapters = [
+        Adapter(str(rank), {n: AdapterPart(numbers(rank, k), numbers(m, rank), 0.5) for (m, k), n in shapes.items()})
+        for rank in ADAPTER_RANKS
+    ]
+    batch = build_batch(prompts, block_size, loaded.device)
+    batch.adapters = [adapters[0], None, adapters[1]]
+    limit = ATTENTION_TOLERANCE[loaded.dtype]
+    ways = add(batch), plain(batch)
+    for (rows, columns), name in shapes.items():
+        x = numbers(len(batch.input_ids), columns) * columns**0.5
+        outs = [x.new_zeros(len(x), rows) for _ in ways]
+        for way, out in zip(ways, outs, strict=True):
+            way(name, x, out)
+        found = difference(*outs)
+        if not found <= limit:
+            return f"products of '{name}' would differ by {found:.1%} (allowed: {limit:.1%})"
+    return None
+
+
+@torch.inference_mode()
+def described(loaded: LoadedModel, block_size: int) -> Decoder:
+    """Describe a model by its operations and weights, as the native step of a CPU does. Raises NotKnown."""
+    with loaded.device:  # where what the description makes, such as rotary tables, is to be
+        return describe(loaded, transformers_logits(loaded, block_size)[1])
+
+
+@torch.inference_mode()
+def fuse_layers(loaded: LoadedModel, block_size: int) -> FusedLayers | None:
+    """Return the layers of a model as they run by its description, or None for a model that has none.
+
+    What a description has beside the weights is in the device's memory from now on.
+    """
+    found: list[FusedLayers] = []
+
+    def problem() -> str | None:
+        try:
+            found.append(FusedLayers(loaded, described(loaded, block_size), _operations()))
+        except NotKnown as error:  # the reason is in the model: no user can do anything about it
+            log.info("The model's layers run in transformers' code: %s", error)
+        return None
+
+    return found[0] if is_usable(FUSED_NAME, FUSED_INSTEAD, problem) and found else None
+
+
+@torch.inference_mode()
+def fused_problem(
+    fused: Executor, plain: Executor, loaded: LoadedModel, *, num_blocks: int, block_size: int
+) -> str | None:
+    """Return how logits of fused layers differ from those of transformers' code, in prompts and decodes, if they do.
+
+    The last decode is at the model's last position, where rotary tables end.
+    """
+    lengths = [length for length in FUSED_LENGTHS if length <= loaded.max_model_len]
+    while len(lengths) > 1 and sum(-(-length // block_size) for length in lengths) > num_blocks:
+        lengths.pop()
+    steps = prompts_and_decodes(lengths, loaded.vocab_size, block_size) if lengths else ()
+    limit = tolerance(loaded.dtype)
+    for step in steps:
+        step = Step([chunk._replace(max_draws=1) for chunk in step.chunks])
+        batches = [build_batch(step, block_size, loaded.device)]
+        if step.chunks[0].num_tokens == 1:
+            last = torch.full_like(batches[0].positions, loaded.max_model_len - 1)
+            batches.append(replace(batches[0], positions=last))
+        for batch in batches:
+            want = plain.forward(batch).clone()
+            found = difference(fused.forward(batch), want)
+            if not found <= limit:
+                return f"the outputs would differ by {found:.1%} (allowed: {limit:.1%})"
+    return None
+
+
+def fuse_layers_checked(
+    layers: FusedLayers,
+    eager: EagerExecutor,
+    loaded: LoadedModel,
+    backend: Backend,
+    *,
+    num_blocks: int,
+    block_size: int,
+) -> FusedExecutor | None:
+    """Return the executor of fused layers, unless its logits would differ. Both write into the first blocks."""
+    fused = FusedExecutor(layers, eager.caches, backend)
+
+    def problem() -> str | None:
+        return fused_problem(fused, eager, loaded, num_blocks=num_blocks, block_size=block_size)
+
+    return fused if is_usable(FUSED_NAME, FUSED_INSTEAD, problem) else None
+
+
+def _operations() -> LayerOperations:
+    """Return the operations of layers as kernels."""
+    from oaiserve.engine.model import triton_layers
+
+    return triton_layers
+
+
 class _Compared:
     """Computes attention by the reference, and by another backend to compare."""
 
@@ -131,11 +296,13 @@ class _Compared:
         def attend(
             query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: LayerCache, **scoring: Any
         ) -> torch.Tensor:
-            copies = LayerCache(cache.keys.clone(), cache.values.clone())
+            copies = cache.copy()
             got = fast(query, key, value, copies, **scoring)
             want = reference(query, key, value, cache, **scoring)
             found = [difference(got, want)]
-            found += [float((copy != kept).float().mean()) for copy, kept in zip(copies, cache, strict=True)]
+            found += [
+                float((copy.float() != kept.float()).float().mean()) for copy, kept in zip(copies, cache, strict=True)
+            ]
             for one in found:
                 self.largest = one if not one <= self.largest else self.largest
             return want

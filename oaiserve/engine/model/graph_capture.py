@@ -62,7 +62,9 @@ def graph_memory_bytes(
     table_bytes = -(-max_model_len // block_size) * 8
     row_bytes = loaded.vocab_size * logit_bytes + table_bytes
     launch_bytes = (len(sizes) + len(token_sizes)) * len(loaded.kv_shapes) * LAYER_BYTES
-    widest = max(max(p.shape) for p in loaded.model.parameters() if p.dim() > 1 and loaded.vocab_size not in p.shape)
+    linears = [module for module in loaded.model.modules() if isinstance(module, torch.nn.Linear)]
+    weights = [*loaded.model.parameters(), *(module.weight for module in linears)]  # those of packed ones, too
+    widest = max(max(p.shape) for p in weights if p.dim() > 1 and loaded.vocab_size not in p.shape)
     prompt_bytes = token_sizes[-1] * widest * loaded.dtype.itemsize * WIDE_TENSORS
     return max_running * row_bytes + launch_bytes + prompt_bytes + POOL_BYTES
 

@@ -1,4 +1,5 @@
-"""The layouts in which AWQ, GPTQ and compressed-tensors store a matrix: where its integers, scales and zeros are.
+"""The layouts in which AWQ, GPTQ and compressed-tensors store a matrix: where its integers, scales and zeros are. And
+those of FP8, whose codes are floats.
 
 A weight is (integer - zero) * scale, and neighbours of a row share scale and zero. All layouts put several integers
 into one of 32 bits, the first into the lowest bits; they differ in the direction, the order, and in what a zero is.
@@ -33,6 +34,18 @@ class Integers(NamedTuple):
         if self.columns is None:
             return weights
         return torch.empty_like(weights).index_copy_(1, self.columns, weights)
+
+
+class Floats(NamedTuple):
+    """A matrix [n, k] in floats of 8 bits."""
+
+    codes: Tensor  # float8_e4m3fn [n, k]
+    scales: Tensor  # float32 [n, groups]
+
+    def expand(self) -> Tensor:
+        """Return the weights in float32."""
+        grouped = self.codes.float().unflatten(1, (self.scales.shape[1], -1))
+        return (grouped * self.scales[..., None]).flatten(1)
 
 
 class BadLayout(Exception):
@@ -115,6 +128,28 @@ def whole(weight: Tensor, scale: Tensor, zero_point: Tensor | None, g_idx: Tenso
     if zero_point is not None:
         zeros = _signed_zeros(zero_point.expand(n, 1) if zero_point.numel() == 1 else zero_point, n, groups, 8)
     return _grouped(weight.contiguous().view(torch.uint8) ^ 128, scale, zeros, 8, g_idx)
+
+
+def floats(weight: Tensor, scale: Tensor, block: tuple[int, int] | None) -> Floats:
+    """Return a matrix in floats of 8 bits [n, k], with a scale for all, for each row, or for each `block` of rows and
+    columns."""
+    is_right = weight.dtype == torch.float8_e4m3fn and weight.dim() == 2
+    _check(is_right, f"has {weight.dim()} dimensions and numbers of the type {weight.dtype}, and not 2 and FP8 (E4M3)")
+    (n, k), scale = weight.shape, scale.float()
+    if scale.numel() == 1:
+        scale = scale.view(1, 1).expand(n, 1)
+    elif scale.numel() == n and scale.shape[0] == n:
+        scale = scale.view(n, 1)
+    else:
+        rows, columns = block or (0, 0)
+        _check(
+            block is not None, f"has scales of the shape {tuple(scale.shape)}, and config.json says nothing of blocks"
+        )
+        expected = (-(-n // rows), -(-k // columns))
+        _check(scale.shape == expected, f"has scales of the shape {tuple(scale.shape)}, and not {expected}")
+        _check(k % columns == 0, f"has {k} columns, which make no whole blocks of {columns}")
+        scale = scale.repeat_interleave(rows, 0)[:n]
+    return Floats(weight, scale.contiguous())
 
 
 def _grouped(codes: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, g_idx: Tensor | None) -> Integers:

@@ -203,6 +203,8 @@ def _read(
         weights = Int4Weights(folder, library, num_threads, of_wrapper=text is not None)
     else:
         weights = PackedWeights(folder, quantization, of_wrapper=text is not None)
+        if not weights.has_integers():
+            raise NotKept("its weights are floats of 8 bits")
     if _EMBEDDING not in weights.names():
         raise NotKept(f"models of type '{config.model_type}' are only known expanded")
     weights.leave_out_beyond({name for name, _ in _named_parameters(_empty_model(config, library.dtype, weights))})

@@ -34,7 +34,8 @@ def copy_blocks(caches: Iterable[tuple[torch.Tensor, torch.Tensor]], copies: lis
     In each tensor, all blocks are read before any is written, so a block may be copied from and to. Raises
     torch.OutOfMemoryError before any block is copied.
     """
-    all_blocks = [blocks for cache in caches for blocks in cache]
+    # Torch copies no floats of eight bits by their index, and bytes are as good.
+    all_blocks = [blocks.view(torch.uint8) if blocks.itemsize == 1 else blocks for cache in caches for blocks in cache]
     source, target = on_device(copies, all_blocks[0].device).T
     # All memory is allocated before the first block is copied: if there is none, all blocks stay as they are.
     room = all_blocks[0].new_empty(len(copies) * max(blocks[0].numel() for blocks in all_blocks))

@@ -32,6 +32,7 @@ from oaiserve.engine.model.attention.foreign import bring_paged_attention, share
 from oaiserve.engine.model.attention.hook import ATTENTION, AttentionCall, run_model
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import build_batch
+from oaiserve.engine.model.device_matrices import PackedLinear, of_integers
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.gguf_config import read_config
 from oaiserve.engine.model.gguf_weights import GgufWeights
@@ -119,9 +120,7 @@ def load_model(
         if config.model_type in MIXERS:
             raise StartupError(f"--tensor-parallel is not for '{model}', which has layers that keep a state.")
         if quantization is not None:
-            raise StartupError(
-                f"--tensor-parallel {member.size} is not for weights in integers; those of '{model}' are."
-            )
+            raise StartupError(f"--tensor-parallel {member.size} is not for quantized weights; those of '{model}' are.")
         refuse_unless_divisible(config, member.size, str(model), is_gguf=is_gguf)
         member.join(target)
         arguments["distributed_config"] = DistributedConfig(tp_size=member.size)
@@ -140,10 +139,12 @@ def load_model(
         pair: Any
         if quantization is not None:
             name = str(torch_dtype).removeprefix("torch.")
-            log.info("The weights of '%s', in integers of %s, are expanded to %s", model, quantization.name, name)
             folder = local_folder(source, offline=offline)
             packed = PackedWeights(folder, quantization, of_wrapper=text is not None)
             pair = _load_expanded(config, packed, torch_dtype, generation_defaults(folder))
+            number = keep_packed(pair[0], packed) if target.type == "cuda" else 0
+            kept = f", except for {number} matrices, which stay as they are" if number else ""
+            log.info("The weights of '%s', in %s, are expanded to %s%s", model, quantization.name, name, kept)
         elif is_gguf and config.model_type in _EXPERTS_IN_GGUF:
             pair = _load_expanded(config, GgufWeights(source.path, config), torch_dtype)
         else:
@@ -230,6 +231,22 @@ def _load_expanded(
     if generation is not None:
         model.generation_config = generation
     return model, found
+
+
+def keep_packed(model: PreTrainedModel, weights: PackedWeights) -> int:
+    """Let the linear layers of a model have their matrices as a checkpoint packs them, and return how many these are.
+
+    The output matrix is none of them, and no matrix whose groups are not multiples of 32 columns.
+    """
+    number, names, head = 0, weights.names(), model.get_output_embeddings()
+    for name, module in model.named_modules():
+        if type(module) is not torch.nn.Linear or module is head:
+            continue
+        found = weights.matrix(f"{name}.weight") if f"{name}.weight" in names else None
+        if found is not None and (packed := of_integers(found)) is not None:
+            PackedLinear.replace(module, packed)
+            number += 1
+    return number
 
 
 def limit_compiled_shapes() -> None:

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Container
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from oaiserve.engine.model import integer_layouts
 from oaiserve.engine.model.cpu.blocks import Blocks, of_integers
-from oaiserve.engine.model.integer_layouts import BadLayout, Integers
+from oaiserve.engine.model.integer_layouts import BadLayout, Floats, Integers
 from oaiserve.engine.model.tensor_files import TensorFiles
 from oaiserve.errors import StartupError
 from oaiserve.quantization import Quantization
@@ -22,9 +23,10 @@ from oaiserve.quantization import Quantization
 # The last parts of the names of tensors that are no parameters of a model.
 _NO_PARAMETERS = {
     *("qweight", "qzeros", "scales", "g_idx"),
-    *("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"),
+    *("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx", "weight_scale_inv"),
     # Of activations, keys and values in 8 bits, which are rounded by what they are instead, or not at all.
     *("input_scale", "input_zero_point", "output_scale", "output_zero_point", "q_scale", "k_scale", "v_scale"),
+    *("input_scale_ub", "activation_scale", "kv_scale"),
     "inv_freq",  # which follows from config.json
 }
 
@@ -43,7 +45,7 @@ class PackedWeights:
             base, _, last = name.rpartition(".")
             if last in ("qweight", "weight_packed"):
                 self._found_by[f"{base}.weight"] = name
-            elif last == "weight_scale" and f"{base}.weight" in files:
+            elif last in ("weight_scale", "weight_scale_inv") and f"{base}.weight" in files:
                 self._found_by[f"{base}.weight"] = f"{base}.weight"
         if not self._found_by:
             raise StartupError(
@@ -53,6 +55,10 @@ class PackedWeights:
     def names(self) -> set[str]:
         others = {name for name in self._files.names() if name.rpartition(".")[2] not in _NO_PARAMETERS}
         return others | self._found_by.keys()
+
+    def has_integers(self) -> bool:
+        """Return whether any of the matrices is in integers, which blocks can have."""
+        return any(self._files.kind(found_by) != "F8_E4M3" for found_by in self._found_by.values())
 
     def leave_out_beyond(self, parameters: Container[str]) -> None:
         """Leave out what the model has no parameter for, and does not need."""
@@ -75,15 +81,20 @@ class PackedWeights:
         """Return a matrix in blocks that have the same integers, or None for a tensor that has to be expanded."""
         if name not in self._found_by:
             return None
-        blocks = of_integers(*self._integers(name))
+        matrix = self.matrix(name)
+        blocks = None if matrix is None or isinstance(matrix, Floats) else of_integers(*matrix)
         self._files.give_back()
         return blocks
 
     def tensor(self, name: str) -> Tensor:
         """Return a tensor as the model's code has it: one that is packed in float32."""
-        return self._integers(name).expand() if name in self._found_by else self._files.tensor(name)
+        matrix = self.matrix(name)
+        return self._files.tensor(name) if matrix is None else matrix.expand()
 
-    def _integers(self, name: str) -> Integers:
+    def matrix(self, name: str) -> Integers | Floats | None:
+        """Return a matrix as it is packed, or None for a tensor that is not."""
+        if name not in self._found_by:
+            return None
         found_by, size = self._found_by[name], self._quantization.group_size
         try:
             integers = self._read(name.removesuffix(".weight"), found_by)
@@ -96,7 +107,7 @@ class PackedWeights:
             )
         return integers
 
-    def _read(self, base: str, found_by: str) -> Integers:
+    def _read(self, base: str, found_by: str) -> Integers | Floats:
         weight = self._files.tensor(found_by)
         if found_by.endswith(".qweight"):
             zeros, scales = self._part(found_by, "qzeros"), self._part(found_by, "scales")
@@ -105,6 +116,10 @@ class PackedWeights:
             g_idx, bits = self._optional(base, "g_idx"), self._bits_of_gptq(base)
             less_one = self._quantization.zeros_less_one
             return integer_layouts.gptq(weight, zeros, scales, g_idx, bits, zeros_less_one=less_one)
+        if weight.dtype == torch.float8_e4m3fn:
+            scale = self._optional(base, "weight_scale_inv")
+            scale = self._part(found_by, "weight_scale") if scale is None else scale
+            return integer_layouts.floats(weight, scale, self._quantization.block)
         parts = self._part(found_by, "weight_scale"), self._optional(base, "weight_zero_point")
         g_idx = self._optional(base, "weight_g_idx")
         if found_by.endswith(".weight"):

@@ -24,7 +24,9 @@ class KVShape:
     kv_heads: int
     key_dim: int
     value_dim: int
-    is_int8: bool = False  # else in the model's dtype
+    is_int8: bool = False  # else in the model's dtype, or with scales
+    # Of keys and of values that a GPU keeps as floats of eight bits: what these are multiplied by when they are read.
+    scales: tuple[float, float] | None = None
     latent_dim: int = 0  # the numbers that are kept in place of keys and values, which all heads make of them; 0: none
 
     def num_bytes(self, dtype: torch.dtype) -> int:
@@ -32,6 +34,8 @@ class KVShape:
         if self.latent_dim:
             return self.latent_dim * dtype.itemsize
         numbers = self.kv_heads * (self.key_dim + self.value_dim)
+        if self.scales is not None:
+            return numbers
         if not self.is_int8:
             return numbers * dtype.itemsize
         scales = self.kv_heads * (-(-self.key_dim // KEY_GROUP) + 1)  # of each group of a key, and of the value
@@ -82,7 +86,15 @@ class ModelSpec:
 
     def with_cache(self, dtype: KVCacheDtype) -> Self:
         """Return the model with a KV cache in this format."""
-        shapes = {layer: replace(shape, is_int8=dtype == "int8") for layer, shape in self.kv_shapes.items()}
+        scales = (1.0, 1.0) if dtype == "fp8" else None
+        shapes = {
+            layer: replace(shape, is_int8=dtype == "int8", scales=scales) for layer, shape in self.kv_shapes.items()
+        }
+        return replace(self, kv_shapes=shapes)
+
+    def with_scales(self, scales: dict[int, tuple[float, float]]) -> Self:
+        """Return the model with these scales of a KV cache in floats of eight bits, by layer."""
+        shapes = {layer: replace(shape, scales=scales[layer]) for layer, shape in self.kv_shapes.items()}
         return replace(self, kv_shapes=shapes)
 
     def with_latent_cache(self, latent_dim: int) -> Self:

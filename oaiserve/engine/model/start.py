@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from oaiserve.config import Attention, EngineOptions
-from oaiserve.engine.model.adapted_modules import adaptable
+from oaiserve.engine.model.adapted_modules import adaptable, by_kernels, plain
 from oaiserve.engine.model.attention import Backend
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.attention.select import select_backend
@@ -23,23 +23,32 @@ from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.block_tables import BlockTables
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.cpu.start import WhenChecked, native_decoder, start_native
+from oaiserve.engine.model.device_matrices import Multiply
 from oaiserve.engine.model.draft import DraftWeights
 from oaiserve.engine.model.draw_rows import SampleIds
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.fast_paths import (
+    ADAPTERS,
     ATTENTION,
     COMPILED,
     DECODE_GRAPHS,
     FEATURES,
+    FUSED,
+    PACKED,
     PROJECTIONS,
     PROMPT_GRAPHS,
     SAMPLING,
+    adapters_problem,
     attention_problem,
     fuse_checked,
+    fuse_layers,
+    fuse_layers_checked,
     is_usable,
+    multiply_checked,
     sampling_problem,
 )
+from oaiserve.engine.model.kv_scales import with_measured_scales
 from oaiserve.engine.model.logit_edits import ApplyMasks
 from oaiserve.engine.model.memory import gib, kv_blocks, longest_request, num_states
 from oaiserve.engine.model.parallel.group import all_reduce_min
@@ -54,6 +63,7 @@ from oaiserve.engine.model.states import States
 from oaiserve.errors import StartupError
 
 if TYPE_CHECKING:
+    from oaiserve.engine.model.fused_layers import FusedLayers
     from oaiserve.engine.model.graphs import DecodeGraphs
     from oaiserve.engine.model.parallel.workers import Workers
     from oaiserve.engine.model.prompt_graphs import PromptGraphs
@@ -110,24 +120,42 @@ def start_runner(
         options = _without_code_for_the_device(options)
     if options.has_adapters and options.compile and not on_cpu:
         log.info("The model's layers are not compiled: steps may have adapters")
+    if options.kv_cache_dtype == "fp8":
+        loaded = with_measured_scales(loaded, options.block_size)
     backend, (sample_ids, apply_masks) = _fast_paths(loaded, options, is_split=workers is not None)
     features = {ATTENTION: backend is not ReferenceAttention, SAMPLING: sample_ids is not None}
+    if not on_cpu:
+        features[PACKED] = multiply_checked(loaded, _multiply)
+    layers: FusedLayers | None = None
     if not on_cpu and workers is None and options.compile and not options.has_adapters and not loaded.state_shapes:
         features[PROJECTIONS] = fuse_checked(loaded, options.block_size)
+        if backend is not ReferenceAttention:
+            layers = fuse_layers(loaded, options.block_size)
     num_blocks, most_states = _sizes(loaded, options, backend, sample_ids, draft)
     block_size, max_model_len = options.block_size, longest_request(loaded, num_blocks * options.block_size)
 
     eager = EagerExecutor.with_cache(loaded, num_blocks=num_blocks, block_size=block_size, backend=backend)
+    if options.has_adapters and not on_cpu:
+        features[ADAPTERS] = is_usable(
+            "Adapters by Triton's kernels",
+            "plain torch adds them, which is slower",
+            lambda: adapters_problem(loaded, by_kernels, block_size),
+        )
+        eager.add_adapters = by_kernels if features[ADAPTERS] else plain
     executor: Executor = eager
     if workers is not None:
         from oaiserve.engine.model.parallel.executor import ParallelExecutor
 
         workers.wait_until_ready()
         executor = ParallelExecutor(eager, workers)
-    if options.compile and not on_cpu and not options.has_adapters:
+    sizes = {"num_blocks": num_blocks, "block_size": block_size}
+    if layers is not None:
+        fused = fuse_layers_checked(layers, eager, loaded, backend, **sizes)
+        features[FUSED], executor = fused is not None, fused or eager
+    if options.compile and not on_cpu and not options.has_adapters and not features.get(FUSED):
         from oaiserve.engine.model.compiled import compile_layers
 
-        features[COMPILED] = compile_layers(executor, loaded, num_blocks=num_blocks, block_size=block_size)
+        features[COMPILED] = compile_layers(executor, loaded, **sizes)
     tables: BlockTables | None = None
     if not on_cpu and workers is None:  # which get the tables of a step with it
         most = max(options.max_running, LEAST_TABLES)
@@ -138,7 +166,6 @@ def start_runner(
         from oaiserve.engine.model.graph_capture import CudaCapture, capture_decodes, capture_prompts
 
         capture = CudaCapture(loaded.device)  # all graphs share its memory
-        sizes = {"num_blocks": num_blocks, "block_size": block_size}
         graphs = capture_decodes(
             executor, loaded, tables, capture, max_running=options.max_running, max_model_len=max_model_len, **sizes
         )
@@ -167,8 +194,7 @@ def start_runner(
             quantize=options.quantize,
             native_build=options.native_build,
             has_adapters=options.has_adapters,
-            num_blocks=num_blocks,
-            block_size=block_size,
+            **sizes,
             num_threads=options.cpu_threads or default_threads(),
             when_checked=when_checked,
             needed_by=_needing_native(options),
@@ -288,9 +314,9 @@ def _refuse_unless_possible(loaded: LoadedModel, options: EngineOptions, *, is_s
     on_cpu = _is_on_cpu(loaded)
     if options.quantize != "none" and not on_cpu:
         raise StartupError(f"--quantize {options.quantize} is for --device cpu; the model is on {loaded.device}.")
-    if options.kv_cache_dtype != "auto" and not on_cpu:
-        asked = f"--kv-cache-dtype {options.kv_cache_dtype}"
-        raise StartupError(f"{asked} is for --device cpu; the model is on {loaded.device}.")
+    if options.kv_cache_dtype != "auto" and (options.kv_cache_dtype == "int8") != on_cpu:
+        asked, device = f"--kv-cache-dtype {options.kv_cache_dtype}", "cuda" if on_cpu else "cpu"
+        raise StartupError(f"{asked} is for --device {device}; the model is on {loaded.device}.")
     if options.nvtx and on_cpu:
         raise StartupError(f"--nvtx is for --device cuda; the model is on {loaded.device}.")
     if options.draft_model is not None and not on_cpu:
@@ -418,6 +444,13 @@ def _fast_paths(
     if is_usable("Sampling by Triton's kernels", instead, of_sampling):
         sampling = _sampling()
     return backend, sampling
+
+
+def _multiply() -> Multiply:
+    """Return the function that multiplies with packed matrices by a kernel. Raises ImportError without Triton."""
+    from oaiserve.engine.model.triton_matrices import multiply
+
+    return multiply
 
 
 def _sampling() -> tuple[SampleIds | None, ApplyMasks | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,15 +15,18 @@ import torch
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model import fast_paths, graph_capture, start
+from oaiserve.engine.model import fast_paths, graph_capture, layer_operations, start
+from oaiserve.engine.model.adapted_modules import by_kernels, plain
 from oaiserve.engine.model.attention import Backend
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.compiled import restore_layers
+from oaiserve.engine.model.cpu.description import NotKnown
 from oaiserve.engine.model.draw_rows import DrawRow, SampledIds
-from oaiserve.engine.model.fast_paths import attention_problem, is_usable, sampling_problem
+from oaiserve.engine.model.fast_paths import adapters_problem, attention_problem, is_usable, sampling_problem
 from oaiserve.engine.model.fused_projections import fuse_projections, separate_projections
 from oaiserve.engine.model.graphs import Run
+from oaiserve.engine.model.kv_scales import scale_for, with_measured_scales
 from oaiserve.engine.model.load import prepare
 from oaiserve.engine.model.logit_edits import apply_masks_in_torch
 from oaiserve.engine.model.spec import LoadedModel
@@ -99,6 +103,17 @@ def test_draws_and_masks_that_are_others_are_found(loaded: LoadedModel) -> None:
     assert "masks" in str(sampling_problem(loaded, right, lambda logits, *_: None))
 
 
+def test_adapters_of_triton_have_no_problem_and_others_do(loaded: LoadedModel) -> None:
+    pytest.importorskip("triton", reason="Triton has no wheels for this system")
+    assert adapters_problem(loaded, by_kernels, BLOCK_SIZE) is None
+
+    def of_the_first_alone(batch: Batch) -> Any:
+        first = batch.adapters[0]
+        return plain(replace(batch, adapters=[adapter if adapter is first else None for adapter in batch.adapters]))
+
+    assert "would differ" in str(adapters_problem(loaded, of_the_first_alone, BLOCK_SIZE))
+
+
 def test_what_the_user_asks_for_in_vain_is_an_error() -> None:
     def refuse() -> str:
         raise StartupError("--attention varlen needs ...")
@@ -128,6 +143,7 @@ class Device:
         self.set(torch, "compile", lambda function, *, options, **kwargs: compile_(function, backend="eager", **kwargs))
         self.set(torch.cuda, "empty_cache", lambda: None)
         self.set(torch.cuda, "mem_get_info", lambda device: (1 << 30, 2 << 30))
+        self.set(fast_paths, "_operations", lambda: layer_operations)
         self.set(graph_capture, "CudaCapture", lambda device: self.capture)
         self.set(graph_capture, "capture_prompts", lambda *_, **__: None)  # see test_prompt_graphs.py
         self.backend: Backend = padding_backend(NUM_BLOCKS)
@@ -181,8 +197,11 @@ def answers(engine: Engine) -> list[list[int]]:
 ON = {
     "attention": True,
     "sampling": True,
+    "packed_weights": False,
     "fused_projections": True,
-    "compiled_layers": True,
+    "fused_layers": True,
+    "compiled_layers": False,
+    "adapters": False,
     "decode_graphs": True,
     "prompt_graphs": False,
 }
@@ -201,8 +220,28 @@ def wrong_sampling(device: Device) -> None:
     )
 
 
+def no_description(device: Device) -> None:
+    def describe(*_: Any) -> Any:
+        raise NotKnown("it is of another kind")
+
+    device.set(fast_paths, "describe", describe)
+
+
 def no_compiled_layers(device: Device) -> None:
+    no_description(device)
     device.set(torch, "compile", broken)
+
+
+def wrong_fused_layers(device: Device) -> None:
+    def without_norm(hidden: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return hidden, hidden
+
+    wrong = SimpleNamespace(add_and_norm=without_norm, activate=layer_operations.activate)
+    device.set(fast_paths, "_operations", lambda: wrong)
+
+
+def fused_layers_that_raise(device: Device) -> None:
+    device.set(fast_paths, "_operations", broken)
 
 
 def wrong_fused_projections(device: Device) -> None:
@@ -223,9 +262,16 @@ def wrong_graphs(device: Device) -> None:
     ("fail", "off", "name"),
     [
         (lambda device: None, NONE, None),
-        (no_attention, {"attention": False, "decode_graphs": False}, "Attention by Triton's kernels"),
+        (
+            no_attention,
+            {"attention": False, "fused_layers": False, "compiled_layers": True, "decode_graphs": False},
+            "Attention by Triton's kernels",
+        ),
         (wrong_sampling, {"sampling": False, "decode_graphs": False}, "Sampling by Triton's kernels"),
-        (no_compiled_layers, {"compiled_layers": False}, "The model's layers are not compiled"),
+        (no_description, {"fused_layers": False, "compiled_layers": True}, None),
+        (wrong_fused_layers, {"fused_layers": False, "compiled_layers": True}, "Fused layers"),
+        (fused_layers_that_raise, {"fused_layers": False, "compiled_layers": True}, "Fused layers"),
+        (no_compiled_layers, {"fused_layers": False}, "The model's layers are not compiled"),
         (wrong_fused_projections, {"fused_projections": False}, "Fused projections"),
         (wrong_graphs, {"decode_graphs": False}, "CUDA graphs of decodes"),
     ],
@@ -257,8 +303,30 @@ def test_what_fails_at_the_start_is_off_with_one_warning_and_the_answers_are_rig
 def test_everything_can_be_switched_off(device: Device, loaded: LoadedModel) -> None:
     device.backend = ReferenceAttention
     with started(loaded, compile=False, cuda_graph=False, attention="reference") as engine:
-        off = dict.fromkeys(("attention", "fused_projections", "compiled_layers", "decode_graphs"), False)
+        off = dict.fromkeys(("attention", "fused_projections", "fused_layers", "decode_graphs"), False)
         assert engine.features == ON | off
+
+
+def test_adapters_whose_kernels_fail_are_added_in_plain_torch(
+    device: Device, loaded: LoadedModel, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start, "by_kernels", broken)
+    with caplog.at_level(logging.WARNING), started(loaded, lora=("a=b",)) as engine:
+        assert engine.features == ON | {"fused_projections": False, "fused_layers": False}
+    assert [message.partition(":")[0] for message in caplog.messages] == ["Adapters by Triton's kernels"]
+
+
+def test_a_cache_in_eight_bits_has_the_scales_that_a_prompt_needs(device: Device, loaded: LoadedModel) -> None:
+    in_eight_bits = loaded.with_cache("fp8")
+    assert 2 * in_eight_bits.kv_bytes_per_token <= loaded.kv_bytes_per_token
+    measured = with_measured_scales(in_eight_bits, BLOCK_SIZE)
+    assert all(shape.scales is not None and max(shape.scales) < 1 for shape in measured.kv_shapes.values())
+    assert [scale_for(largest) for largest in (112.0, 113.0, 7.0, 0.0, math.inf)] == [1.0, 2.0, 0.0625, 1.0, 1.0]
+    with started(in_eight_bits, kv_cache_dtype="fp8") as engine:
+        assert engine.features == ON
+        found = answers(engine)
+    with started(in_eight_bits, kv_cache_dtype="fp8", compile=False, cuda_graph=False) as engine:
+        assert found == answers(engine)
 
 
 def test_the_reason_of_a_missing_compiler_is_in_the_log(
@@ -290,6 +358,7 @@ def test_the_engines_thread_warms_up_before_the_first_request(device: Device, lo
 def test_compiled_layers_that_do_not_run_on_the_engines_thread_are_reported(
     device: Device, loaded: LoadedModel, caplog: pytest.LogCaptureFixture
 ) -> None:
+    no_description(device)
     device.set(torch._dynamo, "run", lambda forward: forward)  # the layers run as they are written
     with caplog.at_level(logging.WARNING), started(loaded):
         pass

@@ -94,17 +94,9 @@ class Plain:
         token_ids, are_finite = plain_sampling.take_best(logits)
         return out[0].copy_(token_ids), out[1].copy_(are_finite)
 
-    def draw(
-        self,
-        logits: torch.Tensor,
-        parameters: torch.Tensor,
-        seeds: torch.Tensor,
-        *,
-        has_cuts: bool,
-        out: SampledIds | None = None,
-    ) -> SampledIds:
+    def draw(self, *of_rows: torch.Tensor, has_cuts: bool, out: SampledIds | None = None) -> SampledIds:
         assert out is not None
-        token_ids, are_finite = plain_sampling.draw(logits, parameters, seeds, has_cuts=has_cuts)
+        token_ids, are_finite = plain_sampling.draw(*of_rows, has_cuts=has_cuts)
         return out[0].copy_(token_ids), out[1].copy_(are_finite)
 
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oaiserve.engine.model.attention import LayerCache
+from oaiserve.engine.model.attention import FP8, FP8_MAX, LayerCache, ScaledCache
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.attention.select import select_backend
 from oaiserve.engine.model.attention.tiles import BatchTiles
@@ -33,6 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp2")
 
 CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+SCALES = (0.5, 0.0625)
 MIXED = ((7, 1), (90, 1), (0, 5), (70, 40))  # (tokens in the cache, tokens of this step) of each sequence
 
 
@@ -164,6 +165,25 @@ def test_keys_and_values_are_written_into_the_cache_unchanged() -> None:
         torch.testing.assert_close(cache, old, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize(("window", "dtype"), [(None, torch.float32), (30, torch.bfloat16)])
+def test_a_cache_in_eight_bits_has_the_numbers_of_the_reference(window: int | None, dtype: torch.dtype) -> None:
+    """Prompts and decodes, of which one is cut into items."""
+    inputs = make_inputs(((300, 1), *MIXED), dtype=dtype)
+    content = LayerCache(
+        *(blocks.float().nan_to_num().div(scale).to(FP8) for blocks, scale in zip(inputs.cache, SCALES, strict=True))
+    )
+    caches = [ScaledCache.of(content.copy(), SCALES) for _ in range(2)]
+    scoring: dict[str, Any] = {"scaling": 0.25, "sliding_window": window, "softcap": None}
+    query, key, value, _, batch = inputs
+    value[3] = 1e4  # which the cache cannot hold
+    want = ReferenceAttention(batch)(query.float(), key.float(), value.float(), caches[0], **scoring)
+    got = backend.TritonAttention(batch)(query, key, value, caches[1], **scoring)
+    torch.testing.assert_close(got.float(), want, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * 10)
+    for one, other in zip(*caches, strict=True):
+        torch.testing.assert_close(one.float(), other.float(), rtol=0, atol=0)
+    assert float(caches[1].values.float().max()) == FP8_MAX
+
+
 # Tiles are small, so that a few tokens make many tiles.
 @settings(max_examples=8)
 @given(
@@ -198,7 +218,7 @@ def test_it_equals_the_reference_for_any_mix_of_prefill_and_decode(
     if batch.num_decodes < len(lengths):
         backend.write(key, value, cache, batch.slots, first_token=batch.num_decodes)
         backend.prefill(query, cache, batch, out, scoring, BatchTiles(batch), tile)
-    plan = backend.plan_decodes(batch, window or 0, wanted, least_tokens=16, alignment=16)
+    plan = backend.plan_decodes(batch, window or 0, wanted, 2, least_tokens=16, alignment=16)
     backend.decode(query, key, value, cache, batch, out, scoring, plan, tile)
     torch.testing.assert_close(out, want, rtol=1e-5, atol=1e-5)
 
@@ -213,7 +233,7 @@ def test_padded_rows_of_a_captured_batch_write_nothing_and_get_zeros(wanted: int
     batch.seq_lens[1], batch.slots[1] = 0, -1
     untouched = cache.keys[batch.block_tables[1]].clone()
     out = torch.full_like(want, math.nan)
-    plan = backend.plan_decodes(batch, 0, wanted, least_tokens=16, alignment=16)
+    plan = backend.plan_decodes(batch, 0, wanted, 2, least_tokens=16, alignment=16)
     backend.decode(query, key, value, cache, batch, out, scoring, plan, backend.Tile(16, 16, 4, 2))
     torch.testing.assert_close(out[0], want[0], rtol=1e-5, atol=1e-5)
     assert out[1].tolist() == torch.zeros_like(out[1]).tolist()
@@ -231,7 +251,7 @@ def test_a_plan_covers_each_token_once_in_few_items_of_about_the_same_size(
 ) -> None:
     batch = make_inputs(((0, 1),) * len(lengths)).batch
     batch.seq_lens = torch.tensor(lengths)
-    plan = backend.plan_decodes(batch, window, wanted, least_tokens=32, alignment=16)
+    plan = backend.plan_decodes(batch, window, wanted, 3, least_tokens=32, alignment=16)
     first_items = plan.first_items.tolist()
     items = plan.items.tolist()[: first_items[-1]]
     assert len(items) <= len(plan.items) == len(lengths) + wanted
@@ -249,7 +269,7 @@ def test_a_plan_covers_each_token_once_in_few_items_of_about_the_same_size(
 def test_a_long_sequence_among_short_ones_is_read_by_many_programs() -> None:
     batch = make_inputs(((0, 1),) * 64).batch
     batch.seq_lens = torch.tensor([131_072] + [300] * 63)
-    first_items = backend.plan_decodes(batch, 0, num_wanted=99).first_items.tolist()
+    first_items = backend.plan_decodes(batch, 0, 99, 2).first_items.tolist()
     assert first_items[1] > 80
     assert first_items[-1] - first_items[1] == 63  # none of the short ones is cut
 

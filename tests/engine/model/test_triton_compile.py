@@ -23,9 +23,9 @@ def test_all_kernels_compile_for_hopper_without_spilling_registers(tmp_path: Pat
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)
     assert {kernel["kernel"] for kernel in found} == {
-        *("write_kernel", "prefill_kernel", "plan_kernel", "decode_kernel", "reduce_kernel"),
+        *("write_kernel", "prefill_kernel", "plan_kernel", "decode_kernel"),
         *("best_of_chunk_kernel", "best_kernel", "weights_kernel"),
-        *("shrink_kernel", "expand_kernel"),
+        *("shrink_kernel", "expand_kernel", "add_and_norm_kernel", "activate_kernel", "matrix_kernel"),
         *("candidates_kernel", "cut_kernel", "scores_kernel", "mask_kernel"),
     }
     for kernel in found:
@@ -33,7 +33,7 @@ def test_all_kernels_compile_for_hopper_without_spilling_registers(tmp_path: Pat
         assert kernel["shared_bytes"] <= SHARED_BYTES, kernel
         if kernel["dtype"] in ("torch.bfloat16", "torch.float16"):
             # These instructions use tensor cores, and load asynchronously.
-            matrices = {"shrink_kernel": {"HMMA"}, "expand_kernel": {"HMMA"}}
+            matrices = {"shrink_kernel": {"HMMA"}, "expand_kernel": {"HMMA"}, "matrix_kernel": {"HGMMA"}}
             matrices |= {"prefill_kernel": {"HGMMA", "LDGSTS"}, "decode_kernel": {"LDGSTS"}}
             found_ones = set(kernel["instructions"])
             assert matrices.get(kernel["kernel"], set()) <= found_ones, kernel

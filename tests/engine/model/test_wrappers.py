@@ -172,11 +172,11 @@ def test_the_type_and_the_last_token_come_from_the_wrapper_where_the_text_has_no
 
 def test_quantized_weights_that_are_not_read_are_refused_in_a_wrapper_too() -> None:
     config = wrapper_config("mistral3")
-    config.quantization_config = {"quant_method": "fp8"}
+    config.quantization_config = {"quant_method": "hqq"}
     text = text_config(config)
     assert text is not None
     with pytest.raises(
-        StartupError, match=r"^'m' cannot be served: its weights are quantized by fp8, which is not read"
+        StartupError, match=r"^'m' cannot be served: its weights are quantized by hqq, which is not read"
     ):
         quantization_of(text, "m")
 

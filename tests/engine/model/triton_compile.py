@@ -18,11 +18,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from oaiserve.engine.model import triton_adapters, triton_sampling
+from oaiserve.engine.model import triton_adapters, triton_layers, triton_matrices, triton_sampling
 from oaiserve.engine.model.adapters import Adapter, AdapterPart
-from oaiserve.engine.model.attention import LayerCache
+from oaiserve.engine.model.attention import FP8, LayerCache, ScaledCache
 from oaiserve.engine.model.attention import triton as backend
+from oaiserve.engine.model.attention.rotation import Rotation
 from oaiserve.engine.model.batch import build_batch
+from oaiserve.engine.model.device_matrices import PackedMatrix
+from oaiserve.engine.model.layer_operations import ACTIVATIONS, RowNorm
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
@@ -59,6 +62,8 @@ class CompileOnly:
             {
                 "kernel": self._kernel.fn.__name__,
                 "dtype": str(arguments[0].dtype),
+                "registers": int(re.search(r"REG:(\d+)", resources)[1]),
+                "constants": {name: value for name, value in constants.items() if not name.startswith("TILE")},
                 "stack_bytes": int(re.search(r"STACK:(\d+)", resources)[1]),  # spilled registers
                 "shared_bytes": compiled.metadata.shared,
                 "instructions": sorted(set(re.findall(r"\b(HGMMA|HMMA|LDGSTS)\b", code))),
@@ -86,6 +91,9 @@ def attend(
     dtype: torch.dtype,
     heads: int = 32,
     kv_heads: int = 8,
+    is_rotated: bool = False,
+    has_norms: bool = False,
+    is_scaled: bool = False,
     **scoring: Any,
 ) -> None:
     """Compute a layer's attention for decodes and, if it has tokens, a prefill, with blocks of 16."""
@@ -98,6 +106,11 @@ def attend(
     cache = LayerCache(*torch.empty(2, 2, 16, kv_heads, dim, dtype=dtype))
     query, key = (torch.empty(num_tokens, number, dim, dtype=dtype) for number in (heads, kv_heads))
     batch = build_batch(step, 16, torch.device("cpu"))
+    if is_scaled:
+        cache = ScaledCache.of(LayerCache(*(blocks.to(FP8) for blocks in cache)), (0.5, 2.0))
+    if is_rotated or has_norms:
+        table, norm = (torch.empty(4096, dim // 2) if is_rotated else None), torch.empty(dim) if has_norms else None
+        scoring["rotation"] = Rotation(batch.positions, table, table, False, norm, norm, 1e-6)
     attention = backend.TritonAttention(batch)
     attention(query, key, key, cache, **{"sliding_window": None, "softcap": None, **scoring}, scaling=0.1)
 
@@ -113,22 +126,62 @@ def adapt(dtype: torch.dtype) -> None:
     triton_adapters.TritonAdapters(batch)("up", x, out)
 
 
+def operate(width: int, inner: int, rows: int) -> None:
+    """Compute sums, norms and activations of rows, as layers of several families have them."""
+    x, products = torch.empty(rows, width, dtype=torch.bfloat16), torch.empty(rows, 2 * inner, dtype=torch.bfloat16)
+    rms, mean = (
+        RowNorm(torch.empty(width), None, 1e-5, False),
+        RowNorm(torch.empty(width), torch.empty(width), 1e-5, True),
+    )
+    triton_layers.add_and_norm(x, (), None, rms)
+    triton_layers.add_and_norm(x, (x,), None, rms)
+    triton_layers.add_and_norm(x, (x,), rms, rms)
+    triton_layers.add_and_norm(x, (x, x), None, mean, 0.5)
+    for activation in ACTIVATIONS:
+        triton_layers.activate(products, activation, is_gated=activation != "relu2")
+
+
+def multiply(columns: int, n: int, rows: int, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Multiply rows with packed matrices of each kind."""
+    bytes_, scales = torch.empty(n, columns, dtype=torch.uint8), torch.empty(columns // 128, n, dtype=torch.float16)
+    zeros = torch.empty(columns // 128, n, dtype=torch.uint8)
+    x = torch.empty(rows, columns, dtype=dtype)
+    for matrix in (
+        PackedMatrix("int4", bytes_[:, : columns // 2].contiguous(), scales, zeros),
+        PackedMatrix("int4", bytes_[:, : columns // 2].contiguous(), scales.repeat(4, 1), None),  # groups of 32
+        PackedMatrix("int8", bytes_, scales, None),
+        PackedMatrix("float8", bytes_.view(FP8), scales.float(), None),
+    ):
+        triton_matrices.multiply(x, matrix, None)
+
+
 def main() -> None:
     driver.set_active(NoDevice())
     found: list[dict[str, Any]] = []
-    for module in (backend, triton_adapters, triton_sampling):
+    for module in (backend, triton_adapters, triton_layers, triton_matrices, triton_sampling):
         for name in [name for name in vars(module) if name.endswith("_kernel")]:
             setattr(module, name, CompileOnly(getattr(module, name), found))
-    backend._num_multiprocessors = lambda device: 132
+    backend._num_multiprocessors = triton_matrices._num_multiprocessors = lambda device: 132
     attend(128, num_decodes=2, query_len=2048, dtype=torch.bfloat16)
     attend(64, num_decodes=64, query_len=2048, dtype=torch.float16, sliding_window=512, softcap=30.0)
     attend(64, num_decodes=64, query_len=2048, dtype=torch.bfloat16, sinks=torch.ones(32))
     attend(128, num_decodes=2, query_len=2048, dtype=torch.bfloat16, slopes=torch.ones(32))
     attend(80, num_decodes=2, query_len=20, dtype=torch.float32)
+    for dim in (64, 128):  # Llama's layers as they run in one piece, Qwen 3's, and Gemma's
+        attend(dim, num_decodes=64, query_len=2048, dtype=torch.bfloat16, is_rotated=True)
+    attend(128, num_decodes=64, query_len=20, dtype=torch.bfloat16, is_rotated=True, has_norms=True, heads=64)
+    attend(256, num_decodes=64, query_len=20, dtype=torch.bfloat16, is_rotated=True, has_norms=True, heads=16)
+    for dim in (64, 128):
+        for is_rotated in (False, True):
+            scaled = {"is_scaled": True, "is_rotated": is_rotated}
+            attend(dim, num_decodes=64, query_len=2048, dtype=torch.bfloat16, **scaled)
     for heads in (64, 71):  # all with one key head, as Falcon has them
         attend(64, num_decodes=64, query_len=0, dtype=torch.bfloat16, heads=heads, kv_heads=1)
     for dtype in (torch.bfloat16, torch.float32):
         adapt(dtype)
+    operate(4096, 14336, 64)
+    for rows in (1, 32, 64, 2048):
+        multiply(4096, 6144, rows)
     logits = torch.empty(64, 128256, dtype=torch.bfloat16)
     out = (torch.empty(64, dtype=torch.int64), torch.empty(64, dtype=torch.int64))  # as for captured steps
     triton_sampling.apply_masks(logits.float(), [0], np.zeros((1, 128256 // 32), np.uint32))

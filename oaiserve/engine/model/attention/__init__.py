@@ -12,12 +12,44 @@ import torch
 
 from oaiserve.engine.model.batch import Batch
 
+FP8 = torch.float8_e4m3fn
+FP8_MAX = 448.0  # its largest number
+
 
 class LayerCache(NamedTuple):
     """One layer's part of the KV cache, in blocks of tokens. A backend may have another layout within a block."""
 
     keys: torch.Tensor  # [num_blocks, block_size, kv_heads, key_dim]
     values: torch.Tensor  # [num_blocks, block_size, kv_heads, value_dim]
+
+    @property
+    def scales(self) -> tuple[float, float]:
+        """What numbers of keys and of values are multiplied by when they are read."""
+        return 1.0, 1.0
+
+    def copy(self) -> LayerCache:
+        """Return a cache with the same content."""
+        return self._replace(keys=self.keys.clone(), values=self.values.clone())
+
+
+class ScaledCache(LayerCache):
+    """A layer's part of a KV cache in eight bits (float8_e4m3fn), with a scale each for its keys and its values."""
+
+    _scales: tuple[float, float]
+
+    @classmethod
+    def of(cls, cache: LayerCache, scales: tuple[float, float]) -> ScaledCache:
+        """Return the cache with scales."""
+        made = cls(*cache)
+        made._scales = scales
+        return made
+
+    @property
+    def scales(self) -> tuple[float, float]:
+        return self._scales
+
+    def copy(self) -> ScaledCache:
+        return ScaledCache.of(LayerCache(*self).copy(), self._scales)
 
 
 class StepAttention(Protocol):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from oaiserve.engine.model.attention import LayerCache
+from oaiserve.engine.model.attention import FP8, FP8_MAX, LayerCache
 from oaiserve.engine.model.batch import Batch
 
 
@@ -46,22 +46,22 @@ class ReferenceAttention:
         slopes: torch.Tensor | None = None,
     ) -> torch.Tensor:
         batch, scoring = self._batch, Scoring(scaling, softcap, sinks, slopes)
-        cache.keys.flatten(0, 1)[batch.slots] = key
-        cache.values.flatten(0, 1)[batch.slots] = value
+        for blocks, new, scale in zip(cache, (key, value), cache.scales, strict=True):
+            _write(blocks.flatten(0, 1), batch.slots, new, scale)
         if sliding_window not in self._masks:
             self._masks[sliding_window] = _masks(batch, sliding_window)
         masks = self._masks[sliding_window]
         out = query.new_empty(query.shape[0], query.shape[1], value.shape[-1])
         num_decodes = batch.num_decodes
         if num_decodes:
-            keys, values = _gather(cache, self._tables[:num_decodes], masks[0].shape[-1])
+            keys, values = _gather(cache, self._tables[:num_decodes], masks[0].shape[-1], query.dtype)
             decodes = query[:num_decodes].unsqueeze(2)  # [B, heads, 1, dim]
             out[:num_decodes] = _attention(decodes, keys, values, masks[0], scoring).squeeze(2)
             masks = masks[1:]
         first = num_decodes
         for row, mask in enumerate(masks, start=num_decodes):
             last = first + batch.query_lens[row]
-            keys, values = _gather(cache, self._tables[row : row + 1], batch.context_lens[row])
+            keys, values = _gather(cache, self._tables[row : row + 1], batch.context_lens[row], query.dtype)
             prefill = query[None, first:last].transpose(1, 2)  # [1, heads, query_len, dim]
             out[first:last] = _attention(prefill, keys, values, mask, scoring)[0].transpose(0, 1)
             first = last
@@ -82,16 +82,31 @@ def _masks(batch: Batch, sliding_window: int | None) -> list[torch.Tensor]:
     return masks
 
 
-def _gather(cache: LayerCache, block_tables: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _write(slots: torch.Tensor, places: torch.Tensor, new: torch.Tensor, scale: float) -> None:
+    """Write keys or values into their slots, divided by their scale where the cache has eight bits."""
+    if slots.dtype == FP8:
+        new = (new.float() / scale).clamp(-FP8_MAX, FP8_MAX).to(FP8).view(torch.uint8)
+        slots = slots.view(torch.uint8)
+    slots[places] = new
+
+
+def _gather(
+    cache: LayerCache, block_tables: torch.Tensor, length: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the keys and the values of whole sequences: two tensors [B, kv_heads, length, dim]."""
     tables = block_tables[:, : -(-length // cache.keys.shape[1])]
 
-    def gather(blocks: torch.Tensor) -> torch.Tensor:
+    def gather(blocks: torch.Tensor, scale: float) -> torch.Tensor:
         # index_select copies whole blocks; indexing with the table is seven times as slow on a CPU.
-        rows = blocks.flatten(1).index_select(0, tables.flatten())
+        is_scaled = blocks.dtype == FP8
+        numbers = blocks.view(torch.uint8) if is_scaled else blocks
+        rows = numbers.flatten(1).index_select(0, tables.flatten())
+        if is_scaled:
+            rows = (rows.view(FP8).float() * scale).to(dtype)
         return rows.view(tables.shape[0], -1, *blocks.shape[2:])[:, :length].transpose(1, 2)
 
-    return gather(cache.keys), gather(cache.values)
+    keys, values = (gather(blocks, scale) for blocks, scale in zip(cache, cache.scales, strict=True))
+    return keys, values
 
 
 def _mask(positions: torch.Tensor, length: int, sliding_window: int | None) -> torch.Tensor:

@@ -17,12 +17,12 @@ import torch
 import triton
 
 from oaiserve.engine.model.attention import LayerCache
+from oaiserve.engine.model.attention.rotation import Rotation
 from oaiserve.engine.model.attention.tiles import BatchTiles
 from oaiserve.engine.model.attention.triton_kernels import (
     decode_kernel,
     plan_kernel,
     prefill_kernel,
-    reduce_kernel,
     write_kernel,
 )
 from oaiserve.engine.model.batch import Batch, Tiles
@@ -35,6 +35,7 @@ LEAST_ITEM_TOKENS = 256  # in a smaller item, to combine it takes longer than it
 ITEM_ALIGNMENT = 64  # tokens: a multiple of those that a program reads at a time
 PLANNED_AT_A_TIME = 256  # sequences that a program of the plan looks at, and items that it writes, at a time
 COMBINED_AT_A_TIME = 16  # items
+WRITE_NUMBERS = 8192  # of queries or keys, normed and rotated by a program with the most warps
 
 DECODE_BYTES = 32 << 10  # the keys and values that a program of the decode kernel loads at once
 
@@ -70,7 +71,12 @@ class Scoring(NamedTuple):
 
 
 class TritonAttention:
-    """The attention of one step by Triton kernels, in bfloat16, float16 or float32. Sums are in float32."""
+    """The attention of one step by Triton kernels, in bfloat16, float16 or float32. Sums are in float32.
+
+    The keys and values of a cache may have eight bits. With a rotation, queries may be overwritten.
+    """
+
+    rotates = True
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
@@ -89,6 +95,7 @@ class TritonAttention:
         softcap: float | None,
         sinks: torch.Tensor | None = None,
         slopes: torch.Tensor | None = None,
+        rotation: Rotation | None = None,
     ) -> torch.Tensor:
         batch = self._batch
         query, key, value = (
@@ -99,9 +106,9 @@ class TritonAttention:
         num_decodes = batch.num_decodes
         has_prefills = num_decodes < len(batch.query_lens)
         if has_prefills:
-            write(key, value, cache, batch.slots, first_token=num_decodes)
+            write(key, value, cache, batch.slots, first_token=num_decodes, query=query, rotation=rotation)
         if num_decodes:
-            self.decode(query, key, value, cache, out, scoring)
+            self.decode(query, key, value, cache, out, scoring, rotation)
         if has_prefills:
             prefill(query, cache, batch, out, scoring, self._tiles)
         return out
@@ -114,12 +121,14 @@ class TritonAttention:
         cache: LayerCache,
         out: torch.Tensor,
         scoring: Scoring,
+        rotation: Rotation | None = None,
     ) -> None:
         """Compute the rows of `out` of the batch's decodes. Layers that cut their work in the same way share a plan."""
         window, kv_heads = scoring.sliding_window or 0, key.shape[1]
         if (window, kv_heads) not in self._plans:
-            self._plans[window, kv_heads] = plan_decodes(self._batch, window, num_items(kv_heads, query.device))
-        decode(query, key, value, cache, self._batch, out, scoring, self._plans[window, kv_heads])
+            wanted = num_items(kv_heads, query.device)
+            self._plans[window, kv_heads] = plan_decodes(self._batch, window, wanted, kv_heads)
+        decode(query, key, value, cache, self._batch, out, scoring, self._plans[window, kv_heads], rotation=rotation)
 
 
 class DecodePlan(NamedTuple):
@@ -127,6 +136,7 @@ class DecodePlan(NamedTuple):
 
     items: torch.Tensor  # int32 [most, 4]
     first_items: torch.Tensor  # int32 [num_decodes + 1]
+    num_done: torch.Tensor  # int32 [num_decodes, kv_heads], zeros, which each layer leaves as it finds them
 
 
 def num_items(kv_heads: int, device: torch.device) -> int:
@@ -135,13 +145,19 @@ def num_items(kv_heads: int, device: torch.device) -> int:
 
 
 def plan_decodes(
-    batch: Batch, window: int, num_wanted: int, least_tokens: int = LEAST_ITEM_TOKENS, alignment: int = ITEM_ALIGNMENT
+    batch: Batch,
+    window: int,
+    num_wanted: int,
+    kv_heads: int,
+    least_tokens: int = LEAST_ITEM_TOKENS,
+    alignment: int = ITEM_ALIGNMENT,
 ) -> DecodePlan:
     """Cut the decodes of a batch into about `num_wanted` items, or more if there are more sequences."""
     num_rows, device = batch.num_decodes, batch.seq_lens.device
     plan = DecodePlan(
         torch.empty(num_rows + num_wanted, 4, dtype=torch.int32, device=device),
         torch.empty(num_rows + 1, dtype=torch.int32, device=device),
+        torch.empty(num_rows, kv_heads, dtype=torch.int32, device=device),
     )
     plan_kernel[(num_rows,)](
         batch.seq_lens,
@@ -152,6 +168,8 @@ def plan_decodes(
         LEAST_TOKENS=least_tokens,
         ITEM_ALIGNMENT=alignment,
         TILE=PLANNED_AT_A_TIME,
+        KV_HEADS=kv_heads,
+        TILE_KV_HEADS=triton.next_power_of_2(kv_heads),
     )
     return plan
 
@@ -182,21 +200,55 @@ def prefill_tile(group: int, tile_dims: int, itemsize: int, longest_query: int) 
     return Tile(rows, tokens=64, num_warps=4 if rows == 64 or tile_dims <= 128 else 8, num_stages=3)
 
 
-def write(key: torch.Tensor, value: torch.Tensor, cache: LayerCache, slots: torch.Tensor, *, first_token: int) -> None:
-    """Write the keys and values of the tokens from `first_token` on, of all heads, into their slots of the cache."""
+def write(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cache: LayerCache,
+    slots: torch.Tensor,
+    *,
+    first_token: int,
+    query: torch.Tensor | None = None,
+    rotation: Rotation | None = None,
+) -> None:
+    """Write the keys and values of the tokens from `first_token` on, of all heads, into their slots of the cache.
+
+    With a rotation, keys are normed and rotated before, and the queries of these tokens are in place.
+    """
+    query = key if query is None else query
     write_kernel[(key.shape[0] - first_token,)](
+        query,
         key,
         value,
         slots,
         cache.keys,
         cache.values,
+        *cache.scales,
+        *_rotation(rotation, key),
         first_token,
+        *query.stride()[:2],
         *key.stride()[:2],
         *value.stride()[:2],
         *cache.keys.stride()[1:3],
         *cache.values.stride()[1:3],
-        **_write_constants(key.shape[1], key.shape[2], value.shape[2]),
+        **_write_constants(query.shape[1], key.shape[1], key.shape[2], value.shape[2], rotation is not None),
+        **_rotation_constants(rotation),
     )
+
+
+def _rotation(rotation: Rotation | None, key: torch.Tensor) -> tuple[torch.Tensor | float, ...]:
+    """Return what kernels read of a rotation. In place of a tensor that it does not have is one that is not read."""
+    if rotation is None:
+        return key, key, key, key, key, 0.0
+    tensors = rotation.cosines, rotation.sines, rotation.query_norm, rotation.key_norm
+    return rotation.positions, *(key if tensor is None else tensor for tensor in tensors), rotation.epsilon
+
+
+def _rotation_constants(rotation: Rotation | None) -> dict[str, int]:
+    return {
+        "ROTARY_DIM": 0 if rotation is None else rotation.rotary_dim,
+        "IS_INTERLEAVED": rotation is not None and rotation.is_interleaved,
+        "HAS_NORMS": rotation is not None and rotation.query_norm is not None,
+    }
 
 
 def decode(
@@ -209,13 +261,15 @@ def decode(
     scoring: Scoring,
     plan: DecodePlan,
     tile: Tile | None = None,
+    rotation: Rotation | None = None,
 ) -> None:
     """Compute the first `batch.num_decodes` rows of `out`, [T, heads, value_dim], and write their keys and values."""
     num_rows, heads, kv_heads = batch.num_decodes, query.shape[1], key.shape[1]
     constants = _constants(heads // kv_heads, cache.keys.shape[3], cache.values.shape[3], cache.keys.shape[1])
     tile_dims = constants["TILE_KEY_DIM"] + constants["TILE_VALUE_DIM"]
     tile = tile or decode_tile(constants["GROUP"], tile_dims, query.element_size())
-    most_items = plan.items.shape[0]
+    most_items, (factor, softcap) = plan.items.shape[0], scoring.scalars()
+    key_scale, value_scale = cache.scales
     partial = torch.empty(most_items, heads, out.shape[2], dtype=torch.float32, device=out.device)
     log_weights = torch.empty(most_items, heads, dtype=torch.float32, device=out.device)
     decode_kernel[(kv_heads, most_items)](
@@ -231,7 +285,11 @@ def decode(
         batch.seq_lens,
         batch.block_tables,
         batch.table_rows,
-        *scoring.scalars(),
+        *_rotation(rotation, key),
+        factor * key_scale,
+        softcap,
+        key_scale,
+        value_scale,
         *scoring.of_heads(query),
         num_rows,
         *query.stride()[:2],
@@ -246,20 +304,11 @@ def decode(
         HAS_SLOPES=scoring.slopes is not None,
         TILE_ROWS=tile.rows,
         TILE_N=tile.tokens,
+        TILE_ITEMS=COMBINED_AT_A_TIME,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         **constants,
-    )
-    reduce_kernel[(kv_heads, num_rows)](
-        partial,
-        log_weights,
-        plan.first_items,
-        out,
-        *out.stride()[:2],
-        GROUP=constants["GROUP"],
-        VALUE_DIM=constants["VALUE_DIM"],
-        TILE_VALUE_DIM=constants["TILE_VALUE_DIM"],
-        TILE_ITEMS=COMBINED_AT_A_TIME,
+        **_rotation_constants(rotation),
     )
 
 
@@ -284,6 +333,7 @@ def prefill(
         longest = max(batch.query_lens[batch.num_decodes :])
         tile = prefill_tile(constants["GROUP"], tile_dims, query.element_size(), longest)
     in_tiles = tiles.of(tile.rows // constants["GROUP"])
+    (factor, softcap), (key_scale, value_scale) = scoring.scalars(), cache.scales
     prefill_kernel[(kv_heads, in_tiles.shape[0])](
         query,
         out,
@@ -291,7 +341,9 @@ def prefill(
         in_tiles,
         batch.block_tables,
         batch.table_rows,
-        *scoring.scalars(),
+        factor * key_scale,
+        softcap,
+        value_scale,
         *scoring.of_heads(query),
         *query.stride()[:2],
         *out.stride()[:2],
@@ -328,19 +380,22 @@ def _constants(group: int, key_dim: int, value_dim: int, block_size: int) -> dic
 
 
 @functools.cache
-def _write_constants(kv_heads: int, key_dim: int, value_dim: int) -> dict[str, int]:
+def _write_constants(heads: int, kv_heads: int, key_dim: int, value_dim: int, is_turned: bool) -> dict[str, int]:
     """Return the constants that the kernel that writes into the cache is compiled for."""
-    tile_heads = triton.next_power_of_2(kv_heads)
+    tile_heads, tile_kv_heads = triton.next_power_of_2(heads), triton.next_power_of_2(kv_heads)
     tile_key_dim, tile_value_dim = triton.next_power_of_2(key_dim), triton.next_power_of_2(value_dim)
+    numbers = (tile_heads if is_turned else tile_kv_heads) * max(tile_key_dim, tile_value_dim)
     return {
+        "HEADS": heads,
         "KV_HEADS": kv_heads,
         "KEY_DIM": key_dim,
         "VALUE_DIM": value_dim,
         "TILE_HEADS": tile_heads,
+        "TILE_KV_HEADS": tile_kv_heads,
         "TILE_KEY_DIM": tile_key_dim,
         "TILE_VALUE_DIM": tile_value_dim,
-        # Each thread writes 8 numbers, of 2 bytes in most models.
-        "num_warps": min(8, max(1, tile_heads * max(tile_key_dim, tile_value_dim) // 256)),
+        # Each thread has 8 numbers, of 2 bytes in most models, and of many heads more.
+        "num_warps": min(8 if numbers <= WRITE_NUMBERS else 16, max(1, numbers // 256)),
     }
 
 

@@ -28,14 +28,85 @@ def _dot(a, b, acc):
     return tl.dot(a, b, acc, input_precision="ieee")
 
 
+@triton.jit
+def _turned(
+    first,  # [R], where the rows begin
+    is_row,  # [R]
+    position,  # of the token that all rows belong to
+    cosines,  # float32 [positions, ROTARY_DIM / 2]
+    sines,
+    norm,  # float32 [DIM]
+    epsilon,
+    DIM: tl.constexpr,
+    TILE_DIM: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,  # numbers at the begin of a row that are rotated by position; 0: none
+    IS_INTERLEAVED: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+):
+    """Load rows [R, TILE_DIM] of queries or keys of a token, normed and rotated, in float32."""
+    dim = tl.arange(0, TILE_DIM)
+    is_dim = dim < DIM
+    is_number = is_row[:, None] & is_dim[None, :]
+    x = tl.load(first[:, None] + dim[None, :], mask=is_number, other=0.0).to(tl.float32)
+    scale = tl.full(first.shape, 1.0, tl.float32)
+    if HAS_NORM:
+        scale = tl.rsqrt(tl.sum(x * x, 1) / DIM + epsilon)
+        x = x * scale[:, None] * tl.load(norm + dim, mask=is_dim, other=0.0)[None, :]
+    if ROTARY_DIM > 0:
+        HALF: tl.constexpr = ROTARY_DIM // 2
+        is_rotated = dim < ROTARY_DIM
+        if IS_INTERLEAVED:
+            is_first, pair = dim % 2 == 0, dim // 2
+            partner = tl.where(is_first, dim + 1, dim - 1)
+        else:
+            is_first = dim < HALF
+            pair = tl.where(is_first, dim, dim - HALF)
+            partner = tl.where(is_first, dim + HALF, dim - HALF)
+        partner = tl.where(is_rotated, partner, 0)
+        # The same numbers again, in another order: they come from the cache of the SM.
+        other = tl.load(first[:, None] + partner[None, :], mask=is_number, other=0.0).to(tl.float32)
+        if HAS_NORM:
+            other = other * scale[:, None] * tl.load(norm + partner, mask=is_dim, other=0.0)[None, :]
+        cosine = tl.load(cosines + position * HALF + pair, mask=is_rotated, other=1.0)
+        sine = tl.load(sines + position * HALF + pair, mask=is_rotated, other=0.0)
+        x = x * cosine[None, :] + other * tl.where(is_first, -sine, sine)[None, :]
+    return x
+
+
+@triton.jit
+def _to_cache(numbers, scale, cache):
+    """Return numbers as the cache has them: divided by the layer's scale if they have eight bits there."""
+    if cache.dtype.element_ty == tl.float8e4nv:
+        numbers = tl.minimum(tl.maximum(numbers.to(tl.float32) / scale, -448.0), 448.0)
+        if IS_INTERPRETED:  # the interpreter would forget to carry when it rounds up
+            bits = numbers.to(tl.int32, bitcast=True)
+            normal = ((bits + ((bits >> 20) & 1) + 0x7FFFF) & 0x7FF00000 | bits & -0x80000000).to(
+                tl.float32, bitcast=True
+            )
+            small = (numbers + 24576.0) - 24576.0  # to multiples of 2^-9
+            numbers = tl.where(tl.abs(numbers) < 0.015625, small, normal)
+    return numbers.to(cache.dtype.element_ty)
+
+
 @triton.jit(do_not_specialize=["first_token"])
 def write_kernel(
+    query,
     key,
     value,
     slots,
     keys,
     values,
+    key_scale,
+    value_scale,
+    positions,
+    cosines,
+    sines,
+    query_norm,
+    key_norm,
+    epsilon,
     first_token,
+    query_stride_token,
+    query_stride_head,
     key_stride_token,
     key_stride_head,
     value_stride_token,
@@ -44,26 +115,55 @@ def write_kernel(
     keys_stride_head,
     values_stride_slot,
     values_stride_head,
+    HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     TILE_HEADS: tl.constexpr,
+    TILE_KV_HEADS: tl.constexpr,
     TILE_KEY_DIM: tl.constexpr,
     TILE_VALUE_DIM: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,
+    IS_INTERLEAVED: tl.constexpr,
+    HAS_NORMS: tl.constexpr,
 ):
-    """Write the keys and values of one token, of all heads, into its slot. The program is (token)."""
+    """Write the keys and values of one token, of all heads, into its slot. The program is (token).
+
+    Keys are normed and rotated first, if the layer does that, and so are the queries of the token, in place.
+    """
     token = (first_token + tl.program_id(0)).to(tl.int64)
     slot = tl.load(slots + token)
     if slot >= 0:
-        head = tl.arange(0, TILE_HEADS)[:, None]
+        kv_head = tl.arange(0, TILE_KV_HEADS)
+        is_head = kv_head < KV_HEADS
         key_dim = tl.arange(0, TILE_KEY_DIM)[None, :]
         value_dim = tl.arange(0, TILE_VALUE_DIM)[None, :]
-        is_key = (head < KV_HEADS) & (key_dim < KEY_DIM)
-        is_value = (head < KV_HEADS) & (value_dim < VALUE_DIM)
-        new_key = tl.load(key + token * key_stride_token + head * key_stride_head + key_dim, mask=is_key)
-        new_value = tl.load(value + token * value_stride_token + head * value_stride_head + value_dim, mask=is_value)
-        tl.store(keys + slot * keys_stride_slot + head * keys_stride_head + key_dim, new_key, mask=is_key)
-        tl.store(values + slot * values_stride_slot + head * values_stride_head + value_dim, new_value, mask=is_value)
+        is_key = is_head[:, None] & (key_dim < KEY_DIM)
+        is_value = is_head[:, None] & (value_dim < VALUE_DIM)
+        key_rows = key + token * key_stride_token + kv_head * key_stride_head
+        if (ROTARY_DIM > 0) | HAS_NORMS:
+            position = tl.load(positions + token)
+            head = tl.arange(0, TILE_HEADS)
+            query_rows = query + token * query_stride_token + head * query_stride_head
+            new_query = _turned(
+                query_rows, head < HEADS, position, cosines, sines, query_norm, epsilon,
+                KEY_DIM, TILE_KEY_DIM, ROTARY_DIM, IS_INTERLEAVED, HAS_NORMS,
+            )  # fmt: skip
+            new_key = _turned(
+                key_rows, is_head, position, cosines, sines, key_norm, epsilon,
+                KEY_DIM, TILE_KEY_DIM, ROTARY_DIM, IS_INTERLEAVED, HAS_NORMS,
+            )  # fmt: skip
+            tl.debug_barrier()  # all threads have read the queries by now
+            is_query = (head < HEADS)[:, None] & (key_dim < KEY_DIM)
+            tl.store(query_rows[:, None] + key_dim, new_query.to(query.dtype.element_ty), mask=is_query)
+        else:
+            new_key = tl.load(key_rows[:, None] + key_dim, mask=is_key)
+        value_rows = value + token * value_stride_token + kv_head * value_stride_head
+        new_value = tl.load(value_rows[:, None] + value_dim, mask=is_value)
+        key_slot = keys + slot * keys_stride_slot + kv_head[:, None] * keys_stride_head
+        value_slot = values + slot * values_stride_slot + kv_head[:, None] * values_stride_head
+        tl.store(key_slot + key_dim, _to_cache(new_key, key_scale, keys), mask=is_key)
+        tl.store(value_slot + value_dim, _to_cache(new_value, value_scale, values), mask=is_value)
 
 
 @triton.jit
@@ -150,6 +250,8 @@ def _attend(
         offset = token % BLOCK_SIZE
         key_rows = keys + block * keys_stride_block + offset * keys_stride_token
         key = _load_rows(key_rows[:, None] + key_dim[None, :], is_token, key_dim, KEY_DIM, TILE_KEY_DIM, not HAS_ENDS)
+        if key.dtype == tl.float8e4nv:
+            key = key.to(query.dtype)
         scores = _dot(query, tl.trans(key), tl.zeros([query.shape[0], TILE_N], tl.float32)) * scale
         if HAS_SOFTCAP:
             # This is softcap * tanh(x), computed with exp2: `Scoring.scalars` prepares `scale` and `softcap` for it.
@@ -171,6 +273,8 @@ def _attend(
         value = _load_rows(
             value_rows[:, None] + value_dim[None, :], is_token, value_dim, VALUE_DIM, TILE_VALUE_DIM, not HAS_ENDS
         )
+        if value.dtype == tl.float8e4nv:
+            value = value.to(query.dtype)
         acc = _dot(weights.to(value.dtype), value, acc * decay[:, None])
         highest = new_highest
         block = next_block
@@ -189,6 +293,7 @@ def prefill_kernel(
     table_rows,
     scale,
     softcap,
+    value_scale,
     sinks,
     slopes,
     query_stride_token,
@@ -261,7 +366,7 @@ def prefill_kernel(
     out_rows = out + (first_token + token) * out_stride_token + head * out_stride_head
     tl.store(
         out_rows[:, None] + value_dim[None, :],
-        acc / tl.where(total > 0.0, total, 1.0)[:, None],  # a tile that is padding has seen no key
+        acc * (value_scale / tl.where(total > 0.0, total, 1.0))[:, None],  # a tile that is padding has seen no key
         mask=is_row[:, None] & (value_dim < VALUE_DIM)[None, :],
     )
 
@@ -293,12 +398,15 @@ def plan_kernel(
     seq_lens,
     items,  # int32 [num_items, 4]: the sequence, the first token, the token after the last, the number of its items
     first_items,  # int32 [num_rows + 1]: the first item of each sequence, and the number of all
+    num_done,  # int32 [num_rows, KV_HEADS]: of the items of a sequence, how many have been computed: none
     num_rows,
     num_wanted,
     WINDOW: tl.constexpr,
     LEAST_TOKENS: tl.constexpr,
     ITEM_ALIGNMENT: tl.constexpr,
     TILE: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    TILE_KV_HEADS: tl.constexpr,
 ):
     """Cut what the queries of all sequences see into items of about the same size. The program is (sequence).
 
@@ -333,6 +441,8 @@ def plan_kernel(
         tl.store(item + 2, tl.minimum(first + share, seq_len), mask=part < number)
         tl.store(item + 3, tl.zeros([TILE], tl.int32) + number, mask=part < number)
     tl.store(first_items + sequence, first_item)
+    kv_head = tl.arange(0, TILE_KV_HEADS)
+    tl.store(num_done + sequence * KV_HEADS + kv_head, tl.zeros_like(kv_head), mask=kv_head < KV_HEADS)
     if sequence == num_rows - 1:
         tl.store(first_items + num_rows, first_item + number)
 
@@ -349,12 +459,21 @@ def decode_kernel(
     values,
     items,  # as in the plan
     first_items,
+    num_done,
     slots,
     seq_lens,
     block_tables,
     table_rows,
+    positions,
+    cosines,
+    sines,
+    query_norm,
+    key_norm,
+    epsilon,
     scale,
     softcap,
+    key_scale,
+    value_scale,
     sinks,
     slopes,
     num_rows,
@@ -384,11 +503,16 @@ def decode_kernel(
     BLOCK_SIZE: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_N: tl.constexpr,
+    TILE_ITEMS: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,
+    IS_INTERLEAVED: tl.constexpr,
+    HAS_NORMS: tl.constexpr,
 ):
     """Compute attention of one token to the tokens of an item, for all query heads of a key head.
 
     The program is (key head, item). The one whose item has the sequence's last token also writes the key and value of
-    that token into the cache.
+    that token into the cache. The one that is the last to end of a sequence's items combines their results. Query and
+    key are normed and rotated where they are read, if the layer does that.
     """
     kv_head = tl.program_id(0)
     number = tl.program_id(1)
@@ -404,21 +528,39 @@ def decode_kernel(
     keys += kv_head * keys_stride_head
     values += kv_head * values_stride_head
     slot = tl.load(slots + sequence)
-    if (last == seq_len) & (slot >= 0):
-        new_key = key + sequence * key_stride_token + kv_head * key_stride_head + key_dim
-        new_value = value + sequence * value_stride_token + kv_head * value_stride_head + value_dim
-        key_slot = keys + (slot // BLOCK_SIZE) * keys_stride_block + (slot % BLOCK_SIZE) * keys_stride_token
-        value_slot = values + (slot // BLOCK_SIZE) * values_stride_block + (slot % BLOCK_SIZE) * values_stride_token
-        tl.store(key_slot + key_dim, tl.load(new_key, mask=key_dim < KEY_DIM), mask=key_dim < KEY_DIM)
-        tl.store(value_slot + value_dim, tl.load(new_value, mask=value_dim < VALUE_DIM), mask=value_dim < VALUE_DIM)
-        # Other threads of this program read them below; no other program does.
-        tl.debug_barrier()
-
     rows = tl.arange(0, TILE_ROWS)
     is_row = rows < GROUP
     head = kv_head * GROUP + rows
     query_rows = query + sequence * query_stride_token + head * query_stride_head
-    q = _load_rows(query_rows[:, None] + key_dim[None, :], is_row, key_dim, KEY_DIM, TILE_KEY_DIM, False)
+    new_key_row = key + sequence * key_stride_token + kv_head * key_stride_head
+    is_turned: tl.constexpr = (ROTARY_DIM > 0) | HAS_NORMS
+    if is_turned:
+        position = tl.load(positions + sequence)
+        q = _turned(
+            query_rows, is_row, position, cosines, sines, query_norm, epsilon,
+            KEY_DIM, TILE_KEY_DIM, ROTARY_DIM, IS_INTERLEAVED, HAS_NORMS,
+        ).to(query.dtype.element_ty)  # fmt: skip
+    else:
+        q = _load_rows(query_rows[:, None] + key_dim[None, :], is_row, key_dim, KEY_DIM, TILE_KEY_DIM, False)
+    if (last == seq_len) & (slot >= 0):
+        if is_turned:
+            one = tl.arange(0, 1)
+            new_key = _turned(
+                new_key_row + one, one == 0, position, cosines, sines, key_norm, epsilon,
+                KEY_DIM, TILE_KEY_DIM, ROTARY_DIM, IS_INTERLEAVED, HAS_NORMS,
+            )  # fmt: skip
+            new_key = tl.reshape(new_key, [TILE_KEY_DIM])
+        else:
+            new_key = tl.load(new_key_row + key_dim, mask=key_dim < KEY_DIM)
+        new_value_row = value + sequence * value_stride_token + kv_head * value_stride_head
+        new_value = tl.load(new_value_row + value_dim, mask=value_dim < VALUE_DIM)
+        key_slot = keys + (slot // BLOCK_SIZE) * keys_stride_block + (slot % BLOCK_SIZE) * keys_stride_token
+        value_slot = values + (slot // BLOCK_SIZE) * values_stride_block + (slot % BLOCK_SIZE) * values_stride_token
+        tl.store(key_slot + key_dim, _to_cache(new_key, key_scale, keys), mask=key_dim < KEY_DIM)
+        tl.store(value_slot + value_dim, _to_cache(new_value, value_scale, values), mask=value_dim < VALUE_DIM)
+        # Other threads of this program read them below; no other program does.
+        tl.debug_barrier()
+
     slope = _of_heads(slopes, head, is_row, 0.0, HAS_SLOPES)
     is_first = number == tl.load(first_items + sequence)  # which has the sink
     state = _first_state(
@@ -432,58 +574,64 @@ def decode_kernel(
     )  # fmt: skip
 
     # A padded row of a captured batch has no tokens: its result is zeros.
-    result = acc / tl.where(total > 0.0, total, 1.0)[:, None]
+    result = acc * (value_scale / tl.where(total > 0.0, total, 1.0))[:, None]
     is_number = is_row[:, None] & (value_dim < VALUE_DIM)[None, :]
+    out_rows = out + sequence * out_stride_token + head * out_stride_head
     if num_items == 1:
-        out_rows = out + sequence * out_stride_token + head * out_stride_head
         tl.store(out_rows[:, None] + value_dim[None, :], result, mask=is_number)
     else:
-        place = number.to(tl.int64) * (tl.num_programs(0) * GROUP) + head
+        heads = tl.num_programs(0) * GROUP
+        place = number.to(tl.int64) * heads + head
         tl.store(partial + place[:, None] * VALUE_DIM + value_dim[None, :], result, mask=is_number)
         tl.store(log_weights + place, highest + tl.log2(total), mask=is_row)
+        # All threads of this program have written theirs before one of them says so, which releases it for the others.
+        tl.debug_barrier()
+        done = num_done + sequence * tl.num_programs(0) + kv_head
+        if tl.atomic_add(done, 1, sem="acq_rel", scope="gpu") == num_items - 1:
+            tl.debug_barrier()
+            tl.store(done, 0)  # for the next layer
+            for row in range(GROUP):
+                _combine(
+                    partial, log_weights, tl.load(first_items + sequence), num_items, heads, kv_head * GROUP + row,
+                    out + sequence * out_stride_token + (kv_head * GROUP + row) * out_stride_head,
+                    VALUE_DIM, TILE_VALUE_DIM, TILE_ITEMS,
+                )  # fmt: skip
 
 
 @triton.jit
-def reduce_kernel(
-    partial,  # float32 [num_items, heads, VALUE_DIM]
-    log_weights,  # float32 [num_items, heads]
-    first_items,  # as in the plan
+def _combine(
+    partial,
+    log_weights,
+    first,
+    num_items,
+    heads,
+    head,
     out,
-    out_stride_token,
-    out_stride_head,
-    GROUP: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     TILE_VALUE_DIM: tl.constexpr,
     TILE_ITEMS: tl.constexpr,
 ):
-    """Combine the results of a sequence's items, each weighted by its sum of weights. The program is (key head,
-    sequence).
-
-    The result of a single item is there already.
-    """
-    kv_head, sequence = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    first, end = tl.load(first_items + sequence), tl.load(first_items + sequence + 1)
-    if end - first <= 1:
-        return
+    """Combine the results of a sequence's items for a query head, each weighted by its sum of weights."""
     value_dim = tl.arange(0, TILE_VALUE_DIM)
     is_dim = value_dim < VALUE_DIM
-    for head in range(kv_head * GROUP, kv_head * GROUP + GROUP):
-        highest, total = tl.full([], MASKED, tl.float32), 0.0
-        acc = tl.zeros([TILE_VALUE_DIM], tl.float32)
-        for begin in range(first, end, TILE_ITEMS):
-            item = begin + tl.arange(0, TILE_ITEMS)
-            is_item = item < end
-            place = item.to(tl.int64) * (tl.num_programs(0) * GROUP) + head
-            log_weight = tl.load(log_weights + place, mask=is_item, other=MASKED)
-            new_highest = tl.maximum(highest, tl.max(log_weight, 0))
-            weight = tl.where(is_item, tl.exp2(log_weight - new_highest), 0.0)
-            results = tl.load(
-                partial + place[:, None] * VALUE_DIM + value_dim[None, :],
-                mask=is_item[:, None] & is_dim[None, :],
-                other=0.0,
-            )
-            decay = tl.exp2(highest - new_highest)
-            acc = acc * decay + tl.sum(results * weight[:, None], 0)
-            total = total * decay + tl.sum(weight, 0)
-            highest = new_highest
-        tl.store(out + sequence * out_stride_token + head * out_stride_head + value_dim, acc / total, mask=is_dim)
+    highest, total = tl.full([], MASKED, tl.float32), 0.0
+    acc = tl.zeros([TILE_VALUE_DIM], tl.float32)
+    for begin in range(0, num_items, TILE_ITEMS):
+        item = begin + tl.arange(0, TILE_ITEMS)
+        is_item = item < num_items
+        place = (first + item).to(tl.int64) * heads + head
+        # These come from the cache that all SMs share: other programs have written them.
+        log_weight = tl.load(log_weights + place, mask=is_item, other=MASKED, cache_modifier=".cg")
+        new_highest = tl.maximum(highest, tl.max(log_weight, 0))
+        weight = tl.where(is_item, tl.exp2(log_weight - new_highest), 0.0)
+        results = tl.load(
+            partial + place[:, None] * VALUE_DIM + value_dim[None, :],
+            mask=is_item[:, None] & is_dim[None, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        decay = tl.exp2(highest - new_highest)
+        acc = acc * decay + tl.sum(results * weight[:, None], 0)
+        total = total * decay + tl.sum(weight, 0)
+        highest = new_highest
+    tl.store(out + value_dim, acc / total, mask=is_dim)

@@ -13,7 +13,7 @@ from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.rehearsal import INT8_CACHE_TOLERANCE, difference, prompt, tolerance
 from oaiserve.engine.model.spec import ModelSpec
 
-_NUM_TOKENS = 9
+NUM_TOKENS = 9
 
 
 def batches(spec: ModelSpec, block_size: int, adapter: Adapter | None = None) -> list[Batch]:
@@ -23,11 +23,11 @@ def batches(spec: ModelSpec, block_size: int, adapter: Adapter | None = None) ->
     tokens have it.
     """
     steps = (
-        prompt(_NUM_TOKENS - 1, spec.vocab_size, block_size),
-        prompt(_NUM_TOKENS, spec.vocab_size, block_size, start=_NUM_TOKENS - 1),
+        prompt(NUM_TOKENS - 1, spec.vocab_size, block_size),
+        prompt(NUM_TOKENS, spec.vocab_size, block_size, start=NUM_TOKENS - 1),
     )
     found = [build_batch(step, block_size, spec.device) for step in steps]
-    found.append(replace(found[-1], positions=torch.tensor([spec.max_model_len - 1])))
+    found.append(replace(found[-1], positions=torch.tensor([spec.max_model_len - 1], device=spec.device)))
     return found if adapter is None else [replace(batch, adapters=[adapter]) for batch in found]
 
 

@@ -21,7 +21,7 @@ from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.cpu.attention import NativeAttention
 from oaiserve.engine.model.cpu.build import BuildError, is_built
-from oaiserve.engine.model.cpu.check import batches, may_round_more, refuse_unless_equal
+from oaiserve.engine.model.cpu.check import NUM_TOKENS, batches, may_round_more, refuse_unless_equal
 from oaiserve.engine.model.cpu.describe import describe
 from oaiserve.engine.model.cpu.description import AttentionParameters, Decoder, NotKnown
 from oaiserve.engine.model.cpu.kv_layout import latent_dim, refuse_unless_it_fits, rounded
@@ -44,8 +44,10 @@ _SLOWER = "The model runs without its native step, which is slower: %s"
 def with_native_cache(loaded: LoadedModel, options: EngineOptions) -> LoadedModel:
     """Return the model with the form of KV cache that the options have its native step keep.
 
-    Raises StartupError if they ask for eight bits where there is another form.
+    Raises StartupError if they ask for eight bits where there is another form, or for a form of another device.
     """
+    if options.kv_cache_dtype == "fp8" and loaded.device.type == "cpu":
+        raise StartupError(f"--kv-cache-dtype fp8 is for --device cuda; '{loaded.name}' is on the CPU. Take int8.")
     is_native = loaded.device.type == "cpu" and options.compile and not loaded.state_shapes
     numbers = latent_dim(loaded) if is_native else 0
     if numbers == 0:
@@ -227,7 +229,8 @@ def transformers_logits(
 
     Where the native cache has eight bits, keys and values are rounded to these here, too.
     """
-    caches = EagerExecutor.with_cache(loaded, num_blocks=1, block_size=block_size).caches
+    num_blocks = -(-NUM_TOKENS // block_size)
+    caches = EagerExecutor.with_cache(loaded, num_blocks=num_blocks, block_size=block_size).caches
     parameters: dict[int, AttentionParameters] = {}
     recording = EagerExecutor(loaded, caches, _recording(loaded, caches, parameters))
     return [recording.forward(batch) for batch in batches(loaded, block_size, adapter)], parameters

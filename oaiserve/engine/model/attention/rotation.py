@@ -1,0 +1,45 @@
+"""What a layer does with queries and keys before attention: it norms them, and rotates them by their positions.
+
+A backend that does this where it reads them gets a `Rotation`. Here it is in plain torch, for all others.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Rotation(NamedTuple):
+    """How a layer norms each head of its queries and keys, if it does, and then rotates them, if it does."""
+
+    positions: Tensor  # [T] int64, of the step's tokens
+    cosines: Tensor | None  # float32 [positions, pairs]; None: nothing is rotated
+    sines: Tensor | None
+    is_interleaved: bool  # numbers are rotated in pairs of neighbours; else number i with number i + pairs
+    query_norm: Tensor | None = None  # float32 [key_dim], the weights of a root mean square norm
+    key_norm: Tensor | None = None  # there are both or none
+    epsilon: float = 0.0
+
+    @property
+    def rotary_dim(self) -> int:
+        """The numbers at the begin of each head that are rotated."""
+        return 0 if self.cosines is None else 2 * self.cosines.shape[1]
+
+    def __call__(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Return queries [T, heads, key_dim] and keys, normed and rotated in plain torch."""
+        return self._turned(query, self.query_norm), self._turned(key, self.key_norm)
+
+    def _turned(self, heads: Tensor, norm: Tensor | None) -> Tensor:
+        x = heads.float()
+        if norm is not None:
+            x = torch.nn.functional.rms_norm(x, norm.shape, norm, self.epsilon)
+        if self.cosines is None or self.sines is None:
+            return x.to(heads.dtype)
+        rotated, rest = x[..., : self.rotary_dim], x[..., self.rotary_dim :]
+        first, second = rotated.unflatten(-1, (-1, 2)).unbind(-1) if self.is_interleaved else rotated.chunk(2, dim=-1)
+        cosines, sines = (table[self.positions][:, None] for table in (self.cosines, self.sines))
+        parts = first * cosines - second * sines, second * cosines + first * sines
+        together = torch.stack(parts, dim=-1).flatten(-2) if self.is_interleaved else torch.cat(parts, dim=-1)
+        return torch.cat([together, rest], dim=-1).to(heads.dtype)

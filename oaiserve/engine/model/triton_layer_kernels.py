@@ -1,0 +1,101 @@
+"""The device code of `triton_layers`, which launches it and describes its arguments."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _normed(x, is_inside, weight, bias, column, epsilon, width, HAS_BIAS: tl.constexpr, HAS_MEAN: tl.constexpr):
+    """Return the norm of a row, float32 [TILE], of which numbers that are not inside are 0."""
+    if HAS_MEAN:
+        x = tl.where(is_inside, x - tl.sum(x, 0) / width, 0.0)
+    x = x * tl.rsqrt(tl.sum(x * x, 0) / width + epsilon)
+    x = x * tl.load(weight + column, mask=is_inside, other=0.0)
+    if HAS_BIAS:
+        x += tl.load(bias + column, mask=is_inside, other=0.0)
+    return x
+
+
+@triton.jit
+def add_and_norm_kernel(
+    hidden,
+    first,
+    second,
+    out,
+    out_weight,
+    out_bias,
+    weight,
+    bias,
+    out_epsilon,
+    epsilon,
+    scale,
+    width,
+    hidden_stride,
+    first_stride,
+    second_stride,
+    NUM_ADDED: tl.constexpr,
+    HAS_OUT_NORM: tl.constexpr,
+    HAS_OUT_BIAS: tl.constexpr,
+    HAS_OUT_MEAN: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_MEAN: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Add to a row of `hidden`, in place, and write its norm. The program is (row)."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, TILE)
+    is_inside = column < width
+    x = tl.load(hidden + row * hidden_stride + column, mask=is_inside, other=0.0).to(tl.float32)
+    if NUM_ADDED > 0:
+        added = tl.load(first + row * first_stride + column, mask=is_inside, other=0.0).to(tl.float32)
+        if NUM_ADDED > 1:
+            added += tl.load(second + row * second_stride + column, mask=is_inside, other=0.0).to(tl.float32)
+        if HAS_OUT_NORM:
+            added = _normed(
+                added, is_inside, out_weight, out_bias, column, out_epsilon, width, HAS_OUT_BIAS, HAS_OUT_MEAN
+            )
+        # Rounded as it is kept, so that the norm is one of what the next layer adds to.
+        x = (x + scale * added).to(hidden.dtype.element_ty)
+        tl.store(hidden + row * hidden_stride + column, x, mask=is_inside)
+        x = x.to(tl.float32)
+    if HAS_NORM:
+        x = _normed(x, is_inside, weight, bias, column, epsilon, width, HAS_BIAS, HAS_MEAN)
+        tl.store(out + row * width + column, x.to(out.dtype.element_ty), mask=is_inside)
+
+
+@triton.jit
+def _activated(x, ACTIVATION: tl.constexpr):
+    if ACTIVATION == "silu":
+        return x / (1.0 + tl.exp(-x))
+    elif ACTIVATION == "gelu":
+        return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif ACTIVATION == "gelu_tanh":  # 1 + tanh(y) is 2 - 2 / (1 + exp(2 y))
+        y = 0.7978845608028654 * (x + 0.044715 * x * x * x)
+        return x * (1.0 - 1.0 / (1.0 + tl.exp(2.0 * y)))
+    elif ACTIVATION == "relu":
+        return tl.maximum(x, 0.0)
+    else:
+        tl.static_assert(ACTIVATION == "relu2")
+        x = tl.maximum(x, 0.0)
+        return x * x
+
+
+@triton.jit
+def activate_kernel(
+    products,
+    out,
+    inner,
+    stride,
+    ACTIVATION: tl.constexpr,
+    IS_GATED: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Compute activation(gate) * up, or the activation alone. The program is (row, tile of columns)."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    is_inside = column < inner
+    x = _activated(tl.load(products + row * stride + column, mask=is_inside, other=0.0).to(tl.float32), ACTIVATION)
+    if IS_GATED:
+        x *= tl.load(products + row * stride + inner + column, mask=is_inside, other=0.0).to(tl.float32)
+    tl.store(out + row * inner + column, x.to(out.dtype.element_ty), mask=is_inside)

@@ -1,0 +1,118 @@
+"""The device code of `triton_matrices`, which launches it and describes its arguments."""
+
+import triton
+import triton.language as tl
+
+IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def _dot(a, b, acc):
+    """Return a @ b + acc in float32, without TF32."""
+    if IS_INTERPRETED:  # the interpreter would multiply the bits of bfloat16 as integers
+        a = a.to(tl.float32)
+        b = b.to(tl.float32)
+    return tl.dot(a, b, acc, input_precision="ieee")
+
+
+@triton.jit
+def _less(code, zero, dtype: tl.constexpr):
+    """Return small integers less a zero.
+
+    An integer in the lowest bits of 2^23 is that number more, which takes no instruction that converts. Those are slow.
+    """
+    return ((code.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + zero)).to(dtype)
+
+
+@triton.jit
+def _inputs(x, row, rows, stride, column):
+    """Load columns of the inputs, transposed: [columns, rows]."""
+    return tl.load(x + row[None, :] * stride + column[:, None], mask=(row < rows)[None, :], other=0.0)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def matrix_kernel(
+    x,  # [rows, columns]
+    codes,
+    scales,
+    zeros,
+    bias,
+    out,  # [rows, n]
+    partial,  # float32 [splits, rows, n]
+    num_done,  # int32 [tiles], zeros, which each launch leaves as it finds them
+    rows,
+    n,
+    columns,
+    group_columns,
+    x_stride,
+    codes_stride,
+    groups_stride,  # of scales and zeros, whose numbers of a group are side by side
+    tiles_each,  # of columns, for each split
+    KIND: tl.constexpr,  # "int4", "int8" or "float8"
+    HAS_ZEROS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_N: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
+):
+    """Compute x @ W^T for a tile of rows of W and a tile of rows of x. The program is (tile of W, tile of x, split).
+
+    W is multiplied as it is stored, and each product of a tile of columns, which is within one group, by the scale
+    afterwards. W is the first factor, so that tensor cores take it from registers, where it is unpacked. With several
+    splits, each has a part of the columns, and the one that is the last to end adds them up, in their order.
+    """
+    tile, split = tl.program_id(0), tl.program_id(2)
+    output = tile * TILE_N + tl.arange(0, TILE_N)
+    is_output = output < n
+    row = tl.program_id(1) * TILE_ROWS + tl.arange(0, TILE_ROWS)
+    code_rows = codes + output.to(tl.int64)[:, None] * codes_stride
+    row_offset = row.to(tl.int64)
+    acc = tl.zeros([TILE_N, TILE_ROWS], tl.float32)
+    first = split * tiles_each * TILE_COLUMNS
+    last = tl.minimum(first + tiles_each * TILE_COLUMNS, columns)
+    for begin in range(first, last, TILE_COLUMNS):
+        group = begin // group_columns * groups_stride
+        scale = tl.load(scales + group + output, mask=is_output, other=0.0).to(tl.float32)
+        if HAS_ZEROS:
+            zero = tl.load(zeros + group + output, mask=is_output, other=0).to(tl.float32)[:, None]
+        else:
+            zero = 8.0 if KIND == "int4" else 128.0
+        product = tl.zeros([TILE_N, TILE_ROWS], tl.float32)
+        if KIND == "int4":
+            HALF: tl.constexpr = TILE_COLUMNS // 2
+            half = tl.arange(0, HALF)
+            # Bytes of a tile have its first columns in their lower halves, and the others in their upper ones.
+            packed = tl.load(code_rows + (begin // 2 + half)[None, :], mask=is_output[:, None], other=0)
+            low = _less(packed & 15, zero, x.dtype.element_ty)
+            product = _dot(low, _inputs(x, row_offset, rows, x_stride, begin + half), product)
+            high = _less(packed >> 4, zero, x.dtype.element_ty)
+            product = _dot(high, _inputs(x, row_offset, rows, x_stride, begin + HALF + half), product)
+        else:
+            column = tl.arange(0, TILE_COLUMNS)
+            code = tl.load(code_rows + (begin + column)[None, :], mask=is_output[:, None], other=0.0)
+            weight = _less(code, zero, x.dtype.element_ty) if KIND == "int8" else code.to(x.dtype.element_ty)
+            product = _dot(weight, _inputs(x, row_offset, rows, x_stride, begin + column), product)
+        acc += product * scale[:, None]
+    is_number = is_output[:, None] & (row < rows)[None, :]
+    place = row_offset[None, :] * n + output[:, None]
+    if SPLITS > 1:
+        tl.store(partial + split.to(tl.int64) * rows * n + place, acc, mask=is_number)
+        # All threads of this program have written theirs before one of them says so, which releases it for the others.
+        tl.debug_barrier()
+        done = num_done + tl.program_id(1) * tl.num_programs(0) + tile
+        is_last = tl.atomic_add(done, 1, sem="acq_rel", scope="gpu") == SPLITS - 1
+        if is_last:
+            tl.debug_barrier()
+            tl.store(done, 0)  # for the next launch
+            acc = tl.zeros([TILE_N, TILE_ROWS], tl.float32)
+            part = partial + place
+            for _ in range(SPLITS):
+                acc += tl.load(part, mask=is_number, other=0.0, cache_modifier=".cg")
+                part += tl.full([], 1, tl.int64) * rows * n
+    else:
+        is_last = True
+    if is_last:
+        if HAS_BIAS:
+            acc += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)[:, None]
+        tl.store(out + place, acc.to(out.dtype.element_ty), mask=is_number)
