@@ -43,7 +43,8 @@ class RunOptions:
     """Requests before each run that are not measured."""
 
     slo: str | None = None
-    """Limits that a good request keeps, as in ttft:300ms,tpot:30ms. Metrics: ttft, tpot, latency."""
+    """Limits that a good request keeps, as in ttft:300ms,tpot:30ms. Metrics: ttft, tpot, itl
+    (for 95 % of its gaps), latency."""
 
     calibrate: bool = True
     """First measure the most that this client can do, against a server without a model."""
@@ -71,7 +72,8 @@ class Search:
     """The options of a search for the highest rate."""
 
     slo: str
-    """Limits that a good request keeps, as in ttft:300ms,tpot:30ms. Metrics: ttft, tpot, latency."""
+    """Limits that a good request keeps, as in ttft:300ms,tpot:30ms. Metrics: ttft, tpot, itl
+    (for 95 % of its gaps), latency."""
 
     first_rate: float = 1.0
     """First rate to try, in requests per second."""

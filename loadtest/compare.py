@@ -1,8 +1,12 @@
-"""Compare two reports: B's figures as a ratio to A's, with an interval where both were repeated. Pure functions."""
+"""Compare two reports: B's figures as a ratio to A's, with an interval where both were repeated.
+
+`bench compare` prints it, and so does `oaiserve diff` of two reports.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +24,19 @@ SHOWN = (
 )  # fmt: skip
 
 
+MOST_NAMED = 6  # figures of a point in the paragraph
+LEAST_CHANGE = 0.02  # for a figure to be in the paragraph, if it is not due to chance
+
+
+def is_report(path: Path) -> bool:
+    """Return whether a file looks like a report. One that cannot be read is none."""
+    try:
+        with path.open("rb") as file:
+            return b'"schema"' in file.read(100)
+    except OSError:
+        return False
+
+
 def load_report(path: Path) -> dict[str, Any]:
     """Load a report from a JSON file. Raises UsageError for a file that is not a report of this version."""
     try:
@@ -34,9 +51,12 @@ def load_report(path: Path) -> dict[str, Any]:
     return report  # type: ignore[no-any-return]
 
 
-def compare(a: dict[str, Any], b: dict[str, Any]) -> str:
-    """Return the comparison as text: the settings that differ, then a table for each pair of points, in order."""
-    lines = list(_differences(a, b))
+def compare(a: dict[str, Any], b: dict[str, Any], *, with_tables: bool = True) -> str:
+    """Return the comparison as text: a paragraph, the settings that differ, and a table for each pair of points."""
+    lines = [paragraph(a, b)]
+    if not with_tables:
+        return lines[0] + "\n"
+    lines += ["", *_differences(a, b)]
     for point_a, point_b in zip(a["points"], b["points"], strict=False):
         lines.append(f"\n== A: {point_a['label']} ({point_a['verdict']}), B: {point_b['label']} ({point_b['verdict']})")
         rows = []
@@ -45,6 +65,46 @@ def compare(a: dict[str, Any], b: dict[str, Any]) -> str:
                 rows.append(_row(name, point_a["summary"][name], point_b["summary"][name]))
         lines.append(table(("", "A", "B", "B / A", "95 %"), rows))
     return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def paragraph(a: dict[str, Any], b: dict[str, Any]) -> str:
+    """Return for each pair of points which figures changed most, the largest change first.
+
+    Figures of runs that were not repeated are named all the same, and that it may be chance.
+    """
+    sentences, is_repeated = [], True
+    for point_a, point_b in zip(a["points"], b["points"], strict=False):
+        changed = []
+        for name in SHOWN:
+            if name not in point_a["summary"] or name not in point_b["summary"]:
+                continue
+            old, new = point_a["summary"][name], point_b["summary"][name]
+            interval = ratio_interval(old["values"], new["values"])
+            is_repeated = is_repeated and interval is not None
+            if not old["mean"] or not new["mean"] or (interval and interval[0] <= 1 <= interval[1]):
+                continue
+            change = math.log(new["mean"] / old["mean"])
+            if abs(change) >= LEAST_CHANGE:
+                between = f", {interval[0]:.2f} .. {interval[1]:.2f}" if interval else ""
+                values = f"{_value(name, old['mean'])} to {_value(name, new['mean'])}"
+                changed.append((abs(change), f"{_title(name)} {values} ({new['mean'] / old['mean']:.2f}{between})"))
+        changed.sort(key=lambda one: -one[0])
+        named = "; ".join(text for _, text in changed[:MOST_NAMED]) or "no figure changed for certain"
+        label = (
+            point_b["label"] if point_a["label"] == point_b["label"] else f"{point_a['label']} -> {point_b['label']}"
+        )
+        sentences.append(f"{label}: {named}.")
+    if not is_repeated:
+        sentences.append("Without --repeats on both sides, a change may be chance.")
+    return " ".join(sentences)
+
+
+def _title(name: str) -> str:
+    return name.replace("_", " ").replace(" per second", "/s")
+
+
+def _value(name: str, value: float) -> str:
+    return number(value) if name.endswith("second") else f"{ms(value)} ms"
 
 
 def _row(name: str, a: dict[str, Any], b: dict[str, Any]) -> list[str]:

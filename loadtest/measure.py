@@ -11,34 +11,23 @@ from typing import Any
 from loadtest.errors import UsageError
 from loadtest.intervals import percentile
 from loadtest.sample import Sample
+from oaiserve import slos
 
 QUANTILES = (50, 90, 95, 99)
 LEAST_STEADY = 10  # answers; a steady state with fewer of them is not reported
 
-Slos = dict[str, float]  # metric: seconds
-_SLO_METRICS = ("ttft", "tpot", "latency")
-_UNITS = {"ms": 1e-3, "us": 1e-6, "s": 1.0}
+Slos = slos.Slos
 
 
 def parse_slos(text: str | None) -> Slos:
     """Parse the value of --slo, as in "ttft:300ms,tpot:30ms", into seconds by metric. Raises UsageError."""
-    slos = {}
-    for part in filter(None, (text or "").split(",")):
-        name, _, limit = part.partition(":")
-        unit = next((unit for unit in _UNITS if limit.endswith(unit)), "")
-        try:
-            slos[name] = float(limit.removesuffix(unit)) * _UNITS[unit]
-        except (ValueError, KeyError):
-            slos[name] = 0.0
-        if name not in _SLO_METRICS or slos[name] <= 0:
-            raise UsageError(
-                f"--slo has '{part}', but must be METRIC:TIME with METRIC one of {', '.join(_SLO_METRICS)} and TIME "
-                "in s, ms or us, as in ttft:300ms,tpot:30ms."
-            )
-    return slos
+    try:
+        return slos.parse(text or "")
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
-def measure(samples: Sequence[Sample], slos: Slos | None = None) -> dict[str, Any]:
+def measure(samples: Sequence[Sample], limits: Slos | None = None) -> dict[str, Any]:
     """Compute every metric of one run. Times are in seconds.
 
     Failed requests count in the window, in `errors` and, as misses, in `slo_attainment`. Abandoned requests count only
@@ -50,8 +39,8 @@ def measure(samples: Sequence[Sample], slos: Slos | None = None) -> dict[str, An
     completion = sum(sample.num_tokens for sample in ok)
     prompt = sum(sample.prompt_tokens for sample in ok)
     judged = [sample for sample in samples if not sample.is_abandoned]
-    good = {name: sum(_meets(sample, {name: limit}) for sample in judged) for name, limit in (slos or {}).items()}
-    all_good = sum(_meets(sample, slos or {}) for sample in judged)
+    good = {name: sum(_meets(sample, {name: limit}) for sample in judged) for name, limit in (limits or {}).items()}
+    all_good = sum(_meets(sample, limits or {}) for sample in judged)
     streamed = [sample for sample in ok if sample.is_stream and sample.event_ns]
     num_events = sum(len(sample.event_ns) for sample in streamed)
     num_reads = sum(len(set(stream)) for sample in streamed for stream in sample.streams)
@@ -155,11 +144,16 @@ def distribution(values: Sequence[float]) -> dict[str, float] | None:
     return {"n": len(ordered), "mean": statistics.fmean(ordered), **quantiles, "max": ordered[-1]}
 
 
-def _meets(sample: Sample, slos: Slos) -> bool:
+def _meets(sample: Sample, limits: Slos) -> bool:
     if not sample.is_ok:
         return False
-    times_ns = {"ttft": sample.ttft_ns, "tpot": sample.tpot_ns or 0, "latency": sample.latency_ns}
-    return all(times_ns[name] <= limit * 1e9 for name, limit in slos.items())
+    return slos.kept(
+        limits,
+        ttft=sample.ttft_ns / 1e9,
+        latency=sample.latency_ns / 1e9,
+        tpot=None if sample.tpot_ns is None else sample.tpot_ns / 1e9,
+        gaps=[(later - earlier) / 1e9 for stream in sample.streams for earlier, later in itertools.pairwise(stream)],
+    )
 
 
 def oversaturation(samples: Sequence[Sample]) -> str | None:

@@ -11,18 +11,17 @@ from collections.abc import Callable
 from typing import Any
 
 from loadtest.errors import UsageError
+from oaiserve import recordings
 
-HASH_DIGITS = 10  # hexadecimal digits of a block's hash
 Tokens = Callable[[random.Random, int], str | list[int]]  # draws so many tokens, as ids or as words
 
 
 def is_recording(first_row: dict[str, Any]) -> bool:
     """Return whether a file that begins with this row is a recording. Raises UsageError for one of another version."""
-    if "recording" not in first_row:
-        return False
-    if first_row["recording"] != 1:
-        raise UsageError(f"--requests is a recording of version {first_row['recording']}, but this reads version 1.")
-    return True
+    try:
+        return recordings.is_recording(first_row)
+    except ValueError as error:
+        raise UsageError(f"--requests cannot be sent: {error}.") from error
 
 
 def prompts_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -35,7 +34,7 @@ def prompts_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         {
             "timestamp": row["timestamp"],
             "output_length": max(1, row["output_length"]),
-            "recorded": (row["input_length"], block_tokens, row["blocks"]),
+            "recorded": (row["input_length"], block_tokens, recordings.block_hashes(row)),
             **_body(row),
         }
         for row in rows
@@ -43,13 +42,12 @@ def prompts_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def tokens_of(recorded: tuple[int, int, str], draw: Tokens, rng: random.Random) -> str | list[int]:
+def tokens_of(recorded: tuple[int, int, list[str]], draw: Tokens, rng: random.Random) -> str | list[int]:
     """Return a prompt with the structure of a recorded one: its length, the size of its blocks, and their hashes.
 
     What follows the last whole block is drawn by `rng`, as are prompts shorter than a block.
     """
-    length, block_tokens, hashes = recorded
-    blocks = [hashes[start : start + HASH_DIGITS] for start in range(0, len(hashes), HASH_DIGITS)]
+    length, block_tokens, blocks = recorded
     prompt = draw(rng, 0)
     for block in blocks:
         prompt += draw(random.Random(block), block_tokens)  # type: ignore[operator]

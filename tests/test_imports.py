@@ -367,6 +367,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "oaiserve.errors",
         "oaiserve.private",
         "oaiserve.record",
+        "oaiserve.recordings",
         "oaiserve.times",
         "oaiserve.trace",
         "oaiserve.telemetry",
@@ -447,11 +448,20 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("oaiserve.trace", f"{ENGINE}.tokenizer"),
     },
     "oaiserve.front_ends.process": {"oaiserve"},
-    "oaiserve.diff": {"oaiserve.diff", "oaiserve.errors"},
+    "oaiserve.diff": {
+        "oaiserve.commands",
+        "oaiserve.diff",
+        "oaiserve.errors",
+        "oaiserve.recordings",
+        *("loadtest.compare", "loadtest.errors", "loadtest.intervals"),
+    },
     # A load is replayed through the scheduler: no model, no server.
     "oaiserve.plan": {
-        *("oaiserve.errors", "oaiserve.plan"),
-        *(f"{ENGINE}.{m}" for m in ("blocks", "pacing", "policy", "request", "scheduler", "sequence", "step")),
+        *("oaiserve.commands", "oaiserve.errors", "oaiserve.plan", "oaiserve.recordings", "oaiserve.slos"),
+        *(
+            f"{ENGINE}.{m}"
+            for m in ("blocks", "drafts", "lookup", "pacing", "policy", "request", "scheduler", "sequence", "step")
+        ),
         *(f"{ENGINE}.{m}" for m in ("step_causes", "step_cost")),
     },
     "oaiserve.connections": {"oaiserve.config", "oaiserve.errors", "oaiserve.times"},
@@ -467,6 +477,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     # The load test knows servers from outside, ours like any other; one file knows our engine, and imports it late.
     "loadtest": {"loadtest"},
     "loadtest.engine_target": {"loadtest", "oaiserve"},
+    # What the load test and the server both have to know: the form of recordings, and limits.
+    "oaiserve.recordings": set(),
+    "oaiserve.slos": set(),
+    "oaiserve.commands": {"oaiserve.errors"},
     "loadtest.errors": set(),
     "loadtest.sse": set(),
     "loadtest.intervals": set(),
@@ -475,9 +489,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "loadtest.null_server": set(),
     "loadtest.arrivals": {"loadtest.errors"},
     "loadtest.prompts": {"loadtest.errors", "loadtest.recordings"},
-    "loadtest.recordings": {"loadtest.errors"},
+    "loadtest.recordings": {"loadtest.errors", "oaiserve.recordings"},
     "loadtest.drive": {"loadtest.sample"},
-    "loadtest.measure": {"loadtest.errors", "loadtest.intervals", "loadtest.sample"},
+    "loadtest.measure": {"loadtest.errors", "loadtest.intervals", "loadtest.sample", "oaiserve.slos"},
     "loadtest.find_max": {"loadtest.intervals"},
 }
 
@@ -511,7 +525,9 @@ ONLY_IN: dict[str, set[str]] = {
     "llguidance": {f"{ENGINE}.grammar"},
     "jinja2": {f"{ENGINE}.{m}" for m in ("chat_template", "jinja_template")},
     "uvicorn": {"oaiserve.connection", "oaiserve.server"},
-    "cyclopts": {"oaiserve.cli", "oaiserve.plan.command", "oaiserve.diff.command", "loadtest.cli"},
+    "cyclopts": {
+        *("oaiserve.cli", "oaiserve.commands", "oaiserve.plan.command", "oaiserve.diff.command", "loadtest.cli"),
+    },
     "httpx": {"loadtest"},
     "httpcore": {"loadtest"},
 }

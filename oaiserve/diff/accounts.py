@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from oaiserve.errors import StartupError
+from oaiserve.recordings import is_recording
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Where one request spent its time. The parts add up to its duration."""
+    """An account says where one request spent its time. The parts add up to its duration."""
 
     arrived_seconds: float
     prompt_tokens: int
@@ -30,15 +31,16 @@ def read(path: Path) -> list[Account]:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise StartupError(f"'{path}' cannot be read: {reason}.") from error
     try:
-        if text.startswith('{"recording"'):
-            rows = [json.loads(line) for line in text.splitlines()]
+        first, _, rest = text.partition("\n")
+        if rest.startswith("{") and is_recording(json.loads(first)):
+            rows = [json.loads(line) for line in rest.splitlines()]
             found = [_recorded(row) for row in rows if row.get("outcome") == "finished" and "input_length" in row]
         else:
             found = [_shown(row) for row in json.loads(text)["requests"] if row["outcome"] == "finished"]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StartupError(
-            f"'{path}' must be a recording (serve --record-requests) or an answer of /debug/requests "
-            f"({type(error).__name__}: {error}). Reports of the load test are compared by 'oaiserve bench compare'."
+            f"'{path}' must be a recording (serve --record-requests), an answer of /debug/requests, or a report of the "
+            f"load test (bench run --json), as the other file is ({type(error).__name__}: {error})."
         ) from error
     return sorted(found, key=lambda account: account.arrived_seconds)
 

@@ -1,13 +1,15 @@
-"""The command `oaiserve diff`: a paragraph and a table of how two recordings, or answers of /debug/requests, differ."""
+"""The command `oaiserve diff`: a paragraph and a table of how two times differ, by what was recorded or measured."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cyclopts import App, CycloptsError
+from cyclopts import App
 
+from loadtest.compare import compare, is_report, load_report
+from loadtest.errors import UsageError
+from oaiserve import commands
 from oaiserve.diff.accounts import read
 from oaiserve.diff.difference import Change, Difference, difference
 from oaiserve.errors import StartupError
@@ -18,12 +20,7 @@ LEAST_SHARE = 0.05  # of the change of the duration, for a cause to be named
 
 def main(argv: Sequence[str]) -> int:
     """Run the command, and return the exit code: 2 if the user can correct the error."""
-    try:
-        command, bound, _ = _command_line().parse_args(argv, print_error=False, exit_on_error=False, verbose=False)
-        return command(*bound.args, **bound.kwargs) or 0
-    except (CycloptsError, StartupError) as error:
-        print(f"oaiserve diff: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+    return commands.run(_command_line(), argv)
 
 
 def _command_line() -> App:
@@ -36,12 +33,19 @@ def _command_line() -> App:
         Parameters
         ----------
         a
-            A recording (serve --record-requests), or an answer of /debug/requests: the baseline.
+            A recording (serve --record-requests), an answer of /debug/requests, or a report of the load test: the
+            baseline.
         b
             Another one.
         table
             Print all parts below the paragraph.
         """
+        if is_report(a) and is_report(b):
+            try:
+                print(compare(load_report(a), load_report(b), with_tables=table), end="")
+            except UsageError as error:
+                raise StartupError(str(error)) from error
+            return 0
         sides = []
         for path in (a, b):
             accounts = read(path)
@@ -61,8 +65,8 @@ def paragraph(found: Difference) -> str:
     """Return what changed, in sentences."""
     duration = found.duration
     text = (
-        f"A request took {_seconds(duration.after)} on average, and {_seconds(duration.before)} before: "
-        f"{_signed(duration)}, over {found.num_after} and {found.num_before} requests."
+        f"A request took {_seconds(duration.before)} on average, and then {_seconds(duration.after)}: "
+        f"{_signed(duration)}, over {found.num_before} and {found.num_after} requests."
     )
     if not duration.is_certain:
         text += " That may be chance."

@@ -13,11 +13,10 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from loadtest.intervals import t_quantile
 from oaiserve.diff.accounts import Account
 
 NUM_BATCHES = 20
-# Student's t for 95 %, by degrees of freedom less one; further ones are as the last.
-_T = (12.7, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.10, 2.09)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How two times differ. Times are in seconds, and means over the requests that were answered."""
+    """A comparison of two sets of requests. Times are in seconds, and means over the requests that were answered."""
 
     num_before: int
     num_after: int
@@ -58,7 +57,9 @@ def difference(before: Sequence[Account], after: Sequence[Account]) -> Differenc
     def part_seconds(part: tuple[str, str]) -> Callable[[Account], float]:
         return lambda account: account.parts_ns.get(part, 0) / 1e9
 
-    parts = dict.fromkeys(part for account in (*before, *after) for part in account.parts_ns)
+    known = dict.fromkeys(part for account in (*before, *after) for part in account.parts_ns)
+    phases = [*dict.fromkeys(phase for phase, _ in known)]
+    parts = sorted(known, key=lambda part: phases.index(part[0]))
     return Difference(
         len(before),
         len(after),
@@ -84,7 +85,7 @@ def _change(before: Sequence[float], after: Sequence[float]) -> Change:
     if None in spreads:
         return Change(*means, None)
     (first, num_first), (second, num_second) = (spread for spread in spreads if spread is not None)
-    half = math.hypot(first, second) * _T[min(num_first, num_second, len(_T) + 1) - 2]
+    half = math.hypot(first, second) * t_quantile(min(num_first, num_second) - 1)
     return Change(*means, (means[1] - means[0] - half, means[1] - means[0] + half))
 
 

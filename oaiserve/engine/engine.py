@@ -150,7 +150,10 @@ class Engine:
             prefill_max_tokens=options.prefill_max_tokens,
             lookahead=options.lookahead,
         )
+        # A state cannot go back to the tokens before a draft that has not come true.
+        has_drafts = not num_states and (options.drafts == "lookup" or (options.drafts == "auto" and device == "cpu"))
         self.capacity = {  # for whoever simulates the scheduler
+            "drafts": has_drafts,
             "block_size": options.block_size,
             "kv_blocks": num_blocks,
             "max_model_len": max_model_len,
@@ -163,8 +166,6 @@ class Engine:
         self._clock_ns = clock_ns
         self._is_draining = False
         self._processes = processes
-        # A state cannot go back to the tokens before a draft that has not come true.
-        has_drafts = not num_states and (options.drafts == "lookup" or (options.drafts == "auto" and device == "cpu"))
         pool = BlockPool(num_blocks, options.block_size)
         self._loop = EngineLoop(
             Scheduler(

@@ -5,36 +5,30 @@ from __future__ import annotations
 import json
 import math
 import statistics
-import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, Parameter
 
-from oaiserve.engine.step_cost import StepCost
+from oaiserve import commands, slos
 from oaiserve.errors import StartupError
-from oaiserve.plan.recorded import RecordedLoad, read
+from oaiserve.plan.calibration import calibrated
+from oaiserve.plan.plot import draw
+from oaiserve.plan.recorded import Cost, RecordedLoad, busiest, read
 from oaiserve.plan.replay import Replayed
-from oaiserve.plan.search import Change, changes, highest_rate, is_good, replay
+from oaiserve.plan.search import Change, alone, changes, good_share, highest_rate, replay
 
-METRICS = ("ttft", "itl", "tpot", "latency")
-_UNITS = {"ms": 1e-3, "us": 1e-6, "s": 1.0}
-SHARES = (0.5, 0.75, 0.9, 1.0, 1.1, 1.25)  # of the highest rate, which the table shows
+MOST_PROMPTS = 300  # that are replayed at each rate: those of the busiest time, if more were recorded
+SHARES = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25)  # of the highest rate, which the table shows
 _HEAD = ("prompts/s", "good", "TTFT p50", "p99", "ITL p50", "p99", "busy", "cached", "preempted")
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command, and return the exit code: 2 if the user can correct the error."""
-    try:
-        command, bound, _ = _command_line().parse_args(argv, print_error=False, exit_on_error=False, verbose=False)
-        return command(*bound.args, **bound.kwargs) or 0
-    except (CycloptsError, StartupError) as error:
-        print(f"oaiserve plan: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    return commands.run(_command_line(), argv)
 
 
 def _command_line() -> App:
@@ -50,6 +44,7 @@ def _command_line() -> App:
         attainment: float = 0.95,
         settings: bool = True,
         json: Path | None = None,
+        plot: Path | None = None,
     ) -> int:
         """Say which rate of a recorded load a server stands, how many replicas another rate needs, and what would help.
 
@@ -59,8 +54,9 @@ def _command_line() -> App:
         Parameters
         ----------
         source
-            A recording (serve --record-requests), an answer of /debug/requests, or JSON lines with timestamp,
-            input_length and output_length. The last two need --cost.
+            A recording (serve --record-requests), an answer of /debug/requests, a log (serve --log-format json),
+            samples of the load test (--samples), or JSON lines with timestamp, input_length and output_length. All but
+            the first need --cost.
         slo
             Limits that a good request keeps, as in ttft:300ms,itl:50ms. Metrics: ttft, itl (for 95 % of its gaps),
             tpot, latency.
@@ -74,70 +70,56 @@ def _command_line() -> App:
             Also try other settings of the server.
         json
             Write the plan to this file as JSON, too.
+        plot
+            Write TTFT and ITL by rate to this file as SVG, too.
         """
-        limits = parse_limits(slo)
+        try:
+            limits = slos.parse(slo)
+        except ValueError as error:
+            raise StartupError(str(error)) from error
+        if not limits:
+            raise StartupError("--slo is empty, but must have a limit, as in ttft:300ms,itl:50ms.")
         if not 0 < attainment <= 1:
             raise StartupError(f"--attainment is {attainment:g}, but must be above 0 and at most 1.")
         if rate is not None and rate <= 0:
             raise StartupError(f"--rate is {rate:g}, but must be above 0.")
         load = read(source)
-        if cost is not None:
-            priced = read(cost)
-            load = replace(
-                load,
-                server=priced.server,
-                cost=priced.cost,
-                host_seconds=priced.host_seconds,
-                before_queue_seconds=priced.before_queue_seconds,
-            )
-        if load.cost is None:
+        priced = calibrated(load if cost is None else read(cost, "--cost"))
+        if priced.cost is None:
             raise StartupError(
                 f"'{cost or source}' does not say what steps cost. Give --cost a recording (serve --record-requests) "
-                "of a server that has served for a while, without --no-explain."
+                "of a server that was stopped in order, had served for a while, and was without --no-explain."
             )
-        found = make_plan(load, load.cost, limits, attainment, rate, with_settings=settings)
+        load = replace(load, server=priced.server, cost=priced.cost)
+        found = make_plan(load, priced.cost, limits, attainment, rate, with_settings=settings)
         print(render(found), end="")
         if json is not None:
-            _write(json, found)
+            _write("--json", json, _as_json(found))
+        if plot is not None and found["highest_rate"] is not None:
+            _write("--plot", plot, draw(found))
         return 0
 
     return app
 
 
-def parse_limits(text: str) -> dict[str, float]:
-    """Return the limits in seconds by metric, from "ttft:300ms,itl:50ms". Raises StartupError."""
-    limits = {}
-    for part in text.split(","):
-        name, _, value = part.partition(":")
-        unit = next((unit for unit in _UNITS if value.endswith(unit)), "")
-        try:
-            limits[name] = float(value.removesuffix(unit)) * _UNITS[unit]
-        except (ValueError, KeyError):
-            limits[name] = 0.0
-        if name not in METRICS or limits[name] <= 0:
-            raise StartupError(
-                f"--slo has '{part}', but must be METRIC:TIME with METRIC one of {', '.join(METRICS)} and TIME in s, "
-                "ms or us, as in ttft:300ms,itl:50ms."
-            )
-    return limits
-
-
 def make_plan(
-    load: RecordedLoad,
-    cost: StepCost,
-    limits: dict[str, float],
+    whole: RecordedLoad,
+    cost: Cost,
+    limits: slos.Slos,
     attainment: float,
     rate: float | None,
     *,
     with_settings: bool,
 ) -> dict[str, Any]:
     """Return the plan as data for JSON."""
+    load = busiest(whole, MOST_PROMPTS)
     best = highest_rate(load, cost, load.server, limits, attainment)
     recorded = figures(replay(load, cost, load.server, load.rate), load.rate, limits) if load.rate else None
     found: dict[str, Any] = {
-        "load": _load(load),
+        "load": _load(whole) | {"num_replayed": len(load.arrivals)},
         "server": asdict(load.server),
-        "limits_seconds": limits,
+        "cost": asdict(cost),
+        "slos_seconds": dict(limits),
         "attainment": attainment,
         "highest_rate": None if best is None else best.rate,
         "recorded": recorded,
@@ -147,27 +129,29 @@ def make_plan(
         "replicas": None if rate is None or best is None else math.ceil(rate / best.rate),
     }
     if best is None:
-        return found
-    for share in SHARES:
-        replayed = best.replayed if share == 1 else replay(load, cost, load.server, best.rate * share)
-        found["rates"].append(figures(replayed, best.rate * share, limits))
+        found["alone"] = figures(alone(load, cost, load.server), 0.0, limits)
+    else:
+        for share in SHARES:
+            replayed = best.replayed if share == 1 else replay(load, cost, load.server, best.rate * share)
+            found["rates"].append(figures(replayed, best.rate * share, limits))
     if with_settings:
-        tried = [
-            Change(flag, 0.0 if (other := highest_rate(load, cost, server, limits, attainment)) is None else other.rate)
-            for flag, server in changes(load.server, limits)
-        ]
+        tried = []
+        for flag, server in changes(load.server, limits):
+            first = None if best is None else best.rate
+            other = highest_rate(load, cost, server, limits, attainment, first=first)
+            tried.append(Change(flag, 0.0 if other is None else other.rate))
         found["settings"] = [asdict(change) for change in sorted(tried, key=lambda change: -change.rate)]
     return found
 
 
-def figures(replayed: Replayed, rate: float, limits: dict[str, float]) -> dict[str, Any]:
+def figures(replayed: Replayed, rate: float, limits: slos.Slos) -> dict[str, Any]:
     """Return what became of a load at a rate: times in seconds, and shares."""
     served = replayed.served
     ttfts = [one.ttft for one in served if one.ttft is not None]
     gaps = [gap for one in served for gap in one.gaps]
     return {
         "rate": rate,
-        "good_share": sum(is_good(one, limits) for one in served) / max(1, len(served)),
+        "good_share": good_share(replayed, limits),
         "ttft_seconds": _quantiles(ttfts),
         "itl_seconds": _quantiles(gaps),
         "busy_share": replayed.busy_share,
@@ -198,45 +182,78 @@ def _load(load: RecordedLoad) -> dict[str, Any]:
 
 def render(found: dict[str, Any]) -> str:
     """Return a plan as text with markdown tables."""
-    load, best = found["load"], found["highest_rate"]
-    slo = ", ".join(f"{name} {seconds * 1e3:g} ms" for name, seconds in found["limits_seconds"].items())
-    lines = [
-        f"The load: {load['num_prompts']} prompts in {load['seconds']:.0f} s ({load['rate']:.3g}/s), "
-        f"{load['mean_prompt_tokens']:.0f} tokens in and {load['mean_answer_tokens']:.0f} out on average"
-        + (f"; {load['num_left_out']} more have no known prompt or no answer." if load["num_left_out"] else "."),
-        f"Within {slo} for {found['attainment']:.0%} of the requests: "
-        + ("no rate is low enough." if best is None else f"up to {best:.3g} prompts/s on one server."),
-    ]
-    if found["rate"] is not None and best is not None:
-        lines.append(
-            f"For {found['rate']:g} prompts/s: {found['replicas']} replicas, "
-            "if a router keeps together what prompts share."
+    best = found["highest_rate"]
+    sentences = [*_load_sentences(found["load"]), *_rate_sentences(found)]
+    disturbance = found["cost"]["disturbance"]
+    if disturbance >= 0.01:
+        sentences.append(
+            f"Steps took {disturbance:.0%} longer than they cost, for what else ran there; so they do here."
         )
+    lines = textwrap.wrap(" ".join(sentences), 100)
     rows = [_row(row) for row in found["rates"]]
     if found["recorded"] is not None:
         rows.insert(0, _row(found["recorded"], " (as recorded)"))
     lines += ["", *_table([_HEAD, *rows])]
-    if found["settings"]:
+    if found["settings"] and any(change["rate"] for change in found["settings"]):
         compared = [
-            (change["flag"], f"{change['rate']:.3g}", f"{change['rate'] / best:.2f}") for change in found["settings"]
+            (change["flag"], f"{change['rate']:.3g}", f"{change['rate'] / best:.2f}" if best else "-")
+            for change in found["settings"]
         ]
         lines += ["", *_table([("setting", "prompts/s", "ratio"), *compared])]
     return "\n".join(lines) + "\n"
 
 
-def _row(row: dict[str, Any], note: str = "") -> tuple[str, ...]:
-    def ms(quantiles: dict[str, float] | None, name: str) -> str:
-        return "-" if quantiles is None else f"{quantiles[name] * 1e3:.4g} ms"
+def _load_sentences(load: dict[str, Any]) -> list[str]:
+    sentences = [
+        f"The load: {load['num_prompts']} prompts in {load['seconds']:.0f} s ({load['rate']:.3g}/s), "
+        f"{load['mean_prompt_tokens']:.0f} tokens in and {load['mean_answer_tokens']:.0f} out on average."
+    ]
+    if load["num_left_out"]:
+        sentences.append(f"{load['num_left_out']} more have no known prompt or no answer.")
+    if load["num_replayed"] < load["num_prompts"]:
+        sentences.append(f"The {load['num_replayed']} of its busiest time are replayed.")
+    return sentences
 
+
+def _rate_sentences(found: dict[str, Any]) -> list[str]:
+    best, rate = found["highest_rate"], found["rate"]
+    slo = ", ".join(f"{name} {seconds * 1e3:g} ms" for name, seconds in found["slos_seconds"].items())
+    within = f"Within {slo} for {found['attainment']:.0%} of the requests:"
+    if best is None:
+        lone = found["alone"]
+        return [
+            f"{within} no rate is low enough. Of requests that are each alone on the server, {lone['good_share']:.0%} "
+            f"are good: TTFT p50 {_ms(lone['ttft_seconds'], 'p50')}, p99 {_ms(lone['ttft_seconds'], 'p99')}, "
+            f"ITL p50 {_ms(lone['itl_seconds'], 'p50')}, p99 {_ms(lone['itl_seconds'], 'p99')}."
+        ]
+    sentences = [f"{within} up to {best:.3g} prompts/s on one server."]
+    if rate is not None:
+        replicas = f"{found['replicas']} replicas" if found["replicas"] > 1 else "one server is enough"
+        sentences.append(f"For {rate:g} prompts/s: {replicas}.")
+        if found["replicas"] > 1:
+            sentences[-1] = sentences[-1][:-1] + ", if a router keeps together what prompts share."
+    if best < (helpful := max((change["rate"] for change in found["settings"]), default=0.0)) / 1.05:
+        flag = found["settings"][0]["flag"]
+        sentences.append(f"What helps most is {flag}: {helpful:.3g} prompts/s.")
+    elif found["settings"]:
+        sentences.append("No other setting brings 5 % more.")
+    return sentences
+
+
+def _row(row: dict[str, Any], note: str = "") -> tuple[str, ...]:
     ttft, itl = row["ttft_seconds"], row["itl_seconds"]
     return (
         f"{row['rate']:.3g}{note}",
         f"{row['good_share']:.0%}",
-        *(ms(quantiles, name) for quantiles in (ttft, itl) for name in ("p50", "p99")),
+        *(_ms(quantiles, name) for quantiles in (ttft, itl) for name in ("p50", "p99")),
         f"{row['busy_share']:.0%}",
         f"{row['hit_share']:.0%}",
         str(row["num_preemptions"]),
     )
+
+
+def _ms(quantiles: dict[str, float] | None, name: str) -> str:
+    return "-" if quantiles is None else f"{quantiles[name] * 1e3:.3g} ms"
 
 
 def _table(rows: list[tuple[str, ...]]) -> list[str]:
@@ -244,8 +261,12 @@ def _table(rows: list[tuple[str, ...]]) -> list[str]:
     return ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rest)]
 
 
-def _write(path: Path, found: dict[str, Any]) -> None:
+def _as_json(found: dict[str, Any]) -> str:
+    return json.dumps(found, indent=1) + "\n"
+
+
+def _write(flag: str, path: Path, content: str) -> None:
     try:
-        path.write_text(json.dumps(found, indent=1) + "\n")
+        path.write_text(content)
     except OSError as error:
-        raise StartupError(f"--json is '{path}', which cannot be written: {error.strerror}.") from error
+        raise StartupError(f"{flag} is '{path}', which cannot be written: {error.strerror}.") from error

@@ -1,7 +1,7 @@
 """Reads a recorded load: when requests arrived, how long they were, what they shared, and on what server.
 
-The source is a recording (`serve --record-requests`), which has all of it. A server's `/debug/requests` and a trace for
-the load test (lines with `timestamp`, `input_length` and `output_length`) have the arrivals and lengths.
+The source is a recording (`serve --record-requests`), which has all of it. A server's `/debug/requests` and its log in
+JSON have the arrivals and lengths, and so have the traces and the samples of the load test.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ import itertools
 import json
 import random
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from oaiserve.engine.step_cost import StepCost
 from oaiserve.errors import StartupError
+from oaiserve.recordings import block_hashes, is_recording
 
-HASH_DIGITS = 10  # hexadecimal digits of a block's hash in a recording
 VOCAB = 2**60  # what the scheduler takes for token ids may be any numbers
 
 
@@ -31,6 +32,7 @@ class Arrival:
     answer_tokens: int
     num_choices: int = 1
     client: str = ""
+    drafts: list[int] = field(default_factory=list)  # its tokens in turn: alone in a step, several in one, alone, ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,17 @@ class Server:
     prefill_max_requests: int | None = None
     prefill_max_tokens: int | None = None
     itl_target_seconds: float | None = None
+    drafts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What time goes to, on the machine and with the model of a server. Times are in seconds."""
+
+    step: StepCost  # of a step that nothing disturbs
+    host_seconds: float = 0.0  # between two steps
+    before_queue_seconds: float = 0.0  # from the first byte of a request until its prompt is tokenized
+    disturbance: float = 0.0  # what steps take longer for what else runs there, as a share of their cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +69,9 @@ class RecordedLoad:
 
     arrivals: list[Arrival]
     server: Server
-    cost: StepCost | None = None
-    host_seconds: float = 0.0  # between two steps
-    before_queue_seconds: float = 0.0  # from the first byte of a request until its prompt is tokenized
+    cost: Cost | None = None
     num_left_out: int = 0  # requests whose prompts are not known: they were refused before
-    served: list[tuple[float, float]] = field(default_factory=list)  # measured TTFT and time per output token
+    tpot_seconds: float | None = None  # the mean of the requests, as it was measured
 
     @property
     def rate(self) -> float:
@@ -69,23 +80,24 @@ class RecordedLoad:
         return (len(self.arrivals) - 1) / seconds if seconds else 0.0
 
 
-def read(path: Path) -> RecordedLoad:
-    """Read a recorded load of any of the forms. Raises StartupError if the file has none of them."""
+def read(path: Path, flag: str = "--from") -> RecordedLoad:
+    """Read a recorded load of any of the forms. Raises StartupError, with the flag, if the file has none of them."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise StartupError(f"--from is '{path}', which cannot be read: {reason}.") from error
+        raise StartupError(f"{flag} is '{path}', which cannot be read: {reason}.") from error
     try:
         rows = list(_rows(text))
-        load = _recording(rows) if rows and "recording" in rows[0] else _plain(rows)
+        load = _recording(rows) if rows and is_recording(rows[0]) else _plain(rows)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StartupError(
-            f"--from is '{path}', but must be a recording (serve --record-requests), an answer of /debug/requests, or "
-            f"JSON lines with timestamp, input_length and output_length ({type(error).__name__}: {error})."
+            f"{flag} is '{path}', but must be a recording (serve --record-requests), an answer of /debug/requests, a "
+            "log (serve --log-format json), samples of the load test (--samples), or JSON lines with timestamp, "
+            f"input_length and output_length ({type(error).__name__}: {error})."
         ) from error
     if len(load.arrivals) < 2:
-        raise StartupError(f"--from is '{path}', which has {len(load.arrivals)} requests: a plan needs at least two.")
+        raise StartupError(f"{flag} is '{path}', which has {len(load.arrivals)} requests: a plan needs at least two.")
     return load
 
 
@@ -103,58 +115,75 @@ def _recording(rows: list[dict[str, Any]]) -> RecordedLoad:
     block_tokens, settings = rows[0]["block_tokens"], rows[0]["server"]
     known = [row for row in rows if "input_length" in row and row["output_length"] > 0]
     left_out = sum("timestamp" in row for row in rows) - len(known)
-    costs = [row["step_cost"] for row in rows if "step_cost" in row]
     fields = {name: settings[name] for name in Server.__dataclass_fields__ if name in settings}
     arrivals = [
         Arrival(
             row["timestamp"],
-            _prompt(row["input_length"], row["blocks"], block_tokens, index),
+            _prompt(row["input_length"], block_hashes(row), block_tokens, index),
             row["output_length"],
             row["n"],
             row["client"] or "",
+            row.get("drafts", []),
         )
         for index, row in enumerate(known)
     ]
-    phases = [row["phases_ns"] for row in known if row["outcome"] == "finished" and "decode" in row["phases_ns"]]
-    return RecordedLoad(
-        _from_first(arrivals),
-        Server(**fields),
-        StepCost(**costs[-1] | {"rows_ns": tuple(costs[-1]["rows_ns"])}) if costs else None,
-        _median([row["host_ns"] / row["num_steps"] for row in known if row.get("num_steps")]) / 1e9,
-        _median([sum(phase_ns.get(name, 0) for name in _BEFORE_QUEUE) for phase_ns in phases]) / 1e9,
-        left_out,
-        [_served(row) for row in known if "decode" in row["phases_ns"]],
-    )
+    tpots = [
+        row["phases_ns"]["decode"] / (row["output_length"] - 1) / 1e9
+        for row in known
+        if row["outcome"] == "finished" and row["output_length"] > 1
+    ]
+    costs = [row["step_cost"] for row in rows if "step_cost" in row]
+    cost = _cost(costs[-1], known) if costs else None
+    tpot_seconds = statistics.fmean(tpots) if tpots else None
+    return RecordedLoad(_from_first(arrivals), Server(**fields), cost, left_out, tpot_seconds)
 
 
 _BEFORE_QUEUE = ("receive", "tokenize_wait", "tokenize")
 
 
-def _served(row: Mapping[str, Any]) -> tuple[float, float]:
-    phases_ns = row["phases_ns"]
-    ttft_ns = sum(phases_ns[name] for name in (*_BEFORE_QUEUE, "queue", "prefill"))
-    return ttft_ns / 1e9, phases_ns["decode"] / max(1, row["output_length"] - 1) / 1e9
+def _cost(numbers: dict[str, Any], rows: list[dict[str, Any]]) -> Cost:
+    """Return the cost of a recorded server, of which the disturbance is not known yet."""
+    step = StepCost(**numbers | {"rows_ns": tuple(numbers["rows_ns"])})
+    # A cached token is read no slower than another one. Where no prompt was cached, its cost was not learnt at all.
+    was_cached = any(row.get("cached_tokens") for row in rows)
+    cached_ns = min(step.cached_context_ns, step.decode_context_ns) if was_cached else step.decode_context_ns
+    before_ns = [
+        sum(row["phases_ns"].get(name, 0) for name in _BEFORE_QUEUE) for row in rows if "decode" in row["phases_ns"]
+    ]
+    host_ns = [row["host_ns"] / row["num_steps"] for row in rows if row.get("num_steps")]
+    return Cost(replace(step, cached_context_ns=cached_ns), _median(host_ns) / 1e9, _median(before_ns) / 1e9)
 
 
 def _plain(rows: list[dict[str, Any]]) -> RecordedLoad:
-    arrivals = []
-    for index, row in enumerate(rows):
-        if "received_unix_ns" in row:
-            if not row["completion_tokens"]:
-                continue
-            seconds, tokens, answer = row["received_unix_ns"] / 1e9, row["prompt_tokens"], row["completion_tokens"]
-        else:
-            seconds, tokens, answer = float(row["timestamp"]), row["input_length"], row["output_length"]
-        arrivals.append(Arrival(seconds, _prompt(tokens, "", 1, index), answer))
+    # A log has other lines, too, and one of a request has `completion_tokens`.
+    if rows and "logger" in rows[0]:
+        rows = [row for row in rows if "completion_tokens" in row]
+    found = [_arrival(row) for row in rows]
+    arrivals = [
+        Arrival(seconds, _prompt(tokens, [], 1, index), answer)
+        for index, (seconds, tokens, answer) in enumerate(found)
+        if answer and tokens
+    ]
     return RecordedLoad(_from_first(arrivals), Server(), num_left_out=len(rows) - len(arrivals))
 
 
-def _prompt(length: int, hashes: str, block_tokens: int, index: int) -> list[int]:
+def _arrival(row: dict[str, Any]) -> tuple[float, int, int]:
+    """Return when a request came, in seconds since any time, and the tokens of its prompt and of its answer."""
+    if "received_unix_ns" in row:
+        return row["received_unix_ns"] / 1e9, row["prompt_tokens"], row["completion_tokens"]
+    if "intended_ns" in row:
+        return row["intended_ns"] / 1e9, row["prompt_tokens"], row["completion_tokens"] or 0
+    if "logger" in row:  # it was written when the request had ended
+        ended = datetime.fromisoformat(row["ts"]).timestamp()
+        return ended - row["duration_ms"] / 1e3, row["prompt_tokens"], row["completion_tokens"]
+    return float(row["timestamp"]), row["input_length"], row["output_length"]
+
+
+def _prompt(length: int, hashes: list[str], block_tokens: int, index: int) -> list[int]:
     """Return ids that are alike as far as the blocks of two prompts are. The rest is of this prompt alone."""
     ids: list[int] = []
-    for start in range(0, len(hashes), HASH_DIGITS):
-        rng = random.Random(hashes[start : start + HASH_DIGITS])
-        first = rng.randrange(VOCAB)
+    for block in hashes:
+        first = random.Random(block).randrange(VOCAB)
         ids += range(first, first + block_tokens)
     own = random.Random(index).randrange(VOCAB)
     return ids + list(range(own, own + length - len(ids)))
@@ -167,6 +196,14 @@ def _from_first(arrivals: list[Arrival]) -> list[Arrival]:
 
 def _median(values: list[float]) -> float:
     return statistics.median(values) if values else 0.0
+
+
+def busiest(load: RecordedLoad, most_prompts: int) -> RecordedLoad:
+    """Return the part of a load with at most so many prompts in a row that came in the shortest time."""
+    arrivals = load.arrivals
+    starts = range(max(1, len(arrivals) - most_prompts + 1))
+    start = min(starts, key=lambda k: arrivals[min(k + most_prompts, len(arrivals)) - 1].seconds - arrivals[k].seconds)
+    return replace(load, arrivals=_from_first(arrivals[start : start + most_prompts]))
 
 
 def repeated(load: RecordedLoad, rate: float, least_seconds: float) -> Iterator[tuple[float, int, Arrival]]:

@@ -1,55 +1,70 @@
-"""Replays a load through the real scheduler, block pool and prefix cache. Only the time of a step is an estimate.
+"""Replays a load through the real scheduler, block pool, prefix cache and drafts. Only what steps take is an estimate.
 
 It is the engine's loop without a model: what has arrived is added between two steps, and a step takes as long as the
-learnt cost says, and the host's time between steps.
+learnt cost says, and the host's time between steps. Some steps are disturbed, by whatever else runs on the machine.
 """
 
 from __future__ import annotations
 
 import heapq
+import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from oaiserve.engine.blocks import BlockPool
+from oaiserve.engine.drafts import Drafts
 from oaiserve.engine.pacing import PrefillBudget
 from oaiserve.engine.policy import POLICIES
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Step
+from oaiserve.engine.step import Chunk, ChunkResult, Step
 from oaiserve.engine.step_causes import load_of
-from oaiserve.engine.step_cost import StepCost
-from oaiserve.plan.recorded import Arrival, Server
+from oaiserve.plan.drafting import RecordedGuesses, answer_id
+from oaiserve.plan.recorded import Arrival, Cost, Server
+
+DISTURBED_SHARE = 0.1  # of the steps: what disturbs them comes in lumps
 
 
 @dataclass(slots=True)
 class Served:
-    """What became of a prompt. Times are in seconds; the gaps are those between the tokens of its first choice."""
+    """A prompt of a replay and its times, in seconds; the gaps are those between steps that bring tokens of its answer.
+
+    Of several choices, the first one counts.
+    """
 
     arrived: float
     num_answer_tokens: int
     ttft: float | None = None
     gaps: list[float] = field(default_factory=list)
+    num_tokens: int = 0
     _last: float = 0.0
 
     @property
     def latency(self) -> float | None:
         """From its arrival to its last token; None if it was not answered in time."""
-        if self.ttft is None or len(self.gaps) + 1 < self.num_answer_tokens:
+        if self.ttft is None or self.num_tokens < self.num_answer_tokens:
             return None
         return self.ttft + sum(self.gaps)
 
-    def token(self, at: float) -> None:
+    @property
+    def tpot(self) -> float | None:
+        """The mean time for each token behind the first one; None if there is none."""
+        return sum(self.gaps) / (self.num_tokens - 1) if self.num_tokens > 1 else None
+
+    def tokens(self, number: int, at: float) -> None:
+        """Note that so many tokens came at a time."""
         if self.ttft is None:
             self.ttft = at - self.arrived
         else:
             self.gaps.append(at - self._last)
+        self.num_tokens += number
         self._last = at
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What became of a load."""
+    """A replayed load: its prompts in the order of arrival, and how the server fared."""
 
     served: list[Served]
     busy_share: float  # of the time, with steps
@@ -61,10 +76,9 @@ class Replayed:
 class Replay:
     """A simulated engine with the settings of a server. Use it once."""
 
-    def __init__(
-        self, server: Server, cost: StepCost, *, host_seconds: float = 0.0, before_queue_seconds: float = 0.0
-    ) -> None:
-        self._cost, self._host_seconds, self._before = cost, host_seconds, before_queue_seconds
+    def __init__(self, server: Server, cost: Cost) -> None:
+        self._cost = cost
+        self._rng = random.Random(0)
         limits = Limits(
             server.max_running,
             max(server.max_step_tokens, server.max_running),
@@ -81,36 +95,47 @@ class Replay:
         self._pacing = None
         if server.itl_target_seconds is not None:
             self._pacing = PrefillBudget(server.itl_target_seconds, limits.max_step_tokens)
+        self._drafts = Drafts() if server.drafts else None
         self._open: dict[Sequence, Served] = {}
         self._now = self._busy = 0.0
         self._num_refused = 0
 
     def run(self, arrivals: Iterable[tuple[float, int, Arrival]], give_up_seconds: float = float("inf")) -> Replayed:
         """Serve the arrivals (when, which copy of the load, and what), until all are answered or the time is over."""
-        coming = [(at + self._before, index, copy, arrival) for index, (at, copy, arrival) in enumerate(arrivals)]
+        before, host_seconds = self._cost.before_queue_seconds, self._cost.host_seconds
+        coming = [(at + before, index, copy, arrival) for index, (at, copy, arrival) in enumerate(arrivals)]
         heapq.heapify(coming)
         served: list[Served] = []
         scheduler = self._scheduler
         while (coming or self._open) and self._now < give_up_seconds:
             while coming and coming[0][0] <= self._now:
                 ready, _, copy, arrival = heapq.heappop(coming)
-                served.append(Served(ready - self._before, arrival.answer_tokens))
+                served.append(Served(ready - before, arrival.answer_tokens))
                 self._add(arrival, copy, served[-1])
+            if self._drafts is not None:
+                self._drafts.propose(scheduler.running, others_wait=scheduler.num_waiting > 0)
             step = scheduler.schedule()
             if step is None:
                 if not coming:
                     break
                 self._now = coming[0][0]
                 continue
-            seconds = self._cost.expected_ns(load_of(step)) / 1e9
+            seconds = self._seconds(step)
             self._now += seconds
-            self._busy += seconds + self._host_seconds
+            self._busy += seconds + host_seconds
             self._commit(step, int(seconds * 1e9))
-            self._now += self._host_seconds
-        served += [Served(ready - self._before, arrival.answer_tokens) for ready, _, _, arrival in coming]
+            self._now += host_seconds
+        served += [Served(ready - before, arrival.answer_tokens) for ready, _, _, arrival in coming]
         hits, queries = scheduler.num_prefix_hits, scheduler.num_prefix_queries
         busy_share, hit_share = self._busy / max(self._now, 1e-9), hits / max(1, queries)
         return Replayed(served, busy_share, hit_share, scheduler.num_preemptions, self._num_refused)
+
+    def _seconds(self, step: Step) -> float:
+        """Return how long a step takes. What disturbs some of them takes an exponential time."""
+        seconds, share = self._cost.step.expected_ns(load_of(step)) / 1e9, self._cost.disturbance
+        if share and self._rng.random() < DISTURBED_SHARE:
+            seconds *= 1 + self._rng.expovariate(DISTURBED_SHARE / share)
+        return seconds
 
     def _add(self, arrival: Arrival, copy: int, served: Served) -> None:
         leader: Sequence | None = None
@@ -124,6 +149,7 @@ class Replay:
                 cache_salt=str(copy),
                 client_name=arrival.client,
             )
+            sequence.lookup = RecordedGuesses(len(arrival.prompt), arrival.drafts)
             try:
                 self._scheduler.add(sequence, leader)
             except ValueError:
@@ -135,17 +161,28 @@ class Replay:
     def _commit(self, step: Step, step_ns: int) -> None:
         scheduler, num_decodes = self._scheduler, 0
         scheduler.advance(step)
-        for chunk in step.chunks:
+        results = [ChunkResult(_drawn(chunk)) for chunk in step.chunks]
+        if self._drafts is not None:
+            self._drafts.verified(step, results, step_ns)
+        for chunk, result in zip(step.chunks, results, strict=True):
             sequence = chunk.sequence
             num_decodes += chunk.num_known == 1
-            if not chunk.max_draws:
-                scheduler.commit(chunk, [])
+            scheduler.commit(chunk, result.token_ids)
+            if not result.token_ids:
                 continue
-            scheduler.commit(chunk, [-1 - sequence.num_generated])
             if sequence.index == 0:
-                self._open[sequence].token(self._now)
+                self._open[sequence].tokens(len(result.token_ids), self._now)
             if len(sequence.token_ids) >= sequence.max_len:
                 del self._open[sequence]
         if self._pacing is not None:
-            self._pacing.observe(num_decodes, step.num_tokens - num_decodes, step_ns)
+            self._pacing.observe(num_decodes, step.num_tokens - step.num_draft_tokens - num_decodes, step_ns)
             scheduler.prefill_budget = self._pacing.tokens
+
+
+def _drawn(chunk: Chunk) -> list[int]:
+    """Return the tokens that a chunk draws: those of the answer up to the first one that is not in its draft."""
+    if not chunk.max_draws:
+        return []
+    first = chunk.sequence.num_generated
+    right = [answer_id(first + k) for k in range(len(chunk.draft) + 1)]
+    return right[: chunk.num_accepted(right) + 1]

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from oaiserve.engine.policy import POLICIES
-from oaiserve.engine.step_cost import StepCost
-from oaiserve.plan.recorded import RecordedLoad, Server, repeated
+from oaiserve.plan.recorded import Cost, RecordedLoad, Server, repeated
 from oaiserve.plan.replay import Replay, Replayed, Served
+from oaiserve.slos import Slos, kept
 
 LEAST_SECONDS = 60.0  # of a load: queues take time to grow
-MOST_DOUBLINGS = 24
-GAPS_SHARE = 0.95  # of the gaps of a request that must keep the limit `itl`
-
-Limits = Mapping[str, float]  # seconds by metric: ttft, itl, tpot, latency
+LEAST_PROMPTS = 400  # of a load: which of them are good is in part chance
+MOST_DOUBLINGS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,48 +31,59 @@ class Change:
     rate: float
 
 
-def is_good(served: Served, limits: Limits) -> bool:
-    """Return whether a request was answered, and within the limits. Answers of one token keep any `tpot` and `itl`."""
-    latency, ttft, gaps = served.latency, served.ttft, served.gaps
+def is_good(served: Served, slos: Slos) -> bool:
+    """Return whether a request was answered, and within the limits."""
+    latency, ttft = served.latency, served.ttft
     if latency is None or ttft is None:
         return False
-    if ttft > limits.get("ttft", ttft) or latency > limits.get("latency", latency):
-        return False
-    if gaps and sum(gaps) / len(gaps) > limits.get("tpot", float("inf")):
-        return False
-    within = sum(gap <= limits.get("itl", float("inf")) for gap in gaps)
-    return within >= GAPS_SHARE * len(gaps)
+    return kept(slos, ttft=ttft, latency=latency, tpot=served.tpot, gaps=served.gaps)
 
 
-def replay(load: RecordedLoad, cost: StepCost, server: Server, rate: float) -> Replayed:
+def good_share(replayed: Replayed, slos: Slos) -> float:
+    return sum(is_good(served, slos) for served in replayed.served) / max(1, len(replayed.served))
+
+
+def replay(load: RecordedLoad, cost: Cost, server: Server, rate: float) -> Replayed:
     """Replay a load at a rate, in prompts a second."""
-    arrivals = list(repeated(load, rate, LEAST_SECONDS))
-    simulated = Replay(server, cost, host_seconds=load.host_seconds, before_queue_seconds=load.before_queue_seconds)
+    arrivals = list(repeated(load, rate, max(LEAST_SECONDS, LEAST_PROMPTS / rate)))
     # What is not answered long after the last arrival would not be good anyway.
-    return simulated.run(arrivals, give_up_seconds=2 * arrivals[-1][0] + LEAST_SECONDS)
+    return Replay(server, cost).run(arrivals, give_up_seconds=2 * arrivals[-1][0] + LEAST_SECONDS)
+
+
+def alone(load: RecordedLoad, cost: Cost, server: Server) -> Replayed:
+    """Replay a load with so much time between its prompts that each one is alone."""
+    arrivals = [(index * 3600.0, 0, arrival) for index, arrival in enumerate(load.arrivals)]
+    return Replay(server, cost).run(arrivals)
 
 
 def highest_rate(
-    load: RecordedLoad, cost: StepCost, server: Server, limits: Limits, attainment: float, precision: float = 0.03
+    load: RecordedLoad,
+    cost: Cost,
+    server: Server,
+    slos: Slos,
+    attainment: float,
+    *,
+    first: float | None = None,
+    precision: float = 0.03,
 ) -> Highest | None:
     """Return the highest rate at which the share `attainment` of the requests is good, within `precision` as a share.
 
-    Return None if no rate is low enough.
+    The search begins with the rate `first`, or the recorded one. Return None if no rate is low enough.
     """
 
     def holds(rate: float) -> Replayed | None:
         replayed = replay(load, cost, server, rate)
-        good = sum(is_good(served, limits) for served in replayed.served)
-        return replayed if good >= attainment * len(replayed.served) else None
+        return replayed if good_share(replayed, slos) >= attainment else None
 
-    rate, best, fails = load.rate or 1.0, None, None
+    rate, best, fails, factor = first or load.rate or 1.0, None, None, 1.25 if first else 2.0
     for _ in range(MOST_DOUBLINGS):
         if (found := holds(rate)) is not None:
-            best, rate = Highest(rate, found), rate * 2
+            best, rate = Highest(rate, found), rate * factor
         else:
-            fails, rate = rate, rate / 2
+            fails, rate = rate, rate / factor
         if best is not None and fails is not None:
             break
+        factor = min(factor**2, 2.0)
     while best is not None and fails is not None and fails > best.rate * (1 + precision):
         rate = (best.rate * fails) ** 0.5
         if (found := holds(rate)) is not None:
@@ -84,7 +93,7 @@ def highest_rate(
     return best
 
 
-def changes(server: Server, limits: Limits) -> Iterator[tuple[str, Server]]:
+def changes(server: Server, slos: Slos) -> Iterator[tuple[str, Server]]:
     """Yield what could be set otherwise: flags with their value, and the settings with it."""
     for factor in (0.5, 2):
         running = max(1, int(server.max_running * factor))
@@ -96,8 +105,10 @@ def changes(server: Server, limits: Limits) -> Iterator[tuple[str, Server]]:
         if policy not in (server.policy, "priority"):  # no recording has priorities
             yield f"--policy {policy}", replace(server, policy=policy)
     yield f"--kv-blocks {server.kv_blocks * 2}", replace(server, kv_blocks=server.kv_blocks * 2)
-    target = limits.get("itl", limits.get("tpot"))
+    target = slos.get("itl", slos.get("tpot"))
     if target is not None and server.itl_target_seconds != target:
         yield f"--itl-target-seconds {target:g}", replace(server, itl_target_seconds=target)
     if server.itl_target_seconds is not None:
         yield "no --itl-target-seconds", replace(server, itl_target_seconds=None)
+    if server.drafts:
+        yield "--drafts off", replace(server, drafts=False)

@@ -1,9 +1,9 @@
 """Writes ended requests to a file that a load can be repeated from: arrivals, lengths and shared beginnings, no text.
 
-A recording is JSON lines. The first has the server's settings, and a line with what steps cost follows when that is
-known. Each of the others is a prompt of a request, with the fields that the load test's `--requests` reads. Of its
-tokens, a recording has hashes of 64 at a time, each with all before it: two prompts that begin alike have the same
-ones. The salt of the hashes is random and is never written, so a prompt cannot be guessed and looked up.
+The form is that of `oaiserve.recordings`: a line for each prompt of a request, with the fields that the load test's
+`--requests` reads, and what steps cost in the last one. Of a prompt's tokens, a recording has hashes of 64 at a time,
+each with all before it: two prompts that begin alike have the same ones. The salt of the hashes is random and is never
+written, so a prompt cannot be guessed and looked up.
 """
 
 from __future__ import annotations
@@ -19,11 +19,9 @@ from typing import Any
 
 from oaiserve.errors import StartupError
 from oaiserve.private import FILE_MODE
-from oaiserve.record import POOLING_OPERATIONS, Cause, RequestRecord
+from oaiserve.record import POOLING_OPERATIONS, Cause, EngineAccount, RequestRecord
+from oaiserve.recordings import BLOCK_TOKENS, HASH_BYTES, head
 
-VERSION = 1
-BLOCK_TOKENS = 64
-HASH_BYTES = 5  # of a block: two of a million different ones are alike once in two recordings
 MOST_BYTES = 64 * 2**20  # of a file; the one before it is kept beside it
 
 
@@ -96,6 +94,7 @@ class Recording:
             "finish_reasons": record.finish_reasons,
             "cached_tokens": record.cached_tokens,
             "num_steps": account.num_steps,
+            "drafts": draft_runs(account),
             "host_ns": sum(causes_ns.get(Cause.HOST, 0) for causes_ns in record.causes_ns.values()),
             "causes_ns": record.causes_ns,
             "queue_waits_ns": account.waits_ns,
@@ -123,8 +122,7 @@ class Recording:
 
     def _opened(self) -> int:
         file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, FILE_MODE)
-        head = {"recording": VERSION, "block_tokens": BLOCK_TOKENS, "server": self._server}
-        os.write(file, json.dumps(head).encode() + b"\n")
+        os.write(file, json.dumps(head(self._server)).encode() + b"\n")
         self._cost = None
         return file
 
@@ -137,3 +135,23 @@ class Recording:
         if os.write(self._file, content) < len(content):  # the disk is full: half a line would spoil the next one
             os.ftruncate(self._file, before)
             raise OSError(28, f"there is no room for a request in {self._path}")
+
+
+def draft_runs(account: EngineAccount) -> list[int]:
+    """Return how many tokens of an answer in turn came one in a step, and several in a step: drafts or forced tokens.
+
+    The first token counts as one that came alone. Of requests with several choices it is not known which token was
+    whose, and of those without drafts there is nothing to say: both have an empty list.
+    """
+    if not account.num_accepted_tokens or account.num_choices != 1:
+        return []
+    runs, several = [1], False
+    gaps_ns = account.inter_token_ns
+    for index, gap_ns in enumerate(gaps_ns):
+        # Behind the first token of a step, which has a gap before it, the others come at the same time.
+        in_several = gap_ns == 0 or (index + 1 < len(gaps_ns) and gaps_ns[index + 1] == 0)
+        if in_several != several:
+            runs.append(0)
+            several = in_several
+        runs[-1] += 1
+    return runs

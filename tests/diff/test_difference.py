@@ -95,7 +95,7 @@ def test_the_command_names_what_changed(tmp_path: Path, capsys: pytest.CaptureFi
     before, after = recorded(tmp_path / "a", 80), recorded(tmp_path / "b", 130)
     assert main(["diff", str(before), str(after)]) == 0
     text, _, table = capsys.readouterr().out.partition("\n\n")
-    assert text.startswith("A request took 150 ms on average, and 100 ms before: +49")
+    assert text.startswith("A request took 100 ms on average, and then 150 ms: +49")
     assert "By cause: decode (alone) +49" in text
     assert "queue" not in text
     assert "| decode | alone |" in table
@@ -104,10 +104,12 @@ def test_the_command_names_what_changed(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_what_cannot_be_compared_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "report").write_text('{"schema": "oaiserve-loadtest/1"}')
+    (tmp_path / "report").write_text('{"schema": "oaiserve-loadtest/0"}')
+    (tmp_path / "neither").write_text("{}")
     (tmp_path / "empty").write_text('{"requests": []}')
     for name, message in (
-        ("report", "must be a recording (serve --record-requests) or an answer of /debug/requests"),
+        ("report", "has the schema 'oaiserve-loadtest/0'"),
+        ("neither", "must be a recording (serve --record-requests), an answer of /debug/requests, or a report"),
         ("empty", "has no request that was answered"),
         ("missing", "cannot be read: No such file"),
     ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -25,7 +26,9 @@ def test_a_plan_has_the_rate_the_replicas_and_the_settings(
 ) -> None:
     out = tmp_path / "plan.json"
     arguments = ["plan", "--from", str(recording), "--slo", "ttft:100ms,itl:20ms", "--rate", "5000"]
-    assert main([*arguments, "--no-settings", "--json", str(out)]) == 0
+    plot = tmp_path / "plan.svg"
+    assert main([*arguments, "--no-settings", "--json", str(out), "--plot", str(plot)]) == 0
+    assert ElementTree.parse(plot).getroot().tag.endswith("svg")
     text, found = capsys.readouterr().out, json.loads(out.read_text())
     assert "The load: 20 prompts in 5 s (4/s)" in text
     assert f"up to {found['highest_rate']:.3g} prompts/s on one server" in text
@@ -42,7 +45,7 @@ def test_a_plan_has_the_rate_the_replicas_and_the_settings(
         (["--slo", "speed:3ms"], "--slo has 'speed:3ms'"),
         (["--slo", "ttft:3ms", "--attainment", "2"], "--attainment is 2"),
         (["--slo", "ttft:3ms", "--rate", "0"], "--rate is 0"),
-        (["--slo", "ttft:3ms", "--cost", "missing"], "--from is 'missing', which cannot be read"),
+        (["--slo", "ttft:3ms", "--cost", "missing"], "--cost is 'missing', which cannot be read"),
         ([], "requires an argument"),
     ],
 )

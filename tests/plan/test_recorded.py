@@ -10,7 +10,7 @@ import pytest
 
 from oaiserve.engine.step_cost import KNOTS, StepCost
 from oaiserve.errors import StartupError
-from oaiserve.plan.recorded import read, repeated
+from oaiserve.plan.recorded import Arrival, Cost, RecordedLoad, Server, busiest, read, repeated
 
 COST = {"rows_ns": [1e6] * len(KNOTS), "draw_ns": 5.0}
 
@@ -53,9 +53,27 @@ def test_a_recording_has_prompts_alike_as_far_as_their_blocks_are(tmp_path: Path
     assert not set(second[64:]) & set(third[64:])
     assert not set(first[64:]) & set(second + third)
     assert (load.server.kv_blocks, load.server.policy, load.num_left_out) == (9, "fcfs", 1)
-    assert load.cost == StepCost(tuple(COST["rows_ns"]), draw_ns=5.0)  # type: ignore[arg-type]
-    assert (load.host_seconds, load.before_queue_seconds) == (0.002, 0.003)
-    assert load.served[0] == (0.005, 0.001 / 3)
+    step = StepCost(tuple(COST["rows_ns"]), draw_ns=5.0)  # type: ignore[arg-type]
+    assert load.cost == Cost(step, host_seconds=0.002, before_queue_seconds=0.003)
+    assert load.tpot_seconds == pytest.approx((0.001 / 3 + 0.001 / 2 + 0.001) / 3)
+
+
+def test_what_was_not_cached_has_taught_nothing_of_cached_tokens(tmp_path: Path) -> None:
+    head = {"recording": 1, "block_tokens": 64, "server": {}}
+    costs = COST | {"decode_context_ns": 10.0, "cached_context_ns": 900.0}
+    for cached_tokens, learnt_ns, expected_ns in ((0, 3.0, 10.0), (64, 900.0, 10.0), (64, 3.0, 3.0)):
+        rows = [row(at, 70, 3, cached_tokens=cached_tokens) for at in (0.0, 1.0)]
+        last = {"step_cost": costs | {"cached_context_ns": learnt_ns}}
+        cost = read(written(tmp_path / "load", head, *rows, last)).cost
+        assert cost is not None
+        assert cost.step.cached_context_ns == expected_ns
+
+
+def test_the_busiest_time_of_a_load_is_a_load() -> None:
+    arrivals = [Arrival(seconds, [1], 1) for seconds in (0.0, 5.0, 6.0, 6.5, 20.0)]
+    part = busiest(RecordedLoad(arrivals, Server()), 3)
+    assert [one.seconds for one in part.arrivals] == [0, 1, 1.5]
+    assert busiest(RecordedLoad(arrivals, Server()), 9).arrivals == arrivals
 
 
 def test_accounts_and_traces_have_arrivals_and_lengths(tmp_path: Path) -> None:
@@ -66,7 +84,17 @@ def test_accounts_and_traces_have_arrivals_and_lengths(tmp_path: Path) -> None:
     debug = tmp_path / "debug.json"
     debug.write_text(json.dumps({"requests": accounts}))
     trace = written(tmp_path / "trace", *({"timestamp": at, "input_length": 5, "output_length": 2} for at in (4, 6)))
-    for path, answers, num_left_out in ((debug, [2, 3], 1), (trace, [2, 2], 0)):
+    ended = [{"logger": "oaiserve", "ts": f"2026-11-22T03:00:{at}+00:00", "duration_ms": 1e3} for at in (15, 17)]
+    tokens = {"prompt_tokens": 5, "completion_tokens": 2}
+    log = written(tmp_path / "log", {"logger": "uvicorn.error", "ts": "", "message": ""}, *(e | tokens for e in ended))
+    sent = [{"run": "1", "intended_ns": at * 10**9} | tokens for at in (7, 9)]
+    samples = written(tmp_path / "samples", *sent)
+    for path, answers, num_left_out in (
+        (debug, [2, 3], 1),
+        (trace, [2, 2], 0),
+        (log, [2, 2], 0),
+        (samples, [2, 2], 0),
+    ):
         load = read(path)
         assert [one.answer_tokens for one in load.arrivals] == answers
         assert [one.seconds for one in load.arrivals] == [0, 2]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from oaiserve.engine.step_cost import KNOTS, StepCost
-from oaiserve.plan.recorded import Arrival, RecordedLoad, Server
+from oaiserve.plan.calibration import calibrated
+from oaiserve.plan.recorded import Arrival, Cost, RecordedLoad, Server
 from oaiserve.plan.replay import Replay, Replayed
 from oaiserve.plan.search import changes, highest_rate, is_good
 
@@ -15,8 +17,8 @@ FLAT = StepCost((10e6,) * len(KNOTS))  # 10 ms for any step
 LINEAR = StepCost(tuple(1e6 * knot for knot in KNOTS))  # 1 ms for each row
 
 
-def run(*arrivals: Arrival, cost: StepCost = FLAT, server: Server | None = None, **times: float) -> Replayed:
-    replay = Replay(server or Server(), cost, **times)
+def run(*arrivals: Arrival, cost: StepCost = FLAT, server: Server | None = None, **others: float) -> Replayed:
+    replay = Replay(server or Server(), Cost(cost, **others))
     return replay.run([(arrival.seconds, 0, arrival) for arrival in arrivals])
 
 
@@ -66,22 +68,46 @@ def test_choices_and_full_caches() -> None:
 def load_of_one_second(rate: int = 20) -> RecordedLoad:
     rng = random.Random(3)
     arrivals = [Arrival(k / rate, prompt(rng.randint(10, 90), 1000 * k), 20) for k in range(rate + 1)]
-    return RecordedLoad(arrivals, Server(max_running=16, max_step_tokens=128), LINEAR)
+    return RecordedLoad(arrivals, Server(max_running=16, max_step_tokens=128), Cost(LINEAR))
 
 
 def test_the_highest_rate_is_between_one_that_holds_and_one_that_does_not() -> None:
     load = load_of_one_second()
     limits = {"ttft": 0.5, "tpot": 0.05}
-    best = highest_rate(load, LINEAR, load.server, limits, 0.95)
+    best = highest_rate(load, Cost(LINEAR), load.server, limits, 0.95, precision=0.2)
     assert best is not None
     # A row is a millisecond, so no rate beyond 1000 / 70 rows of a mean request can hold.
     assert 5 < best.rate < 1000 / 70
     good = sum(is_good(served, limits) for served in best.replayed.served)
     assert good >= 0.95 * len(best.replayed.served)
-    stricter = highest_rate(load, LINEAR, load.server, {"ttft": 0.15, "tpot": 0.02}, 0.95)
+    stricter = highest_rate(load, Cost(LINEAR), load.server, {"ttft": 0.15, "tpot": 0.02}, 0.95, precision=0.2)
     assert stricter is not None
     assert stricter.rate < best.rate
-    assert highest_rate(load, LINEAR, load.server, {"ttft": 1e-6}, 0.95) is None
+    assert highest_rate(load, Cost(LINEAR), load.server, {"ttft": 1e-6}, 0.95) is None
+
+
+def test_drafts_take_the_steps_that_they_took_and_end_where_they_were_wrong() -> None:
+    # A token alone, 20 from drafts, 19 alone. The first drafts are short: the engine learns that they come true.
+    arrival = Arrival(0, prompt(20), 40, drafts=[1, 20, 19])
+    (drafted,) = run(arrival, server=Server(drafts=True)).served
+    (plain,) = run(arrival).served
+    assert (drafted.num_tokens, plain.num_tokens) == (40, 40)
+    assert len(plain.gaps) == 39
+    assert 19 + 2 <= len(drafted.gaps) <= 19 + 8
+    # Guesses have a cost: the rows of those that come true, and of those that do not.
+    assert drafted.latency is not None
+    (slower,) = run(arrival, cost=LINEAR, server=Server(drafts=True)).served
+    assert sum(slower.gaps) >= 0.039
+
+
+def test_the_disturbance_is_found_with_which_a_load_was_recorded() -> None:
+    load = load_of_one_second(40)
+    disturbed = Replay(load.server, Cost(LINEAR, disturbance=0.3)).run([(a.seconds, 0, a) for a in load.arrivals])
+    tpots = [one.tpot for one in disturbed.served if one.tpot is not None]
+    found = calibrated(replace(load, tpot_seconds=sum(tpots) / len(tpots))).cost
+    assert found is not None
+    assert found.disturbance == pytest.approx(0.3, abs=0.1)
+    assert calibrated(load) == load
 
 
 def test_settings_are_tried_one_at_a_time() -> None:

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from loadtest.prompts import Workload, make_calls
 from oaiserve.errors import StartupError
 from oaiserve.record import EngineAccount, Outcome, RequestRecord
-from oaiserve.telemetry.recording import BLOCK_TOKENS, HASH_BYTES, Recording
+from oaiserve.recordings import BLOCK_TOKENS, block_hashes
+from oaiserve.telemetry.recording import Recording, draft_runs
 from oaiserve.times import RequestTimes
 from oaiserve.trace import TraceContext
 
@@ -48,11 +49,6 @@ def ended(*prompts: list[int], received_ns: int = 0, **fields: Any) -> RequestRe
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def hashes(row: dict[str, Any]) -> list[str]:
-    digits = 2 * HASH_BYTES
-    return [row["blocks"][start : start + digits] for start in range(0, len(row["blocks"]), digits)]
 
 
 def common(left: list[Any], right: list[Any]) -> int:
@@ -103,9 +99,9 @@ def test_blocks_are_equal_as_far_as_prompts_are(data: st.DataObject, tmp_path_fa
         recording.add(ended(prompt, salt=salt))
     recording.close()
     rows = rows_of(path)[1:]
-    assert [len(hashes(row)) for row in rows] == [len(prompt) // BLOCK_TOKENS for prompt in (one, other)]
+    assert [len(block_hashes(row)) for row in rows] == [len(prompt) // BLOCK_TOKENS for prompt in (one, other)]
     expected = len(shared) // BLOCK_TOKENS if salts[0] == salts[1] else 0
-    assert common(hashes(rows[0]), hashes(rows[1])) == expected
+    assert common(block_hashes(rows[0]), block_hashes(rows[1])) == expected
     # Sent again, they have as many tokens, and are alike as far.
     first, second = (list(call.prompt) for call in make_calls(Workload(requests=path), 0))
     assert (len(first), len(second)) == (len(one), len(other))
@@ -165,3 +161,15 @@ def test_half_a_line_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_path_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="--record-requests is .* which cannot be written to: Is a directory"):
         opened(tmp_path)
+
+
+def test_tokens_of_drafts_are_runs_of_an_answer() -> None:
+    def runs(*gaps_ms: int, accepted: int = 1, choices: int = 1) -> list[int]:
+        account = EngineAccount(num_choices=choices, num_accepted_tokens=accepted)
+        account.inter_token_ns.extend(gap_ms * 10**6 for gap_ms in gaps_ms)
+        return draft_runs(account)
+
+    assert runs(9, 9, 9, accepted=0) == []
+    assert runs(9, 0, choices=2) == []
+    assert runs(9, 0, 0, 9, 9) == [1, 3, 2]
+    assert runs(9, 9, 0, 9, 0, 0) == [2, 5]

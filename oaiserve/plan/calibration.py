@@ -1,0 +1,39 @@
+"""Finds what else runs on a server's machine, so that a replay of what was recorded is as slow as that was.
+
+The learnt cost is that of steps which nothing disturbs. On a server's own machine, its event loop, tokenizers, other
+programs and the load generator of a test take time from steps. How much is not known before, but it can be found: the
+recorded load is replayed, and the disturbance is the one with which the mean time for a token comes out as measured.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+
+from oaiserve.plan.recorded import Cost, RecordedLoad, busiest
+from oaiserve.plan.replay import Replay
+
+MOST_DISTURBANCE = 2.0  # as a share of the cost of steps; a machine that takes more is not one to plan with
+NUM_HALVINGS = 7
+MOST_PROMPTS = 500
+
+
+def calibrated(load: RecordedLoad) -> RecordedLoad:
+    """Return the load with the disturbance in its cost. What has no measured times stays as it is."""
+    cost, measured = load.cost, load.tpot_seconds
+    if cost is None or measured is None:
+        return load
+    part = busiest(load, MOST_PROMPTS)
+    low, high = 0.0, MOST_DISTURBANCE
+    for _ in range(NUM_HALVINGS):
+        middle = (low + high) / 2
+        if _mean_tpot(part, replace(cost, disturbance=middle)) < measured:
+            low = middle
+        else:
+            high = middle
+    return replace(load, cost=replace(cost, disturbance=low))
+
+
+def _mean_tpot(load: RecordedLoad, cost: Cost) -> float:
+    served = Replay(load.server, cost).run([(arrival.seconds, 0, arrival) for arrival in load.arrivals]).served
+    return statistics.fmean(tpot for one in served if (tpot := one.tpot) is not None)

@@ -1,0 +1,33 @@
+"""The form of recordings (`serve --record-requests`), which one part of the program writes and three read.
+
+A recording is JSON lines. The first one has the version, the size of blocks and the server's settings. The others are
+prompts, in the fields that docs/planning.md lists, and in between the cost of steps as far as it was learnt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+VERSION = 1
+BLOCK_TOKENS = 64
+HASH_BYTES = 5  # of a block: two of a million different ones are alike once in two recordings
+
+
+def head(server: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the first line of a recording."""
+    return {"recording": VERSION, "block_tokens": BLOCK_TOKENS, "server": dict(server)}
+
+
+def is_recording(first_row: Mapping[str, Any]) -> bool:
+    """Return whether a file that begins with this row is a recording. Raises ValueError for one of another version."""
+    version = first_row.get("recording")
+    if version not in (None, VERSION):
+        raise ValueError(f"it is a recording of version {version}, but this reads version {VERSION}")
+    return version is not None
+
+
+def block_hashes(row: Mapping[str, Any]) -> list[str]:
+    """Return the hash of each whole block of a row's prompt, in hexadecimal digits."""
+    digits, hashes = 2 * HASH_BYTES, row["blocks"]
+    return [hashes[start : start + digits] for start in range(0, len(hashes), digits)]
