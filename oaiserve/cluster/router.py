@@ -115,7 +115,8 @@ class Router:
         if was_silent:
             self._find_available(now_ns)
         load = report.num_open + report.waiting_tokens / TOKENS_PER_REQUEST
-        rest = load - replica.sent / self._fading(now_ns)
+        fading = self._fading(now_ns)  # before `sent` is read: it may make all of them small
+        rest = load - replica.sent / fading
         if not is_first:
             rest = replica.rest + NEWS * (rest - replica.rest)
         if replica.is_available:

@@ -227,6 +227,15 @@ def test_loads_stay_right_when_the_numbers_behind_them_are_made_small_again() ->
     assert load == pytest.approx(1 / (1 - exp(-1)))
 
 
+def test_a_report_that_comes_when_they_are_made_small_again_says_the_load_all_the_same() -> None:
+    router = make(("replica-0",))
+    now_ns = 0
+    for number in range(120):
+        now_ns += SILENT_NS // 10
+        router.learn(report("replica-0", number, num_open=5), now_ns)
+        assert router.choose(Prompt([], 0, 0), now_ns).load == pytest.approx(6, abs=2)
+
+
 def test_a_replica_that_ends_requests_more_slowly_gets_fewer_of_them() -> None:
     router = make(NAMES[:2])
     chosen: Counter[str] = Counter()
