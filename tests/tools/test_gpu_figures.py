@@ -165,7 +165,13 @@ def measured() -> dict[str, dict[str, Any]]:
         "peers-smollm2": peers,
         "modes": {"m": [{**row, "cuda_graph": True, "overlap": False}]},
         "start": {"m": {"start_seconds": 3.0, "kv_bytes": 2**30}},
+        "layers": {"matrices": [{"what": "4 bits", "equal": True}]},
         "kernel-speed": {},
+        "layer-speed": {
+            "products": [
+                {"matrix": "down", "kind": "FP8", "rows": 1, "us": 9.0, "bfloat16_us": 18.0, "of_bandwidth": 0.8}
+            ]
+        },
         "peers-gpt2": peers,
     }
     return {section.name: {"status": "done", "seconds": 1.0, **found[section.name]} for section in SECTIONS}

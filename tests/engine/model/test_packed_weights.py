@@ -209,7 +209,7 @@ def test_without_the_native_step_weights_are_expanded(tmp_path: Path, caplog: py
     assert is_kept(find_model(tmp_path), OPTIONS)
     with caplog.at_level("INFO"):
         loaded = load_model(tmp_path, dtype="float32")
-    assert "in integers of AWQ, are expanded to float32" in caplog.text
+    assert "in AWQ, are expanded to float32" in caplog.text
     assert loaded.default_params["temperature"] == 0.25
     for name, parameter in model.named_parameters():
         assert torch.equal(loaded.model.get_parameter(name), parameter), name
