@@ -143,10 +143,10 @@ class PackedLinear(Linear):
     def forward(self, input: Tensor) -> Tensor:
         return self.multiply(input, self.matrix, self.bias)
 
-    def _apply(self, function: object, recurse: bool = True) -> PackedLinear:
+    def _apply(self, function: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedLinear:
         """Move the matrix with the layer, as torch does it with parameters; its numbers stay of their types."""
-        super()._apply(function, recurse)
-        device = function(torch.empty(0)).device  # type: ignore[operator]
+        super()._apply(function, recurse)  # type: ignore[no-untyped-call]
+        device = function(torch.empty(0)).device
         self.matrix = self.matrix.to(device)
         return self
 

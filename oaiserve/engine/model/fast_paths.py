@@ -7,6 +7,7 @@ with the plain way. One that fails, or computes something else, is switched off,
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -54,7 +55,8 @@ FEATURES = (ATTENTION, SAMPLING, PACKED, PROJECTIONS, FUSED, COMPILED, ADAPTERS,
 FUSED_NAME = "Fused layers"
 FUSED_INSTEAD = "they are compiled from transformers' code, or run operation by operation"
 FUSED_LENGTHS = (9, 40, 17, 600)  # of sequences whose logits are compared; the last is read by several programs
-LENGTHS = (3, 20, 9, 75)  # of sequences whose attention is compared
+LENGTHS = (3, 20, 600, 75)  # of sequences whose attention is compared; one is read by several programs
+ADAPTED_LENGTHS = [3, 20, 9]
 PROMPT_TOKENS = 20  # of the prompt whose logits are compared
 PRODUCT_ROWS = (1, 20, 40, 200)  # of x, each with tiles of its own
 ADAPTER_RANKS = (8, 24)
@@ -180,12 +182,12 @@ def adapters_problem(loaded: LoadedModel, add: Callable[[Batch], AddTo], block_s
 
     In a step, one sequence has an adapter, one another of a larger rank, and one none.
     """
-    prompts, _ = prompts_and_decodes(list(LENGTHS[:3]), loaded.vocab_size, block_size)
+    prompts, _ = prompts_and_decodes(ADAPTED_LENGTHS, loaded.vocab_size, block_size)
     shapes = {shape: name for name, shape in adaptable(loaded.model).items()}
     generator = torch.Generator().manual_seed(0)
 
     def numbers(*sizes: int) -> torch.Tensor:
-        return torch.randn(*sizes, generator=generator).to(loaded.device, loaded.dtype) / sizes[-1] ** 0.5
+        return torch.randn(*sizes, generator=generator).to(loaded.device, loaded.dtype) / math.sqrt(sizes[-1])
 
     adapters = [
         Adapter(str(rank), {n: AdapterPart(numbers(rank, k), numbers(m, rank), 0.5) for (m, k), n in shapes.items()})
@@ -196,7 +198,7 @@ def adapters_problem(loaded: LoadedModel, add: Callable[[Batch], AddTo], block_s
     limit = ATTENTION_TOLERANCE[loaded.dtype]
     ways = add(batch), plain(batch)
     for (rows, columns), name in shapes.items():
-        x = numbers(len(batch.input_ids), columns) * columns**0.5
+        x = numbers(len(batch.input_ids), columns) * math.sqrt(columns)
         outs = [x.new_zeros(len(x), rows) for _ in ways]
         for way, out in zip(ways, outs, strict=True):
             way(name, x, out)

@@ -7,6 +7,8 @@ matrix.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import Linear, Module
@@ -89,7 +91,7 @@ def fuse_projections(model: Module) -> int:
     for module in list(model.modules()):
         for names in GROUPS:
             parts = [getattr(module, name, None) for name in names]
-            group = [part for part in parts if type(part) in _FUSED]
+            group: list[Any] = [part for part in parts if type(part) in _FUSED]
             if (
                 len({type(part) for part in group}) > 1
                 or len(group) < len(names)
@@ -102,7 +104,7 @@ def fuse_projections(model: Module) -> int:
             product = Product(group, matrix)
             for index, part in enumerate(group):
                 part.__class__ = _FUSED[kind]
-                part.product, part.index = product, index  # type: ignore[assignment]
+                part.product, part.index = product, index
             number += 1
     return number
 
@@ -127,7 +129,7 @@ def separate_projections(model: Module) -> None:
         for plain, fused in _FUSED.items():
             if type(module) is fused:
                 del module.product, module.index
-                module.__class__ = plain  # type: ignore[assignment]
+                module.__class__ = plain
 
 
 def _together(parameters: list[Tensor]) -> Tensor:

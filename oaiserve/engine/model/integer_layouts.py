@@ -44,8 +44,8 @@ class Floats(NamedTuple):
 
     def expand(self) -> Tensor:
         """Return the weights in float32."""
-        grouped = self.codes.float().unflatten(1, (self.scales.shape[1], -1))
-        return (grouped * self.scales[..., None]).flatten(1)
+        (n, k), groups = self.codes.shape, self.scales.shape[1]
+        return (self.codes.float().view(n, groups, k // groups) * self.scales[..., None]).view(n, k)
 
 
 class BadLayout(Exception):

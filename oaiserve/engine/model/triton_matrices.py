@@ -6,7 +6,6 @@ import functools
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from oaiserve.engine.model.device_matrices import PackedMatrix
@@ -81,7 +80,7 @@ def num_splits(num_programs: int, num_tiles: int, num_multiprocessors: int) -> i
     splits = 1
     while splits < MOST_SPLITS and num_programs * splits < num_multiprocessors * PROGRAMS_PER_SM:
         splits *= 2
-    return max(1, min(splits, triton.next_power_of_2(num_tiles + 1) // 2))
+    return min(splits, 1 << num_tiles.bit_length() - 1)
 
 
 @functools.cache

@@ -424,7 +424,8 @@ class _Reader:
         mixer = replace(plain, nearness=2 * float(getattr(router, "router_jitter_noise", 0.0)))
         # In float32, in which no two experts are equally good for a token.
         own = deepcopy(router).float()
-        x = torch.randn(16, weight.shape[1], generator=torch.Generator().manual_seed(0))
+        generator = torch.Generator(weight.device).manual_seed(0)
+        x = torch.randn(16, weight.shape[1], generator=generator, device=weight.device)
         try:
             takes_bias = "e_score_correction_bias" in inspect.signature(own.forward).parameters
             _, weights, chosen = own(x, bias) if takes_bias else own(x)
