@@ -50,7 +50,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "another": save(root / "another", config("llama", **{**sizes, "num_hidden_layers": 1})),
         "wide": save(root / "wide", config("llama", **{**sizes, "vocab_size": 320})),
         "other vocabulary": save(root / "other", config("llama", **{**sizes, "vocab_size": 300}), 300),
-        "no native step": save(root / "none", config("phimoe", **sizes, num_experts_per_tok=2, num_local_experts=4)),
+        "no native step": save(root / "none", config("apertus", **sizes)),
     }
 
 

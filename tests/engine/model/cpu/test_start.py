@@ -20,7 +20,7 @@ from oaiserve.engine.model.cpu.description import NotKnown
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams
-from tests.engine.model.cpu.small_models import FAMILIES, MIXTURES, load, make_engine, native, started_runner
+from tests.engine.model.cpu.small_models import FAMILIES, WITHOUT_STEP, load, make_engine, native, started_runner
 
 pytestmark = pytest.mark.compiler
 SLOWER = "The model runs without its native step, which is slower: "
@@ -49,7 +49,7 @@ def answer(loaded: LoadedModel, runner: ModelRunner) -> list[int]:
 
 @pytest.mark.parametrize(
     ("asked", "logged"),
-    [(FAMILIES["llama"], "The native step is ready after "), (MIXTURES["phimoe"], "Its attention is native after ")],
+    [(FAMILIES["llama"], "The native step is ready after "), (WITHOUT_STEP, "Its attention is native after ")],
 )
 def test_requests_are_answered_while_the_library_is_compiled(
     asked: PreTrainedConfig,
@@ -143,7 +143,7 @@ def installed_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 @pytest.mark.parametrize(
     ("asked", "logged"),
-    [(FAMILIES["llama"], "The native step is ready after "), (MIXTURES["phimoe"], "Its attention is native after ")],
+    [(FAMILIES["llama"], "The native step is ready after "), (WITHOUT_STEP, "Its attention is native after ")],
 )
 def test_with_the_library_of_a_wheel_there_is_native_code_at_once_and_without_a_compiler(
     asked: PreTrainedConfig, logged: str, installed_wheel: Path, caplog: pytest.LogCaptureFixture
