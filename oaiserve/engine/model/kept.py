@@ -231,6 +231,8 @@ def _load(source: ModelSource, options: EngineOptions, *, offline: bool, keeps_q
 
     model = _empty_model(config, dtype, weights)
     refuse_unless_whole(weights, _named_parameters(model))
+    if getattr(config, "num_kv_shared_layers", 0):
+        raise NotKept("some of its layers take keys and values from others, and only a few layers of it are compared")
     kinds = _kinds(config)
     shown_by = {kind: kinds.index(kind) for kind in kinds}  # the layer of each kind that is compared
     rows = min(_CHECKED_ROWS, weights.shape(_EMBEDDING)[0])

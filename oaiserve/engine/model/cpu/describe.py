@@ -39,7 +39,7 @@ from oaiserve.engine.model.cpu.description import (
     RotaryTable,
     Router,
     by_kind,
-    fits,
+    fit,
 )
 from oaiserve.engine.model.spec import KVShape, LoadedModel
 
@@ -104,7 +104,7 @@ class _Reader:
             embedding_scale=float(getattr(embedding, "embed_scale", 1)) * getattr(config, "embedding_multiplier", 1.0),
             position_embedding=None if position is None else self._tensor(position)[getattr(position, "offset", 0) :],
             embedding_norm=self._norm_of(self._base, "word_embeddings_layernorm"),
-            layer_inputs=self._layer_inputs(len(layers)),
+            layer_inputs=self._layer_inputs(),
             layers=[self._layer(index, layer) for index, layer in enumerate(layers)],
             residual_scale=getattr(config, "residual_multiplier", getattr(layers[0], "residual_scale", 1.0)),
             final_norm=self._norm(
@@ -117,11 +117,11 @@ class _Reader:
         for name, parameter in self._model.named_parameters():
             if id(parameter) not in self._read:
                 raise NotKnown(f"it has a parameter '{name}'")
-        if not all(fits(layer, decoder.embedding.shape[1]) for layer in decoder.layers):
+        if not fit(decoder):
             raise NotKnown("the sizes of its matrices do not fit together")
         return decoder
 
-    def _layer_inputs(self, layers: int) -> LayerInputs | None:
+    def _layer_inputs(self) -> LayerInputs | None:
         base = self._base
         table = self._child(base, "embed_tokens_per_layer", optional=True)
         if table is None:
@@ -131,13 +131,10 @@ class _Reader:
         norm = self._norm(self._child(base, "per_layer_projection_norm"))
         # The projection has a factor before its norm, which is as if the norm had another epsilon.
         factor = float(self._child(base, "per_layer_model_projection_scale"))
-        projection = self._matrix(self._child(base, "per_layer_model_projection"))
-        if projection.weight.shape[0] != rows.shape[1] or rows.shape[1] != layers * len(norm.weight):
-            raise NotKnown("the sizes of its inputs of layers do not fit together")
         return LayerInputs(
             table=rows,
             table_scale=float(table.embed_scale),
-            projection=projection,
+            projection=self._matrix(self._child(base, "per_layer_model_projection")),
             norm=replace(norm, epsilon=norm.epsilon / factor**2),
             scale=float(self._child(base, "per_layer_input_scale")),
         )

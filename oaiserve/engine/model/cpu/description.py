@@ -301,8 +301,27 @@ def _shape(matrix: Matrix) -> tuple[int, int]:
     return rows, columns
 
 
-def fits(layer: Layer, width: int) -> bool:
+def fit(decoder: Decoder) -> bool:
     """Return whether the sizes of all weights fit together. Otherwise native code would read beyond their ends."""
+    vocab, width = decoder.embedding.shape
+    inputs, gates = decoder.layer_inputs, [layer.input_gate for layer in decoder.layers]
+    numbers = 0 if inputs is None else len(inputs.norm.weight)  # of a layer
+    return (
+        all(_fits(layer, width) for layer in decoder.layers)
+        and (decoder.embedding_norm is None or len(decoder.embedding_norm.weight) == width)
+        and all(gate is None or len(gate.gate.weight) == numbers for gate in gates)
+        and (
+            inputs is None
+            or (
+                len(inputs.table) >= vocab
+                and inputs.table.shape[1] == len(gates) * numbers
+                and inputs.projection.weight.shape == (len(gates) * numbers, width)
+            )
+        )
+    )
+
+
+def _fits(layer: Layer, width: int) -> bool:
     attention, shape = layer.attention, layer.attention.shape
     norms = [
         *((norm, {width}) for norm in (layer.attention_norm, layer.attention_out_norm)),
