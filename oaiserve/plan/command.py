@@ -21,7 +21,7 @@ from oaiserve.plan.recorded import Cost, RecordedLoad, busiest, read
 from oaiserve.plan.replay import Replayed
 from oaiserve.plan.search import Change, alone, changes, good_share, highest_rate, replay
 
-MOST_PROMPTS = 300  # that are replayed at each rate: those of the busiest time, if more were recorded
+BUSIEST_PROMPTS = 300  # that are replayed, as often as it takes: those of the busiest time, if more were recorded
 SHARES = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25)  # of the highest rate, which the table shows
 _HEAD = ("prompts/s", "good", "TTFT p50", "p99", "ITL p50", "p99", "busy", "cached", "preempted")
 
@@ -112,7 +112,7 @@ def make_plan(
     with_settings: bool,
 ) -> dict[str, Any]:
     """Return the plan as data for JSON."""
-    load = busiest(whole, MOST_PROMPTS)
+    load = busiest(whole, BUSIEST_PROMPTS)
     best = highest_rate(load, cost, load.server, limits, attainment)
     recorded = figures(replay(load, cost, load.server, load.rate), load.rate, limits) if load.rate else None
     found: dict[str, Any] = {

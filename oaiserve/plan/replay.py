@@ -23,7 +23,7 @@ from oaiserve.engine.step_causes import load_of
 from oaiserve.plan.drafting import RecordedGuesses, answer_id
 from oaiserve.plan.recorded import Arrival, Cost, Server
 
-DISTURBED_SHARE = 0.1  # of the steps: what disturbs them comes in lumps
+DISTURBANCE_SECONDS = 0.02  # the mean of one disturbance, each of which holds up one step
 
 
 @dataclass(slots=True)
@@ -131,10 +131,12 @@ class Replay:
         return Replayed(served, busy_share, hit_share, scheduler.num_preemptions, self._num_refused)
 
     def _seconds(self, step: Step) -> float:
-        """Return how long a step takes. What disturbs some of them takes an exponential time."""
-        seconds, share = self._cost.step.expected_ns(load_of(step)) / 1e9, self._cost.disturbance
-        if share and self._rng.random() < DISTURBED_SHARE:
-            seconds *= 1 + self._rng.expovariate(DISTURBED_SHARE / share)
+        """Return how long a step takes, with its disturbances. These come at random, and take exponential times."""
+        seconds = left = self._cost.step.expected_ns(load_of(step)) / 1e9
+        if share := self._cost.disturbance:
+            rng = self._rng
+            while (left := left - rng.expovariate(share / DISTURBANCE_SECONDS)) > 0:
+                seconds += rng.expovariate(1 / DISTURBANCE_SECONDS)
         return seconds
 
     def _add(self, arrival: Arrival, copy: int, served: Served) -> None:

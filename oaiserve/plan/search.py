@@ -10,8 +10,8 @@ from oaiserve.plan.recorded import Cost, RecordedLoad, Server, repeated
 from oaiserve.plan.replay import Replay, Replayed, Served
 from oaiserve.slos import Slos, kept
 
-LEAST_SECONDS = 60.0  # of a load: queues take time to grow
-LEAST_PROMPTS = 400  # of a load: which of them are good is in part chance
+LOAD_SECONDS = 60.0  # of a load that is replayed: queues take time to grow
+LEAST_PROMPTS, MOST_PROMPTS = 400, 1500  # of it: which of them are good is in part chance
 MOST_DOUBLINGS = 16
 
 
@@ -45,9 +45,10 @@ def good_share(replayed: Replayed, slos: Slos) -> float:
 
 def replay(load: RecordedLoad, cost: Cost, server: Server, rate: float) -> Replayed:
     """Replay a load at a rate, in prompts a second."""
-    arrivals = list(repeated(load, rate, max(LEAST_SECONDS, LEAST_PROMPTS / rate)))
+    number = min(max(LEAST_PROMPTS, LOAD_SECONDS * rate), MOST_PROMPTS)
+    arrivals = list(repeated(load, rate, number / rate))
     # What is not answered long after the last arrival would not be good anyway.
-    return Replay(server, cost).run(arrivals, give_up_seconds=2 * arrivals[-1][0] + LEAST_SECONDS)
+    return Replay(server, cost).run(arrivals, give_up_seconds=2 * arrivals[-1][0] + LOAD_SECONDS)
 
 
 def alone(load: RecordedLoad, cost: Cost, server: Server) -> Replayed:

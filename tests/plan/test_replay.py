@@ -80,7 +80,7 @@ def test_the_highest_rate_is_between_one_that_holds_and_one_that_does_not() -> N
     assert 5 < best.rate < 1000 / 70
     good = sum(is_good(served, limits) for served in best.replayed.served)
     assert good >= 0.95 * len(best.replayed.served)
-    stricter = highest_rate(load, Cost(LINEAR), load.server, {"ttft": 0.15, "tpot": 0.02}, 0.95, precision=0.2)
+    stricter = highest_rate(load, Cost(LINEAR), load.server, {"ttft": 0.12, "tpot": 0.01}, 0.95, precision=0.2)
     assert stricter is not None
     assert stricter.rate < best.rate
     assert highest_rate(load, Cost(LINEAR), load.server, {"ttft": 1e-6}, 0.95) is None

@@ -21,7 +21,7 @@ from typing import Any
 
 from oaiserve import slos
 from oaiserve.plan.calibration import calibrated
-from oaiserve.plan.command import MOST_PROMPTS, figures
+from oaiserve.plan.command import BUSIEST_PROMPTS, figures
 from oaiserve.plan.recorded import Cost, RecordedLoad, busiest, read
 from oaiserve.plan.replay import Replay
 from oaiserve.plan.search import highest_rate
@@ -131,7 +131,7 @@ class Bench:
         """Return the highest rate of the first load by the plan, and by the load test one that holds and one that
         fails."""
         load = LOADS[0]
-        recorded = busiest(self.recorded(load.name, (load,)), MOST_PROMPTS)
+        recorded = busiest(self.recorded(load.name, (load,)), BUSIEST_PROMPTS)
         best = highest_rate(recorded, cost, recorded.server, slos.parse(SLO), 0.95)
         report = self._report("search")
         if not report.exists():
