@@ -17,9 +17,9 @@ from oaiserve import commands, slos
 from oaiserve.errors import StartupError
 from oaiserve.plan.calibration import calibrated
 from oaiserve.plan.plot import draw
-from oaiserve.plan.recorded import Cost, RecordedLoad, busiest, read
+from oaiserve.plan.recorded import Cost, RecordedLoad, Server, busiest, read
 from oaiserve.plan.replay import Replayed
-from oaiserve.plan.search import Change, alone, changes, good_share, highest_rate, replay
+from oaiserve.plan.search import Change, Highest, alone, changes, good_share, highest_rate, replay
 
 BUSIEST_PROMPTS = 300  # that are replayed, as often as it takes: those of the busiest time, if more were recorded
 SHARES = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25)  # of the highest rate, which the table shows
@@ -135,13 +135,23 @@ def make_plan(
             replayed = best.replayed if share == 1 else replay(load, cost, load.server, best.rate * share)
             found["rates"].append(figures(replayed, best.rate * share, limits))
     if with_settings:
-        tried = []
-        for flag, server in changes(load.server, limits):
-            first = None if best is None else best.rate
-            other = highest_rate(load, cost, server, limits, attainment, first=first)
-            tried.append(Change(flag, 0.0 if other is None else other.rate))
+        tried = [
+            Change(flag, rate_with(server, load, cost, limits, attainment, best))
+            for flag, server in changes(load.server, limits)
+        ]
         found["settings"] = [asdict(change) for change in sorted(tried, key=lambda change: -change.rate)]
     return found
+
+
+def rate_with(
+    server: Server, load: RecordedLoad, cost: Cost, limits: slos.Slos, attainment: float, best: Highest | None
+) -> float:
+    """Return the highest rate with other settings, 0 if there is none. `best` is the one with the load's own."""
+    # Where a setting changes nothing, as a limit that is not reached, there is nothing to search for.
+    if best is not None and replay(load, cost, server, best.rate).served == best.replayed.served:
+        return best.rate
+    found = highest_rate(load, cost, server, limits, attainment, first=None if best is None else best.rate)
+    return 0.0 if found is None else found.rate
 
 
 def figures(replayed: Replayed, rate: float, limits: slos.Slos) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 WIDTH, HEIGHT = 720, 270
 LEFT, RIGHT, TOP, BOTTOM, BETWEEN = 60, 12, 44, 44, 70
+LEAST_DISTANCE = 40  # between the rates that are marked
 STYLE = """
 text { font: 13px system-ui, sans-serif; fill: #1a202b; }
 .quiet { fill: #515b6b; font-size: 12px; }
@@ -59,18 +60,17 @@ def _panel(title: str, metric: str, found: Mapping[str, Any], left: float, width
     for mark in range(int(most / step) + 1):
         y = bottom - mark * step / most * (bottom - TOP)
         parts.append(_text(left - 6, y + 4, f"{mark * step:g}", "quiet", "end"))
+    marked = -math.inf
     for row in found["rates"]:
         x = left + row["rate"] / highest * width
-        parts.append(_text(x, bottom + 18, f"{row['rate']:.3g}", "quiet", "middle"))
+        if x - marked >= LEAST_DISTANCE:
+            parts.append(_text(x, bottom + 18, f"{row['rate']:.3g}", "quiet", "middle"))
+            marked = x
     if limit is not None:
         parts.append(line([(0, 1e3 * limit), (highest, 1e3 * limit)], "limit"))
     parts.append(line([(found["highest_rate"], 0), (found["highest_rate"], most)], "best"))
     parts += [line(points, name) for name, points in lines.items() if points]
-    note = (
-        "dashed: the limit, and the highest rate within all of them"
-        if limit is not None
-        else "dotted: the highest rate"
-    )
+    note = "dotted: the highest rate" if limit is None else "dashed: the limit; dotted: the highest rate"
     return [*parts, _text(left, HEIGHT - 6, note, "quiet")]
 
 
