@@ -53,7 +53,8 @@ _PLACES = [place(max(1, rows)) for rows in range(_MANY)]
 class StepCost:
     """A cost says how long steps take, in nanoseconds.
 
-    All numbers are at least 0, and `rows_ns` does not fall, so more is never cheaper.
+    All numbers are at least 0, and from two rows on `rows_ns` does not fall, so more is never cheaper. One row may cost
+    more than two.
     """
 
     rows_ns: tuple[float, ...]  # of a step with as many rows as each knot

@@ -29,12 +29,15 @@ SURPRISES = 4  # so many more than a quarter of the other steps: something is ne
 HALF_LIFE = 1024  # steps that say something about a number until what was known of it counts half
 HUBER = 1.0  # errors of more than so many usual ones count less
 LEAST_ERROR = 0.01  # that is usual; no machine is more exact
+# Two rows may cost so much less than one, as a share of that: the attention of a single sequence leaves cores idle. If
+# they might not, what more contexts cost would have to make up for it.
+MOST_FALL = 0.5
 log = logging.getLogger(__name__)
 _KNOTS = np.array(KNOTS, np.float64)
 # How large the numbers other than those of rows may be, for a guess while nothing is known of them: tokens, or draws.
 _SCALES = (1000.0, 1000.0, 1000.0, 1.0, 1.0, 1.0, 1.0)
 _NUM = len(KNOTS) + len(_SCALES)
-_SMOOTHNESS, _RIDGE = 0.05, 1.0  # of the guess, which data outweighs soon
+_SMOOTHNESS, _RIDGE = 0.05, 0.1  # of the guess, which data outweighs soon
 
 
 Run = Callable[[Callable[[], None]], object]  # runs a function, now or later
@@ -116,7 +119,7 @@ class StepCostFit:
         return StepCost(tuple(rows_ns.tolist()), *rest.tolist())
 
     def _solve(self) -> Numbers:
-        """Return the numbers that fit best, of those that are not below 0 and do not fall with the rows."""
+        """Return the numbers that fit best, of those that are not below 0 and do not fall from two rows on."""
         scale = self._unit_ns**-2
         equations = _RISES.T @ (self._known + scale * _GUESS) @ _RISES
         equations += np.eye(_NUM) * (1e-12 * equations.max())  # so that they can be solved, whatever was seen
@@ -126,6 +129,7 @@ class StepCostFit:
             found = np.zeros(_NUM)
             found[free] = np.linalg.solve(equations[np.ix_(free, free)], sums[free])
             below = found < 0
+            below[1] = found[1] < -MOST_FALL * found[0]
             if not below.any():
                 return _RISES @ found
             free &= ~below
