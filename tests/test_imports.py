@@ -121,7 +121,8 @@ MODEL_ROWS = {
     "cpu.encode": "cpu.blocks cpu.library",
     "cpu.quantized_file": "cpu.blocks",
     "cpu.part": "cpu.description spec",
-    "cpu.describe": "cpu.blocks cpu.description spec",
+    "layer_operations": "",
+    "cpu.describe": "cpu.blocks cpu.description layer_operations spec",
     "cpu.kv_layout": "attention cpu.description kv_cache spec",
     "cpu.attention": "attention batch cpu.kv_layout cpu.library spec",
     "cpu.packed_adapter": "adapters cpu.description cpu.kv_layout cpu.library",
@@ -130,11 +131,10 @@ MODEL_ROWS = {
     "cpu.packed_adapter kv_cache",
     "cpu.check": "adapters batch cpu.description cpu.native rehearsal spec",
     "cpu.checked": "adapters cpu.blocks cpu.build cpu.check cpu.describe cpu.description cpu.library cpu.native "
-    "cpu.operations cpu.part cpu.quantized_file cpu.stored spec",
+    "cpu.operations cpu.part cpu.quantized_file cpu.stored layer_operations spec",
     "cpu.start": "adapted_modules adapters attention attention.reference batch cpu.attention cpu.build cpu.check "
     "cpu.describe cpu.description cpu.kv_layout cpu.library cpu.native eager executor runner spec",
     # layers that run by the description, and what is checked of a GPU's fast paths
-    "layer_operations": "",
     "triton_layer_kernels": "",
     "triton_layers": "layer_operations triton_layer_kernels",
     "fused_layers": "adapters attention attention.rotation batch cpu.description fused_projections kv_cache "

@@ -19,6 +19,7 @@ import torch
 
 from oaiserve import gguf
 from oaiserve.config import EngineOptions
+from oaiserve.engine.model import layer_operations
 from oaiserve.engine.model.adapters import probe_adapter
 from oaiserve.engine.model.cpu import blocks, build, describe, description, operations, part
 from oaiserve.engine.model.cpu.build import BuildError
@@ -72,7 +73,7 @@ def checked_subject(model: Path, options: EngineOptions) -> Subject | None:
     asked = {name: str(getattr(options, name)) for name in (*_OPTIONS, "block_size", "has_adapters")}
     packages: tuple[str, ...] = _PACKAGES
     digest: Callable[[Path], str] | None = None
-    modules = [describe, description, operations]
+    modules = [describe, description, layer_operations, operations]
     code = hashlib.sha256()
     if is_gguf:
         # The record may have copies of these tensors. All others are read from the file at each start.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from itertools import product
@@ -41,16 +41,8 @@ from oaiserve.engine.model.cpu.description import (
     by_kind,
     fit,
 )
+from oaiserve.engine.model.layer_operations import ACTIVATIONS
 from oaiserve.engine.model.spec import KVShape, LoadedModel
-
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": torch.nn.functional.silu,
-    "gelu": torch.nn.functional.gelu,
-    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
-    "relu": torch.relu,
-    "relu2": lambda x: torch.relu(x) ** 2,
-}
-
 
 # In these families only the layers with a window rotate queries and keys by position.
 _ROTATE_IN_WINDOWS = {"cohere2", "exaone4", "exaone_moe"}
@@ -372,7 +364,7 @@ class _Reader:
         gate, up = torch.cartesian_prod(torch.linspace(-20, 20, 41), torch.linspace(-18, 18, 7)).unbind(-1)
         together = torch.cat([gate, up]) if experts.is_concatenated else torch.stack([gate, up], dim=-1).flatten()
         expected = experts._apply_gate(together)
-        kinds: dict[str | ClampedGate, Tensor] = {name: known(gate) * up for name, known in _ACTIVATIONS.items()}
+        kinds: dict[str | ClampedGate, Tensor] = {name: known(gate) * up for name, known in ACTIVATIONS.items()}
         alpha, limit = getattr(experts, "alpha", None), getattr(experts, "limit", None)
         if isinstance(alpha, float) and isinstance(limit, float):
             clamped = ClampedGate(alpha, limit)
@@ -536,7 +528,7 @@ def _activation(function: Any) -> str:
     x = torch.linspace(-4, 4, 101)
     with torch.inference_mode():
         expected = function(x)
-    for name, known in _ACTIVATIONS.items():
+    for name, known in ACTIVATIONS.items():
         if torch.allclose(known(x), expected, atol=1e-6):
             return name
     raise NotKnown(f"its activation is {type(function).__name__}")
