@@ -120,7 +120,8 @@ def expand(data: NDArray[np.uint8], kind: int) -> Tensor:
         return _expand_with_zeros(data, kind)
     import gguf  # only a few starts need it
 
-    return torch.from_numpy(np.array(gguf.dequantize(data, gguf.GGMLQuantizationType(kind)), np.float32))
+    expanded = gguf.dequantize(data, gguf.GGMLQuantizationType(kind))
+    return torch.from_numpy(np.require(expanded, np.float32, "W"))  # of numbers, it may be the file itself
 
 
 def _expand_with_zeros(data: NDArray[np.uint8], kind: int) -> Tensor:
