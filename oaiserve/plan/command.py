@@ -88,7 +88,7 @@ def _command_line() -> App:
         if priced.cost is None:
             raise StartupError(
                 f"'{cost or source}' does not say what steps cost. Give --cost a recording (serve --record-requests) "
-                "of a server that was stopped in order, had served for a while, and was without --no-explain."
+                "of a server without --no-explain that has answered 50 requests, or was stopped in order."
             )
         load = replace(load, server=priced.server, cost=priced.cost)
         found = make_plan(load, priced.cost, limits, attainment, rate, with_settings=settings)

@@ -1,7 +1,7 @@
 """Writes ended requests to a file that a load can be repeated from: arrivals, lengths and shared beginnings, no text.
 
 The form is that of `oaiserve.recordings`: a line for each prompt of a request, with the fields that the load test's
-`--requests` reads, and what steps cost in the last one. Of a prompt's tokens, a recording has hashes of 64 at a time,
+`--requests` reads, and now and then what steps cost. Of a prompt's tokens, a recording has hashes of 64 at a time,
 each with all before it: two prompts that begin alike have the same ones. The salt of the hashes is random and is never
 written, so a prompt cannot be guessed and looked up.
 """
@@ -22,6 +22,7 @@ from oaiserve.private import FILE_MODE
 from oaiserve.record import POOLING_OPERATIONS, Cause, EngineAccount, RequestRecord
 from oaiserve.recordings import BLOCK_TOKENS, HASH_BYTES, head
 
+COST_EVERY = 50  # requests after which the cost of steps is written again, so that a file can be read meanwhile
 MOST_BYTES = 64 * 2**20  # of a file; the one before it is kept beside it
 
 
@@ -48,6 +49,7 @@ class Recording:
         self._most_bytes = most_bytes
         self._salt = secrets.token_bytes(16)
         self._cost: Mapping[str, Any] | None = None  # as it was written last
+        self._num_since_cost = 0  # requests
         try:
             if path.is_file() and path.stat().st_size:
                 self._rotate()  # what an earlier server recorded has hashes of another salt
@@ -66,14 +68,21 @@ class Recording:
             self._rotate()
             self._file = self._opened()
         self._write(self._rows(record))
+        self._num_since_cost += 1
+        if self._num_since_cost >= COST_EVERY:
+            self._write_cost()
 
     def close(self) -> None:
         """Write what steps cost by now, and close the file."""
+        self._write_cost()
+        os.close(self._file)
+
+    def _write_cost(self) -> None:
+        self._num_since_cost = 0
         cost = self._step_cost()
         if cost is not None and cost != self._cost:
             self._write([{"step_cost": cost}])
             self._cost = cost
-        os.close(self._file)
 
     def _rows(self, record: RequestRecord) -> list[dict[str, Any]]:
         account, times = record.account, record.times

@@ -18,7 +18,7 @@ from loadtest.prompts import Workload, make_calls
 from oaiserve.errors import StartupError
 from oaiserve.record import EngineAccount, Outcome, RequestRecord
 from oaiserve.recordings import BLOCK_TOKENS, block_hashes
-from oaiserve.telemetry.recording import Recording, draft_runs
+from oaiserve.telemetry.recording import COST_EVERY, Recording, draft_runs
 from oaiserve.times import RequestTimes
 from oaiserve.trace import TraceContext
 
@@ -161,6 +161,16 @@ def test_half_a_line_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_path_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="--record-requests is .* which cannot be written to: Is a directory"):
         opened(tmp_path)
+
+
+def test_what_steps_cost_can_be_read_while_the_server_runs(tmp_path: Path) -> None:
+    recording = opened(tmp_path / "load", lambda: COST)
+    for _ in range(2 * COST_EVERY):
+        recording.add(ended([1, 2]))
+    rows = rows_of(tmp_path / "load")
+    assert [index for index, row in enumerate(rows) if "step_cost" in row] == [1 + COST_EVERY]
+    recording.close()
+    assert rows_of(tmp_path / "load") == rows
 
 
 def test_tokens_of_drafts_are_runs_of_an_answer() -> None:
