@@ -13,8 +13,8 @@ from dataclasses import replace
 from oaiserve.plan.recorded import Cost, RecordedLoad, busiest
 from oaiserve.plan.replay import Replay
 
-MOST_DISTURBANCE = 2.0  # as a share of the cost of steps; a machine that takes more is not one to plan with
-NUM_HALVINGS = 7
+MOST_SHARE = 0.25  # of the smallest step: what a stream may add to each step; a machine that takes more is overloaded
+NUM_HALVINGS = 8
 MOST_PROMPTS = 500
 
 
@@ -24,14 +24,14 @@ def calibrated(load: RecordedLoad) -> RecordedLoad:
     if cost is None or measured is None:
         return load
     part = busiest(load, MOST_PROMPTS)
-    low, high = 0.0, MOST_DISTURBANCE
+    low, high = 0.0, MOST_SHARE * cost.step.rows_ns[0] / 1e9
     for _ in range(NUM_HALVINGS):
         middle = (low + high) / 2
-        if _mean_tpot(part, replace(cost, disturbance=middle)) < measured:
+        if _mean_tpot(part, replace(cost, disturbance_seconds=middle)) < measured:
             low = middle
         else:
             high = middle
-    return replace(load, cost=replace(cost, disturbance=low))
+    return replace(load, cost=replace(cost, disturbance_seconds=low))
 
 
 def _mean_tpot(load: RecordedLoad, cost: Cost) -> float:

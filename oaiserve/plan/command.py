@@ -194,11 +194,8 @@ def render(found: dict[str, Any]) -> str:
     """Return a plan as text with markdown tables."""
     best = found["highest_rate"]
     sentences = [*_load_sentences(found["load"]), *_rate_sentences(found)]
-    disturbance = found["cost"]["disturbance"]
-    if disturbance >= 0.01:
-        sentences.append(
-            f"Steps took {disturbance:.0%} longer than they cost, for what else ran there; so they do here."
-        )
+    if disturbance_seconds := found["cost"]["disturbance_seconds"]:
+        sentences.append(f"For what else ran there, each stream added {disturbance_seconds * 1e3:.2g} ms to a step.")
     lines = textwrap.wrap(" ".join(sentences), 100)
     rows = [_row(row) for row in found["rates"]]
     if found["recorded"] is not None:

@@ -60,7 +60,7 @@ class Cost:
     step: StepCost  # of a step that nothing disturbs
     host_seconds: float = 0.0  # between two steps
     before_queue_seconds: float = 0.0  # from the first byte of a request until its prompt is tokenized
-    disturbance: float = 0.0  # what steps take longer for what else runs there, as a share of their cost
+    disturbance_seconds: float = 0.0  # that each stream adds to a step on average: its events are sent meanwhile
 
 
 @dataclass(frozen=True, slots=True)

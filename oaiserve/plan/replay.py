@@ -132,10 +132,11 @@ class Replay:
 
     def _seconds(self, step: Step) -> float:
         """Return how long a step takes, with its disturbances. These come at random, and take exponential times."""
-        seconds = left = self._cost.step.expected_ns(load_of(step)) / 1e9
-        if share := self._cost.disturbance:
-            rng = self._rng
-            while (left := left - rng.expovariate(share / DISTURBANCE_SECONDS)) > 0:
+        seconds = self._cost.step.expected_ns(load_of(step)) / 1e9
+        if self._cost.disturbance_seconds:
+            rng, num_streams = self._rng, sum(chunk.max_draws > 0 for chunk in step.chunks)
+            left = num_streams * self._cost.disturbance_seconds / DISTURBANCE_SECONDS
+            while (left := left - rng.expovariate(1)) > 0:
                 seconds += rng.expovariate(1 / DISTURBANCE_SECONDS)
         return seconds
 

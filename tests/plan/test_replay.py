@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from oaiserve.engine.step_cost import KNOTS, StepCost
+from oaiserve.plan import replay
 from oaiserve.plan.calibration import calibrated
 from oaiserve.plan.recorded import Arrival, Cost, RecordedLoad, Server
 from oaiserve.plan.replay import Replay, Replayed
@@ -18,8 +19,8 @@ LINEAR = StepCost(tuple(1e6 * knot for knot in KNOTS))  # 1 ms for each row
 
 
 def run(*arrivals: Arrival, cost: StepCost = FLAT, server: Server | None = None, **others: float) -> Replayed:
-    replay = Replay(server or Server(), Cost(cost, **others))
-    return replay.run([(arrival.seconds, 0, arrival) for arrival in arrivals])
+    simulated = Replay(server or Server(), Cost(cost, **others))
+    return simulated.run([(arrival.seconds, 0, arrival) for arrival in arrivals])
 
 
 def prompt(length: int, first: int = 0) -> list[int]:
@@ -100,13 +101,14 @@ def test_drafts_take_the_steps_that_they_took_and_end_where_they_were_wrong() ->
     assert sum(slower.gaps) >= 0.039
 
 
-def test_the_disturbance_is_found_with_which_a_load_was_recorded() -> None:
+def test_the_disturbance_is_found_with_which_a_load_was_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "DISTURBANCE_SECONDS", 1e-4)  # else so short a load has few of them
     load = load_of_one_second(40)
-    disturbed = Replay(load.server, Cost(LINEAR, disturbance=0.3)).run([(a.seconds, 0, a) for a in load.arrivals])
+    disturbed = run(*load.arrivals, cost=LINEAR, server=load.server, disturbance_seconds=1e-4)
     tpots = [one.tpot for one in disturbed.served if one.tpot is not None]
     found = calibrated(replace(load, tpot_seconds=sum(tpots) / len(tpots))).cost
     assert found is not None
-    assert found.disturbance == pytest.approx(0.3, abs=0.1)
+    assert found.disturbance_seconds == pytest.approx(1e-4, rel=0.3)
     assert calibrated(load) == load
 
 

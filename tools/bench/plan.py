@@ -78,7 +78,7 @@ def main() -> None:
     bench = Bench(arguments.folder, arguments.seconds, arguments.drafts)
     trained = calibrated(bench.recorded("training", TRAINING)).cost
     assert trained is not None
-    print(f"Disturbance while it was trained: {trained.disturbance:.0%}.")
+    print(f"Disturbance while it was trained: {trained.disturbance_seconds * 1e3:.2g} ms a stream and step.")
     if arguments.find_max:
         rates = bench.highest(trained)
         print(
