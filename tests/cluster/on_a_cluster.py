@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import httpx
 
@@ -53,10 +54,13 @@ def requests_that_begin_alike_meet_and_say_why(cluster: LocalCluster) -> None:
     text = "The same long beginning of a prompt. " * 60
     for number in range(4):
         post(cluster, {"prompt": f"{text} {number}", "max_tokens": 2}, x_request_id=f"alike-{number}")
-    found = {}
-    for port in cluster.replicas().values():
-        for entry in get(cluster, "/debug/requests?id=alike-", port).json()["requests"]:
-            found[entry["request_id"]] = entry
+    found: dict[str, Any] = {}
+    give_up = time.monotonic() + 5
+    while len(found) < 4:  # an account is complete a moment after its answer
+        assert time.monotonic() < give_up, found
+        for port in cluster.replicas().values():
+            for entry in get(cluster, "/debug/requests?id=alike-", port).json()["requests"]:
+                found[entry["request_id"]] = entry
     assert len({entry["routing"]["replica"] for entry in found.values()}) == 1, found
     last = found["alike-3"]
     assert last["routing"]["reason"] == "prefix"
