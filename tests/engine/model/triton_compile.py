@@ -146,12 +146,13 @@ def multiply(columns: int, n: int, rows: int, dtype: torch.dtype = torch.bfloat1
     bytes_, scales = torch.empty(n, columns, dtype=torch.uint8), torch.empty(columns // 128, n, dtype=torch.float16)
     zeros = torch.empty(columns // 128, n, dtype=torch.uint8)
     x = torch.empty(rows, columns, dtype=dtype)
-    for matrix in (
+    matrices = (
         PackedMatrix("int4", bytes_[:, : columns // 2].contiguous(), scales, zeros),
         PackedMatrix("int4", bytes_[:, : columns // 2].contiguous(), scales.repeat(4, 1), None),  # groups of 32
         PackedMatrix("int8", bytes_, scales, None),
         PackedMatrix("float8", bytes_.view(FP8), scales.float(), None),
-    ):
+    )
+    for matrix in matrices if rows == 1 else matrices[::3]:
         triton_matrices.multiply(x, matrix, None)
 
 
@@ -167,9 +168,8 @@ def main() -> None:
     attend(64, num_decodes=64, query_len=2048, dtype=torch.bfloat16, sinks=torch.ones(32))
     attend(128, num_decodes=2, query_len=2048, dtype=torch.bfloat16, slopes=torch.ones(32))
     attend(80, num_decodes=2, query_len=20, dtype=torch.float32)
-    for dim in (64, 128):  # Llama's layers as they run in one piece, Qwen 3's, and Gemma's
-        attend(dim, num_decodes=64, query_len=2048, dtype=torch.bfloat16, is_rotated=True)
-    attend(128, num_decodes=64, query_len=20, dtype=torch.bfloat16, is_rotated=True, has_norms=True, heads=64)
+    # Queries and keys that are rotated where they are read, and normed in the largest heads.
+    attend(128, num_decodes=64, query_len=2048, dtype=torch.bfloat16, is_rotated=True)
     attend(256, num_decodes=64, query_len=20, dtype=torch.bfloat16, is_rotated=True, has_norms=True, heads=16)
     attend(128, num_decodes=64, query_len=2048, dtype=torch.bfloat16, is_scaled=True, is_rotated=True)
     for heads in (64, 71):  # all with one key head, as Falcon has them
