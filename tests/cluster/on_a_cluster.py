@@ -142,10 +142,11 @@ def main() -> None:
         with start_local(num_cpus=2) as cluster:
             cluster.deploy(REPLICAS, step_ms=5, max_running=8, max_waiting=8, api_key=KEY)
             cluster.wait_until(lambda: len(cluster.replicas()) == REPLICAS and cluster.answers(), "the start")
-            traced = the_clients_trace_has_the_decision
-            failed = fails(traced.__name__, partial(traced, cluster, collector))
+            failed = False
             for check in CHECKS:
                 failed |= fails(check.__name__, partial(check, cluster))
+            traced = the_clients_trace_has_the_decision
+            failed |= fails(traced.__name__, partial(traced, cluster, collector))
     sys.exit(1 if failed else 0)
 
 
