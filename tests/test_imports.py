@@ -48,7 +48,7 @@ MODEL_ROWS = {
     "executor": "adapters batch",
     "triton_adapter_kernels": "",
     "triton_adapters": "batch transfer triton_adapter_kernels",
-    "adapted_modules": "batch triton_adapters",
+    "adapted_modules": "batch spec triton_adapters",
     # sampling
     "logit_edits": "transfer",
     "draw_rows": "",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from oaiserve.engine.model.batch import Batch
+from oaiserve.engine.model.spec import is_linear
 
 # Adds to the products `out` [tokens, rows of W] of a module of this name, given its input [tokens, columns].
 AddTo = Callable[[str, Tensor, Tensor], None]
@@ -35,11 +36,6 @@ def adaptable(model: PreTrainedModel) -> dict[str, tuple[int, int]]:
         elif isinstance(module, Conv1D):
             found[name] = (module.nf, module.nx)
     return found
-
-
-def is_linear(module: Module) -> TypeGuard[torch.nn.Linear]:
-    """Return whether a module gives its product with its weights, and not what a router chooses by it."""
-    return isinstance(module, torch.nn.Linear) and not hasattr(module, "top_k")
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeGuard
 
 import torch
 
@@ -117,3 +117,8 @@ class LoadedModel(ModelSpec):
     """A model with its weights on the device, or the part of it that this process has if the model is split."""
 
     model: PreTrainedModel
+
+
+def is_linear(module: torch.nn.Module) -> TypeGuard[torch.nn.Linear]:
+    """Return whether a module gives its product with its weights, and not what a router chooses by it."""
+    return isinstance(module, torch.nn.Linear) and not hasattr(module, "top_k")

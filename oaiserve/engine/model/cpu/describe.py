@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from oaiserve.engine.model.adapted_modules import is_linear
 from oaiserve.engine.model.cpu.blocks import Blocks, ExpertBlocks
 from oaiserve.engine.model.cpu.description import (
     MLP,
@@ -42,7 +41,7 @@ from oaiserve.engine.model.cpu.description import (
     fit,
 )
 from oaiserve.engine.model.layer_operations import ACTIVATIONS
-from oaiserve.engine.model.spec import KVShape, LoadedModel
+from oaiserve.engine.model.spec import KVShape, LoadedModel, is_linear
 
 # In these families only the layers with a window rotate queries and keys by position.
 _ROTATE_IN_WINDOWS = {"cohere2", "exaone4", "exaone_moe"}
@@ -176,7 +175,7 @@ class _Reader:
     def _attention(self, index: int, attention: Any) -> Attention:
         attention = self._child(attention, "attention", optional=True) or attention
         is_sharing = getattr(attention, "is_kv_shared_layer", False)
-        owner = attention.layer_idx if is_sharing else index  # the layer whose cache it uses
+        owner: int = attention.layer_idx if is_sharing else index  # the layer whose cache it uses
         shape = self._loaded.kv_shapes.get(owner)
         if shape is None or (is_sharing and owner == index):
             raise NotKnown(f"its layer {index} takes its keys and values from another one")
@@ -205,8 +204,8 @@ class _Reader:
             query_norm=self._norm_of(attention, *_QUERY_NORMS),
             key_norm=self._norm_of(attention, *_KEY_NORMS),
             value_norm=None
-            if (values := getattr(attention, "v_norm", None)) is None
-            else _unscaled(values, shape.value_dim),
+            if (value_norm := getattr(attention, "v_norm", None)) is None
+            else _unscaled(value_norm, shape.value_dim),
             rotary=self._rotary(index, attention, parameters),
             rotary_offset=attention.qk_nope_head_dim if isinstance(qkv, LatentProjection) else 0,
             rotates_before_norms=hasattr(attention, _AFTER_ROTATION),
@@ -289,7 +288,8 @@ class _Reader:
             return None
         if getattr(self._config, "kv_lora_rank", None) is not None:
             raise NotKnown("it scales queries of latent attention by their positions")
-        return 1 + beta * (1 + positions // rope["original_max_position_embeddings"]).float().log()
+        factors: Tensor = 1 + beta * (1 + positions // rope["original_max_position_embeddings"]).float().log()
+        return factors
 
     def _mlp_or_experts(self, mlp: Module, beside: Module | None) -> MLP | Experts:
         """Describe an MLP, or a mixture of experts with what all tokens share, within its module or `beside` it."""
@@ -456,7 +456,8 @@ class _Reader:
                 weight = weight + 1
             return Norm(weight, bias, norm.eps, subtracts_mean=True)
         if type(norm).__name__ == "OlmoLayerNorm":  # without weights
-            return Norm(torch.ones(norm.normalized_shape), None, 1e-5, subtracts_mean=True)  # type: ignore[arg-type]
+            sizes: Any = norm.normalized_shape
+            return Norm(torch.ones(sizes), None, 1e-5, subtracts_mean=True)
         epsilon = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
         if "Norm" in type(norm).__name__ and isinstance(epsilon, float):
             weight = self._parameter(norm, "weight").float()
