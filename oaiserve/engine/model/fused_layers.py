@@ -34,6 +34,8 @@ class FusedLayers:
     def __init__(self, loaded: LoadedModel, decoder: Decoder, operations: LayerOperations) -> None:
         if not isinstance(decoder.embedding, Tensor):
             raise NotKnown("its embedding is in blocks")
+        if decoder.embedding_norm is not None or decoder.layer_inputs is not None:
+            raise NotKnown("it has a norm behind its embedding, or embeddings of layers")
         self._operations = operations
         self._decoder = decoder
         self._embedding = decoder.embedding
@@ -102,6 +104,14 @@ class _FusedLayer:
             raise NotKnown("it has a mixture of experts")
         if not isinstance(attention.qkv, list):
             raise NotKnown("its keys and values are made from latent vectors")
+        if attention.cache_of is not None or attention.values_of_keys or attention.value_norm is not None:
+            raise NotKnown("it has layers without keys or values of their own, or norms of values")
+        if (table := attention.rotary) is not None and (
+            table.query_factors is not None or (not table.is_interleaved and table.apart != table.cosines.shape[1])
+        ):
+            raise NotKnown("it rotates pairs that are further apart, or scales queries by their positions")
+        if layer.input_gate is not None or layer.factor != 1.0:
+            raise NotKnown("its layers have inputs or factors of their own")
         attention_norm = _row_norm(layer.attention_norm)
         is_shared = layer.mlp_norm is layer.attention_norm
         norms = attention.query_norm, attention.key_norm
@@ -161,6 +171,7 @@ class _FusedLayer:
             sliding_window=parameters.sliding_window,
             softcap=parameters.softcap,
             sinks=described.sinks,
+            slopes=parameters.slopes,
             **more,  # type: ignore[arg-type]
         )
         return self.out(attended.flatten(1))

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm, rms_norm
 
-from oaiserve.engine.model.cpu.describe import _ACTIVATIONS
 from oaiserve.engine.model.cpu.description import ClampedGate
 from oaiserve.engine.model.cpu.library import ACTIVATIONS, Gating, Normalize
+from oaiserve.engine.model.layer_operations import ACTIVATIONS as IN_TORCH
 
 pytestmark = pytest.mark.compiler
 NAN, INFINITY = math.nan, math.inf
@@ -35,7 +35,7 @@ def run(function: ctypes._CFuncPtr, *arguments: object, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activations_equal_torch(exports: ctypes.CDLL, name: str) -> None:
     out = run(exports.run_activate, ctypes.c_int64(ACTIVATIONS.index(name)), x=X)
-    expected = X if name == "none" else _ACTIVATIONS[name](X)
+    expected = X if name == "none" else IN_TORCH[name](X)
     torch.testing.assert_close(out, expected, rtol=3e-6, atol=2e-6, equal_nan=True)
 
 
