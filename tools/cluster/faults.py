@@ -61,7 +61,7 @@ def seen(fault: str, answers: list[Answer], at: float, repaired: float | None = 
 
 def replica_killed(cluster: LocalCluster) -> Seen:
     def happen() -> Holds:
-        name, port = min(cluster.replicas().items())
+        name, port = busiest(cluster)
         cluster.kill(cluster.pid_of(port))
         return lambda: name not in cluster.replicas() and len(cluster.replicas()) == REPLICAS
 
@@ -127,7 +127,7 @@ def scaled_up(cluster: LocalCluster) -> Seen:
 
 def slow_replica(cluster: LocalCluster) -> Seen:
     def happen() -> Holds:
-        pid = cluster.pid_of(min(cluster.replicas().values()))
+        pid = cluster.pid_of(busiest(cluster)[1])
         cluster.kill(pid, signal.SIGSTOP)
         time.sleep(SLOW_SECONDS)
         cluster.kill(pid, signal.SIGCONT)
@@ -185,16 +185,25 @@ def clients_leave(cluster: LocalCluster) -> Seen:
     return seen("client leaves while it is routed", [], at, emptied, note)
 
 
-def metrics(cluster: LocalCluster) -> list[str]:
-    """Return the pages of /metrics of all replicas."""
-    ports = cluster.replicas().values()
-    return [httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=10, trust_env=False).text for port in ports]
+def busiest(cluster: LocalCluster) -> tuple[str, int]:
+    """Return the name and the port of the replica with most requests: of an idle one, clients would see nothing."""
+    return max(cluster.replicas().items(), key=lambda replica: running(metrics(replica[1])))
+
+
+def metrics(port: int) -> str:
+    """Return the page of /metrics of the replica at a port."""
+    return httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=10, trust_env=False).text
+
+
+def running(page: str) -> float:
+    """Return how many requests run, by a page of metrics."""
+    return sum(float(value) for value in re.findall(r"^oaiserve_requests_running (\S+)", page, re.MULTILINE))
 
 
 def outcomes(cluster: LocalCluster) -> dict[str, float]:
     """Return how many requests ended in which way, of all replicas."""
     found: dict[str, float] = {}
-    for page in metrics(cluster):
+    for page in map(metrics, cluster.replicas().values()):
         pattern = r'^oaiserve_requests_total\{.*outcome="(\w+)".*\} (\S+)'
         for outcome, value in re.findall(pattern, page, re.MULTILINE):
             found[outcome] = found.get(outcome, 0) + float(value)
@@ -202,8 +211,7 @@ def outcomes(cluster: LocalCluster) -> dict[str, float]:
 
 
 def num_running(cluster: LocalCluster) -> float:
-    found = (re.findall(r"^oaiserve_requests_running (\S+)", page, re.MULTILINE) for page in metrics(cluster))
-    return sum(float(value) for values in found for value in values)
+    return sum(running(metrics(port)) for port in cluster.replicas().values())
 
 
 # In this order: what changes the cluster most comes last.
@@ -254,7 +262,7 @@ def many_kills(cluster: LocalCluster, number: int) -> Seen:
     clients.start()
     kills, longest = [], 0.0
     for killed in range(number):
-        name, port = min(cluster.replicas().items())
+        name, port = busiest(cluster)
         kills.append(time.monotonic())
         cluster.kill(cluster.pid_of(port))
         took = cluster.seconds_until(
