@@ -91,7 +91,8 @@ def test_several_adapters_in_one_batch_are_each_the_model_with_merged_weights(fa
         reference = model if adapter is None else merged(model, adapter)
         with torch.inference_mode():
             expected = reference(torch.tensor([ids])).logits[0]
-        assert difference(logits, expected) < 2e-5
+        # DeepSeek V2's small model multiplies what rounding leaves: torch in float32 is 3e-5 from itself in float64.
+        assert difference(logits, expected) < (2e-4 if family == "deepseek_v2" else 2e-5)
     assert difference(found[0], model(torch.tensor([prompts[0]])).logits[0].detach()) > 0.05  # the adapter counts
 
 
