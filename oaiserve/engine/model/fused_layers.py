@@ -172,7 +172,7 @@ class _FusedLayer:
             softcap=parameters.softcap,
             sinks=described.sinks,
             slopes=parameters.slopes,
-            **more,  # type: ignore[arg-type]
+            **more,
         )
         return self.out(attended.flatten(1))
 
