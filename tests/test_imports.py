@@ -46,7 +46,8 @@ MODEL_ROWS = {
     "batch": "adapters states transfer",
     "block_tables": "transfer",
     "executor": "adapters batch",
-    "triton_adapter_kernels": "",
+    "triton_dot": "",
+    "triton_adapter_kernels": "triton_dot",
     "triton_adapters": "batch transfer triton_adapter_kernels",
     "adapted_modules": "batch spec triton_adapters",
     # sampling
@@ -65,7 +66,7 @@ MODEL_ROWS = {
     "attention.foreign": "attention.hook",
     "attention.reference": "attention batch",
     "attention.rotation": "",
-    "attention.triton_kernels": "",
+    "attention.triton_kernels": "triton_dot",
     "attention.tiles": "batch transfer",
     "attention.triton": "attention attention.rotation attention.tiles attention.triton_kernels batch",
     "attention.varlen": "attention attention.triton batch spec",
@@ -90,7 +91,7 @@ MODEL_ROWS = {
     "integer_layouts": "",
     "packed_weights": "cpu.blocks integer_layouts tensor_files",
     "device_matrices": "integer_layouts",
-    "triton_matrix_kernels": "",
+    "triton_matrix_kernels": "triton_dot",
     "triton_matrices": "device_matrices triton_matrix_kernels",
     # loading, measuring, compiling, capturing
     "split": "",
@@ -503,11 +504,8 @@ ONLY_IN: dict[str, set[str]] = {
     "transformers": {f"{ENGINE}.model", f"{ENGINE}.tokenizer", "oaiserve.demo"},
     "triton": {  # which are themselves imported late, where there is a GPU
         *(f"{ENGINE}.model.attention.{m}" for m in ("triton", "triton_kernels")),
-        *(
-            f"{ENGINE}.model.{m}"
-            for kind in ("adapter", "layer", "matrix", "sampling")
-            for m in (f"triton_{kind}s", f"triton_{kind}_kernels", "triton_matrices", "triton_sampling")
-        ),
+        *(f"{ENGINE}.model.triton_{m}" for m in ("adapters", "dot", "layers", "matrices", "sampling")),
+        *(f"{ENGINE}.model.triton_{kind}_kernels" for kind in ("adapter", "layer", "matrix", "sampling")),
     },
     "prometheus_client": {"oaiserve.telemetry", "oaiserve.gateway.metrics"},
     "opentelemetry": {"oaiserve.telemetry"},

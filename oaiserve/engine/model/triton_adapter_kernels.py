@@ -7,16 +7,7 @@ The weights of an adapter are wherever it was loaded: a table has their addresse
 import triton
 import triton.language as tl
 
-IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
-
-
-@triton.jit
-def _dot(a, b, acc):
-    """Return a @ b + acc in float32, without TF32."""
-    if IS_INTERPRETED:  # the interpreter would multiply the bits of bfloat16 as integers
-        a = a.to(tl.float32)
-        b = b.to(tl.float32)
-    return tl.dot(a, b, acc, input_precision="ieee")
+from oaiserve.engine.model.triton_dot import dot
 
 
 @triton.jit(do_not_specialize=["x_stride", "widest"])
@@ -56,7 +47,7 @@ def shrink_kernel(
             mask=(ranks < rank)[None, :] & is_inside[:, None],
             other=0.0,
         )
-        sums = _dot(inputs, weights, sums)
+        sums = dot(inputs, weights, sums)
     sums *= tl.load(scales + adapter)
     tl.store(products + places[:, None] * widest + ranks[None, :], sums, mask=(ranks < widest)[None, :])
 
@@ -93,7 +84,7 @@ def expand_kernel(
             mask=is_inside[:, None] & (column < num_columns)[None, :],
             other=0.0,
         )
-        sums = _dot(part.to(out.dtype.element_ty), weights, sums)
+        sums = dot(part.to(out.dtype.element_ty), weights, sums)
     places_out = out + row[:, None] * out_stride + column[None, :]
     is_wanted = (row >= 0)[:, None] & (column < num_columns)[None, :] & (rank > 0)
     before = tl.load(places_out, mask=is_wanted, other=0.0).to(tl.float32)

@@ -3,16 +3,7 @@
 import triton
 import triton.language as tl
 
-IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
-
-
-@triton.jit
-def _dot(a, b, acc):
-    """Return a @ b + acc in float32, without TF32."""
-    if IS_INTERPRETED:  # the interpreter would multiply the bits of bfloat16 as integers
-        a = a.to(tl.float32)
-        b = b.to(tl.float32)
-    return tl.dot(a, b, acc, input_precision="ieee")
+from oaiserve.engine.model.triton_dot import dot
 
 
 @triton.jit
@@ -85,14 +76,14 @@ def matrix_kernel(
             # Bytes of a tile have its first columns in their lower halves, and the others in their upper ones.
             packed = tl.load(code_rows + (begin // 2 + half)[None, :], mask=is_output[:, None], other=0)
             low = _less(packed & 15, zero, x.dtype.element_ty)
-            product = _dot(low, _inputs(x, row_offset, rows, x_stride, begin + half), product)
+            product = dot(low, _inputs(x, row_offset, rows, x_stride, begin + half), product)
             high = _less(packed >> 4, zero, x.dtype.element_ty)
-            product = _dot(high, _inputs(x, row_offset, rows, x_stride, begin + HALF + half), product)
+            product = dot(high, _inputs(x, row_offset, rows, x_stride, begin + HALF + half), product)
         else:
             column = tl.arange(0, TILE_COLUMNS)
             code = tl.load(code_rows + (begin + column)[None, :], mask=is_output[:, None], other=0.0)
             weight = _less(code, zero, x.dtype.element_ty) if KIND == "int8" else code.to(x.dtype.element_ty)
-            product = _dot(weight, _inputs(x, row_offset, rows, x_stride, begin + column), product)
+            product = dot(weight, _inputs(x, row_offset, rows, x_stride, begin + column), product)
         acc += product * scale[:, None]
     is_number = is_output[:, None] & (row < rows)[None, :]
     place = row_offset[None, :] * n + output[:, None]

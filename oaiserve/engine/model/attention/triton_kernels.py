@@ -11,21 +11,13 @@ waits.
 import triton
 import triton.language as tl
 
+from oaiserve.engine.model.triton_dot import IS_INTERPRETED, dot
+
 # The score of a masked key is below any other score, but finite. A row that sees no key of a tile gets meaningless
 # weights, and the first key that it sees multiplies these by exp2(MASKED - score) = 0. With -inf the result would be
 # NaN.
 MASKED = tl.constexpr(-1e30)
 LOG2_E = tl.constexpr(1.4426950408889634)
-IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
-
-
-@triton.jit
-def _dot(a, b, acc):
-    """Return a @ b + acc in float32, without TF32."""
-    if IS_INTERPRETED:  # the interpreter would multiply the bits of bfloat16 as integers
-        a = a.to(tl.float32)
-        b = b.to(tl.float32)
-    return tl.dot(a, b, acc, input_precision="ieee")
 
 
 @triton.jit
@@ -252,7 +244,7 @@ def _attend(
         key = _load_rows(key_rows[:, None] + key_dim[None, :], is_token, key_dim, KEY_DIM, TILE_KEY_DIM, not HAS_ENDS)
         if key.dtype == tl.float8e4nv:
             key = key.to(query.dtype)
-        scores = _dot(query, tl.trans(key), tl.zeros([query.shape[0], TILE_N], tl.float32)) * scale
+        scores = dot(query, tl.trans(key), tl.zeros([query.shape[0], TILE_N], tl.float32)) * scale
         if HAS_SOFTCAP:
             # This is softcap * tanh(x), computed with exp2: `Scoring.scalars` prepares `scale` and `softcap` for it.
             scores = softcap - 2.0 * softcap / (1.0 + tl.exp2(scores))
@@ -275,7 +267,7 @@ def _attend(
         )
         if value.dtype == tl.float8e4nv:
             value = value.to(query.dtype)
-        acc = _dot(weights.to(value.dtype), value, acc * decay[:, None])
+        acc = dot(weights.to(value.dtype), value, acc * decay[:, None])
         highest = new_highest
         block = next_block
         token += TILE_N
