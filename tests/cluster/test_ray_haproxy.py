@@ -58,6 +58,16 @@ backend http-default-via-ingress-request-router
 """  # noqa: E501
 
 
+def without(config: str, *texts: str) -> str:
+    """Return the configuration without the lines that have one of the texts."""
+    return "".join(line for line in config.splitlines(True) if not any(text in line for text in texts))
+
+
+# While it builds the application anew: the backend has its fallback only, and there is no router.
+OF_ROUTER = CONFIG.index("\nbackend http-default-via") + 1
+BUILDING = without(CONFIG[:OF_ROUTER], "SERVE_REPLICA", "unique-id", "ingress_request_router", "ingress-request-router")
+
+
 def test_errors_of_the_front_are_those_of_the_api() -> None:
     lines = [line for line in changed(CONFIG).splitlines() if "http-error" in line or "request return" in line]
     assert sorted(re.findall(r"status (\d+)", "\n".join(lines))) == ["400", "408", "413", "502", "503", "503", "504"]
@@ -88,6 +98,32 @@ def test_nothing_falls_back_on_the_python_proxy() -> None:
     assert "SERVE_PROXY_ACTOR" not in changed(CONFIG)
 
 
+def test_a_backend_without_servers_keeps_those_that_it_had() -> None:
+    server = "    server SERVE_REPLICA__default-replica-abc 127.0.0.1:30000 check observe layer4"
+    assert server not in changed(BUILDING)
+    kept = changed(BUILDING, changed(CONFIG))
+    assert kept[kept.index("backend http-default\n") :].count(server) == 1
+    assert kept.index("default-server") < kept.index(server)
+    assert changed(BUILDING, kept) == kept, "however often Ray writes it anew"
+
+
+def test_a_backend_with_servers_has_only_these() -> None:
+    new = CONFIG.replace("replica-abc", "replica-def")
+    assert changed(new, changed(CONFIG)) == changed(new)
+
+
+def test_the_front_has_its_rules_without_a_router() -> None:
+    for config in (CONFIG, BUILDING):
+        lines = changed(config).splitlines()
+        front = lines.index("frontend http_frontend")
+        rules = lines[front + 2 : lines.index("    acl is_http-default path_beg /")]
+        assert f"    http-request del-header {DECISION_HEADER}" in rules
+        assert [line.split()[:2] for line in rules if "unique-id" in line] == [
+            ["unique-id-format", "%[uuid]"],
+            ["http-request", "set-header"],
+        ]
+
+
 def test_each_change_is_made_once() -> None:
     once = changed(CONFIG)
     assert once.startswith(MARK)
@@ -98,7 +134,8 @@ def test_another_file_stays_as_it_is() -> None:
     assert changed("global\n    maxconn 10\n") == f"{MARK}\nglobal\n    maxconn 10\n"
 
 
-def test_haproxy_accepts_the_configuration(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", [changed(CONFIG), changed(BUILDING, changed(CONFIG))], ids=["router", "building"])
+def test_haproxy_accepts_the_configuration(tmp_path: Path, text: str) -> None:
     try:
         program = binary()
     except FileNotFoundError:
@@ -106,6 +143,6 @@ def test_haproxy_accepts_the_configuration(tmp_path: Path) -> None:
     action = tmp_path / "action.lua"
     action.write_text('core.register_action("route_via_ingress_request_router", {"http-req"}, function() end, 0)')
     file = tmp_path / "haproxy.cfg"
-    file.write_text(changed(CONFIG).replace("global\n", f"global\n    lua-load-per-thread {action}\n", 1))
+    file.write_text(text.replace("global\n", f"global\n    lua-load-per-thread {action}\n", 1))
     found = subprocess.run([program, "-c", "-f", str(file)], capture_output=True, text=True, timeout=30)
     assert found.returncode == 0, found.stderr

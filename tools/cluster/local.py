@@ -66,6 +66,7 @@ class LocalCluster:
         self._cluster = cluster
         self._folder = folder
         self.port = port
+        self.num_replicas = 0  # as deployed
         self.nodes: list[Any] = []  # beside the head
 
     def add_node(self, num_cpus: int, **options: Any) -> Any:
@@ -95,6 +96,7 @@ class LocalCluster:
         options = {"host": "127.0.0.1", "port": self.port}
         config = {"proxy_location": "HeadOnly", "http_options": options, "applications": [application]}
         _get_global_client().deploy_apps(ServeDeploySchema.model_validate(config))
+        self.num_replicas = num_replicas
 
     def replicas(self) -> dict[str, int]:
         """Return the ports of the replicas that the front sends requests to, by name."""

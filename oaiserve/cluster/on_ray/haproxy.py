@@ -17,6 +17,7 @@ from pathlib import Path
 from oaiserve.errors import APIError, BodyTooLarge, InvalidRequest, RequestTimeout, Unavailable
 
 MARK = "# changed by oaiserve-haproxy"
+FORMER = "haproxy.former.cfg"  # beside the configuration: a copy of what HAProxy has been started with
 _ID = "%[var(txn.request_id)]"
 _AWAY = "The replica that had the request is gone, or did not answer. Please try again."
 _ERRORS: dict[int, APIError] = {
@@ -31,20 +32,22 @@ _ERRORS: dict[int, APIError] = {
 # In front of all rules of the front. What Ray reads of these headers is not for clients, and
 # the decision of the router is nobody else's to tell. An id that the server would
 # replace is dropped here, so that front, replica and client have the same one.
-_REQUEST_RULES = """\
+_FRONT_RULES = """\
     http-request del-header x-request-disconnect-disabled
     http-request del-header x-request-timeout-seconds
     http-request del-header x-oaiserve-route
     http-request del-header x-request-id if !{ req.hdr(x-request-id) -m reg ^[A-Za-z0-9._-]{1,128}$ }
-"""
-_AFTER_ID = """\
+    unique-id-format %[uuid]
+    http-request set-header x-request-id %[unique-id] if !{ req.hdr(x-request-id) -m found }
     http-request set-var(txn.request_id) req.hdr(x-request-id)
     http-response del-header server
-"""
+""".splitlines()
+# Ray's own rules for the id, which it writes only while there is a router.
+_ID_RULES = ("unique-id-format ", "http-request set-header x-request-id ")
 
 
-def changed(config: str) -> str:
-    """Return Ray's configuration of HAProxy with these changes.
+def changed(config: str, former: str = "") -> str:
+    """Return Ray's configuration of HAProxy with these changes. `former` is what this returned before, on this node.
 
     - Errors of the front are OpenAI's objects. Where there is no application, the path is not at fault: that is a 503.
     - A request whose replica has gone before the first byte of its answer is sent to another one.
@@ -52,13 +55,18 @@ def changed(config: str) -> str:
     - If the router does not answer, or names a replica that this front does not know yet, the request goes to the
       replica with the fewest connections, instead of failing.
     - The fallback, which would pass each token through Ray's Python proxy, is taken out.
+    - A backend without any server gets those that it had before. Ray takes them out while it builds an application
+      anew, although they run, and for good if that fails. HAProxy's own checks find those that are gone.
+    - What is said of headers and ids holds without a router, too.
     """
     if config.startswith(MARK):
         return config
-    lines = []
+    lines: list[str] = []
+    has_front_rules = False
     for line in config.splitlines():
         is_fallback = re.match(r"\s*server \S+ \S+ .*\bbackup$", line) and "proto h2" not in line
-        if is_fallback or "ingress_request_router_failed) -m" in line:
+        is_id_rule = has_front_rules and line.strip().startswith(_ID_RULES)
+        if is_fallback or is_id_rule or "ingress_request_router_failed) -m" in line:
             continue
         if re.match(r"\s*errorfile 50[234] ", line):
             line = _answer("http-error", int(line.split()[1]))
@@ -69,10 +77,35 @@ def changed(config: str) -> str:
         lines.append(line)
         if line.strip() == "option httplog":
             lines += ["    option forwardfor", *(_answer("http-error", status) for status in _ERRORS if status < 500)]
-    text = "\n".join(lines) + "\n"
-    text = re.sub(r"(?m)^(    unique-id-format .*\n)", lambda match: _REQUEST_RULES + match[1], text)
-    text = re.sub(r"(?m)^(    http-request set-header x-request-id .*\n)", lambda match: match[1] + _AFTER_ID, text)
-    return f"{MARK}\n{text}"
+        if lines[-2:-1] == ["frontend http_frontend"] and line.strip().startswith("bind "):
+            lines += _FRONT_RULES
+            has_front_rules = True
+    text = "\n".join([MARK, *_with_servers(lines, former.splitlines())])
+    return text + "\n"
+
+
+def _with_servers(config: list[str], former: list[str]) -> list[str]:
+    """Return the lines of a configuration with the former servers of each backend that has none."""
+    sections, before = _sections(config), _sections(former)
+    for name, lines in sections.items():
+        if name.startswith("backend ") and not _servers(lines):
+            lines += _servers(before.get(name, []))
+    return [line for lines in sections.values() for line in lines]
+
+
+def _sections(config: list[str]) -> dict[str, list[str]]:
+    """Return the lines of each section, by its first one."""
+    found: dict[str, list[str]] = {}
+    name = ""
+    for line in config:
+        if line and not line[0].isspace():
+            name = line
+        found.setdefault(name, []).append(line)
+    return found
+
+
+def _servers(section: list[str]) -> list[str]:
+    return [line for line in section if line.strip().startswith("server ")]
 
 
 def _answer(rule: str, status: int) -> str:
@@ -89,7 +122,10 @@ def main() -> None:
     arguments = sys.argv[1:]
     try:
         path = Path(arguments[arguments.index("-f") + 1])
-        path.write_text(changed(path.read_text()))
+        former = path.with_name(FORMER)
+        text = changed(path.read_text(), former.read_text() if former.exists() else "")
+        path.write_text(text)
+        former.write_text(text)
     except (ValueError, IndexError, OSError) as error:
         print(f"oaiserve-haproxy: the configuration stays as it is: {error}", file=sys.stderr)
     program = binary()
