@@ -109,6 +109,18 @@ def rolling_update(cluster: LocalCluster) -> Seen:
     return while_asked(cluster, "rolling update", happen)
 
 
+def failed_update(cluster: LocalCluster) -> Seen:
+    """An update has a setting that is wrong, so the application cannot be built; then one comes without it."""
+
+    def happen() -> Holds:
+        cluster.deploy(REPLICAS, step_ms=11, max_running="many")
+        return lambda: cluster.status() == "DEPLOY_FAILED" and cluster.answers()
+
+    found = while_asked(cluster, "update with a wrong setting", happen, "until Ray says that it failed")
+    cluster.deploy(REPLICAS, step_ms=11)
+    return found
+
+
 def scaled_down(cluster: LocalCluster) -> Seen:
     def happen() -> Holds:
         cluster.deploy(REPLICAS - 1, step_ms=11)
@@ -226,6 +238,7 @@ FAULTS: dict[str, Callable[[LocalCluster], Seen]] = {
     "leave": clients_leave,
     "slow": slow_replica,
     "update": rolling_update,
+    "failed": failed_update,
     "down": scaled_down,
     "up": scaled_up,
     "port": without_a_port,

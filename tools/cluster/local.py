@@ -138,6 +138,12 @@ class LocalCluster:
         if self.seconds_until(holds, START_LIMIT_SECONDS) is None:
             raise NotInTime(f"{what} took more than {START_LIMIT_SECONDS:.0f} s")
 
+    def status(self) -> str:
+        """Return what Ray says of the application."""
+        from ray import serve
+
+        return str(serve.status().applications["oaiserve"].status.value)
+
     def num_running(self) -> int:
         """Return how many replicas Ray counts as running, with those that the front does not know."""
         from ray import serve
