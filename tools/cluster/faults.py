@@ -104,7 +104,7 @@ def rolling_update(cluster: LocalCluster) -> Seen:
     def happen() -> Holds:
         before = cluster.replicas().keys()
         cluster.deploy(REPLICAS, step_ms=11)
-        return lambda: not before & cluster.replicas().keys() and len(cluster.replicas()) == REPLICAS
+        return lambda: len(now := cluster.replicas().keys()) == REPLICAS and not before & now
 
     return while_asked(cluster, "rolling update", happen)
 
@@ -149,7 +149,7 @@ def slow_replica(cluster: LocalCluster) -> Seen:
 
 
 def without_a_port(cluster: LocalCluster) -> Seen:
-    """A node without the front's settings joins, and gets a replica, which opens no port."""
+    """A node without the front's settings joins, and gets the replicas that have no other place: they open no port."""
 
     bare = {"RAY_SERVE_ENABLE_HA_PROXY": "0", "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0"}
     nodes = []
@@ -160,6 +160,8 @@ def without_a_port(cluster: LocalCluster) -> Seen:
         return lambda: cluster.num_running() == REPLICAS + 2 and cluster.answers()
 
     found = while_asked(cluster, "replica without an open port", happen)
+    num_bare = cluster.num_running() - len(cluster.replicas())
+    found = replace(found, note=f"{num_bare} of {cluster.num_running()}")
     cluster.deploy(REPLICAS, step_ms=11)
     cluster.kill_node(nodes[0])  # so that none of those that stay is there
     return found
@@ -172,7 +174,7 @@ def node_killed(cluster: LocalCluster) -> Seen:
         time.sleep(1)
         return lambda: len(cluster.replicas()) == REPLICAS and before.keys() != cluster.replicas().keys()
 
-    return while_asked(cluster, "node killed", happen, "of two, each with replicas; the head stays")
+    return while_asked(cluster, "node killed", happen, "of two; the head stays")
 
 
 def long_bodies(cluster: LocalCluster) -> Seen:
@@ -241,8 +243,8 @@ FAULTS: dict[str, Callable[[LocalCluster], Seen]] = {
     "failed": failed_update,
     "down": scaled_down,
     "up": scaled_up,
-    "port": without_a_port,
     "node": node_killed,
+    "port": without_a_port,
 }
 
 
