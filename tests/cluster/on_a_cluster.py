@@ -38,6 +38,15 @@ def get(cluster: LocalCluster, path: str, port: int | None = None) -> httpx.Resp
     return httpx.get(url, headers={"authorization": f"Bearer {KEY}"}, timeout=30, trust_env=False)
 
 
+def is_routed(cluster: LocalCluster) -> bool:
+    """Return whether requests come with the router's decision, as they do some moments after a start."""
+    if not cluster.answers():
+        return False
+    post(cluster, {"prompt": "x", "max_tokens": 1}, x_request_id="routed")
+    pages = [get(cluster, "/debug/requests?id=routed", port).json() for port in cluster.replicas().values()]
+    return any(entry["routing"].get("replica") for page in pages for entry in page["requests"])
+
+
 def there_is_one_request_id_and_one_trace(cluster: LocalCluster) -> None:
     trace = "0af7651916cd43dd8448eb211c80319c"
     parent = f"00-{trace}-b7ad6b7169203331-01"
@@ -141,7 +150,7 @@ def main() -> None:
         os.environ |= {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "500"}
         with start_local(num_cpus=2) as cluster:
             cluster.deploy(REPLICAS, step_ms=5, max_running=8, max_waiting=8, api_key=KEY)
-            cluster.wait_until(lambda: len(cluster.replicas()) == REPLICAS and cluster.answers(), "the start")
+            cluster.wait_until(lambda: len(cluster.replicas()) == REPLICAS and is_routed(cluster), "the start")
             failed = False
             for check in CHECKS:
                 failed |= fails(check.__name__, partial(check, cluster))
