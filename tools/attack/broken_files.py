@@ -1,6 +1,7 @@
 """Starts the server on broken model files, thousands of them: python -m tools.attack.broken_files --seed 1
 
-A small model is saved in each format that is read: safetensors, packed integers, MXFP4 and GGUF; and so is an adapter.
+A small model is saved in each format that is read: safetensors, packed integers, FP8, MXFP4 and GGUF, and so is an
+adapter.
 The files are spoiled in many ways: bytes are changed, the file is cut, numbers are replaced by extremes, the JSON of
 headers, indexes and configurations is edited. Each start is a process of its own. It must end with one sentence and
 exit code 2, or the model must answer; it may not crash, hang, or take memory or time without end. What is spoiled is a
@@ -48,6 +49,7 @@ from oaiserve.engine.model.cpu.build import build
 from oaiserve.engine.model.pooling import load as pooling_load  # noqa: F401
 from oaiserve.engine.request import SamplingParams
 from oaiserve.model_files import INDEX
+from tools.fp8_checkpoints import write_fp8
 from tools.markdown import as_markdown, publish
 from tools.packed_checkpoints import Packing, write_checkpoint
 from tools.random_adapters import write_adapter
@@ -114,6 +116,11 @@ def write_with_index(folder: Path) -> None:
 
 def write_packed(folder: Path, packing: Packing) -> None:
     write_checkpoint(folder, random_model(LlamaConfig(**_LLAMA)), packing)
+    byte_tokenizer(VOCAB).save_pretrained(folder)
+
+
+def write_in_fp8(folder: Path) -> None:
+    write_fp8(folder, random_model(LlamaConfig(**_LLAMA)), "blocks")
     byte_tokenizer(VOCAB).save_pretrained(folder)
 
 
@@ -311,6 +318,8 @@ def write_formats(sound: Path) -> dict[str, Format]:
     for name, packing in _PACKINGS.items():
         write_packed(sound / name, packing)
         found[name] = Format({**weights, "config.json edited": Way("config.json", edited_quantization)})
+    write_in_fp8(sound / "FP8")
+    found["FP8"] = Format({**weights, "config.json edited": Way("config.json", edited_quantization)})
     write_mxfp4(sound / "MXFP4")
     found["MXFP4"] = Format(weights | _CONFIG_EDITED)
     write_in_blocks(sound / "GGUF", LlamaConfig(**_LLAMA), _SHORT_BLOCKS)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from oaiserve.engine.model.cpu.description import Matrix
 from oaiserve.engine.model.device_matrices import (
@@ -28,6 +27,7 @@ from oaiserve.engine.model.load import keep_packed, load_model, prepare
 from oaiserve.engine.model.packed_weights import PackedWeights
 from oaiserve.quantization import read_quantization
 from tests.engine.model.cpu.small_models import config, make_model
+from tools.fp8_checkpoints import Layout, write_fp8
 from tools.packed_checkpoints import Packing, write_checkpoint
 from tools.random_models import byte_tokenizer
 
@@ -127,46 +127,10 @@ def test_matrices_are_joined_if_they_are_stored_alike() -> None:
 # -- checkpoints ------------------------------------------------------------------------------------------------------
 
 
-def write_fp8(folder: Path, layout: str) -> None:
-    """Write a checkpoint whose linear layers are FP8, except for the last."""
-    model = make_model(config("llama", **SIZES))
-    tensors = dict(model.named_parameters())
-    found: dict[str, torch.Tensor] = {}
-    for name, parameter in tensors.items():
-        if parameter.dim() != 2 or "embed" in name or "lm_head" in name:
-            found[name] = parameter.detach().to(torch.bfloat16).contiguous()
-            continue
-        base, (n, k) = name.removesuffix(".weight"), parameter.shape
-        scale = (
-            (numbers(-(-n // 32), k // 32).abs() + 0.5) / 64 if layout == "blocks" else numbers(n, 1).abs() / 64 + 0.01
-        )
-        scale = torch.tensor(0.02) if layout == "tensor" else scale
-        found[f"{base}.weight_scale_inv" if layout == "blocks" else f"{base}.weight_scale"] = scale
-        whole = scale.repeat_interleave(32, 0)[:n].repeat_interleave(32, 1) if layout == "blocks" else scale
-        found[name] = (parameter.detach() / whole).to(torch.float8_e4m3fn)
-        found[f"{base}.input_scale"] = torch.tensor(1.0)
-    folder.mkdir(exist_ok=True)
-    save_file(found, folder / "model.safetensors")
-    model.config.save_pretrained(folder)
-    weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
-    settings: dict[str, Any] = {
-        "blocks": {"quant_method": "fp8", "weight_block_size": [32, 32]},
-        "tensor": {"quant_method": "fp8"},
-        "fbgemm": {"quant_method": "fbgemm_fp8"},
-        "compressed": {
-            "quant_method": "compressed-tensors",
-            "format": "float-quantized",
-            "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
-        },
-    }[layout]
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": settings, "dtype": "bfloat16"}))
-    byte_tokenizer(256).save_pretrained(folder)
-
-
-@pytest.mark.parametrize("layout", ["blocks", "tensor", "fbgemm", "compressed"])
-def test_checkpoints_in_fp8_are_read_and_may_stay_packed(layout: str, tmp_path: Path) -> None:
-    write_fp8(tmp_path, layout)
+@pytest.mark.parametrize("layout", get_args(Layout))
+def test_checkpoints_in_fp8_are_read_and_may_stay_packed(layout: Layout, tmp_path: Path) -> None:
+    write_fp8(tmp_path, make_model(config("llama", **SIZES)), layout)
+    byte_tokenizer(256).save_pretrained(tmp_path)
     loaded = load_model(tmp_path, device="cpu", dtype="float32")
     ids = torch.arange(9)[None]
     with torch.inference_mode():
