@@ -79,6 +79,8 @@ def test_a_sound_model_passes_as_do_a_hub_id_and_a_mixture_with_pickles(folder: 
         ({"vocab_size": 10**12}, "its vocab_size is 1e+12, but can be at most "),
         ({"vocab_size": 0}, "its vocab_size is 0, but must be at least 1"),
         ({"hidden_size": 0}, "its hidden_size is 0, but must be at least 1"),
+        ({"rope_parameters": {"rope_type": [1]}}, "its rope_type is [1], but must be a name"),
+        ({"text_config": {"rope_scaling": {"type": {}}}}, "its type is {}, but must be a name"),
         ({"head_dim": 10**10}, "its head_dim is 1e+10, but can be at most "),
         ({"num_hidden_layers": 10**9}, "its num_hidden_layers is 1e+09, but can be at most "),
         ({"num_hidden_layers": 1e9}, "its num_hidden_layers is 1e+09, but can be at most "),
