@@ -278,7 +278,7 @@ class RouteOptions:
 
     @property
     def server(self) -> ServerOptions:
-        """The settings of the HTTP server in front."""
+        """Return the settings of the HTTP server in front."""
         return ServerOptions(
             host=self.host,
             port=self.port,
@@ -529,7 +529,7 @@ class EngineOptions:
 
     @property
     def adapters(self) -> dict[str, Path]:
-        """The folders of the adapters, by name."""
+        """Return the folders of the adapters, by name."""
         parts = (given.partition("=") for given in self.lora)
         return {name: Path(folder) for name, _, folder in parts}
 

@@ -36,7 +36,7 @@ class Timeouts(NamedTuple):
 
 
 class Reading(Enum):
-    """Which part of a request comes next from the client."""
+    """A connection is waiting for this part of a request from its client."""
 
     NOTHING = auto()  # a request may begin
     HEAD = auto()

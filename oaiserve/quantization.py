@@ -1,4 +1,4 @@
-"""What a config.json says of weights that were quantized before, and the refusal of what is not read. Stdlib only."""
+"""A config.json says how weights were quantized before, and what is not read is refused here. Stdlib only."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _INTEGER_FORMATS = ("pack-quantized", "int-quantized", "naive-quantized")
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """How the weights of a checkpoint are packed: as integers, or as floats of 8 bits."""
+    """The weights of a checkpoint are packed in this way: as integers, or as floats of 8 bits."""
 
     method: Method
     bits: int | None  # None: not the same in all matrices

@@ -18,7 +18,7 @@ _BITS = {
 
 
 class _Place(NamedTuple):
-    """Where the data of a tensor begin and end, counted from the end of the header."""
+    """The data of a tensor begin and end here, counted from the end of the header."""
 
     begin: int
     end: int

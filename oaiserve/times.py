@@ -82,7 +82,7 @@ class RequestTimes:
 
     @property
     def time_to_first_token_ns(self) -> int | None:
-        """Time to first token (TTFT) = receive + tokenize_wait + tokenize + queue + prefill."""
+        """Return the time to first token (TTFT) = receive + tokenize_wait + tokenize + queue + prefill."""
         if self.received is None or self.first_token is None:
             return None
         return self.first_token - self.received

@@ -79,7 +79,7 @@ class Router:
 
     @property
     def num_prefixes(self) -> int:
-        """The number of beginnings of prompts that are remembered."""
+        """Return the number of beginnings of prompts that are remembered."""
         return len(self._holders)
 
     def update_replicas(self, names: Iterable[str], now_ns: int) -> None:

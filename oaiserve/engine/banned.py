@@ -1,4 +1,4 @@
-"""Which ids a request's own parameters forbid at a draw, whatever the model computes. Engine thread only, no torch."""
+"""A request's own parameters forbid ids at a draw, whatever the model computes. Engine thread only, no torch."""
 
 from __future__ import annotations
 

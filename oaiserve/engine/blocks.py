@@ -45,12 +45,12 @@ class BlockPool:
 
     @property
     def num_used(self) -> int:
-        """The number of blocks that sequences use. All others can be allocated, cached or not."""
+        """Return the number of blocks that sequences use. All others can be allocated, cached or not."""
         return self.num_blocks - len(self._free)
 
     @property
     def num_cached(self) -> int:
-        """The number of blocks that can be found by their hash, used or free."""
+        """Return the number of blocks that can be found by their hash, used or free."""
         return len(self._published)
 
     def blocks_for(self, num_tokens: int) -> int:

@@ -259,7 +259,7 @@ class Engine:
 
     @property
     def failure(self) -> BaseException | None:
-        """The error that has ended the engine thread, or is about to end it; None after `stop`."""
+        """Return the error that has ended the engine thread, or is about to end it, or None after `stop`."""
         if self._loop.failure is None and self._processes is not None:
             return self._processes.failure
         return self._loop.failure
@@ -276,8 +276,8 @@ class Engine:
 
     @property
     def num_waiting(self) -> int:
-        """The number of sequences that have not entered a step yet, those in the tokenize stage and other work for the
-        tokenizer included."""
+        """Return the number of sequences that have not entered a step yet, those in the tokenize stage and other work
+        for the tokenizer included."""
         return self._waiting.total
 
     def snapshot(self) -> EngineSnapshot:

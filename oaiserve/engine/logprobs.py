@@ -86,7 +86,7 @@ class TokenLogprobs(Sequence[TokenLogprob]):
 
     @property
     def num_entries(self) -> int:
-        """The number of tokens and alternatives."""
+        """Return the number of tokens and alternatives."""
         return len(self._ids)
 
     def entries(self) -> Iterator[list[Entry]]:

@@ -160,7 +160,7 @@ class OpenRequests:
 
     @property
     def num_waiting_tokens(self) -> int:
-        """The tokens of the prompts of all requests that have not entered a step. Any thread may ask."""
+        """Return the tokens of the prompts of all requests that have not entered a step. Any thread may ask."""
         return self._waiting_tokens.total
 
     @property
@@ -170,7 +170,7 @@ class OpenRequests:
 
     @property
     def deadlines_ns(self) -> list[int]:
-        """The times at which the next requests will have waited, or taken, too long."""
+        """Return the times at which the next requests will have waited, or taken, too long."""
         found = (self._queue_deadlines.next_ns, self._request_deadlines.next_ns)
         return [deadline_ns for deadline_ns in found if deadline_ns is not None]
 

@@ -1,4 +1,4 @@
-"""What is known of a model that turns texts into vectors or scores, and that routes need. Stdlib only."""
+"""Routes need to know this of a model that turns texts into vectors or scores. Stdlib only."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Profiling:
 
     @property
     def deadline_ns(self) -> int | None:
-        """The time at which the active profile ends in any case."""
+        """Return the time at which the active profile ends in any case."""
         if self._active is None:
             return None
         return self._active.began_ns + self._active.asked.timeout_ns

@@ -197,7 +197,7 @@ class Sequence:
 
     @property
     def num_pending(self) -> int:
-        """The number of tokens that a step under way may draw, whose ids are not known yet."""
+        """Return the number of tokens that a step under way may draw, whose ids are not known yet."""
         return self.num_tokens - len(self.token_ids)
 
     @property
@@ -207,12 +207,12 @@ class Sequence:
 
     @property
     def num_uncomputed(self) -> int:
-        """The number of tokens that are left to compute."""
+        """Return the number of tokens that are left to compute."""
         return self.num_tokens - self.num_computed
 
     @property
     def num_generated(self) -> int:
-        """The number of tokens of the answer that are known."""
+        """Return the number of tokens of the answer that are known."""
         return len(self.token_ids) - self.prompt_len
 
     @property

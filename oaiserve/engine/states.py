@@ -29,7 +29,7 @@ class StatePool:
 
     @property
     def num_owned(self) -> int:
-        """The number of states that belong to sequences."""
+        """Return the number of states that belong to sequences."""
         return self.num_states - len(self._free) - len(self._kept)
 
     @property

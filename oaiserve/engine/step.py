@@ -36,7 +36,7 @@ class Chunk(NamedTuple):
 
     @property
     def known_end(self) -> int:
-        """The end of the tokens that are the sequence's own: what follows is the draft."""
+        """Return the end of the tokens that are the sequence's own: what follows is the draft."""
         return self.start + self.num_tokens - len(self.draft)
 
     @property

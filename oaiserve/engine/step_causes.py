@@ -53,7 +53,7 @@ class StepCauses:
 
     @property
     def totals(self) -> Parts:
-        """The parts of all steps so far."""
+        """Return the parts of all steps so far."""
         return Parts(
             self._decodes_ns,
             self._prompts_ns,
@@ -65,7 +65,7 @@ class StepCauses:
 
     @property
     def cost(self) -> StepCost | None:
-        """The cost of a step, or None while it is not known."""
+        """Return the cost of a step, or None while it is not known."""
         return self._fit.cost
 
     def step_ended(

@@ -139,7 +139,7 @@ class TokenizeStage:
 
     @property
     def num_waiting(self) -> int:
-        """The number of requests, and of other work, that no worker has begun yet."""
+        """Return the number of requests, and of other work, that no worker has begun yet."""
         return self._workers.num_waiting
 
     def submit(self, request: Request, on_end: OnEnd = _nothing) -> None:

@@ -83,7 +83,7 @@ class TurnWorkers:
 
     @property
     def num_waiting(self) -> int:
-        """The number of tasks of which no piece has begun yet."""
+        """Return the number of tasks of which no piece has begun yet."""
         return self._num_waiting
 
     def add(self, task: Task) -> None:

@@ -162,12 +162,12 @@ class FrontEnd:
 
     @property
     def num_open(self) -> int:
-        """The number of requests that have no record yet."""
+        """Return the number of requests that have no record yet."""
         return len(self._unrecorded)
 
     @property
     def num_encoding(self) -> int:
-        """The number of requests that no thread of the front end has begun to encode."""
+        """Return the number of requests that no thread of the front end has begun to encode."""
         return len(self._not_begun)
 
     def connected(self, address: str) -> None:

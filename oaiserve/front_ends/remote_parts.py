@@ -1,4 +1,4 @@
-"""What a front end has in place of telemetry, of the store of responses and of the count of connections.
+"""A front end has these parts in place of telemetry, of the store of responses and of the count of connections.
 
 The engine process has these parts, one of each for all front ends.
 """

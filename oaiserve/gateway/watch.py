@@ -67,7 +67,7 @@ class Watch:
 
     @property
     def num_ready(self) -> int:
-        """The number of replicas that answer, and take requests."""
+        """Return the number of replicas that answer, and take requests."""
         return len(self.joined - self.silent)
 
     async def run(self) -> None:

@@ -55,7 +55,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What time goes to, on the machine and with the model of a server. Times are in seconds."""
+    """Time goes to this on the machine and with the model of a server. Times are in seconds."""
 
     step: StepCost  # of a step that nothing disturbs
     host_seconds: float = 0.0  # between two steps
@@ -75,7 +75,7 @@ class RecordedLoad:
 
     @property
     def rate(self) -> float:
-        """The mean number of prompts that arrived in a second."""
+        """Return the mean number of prompts that arrived in a second."""
         seconds = self.arrivals[-1].seconds if self.arrivals else 0.0
         return (len(self.arrivals) - 1) / seconds if seconds else 0.0
 

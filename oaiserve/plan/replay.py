@@ -42,14 +42,14 @@ class Served:
 
     @property
     def latency(self) -> float | None:
-        """From its arrival to its last token; None if it was not answered in time."""
+        """Return the seconds from its arrival to its last token, or None if it was not answered in time."""
         if self.ttft is None or self.num_tokens < self.num_answer_tokens:
             return None
         return self.ttft + sum(self.gaps)
 
     @property
     def tpot(self) -> float | None:
-        """The mean time for each token behind the first one; None if there is none."""
+        """Return the mean seconds for each token behind the first one, or None if there is none."""
         return sum(self.gaps) / (self.num_tokens - 1) if self.num_tokens > 1 else None
 
     def tokens(self, number: int, at: float) -> None:

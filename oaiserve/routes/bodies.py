@@ -155,7 +155,7 @@ class SamplingBody(msgspec.Struct, kw_only=True):
 
 
 class CompletionBody(SamplingBody, kw_only=True):
-    """What to continue, and how."""
+    """A client sends the texts to continue, and says how."""
 
     prompt: Annotated[Prompts, described("A text, a list of texts, a list of token ids, or a list of such lists.")]
     max_tokens: Annotated[Integer | None, described("Most tokens of a choice. Default: 16.", 0, MAX_INT32)] = None
@@ -173,7 +173,7 @@ class CompletionBody(SamplingBody, kw_only=True):
 
 
 class ChatBody(SamplingBody, kw_only=True):
-    """The conversation to answer, and how."""
+    """A client sends the conversation to answer, and says how."""
 
     messages: Annotated[list[Message], described("The conversation so far.", minItems=1)]
     logprobs: Annotated[bool | None, described("Send the log-probability of each token of the content.")] = None
@@ -198,7 +198,7 @@ class ChatBody(SamplingBody, kw_only=True):
 
 
 class ResponsesBody(SamplingBody, kw_only=True):
-    """What to respond to, and how."""
+    """A client sends what to respond to, and says how."""
 
     input: Annotated[str | list[InputItem], described("A text, or the items of a talk.", minItems=1)]
     instructions: Annotated[str | None, described("The system's message, before all others.")] = None
@@ -243,20 +243,20 @@ class ResponsesBody(SamplingBody, kw_only=True):
 
 
 class LoadAdapterBody(msgspec.Struct, kw_only=True):
-    """Which adapter to load. `lora_path` is its folder: a path in the server's folder of adapters."""
+    """An operator names the adapter to load. `lora_path` is its folder: a path in the server's folder of adapters."""
 
     lora_name: str
     lora_path: str
 
 
 class UnloadAdapterBody(msgspec.Struct, kw_only=True):
-    """Which adapter to unload."""
+    """An operator names the adapter to unload."""
 
     lora_name: str
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
-    """What to tokenize: either a prompt or messages."""
+    """A client sends what to tokenize: either a prompt or messages."""
 
     model: Annotated[str | None, described("Name of the model; the one that is served, if left out.")] = None
     prompt: Annotated[str | None, described("A text.")] = None
@@ -274,7 +274,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True):
-    """The tokens of which to make a text."""
+    """A client sends the tokens of which to make a text."""
 
     model: Annotated[str | None, described("Name of the model; the one that is served, if left out.")] = None
     tokens: list[TokenId]

@@ -48,14 +48,14 @@ class ChatMessage(msgspec.Struct):
 
 
 class FunctionDelta(msgspec.Struct):
-    """What a chunk adds to a called function: its name comes first, and then parts of its arguments."""
+    """A chunk adds this to a called function: its name comes first, and then parts of its arguments."""
 
     name: str | UnsetType = UNSET
     arguments: str = ""
 
 
 class ToolCallDelta(msgspec.Struct, kw_only=True):
-    """What a chunk adds to the call with this index. The id and the type are in its first chunk."""
+    """A chunk adds this to the call with this index. The id and the type are in its first chunk."""
 
     index: int
     id: str | UnsetType = UNSET
@@ -64,7 +64,7 @@ class ToolCallDelta(msgspec.Struct, kw_only=True):
 
 
 class ChatDelta(msgspec.Struct):
-    """What a chunk adds to the message. A field that is UNSET is left out."""
+    """A chunk adds this to the message. A field that is UNSET is left out."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType | None = UNSET
@@ -75,7 +75,7 @@ class ChatDelta(msgspec.Struct):
 
 
 class _ChoiceEnd(msgspec.Struct, kw_only=True):
-    """What choices of whole answers and of chunks end with."""
+    """Choices of whole answers and of chunks end with these fields."""
 
     logprobs: ChatLogprobs | msgspec.Raw | None = None
     finish_reason: Annotated[
@@ -93,7 +93,7 @@ class ChatChoice(_ChoiceEnd):
 
 
 class ChatChunkChoice(_ChoiceEnd):
-    """What a chunk adds to a choice."""
+    """A chunk adds this to a choice."""
 
     index: int
     delta: ChatDelta

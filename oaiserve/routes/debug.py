@@ -1,5 +1,5 @@
-"""What is inside the server: /debug/requests has the accounts of the last requests that ended, /debug/profile a trace
-of the next engine steps, /debug/report what a router learns of a replica.
+"""These routes show what is inside the server: /debug/requests has the accounts of the last requests that ended,
+/debug/profile a trace of the next engine steps, /debug/report what a router learns of a replica.
 
 None of them holds text of prompts or answers.
 """

@@ -65,14 +65,14 @@ class Exchange:
 
     @property
     def times(self) -> RequestTimes:
-        """The stamps so far, as the engine's events carry them."""
+        """Return the stamps so far, as the engine's events carry them."""
         if self.stream is None or self.stream.times is None:
             return RequestTimes(received=self.received_ns)
         return self.stream.times
 
     @property
     def account(self) -> EngineAccount:
-        """The engine's account, which comes with the terminal event."""
+        """Return the engine's account, which comes with the terminal event."""
         terminal = None if self.stream is None else self.stream.terminal
         return EngineAccount() if terminal is None else terminal.account
 

@@ -80,7 +80,7 @@ class DeveloperMessage(_Said, tag="developer"):
 
 
 class UserMessage(_Said, tag="user"):
-    """What the user says."""
+    """The user says this."""
 
 
 class AssistantMessage(msgspec.Struct, tag_field="role", tag="assistant", kw_only=True):
@@ -256,14 +256,14 @@ TextFormat = PlainText | PlainObject | PlainSchema
 
 
 class TextOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What the text of a response is like."""
+    """The text of a response is to be like this."""
 
     format: TextFormat | None = None
     verbosity: Annotated[str | None, described("Changes nothing.")] = None
 
 
 class ReasoningOptions(msgspec.Struct):
-    """How the model reasons."""
+    """The model is to reason like this."""
 
     effort: Annotated[str | None, described("Passed on to the chat template.")] = None
 
@@ -284,13 +284,13 @@ class EarlierText(msgspec.Struct, tag_field="type", tag="output_text"):
 
 
 class EarlierReasoning(msgspec.Struct, tag_field="type", tag="reasoning_text"):
-    """What the model thought."""
+    """The model thought this."""
 
     text: str
 
 
 class SummaryText(msgspec.Struct):
-    """What the model thought, in short."""
+    """The model thought this, in short."""
 
     text: str
     type: Literal["summary_text"] | None = None

@@ -1,4 +1,4 @@
-"""What a route publishes of itself: `documented` stands beside the route's function, and `openapi` reads it.
+"""A route publishes this of itself: `documented` stands beside its function, and `openapi` reads it.
 
 The types of bodies are those that check them, and the types of answers those that are sent.
 """
@@ -69,7 +69,7 @@ def operation_of(endpoint: Callable[..., Any]) -> Operation | None:
 
 
 class ErrorDetails(msgspec.Struct):
-    """What was wrong. `param` names the parameter, if it is one. The ids are those of the request."""
+    """The message says what was wrong. `param` names the parameter, if it is one. The ids are those of the request."""
 
     message: str
     type: str

@@ -1,4 +1,4 @@
-"""What the routes for vectors and scores have in common: parameters, prompts, and how they are submitted."""
+"""The routes for vectors and scores have this in common: parameters, prompts, and how they are submitted."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a route makes of its body."""
+    """A route makes this of its body."""
 
     prompts: tuple[Prompt, ...]
     shape: WholeShape
@@ -149,7 +149,7 @@ def unit(vector: Vector) -> Vector:
 
 
 class PoolingUsage(msgspec.Struct):
-    """How many tokens the texts have."""
+    """The texts have this many tokens."""
 
     prompt_tokens: int
     total_tokens: int

@@ -26,7 +26,7 @@ class OutputTokensDetails(msgspec.Struct):
 
 
 class ResponseUsage(msgspec.Struct):
-    """How many tokens a response took."""
+    """A response took this many tokens."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
@@ -36,13 +36,13 @@ class ResponseUsage(msgspec.Struct):
 
 
 class IncompleteDetails(msgspec.Struct):
-    """Why the answer was cut."""
+    """The answer was cut for this reason."""
 
     reason: str
 
 
 class ResponseError(msgspec.Struct):
-    """Why a response failed. Its codes are others than those of HTTP errors."""
+    """A response failed because of this. Its codes are others than those of HTTP errors."""
 
     code: str
     message: str

@@ -31,7 +31,7 @@ class OutputText(msgspec.Struct, tag_field="type", tag="output_text"):
 
 
 class ReasoningText(msgspec.Struct, tag_field="type", tag="reasoning_text"):
-    """What the model thought."""
+    """The model thought this."""
 
     text: str = ""
 

@@ -70,7 +70,7 @@ class RerankBody(PoolingBody, kw_only=True):
 
 
 class Score(msgspec.Struct, tag_field="object", tag="score"):
-    """How well a pair goes together."""
+    """A pair goes together this well."""
 
     index: int
     score: float

@@ -162,7 +162,7 @@ class Serving:
 
     @property
     def task(self) -> Task:
-        """What the model is for."""
+        """Return what the model is for."""
         return "generate" if self.engine.pooling is None else self.engine.pooling.task
 
     def check_task(self, *tasks: Task) -> None:

@@ -48,13 +48,13 @@ class _Object(msgspec.Struct):
 
 
 class PromptTokensDetails(msgspec.Struct):
-    """How many tokens of the prompt were found in the prefix cache."""
+    """This many tokens of the prompt were found in the prefix cache."""
 
     cached_tokens: int
 
 
 class CompletionTokensDetails(msgspec.Struct):
-    """How many tokens of the answer are reasoning."""
+    """This many tokens of the answer are reasoning."""
 
     reasoning_tokens: int
 

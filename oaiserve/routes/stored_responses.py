@@ -28,7 +28,7 @@ _items = msgspec.json.Decoder(list[Item])
 
 
 class DeletedResponse(msgspec.Struct):
-    """What was deleted."""
+    """This response was deleted."""
 
     id: str
     object: str = "response"

@@ -103,7 +103,7 @@ class Talk:
 
     @property
     def shown_tools(self) -> Sequence[Mapping[str, Any]]:
-        """The tools that the prompt describes."""
+        """Return the tools that the prompt describes."""
         return () if self.tools is None else self.tools.shown
 
     def reader(self) -> AnswerReader:

@@ -95,7 +95,7 @@ async def detokenize(request: Request) -> Response:
 
 
 class TokenizerInfo(msgspec.Struct, kw_only=True):
-    """What a client needs to render prompts itself: the special tokens as text, and the chat template in Jinja."""
+    """A client needs this to render prompts itself: the special tokens as text, and the chat template in Jinja."""
 
     tokenizer_class: str
     bos_token: str | None

@@ -21,7 +21,7 @@ _TOLD = {
 
 
 class Neighbour(NamedTuple):
-    """What another request had in the steps of a phase."""
+    """Another request had this in the steps of a phase."""
 
     record: RequestRecord
     prompt_ns: float  # what its own prompt was expected to take in these steps, about

@@ -61,7 +61,7 @@ class Live:
 
     @property
     def boundaries_seconds(self) -> dict[str, list[float]]:
-        """The bucket boundaries of each distribution; one more bucket follows for the values above all of them."""
+        """Return the boundaries of each distribution's buckets. One more bucket has the values above all of them."""
         return {
             name: [bound / distribution.per_unit for bound in distribution.boundaries]
             for name, distribution in self._distributions.items()

@@ -136,7 +136,7 @@ class PackedLinear(Linear):
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
-        """A tensor of the shape and the type that the weights would have, without memory."""
+        """Return a tensor of the shape and the type that the weights would have, without memory."""
         codes = self.matrix.codes
         return torch.zeros(1, dtype=self._dtype, device=codes.device).expand(self.matrix.shape)
 

@@ -108,7 +108,7 @@ class ModelSpec:
 
     @property
     def state_bytes(self) -> int:
-        """The bytes of the state of one sequence, in all layers."""
+        """Return the bytes of the state of one sequence, in all layers."""
         return sum(shapes.num_bytes for shapes in self.state_shapes.values())
 
 

@@ -14,7 +14,7 @@ class Weights(Protocol):
 
     @property
     def rope_factors(self) -> Tensor | None:
-        """The factors by which the frequencies of rotary embeddings are divided."""
+        """Return the factors by which the frequencies of rotary embeddings are divided."""
 
     def names(self) -> set[str]: ...
 

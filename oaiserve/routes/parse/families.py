@@ -1,4 +1,4 @@
-"""How each family of models writes calls: the parser that reads them, and the same form for prompts and grammars."""
+"""Each family of models writes calls in a form of its own, which a parser reads, and prompts and grammars have, too."""
 
 from __future__ import annotations
 

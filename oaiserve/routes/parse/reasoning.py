@@ -25,12 +25,12 @@ class ReasoningMode:
 
     @property
     def ends_with(self) -> str:
-        """The text with which the reasoning ends; "" if there may be none."""
+        """Return the text with which the reasoning ends, or "" if there may be none."""
         return self.marks[1] if self.is_open else ""
 
 
 class ReasoningForm:
-    """How the model of a server reasons: always, never, or as its template is told to."""
+    """The model of a server reasons in this form: always, never, or as its template is told to."""
 
     def __init__(
         self,

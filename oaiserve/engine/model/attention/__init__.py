@@ -24,7 +24,7 @@ class LayerCache(NamedTuple):
 
     @property
     def scales(self) -> tuple[float, float]:
-        """What numbers of keys and of values are multiplied by when they are read."""
+        """Return what numbers of keys and of values are multiplied by when they are read."""
         return 1.0, 1.0
 
     def copy(self) -> LayerCache:

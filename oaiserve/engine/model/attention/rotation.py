@@ -1,4 +1,4 @@
-"""What a layer does with queries and keys before attention: it norms them, and rotates them by their positions.
+"""Queries and keys are normed, and rotated by their positions, before a layer attends with them.
 
 A backend that does this where it reads them gets a `Rotation`. Here it is in plain torch, for all others.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class Rotation(NamedTuple):
-    """How a layer norms each head of its queries and keys, if it does, and then rotates them, if it does."""
+    """A layer norms each head of its queries and keys in this way, if it does, and then rotates it, if it does."""
 
     positions: Tensor  # [T] int64, of the step's tokens
     cosines: Tensor | None  # float32 [positions, pairs]; None: nothing is rotated
@@ -24,7 +24,7 @@ class Rotation(NamedTuple):
 
     @property
     def rotary_dim(self) -> int:
-        """The numbers at the begin of each head that are rotated."""
+        """Return how many numbers at the begin of each head are rotated."""
         return 0 if self.cosines is None else 2 * self.cosines.shape[1]
 
     def __call__(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:

@@ -227,7 +227,7 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class InputGate:
-    """What a layer does with its own inputs: it adds norm(projection(inputs * activation(gate(hidden state))))."""
+    """A layer adds norm(projection(inputs * activation(gate(hidden state)))), where the inputs are its own."""
 
     gate: Matrix  # [numbers of a layer, width]
     activation: str  # a name in library.ACTIVATIONS

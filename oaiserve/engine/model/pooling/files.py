@@ -23,7 +23,7 @@ _LENGTH_FILES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-ro
 
 @dataclass(frozen=True, slots=True)
 class PoolingFiles:
-    """What sentence-transformers' files say of a model that embeds."""
+    """The files of sentence-transformers say this of a model that embeds."""
 
     mode: str | None = None  # one of MODES; None: they do not say
     dense_folders: tuple[str, ...] = ()  # of the linear layers behind the pooling
