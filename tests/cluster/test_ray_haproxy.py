@@ -134,15 +134,12 @@ def test_another_file_stays_as_it_is() -> None:
     assert changed("global\n    maxconn 10\n") == f"{MARK}\nglobal\n    maxconn 10\n"
 
 
+@pytest.mark.haproxy
 @pytest.mark.parametrize("text", [changed(CONFIG), changed(BUILDING, changed(CONFIG))], ids=["router", "building"])
 def test_haproxy_accepts_the_configuration(tmp_path: Path, text: str) -> None:
-    try:
-        program = binary()
-    except FileNotFoundError:
-        pytest.skip("HAProxy is not installed: oaiserve[ray] has it")
     action = tmp_path / "action.lua"
     action.write_text('core.register_action("route_via_ingress_request_router", {"http-req"}, function() end, 0)')
     file = tmp_path / "haproxy.cfg"
     file.write_text(text.replace("global\n", f"global\n    lua-load-per-thread {action}\n", 1))
-    found = subprocess.run([program, "-c", "-f", str(file)], capture_output=True, text=True, timeout=30)
+    found = subprocess.run([binary(), "-c", "-f", str(file)], capture_output=True, text=True, timeout=30)
     assert found.returncode == 0, found.stderr

@@ -197,9 +197,13 @@ def load(asked: PreTrainedConfig, *, dtype: torch.dtype = torch.float32) -> Load
 
 @contextmanager
 def emulated_amx() -> Iterator[None]:
-    """Compile native code that calls an emulator in place of AMX's instructions."""
+    """Compile native code that calls an emulator in place of AMX's instructions.
+
+    The rest of that code is not emulated and needs a CPU with AVX512-BF16: AMD's since Zen 4, Intel's since Sapphire
+    Rapids. Change AMX's code on one of these. On others, the tests of the code that they have remain.
+    """
     if "avx512_bf16" not in prebuilt.cpu_features(prebuilt.CPUINFO):
-        pytest.skip("code with AMX uses AVX512-BF16, too")
+        pytest.skip("this CPU has no AVX512-BF16, which code with AMX uses, too")
     digest = hashlib.sha256(EMULATOR.read_bytes()).hexdigest()  # so that a changed emulator makes another library
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "FLAGS", [*build.FLAGS, amx.FLAG, f"-DEMULATOR={digest}", "-include", str(EMULATOR)])
@@ -208,7 +212,11 @@ def emulated_amx() -> Iterator[None]:
 
 @contextmanager
 def compiled_for(instructions: str) -> Iterator[None]:
-    """Compile native code for another CPU, whose instructions this one must have too, except for AMX."""
+    """Compile native code for another CPU, whose instructions this one must have too, except for AMX.
+
+    On a CPU without them, such tests are left out. One with AVX-512 (Intel's servers since 2017, AMD's since Zen 4) runs
+    them all, one with AVX2 those of its own code and of x86-64-v3, and one of another architecture those of its own.
+    """
     if instructions == EMULATED_AMX:
         with emulated_amx():
             yield
