@@ -214,7 +214,7 @@ def emulated_amx() -> Iterator[None]:
 def compiled_for(instructions: str) -> Iterator[None]:
     """Compile native code for another CPU, whose instructions this one must have too, except for AMX.
 
-    On a CPU without them, such tests are left out. One with AVX-512 (Intel's servers since 2017, AMD's since Zen 4) runs
+    On a CPU without them, such tests are left out. One with AVX-512 (Intel has it since 2017, AMD since Zen 4) runs
     them all, one with AVX2 those of its own code and of x86-64-v3, and one of another architecture those of its own.
     """
     if instructions == EMULATED_AMX:
