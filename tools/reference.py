@@ -17,7 +17,7 @@ from oaiserve.routes.bodies import ChatBody, CompletionBody, DetokenizeBody, Res
 from oaiserve.routes.embeddings import EmbeddingBody
 from oaiserve.routes.objects import AssistantMessage, FunctionMessage, ToolMessage, UserMessage
 from oaiserve.routes.scores import RerankBody, ScoreBody
-from oaiserve.telemetry import names
+from oaiserve.telemetry import names, vllm_names
 from tools.markdown import as_markdown, write_between
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
@@ -43,7 +43,7 @@ def tables() -> dict[tuple[str, str], str]:
         **{("api.md", name): parameters(bodies) for name, bodies in BODIES.items()},
         ("metrics.md", "metrics"): metrics("type", ((m, m.type) for m in names.METRICS)),
         ("metrics.md", "genai-metrics"): metrics("over OTLP", ((m, f"`{m.otel_name}`") for m in names.GEN_AI_METRICS)),
-        ("metrics.md", "vllm-metrics"): metrics("type", ((m, m.type) for m in names.VLLM_METRICS)),
+        ("metrics.md", "vllm-metrics"): metrics("type", ((m, m.type) for m in vllm_names.METRICS)),
     }
 
 

@@ -1,4 +1,4 @@
-"""The names of all metrics, spans and attributes, with help texts, units, labels and buckets.
+"""The names of all metrics, spans and attributes, with help texts, units, labels and buckets; vLLM's are in vllm_names.
 
 Tests compare dashboards, alert rules, the load test and the docs with this module, so a rename here fails them.
 """
@@ -552,8 +552,8 @@ GEN_AI_REQUEST_PARAMS = {
     "dimensions": "gen_ai.embeddings.dimension.count",
 }
 
-# -- metrics under other projects' names ------------------------------------------------------------------------------
-# These show the measurements above under other names. Only vLLM's inference time is measured for its own sake.
+# -- OpenTelemetry's metrics ------------------------------------------------------------------------------------------
+# These show the measurements above under other names.
 
 _GEN_AI_ATTRIBUTES = (GEN_AI_OPERATION_NAME, GEN_AI_PROVIDER_NAME, GEN_AI_REQUEST_MODEL, GEN_AI_RESPONSE_MODEL)
 
@@ -563,7 +563,7 @@ def _gen_ai(name: str, help: str, buckets: tuple[float, ...], *more: str) -> Met
     return Metric(name.replace(".", "_") + "_seconds", "histogram", help, "seconds", labels, buckets, otel_name=name)
 
 
-# The metrics of OpenTelemetry's conventions for a GenAI server, with the boundaries of the conventions.
+# Those of the conventions for a GenAI server, with the boundaries of the conventions.
 GEN_AI_REQUEST_DURATION = _gen_ai(
     "gen_ai.server.request.duration",
     "Time from the first byte of a request to the last byte of its answer.",
@@ -583,164 +583,3 @@ GEN_AI_TIME_PER_OUTPUT_TOKEN = _gen_ai(
 GEN_AI_METRICS = (GEN_AI_REQUEST_DURATION, GEN_AI_TIME_TO_FIRST_TOKEN, GEN_AI_TIME_PER_OUTPUT_TOKEN)
 # Over OTLP the labels of these metrics have the names of the conventions, too.
 OTEL_ATTRIBUTES = {attribute.replace(".", "_"): attribute for attribute in (*_GEN_AI_ATTRIBUTES, ERROR_TYPE)}
-
-_VLLM_TIME_TO_FIRST_TOKEN_BUCKETS = (*GEN_AI_TIME_TO_FIRST_TOKEN.buckets, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
-_VLLM_INTER_TOKEN_BUCKETS = (*GEN_AI_TIME_PER_OUTPUT_TOKEN.buckets, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
-_VLLM_REQUEST_BUCKETS = (
-    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
-    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
-)  # fmt: skip
-
-
-def _vllm(
-    name: str, type: str, help: str, *, unit: str = "", more: tuple[str, ...] = (), buckets: tuple[float, ...] = ()
-) -> Metric:
-    return Metric(f"vllm:{name}", type, help, unit, ("model_name", "engine", *more), buckets)
-
-
-VLLM_REQUESTS_RUNNING = _vllm("num_requests_running", "gauge", "Same as oaiserve_requests_running.")
-VLLM_REQUESTS_WAITING = _vllm("num_requests_waiting", "gauge", "Same as oaiserve_requests_waiting.")
-VLLM_LORA_REQUESTS = _vllm(
-    "lora_requests_info",
-    "gauge",
-    "The adapters of oaiserve_adapter_requests that have sequences, as lists with commas. The value is the Unix time.",
-    more=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
-)
-VLLM_KV_CACHE_USAGE = _vllm("kv_cache_usage_perc", "gauge", "Same as oaiserve_kv_cache_usage_ratio.")
-VLLM_CACHE_CONFIG = _vllm(
-    "cache_config_info",
-    "gauge",
-    "Tokens per block and number of blocks of the KV cache. The value is 1.",
-    more=("block_size", "num_gpu_blocks"),
-)
-VLLM_PREFIX_CACHE_QUERIES = _vllm(
-    "prefix_cache_queries_total", "counter", "Same as oaiserve_prefix_cache_query_tokens_total."
-)
-VLLM_PREFIX_CACHE_HITS = _vllm("prefix_cache_hits_total", "counter", "Same as oaiserve_prefix_cache_hit_tokens_total.")
-VLLM_PREEMPTIONS = _vllm("num_preemptions_total", "counter", "Same as oaiserve_preemptions_total.")
-VLLM_DRAFTS = _vllm("spec_decode_num_drafts_total", "counter", "Same as oaiserve_drafts_total.")
-VLLM_DRAFT_TOKENS = _vllm(
-    "spec_decode_num_draft_tokens_total", "counter", "The sum of oaiserve_draft_tokens_total.", unit="tokens"
-)
-VLLM_ACCEPTED_TOKENS = _vllm(
-    "spec_decode_num_accepted_tokens_total",
-    "counter",
-    "Same as oaiserve_draft_tokens_total of the outcome accepted.",
-    unit="tokens",
-)
-VLLM_PROMPT_TOKENS = _vllm("prompt_tokens_total", "counter", "Same as oaiserve_prompt_tokens_total.", unit="tokens")
-VLLM_GENERATION_TOKENS = _vllm(
-    "generation_tokens_total", "counter", "Same as oaiserve_generation_tokens_total.", unit="tokens"
-)
-VLLM_REQUEST_SUCCESS = _vllm(
-    "request_success_total", "counter", "Same as oaiserve_finished_choices_total.", more=("finished_reason",)
-)
-VLLM_TIME_TO_FIRST_TOKEN = _vllm(
-    "time_to_first_token_seconds",
-    "histogram",
-    "Same as oaiserve_time_to_first_token_seconds.",
-    unit="seconds",
-    buckets=_VLLM_TIME_TO_FIRST_TOKEN_BUCKETS,
-)
-VLLM_INTER_TOKEN_LATENCY = _vllm(
-    "inter_token_latency_seconds",
-    "histogram",
-    "Same as oaiserve_inter_token_latency_seconds.",
-    unit="seconds",
-    buckets=_VLLM_INTER_TOKEN_BUCKETS,
-)
-VLLM_TIME_PER_OUTPUT_TOKEN = _vllm(
-    "request_time_per_output_token_seconds",
-    "histogram",
-    "Same as oaiserve_time_per_output_token_seconds, for finished requests only.",
-    unit="seconds",
-    buckets=_VLLM_INTER_TOKEN_BUCKETS,
-)
-VLLM_DURATION = _vllm(
-    "e2e_request_latency_seconds",
-    "histogram",
-    "Same as oaiserve_request_duration_seconds, for finished requests only.",
-    unit="seconds",
-    buckets=_VLLM_REQUEST_BUCKETS,
-)
-VLLM_QUEUE = _vllm(
-    "request_queue_time_seconds",
-    "histogram",
-    "Time that finished requests spent in the phase queue.",
-    unit="seconds",
-    buckets=_VLLM_REQUEST_BUCKETS,
-)
-VLLM_PREFILL = _vllm(
-    "request_prefill_time_seconds",
-    "histogram",
-    "Time that finished requests spent in the phase prefill.",
-    unit="seconds",
-    buckets=_VLLM_REQUEST_BUCKETS,
-)
-VLLM_DECODE = _vllm(
-    "request_decode_time_seconds",
-    "histogram",
-    "Time that finished requests spent in the phase decode.",
-    unit="seconds",
-    buckets=_VLLM_REQUEST_BUCKETS,
-)
-VLLM_INFERENCE = _vllm(
-    "request_inference_time_seconds",
-    "histogram",
-    "Time that finished requests spent in the phases prefill and decode together.",
-    unit="seconds",
-    buckets=_VLLM_REQUEST_BUCKETS,
-)
-VLLM_REQUEST_PROMPT_TOKENS = _vllm(
-    "request_prompt_tokens",
-    "histogram",
-    "Same as oaiserve_request_prompt_tokens, for finished requests only.",
-    unit="tokens",
-    buckets=TOKEN_BUCKETS,
-)
-VLLM_REQUEST_GENERATION_TOKENS = _vllm(
-    "request_generation_tokens",
-    "histogram",
-    "Same as oaiserve_request_generation_tokens, for finished requests only.",
-    unit="tokens",
-    buckets=TOKEN_BUCKETS,
-)
-VLLM_REQUEST_LONGEST_CHOICE_TOKENS = _vllm(
-    "request_max_num_generation_tokens",
-    "histogram",
-    "Same as oaiserve_request_longest_choice_tokens, for finished requests only.",
-    unit="tokens",
-    buckets=TOKEN_BUCKETS,
-)
-VLLM_REQUEST_CHOICES = _vllm(
-    "request_params_n",
-    "histogram",
-    "Same as oaiserve_request_choices, for finished requests only.",
-    buckets=(1.0, 2.0, 5.0, 10.0, 20.0),
-)
-VLLM_REQUEST_MAX_TOKENS = _vllm(
-    "request_params_max_tokens",
-    "histogram",
-    "Same as oaiserve_request_max_tokens, for finished requests only.",
-    unit="tokens",
-    buckets=TOKEN_BUCKETS,
-)
-# A histogram, although vLLM's name for it ends as a counter's.
-VLLM_STEP_TOKENS = _vllm(
-    "iteration_tokens_total",
-    "histogram",
-    "Same as oaiserve_engine_step_tokens.",
-    buckets=(1.0, *(float(2**exponent) for exponent in range(3, 15))),
-)
-
-# These are on /metrics only, and only with --vllm-metrics.
-VLLM_METRICS = (
-    *(VLLM_REQUESTS_RUNNING, VLLM_REQUESTS_WAITING, VLLM_LORA_REQUESTS, VLLM_KV_CACHE_USAGE, VLLM_CACHE_CONFIG),
-    *(VLLM_PREFIX_CACHE_QUERIES, VLLM_PREFIX_CACHE_HITS, VLLM_PREEMPTIONS),
-    *(VLLM_DRAFTS, VLLM_DRAFT_TOKENS, VLLM_ACCEPTED_TOKENS),
-    *(VLLM_PROMPT_TOKENS, VLLM_GENERATION_TOKENS, VLLM_REQUEST_SUCCESS),
-    *(VLLM_TIME_TO_FIRST_TOKEN, VLLM_INTER_TOKEN_LATENCY, VLLM_TIME_PER_OUTPUT_TOKEN, VLLM_DURATION),
-    *(VLLM_QUEUE, VLLM_PREFILL, VLLM_DECODE, VLLM_INFERENCE),
-    *(VLLM_REQUEST_PROMPT_TOKENS, VLLM_REQUEST_GENERATION_TOKENS, VLLM_REQUEST_LONGEST_CHOICE_TOKENS),
-    *(VLLM_REQUEST_CHOICES, VLLM_REQUEST_MAX_TOKENS, VLLM_STEP_TOKENS),
-)  # fmt: skip

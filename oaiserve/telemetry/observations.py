@@ -9,7 +9,7 @@ import re
 
 from oaiserve.errors import APIError
 from oaiserve.record import POOLING_OPERATIONS, Cause, Outcome, RequestRecord, StepRecord, ToolCallOutcome, WaitReason
-from oaiserve.telemetry import names
+from oaiserve.telemetry import names, vllm_names
 from oaiserve.telemetry.series import NS_PER_SECOND, Counter, Distribution, Origin
 
 OPERATIONS = frozenset({"chat", "responses", "text_completion"}) | POOLING_OPERATIONS
@@ -43,18 +43,18 @@ class Observations:
         request = ("outcome", "operation", "model")
         self.phase = _seconds(
             *("phase", *request),
-            shown_as=(names.PHASE_SECONDS, names.VLLM_QUEUE, names.VLLM_PREFILL, names.VLLM_DECODE),
+            shown_as=(names.PHASE_SECONDS, vllm_names.QUEUE, vllm_names.PREFILL, vllm_names.DECODE),
         )
         self.duration = _seconds(
             *(*request, "error_type"),
-            shown_as=(names.DURATION_SECONDS, names.GEN_AI_REQUEST_DURATION, names.VLLM_DURATION),
+            shown_as=(names.DURATION_SECONDS, names.GEN_AI_REQUEST_DURATION, vllm_names.DURATION),
         )
         self.time_to_first_token = _seconds(
             *request,
             shown_as=(
                 names.TIME_TO_FIRST_TOKEN_SECONDS,
                 names.GEN_AI_TIME_TO_FIRST_TOKEN,
-                names.VLLM_TIME_TO_FIRST_TOKEN,
+                vllm_names.TIME_TO_FIRST_TOKEN,
             ),
         )
         self.time_per_output_token = _seconds(
@@ -62,26 +62,26 @@ class Observations:
             shown_as=(
                 names.TIME_PER_OUTPUT_TOKEN_SECONDS,
                 names.GEN_AI_TIME_PER_OUTPUT_TOKEN,
-                names.VLLM_TIME_PER_OUTPUT_TOKEN,
+                vllm_names.TIME_PER_OUTPUT_TOKEN,
             ),
         )
         self.inter_token_latency = _seconds(
-            *request, shown_as=(names.INTER_TOKEN_LATENCY_SECONDS, names.VLLM_INTER_TOKEN_LATENCY)
+            *request, shown_as=(names.INTER_TOKEN_LATENCY_SECONDS, vllm_names.INTER_TOKEN_LATENCY)
         )
-        self.inference = _seconds(*request, shown_as=(names.VLLM_INFERENCE,))
+        self.inference = _seconds(*request, shown_as=(vllm_names.INFERENCE,))
         self.stall = _seconds("operation", "model", shown_as=(names.PREEMPTION_STALL_SECONDS,))
         self.request_prompt_tokens = Distribution(
-            *request, shown_as=(names.REQUEST_PROMPT_TOKENS, names.VLLM_REQUEST_PROMPT_TOKENS)
+            *request, shown_as=(names.REQUEST_PROMPT_TOKENS, vllm_names.REQUEST_PROMPT_TOKENS)
         )
         self.request_generation_tokens = Distribution(
-            *request, shown_as=(names.REQUEST_GENERATION_TOKENS, names.VLLM_REQUEST_GENERATION_TOKENS)
+            *request, shown_as=(names.REQUEST_GENERATION_TOKENS, vllm_names.REQUEST_GENERATION_TOKENS)
         )
         self.request_longest_choice_tokens = Distribution(
-            *request, shown_as=(names.REQUEST_LONGEST_CHOICE_TOKENS, names.VLLM_REQUEST_LONGEST_CHOICE_TOKENS)
+            *request, shown_as=(names.REQUEST_LONGEST_CHOICE_TOKENS, vllm_names.REQUEST_LONGEST_CHOICE_TOKENS)
         )
-        self.request_choices = Distribution(*request, shown_as=(names.REQUEST_CHOICES, names.VLLM_REQUEST_CHOICES))
+        self.request_choices = Distribution(*request, shown_as=(names.REQUEST_CHOICES, vllm_names.REQUEST_CHOICES))
         self.request_max_tokens = Distribution(
-            *request, shown_as=(names.REQUEST_MAX_TOKENS, names.VLLM_REQUEST_MAX_TOKENS)
+            *request, shown_as=(names.REQUEST_MAX_TOKENS, vllm_names.REQUEST_MAX_TOKENS)
         )
         self.requests = Counter(*request, "status", "error_type")
         self.rejected = Counter("reason")
@@ -96,7 +96,7 @@ class Observations:
         self.step = _seconds("kind", shown_as=(names.ENGINE_STEP_SECONDS,))
         self.step_sequences = Distribution(shown_as=(names.ENGINE_STEP_SEQUENCES,))
         self.step_cost_error = Distribution("kind", shown_as=(names.STEP_COST_ERROR,), per_unit=PER_RATIO)
-        self.step_tokens = Distribution(shown_as=(names.ENGINE_STEP_TOKENS, names.VLLM_STEP_TOKENS))
+        self.step_tokens = Distribution(shown_as=(names.ENGINE_STEP_TOKENS, vllm_names.STEP_TOKENS))
 
         # These start at 0 so that PromQL's `rate` sees their first increment.
         for operation in sorted(OPERATIONS):

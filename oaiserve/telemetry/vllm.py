@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from oaiserve.record import Outcome
-from oaiserve.telemetry import names
+from oaiserve.telemetry import names, vllm_names
 from oaiserve.telemetry.observations import Observations
 from oaiserve.telemetry.series import CallbackFamily, CounterFamily, Family, HistogramFamily, Number
 from oaiserve.telemetry.snapshot import Snapshot, kv_cache_usage
@@ -29,39 +29,39 @@ def vllm_families(observed: Observations, now: Callable[[], Snapshot], *, model:
         return HistogramFamily(metric, observed.phase, **{**shared, "where": where})
 
     return [
-        from_snapshot(names.VLLM_REQUESTS_RUNNING, lambda snapshot: snapshot.num_running),
-        from_snapshot(names.VLLM_REQUESTS_WAITING, lambda snapshot: snapshot.num_waiting),
-        CallbackFamily(names.VLLM_LORA_REQUESTS, lambda: _lora_requests(own, now())),
-        from_snapshot(names.VLLM_KV_CACHE_USAGE, kv_cache_usage),
-        CallbackFamily(names.VLLM_CACHE_CONFIG, lambda: {(*own, block_size, str(now().blocks_total)): 1}),
-        from_snapshot(names.VLLM_PREFIX_CACHE_QUERIES, lambda snapshot: snapshot.num_prefix_queries),
-        from_snapshot(names.VLLM_PREFIX_CACHE_HITS, lambda snapshot: snapshot.num_prefix_hits),
-        from_snapshot(names.VLLM_PREEMPTIONS, lambda snapshot: snapshot.num_preemptions),
-        from_snapshot(names.VLLM_DRAFTS, lambda snapshot: snapshot.num_drafts),
-        from_snapshot(names.VLLM_DRAFT_TOKENS, lambda snapshot: snapshot.num_draft_tokens),
-        from_snapshot(names.VLLM_ACCEPTED_TOKENS, lambda snapshot: snapshot.num_accepted_tokens),
-        CounterFamily(names.VLLM_PROMPT_TOKENS, observed.prompt_tokens, **shared),
-        CounterFamily(names.VLLM_GENERATION_TOKENS, observed.generation_tokens, **shared),
+        from_snapshot(vllm_names.REQUESTS_RUNNING, lambda snapshot: snapshot.num_running),
+        from_snapshot(vllm_names.REQUESTS_WAITING, lambda snapshot: snapshot.num_waiting),
+        CallbackFamily(vllm_names.LORA_REQUESTS, lambda: _lora_requests(own, now())),
+        from_snapshot(vllm_names.KV_CACHE_USAGE, kv_cache_usage),
+        CallbackFamily(vllm_names.CACHE_CONFIG, lambda: {(*own, block_size, str(now().blocks_total)): 1}),
+        from_snapshot(vllm_names.PREFIX_CACHE_QUERIES, lambda snapshot: snapshot.num_prefix_queries),
+        from_snapshot(vllm_names.PREFIX_CACHE_HITS, lambda snapshot: snapshot.num_prefix_hits),
+        from_snapshot(vllm_names.PREEMPTIONS, lambda snapshot: snapshot.num_preemptions),
+        from_snapshot(vllm_names.DRAFTS, lambda snapshot: snapshot.num_drafts),
+        from_snapshot(vllm_names.DRAFT_TOKENS, lambda snapshot: snapshot.num_draft_tokens),
+        from_snapshot(vllm_names.ACCEPTED_TOKENS, lambda snapshot: snapshot.num_accepted_tokens),
+        CounterFamily(vllm_names.PROMPT_TOKENS, observed.prompt_tokens, **shared),
+        CounterFamily(vllm_names.GENERATION_TOKENS, observed.generation_tokens, **shared),
         CounterFamily(
-            names.VLLM_REQUEST_SUCCESS,
+            vllm_names.REQUEST_SUCCESS,
             observed.choices,
             renamed={"model_name": "model", "finished_reason": "reason"},
             constant={"engine": ENGINE},
         ),
-        HistogramFamily(names.VLLM_TIME_TO_FIRST_TOKEN, observed.time_to_first_token, **shared),
-        HistogramFamily(names.VLLM_INTER_TOKEN_LATENCY, observed.inter_token_latency, **shared),
-        HistogramFamily(names.VLLM_TIME_PER_OUTPUT_TOKEN, observed.time_per_output_token, **finished),
-        HistogramFamily(names.VLLM_DURATION, observed.duration, **finished),
-        phase(names.VLLM_QUEUE, "queue"),
-        phase(names.VLLM_PREFILL, "prefill"),
-        phase(names.VLLM_DECODE, "decode"),
-        HistogramFamily(names.VLLM_INFERENCE, observed.inference, **finished),
-        HistogramFamily(names.VLLM_REQUEST_PROMPT_TOKENS, observed.request_prompt_tokens, **finished),
-        HistogramFamily(names.VLLM_REQUEST_GENERATION_TOKENS, observed.request_generation_tokens, **finished),
-        HistogramFamily(names.VLLM_REQUEST_LONGEST_CHOICE_TOKENS, observed.request_longest_choice_tokens, **finished),
-        HistogramFamily(names.VLLM_REQUEST_CHOICES, observed.request_choices, **finished),
-        HistogramFamily(names.VLLM_REQUEST_MAX_TOKENS, observed.request_max_tokens, **finished),
-        HistogramFamily(names.VLLM_STEP_TOKENS, observed.step_tokens, constant={"model_name": model, "engine": ENGINE}),
+        HistogramFamily(vllm_names.TIME_TO_FIRST_TOKEN, observed.time_to_first_token, **shared),
+        HistogramFamily(vllm_names.INTER_TOKEN_LATENCY, observed.inter_token_latency, **shared),
+        HistogramFamily(vllm_names.TIME_PER_OUTPUT_TOKEN, observed.time_per_output_token, **finished),
+        HistogramFamily(vllm_names.DURATION, observed.duration, **finished),
+        phase(vllm_names.QUEUE, "queue"),
+        phase(vllm_names.PREFILL, "prefill"),
+        phase(vllm_names.DECODE, "decode"),
+        HistogramFamily(vllm_names.INFERENCE, observed.inference, **finished),
+        HistogramFamily(vllm_names.REQUEST_PROMPT_TOKENS, observed.request_prompt_tokens, **finished),
+        HistogramFamily(vllm_names.REQUEST_GENERATION_TOKENS, observed.request_generation_tokens, **finished),
+        HistogramFamily(vllm_names.REQUEST_LONGEST_CHOICE_TOKENS, observed.request_longest_choice_tokens, **finished),
+        HistogramFamily(vllm_names.REQUEST_CHOICES, observed.request_choices, **finished),
+        HistogramFamily(vllm_names.REQUEST_MAX_TOKENS, observed.request_max_tokens, **finished),
+        HistogramFamily(vllm_names.STEP_TOKENS, observed.step_tokens, constant={"model_name": model, "engine": ENGINE}),
     ]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from oaiserve.telemetry import names
+from oaiserve.telemetry import names, vllm_names
 from tests.deploy.paths import DEPLOY
 
 RULE_FILES = sorted((DEPLOY / "prometheus").glob("*.rules.yml"))
@@ -19,7 +19,7 @@ _TARGET = {"job", "instance"}
 _SUFFIXES = {"histogram": ("_bucket", "_count", "_sum"), "summary": ("_count", "_sum")}
 KNOWN_LABELS = {
     metric.name + suffix: {*metric.labels, *_TARGET, *(["le"] if suffix == "_bucket" else [])}
-    for metric in (*names.METRICS, *names.GEN_AI_METRICS, *names.VLLM_METRICS)
+    for metric in (*names.METRICS, *names.GEN_AI_METRICS, *vllm_names.METRICS)
     for suffix in _SUFFIXES.get(metric.type, ("",))
 }
 KNOWN_LABELS |= dict.fromkeys((*names.PROCESS_METRICS, "up"), _TARGET)

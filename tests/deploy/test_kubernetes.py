@@ -18,7 +18,7 @@ from deploy.kubernetes import build
 from oaiserve.app import TELEMETRY_CLOSE_SECONDS, routes
 from oaiserve.config import Config, ServerOptions
 from oaiserve.server import CUT_SECONDS
-from oaiserve.telemetry import names
+from oaiserve.telemetry import names, vllm_names
 from tests.deploy import promql
 from tests.deploy.paths import DEPLOY
 
@@ -147,7 +147,7 @@ def test_the_pods_have_the_labels_and_metrics_that_an_endpoint_picker_reads() ->
         "vllm:kv_cache_usage_perc",
         "vllm:cache_config_info",
     }
-    assert read <= {metric.name for metric in names.VLLM_METRICS}
+    assert read <= {metric.name for metric in vllm_names.METRICS}
     assert "--no-vllm-metrics" not in CONTAINER["args"]
 
 

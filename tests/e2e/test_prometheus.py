@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from oaiserve.telemetry import names
+from oaiserve.telemetry import names, vllm_names
 from tests.e2e.conftest import LiveServer, serve_process
 from tests.e2e.load import Call, calls
 from tests.e2e.prometheus import Labels, Prometheus, running_prometheus, text_format_proxy
@@ -32,7 +32,7 @@ QUERIES = [
     for query in re.findall(r"^```promql\n(.*?)\n```$", page.read_text(), re.DOTALL | re.MULTILINE)
 ]
 FORMS = {"openmetrics": OPENMETRICS, "text": TEXT}  # by the name of the job that scrapes it
-METRICS = (*names.METRICS, *names.GEN_AI_METRICS, *names.VLLM_METRICS)
+METRICS = (*names.METRICS, *names.GEN_AI_METRICS, *vllm_names.METRICS)
 
 
 @dataclass
@@ -112,7 +112,7 @@ def test_prometheus_has_every_value_of_the_page(watched: Watched, job: str) -> N
 
 
 WITHOUT_SERIES = (  # in a server without errors, adapters, a GPU and front ends
-    *(names.TELEMETRY_ERRORS, names.ADAPTER_REQUESTS, names.VLLM_LORA_REQUESTS, names.ENGINE_FEATURE),
+    *(names.TELEMETRY_ERRORS, names.ADAPTER_REQUESTS, vllm_names.LORA_REQUESTS, names.ENGINE_FEATURE),
     *(names.FRONT_END_CPU_SECONDS, names.FRONT_END_RESIDENT_BYTES, names.FRONT_END_OPEN_FDS),
 )
 
@@ -145,7 +145,7 @@ def test_promtool_objects_only_to_names_of_vllm(watched: Watched) -> None:
     checked = subprocess.run(
         ["promtool", "check", "metrics"], input=watched.page(TEXT), capture_output=True, timeout=30, check=False
     )
-    shown = [metric for metric in names.VLLM_METRICS if metric is not names.VLLM_LORA_REQUESTS]  # without adapters
+    shown = [metric for metric in vllm_names.METRICS if metric is not vllm_names.LORA_REQUESTS]  # without adapters
     expected = [f"{metric.name} metric names should not contain ':'" for metric in shown]
     # A histogram, but this is vLLM's name for it.
     expected.append('vllm:iteration_tokens_total non-counter metrics should not have "_total" suffix')

@@ -150,7 +150,7 @@ def test_a_scrape_waits_until_the_metrics_include_all_requests() -> None:
 
 
 def test_the_dialects_use_the_metric_names_of_the_server() -> None:
-    from oaiserve.telemetry import names
+    from oaiserve.telemetry import names, vllm_names
     from oaiserve.times import PHASES as SERVER_PHASES
 
     assert OURS.ttft == names.TIME_TO_FIRST_TOKEN_SECONDS.name
@@ -159,5 +159,5 @@ def test_the_dialects_use_the_metric_names_of_the_server() -> None:
     assert {name for name, _ in OURS.phases.values()} == {names.PHASE_SECONDS.name}
     gauges = (names.REQUESTS_RUNNING, names.REQUESTS_WAITING, names.KV_CACHE_USAGE)
     assert (OURS.gauges.running, OURS.gauges.waiting, OURS.gauges.kv_cache_usage) == tuple(g.name for g in gauges)
-    compatible = (names.VLLM_REQUESTS_RUNNING, names.VLLM_REQUESTS_WAITING, names.VLLM_KV_CACHE_USAGE)
+    compatible = (vllm_names.REQUESTS_RUNNING, vllm_names.REQUESTS_WAITING, vllm_names.KV_CACHE_USAGE)
     assert (VLLM.gauges.running, VLLM.gauges.waiting, VLLM.gauges.kv_cache_usage) == tuple(g.name for g in compatible)

@@ -10,7 +10,7 @@ from fractions import Fraction
 from hypothesis import strategies as st
 
 from oaiserve.record import Cause, EngineAccount, Outcome, RequestRecord, ToolCallOutcome, WaitReason
-from oaiserve.telemetry import names
+from oaiserve.telemetry import names, vllm_names
 from oaiserve.times import STAMPS, RequestTimes
 from oaiserve.trace import TraceContext
 from tests.telemetry.pages import Key, key
@@ -87,7 +87,7 @@ def expected(records: Iterable[RequestRecord]) -> dict[Key, float]:
     """Return every sample that the records make, by name and labels. Counters that are 0 are left out."""
     histograms: defaultdict[tuple[str, frozenset[tuple[str, str]]], list[Value]] = defaultdict(list)
     counters: Counter[Key] = Counter()
-    by_name = {metric.name: metric for metric in (*names.METRICS, *names.GEN_AI_METRICS, *names.VLLM_METRICS)}
+    by_name = {metric.name: metric for metric in (*names.METRICS, *names.GEN_AI_METRICS, *vllm_names.METRICS)}
     for record in records:
         for metric, labels, value in histogram_values(record):
             assert set(labels) == set(metric.labels)
@@ -120,7 +120,7 @@ def histogram_values(record: RequestRecord) -> Iterator[tuple[names.Metric, dict
         "gen_ai_request_model": MODEL,
         "gen_ai_response_model": MODEL,
     }
-    vllm_phases = {"queue": n.VLLM_QUEUE, "prefill": n.VLLM_PREFILL, "decode": n.VLLM_DECODE}
+    vllm_phases = {"queue": vllm_names.QUEUE, "prefill": vllm_names.PREFILL, "decode": vllm_names.DECODE}
     for phase in times.phases():
         yield n.PHASE_SECONDS, own | {"phase": phase.name}, seconds(phase.duration_ns)
         if is_finished and phase.name in vllm_phases:
@@ -129,11 +129,11 @@ def histogram_values(record: RequestRecord) -> Iterator[tuple[names.Metric, dict
     yield n.DURATION_SECONDS, own, duration
     yield n.GEN_AI_REQUEST_DURATION, gen_ai | {"error_type": record.error_type or ""}, duration
     if is_finished:
-        yield n.VLLM_DURATION, vllm, duration
+        yield vllm_names.DURATION, vllm, duration
     if times.first_token is not None:
         ttft = seconds(times.first_token - times.received)
         yield n.TIME_TO_FIRST_TOKEN_SECONDS, own, ttft
-        yield n.VLLM_TIME_TO_FIRST_TOKEN, vllm, ttft
+        yield vllm_names.TIME_TO_FIRST_TOKEN, vllm, ttft
         if is_finished:
             yield n.GEN_AI_TIME_TO_FIRST_TOKEN, gen_ai, ttft
     per_choice = record.completion_tokens // max(1, record.account.num_choices)
@@ -141,13 +141,13 @@ def histogram_values(record: RequestRecord) -> Iterator[tuple[names.Metric, dict
         tpot = Fraction((times.last_token - times.first_token) / (per_choice - 1)) / 10**9
         yield n.TIME_PER_OUTPUT_TOKEN_SECONDS, own, tpot
         if is_finished:
-            yield n.VLLM_TIME_PER_OUTPUT_TOKEN, vllm, tpot
+            yield vllm_names.TIME_PER_OUTPUT_TOKEN, vllm, tpot
             yield n.GEN_AI_TIME_PER_OUTPUT_TOKEN, gen_ai, tpot
     for gap_ns in account.inter_token_ns:
         yield n.INTER_TOKEN_LATENCY_SECONDS, own, seconds(gap_ns)
-        yield n.VLLM_INTER_TOKEN_LATENCY, vllm, seconds(gap_ns)
+        yield vllm_names.INTER_TOKEN_LATENCY, vllm, seconds(gap_ns)
     if is_finished and times.last_token is not None:
-        yield n.VLLM_INFERENCE, vllm, seconds(times.last_token - times.scheduled)
+        yield vllm_names.INFERENCE, vllm, seconds(times.last_token - times.scheduled)
     if account.num_preemptions:
         stall = {"operation": record.operation, "model": MODEL}
         yield n.PREEMPTION_STALL_SECONDS, stall, seconds(account.stalled_ns)
@@ -158,12 +158,12 @@ def histogram_values(record: RequestRecord) -> Iterator[tuple[names.Metric, dict
         yield n.REQUEST_PROMPT_TOKENS, own, record.prompt_tokens
         yield n.REQUEST_GENERATION_TOKENS, own, record.completion_tokens
         if is_finished:
-            yield n.VLLM_REQUEST_PROMPT_TOKENS, vllm, record.prompt_tokens
-            yield n.VLLM_REQUEST_GENERATION_TOKENS, vllm, record.completion_tokens
+            yield vllm_names.REQUEST_PROMPT_TOKENS, vllm, record.prompt_tokens
+            yield vllm_names.REQUEST_GENERATION_TOKENS, vllm, record.completion_tokens
         for metric, vllms, value in (
-            (n.REQUEST_LONGEST_CHOICE_TOKENS, n.VLLM_REQUEST_LONGEST_CHOICE_TOKENS, account.longest_choice_tokens),
-            (n.REQUEST_CHOICES, n.VLLM_REQUEST_CHOICES, record.params.get("n", 1)),
-            (n.REQUEST_MAX_TOKENS, n.VLLM_REQUEST_MAX_TOKENS, record.params.get("max_tokens")),
+            (n.REQUEST_LONGEST_CHOICE_TOKENS, vllm_names.REQUEST_LONGEST_CHOICE_TOKENS, account.longest_choice_tokens),
+            (n.REQUEST_CHOICES, vllm_names.REQUEST_CHOICES, record.params.get("n", 1)),
+            (n.REQUEST_MAX_TOKENS, vllm_names.REQUEST_MAX_TOKENS, record.params.get("max_tokens")),
         ):
             if value is not None:
                 yield metric, own, value
@@ -191,14 +191,14 @@ def counted(record: RequestRecord) -> Iterator[tuple[names.Metric, dict[str, str
         choices += ["abort"] * (record.account.num_choices - len(choices))
     for reason in choices:
         yield n.FINISHED_CHOICES, where | {"reason": reason}, 1
-        yield n.VLLM_REQUEST_SUCCESS, vllm | {"finished_reason": reason}, 1
+        yield vllm_names.REQUEST_SUCCESS, vllm | {"finished_reason": reason}, 1
     for outcome, number in record.tool_calls.items():
         yield n.TOOL_CALLS, {"outcome": str(outcome)}, number
     yield n.PROMPT_TOKENS, where, record.prompt_tokens
-    yield n.VLLM_PROMPT_TOKENS, vllm, record.prompt_tokens
+    yield vllm_names.PROMPT_TOKENS, vllm, record.prompt_tokens
     yield n.CACHED_PROMPT_TOKENS, where, record.cached_tokens
     yield n.GENERATION_TOKENS, where, record.completion_tokens
-    yield n.VLLM_GENERATION_TOKENS, vllm, record.completion_tokens
+    yield vllm_names.GENERATION_TOKENS, vllm, record.completion_tokens
     for reason, wait_ns in record.account.waits_ns.items():
         yield n.QUEUE_WAIT_SECONDS, {"reason": str(reason)}, seconds(wait_ns)
     for phase, causes_ns in record.causes_ns.items():

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from oaiserve.engine.adapters import MOST_ADAPTERS
 from oaiserve.record import AccessRefusal, EngineAccount, Outcome, RequestRecord, StepKind, StepRecord, WaitReason
-from oaiserve.telemetry import names, observations
+from oaiserve.telemetry import names, observations, vllm_names
 from oaiserve.telemetry.metrics import Metrics
 from oaiserve.times import PHASES
 from tests.telemetry.pages import FORMS, OPENMETRICS, TEXT, Key, families, key, samples
@@ -24,7 +24,7 @@ from tests.telemetry.records import expected, records
 
 LABELS = {"outcome": "finished", "operation": "chat", "model": "demo"}
 VLLM = {"model_name": "demo", "engine": "0"}
-ALL = (*names.METRICS, *names.GEN_AI_METRICS, *names.VLLM_METRICS)
+ALL = (*names.METRICS, *names.GEN_AI_METRICS, *vllm_names.METRICS)
 SNAPSHOT = SimpleNamespace(
     **dict.fromkeys(("num_running", "num_waiting", "num_waiting_tokens", "num_tokenizing", "drain_rate"), 0),
     **dict.fromkeys(("blocks_used", "blocks_reusable", "blocks_total", "num_prefix_queries", "num_prefix_hits"), 0),
@@ -71,7 +71,7 @@ def of_records(page: dict[Key, float]) -> dict[Key, float]:
     others += ("oaiserve_connections", "oaiserve_stored_responses", "oaiserve_front_end")
     gauges = {m.name for m in ALL if m.type in ("gauge", "info")} | {
         *(names.PREEMPTIONS.name, names.PREFIX_CACHE_HIT_TOKENS.name, names.PREFIX_CACHE_QUERY_TOKENS.name),
-        *(names.VLLM_PREEMPTIONS.name, names.VLLM_PREFIX_CACHE_HITS.name, names.VLLM_PREFIX_CACHE_QUERIES.name),
+        *(vllm_names.PREEMPTIONS.name, vllm_names.PREFIX_CACHE_HITS.name, vllm_names.PREFIX_CACHE_QUERIES.name),
     }
     counters = {m.name for m in ALL if m.type == "counter"}
     return {
@@ -146,33 +146,33 @@ def test_sums_stay_exact_where_floats_would_not(metrics: Metrics, make_record) -
 
 def test_the_page_shows_the_current_snapshot(metrics: Metrics, snapshot: SimpleNamespace) -> None:
     page = samples(metrics)
-    assert page[key(names.REQUESTS_RUNNING.name)] == page[key(names.VLLM_REQUESTS_RUNNING.name, **VLLM)] == 3
-    assert page[key(names.REQUESTS_WAITING.name)] == page[key(names.VLLM_REQUESTS_WAITING.name, **VLLM)] == 2
+    assert page[key(names.REQUESTS_RUNNING.name)] == page[key(vllm_names.REQUESTS_RUNNING.name, **VLLM)] == 3
+    assert page[key(names.REQUESTS_WAITING.name)] == page[key(vllm_names.REQUESTS_WAITING.name, **VLLM)] == 2
     assert page[key(names.WAITING_PROMPT_TOKENS.name)] == 2000
     assert page[key(names.DRAIN_RATE.name)] == 1.5
     assert page[key(names.TOKENIZE_QUEUE_DEPTH.name)] == 1
-    assert page[key(names.KV_CACHE_USAGE.name)] == page[key(names.VLLM_KV_CACHE_USAGE.name, **VLLM)] == 0.25
-    queries = key(names.VLLM_PREFIX_CACHE_QUERIES.name, **VLLM)
+    assert page[key(names.KV_CACHE_USAGE.name)] == page[key(vllm_names.KV_CACHE_USAGE.name, **VLLM)] == 0.25
+    queries = key(vllm_names.PREFIX_CACHE_QUERIES.name, **VLLM)
     assert page[key(names.PREFIX_CACHE_QUERY_TOKENS.name)] == page[queries] == 5000
-    assert page[key(names.PREFIX_CACHE_HIT_TOKENS.name)] == page[key(names.VLLM_PREFIX_CACHE_HITS.name, **VLLM)] == 1200
-    assert page[key(names.PREEMPTIONS.name)] == page[key(names.VLLM_PREEMPTIONS.name, **VLLM)] == 7
+    assert page[key(names.PREFIX_CACHE_HIT_TOKENS.name)] == page[key(vllm_names.PREFIX_CACHE_HITS.name, **VLLM)] == 1200
+    assert page[key(names.PREEMPTIONS.name)] == page[key(vllm_names.PREEMPTIONS.name, **VLLM)] == 7
     assert page[key(names.ENGINE_OUT_OF_MEMORY.name)] == 4
     assert page[key(names.GRAMMAR_MASKED_DRAWS.name)] == 600
     assert page[key(names.GRAMMAR_FORCED_TOKENS.name)] == 50
-    assert page[key(names.DRAFTS.name)] == page[key(names.VLLM_DRAFTS.name, **VLLM)] == 20
+    assert page[key(names.DRAFTS.name)] == page[key(vllm_names.DRAFTS.name, **VLLM)] == 20
     drafted = {
         source: [page[key(names.DRAFT_TOKENS.name, source=source, outcome=it)] for it in ("accepted", "rejected")]
         for source in ("lookup", "model")
     }
     assert drafted == {"lookup": [45, 15], "model": [25, 5]}
-    assert page[key(names.VLLM_DRAFT_TOKENS.name, **VLLM)] == 90
-    assert page[key(names.VLLM_ACCEPTED_TOKENS.name, **VLLM)] == 70
+    assert page[key(vllm_names.DRAFT_TOKENS.name, **VLLM)] == 90
+    assert page[key(vllm_names.ACCEPTED_TOKENS.name, **VLLM)] == 70
     assert page[key(names.ENGINE_STEPS.name)] == 99
     assert page[key(names.ENGINE_MODEL_SECONDS.name)] == 2.500000003
     assert page[key(names.ENGINE_IDLE_WITH_WORK_SECONDS.name)] == 0.100000007
     assert page[key(names.ENGINE_HOST_SECONDS.name, part="idle")] == 0
     assert page[key(names.ENGINE_HOST_SECONDS.name, part="hand_over")] == 8.000000008
-    assert page[key(names.VLLM_CACHE_CONFIG.name, **VLLM, block_size="16", num_gpu_blocks="120")] == 1
+    assert page[key(vllm_names.CACHE_CONFIG.name, **VLLM, block_size="16", num_gpu_blocks="120")] == 1
     snapshot.num_running = 5
     assert samples(metrics)[key(names.REQUESTS_RUNNING.name)] == 5
 
@@ -187,7 +187,7 @@ def test_adapters_are_on_the_page_as_long_as_they_are_loaded(metrics: Metrics, s
     page, name = samples(metrics), names.ADAPTER_REQUESTS.name
     assert [page[key(name, model="sql", state=state)] for state in ("running", "waiting")] == [2, 1]
     labels = {**VLLM, "max_lora": str(MOST_ADAPTERS)}
-    alias = key(names.VLLM_LORA_REQUESTS.name, **labels, running_lora_adapters="sql", waiting_lora_adapters="sql")
+    alias = key(vllm_names.LORA_REQUESTS.name, **labels, running_lora_adapters="sql", waiting_lora_adapters="sql")
     assert page[alias] > 1e9
     snapshot.adapters = {"other": (0, 0)}
     page = samples(metrics)
@@ -227,8 +227,8 @@ def test_every_step_is_counted_once(drain: Callable[[Metrics], Any]) -> None:
         assert page[key(f"{names.ENGINE_STEP_SECONDS.name}_count", kind="prefill")] == 1
         assert page[key(f"{names.ENGINE_STEP_SEQUENCES.name}_sum")] == 8
         assert page[key(f"{names.ENGINE_STEP_TOKENS.name}_bucket", le="4.0")] == 2
-        assert page[key(f"{names.VLLM_STEP_TOKENS.name}_bucket", **VLLM, le="8.0")] == 2
-        assert page[key(f"{names.VLLM_STEP_TOKENS.name}_sum", **VLLM)] == 107
+        assert page[key(f"{vllm_names.STEP_TOKENS.name}_bucket", **VLLM, le="8.0")] == 2
+        assert page[key(f"{vllm_names.STEP_TOKENS.name}_sum", **VLLM)] == 107
 
 
 # -- names, labels, formats -------------------------------------------------------------------------------------------
@@ -321,7 +321,7 @@ def test_counters_with_known_labels_begin_at_0() -> None:
     page = samples(metrics_of())
     assert page[key(names.PROMPT_TOKENS.name, operation="chat", model="demo")] == 0
     assert page[key(names.QUEUE_WAIT_SECONDS.name, reason="no_blocks")] == 0
-    assert page[key(names.VLLM_REQUEST_SUCCESS.name, **VLLM, finished_reason="abort")] == 0
+    assert page[key(vllm_names.REQUEST_SUCCESS.name, **VLLM, finished_reason="abort")] == 0
     assert page[key(names.REFUSED_ACCESS.name, reason="unknown_key")] == 0
 
 
@@ -436,11 +436,11 @@ def test_an_exemplar_is_the_last_value_of_its_bucket_at_the_end_of_its_request(m
         (sample.name, sample.labels["le"]): sample.exemplar
         for family in families(metrics.render(OPENMETRICS)[0], OPENMETRICS)
         for sample in family.samples
-        if sample.exemplar and family.name in (names.DURATION_SECONDS.name, names.VLLM_DURATION.name)
+        if sample.exemplar and family.name in (names.DURATION_SECONDS.name, vllm_names.DURATION.name)
     }
     assert found.keys() == {
         (f"{names.DURATION_SECONDS.name}_bucket", "0.5"),
-        (f"{names.VLLM_DURATION.name}_bucket", "0.5"),
+        (f"{vllm_names.DURATION.name}_bucket", "0.5"),
     }
     for exemplar in found.values():
         assert exemplar.value == last.times.duration_ns / 1e9
