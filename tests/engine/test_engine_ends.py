@@ -1,0 +1,402 @@
+"""All ways in which a request to the engine ends, and limits beyond which one is refused, with a scripted runner."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+
+import pytest
+
+from oaiserve.engine import engine as engine_module
+from oaiserve.engine.loop import Stop, Submitted
+from oaiserve.engine.request import (
+    Aborted,
+    ChatPrompt,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    Grammar,
+    Request,
+    SamplingParams,
+    TextPrompt,
+    TokenChunk,
+    TokenPrompt,
+)
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import ChunkResult, Step
+from oaiserve.errors import ContextLengthExceeded, InternalError, InvalidRequest, Overloaded, Unavailable
+from tests.engine.doubles import (
+    TIMEOUT_SECONDS,
+    BlockedTokenizer,
+    Clock,
+    Inbox,
+    ScriptedRunner,
+    letter_id,
+    make_engine,
+    request,
+)
+
+pytestmark = pytest.mark.usefixtures("overlap")
+
+
+def text_request(request_id: str, text: str) -> Request:
+    return Request(request_id, (TextPrompt(text),), SamplingParams(max_tokens=3, temperature=0.0))
+
+
+def test_a_blocked_tokenizer_delays_neither_submit_nor_the_others() -> None:
+    tokenizer, inbox = BlockedTokenizer(), Inbox()
+    with make_engine(tokenizer=tokenizer, tokenize_workers=2) as engine:  # type: ignore[arg-type]
+        engine.submit(text_request("stuck", "blocked"), inbox)
+        assert tokenizer.entered.wait(TIMEOUT_SECONDS)  # submit has returned, encode has not
+        for i in range(20):
+            engine.submit(text_request(f"free-{i}", "hello"), inbox)
+        ended = inbox.wait_terminal(*(f"free-{i}" for i in range(20)))
+        assert all(isinstance(event, Finished) for event in ended.values())
+        assert "stuck" not in ended
+        tokenizer.release.set()
+        assert isinstance(inbox.wait_terminal("stuck")["stuck"], Finished)
+
+
+def test_encode_is_called_once_per_text_prompt_and_never_for_token_ids() -> None:
+    tokenizer = BlockedTokenizer()
+    prompts = (TextPrompt("one"), TokenPrompt([1, 2]), ChatPrompt([{"role": "user", "content": "two"}]))
+    with make_engine(tokenizer=tokenizer) as engine:  # type: ignore[arg-type]
+        engine.generate(prompts, SamplingParams(max_tokens=2, n=3))
+    assert tokenizer.encoded == list(prompts)
+
+
+def test_a_request_can_be_aborted_while_it_is_tokenized() -> None:
+    tokenizer, inbox = BlockedTokenizer(), Inbox()
+    with make_engine(tokenizer=tokenizer) as engine:  # type: ignore[arg-type]
+        engine.submit(text_request("r", "blocked"), inbox)
+        assert tokenizer.entered.wait(TIMEOUT_SECONDS)
+        engine.abort("r")
+        aborted = inbox.wait_terminal("r")["r"]  # at once, though encode has not returned
+        assert isinstance(aborted, Aborted)
+        tokenizer.release.set()
+        engine.submit(text_request("next", "hello"), inbox)
+        assert isinstance(inbox.wait_terminal("next")["next"], Finished)
+        assert (aborted.times.tokenize_started is None, aborted.times.tokenized) == (False, None)
+        assert engine.num_waiting == 0
+
+
+def test_an_abort_while_queued_prefilling_or_decoding_frees_all_blocks(overlap: bool) -> None:
+    runner, inbox = ScriptedRunner(gated=True), Inbox()
+    with make_engine(runner, max_running=2, max_step_tokens=8, tokenize_workers=0) as engine:
+        engine.submit(request("decoding", prompt_len=4, max_tokens=50), inbox)
+        runner.started.get(timeout=TIMEOUT_SECONDS)
+        engine.submit(request("prefilling", prompt_len=40), inbox)
+        engine.submit(request("queued", prompt_len=40), inbox)
+        runner.permit(3)
+        for _ in range(3):
+            step = runner.started.get(timeout=TIMEOUT_SECONDS)
+        assert {chunk.sequence.request_id for chunk in step.chunks} == {"decoding", "prefilling"}
+        for name in ("decoding", "prefilling", "queued"):
+            engine.abort(name)
+        runner.permit(2 if overlap else 1)  # the steps that are under way; no other follows
+        ended = inbox.wait_terminal("decoding", "prefilling", "queued")
+        assert all(isinstance(event, Aborted) for event in ended.values())
+        runner.permit(100)
+        engine.submit(request("next", prompt_len=2), inbox)
+        inbox.wait_terminal("next")
+        assert (engine.snapshot().blocks_used, engine.snapshot().num_running, engine.num_waiting) == (0, 0, 0)
+    assert {name for step in runner.steps[5 if overlap else 4 :] for name, _, _ in step} == {"next"}
+
+
+def test_aborting_a_request_that_has_ended_or_never_was_does_nothing() -> None:
+    with make_engine() as engine:
+        engine.abort("never submitted")
+        assert isinstance(list(engine.stream(request()))[-1], Finished)
+        engine.abort("r")
+        assert isinstance(list(engine.stream(request("again")))[-1], Finished)
+
+
+def test_a_prompt_that_cannot_be_encoded_or_is_too_long_fails_alone() -> None:
+    with make_engine(kv_blocks=8) as engine:
+        (empty,) = engine.stream(text_request("empty", ""))
+        assert isinstance(empty, Failed)
+        assert isinstance(empty.error, InvalidRequest)
+        (long,) = engine.stream(request("long", prompt_len=31, max_tokens=2))
+        assert isinstance(long, Failed)
+        assert isinstance(long.error, ContextLengthExceeded)
+        assert isinstance(list(engine.stream(request("fits", prompt_len=30, max_tokens=2)))[-1], Finished)
+
+
+class FailingRunner(ScriptedRunner):
+    def run(self, step: Step) -> list[ChunkResult]:
+        super().run(step)
+        raise RuntimeError("the device is gone")
+
+
+def test_a_grammar_that_cannot_be_obeyed_fails_its_request_before_anything_is_computed() -> None:
+    runner = ScriptedRunner()
+    with make_engine(runner) as engine:
+        (failed,) = engine.stream(request(grammar=Grammar("regex", "(", "guided_regex")))
+        assert list(engine.stream(request("other")))[-1].usage.completion_tokens == 3
+    assert isinstance(failed, Failed)
+    assert (failed.error.status, failed.error.param) == (400, "guided_regex")
+    assert runner.steps[0][0][0] == "other"
+
+
+def test_if_a_step_fails_all_requests_fail_and_new_ones_are_refused() -> None:
+    runner, inbox = FailingRunner(gated=True), Inbox()
+    engine = make_engine(runner)
+    engine.start()
+    for name in ("running", "waiting"):
+        engine.submit(request(name), inbox)
+    runner.permit()
+    ended = inbox.wait_terminal("running", "waiting")
+    assert all(isinstance(event, Failed) and event.error.status == 500 for event in ended.values())
+    assert engine._loop.join(TIMEOUT_SECONDS)
+    assert isinstance(engine.failure, RuntimeError)
+    assert not engine.is_ready
+    with pytest.raises(Unavailable):
+        engine.submit(request("late"), inbox)
+    engine.stop()
+
+
+def test_a_request_that_is_posted_after_the_end_of_the_thread_fails() -> None:
+    """The thread may end between the check in `submit` and the post."""
+    engine, inbox = make_engine(), Inbox()
+    engine.start()
+    engine.stop()
+    engine._loop.post(Submitted(request("late"), inbox, at_ns=5))
+    assert isinstance(inbox.wait_terminal("late")["late"], Failed)
+
+
+class OneBadSequence(ScriptedRunner):
+    def run(self, step: Step) -> list[ChunkResult]:
+        results = super().run(step)
+        for chunk, result in zip(step.chunks, results, strict=True):
+            if chunk.sequence.request_id == "bad":
+                result.token_ids, result.error = [], "not a number"
+        return results
+
+
+def test_bad_logits_end_their_request_and_no_other() -> None:
+    inbox = Inbox()
+    with make_engine(OneBadSequence()) as engine:
+        for name in ("good", "bad", "other"):
+            engine.submit(request(name), inbox)
+        ended = inbox.wait_terminal("good", "bad", "other")
+    assert isinstance(ended["bad"], Failed)
+    assert isinstance(ended["bad"].error, InternalError)
+    assert isinstance(ended["good"], Finished)
+    assert isinstance(ended["other"], Finished)
+
+
+def test_an_exception_in_one_requests_output_ends_that_request_and_no_other() -> None:
+    def token_of(sequence: Sequence) -> int:
+        return "no id" if sequence.request_id == "bad" else letter_id("x")  # type: ignore[return-value]
+
+    inbox = Inbox()
+    with make_engine(ScriptedRunner(token_of)) as engine:
+        for name in ("good", "bad"):
+            engine.submit(request(name), inbox)
+        ended = inbox.wait_terminal("good", "bad")
+    assert isinstance(ended["bad"], Failed)
+    assert isinstance(ended["good"], Finished)
+
+
+def test_a_consumer_that_fails_loses_its_requests_and_no_other_does() -> None:
+    inbox = Inbox()
+
+    def gone(events: list[Event]) -> None:
+        raise RuntimeError("the loop is closed")
+
+    with make_engine() as engine:
+        engine.submit(request("gone", max_tokens=50), gone)
+        engine.submit(request("here", max_tokens=5), inbox)
+        assert isinstance(inbox.wait_terminal("here")["here"], Finished)
+        engine.submit(request("next", max_tokens=5), inbox)
+        inbox.wait_terminal("next")
+        assert engine.snapshot().blocks_used == 0
+
+
+def test_too_many_waiting_requests_are_refused_at_once() -> None:
+    runner, inbox = ScriptedRunner(gated=True), Inbox()
+    with make_engine(runner, max_running=1, max_waiting=2) as engine:
+        engine.submit(request("runs"), inbox)
+        runner.started.get(timeout=TIMEOUT_SECONDS)
+        engine.submit(request("waits"), inbox)
+        engine.submit(request("waits too"), inbox)
+        with pytest.raises(Overloaded, match="2 sequences are waiting already"):
+            engine.submit(request("one more"), inbox)
+        runner.permit(100)
+        inbox.wait_terminal("runs", "waits", "waits too")
+        engine.submit(request("later"), inbox)
+        inbox.wait_terminal("later")
+
+
+def test_each_choice_of_a_request_waits_but_a_request_of_any_size_is_taken_if_nothing_waits() -> None:
+    runner, inbox = ScriptedRunner(gated=True), Inbox()
+    with make_engine(runner, max_running=1, max_waiting=3) as engine:
+        engine.submit(request("many", n=5), inbox)
+        runner.started.get(timeout=TIMEOUT_SECONDS)
+        assert engine.num_waiting == 4
+        with pytest.raises(Overloaded, match="4 sequences are waiting already, this request has 1, and the limit is 3"):
+            engine.submit(request("one more"), inbox)
+        runner.permit(100)
+        inbox.wait_terminal("many")
+        assert engine.num_waiting == 0
+        engine.submit(request("later"), inbox)
+        inbox.wait_terminal("later")
+        assert engine.num_waiting == 0
+
+
+def test_a_client_that_fills_the_queue_leaves_the_others_their_share() -> None:
+    runner, inbox = ScriptedRunner(gated=True), Inbox()
+    with make_engine(runner, max_running=1, max_waiting=4) as engine:
+        engine.submit(dataclasses.replace(request("greedy", n=9), client="greedy"), inbox)
+        runner.started.get(timeout=TIMEOUT_SECONDS)
+        engine.submit(dataclasses.replace(request("polite", n=2), client="polite"), inbox)
+        for client in ("greedy", "polite"):
+            with pytest.raises(Overloaded, match="10 sequences are waiting already"):
+                engine.submit(dataclasses.replace(request("more"), client=client), inbox)
+        runner.permit(100)
+        inbox.wait_terminal("greedy", "polite")
+        assert engine.num_waiting == 0
+
+
+def test_aborted_and_failed_choices_wait_no_longer() -> None:
+    runner, inbox = ScriptedRunner(gated=True), Inbox()
+    with make_engine(runner, max_running=1, max_waiting=100) as engine:
+        engine.submit(request("runs", n=3), inbox)
+        runner.started.get(timeout=TIMEOUT_SECONDS)
+        engine.submit(request("waits", n=4), inbox)
+        engine.submit(request("bad", n=2, logit_bias={10**6: 1.0}), inbox)
+        engine.abort("waits")
+        engine.abort("runs")
+        runner.permit(100)
+        inbox.wait_terminal("waits", "runs", "bad")
+        assert engine.num_waiting == 0
+
+
+def test_bodies_in_the_tokenizer_are_bounded_but_never_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "MAX_BODY_BYTES", 100)
+    tokenizer, inbox = BlockedTokenizer(), Inbox()
+    with make_engine(tokenizer=tokenizer, tokenize_workers=1) as engine:  # type: ignore[arg-type]
+        engine.submit(dataclasses.replace(text_request("first", "blocked"), num_bytes=500), inbox)
+        assert tokenizer.entered.wait(TIMEOUT_SECONDS)
+        with pytest.raises(Overloaded, match="too many bytes") as caught:
+            engine.submit(dataclasses.replace(text_request("second", "hello"), num_bytes=1), inbox)
+        with pytest.raises(Overloaded, match="too many bytes"):
+            engine.run_in_turns((_ for _ in ()), client="", num_bytes=1)
+        tokenizer.release.set()
+        inbox.wait_terminal("first")
+        engine.submit(dataclasses.replace(text_request("third", "hello"), num_bytes=100), inbox)
+        inbox.wait_terminal("third")
+    assert caught.value.retry_after_seconds is not None
+
+
+def test_too_many_waiting_prompt_tokens_are_refused_but_never_the_first() -> None:
+    runner, inbox = ScriptedRunner(gated=True), Inbox()
+    with make_engine(runner, max_running=1, max_waiting_tokens=20, tokenize_workers=0) as engine:
+        engine.submit(request("runs"), inbox)
+        runner.started.get(timeout=TIMEOUT_SECONDS)
+        engine.submit(request("long", prompt_len=30), inbox)
+        engine.submit(request("one more", prompt_len=2), inbox)
+        runner.permit(100)
+        ended = inbox.wait_terminal("runs", "long", "one more")
+    assert isinstance(ended["one more"], Failed)
+    assert ended["one more"].error.status == 429
+    assert ended["one more"].error.retry_after_seconds == 1
+    assert isinstance(ended["long"], Finished)
+
+
+def test_a_request_that_waits_too_long_gets_503_and_one_that_takes_too_long_408() -> None:
+    runner, inbox, clock = ScriptedRunner(gated=True), Inbox(), Clock()
+    limits = {"queue_timeout_seconds": 5, "request_timeout_seconds": 60}
+    with make_engine(runner, clock_ns=clock, max_running=1, tokenize_workers=0, **limits) as engine:
+        engine.submit(request("runs", max_tokens=50), inbox)
+        runner.started.get(timeout=TIMEOUT_SECONDS)
+        engine.submit(request("waits"), inbox)
+        clock.move(6)
+        runner.permit(1)
+        waited = inbox.wait_terminal("waits")["waits"]
+        clock.move(60)
+        runner.permit(1)
+        ran = inbox.wait_terminal("runs")["runs"]
+        engine.submit(request("next", max_tokens=1), inbox)
+        runner.permit(10)
+        assert isinstance(inbox.wait_terminal("next")["next"], Finished)
+    assert isinstance(waited, Failed)
+    assert isinstance(ran, Failed)
+    assert (waited.error.status, ran.error.status) == (503, 408)
+    assert ran.usage.completion_tokens > 0
+
+
+def test_a_draining_engine_refuses_new_requests_and_finishes_open_ones() -> None:
+    runner, inbox = ScriptedRunner(gated=True), Inbox()
+    with make_engine(runner) as engine:
+        engine.submit(request(), inbox)
+        engine.drain()
+        with pytest.raises(Unavailable, match="shutting down") as refused:
+            engine.submit(request("other"), inbox)
+        assert refused.value.retry_after_seconds == 5
+        runner.permit(100)
+        assert isinstance(inbox.wait_terminal("r")["r"], Finished)
+
+
+def test_stop_with_a_drain_timeout_lets_requests_finish() -> None:
+    runner, inbox = ScriptedRunner(gated=True), Inbox()
+    engine = make_engine(runner)
+    engine.start()
+    engine.submit(request(), inbox)
+    runner.started.get(timeout=TIMEOUT_SECONDS)
+    stopper = threading.Thread(target=engine.stop, args=(TIMEOUT_SECONDS,))
+    stopper.start()
+    runner.permit(100)
+    assert isinstance(inbox.wait_terminal("r")["r"], Finished)
+    stopper.join(TIMEOUT_SECONDS)
+    assert not stopper.is_alive()
+    with pytest.raises(Unavailable):
+        engine.submit(request("late"), inbox)
+
+
+def test_stop_without_a_drain_timeout_fails_them() -> None:
+    inbox = Inbox()
+    runner = ScriptedRunner(gated=True)
+    engine = make_engine(runner)
+    engine.start()
+    engine.submit(request(max_tokens=200), inbox)
+    runner.started.get(timeout=TIMEOUT_SECONDS)
+    engine._loop.post(Stop(drain=False))
+    runner.permit(1)
+    ended = inbox.wait_terminal("r")["r"]
+    assert isinstance(ended, Failed)
+    assert ended.error.status == 503
+    engine.stop()
+
+
+def test_closing_the_event_iterator_early_aborts_the_request() -> None:
+    with make_engine() as engine:
+        events = engine.stream(request(max_tokens=200))
+        next(events)
+        events.close()  # type: ignore[attr-defined]
+        inbox = Inbox()
+        engine.submit(request("next"), inbox)
+        inbox.wait_terminal("next")
+        assert engine.snapshot().blocks_used == 0
+
+
+def test_answers_under_preemption_are_the_same() -> None:
+    inbox, big = Inbox(), make_engine(kv_blocks=6, max_model_len=24, max_step_tokens=16)
+    requests = [request(f"{i}", prompt_len=4, max_tokens=16) for i in range(6)]
+    with big as engine:
+        for each in requests:
+            engine.submit(each, inbox)
+        ended = inbox.wait_terminal(*map(str, range(6)))
+        assert engine.snapshot().num_preemptions > 0
+    assert all(isinstance(event, Finished) for event in ended.values())
+    accounts = [event.account for event in ended.values()]
+    assert all((account.num_preemptions > 0) == (account.stalled_ns > 0) for account in accounts)
+    assert sum(account.num_preemptions for account in accounts) == engine.snapshot().num_preemptions
+    for i in range(6):
+        chunks = [
+            event for events in inbox.hand_overs for event in events
+            if isinstance(event, TokenChunk) and event.request_id == str(i)
+        ]  # fmt: skip
+        assert "".join(chunk.text for chunk in chunks) == "abcdefghijklmnop"
+        assert chunks[-1].finish_reason is FinishReason.LENGTH
