@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from argparse import Namespace
-from collections.abc import Sequence
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,21 @@ def write_json(path: Path | None, results: dict[str, Any]) -> None:
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def add_publishing(parser: ArgumentParser, markers: str, *, after: str = "") -> None:
+    """Add the flags that `results_of` and `publish` read; `after` says how often the results are written meanwhile."""
+    parser.add_argument("--json", type=Path, help=f"write the results there{after and f', {after}'}")
+    parser.add_argument("--markdown", type=Path, help=f"write what is shown there, between the markers of {markers}")
+    parser.add_argument("--show", type=Path, metavar="JSON", help="measure nothing; show these results")
+
+
+def results_of(arguments: Namespace, measure: Callable[[Namespace], dict[str, Any]]) -> dict[str, Any]:
+    """Return the results in the file of --show, or what is measured now."""
+    if arguments.show is None:
+        return measure(arguments)
+    found: dict[str, Any] = json.loads(arguments.show.read_text())
+    return found
 
 
 def publish(arguments: Namespace, markers: str, results: dict[str, Any], text: str) -> None:

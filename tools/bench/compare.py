@@ -13,7 +13,6 @@ import shutil
 import sys
 import time
 from datetime import date
-from pathlib import Path
 from typing import Any
 
 from tools.bench import machine, prepare, table
@@ -21,7 +20,7 @@ from tools.bench.client import Client, RunFailed
 from tools.bench.process_usage import peak_rss_mib
 from tools.bench.servers import IK, OURS, PEERS, ServerSpec, oaiserve
 from tools.bench.workloads import WORKLOADS, Workload
-from tools.markdown import publish, write_json
+from tools.markdown import add_publishing, publish, results_of, write_json
 from tools.server_process import ServerProcess, StartFailed, exit_on_sigterm
 
 WARM_UP = Workload("W0", "warm-up", 16, 16, 128, 16, concurrency=16)
@@ -38,20 +37,18 @@ def main() -> int:
     add("--repeats", type=int, default=3, help="rounds (default 3)")
     add("--quick", action="store_true", help="the short form of each workload")
     add("--limit-seconds", type=int, default=600, help="of a run; a longer one is not repeated (default 600)")
-    add("--json", type=Path, help="write the results there, after each server")
-    add("--markdown", type=Path, help="write the tables there, between the markers of cpu-peers")
     add(
         "--continue",
         dest="continues",
         action="store_true",
         help="add to the rounds in --json; machine and versions must agree",
     )
-    add("--show", type=Path, metavar="JSON", help="measure nothing; show these results")
+    add_publishing(parser, "cpu-peers", after="after each server")
     arguments = parser.parse_args()
     if arguments.continues and not (arguments.json and arguments.json.exists()):
         parser.error("--continue needs --json with a file that holds the rounds so far")
     exit_on_sigterm()
-    results = json.loads(arguments.show.read_text()) if arguments.show else measure(arguments)
+    results = results_of(arguments, measure)
     publish(arguments, "cpu-peers", results, table.report(results))
     return 1 if results["servers"][OURS]["problems"] else 0
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from tools.bench import machine, prepare
 from tools.bench.table import spread
-from tools.markdown import as_markdown, publish, write_json
+from tools.markdown import add_publishing, as_markdown, publish, results_of, write_json
 from tools.server_process import exit_on_sigterm, running_oaiserve
 
 LOADS = {"queries": (5, 20), "passages": (60, 200), "of all lengths": (5, 400)}  # words of a text, about as many tokens
@@ -43,12 +43,10 @@ def main() -> int:
     add("--dtype", choices=("float32", "bfloat16"), default="float32", help="of both (default float32)")
     add("--rounds", type=int, default=5, help="default 5")
     add("--quick", action="store_true", help="the smallest model and an eighth of the texts, for a first look")
-    add("--json", type=Path, help="write the results there, after each model")
-    add("--markdown", type=Path, help="write the table there, between the markers of embeddings")
-    add("--show", type=Path, metavar="JSON", help="measure nothing; show these results")
+    add_publishing(parser, "embeddings", after="after each model")
     arguments = parser.parse_args()
     exit_on_sigterm()
-    results = json.loads(arguments.show.read_text()) if arguments.show else measure(arguments)
+    results = results_of(arguments, measure)
     publish(arguments, "embeddings", results, report(results))
     is_same = min(run["least_cosine"] for run in results["runs"]) >= LEAST_COSINE
     return 0 if is_same or results["dtype"] != "float32" else 1

@@ -8,13 +8,11 @@ measured, too.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import time
 from collections.abc import Callable
 from datetime import date
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,7 +36,7 @@ from oaiserve.engine.step import Chunk, Step
 from tools.bench import machine
 from tools.bench.table import spread
 from tools.engine_load import greedy
-from tools.markdown import as_markdown, publish
+from tools.markdown import add_publishing, as_markdown, publish, results_of
 from tools.random_gguf import random_blocks
 from tools.random_models import random_model
 
@@ -63,11 +61,9 @@ def main() -> None:
     add = parser.add_argument
     add("--shape", choices=SHAPES, default="qwen3_moe", help="of the model (default qwen3_moe)")
     add("--rounds", type=int, default=7, help="of each step, in turns (default 7)")
-    add("--json", type=Path, help="write the results there")
-    add("--markdown", type=Path, help="write the table there, between the markers of experts, or experts-gpt_oss")
-    add("--show", type=Path, metavar="JSON", help="measure nothing; show these results")
+    add_publishing(parser, "experts, or experts-gpt_oss")
     arguments = parser.parse_args()
-    results = json.loads(arguments.show.read_text()) if arguments.show else measure(arguments.shape, arguments.rounds)
+    results = results_of(arguments, lambda asked: measure(asked.shape, asked.rounds))
     marker = "experts" if arguments.shape == "qwen3_moe" else f"experts-{arguments.shape}"
     publish(arguments, marker, results, report(results))
 

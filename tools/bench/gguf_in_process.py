@@ -8,7 +8,6 @@ weights anew when it loads them (-rtr), as this server does. IK_LLAMA_CPP names 
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import statistics
 import subprocess
@@ -26,7 +25,7 @@ from oaiserve.source import find_model
 from tools.bench import gguf_files, machine, prepare
 from tools.bench.step import BLOCK_SIZE, Point, StepBench
 from tools.bench.table import spread
-from tools.markdown import as_markdown, number, publish
+from tools.markdown import add_publishing, as_markdown, number, publish, results_of
 
 OURS, PEER = "oaiserve", "ik_llama.cpp"
 START, TOKENS = 16, 32  # of each sequence: what it has in the cache, and what is decoded
@@ -46,11 +45,9 @@ def main() -> None:
     add("--formats", nargs="+", default=list(gguf_files.FORMATS), help="as llama.cpp's program names them")
     add("--repeats", type=int, default=3, help="rounds (default 3)")
     add("--seconds", type=float, default=2.0, help="time for each of our figures in a round (default 2)")
-    add("--json", type=Path, help="write the results there")
-    add("--markdown", type=Path, help="write the table there, between the markers of gguf-in-process")
-    add("--show", type=Path, metavar="JSON", help="measure nothing; show these results")
+    add_publishing(parser, "gguf-in-process")
     arguments = parser.parse_args()
-    results = json.loads(arguments.show.read_text()) if arguments.show else measure(arguments)
+    results = results_of(arguments, measure)
     publish(arguments, "gguf-in-process", results, report(results))
 
 

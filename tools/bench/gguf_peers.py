@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import random
 import statistics
@@ -28,7 +27,7 @@ from oaiserve import demo
 from tools.bench import gguf_files, machine, prepare
 from tools.bench.process_usage import peak_rss_mib
 from tools.bench.servers import OURS, START_LIMIT_SECONDS, ServerSpec
-from tools.markdown import as_markdown, number, publish
+from tools.markdown import add_publishing, as_markdown, number, publish, results_of
 from tools.server_process import ROOT, ServerProcess, exit_on_sigterm, free_port, running_process
 
 PEER = "llama-cpp"
@@ -71,12 +70,10 @@ def main() -> None:
     )
     add("--formats", nargs="+", default=list(gguf_files.FORMATS), help="as llama.cpp's program names them")
     add("--repeats", type=int, default=3, help="rounds (default 3)")
-    add("--json", type=Path, help="write the results there")
-    add("--markdown", type=Path, help="write the table there, between the markers of gguf-peers")
-    add("--show", type=Path, metavar="JSON", help="measure nothing; show these results")
+    add_publishing(parser, "gguf-peers")
     arguments = parser.parse_args()
     exit_on_sigterm()
-    results = json.loads(arguments.show.read_text()) if arguments.show else measure(arguments)
+    results = results_of(arguments, measure)
     publish(arguments, "gguf-peers", results, report(results))
 
 

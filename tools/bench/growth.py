@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import statistics
 from datetime import date
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 from oaiserve.engine.engine import Engine
 from tools.bench import machine, plot
 from tools.engine_load import complete, random_prompts
-from tools.markdown import as_markdown, publish
+from tools.markdown import add_publishing, as_markdown, publish, results_of
 
 PROMPTS = (16, 64, 256, 512, 1024, 2048, 4096, 8128)
 REPEATS = 3
@@ -26,12 +25,10 @@ REPEATS = 3
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--json", type=Path, help="write the results there")
-    add("--markdown", type=Path, help="write the tables there, between the markers of growth")
     add("--plot", type=Path, help="draw the time to the first token by prompt length there, as SVG")
-    add("--show", type=Path, metavar="JSON", help="measure nothing; show and plot these results")
+    add_publishing(parser, "growth")
     arguments = parser.parse_args()
-    results = json.loads(arguments.show.read_text()) if arguments.show else measure()
+    results = results_of(arguments, lambda _: measure())
     publish(arguments, "growth", results, report(results))
     if arguments.plot:
         points = [(row["tokens"], row["ttft_ms"]) for row in results["prompts"]]

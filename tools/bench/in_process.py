@@ -25,7 +25,7 @@ from tools.bench import machine, prepare
 from tools.bench.table import spread
 from tools.bench.workloads import WORKLOADS, Workload
 from tools.engine_load import complete, random_prompts
-from tools.markdown import as_markdown, number, publish, write_json
+from tools.markdown import add_publishing, as_markdown, number, publish, results_of, write_json
 from tools.server_process import exit_on_sigterm
 
 OURS, PEER = "oaiserve", "OpenVINO GenAI"
@@ -43,12 +43,10 @@ def main() -> int:
     add("--only", nargs="+", default=list(LOADS), choices=LOADS, help="workloads (default: all)")
     add("--rounds", type=int, default=3, help="default 3")
     add("--quick", action="store_true", help="the short form of each workload")
-    add("--json", type=Path, help="write the results there, after each workload")
-    add("--markdown", type=Path, help="write the table there, between the markers of in-process")
-    add("--show", type=Path, metavar="JSON", help="measure nothing; show these results")
+    add_publishing(parser, "in-process", after="after each workload")
     arguments = parser.parse_args()
     exit_on_sigterm()
-    results = json.loads(arguments.show.read_text()) if arguments.show else measure(arguments)
+    results = results_of(arguments, measure)
     publish(arguments, "in-process", results, report(results))
     return 0
 

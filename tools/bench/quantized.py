@@ -8,7 +8,6 @@ model.
 from __future__ import annotations
 
 import argparse
-import json
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from tools.bench import machine
 from tools.bench.gguf_in_process import LOADS
 from tools.bench.step import BLOCK_SIZE, StepBench, middle
 from tools.bench.table import spread
-from tools.markdown import as_markdown, publish
+from tools.markdown import add_publishing, as_markdown, publish, results_of
 
 FORMS = ("bfloat16", "int8", "int4")
 NUM_BLOCKS = max(point.num_blocks for point in LOADS.values())
@@ -39,11 +38,9 @@ def main() -> None:
     add("--model", type=Path, help="a folder with a checkpoint (default: the demo model)")
     add("--rounds", type=int, default=5, help="of each step, in turns (default 5)")
     add("--seconds", type=float, default=0.4, help="time for each step in a round (default 0.4)")
-    add("--json", type=Path, help="write the results there")
-    add("--markdown", type=Path, help="write the table there, between the markers of quantized")
-    add("--show", type=Path, metavar="JSON", help="measure nothing; show these results")
+    add_publishing(parser, "quantized")
     arguments = parser.parse_args()
-    results = json.loads(arguments.show.read_text()) if arguments.show else measure(arguments)
+    results = results_of(arguments, measure)
     publish(arguments, "quantized", results, report(results))
 
 

@@ -7,7 +7,6 @@ repeated, and a time is the mean over the middle half of the repeats.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import time
@@ -35,7 +34,7 @@ from oaiserve.engine.tokenizer import Tokenizer
 from oaiserve.record import StepKind
 from tools.bench import ceilings, floor, machine, step_table
 from tools.engine_load import complete, greedy
-from tools.markdown import publish
+from tools.markdown import add_publishing, publish, results_of
 
 BLOCK_SIZE = 16
 CONTEXT = 192  # tokens of a short prompt and half of its answer
@@ -73,12 +72,10 @@ def main() -> None:
     add("--points", nargs="+", metavar="SEQUENCESxCONTEXT", help="decode steps to measure alone, as 64x512")
     add("--seconds", type=float, default=0.6, help="time for each point (default 0.6)")
     add("--quick", action="store_true", help="a few points only")
-    add("--json", type=Path, help="write the results there")
-    add("--markdown", type=Path, help="write the tables there, between the markers of decode-step")
     add("--plot", type=Path, help="draw decode steps by batch there, as SVG")
-    add("--show", type=Path, metavar="JSON", help="measure nothing; show and plot these results")
+    add_publishing(parser, "decode-step")
     arguments = parser.parse_args()
-    results = json.loads(arguments.show.read_text()) if arguments.show else measure(arguments)
+    results = results_of(arguments, measure)
     publish(arguments, "decode-step", results, step_table.report(results))
     if arguments.plot:
         arguments.plot.write_text(step_table.decode_plot(results))

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 import time
 from contextlib import ExitStack
 from datetime import date
-from pathlib import Path
 from typing import Any
 
 from tools.bench import machine, servers
@@ -24,7 +22,7 @@ from tools.bench.servers import ServerSpec
 from tools.bench.structured_figures import OURS, OURS_FREE, PEER, figures, report
 from tools.bench.structured_load import Run, run_load
 from tools.bench.structured_requests import asks
-from tools.markdown import publish, write_json
+from tools.markdown import add_publishing, publish, results_of, write_json
 from tools.server_process import ServerProcess, exit_on_sigterm
 
 QUICK = {"rounds": 1, "seconds": 8.0, "warm_up_seconds": 4.0}
@@ -39,16 +37,14 @@ def main() -> int:
     add("--warm-up-seconds", type=float, default=10.0, help="before that (default 10)")
     add("--quick", action="store_true", help="one short round, for a first look")
     add("--alone", action="store_true", help="without vLLM")
-    add("--json", type=Path, help="write the results there, after each round")
-    add("--markdown", type=Path, help="write the table there, between the markers of structured")
-    add("--show", type=Path, metavar="JSON", help="measure nothing; show these results")
+    add_publishing(parser, "structured", after="after each round")
     arguments = parser.parse_args()
     if arguments.streams < 2 or arguments.streams % 2:
         parser.error(f"--streams is {arguments.streams}, but must be an even number of at least 2.")
     if arguments.quick:
         vars(arguments).update(QUICK)
     exit_on_sigterm()
-    results = json.loads(arguments.show.read_text()) if arguments.show else measure(arguments)
+    results = results_of(arguments, measure)
     publish(arguments, "structured", results, report(results))
     is_valid = all(each[OURS]["valid_percent"] == 100 for each in results["rounds"])
     return 0 if is_valid else 1
