@@ -506,9 +506,8 @@ long oaiserve_gate_inputs(Decoder* decoder, long x, long out, long weights, long
                           long first) {
   return std::visit(
       [&]<class W>(const W& w) {
-        return add_operation<GateInputs<Element, W>>(*decoder, input_of(*decoder, w, x), decoder->elements[out], w,
-                                                     site_of(*decoder, site), activation, decoder->floats[inputs],
-                                                     first);
+        return add_operation<Activate<Element, W>>(*decoder, input_of(*decoder, w, x), decoder->elements[out], w,
+                                                   site_of(*decoder, site), activation, &decoder->floats[inputs], first);
       },
       decoder->weights[weights]);
 }

@@ -194,13 +194,14 @@ class Project : public Operation {
   float scale_;
 };
 
-// out = activation(x W^T + bias)
+// out = activation(x W^T + bias), times the numbers of `factors` from column `first` on, where there are any.
 template <class T, class Weights>
 class Activate : public Operation {
  public:
   using Input = Buffer<typename Weights::Input>;
-  Activate(Input& x, Buffer<T>& out, const Weights& weights, const Site<T>* site, Activation activation)
-      : x_(x), out_(out), weights_(weights), site_(site), activation_(activation) {}
+  Activate(Input& x, Buffer<T>& out, const Weights& weights, const Site<T>* site, Activation activation,
+           Buffer<float>* factors = nullptr, long first = 0)
+      : x_(x), out_(out), weights_(weights), site_(site), activation_(activation), factors_(factors), first_(first) {}
   long items(const StepInput& step, int threads) const noexcept override {
     return linear_items(weights_, step.num_tokens, threads);
   }
@@ -208,7 +209,9 @@ class Activate : public Operation {
     linear_item(weights_, x_.row(0), x_.stride(), step.num_tokens, threads, item,
                 [this](long row, long column, f32x16 values) {
                   if (site_) values = site_->add(row, column, values);
-                  store(out_.row(row) + column, activate(activation_, values));
+                  values = activate(activation_, values);
+                  if (factors_) values *= load(factors_->row(row) + first_ + column);
+                  store(out_.row(row) + column, values);
                 });
   }
 
@@ -218,6 +221,8 @@ class Activate : public Operation {
   const Weights& weights_;
   const Site<T>* site_;
   Activation activation_;
+  Buffer<float>* factors_;
+  long first_;
 };
 
 // out = activation(x G^T) * (x U^T), where the weights hold both matrices (columns_of_gated). To its site, the columns
