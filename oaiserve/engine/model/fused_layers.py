@@ -209,9 +209,10 @@ def _product(loaded: LoadedModel, matrices: list[Matrix]) -> Product:
         (first, *_) = matrices
         if not first.heads:
             return modules[0]
-        weight, bias = first.weight, first.bias
-        if not isinstance(weight, Tensor):
+        weights = [matrix.weight for matrix in matrices if isinstance(matrix.weight, Tensor)]
+        if len(weights) < len(matrices):
             raise NotKnown("its weights are in blocks")
+        weight, bias = weights[0] if len(weights) == 1 else torch.cat(weights), first.bias
         return lambda x: linear(x, weight, bias)
     if (fused := product_of(modules)) is not None:
         return fused

@@ -179,6 +179,8 @@ class _Reader:
         shape = self._loaded.kv_shapes.get(owner)
         if shape is None or (is_sharing and owner == index):
             raise NotKnown(f"its layer {index} takes its keys and values from another one")
+        if getattr(attention, "v_scale", 1.0) != 1:  # MiMo-V2-Flash's
+            raise NotKnown("it multiplies its values by a number")
         parameters, values_of_keys = self._parameters[owner], False
         qkv: list[Matrix] | LatentProjection
         if self._child(attention, "kv_a_proj_with_mqa", optional=True) is not None:
@@ -228,11 +230,21 @@ class _Reader:
             weight = by_kind(matrix.weight, heads, parts)
             return [replace(matrix, weight=weight, bias=bias, heads=heads, parts=parts)]
         if (together := self._child(attention, "qkv_proj", "c_attn", "Wqkv", optional=True)) is not None:
-            return [self._matrix(together)]
+            matrix = self._matrix(together)
+            return self._in_groups(matrix) if self._config.model_type == "codegen" else [matrix]
         names = ["q_proj", "k_proj", "v_proj"]
         if getattr(attention, "use_alternative_attention", False):  # whose values are its keys
             names.remove("v_proj")
         return [self._matrix(self._child(attention, name)) for name in names]
+
+    def _in_groups(self, matrix: Matrix) -> list[Matrix]:
+        """Return CodeGen's queries, keys and values: each of four groups of heads has its queries, values and keys."""
+        groups, parts = 4, 3
+        if isinstance(matrix.weight, Blocks):
+            raise NotKnown("its projections are sorted by groups of heads")
+        queries, values, keys = by_kind(matrix.weight, groups, parts).chunk(parts)
+        found = [replace(matrix, weight=rows, heads=groups, parts=parts) for rows in (queries, keys, values)]
+        return [replace(one, first_row=number * len(queries)) for one, number in zip(found, (0, 2, 1), strict=True)]
 
     def _latent(self, attention: Any) -> LatentProjection:
         query_down = self._child(attention, "q_a_proj", optional=True)

@@ -162,6 +162,9 @@ FAMILIES: dict[str, PreTrainedConfig] = {
         "gpt_neo", num_layers=3, num_heads=4, window_size=6, attention_types=[[["global", "local", "local"], 1]]
     ),
     "gptj": config("gptj", **_GPT2, rotary_dim=8),  # a rotary table in each layer
+    "codegen": config(  # projections sorted by groups of heads, with values before keys
+        "codegen", n_layer=3, n_embd=128, hidden_size=128, n_head=8, num_attention_heads=8, rotary_dim=8
+    ),
     "bloom": config("bloom"),  # ALiBi, a norm of the embedding
     "falcon": config("falcon", head_dim=None),  # one key head, parallel
     "falcon with groups": config(

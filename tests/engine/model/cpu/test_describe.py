@@ -114,3 +114,9 @@ def test_the_kind_of_a_norm_is_found_from_its_outputs(llama: LoadedModel) -> Non
     llama.model.base_model.norm.forward = torch.tanh
     with pytest.raises(NotKnown, match="^it has norms of type LlamaRMSNorm$"):
         described(llama)
+
+
+def test_values_that_are_multiplied_by_a_number_are_refused(llama: LoadedModel) -> None:
+    llama.model.base_model.layers[1].self_attn.v_scale = 0.7  # MiMo-V2-Flash's
+    with pytest.raises(NotKnown, match="^it multiplies its values by a number$"):
+        described(llama)
