@@ -7,6 +7,7 @@ The files of a model can make a library raise anything: `model_files` refuses be
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -41,6 +42,39 @@ def reported(failure: str) -> Iterator[None]:
         else:  # the text of other errors says nothing without their name
             reason = f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
         raise StartupError(f"{failure}: {reason}") from error
+
+
+@contextmanager
+def tensors_named() -> Iterator[None]:
+    """Raise ValueError with the name of a tensor that does not fit, if transformers finds one in the `with` block.
+
+    Its own error refers to a report of many lines that it has logged before. Such a report is logged for those who look
+    for it (--log-level debug).
+    """
+    report = _ReportFilter()
+    logger = logging.getLogger("transformers.modeling_utils")
+    logger.addFilter(report)
+    try:
+        yield
+    except RuntimeError as error:
+        if not report.tensors:
+            raise
+        raise ValueError(f"{' and '.join(report.tensors[:2])}: not as the model needs it") from error
+    finally:
+        logger.removeFilter(report)
+
+
+class _ReportFilter(logging.Filter):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tensors: list[str] = []  # which could not be converted, or have another size
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text = re.sub(r"\x1b\[[0-9;]*m", "", record.getMessage())
+        self.tensors += re.findall(r"^(\S.*?) *\| *(?:CONVERSION|MISMATCH)\b", text, re.MULTILINE)
+        if self.tensors:
+            log.debug("%s", text)
+        return not self.tensors
 
 
 def within(seconds: float, make: Callable[[], T], failure: str) -> T:

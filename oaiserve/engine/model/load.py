@@ -47,7 +47,7 @@ from oaiserve.engine.model.weights import Weights
 from oaiserve.engine.model.wrapped_names import KEYS
 from oaiserve.engine.model.wrapper import bring_layout, text_config
 from oaiserve.errors import StartupError
-from oaiserve.model_errors import reported
+from oaiserve.model_errors import reported, tensors_named
 from oaiserve.model_files import refuse_unless_sound
 from oaiserve.model_numbers import BadFile
 from oaiserve.quantization import Quantization, read_quantization
@@ -134,7 +134,7 @@ def load_model(
     os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"
     # The progress bars of the GGUF conversion cannot be switched off.
     quiet = nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO())
-    with reported(f"The weights of '{model}' could not be loaded"), quiet:
+    with reported(f"The weights of '{model}' could not be loaded"), quiet, tensors_named():
         # transformers' types do not know that it returns a pair.
         pair: Any
         if quantization is not None:

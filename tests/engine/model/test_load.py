@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, LlamaConfig
 
 from oaiserve.engine import tokenizer
@@ -169,6 +171,20 @@ def test_mxfp4_weights_are_expanded_to_bfloat16(tmp_path: Path) -> None:
     for name, numbers in expected.items():
         assert found[name].dtype == torch.bfloat16
         torch.testing.assert_close(found[name].float(), numbers, rtol=0, atol=0)
+
+
+def test_a_tensor_that_does_not_fit_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made = FOREIGN_FAMILIES["gpt_oss"] | {"hidden_size": 64, "intermediate_size": 32, "dtype": "bfloat16"}
+    save_in_mxfp4(random_model(AutoConfig.for_model(**made), dtype=torch.bfloat16), tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for layer in (0, 1):
+        del tensors[f"model.layers.{layer}.mlp.experts.down_proj_scales"]
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(
+        StartupError, match=r"loaded: model\.layers\.\{0, 1\}\.mlp\.experts\.down_proj: not as the model"
+    ):
+        load_model(tmp_path, device="cpu")
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_a_chat_template_that_does_not_end_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
