@@ -144,14 +144,11 @@ _BEFORE_QUEUE = ("receive", "tokenize_wait", "tokenize")
 def _cost(numbers: dict[str, Any], rows: list[dict[str, Any]]) -> Cost:
     """Return the cost of a recorded server, of which the disturbance is not known yet."""
     step = StepCost(**numbers | {"rows_ns": tuple(numbers["rows_ns"])})
-    # A cached token is read no slower than another one. Where no prompt was cached, its cost was not learnt at all.
-    was_cached = any(row.get("cached_tokens") for row in rows)
-    cached_ns = min(step.cached_context_ns, step.decode_context_ns) if was_cached else step.decode_context_ns
     before_ns = [
         sum(row["phases_ns"].get(name, 0) for name in _BEFORE_QUEUE) for row in rows if "decode" in row["phases_ns"]
     ]
     host_ns = [row["host_ns"] / row["num_steps"] for row in rows if row.get("num_steps")]
-    return Cost(replace(step, cached_context_ns=cached_ns), _median(host_ns) / 1e9, _median(before_ns) / 1e9)
+    return Cost(step, _median(host_ns) / 1e9, _median(before_ns) / 1e9)
 
 
 def _plain(rows: list[dict[str, Any]]) -> RecordedLoad:

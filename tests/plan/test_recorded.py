@@ -58,17 +58,6 @@ def test_a_recording_has_prompts_alike_as_far_as_their_blocks_are(tmp_path: Path
     assert load.tpot_seconds == pytest.approx((0.001 / 3 + 0.001 / 2 + 0.001) / 3)
 
 
-def test_what_was_not_cached_has_taught_nothing_of_cached_tokens(tmp_path: Path) -> None:
-    head = {"recording": 1, "block_tokens": 64, "server": {}}
-    costs = COST | {"decode_context_ns": 10.0, "cached_context_ns": 900.0}
-    for cached_tokens, learnt_ns, expected_ns in ((0, 3.0, 10.0), (64, 900.0, 10.0), (64, 3.0, 3.0)):
-        rows = [row(at, 70, 3, cached_tokens=cached_tokens) for at in (0.0, 1.0)]
-        last = {"step_cost": costs | {"cached_context_ns": learnt_ns}}
-        cost = read(written(tmp_path / "load", head, *rows, last)).cost
-        assert cost is not None
-        assert cost.step.cached_context_ns == expected_ns
-
-
 def test_the_busiest_time_of_a_load_is_a_load() -> None:
     arrivals = [Arrival(seconds, [1], 1) for seconds in (0.0, 5.0, 6.0, 6.5, 20.0)]
     part = busiest(RecordedLoad(arrivals, Server()), 3)
