@@ -85,6 +85,8 @@ class Drafts:
         room, num_sequences = MOST_STEP_TOKENS - num_tokens, len(running)
         able = [one for one in running if one.num_generated and not one.num_pending]
         found = [option for one in able if (option := self._look_up(one, room)) is not None]
+        if not found and self.model is None:
+            return
         plan = self._plan(num_tokens, num_sequences, found)
         near: list[_Option] = []
         if self.model is not None:

@@ -1,10 +1,10 @@
 """Learns the cost of steps while they run, robustly and in bounded memory. No torch.
 
-It is a least-squares fit of relative errors, in which each second of steps counts as much as any other. Steps that do not
-fit to the others count less (Huber's weights). What was learnt gives way to what new steps say, as in a Kalman filter: a
-machine becomes faster or slower as a whole within seconds, because others share its memory or it is too warm, and what
-one number is in relation to the others changes more slowly. So a server that has had 64 sequences for an hour still
-knows what one costs, and expects it to have become slower if they have.
+It is a least-squares fit of relative errors, in which a second of steps counts as much as any other. Steps that do not
+fit to the others count less (Huber's weights). What was learnt gives way to what new steps say, as in a Kalman filter:
+a machine becomes faster or slower as a whole within seconds, because others share its memory or its power, and one
+number in relation to the others changes more slowly. So a server that has had 64 sequences for an hour still knows what
+one costs.
 
 The engine thread gathers steps, and another thread renews the fit, four times a second. If several steps do not take
 what was expected, it is renewed sooner. However short steps are, the fits take a hundredth of their time.
@@ -166,8 +166,8 @@ def features(loads: list[Load]) -> Numbers:
 
 
 def _guess() -> Numbers:
-    """Return the equations of what is likely while nothing is known: two rows cost what one does, from there on the line
-    over the rows is straight, a cached token costs as much as another one, and all else costs nothing."""
+    """Return the equations of what is likely while nothing is known: two rows cost what one does, the line over the rows
+    is straight from there on, a cached token costs as much as another one, and all else costs nothing."""
     equations = np.eye(_NUM) * 1e-9
 
     def small(strength: float, parts: dict[int, float]) -> None:

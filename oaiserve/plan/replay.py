@@ -162,22 +162,22 @@ class Replay:
             leader = leader or sequence
 
     def _commit(self, step: Step, step_ns: int) -> None:
-        scheduler, num_decodes = self._scheduler, 0
+        scheduler, now, answers = self._scheduler, self._now, self._open
         scheduler.advance(step)
-        results = [ChunkResult(_drawn(chunk)) for chunk in step.chunks]
+        drawn = [_drawn(chunk) for chunk in step.chunks]
         if self._drafts is not None:
-            self._drafts.verified(step, results, step_ns)
-        for chunk, result in zip(step.chunks, results, strict=True):
+            self._drafts.verified(step, [ChunkResult(token_ids) for token_ids in drawn], step_ns)
+        for chunk, token_ids in zip(step.chunks, drawn, strict=True):
             sequence = chunk.sequence
-            num_decodes += chunk.num_known == 1
-            scheduler.commit(chunk, result.token_ids)
-            if not result.token_ids:
+            scheduler.commit(chunk, token_ids)
+            if not token_ids:
                 continue
             if sequence.index == 0:
-                self._open[sequence].tokens(len(result.token_ids), self._now)
+                answers[sequence].tokens(len(token_ids), now)
             if len(sequence.token_ids) >= sequence.max_len:
-                del self._open[sequence]
+                del answers[sequence]
         if self._pacing is not None:
+            num_decodes = sum(chunk.num_known == 1 for chunk in step.chunks)
             self._pacing.observe(num_decodes, step.num_tokens - step.num_draft_tokens - num_decodes, step_ns)
             scheduler.prefill_budget = self._pacing.tokens
 
@@ -187,5 +187,7 @@ def _drawn(chunk: Chunk) -> list[int]:
     if not chunk.max_draws:
         return []
     first = chunk.sequence.num_generated
+    if not chunk.draft:
+        return [answer_id(first)]
     right = [answer_id(first + k) for k in range(len(chunk.draft) + 1)]
     return right[: chunk.num_accepted(right) + 1]

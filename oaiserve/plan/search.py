@@ -69,8 +69,11 @@ def highest_rate(
 ) -> Highest | None:
     """Return the highest rate at which the share `attainment` of the requests is good, within `precision` as a share.
 
-    The search begins with the rate `first`, or the recorded one. Return None if no rate is low enough.
+    The search begins with the rate `first`, or the recorded one. Return None if no rate is low enough: requests that
+    are each alone are not good.
     """
+    if good_share(alone(load, cost, server), slos) < attainment:
+        return None
 
     def holds(rate: float) -> Replayed | None:
         replayed = replay(load, cost, server, rate)
