@@ -166,7 +166,7 @@ def features(loads: list[Load]) -> Numbers:
 
 
 def _guess() -> Numbers:
-    """Return the equations of what is likely while nothing is known: two rows cost what one does, the line over the rows
+    """Return the equations of what is likely while nothing is known: two rows cost what one does, the line over rows
     is straight from there on, a cached token costs as much as another one, and all else costs nothing."""
     equations = np.eye(_NUM) * 1e-9
 
