@@ -149,7 +149,8 @@ MODEL_ROWS = {
     "parallel.group": "",
     "parallel.messages": "",
     "parallel.workers": "cpu.cores load parallel.group parallel.messages spec split",
-    "parallel.executor": "adapters batch executor parallel.messages parallel.workers",
+    "parallel.room": "device_memory parallel parallel.group parallel.messages spec",
+    "parallel.executor": "adapters batch executor parallel.messages parallel.room parallel.workers",
     # the model that guesses tokens
     "draft": "adapters batch cpu.build cpu.cores cpu.description cpu.native runner spec",
     # what starts a model that has been checked, without transformers
@@ -162,9 +163,9 @@ MODEL_ROWS = {
     # the one place that assembles all of these, and the worker process, which is a program
     "start": "adapted_modules attention attention.reference attention.select attention.varlen batch "
     "block_tables compiled cpu.cores cpu.start device_matrices device_memory draft draw_rows eager executor fast_paths "
-    "fused_layers graph_capture graphs kv_scales logit_edits memory parallel.executor parallel.group parallel.workers "
-    "pooling.load pooling.runner profiler prompt_graphs rehearsal runner spec started states triton_matrices "
-    "triton_sampling",
+    "fused_layers graph_capture graphs kv_scales logit_edits memory parallel.executor parallel.group parallel.room "
+    "parallel.workers pooling.load pooling.runner profiler prompt_graphs rehearsal runner spec started states "
+    "triton_matrices triton_sampling",
     "worker": "cpu.cores load parallel.executor parallel.group parallel.messages split start",
 }
 MODEL_FILES = {name: {f"{MODEL}.{imported}" for imported in row.split()} for name, row in MODEL_ROWS.items()}

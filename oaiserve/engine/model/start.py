@@ -50,8 +50,9 @@ from oaiserve.engine.model.fast_paths import (
 )
 from oaiserve.engine.model.kv_scales import with_measured_scales
 from oaiserve.engine.model.logit_edits import ApplyMasks
-from oaiserve.engine.model.memory import gib, kv_blocks, longest_request, num_states
+from oaiserve.engine.model.memory import MemoryUse, gib, kv_blocks, longest_request, num_states
 from oaiserve.engine.model.parallel.group import all_reduce_min
+from oaiserve.engine.model.parallel.room import Needs, Room
 from oaiserve.engine.model.pooling.load import LoadedPooler
 from oaiserve.engine.model.pooling.runner import PoolingRunner
 from oaiserve.engine.model.profiler import NvtxRanges, TorchProfiler
@@ -131,7 +132,7 @@ def start_runner(
         features[PROJECTIONS] = fuse_checked(loaded, options.block_size)
         if backend is not ReferenceAttention:
             layers = fuse_layers(loaded, options.block_size)
-    num_blocks, most_states = _sizes(loaded, options, backend, sample_ids, draft)
+    num_blocks, most_states, use = _sizes(loaded, options, backend, sample_ids, draft)
     block_size, max_model_len = options.block_size, longest_request(loaded, num_blocks * options.block_size)
 
     eager = EagerExecutor.with_cache(loaded, num_blocks=num_blocks, block_size=block_size, backend=backend)
@@ -147,7 +148,7 @@ def start_runner(
         from oaiserve.engine.model.parallel.executor import ParallelExecutor
 
         workers.wait_until_ready()
-        executor = ParallelExecutor(eager, workers)
+        executor = ParallelExecutor(eager, workers, _room(loaded, options, use))
     sizes = {"num_blocks": num_blocks, "block_size": block_size}
     if layers is not None:
         fused = fuse_layers_checked(layers, eager, loaded, backend, **sizes)
@@ -299,11 +300,23 @@ def start_pooling(pooler: LoadedPooler, options: EngineOptions) -> StartedPoolin
     return StartedPooling(runner, CPU_STEP_TOKENS if on_cpu else GPU_STEP_TOKENS, TorchProfiler(pooler.device))
 
 
-def start_member(loaded: LoadedModel, options: EngineOptions) -> EagerExecutor:
-    """Make the executor of a worker, which holds a part of a model that is split."""
+def start_member(loaded: LoadedModel, options: EngineOptions) -> tuple[Executor, Room]:
+    """Make the executor of a worker, which holds a part of a model that is split, and what knows its room."""
     backend, (sample_ids, _) = _fast_paths(loaded, options, is_split=True)
-    num_blocks, _ = _sizes(loaded, _without_code_for_the_device(options), backend, sample_ids)
-    return EagerExecutor.with_cache(loaded, num_blocks=num_blocks, block_size=options.block_size, backend=backend)
+    num_blocks, _, use = _sizes(loaded, _without_code_for_the_device(options), backend, sample_ids)
+    eager = EagerExecutor.with_cache(loaded, num_blocks=num_blocks, block_size=options.block_size, backend=backend)
+    return eager, _room(loaded, options, use)
+
+
+def _room(loaded: LoadedModel, options: EngineOptions, use: MemoryUse | None) -> Room:
+    """Return what knows the room of a member. `use` is that of a GPU's memory."""
+    if use is None:
+        return Room()
+    from oaiserve.engine.model.device_memory import CudaMemory
+
+    max_step_tokens = options.step_tokens(GPU_STEP_TOKENS)
+    sizes = {"largest_step_bytes": use.step, "max_step_tokens": max_step_tokens}
+    return Room(CudaMemory(loaded.device), Needs.of_model(loaded, options.block_size, **sizes))
 
 
 def _is_on_cpu(loaded: LoadedModel) -> bool:
@@ -349,14 +362,15 @@ def _sizes(
     backend: Backend,
     sample_ids: SampleIds | None,
     draft: DraftWeights | None = None,
-) -> tuple[int, int]:
-    """Return the number of blocks of the KV cache, and of states. For a model that is split, all members have room for
-    so many blocks.
+) -> tuple[int, int, MemoryUse | None]:
+    """Return the number of blocks of the KV cache, and of states, and how a GPU's memory is used. For a model that is
+    split, all members have room for so many blocks.
 
     The members of such a model compute the largest step together, so this blocks until all have called it.
     """
+    use: MemoryUse | None = None
     if not _is_on_cpu(loaded):
-        num_blocks, most_states = _gpu_sizes(loaded, options, backend, sample_ids)
+        num_blocks, most_states, use = _gpu_sizes(loaded, options, backend, sample_ids)
     else:
         most_states = num_states(loaded, options)
         num_blocks = kv_blocks(
@@ -366,14 +380,16 @@ def _sizes(
             draft=None if draft is None else draft.spec,
             state_bytes=most_states * loaded.state_bytes,
         )
-    return num_blocks if options.tensor_parallel == 1 else all_reduce_min(num_blocks, loaded.device), most_states
+    if options.tensor_parallel > 1:
+        num_blocks = all_reduce_min(num_blocks, loaded.device)
+    return num_blocks, most_states, use
 
 
 def _gpu_sizes(
     loaded: LoadedModel, options: EngineOptions, backend: Backend, sample_ids: SampleIds | None
-) -> tuple[int, int]:
+) -> tuple[int, int, MemoryUse]:
     """Measure the memory of the GPU, log its uses, and return the number of blocks and of states that it has room
-    for."""
+    for, and the uses."""
     from oaiserve.engine.model.device_memory import CudaMemory, measure
     from oaiserve.engine.model.graph_capture import graph_memory_bytes
 
@@ -409,7 +425,7 @@ def _gpu_sizes(
         gib(kv_bytes),
         gib(use.left - kv_bytes),
     )
-    return num_blocks, most_states
+    return num_blocks, most_states, use
 
 
 def _has_graphs(options: EngineOptions, backend: Backend, sample_ids: SampleIds | None) -> bool:

@@ -91,10 +91,12 @@ def _work(task: Task, inbox: SimpleQueue[Work], send: Send) -> None:
             member=Member(task.rank, size, meet),
         )
         keep_local(loaded.model)
-        executor = start_member(loaded, options)
+        executor, room = start_member(loaded, options)
     send(Ready())
     while True:
         work = inbox.get()
+        if not room.agreed(work):
+            continue
         match work:
             case Copies():
                 executor.copy_blocks(work.blocks)

@@ -135,7 +135,7 @@ class Device:
         self.sampler = Plain()
         compile_ = torch.compile
         self.set(start, "_is_on_cpu", lambda loaded: False)
-        self.set(start, "_sizes", lambda *_: (NUM_BLOCKS, 0))
+        self.set(start, "_sizes", lambda *_: (NUM_BLOCKS, 0, None))
         self.set(start, "select_backend", lambda device, name: self.backend)
         self.set(start, "_sampling", lambda: (self.sampler.sample_ids, apply_masks_in_torch))
         self.set(triton_sampling, "take_best", self.sampler.take_best)

@@ -33,6 +33,7 @@ from oaiserve.engine.model.load import prepare
 from oaiserve.engine.model.parallel import group, workers
 from oaiserve.engine.model.parallel.executor import ParallelExecutor
 from oaiserve.engine.model.parallel.messages import BatchShape, Copies, Task, Work
+from oaiserve.engine.model.parallel.room import ALWAYS_BYTES, Needs, Room
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.start import start_runner
 from oaiserve.engine.request import (
@@ -46,7 +47,7 @@ from oaiserve.engine.request import (
     TokenPrompt,
 )
 from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Chunk, Step
+from oaiserve.engine.step import Chunk, OutOfMemory, Step
 from oaiserve.errors import InternalError, StartupError, Unavailable
 from tests.engine.doubles import Inbox
 from tools.random_models import FAMILIES, byte_tokenizer, random_model
@@ -191,6 +192,7 @@ class Compared(NamedTuple):
     """What one process and two have answered to the same requests."""
 
     overlap: bool
+    is_scarce: bool  # the other process has no room for some steps
     expected: Run
     found: Run
     again: Run  # with what the first run has left in the prefix cache
@@ -198,17 +200,18 @@ class Compared(NamedTuple):
     num_unknown: int  # ids that were not known when a step of these runs was launched
     constrained: list[tuple[dict[str, list[int]], tuple[list[int], int]]]  # the answers under grammars: of one, of two
     num_masked_draws: int
+    num_out_of_memory: int  # steps
 
 
 # One family for each way of splitting: a plain one, softcaps, norms of queries and keys. The last two have windows.
 @pytest.fixture(
     scope="module",
-    params=[("llama", False), ("gemma2", True), ("gemma3", True)],
-    ids=lambda case: f"{case[0]}, {'overlap' if case[1] else 'in turn'}",
+    params=[("llama", False, False), ("gemma2", True, False), ("gemma3", True, True)],
+    ids=lambda case: f"{case[0]}, {'overlap' if case[1] else 'in turn'}{', scarce' if case[2] else ''}",
 )
 def compared(request: pytest.FixtureRequest, saved: Callable[[str], Path]) -> Compared:
     """Ask an engine with one process, and then one with two. With `overlap`, steps are launched as on a GPU."""
-    family, overlap = request.param
+    family, overlap, is_scarce = request.param
     with started(saved(family), 1, **SMALL_STEPS) as engine:
         expected = answer_all(engine)
         constrained = [(answer_under_grammars(engine), answer_alone(engine))]
@@ -230,17 +233,20 @@ def compared(request: pytest.FixtureRequest, saved: Callable[[str], Path]) -> Co
         if overlap:  # as on a GPU, ids that a step draws are copied into the next step on the device
             always = property(lambda _: True, lambda _self, _value: None)
             patch.setattr(ModelRunner, "is_asynchronous", always, raising=False)
+        if is_scarce:
+            patch.setattr(workers, "WORKER", "tests.engine.model.scarce_worker")
         # Drafts are for steps that do not overlap.
         with started(saved(family), 2, **SMALL_STEPS, drafts="off" if overlap else "auto") as engine:
             found, again = answer_all(engine), answer_all(engine, prompt_logprobs=None)
             of_runs = sent.copy(), num_unknown
             constrained.append((answer_under_grammars(engine), answer_alone(engine)))
-            num_masked_draws = engine.snapshot().num_masked_draws
-    return Compared(overlap, expected, found, again, *of_runs, constrained, num_masked_draws)
+            ended = engine.snapshot()
+    counts = ended.num_masked_draws, ended.num_out_of_memory
+    return Compared(overlap, is_scarce, expected, found, again, *of_runs, constrained, *counts)
 
 
 def test_answers_are_those_of_one_process(compared: Compared) -> None:
-    overlap, expected, found, again, sent, num_unknown, *_ = compared
+    overlap, is_scarce, expected, found, again, sent, num_unknown, *_ = compared
     assert len({tuple(token_ids) for token_ids in expected.token_ids.values()}) == len(PROMPTS)
     for run in (found, again):
         assert run.token_ids == expected.token_ids
@@ -254,6 +260,7 @@ def test_answers_are_those_of_one_process(compared: Compared) -> None:
     assert again.num_preemptions > 0
     assert again.num_cached > 0
     assert (num_unknown > 0) == overlap
+    assert (compared.num_out_of_memory > 10) == is_scarce
 
 
 def test_answers_under_grammars_are_those_of_one_process(compared: Compared) -> None:
@@ -293,6 +300,7 @@ def test_an_error_in_a_worker_stops_an_idle_engine_and_is_logged(
     with started(saved("llama"), 2) as engine:
         assert isinstance(engine._processes, workers.Workers)
         engine._processes.send(Copies([(0, 10**9)]))
+        assert group.all_agree(True)
         wait_until(lambda: not engine._loop.is_alive)
         assert not engine.is_ready
         assert str(engine.failure).startswith("The process with part 1 of the model failed (")
@@ -393,15 +401,17 @@ def test_the_environment_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_workers(monkeypatch: pytest.MonkeyPatch) -> workers.Workers:
-    """Return a supervisor without worker processes, and a broadcast that does nothing."""
+    """Return a supervisor without worker processes, and collectives that do nothing."""
     monkeypatch.setattr(dist, "broadcast", lambda tensor, src: None)
+    monkeypatch.setattr(group, "all_agree", lambda yes: yes)
     return workers.Workers("nowhere", EngineOptions(), offline=True)
 
 
-def parallel_runner(no_workers: workers.Workers) -> ModelRunner:
+def parallel_runner(no_workers: workers.Workers, room: Room | None = None) -> ModelRunner:
     loaded = prepare(random_model(config_of("llama")))
     own = EagerExecutor.with_cache(loaded, num_blocks=4, block_size=4)
-    return ModelRunner(ParallelExecutor(own, no_workers), loaded.device, 4, check_results=no_workers.check)
+    executor = ParallelExecutor(own, no_workers, room or Room())
+    return ModelRunner(executor, loaded.device, 4, check_results=no_workers.check)
 
 
 def one_step() -> Step:
@@ -420,7 +430,35 @@ def test_results_are_not_used_after_a_worker_has_ended(no_workers: workers.Worke
         runner.launch(one_step())
 
 
-def test_a_step_without_memory_is_not_repeated(no_workers: workers.Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+class Memory:
+    """A device with so many free bytes."""
+
+    def __init__(self, free: int) -> None:
+        self.free = free
+
+    def has_room(self, needed: int) -> bool:
+        return needed <= self.free
+
+
+def test_a_step_without_room_is_not_begun_and_may_be_repeated(no_workers: workers.Workers) -> None:
+    spec = prepare(random_model(config_of("llama")))
+    needs = Needs.of_model(spec, 4, largest_step_bytes=1000, max_step_tokens=10)
+    row = 2 * 96 * 4
+    assert needs == (100, row, 4 * 2 * 2 * 8 * 4)
+    memory = Memory(ALWAYS_BYTES + 3 * 100 + row - 1)
+    runner = parallel_runner(no_workers, Room(memory, needs))  # type: ignore[arg-type]
+    with pytest.raises(OutOfMemory, match="a member of the model that is split has no room"):
+        runner.launch(one_step())
+    with pytest.raises(OutOfMemory):
+        runner.copy_blocks([(0, 1)] * 9)
+    memory.free += 1
+    assert len(runner.collect(runner.launch(one_step())).chunks) == 1
+    runner.copy_blocks([(0, 1)])
+
+
+def test_a_step_that_takes_more_than_expected_is_not_repeated(
+    no_workers: workers.Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runner = parallel_runner(no_workers)
 
     def no_memory(self: EagerExecutor, batch: Batch) -> torch.Tensor:

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import ALIGNMENT, Batch
 from oaiserve.engine.model.executor import Executor
-from oaiserve.engine.model.parallel.messages import BatchShape, Copies
+from oaiserve.engine.model.parallel.messages import BatchShape, Copies, Work
+from oaiserve.engine.model.parallel.room import Room
 from oaiserve.engine.model.parallel.workers import Workers
 
 
@@ -20,21 +21,32 @@ class ParallelExecutor:
 
     is_exact = False
 
-    def __init__(self, own: Executor, workers: Workers) -> None:
+    def __init__(self, own: Executor, workers: Workers, room: Room) -> None:
         self._own = own
         self._workers = workers
+        self._room = room
 
     def forward(self, batch: Batch) -> torch.Tensor:
+        """Compute a batch. Raises torch.OutOfMemoryError, before anything is computed, if a member has no room."""
+        tensor = packed(batch)
+        self._begin(shape_of(batch))
         with self._in_step():
-            self._workers.send(shape_of(batch))
             # On a GPU the host does not wait for the broadcast. It follows the work that draws the ids it contains.
-            dist.broadcast(packed(batch), src=0)
+            dist.broadcast(tensor, src=0)
             return self._own.forward(batch)
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
+        self._begin(Copies(list(copies)))
         with self._in_step():
-            self._workers.send(Copies(list(copies)))
             self._own.copy_blocks(copies)
+
+    def _begin(self, work: Work) -> None:
+        """Send work to all workers, which begin it if all members have room for it."""
+        with self._workers.explained():
+            self._workers.send(work)
+            has_room = self._room.agreed(work)
+        if not has_room:
+            raise torch.OutOfMemoryError("a member of the model that is split has no room for it")
 
     def prepare(self, adapter: Adapter) -> None:
         """Raise NotImplementedError: a model that is split has no adapters, and the options do not allow any."""
@@ -46,7 +58,7 @@ class ParallelExecutor:
             with self._workers.explained():
                 yield
         except torch.OutOfMemoryError as error:
-            # The step cannot be repeated: the workers have computed their parts, or are waiting for this one.
+            # It took more than was expected, and cannot be repeated: the workers are waiting for this member's part.
             raise RuntimeError(f"No memory for a step of a model that is split over devices: {error}") from error
 
 

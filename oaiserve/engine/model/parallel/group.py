@@ -19,6 +19,12 @@ from transformers import PreTrainedModel
 TIMEOUT = timedelta(hours=1)
 
 
+class _Host:
+    """What members on GPUs tell each other from host to host goes by a group of its own. It ends with the others."""
+
+    group: dist.ProcessGroup | None = None  # None: the one group that there is on a CPU
+
+
 @contextmanager
 def environment(rank: int) -> Iterator[None]:
     """Set the environment variables that torch.distributed and transformers read during a join and a load."""
@@ -62,6 +68,8 @@ def join(rank: int, size: int, device: torch.device, folder: Path, num_threads: 
         timeout=TIMEOUT,
         device_id=device if on_cuda else None,
     )
+    if on_cuda:
+        _Host.group = dist.new_group(backend="gloo")
     sys.excepthook = excepthook  # torch's would put the rank before each line of a traceback
 
 
@@ -72,11 +80,19 @@ def leave(*, broken: bool) -> None:
     """
     if not dist.is_initialized():
         return
+    _Host.group = None
     if dist.get_backend() == "nccl":
         # Destroying the group would wait for the other members.
         dist.distributed_c10d._abort_process_group()
     elif not broken:  # on a CPU, a member that waits for one that is gone gets an error
         dist.destroy_process_group()
+
+
+def all_agree(yes: bool) -> bool:
+    """Return whether all members say yes. Blocks until all have called it; no device is waited for."""
+    tensor = torch.tensor([int(yes)])
+    dist.all_reduce(tensor, dist.ReduceOp.MIN, group=_Host.group)
+    return bool(tensor)
 
 
 def all_reduce_min(number: int, device: torch.device) -> int:

@@ -33,6 +33,7 @@ from oaiserve.errors import StartupError
 
 log = logging.getLogger(__name__)
 
+WORKER = "oaiserve.engine.model.worker"  # the module that a worker process runs
 EXPLAIN_SECONDS = 2.0  # how long to wait after an error for the end of a worker, which may be its cause
 END_SECONDS = 10.0  # how long a worker may take to end before it is killed
 
@@ -165,7 +166,7 @@ class Workers:
             # This does not use multiprocessing, which would import the program's main module again. The worker has a
             # session of its own, so that Ctrl-C reaches the server only.
             process = subprocess.Popen(
-                [sys.executable, "-m", "oaiserve.engine.model.worker", str(theirs.fileno())],
+                [sys.executable, "-m", WORKER, str(theirs.fileno())],
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,

@@ -1,0 +1,59 @@
+"""Whether all members of a model that is split have room for a piece of work, which they agree on before they begin it.
+
+A member that ran out of memory in the middle would leave the others waiting for its part of a sum.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from oaiserve.engine.model.device_memory import DeviceMemory
+from oaiserve.engine.model.parallel import group
+from oaiserve.engine.model.parallel.messages import BatchShape, Copies, Work
+from oaiserve.engine.model.spec import ModelSpec
+
+ALWAYS_BYTES = 64 << 20  # lists and partial results, whatever the number of tokens
+
+
+class Needs(NamedTuple):
+    """The memory that a member takes while it works, in bytes: upper bounds."""
+
+    of_token: int
+    of_logits_row: int
+    of_block: int  # that is copied
+
+    @classmethod
+    def of_model(cls, spec: ModelSpec, block_size: int, *, largest_step_bytes: int, max_step_tokens: int) -> Needs:
+        """Return the needs of a model, of which the largest step has been measured."""
+        widest = max((shape.num_bytes(spec.dtype) for shape in spec.kv_shapes.values()), default=0)
+        return cls(
+            of_token=-(-largest_step_bytes // max_step_tokens),
+            of_logits_row=2 * spec.vocab_size * spec.dtype.itemsize,  # this member's part, and the whole
+            of_block=widest * block_size,
+        )
+
+    def of_work(self, work: Work) -> int:
+        match work:
+            case Copies(blocks):
+                return ALWAYS_BYTES + len(blocks) * self.of_block
+            case BatchShape():
+                rows = work.num_logits_rows
+                return ALWAYS_BYTES + work.num_tokens * self.of_token + rows * self.of_logits_row
+
+
+class Room:
+    """The room of this member. Without `memory`, on a CPU, there is always some: the system gives it page by page."""
+
+    def __init__(self, memory: DeviceMemory | None = None, needs: Needs | None = None) -> None:
+        self._memory = memory
+        self._needs = needs
+
+    def agreed(self, work: Work) -> bool:
+        """Return whether all members have room for this work. Blocks until all have been asked."""
+        return group.all_agree(self.is_here(work))
+
+    def is_here(self, work: Work) -> bool:
+        """Return whether this member has room for it."""
+        if self._memory is None or self._needs is None:
+            return True
+        return self._memory.has_room(self._needs.of_work(work))
