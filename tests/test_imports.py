@@ -36,7 +36,12 @@ MODEL_USES = {
 MODEL_ROWS = {
     # data, and what stands alone
     "": "",
-    "spec": "",
+    "integer_layouts": "",
+    "split": "",
+    "parallel": "",
+    "parallel.group": "",
+    "parallel.sums": "integer_layouts parallel.group split",
+    "spec": "parallel.sums",
     "transfer": "",
     "adapters": "",
     "adapter_weights": "adapters",
@@ -88,18 +93,17 @@ MODEL_ROWS = {
     "gguf_config": "",
     "gguf_weights": "cpu.blocks cpu.stored weights",
     "tensor_files": "wrapped_names",
-    "integer_layouts": "",
     "packed_weights": "cpu.blocks integer_layouts tensor_files",
     "device_matrices": "integer_layouts",
     "triton_matrix_kernels": "triton_dot",
     "triton_matrices": "device_matrices triton_matrix_kernels",
     # loading, measuring, compiling, capturing
-    "split": "",
     "wrapper": "",
     "selective_scan": "states",
     "mixers": "attention.foreign selective_scan spec states",
     "load": "attention attention.foreign attention.hook attention.reference batch device_matrices eager gguf_config "
-    "gguf_weights mixers packed_weights padded_head rehearsal spec split states weights wrapped_names wrapper",
+    "gguf_weights mixers packed_weights padded_head parallel.sums rehearsal spec split states weights "
+    "wrapped_names wrapper",
     "memory": "spec",
     "device_memory": "attention draw_rows eager memory rehearsal runner spec states",
     "compiled": "attention.hook batch executor rehearsal spec",
@@ -140,16 +144,14 @@ MODEL_ROWS = {
     "triton_layers": "layer_operations triton_layer_kernels",
     "fused_layers": "adapters attention attention.rotation batch cpu.description fused_projections kv_cache "
     "layer_operations spec",
-    "fast_paths": "adapted_modules adapters attention attention.reference batch cpu.describe cpu.description cpu.start "
-    "device_matrices draw_rows eager executor fused_layers fused_projections layer_operations logit_edits "
-    "plain_sampling rehearsal spec states triton_layers",
+    "fast_paths": "adapted_modules adapters attention attention.reference batch cpu.describe cpu.description "
+    "cpu.start device_matrices draw_rows eager executor fused_layers fused_projections layer_operations "
+    "logit_edits parallel.sums plain_sampling rehearsal spec states triton_layers",
     "graph_capture": "batch block_tables executor fast_paths graphs prompt_graphs rehearsal spec triton_sampling",
     # a model that is split
-    "parallel": "",
-    "parallel.group": "",
     "parallel.messages": "",
     "parallel.workers": "cpu.cores load parallel.group parallel.messages spec split",
-    "parallel.room": "device_memory parallel parallel.group parallel.messages spec",
+    "parallel.room": "device_memory parallel.group parallel.messages spec",
     "parallel.executor": "adapters batch executor parallel.messages parallel.room parallel.workers",
     # the model that guesses tokens
     "draft": "adapters batch cpu.build cpu.cores cpu.description cpu.native runner spec",

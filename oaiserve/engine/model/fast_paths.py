@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -38,6 +39,7 @@ from oaiserve.engine.model.fused_layers import FusedExecutor, FusedLayers
 from oaiserve.engine.model.fused_projections import fuse_projections, separate_projections
 from oaiserve.engine.model.layer_operations import LayerOperations
 from oaiserve.engine.model.logit_edits import ApplyMasks, apply_masks_in_torch
+from oaiserve.engine.model.parallel.sums import Sums
 from oaiserve.engine.model.rehearsal import difference, prompt, prompts_and_decodes, tolerance
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.states import PartOfStep, States
@@ -72,14 +74,22 @@ _DRAWS = [
 ]
 
 
-def is_usable(name: str, instead: str, problem: Callable[[], str | None]) -> bool:
-    """Return whether `problem` finds none. What it finds, or raises, is logged as the reason why `name` is off."""
+def is_usable(name: str, instead: str, problem: Callable[[], str | None], sums: Sums | None = None) -> bool:
+    """Return whether `problem` finds none. What it finds, or raises, is logged as the reason why `name` is off.
+
+    With the `sums` of a model that is split, each member looks for problems in what it computes alone, so that none
+    waits for another one that has failed; then they agree.
+    """
     try:
-        found = problem()
+        with nullcontext() if sums is None else sums.left_out():
+            found = problem()
     except StartupError:  # what was asked for is not possible: this is for the user
         raise
     except Exception as error:  # a compiler or a driver can raise anything, and the server runs without it
         found = reason(error)
+    if sums is not None and not sums.all_agree(found is None) and found is None:
+        log.info("%s: off, and %s: another part of the model has a problem with it", name, instead)
+        return False
     if found is None:
         return True
     log.warning("%s: off, and %s: %s", name, instead, found)
@@ -136,7 +146,7 @@ def fuse_checked(loaded: LoadedModel, block_size: int) -> bool:
         limit = tolerance(loaded.dtype)
         return None if found <= limit else f"the outputs would differ by {found:.1%} (allowed: {limit:.1%})"
 
-    if is_usable("Fused projections", "each of them is a product of its own", problem):
+    if is_usable("Fused projections", "each of them is a product of its own", problem, loaded.sums):
         return number > 0
     separate_projections(loaded.model)
     return False
@@ -147,7 +157,7 @@ def multiply_checked(loaded: LoadedModel, find: Callable[[], Multiply]) -> bool:
     """Let a model multiply with its packed matrices in the way that `find` returns, if products are those in plain
     torch. Return whether it does."""
     layers = packed_linears(loaded.model)
-    if not layers:
+    if not layers:  # nor has another member of a model that is split: parts are alike
         return False
     found: list[Multiply] = []
 
@@ -155,7 +165,8 @@ def multiply_checked(loaded: LoadedModel, find: Callable[[], Multiply]) -> bool:
         found.append(find())
         return packed_problem(layers, found[0], loaded.dtype)
 
-    if not is_usable("Products with packed weights", "each one expands its matrix, which is much slower", problem):
+    instead = "each one expands its matrix, which is much slower"
+    if not is_usable("Products with packed weights", instead, problem, loaded.sums):
         return False
     multiply_by(loaded.model, found[0])
     return True
@@ -230,7 +241,10 @@ def fuse_layers(loaded: LoadedModel, block_size: int) -> FusedLayers | None:
             log.info("The model's layers run in transformers' code: %s", error)
         return None
 
-    return found[0] if is_usable(FUSED_NAME, FUSED_INSTEAD, problem) and found else None
+    is_possible = is_usable(FUSED_NAME, FUSED_INSTEAD, problem, loaded.sums) and bool(found)
+    if loaded.sums is not None:
+        is_possible = loaded.sums.all_agree(is_possible)
+    return found[0] if is_possible else None
 
 
 @torch.inference_mode()
@@ -275,7 +289,7 @@ def fuse_layers_checked(
     def problem() -> str | None:
         return fused_problem(fused, eager, loaded, num_blocks=num_blocks, block_size=block_size)
 
-    return fused if is_usable(FUSED_NAME, FUSED_INSTEAD, problem) else None
+    return fused if is_usable(FUSED_NAME, FUSED_INSTEAD, problem, loaded.sums) else None
 
 
 def _operations() -> LayerOperations:

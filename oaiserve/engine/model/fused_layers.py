@@ -3,7 +3,7 @@
 A layer of a decode is four matrix products, one kernel for attention with norms and rotation of queries and keys and
 the write into the cache, two for sums with the norms behind, and one for the activation. The description is the one
 that the native step of a CPU is built of. Matrix products are those of the model's modules, however their weights are
-stored.
+stored. So are the sums and the logits of a model that is split: what its members add up is behind their modules.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class FusedLayers:
         self._operations = operations
         self._decoder = decoder
         self._embedding = decoder.embedding
+        self._sums = loaded.sums
         self._head = loaded.model.get_output_embeddings()
         layers = [_FusedLayer.of(loaded, layer) for layer in decoder.layers]
         # What follows the sum at the end of a layer is the first norm of the next one.
@@ -70,7 +71,11 @@ class FusedLayers:
         return logits  # type: ignore[no-any-return]
 
     def _embedded(self, batch: Batch) -> Tensor:
-        hidden = embedding(batch.input_ids, self._embedding)
+        if self._sums is None:
+            hidden = embedding(batch.input_ids, self._embedding)
+        else:
+            weights = self._embedding
+            hidden = self._sums.look_up(batch.input_ids, lambda own: embedding(own, weights), len(weights))
         if self._decoder.embedding_scale != 1.0:
             # Transformers' code rounds the factor to the dtype of the model.
             hidden = hidden * torch.tensor(self._decoder.embedding_scale, dtype=hidden.dtype).item()

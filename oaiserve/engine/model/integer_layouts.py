@@ -48,6 +48,35 @@ class Floats(NamedTuple):
         return (self.codes.float().view(n, groups, k // groups) * self.scales[..., None]).view(n, k)
 
 
+def part_of(matrix: Integers | Floats, dimension: int, index: int, number: int) -> Integers | Floats | None:
+    """Return one of `number` equal parts of a matrix, cut along its rows (0) or its columns (1).
+
+    Return None if such parts of the columns have no whole groups, or if the columns are in another order.
+    """
+    if dimension == 0:
+        (begin, size) = _part(len(matrix.codes), index, number)
+        codes, scales = (one.narrow(0, begin, size).contiguous() for one in (matrix.codes, matrix.scales))
+        if isinstance(matrix, Floats):
+            return Floats(codes, scales)
+        zeros = None if matrix.zeros is None else matrix.zeros.narrow(0, begin, size).contiguous()
+        return Integers(codes, scales, zeros, matrix.bits, matrix.columns)
+    begin, size = _part(matrix.codes.shape[1], index, number)
+    group = matrix.codes.shape[1] // matrix.scales.shape[1]
+    if (size % group and group % size) or (isinstance(matrix, Integers) and matrix.columns is not None):
+        return None
+    groups = begin // group, max(1, size // group)
+    codes, scales = matrix.codes.narrow(1, begin, size).contiguous(), matrix.scales.narrow(1, *groups).contiguous()
+    if isinstance(matrix, Floats):
+        return Floats(codes, scales)
+    zeros = None if matrix.zeros is None else matrix.zeros.narrow(1, *groups).contiguous()
+    return Integers(codes, scales, zeros, matrix.bits)
+
+
+def _part(length: int, index: int, number: int) -> tuple[int, int]:
+    """Return where a part begins, and how long it is."""
+    return index * (length // number), length // number
+
+
 class BadLayout(Exception):
     """The parts of a matrix do not fit together; the message says which, and goes on after the name of the matrix."""
 

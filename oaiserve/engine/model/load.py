@@ -39,6 +39,7 @@ from oaiserve.engine.model.gguf_weights import GgufWeights
 from oaiserve.engine.model.mixers import MIXERS, bring_states, state_shapes
 from oaiserve.engine.model.packed_weights import PackedWeights
 from oaiserve.engine.model.padded_head import pad_head
+from oaiserve.engine.model.parallel.sums import Sums, can_be_taken_over, take_over
 from oaiserve.engine.model.rehearsal import difference, prompt, tolerance
 from oaiserve.engine.model.spec import KVShape, LayerStateShapes, LoadedModel
 from oaiserve.engine.model.split import Member, place, refuse_unless_divisible
@@ -104,6 +105,7 @@ def load_model(
         arguments["gguf_file"] = source.gguf_file
     target = select_device(device)
     limit_compiled_shapes()
+    distributed: dict[str, Any] = {}
     if member is not None:
         target = place(target, member)
     with reported(f"No model could be loaded from '{model}'"):
@@ -119,11 +121,14 @@ def load_model(
     if member is not None:
         if config.model_type in MIXERS:
             raise StartupError(f"--tensor-parallel is not for '{model}', which has layers that keep a state.")
-        if quantization is not None:
-            raise StartupError(f"--tensor-parallel {member.size} is not for quantized weights; those of '{model}' are.")
         refuse_unless_divisible(config, member.size, str(model), is_gguf=is_gguf)
+        if quantization is not None and not can_be_taken_over(config):
+            raise StartupError(
+                f"--tensor-parallel {member.size} is not for the quantized weights of '{model}': what is added up in "
+                f"models of type '{config.model_type}' is not behind their linear layers alone."
+            )
         member.join(target)
-        arguments["distributed_config"] = DistributedConfig(tp_size=member.size)
+        distributed["distributed_config"] = DistributedConfig(tp_size=member.size)
     torch_dtype = select_dtype(dtype, config, target, is_gguf=is_gguf, for_tensor_cores=True)
     if is_gguf and hasattr(transformers, "GgufConfig"):
         arguments["quantization_config"] = transformers.GgufConfig(dequantize=True)
@@ -141,10 +146,7 @@ def load_model(
             name = str(torch_dtype).removeprefix("torch.")
             folder = local_folder(source, offline=offline)
             packed = PackedWeights(folder, quantization, of_wrapper=text is not None)
-            pair = _load_expanded(config, packed, torch_dtype, generation_defaults(folder))
-            number = keep_packed(pair[0], packed) if target.type == "cuda" else 0
-            kept = f", except for {number} matrices, which stay as they are" if number else ""
-            log.info("The weights of '%s', in %s, are expanded to %s%s", model, quantization.name, name, kept)
+            pair = _load_expanded(config, packed, torch_dtype, generation_defaults(folder), **distributed)
         elif is_gguf and config.model_type in _EXPERTS_IN_GGUF:
             pair = _load_expanded(config, GgufWeights(source.path, config), torch_dtype)
         else:
@@ -156,18 +158,24 @@ def load_model(
                 weights_only=True,
                 output_loading_info=True,
                 **arguments,
+                **distributed,
             )
     loaded, found = pair
     if missing := sorted(found["missing_keys"]):  # transformers fills them with random numbers
         raise StartupError(
             f"'{model}' has no weights for {len(missing)} tensors that its config.json describes, such as {missing[0]}."
         )
+    sums = None if member is None else take_over(loaded, member)
+    if quantization is not None:
+        number = keep_packed(loaded, packed, sums) if target.type == "cuda" else 0
+        kept = f", except for {number} matrices, which stay as they are" if number else ""
+        log.info("The weights of '%s', in %s, are expanded to %s%s", model, quantization.name, name, kept)
     if member is None:  # a member's part is loaded on its device
         move(loaded, target, str(model))
         if target.type == "cuda":
             pad_head(loaded)
     with reported(f"'{model}' cannot be served"):
-        prepared = prepare(loaded, str(model))
+        prepared = prepare(loaded, str(model), sums)
     return prepared if max_model_len is None else replace(prepared, max_model_len=max_model_len)
 
 
@@ -209,9 +217,16 @@ def generation_defaults(folder: Path) -> GenerationConfig | None:
 
 
 def _load_expanded(
-    config: PreTrainedConfig, weights: Weights, dtype: torch.dtype, generation: GenerationConfig | None = None
+    config: PreTrainedConfig,
+    weights: Weights,
+    dtype: torch.dtype,
+    generation: GenerationConfig | None = None,
+    **distributed: Any,
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """Make a model of quantized weights, expanded, and say what transformers says of loading it."""
+    """Make a model of quantized weights, expanded, and say what transformers says of loading it.
+
+    `distributed` are transformers' arguments for a model that is split.
+    """
     plain = copy.deepcopy(config)
     for key in ("quantization_config", "compression_config"):
         plain.__dict__.pop(key, None)
@@ -227,24 +242,28 @@ def _load_expanded(
         dtype=dtype,
         attn_implementation="eager",
         output_loading_info=True,
+        **distributed,
     )
     if generation is not None:
         model.generation_config = generation
     return model, found
 
 
-def keep_packed(model: PreTrainedModel, weights: PackedWeights) -> int:
+def keep_packed(model: PreTrainedModel, weights: PackedWeights, sums: Sums | None = None) -> int:
     """Let the linear layers of a model have their matrices as a checkpoint packs them, and return how many these are.
 
-    The output matrix is none of them, and no matrix whose groups are not multiples of 32 columns.
+    The output matrix is none of them, and no matrix whose groups are not multiples of 32 columns. A member of a model
+    that is split has parts, if their groups are whole.
     """
     number, names, head = 0, weights.names(), model.get_output_embeddings()
     for name, module in model.named_modules():
         if type(module) is not torch.nn.Linear or module is head:
             continue
         found = weights.matrix(f"{name}.weight") if f"{name}.weight" in names else None
+        if found is not None and sums is not None:
+            found = sums.part_of(found, name)
         if found is not None and (packed := of_integers(found)) is not None:
-            PackedLinear.replace(module, packed)
+            PackedLinear.replace(module, packed.to(module.weight.device))
             number += 1
     return number
 
@@ -275,12 +294,16 @@ def move(model: PreTrainedModel, device: torch.device, name: str) -> None:
         raise StartupError(f"--device {device}: CUDA does not start there: {_first_sentence(error)}") from error
 
 
-def prepare(model: PreTrainedModel, name: str = "the model") -> LoadedModel:
-    """Switch a loaded model to paged attention, after checking that it still computes the same logits."""
+def prepare(model: PreTrainedModel, name: str = "the model", sums: Sums | None = None) -> LoadedModel:
+    """Switch a loaded model to paged attention, after checking that it still computes the same logits.
+
+    `sums` are those of a model that is split.
+    """
     model.eval()
     refuse_unless_decoder_only(model.config, name)
     _fix_rotary_frequencies(model)
-    kv_shapes, states = _probe_attention(model, name)
+    size = 1 if sums is None else sums.size
+    kv_shapes, states = _probe_attention(model, name, _rows(model.get_input_embeddings()) * size)
     config = model.config
     defaults = model.generation_config.to_diff_dict() if model.generation_config else {}
     loaded = LoadedModel(
@@ -288,12 +311,13 @@ def prepare(model: PreTrainedModel, name: str = "the model") -> LoadedModel:
         model=model,
         device=model.device,
         dtype=model.dtype,
-        vocab_size=_rows(model.get_output_embeddings()),
+        vocab_size=_rows(model.get_output_embeddings()) * size,
         max_model_len=context_length(config),
         eos_token_ids=_ids(config.eos_token_id) | _ids(getattr(model.generation_config, "eos_token_id", None)),
         default_params=_default_params(defaults),
         kv_shapes=kv_shapes,
         state_shapes=states,
+        sums=sums,
     )
     if states:
         _refuse_unless_equal_in_parts(loaded, name)
@@ -397,7 +421,9 @@ def _has_attention(config: PreTrainedConfig) -> bool:
     return getattr(config, "num_attention_heads", None) is not None or config.model_type not in MIXERS
 
 
-def _probe_attention(model: PreTrainedModel, name: str) -> tuple[dict[int, KVShape], dict[int, LayerStateShapes]]:
+def _probe_attention(
+    model: PreTrainedModel, name: str, vocab_size: int
+) -> tuple[dict[int, KVShape], dict[int, LayerStateShapes]]:
     """Switch the model to paged attention and our pool of states, and return the shapes of what its layers keep.
 
     The logits of a short run must equal those of the model's own code. That excludes what paged attention does not
@@ -405,7 +431,6 @@ def _probe_attention(model: PreTrainedModel, name: str) -> tuple[dict[int, KVSha
     """
     keeps_states = model.config.model_type in MIXERS
     kept: dict[int, LayerStateShapes] = {}
-    vocab_size = _rows(model.get_input_embeddings())
     batch = build_batch(prompt(_PROBE_TOKENS, vocab_size, _PROBE_TOKENS), _PROBE_TOKENS, model.device)
     probe = _Probe(ReferenceAttention(batch))
     if getattr(model.config, "alibi", False):

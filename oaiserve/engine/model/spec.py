@@ -13,6 +13,8 @@ from oaiserve.config import KVCacheDtype
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from oaiserve.engine.model.parallel.sums import Sums
+
 KEY_GROUP = 32  # the most numbers of a key in eight bits that share a scale
 _SCALE_BYTES = 4
 
@@ -117,6 +119,7 @@ class LoadedModel(ModelSpec):
     """A model with its weights on the device, or the part of it that this process has if the model is split."""
 
     model: PreTrainedModel
+    sums: Sums | None = None  # that this process computes with others, if the model is split and they are ours
 
 
 def is_linear(module: torch.nn.Module) -> TypeGuard[torch.nn.Linear]:

@@ -113,8 +113,10 @@ def start_runner(
     """
     on_cpu = _is_on_cpu(loaded)
     _refuse_unless_possible(loaded, options, is_split=workers is not None)
+    fuses = _fuses_layers(loaded, options)
     if workers is not None:
-        log.info("The model is split into %d parts: no CUDA graphs, no compiled step", options.tensor_parallel)
+        what = "fused layers" if fuses else "no compiled step"
+        log.info("The model is split into %d parts: %s, no CUDA graphs", options.tensor_parallel, what)
         options = _without_code_for_the_device(options)
     if loaded.state_shapes and not on_cpu:
         log.info("The model's layers are not compiled, and there are no CUDA graphs: some of them keep a state")
@@ -123,15 +125,7 @@ def start_runner(
         log.info("The model's layers are not compiled: steps may have adapters")
     if options.kv_cache_dtype == "fp8":
         loaded = with_measured_scales(loaded, options.block_size)
-    backend, (sample_ids, apply_masks) = _fast_paths(loaded, options, is_split=workers is not None)
-    features = {ATTENTION: backend is not ReferenceAttention, SAMPLING: sample_ids is not None}
-    if not on_cpu:
-        features[PACKED] = multiply_checked(loaded, _multiply)
-    layers: FusedLayers | None = None
-    if not on_cpu and workers is None and options.compile and not options.has_adapters and not loaded.state_shapes:
-        features[PROJECTIONS] = fuse_checked(loaded, options.block_size)
-        if backend is not ReferenceAttention:
-            layers = fuse_layers(loaded, options.block_size)
+    backend, (sample_ids, apply_masks), layers, features = _ways(loaded, options, fuses=fuses)
     num_blocks, most_states, use = _sizes(loaded, options, backend, sample_ids, draft)
     block_size, max_model_len = options.block_size, longest_request(loaded, num_blocks * options.block_size)
 
@@ -144,15 +138,15 @@ def start_runner(
         )
         eager.add_adapters = by_kernels if features[ADAPTERS] else plain
     executor: Executor = eager
-    if workers is not None:
-        from oaiserve.engine.model.parallel.executor import ParallelExecutor
-
-        workers.wait_until_ready()
-        executor = ParallelExecutor(eager, workers, _room(loaded, options, use))
     sizes = {"num_blocks": num_blocks, "block_size": block_size}
     if layers is not None:
         fused = fuse_layers_checked(layers, eager, loaded, backend, **sizes)
         features[FUSED], executor = fused is not None, fused or eager
+    if workers is not None:
+        from oaiserve.engine.model.parallel.executor import ParallelExecutor
+
+        workers.wait_until_ready()
+        executor = ParallelExecutor(executor, workers, _room(loaded, options, use))
     if options.compile and not on_cpu and not options.has_adapters and not features.get(FUSED):
         from oaiserve.engine.model.compiled import compile_layers
 
@@ -302,10 +296,44 @@ def start_pooling(pooler: LoadedPooler, options: EngineOptions) -> StartedPoolin
 
 def start_member(loaded: LoadedModel, options: EngineOptions) -> tuple[Executor, Room]:
     """Make the executor of a worker, which holds a part of a model that is split, and what knows its room."""
-    backend, (sample_ids, _) = _fast_paths(loaded, options, is_split=True)
-    num_blocks, _, use = _sizes(loaded, _without_code_for_the_device(options), backend, sample_ids)
-    eager = EagerExecutor.with_cache(loaded, num_blocks=num_blocks, block_size=options.block_size, backend=backend)
-    return eager, _room(loaded, options, use)
+    fuses = _fuses_layers(loaded, options)
+    options = _without_code_for_the_device(options)
+    backend, (sample_ids, _), layers, _ = _ways(loaded, options, fuses=fuses)
+    num_blocks, _, use = _sizes(loaded, options, backend, sample_ids)
+    sizes = {"num_blocks": num_blocks, "block_size": options.block_size}
+    eager = EagerExecutor.with_cache(loaded, backend=backend, **sizes)
+    fused = None if layers is None else fuse_layers_checked(layers, eager, loaded, backend, **sizes)
+    return fused or eager, _room(loaded, options, use)
+
+
+class _Ways(NamedTuple):
+    """How a process computes: all of a model, or its part of one that is split."""
+
+    backend: Backend
+    sampling: tuple[SampleIds | None, ApplyMasks | None]
+    layers: FusedLayers | None
+    features: dict[str, bool]
+
+
+def _ways(loaded: LoadedModel, options: EngineOptions, *, fuses: bool) -> _Ways:
+    """Find out which faster ways there are. All members of a model that is split call this, and get the same."""
+    backend, sampling = _fast_paths(loaded, options)
+    features = {ATTENTION: backend is not ReferenceAttention, SAMPLING: sampling[0] is not None}
+    if not _is_on_cpu(loaded):
+        features[PACKED] = multiply_checked(loaded, _multiply)
+    layers: FusedLayers | None = None
+    if fuses:
+        features[PROJECTIONS] = fuse_checked(loaded, options.block_size)
+        if backend is not ReferenceAttention:
+            layers = fuse_layers(loaded, options.block_size)
+    return _Ways(backend, sampling, layers, features)
+
+
+def _fuses_layers(loaded: LoadedModel, options: EngineOptions) -> bool:
+    """Return whether layers may run by their description, or compiled: those of a split model, only with our sums."""
+    if _is_on_cpu(loaded) or not options.compile or options.has_adapters or loaded.state_shapes:
+        return False
+    return options.tensor_parallel == 1 or loaded.sums is not None
 
 
 def _room(loaded: LoadedModel, options: EngineOptions, use: MemoryUse | None) -> Room:
@@ -434,15 +462,15 @@ def _has_graphs(options: EngineOptions, backend: Backend, sample_ids: SampleIds 
 
 
 def _fast_paths(
-    loaded: LoadedModel, options: EngineOptions, *, is_split: bool
+    loaded: LoadedModel, options: EngineOptions
 ) -> tuple[Backend, tuple[SampleIds | None, ApplyMasks | None]]:
     """Return the attention backend, and the functions that sample, as far as they compute what the plain ones do.
 
-    The members of a model that is split compute each layer together, so they do not try alone.
+    The members of a model that is split by transformers' hooks compute each layer together, so they do not try alone.
     """
     if _is_on_cpu(loaded):
         return _backend(loaded, options.attention), (None, None)
-    if is_split:
+    if options.tensor_parallel > 1 and loaded.sums is None:
         return _backend(loaded, options.attention), _sampling()
 
     def of_attention() -> str | None:
@@ -455,9 +483,9 @@ def _fast_paths(
     instead = "plain torch computes it, which is much slower and has no CUDA graphs"
     backend: Backend = ReferenceAttention
     sampling: tuple[SampleIds | None, ApplyMasks | None] = None, None
-    if is_usable("Attention by Triton's kernels", instead, of_attention):
+    if is_usable("Attention by Triton's kernels", instead, of_attention, loaded.sums):
         backend = _backend(loaded, options.attention)
-    if is_usable("Sampling by Triton's kernels", instead, of_sampling):
+    if is_usable("Sampling by Triton's kernels", instead, of_sampling, loaded.sums):
         sampling = _sampling()
     return backend, sampling
 

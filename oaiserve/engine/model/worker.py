@@ -25,7 +25,7 @@ import transformers
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.load import load_model
 from oaiserve.engine.model.parallel.executor import received
-from oaiserve.engine.model.parallel.group import environment, join, keep_local
+from oaiserve.engine.model.parallel.group import environment, join
 from oaiserve.engine.model.parallel.messages import (
     Arrived,
     BatchShape,
@@ -90,7 +90,6 @@ def _work(task: Task, inbox: SimpleQueue[Work], send: Send) -> None:
             offline=task.offline,
             member=Member(task.rank, size, meet),
         )
-        keep_local(loaded.model)
         executor, room = start_member(loaded, options)
     send(Ready())
     while True:

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
-from transformers import PreTrainedModel
 
 # This timeout is not how the end of a member is noticed. It only has to be longer than the difference between the times
 # that two members take to load their parts.
@@ -100,15 +98,3 @@ def all_reduce_min(number: int, device: torch.device) -> int:
     tensor = torch.tensor([number], device=device)
     dist.all_reduce(tensor, dist.ReduceOp.MIN)
     return int(tensor)
-
-
-def keep_local(model: PreTrainedModel) -> None:
-    """Make the weights of split linear layers plain tensors.
-
-    transformers' hooks accept distributed tensors too, but look up their local part in each call.
-    """
-    for module in model.modules():
-        if isinstance(module, torch.nn.Linear):
-            for name, weight in module.named_parameters(recurse=False):
-                if isinstance(weight, DTensor):
-                    setattr(module, name, torch.nn.Parameter(weight.to_local(), requires_grad=False))

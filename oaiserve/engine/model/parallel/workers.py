@@ -54,7 +54,6 @@ def load_parallel(model: str | Path, options: EngineOptions, *, offline: bool) -
                 offline=offline,
                 member=Member(0, options.tensor_parallel, workers.meet),
             )
-        group.keep_local(loaded.model)
     except BaseException:
         workers.stop()
         raise

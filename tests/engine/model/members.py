@@ -1,0 +1,100 @@
+"""What each of two members of a model that is split computes, as on GPUs, but with gloo, and with Triton's interpreter
+or doubles of its kernels in plain torch.
+
+`python -m tests.engine.model.members RANK STORE FILE FOLDER...` is one of them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.model import fast_paths, layer_operations, start
+from oaiserve.engine.model.attention.reference import ReferenceAttention
+from oaiserve.engine.model.attention.triton import TritonAttention
+from oaiserve.engine.model.batch import Batch, build_batch
+from oaiserve.engine.model.device_matrices import expanded_product, packed_linears
+from oaiserve.engine.model.executor import Executor
+from oaiserve.engine.model.fused_layers import FusedExecutor
+from oaiserve.engine.model.load import keep_packed, load_model
+from oaiserve.engine.model.packed_weights import PackedWeights
+from oaiserve.engine.model.parallel import group
+from oaiserve.engine.model.rehearsal import prompts_and_decodes
+from oaiserve.engine.model.split import Member
+from oaiserve.quantization import read_quantization
+
+BLOCK_SIZE, NUM_BLOCKS, NUM_MEMBERS = 16, 8, 2
+CPU = torch.device("cpu")
+LENGTHS = [3, 17]
+
+
+class Computed(NamedTuple):
+    logits: list[torch.Tensor]  # of prompts, and of their decodes
+    num_packed: int  # matrices
+    is_fused: bool
+    multiplies_by: str  # the name of the function
+
+
+def batches(vocab_size: int) -> list[Batch]:
+    return [build_batch(step, BLOCK_SIZE, CPU) for step in prompts_and_decodes(LENGTHS, vocab_size, BLOCK_SIZE)]
+
+
+@torch.inference_mode()
+def logits(executor: Executor, vocab_size: int) -> list[torch.Tensor]:
+    return [executor.forward(batch).clone() for batch in batches(vocab_size)]
+
+
+def computed(rank: int, store: Path, folder: Path, *, by_kernels: bool = False, fails: bool = False) -> Computed:
+    """Load a member's part as on a GPU, and compute with it. With `fails`, products of the last member are wrong."""
+    store.mkdir(exist_ok=True)
+    with group.environment(rank), pytest.MonkeyPatch.context() as patch:
+        member = Member(rank, NUM_MEMBERS, lambda device: group.join(rank, NUM_MEMBERS, device, store, 2))
+        loaded = load_model(folder, device="cpu", dtype="float32", member=member)
+        quantization = read_quantization(json.loads((folder / "config.json").read_text()))
+        if quantization is not None:
+            keep_packed(loaded.model, PackedWeights(folder, quantization), loaded.sums)
+        patch.setattr(start, "_is_on_cpu", lambda loaded: False)
+        patch.setattr(start, "_sizes", lambda *_: (NUM_BLOCKS, 0, None))
+        backend = TritonAttention if by_kernels else lambda batch: ReferenceAttention(batch)
+        patch.setattr(start, "select_backend", lambda device, name: backend)
+        patch.setattr(start, "_sampling", lambda: (None, None))
+        patch.setattr(fast_paths, "LENGTHS", (2, 2, 2, 3))
+        patch.setattr(fast_paths, "FUSED_LENGTHS", (3,))
+        patch.setattr(fast_paths, "PRODUCT_ROWS", (1, 3))
+        if not by_kernels:
+            factor = 2 if fails and rank == NUM_MEMBERS - 1 else 1
+
+            def multiply(*arguments: Any) -> torch.Tensor:
+                return factor * expanded_product(*arguments)
+
+            patch.setattr(fast_paths, "_operations", lambda: layer_operations)
+            patch.setattr(start, "_multiply", lambda: multiply)
+        options = EngineOptions(block_size=BLOCK_SIZE, tensor_parallel=NUM_MEMBERS)
+        executor, _ = start.start_member(loaded, options)
+        found = logits(executor, loaded.vocab_size)
+        group.leave(broken=False)
+    layers = packed_linears(loaded.model)
+    return Computed(
+        found,
+        len(layers),
+        isinstance(executor, FusedExecutor),
+        layers[0].multiply.__name__ if layers else "",
+    )
+
+
+def of_all(rank: int, store: Path, folders: list[Path]) -> list[Computed]:
+    """Compute with each model, the last one by kernels, and with that once more, where products fail at one member."""
+    found = [computed(rank, store / folder.name, folder, by_kernels=folder is folders[-1]) for folder in folders]
+    return [*found, computed(rank, store / "fails", folders[-1], fails=True)]
+
+
+if __name__ == "__main__":
+    _, rank, store, file, *folders = sys.argv
+    found = of_all(int(rank), Path(store), [Path(folder) for folder in folders])
+    torch.save([tuple(one) for one in found], file)
