@@ -127,16 +127,19 @@ MODEL_ROWS = {
     "cpu.quantized_file": "cpu.blocks",
     "cpu.part": "cpu.description spec",
     "layer_operations": "",
-    "cpu.describe": "cpu.blocks cpu.description layer_operations spec",
+    "cpu.describe_mixers": "cpu.description spec",
+    "cpu.describe": "cpu.blocks cpu.describe_mixers cpu.description layer_operations spec",
     "cpu.kv_layout": "attention cpu.description kv_cache spec",
     "cpu.attention": "attention batch cpu.kv_layout cpu.library spec",
     "cpu.packed_adapter": "adapters cpu.description cpu.kv_layout cpu.library",
-    "cpu.operations": "attention cpu.blocks cpu.description cpu.kv_layout cpu.library",
+    "cpu.mixer_operations": "cpu.description cpu.kv_layout cpu.library",
+    "cpu.operations": "attention cpu.blocks cpu.description cpu.kv_layout cpu.library cpu.mixer_operations",
     "cpu.native": "adapters attention batch cpu.description cpu.kv_layout cpu.library cpu.operations "
     "cpu.packed_adapter kv_cache",
-    "cpu.check": "adapters batch cpu.description cpu.native rehearsal spec",
-    "cpu.checked": "adapters cpu.blocks cpu.build cpu.check cpu.describe cpu.description cpu.library cpu.native "
-    "cpu.operations cpu.part cpu.quantized_file cpu.stored layer_operations spec",
+    "cpu.check": "adapters batch cpu.description cpu.native rehearsal spec states",
+    "cpu.checked": "adapters cpu.blocks cpu.build cpu.check cpu.describe cpu.describe_mixers cpu.description "
+    "cpu.library cpu.mixer_operations cpu.native cpu.operations cpu.part cpu.quantized_file cpu.stored "
+    "layer_operations spec",
     "cpu.start": "adapted_modules adapters attention attention.reference batch cpu.attention cpu.build cpu.check "
     "cpu.describe cpu.description cpu.kv_layout cpu.library cpu.native eager executor runner spec",
     # layers that run by the description, and what is checked of a GPU's fast paths
@@ -161,7 +164,7 @@ MODEL_ROWS = {
     "kept": "adapted_modules adapters cpu.blocks cpu.build cpu.check cpu.checked cpu.cores cpu.describe "
     "cpu.description cpu.kv_layout cpu.library cpu.native cpu.part cpu.start gguf_config gguf_weights int4_weights "
     "load memory mxfp4_weights packed_weights profiler runner spec started weights wrapper",
-    "restart": "cpu.checked cpu.cores draft memory profiler runner started",
+    "restart": "cpu.checked cpu.cores draft memory profiler runner started states",
     # the one place that assembles all of these, and the worker process, which is a program
     "start": "adapted_modules attention attention.reference attention.select attention.varlen batch "
     "block_tables compiled cpu.cores cpu.start device_matrices device_memory draft draw_rows eager executor fast_paths "

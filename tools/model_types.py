@@ -151,6 +151,8 @@ EXTRA = {
     **dict.fromkeys(("qwen2_moe", "qwen3_moe"), _MOE),
     "zamba2": {**_HEADS_FOR_EACH, "head_dim": None, "num_hidden_layers": 4},
 }
+_DELTA = {"linear_key_head_dim": 16, "linear_value_head_dim": 16}  # heads that the native step takes
+EXTRA |= dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid"), _DELTA)
 # Types with the sizes of another one.
 LIKE = {"lfm3": "lfm2", "qwen3_5_moe_text": "qwen3_next"}
 PROMPTS = [[5, 9, 3, 17], list(range(20, 51)), [90], [7] * 12, [11, 40, 11, 40, 11]]

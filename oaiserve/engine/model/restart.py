@@ -8,10 +8,11 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.model.cpu.checked import CheckedModel, start_checked
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.draft import DraftWeights
-from oaiserve.engine.model.memory import kv_blocks, longest_request
+from oaiserve.engine.model.memory import kv_blocks, longest_request, num_states
 from oaiserve.engine.model.profiler import TorchProfiler
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.started import CPU_STEP_TOKENS, Started
+from oaiserve.engine.model.states import States
 
 
 def restart_runner(checked: CheckedModel, options: EngineOptions, draft: DraftWeights | None = None) -> Started:
@@ -21,12 +22,24 @@ def restart_runner(checked: CheckedModel, options: EngineOptions, draft: DraftWe
     not compute what it did.
     """
     spec, device = checked.spec, torch.device("cpu")
-    num_blocks = kv_blocks(spec, options, spec.max_model_len, draft=None if draft is None else draft.spec)
+    most_states = num_states(spec, options)
+    num_blocks = kv_blocks(
+        spec,
+        options,
+        spec.max_model_len,
+        draft=None if draft is None else draft.spec,
+        state_bytes=most_states * spec.state_bytes,
+    )
     native = start_checked(
         checked, options, num_blocks=num_blocks, num_threads=options.cpu_threads or default_threads()
     )
     return Started(
-        ModelRunner(native, device, options.block_size),
+        ModelRunner(
+            native,
+            device,
+            options.block_size,
+            states=States(spec.state_shapes, most_states, device) if most_states else None,
+        ),
         num_blocks,
         longest_request(spec, num_blocks * options.block_size),
         CPU_STEP_TOKENS,
@@ -34,4 +47,5 @@ def restart_runner(checked: CheckedModel, options: EngineOptions, draft: DraftWe
         ranges=None,
         adaptable=checked.decoder.adaptable() if options.has_adapters else {},
         draft=None if draft is None else draft.start(options, num_blocks=num_blocks, vocab_size=spec.vocab_size),
+        num_states=most_states,
     )

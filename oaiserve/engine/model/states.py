@@ -95,6 +95,7 @@ class StepStates:
 
     def __init__(self, layers: Mapping[int, LayerStates], parts: list[PartOfStep], device: torch.device) -> None:
         self._layers = layers
+        self.places = [part.state for part in parts]  # in the pool, in the order of the sequences
         self._num_decodes = sum(part.num_tokens == 1 for part in parts)
         decodes = [part.state for part in parts[: self._num_decodes]]
         self._prompts = parts[self._num_decodes :]
@@ -103,6 +104,10 @@ class StepStates:
         end = first + len(decodes)
         self._decodes: slice | Tensor
         self._decodes = slice(first, end) if decodes == [*range(first, end)] else on_device(decodes, device)
+
+    def addresses(self) -> list[int]:
+        """Return where the two parts of all states are in memory, layer by layer; 0 for a part that there is not."""
+        return [0 if tensor is None else tensor.data_ptr() for layer in self._layers.values() for tensor in layer]
 
     def mix(self, layer: int, hidden: Tensor, mixer: Mixer) -> Tensor:
         """Return what a layer computes of all tokens of the step, [1, tokens, width], sequence by sequence."""

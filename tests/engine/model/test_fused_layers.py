@@ -27,6 +27,7 @@ from oaiserve.engine.model.rehearsal import prompts_and_decodes
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.step import Chunk, Step
 from tests.engine.model.cpu.small_models import FAMILIES as KNOWN
+from tests.engine.model.cpu.small_models import STATE_FAMILIES
 from tools.random_models import FAMILIES, random_model
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
@@ -68,8 +69,8 @@ def check(config: PreTrainedConfig, backend: Backend, operations: LayerOperation
         torch.testing.assert_close(executor.forward(batch), want, rtol=1e-4, atol=1e-4)
 
 
-# They have a norm behind their embedding, inputs of layers, or queries that are scaled by their positions.
-NOT_KNOWN = ["bloom", "gemma4_text", "ministral3"]
+# They have a norm behind their embedding, inputs of layers, queries that are scaled by their positions, or states.
+NOT_KNOWN = ["bloom", "gemma4_text", "ministral3", *STATE_FAMILIES]
 DENSE = [
     name
     for name, config in KNOWN.items()

@@ -68,7 +68,7 @@ class Blocks:
             return len(self.rows), self.scales.shape[1] * form.weights
         return len(self.rows), self.data.shape[1] // form.num_bytes * form.weights
 
-    def __getitem__(self, rows: slice) -> Blocks:
+    def __getitem__(self, rows: slice | NDArray[np.int64]) -> Blocks:
         return replace(self, rows=self.rows[rows])
 
     def chunk(self, parts: int) -> list[Blocks]:

@@ -12,6 +12,7 @@ from oaiserve.engine.model.cpu.description import Decoder, NotKnown
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.rehearsal import INT8_CACHE_TOLERANCE, difference, prompt, tolerance
 from oaiserve.engine.model.spec import ModelSpec
+from oaiserve.engine.model.states import PartOfStep, States
 
 NUM_TOKENS = 9
 
@@ -27,6 +28,10 @@ def batches(spec: ModelSpec, block_size: int, adapter: Adapter | None = None) ->
         prompt(NUM_TOKENS, spec.vocab_size, block_size, start=NUM_TOKENS - 1),
     )
     found = [build_batch(step, block_size, spec.device) for step in steps]
+    if spec.state_shapes:
+        states = States(spec.state_shapes, 1, spec.device)
+        for batch, start in zip(found, (0, NUM_TOKENS - 1), strict=True):
+            batch.states = states.of_step([PartOfStep(0, start, len(batch.input_ids))])
     found.append(replace(found[-1], positions=torch.tensor([spec.max_model_len - 1], device=spec.device)))
     return found if adapter is None else [replace(batch, adapters=[adapter]) for batch in found]
 

@@ -21,7 +21,16 @@ from oaiserve import gguf
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model import layer_operations
 from oaiserve.engine.model.adapters import probe_adapter
-from oaiserve.engine.model.cpu import blocks, build, describe, description, operations, part
+from oaiserve.engine.model.cpu import (
+    blocks,
+    build,
+    describe,
+    describe_mixers,
+    description,
+    mixer_operations,
+    operations,
+    part,
+)
 from oaiserve.engine.model.cpu.build import BuildError
 from oaiserve.engine.model.cpu.check import may_round_more, refuse_unless_equal
 from oaiserve.engine.model.cpu.description import Decoder, NotKnown
@@ -30,7 +39,7 @@ from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.cpu.part import Part
 from oaiserve.engine.model.cpu.quantized_file import FileIdentity, QuantizedFile, find
 from oaiserve.engine.model.cpu.stored import PlaceInFile, StoredFiles, StoredTensors, TooLarge, from_json, to_json
-from oaiserve.engine.model.spec import KVShape, LoadedModel, ModelSpec
+from oaiserve.engine.model.spec import KVShape, LayerStateShapes, LoadedModel, ModelSpec, StateShape
 from oaiserve.gguf import GgufTensor
 from oaiserve.private import NotPrivate
 from oaiserve.remembered import NotRemembered, Subject, name_of, recall, refound, remember, start_of_content, subject
@@ -73,7 +82,7 @@ def checked_subject(model: Path, options: EngineOptions) -> Subject | None:
     asked = {name: str(getattr(options, name)) for name in (*_OPTIONS, "block_size", "has_adapters")}
     packages: tuple[str, ...] = _PACKAGES
     digest: Callable[[Path], str] | None = None
-    modules = [describe, description, layer_operations, operations]
+    modules = [describe, describe_mixers, description, layer_operations, mixer_operations, operations]
     code = hashlib.sha256()
     if is_gguf:
         # The record may have copies of these tensors. All others are read from the file at each start.
@@ -143,6 +152,7 @@ def recall_model(asked: Subject, options: EngineOptions) -> CheckedModel:
                 "dtype": dtype,
                 "eos_token_ids": frozenset(data["eos_token_ids"]),
                 "kv_shapes": {int(layer): KVShape(*shape) for layer, shape in data["kv_shapes"].items()},
+                "state_shapes": {int(layer): _state_shapes(*parts) for layer, parts in data["state_shapes"].items()},
             }
         )
         decoder = from_json(found.data["decoder"], files)
@@ -154,6 +164,16 @@ def recall_model(asked: Subject, options: EngineOptions) -> CheckedModel:
     except (KeyError, TypeError, ValueError) as error:
         raise NotRemembered(f"{found.path} has another form") from error
     return CheckedModel(spec, decoder, expected, compared, weights, files, found.day)
+
+
+def _stored_shape(state: StateShape | None) -> list[Any] | None:
+    return None if state is None else [state.shape, str(state.dtype).removeprefix("torch.")]
+
+
+def _state_shapes(*parts: list[Any] | None) -> LayerStateShapes:
+    return LayerStateShapes(
+        *(None if part is None else StateShape(tuple(part[0]), getattr(torch, part[1])) for part in parts)
+    )
 
 
 def _quantized(asked: FileIdentity) -> str:
@@ -227,6 +247,10 @@ def remember_checked(
                     "dtype": None,
                     "eos_token_ids": sorted(loaded.eos_token_ids),
                     "kv_shapes": {layer: astuple(shape) for layer, shape in loaded.kv_shapes.items()},
+                    "state_shapes": {
+                        layer: [_stored_shape(shapes.conv), _stored_shape(shapes.recurrent)]
+                        for layer, shapes in loaded.state_shapes.items()
+                    },
                 },
                 "dtype": str(loaded.dtype).removeprefix("torch."),
                 "library": build.library_path(loaded.dtype, weights, native_build=options.native_build).name,

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from oaiserve.engine.model.cpu import describe_mixers
 from oaiserve.engine.model.cpu.blocks import Blocks, ExpertBlocks
 from oaiserve.engine.model.cpu.description import (
     MLP,
@@ -73,7 +74,7 @@ class _Reader:
         parameters: dict[int, AttentionParameters],
         blocks: Mapping[str, Blocks | ExpertBlocks],
     ) -> None:
-        self._loaded = loaded
+        self.loaded = loaded
         self._model = loaded.model
         self._config = loaded.model.config
         self._base = getattr(loaded.model.base_model, "decoder", loaded.model.base_model)
@@ -84,12 +85,12 @@ class _Reader:
         self._names = {id(module): name for name, module in loaded.model.named_modules()}
 
     def decoder(self) -> Decoder:
-        embedding = self._child(self._base, "embed_tokens", "wte", "embed_in", "word_embeddings")
-        position = self._child(self._base, "wpe", "embed_positions", optional=True)
+        embedding = self.child(self._base, "embed_tokens", "wte", "embed_in", "word_embeddings")
+        position = self.child(self._base, "wpe", "embed_positions", optional=True)
         config = self._config
         if any(getattr(one, "clip_qkv", None) for one in (config, getattr(config, "attn_config", None))):
             raise NotKnown("it limits queries, keys and values")
-        layers = self._child(self._base, "layers", "h", "blocks")
+        layers = self.child(self._base, "layers", "h", "blocks")
         decoder = Decoder(
             embedding=self._weights(embedding),
             embedding_scale=float(getattr(embedding, "embed_scale", 1)) * getattr(config, "embedding_multiplier", 1.0),
@@ -99,9 +100,9 @@ class _Reader:
             layers=[self._layer(index, layer) for index, layer in enumerate(layers)],
             residual_scale=getattr(config, "residual_multiplier", getattr(layers[0], "residual_scale", 1.0)),
             final_norm=self._norm(
-                self._child(self._base, "norm", "ln_f", "norm_f", "final_layernorm", "final_layer_norm")
+                self.child(self._base, "norm", "ln_f", "norm_f", "final_layernorm", "final_layer_norm")
             ),
-            head=self._matrix(self._model.get_output_embeddings()),
+            head=self.matrix(self._model.get_output_embeddings()),
             logits_scale=getattr(config, "logit_scale", None) or 1 / (getattr(config, "logits_scaling", None) or 1.0),
             logits_softcap=getattr(config, "final_logit_softcapping", None) or 0.0,
         )
@@ -114,25 +115,27 @@ class _Reader:
 
     def _layer_inputs(self) -> LayerInputs | None:
         base = self._base
-        table = self._child(base, "embed_tokens_per_layer", optional=True)
+        table = self.child(base, "embed_tokens_per_layer", optional=True)
         if table is None:
             return None
         if isinstance(rows := self._weights(table), Blocks):
             raise NotKnown("it has an embedding for each layer in blocks")
-        norm = self._norm(self._child(base, "per_layer_projection_norm"))
+        norm = self._norm(self.child(base, "per_layer_projection_norm"))
         # The projection has a factor before its norm, which is as if the norm had another epsilon.
-        factor = float(self._child(base, "per_layer_model_projection_scale"))
+        factor = float(self.child(base, "per_layer_model_projection_scale"))
         return LayerInputs(
             table=rows,
             table_scale=float(table.embed_scale),
-            projection=self._matrix(self._child(base, "per_layer_model_projection")),
+            projection=self.matrix(self.child(base, "per_layer_model_projection")),
             norm=replace(norm, epsilon=norm.epsilon / factor**2),
-            scale=float(self._child(base, "per_layer_input_scale")),
+            scale=float(self.child(base, "per_layer_input_scale")),
         )
 
     def _layer(self, index: int, layer: Module) -> Layer:
         if not getattr(layer, "do_layer_norm_before", True):
             raise NotKnown("it norms the hidden state itself")
+        mixer = None if index not in self.loaded.state_shapes else describe_mixers.mixer(self, index, layer)
+        attention = self.child(layer, "self_attn", "attn", "attention", "self_attention", optional=mixer is not None)
         attention_norm = self._norm_of(layer, "input_layernorm", "ln_1", "norm_1", "ln_attn", "self_attn_layer_norm")
         after_attention = self._norm_of(layer, "post_self_attn_layernorm")
         between = self._norm_of(layer, "post_attention_layernorm", "ln_2", "norm_2", "ln_mlp", "final_layer_norm")
@@ -145,18 +148,19 @@ class _Reader:
             after_attention = between
         is_parallel = before_mlp is None and attention_norm is not None
         is_parallel = getattr(layer, "use_parallel_residual", is_parallel) or hasattr(layer, "ln_mlp")
-        mlp = layer if hasattr(layer, "fc1") else self._child(layer, "mlp", "ffn", "block_sparse_moe")
+        mlp = layer if hasattr(layer, "fc1") else self.child(layer, "mlp", "ffn", "block_sparse_moe")
         mlp_out_norm = self._norm_of(layer, "post_feedforward_layernorm", "post_mlp_layernorm")
-        gate = self._child(layer, "per_layer_input_gate", optional=True)
+        gate = self.child(layer, "per_layer_input_gate", optional=True)
         factor = float(getattr(layer, "layer_scalar", 1.0))
         if factor != 1 and mlp_out_norm is None and gate is None:
             raise NotKnown("its layers scale the hidden state without a norm before")
         return Layer(
             attention_norm=attention_norm,
-            attention=self._attention(index, self._child(layer, "self_attn", "attn", "attention", "self_attention")),
+            attention=None if attention is None else self._attention(index, attention),
+            mixer=mixer,
             attention_out_norm=after_attention,
             mlp_norm=attention_norm if is_parallel and before_mlp is None else before_mlp,
-            mlp=self._mlp_or_experts(mlp, self._child(layer, "shared_mlp", optional=True))
+            mlp=self._mlp_or_experts(mlp, self.child(layer, "shared_mlp", optional=True))
             if getattr(layer, "experts", None) is None
             else self._mixture_beside(layer, mlp),
             mlp_out_norm=mlp_out_norm,
@@ -164,43 +168,51 @@ class _Reader:
             input_gate=None
             if gate is None
             else InputGate(
-                gate=self._matrix(gate),
-                activation=_activation(self._child(layer, "act_fn")),
-                projection=self._matrix(self._child(layer, "per_layer_projection")),
-                norm=self._norm(self._child(layer, "post_per_layer_input_norm")),
+                gate=self.matrix(gate),
+                activation=self._activation(self.child(layer, "act_fn")),
+                projection=self.matrix(self.child(layer, "per_layer_projection")),
+                norm=self._norm(self.child(layer, "post_per_layer_input_norm")),
             ),
             factor=factor,
         )
 
     def _attention(self, index: int, attention: Any) -> Attention:
-        attention = self._child(attention, "attention", optional=True) or attention
+        attention = self.child(attention, "attention", optional=True) or attention
         is_sharing = getattr(attention, "is_kv_shared_layer", False)
         owner: int = attention.layer_idx if is_sharing else index  # the layer whose cache it uses
-        shape = self._loaded.kv_shapes.get(owner)
+        shape = self.loaded.kv_shapes.get(owner)
         if shape is None or (is_sharing and owner == index):
             raise NotKnown(f"its layer {index} takes its keys and values from another one")
         if getattr(attention, "v_scale", 1.0) != 1:  # MiMo-V2-Flash's
             raise NotKnown("it multiplies its values by a number")
         parameters, values_of_keys = self._parameters[owner], False
+        out = self.matrix(self.child(attention, "o_proj", "out_proj", "dense", "c_proj"))
+        gate: Matrix | None = None
         qkv: list[Matrix] | LatentProjection
-        if self._child(attention, "kv_a_proj_with_mqa", optional=True) is not None:
+        if self.child(attention, "kv_a_proj_with_mqa", optional=True) is not None:
             if not shape.latent_dim:
                 raise NotKnown("its latent vectors have sizes that are no multiples of 16, or that are too large")
             qkv, heads = self._latent(attention), shape.kv_heads
         else:
-            qkv = [self._matrix(self._child(attention, "q_proj"))] if is_sharing else self._qkv(attention, shape)
+            qkv = [self.matrix(self.child(attention, "q_proj"))] if is_sharing else self._qkv(attention, shape)
             values_of_keys = len(qkv) == 2
-            rows = sum(len(matrix.weight) for matrix in qkv)
+            own_heads = out.weight.shape[1] // shape.value_dim
+            if len(qkv) == 3 and len(qkv[0].weight) == 2 * own_heads * shape.key_dim:
+                # The query of each head is followed by a gate for what the head gives.
+                rows = torch.arange(len(qkv[0].weight)).unflatten(0, (own_heads, 2, -1))
+                qkv[0], gate = (qkv[0].picked(rows[:, part].flatten()) for part in (0, 1))
+            num_rows = sum(len(matrix.weight) for matrix in qkv)
             values = 0 if values_of_keys else shape.value_dim
             of_keys = 0 if is_sharing else shape.kv_heads * (shape.key_dim + values)
-            heads, rest = divmod(rows - of_keys, shape.key_dim)
+            heads, rest = divmod(num_rows - of_keys, shape.key_dim)
             if rest or heads < 1 or heads % shape.kv_heads:
-                raise NotKnown(f"its projections have {rows} rows, which make no whole heads")
+                raise NotKnown(f"its projections have {num_rows} rows, which make no whole heads")
         return Attention(
             qkv=qkv,
+            gate=gate,
             cache_of=owner if is_sharing else None,
             values_of_keys=values_of_keys,
-            out=self._matrix(self._child(attention, "o_proj", "out_proj", "dense", "c_proj")),
+            out=out,
             heads=heads,
             shape=shape,
             query_norm=self._norm_of(attention, *_QUERY_NORMS),
@@ -211,7 +223,7 @@ class _Reader:
             rotary=self._rotary(index, attention, parameters),
             rotary_offset=attention.qk_nope_head_dim if isinstance(qkv, LatentProjection) else 0,
             rotates_before_norms=hasattr(attention, _AFTER_ROTATION),
-            sinks=self._parameter(attention, "sinks").float() if parameters.has_sinks else None,
+            sinks=self.parameter(attention, "sinks").float() if parameters.has_sinks else None,
             parameters=self._scaled(parameters, attention),
         )
 
@@ -221,21 +233,21 @@ class _Reader:
         return replace(parameters, scaling=own) if parameters.scaling == 1 else parameters
 
     def _qkv(self, attention: Module, shape: KVShape) -> list[Matrix]:
-        if (by_head := self._child(attention, "query_key_value", optional=True)) is not None:
-            matrix, heads = self._matrix(by_head), shape.kv_heads
+        if (by_head := self.child(attention, "query_key_value", optional=True)) is not None:
+            matrix, heads = self.matrix(by_head), shape.kv_heads
             parts, rest = divmod(len(matrix.weight), heads * shape.key_dim)
             if isinstance(matrix.weight, Blocks) or rest or shape.key_dim != shape.value_dim:
                 raise NotKnown("its projections are sorted by head")
             bias = None if matrix.bias is None else by_kind(matrix.bias, heads, parts)
             weight = by_kind(matrix.weight, heads, parts)
             return [replace(matrix, weight=weight, bias=bias, heads=heads, parts=parts)]
-        if (together := self._child(attention, "qkv_proj", "c_attn", "Wqkv", optional=True)) is not None:
-            matrix = self._matrix(together)
+        if (together := self.child(attention, "qkv_proj", "c_attn", "Wqkv", optional=True)) is not None:
+            matrix = self.matrix(together)
             return self._in_groups(matrix) if self._config.model_type == "codegen" else [matrix]
         names = ["q_proj", "k_proj", "v_proj"]
         if getattr(attention, "use_alternative_attention", False):  # whose values are its keys
             names.remove("v_proj")
-        return [self._matrix(self._child(attention, name)) for name in names]
+        return [self.matrix(self.child(attention, name)) for name in names]
 
     def _in_groups(self, matrix: Matrix) -> list[Matrix]:
         """Return CodeGen's queries, keys and values: each of four groups of heads has its queries, values and keys."""
@@ -247,22 +259,22 @@ class _Reader:
         return [replace(one, first_row=number * len(queries)) for one, number in zip(found, (0, 2, 1), strict=True)]
 
     def _latent(self, attention: Any) -> LatentProjection:
-        query_down = self._child(attention, "q_a_proj", optional=True)
+        query_down = self.child(attention, "q_a_proj", optional=True)
         found = LatentProjection(
-            query_down=None if query_down is None else self._matrix(query_down),
+            query_down=None if query_down is None else self.matrix(query_down),
             query_norm=self._norm_of(attention, "q_a_layernorm"),
-            query=self._matrix(self._child(attention, "q_proj" if query_down is None else "q_b_proj")),
-            down=self._matrix(self._child(attention, "kv_a_proj_with_mqa")),
-            norm=self._norm(self._child(attention, "kv_a_layernorm")),
-            up=self._matrix(self._child(attention, "kv_b_proj")),
+            query=self.matrix(self.child(attention, "q_proj" if query_down is None else "q_b_proj")),
+            down=self.matrix(self.child(attention, "kv_a_proj_with_mqa")),
+            norm=self._norm(self.child(attention, "kv_a_layernorm")),
+            up=self.matrix(self.child(attention, "kv_b_proj")),
         )
         if found.up.bias is not None:
             raise NotKnown("its keys and values are made from latent vectors with a bias")
         return found
 
     def _rotary(self, index: int, attention: Module, parameters: AttentionParameters) -> RotaryTable | None:
-        rotary = self._child(self._base, "rotary_emb", optional=True)
-        if (of_layer := self._child(attention, "embed_positions", optional=True)) is not None:  # of pairs of neighbours
+        rotary = self.child(self._base, "rotary_emb", optional=True)
+        if (of_layer := self.child(attention, "embed_positions", optional=True)) is not None:  # of pairs of neighbours
             sines, cosines = (table.contiguous() for table in of_layer.float().chunk(2, dim=-1))
             return RotaryTable(cosines, sines, True, 1, None)
         is_left_out = parameters.slopes is not None  # which tell positions apart
@@ -273,7 +285,7 @@ class _Reader:
         if "layer_type" in inspect.signature(rotary.forward).parameters:
             layer_type = self._config.layer_types[index]
         if layer_type not in self._rotary_tables:
-            positions = torch.arange(self._loaded.max_model_len)[None]
+            positions = torch.arange(self.loaded.max_model_len)[None]
             tables = rotary(torch.zeros(1), positions, *([] if layer_type is None else [layer_type]))
             if isinstance(tables, Tensor) and tables.is_complex():  # which turns pairs of neighbours
                 real, imaginary = torch.view_as_real(tables[0]).float().unbind(-1)
@@ -305,11 +317,11 @@ class _Reader:
 
     def _mlp_or_experts(self, mlp: Module, beside: Module | None) -> MLP | Experts:
         """Describe an MLP, or a mixture of experts with what all tokens share, within its module or `beside` it."""
-        experts = self._child(mlp, "experts", optional=True)
+        experts = self.child(mlp, "experts", optional=True)
         if experts is None:
             return self._mlp(mlp)
-        shared = self._child(mlp, "shared_experts", "shared_expert", "shared_mlp", optional=True) or beside
-        shared_gate = self._child(mlp, "shared_expert_gate", optional=True)
+        shared = self.child(mlp, "shared_experts", "shared_expert", "shared_mlp", optional=True) or beside
+        shared_gate = self.child(mlp, "shared_expert_gate", optional=True)
         gates_and_ups = self._expert_matrices(experts, "gate_up_proj", 2)
         downs = self._expert_matrices(experts, "down_proj", 1)
         return Experts(
@@ -317,15 +329,15 @@ class _Reader:
             experts=[Expert(gate, up, down) for (gate, up), (down,) in zip(gates_and_ups, downs, strict=True)],
             activation=self._gating(experts),
             shared=None if shared is None else self._mlp(shared),
-            shared_gate=None if shared_gate is None else self._matrix(shared_gate),
+            shared_gate=None if shared_gate is None else self.matrix(shared_gate),
             norms=None,
         )
 
     def _mixture_beside(self, layer: Module, mlp: Module) -> Experts:
         """Describe experts beside an MLP that all tokens share, where both have norms of their own."""
-        router, experts = self._child(layer, "router"), self._child(layer, "experts")
-        scale = self._parameter(router, "scale").float() * float(self._child(router, "scalar_root_size"))
-        norm = replace(_unscaled(self._child(router, "norm"), len(scale)), weight=scale)
+        router, experts = self.child(layer, "router"), self.child(layer, "experts")
+        scale = self.parameter(router, "scale").float() * float(self.child(router, "scalar_root_size"))
+        norm = replace(_unscaled(self.child(router, "norm"), len(scale)), weight=scale)
         gates_and_ups = self._expert_matrices(experts, "gate_up_proj", 2)
         downs = self._expert_matrices(experts, "down_proj", 1)
         return Experts(
@@ -336,9 +348,9 @@ class _Reader:
             shared_gate=None,
             norms=MixtureNorms(
                 router=norm,
-                experts=self._norm(self._child(layer, "pre_feedforward_layernorm_2")),
-                experts_out=self._norm(self._child(layer, "post_feedforward_layernorm_2")),
-                shared_out=self._norm(self._child(layer, "post_feedforward_layernorm_1")),
+                experts=self._norm(self.child(layer, "pre_feedforward_layernorm_2")),
+                experts_out=self._norm(self.child(layer, "post_feedforward_layernorm_2")),
+                shared_out=self._norm(self.child(layer, "post_feedforward_layernorm_1")),
             ),
         )
 
@@ -360,7 +372,7 @@ class _Reader:
         if getattr(experts, f"{name}_bias", None) is None:
             biases = [[None] * parts] * len(weights)
         else:
-            biases = [cut(rows) for rows in self._parameter(experts, f"{name}_bias").float()]
+            biases = [cut(rows) for rows in self.parameter(experts, f"{name}_bias").float()]
         return [
             [Matrix(weight, bias) for weight, bias in zip(own, own_biases, strict=True)]
             for own, own_biases in zip(weights, biases, strict=True)
@@ -372,7 +384,7 @@ class _Reader:
         Their outputs show it, for large numbers too, because some families clamp these.
         """
         if not hasattr(experts, "_apply_gate"):
-            return _activation(self._child(experts, "act_fn"))
+            return self._activation(self.child(experts, "act_fn"))
         gate, up = torch.cartesian_prod(torch.linspace(-20, 20, 41), torch.linspace(-18, 18, 7)).unbind(-1)
         together = torch.cat([gate, up]) if experts.is_concatenated else torch.stack([gate, up], dim=-1).flatten()
         expected = experts._apply_gate(together)
@@ -391,20 +403,20 @@ class _Reader:
 
         `norm` is what it does with its inputs before.
         """
-        router: Any = self._child(mlp, "gate", "router")
-        linear = self._child(router, "wg", "proj", optional=True) or router
-        weight = self._parameter(linear, "weight")
-        logits_bias = None if getattr(linear, "bias", None) is None else self._parameter(linear, "bias").float()
+        router: Any = self.child(mlp, "gate", "router")
+        linear = self.child(router, "wg", "proj", optional=True) or router
+        weight = self.parameter(linear, "weight")
+        logits_bias = None if getattr(linear, "bias", None) is None else self.parameter(linear, "bias").float()
         bias = None
         for module in (mlp, *router.modules()):
             if (found := getattr(module, "e_score_correction_bias", None)) is not None:
                 bias = found.detach().float().flatten()
                 self._read.add(id(found))
-        groups = int(self._child(router, "num_group", optional=True) or 1)
+        groups = int(self.child(router, "num_group", optional=True) or 1)
         factors = None
         if getattr(router, "per_expert_scale", None) is not None:
-            factors = self._parameter(router, "per_expert_scale").float()
-        top_k = self._child(router, "top_k", optional=True) or getattr(self._config, "top_k_experts", None)
+            factors = self.parameter(router, "per_expert_scale").float()
+        top_k = self.child(router, "top_k", optional=True) or getattr(self._config, "top_k_experts", None)
         if top_k is None:
             raise NotKnown(f"its {type(router).__name__} has no top_k")
         plain = Router(
@@ -414,11 +426,11 @@ class _Reader:
             bias=bias,
             top_k=int(top_k),
             groups=groups,
-            top_groups=int(self._child(router, "topk_group", optional=True) or groups),
+            top_groups=int(self.child(router, "topk_group", optional=True) or groups),
             is_sigmoid=False,
             adds_best_two=False,
             renormalizes=False,
-            scale=float(self._child(router, "routed_scaling_factor", optional=True) or 1.0),
+            scale=float(self.child(router, "routed_scaling_factor", optional=True) or 1.0),
             factors=factors,
             nearness=0.0,
         )
@@ -445,25 +457,25 @@ class _Reader:
         raise NotKnown(f"its {type(router).__name__} chooses experts in another way")
 
     def _mlp(self, mlp: Module) -> MLP:
-        down = self._matrix(self._child(mlp, "down_proj", "c_proj", "fc2", "fc_out", "dense_4h_to_h", "output_linear"))
-        activation = _activation(self._child(mlp, "act_fn", "activation_fn", "act", "activation", "gelu_impl"))
-        if (together := self._child(mlp, "gate_up_proj", "input_linear", optional=True)) is not None:
-            both = self._matrix(together)
+        down = self.matrix(self.child(mlp, "down_proj", "c_proj", "fc2", "fc_out", "dense_4h_to_h", "output_linear"))
+        activation = self._activation(self.child(mlp, "act_fn", "activation_fn", "act", "activation", "gelu_impl"))
+        if (together := self.child(mlp, "gate_up_proj", "input_linear", optional=True)) is not None:
+            both = self.matrix(together)
             (gate, up), biases = both.weight.chunk(2), (None, None) if both.bias is None else both.bias.chunk(2)
             upper = replace(both, weight=up, bias=biases[1], first_row=len(gate))
             return MLP(replace(both, weight=gate, bias=biases[0]), upper, down, activation)
-        gate_proj = self._child(mlp, "gate_proj", optional=True)
-        up_proj = self._child(mlp, "up_proj", "c_fc", "fc1", "fc_in", "dense_h_to_4h")
-        return MLP(None if gate_proj is None else self._matrix(gate_proj), self._matrix(up_proj), down, activation)
+        gate_proj = self.child(mlp, "gate_proj", optional=True)
+        up_proj = self.child(mlp, "up_proj", "c_fc", "fc1", "fc_in", "dense_h_to_4h")
+        return MLP(None if gate_proj is None else self.matrix(gate_proj), self.matrix(up_proj), down, activation)
 
     def _norm_of(self, module: Module, *names: str) -> Norm | None:
-        norm = self._child(module, *names, optional=True)
+        norm = self.child(module, *names, optional=True)
         return None if norm is None else self._norm(norm)
 
     def _norm(self, norm: Module) -> Norm:
         if isinstance(norm, torch.nn.LayerNorm) and norm.weight is not None:
-            bias = None if norm.bias is None else self._parameter(norm, "bias").float()
-            weight = self._parameter(norm, "weight").float()
+            bias = None if norm.bias is None else self.parameter(norm, "bias").float()
+            weight = self.parameter(norm, "weight").float()
             if type(norm).__name__ == "NemotronLayerNorm1P":  # stored minus 1
                 weight = weight + 1
             return Norm(weight, bias, norm.eps, subtracts_mean=True)
@@ -472,25 +484,35 @@ class _Reader:
             return Norm(torch.ones(sizes), None, 1e-5, subtracts_mean=True)
         epsilon = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
         if "Norm" in type(norm).__name__ and isinstance(epsilon, float):
-            weight = self._parameter(norm, "weight").float()
+            weight = self.parameter(norm, "weight").float()
             # Some families store the weight minus 1, and some norms subtract the mean. The outputs show which it is.
             plain = Norm(weight, None, epsilon, subtracts_mean=False)
             x = torch.linspace(-1, 2, weight.shape[-1])
-            outputs = norm(x.to(self._loaded.dtype)).float()
+            outputs = norm(x.to(self.loaded.dtype)).float()
             kinds = (plain, replace(plain, weight=weight + 1), replace(plain, subtracts_mean=True))
             difference, kind = min((float((kind(x) - outputs).norm()), i) for i, kind in enumerate(kinds))
             if weight.dim() == 1 and difference <= 0.02 * float(outputs.norm()):
                 return kinds[kind]
         raise NotKnown(f"it has norms of type {type(norm).__name__}")
 
-    def _matrix(self, module: Module) -> Matrix:
-        bias = None if getattr(module, "bias", None) is None else self._parameter(module, "bias")
+    def matrix(self, module: Module) -> Matrix:
+        bias = None if getattr(module, "bias", None) is None else self.parameter(module, "bias")
         if type(module).__name__ == "Conv1D":  # GPT-2's linear layers, with their weights the other way round
             return Matrix(self._tensor(module).T.contiguous(), bias, self._names[id(module)])
         weight = self._weights(module)
         if not isinstance(module, torch.nn.Linear):
             raise NotKnown(f"it has matrices of type {type(module).__name__}")
         return Matrix(weight, bias, self._names[id(module)])
+
+    def _activation(self, function: Any) -> str:
+        """Return the name of the activation function, which its outputs show."""
+        x = torch.linspace(-4, 4, 101)
+        with torch.inference_mode():
+            expected = function(x)
+        for name, known in ACTIVATIONS.items():
+            if torch.allclose(known(x), expected, atol=1e-6):
+                return name
+        raise NotKnown(f"its activation is {type(function).__name__}")
 
     def _weights(self, module: Module) -> Tensor | Blocks:
         tensor = self._tensor(module)
@@ -499,19 +521,19 @@ class _Reader:
         return found
 
     def _tensor(self, module: Module, name: str = "weight") -> Tensor:
-        weight = self._parameter(module, name)
-        if weight.dtype != self._loaded.dtype:
-            raise NotKnown(f"it has weights in {weight.dtype} beside those in {self._loaded.dtype}")
+        weight = self.parameter(module, name)
+        if weight.dtype != self.loaded.dtype:
+            raise NotKnown(f"it has weights in {weight.dtype} beside those in {self.loaded.dtype}")
         return weight
 
-    def _parameter(self, module: Module, name: str) -> Tensor:
+    def parameter(self, module: Module, name: str) -> Tensor:
         parameter = getattr(module, name, None)
         if not isinstance(parameter, Tensor):
             raise NotKnown(f"its {type(module).__name__} has no {name}")
         self._read.add(id(parameter))
         return parameter.detach()
 
-    def _child(self, module: Module, *names: str, optional: bool = False) -> Any:
+    def child(self, module: Module, *names: str, optional: bool = False) -> Any:
         for name in names:
             if (child := getattr(module, name, None)) is not None:
                 return child
@@ -534,14 +556,3 @@ def _of_pairs(table: Tensor) -> Tensor:
         if torch.equal(first, second):
             return first.contiguous()
     return table.float().contiguous()
-
-
-def _activation(function: Any) -> str:
-    """Return the name of the activation function, which its outputs show."""
-    x = torch.linspace(-4, 4, 101)
-    with torch.inference_mode():
-        expected = function(x)
-    for name, known in ACTIVATIONS.items():
-        if torch.allclose(known(x), expected, atol=1e-6):
-            return name
-    raise NotKnown(f"its activation is {type(function).__name__}")

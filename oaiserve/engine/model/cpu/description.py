@@ -40,6 +40,11 @@ class Matrix:
     heads: int = 0
     parts: int = 3
 
+    def picked(self, rows: Tensor) -> Matrix:
+        """Return the matrix of these rows, int64 [m], to which no adapter can add."""
+        weight = self.weight[rows.numpy()] if isinstance(self.weight, Blocks) else self.weight[rows]
+        return Matrix(weight, None if self.bias is None else self.bias[rows])
+
     def rows_of(self, rows: Tensor) -> Tensor:
         """Return the rows of this matrix, given those of its module."""
         if self.heads:
@@ -103,6 +108,7 @@ class Attention:
     qkv: list[Matrix] | LatentProjection  # matrices whose rows follow each other
     cache_of: int | None  # the layer to whose keys and values it attends, so that it has only queries; None: its own
     values_of_keys: bool  # values are the keys before norm and rotation, and have no rows of their own
+    gate: Matrix | None  # [numbers that `out` reads, width], the sigmoid of whose product multiplies these
     out: Matrix
     heads: int
     shape: KVShape
@@ -114,6 +120,37 @@ class Attention:
     rotates_before_norms: bool  # of queries and keys
     sinks: Tensor | None  # float32 [heads], the score of a key more, whose value is 0
     parameters: AttentionParameters
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """A causal convolution of each channel by itself. A part of the layer's state has its last inputs."""
+
+    weight: Tensor  # float32 [taps, channels], from the oldest input to the newest
+    bias: Tensor | None  # float32 [channels]
+    activation: str  # a name in library.ACTIVATIONS
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNet:
+    """A gated delta net, as src/delta.h computes it. The convolution has queries, keys and values as its channels."""
+
+    # Their rows follow each other: queries and keys of all key heads, values of all value heads, and what gates these.
+    projections: list[Matrix]
+    rates: list[Matrix]  # of each value head the rate at which it learns, and then what its decay follows from
+    convolution: Convolution
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    speeds: Tensor  # float32 [value_heads], of the decay
+    biases: Tensor  # float32 [value_heads], of what the decay follows from
+    norm: Norm  # as wide as one value head
+    out: Matrix
+
+
+# What a layer with a state has beside attention, or in place of it. The order of such layers is that of their states.
+Mixer = DeltaNet
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,8 +285,9 @@ class LayerInputs:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    attention_norm: Norm | None
-    attention: Attention
+    attention_norm: Norm | None  # before attention, or before the mixer
+    attention: Attention | None
+    mixer: Mixer | None
     attention_out_norm: Norm | None
     mlp_norm: Norm | None
     mlp: MLP | Experts
@@ -283,13 +321,16 @@ class Decoder:
         if self.layer_inputs is not None:
             found[self.layer_inputs.projection.module] = _shape(self.layer_inputs.projection)
         for layer in self.layers:
-            qkv = layer.attention.qkv
-            before = qkv if isinstance(qkv, list) else [qkv.query_down, qkv.query, qkv.down, qkv.up]
+            before: list[Matrix | None] = []
+            if (attention := layer.attention) is not None:
+                qkv = attention.qkv
+                before += qkv if isinstance(qkv, list) else [qkv.query_down, qkv.query, qkv.down, qkv.up]
+                before += [attention.gate, attention.out]
             mlp = layer.mlp.shared if isinstance(layer.mlp, Experts) else layer.mlp
             of_mlp = [] if mlp is None else [mlp.gate, mlp.up, mlp.down]
             of_mixture = [layer.mlp.shared_gate, layer.mlp.router.matrix] if isinstance(layer.mlp, Experts) else []
             last = [] if layer.input_gate is None else [layer.input_gate.gate, layer.input_gate.projection]
-            for matrix in (*before, layer.attention.out, *of_mlp, *of_mixture, *last):
+            for matrix in (*before, *of_mlp, *of_mixture, *last):
                 if matrix is not None and matrix.module:
                     rows, columns = _shape(matrix)
                     found[matrix.module] = (found.get(matrix.module, (0, 0))[0] + rows, columns)
@@ -322,26 +363,53 @@ def fit(decoder: Decoder) -> bool:
 
 
 def _fits(layer: Layer, width: int) -> bool:
-    attention, shape = layer.attention, layer.attention.shape
+    norms = [layer.attention_norm, layer.attention_out_norm, layer.mlp_norm, layer.mlp_out_norm]
+    if isinstance(layer.mlp, Experts) and (own := layer.mlp.norms) is not None:
+        norms += [own.router, own.experts, own.experts_out, own.shared_out]
+    return (
+        all(norm is None or len(norm.weight) == width for norm in norms)
+        and (layer.attention is None or _fits_attention(layer.attention, width))
+        and (layer.mixer is None or _fits_delta_net(layer.mixer, width))
+        and (layer.input_gate is None or _fits_gate(layer.input_gate, width))
+        and (_fits_mlp(layer.mlp, width) if isinstance(layer.mlp, MLP) else _fits_experts(layer.mlp, width))
+    )
+
+
+def _fits_attention(attention: Attention, width: int) -> bool:
+    shape, numbers = attention.shape, attention.heads * attention.shape.value_dim
     norms = [
-        *((norm, {width}) for norm in (layer.attention_norm, layer.attention_out_norm)),
-        *((norm, {width}) for norm in (layer.mlp_norm, layer.mlp_out_norm)),
         (attention.query_norm, {shape.key_dim, attention.heads * shape.key_dim}),
         (attention.key_norm, {shape.key_dim, shape.kv_heads * shape.key_dim}),
         (attention.value_norm, {shape.value_dim}),
     ]
-    if isinstance(layer.mlp, Experts) and (own := layer.mlp.norms) is not None:
-        norms += [(norm, {width}) for norm in (own.router, own.experts, own.experts_out, own.shared_out)]
     return (
         all(norm is None or len(norm.weight) in widths for norm, widths in norms)
         and _fits_projection(attention, width)
-        and attention.out.weight.shape == (width, attention.heads * shape.value_dim)
+        and attention.out.weight.shape == (width, numbers)
+        and (attention.gate is None or attention.gate.weight.shape == (numbers, width))
         and all(own is None or len(own) == attention.heads for own in (attention.sinks, attention.parameters.slopes))
         and (not attention.values_of_keys or shape.value_dim == shape.key_dim)
         and (attention.rotary is None or attention.rotary_offset + _rotated(attention.rotary) <= shape.key_dim)
-        and (layer.input_gate is None or _fits_gate(layer.input_gate, width))
-        and (_fits_mlp(layer.mlp, width) if isinstance(layer.mlp, MLP) else _fits_experts(layer.mlp, width))
     )
+
+
+def _fits_delta_net(net: DeltaNet, width: int) -> bool:
+    keys, values = net.key_heads * net.key_dim, net.value_heads * net.value_dim
+    return (
+        all(matrix.weight.shape[1] == width for matrix in (*net.projections, *net.rates))
+        and sum(len(matrix.weight) for matrix in net.projections) == 2 * keys + 2 * values
+        and sum(len(matrix.weight) for matrix in net.rates) == 2 * net.value_heads
+        and _fits_convolution(net.convolution, 2 * keys + values)
+        and net.value_heads % net.key_heads == 0
+        and len(net.speeds) == len(net.biases) == net.value_heads
+        and len(net.norm.weight) == net.value_dim
+        and net.out.weight.shape == (width, values)
+    )
+
+
+def _fits_convolution(convolution: Convolution, channels: int) -> bool:
+    bias = convolution.bias
+    return convolution.weight.shape[1] == channels and (bias is None or len(bias) == channels)
 
 
 def _fits_projection(attention: Attention, width: int) -> bool:

@@ -67,6 +67,40 @@ class Routing(Structure):
     )
 
 
+class Convolution(Structure):
+    """A convolution of some numbers of a row, as src/convolution.h has it."""
+
+    _fields_ = (
+        ("first", c_long),
+        ("channels", c_long),
+        ("taps", c_long),
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("activation", c_int64),
+        ("before", c_long),
+        ("after", c_long),
+        ("layer", c_long),
+    )
+
+
+class DeltaHeads(Structure):
+    """The heads of a gated delta net, as src/delta.h has them."""
+
+    _fields_ = (("key_heads", c_long), ("value_heads", c_long), ("key_dim", c_long), ("value_dim", c_long))
+
+
+class GatedNorm(Structure):
+    """How a row is gated and normed, as src/gates.h has it."""
+
+    _fields_ = (
+        ("x", c_long),
+        ("gates", c_long),
+        ("groups", c_long),
+        ("gates_first", c_bool),
+        ("own_weights", c_bool),
+    )
+
+
 class StepInput(Structure):
     """The input of a step, and where its logits go; src/step.h has the types and shapes of its arrays."""
 
@@ -86,6 +120,8 @@ class StepInput(Structure):
         ("num_adapters", c_int64),
         ("adapters", c_void_p),
         ("token_adapters", c_void_p),
+        ("state_places", c_void_p),
+        ("states", c_void_p),
     )
 
 
@@ -152,6 +188,11 @@ _FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "layer_inputs": ((_DECODER, _INDEX, _POINTER, c_float, c_float, Normalize, c_long), _INDEX),
     "gate_inputs": ((_DECODER, _INDEX, _INDEX, _INDEX, _INDEX, c_int64, _INDEX, c_long), _INDEX),
     "attend": ((_DECODER, _INDEX, _INDEX, _INDEX, c_long, c_float, c_long, c_float, _POINTER, _POINTER), _INDEX),
+    "convolve": ((_DECODER, _INDEX, Convolution), _INDEX),
+    "prepare_delta": ((_DECODER, _INDEX, _INDEX, DeltaHeads, _POINTER, _POINTER), _INDEX),
+    "delta_rule": ((_DECODER, _INDEX, _INDEX, DeltaHeads, c_long), _INDEX),
+    "gate_and_norm": ((_DECODER, _INDEX, _INDEX, GatedNorm, Normalize), _INDEX),
+    "gate_rows": ((_DECODER, _INDEX, _INDEX, c_long, c_long), _INDEX),
     "logits": ((_DECODER, _INDEX, _INDEX, c_float, c_float), _INDEX),
     "adapter": ((c_long,), _ADAPTER),
     "free_adapter": ((_ADAPTER,), None),

@@ -101,6 +101,10 @@ class NativeDecoder:
                 handles.ctypes.data,
                 of_tokens.ctypes.data,
             )
+        if batch.states is not None:
+            state_places = np.array(batch.states.places, np.int32)
+            state_addresses = np.array(batch.states.addresses(), np.uintp)
+            step.state_places, step.states = state_places.ctypes.data, state_addresses.ctypes.data
         if self._library.step(self._handle, self._pool, ctypes.byref(step)):
             raise MemoryError(f"No memory for a step of {len(batch.input_ids)} tokens.")
         return logits
@@ -122,7 +126,8 @@ class NativeDecoder:
         return totals
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
-        copy_blocks(self.caches, copies)
+        if self.caches:  # or else no layer has attention
+            copy_blocks(self.caches, copies)
 
     def adopt(self, caches: list[LayerCache], num_blocks: int) -> None:
         """Copy the first blocks of another executor's cache, given by layer, which has the plain layout."""

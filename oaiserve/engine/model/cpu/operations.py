@@ -42,6 +42,7 @@ from oaiserve.engine.model.cpu.library import (
     Rotary,
     Routing,
 )
+from oaiserve.engine.model.cpu.mixer_operations import MixerOperations, matrices_of
 
 PANEL = 32  # rows of a matrix that native code packs together; those of one panel have one format
 
@@ -71,11 +72,11 @@ class Operations:
         self.caches: list[LayerCache] = []
         # Where adapters add: the matrices of each site, whose columns follow each other.
         self.sites: list[list[Matrix] | HeadRows] = []
-        self._library, self._handle, self._pool = library, handle, pool
+        self.library, self._handle, self._pool = library, handle, pool
         self._num_blocks, self._block_size = num_blocks, block_size
         self._has_adapters = has_adapters
         self._kept: list[Tensor] = []  # tensors that native code has pointers to
-        self._cache_indices: list[int] = []  # by layer
+        self._cache_indices: dict[int, int] = {}  # of layers with a cache of their own
         self._widths: dict[int, int] = {}  # of the input of weights that are in blocks, by their index
         self._orders: dict[int, int] = {}  # of their columns, where it is not that of the input: an array that is kept
         self._block_indices: dict[int, int] = {}  # the index of such weights, by the id() of the matrix
@@ -84,38 +85,43 @@ class Operations:
         self._add_decoder(decoder)
 
     def _add_decoder(self, decoder: Decoder) -> None:
-        add = self._library
+        add = self.library
         width = self._width = decoder.embedding.shape[1]
-        attention = [layer.attention for layer in decoder.layers]
-        self._hidden = self._floats(width)
-        self._branch = self._floats(width)
-        self._qkv = self._floats(max(_qkv_width(layer) for layer in attention))
+        attention = [layer.attention for layer in decoder.layers if layer.attention is not None]
+        self._hidden = self.floats(width)
+        self._branch = self.floats(width)
         self._normed = self._elements(width)
-        self._queries = self._elements(
-            max(layer.heads * (layer.shape.latent_dim or layer.shape.key_dim) for layer in attention)
+        if attention:
+            self._qkv = self.floats(max(_qkv_width(layer) for layer in attention))
+            self._queries = self._elements(
+                max(layer.heads * (layer.shape.latent_dim or layer.shape.key_dim) for layer in attention)
+            )
+        mixers = [layer.mixer for layer in decoder.layers if layer.mixer is not None]
+        self._attended = self._elements(
+            max([*(layer.out.weight.shape[1] for layer in attention), *(mixer.out.weight.shape[1] for mixer in mixers)])
         )
-        self._attended = self._elements(max(layer.out.weight.shape[1] for layer in attention))
+        self._mixers = MixerOperations(self, mixers)
         mlps = [layer.mlp.shared if isinstance(layer.mlp, Experts) else layer.mlp for layer in decoder.layers]
         self._mlp = self._elements(max((len(mlp.up.weight) for mlp in mlps if mlp is not None), default=LANES))
         if mixtures := [layer.mlp for layer in decoder.layers if isinstance(layer.mlp, Experts)]:
             rows_each = max(mixture.router.top_k for mixture in mixtures)
             inner = max(len(mixture.experts[0].up.weight) for mixture in mixtures)
-            self._scores = self._floats(_up(max(len(mixture.experts) for mixture in mixtures)))
+            self._scores = self.floats(_up(max(len(mixture.experts) for mixture in mixtures)))
             self._expert_rows = self._elements(width, rows_each)
             self._expert_inner = self._elements(inner, rows_each)
-            self._expert_out = self._floats(width, rows_each)
+            self._expert_out = self.floats(width, rows_each)
             if any(mixture.norms is not None for mixture in mixtures):
-                self._both = self._floats(width)
+                self._both = self.floats(width)
         if latent := [layer.qkv for layer in attention if isinstance(layer.qkv, LatentProjection)]:
             downs = [matrix for qkv in latent for matrix in (qkv.query_down, qkv.down) if matrix is not None]
-            self._latent = self._floats(_up(max(len(matrix.weight) for matrix in downs)))
+            self._latent = self.floats(_up(max(len(matrix.weight) for matrix in downs)))
             self._normed_latent = self._elements(_up(max(len(matrix.weight) for matrix in downs)))
             self._own = self._elements(max(layer.heads * layer.rotary_offset for layer in attention))
             self._attended_latent = self._elements(max(layer.heads * layer.shape.latent_dim for layer in attention))
         matrices = [matrix.weight for layer in decoder.layers for matrix in _matrices(layer)]
         if decoder.layer_inputs is not None:
             matrices.append(decoder.layer_inputs.projection.weight)
-            self._layer_inputs = self._floats(len(decoder.layer_inputs.projection.weight))
+            self._layer_inputs = self.floats(len(decoder.layer_inputs.projection.weight))
             self._gated = self._elements(len(decoder.layer_inputs.norm.weight))
         inputs = [m.shape[1] for m in (*matrices, decoder.head.weight, decoder.embedding) if isinstance(m, Blocks)]
         if inputs:
@@ -124,51 +130,55 @@ class Operations:
                 self._expert_groups = add.add_groups(self._handle, max(width, inner), rows_each)
         self._embed(decoder)
         if decoder.embedding_norm is not None:
-            normalize = self._normalize(decoder.embedding_norm)
-            self._operation("embed", add.norm_floats, self._hidden, self._hidden, normalize)
+            normalize = self.normalize(decoder.embedding_norm)
+            self.operation("embed", add.norm_floats, self._hidden, self._hidden, normalize)
         if decoder.layer_inputs is not None:
             self._inputs_of_layers(decoder.layer_inputs, len(decoder.layers))
         for index, layer in enumerate(decoder.layers):
             self._layer(index, layer, decoder.residual_scale)
         last = self._elements(width)
-        self._operation("norm", add.norm, self._hidden, last, self._normalize(decoder.final_norm), True)
+        self.operation("norm", add.norm, self._hidden, last, self.normalize(decoder.final_norm), True)
         head = self._weights([decoder.head])
         x = self._input(last, head, of_logits_rows=True)
-        self._operation("logits", add.logits, x, head, decoder.logits_scale, decoder.logits_softcap)
+        self.operation("logits", add.logits, x, head, decoder.logits_scale, decoder.logits_softcap)
 
     def _embed(self, decoder: Decoder) -> None:
-        add, table, position = self._library, decoder.embedding, decoder.position_embedding
+        add, table, position = self.library, decoder.embedding, decoder.position_embedding
         if isinstance(table, Blocks):
             if position is not None:
                 raise NotKnown("it has an embedding of positions beside one in blocks")
             weights = self._block_weights(table, [table], None)
-            self._operation("embed", add.embed_blocks, self._hidden, weights, decoder.embedding_scale)
+            self.operation("embed", add.embed_blocks, self._hidden, weights, decoder.embedding_scale)
             return
-        positions = None if position is None else self._keep(position)
-        arguments = (self._hidden, self._keep(table), positions, self._width, decoder.embedding_scale)
-        self._operation("embed", add.embed, *arguments)
+        positions = None if position is None else self.keep(position)
+        arguments = (self._hidden, self.keep(table), positions, self._width, decoder.embedding_scale)
+        self.operation("embed", add.embed, *arguments)
 
     def _input(self, x: int, weights: int, *, of_logits_rows: bool = False) -> int:
         """Return what a product with these weights reads: x, or x in eight bits, for which it adds an operation."""
         if weights not in self._widths:
             return x
         arguments = (x, self._groups, self._widths[weights], of_logits_rows, self._orders.get(weights))
-        self._operation("quantize", self._library.quantize, *arguments)
+        self.operation("quantize", self.library.quantize, *arguments)
         return self._groups
 
     def _inputs_of_layers(self, inputs: LayerInputs, layers: int) -> None:
-        add, projection = self._library, inputs.projection
+        add, projection = self.library, inputs.projection
         self._norm(None)
-        self._project("layer inputs", self._normed, self._layer_inputs, projection)
-        arguments = (self._layer_inputs, self._keep(inputs.table), inputs.table_scale, inputs.scale)
-        self._operation("layer inputs", add.layer_inputs, *arguments, self._normalize(inputs.norm), layers)
+        self.project("layer inputs", self._normed, self._layer_inputs, [projection])
+        arguments = (self._layer_inputs, self.keep(inputs.table), inputs.table_scale, inputs.scale)
+        self.operation("layer inputs", add.layer_inputs, *arguments, self.normalize(inputs.norm), layers)
 
     def _layer(self, index: int, layer: Layer, residual_scale: float) -> None:
         self._norm(layer.attention_norm)
-        self._attention(layer.attention)
-        if layer.is_parallel and layer.mlp_norm is not layer.attention_norm:
-            self._norm(layer.mlp_norm)
-        self._add("output", self._attended, layer.attention.out, layer.attention_out_norm, residual_scale)
+        if (mixer := layer.mixer) is not None:
+            self._mixers.add(mixer, self._normed, self._attended)
+            self._add("output", self._attended, mixer.out, layer.attention_out_norm, residual_scale)
+        if (attention := layer.attention) is not None:
+            self._attention(index, attention)
+            if layer.is_parallel and layer.mlp_norm is not layer.attention_norm:
+                self._norm(layer.mlp_norm)
+            self._add("output", self._attended, attention.out, layer.attention_out_norm, residual_scale)
         if not layer.is_parallel:
             self._norm(layer.mlp_norm)
         if isinstance(layer.mlp, MLP):
@@ -188,7 +198,7 @@ class Operations:
         site, weights = self._site(self._normed, [gate.gate]), self._weights([gate.gate])
         x, activation = self._input(self._normed, weights), ACTIVATIONS.index(gate.activation)
         arguments = (x, self._gated, weights, site, activation, self._layer_inputs, index * len(gate.gate.weight))
-        self._operation("layer inputs", self._library.gate_inputs, *arguments)
+        self.operation("layer inputs", self.library.gate_inputs, *arguments)
         self._add("layer inputs", self._gated, gate.projection, gate.norm, 1.0, factor)
 
     def _mlp_inner(self, mlp: MLP) -> None:
@@ -196,56 +206,56 @@ class Operations:
         if mlp.gate is None:
             site, weights = self._site(self._normed, [mlp.up]), self._weights([mlp.up])
             x = self._input(self._normed, weights)
-            self._operation("up", self._library.activate, x, self._mlp, weights, site, activation)
+            self.operation("up", self.library.activate, x, self._mlp, weights, site, activation)
         else:
             site, weights = self._site(self._normed, [mlp.gate, mlp.up]), self._gated_weights(mlp.gate, mlp.up)
             x = self._input(self._normed, weights)
-            self._operation("gate and up", self._library.gate, x, self._mlp, weights, site, activation)
+            self.operation("gate and up", self.library.gate, x, self._mlp, weights, site, activation)
 
     def _mixture(self, experts: Experts, norm: Norm | None, scale: float) -> None:
         """Add the operations of a mixture of experts, whose output is normed and added to the hidden state."""
-        add, width = self._library, self._width
+        add, width = self.library, self._width
         assignment = self._route(experts.router)
         self._expert_mlps(experts, assignment)
         adds = norm is None
         out, factor = (self._hidden, scale) if adds else (self._branch, 1.0)
-        self._operation("down", add.combine, self._expert_out, out, width, assignment, adds, factor)
+        self.operation("down", add.combine, self._expert_out, out, width, assignment, adds, factor)
         if experts.shared is not None:
             self._mlp_inner(experts.shared)
             if experts.shared_gate is not None:
                 inner, site = len(experts.shared.up.weight), self._site(self._normed, [experts.shared_gate])
-                gate = self._keep(self._tensor(experts.shared_gate.weight)[0].float())
-                self._operation("gate and up", add.scale_rows, self._normed, self._mlp, gate, site, width, inner)
+                gate = self.keep(self._tensor(experts.shared_gate.weight)[0].float())
+                self.operation("gate and up", add.scale_rows, self._normed, self._mlp, gate, site, width, inner)
             down = experts.shared.down
             site, weights = self._site(self._mlp, [down]), self._weights([down])
             x = self._input(self._mlp, weights)
-            self._operation("down", add.project, x, out, weights, site, True, factor)
+            self.operation("down", add.project, x, out, weights, site, True, factor)
         if norm is not None:
             self._add_norm(self._branch, self._hidden, norm, scale)
 
     def _normed_mixture(self, layer: Layer, experts: Experts, norms: MixtureNorms, scale: float) -> None:
         """Add the operations of a mixture whose parts have norms of their own. That of the shared MLP comes before."""
-        add = self._library
+        add = self.library
         if experts.shared is None or layer.mlp_out_norm is None:
             raise NotKnown("its experts have norms, but no MLP beside them, or no norm behind both")
         self._mlp_inner(experts.shared)
-        self._project("down", self._mlp, self._branch, experts.shared.down)
-        self._operation("norm", add.norm_floats, self._branch, self._both, self._normalize(norms.shared_out))
+        self.project("down", self._mlp, self._branch, [experts.shared.down])
+        self.operation("norm", add.norm_floats, self._branch, self._both, self.normalize(norms.shared_out))
         self._norm(norms.router)
         assignment = self._route(experts.router)
         self._norm(norms.experts)
         self._expert_mlps(experts, assignment)
-        self._operation("down", add.combine, self._expert_out, self._branch, self._width, assignment, False, 1.0)
+        self.operation("down", add.combine, self._expert_out, self._branch, self._width, assignment, False, 1.0)
         self._add_norm(self._branch, self._both, norms.experts_out, 1.0)
         factor = layer.factor if layer.input_gate is None else 1.0
         self._add_norm(self._both, self._hidden, layer.mlp_out_norm, scale, factor)
 
     def _add_norm(self, x: int, hidden: int, norm: Norm, scale: float, factor: float = 1.0) -> None:
-        self._operation("norm", self._library.add_norm, x, hidden, self._normalize(norm), scale, factor)
+        self.operation("norm", self.library.add_norm, x, hidden, self.normalize(norm), scale, factor)
 
     def _route(self, router: Router) -> int:
         """Add the operations that assign tokens to experts, and return the assignment."""
-        add, number = self._library, len(router.weight)
+        add, number = self.library, len(router.weight)
         if number > MOST_EXPERTS:
             raise NotKnown(f"its layers have {number} experts, more than {MOST_EXPERTS}")
         routing = Routing(
@@ -253,8 +263,8 @@ class Operations:
             router.top_k,
             router.groups,
             router.top_groups,
-            None if router.bias is None else self._keep(router.bias),
-            None if router.factors is None else self._keep(router.factors),
+            None if router.bias is None else self.keep(router.bias),
+            None if router.factors is None else self.keep(router.factors),
             router.scale,
             router.nearness,
             router.is_sigmoid,
@@ -268,13 +278,13 @@ class Operations:
         bias = None if router.logits_bias is None else router.logits_bias.data_ptr()
         index = add.add_router(self._handle, weight.data_ptr(), number, self._width, bias)
         site = self._site(self._normed, [router.matrix]) if router.module else NO_SITE
-        self._operation("route", add.route, self._normed, self._scores, index, site, routing, assignment)
-        self._operation("route", add.sort_rows, assignment)
+        self.operation("route", add.route, self._normed, self._scores, index, site, routing, assignment)
+        self.operation("route", add.sort_rows, assignment)
         return assignment
 
     def _expert_mlps(self, experts: Experts, assignment: int) -> None:
         """Add the operations that compute the rows of each expert."""
-        add, width = self._library, self._width
+        add, width = self.library, self._width
         if isinstance(experts.activation, ClampedGate):
             gating = Gating(ACTIVATIONS.index("none"), experts.activation.alpha, experts.activation.limit)
         else:
@@ -282,64 +292,66 @@ class Operations:
         gates = [self._gated_weights(expert.gate, expert.up) for expert in experts.experts]
         if gates[0] in self._widths:  # a token is quantized once for all its experts
             x, rows = self._input(self._normed, gates[0]), self._expert_groups
-            self._operation("route", add.gather_groups, x, rows, width, assignment)
+            self.operation("route", add.gather_groups, x, rows, width, assignment)
         else:
             rows = self._expert_rows
-            self._operation("route", add.gather_rows, self._normed, rows, width, assignment)
-        self._operation("gate and up", add.expert_gate, rows, self._expert_inner, gates[0], assignment, gating)
+            self.operation("route", add.gather_rows, self._normed, rows, width, assignment)
+        self.operation("gate and up", add.expert_gate, rows, self._expert_inner, gates[0], assignment, gating)
         downs = [self._weights([expert.down]) for expert in experts.experts]
         inner = self._expert_inner
         if downs[0] in self._widths:
             arguments = (inner, self._expert_groups, self._widths[downs[0]], assignment)
-            self._operation("quantize", add.quantize_expert_rows, *arguments)
+            self.operation("quantize", add.quantize_expert_rows, *arguments)
             inner = self._expert_groups
-        self._operation("down", add.expert_project, inner, self._expert_out, downs[0], assignment)
+        self.operation("down", add.expert_project, inner, self._expert_out, downs[0], assignment)
 
     def _norm(self, norm: Norm | None) -> None:
         """Add the operation that norms the hidden state for the matrices. Without a norm it only converts the state."""
-        normalize = Normalize(width=self._width) if norm is None else self._normalize(norm)
-        self._operation("norm", self._library.norm, self._hidden, self._normed, normalize, False)
+        normalize = Normalize(width=self._width) if norm is None else self.normalize(norm)
+        self.operation("norm", self.library.norm, self._hidden, self._normed, normalize, False)
 
-    def _attention(self, attention: Attention) -> None:
-        add, heads, cache = self._library, attention.heads, self._cache(attention)
+    def _attention(self, index: int, attention: Attention) -> None:
+        add, heads, cache = self.library, attention.heads, self._cache(index, attention)
         if isinstance(attention.qkv, LatentProjection):
             self._latent_attention(attention, attention.qkv, cache)
             return
-        site, weights = self._site(self._normed, attention.qkv), self._weights(attention.qkv)
-        x = self._input(self._normed, weights)
-        self._operation("qkv", add.project, x, self._qkv, weights, site, False, 1.0)
+        gates = [] if attention.gate is None else [attention.gate]
+        self.project("qkv", self._normed, self._qkv, [*attention.qkv, *gates])
         own = (attention.query_norm, attention.key_norm, attention.value_norm)
-        norms = [Normalize() if norm is None else self._normalize(norm) for norm in own]
+        norms = [Normalize() if norm is None else self.normalize(norm) for norm in own]
         parts = 1 if attention.cache_of is not None else 2 if attention.values_of_keys else 3
         arguments = (self._qkv, self._queries, cache, heads, self._rotary(attention), *norms, parts)
-        self._operation("rotary", add.prepare, *arguments)
+        self.operation("rotary", add.prepare, *arguments)
         self._attend(attention, self._attended, cache)
+        if attention.gate is not None:
+            first, width = _qkv_width(attention) - len(attention.gate.weight), len(attention.gate.weight)
+            self.operation("attention", add.gate_rows, self._attended, self._qkv, first, width)
 
     def _latent_attention(self, attention: Attention, qkv: LatentProjection, cache: int) -> None:
         """Add the operations of attention over latent vectors, as src/latent.h has them."""
-        add, heads, shape = self._library, attention.heads, attention.shape
+        add, heads, shape = self.library, attention.heads, attention.shape
         own, rank = attention.rotary_offset, len(qkv.norm.weight)
         x = self._normed
         if qkv.query_down is not None:
-            self._project("qkv", x, self._latent, qkv.query_down)
+            self.project("qkv", x, self._latent, [qkv.query_down])
             width = len(qkv.query_down.weight)
-            normalize = Normalize(width=width) if qkv.query_norm is None else self._normalize(qkv.query_norm)
-            self._operation("norm", add.norm, self._latent, self._normed_latent, normalize, False)
+            normalize = Normalize(width=width) if qkv.query_norm is None else self.normalize(qkv.query_norm)
+            self.operation("norm", add.norm, self._latent, self._normed_latent, normalize, False)
             x = self._normed_latent
-        self._project("qkv", x, self._qkv, qkv.query)
-        self._project("qkv", self._normed, self._latent, qkv.down)
-        self._operation("norm", add.norm, self._latent, self._normed_latent, self._normalize(qkv.norm), False)
+        self.project("qkv", x, self._qkv, [qkv.query])
+        self.project("qkv", self._normed, self._latent, [qkv.down])
+        self.operation("norm", add.norm, self._latent, self._normed_latent, self.normalize(qkv.norm), False)
         arguments = (self._qkv, self._latent, self._normed_latent, self._own, self._queries, cache, heads)
-        self._operation("rotary", add.prepare_latent, *arguments, self._rotary(attention))
+        self.operation("rotary", add.prepare_latent, *arguments, self._rotary(attention))
         keys, values = self._tensor(qkv.up.weight).unflatten(0, (heads, -1)).split([own, shape.value_dim], dim=1)
         site = self._site_of_heads(self._own, HeadRows(qkv.up, heads, 0, own, is_transposed=True), own)
         weights, sizes = self._weights_of_heads(keys.mT), (heads, rank, own, shape.latent_dim)
-        self._operation("qkv", add.project_heads, self._own, self._queries, weights, site, *sizes)
+        self.operation("qkv", add.project_heads, self._own, self._queries, weights, site, *sizes)
         latent = self._attended_latent
         self._attend(attention, latent, cache)
         site = self._site_of_heads(latent, HeadRows(qkv.up, heads, own, shape.value_dim, is_transposed=False), rank)
         weights, sizes = self._weights_of_heads(values), (heads, shape.value_dim, rank, shape.value_dim)
-        self._operation("output", add.project_heads, latent, self._attended, weights, site, *sizes)
+        self.operation("output", add.project_heads, latent, self._attended, weights, site, *sizes)
 
     def _weights_of_heads(self, weight: Tensor) -> int:
         """Pack the matrices [heads, n, k] of all heads, so that the rows of each begin with a panel."""
@@ -349,43 +361,45 @@ class Operations:
     def _attend(self, attention: Attention, out: int, cache: int) -> None:
         parameters = attention.parameters
         window, softcap = parameters.sliding_window or 0, parameters.softcap or 0.0
-        sinks = None if attention.sinks is None else self._keep(attention.sinks)
-        slopes = None if parameters.slopes is None else self._keep(parameters.slopes)
+        sinks = None if attention.sinks is None else self.keep(attention.sinks)
+        slopes = None if parameters.slopes is None else self.keep(parameters.slopes)
         arguments = (self._queries, out, cache, attention.heads, parameters.scaling, window, softcap, sinks, slopes)
-        self._operation("attention", self._library.attend, *arguments)
+        self.operation("attention", self.library.attend, *arguments)
 
     def _rotary(self, attention: Attention) -> Rotary:
         table = attention.rotary
         if table is None:
             return Rotary()
-        tables = (self._keep(table.cosines), self._keep(table.sines))
+        tables = (self.keep(table.cosines), self.keep(table.sines))
         sizes = (attention.rotary_offset, table.cosines.shape[1], table.apart)
-        factors = None if table.query_factors is None else self._keep(table.query_factors)
+        factors = None if table.query_factors is None else self.keep(table.query_factors)
         return Rotary(*tables, *sizes, table.is_interleaved, attention.rotates_before_norms, factors)
 
-    def _project(self, name: str, x: int, out: int, matrix: Matrix) -> None:
-        site, weights = self._site(x, [matrix]), self._weights([matrix])
+    def project(self, name: str, x: int, out: int, matrices: list[Matrix]) -> None:
+        """Add the operation that writes the products with all `matrices` to `out`, side by side."""
+        site, weights = self._site(x, matrices), self._weights(matrices)
         x = self._input(x, weights)
-        self._operation(name, self._library.project, x, out, weights, site, False, 1.0)
+        self.operation(name, self.library.project, x, out, weights, site, False, 1.0)
 
-    def _cache(self, attention: Attention) -> int:
+    def _cache(self, index: int, attention: Attention) -> int:
         owner = attention.cache_of
-        self._cache_indices.append(self._new_cache(attention) if owner is None else self._cache_indices[owner])
-        return self._cache_indices[-1]
+        if owner is None:
+            self._cache_indices[index] = self._new_cache(attention)
+        return self._cache_indices[index if owner is None else owner]
 
     def _new_cache(self, attention: Attention) -> int:
         shape, size = attention.shape, self._block_size
-        cache = new_cache(shape, self._library.dtype, num_blocks=self._num_blocks, block_size=size)
+        cache = new_cache(shape, self.library.dtype, num_blocks=self._num_blocks, block_size=size)
         self.caches.append(cache)
         if isinstance(attention.qkv, LatentProjection):
             rank = len(attention.qkv.norm.weight)
             memory = CacheMemory(cache.keys.data_ptr(), None, 1, shape.latent_dim, rank, size, False)
-            return self._library.add_cache(self._handle, memory)  # type: ignore[no-any-return]
+            return self.library.add_cache(self._handle, memory)  # type: ignore[no-any-return]
         pointers = (cache.keys.data_ptr(), cache.values.data_ptr())
         memory = CacheMemory(*pointers, shape.kv_heads, shape.key_dim, shape.value_dim, size, shape.is_int8)
-        return self._library.add_cache(self._handle, memory)  # type: ignore[no-any-return]
+        return self.library.add_cache(self._handle, memory)  # type: ignore[no-any-return]
 
-    def _operation(self, name: str, add: Callable[..., int], *arguments: Any) -> int:
+    def operation(self, name: str, add: Callable[..., int], *arguments: Any) -> int:
         self.names.append(name)
         return add(self._handle, *arguments)
 
@@ -394,14 +408,14 @@ class Operations:
         if not self._has_adapters:
             return NO_SITE
         self.sites.append(matrices)
-        return self._operation("adapters", self._library.site, x, 1, 0)
+        return self.operation("adapters", self.library.site, x, 1, 0)
 
     def _site_of_heads(self, x: int, rows: HeadRows, each: int) -> int:
         """Do the same for the product of each head's numbers, which are `each` apart in `x`, with its own rows."""
         if not self._has_adapters:
             return NO_SITE
         self.sites.append(rows)
-        return self._operation("adapters", self._library.site, x, rows.heads, each)
+        return self.operation("adapters", self.library.site, x, rows.heads, each)
 
     def _add(self, name: str, x: int, matrix: Matrix, norm: Norm | None, scale: float, factor: float = 1.0) -> None:
         """Add the operations that multiply with `matrix`, norm the product, and add it to the hidden state.
@@ -411,9 +425,9 @@ class Operations:
         site, weights = self._site(x, [matrix]), self._weights([matrix])
         x = self._input(x, weights)
         if norm is None:
-            self._operation(name, self._library.project, x, self._hidden, weights, site, True, scale)
+            self.operation(name, self.library.project, x, self._hidden, weights, site, True, scale)
         else:
-            self._operation(name, self._library.project, x, self._branch, weights, site, False, 1.0)
+            self.operation(name, self.library.project, x, self._branch, weights, site, False, 1.0)
             self._add_norm(self._branch, self._hidden, norm, scale, factor)
 
     def _weights(self, matrices: list[Matrix]) -> int:
@@ -433,7 +447,7 @@ class Operations:
         weight = torch.cat(tensors) if len(tensors) > 1 else tensors[0].contiguous()
         n, k = weight.shape
         bias_pointer = None if bias is None else bias.data_ptr()
-        return self._library.add_weights(self._handle, weight.data_ptr(), n, k, bias_pointer)  # type: ignore[no-any-return]
+        return self.library.add_weights(self._handle, weight.data_ptr(), n, k, bias_pointer)  # type: ignore[no-any-return]
 
     def _gated_weights(self, gate: Matrix, up: Matrix) -> int:
         n, k = gate.weight.shape
@@ -458,7 +472,7 @@ class Operations:
         both = [self._tensor(matrix.weight).contiguous() for matrix in (gate, up)]
         pointers = [tensor.data_ptr() for tensor in both]
         bias_pointer = None if bias is None else bias.data_ptr()
-        return self._library.add_gated_weights(self._handle, *pointers, n, k, bias_pointer)  # type: ignore[no-any-return]
+        return self.library.add_gated_weights(self._handle, *pointers, n, k, bias_pointer)  # type: ignore[no-any-return]
 
     def _block_weights(self, whole: Tensor | Blocks, parts: list[Blocks], bias: Tensor | None) -> int:
         """Pack the rows of all parts, whose formats may differ. `whole` is what other parts of the model may share."""
@@ -486,40 +500,41 @@ class Operations:
         bias: Tensor | None,
         columns: NDArray[np.int32] | None,
     ) -> int:
-        add = self._library.add_blocks if scales is None else self._library.add_blocks_apart
+        add = self.library.add_blocks if scales is None else self.library.add_blocks_apart
         others = kinds.ctypes.data if scales is None else scales.ctypes.data
         bias_pointer = None if bias is None else bias.data_ptr()
         index: int = add(self._handle, self._pool, rows.ctypes.data, others, n, k, bias_pointer)
         self._widths[index] = k
         if columns is not None:
-            self._orders[index] = self._keep(torch.from_numpy(columns))
+            self._orders[index] = self.keep(torch.from_numpy(columns))
         return index
 
     def _tensor(self, weight: Tensor | Blocks) -> Tensor:
         """Return a matrix in the dtype of the step, for which blocks are expanded."""
-        return weight.expand().to(self._library.dtype) if isinstance(weight, Blocks) else weight
+        return weight.expand().to(self.library.dtype) if isinstance(weight, Blocks) else weight
 
-    def _normalize(self, norm: Norm) -> Normalize:
-        bias = None if norm.bias is None else self._keep(norm.bias)
-        return Normalize(self._keep(norm.weight), bias, len(norm.weight), norm.epsilon, norm.subtracts_mean)
+    def normalize(self, norm: Norm) -> Normalize:
+        bias = None if norm.bias is None else self.keep(norm.bias)
+        return Normalize(self.keep(norm.weight), bias, len(norm.weight), norm.epsilon, norm.subtracts_mean)
 
-    def _floats(self, width: int, rows_each: int = 1) -> int:
-        return self._library.add_floats(self._handle, _whole(width), rows_each)  # type: ignore[no-any-return]
+    def floats(self, width: int, rows_each: int = 1) -> int:
+        return self.library.add_floats(self._handle, _whole(width), rows_each)  # type: ignore[no-any-return]
 
     def _elements(self, width: int, rows_each: int = 1) -> int:
-        return self._library.add_elements(self._handle, _whole(width), rows_each)  # type: ignore[no-any-return]
+        return self.library.add_elements(self._handle, _whole(width), rows_each)  # type: ignore[no-any-return]
 
-    def _keep(self, tensor: Tensor) -> int:
+    def keep(self, tensor: Tensor) -> int:
         tensor = tensor.contiguous()
         self._kept.append(tensor)
         return tensor.data_ptr()
 
 
 def _qkv_width(attention: Attention) -> int:
-    """Return how many queries, keys and values of a token are computed at once; of latent attention, only queries."""
+    """Return how many numbers of a token are computed at once: of latent attention, only queries."""
     if isinstance(attention.qkv, LatentProjection):
         return attention.heads * attention.shape.key_dim
-    return sum(len(matrix.weight) for matrix in attention.qkv)
+    gates = 0 if attention.gate is None else len(attention.gate.weight)
+    return sum(len(matrix.weight) for matrix in attention.qkv) + gates
 
 
 def _up(width: int) -> int:
@@ -535,10 +550,16 @@ def _whole(width: int) -> int:
 
 def _matrices(layer: Layer) -> list[Matrix]:
     """Return the matrices of a layer that may be in blocks."""
-    qkv = layer.attention.qkv
-    before = qkv if isinstance(qkv, list) else [qkv.query_down, qkv.query, qkv.down]
-    last = [] if layer.input_gate is None else [layer.input_gate.gate, layer.input_gate.projection]
-    found = [matrix for matrix in (*before, layer.attention.out, *last) if matrix is not None]
+    parts: list[Matrix | None] = []
+    if (attention := layer.attention) is not None:
+        qkv = attention.qkv
+        parts += qkv if isinstance(qkv, list) else [qkv.query_down, qkv.query, qkv.down]
+        parts += [attention.gate, attention.out]
+    if layer.mixer is not None:
+        parts += matrices_of(layer.mixer)
+    if layer.input_gate is not None:
+        parts += [layer.input_gate.gate, layer.input_gate.projection]
+    found = [matrix for matrix in parts if matrix is not None]
     mlps: list[MLP | Expert | None] = [layer.mlp] if isinstance(layer.mlp, MLP) else []
     if isinstance(layer.mlp, Experts):
         mlps = [layer.mlp.experts[0], layer.mlp.shared]  # the experts of a layer are alike

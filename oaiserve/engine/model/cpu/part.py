@@ -35,5 +35,10 @@ class Part:
         return _LAYER.sub(lambda found: f".{self.layers[int(found[1])]}.", name)
 
     def spec(self, whole: ModelSpec) -> ModelSpec:
-        shapes = {place: whole.kv_shapes[layer] for place, layer in enumerate(self.layers)}
-        return replace(whole, vocab_size=self.rows, kv_shapes=shapes)
+        places = list(enumerate(self.layers))
+        return replace(
+            whole,
+            vocab_size=self.rows,
+            kv_shapes={place: whole.kv_shapes[layer] for place, layer in places if layer in whole.kv_shapes},
+            state_shapes={place: whole.state_shapes[layer] for place, layer in places if layer in whole.state_shapes},
+        )

@@ -189,8 +189,6 @@ def native_decoder(
     `when_checked` gets the description, and transformers' logits for the batches of the check, once it has passed.
     Raises BuildError, and NotKnown for a model that the native step does not support or computes differently.
     """
-    if loaded.state_shapes:
-        raise NotKnown("it has no operations for layers that keep a state")
     refuse_unless_it_fits(loaded.kv_shapes.values(), block_size)
     library = Library(loaded.dtype, quantize, native_build=native_build)
     expected, parameters = transformers_logits(loaded, block_size)

@@ -24,7 +24,9 @@ from oaiserve.engine.model.cpu.description import (
     Attention,
     AttentionParameters,
     ClampedGate,
+    Convolution,
     Decoder,
+    DeltaNet,
     Expert,
     Experts,
     InputGate,
@@ -47,7 +49,8 @@ _ALIGNMENT = 64
 _CLASSES = {
     kind.__name__: kind
     for kind in (
-        *(MLP, Attention, AttentionParameters, ClampedGate, Decoder, Expert, Experts, InputGate, KVShape),
+        *(MLP, Attention, AttentionParameters, ClampedGate, Convolution, Decoder, DeltaNet),
+        *(Expert, Experts, InputGate, KVShape),
         *(LatentProjection, Layer, LayerInputs, Matrix, MixtureNorms, Norm, RotaryTable, Router),
     )
 }

@@ -90,6 +90,10 @@ void run_tanh(const float* x, float* out, long n) {
   for (long i = 0; i < n; i += LANES) store(out + i, tanh(load(x + i)));
 }
 
+void run_softplus(const float* x, float* out, long n) {
+  for (long i = 0; i < n; i += LANES) store(out + i, softplus(load(x + i)));
+}
+
 void run_turn_panel(const bf16* keys, long count, long value_dim, bf16* values) {
   turn_panel(keys, count, value_dim, values);
 }

@@ -22,6 +22,7 @@ from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.load import prepare
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.model.states import States
 from oaiserve.engine.tokenizer import Tokenizer
 from tools.random_models import SMALL, byte_tokenizer, random_model
 
@@ -174,6 +175,20 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     "mpt": config("mpt", d_model=64, n_layers=3, n_heads=4, max_seq_len=128),
     "phimoe": config("phimoe", **EXPERTS, router_jitter_noise=0.2, lm_head_bias=True),  # a sparse mixer
 }
+DELTA = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+# Families with layers that keep a state. Keys and values come from a convolution, and fade.
+STATE_FAMILIES: dict[str, PreTrainedConfig] = {
+    "qwen3_next": config("qwen3_next", **DELTA, **MOE, shared_expert_intermediate_size=48),  # projections by head
+    "qwen3_5_text": config("qwen3_5_text", **DELTA),
+}
+FAMILIES |= STATE_FAMILIES
+NUM_STATES = 24  # more than sequences run, so that some can be kept
 WITHOUT_STEP = config("apertus")  # a family of which the native library supports only attention
 
 
@@ -238,8 +253,13 @@ def native(loaded: LoadedModel, *, num_blocks: int = 64, num_threads: int = 1) -
     return native_decoder(loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE, num_threads=num_threads)
 
 
+def states_of(loaded: LoadedModel) -> States | None:
+    return States(loaded.state_shapes, NUM_STATES, loaded.device) if loaded.state_shapes else None
+
+
 def native_runner(loaded: LoadedModel, *, num_blocks: int = 64) -> ModelRunner:
-    return ModelRunner(native(loaded, num_blocks=num_blocks), loaded.device, BLOCK_SIZE)
+    executor = native(loaded, num_blocks=num_blocks)
+    return ModelRunner(executor, loaded.device, BLOCK_SIZE, states=states_of(loaded))
 
 
 def started_runner(
@@ -247,7 +267,7 @@ def started_runner(
 ) -> ModelRunner:
     """Return a runner on which `start_native` has been called. A thread may still be compiling the library."""
     eager = EagerExecutor.with_cache(loaded, num_blocks=num_blocks, block_size=block_size)
-    runner = ModelRunner(eager, loaded.device, block_size)
+    runner = ModelRunner(eager, loaded.device, block_size, states=states_of(loaded))
     start_native(runner, eager, loaded, num_blocks=num_blocks, block_size=block_size, num_threads=1, **options)
     return runner
 
@@ -259,5 +279,6 @@ def make_engine(loaded: LoadedModel, runner: ModelRunner, *, num_blocks: int = 6
         num_blocks=num_blocks,
         max_model_len=96,
         vocab_size=loaded.vocab_size,
+        num_states=NUM_STATES if loaded.state_shapes else 0,
         options=EngineOptions(block_size=BLOCK_SIZE, **options),
     )

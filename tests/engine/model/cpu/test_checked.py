@@ -38,10 +38,10 @@ GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 
 
 @pytest.fixture
-def folder(tmp_path: Path, empty_cache: Path) -> Path:
-    """Return a folder with a small model."""
+def folder(tmp_path: Path, empty_cache: Path, request: pytest.FixtureRequest) -> Path:
+    """Return a folder with a small model, of the family that a test names."""
     made = tmp_path / "model"
-    make_model(FAMILIES["llama"]).save_pretrained(made)
+    make_model(FAMILIES[getattr(request, "param", "llama")]).save_pretrained(made)
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = CHATML
     tokenizer.save_pretrained(made)
@@ -70,6 +70,7 @@ def subject_of(folder: Path, options: EngineOptions) -> Subject:
     return asked
 
 
+@pytest.mark.parametrize("folder", ["llama", "qwen3_5_text"], indirect=True)
 def test_a_model_that_was_checked_starts_again_without_transformers_and_answers_the_same(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -205,6 +206,8 @@ def test_a_description_is_read_as_it_was_written(family: str, tmp_path: Path) ->
         "gpt_bigcode",
         "gpt_neox",
         "persimmon",
+        "qwen3_5_text",
+        "qwen3_next",
     )  # whose weights are turned or sorted
     if not family.startswith(changed):
         assert sum(place_bytes(place) for place in places(written) if place["file"]) >= 0.9 * weights

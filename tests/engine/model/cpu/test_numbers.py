@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import layer_norm, rms_norm
+from torch.nn.functional import layer_norm, rms_norm, softplus
 
 from oaiserve.engine.model.cpu.description import ClampedGate
 from oaiserve.engine.model.cpu.library import ACTIVATIONS, Gating, Normalize
@@ -60,6 +60,11 @@ def test_the_clamped_gate_equals_torch_and_keeps_nan(exports: ctypes.CDLL) -> No
 
 def test_tanh_equals_torch(exports: ctypes.CDLL) -> None:
     torch.testing.assert_close(run(exports.run_tanh, x=X), X.tanh(), rtol=0, atol=2e-7, equal_nan=True)
+
+
+def test_softplus_equals_torch_relative_to_small_results_too(exports: ctypes.CDLL) -> None:
+    expected = softplus(X.double()).float()
+    torch.testing.assert_close(run(exports.run_softplus, x=X), expected, rtol=1e-6, atol=1e-37, equal_nan=True)
 
 
 def normalized(exports: ctypes.CDLL, x: Tensor, weight: Tensor | None, bias: Tensor | None, *, mean: bool) -> Tensor:

@@ -24,19 +24,23 @@ from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.cpu.start import native_decoder, transformers_logits
 from oaiserve.engine.model.runner import Launched, ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.model.states import PartOfStep, States
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.engine.step_account import EngineSnapshot
 from tests.engine.model.cpu.small_models import (
     BLOCK_SIZE,
+    DELTA,
     EMULATED_AMX,
     GROUPED_MOE,
     LATENT,
+    MOE,
     compiled_for,
     config,
     load,
     make_engine,
+    states_of,
 )
 from tools.random_gguf import random_blocks
 
@@ -58,6 +62,7 @@ CLAMPED = config(
 LATENTS = config(
     "deepseek_v3", **LONG | LATENT, **GROUPED_MOE, num_experts_per_tok=3, num_attention_heads=4, q_lora_rank=40
 )
+RECURRENT = config("qwen3_next", **LONG | DELTA | {"layer_types": DELTA["layer_types"][:2]}, **MOE)
 BLOCKY = config("llama", **LONG | {"intermediate_size": 1120})
 NORMED = config("gpt2", n_embd=64, n_layer=2, n_head=4, max_position_embeddings=1024, initializer_range=0.2)
 
@@ -78,6 +83,8 @@ CASES = {
     "experts with AMX": (MIXTURE, torch.bfloat16, "none", EMULATED_AMX),
     "bfloat16 with AMX": (GROUPED, torch.bfloat16, "none", EMULATED_AMX),
     "eight bits with AMX": (CAPPED, torch.bfloat16, "int8", EMULATED_AMX),
+    "gated delta nets": (RECURRENT, torch.bfloat16, "none", "native"),
+    "gated delta nets with AVX2": (RECURRENT, torch.float32, "int8", "x86-64-v3"),
     "blocks of GGUF files": (BLOCKY, torch.float32, "blocks", "native"),
     "cache in eight bits": (GROUPED, torch.bfloat16, "none", "native"),
     "cache in eight bits with AVX2": (CAPPED, torch.bfloat16, "none", "x86-64-v3"),
@@ -92,6 +99,7 @@ BLOCK_SIZES = {1: 16, 2: 48, 3: 16}  # by threads
 class Native(NamedTuple):
     decoder: NativeDecoder
     block_size: int
+    states: States | None
 
 
 class Decoders(NamedTuple):
@@ -105,7 +113,7 @@ def decoders(request: pytest.FixtureRequest) -> Decoders:
     loaded = load(asked, dtype=dtype).with_cache("int8" if request.param.startswith("cache in eight bits") else "auto")
     with compiled_for(instructions):
         by_threads = {
-            threads: Native(decoder(loaded, threads, quantize, block_size=block_size), block_size)
+            threads: Native(decoder(loaded, threads, quantize, block_size=block_size), block_size, states_of(loaded))
             for threads, block_size in BLOCK_SIZES.items()
         }
     return Decoders(loaded.vocab_size, by_threads)
@@ -154,7 +162,7 @@ def blocks_decoder(loaded: LoadedModel, sizes: dict[str, int]) -> NativeDecoder:
 
 def new_sequence(index: int, ids: list[int], blocks: list[int]) -> Sequence:
     sequence = Sequence(str(index), 0, ids, SamplingParams(), max_len=1024)
-    sequence.blocks = blocks
+    sequence.blocks, sequence.state = blocks, index
     sequence.wants_prompt_logprobs = True  # so that there are logits of each token
     return sequence
 
@@ -170,6 +178,9 @@ def compute(native: Native, step: Step, found: dict[tuple[str, int], Tensor]) ->
     """Compute a step, and keep the logits of each token under its sequence and position."""
     step.chunks.sort(key=lambda chunk: chunk.num_tokens > 1)  # single tokens come first
     batch = build_batch(step, native.block_size, CPU)
+    if native.states is not None:
+        parts = [PartOfStep(chunk.sequence.state or 0, chunk.start, chunk.num_tokens) for chunk in step.chunks]
+        batch.states = native.states.of_step(parts)
     with torch.inference_mode():
         logits = native.decoder.forward(batch).clone()
     for row, index in enumerate(batch.sample_chunks):
@@ -245,6 +256,7 @@ def test_decoding_token_by_token_gives_the_logits_of_the_prompt_as_a_whole(decod
 
 
 SHORT = [[*range(20, 60), 4], [5, 9, 3, 17], list(range(20, 75)), [7] * 20, [90], [11, 40, 11], list(range(30, 64))]
+LONG_ENOUGH = [(5 * i + 2) % 97 for i in range(81)]  # for its state to be kept
 
 
 class Recording:
@@ -268,8 +280,8 @@ class Recording:
 
 
 class RecordingRunner(ModelRunner):
-    def __init__(self, recording: Recording) -> None:
-        super().__init__(recording, CPU, BLOCK_SIZE)
+    def __init__(self, recording: Recording, states: States | None) -> None:
+        super().__init__(recording, CPU, BLOCK_SIZE, states=states)
         self._recording = recording
 
     def launch(self, step: Step) -> Launched:
@@ -279,13 +291,20 @@ class RecordingRunner(ModelRunner):
 
 @pytest.mark.parametrize(
     ("asked", "quantize", "cache"),
-    [(GROUPED, "none", "auto"), (GROUPED, "int8", "auto"), (GROUPED, "none", "int8"), (LATENTS, "none", "auto")],
-    ids=["plain", "eight bits", "cache in eight bits", "latent vectors"],
+    [
+        (GROUPED, "none", "auto"),
+        (GROUPED, "int8", "auto"),
+        (GROUPED, "none", "int8"),
+        (LATENTS, "none", "auto"),
+        (RECURRENT, "none", "auto"),
+    ],
+    ids=["plain", "eight bits", "cache in eight bits", "latent vectors", "states"],
 )
 def test_requests_get_the_same_logits_alone_together_from_the_cache_and_after_preemption(
     asked: PreTrainedConfig, quantize: Quantize, cache: KVCacheDtype
 ) -> None:
     loaded = load(asked, dtype=torch.bfloat16).with_cache(cache)
+    prompts = [*SHORT, LONG_ENOUGH] if loaded.state_shapes else SHORT
     found: list[tuple[list[list[int]], dict[tuple[int, ...], set[bytes]], EngineSnapshot]] = []
     for num_blocks, limits in (
         (64, {"max_running": 1, "prefix_cache": False}),
@@ -295,8 +314,10 @@ def test_requests_get_the_same_logits_alone_together_from_the_cache_and_after_pr
         n = 1 if limits["max_running"] == 1 else 2
         params = SamplingParams(max_tokens=14, temperature=0.0, ignore_eos=True, n=n)
         recording = Recording(decoder(loaded, 2, quantize, num_blocks=num_blocks))
-        with make_engine(loaded, RecordingRunner(recording), num_blocks=num_blocks, **limits) as engine:
-            answers = [completion.token_ids for _ in range(2) for completion in engine.generate(SHORT, params)[::n]]
+        with make_engine(
+            loaded, RecordingRunner(recording, states_of(loaded)), num_blocks=num_blocks, **limits
+        ) as engine:
+            answers = [completion.token_ids for _ in range(2) for completion in engine.generate(prompts, params)[::n]]
             found.append((answers, recording.logits, engine.snapshot()))
     (alone, logits, _), together, preempted = found
     assert together[2].num_prefix_hits > 0

@@ -11,6 +11,14 @@ enum class Activation : int64_t { none, silu, gelu, gelu_tanh, relu, relu2 };
 inline f32x16 sigmoid(f32x16 x) { return 1.0f / (1.0f + exp(-x)); }
 inline f32x16 tanh(f32x16 x) { return 1.0f - 2.0f / (1.0f + exp(2.0f * x)); }
 
+// log(1 + e^x), which for small e^x must not lose what the sum rounds away: hence the last factor.
+inline f32x16 softplus(f32x16 x) {
+  const f32x16 small = exp(x < 0.0f ? x : -x), sum = 1.0f + small;
+  const f32x16 rest = sum - 1.0f;
+  const f32x16 log_of_sum = rest > 0.0f ? log(sum) * (small / rest) : small;
+  return (x < 0.0f ? splat(0.0f) : x) + log_of_sum;
+}
+
 // Formula 7.1.26 of Abramowitz and Stegun, whose error is at most 1.5e-7.
 inline f32x16 erf(f32x16 x) {
   f32x16 magnitude = x < 0.0f ? -x : x;

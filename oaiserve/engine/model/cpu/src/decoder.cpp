@@ -16,7 +16,10 @@
 #include <sys/mman.h>
 #endif
 
+#include "convolution.h"
+#include "delta.h"
 #include "experts.h"
+#include "gates.h"
 #include "latent.h"
 #include "layer_inputs.h"
 #if defined(BLOCK_WEIGHTS)
@@ -334,8 +337,8 @@ long oaiserve_add_cache(Decoder* decoder, CacheMemory memory) {
   return add_part(decoder->caches, memory.as<Element>());
 }
 
-// The remaining parts are operations, which run in the order in which they are added. operations.h, attend.h,
-// latent.h, layer_inputs.h and experts.h say what they compute.
+// The remaining parts are operations, which run in the order in which they are added. operations.h, attend.h, latent.h,
+// layer_inputs.h, experts.h, convolution.h, delta.h and gates.h say what they compute.
 
 long oaiserve_embed(Decoder* decoder, long out, const Element* table, const Element* position_table, long width,
                     float scale) {
@@ -522,6 +525,30 @@ long oaiserve_attend(Decoder* decoder, long queries, long out, long cache, long 
                                              options);
   };
   return guarded(-1L, [&] { return std::visit(add, decoder->caches[cache]); });
+}
+
+// `convolution.weight` and the biases stay the caller's.
+long oaiserve_convolve(Decoder* decoder, long x, Convolution convolution) {
+  return add_operation<Convolve<Element>>(*decoder, decoder->floats[x], convolution);
+}
+
+// `speeds` and `biases` are [heads.value_heads].
+long oaiserve_prepare_delta(Decoder* decoder, long x, long rates, DeltaHeads heads, const float* speeds,
+                            const float* biases) {
+  return add_operation<PrepareDelta>(*decoder, decoder->floats[x], decoder->floats[rates], heads, speeds, biases);
+}
+
+// `layer` is the layer's place among those that keep a state.
+long oaiserve_delta_rule(Decoder* decoder, long x, long rates, DeltaHeads heads, long layer) {
+  return add_operation<DeltaRule>(*decoder, decoder->floats[x], decoder->floats[rates], heads, layer);
+}
+
+long oaiserve_gate_and_norm(Decoder* decoder, long x, long out, GatedNorm gated, Normalize normalize) {
+  return add_operation<GateAndNorm<Element>>(*decoder, decoder->floats[x], decoder->elements[out], gated, normalize);
+}
+
+long oaiserve_gate_rows(Decoder* decoder, long x, long gates, long first, long width) {
+  return add_operation<GateRows<Element>>(*decoder, decoder->elements[x], decoder->floats[gates], first, width);
 }
 
 long oaiserve_logits(Decoder* decoder, long x, long weights, float scale, float softcap) {

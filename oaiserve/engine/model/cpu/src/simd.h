@@ -124,4 +124,26 @@ inline f32x16 exp(f32x16 x) {
   return x == x ? out : x;
 }
 
+// Returns the natural logarithm of positive numbers with a relative error of about 1e-7, as the exponent times ln 2 and a
+// polynomial in the rest. Infinity stays infinity, and NaN stays NaN.
+inline f32x16 log(f32x16 x) {
+  const u32x16 bits = (u32x16)x;
+  f32x16 exponent = __builtin_convertvector((i32x16)(bits >> 23) - 127, f32x16);
+  f32x16 rest = (f32x16)((bits & 0x7fffff) | 0x3f800000);
+  exponent = rest > 1.41421356f ? exponent + 1.0f : exponent;
+  rest = (rest > 1.41421356f ? rest * 0.5f : rest) - 1.0f;
+  f32x16 p = splat(7.0376836292e-2f);
+  p = p * rest - 1.1514610310e-1f;
+  p = p * rest + 1.1676998740e-1f;
+  p = p * rest - 1.2420140846e-1f;
+  p = p * rest + 1.4249322787e-1f;
+  p = p * rest - 1.6668057665e-1f;
+  p = p * rest + 2.0000714765e-1f;
+  p = p * rest - 2.4999993993e-1f;
+  p = p * rest + 3.3333331174e-1f;
+  const f32x16 squared = rest * rest;
+  const f32x16 out = p * squared * rest - exponent * 2.12194440e-4f - squared * 0.5f + rest + exponent * 0.693359375f;
+  return x < INFINITY ? out : x;
+}
+
 }  // namespace oaiserve

@@ -23,6 +23,9 @@ struct StepInput {
   int64_t num_adapters;
   const void* const* adapters;    // [num_adapters], those that the step's tokens have
   const int32_t* token_adapters;  // [num_tokens], the index in `adapters` or -1; unused if there are none
+  // Of models with layers that keep a state.
+  const int32_t* state_places;  // [num_sequences], where each sequence has its own in the pool of states
+  void* const* states;          // [layers that keep one][2], the memory of both parts of a layer's states; see states.h
 };
 
 template <size_t ALIGNMENT>

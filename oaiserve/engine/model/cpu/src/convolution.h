@@ -1,0 +1,86 @@
+// The causal convolution before a recurrence, or in place of one: each channel by itself, over its last few inputs.
+#pragma once
+
+#include "states.h"
+
+namespace oaiserve {
+
+constexpr long MIN_TAPS = 2, MAX_TAPS = 4;
+
+// y = activation(sum of the last `taps` inputs, each times its weight, + bias) of `channels` numbers of a row, in place.
+// Some families multiply the inputs, and the outputs, by other numbers of the row.
+struct Convolution {
+  long first, channels, taps;  // the numbers of a row from `first` on
+  const float *weight, *bias;  // [taps][channels], from the oldest input to the newest; [channels] or null
+  Activation activation;
+  long before, after;  // the first of those that multiply the inputs, and the outputs; -1: none do
+  long layer;          // among those that keep a state
+};
+
+// The part of a state is T[channels][taps], from the oldest input to the newest. Inputs are rounded to T when they come: an
+// input that is still at hand must be the number that a state would have.
+template <class T>
+class Convolve : public Operation {
+ public:
+  Convolve(Buffer<float>& x, Convolution convolution)
+      : x_(x), c_(convolution), state_{convolution.layer, 0, convolution.channels * convolution.taps} {}
+  long items(const StepInput& step, int) const noexcept override { return step.num_sequences * blocks(step); }
+  void run(const StepInput& step, int, long item) noexcept override {
+    const long count = blocks(step), sequence = item / count, block = item % count, groups = c_.channels / LANES;
+    const long first = groups * block / count * LANES, last = groups * (block + 1) / count * LANES;
+    switch (c_.taps) {
+      case 2: return convolve<2>(step, sequence, first, last);
+      case 3: return convolve<3>(step, sequence, first, last);
+      case 4: return convolve<4>(step, sequence, first, last);
+    }
+  }
+
+ private:
+  // The channels are cut into so many blocks, which is for the average sequence of the step.
+  long blocks(const StepInput& step) const {
+    const long values = step.num_tokens * c_.channels / step.num_sequences;
+    return std::clamp(values / (ITEM_VALUES / 4), 1L, c_.channels / LANES);
+  }
+
+  // Computes some channels. Their last inputs are in a ring, whose oldest ones a new token replaces.
+  template <int TAPS>
+  void convolve(const StepInput& step, long sequence, long first, long last) {
+    const TokenRange tokens(step, sequence);
+    for (; first < last; first += AT_ONCE) {
+      const long count = std::min(AT_ONCE, last - first);
+      T* state = state_.of(step, sequence) + first * TAPS;
+      alignas(64) T ring[TAPS][AT_ONCE];
+      T* inputs[TAPS];  // from the oldest to the newest
+      for (int tap = 0; tap < TAPS; tap++) inputs[tap] = ring[tap];
+      for (long channel = 0; channel < count; channel++)
+        for (int tap = 0; tap < TAPS; tap++) ring[tap][channel] = state[channel * TAPS + tap];
+      for (long row = tokens.first; row < tokens.last; row++) {
+        T* newest = inputs[0];
+        for (int tap = 0; tap + 1 < TAPS; tap++) inputs[tap] = inputs[tap + 1];
+        inputs[TAPS - 1] = newest;
+        float* numbers = x_.row(row);
+        for (long i = 0; i < count; i += LANES) {
+          const long channel = first + i;
+          float* x = numbers + c_.first + channel;
+          f32x16 input = load(x);
+          if (c_.before >= 0) input *= load(numbers + c_.before + channel);
+          store(newest + i, input);
+          f32x16 y = c_.bias ? load(c_.bias + channel) : splat(0);
+          for (int tap = 0; tap < TAPS; tap++) y += load(inputs[tap] + i) * load(c_.weight + tap * c_.channels + channel);
+          y = activate(c_.activation, y);
+          if (c_.after >= 0) y *= load(numbers + c_.after + channel);
+          store(x, y);
+        }
+      }
+      for (long channel = 0; channel < count; channel++)
+        for (int tap = 0; tap < TAPS; tap++) state[channel * TAPS + tap] = inputs[tap][channel];
+    }
+  }
+
+  static constexpr long AT_ONCE = 256;  // channels, whose rings and weights stay in L1
+  Buffer<float>& x_;
+  Convolution c_;
+  State<T> state_;
+};
+
+}  // namespace oaiserve
