@@ -2,7 +2,7 @@
 
 The learnt cost is that of steps which nothing disturbs. On a server's own machine, its event loop, tokenizers, other
 programs and the load generator of a test take time from steps. How much is not known before, but it can be found: the
-recorded load is replayed, and the disturbance is the one with which the mean time for a token comes out as measured.
+recorded load is replayed, and the disturbance is the share with which the mean time for a token comes out as measured.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import replace
 from oaiserve.plan.recorded import Cost, RecordedLoad, busiest
 from oaiserve.plan.replay import Replay
 
-MOST_SHARE = 0.25  # of the smallest step: what a stream may add to each step; a machine that takes more is overloaded
-NUM_HALVINGS = 8
+MOST_SHARE = 1.0  # of the time of steps; a machine that adds more is overloaded
+NUM_HALVINGS = 9
 MOST_PROMPTS = 500
 
 
@@ -24,14 +24,14 @@ def calibrated(load: RecordedLoad) -> RecordedLoad:
     if cost is None or measured is None:
         return load
     part = busiest(load, MOST_PROMPTS)
-    low, high = 0.0, MOST_SHARE * cost.step.rows_ns[0] / 1e9
+    low, high = 0.0, MOST_SHARE
     for _ in range(NUM_HALVINGS):
         middle = (low + high) / 2
-        if _mean_tpot(part, replace(cost, disturbance_seconds=middle)) < measured:
+        if _mean_tpot(part, replace(cost, disturbance_share=middle)) < measured:
             low = middle
         else:
             high = middle
-    return replace(load, cost=replace(cost, disturbance_seconds=low))
+    return replace(load, cost=replace(cost, disturbance_share=low))
 
 
 def _mean_tpot(load: RecordedLoad, cost: Cost) -> float:

@@ -194,8 +194,8 @@ def render(found: dict[str, Any]) -> str:
     """Return a plan as text with markdown tables."""
     best = found["highest_rate"]
     sentences = [*_load_sentences(found["load"]), *_rate_sentences(found)]
-    if disturbance_seconds := found["cost"]["disturbance_seconds"]:
-        sentences.append(f"For what else ran there, each stream added {disturbance_seconds * 1e3:.2g} ms to a step.")
+    if disturbance_share := found["cost"]["disturbance_share"]:
+        sentences.append(f"What else ran there added {disturbance_share:.0%} to the time of steps.")
     lines = textwrap.wrap(" ".join(sentences), 100)
     rows = [_row(row) for row in found["rates"]]
     if found["recorded"] is not None:

@@ -60,7 +60,8 @@ class Cost:
     step: StepCost  # of a step that nothing disturbs
     host_seconds: float = 0.0  # between two steps
     before_queue_seconds: float = 0.0  # from the first byte of a request until its prompt is tokenized
-    disturbance_seconds: float = 0.0  # that each stream adds to a step on average: its events are sent meanwhile
+    delivery_seconds: float = 0.0  # from the engine's thread to the client
+    disturbance_share: float = 0.0  # that what else runs on the machine adds to the time of steps, on average
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +148,9 @@ def _cost(numbers: dict[str, Any], rows: list[dict[str, Any]]) -> Cost:
     before_ns = [
         sum(row["phases_ns"].get(name, 0) for name in _BEFORE_QUEUE) for row in rows if "decode" in row["phases_ns"]
     ]
+    respond_ns = [row["phases_ns"]["respond"] for row in rows if "respond" in row["phases_ns"]]
     host_ns = [row["host_ns"] / row["num_steps"] for row in rows if row.get("num_steps")]
-    return Cost(step, _median(host_ns) / 1e9, _median(before_ns) / 1e9)
+    return Cost(step, _median(host_ns) / 1e9, _median(before_ns) / 1e9, _median(respond_ns) / 1e9)
 
 
 def _plain(rows: list[dict[str, Any]]) -> RecordedLoad:

@@ -1,7 +1,8 @@
 """Replays a load through the real scheduler, block pool, prefix cache and drafts. Only what steps take is an estimate.
 
 It is the engine's loop without a model: what has arrived is added between two steps, and a step takes as long as the
-learnt cost says, and the host's time between steps. Some steps are disturbed, by whatever else runs on the machine.
+learnt cost says, and the host's time between steps. Some steps are disturbed, by whatever else runs on the machine: the
+longer they take, the more often.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from oaiserve.engine.step_causes import load_of
 from oaiserve.plan.drafting import RecordedGuesses, answer_id
 from oaiserve.plan.recorded import Arrival, Cost, Server
 
-DISTURBANCE_SECONDS = 0.02  # the mean of one disturbance, each of which holds up one step
+DISTURBANCE_SECONDS = 0.02  # the mean of one disturbance, which holds up one step
 
 
 @dataclass(slots=True)
@@ -132,10 +133,10 @@ class Replay:
 
     def _seconds(self, step: Step) -> float:
         """Return how long a step takes, with its disturbances. These come at random, and take exponential times."""
-        seconds = self._cost.step.expected_ns(load_of(step)) / 1e9
-        if self._cost.disturbance_seconds:
-            rng, num_streams = self._rng, sum(chunk.max_draws > 0 for chunk in step.chunks)
-            left = num_streams * self._cost.disturbance_seconds / DISTURBANCE_SECONDS
+        seconds = undisturbed = self._cost.step.expected_ns(load_of(step)) / 1e9
+        if self._cost.disturbance_share:
+            rng = self._rng
+            left = undisturbed * self._cost.disturbance_share / DISTURBANCE_SECONDS
             while (left := left - rng.expovariate(1)) > 0:
                 seconds += rng.expovariate(1 / DISTURBANCE_SECONDS)
         return seconds
@@ -162,7 +163,7 @@ class Replay:
             leader = leader or sequence
 
     def _commit(self, step: Step, step_ns: int) -> None:
-        scheduler, now, answers = self._scheduler, self._now, self._open
+        scheduler, answers, at = self._scheduler, self._open, self._now + self._cost.delivery_seconds
         scheduler.advance(step)
         drawn = [_drawn(chunk) for chunk in step.chunks]
         if self._drafts is not None:
@@ -173,7 +174,7 @@ class Replay:
             if not token_ids:
                 continue
             if sequence.index == 0:
-                answers[sequence].tokens(len(token_ids), now)
+                answers[sequence].tokens(len(token_ids), at)
             if len(sequence.token_ids) >= sequence.max_len:
                 del answers[sequence]
         if self._pacing is not None:

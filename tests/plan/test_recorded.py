@@ -54,7 +54,7 @@ def test_a_recording_has_prompts_alike_as_far_as_their_blocks_are(tmp_path: Path
     assert not set(first[64:]) & set(second + third)
     assert (load.server.kv_blocks, load.server.policy, load.num_left_out) == (9, "fcfs", 1)
     step = StepCost(tuple(COST["rows_ns"]), draw_ns=5.0)  # type: ignore[arg-type]
-    assert load.cost == Cost(step, host_seconds=0.002, before_queue_seconds=0.003)
+    assert load.cost == Cost(step, host_seconds=0.002, before_queue_seconds=0.003, delivery_seconds=0.001)
     assert load.tpot_seconds == pytest.approx((0.001 / 3 + 0.001 / 2 + 0.001) / 3)
 
 

@@ -28,10 +28,12 @@ def prompt(length: int, first: int = 0) -> list[int]:
 
 
 def test_one_request_takes_its_steps() -> None:
-    (served,) = run(Arrival(0, prompt(20), 5), host_seconds=0.001, before_queue_seconds=0.002).served
-    assert served.ttft == pytest.approx(0.012)
+    (served,) = run(
+        Arrival(0, prompt(20), 5), host_seconds=0.001, before_queue_seconds=0.002, delivery_seconds=0.003
+    ).served
+    assert served.ttft == pytest.approx(0.015)
     assert served.gaps == pytest.approx([0.011] * 4)
-    assert served.latency == pytest.approx(0.056)
+    assert served.latency == pytest.approx(0.059)
 
 
 def test_a_long_prompt_takes_several_steps_and_holds_up_its_neighbour() -> None:
@@ -104,11 +106,11 @@ def test_drafts_take_the_steps_that_they_took_and_end_where_they_were_wrong() ->
 def test_the_disturbance_is_found_with_which_a_load_was_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay, "DISTURBANCE_SECONDS", 1e-4)  # else so short a load has few of them
     load = load_of_one_second(40)
-    disturbed = run(*load.arrivals, cost=LINEAR, server=load.server, disturbance_seconds=1e-4)
+    disturbed = run(*load.arrivals, cost=LINEAR, server=load.server, disturbance_share=0.1)
     tpots = [one.tpot for one in disturbed.served if one.tpot is not None]
     found = calibrated(replace(load, tpot_seconds=sum(tpots) / len(tpots))).cost
     assert found is not None
-    assert found.disturbance_seconds == pytest.approx(1e-4, rel=0.3)
+    assert found.disturbance_share == pytest.approx(0.1, rel=0.3)
     assert calibrated(load) == load
 
 

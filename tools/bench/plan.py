@@ -78,7 +78,7 @@ def main() -> None:
     bench = Bench(arguments.folder, arguments.seconds, arguments.drafts)
     trained = calibrated(bench.recorded("training", TRAINING)).cost
     assert trained is not None
-    print(f"Disturbance while it was trained: {trained.disturbance_seconds * 1e3:.2g} ms a stream and step.")
+    print(f"While it was trained, what else ran there added {trained.disturbance_share:.0%} to the time of steps.")
     if arguments.find_max:
         rates = bench.highest(trained)
         print(
