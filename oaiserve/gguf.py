@@ -6,6 +6,7 @@ import hashlib
 import math
 import struct
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -138,12 +139,12 @@ def digest(path: Path, counts: Callable[[GgufTensor], bool]) -> str:
 
 def read_tensors(path: Path) -> dict[str, GgufTensor]:
     """Return the tensors of a GGUF file by name. Raises BadFile as `check_gguf` does."""
-    return _read(path)[1]
+    return dict(_read(path)[1])
 
 
 def read_numbers(path: Path) -> dict[str, Any]:
     """Return the values of a GGUF file by name, None for all but numbers. Raises BadFile as `check_gguf` does."""
-    return _read(path)[0]
+    return dict(_read(path)[0])
 
 
 def architecture(numbers: Mapping[str, Any]) -> str | None:
@@ -153,7 +154,12 @@ def architecture(numbers: Mapping[str, Any]) -> str | None:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
-    size = path.stat().st_size
+    status = path.stat()
+    return _read_version(path, status.st_size, (status.st_dev, status.st_ino, status.st_mtime_ns))
+
+
+@lru_cache(1)  # a start asks ten times, and passing over a vocabulary takes 50 ms
+def _read_version(path: Path, size: int, _: tuple[int, ...]) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
             raise BadFile("it is no GGUF file")

@@ -2,28 +2,31 @@
 
 transformers has the package gguf read the head for a model's configuration, and once more for its tokenizer. That makes
 several objects for each token and each merge, of which there are hundreds of thousands, and takes seconds. All that is
-used of them is how many there are: the tokenizer itself is then read in another way.
+used of them is how many tokens there are: the tokenizer itself is then read in another way, text by text, which takes
+half the time if the file is no `np.memmap`, whose parts are objects of their own.
 """
 
 from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any
 
 import gguf
 import numpy as np
-from gguf import GGUFReader, GGUFValueType
+from gguf import GGUFReader, GGUFValueType, ReaderField
 
 _LENGTH = struct.Struct("<Q")
+_TOKENIZER, _TOKENS, _VOCAB_SIZE = "tokenizer.", "tokenizer.ggml.tokens", ".vocab_size"
 
 
 class _HeadReader(GGUFReader):
     """Reads arrays of texts as so many empty texts, and arrays of numbers at once.
 
-    Should the package rename the method, files are read as before.
+    Should the package rename the methods, files are read as before.
     """
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[GGUFValueType]]:
@@ -41,13 +44,47 @@ class _HeadReader(GGUFReader):
         numbers = np.asarray(self._get(begin, self.gguf_scalar_to_np[types[1]], number))
         return begin + numbers.nbytes - orig_offs, [kind, count, *numbers[:, None]], list(range(2, 2 + number)), types
 
+    def _push_field(self, field: ReaderField, skip_sum: bool = False) -> int:
+        """Keep a field, of those that describe the tokenizer only the tokens, and these only for their number."""
+        is_counted = field.name == _TOKENS and not any(name.endswith(_VOCAB_SIZE) for name in self.fields)
+        if field.name.startswith(_TOKENIZER) and len(field.data) > 1 and not is_counted:
+            field = field._replace(data=[])
+        return super()._push_field(field, skip_sum)
+
+
+_changing = Lock()
+_num_reading = 0  # blocks of `without_vocabulary` that are under way
+
 
 @contextmanager
 def without_vocabulary() -> Iterator[None]:
-    """Have transformers read heads in this way, within the block. Nothing else may use gguf's reader meanwhile."""
-    before = gguf.GGUFReader
-    gguf.GGUFReader = _HeadReader  # type: ignore[misc]
+    """Have transformers read heads in this way, within the block. Several threads may do so at once, but nothing else
+    may use gguf's reader meanwhile."""
+    _count(1)
     try:
         yield
     finally:
-        gguf.GGUFReader = before  # type: ignore[misc]
+        _count(-1)
+
+
+def _count(change: int) -> None:
+    """Count a block that begins or ends. The first one puts our readers in place, and the last one takes them away."""
+    global _num_reading
+    from transformers.integrations.gguf import reader
+
+    with _changing:
+        _num_reading += change
+        gguf.GGUFReader = _HeadReader if _num_reading else GGUFReader  # type: ignore[misc]
+        of_files: Any = getattr(reader, "_mapped", None)
+        if of_files is not None and _num_reading == (change > 0):
+            reader._mapped = _Plain(of_files) if _num_reading else of_files.mapped
+
+
+class _Plain:
+    """Maps a file as `mapped` does, into a plain array."""
+
+    def __init__(self, mapped: Callable[[str], np.ndarray]) -> None:
+        self.mapped = mapped
+
+    def __call__(self, path: str) -> np.ndarray:
+        return self.mapped(path).view(np.ndarray)

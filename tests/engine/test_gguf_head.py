@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,14 @@ import numpy as np
 import pytest
 from gguf import GGUFEndian, GGUFReader, GGUFWriter
 from transformers import AutoConfig, AutoTokenizer
+from transformers.integrations.gguf import reader
 
 from oaiserve.engine.gguf_head import without_vocabulary
 
-TOKENS = [*"abcdefgh", "ab", "é", "", "<end>"]
+TOKENS = [*"abcdefgh", "ab", "cd", "é", "", "<end>"]
 
 
-def write(path: Path, endian: GGUFEndian = GGUFEndian.LITTLE) -> Path:
+def write(path: Path, endian: GGUFEndian = GGUFEndian.LITTLE, vocab_size: int | None = None) -> Path:
     """Write the head of a small Llama with a vocabulary, and one tensor."""
     writer = GGUFWriter(path, "llama", endianess=endian)
     writer.add_block_count(2)
@@ -27,13 +29,16 @@ def write(path: Path, endian: GGUFEndian = GGUFEndian.LITTLE) -> Path:
     writer.add_head_count_kv(2)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10000.0)
+    if vocab_size is not None:
+        writer.add_vocab_size(vocab_size)
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(TOKENS)
     writer.add_token_types([1] * (len(TOKENS) - 1) + [3])
     writer.add_token_scores([0.25 * i for i in range(len(TOKENS))])
-    writer.add_token_merges(["a b"])
+    writer.add_token_merges(["a b", "c d"])
     writer.add_eos_token_id(len(TOKENS) - 1)
     writer.add_array("general.tags", ["one", "two"])
+    writer.add_array("numbers", range(5))
     writer.add_tensor("output_norm.weight", np.ones(32, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -42,12 +47,12 @@ def write(path: Path, endian: GGUFEndian = GGUFEndian.LITTLE) -> Path:
     return path
 
 
-def numbers(reader: GGUFReader) -> dict[str, list[Any]]:
-    """Return all values but texts."""
+def numbers(head: GGUFReader) -> dict[str, list[Any]]:
+    """Return all values but texts, and but those that describe a tokenizer."""
     return {
         name: [field.parts[place].tolist() for place in field.data]
-        for name, field in reader.fields.items()
-        if gguf.GGUFValueType.STRING not in field.types
+        for name, field in head.fields.items()
+        if gguf.GGUFValueType.STRING not in field.types and not name.startswith("tokenizer.")
     }
 
 
@@ -60,20 +65,22 @@ def test_all_numbers_and_tensors_are_read_and_texts_are_counted(tmp_path: Path, 
         head = gguf.GGUFReader(path)
     assert gguf.GGUFReader is GGUFReader
     assert numbers(head) == numbers(whole)
-    assert len(numbers(head)["tokenizer.ggml.scores"]) == len(TOKENS)
+    assert numbers(head)["numbers"] == [[i] for i in range(5)]
     assert [(t.name, t.shape.tolist(), t.data_offset) for t in head.tensors] == [
         (t.name, t.shape.tolist(), t.data_offset) for t in whole.tensors
     ]
     for name, field in whole.fields.items():
         assert head.fields[name].types == field.types
-        assert len(head.fields[name].data) == len(field.data)
+        is_left_out = name in ("tokenizer.ggml.token_type", "tokenizer.ggml.scores", "tokenizer.ggml.merges")
+        assert len(head.fields[name].data) == (0 if is_left_out else len(field.data))
     texts = head.fields["tokenizer.ggml.tokens"]
     is_counted = all(texts.parts[place].size == 0 for place in texts.data)
     assert is_counted == (endian == GGUFEndian.LITTLE)
 
 
-def test_transformers_makes_the_same_configuration_and_tokenizer(tmp_path: Path) -> None:
-    write(tmp_path / "m.gguf")
+@pytest.mark.parametrize("vocab_size", [None, 40])
+def test_transformers_makes_the_same_configuration_and_tokenizer(tmp_path: Path, vocab_size: int | None) -> None:
+    write(tmp_path / "m.gguf", vocab_size=vocab_size)
 
     def found() -> tuple[dict[str, Any], dict[str, Any], str]:
         config = AutoConfig.from_pretrained(tmp_path, gguf_file="m.gguf")
@@ -83,7 +90,18 @@ def test_transformers_makes_the_same_configuration_and_tokenizer(tmp_path: Path)
     whole = found()
     with without_vocabulary():
         assert found() == whole
-    assert whole[0]["vocab_size"] == len(TOKENS)
+    assert whole[0]["vocab_size"] == (vocab_size or len(TOKENS))
+
+
+def test_two_threads_may_read_heads_at_once() -> None:
+    mapped = reader._mapped
+    with ExitStack() as second:
+        with without_vocabulary():
+            second.enter_context(without_vocabulary())
+        assert gguf.GGUFReader is not GGUFReader
+        assert reader._mapped is not mapped
+    assert gguf.GGUFReader is GGUFReader
+    assert reader._mapped is mapped
 
 
 def test_the_reader_comes_back_after_an_error(tmp_path: Path) -> None:
