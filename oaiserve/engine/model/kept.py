@@ -308,7 +308,7 @@ def _ask_transformers(
         name_in_file = part.name_in_whole(name)
         whole = blocks_of(name_in_file)
         used = slice(rows if name in (_EMBEDDING, _HEAD) else None)
-        tensors[name] = whole[used].expand() if isinstance(whole, Blocks) else weights.tensor(name_in_file)[used]
+        tensors[name] = whole[used].expand(dtype) if isinstance(whole, Blocks) else weights.tensor(name_in_file)[used]
     _fill(model, {name: tensor.to(dtype) for name, tensor in tensors.items()})
 
     loaded = with_native_cache(replace(prepare(model), max_model_len=max_model_len), options)

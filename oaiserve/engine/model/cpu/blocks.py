@@ -42,6 +42,7 @@ FORMATS = {
 MXFP4 = 39
 _Q4_0, _Q8_0, _Q4_Z, _Q8_Z = 2, 8, 1004, 1008
 # A scale that 16 bits cannot hold as well as this makes `of_integers` refuse.
+_EXPANDED_AT_ONCE = 2**15  # numbers; torch has two threads convert more, which then wait for each other
 _SCALE_ERROR = 2.0**-10
 
 
@@ -89,13 +90,23 @@ class Blocks:
             start = self.offset // mmap.PAGESIZE * mmap.PAGESIZE
             self.file.madvise(mmap.MADV_DONTNEED, start, self.offset + self.data.nbytes - start)
 
-    def expand(self) -> Tensor:
-        """Return the weights in float32, as the reference implementation of the format has them."""
-        data = self.data[self.rows]
-        weights = expand(data if self.scales is None else _joined(data, self.scales[self.rows]), self.kind)
-        if self.columns is None:
-            return weights
-        return torch.empty_like(weights).index_copy_(1, torch.from_numpy(self.columns).long(), weights)
+    def expand(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return the weights in a dtype, to which those are rounded that the reference implementation has in float32.
+
+        Some rows at a time are in float32, because memory that was not used before takes longer than the arithmetic.
+        """
+        found = torch.empty(self.shape, dtype=dtype)
+        at_once = max(1, _EXPANDED_AT_ONCE // self.shape[1])
+        for start in range(0, len(self.rows), at_once):
+            rows = self.rows[start : start + at_once]
+            data = self.data[rows]
+            weights = expand(data if self.scales is None else _joined(data, self.scales[rows]), self.kind)
+            out = found[start : start + at_once]
+            if self.columns is None:
+                out.copy_(weights)
+            else:
+                out.index_copy_(1, torch.from_numpy(self.columns).long(), weights.to(dtype))
+        return found
 
 
 # What a layer has of each of its experts: its gate and its up projection, or its down projection.

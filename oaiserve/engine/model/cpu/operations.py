@@ -511,7 +511,7 @@ class Operations:
 
     def _tensor(self, weight: Tensor | Blocks) -> Tensor:
         """Return a matrix in the dtype of the step, for which blocks are expanded."""
-        return weight.expand().to(self.library.dtype) if isinstance(weight, Blocks) else weight
+        return weight.expand(self.library.dtype) if isinstance(weight, Blocks) else weight
 
     def normalize(self, norm: Norm) -> Normalize:
         bias = None if norm.bias is None else self.keep(norm.bias)
