@@ -159,7 +159,9 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
 
 
 @lru_cache(1)  # a start asks ten times, and passing over a vocabulary takes 50 ms
-def _read_version(path: Path, size: int, _: tuple[int, ...]) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
+def _read_version(
+    path: Path, size: int, version_of_file: tuple[int, ...]
+) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
             raise BadFile("it is no GGUF file")

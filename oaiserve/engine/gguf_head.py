@@ -72,12 +72,13 @@ def _count(change: int) -> None:
     global _num_reading
     from transformers.integrations.gguf import reader
 
+    other: Any = reader  # transformers' own
     with _changing:
         _num_reading += change
         gguf.GGUFReader = _HeadReader if _num_reading else GGUFReader  # type: ignore[misc]
-        of_files: Any = getattr(reader, "_mapped", None)
-        if of_files is not None and _num_reading == (change > 0):
-            reader._mapped = _Plain(of_files) if _num_reading else of_files.mapped
+        mapped = getattr(other, "_mapped", None)
+        if mapped is not None and _num_reading == (change > 0):
+            other._mapped = _Plain(mapped) if _num_reading else mapped.mapped
 
 
 class _Plain:
