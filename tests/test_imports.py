@@ -31,6 +31,7 @@ MODEL_USES = {
     "oaiserve.remembered",
     "oaiserve.safetensors_header",
     *(f"{ENGINE}.{name}" for name in ("banned", "draws", "gguf_head", "pooling", "request", "sequence", "step")),
+    f"{ENGINE}.system_memory",
 }
 # What each file of engine/model imports from the others, from the ground up: a file knows only files above its row.
 MODEL_ROWS = {
@@ -125,6 +126,7 @@ MODEL_ROWS = {
     "cpu.library": "cpu.build",
     "cpu.encode": "cpu.blocks cpu.library",
     "cpu.quantized_file": "cpu.blocks",
+    "cpu.reserved": "",
     "cpu.part": "cpu.description spec",
     "layer_operations": "",
     "cpu.describe_mixers": "cpu.description spec",
@@ -135,10 +137,10 @@ MODEL_ROWS = {
     "cpu.mixer_operations": "cpu.description cpu.kv_layout cpu.library",
     "cpu.operations": "attention cpu.blocks cpu.description cpu.kv_layout cpu.library cpu.mixer_operations",
     "cpu.native": "adapters attention batch cpu.description cpu.kv_layout cpu.library cpu.operations "
-    "cpu.packed_adapter kv_cache",
+    "cpu.packed_adapter cpu.reserved kv_cache",
     "cpu.check": "adapters batch cpu.description cpu.native rehearsal spec states",
     "cpu.checked": "adapters cpu.blocks cpu.build cpu.check cpu.describe cpu.describe_mixers cpu.description "
-    "cpu.library cpu.mixer_operations cpu.native cpu.operations cpu.part cpu.quantized_file cpu.stored "
+    "cpu.library cpu.mixer_operations cpu.native cpu.operations cpu.part cpu.quantized_file cpu.reserved cpu.stored "
     "layer_operations spec",
     "cpu.start": "adapted_modules adapters attention attention.reference batch cpu.attention cpu.build cpu.check "
     "cpu.describe cpu.description cpu.kv_layout cpu.library cpu.native eager executor runner spec",
@@ -162,9 +164,9 @@ MODEL_ROWS = {
     "mxfp4_weights": "cpu.blocks gguf_weights tensor_files",
     "int4_weights": "cpu.blocks cpu.encode cpu.library cpu.quantized_file tensor_files",
     "kept": "adapted_modules adapters cpu.blocks cpu.build cpu.check cpu.checked cpu.cores cpu.describe "
-    "cpu.description cpu.kv_layout cpu.library cpu.native cpu.part cpu.start gguf_config gguf_weights int4_weights "
-    "load memory mxfp4_weights packed_weights profiler runner spec started weights wrapper",
-    "restart": "cpu.checked cpu.cores draft memory profiler runner started states",
+    "cpu.description cpu.kv_layout cpu.library cpu.native cpu.part cpu.reserved cpu.start gguf_config gguf_weights "
+    "int4_weights load memory mxfp4_weights packed_weights profiler runner spec started weights wrapper",
+    "restart": "cpu.checked cpu.cores cpu.reserved draft memory profiler runner started states",
     # the one place that assembles all of these, and the worker process, which is a program
     "start": "adapted_modules attention attention.reference attention.select attention.varlen batch "
     "block_tables compiled cpu.cores cpu.start device_matrices device_memory draft draw_rows eager executor fast_paths "
@@ -507,7 +509,7 @@ BUILDERS = ("oaiserve.cli", "oaiserve.front_ends.serve", "oaiserve.cluster.on_ra
 # Packages that are expensive, or that only one part shall know.
 ONLY_IN: dict[str, set[str]] = {
     "torch": {f"{ENGINE}.model"},
-    "transformers": {f"{ENGINE}.model", f"{ENGINE}.tokenizer", "oaiserve.demo"},
+    "transformers": {f"{ENGINE}.model", *(f"{ENGINE}.{m}" for m in ("gguf_head", "tokenizer")), "oaiserve.demo"},
     "triton": {  # which are themselves imported late, where there is a GPU
         *(f"{ENGINE}.model.attention.{m}" for m in ("triton", "triton_kernels")),
         *(f"{ENGINE}.model.triton_{m}" for m in ("adapters", "dot", "layers", "matrices", "sampling")),

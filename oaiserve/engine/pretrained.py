@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -24,6 +24,7 @@ from oaiserve.engine.grammar import Grammars
 from oaiserve.engine.host_time import Ranges
 from oaiserve.engine.load_draft import load_draft
 from oaiserve.engine.loop import Runner
+from oaiserve.engine.model.cpu.reserved import ReservedMemory, reserve
 from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.profiling import Profiler
 from oaiserve.engine.tokenizer import Tokenizer
@@ -93,20 +94,26 @@ def _load(model: str | Path, options: EngineOptions, times: StartTimes, meanwhil
     template = options.chat_template.read_text(encoding="utf-8") if options.chat_template else None
     asked: Subject | None = None
     compiling: Thread | None = None
+    # The system finds the memory for weights beside the imports, which leave a core idle. Packed, blocks take as much.
+    reserved = None if source.gguf_file is None else reserve(source.path.stat().st_size)
     if source.is_local:
         with times.part("import of torch"):
             from oaiserve.engine.model.cpu.build import build_beside
             from oaiserve.engine.model.cpu.checked import block_dtype, checked_subject
 
+        dtype = block_dtype(source.path, options)
+        if reserved is not None and dtype is None:
+            reserved.keep(0)
+            reserved = None
         asked = checked_subject(source.path, options)
         if asked is not None and not options.recheck:
             try:
-                return _of_checked(asked, source.path, template, options, times, meanwhile)
+                return _of_checked(asked, source.path, template, options, times, meanwhile, reserved)
             except NotRemembered as reason:
                 level = logging.DEBUG if isinstance(reason, NoRecord) else logging.INFO
                 text = "The check of this model is not remembered, so transformers' code is loaded: %s"
                 log.log(level, text, reason)
-        if (dtype := block_dtype(source.path, options)) is not None:  # before the imports, which leave a core idle
+        if dtype is not None:  # before the imports, which leave a core idle
             compiling = build_beside(dtype, "blocks", native_build=options.native_build)
     with times.part("import of transformers"):  # takes seconds
         from oaiserve.engine.model.cpu.start import with_native_cache
@@ -115,18 +122,19 @@ def _load(model: str | Path, options: EngineOptions, times: StartTimes, meanwhil
 
     offline = not source.is_local and not hub.is_reachable()
     task = find_model_task(model, options, offline=offline)
-    with times.part("tokenizer"):
-        tokenizer = Tokenizer.from_pretrained(model, template, offline=offline, recheck=options.recheck)
     # The model is loaded in a thread that ends. Each thread that computes gets a pool of OpenMP workers. Once these
     # outnumber the cores, all of them sleep between operations instead of spinning, and a decode step on a CPU
     # takes two thirds longer. Afterwards only the engine thread computes.
     with ThreadPoolExecutor(1, thread_name_prefix="load") as loader:
+        starting = None
         if task == "generate":
-            kept = _of_kept(source, tokenizer, options, times, loader, asked, compiling, offline=offline)
-            if kept is not None:
-                return kept
-            if source.gguf_file is not None:
-                asked = None  # expanded weights are in no file
+            starting = _start_kept(source, options, times, loader, asked, compiling, reserved, offline=offline)
+        with times.part("tokenizer"):  # beside the weights, most of which are packed in native code
+            tokenizer = Tokenizer.from_pretrained(model, template, offline=offline, recheck=options.recheck)
+        if starting is not None and (kept := _of_kept(source, tokenizer, options, starting)) is not None:
+            return kept
+        if source.gguf_file is not None:
+            asked = None  # expanded weights are in no file
         if task != "generate":
             if options.has_adapters:
                 flag = "--lora" if options.lora else "--lora-dir"
@@ -168,6 +176,7 @@ def _of_checked(
     options: EngineOptions,
     times: StartTimes,
     meanwhile: Callable[[], object],
+    reserved: ReservedMemory | None,
 ) -> EngineParts:
     """Return the parts of a model that an earlier start has checked. Raises NotRemembered."""
     with times.part("what is remembered"):
@@ -182,7 +191,7 @@ def _of_checked(
         draft = load_draft(options.draft_model, tokenizer, options, times)
     # Weights are packed in native code, in a thread that ends, while Python makes the tables of the tokenizer.
     with ThreadPoolExecutor(1, thread_name_prefix="load") as loader:
-        started = loader.submit(times.run, "weights and check", restart_runner, checked, options, draft)
+        started = loader.submit(times.run, "weights and check", restart_runner, checked, options, draft, reserved)
         if draft is None:
             with times.part("tokenizer"):
                 tokenizer = Tokenizer.from_pretrained(model, template)
@@ -198,29 +207,40 @@ def _of_checked(
     return parts
 
 
-def _of_kept(
+def _start_kept(
     source: ModelSource,
-    tokenizer: Tokenizer,
     options: EngineOptions,
     times: StartTimes,
     loader: ThreadPoolExecutor,
     asked: Subject | None,
     compiling: Thread | None,
+    reserved: ReservedMemory | None,
     *,
     offline: bool,
-) -> EngineParts | None:
-    """Return the parts of a model whose weights are in blocks, or None if they have to be expanded."""
-    from oaiserve.engine.model.gguf_weights import NotKept
+) -> Future[tuple[ModelSpec, Started]] | None:
+    """Start a model whose weights may be in blocks, in the loader's thread; return None if they are in none."""
     from oaiserve.engine.model.kept import is_kept, start_kept
 
     if not is_kept(source, options, offline=offline):
         return None
-    start = partial(start_kept, source, options, asked, offline=offline)
-    if compiling is not None:
-        with times.part("native code"):
-            compiling.join()
+
+    def start() -> tuple[ModelSpec, Started]:
+        if compiling is not None:
+            with times.part("native code"):
+                compiling.join()
+        return times.run("weights and check", start_kept, source, options, asked, offline=offline, reserved=reserved)
+
+    return loader.submit(start)
+
+
+def _of_kept(
+    source: ModelSource, tokenizer: Tokenizer, options: EngineOptions, starting: Future[tuple[ModelSpec, Started]]
+) -> EngineParts | None:
+    """Return the parts of a model whose weights are in blocks, or None if they have to be expanded."""
+    from oaiserve.engine.model.gguf_weights import NotKept
+
     try:
-        spec, started = loader.submit(times.run, "weights and check", start).result()
+        spec, started = starting.result()
     except NotKept as reason:
         if options.quantize == "int4":
             raise StartupError(f"--quantize int4 needs the native step, which cannot be used: {reason}.") from reason

@@ -1,6 +1,6 @@
-"""Gives freed memory back to the system, and takes it from there again when nobody waits for it.
+"""Gives freed memory back to the system, takes it there again when nobody waits for it, and asks how much there is.
 
-Stdlib only; without glibc, nothing here does anything.
+Stdlib only; without glibc, nothing is given back or taken.
 
 The system finds each page when it is first written, which takes up to three milliseconds for a megabyte. Where Python
 writes it, that is with the interpreter's lock, and all threads wait.
@@ -9,6 +9,8 @@ writes it, that is with the interpreter's lock, and all threads wait.
 from __future__ import annotations
 
 import ctypes
+import os
+from pathlib import Path
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 MOST_MMAP_THRESHOLD_BYTES = 32 * 2**20  # the most that glibc takes
@@ -62,3 +64,13 @@ def give_back() -> None:
     """
     if _libc is not None:
         _libc.malloc_trim(0)
+
+
+def available_bytes() -> int:
+    """Return the bytes that can be used without swapping, or all memory if the system does not report these."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -39,6 +39,7 @@ from oaiserve.engine.model.cpu.kv_layout import refuse_unless_it_fits
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.cpu.part import Part
+from oaiserve.engine.model.cpu.reserved import ReservedMemory
 from oaiserve.engine.model.cpu.start import refuse_unless_adaptable, transformers_logits, with_native_cache
 from oaiserve.engine.model.gguf_config import read_config
 from oaiserve.engine.model.gguf_weights import GgufWeights, NotKept, refuse_unless_whole
@@ -126,13 +127,24 @@ class Kept(NamedTuple):
 
 
 def start_kept(
-    source: ModelSource, options: EngineOptions, asked: Subject | None = None, *, offline: bool = False
+    source: ModelSource,
+    options: EngineOptions,
+    asked: Subject | None = None,
+    *,
+    offline: bool = False,
+    reserved: ReservedMemory | None = None,
 ) -> tuple[ModelSpec, Started]:
     """Load a model and start its native step. Raises as `load_kept` does.
 
-    For `asked`, the check of a GGUF file is remembered, and so are weights that are quantized here.
+    For `asked`, the check of a GGUF file is remembered, and so are weights that are quantized here. Weights are packed
+    into `reserved`; all of it is given back where they cannot be.
     """
-    kept = load_kept(source, options, offline=offline, keeps_quantized=asked is not None)
+    try:
+        kept = load_kept(source, options, offline=offline, keeps_quantized=asked is not None, reserved=reserved)
+    except BaseException:
+        if reserved is not None:
+            reserved.keep(0)
+        raise
     loaded, num_blocks = kept.loaded, kept.num_blocks
     started = Started(
         ModelRunner(kept.native, loaded.device, options.block_size),
@@ -153,7 +165,12 @@ def start_kept(
 
 
 def load_kept(
-    source: ModelSource, options: EngineOptions, *, offline: bool = False, keeps_quantized: bool = False
+    source: ModelSource,
+    options: EngineOptions,
+    *,
+    offline: bool = False,
+    keeps_quantized: bool = False,
+    reserved: ReservedMemory | None = None,
 ) -> Kept:
     """Load a model with its weights in blocks, and check its native step.
 
@@ -161,7 +178,7 @@ def load_kept(
     for a model whose weights have to be expanded, and StartupError if there is no memory for what the options ask for.
     """
     try:
-        return _load(source, options, offline=offline, keeps_quantized=keeps_quantized)
+        return _load(source, options, reserved, offline=offline, keeps_quantized=keeps_quantized)
     except (BuildError, MemoryError, NotKnown) as error:
         raise NotKept(str(error)) from error
     except (NotKept, StartupError):
@@ -217,7 +234,14 @@ def _read(
 
 
 @torch.inference_mode()
-def _load(source: ModelSource, options: EngineOptions, *, offline: bool, keeps_quantized: bool) -> Kept:
+def _load(
+    source: ModelSource,
+    options: EngineOptions,
+    reserved: ReservedMemory | None,
+    *,
+    offline: bool,
+    keeps_quantized: bool,
+) -> Kept:
     limit_compiled_shapes()
     dtype = BLOCK_DTYPES[options.dtype]
     library = Library(dtype, "blocks", native_build=options.native_build)
@@ -266,7 +290,7 @@ def _load(source: ModelSource, options: EngineOptions, *, offline: bool, keeps_q
         is_quantized=True,
         probe=probe,
     )
-    native = NativeDecoder(library, decoder, num_blocks=num_blocks, **sizes)
+    native = NativeDecoder(library, decoder, num_blocks=num_blocks, reserved=reserved, **sizes)
     log.info("The native step is ready, with weights in blocks: %s", _counts(blocks, others))
     return Kept(loaded, weights, decoder, part, known.expected, native, num_blocks)
 

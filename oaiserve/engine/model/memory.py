@@ -4,12 +4,11 @@ share of the main memory."""
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from oaiserve.config import Bytes, EngineOptions
 from oaiserve.engine.model.spec import ModelSpec
+from oaiserve.engine.system_memory import available_bytes
 from oaiserve.errors import StartupError
 
 log = logging.getLogger(__name__)
@@ -57,7 +56,7 @@ def num_states(spec: ModelSpec, options: EngineOptions, use: MemoryUse | None = 
     """
     if not spec.state_shapes:
         return 0
-    room = _available_bytes() * CPU_SHARE if use is None else use.left
+    room = available_bytes() * CPU_SHARE if use is None else use.left
     most = int(room * (STATES_SHARE if spec.kv_shapes else 1)) // spec.state_bytes
     if use is not None and most < 1:
         raise StartupError(
@@ -113,8 +112,8 @@ def kv_blocks(
         if use is not None:
             return min(most, _blocks_left(use, block_bytes, -(-least_tokens // options.block_size)))
         most = min(most, max(CPU_TOKENS, CPU_LONGEST_REQUESTS * max_model_len) // options.block_size)
-        return max(1, min(most, (int(_available_bytes() * CPU_SHARE) - state_bytes) // block_bytes))
-    free = _available_bytes() if use is None else use.left
+        return max(1, min(most, (int(available_bytes() * CPU_SHARE) - state_bytes) // block_bytes))
+    free = available_bytes() if use is None else use.left
     if num_blocks * block_bytes > free:
         why = "" if use is None else f" for it: {use}"
         raise StartupError(f"{asked}, but only {gib(free)} GiB are free on {spec.device}{why}.")
@@ -147,13 +146,3 @@ def _blocks_left(use: MemoryUse, block_bytes: int, least: int) -> int:
             "(--tensor-parallel)."
         )
     return num_blocks
-
-
-def _available_bytes() -> int:
-    """Return the bytes that can be used without swapping, or all memory if the system does not report these."""
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -7,6 +7,7 @@ import torch
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.cpu.checked import CheckedModel, start_checked
 from oaiserve.engine.model.cpu.cores import default_threads
+from oaiserve.engine.model.cpu.reserved import ReservedMemory
 from oaiserve.engine.model.draft import DraftWeights
 from oaiserve.engine.model.memory import kv_blocks, longest_request, num_states
 from oaiserve.engine.model.profiler import TorchProfiler
@@ -15,8 +16,14 @@ from oaiserve.engine.model.started import CPU_STEP_TOKENS, Started
 from oaiserve.engine.model.states import States
 
 
-def restart_runner(checked: CheckedModel, options: EngineOptions, draft: DraftWeights | None = None) -> Started:
-    """Make the runner of a model that has been checked. `draft` guesses tokens for it.
+def restart_runner(
+    checked: CheckedModel,
+    options: EngineOptions,
+    draft: DraftWeights | None = None,
+    reserved: ReservedMemory | None = None,
+) -> Started:
+    """Make the runner of a model that has been checked. `draft` guesses tokens for it, and weights are packed into
+    `reserved` if it is there.
 
     Raises StartupError if there is no memory for what the options ask for, and NotRemembered if the native step does
     not compute what it did.
@@ -30,9 +37,8 @@ def restart_runner(checked: CheckedModel, options: EngineOptions, draft: DraftWe
         draft=None if draft is None else draft.spec,
         state_bytes=most_states * spec.state_bytes,
     )
-    native = start_checked(
-        checked, options, num_blocks=num_blocks, num_threads=options.cpu_threads or default_threads()
-    )
+    num_threads = options.cpu_threads or default_threads()
+    native = start_checked(checked, options, num_blocks=num_blocks, num_threads=num_threads, reserved=reserved)
     return Started(
         ModelRunner(
             native,

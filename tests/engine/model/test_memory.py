@@ -29,7 +29,7 @@ USE = MemoryUse(total=80 * GIB, weights=15 * GIB, step=2 * GIB, graphs=GIB, othe
 
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_available_bytes", lambda: 16 * GIB)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 16 * GIB)
 
 
 @pytest.mark.usefixtures("free")

@@ -38,6 +38,7 @@ from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.cpu.part import Part
 from oaiserve.engine.model.cpu.quantized_file import FileIdentity, QuantizedFile, find
+from oaiserve.engine.model.cpu.reserved import ReservedMemory
 from oaiserve.engine.model.cpu.stored import PlaceInFile, StoredFiles, StoredTensors, TooLarge, from_json, to_json
 from oaiserve.engine.model.spec import KVShape, LayerStateShapes, LoadedModel, ModelSpec, StateShape
 from oaiserve.gguf import GgufTensor
@@ -183,8 +184,15 @@ def _quantized(asked: FileIdentity) -> str:
     return str(path)
 
 
-def start_checked(checked: CheckedModel, options: EngineOptions, *, num_blocks: int, num_threads: int) -> NativeDecoder:
-    """Make the native step, and compare its logits with those that are remembered.
+def start_checked(
+    checked: CheckedModel,
+    options: EngineOptions,
+    *,
+    num_blocks: int,
+    num_threads: int,
+    reserved: ReservedMemory | None = None,
+) -> NativeDecoder:
+    """Make the native step, with its weights in `reserved`, and compare its logits with those that are remembered.
 
     Raises NotRemembered if they differ, or if the native step cannot be made any more.
     """
@@ -209,9 +217,9 @@ def start_checked(checked: CheckedModel, options: EngineOptions, *, num_blocks: 
         probe = probe_adapter(compared.adaptable(), checked.spec.dtype) if options.has_adapters else None
         if checked.part is not None:
             compare(make(compared, num_blocks=1), checked.part.spec(checked.spec), probe=probe)
-            native = make(checked.decoder, num_blocks=num_blocks)
+            native = make(checked.decoder, num_blocks=num_blocks, reserved=reserved)
         else:
-            native = make(checked.decoder, num_blocks=num_blocks)
+            native = make(checked.decoder, num_blocks=num_blocks, reserved=reserved)
             compare(native, checked.spec, probe=probe)
     except (BuildError, MemoryError, NotKnown) as error:
         torch.set_num_threads(num_torch_threads)

@@ -160,6 +160,8 @@ _FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "free_pool": ((_POINTER,), None),
     "decoder": ((), _DECODER),
     "free_decoder": ((_DECODER,), None),
+    "lend_memory": ((_DECODER, _POINTER, c_long), None),
+    "lent_bytes": ((_DECODER,), c_int64),
     "add_floats": ((_DECODER, c_long, c_long), _INDEX),
     "add_elements": ((_DECODER, c_long, c_long), _INDEX),
     "add_weights": ((_DECODER, _POINTER, c_long, c_long, _POINTER), _INDEX),

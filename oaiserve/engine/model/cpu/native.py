@@ -17,6 +17,7 @@ from oaiserve.engine.model.cpu.kv_layout import adopt
 from oaiserve.engine.model.cpu.library import Library, StepInput
 from oaiserve.engine.model.cpu.operations import Operations
 from oaiserve.engine.model.cpu.packed_adapter import PackedAdapter
+from oaiserve.engine.model.cpu.reserved import ReservedMemory
 from oaiserve.engine.model.kv_cache import copy_blocks
 
 
@@ -36,8 +37,10 @@ class NativeDecoder:
         num_blocks: int,
         block_size: int,
         has_adapters: bool = False,
+        reserved: ReservedMemory | None = None,
     ) -> None:
-        """Copy the weights, except for the embeddings. With `has_adapters`, rows of a step may have adapters.
+        """Copy the weights, except for the embeddings, to `reserved` if it is there, and the rest of it is given back.
+        With `has_adapters`, rows of a step may have adapters.
 
         Raises NotKnown for sizes that the native code does not support, and MemoryError.
         """
@@ -49,6 +52,9 @@ class NativeDecoder:
         self._pool = library.pool(num_threads)
         if self._handle is None or self._pool is None:
             raise MemoryError(f"The system has no memory for a decoder, or does not start {num_threads} threads.")
+        self._reserved = reserved  # as long as the decoder
+        if reserved is not None:
+            library.lend_memory(self._handle, reserved.address, reserved.num_bytes)
         self._operations = Operations(
             library,
             self._handle,
@@ -58,6 +64,8 @@ class NativeDecoder:
             block_size=block_size,
             has_adapters=has_adapters,
         )
+        if reserved is not None:
+            reserved.keep(library.lent_bytes(self._handle))
         self.caches = self._operations.caches
 
     def __del__(self) -> None:

@@ -66,6 +66,7 @@ class Decoder : public Work {
   E* allocate(size_t count) {
     size_t bytes = (count * sizeof(E) + 63) / 64 * 64;
     if (bytes > left_) {
+      is_lent_ = false;
       size_t size = (std::max(bytes, PIECE_BYTES) + HUGE_PAGE_BYTES - 1) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
       owned_.push_back(make_aligned<char, HUGE_PAGE_BYTES>(size));
       next_ = owned_.back().get();
@@ -77,8 +78,19 @@ class Decoder : public Work {
     E* data = reinterpret_cast<E*>(next_);
     next_ += bytes;
     left_ -= bytes;
+    if (is_lent_) lent_bytes_ += bytes;
     return data;
   }
+
+  // Takes memory for weights from `memory` [bytes] first. The caller keeps it as long as the decoder.
+  void lend(char* memory, size_t bytes) {
+    next_ = memory;
+    left_ = bytes;
+    is_lent_ = true;
+  }
+
+  // Returns how much of that memory weights have, from its begin on.
+  size_t lent_bytes() const { return lent_bytes_; }
 
   // Returns the plan that attention of these sizes shares, which is made anew in each step.
   SharedPlan& plan(long heads, long kv_heads, long value_dim, long window) {
@@ -125,6 +137,8 @@ class Decoder : public Work {
   std::vector<AlignedArray<char, HUGE_PAGE_BYTES>> owned_;
   char* next_ = nullptr;  // the unused rest of the last piece, and its size in bytes
   size_t left_ = 0;
+  bool is_lent_ = false;  // the last piece
+  size_t lent_bytes_ = 0;
   std::vector<long> items_;  // of each operation, in the step that runs
   const StepInput* step_ = nullptr;
   int64_t last_end_ns_ = 0;
@@ -258,6 +272,12 @@ Decoder* oaiserve_decoder() {
 
 // `decoder` may be null.
 void oaiserve_free_decoder(Decoder* decoder) { delete decoder; }
+
+// Lends a decoder memory for its weights, see Decoder::lend. Before any weights.
+void oaiserve_lend_memory(Decoder* decoder, char* memory, long bytes) { decoder->lend(memory, size_t(bytes)); }
+
+// Returns how many bytes of lent memory have weights.
+long oaiserve_lent_bytes(const Decoder* decoder) { return long(decoder->lent_bytes()); }
 
 // Each of the following functions adds one part to a decoder. It returns the index of the part among those of its kind,
 // by which the other functions refer to it, or -1 if there is no memory. Not while a step runs.

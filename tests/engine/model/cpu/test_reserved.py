@@ -1,0 +1,74 @@
+"""Weights are packed into memory that was reserved for them, and what they leave of it is given back."""
+
+from __future__ import annotations
+
+import mmap
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from oaiserve.engine.model.batch import build_batch
+from oaiserve.engine.model.cpu import reserved
+from oaiserve.engine.model.cpu.description import Decoder
+from oaiserve.engine.model.cpu.library import Library
+from oaiserve.engine.model.cpu.native import NativeDecoder
+from oaiserve.engine.model.cpu.reserved import ReservedMemory, reserve
+from oaiserve.engine.model.cpu.start import native_decoder
+from oaiserve.engine.model.rehearsal import prompt
+from oaiserve.engine.model.spec import LoadedModel
+from tests.engine.model.cpu.small_models import BLOCK_SIZE, FAMILIES, load
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is reserved on Linux alone, which .ci/run is")
+SIZES = {"num_blocks": 4, "block_size": BLOCK_SIZE, "num_threads": 1}
+
+
+@pytest.fixture(scope="module")
+def llama() -> tuple[LoadedModel, Decoder]:
+    loaded, found = load(FAMILIES["llama"]), []
+    native_decoder(loaded, **SIZES, when_checked=lambda decoder, _: found.append(decoder))
+    return loaded, found[0]
+
+
+def resident_bytes(memory: ReservedMemory) -> int:
+    """Return how much of the memory the system has given."""
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    for line in lines:
+        begin, dash, end = line.split(" ")[0].partition("-")
+        if dash and int(begin, 16) <= memory.address < int(end, 16):
+            return next(1024 * int(line.split()[1]) for line in lines if line.startswith("Rss:"))
+    return 0
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("num_bytes", [2**17, 2**22], ids=["too little", "too much"])
+def test_a_decoder_in_reserved_memory_computes_the_same_and_keeps_what_it_needs(
+    llama: tuple[LoadedModel, Decoder], num_bytes: int
+) -> None:
+    loaded, decoder = llama
+    step = prompt(9, loaded.vocab_size, BLOCK_SIZE)
+    batch = build_batch(step, BLOCK_SIZE, loaded.device)
+    expected = NativeDecoder(Library(loaded.dtype), decoder, **SIZES).forward(batch)
+    memory = ReservedMemory(2**22)
+    memory.num_bytes = num_bytes
+    native = NativeDecoder(Library(loaded.dtype), decoder, **SIZES, reserved=memory)
+    assert torch.equal(native.forward(batch), expected)
+    used = native._library.lent_bytes(native._handle)
+    assert 2**16 < used <= num_bytes
+    if num_bytes == 2**22:
+        assert resident_bytes(memory) == -(-used // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def test_what_is_reserved_is_taken_and_what_is_not_wanted_is_given_back() -> None:
+    memory = reserve(2**23)
+    assert memory is not None
+    memory._thread.join()
+    assert resident_bytes(memory) == memory.num_bytes == 2**23
+    memory.keep(0)
+    assert resident_bytes(memory) == 0
+
+
+def test_more_than_half_of_what_is_there_is_not_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reserved, "available_bytes", lambda: 2**24 - 1)
+    assert reserve(2**23) is None
