@@ -48,8 +48,9 @@ class StepCauses:
         self._decodes_ns = self._prompts_ns = self._constraint_ns = 0
         self._host_ns = self._machine_ns = self._unexplained_ns = 0
         self._asked_ns = 0  # the machine, when
-        self._cost: StepCost | None = None  # by which the last step was divided, and what that says of one token
-        self._token_ns = self._context_ns = self._cached_ns = 0.0
+        self._cost: StepCost | None = None  # by which the last step was divided
+        # What that says of a token that is drawn alone, of each that it attends to, and how much more if that is cached.
+        self._plain_ns = (0.0, 0.0, 0.0)
 
     @property
     def totals(self) -> Parts:
@@ -109,8 +110,8 @@ class StepCauses:
                     # the time that is thought to be lost, it would confirm whatever is expected.
                     weight = max(LEAST_WEIGHT, (1 - min(1.0, max(lost_ns, delay_ns) / max(1, took_ns))) ** 8)
                 late_ns = min(max(0, delay_ns - lost_ns), gap_ns, whole_ns - model_ns)
-        others = []
-        token_ns, context_ns, cached_ns = self._token_ns, self._context_ns, self._cached_ns
+        others: list[Chunk] | None = None
+        token_ns, context_ns, cached_ns = self._plain_ns
         for chunk in step.chunks:
             sequence, start, num_tokens, _, _ = chunk
             own = sequence.causes
@@ -118,9 +119,11 @@ class StepCauses:
                 continue
             if num_tokens == 1 and own.is_plain and not sequence.needs_ids:
                 own.alone_ns += token_ns + context_ns * start + cached_ns * sequence.num_cached
+            elif others is None:
+                others = [chunk]
             else:
                 others.append(chunk)
-        before = self.totals if others else NOTHING
+        before = NOTHING if others is None else self.totals
         self._decodes_ns += decodes_ns
         self._host_ns += whole_ns - model_ns - late_ns
         self._unexplained_ns += model_ns - expected_ns - constraint_ns - lost_ns
@@ -129,7 +132,7 @@ class StepCauses:
         if constraint_ns or lost_ns or late_ns:
             self._constraint_ns += constraint_ns
             self._machine_ns += lost_ns + late_ns
-        if others:
+        if others is not None:
             self._tell(others, load, before, expected_ns, decodes_ns)
         self.number += 1
         self.had_prompts = has_prompts
@@ -147,8 +150,8 @@ class StepCauses:
         """Use another cost from now on."""
         self._cost = cost
         if cost is not None:
-            self._token_ns = float(cost.expected_ns(Load(decodes=1, draws=1)))
-            self._context_ns, self._cached_ns = cost.decode_context_ns, cost.cached_context_ns - cost.decode_context_ns
+            token_ns = float(cost.expected_ns(Load(decodes=1, draws=1)))
+            self._plain_ns = token_ns, cost.decode_context_ns, cost.cached_context_ns - cost.decode_context_ns
 
     def _lost_ns(self, excess_ns: int, delay_ns: int, expected_ns: int) -> int:
         """Return how much of the time by which a step took too long the machine held it up, this thread for

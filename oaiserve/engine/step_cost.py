@@ -73,9 +73,12 @@ class StepCost:
         if rows == 0:
             return 0
         index, way = _PLACES[rows] if rows < _MANY else place(rows)
-        low_ns = self.rows_ns[index]
-        ns = low_ns + way * (self.rows_ns[index + 1] - low_ns) + self.draw_ns * draws
-        ns += self.decode_context_ns * decode_context + self.cached_context_ns * cached_context
+        rows_ns = self.rows_ns
+        ns = rows_ns[index] + self.draw_ns * draws + self.decode_context_ns * decode_context
+        if way:
+            ns += way * (rows_ns[index + 1] - rows_ns[index])
+        if cached_context:
+            ns += self.cached_context_ns * cached_context
         if prompt_tokens:
             ns += self.prompt_context_ns * prompt_context + self.prompts_ns
         if edits or drafted:

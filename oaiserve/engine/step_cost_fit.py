@@ -6,8 +6,8 @@ a machine becomes faster or slower as a whole within seconds, because others sha
 number in relation to the others changes more slowly. So a server that has had 64 sequences for an hour still knows what
 one costs.
 
-The engine thread gathers steps, and another thread renews the fit, four times a second. If several steps do not take
-what was expected, it is renewed sooner. However short steps are, the fits take a hundredth of their time.
+The engine thread gathers steps, and another thread renews the fit, twice a second. If several steps do not take what
+was expected, it is renewed sooner. However short steps are, the fits take a hundredth of their time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from oaiserve.engine.step_cost import KNOTS, Load, StepCost
 Numbers = NDArray[np.float64]
 
 BATCH = 256  # steps that a fit learns from; of more, the first ones count
-FIT_NS = 250_000_000  # the time of steps between two fits, each of which takes half a millisecond
+FIT_NS = 500_000_000  # the time of steps between two fits, each of which takes half a millisecond
 LEAST_NS, LEAST_STEPS = 50_000_000, 4  # between two fits at least
 SURPRISE = 0.1  # a larger error
 LEAST_SURPRISING = 0.5  # weight of a step that took longer than expected
@@ -84,11 +84,10 @@ class StepCostFit:
             self._surprise += 1.0
         elif self._surprise:
             self._surprise = max(0.0, self._surprise - 0.25)
-        self._since_ns += ns
-        rows = self._rows
-        if len(rows) < BATCH:
-            rows.append((load, ns, weight))
-        if self._since_ns >= LEAST_NS and (self._since_ns >= FIT_NS or self._surprise >= SURPRISES):
+        if len(self._rows) < BATCH:
+            self._rows.append((load, ns, weight))
+        self._since_ns = since_ns = self._since_ns + ns
+        if since_ns >= LEAST_NS and (since_ns >= FIT_NS or self._surprise >= SURPRISES):
             self._begin_fit()
 
     def _begin_fit(self) -> None:
