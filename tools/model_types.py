@@ -153,6 +153,13 @@ EXTRA = {
 }
 _DELTA = {"linear_key_head_dim": 16, "linear_value_head_dim": 16}  # heads that the native step takes
 EXTRA |= dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid"), _DELTA)
+EXTRA |= {name: {"mamba_d_state": 16} for name in ("bamba", "falcon_h1", "granitemoehybrid")}
+EXTRA["mamba2"] |= {"state_size": 16}
+# Its experts have no gates, for which the native step has no operation.
+EXTRA["nemotron_h"] |= {
+    "ssm_state_size": 16,
+    "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp", "linear_attention"],
+}
 # Types with the sizes of another one.
 LIKE = {"lfm3": "lfm2", "qwen3_5_moe_text": "qwen3_next"}
 PROMPTS = [[5, 9, 3, 17], list(range(20, 51)), [90], [7] * 12, [11, 40, 11, 40, 11]]

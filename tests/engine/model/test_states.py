@@ -164,16 +164,16 @@ def test_the_native_step_is_refused_with_its_reason() -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with a small hybrid, whose attention has heads that native attention takes."""
+    """Return a folder with a small hybrid, of sizes that the native step takes."""
     folder = tmp_path_factory.mktemp("hybrid")
     values = STATE_FAMILIES["granitemoehybrid"] | {"vocab_size": 256, "hidden_size": 64, "head_dim": 16}
-    values |= {"max_position_embeddings": 128}
+    values |= {"max_position_embeddings": 128, "mamba_d_state": 16, "shared_intermediate_size": 48}
     random_model(AutoConfig.for_model(**values)).save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     return folder
 
 
-@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=pytest.mark.compiler)])
 def test_a_folder_is_served_with_prefix_cache_and_without_drafts(
     folder: Path, is_compiled: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -190,13 +190,12 @@ def test_a_folder_is_served_with_prefix_cache_and_without_drafts(
     assert snapshot.num_prefix_hits == 3 * 96  # the first of these prompts leaves its state behind
     assert snapshot.num_drafts == 0
     assert "There is room for 4, so at most 2 sequences run at once (--max-running is 2)" in caplog.text
-    assert ("without its native step, which is slower: it has no operations for" in caplog.text) == is_compiled
+    assert ("The native step is ready" in caplog.text) == is_compiled
 
 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"quantize": "int8"}, "--quantize int8 needs the native step, which cannot be used: it has no operations for"),
         ({"lora": ("a=/tmp",)}, "--lora is not for 'GraniteMoeHybridForCausalLM', which has layers that keep a state."),
     ],
 )

@@ -33,6 +33,7 @@ from oaiserve.engine.model.cpu.description import (
     Layer,
     LayerInputs,
     Matrix,
+    Mixer,
     MixtureNorms,
     Norm,
     NotKnown,
@@ -49,6 +50,12 @@ _ROTATE_IN_WINDOWS = {"cohere2", "exaone4", "exaone_moe"}
 # The names of norms of queries and keys, and those of norms that come after the rotation.
 _QUERY_NORMS, _KEY_NORMS = ("q_norm", "q_layernorm", "query_layernorm"), ("k_norm", "k_layernorm", "key_layernorm")
 _AFTER_ROTATION = "query_layernorm"
+_EXPERT_BIASES = ("e_score_correction_bias", "expert_bias")
+# By which some layers multiply numbers, where the native step has no operation for it unless they are 1.
+_FACTORS = (
+    *("attention_in_multiplier", "attention_out_multiplier", "key_multiplier", "lm_head_multiplier"),
+    *("ssm_in_multiplier", "ssm_out_multiplier"),
+)
 
 
 @torch.inference_mode()
@@ -85,11 +92,14 @@ class _Reader:
         self._names = {id(module): name for name, module in loaded.model.named_modules()}
 
     def decoder(self) -> Decoder:
-        embedding = self.child(self._base, "embed_tokens", "wte", "embed_in", "word_embeddings")
+        embedding = self.child(self._base, "embed_tokens", "wte", "embed_in", "word_embeddings", "embeddings")
         position = self.child(self._base, "wpe", "embed_positions", optional=True)
         config = self._config
         if any(getattr(one, "clip_qkv", None) for one in (config, getattr(config, "attn_config", None))):
             raise NotKnown("it limits queries, keys and values")
+        factors = [getattr(config, name, None) or 1 for name in _FACTORS] + [*getattr(config, "mlp_multipliers", [])]
+        if any(factor != 1 for factor in factors):
+            raise NotKnown("it multiplies what its layers read and give")
         layers = self.child(self._base, "layers", "h", "blocks")
         decoder = Decoder(
             embedding=self._weights(embedding),
@@ -100,7 +110,9 @@ class _Reader:
             layers=[self._layer(index, layer) for index, layer in enumerate(layers)],
             residual_scale=getattr(config, "residual_multiplier", getattr(layers[0], "residual_scale", 1.0)),
             final_norm=self._norm(
-                self.child(self._base, "norm", "ln_f", "norm_f", "final_layernorm", "final_layer_norm")
+                self.child(
+                    self._base, "norm", "ln_f", "norm_f", "final_layernorm", "final_layer_norm", "embedding_norm"
+                )
             ),
             head=self.matrix(self._model.get_output_embeddings()),
             logits_scale=getattr(config, "logit_scale", None) or 1 / (getattr(config, "logits_scaling", None) or 1.0),
@@ -135,11 +147,15 @@ class _Reader:
         if not getattr(layer, "do_layer_norm_before", True):
             raise NotKnown("it norms the hidden state itself")
         mixer = None if index not in self.loaded.state_shapes else describe_mixers.mixer(self, index, layer)
+        if hasattr(layer, "norm"):
+            return self._single_part(index, layer, mixer)
         attention = self.child(layer, "self_attn", "attn", "attention", "self_attention", optional=mixer is not None)
-        attention_norm = self._norm_of(layer, "input_layernorm", "ln_1", "norm_1", "ln_attn", "self_attn_layer_norm")
+        attention_norm = self._norm_of(
+            layer, "input_layernorm", "ln_1", "norm_1", "ln_attn", "self_attn_layer_norm", "operator_norm"
+        )
         after_attention = self._norm_of(layer, "post_self_attn_layernorm")
         between = self._norm_of(layer, "post_attention_layernorm", "ln_2", "norm_2", "ln_mlp", "final_layer_norm")
-        before_mlp = self._norm_of(layer, "pre_feedforward_layernorm")
+        before_mlp = self._norm_of(layer, "pre_feedforward_layernorm", "pre_ff_layernorm", "ffn_norm")
         # `post_attention_layernorm` is the norm before the MLP. If the MLP has its own, or attention has no norm before
         # it, that name is the norm of attention's output.
         if before_mlp is None and attention_norm is not None:
@@ -148,7 +164,14 @@ class _Reader:
             after_attention = between
         is_parallel = before_mlp is None and attention_norm is not None
         is_parallel = getattr(layer, "use_parallel_residual", is_parallel) or hasattr(layer, "ln_mlp")
-        mlp = layer if hasattr(layer, "fc1") else self.child(layer, "mlp", "ffn", "block_sparse_moe")
+        beside = self.child(layer, "shared_mlp", optional=True)
+        mlp = (
+            layer
+            if hasattr(layer, "fc1")
+            else self.child(layer, "mlp", "ffn", "block_sparse_moe", "feed_forward", optional=beside is not None)
+        )
+        if mlp is None:  # a mixture without experts
+            mlp, beside = beside, None
         mlp_out_norm = self._norm_of(layer, "post_feedforward_layernorm", "post_mlp_layernorm")
         gate = self.child(layer, "per_layer_input_gate", optional=True)
         factor = float(getattr(layer, "layer_scalar", 1.0))
@@ -160,7 +183,7 @@ class _Reader:
             mixer=mixer,
             attention_out_norm=after_attention,
             mlp_norm=attention_norm if is_parallel and before_mlp is None else before_mlp,
-            mlp=self._mlp_or_experts(mlp, self.child(layer, "shared_mlp", optional=True))
+            mlp=self._mlp_or_experts(mlp, beside)
             if getattr(layer, "experts", None) is None
             else self._mixture_beside(layer, mlp),
             mlp_out_norm=mlp_out_norm,
@@ -174,6 +197,24 @@ class _Reader:
                 norm=self._norm(self.child(layer, "post_per_layer_input_norm")),
             ),
             factor=factor,
+        )
+
+    def _single_part(self, index: int, layer: Any, mixer: Mixer | None) -> Layer:
+        """Describe a layer that is a norm and one part behind it: one with a state, attention or an MLP."""
+        norm = self._norm(layer.norm)
+        attends = index in self.loaded.kv_shapes
+        computes = mixer is None and not attends
+        return Layer(
+            attention_norm=None if computes else norm,
+            attention=self._attention(index, self.child(layer, "mixer")) if attends else None,
+            mixer=mixer,
+            attention_out_norm=None,
+            mlp_norm=norm if computes else None,
+            mlp=self._mlp_or_experts(self.child(layer, "mixer"), None) if computes else None,
+            mlp_out_norm=None,
+            is_parallel=False,
+            input_gate=None,
+            factor=1.0,
         )
 
     def _attention(self, index: int, attention: Any) -> Attention:
@@ -273,7 +314,7 @@ class _Reader:
         return found
 
     def _rotary(self, index: int, attention: Module, parameters: AttentionParameters) -> RotaryTable | None:
-        rotary = self.child(self._base, "rotary_emb", optional=True)
+        rotary = self.child(self._base, "rotary_emb", "pos_emb", optional=True)
         if (of_layer := self.child(attention, "embed_positions", optional=True)) is not None:  # of pairs of neighbours
             sines, cosines = (table.contiguous() for table in of_layer.float().chunk(2, dim=-1))
             return RotaryTable(cosines, sines, True, 1, None)
@@ -409,7 +450,7 @@ class _Reader:
         logits_bias = None if getattr(linear, "bias", None) is None else self.parameter(linear, "bias").float()
         bias = None
         for module in (mlp, *router.modules()):
-            if (found := getattr(module, "e_score_correction_bias", None)) is not None:
+            if (found := self.child(module, *_EXPERT_BIASES, optional=True)) is not None:
                 bias = found.detach().float().flatten()
                 self._read.add(id(found))
         groups = int(self.child(router, "num_group", optional=True) or 1)
@@ -440,7 +481,7 @@ class _Reader:
         generator = torch.Generator(weight.device).manual_seed(0)
         x = torch.randn(16, weight.shape[1], generator=generator, device=weight.device)
         try:
-            takes_bias = "e_score_correction_bias" in inspect.signature(own.forward).parameters
+            takes_bias = not inspect.signature(own.forward).parameters.keys().isdisjoint(_EXPERT_BIASES)
             _, weights, chosen = own(x, bias) if takes_bias else own(x)
             expected = torch.zeros(len(x), len(weight)).scatter(-1, chosen, weights.float())
         except (RuntimeError, TypeError, ValueError) as error:
@@ -457,15 +498,20 @@ class _Reader:
         raise NotKnown(f"its {type(router).__name__} chooses experts in another way")
 
     def _mlp(self, mlp: Module) -> MLP:
-        down = self.matrix(self.child(mlp, "down_proj", "c_proj", "fc2", "fc_out", "dense_4h_to_h", "output_linear"))
-        activation = self._activation(self.child(mlp, "act_fn", "activation_fn", "act", "activation", "gelu_impl"))
+        down = self.matrix(
+            self.child(mlp, "down_proj", "c_proj", "fc2", "fc_out", "dense_4h_to_h", "output_linear", "w2")
+        )
+        function = self.child(
+            mlp, "act_fn", "activation_fn", "act", "activation", "gelu_impl", optional=hasattr(mlp, "w1")
+        )
+        activation = "silu" if function is None else self._activation(function)
         if (together := self.child(mlp, "gate_up_proj", "input_linear", optional=True)) is not None:
             both = self.matrix(together)
             (gate, up), biases = both.weight.chunk(2), (None, None) if both.bias is None else both.bias.chunk(2)
             upper = replace(both, weight=up, bias=biases[1], first_row=len(gate))
             return MLP(replace(both, weight=gate, bias=biases[0]), upper, down, activation)
-        gate_proj = self.child(mlp, "gate_proj", optional=True)
-        up_proj = self.child(mlp, "up_proj", "c_fc", "fc1", "fc_in", "dense_h_to_4h")
+        gate_proj = self.child(mlp, "gate_proj", "w1", optional=True)
+        up_proj = self.child(mlp, "up_proj", "c_fc", "fc1", "fc_in", "dense_h_to_4h", "w3")
         return MLP(None if gate_proj is None else self.matrix(gate_proj), self.matrix(up_proj), down, activation)
 
     def _norm_of(self, module: Module, *names: str) -> Norm | None:

@@ -12,11 +12,20 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from oaiserve.engine.model.cpu.description import Convolution, DeltaNet, Matrix, Mixer, Norm, NotKnown
+from oaiserve.engine.model.cpu.description import (
+    Convolution,
+    DeltaNet,
+    Mamba2,
+    Matrix,
+    Mixer,
+    Norm,
+    NotKnown,
+    ShortConvolution,
+)
 from oaiserve.engine.model.spec import LayerStateShapes, LoadedModel, StateShape
 
-MAX_TAPS = 4  # as in src/convolution.h
-_ACTIVATIONS = {"silu": "silu", "swish": "silu"}  # in library.ACTIVATIONS, by transformers' name
+MAX_TAPS = 8  # as in src/convolution.h
+_ACTIVATIONS = {"silu": "silu", "swish": "silu", "none": "none"}  # in library.ACTIVATIONS, by transformers' name
 
 
 class Reader(Protocol):
@@ -71,6 +80,54 @@ def _delta_net(reader: Reader, index: int, net: Any) -> DeltaNet:
     )
 
 
+def _mamba2(reader: Reader, index: int, mixer: Any) -> Mamba2:
+    if not {"num_heads", "head_dim", "n_groups"} <= vars(mixer).keys():
+        raise NotKnown(f"it has no operations for states of type {type(mixer).__name__}")
+    heads, head_dim, groups, state_dim = mixer.num_heads, mixer.head_dim, mixer.n_groups, mixer.ssm_state_size
+    together, numbers = reader.matrix(reader.child(mixer, "in_proj")), heads * head_dim
+    channels = numbers + 2 * groups * state_dim
+    if len(together.weight) != numbers + channels + heads:
+        raise NotKnown(f"its {type(mixer).__name__} projects to {len(together.weight)} numbers")
+    if bool((getattr(mixer, "mup_vector", torch.ones(1)) != 1).any()):
+        raise NotKnown(f"its {type(mixer).__name__} multiplies what it projects")
+    # Gates come first, and the numbers of times last.
+    cuts = [(numbers, numbers + channels), (0, numbers), (numbers + channels, None)]
+    convolution = _convolution(reader, mixer.conv1d, mixer.activation)
+    _refuse_another_state(reader, index, convolution, (heads, head_dim, state_dim))
+    norm = None if isinstance(mixer.norm, torch.nn.Identity) else _gated_norm(reader, mixer.norm)
+    return Mamba2(
+        projections=[together.picked(slice(*cut)) for cut in cuts],
+        convolution=convolution,
+        heads=heads,
+        head_dim=head_dim,
+        groups=groups,
+        state_dim=state_dim,
+        speeds=-reader.parameter(mixer, "A_log").float().exp(),
+        biases=reader.parameter(mixer, "dt_bias").float(),
+        skips=reader.parameter(mixer, "D").float(),
+        least_time=float(mixer.time_step_limit[0]),
+        most_time=float(mixer.time_step_limit[1]),
+        norm=norm,
+        norms_first=bool(getattr(mixer.norm, "norm_before_gate", False)),
+        out=reader.matrix(reader.child(mixer, "out_proj")),
+    )
+
+
+def _short_convolution(reader: Reader, index: int, mixer: Any) -> ShortConvolution:
+    convolution = _convolution(reader, mixer.conv, "none")
+    _refuse_another_state(reader, index, convolution, None)
+    # Gates of the inputs come first, then those of the outputs.
+    gates, out_gates, inputs = (
+        slice(part * convolution.weight.shape[1], (part + 1) * convolution.weight.shape[1]) for part in range(3)
+    )
+    together = reader.matrix(reader.child(mixer, "in_proj"))
+    return ShortConvolution(
+        projections=[together.picked(rows) for rows in (inputs, gates, out_gates)],
+        convolution=convolution,
+        out=reader.matrix(reader.child(mixer, "out_proj")),
+    )
+
+
 def _sorted(matrix: Matrix, heads: int, sizes: list[int]) -> Matrix:
     """Return a matrix whose rows are sorted by head, each with parts of these sizes, sorted by part instead."""
     parts = torch.arange(len(matrix.weight)).unflatten(0, (heads, -1)).split(sizes, dim=1)
@@ -105,4 +162,9 @@ def _refuse_another_state(
 
 
 # By the name that layers have for them.
-_MIXERS: dict[str, Callable[[Reader, int, Any], Mixer]] = {"linear_attn": _delta_net}
+_MIXERS: dict[str, Callable[[Reader, int, Any], Mixer]] = {
+    "linear_attn": _delta_net,
+    "mamba": _mamba2,
+    "mixer": _mamba2,
+    "conv": _short_convolution,
+}

@@ -40,9 +40,12 @@ class Matrix:
     heads: int = 0
     parts: int = 3
 
-    def picked(self, rows: Tensor) -> Matrix:
-        """Return the matrix of these rows, int64 [m], to which no adapter can add."""
-        weight = self.weight[rows.numpy()] if isinstance(self.weight, Blocks) else self.weight[rows]
+    def picked(self, rows: Tensor | slice) -> Matrix:
+        """Return the matrix of these rows, a slice or int64 [m], to which no adapter can add."""
+        if isinstance(self.weight, Blocks):
+            weight: Tensor | Blocks = self.weight[rows.numpy() if isinstance(rows, Tensor) else rows]
+        else:
+            weight = self.weight[rows]
         return Matrix(weight, None if self.bias is None else self.bias[rows])
 
     def rows_of(self, rows: Tensor) -> Tensor:
@@ -149,8 +152,38 @@ class DeltaNet:
     out: Matrix
 
 
+@dataclass(frozen=True, slots=True)
+class Mamba2:
+    """A mixer of Mamba 2, as src/mamba.h computes it. The convolution has x, B and C as its channels."""
+
+    # Their rows follow each other: x of all heads, B and C of all groups, gates of x, and what the times follow from.
+    projections: list[Matrix]
+    convolution: Convolution
+    heads: int
+    head_dim: int
+    groups: int
+    state_dim: int
+    speeds: Tensor  # float32 [heads], of the decay
+    biases: Tensor  # float32 [heads], of what the times follow from
+    skips: Tensor  # float32 [heads]
+    least_time: float
+    most_time: float
+    norm: Norm | None  # [heads * head_dim], of which each of the groups has its part by itself
+    norms_first: bool  # before the gates
+    out: Matrix
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConvolution:
+    """A convolution alone, whose inputs and outputs are gated, as LFM2 has it."""
+
+    projections: list[Matrix]  # their rows follow each other: inputs, their gates, gates of the outputs
+    convolution: Convolution
+    out: Matrix
+
+
 # What a layer with a state has beside attention, or in place of it. The order of such layers is that of their states.
-Mixer = DeltaNet
+Mixer = DeltaNet | Mamba2 | ShortConvolution
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +323,7 @@ class Layer:
     mixer: Mixer | None
     attention_out_norm: Norm | None
     mlp_norm: Norm | None
-    mlp: MLP | Experts
+    mlp: MLP | Experts | None
     mlp_out_norm: Norm | None
     is_parallel: bool  # the MLP reads the hidden state that attention reads, without what attention adds to it
     input_gate: InputGate | None  # which comes last
@@ -369,9 +402,10 @@ def _fits(layer: Layer, width: int) -> bool:
     return (
         all(norm is None or len(norm.weight) == width for norm in norms)
         and (layer.attention is None or _fits_attention(layer.attention, width))
-        and (layer.mixer is None or _fits_delta_net(layer.mixer, width))
+        and (layer.mixer is None or _fits_mixer(layer.mixer, width))
         and (layer.input_gate is None or _fits_gate(layer.input_gate, width))
-        and (_fits_mlp(layer.mlp, width) if isinstance(layer.mlp, MLP) else _fits_experts(layer.mlp, width))
+        and (not isinstance(layer.mlp, MLP) or _fits_mlp(layer.mlp, width))
+        and (not isinstance(layer.mlp, Experts) or _fits_experts(layer.mlp, width))
     )
 
 
@@ -393,23 +427,45 @@ def _fits_attention(attention: Attention, width: int) -> bool:
     )
 
 
-def _fits_delta_net(net: DeltaNet, width: int) -> bool:
-    keys, values = net.key_heads * net.key_dim, net.value_heads * net.value_dim
+def _fits_mixer(mixer: Mixer, width: int) -> bool:
+    rows = sum(len(matrix.weight) for matrix in mixer.projections)
+    numbers = mixer.out.weight.shape[1]
+    if isinstance(mixer, DeltaNet):
+        fits, channels = _fits_delta_net(mixer, width, rows, numbers), rows - numbers
+    elif isinstance(mixer, Mamba2):
+        fits, channels = _fits_mamba2(mixer, rows, numbers), rows - numbers - mixer.heads
+    else:
+        fits, channels = rows == 3 * numbers, numbers
+    weight, bias = mixer.convolution.weight, mixer.convolution.bias
     return (
-        all(matrix.weight.shape[1] == width for matrix in (*net.projections, *net.rates))
-        and sum(len(matrix.weight) for matrix in net.projections) == 2 * keys + 2 * values
-        and sum(len(matrix.weight) for matrix in net.rates) == 2 * net.value_heads
-        and _fits_convolution(net.convolution, 2 * keys + values)
-        and net.value_heads % net.key_heads == 0
-        and len(net.speeds) == len(net.biases) == net.value_heads
-        and len(net.norm.weight) == net.value_dim
-        and net.out.weight.shape == (width, values)
+        fits
+        and all(matrix.weight.shape[1] == width for matrix in mixer.projections)
+        and mixer.out.weight.shape == (width, numbers)
+        and weight.shape[1] == channels
+        and (bias is None or len(bias) == channels)
     )
 
 
-def _fits_convolution(convolution: Convolution, channels: int) -> bool:
-    bias = convolution.bias
-    return convolution.weight.shape[1] == channels and (bias is None or len(bias) == channels)
+def _fits_delta_net(net: DeltaNet, width: int, rows: int, numbers: int) -> bool:
+    return (
+        numbers == net.value_heads * net.value_dim
+        and rows == 2 * net.key_heads * net.key_dim + 2 * numbers
+        and all(matrix.weight.shape[1] == width for matrix in net.rates)
+        and sum(len(matrix.weight) for matrix in net.rates) == 2 * net.value_heads
+        and net.value_heads % net.key_heads == 0
+        and len(net.speeds) == len(net.biases) == net.value_heads
+        and len(net.norm.weight) == net.value_dim
+    )
+
+
+def _fits_mamba2(mixer: Mamba2, rows: int, numbers: int) -> bool:
+    return (
+        numbers == mixer.heads * mixer.head_dim
+        and rows == 2 * numbers + 2 * mixer.groups * mixer.state_dim + mixer.heads
+        and mixer.heads % mixer.groups == 0
+        and len(mixer.speeds) == len(mixer.biases) == len(mixer.skips) == mixer.heads
+        and (mixer.norm is None or len(mixer.norm.weight) == numbers)
+    )
 
 
 def _fits_projection(attention: Attention, width: int) -> bool:

@@ -89,6 +89,20 @@ class DeltaHeads(Structure):
     _fields_ = (("key_heads", c_long), ("value_heads", c_long), ("key_dim", c_long), ("value_dim", c_long))
 
 
+class ScanHeads(Structure):
+    """The heads of Mamba 2, as src/mamba.h has them."""
+
+    _fields_ = (
+        ("heads", c_long),
+        ("head_dim", c_long),
+        ("groups", c_long),
+        ("state_dim", c_long),
+        ("times", c_long),
+        ("least_time", c_float),
+        ("most_time", c_float),
+    )
+
+
 class GatedNorm(Structure):
     """How a row is gated and normed, as src/gates.h has it."""
 
@@ -193,6 +207,8 @@ _FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "convolve": ((_DECODER, _INDEX, Convolution), _INDEX),
     "prepare_delta": ((_DECODER, _INDEX, _INDEX, DeltaHeads, _POINTER, _POINTER), _INDEX),
     "delta_rule": ((_DECODER, _INDEX, _INDEX, DeltaHeads, c_long), _INDEX),
+    "prepare_scan": ((_DECODER, _INDEX, ScanHeads, _POINTER, _POINTER), _INDEX),
+    "scan": ((_DECODER, _INDEX, ScanHeads, _POINTER, c_long), _INDEX),
     "gate_and_norm": ((_DECODER, _INDEX, _INDEX, GatedNorm, Normalize), _INDEX),
     "gate_rows": ((_DECODER, _INDEX, _INDEX, c_long, c_long), _INDEX),
     "logits": ((_DECODER, _INDEX, _INDEX, c_float, c_float), _INDEX),

@@ -8,12 +8,12 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from oaiserve.engine.model.cpu import description, library
-from oaiserve.engine.model.cpu.description import DeltaNet, Matrix, Mixer, Norm, NotKnown
+from oaiserve.engine.model.cpu.description import DeltaNet, Mamba2, Matrix, Mixer, Norm, NotKnown, ShortConvolution
 from oaiserve.engine.model.cpu.kv_layout import LANES
-from oaiserve.engine.model.cpu.library import ACTIVATIONS, DeltaHeads, GatedNorm, Library, Normalize
+from oaiserve.engine.model.cpu.library import ACTIVATIONS, DeltaHeads, GatedNorm, Library, Normalize, ScanHeads
 
 NONE = -1  # no numbers of a row
-MAX_DIM = 256  # MAX_STATE_KEY_DIM in src/delta.h
+MAX_KEY_DIM = 256  # MAX_STATE_KEY_DIM in src/delta.h
 
 
 class Operations(Protocol):
@@ -45,21 +45,27 @@ class MixerOperations:
         self._operations, self._add = operations, operations.library
         self._num_layers = 0  # for which operations have been added
         if mixers:
-            self._rows = operations.floats(max(_width(mixer.projections) for mixer in mixers))
-            self._rates = operations.floats(max(-(-_width(mixer.rates) // LANES) * LANES for mixer in mixers))
+            self._rows = operations.floats(max(_up(_num_numbers(mixer)) for mixer in mixers))
+        if nets := [mixer for mixer in mixers if isinstance(mixer, DeltaNet)]:
+            self._rates = operations.floats(max(_up(2 * net.value_heads) for net in nets))
 
     def add(self, mixer: Mixer, x: int, out: int) -> None:
         """Add the operations of the next layer: they write what its last matrix multiplies to `out`."""
-        self._delta_net(mixer, x, out)
+        self._operations.project("projections", x, self._rows, mixer.projections)
+        if isinstance(mixer, DeltaNet):
+            self._delta_net(mixer, x, out)
+        elif isinstance(mixer, Mamba2):
+            self._mamba2(mixer, out)
+        else:
+            self._short_convolution(mixer, out)
         self._num_layers += 1
 
     def _delta_net(self, net: DeltaNet, x: int, out: int) -> None:
         operations, add = self._operations, self._add
-        for dim in (net.key_dim, net.value_dim):
-            if dim % LANES or dim > MAX_DIM:
-                raise NotKnown(f"its states have {dim} numbers in a row, no multiple of {LANES} up to {MAX_DIM}")
+        _refuse_unless_whole(net.key_dim, net.value_dim)
+        if net.key_dim > MAX_KEY_DIM:
+            raise NotKnown(f"its states have keys of {net.key_dim} numbers, which are more than {MAX_KEY_DIM}")
         heads = DeltaHeads(net.key_heads, net.value_heads, net.key_dim, net.value_dim)
-        operations.project("projections", x, self._rows, net.projections)
         operations.project("projections", x, self._rates, net.rates)
         channels = self._convolve(net.convolution)
         speeds, biases = operations.keep(net.speeds), operations.keep(net.biases)
@@ -69,19 +75,44 @@ class MixerOperations:
         normalize = operations.normalize(net.norm)
         operations.operation("recurrence", add.gate_and_norm, self._rows, out, gated, normalize)
 
-    def _convolve(self, convolution: description.Convolution, first: int = 0) -> int:
-        """Add the convolution of the numbers of a row from `first` on. Return how many these are."""
+    def _mamba2(self, mixer: Mamba2, out: int) -> None:
+        operations, add = self._operations, self._add
+        _refuse_unless_whole(mixer.head_dim, mixer.state_dim, mixer.head_dim * mixer.heads // mixer.groups)
+        channels = self._convolve(mixer.convolution)
+        numbers = mixer.heads * mixer.head_dim
+        sizes = (mixer.heads, mixer.head_dim, mixer.groups, mixer.state_dim, channels + numbers)
+        heads = ScanHeads(*sizes, mixer.least_time, mixer.most_time)
+        speeds, biases = operations.keep(mixer.speeds), operations.keep(mixer.biases)
+        operations.operation("recurrence", add.prepare_scan, self._rows, heads, speeds, biases)
+        operations.operation("recurrence", add.scan, self._rows, heads, operations.keep(mixer.skips), self._num_layers)
+        gated = GatedNorm(0, channels, mixer.groups, not mixer.norms_first, True)
+        normalize = Normalize() if mixer.norm is None else operations.normalize(mixer.norm)
+        normalize.width = numbers // mixer.groups
+        operations.operation("recurrence", add.gate_and_norm, self._rows, out, gated, normalize)
+
+    def _short_convolution(self, mixer: ShortConvolution, out: int) -> None:
+        width = mixer.out.weight.shape[1]
+        self._convolve(mixer.convolution, before=width, after=2 * width)
+        self._operations.operation("convolution", self._add.norm, self._rows, out, Normalize(width=width), False)
+
+    def _convolve(self, convolution: description.Convolution, *, before: int = NONE, after: int = NONE) -> int:
+        """Add the convolution of the first numbers of a row, and return how many these are.
+
+        Those from `before` on multiply its inputs, and those from `after` on its outputs.
+        """
         keep, bias = self._operations.keep, convolution.bias
         taps, channels = convolution.weight.shape
+        if channels % LANES:
+            raise NotKnown(f"its convolutions have {channels} channels, which is no multiple of {LANES}")
         arguments = library.Convolution(
-            first,
+            0,
             channels,
             taps,
             keep(convolution.weight),
             None if bias is None else keep(bias),
             ACTIVATIONS.index(convolution.activation),
-            NONE,
-            NONE,
+            before,
+            after,
             self._num_layers,
         )
         self._operations.operation("convolution", self._add.convolve, self._rows, arguments)
@@ -90,8 +121,21 @@ class MixerOperations:
 
 def matrices_of(mixer: Mixer) -> list[Matrix]:
     """Return the matrices of a mixer, which may be in blocks."""
-    return [*mixer.projections, *mixer.rates, mixer.out]
+    rates = mixer.rates if isinstance(mixer, DeltaNet) else []
+    return [*mixer.projections, *rates, mixer.out]
 
 
-def _width(matrices: list[Matrix]) -> int:
-    return sum(len(matrix.weight) for matrix in matrices)
+def _num_numbers(mixer: Mixer) -> int:
+    """Return how many numbers of a token are beside each other: what is projected, and decays."""
+    projected = sum(len(matrix.weight) for matrix in mixer.projections)
+    return projected + (mixer.heads if isinstance(mixer, Mamba2) else 0)
+
+
+def _refuse_unless_whole(*dims: int) -> None:
+    for dim in dims:
+        if dim % LANES:
+            raise NotKnown(f"its states have {dim} numbers in a row, which is no multiple of {LANES}")
+
+
+def _up(width: int) -> int:
+    return -(-width // LANES) * LANES

@@ -170,7 +170,8 @@ class Operations:
         self.operation("layer inputs", add.layer_inputs, *arguments, self.normalize(inputs.norm), layers)
 
     def _layer(self, index: int, layer: Layer, residual_scale: float) -> None:
-        self._norm(layer.attention_norm)
+        if layer.attention is not None or layer.mixer is not None:
+            self._norm(layer.attention_norm)
         if (mixer := layer.mixer) is not None:
             self._mixers.add(mixer, self._normed, self._attended)
             self._add("output", self._attended, mixer.out, layer.attention_out_norm, residual_scale)
@@ -179,9 +180,11 @@ class Operations:
             if layer.is_parallel and layer.mlp_norm is not layer.attention_norm:
                 self._norm(layer.mlp_norm)
             self._add("output", self._attended, attention.out, layer.attention_out_norm, residual_scale)
-        if not layer.is_parallel:
+        if not layer.is_parallel and layer.mlp is not None:
             self._norm(layer.mlp_norm)
-        if isinstance(layer.mlp, MLP):
+        if layer.mlp is None:
+            pass
+        elif isinstance(layer.mlp, MLP):
             self._mlp_inner(layer.mlp)
             factor = layer.factor if layer.input_gate is None else 1.0
             self._add("down", self._mlp, layer.mlp.down, layer.mlp_out_norm, residual_scale, factor)

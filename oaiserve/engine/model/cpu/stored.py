@@ -33,11 +33,13 @@ from oaiserve.engine.model.cpu.description import (
     LatentProjection,
     Layer,
     LayerInputs,
+    Mamba2,
     Matrix,
     MixtureNorms,
     Norm,
     RotaryTable,
     Router,
+    ShortConvolution,
 )
 from oaiserve.engine.model.spec import KVShape
 from oaiserve.engine.model.wrapped_names import text_name
@@ -51,7 +53,18 @@ _CLASSES = {
     for kind in (
         *(MLP, Attention, AttentionParameters, ClampedGate, Convolution, Decoder, DeltaNet),
         *(Expert, Experts, InputGate, KVShape),
-        *(LatentProjection, Layer, LayerInputs, Matrix, MixtureNorms, Norm, RotaryTable, Router),
+        *(
+            LatentProjection,
+            Layer,
+            LayerInputs,
+            Mamba2,
+            Matrix,
+            MixtureNorms,
+            Norm,
+            RotaryTable,
+            Router,
+            ShortConvolution,
+        ),
     )
 }
 _SAFETENSORS_DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32}

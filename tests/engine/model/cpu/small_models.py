@@ -182,10 +182,32 @@ DELTA = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
 }
-# Families with layers that keep a state. Keys and values come from a convolution, and fade.
+MAMBA2 = {"mamba_n_heads": 4, "mamba_d_head": "auto", "mamba_d_state": 32, "mamba_n_groups": 2}
+CONVOLUTIONS = {"layer_types": ["conv", "full_attention", "conv"]}
+# Families with layers that keep a state.
 STATE_FAMILIES: dict[str, PreTrainedConfig] = {
     "qwen3_next": config("qwen3_next", **DELTA, **MOE, shared_expert_intermediate_size=48),  # projections by head
     "qwen3_5_text": config("qwen3_5_text", **DELTA),
+    "lfm2": config("lfm2", **CONVOLUTIONS),  # a convolution alone
+    "lfm2_moe": config("lfm2_moe", **MOE, **CONVOLUTIONS, num_dense_layers=1, conv_L_cache=5),
+    "mamba2": config("mamba2", num_heads=4, head_dim=32, n_groups=2, state_size=16),  # no attention, and no MLP
+    "bamba": config("bamba", **MAMBA2, attn_layer_indices=[1]),
+    "granitemoehybrid": config(
+        "granitemoehybrid", **MAMBA2, **EXPERTS, layer_types=DELTA["layer_types"], shared_intermediate_size=48
+    ),
+    "granitemoehybrid without experts": config(
+        "granitemoehybrid", **MAMBA2, layer_types=DELTA["layer_types"], num_local_experts=0, residual_multiplier=0.3
+    ),
+    "falcon_h1": config("falcon_h1", **MAMBA2, mamba_d_ssm=192, mamba_rms_norm=False),  # beside attention
+    "nemotron_h": config(  # a state, attention or an MLP in each layer
+        "nemotron_h",
+        num_hidden_layers=5,
+        mamba_num_heads=4,
+        mamba_head_dim=32,
+        ssm_state_size=16,
+        n_groups=2,
+        layers_block_type=["linear_attention", "mlp", "full_attention", "mlp", "linear_attention"],
+    ),
 }
 FAMILIES |= STATE_FAMILIES
 NUM_STATES = 24  # more than sequences run, so that some can be kept
@@ -204,7 +226,7 @@ def make_model(asked: PreTrainedConfig, *, dtype: torch.dtype = torch.float32) -
             if parameter.dim() == 1 or name.endswith("_bias"):
                 parameter += 0.4 * torch.randn(parameter.shape, generator=generator)
         for name, buffer in model.named_buffers():
-            if name.endswith(("layer_scalar", "e_score_correction_bias")):
+            if name.endswith(("layer_scalar", "e_score_correction_bias", "expert_bias")):
                 buffer += 0.4 * torch.rand(buffer.shape, generator=generator)
     return model
 

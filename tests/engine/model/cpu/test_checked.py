@@ -205,10 +205,11 @@ def test_a_description_is_read_as_it_was_written(family: str, tmp_path: Path) ->
         "gpt2",
         "gpt_bigcode",
         "gpt_neox",
+        "nemotron_h",
         "persimmon",
         "qwen3_5_text",
         "qwen3_next",
-    )  # whose weights are turned or sorted
+    )  # whose weights are turned or sorted, or have other names in files
     if not family.startswith(changed):
         assert sum(place_bytes(place) for place in places(written) if place["file"]) >= 0.9 * weights
 

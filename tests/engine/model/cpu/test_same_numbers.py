@@ -31,10 +31,12 @@ from oaiserve.engine.step import Chunk, Step
 from oaiserve.engine.step_account import EngineSnapshot
 from tests.engine.model.cpu.small_models import (
     BLOCK_SIZE,
+    CONVOLUTIONS,
     DELTA,
     EMULATED_AMX,
     GROUPED_MOE,
     LATENT,
+    MAMBA2,
     MOE,
     compiled_for,
     config,
@@ -62,6 +64,14 @@ CLAMPED = config(
 LATENTS = config(
     "deepseek_v3", **LONG | LATENT, **GROUPED_MOE, num_experts_per_tok=3, num_attention_heads=4, q_lora_rank=40
 )
+MAMBA = config(
+    "granitemoehybrid",
+    **LONG | MAMBA2,
+    layer_types=DELTA["layer_types"][:2],
+    num_local_experts=0,
+    shared_intermediate_size=112,
+)
+CONVOLUTION = config("lfm2", **LONG | {"layer_types": CONVOLUTIONS["layer_types"][:2]})
 RECURRENT = config("qwen3_next", **LONG | DELTA | {"layer_types": DELTA["layer_types"][:2]}, **MOE)
 BLOCKY = config("llama", **LONG | {"intermediate_size": 1120})
 NORMED = config("gpt2", n_embd=64, n_layer=2, n_head=4, max_position_embeddings=1024, initializer_range=0.2)
@@ -84,7 +94,10 @@ CASES = {
     "bfloat16 with AMX": (GROUPED, torch.bfloat16, "none", EMULATED_AMX),
     "eight bits with AMX": (CAPPED, torch.bfloat16, "int8", EMULATED_AMX),
     "gated delta nets": (RECURRENT, torch.bfloat16, "none", "native"),
-    "gated delta nets with AVX2": (RECURRENT, torch.float32, "int8", "x86-64-v3"),
+    "gated delta nets with AVX2": (RECURRENT, torch.bfloat16, "int8", "x86-64-v3"),
+    "Mamba 2": (MAMBA, torch.bfloat16, "none", "native"),
+    "Mamba 2 with AVX2": (MAMBA, torch.float32, "none", "x86-64-v3"),
+    "short convolutions": (CONVOLUTION, torch.bfloat16, "none", "native"),
     "blocks of GGUF files": (BLOCKY, torch.float32, "blocks", "native"),
     "cache in eight bits": (GROUPED, torch.bfloat16, "none", "native"),
     "cache in eight bits with AVX2": (CAPPED, torch.bfloat16, "none", "x86-64-v3"),

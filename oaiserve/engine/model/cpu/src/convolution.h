@@ -5,7 +5,7 @@
 
 namespace oaiserve {
 
-constexpr long MIN_TAPS = 2, MAX_TAPS = 4;
+constexpr int MIN_TAPS = 2, MAX_TAPS = 8;
 
 // y = activation(sum of the last `taps` inputs, each times its weight, + bias) of `channels` numbers of a row, in place.
 // Some families multiply the inputs, and the outputs, by other numbers of the row.
@@ -28,11 +28,7 @@ class Convolve : public Operation {
   void run(const StepInput& step, int, long item) noexcept override {
     const long count = blocks(step), sequence = item / count, block = item % count, groups = c_.channels / LANES;
     const long first = groups * block / count * LANES, last = groups * (block + 1) / count * LANES;
-    switch (c_.taps) {
-      case 2: return convolve<2>(step, sequence, first, last);
-      case 3: return convolve<3>(step, sequence, first, last);
-      case 4: return convolve<4>(step, sequence, first, last);
-    }
+    convolve_with<MIN_TAPS>(step, sequence, first, last);
   }
 
  private:
@@ -40,6 +36,12 @@ class Convolve : public Operation {
   long blocks(const StepInput& step) const {
     const long values = step.num_tokens * c_.channels / step.num_sequences;
     return std::clamp(values / (ITEM_VALUES / 4), 1L, c_.channels / LANES);
+  }
+
+  template <int TAPS>
+  void convolve_with(const StepInput& step, long sequence, long first, long last) {
+    if (c_.taps == TAPS) return convolve<TAPS>(step, sequence, first, last);
+    if constexpr (TAPS < MAX_TAPS) convolve_with<TAPS + 1>(step, sequence, first, last);
   }
 
   // Computes some channels. Their last inputs are in a ring, whose oldest ones a new token replaces.

@@ -22,6 +22,7 @@
 #include "gates.h"
 #include "latent.h"
 #include "layer_inputs.h"
+#include "mamba.h"
 #if defined(BLOCK_WEIGHTS)
 #include "block_operations.h"
 #include "encode_blocks.h"
@@ -358,7 +359,7 @@ long oaiserve_add_cache(Decoder* decoder, CacheMemory memory) {
 }
 
 // The remaining parts are operations, which run in the order in which they are added. operations.h, attend.h, latent.h,
-// layer_inputs.h, experts.h, convolution.h, delta.h and gates.h say what they compute.
+// layer_inputs.h, experts.h, convolution.h, delta.h, mamba.h and gates.h say what they compute.
 
 long oaiserve_embed(Decoder* decoder, long out, const Element* table, const Element* position_table, long width,
                     float scale) {
@@ -561,6 +562,16 @@ long oaiserve_prepare_delta(Decoder* decoder, long x, long rates, DeltaHeads hea
 // `layer` is the layer's place among those that keep a state.
 long oaiserve_delta_rule(Decoder* decoder, long x, long rates, DeltaHeads heads, long layer) {
   return add_operation<DeltaRule>(*decoder, decoder->floats[x], decoder->floats[rates], heads, layer);
+}
+
+// `speeds` and `biases` are [heads.heads].
+long oaiserve_prepare_scan(Decoder* decoder, long x, ScanHeads heads, const float* speeds, const float* biases) {
+  return add_operation<PrepareScan>(*decoder, decoder->floats[x], heads, speeds, biases);
+}
+
+// `skips` are [heads.heads].
+long oaiserve_scan(Decoder* decoder, long x, ScanHeads heads, const float* skips, long layer) {
+  return add_operation<Scan>(*decoder, decoder->floats[x], heads, skips, layer);
 }
 
 long oaiserve_gate_and_norm(Decoder* decoder, long x, long out, GatedNorm gated, Normalize normalize) {
