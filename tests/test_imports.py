@@ -165,7 +165,7 @@ MODEL_ROWS = {
     "int4_weights": "cpu.blocks cpu.encode cpu.library cpu.quantized_file tensor_files",
     "kept": "adapted_modules adapters cpu.blocks cpu.build cpu.check cpu.checked cpu.cores cpu.describe "
     "cpu.description cpu.kv_layout cpu.library cpu.native cpu.part cpu.reserved cpu.start gguf_config gguf_weights "
-    "int4_weights load memory mxfp4_weights packed_weights profiler runner spec started weights wrapper",
+    "int4_weights load memory mxfp4_weights packed_weights profiler runner spec started states weights wrapper",
     "restart": "cpu.checked cpu.cores cpu.reserved draft memory profiler runner started states",
     # the one place that assembles all of these, and the worker process, which is a program
     "start": "adapted_modules attention attention.reference attention.select attention.varlen batch "

@@ -107,8 +107,10 @@ class _FusedLayer:
         attention, mlp = layer.attention, layer.mlp
         if not isinstance(mlp, MLP):
             raise NotKnown("it has a mixture of experts")
-        if attention is None or layer.mixer is not None or attention.gate is not None:
-            raise NotKnown("it has layers that keep a state, or gates of attention")
+        if attention is None or layer.mixer is not None or attention.gate is not None or attention.factors is not None:
+            raise NotKnown("it has layers that keep a state, or gates or factors of attention")
+        if mlp.gate_factor != 1 or mlp.down_factor != 1 or layer.attention_factor != 1:
+            raise NotKnown("its layers have factors of their own")
         if not isinstance(attention.qkv, list):
             raise NotKnown("its keys and values are made from latent vectors")
         if attention.cache_of is not None or attention.values_of_keys or attention.value_norm is not None:

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from accelerate import init_empty_weights
@@ -56,13 +56,14 @@ from oaiserve.engine.model.load import (
     refuse_unless_decoder_only,
     select_device,
 )
-from oaiserve.engine.model.memory import kv_blocks, longest_request
+from oaiserve.engine.model.memory import kv_blocks, longest_request, num_states
 from oaiserve.engine.model.mxfp4_weights import Mxfp4Weights
 from oaiserve.engine.model.packed_weights import PackedWeights
 from oaiserve.engine.model.profiler import TorchProfiler
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel, ModelSpec
 from oaiserve.engine.model.started import CPU_STEP_TOKENS, Started
+from oaiserve.engine.model.states import States
 from oaiserve.engine.model.weights import Weights
 from oaiserve.engine.model.wrapper import text_config
 from oaiserve.errors import StartupError
@@ -72,6 +73,7 @@ from oaiserve.remembered import Subject
 from oaiserve.source import ModelSource
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _CHECKED_ROWS = 1024  # of the embedding
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -124,6 +126,7 @@ class Kept(NamedTuple):
     expected: list[Tensor]  # its logits
     native: NativeDecoder
     num_blocks: int  # of its KV cache
+    num_states: int  # of sequences; 0 if no layer keeps one
 
 
 def start_kept(
@@ -147,13 +150,19 @@ def start_kept(
         raise
     loaded, num_blocks = kept.loaded, kept.num_blocks
     started = Started(
-        ModelRunner(kept.native, loaded.device, options.block_size),
+        ModelRunner(
+            kept.native,
+            loaded.device,
+            options.block_size,
+            states=States(loaded.state_shapes, kept.num_states, loaded.device) if kept.num_states else None,
+        ),
         num_blocks,
         longest_request(loaded, num_blocks * options.block_size),
         CPU_STEP_TOKENS,
         TorchProfiler(loaded.device),
         ranges=None,
         adaptable=kept.decoder.adaptable() if options.has_adapters else {},
+        num_states=kept.num_states,
     )
     if asked is not None:
         remember = partial(remember_checked, asked, loaded, kept.decoder, kept.expected, options, kept.compared)
@@ -272,13 +281,16 @@ def _load(
         known.loaded,
         model=model,
         vocab_size=weights.shape(_EMBEDDING)[0],
-        kv_shapes={layer: known.loaded.kv_shapes[shown_by[kind]] for layer, kind in enumerate(kinds)},
+        kv_shapes=_of_layers(known.loaded.kv_shapes, kinds, shown_by),
+        state_shapes=_of_layers(known.loaded.state_shapes, kinds, shown_by),
     )
-    parameters = {layer: known.parameters[shown_by[kind]] for layer, kind in enumerate(kinds)}
+    parameters = _of_layers(known.parameters, kinds, shown_by)
     decoder = describe(loaded, parameters, blocks)
     if has_adapters:
         refuse_unless_adaptable(model, decoder)
-    num_blocks = kv_blocks(loaded, options, loaded.max_model_len)
+    most_states = num_states(loaded, options)
+    state_bytes = most_states * loaded.state_bytes
+    num_blocks = kv_blocks(loaded, options, loaded.max_model_len, state_bytes=state_bytes)
     torch.set_num_threads(NativeDecoder.torch_threads)
     small = part.decoder(decoder)
     probe = probe_adapter(small.adaptable(), dtype) if has_adapters else None
@@ -292,7 +304,12 @@ def _load(
     )
     native = NativeDecoder(library, decoder, num_blocks=num_blocks, reserved=reserved, **sizes)
     log.info("The native step is ready, with weights in blocks: %s", _counts(blocks, others))
-    return Kept(loaded, weights, decoder, part, known.expected, native, num_blocks)
+    return Kept(loaded, weights, decoder, part, known.expected, native, num_blocks, most_states)
+
+
+def _of_layers(found: Mapping[int, T], kinds: list[str], shown_by: Mapping[str, int]) -> dict[int, T]:
+    """Return for each layer what was found of the one that shows its kind, if anything was."""
+    return {layer: found[shown_by[kind]] for layer, kind in enumerate(kinds) if shown_by[kind] in found}
 
 
 class _Known(NamedTuple):
@@ -341,11 +358,12 @@ def _ask_transformers(
     if options.has_adapters:
         probe = _probe(model, part, dtype)
         expected += transformers_logits(loaded, options.block_size, probe)[0]
-    return _Known(
-        replace(loaded, kv_shapes={layer: loaded.kv_shapes[i] for i, layer in enumerate(layers)}),
-        {layer: parameters[i] for i, layer in enumerate(layers)},
-        expected,
-    )
+
+    def in_whole(found: Mapping[int, T]) -> dict[int, T]:
+        return {layer: found[i] for i, layer in enumerate(layers) if i in found}
+
+    kv_shapes, state_shapes = in_whole(loaded.kv_shapes), in_whole(loaded.state_shapes)
+    return _Known(replace(loaded, kv_shapes=kv_shapes, state_shapes=state_shapes), in_whole(parameters), expected)
 
 
 def _probe(model: PreTrainedModel, part: Part, dtype: torch.dtype) -> Adapter:

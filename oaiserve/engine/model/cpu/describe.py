@@ -51,11 +51,6 @@ _ROTATE_IN_WINDOWS = {"cohere2", "exaone4", "exaone_moe"}
 _QUERY_NORMS, _KEY_NORMS = ("q_norm", "q_layernorm", "query_layernorm"), ("k_norm", "k_layernorm", "key_layernorm")
 _AFTER_ROTATION = "query_layernorm"
 _EXPERT_BIASES = ("e_score_correction_bias", "expert_bias")
-# By which some layers multiply numbers, where the native step has no operation for it unless they are 1.
-_FACTORS = (
-    *("attention_in_multiplier", "attention_out_multiplier", "key_multiplier", "lm_head_multiplier"),
-    *("ssm_in_multiplier", "ssm_out_multiplier"),
-)
 
 
 @torch.inference_mode()
@@ -97,9 +92,6 @@ class _Reader:
         config = self._config
         if any(getattr(one, "clip_qkv", None) for one in (config, getattr(config, "attn_config", None))):
             raise NotKnown("it limits queries, keys and values")
-        factors = [getattr(config, name, None) or 1 for name in _FACTORS] + [*getattr(config, "mlp_multipliers", [])]
-        if any(factor != 1 for factor in factors):
-            raise NotKnown("it multiplies what its layers read and give")
         layers = self.child(self._base, "layers", "h", "blocks")
         decoder = Decoder(
             embedding=self._weights(embedding),
@@ -115,7 +107,9 @@ class _Reader:
                 )
             ),
             head=self.matrix(self._model.get_output_embeddings()),
-            logits_scale=getattr(config, "logit_scale", None) or 1 / (getattr(config, "logits_scaling", None) or 1.0),
+            logits_scale=getattr(config, "logit_scale", None)
+            or getattr(config, "lm_head_multiplier", None)
+            or 1 / (getattr(config, "logits_scaling", None) or 1.0),
             logits_softcap=getattr(config, "final_logit_softcapping", None) or 0.0,
         )
         for name, parameter in self._model.named_parameters():
@@ -180,7 +174,9 @@ class _Reader:
         return Layer(
             attention_norm=attention_norm,
             attention=None if attention is None else self._attention(index, attention),
+            attention_factor=float(getattr(layer, "attn_out_multiplier", 1.0)),
             mixer=mixer,
+            mixer_factor=float(getattr(layer, "ssm_out_multiplier", 1.0)),
             attention_out_norm=after_attention,
             mlp_norm=attention_norm if is_parallel and before_mlp is None else before_mlp,
             mlp=self._mlp_or_experts(mlp, beside)
@@ -207,7 +203,9 @@ class _Reader:
         return Layer(
             attention_norm=None if computes else norm,
             attention=self._attention(index, self.child(layer, "mixer")) if attends else None,
+            attention_factor=1.0,
             mixer=mixer,
+            mixer_factor=1.0,
             attention_out_norm=None,
             mlp_norm=norm if computes else None,
             mlp=self._mlp_or_experts(self.child(layer, "mixer"), None) if computes else None,
@@ -251,6 +249,7 @@ class _Reader:
         return Attention(
             qkv=qkv,
             gate=gate,
+            factors=self._factors(attention, qkv),
             cache_of=owner if is_sharing else None,
             values_of_keys=values_of_keys,
             out=out,
@@ -267,6 +266,17 @@ class _Reader:
             sinks=self.parameter(attention, "sinks").float() if parameters.has_sinks else None,
             parameters=self._scaled(parameters, attention),
         )
+
+    def _factors(self, attention: Any, qkv: list[Matrix] | LatentProjection) -> Tensor | None:
+        """Return what queries, keys and values are multiplied by, row by row."""
+        of_keys = float(getattr(attention, "key_multiplier", 1.0))
+        of_all = float(getattr(self._config, "attention_in_multiplier", 1.0))
+        if (of_keys, of_all) == (1, 1):
+            return None
+        if isinstance(qkv, LatentProjection) or len(qkv) != 3 or any(matrix.bias is not None for matrix in qkv):
+            raise NotKnown("it multiplies queries and keys that have biases, or no matrices of their own")
+        factors = (of_all, of_all * of_keys, of_all)
+        return torch.cat([torch.full((len(m.weight),), factor) for m, factor in zip(qkv, factors, strict=True)])
 
     def _scaled(self, parameters: AttentionParameters, attention: Any) -> AttentionParameters:
         """Return the parameters for queries as they are, where a layer has scaled them itself."""
@@ -512,7 +522,9 @@ class _Reader:
             return MLP(replace(both, weight=gate, bias=biases[0]), upper, down, activation)
         gate_proj = self.child(mlp, "gate_proj", "w1", optional=True)
         up_proj = self.child(mlp, "up_proj", "c_fc", "fc1", "fc_in", "dense_h_to_4h", "w3")
-        return MLP(None if gate_proj is None else self.matrix(gate_proj), self.matrix(up_proj), down, activation)
+        own_gate = None if gate_proj is None else self.matrix(gate_proj)
+        factors = [float(getattr(mlp, name, 1.0)) for name in ("gate_multiplier", "down_multiplier")]
+        return MLP(own_gate, self.matrix(up_proj), down, activation, *factors)
 
     def _norm_of(self, module: Module, *names: str) -> Norm | None:
         norm = self.child(module, *names, optional=True)

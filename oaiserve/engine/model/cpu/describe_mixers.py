@@ -88,15 +88,20 @@ def _mamba2(reader: Reader, index: int, mixer: Any) -> Mamba2:
     channels = numbers + 2 * groups * state_dim
     if len(together.weight) != numbers + channels + heads:
         raise NotKnown(f"its {type(mixer).__name__} projects to {len(together.weight)} numbers")
-    if bool((getattr(mixer, "mup_vector", torch.ones(1)) != 1).any()):
-        raise NotKnown(f"its {type(mixer).__name__} multiplies what it projects")
     # Gates come first, and the numbers of times last.
-    cuts = [(numbers, numbers + channels), (0, numbers), (numbers + channels, None)]
+    cuts = [slice(numbers, numbers + channels), slice(numbers), slice(numbers + channels, None)]
+    factors = None
+    if hasattr(mixer, "mup_vector"):
+        if together.bias is not None:
+            raise NotKnown(f"its {type(mixer).__name__} multiplies what it projects with a bias")
+        by_row = mixer.mup_vector.detach().float().flatten() * float(mixer.ssm_in_multiplier)
+        factors = torch.cat([by_row[cut] for cut in cuts])
     convolution = _convolution(reader, mixer.conv1d, mixer.activation)
     _refuse_another_state(reader, index, convolution, (heads, head_dim, state_dim))
     norm = None if isinstance(mixer.norm, torch.nn.Identity) else _gated_norm(reader, mixer.norm)
     return Mamba2(
-        projections=[together.picked(slice(*cut)) for cut in cuts],
+        projections=[together.picked(cut) for cut in cuts],
+        factors=factors,
         convolution=convolution,
         heads=heads,
         head_dim=head_dim,

@@ -111,6 +111,7 @@ class Attention:
     qkv: list[Matrix] | LatentProjection  # matrices whose rows follow each other
     cache_of: int | None  # the layer to whose keys and values it attends, so that it has only queries; None: its own
     values_of_keys: bool  # values are the keys before norm and rotation, and have no rows of their own
+    factors: Tensor | None  # float32 [rows of qkv], by which the products with these are multiplied
     gate: Matrix | None  # [numbers that `out` reads, width], the sigmoid of whose product multiplies these
     out: Matrix
     heads: int
@@ -158,6 +159,7 @@ class Mamba2:
 
     # Their rows follow each other: x of all heads, B and C of all groups, gates of x, and what the times follow from.
     projections: list[Matrix]
+    factors: Tensor | None  # float32 [their rows], by which the products with these are multiplied
     convolution: Convolution
     heads: int
     head_dim: int
@@ -192,6 +194,8 @@ class MLP:
     up: Matrix
     down: Matrix
     activation: str  # a name in library.ACTIVATIONS
+    gate_factor: float = 1.0  # of what the activation gets
+    down_factor: float = 1.0  # of what `down` gives
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +324,9 @@ class LayerInputs:
 class Layer:
     attention_norm: Norm | None  # before attention, or before the mixer
     attention: Attention | None
+    attention_factor: float  # of what attention adds to the hidden state
     mixer: Mixer | None
+    mixer_factor: float
     attention_out_norm: Norm | None
     mlp_norm: Norm | None
     mlp: MLP | Experts | None
@@ -420,11 +426,16 @@ def _fits_attention(attention: Attention, width: int) -> bool:
         all(norm is None or len(norm.weight) in widths for norm, widths in norms)
         and _fits_projection(attention, width)
         and attention.out.weight.shape == (width, numbers)
+        and (attention.factors is None or len(attention.factors) == _num_rows(attention.qkv))
         and (attention.gate is None or attention.gate.weight.shape == (numbers, width))
         and all(own is None or len(own) == attention.heads for own in (attention.sinks, attention.parameters.slopes))
         and (not attention.values_of_keys or shape.value_dim == shape.key_dim)
         and (attention.rotary is None or attention.rotary_offset + _rotated(attention.rotary) <= shape.key_dim)
     )
+
+
+def _num_rows(qkv: list[Matrix] | LatentProjection) -> int:
+    return sum(len(matrix.weight) for matrix in qkv) if isinstance(qkv, list) else 0
 
 
 def _fits_mixer(mixer: Mixer, width: int) -> bool:
@@ -465,6 +476,7 @@ def _fits_mamba2(mixer: Mamba2, rows: int, numbers: int) -> bool:
         and mixer.heads % mixer.groups == 0
         and len(mixer.speeds) == len(mixer.biases) == len(mixer.skips) == mixer.heads
         and (mixer.norm is None or len(mixer.norm.weight) == numbers)
+        and (mixer.factors is None or len(mixer.factors) == rows)
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from oaiserve.engine.model.cpu import description, library
@@ -78,6 +79,10 @@ class MixerOperations:
     def _mamba2(self, mixer: Mamba2, out: int) -> None:
         operations, add = self._operations, self._add
         _refuse_unless_whole(mixer.head_dim, mixer.state_dim, mixer.head_dim * mixer.heads // mixer.groups)
+        if (factors := mixer.factors) is not None:
+            padded = torch.nn.functional.pad(factors, (0, -len(factors) % LANES))
+            arguments = (self._rows, operations.keep(padded), len(padded))
+            operations.operation("projections", add.scale_columns, *arguments)
         channels = self._convolve(mixer.convolution)
         numbers = mixer.heads * mixer.head_dim
         sizes = (mixer.heads, mixer.head_dim, mixer.groups, mixer.state_dim, channels + numbers)

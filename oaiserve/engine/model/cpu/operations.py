@@ -174,12 +174,14 @@ class Operations:
             self._norm(layer.attention_norm)
         if (mixer := layer.mixer) is not None:
             self._mixers.add(mixer, self._normed, self._attended)
-            self._add("output", self._attended, mixer.out, layer.attention_out_norm, residual_scale)
+            scale = residual_scale * layer.mixer_factor
+            self._add("output", self._attended, mixer.out, layer.attention_out_norm, scale)
         if (attention := layer.attention) is not None:
             self._attention(index, attention)
             if layer.is_parallel and layer.mlp_norm is not layer.attention_norm:
                 self._norm(layer.mlp_norm)
-            self._add("output", self._attended, attention.out, layer.attention_out_norm, residual_scale)
+            scale = residual_scale * layer.attention_factor
+            self._add("output", self._attended, attention.out, layer.attention_out_norm, scale)
         if not layer.is_parallel and layer.mlp is not None:
             self._norm(layer.mlp_norm)
         if layer.mlp is None:
@@ -187,7 +189,8 @@ class Operations:
         elif isinstance(layer.mlp, MLP):
             self._mlp_inner(layer.mlp)
             factor = layer.factor if layer.input_gate is None else 1.0
-            self._add("down", self._mlp, layer.mlp.down, layer.mlp_out_norm, residual_scale, factor)
+            scale = residual_scale * layer.mlp.down_factor
+            self._add("down", self._mlp, layer.mlp.down, layer.mlp_out_norm, scale, factor)
         elif layer.mlp.norms is None:
             self._mixture(layer.mlp, layer.mlp_out_norm, residual_scale)
         else:
@@ -213,7 +216,7 @@ class Operations:
         else:
             site, weights = self._site(self._normed, [mlp.gate, mlp.up]), self._gated_weights(mlp.gate, mlp.up)
             x = self._input(self._normed, weights)
-            self.operation("gate and up", self.library.gate, x, self._mlp, weights, site, activation)
+            self.operation("gate and up", self.library.gate, x, self._mlp, weights, site, activation, mlp.gate_factor)
 
     def _mixture(self, experts: Experts, norm: Norm | None, scale: float) -> None:
         """Add the operations of a mixture of experts, whose output is normed and added to the hidden state."""
@@ -320,6 +323,9 @@ class Operations:
             return
         gates = [] if attention.gate is None else [attention.gate]
         self.project("qkv", self._normed, self._qkv, [*attention.qkv, *gates])
+        if attention.factors is not None:
+            factors = attention.factors
+            self.operation("rotary", add.scale_columns, self._qkv, self.keep(factors), len(factors))
         own = (attention.query_norm, attention.key_norm, attention.value_norm)
         norms = [Normalize() if norm is None else self.normalize(norm) for norm in own]
         parts = 1 if attention.cache_of is not None else 2 if attention.values_of_keys else 3

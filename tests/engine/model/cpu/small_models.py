@@ -198,7 +198,21 @@ STATE_FAMILIES: dict[str, PreTrainedConfig] = {
     "granitemoehybrid without experts": config(
         "granitemoehybrid", **MAMBA2, layer_types=DELTA["layer_types"], num_local_experts=0, residual_multiplier=0.3
     ),
-    "falcon_h1": config("falcon_h1", **MAMBA2, mamba_d_ssm=192, mamba_rms_norm=False),  # beside attention
+    "falcon_h1": config(  # beside attention, with factors
+        "falcon_h1",
+        **MAMBA2,
+        mamba_d_ssm=192,
+        mamba_rms_norm=False,
+        attention_in_multiplier=0.7,
+        key_multiplier=0.6,
+        attention_out_multiplier=0.8,
+        ssm_in_multiplier=0.9,
+        ssm_out_multiplier=0.75,
+        ssm_multipliers=[0.5, 0.7, 1.3, 0.8, 0.9],
+        mlp_multipliers=[0.85, 0.6],
+        lm_head_multiplier=0.4,
+        embedding_multiplier=3.0,
+    ),
     "nemotron_h": config(  # a state, attention or an MLP in each layer
         "nemotron_h",
         num_hidden_layers=5,

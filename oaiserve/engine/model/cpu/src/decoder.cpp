@@ -432,11 +432,11 @@ long oaiserve_activate(Decoder* decoder, long x, long out, long weights, long si
       decoder->weights[weights]);
 }
 
-long oaiserve_gate(Decoder* decoder, long x, long out, long weights, long site, Activation activation) {
+long oaiserve_gate(Decoder* decoder, long x, long out, long weights, long site, Activation activation, float factor) {
   return std::visit(
       [&]<class W>(const W& w) {
         return add_operation<Gate<Element, W>>(*decoder, input_of(*decoder, w, x), decoder->elements[out], w,
-                                              site_of(*decoder, site), activation);
+                                              site_of(*decoder, site), activation, factor);
       },
       decoder->weights[weights]);
 }
@@ -576,6 +576,11 @@ long oaiserve_scan(Decoder* decoder, long x, ScanHeads heads, const float* skips
 
 long oaiserve_gate_and_norm(Decoder* decoder, long x, long out, GatedNorm gated, Normalize normalize) {
   return add_operation<GateAndNorm<Element>>(*decoder, decoder->floats[x], decoder->elements[out], gated, normalize);
+}
+
+// `factors` are [width], and stay the caller's.
+long oaiserve_scale_columns(Decoder* decoder, long x, const float* factors, long width) {
+  return add_operation<ScaleColumns>(*decoder, decoder->floats[x], factors, width);
 }
 
 long oaiserve_gate_rows(Decoder* decoder, long x, long gates, long first, long width) {

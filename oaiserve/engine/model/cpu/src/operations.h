@@ -61,6 +61,25 @@ class Embed : public Operation {
   float scale_;
 };
 
+// x = x * factors, number by number, in the first `width` numbers of each row.
+class ScaleColumns : public Operation {
+ public:
+  ScaleColumns(Buffer<float>& x, const float* factors, long width) : x_(x), factors_(factors), width_(width) {}
+  long items(const StepInput& step, int) const noexcept override { return row_items(step.num_tokens, width_); }
+  void run(const StepInput& step, int, long item) noexcept override {
+    const RowRange rows(item, step.num_tokens, width_);
+    for (long row = rows.first; row < rows.last; row++) {
+      float* x = x_.row(row);
+      for (long i = 0; i < width_; i += LANES) store(x + i, load(x + i) * load(factors_ + i));
+    }
+  }
+
+ private:
+  Buffer<float>& x_;
+  const float* factors_;  // [width]
+  long width_;
+};
+
 // A norm of a vector: x / sqrt(mean(x^2) + epsilon) * weight. LayerNorm subtracts the mean from x first, and adds a
 // bias. Without weights, x is copied.
 struct Normalize {
@@ -225,14 +244,14 @@ class Activate : public Operation {
   long first_;
 };
 
-// out = activation(x G^T) * (x U^T), where the weights hold both matrices (columns_of_gated). To its site, the columns
+// out = activation(x G^T * factor) * (x U^T), where the weights hold both matrices (columns_of_gated). To its site, the columns
 // of U follow those of G.
 template <class T, class Weights>
 class Gate : public Operation {
  public:
   using Input = Buffer<typename Weights::Input>;
-  Gate(Input& x, Buffer<T>& out, const Weights& weights, const Site<T>* site, Activation activation)
-      : x_(x), out_(out), weights_(weights), site_(site), activation_(activation) {}
+  Gate(Input& x, Buffer<T>& out, const Weights& weights, const Site<T>* site, Activation activation, float factor)
+      : x_(x), out_(out), weights_(weights), site_(site), activation_(activation), factor_(factor) {}
   long items(const StepInput& step, int threads) const noexcept override {
     return linear_items(weights_, step.num_tokens, threads);
   }
@@ -243,7 +262,7 @@ class Gate : public Operation {
                    gate = site_->add(row, column, gate);
                    up = site_->add(row, weights_.n / 2 + column, up);
                  }
-                 store(out_.row(row) + column, activate(activation_, gate) * up);
+                 store(out_.row(row) + column, activate(activation_, gate * factor_) * up);
                });
   }
 
@@ -253,6 +272,7 @@ class Gate : public Operation {
   const Weights& weights_;
   const Site<T>* site_;
   Activation activation_;
+  float factor_;
 };
 
 // logits = (x W^T + bias) * scale, and then softcap * tanh(logits / softcap) unless softcap is 0.
