@@ -9,7 +9,7 @@ from functools import cache
 
 log = logging.getLogger(__name__)
 
-FEATURES = frozenset({"amx_tile", "amx_bf16"})  # as /proc/cpuinfo calls them
+FEATURES = frozenset({"amx_tile", "amx_bf16", "amx_int8"})  # as /proc/cpuinfo calls them
 FLAG = "-DWITH_AMX"  # makes src/amx.h use what the compiler has of it
 _ARCH_PRCTL = 158  # the number of the system call on x86-64
 _ARCH_REQ_XCOMP_PERM = 0x1023

@@ -43,7 +43,7 @@ _V3 = _V2 | {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsav
 _V4 = _V3 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
 _V4_BF16 = _V4 | {"avx512_bf16", "avx512_vnni"}
 _V4_BF16_FLAGS = ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni")
-_AMX_FLAGS = ("-mamx-tile", "-mamx-bf16", amx.FLAG)
+_AMX_FLAGS = ("-mamx-tile", "-mamx-bf16", "-mamx-int8", amx.FLAG)
 # From the best to the one that most CPUs can run. On aarch64 the sources use only what every CPU has.
 VARIANTS = (
     Variant("x86-64-v4-bf16-amx", "x86_64", (*_V4_BF16_FLAGS, *_AMX_FLAGS), _V4_BF16 | amx.FEATURES),

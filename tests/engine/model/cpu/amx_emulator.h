@@ -72,6 +72,16 @@ inline void store(int t, void* memory, long stride) {
     std::memcpy(static_cast<char*>(memory) + r * stride, unit().tiles[t][r], unit().config.row_bytes[t]);
 }
 
+inline void check_operands(int sums, int a, int b) {
+  const Config& config = unit().config;
+  for (int t : {sums, a, b}) check_tile(t);
+  refuse_if(sums == a || sums == b || a == b, "a tile is two operands");
+  refuse_if(config.row_bytes[sums] % 4 || config.row_bytes[a] % 4 || config.row_bytes[b] % 4, "a part of four bytes");
+  refuse_if(config.rows[sums] != config.rows[a], "other rows than those of the first operand");
+  refuse_if(config.row_bytes[sums] != config.row_bytes[b], "other columns than those of the second operand");
+  refuse_if(config.row_bytes[a] / 4 != config.rows[b], "the operands do not fit together");
+}
+
 // Numbers that are not normal count as zero, before and after each operation.
 inline float flush(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x; }
 inline float number(uint32_t bits) {
@@ -85,12 +95,7 @@ inline float number(uint32_t bits) {
 inline void add_products_of_bf16(int sums, int a, int b) {
   Unit& u = unit();
   const Config& config = u.config;
-  for (int t : {sums, a, b}) check_tile(t);
-  refuse_if(sums == a || sums == b || a == b, "a tile is two operands");
-  refuse_if(config.row_bytes[sums] % 4 || config.row_bytes[a] % 4 || config.row_bytes[b] % 4, "a part of a pair");
-  refuse_if(config.rows[sums] != config.rows[a], "other rows than those of the first operand");
-  refuse_if(config.row_bytes[sums] != config.row_bytes[b], "other columns than those of the second operand");
-  refuse_if(config.row_bytes[a] / 4 != config.rows[b], "the operands do not fit together");
+  check_operands(sums, a, b);
   for (int m = 0; m < config.rows[sums]; m++) {
     float even[16] = {}, odd[16] = {};
     for (int k = 0; k < config.row_bytes[a] / 4; k++) {
@@ -109,18 +114,38 @@ inline void add_products_of_bf16(int sums, int a, int b) {
   }
 }
 
+// sums[m][n] += the products of the fours of a[m] and of column n of b, all of them signed, without saturation.
+inline void add_products_of_int8(int sums, int a, int b) {
+  Unit& u = unit();
+  check_operands(sums, a, b);
+  for (int m = 0; m < u.config.rows[sums]; m++)
+    for (int k = 0; k < u.config.row_bytes[a] / 4; k++) {
+      uint32_t total[16];
+      std::memcpy(total, u.tiles[sums][m], 64);
+      for (int n = 0; n < 16; n++)
+        for (int i = 4 * k; i < 4 * k + 4; i++)
+          total[n] += uint32_t(int8_t(u.tiles[a][m][i]) * int8_t(u.tiles[b][k][4 * n + i % 4]));
+      std::memcpy(u.tiles[sums][m], total, u.config.row_bytes[sums]);
+    }
+}
+
 }  // namespace emulated
 
 #undef _tile_loadd
 #undef _tile_stored
 #undef _tile_zero
 #undef _tile_dpbf16ps
+#undef _tile_dpbssd
 #define _tile_loadconfig emulated::load_config
 #define _tile_release emulated::release
 #define _tile_zero emulated::zero
 #define _tile_loadd emulated::load
 #define _tile_stored emulated::store
 #define _tile_dpbf16ps emulated::add_products_of_bf16
+#define _tile_dpbssd emulated::add_products_of_int8
 #if !defined(__AMX_BF16__)
 #define __AMX_BF16__ 1
+#endif
+#if !defined(__AMX_INT8__)
+#define __AMX_INT8__ 1
 #endif

@@ -1,6 +1,6 @@
-// One product of tiles, as a library of its own. Its intrinsics are the CPU's, or those of amx_emulator.h.
+// Products of tiles, as a library of its own. Its intrinsics are the CPU's, or those of amx_emulator.h.
 
-#include "gemm.h"
+#include "block_product.h"
 
 using namespace oaiserve;
 
@@ -14,6 +14,17 @@ extern "C" void add_products_of_tiles(const bf16* a, const bf16* b, float* sums)
   _tile_loadd(1, a, TILE_BYTES);
   _tile_loadd(2, b, TILE_BYTES);
   _tile_dpbf16ps(0, 1, 2);
+  _tile_stored(0, sums, TILE_BYTES);
+}
+
+// sums [16, 16] += a [16, run] times b [run / 4, 16, 4], whose fours are neighbours along k, for a run of 16 or 32.
+extern "C" void add_products_of_integer_tiles(const int8_t* a, const int8_t* b, long run, int32_t* sums) {
+  const Tiles<QuantizedGroup> tiles;
+  Tiles<QuantizedGroup>::set(run, TILE_HEIGHT);
+  _tile_loadd(0, sums, TILE_BYTES);
+  _tile_loadd(1, a, run);
+  _tile_loadd(4, b, TILE_BYTES);
+  _tile_dpbssd(0, 1, 4);
   _tile_stored(0, sums, TILE_BYTES);
 }
 

@@ -22,7 +22,7 @@ from oaiserve.engine.model.cpu import amx, build, prebuilt, variants
 from tests.engine.model.cpu.small_models import EMULATED_AMX, compiled_for
 
 LEAST_NORMAL = 2.0**-126
-WITH_AMX = frozenset({"avx512f", "amx_tile", "amx_bf16"})
+WITH_AMX = frozenset({"avx512f", "amx_tile", "amx_bf16", "amx_int8"})
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +42,15 @@ def add_products(library: ctypes.CDLL, a: Tensor, b: Tensor, sums: Tensor) -> Te
     pairs = b.unflatten(0, (16, 2)).transpose(1, 2).contiguous()
     out = sums.clone()
     library.add_products_of_tiles(*(ctypes.c_void_p(tensor.data_ptr()) for tensor in (a, pairs, out)))
+    return out
+
+
+def add_integer_products(library: ctypes.CDLL, a: Tensor, b: Tensor, sums: Tensor) -> Tensor:
+    """Return sums [16, 16] + a [16, run] @ b [run, 16] in integers, as one instruction adds them."""
+    run, out = a.shape[1], sums.clone()
+    fours = b.unflatten(0, (run // 4, 4)).transpose(1, 2).contiguous()
+    x, y, z = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (a, fours, out))
+    library.add_products_of_integer_tiles(x, y, ctypes.c_long(run), z)
     return out
 
 
@@ -89,6 +98,23 @@ def test_a_cpu_with_amx_adds_and_rounds_as_the_emulator_does(emulated: ctypes.CD
         a, b = ((torch.randn(shape, generator=generator) * scale).bfloat16() for shape in ((16, 32), (32, 16)))
         sums = torch.randn(16, 16, generator=generator) * scale**2
         assert torch.equal(add_products(real, a, b, sums), add_products(emulated, a, b, sums))
+    for run in (16, 32):
+        integers = random_integers(run)
+        assert torch.equal(add_integer_products(real, *integers), add_integer_products(emulated, *integers))
+
+
+def random_integers(run: int) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(run)
+    a, b = (torch.randint(-128, 128, shape, generator=generator).to(torch.int8) for shape in ((16, run), (run, 16)))
+    return a, b, torch.randint(-(2**31), 2**31, (16, 16), generator=generator).to(torch.int32)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("run", [16, 32])
+def test_the_emulator_adds_products_of_signed_integers(emulated: ctypes.CDLL, run: int) -> None:
+    a, b, sums = random_integers(run)
+    expected = (sums.long() + a.long() @ b.long() + 2**31) % 2**32 - 2**31  # an overflow wraps around
+    assert torch.equal(add_integer_products(emulated, a, b, sums).long(), expected)
 
 
 @pytest.mark.compiler
@@ -96,11 +122,13 @@ def test_the_compiler_makes_the_instructions_of_amx(tmp_path: Path) -> None:
     (variant,) = (variant for variant in variants.VARIANTS if variant.features >= amx.FEATURES)
     source, assembly = tmp_path / "product.cpp", tmp_path / "product.s"
     source.write_text(
-        '#include "gemm.h"\nusing namespace oaiserve;\n'
+        '#include "block_product.h"\nusing namespace oaiserve;\n'
         "void product(const Linear<bf16>& w, const bf16* x, float* out) {\n"
         "  linear_item(w, x, 64, 40, 1, 0, [&](long, long column, f32x16 v) { store(out + column, v); });\n}\n"
+        "void blocks(const BlockLinear& w, const QuantizedGroup* x, float* out) {\n"
+        "  linear_item(w, x, 64, 40, 1, 0, [&](long, long column, f32x16 v) { store(out + column, v); });\n}\n"
     )
-    flags = [*variants.FLAGS, *variant.flags, f"-I{build.SOURCES}"]
+    flags = [*variants.FLAGS, *variant.flags, "-O1", f"-I{build.SOURCES}"]
     run = subprocess.run(["g++", *flags, "-S", str(source), "-o", str(assembly)], capture_output=True, text=True)
     if "unrecognized" in run.stderr:
         # g++ knows AMX since version 11, on x86-64 only. An older one makes none of its code for anyone, and no wheel
@@ -108,7 +136,7 @@ def test_the_compiler_makes_the_instructions_of_amx(tmp_path: Path) -> None:
         pytest.skip("this g++ has no AMX: version 11 has it, for x86-64")
     assert run.returncode == 0, run.stderr
     found = Counter(re.findall(r"^\s+(\w+)", assembly.read_text(), re.MULTILINE))
-    assert found.keys() >= {"ldtilecfg", "tileloadd", "tdpbf16ps", "tilestored", "tilerelease"}
+    assert found.keys() >= {"ldtilecfg", "tileloadd", "tdpbf16ps", "tdpbssd", "tilestored", "tilerelease"}
     assert not found["vdpbf16ps"], "a row that does not go through tiles would be summed in another order"
 
 
@@ -124,7 +152,7 @@ def test_a_cpu_has_amx_only_if_the_system_allows_it(
     (tmp_path / "cpuinfo").write_text(f"flags\t\t: {' '.join(WITH_AMX)}\n")
     assert prebuilt.usable_features() == (WITH_AMX if may_use_tiles else {"avx512f"})
     assert (amx.FLAG in build._flags("bf16")) == may_use_tiles
-    (tmp_path / "cpuinfo").write_text("flags\t\t: avx512f amx_tile\n")
+    (tmp_path / "cpuinfo").write_text("flags\t\t: avx512f amx_tile amx_bf16\n")
     assert amx.FLAG not in build._flags("bf16")
 
 

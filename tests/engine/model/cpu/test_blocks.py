@@ -16,16 +16,16 @@ from numpy.typing import NDArray
 from oaiserve.engine.model.cpu.blocks import FORMATS, Blocks, of_integers
 from oaiserve.engine.model.cpu.library import Library, Normalize, StepInput
 from oaiserve.engine.model.cpu.operations import _padded
-from tests.engine.model.cpu.small_models import compiled_for
+from tests.engine.model.cpu.small_models import EMULATED_AMX, compiled_for
 from tools.random_gguf import random_blocks
 
 pytestmark = pytest.mark.compiler
 KINDS = list(FORMATS)
 OUR_KINDS = [kind for kind in FORMATS if kind > 1000]
-N, K, ROWS = 80, 512, 15  # the last panel has columns beyond n, and the rows make tiles of several heights
+N, K, ROWS = 80, 512, 21  # the last panel has columns beyond n, and the rows make tiles of several heights
 
 
-@pytest.fixture(scope="module", params=["native", "x86-64-v3"])
+@pytest.fixture(scope="module", params=["native", "x86-64-v3", EMULATED_AMX])
 def library(request: pytest.FixtureRequest) -> Iterator[Library]:
     with compiled_for(request.param):
         yield Library(torch.float32, "blocks")

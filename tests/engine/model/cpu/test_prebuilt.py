@@ -72,7 +72,7 @@ def put_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("machine", "features", "expected"),
     [
         ("x86_64", f"{V4} avx512_bf16 avx512_vnni amx_bf16 amx_tile amx_int8", "x86-64-v4-bf16-amx"),
-        ("x86_64", f"{V4} avx512_bf16 avx512_vnni amx_tile", "x86-64-v4-bf16"),
+        ("x86_64", f"{V4} avx512_bf16 avx512_vnni amx_bf16 amx_tile", "x86-64-v4-bf16"),
         ("x86_64", V4, "x86-64-v4"),
         ("x86_64", f"{V3} avx512f avx512_bf16", "x86-64-v3"),  # some of AVX-512 only
         ("x86_64", V3, "x86-64-v3"),

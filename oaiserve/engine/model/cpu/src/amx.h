@@ -183,8 +183,6 @@ inline void store_sums(float* sums, long rows) {
   _tile_stored(3, sums + TILE_HEIGHT * SUMS_STRIDE + TILE_FLOATS, BYTES);
 }
 
-#undef LOAD_TILE
-
 // Does what multiply_block of gemm.h does, for x with a whole number of packs, while a `Tiles` lives on this thread.
 template <class Reader>
 void multiply_in_tiles(const bf16* x, long x_stride, long rows, long steps, const Reader& reader, const float* start,
