@@ -95,16 +95,23 @@ MODEL_ROWS = {
     "gguf_weights": "cpu.blocks cpu.stored weights",
     "tensor_files": "wrapped_names",
     "packed_weights": "cpu.blocks integer_layouts tensor_files",
+    "mxfp4_weights": "cpu.blocks gguf_weights tensor_files",
+    "layer_operations": "",
+    "triton_layer_kernels": "",
+    "triton_layers": "layer_operations triton_layer_kernels",
     "device_matrices": "integer_layouts",
+    "device_experts": "cpu.description device_matrices layer_operations",
     "triton_matrix_kernels": "triton_dot",
     "triton_matrices": "device_matrices triton_matrix_kernels",
+    "triton_expert_kernels": "triton_matrix_kernels",
+    "triton_experts": "device_experts device_matrices triton_expert_kernels triton_layers triton_matrices",
     # loading, measuring, compiling, capturing
     "wrapper": "",
     "selective_scan": "states",
     "mixers": "attention.foreign selective_scan spec states",
-    "load": "attention attention.foreign attention.hook attention.reference batch device_matrices eager gguf_config "
-    "gguf_weights mixers packed_weights padded_head parallel.sums rehearsal spec split states weights "
-    "wrapped_names wrapper",
+    "load": "attention attention.foreign attention.hook attention.reference batch device_experts device_matrices "
+    "eager gguf_config gguf_weights mixers mxfp4_weights packed_weights padded_head parallel.sums rehearsal "
+    "spec split states weights wrapped_names wrapper",
     "memory": "spec",
     "device_memory": "attention draw_rows eager memory rehearsal runner spec states",
     "compiled": "attention.hook batch executor rehearsal spec",
@@ -128,7 +135,6 @@ MODEL_ROWS = {
     "cpu.quantized_file": "cpu.blocks",
     "cpu.reserved": "",
     "cpu.part": "cpu.description spec",
-    "layer_operations": "",
     "cpu.describe_mixers": "cpu.description spec",
     "cpu.describe": "cpu.blocks cpu.describe_mixers cpu.description layer_operations spec",
     "cpu.kv_layout": "attention cpu.description kv_cache spec",
@@ -145,13 +151,11 @@ MODEL_ROWS = {
     "cpu.start": "adapted_modules adapters attention attention.reference batch cpu.attention cpu.build cpu.check "
     "cpu.describe cpu.description cpu.kv_layout cpu.library cpu.native eager executor runner spec",
     # layers that run by the description, and what is checked of a GPU's fast paths
-    "triton_layer_kernels": "",
-    "triton_layers": "layer_operations triton_layer_kernels",
     "fused_layers": "adapters attention attention.rotation batch cpu.description fused_projections kv_cache "
     "layer_operations spec",
     "fast_paths": "adapted_modules adapters attention attention.reference batch cpu.describe cpu.description "
-    "cpu.start device_matrices draw_rows eager executor fused_layers fused_projections layer_operations "
-    "logit_edits parallel.sums plain_sampling rehearsal spec states triton_layers",
+    "cpu.start device_experts device_matrices draw_rows eager executor fused_layers fused_projections "
+    "layer_operations logit_edits parallel.sums plain_sampling rehearsal spec states triton_layers",
     "graph_capture": "batch block_tables executor fast_paths graphs prompt_graphs rehearsal spec triton_sampling",
     # a model that is split
     "parallel.messages": "",
@@ -161,18 +165,17 @@ MODEL_ROWS = {
     # the model that guesses tokens
     "draft": "adapters batch cpu.build cpu.cores cpu.description cpu.native runner spec",
     # what starts a model that has been checked, without transformers
-    "mxfp4_weights": "cpu.blocks gguf_weights tensor_files",
     "int4_weights": "cpu.blocks cpu.encode cpu.library cpu.quantized_file tensor_files",
     "kept": "adapted_modules adapters cpu.blocks cpu.build cpu.check cpu.checked cpu.cores cpu.describe "
     "cpu.description cpu.kv_layout cpu.library cpu.native cpu.part cpu.reserved cpu.start gguf_config gguf_weights "
     "int4_weights load memory mxfp4_weights packed_weights profiler runner spec started states weights wrapper",
     "restart": "cpu.checked cpu.cores cpu.reserved draft memory profiler runner started states",
     # the one place that assembles all of these, and the worker process, which is a program
-    "start": "adapted_modules attention attention.reference attention.select attention.varlen batch "
-    "block_tables compiled cpu.cores cpu.start device_matrices device_memory draft draw_rows eager executor fast_paths "
-    "fused_layers graph_capture graphs kv_scales logit_edits memory parallel.executor parallel.group parallel.room "
-    "parallel.workers pooling.load pooling.runner profiler prompt_graphs rehearsal runner spec started states "
-    "triton_matrices triton_sampling",
+    "start": "adapted_modules attention attention.reference attention.select attention.varlen batch block_tables "
+    "compiled cpu.cores cpu.start device_experts device_matrices device_memory draft draw_rows eager "
+    "executor fast_paths fused_layers graph_capture graphs kv_scales logit_edits memory parallel.executor "
+    "parallel.group parallel.room parallel.workers pooling.load pooling.runner profiler prompt_graphs "
+    "rehearsal runner spec started states triton_experts triton_matrices triton_sampling",
     "worker": "cpu.cores load parallel.executor parallel.group parallel.messages split start",
 }
 MODEL_FILES = {name: {f"{MODEL}.{imported}" for imported in row.split()} for name, row in MODEL_ROWS.items()}
@@ -512,8 +515,8 @@ ONLY_IN: dict[str, set[str]] = {
     "transformers": {f"{ENGINE}.model", *(f"{ENGINE}.{m}" for m in ("gguf_head", "tokenizer")), "oaiserve.demo"},
     "triton": {  # which are themselves imported late, where there is a GPU
         *(f"{ENGINE}.model.attention.{m}" for m in ("triton", "triton_kernels")),
-        *(f"{ENGINE}.model.triton_{m}" for m in ("adapters", "dot", "layers", "matrices", "sampling")),
-        *(f"{ENGINE}.model.triton_{kind}_kernels" for kind in ("adapter", "layer", "matrix", "sampling")),
+        *(f"{ENGINE}.model.triton_{m}" for m in ("adapters", "dot", "experts", "layers", "matrices", "sampling")),
+        *(f"{ENGINE}.model.triton_{kind}_kernels" for kind in ("adapter", "expert", "layer", "matrix", "sampling")),
     },
     "prometheus_client": {"oaiserve.telemetry", "oaiserve.gateway.metrics"},
     "opentelemetry": {"oaiserve.telemetry"},

@@ -46,6 +46,7 @@ class Packing:
     is_symmetric: bool = False
     has_act_order: bool = False  # columns belong to groups in any order
     scales: torch.dtype = torch.float16
+    expert_names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
 
     def group_of(self, k: int, seed: int = 0) -> Integers:
         """Return the group of each of k columns."""
@@ -136,6 +137,22 @@ def packed(values: Integers, bits: int, order: list[int] | None = None) -> Tenso
     return torch.from_numpy(np.asarray(words).astype(np.uint32).view(np.int32))
 
 
+def _expert_tensors(name: str, parameter: Tensor, packing: Packing) -> dict[str, Tensor]:
+    """Quantize the matrices of all experts, which checkpoints have one by one."""
+    base, _, last = name.rpartition(".")
+    if "w1" in packing.expert_names:  # Mixtral's
+        base = base.replace(".mlp.", ".block_sparse_moe.")
+    gate, up, down = packing.expert_names
+    names = [gate, up] if last == "gate_up_proj" else [down]
+    found: dict[str, Tensor] = {}
+    for index, matrices in enumerate(parameter.data):
+        for part, rows in zip(names, matrices.chunk(len(names)), strict=True):
+            matrix = packing.quantize(rows.float().numpy())
+            rows.copy_(torch.from_numpy(matrix.weights()))
+            found |= packing.tensors(f"{base}.{index}.{part}", matrix)
+    return found
+
+
 def write_checkpoint(folder: Path, model: PreTrainedModel, packing: Packing) -> None:
     """Write a model with its linear layers quantized, except for the last, and give it the weights that this makes."""
     tensors: dict[str, Tensor] = {}
@@ -146,6 +163,8 @@ def write_checkpoint(folder: Path, model: PreTrainedModel, packing: Packing) -> 
             matrix = packing.quantize(parameter.detach().float().numpy())
             parameter.data = torch.from_numpy(matrix.weights()).to(parameter.dtype)
             tensors |= packing.tensors(module, matrix)
+        elif parameter.dim() == 3:
+            tensors |= _expert_tensors(name, parameter, packing)
         else:
             parameter.data = parameter.data.to(torch.float16).to(parameter.dtype)
             tensors[name] = parameter.data.to(torch.float16)

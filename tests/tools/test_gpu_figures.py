@@ -166,6 +166,8 @@ def measured() -> dict[str, dict[str, Any]]:
         "modes": {"m": [{**row, "cuda_graph": True, "overlap": False}]},
         "start": {"m": {"start_seconds": 3.0, "kv_bytes": 2**30}},
         "layers": {"matrices": [{"what": "4 bits", "equal": True}]},
+        "experts": {"experts": [{"what": "MXFP4", "equal": True}]},
+        "expert-speed": {"layers": [{"experts": "MXFP4", "rows": 1, "us": 9.0, "of_bandwidth": 0.5}]},
         "kernel-speed": {},
         "layer-speed": {
             "products": [

@@ -16,7 +16,7 @@ from oaiserve.engine.model.attention.hook import ATTENTION
 from tests.engine.model.runners import eager_runner
 from tools import gpu_check
 from tools.engine_load import complete, random_prompts
-from tools.gpu import answers, layer_check, modes, overload, steps, teaching, uneven, waits
+from tools.gpu import answers, expert_check, layer_check, modes, overload, steps, teaching, uneven, waits
 from tools.gpu.peers import their_seconds
 from tools.gpu.target import NOT_ON_CPU, Target
 from tools.gpu.workload import load, running_engine
@@ -63,6 +63,9 @@ def test_kernels_of_layers_and_packed_checkpoints_are_compared() -> None:
     assert len(rows) == 10
     assert all(row["equal"] for row in rows), rows
     assert layer_check.check_checkpoint(layer_check.PACKINGS["AWQ"], CPU)["equal"]
+    experts = [*expert_check.check_experts(CPU)]
+    assert len(experts) == 4
+    assert all(row["equal"] for row in experts), experts
 
 
 def test_answers_may_differ_only_from_a_tie_on() -> None:

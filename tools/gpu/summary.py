@@ -13,7 +13,7 @@ from tools.gpu import kernel_tables
 from tools.markdown import as_markdown, number
 
 Sections = dict[str, dict[str, Any]]
-CORRECTNESS = ("families", "kernels", "layers", "graphs", "compiled", "overload", "waits")
+CORRECTNESS = ("families", "kernels", "layers", "experts", "graphs", "compiled", "overload", "waits")
 # Ceilings for targets where they could not be measured: what devices are sold as, times what is usually reached of it.
 NOMINAL = {
     "H200": {"bytes_per_second": 0.9 * 4.8e12, "operations_per_second": 0.78 * 989e12},
@@ -369,6 +369,11 @@ def _layers(sections: Sections, name: str) -> list[str]:
     return ["### Products with packed weights", "", *_table(sections[name]["products"], keys)]
 
 
+def _experts(sections: Sections, name: str) -> list[str]:
+    keys = ["experts", "rows", "us", "of_bandwidth"]
+    return ["### Layers of packed experts", "", *_table(sections[name]["layers"], keys)]
+
+
 CHAPTERS: dict[str, Callable[[Sections, str], list[str]]] = {
     "environment": _environment,
     "gpt2": _gpt2,
@@ -383,6 +388,7 @@ CHAPTERS: dict[str, Callable[[Sections, str], list[str]]] = {
     "start": _start,
     "kernel-speed": _kernels,
     "layer-speed": _layers,
+    "expert-speed": _experts,
 }
 
 

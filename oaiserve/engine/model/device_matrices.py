@@ -18,9 +18,11 @@ from torch.nn.functional import linear
 from oaiserve.engine.model.integer_layouts import Floats, Integers
 
 Multiply = Callable[[Tensor, "PackedMatrix", Tensor | None], Tensor]
-Kind = Literal["int4", "int8", "float8"]
+Kind = Literal["int4", "int8", "float8", "mxfp4"]  # the last one for experts alone
 TILE_COLUMNS = 128  # the most columns that are unpacked at a time
 LEAST_COLUMNS = 32
+MXFP4_TILE = 64  # columns, of two groups
+FLOATS_OF_4_BITS = (0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6)  # by their codes
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,12 @@ class PackedMatrix:
     @property
     def shape(self) -> tuple[int, int]:
         n, width = self.codes.shape
-        return n, width * 2 if self.kind == "int4" else width
+        return n, width * 2 if self.is_in_halves else width
+
+    @property
+    def is_in_halves(self) -> bool:
+        """Whether two codes are in a byte."""
+        return self.kind in ("int4", "mxfp4")
 
     @property
     def group_columns(self) -> int:
@@ -48,20 +55,25 @@ class PackedMatrix:
 
     @property
     def tile_columns(self) -> int:
-        return tile_columns(self.group_columns)
+        return MXFP4_TILE if self.kind == "mxfp4" else tile_columns(self.group_columns)
 
     def expand(self, dtype: torch.dtype) -> Tensor:
         """Return the weights [n, columns] in plain torch."""
-        codes = self.codes
-        if self.kind == "int4":
+        codes, scales = self.codes, self.scales
+        if self.is_in_halves:
             tiles = codes.unflatten(1, (-1, self.tile_columns // 2))
             codes = torch.cat([tiles & 15, tiles >> 4], dim=2).flatten(1)
-        numbers = codes.float().unflatten(1, (len(self.scales), -1))
+        if self.kind == "mxfp4":
+            numbers = torch.tensor(FLOATS_OF_4_BITS, device=codes.device)[codes.int()]
+            scales = (scales.int() << 23).view(torch.float32)  # exponents plus 127
+        else:
+            numbers = codes.float()
+        numbers = numbers.unflatten(1, (len(scales), -1))
         if self.zeros is not None:
             numbers = numbers - self.zeros.T.float()[..., None]
-        elif self.kind != "float8":
+        elif self.kind in ("int4", "int8"):
             numbers = numbers - (8 if self.kind == "int4" else 128)
-        weights = (numbers * self.scales.T.float()[..., None]).flatten(1).to(dtype)
+        weights = (numbers * scales.T.float()[..., None]).flatten(1).to(dtype)
         return weights if self.order is None else torch.empty_like(weights).index_copy_(1, self.order, weights)
 
     def rows(self, begin: int, end: int) -> PackedMatrix:

@@ -25,6 +25,7 @@ from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.cpu.describe import describe
 from oaiserve.engine.model.cpu.description import Decoder, NotKnown
 from oaiserve.engine.model.cpu.start import transformers_logits
+from oaiserve.engine.model.device_experts import Compute, PackedExperts, compute_by, packed_experts, plain_experts
 from oaiserve.engine.model.device_matrices import (
     Multiply,
     PackedLinear,
@@ -51,8 +52,8 @@ log = logging.getLogger(__name__)
 # The names under which /metrics says what is on.
 ATTENTION, SAMPLING, PROJECTIONS, COMPILED = "attention", "sampling", "fused_projections", "compiled_layers"
 FUSED, DECODE_GRAPHS, PROMPT_GRAPHS = "fused_layers", "decode_graphs", "prompt_graphs"
-PACKED, ADAPTERS = "packed_weights", "adapters"
-FEATURES = (ATTENTION, SAMPLING, PACKED, PROJECTIONS, FUSED, COMPILED, ADAPTERS, DECODE_GRAPHS, PROMPT_GRAPHS)
+PACKED, EXPERTS, ADAPTERS = "packed_weights", "packed_experts", "adapters"
+FEATURES = (ATTENTION, SAMPLING, PACKED, EXPERTS, PROJECTIONS, FUSED, COMPILED, ADAPTERS, DECODE_GRAPHS, PROMPT_GRAPHS)
 
 FUSED_NAME = "Fused layers"
 FUSED_INSTEAD = "they are compiled from transformers' code, or run operation by operation"
@@ -61,6 +62,7 @@ LENGTHS = (3, 20, 600, 75)  # of sequences whose attention is compared; one is r
 ADAPTED_LENGTHS = [3, 20, 9]
 PROMPT_TOKENS = 20  # of the prompt whose logits are compared
 PRODUCT_ROWS = (1, 20, 40, 200)  # of x, each with tiles of its own
+CHOSEN_EXPERTS = 4  # of each row, in this comparison
 ADAPTER_RANKS = (8, 24)
 CHUNK_TOKENS = 5  # of the longest, in a step in which the others decode
 # What attention may differ by in one layer, relative to its norm: it rounds its weights and its results.
@@ -184,6 +186,42 @@ def packed_problem(layers: list[PackedLinear], multiply: Multiply, dtype: torch.
             found = difference(multiply(x, layer.matrix, layer.bias), want)
             if not found <= limit:
                 return f"{num_rows} rows times a matrix of {kind} would differ by {found:.1%} (allowed: {limit:.1%})"
+    return None
+
+
+@torch.inference_mode()
+def compute_experts_checked(loaded: LoadedModel, find: Callable[[], Compute]) -> bool:
+    """Let packed experts compute in the way that `find` returns, if what they give is what plain torch does. Return
+    whether they do."""
+    layers = packed_experts(loaded.model)
+    if not layers:
+        return False
+    found: list[Compute] = []
+
+    def problem() -> str | None:
+        found.append(find())
+        return experts_problem(layers, found[0], loaded.dtype)
+
+    if not is_usable("Packed experts by kernels", "each one expands its matrices, which is much slower", problem):
+        return False
+    compute_by(loaded.model, found[0])
+    return True
+
+
+def experts_problem(layers: list[PackedExperts], compute: Compute, dtype: torch.dtype) -> str | None:
+    """Return how outputs of experts differ from those in plain torch, for one layer of each kind, if they do."""
+    kinds = {(one.gate_up.kind, one.gate_up.shape, one.num_experts): one for one in layers}
+    limit = ATTENTION_TOLERANCE[dtype]
+    for (kind, (_, width), number), experts in kinds.items():
+        for num_rows in PRODUCT_ROWS:
+            generator = torch.Generator().manual_seed(num_rows)
+            device, top_k = experts.gate_up.codes.device, min(CHOSEN_EXPERTS, number)
+            x = torch.randn(num_rows, width, generator=generator).to(device, dtype)
+            chosen = torch.rand(num_rows, number, generator=generator).topk(top_k).indices.to(device)
+            weights = torch.rand(num_rows, top_k, generator=generator).to(device, dtype)
+            found = difference(compute(experts, x, chosen, weights), plain_experts(experts, x, chosen, weights))
+            if not found <= limit:
+                return f"{num_rows} rows and experts in {kind} would differ by {found:.1%} (allowed: {limit:.1%})"
     return None
 
 

@@ -41,7 +41,7 @@ class FusedLayers:
         self._embedding = decoder.embedding
         self._sums = loaded.sums
         self._head = loaded.model.get_output_embeddings()
-        layers = [_FusedLayer.of(loaded, layer) for layer in decoder.layers]
+        layers = [_FusedLayer.of(loaded, index, layer) for index, layer in enumerate(decoder.layers)]
         # What follows the sum at the end of a layer is the first norm of the next one.
         self._next_norms = [*(layer.attention_norm for layer in layers[1:]), _row_norm(decoder.final_norm)]
         self._layers = layers
@@ -91,10 +91,7 @@ class _FusedLayer:
     described: Attention
     qkv: Product
     out: Product
-    gate_and_up: Product
-    down: Product
-    activation: str
-    is_gated: bool
+    mlp: Callable[[Tensor, LayerOperations], Tensor]
     is_parallel: bool
     attention_norm: RowNorm | None
     attention_out_norm: RowNorm | None
@@ -103,13 +100,11 @@ class _FusedLayer:
     norms_heads: bool  # queries and keys are normed by head, as attention does it
 
     @classmethod
-    def of(cls, loaded: LoadedModel, layer: Layer) -> _FusedLayer:
+    def of(cls, loaded: LoadedModel, index: int, layer: Layer) -> _FusedLayer:
         attention, mlp = layer.attention, layer.mlp
-        if not isinstance(mlp, MLP):
-            raise NotKnown("it has a mixture of experts")
         if attention is None or layer.mixer is not None or attention.gate is not None or attention.factors is not None:
             raise NotKnown("it has layers that keep a state, or gates or factors of attention")
-        if mlp.gate_factor != 1 or mlp.down_factor != 1 or layer.attention_factor != 1:
+        if layer.attention_factor != 1 or (isinstance(mlp, MLP) and not mlp.gate_factor == mlp.down_factor == 1):
             raise NotKnown("its layers have factors of their own")
         if not isinstance(attention.qkv, list):
             raise NotKnown("its keys and values are made from latent vectors")
@@ -128,10 +123,7 @@ class _FusedLayer:
             described=attention,
             qkv=_product(loaded, attention.qkv),
             out=_product(loaded, [attention.out]),
-            gate_and_up=_product(loaded, [mlp.up] if mlp.gate is None else [mlp.gate, mlp.up]),
-            down=_product(loaded, [mlp.down]),
-            activation=mlp.activation,
-            is_gated=mlp.gate is not None,
+            mlp=_FusedMLP.of(loaded, mlp) if isinstance(mlp, MLP) else _mixture(loaded, index),
             is_parallel=layer.is_parallel,
             attention_norm=attention_norm,
             attention_out_norm=_row_norm(layer.attention_out_norm),
@@ -185,9 +177,6 @@ class _FusedLayer:
         )
         return self.out(attended.flatten(1))
 
-    def mlp(self, x: Tensor, operations: LayerOperations) -> Tensor:
-        return self.down(operations.activate(self.gate_and_up(x), self.activation, is_gated=self.is_gated))
-
     def _normed(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Norm heads separately, or all heads together, whichever the norm is as wide as."""
         described = ((query, self.described.query_norm), (key, self.described.key_norm))
@@ -198,6 +187,40 @@ class _FusedLayer:
                 heads = normed(rows.float(), row_norm).to(heads.dtype).view(heads.shape)
             found.append(heads)
         return found[0], found[1]
+
+
+@dataclass(frozen=True, slots=True)
+class _FusedMLP:
+    gate_and_up: Product
+    down: Product
+    activation: str
+    is_gated: bool
+
+    @classmethod
+    def of(cls, loaded: LoadedModel, mlp: MLP) -> _FusedMLP:
+        return cls(
+            gate_and_up=_product(loaded, [mlp.up] if mlp.gate is None else [mlp.gate, mlp.up]),
+            down=_product(loaded, [mlp.down]),
+            activation=mlp.activation,
+            is_gated=mlp.gate is not None,
+        )
+
+    def __call__(self, x: Tensor, operations: LayerOperations) -> Tensor:
+        return self.down(operations.activate(self.gate_and_up(x), self.activation, is_gated=self.is_gated))
+
+
+def _mixture(loaded: LoadedModel, index: int) -> Callable[[Tensor, LayerOperations], Tensor]:
+    """Return a mixture of experts as transformers' code computes it: its router, and experts that may be packed."""
+    layer = loaded.model.base_model.layers[index]
+    if any(getattr(layer, name, None) is not None for name in ("shared_mlp", "experts")):
+        raise NotKnown("it has experts beside an MLP")
+    module = getattr(layer, "mlp", None) or layer.block_sparse_moe
+
+    def compute(x: Tensor, _: LayerOperations) -> Tensor:
+        out = module(x[None])
+        return (out[0] if isinstance(out, tuple) else out)[0]  # some return what their router has found, too
+
+    return compute
 
 
 def _is_of_heads(norm: Norm | None, attention: Attention) -> bool:

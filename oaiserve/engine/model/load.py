@@ -7,9 +7,10 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from contextlib import nullcontext, redirect_stderr
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,13 @@ from oaiserve.engine.model.attention.foreign import bring_paged_attention, share
 from oaiserve.engine.model.attention.hook import ATTENTION, AttentionCall, run_model
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import build_batch
-from oaiserve.engine.model.device_matrices import PackedLinear, of_integers
+from oaiserve.engine.model.device_experts import keep_experts, mxfp4, stacked
+from oaiserve.engine.model.device_matrices import MXFP4_TILE, PackedLinear, joined, of_integers
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.gguf_config import read_config
-from oaiserve.engine.model.gguf_weights import GgufWeights
+from oaiserve.engine.model.gguf_weights import GgufWeights, NotKept
 from oaiserve.engine.model.mixers import MIXERS, bring_states, state_shapes
+from oaiserve.engine.model.mxfp4_weights import Mxfp4Weights
 from oaiserve.engine.model.packed_weights import PackedWeights
 from oaiserve.engine.model.padded_head import pad_head
 from oaiserve.engine.model.parallel.sums import Sums, can_be_taken_over, take_over
@@ -132,8 +135,11 @@ def load_model(
     torch_dtype = select_dtype(dtype, config, target, is_gguf=is_gguf, for_tensor_cores=True)
     if is_gguf and hasattr(transformers, "GgufConfig"):
         arguments["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    in_mxfp4: Mxfp4Weights | None = None
     if is_mxfp4(config):
         arguments["quantization_config"] = Mxfp4Config(dequantize=True)
+        if _keeps_packed(target, member):
+            in_mxfp4 = _experts_in_mxfp4(local_folder(source, offline=offline))
     # Only safetensors and GGUF are read. For a model of the Hub that is pickled, transformers would also look for a
     # conversion that anybody can propose there.
     os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"
@@ -147,6 +153,13 @@ def load_model(
             folder = local_folder(source, offline=offline)
             packed = PackedWeights(folder, quantization, of_wrapper=text is not None)
             pair = _load_expanded(config, packed, torch_dtype, generation_defaults(folder), **distributed)
+        elif in_mxfp4 is not None:
+            folder = local_folder(source, offline=offline)
+            pair = _load_expanded(
+                config, in_mxfp4, torch_dtype, generation_defaults(folder), kept=in_mxfp4.of_experts()
+            )
+            number = keep_mxfp4(pair[0], in_mxfp4)
+            log.info("The weights of '%s' stay in MXFP4 in the experts of %d layers", model, number)
         elif is_gguf and config.model_type in _EXPERTS_IN_GGUF:
             pair = _load_expanded(config, GgufWeights(source.path, config), torch_dtype)
         else:
@@ -168,7 +181,9 @@ def load_model(
     sums = None if member is None else take_over(loaded, member)
     if quantization is not None:
         number = keep_packed(loaded, packed, sums) if target.type == "cuda" else 0
+        number_of_layers = keep_packed_experts(loaded, packed) if _keeps_packed(target, member) else 0
         kept = f", except for {number} matrices, which stay as they are" if number else ""
+        kept += f", and so do the experts of {number_of_layers} layers" if number_of_layers else ""
         log.info("The weights of '%s', in %s, are expanded to %s%s", model, quantization.name, name, kept)
     if member is None:  # a member's part is loaded on its device
         move(loaded, target, str(model))
@@ -221,18 +236,19 @@ def _load_expanded(
     weights: Weights,
     dtype: torch.dtype,
     generation: GenerationConfig | None = None,
+    kept: Container[str] = (),
     **distributed: Any,
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Make a model of quantized weights, expanded, and say what transformers says of loading it.
 
-    `distributed` are transformers' arguments for a model that is split.
+    Of the tensors in `kept` it has zeros. `distributed` are transformers' arguments for a model that is split.
     """
     plain = copy.deepcopy(config)
     for key in ("quantization_config", "compression_config"):
         plain.__dict__.pop(key, None)
     tensors = {}
     for name in weights.names():
-        tensor = weights.tensor(name)
+        tensor = torch.zeros(1, dtype=dtype).expand(weights.shape(name)) if name in kept else weights.tensor(name)
         tensors[name] = tensor.to(dtype) if tensor.is_floating_point() else tensor
     kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     model, found = kind.from_pretrained(
@@ -265,6 +281,68 @@ def keep_packed(model: PreTrainedModel, weights: PackedWeights, sums: Sums | Non
         if found is not None and (packed := of_integers(found)) is not None:
             PackedLinear.replace(module, packed.to(module.weight.device))
             number += 1
+    return number
+
+
+def _keeps_packed(device: torch.device, member: Member | None) -> bool:
+    """Return whether experts stay packed: on a GPU, those of a model in one piece."""
+    return device.type == "cuda" and member is None
+
+
+def _experts_in_mxfp4(folder: Path) -> Mxfp4Weights | None:
+    """Return the weights of a checkpoint whose experts can stay in MXFP4, or None if they have to be expanded."""
+    try:
+        weights = Mxfp4Weights(folder)
+    except NotKept as error:
+        log.info("The experts are expanded: %s", error)
+        return None
+    if any(weights.shape(name)[1] % MXFP4_TILE for name in weights.of_experts()):
+        log.info("The experts are expanded: their columns are no multiples of %d", MXFP4_TILE)
+        return None
+    return weights
+
+
+def keep_mxfp4(model: PreTrainedModel, weights: Mxfp4Weights) -> int:
+    """Let the experts of a model have their matrices as a checkpoint in MXFP4 has them, and return how many layers."""
+    number = 0
+    for name, module in model.named_modules():
+        if f"{name}.gate_up_proj" not in weights.of_experts():
+            continue
+        both, down = (
+            mxfp4(*weights.codes_and_scales(f"{name}.{part}"), getattr(module, f"{part}_bias").data)
+            for part in ("gate_up_proj", "down_proj")
+        )
+        assert both is not None
+        assert down is not None
+        keep_experts(module, both, down)
+        number += 1
+    return number
+
+
+# The names that checkpoints have for the matrices of one expert: its gate, its up, its down projection.
+_EXPERT_NAMES = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
+
+
+def keep_packed_experts(model: PreTrainedModel, weights: PackedWeights) -> int:
+    """Let experts have their matrices as a checkpoint packs them, if all of a layer are packed alike in groups of
+    multiples of 32 columns. Return of how many layers these are."""
+    number, names = 0, weights.names()
+    for name, module in model.named_modules():
+        tensor = module._parameters.get("gate_up_proj")
+        if tensor is None or tensor.dim() != 3 or not getattr(module, "is_concatenated", False):
+            continue
+        own = name, name.replace(".mlp.", ".block_sparse_moe.")
+        for base, parts in product(own, _EXPERT_NAMES):
+            if f"{base}.0.{parts[0]}.weight" not in names:
+                continue
+            experts = [[weights.matrix(f"{base}.{i}.{part}.weight") for part in parts] for i in range(len(tensor))]
+            packed = [[None if one is None else of_integers(one) for one in expert] for expert in experts]
+            both = [joined([gate, up]) if gate and up else None for gate, up, _ in packed]
+            found = [stacked(matrices) for matrices in (both, [down for *_, down in packed])]
+            if found[0] is not None and found[1] is not None:
+                keep_experts(module, found[0], found[1])
+                number += 1
+            break
     return number
 
 

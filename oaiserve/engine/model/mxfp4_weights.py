@@ -64,6 +64,15 @@ class Mxfp4Weights:
         parts = 2 if name.endswith("gate_up_proj") else 1
         return [tuple(matrix[part::parts] for part in range(parts)) for matrix in self._matrices(name)]
 
+    def of_experts(self) -> set[str]:
+        """Return the names of the tensors that are in blocks."""
+        return self._experts
+
+    def codes_and_scales(self, name: str) -> tuple[Tensor, Tensor]:
+        """Return the codes uint8 [experts, rows, groups, 16] of such a tensor, two in a byte, and its scales uint8
+        [experts, rows, groups]."""
+        return self._files.tensor(f"{name}{_CODES}"), self._files.tensor(f"{name}{_SCALES}")
+
     def tensor(self, name: str) -> Tensor:
         """Return a tensor expanded, as the model's code has it."""
         if name not in self._experts:

@@ -23,6 +23,7 @@ from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.block_tables import BlockTables
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.cpu.start import WhenChecked, native_decoder, start_native
+from oaiserve.engine.model.device_experts import Compute
 from oaiserve.engine.model.device_matrices import Multiply
 from oaiserve.engine.model.draft import DraftWeights
 from oaiserve.engine.model.draw_rows import SampleIds
@@ -33,6 +34,7 @@ from oaiserve.engine.model.fast_paths import (
     ATTENTION,
     COMPILED,
     DECODE_GRAPHS,
+    EXPERTS,
     FEATURES,
     FUSED,
     PACKED,
@@ -41,6 +43,7 @@ from oaiserve.engine.model.fast_paths import (
     SAMPLING,
     adapters_problem,
     attention_problem,
+    compute_experts_checked,
     fuse_checked,
     fuse_layers,
     fuse_layers_checked,
@@ -321,6 +324,7 @@ def _ways(loaded: LoadedModel, options: EngineOptions, *, fuses: bool) -> _Ways:
     features = {ATTENTION: backend is not ReferenceAttention, SAMPLING: sampling[0] is not None}
     if not _is_on_cpu(loaded):
         features[PACKED] = multiply_checked(loaded, _multiply)
+        features[EXPERTS] = compute_experts_checked(loaded, _compute_experts)
     layers: FusedLayers | None = None
     if fuses:
         features[PROJECTIONS] = fuse_checked(loaded, options.block_size)
@@ -495,6 +499,13 @@ def _multiply() -> Multiply:
     from oaiserve.engine.model.triton_matrices import multiply
 
     return multiply
+
+
+def _compute_experts() -> Compute:
+    """Return the function that computes packed experts by kernels. Raises ImportError without Triton."""
+    from oaiserve.engine.model.triton_experts import compute
+
+    return compute
 
 
 def _sampling() -> tuple[SampleIds | None, ApplyMasks | None]:

@@ -87,15 +87,27 @@ def activate_kernel(
     out,
     inner,
     stride,
-    ACTIVATION: tl.constexpr,
+    alpha,
+    limit,
+    ACTIVATION: tl.constexpr,  # "clamped": (up + 1) * gate * sigmoid(alpha * gate), of gates and ups up to the limit
     IS_GATED: tl.constexpr,
+    IS_INTERLEAVED: tl.constexpr,  # gates and ups are in turns, and gates first otherwise
     TILE: tl.constexpr,
 ):
     """Compute activation(gate) * up, or the activation alone. The program is (row, tile of columns)."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)
     is_inside = column < inner
-    x = _activated(tl.load(products + row * stride + column, mask=is_inside, other=0.0).to(tl.float32), ACTIVATION)
+    step = 2 if IS_INTERLEAVED else 1
+    x = tl.load(products + row * stride + column * step, mask=is_inside, other=0.0).to(tl.float32)
     if IS_GATED:
-        x *= tl.load(products + row * stride + inner + column, mask=is_inside, other=0.0).to(tl.float32)
+        after = 1 if IS_INTERLEAVED else inner
+        up = tl.load(products + row * stride + column * step + after, mask=is_inside, other=0.0).to(tl.float32)
+        if ACTIVATION == "clamped":
+            x = tl.minimum(x, limit)
+            x = (tl.minimum(tl.maximum(up, -limit), limit) + 1.0) * x / (1.0 + tl.exp(-alpha * x))
+        else:
+            x = _activated(x, ACTIVATION) * up
+    else:
+        x = _activated(x, ACTIVATION)
     tl.store(out + row * inner + column, x.to(out.dtype.element_ty), mask=is_inside)

@@ -63,8 +63,32 @@ def activate(products: Tensor, activation: str, *, is_gated: bool) -> Tensor:
         out,
         inner,
         products.stride(0),
+        0.0,
+        0.0,
         ACTIVATION=activation,
         IS_GATED=is_gated,
+        IS_INTERLEAVED=False,
+        TILE=ACTIVATED_AT_A_TIME,
+        num_warps=4,
+    )
+    return out
+
+
+def combine(products: Tensor, activation: str, *, is_interleaved: bool, alpha: float, limit: float) -> Tensor:
+    """Combine gates and ups as experts do, which come in turns if `is_interleaved`: activation(gate) * up, or "clamped"
+    with `alpha` and `limit` as gpt-oss does it."""
+    rows, columns = products.shape
+    out = products.new_empty(rows, columns // 2)
+    activate_kernel[rows, -(-columns // 2 // ACTIVATED_AT_A_TIME)](
+        products,
+        out,
+        columns // 2,
+        products.stride(0),
+        alpha,
+        limit,
+        ACTIVATION=activation,
+        IS_GATED=True,
+        IS_INTERLEAVED=is_interleaved,
         TILE=ACTIVATED_AT_A_TIME,
         num_warps=4,
     )

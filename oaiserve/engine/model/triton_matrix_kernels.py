@@ -16,9 +16,79 @@ def _less(code, zero, dtype: tl.constexpr):
 
 
 @triton.jit
-def _inputs(x, row, rows, stride, column):
+def _float4(code, exponent, dtype):
+    """Return floats of four bits (E2M1: a sign, two bits of the exponent and one of the fraction) times powers of two,
+    of which the exponents plus 127 are given."""
+    size = (code & 7).to(tl.int16)
+    # From 1 on, exponent and fraction are those of bfloat16, whose exponents begin 126 lower. Below are 0 and 0.5. A
+    # power of two is added to the exponent.
+    bits = tl.where(size < 2, 0x3F00, (size << 6) + (126 << 7)) + ((exponent.to(tl.int16) - 127) << 7)
+    bits = tl.where(size == 0, 0, bits).to(tl.int16) | ((code & 8).to(tl.int16) << 12)
+    return bits.to(tl.bfloat16, bitcast=True).to(dtype)
+
+
+@triton.jit
+def _inputs(x, row_offset, is_row, column):
     """Load columns of the inputs, transposed: [columns, rows]."""
-    return tl.load(x + row[None, :] * stride + column[:, None], mask=(row < rows)[None, :], other=0.0)
+    return tl.load(x + row_offset[None, :] + column[:, None], mask=is_row[None, :], other=0.0)
+
+
+@triton.jit
+def product_of_tiles(
+    x,
+    row_offset,  # int64 [TILE_ROWS], where rows of x begin
+    is_row,
+    code_rows,  # [TILE_N, 1], where rows of codes begin
+    scales,  # [TILE_N], those of the first group
+    zeros,
+    is_output,
+    first,
+    last,
+    group_columns,
+    groups_stride,
+    KIND: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_N: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
+):
+    """Return a tile of W times a tile of x, transposed, over the columns from `first` to `last`: float32 [TILE_N,
+    TILE_ROWS]."""
+    acc = tl.zeros([TILE_N, TILE_ROWS], tl.float32)
+    HALF: tl.constexpr = TILE_COLUMNS // 2
+    half = tl.arange(0, HALF)
+    column = tl.arange(0, TILE_COLUMNS)
+    for begin in range(first, last, TILE_COLUMNS):
+        nothing = tl.zeros([TILE_N, TILE_ROWS], tl.float32)
+        if KIND == "mxfp4":  # each half of a tile is a group
+            group = begin // HALF * groups_stride
+            packed = tl.load(code_rows + (begin // 2 + half)[None, :], mask=is_output[:, None], other=0)
+            exponent = tl.load(scales + group, mask=is_output, other=127)[:, None]
+            low = _float4(packed & 15, exponent, x.dtype.element_ty)
+            acc = dot(low, _inputs(x, row_offset, is_row, begin + half), acc)
+            exponent = tl.load(scales + group + groups_stride, mask=is_output, other=127)[:, None]
+            high = _float4(packed >> 4, exponent, x.dtype.element_ty)
+            acc = dot(high, _inputs(x, row_offset, is_row, begin + HALF + half), acc)
+        else:
+            group = begin // group_columns * groups_stride
+            scale = tl.load(scales + group, mask=is_output, other=0.0).to(tl.float32)
+            if HAS_ZEROS:
+                zero = tl.load(zeros + group, mask=is_output, other=0).to(tl.float32)[:, None]
+            else:
+                zero = 8.0 if KIND == "int4" else 128.0
+            if KIND == "int4":
+                # Bytes of a tile have its first columns in their lower halves, and the others in their upper ones.
+                packed = tl.load(code_rows + (begin // 2 + half)[None, :], mask=is_output[:, None], other=0)
+                low = _less(packed & 15, zero, x.dtype.element_ty)
+                product = dot(low, _inputs(x, row_offset, is_row, begin + half), nothing)
+                high = _less(packed >> 4, zero, x.dtype.element_ty)
+                product = dot(high, _inputs(x, row_offset, is_row, begin + HALF + half), product)
+            else:
+                code = tl.load(code_rows + (begin + column)[None, :], mask=is_output[:, None], other=0.0)
+                weight = _less(code, zero, x.dtype.element_ty) if KIND == "int8" else code.to(x.dtype.element_ty)
+                product = dot(weight, _inputs(x, row_offset, is_row, begin + column), nothing)
+            acc += product * scale[:, None]
+    return acc
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -59,32 +129,25 @@ def matrix_kernel(
     row = tl.program_id(1) * TILE_ROWS + tl.arange(0, TILE_ROWS)
     code_rows = codes + output.to(tl.int64)[:, None] * codes_stride
     row_offset = row.to(tl.int64)
-    acc = tl.zeros([TILE_N, TILE_ROWS], tl.float32)
     first = split * tiles_each * TILE_COLUMNS
-    last = tl.minimum(first + tiles_each * TILE_COLUMNS, columns)
-    for begin in range(first, last, TILE_COLUMNS):
-        group = begin // group_columns * groups_stride
-        scale = tl.load(scales + group + output, mask=is_output, other=0.0).to(tl.float32)
-        if HAS_ZEROS:
-            zero = tl.load(zeros + group + output, mask=is_output, other=0).to(tl.float32)[:, None]
-        else:
-            zero = 8.0 if KIND == "int4" else 128.0
-        product = tl.zeros([TILE_N, TILE_ROWS], tl.float32)
-        if KIND == "int4":
-            HALF: tl.constexpr = TILE_COLUMNS // 2
-            half = tl.arange(0, HALF)
-            # Bytes of a tile have its first columns in their lower halves, and the others in their upper ones.
-            packed = tl.load(code_rows + (begin // 2 + half)[None, :], mask=is_output[:, None], other=0)
-            low = _less(packed & 15, zero, x.dtype.element_ty)
-            product = dot(low, _inputs(x, row_offset, rows, x_stride, begin + half), product)
-            high = _less(packed >> 4, zero, x.dtype.element_ty)
-            product = dot(high, _inputs(x, row_offset, rows, x_stride, begin + HALF + half), product)
-        else:
-            column = tl.arange(0, TILE_COLUMNS)
-            code = tl.load(code_rows + (begin + column)[None, :], mask=is_output[:, None], other=0.0)
-            weight = _less(code, zero, x.dtype.element_ty) if KIND == "int8" else code.to(x.dtype.element_ty)
-            product = dot(weight, _inputs(x, row_offset, rows, x_stride, begin + column), product)
-        acc += product * scale[:, None]
+    acc = product_of_tiles(
+        x,
+        row_offset * x_stride,
+        row < rows,
+        code_rows,
+        scales + output,
+        zeros + output,
+        is_output,
+        first,
+        tl.minimum(first + tiles_each * TILE_COLUMNS, columns),
+        group_columns,
+        groups_stride,
+        KIND,
+        HAS_ZEROS,
+        TILE_ROWS,
+        TILE_N,
+        TILE_COLUMNS,
+    )
     is_number = is_output[:, None] & (row < rows)[None, :]
     place = row_offset[None, :] * n + output[:, None]
     if SPLITS > 1:

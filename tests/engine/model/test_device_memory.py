@@ -101,7 +101,7 @@ def test_the_cache_gets_the_rest_and_the_other_uses_are_logged(
     monkeypatch.setattr(module, "CudaMemory", lambda device: FakeGPU(BEFORE, AFTER))
     caplog.set_level(logging.INFO, "oaiserve")
     options = EngineOptions(max_running=6, max_step_tokens=40, kv_cache_memory=Bytes("1GiB"))
-    blocks, states = start._gpu_sizes(loaded, options, ReferenceAttention, None)
+    blocks, states, _ = start._gpu_sizes(loaded, options, ReferenceAttention, None)
     assert states == 0
     assert blocks == GIB // (16 * loaded.kv_bytes_per_token)
     assert caplog.messages == [

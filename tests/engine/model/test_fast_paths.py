@@ -198,6 +198,7 @@ ON = {
     "attention": True,
     "sampling": True,
     "packed_weights": False,
+    "packed_experts": False,
     "fused_projections": True,
     "fused_layers": True,
     "compiled_layers": False,

@@ -98,9 +98,15 @@ def test_logits_of_the_kernels_are_those_of_transformers_code(family: str) -> No
     check(KNOWN[family], TritonAttention, triton_layers, FEW)  # type: ignore[arg-type]
 
 
-def test_a_mixture_of_experts_is_refused() -> None:
-    loaded = prepare(random_model(KNOWN["mixtral"]))
-    with pytest.raises(NotKnown, match="a mixture of experts"):
+# Each has attention and norms of its own around the experts; the last has an MLP in its first layer.
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "gpt_oss", "glm4_moe"])
+def test_logits_of_mixtures_are_those_of_transformers_code(family: str) -> None:
+    check(KNOWN[family], ReferenceAttention, layer_operations, LENGTHS)  # type: ignore[arg-type]
+
+
+def test_experts_beside_an_mlp_are_refused() -> None:
+    loaded = prepare(random_model(KNOWN["granitemoeshared"]))
+    with pytest.raises(NotKnown, match="experts beside an MLP"):
         FusedLayers(loaded, described(loaded, BLOCK_SIZE), layer_operations)  # type: ignore[arg-type]
 
 

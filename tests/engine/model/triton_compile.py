@@ -18,13 +18,15 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from oaiserve.engine.model import triton_adapters, triton_layers, triton_matrices, triton_sampling
+from oaiserve.engine.model import triton_adapters, triton_experts, triton_layers, triton_matrices, triton_sampling
 from oaiserve.engine.model.adapters import Adapter, AdapterPart
 from oaiserve.engine.model.attention import FP8, LayerCache, ScaledCache
 from oaiserve.engine.model.attention import triton as backend
 from oaiserve.engine.model.attention.rotation import Rotation
 from oaiserve.engine.model.batch import build_batch
-from oaiserve.engine.model.device_matrices import PackedMatrix
+from oaiserve.engine.model.cpu.description import ClampedGate
+from oaiserve.engine.model.device_experts import ExpertMatrices, PackedExperts
+from oaiserve.engine.model.device_matrices import Kind, PackedMatrix
 from oaiserve.engine.model.layer_operations import ACTIVATIONS, RowNorm
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
@@ -156,10 +158,43 @@ def multiply(columns: int, n: int, rows: int, dtype: torch.dtype = torch.bfloat1
         triton_matrices.multiply(x, matrix, None)
 
 
+def expert_matrices(kind: Kind, num_experts: int, n: int, columns: int) -> ExpertMatrices:
+    """Return experts in 4 bits, in MXFP4 with biases, or in integers with zeros."""
+    codes = torch.empty(num_experts, n, columns // 2, dtype=torch.uint8)
+    if kind == "mxfp4":
+        scales = torch.empty(num_experts, columns // 32, n, dtype=torch.uint8)
+        return ExpertMatrices(kind, codes, scales, None, torch.empty(num_experts, n, dtype=torch.bfloat16))
+    zeros = torch.empty(num_experts, columns // 128, n, dtype=torch.uint8)
+    return ExpertMatrices(kind, codes, zeros.half(), zeros, None)
+
+
+def compute_experts(num_experts: int, width: int, inner: int) -> None:
+    """Compute experts in MXFP4 for a single row."""
+    matrices = (expert_matrices("mxfp4", num_experts, *shape) for shape in ((2 * inner, width), (width, inner)))
+    x, chosen = torch.empty(1, width, dtype=torch.bfloat16), torch.zeros(1, 4, dtype=torch.int64)
+    triton_experts.compute(PackedExperts(GptOss(), *matrices), x, chosen, torch.empty(1, 4, dtype=torch.bfloat16))
+
+
+def multiply_many_rows(kind: Kind) -> None:
+    """Multiply rows with their experts' matrices in the largest tiles, and with weights, which takes most registers."""
+    x, weights = torch.empty(8192, 2048, dtype=torch.bfloat16), torch.empty(8192, dtype=torch.bfloat16)
+    plan = triton_experts.Plan(*torch.zeros(4, 8192, dtype=torch.int32), triton_experts.LARGEST)
+    triton_experts._product(x, expert_matrices(kind, 8, 2048, 2048), plan, pairs_of_row=1, factors=weights)
+
+
+class GptOss:
+    """What the experts of gpt-oss have beside their matrices."""
+
+    is_concatenated, alpha, limit = False, 1.702, 7.0
+
+    def _apply_gate(self, both: torch.Tensor) -> torch.Tensor:
+        return ClampedGate(self.alpha, self.limit)(both[..., ::2], both[..., 1::2])
+
+
 def main() -> None:
     driver.set_active(NoDevice())
     found: list[dict[str, Any]] = []
-    for module in (backend, triton_adapters, triton_layers, triton_matrices, triton_sampling):
+    for module in (backend, triton_adapters, triton_experts, triton_layers, triton_matrices, triton_sampling):
         for name in [name for name in vars(module) if name.endswith("_kernel")]:
             setattr(module, name, CompileOnly(getattr(module, name), found))
     backend._num_multiprocessors = triton_matrices._num_multiprocessors = lambda device: 132
@@ -179,6 +214,9 @@ def main() -> None:
     operate(4096, 14336, 64)
     for rows in (1, 2048):  # the smallest and the largest tiles
         multiply(4096, 6144, rows)
+    compute_experts(32, 2880, 2880)
+    for kind in ("mxfp4", "int4"):
+        multiply_many_rows(kind)
     logits = torch.empty(64, 128256, dtype=torch.bfloat16)
     out = (torch.empty(64, dtype=torch.int64), torch.empty(64, dtype=torch.int64))  # as for captured steps
     triton_sampling.apply_masks(logits.float(), [0], np.zeros((1, 128256 // 32), np.uint32))
