@@ -42,6 +42,7 @@ MODEL_ROWS = {
     "parallel": "",
     "parallel.group": "",
     "parallel.sums": "integer_layouts parallel.group split",
+    "parallel.one_shot": "",
     "spec": "parallel.sums",
     "transfer": "",
     "adapters": "",
@@ -174,8 +175,8 @@ MODEL_ROWS = {
     "start": "adapted_modules attention attention.reference attention.select attention.varlen batch block_tables "
     "compiled cpu.cores cpu.start device_experts device_matrices device_memory draft draw_rows eager "
     "executor fast_paths fused_layers graph_capture graphs kv_scales logit_edits memory parallel.executor "
-    "parallel.group parallel.room parallel.workers pooling.load pooling.runner profiler prompt_graphs "
-    "rehearsal runner spec started states triton_experts triton_matrices triton_sampling",
+    "parallel.group parallel.one_shot parallel.room parallel.workers pooling.load pooling.runner profiler "
+    "prompt_graphs rehearsal runner spec started states triton_experts triton_matrices triton_sampling",
     "worker": "cpu.cores load parallel.executor parallel.group parallel.messages split start",
 }
 MODEL_FILES = {name: {f"{MODEL}.{imported}" for imported in row.split()} for name, row in MODEL_ROWS.items()}

@@ -168,6 +168,7 @@ def measured() -> dict[str, dict[str, Any]]:
         "layers": {"matrices": [{"what": "4 bits", "equal": True}]},
         "experts": {"experts": [{"what": "MXFP4", "equal": True}]},
         "expert-speed": {"layers": [{"experts": "MXFP4", "rows": 1, "us": 9.0, "of_bandwidth": 0.5}]},
+        "split": {"left_out": "there is one GPU"},
         "kernel-speed": {},
         "layer-speed": {
             "products": [

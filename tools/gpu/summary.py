@@ -374,6 +374,11 @@ def _experts(sections: Sections, name: str) -> list[str]:
     return ["### Layers of packed experts", "", *_table(sections[name]["layers"], keys)]
 
 
+def _split(sections: Sections, name: str) -> list[str]:
+    rows = sections[name].get("decodes", [])
+    return ["### A model that is split over two GPUs", "", *_table(rows, list(rows[-1]))] if rows else []
+
+
 CHAPTERS: dict[str, Callable[[Sections, str], list[str]]] = {
     "environment": _environment,
     "gpt2": _gpt2,
@@ -389,6 +394,7 @@ CHAPTERS: dict[str, Callable[[Sections, str], list[str]]] = {
     "kernel-speed": _kernels,
     "layer-speed": _layers,
     "expert-speed": _experts,
+    "split": _split,
 }
 
 

@@ -40,7 +40,7 @@ from oaiserve.engine.model.fused_layers import FusedExecutor, FusedLayers
 from oaiserve.engine.model.fused_projections import fuse_projections, separate_projections
 from oaiserve.engine.model.layer_operations import LayerOperations
 from oaiserve.engine.model.logit_edits import ApplyMasks, apply_masks_in_torch
-from oaiserve.engine.model.parallel.sums import Sums
+from oaiserve.engine.model.parallel.sums import OneShot, Sums
 from oaiserve.engine.model.rehearsal import difference, prompt, prompts_and_decodes, tolerance
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.states import PartOfStep, States
@@ -53,7 +53,20 @@ log = logging.getLogger(__name__)
 ATTENTION, SAMPLING, PROJECTIONS, COMPILED = "attention", "sampling", "fused_projections", "compiled_layers"
 FUSED, DECODE_GRAPHS, PROMPT_GRAPHS = "fused_layers", "decode_graphs", "prompt_graphs"
 PACKED, EXPERTS, ADAPTERS = "packed_weights", "packed_experts", "adapters"
-FEATURES = (ATTENTION, SAMPLING, PACKED, EXPERTS, PROJECTIONS, FUSED, COMPILED, ADAPTERS, DECODE_GRAPHS, PROMPT_GRAPHS)
+ONE_SHOT = "one_shot_sums"
+FEATURES = (
+    ATTENTION,
+    SAMPLING,
+    PACKED,
+    EXPERTS,
+    ONE_SHOT,
+    PROJECTIONS,
+    FUSED,
+    COMPILED,
+    ADAPTERS,
+    DECODE_GRAPHS,
+    PROMPT_GRAPHS,
+)
 
 FUSED_NAME = "Fused layers"
 FUSED_INSTEAD = "they are compiled from transformers' code, or run operation by operation"
@@ -62,6 +75,7 @@ LENGTHS = (3, 20, 600, 75)  # of sequences whose attention is compared; one is r
 ADAPTED_LENGTHS = [3, 20, 9]
 PROMPT_TOKENS = 20  # of the prompt whose logits are compared
 PRODUCT_ROWS = (1, 20, 40, 200)  # of x, each with tiles of its own
+SUMMED_ROWS = (1, 8, 33)  # that members add up, one after the other
 CHOSEN_EXPERTS = 4  # of each row, in this comparison
 ADAPTER_RANKS = (8, 24)
 CHUNK_TOKENS = 5  # of the longest, in a step in which the others decode
@@ -223,6 +237,48 @@ def experts_problem(layers: list[PackedExperts], compute: Compute, dtype: torch.
             if not found <= limit:
                 return f"{num_rows} rows and experts in {kind} would differ by {found:.1%} (allowed: {limit:.1%})"
     return None
+
+
+@torch.inference_mode()
+def one_shot_checked(
+    loaded: LoadedModel,
+    missing: Callable[[torch.device, int], str | None],
+    make: Callable[[torch.device, int], OneShot],
+) -> bool:
+    """Let the members of a model that is split add up small messages in one kernel, if they get the plain sums. Return
+    whether they do.
+
+    `missing` says what that lacks here, without the others. All members `make` it together.
+    """
+    sums = loaded.sums
+    if sums is None:
+        return False
+    name, instead = "Sums in one kernel", "NCCL makes them, which takes longer for small messages"
+    if not is_usable(name, instead, lambda: missing(loaded.device, sums.size), sums):
+        return False
+    made: list[OneShot] = []
+
+    def prepare() -> None:
+        made.append(make(loaded.device, sums.size))
+
+    def problem() -> str | None:
+        width = loaded.model.get_input_embeddings().weight.shape[1]
+        for num_rows in SUMMED_ROWS:
+            generator = torch.Generator().manual_seed(100 * num_rows + sums.rank)
+            own = torch.randn(num_rows, width, generator=generator).to(loaded.device, loaded.dtype)
+            want = sums.by_library(own.clone())
+            for _ in range(2):  # the memory that members map is used again
+                found = difference(made[0](own), want) if made[0].fits(own) else 0.0
+                if not found <= tolerance(loaded.dtype):
+                    return (
+                        f"sums of {num_rows} rows would differ by {found:.1%} (allowed: {tolerance(loaded.dtype):.1%})"
+                    )
+        return None
+
+    if not is_usable(name, instead, prepare, sums) or not is_usable(name, instead, problem, sums):
+        return False
+    sums.one_shot = made[0]
+    return True
 
 
 @torch.inference_mode()

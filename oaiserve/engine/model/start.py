@@ -37,6 +37,7 @@ from oaiserve.engine.model.fast_paths import (
     EXPERTS,
     FEATURES,
     FUSED,
+    ONE_SHOT,
     PACKED,
     PROJECTIONS,
     PROMPT_GRAPHS,
@@ -49,11 +50,13 @@ from oaiserve.engine.model.fast_paths import (
     fuse_layers_checked,
     is_usable,
     multiply_checked,
+    one_shot_checked,
     sampling_problem,
 )
 from oaiserve.engine.model.kv_scales import with_measured_scales
 from oaiserve.engine.model.logit_edits import ApplyMasks
 from oaiserve.engine.model.memory import MemoryUse, gib, kv_blocks, longest_request, num_states
+from oaiserve.engine.model.parallel import one_shot
 from oaiserve.engine.model.parallel.group import all_reduce_min
 from oaiserve.engine.model.parallel.room import Needs, Room
 from oaiserve.engine.model.pooling.load import LoadedPooler
@@ -325,6 +328,7 @@ def _ways(loaded: LoadedModel, options: EngineOptions, *, fuses: bool) -> _Ways:
     if not _is_on_cpu(loaded):
         features[PACKED] = multiply_checked(loaded, _multiply)
         features[EXPERTS] = compute_experts_checked(loaded, _compute_experts)
+        features[ONE_SHOT] = one_shot_checked(loaded, one_shot.missing, one_shot.OneShotSums)
     layers: FusedLayers | None = None
     if fuses:
         features[PROJECTIONS] = fuse_checked(loaded, options.block_size)

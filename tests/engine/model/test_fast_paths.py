@@ -199,6 +199,7 @@ ON = {
     "sampling": True,
     "packed_weights": False,
     "packed_experts": False,
+    "one_shot_sums": False,
     "fused_projections": True,
     "fused_layers": True,
     "compiled_layers": False,
