@@ -104,6 +104,7 @@ MODEL_ROWS = {
     "device_experts": "cpu.description device_matrices layer_operations",
     "triton_matrix_kernels": "triton_dot",
     "triton_matrices": "device_matrices triton_matrix_kernels",
+    "triton_scaled": "device_matrices triton_matrix_kernels",
     "triton_expert_kernels": "triton_matrix_kernels",
     "triton_experts": "device_experts device_matrices triton_expert_kernels triton_layers triton_matrices",
     # loading, measuring, compiling, capturing
@@ -176,7 +177,8 @@ MODEL_ROWS = {
     "compiled cpu.cores cpu.start device_experts device_matrices device_memory draft draw_rows eager "
     "executor fast_paths fused_layers graph_capture graphs kv_scales logit_edits memory parallel.executor "
     "parallel.group parallel.one_shot parallel.room parallel.workers pooling.load pooling.runner profiler "
-    "prompt_graphs rehearsal runner spec started states triton_experts triton_matrices triton_sampling",
+    "prompt_graphs rehearsal runner spec started states triton_experts triton_matrices triton_sampling "
+    "triton_scaled",
     "worker": "cpu.cores load parallel.executor parallel.group parallel.messages split start",
 }
 MODEL_FILES = {name: {f"{MODEL}.{imported}" for imported in row.split()} for name, row in MODEL_ROWS.items()}

@@ -19,6 +19,7 @@ from oaiserve.engine.model.attention import FP8, LayerCache, ScaledCache
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.attention.rotation import Rotation
 from oaiserve.engine.model.device_matrices import PackedMatrix, expanded_product
+from oaiserve.engine.model.fast_paths import ROUNDED_TOLERANCE
 from oaiserve.engine.model.layer_operations import RowNorm
 from oaiserve.engine.model.load import load_model
 from oaiserve.engine.request import SamplingParams
@@ -50,6 +51,7 @@ def run(target: Target, part: str) -> Iterator[dict[str, Any]]:
         yield {"operations": list(check_operations(target))}
         yield {"rotation": list(check_attention(target))}
         yield {"matrices": list(check_matrices(target))}
+        yield {"products of 8 bits": list(check_scaled(target))}
         for name, packing in PACKINGS.items():
             yield {name: check_checkpoint(packing, target)}
     elif not target.is_gpu:
@@ -73,9 +75,15 @@ def matrices(n: int, columns: int, device: torch.device) -> dict[str, PackedMatr
     }
 
 
-def compare(what: str, got: torch.Tensor, want: torch.Tensor, **about: Any) -> dict[str, Any]:
+def compare(what: str, got: torch.Tensor, want: torch.Tensor, limit: float = TOLERANCE, **about: Any) -> dict[str, Any]:
     difference = float((got.float() - want.float()).norm() / want.float().norm())
-    return {"what": what, **about, "difference": difference, "equal": difference < TOLERANCE}
+    return {"what": what, **about, "difference": difference, "equal": difference < limit}
+
+
+def in_rows(n: int, columns: int, device: torch.device) -> PackedMatrix:
+    """Return a random matrix in FP8, of which each row has one scale."""
+    codes, scales = torch.randn(n, columns, device=device), torch.rand(1, n, device=device) * 0.01 + 0.001
+    return PackedMatrix("float8", codes.to(FP8), scales, None)
 
 
 @torch.inference_mode()
@@ -92,6 +100,20 @@ def check_matrices(target: Target) -> Iterator[dict[str, Any]]:
             for _ in range(2):
                 found = compare(name, multiply(x, matrix, None), want, rows=rows)
             yield found
+
+
+@torch.inference_mode()
+def check_scaled(target: Target) -> Iterator[dict[str, Any]]:
+    """Compare products of 8 bits, whose inputs are rounded."""
+    from oaiserve.engine.model.triton_scaled import scaled_product
+
+    torch.manual_seed(0)
+    n, columns = (64, 256) if target.quick else (6144, 4096)
+    matrix = in_rows(n, columns, target.device)
+    for rows in (20, 300):
+        x = torch.randn(rows, columns, device=target.device).bfloat16()
+        want = expanded_product(x, matrix, None)
+        yield compare("in 8 bits", scaled_product(x, matrix, None), want, ROUNDED_TOLERANCE, rows=rows)
 
 
 @torch.inference_mode()
@@ -172,6 +194,7 @@ def check_checkpoint(packing: Packing, target: Target) -> dict[str, Any]:
 @torch.inference_mode()
 def measure(target: Target) -> Iterator[dict[str, Any]]:
     from oaiserve.engine.model.triton_matrices import multiply
+    from oaiserve.engine.model.triton_scaled import LEAST_ROWS, scaled_product
 
     bytes_per_second = max(ceilings.bandwidth(target.device).values())
     rows: list[dict[str, Any]] = []
@@ -181,8 +204,11 @@ def measure(target: Target) -> Iterator[dict[str, Any]]:
         for num_rows in TIMED_ROWS:
             x = torch.randn(num_rows, columns, dtype=torch.bfloat16, device=target.device)
             plain_us = 1e6 * seconds(_times(lambda x=x, weight=weight: x @ weight.T), target.device)  # type: ignore[misc]
-            for kind, matrix in kinds.items():
-                run = _times(lambda x=x, matrix=matrix: multiply(x, matrix, None))  # type: ignore[misc]
+            ways = [(kind, multiply, matrix) for kind, matrix in kinds.items()]
+            if num_rows >= LEAST_ROWS:
+                ways.append(("FP8, in 8 bits", scaled_product, in_rows(n, columns, target.device)))
+            for kind, way, matrix in ways:
+                run = _times(lambda x=x, matrix=matrix, way=way: way(x, matrix, None))  # type: ignore[misc]
                 taken = seconds(run, target.device)
                 rows.append(
                     {

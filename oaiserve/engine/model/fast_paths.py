@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from oaiserve.engine.model.device_experts import Compute, PackedExperts, compute
 from oaiserve.engine.model.device_matrices import (
     Multiply,
     PackedLinear,
+    PackedMatrix,
     expanded_product,
     multiply_by,
     packed_linears,
@@ -53,11 +54,12 @@ log = logging.getLogger(__name__)
 ATTENTION, SAMPLING, PROJECTIONS, COMPILED = "attention", "sampling", "fused_projections", "compiled_layers"
 FUSED, DECODE_GRAPHS, PROMPT_GRAPHS = "fused_layers", "decode_graphs", "prompt_graphs"
 PACKED, EXPERTS, ADAPTERS = "packed_weights", "packed_experts", "adapters"
-ONE_SHOT = "one_shot_sums"
+ONE_SHOT, FP8_PRODUCTS = "one_shot_sums", "fp8_products"
 FEATURES = (
     ATTENTION,
     SAMPLING,
     PACKED,
+    FP8_PRODUCTS,
     EXPERTS,
     ONE_SHOT,
     PROJECTIONS,
@@ -68,6 +70,19 @@ FEATURES = (
     PROMPT_GRAPHS,
 )
 
+
+class ScaledProducts(Protocol):
+    """Products of 8 bits, as `triton_scaled` has them."""
+
+    LEAST_ROWS: int
+
+    def can_scale(self, matrix: PackedMatrix) -> bool: ...
+
+    def scaled_or(self, multiply: Multiply) -> Multiply: ...
+
+    def scaled_product(self, x: torch.Tensor, matrix: PackedMatrix, bias: torch.Tensor | None) -> torch.Tensor: ...
+
+
 FUSED_NAME = "Fused layers"
 FUSED_INSTEAD = "they are compiled from transformers' code, or run operation by operation"
 FUSED_LENGTHS = (9, 40, 17, 600)  # of sequences whose logits are compared; the last is read by several programs
@@ -76,6 +91,7 @@ ADAPTED_LENGTHS = [3, 20, 9]
 PROMPT_TOKENS = 20  # of the prompt whose logits are compared
 PRODUCT_ROWS = (1, 20, 40, 200)  # of x, each with tiles of its own
 SUMMED_ROWS = (1, 8, 33)  # that members add up, one after the other
+ROUNDED_TOLERANCE = 0.05  # of a product whose inputs are rounded to floats of 8 bits
 CHOSEN_EXPERTS = 4  # of each row, in this comparison
 ADAPTER_RANKS = (8, 24)
 CHUNK_TOKENS = 5  # of the longest, in a step in which the others decode
@@ -185,6 +201,37 @@ def multiply_checked(loaded: LoadedModel, find: Callable[[], Multiply]) -> bool:
     if not is_usable("Products with packed weights", instead, problem, loaded.sums):
         return False
     multiply_by(loaded.model, found[0])
+    return True
+
+
+@torch.inference_mode()
+def scale_checked(loaded: LoadedModel, find: Callable[[], ScaledProducts]) -> bool:
+    """Let prompts be multiplied with matrices in floats of 8 bits by the products of 8 bits that `find` returns, if
+    these differ by the rounding of their inputs alone. Return whether they are."""
+    layers = [
+        one for one in packed_linears(loaded.model) if one.matrix.kind == "float8" and len(one.matrix.scales) == 1
+    ]
+    if not layers:
+        return False
+    found: list[ScaledProducts] = []
+
+    def problem() -> str | None:
+        found.append(find())
+        kinds = {(one.matrix.shape, one.bias is None): one for one in layers if found[0].can_scale(one.matrix)}
+        for (shape, _), layer in kinds.items():
+            generator = torch.Generator().manual_seed(0)
+            x = torch.randn(found[0].LEAST_ROWS, shape[1], generator=generator)
+            x = x.to(layer.matrix.codes.device, loaded.dtype)
+            want = expanded_product(x, layer.matrix, layer.bias)
+            differs = difference(found[0].scaled_product(x, layer.matrix, layer.bias), want)
+            if not differs <= ROUNDED_TOLERANCE:
+                return f"products would differ by {differs:.1%} (allowed: {ROUNDED_TOLERANCE:.1%})"
+        return None
+
+    if not is_usable("Products in 8 bits", "prompts are multiplied in 16, at half the rate", problem, loaded.sums):
+        return False
+    for layer in layers:
+        layer.multiply = found[0].scaled_or(layer.multiply)
     return True
 
 

@@ -36,12 +36,14 @@ from oaiserve.engine.model.fast_paths import (
     DECODE_GRAPHS,
     EXPERTS,
     FEATURES,
+    FP8_PRODUCTS,
     FUSED,
     ONE_SHOT,
     PACKED,
     PROJECTIONS,
     PROMPT_GRAPHS,
     SAMPLING,
+    ScaledProducts,
     adapters_problem,
     attention_problem,
     compute_experts_checked,
@@ -52,6 +54,7 @@ from oaiserve.engine.model.fast_paths import (
     multiply_checked,
     one_shot_checked,
     sampling_problem,
+    scale_checked,
 )
 from oaiserve.engine.model.kv_scales import with_measured_scales
 from oaiserve.engine.model.logit_edits import ApplyMasks
@@ -327,6 +330,7 @@ def _ways(loaded: LoadedModel, options: EngineOptions, *, fuses: bool) -> _Ways:
     features = {ATTENTION: backend is not ReferenceAttention, SAMPLING: sampling[0] is not None}
     if not _is_on_cpu(loaded):
         features[PACKED] = multiply_checked(loaded, _multiply)
+        features[FP8_PRODUCTS] = scale_checked(loaded, _scaled_products)
         features[EXPERTS] = compute_experts_checked(loaded, _compute_experts)
         features[ONE_SHOT] = one_shot_checked(loaded, one_shot.missing, one_shot.OneShotSums)
     layers: FusedLayers | None = None
@@ -503,6 +507,13 @@ def _multiply() -> Multiply:
     from oaiserve.engine.model.triton_matrices import multiply
 
     return multiply
+
+
+def _scaled_products() -> ScaledProducts:
+    """Return the products of 8 bits. Raises ImportError without Triton."""
+    from oaiserve.engine.model import triton_scaled
+
+    return triton_scaled
 
 
 def _compute_experts() -> Compute:

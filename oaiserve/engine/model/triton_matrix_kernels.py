@@ -170,3 +170,16 @@ def matrix_kernel(
         if HAS_BIAS:
             acc += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)[:, None]
         tl.store(out + place, acc.to(out.dtype.element_ty), mask=is_number)
+
+
+@triton.jit
+def round_rows_kernel(x, out, scales, columns, stride, TILE: tl.constexpr):
+    """Round a row to floats of 8 bits, times the scale that makes its largest number the largest float. The program is
+    (row)."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, TILE)
+    is_inside = column < columns
+    numbers = tl.load(x + row * stride + column, mask=is_inside, other=0.0).to(tl.float32)
+    scale = tl.maximum(tl.max(tl.abs(numbers), 0), 1e-12) / 448.0
+    tl.store(scales + row, scale)
+    tl.store(out + row * columns + column, (numbers / scale).to(out.dtype.element_ty), mask=is_inside)

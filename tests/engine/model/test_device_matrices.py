@@ -19,7 +19,7 @@ from oaiserve.engine.model.device_matrices import (
     of_integers,
     packed_linears,
 )
-from oaiserve.engine.model.fast_paths import multiply_checked
+from oaiserve.engine.model.fast_paths import multiply_checked, scale_checked
 from oaiserve.engine.model.fused_layers import _product
 from oaiserve.engine.model.fused_projections import fuse_projections, product_of
 from oaiserve.engine.model.integer_layouts import BadLayout, Floats, Integers, floats
@@ -33,7 +33,7 @@ from tools.random_models import byte_tokenizer
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 
-from oaiserve.engine.model import triton_matrices
+from oaiserve.engine.model import triton_matrices, triton_scaled
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16, "num_hidden_layers": 2}
 
@@ -231,3 +231,51 @@ def test_fused_layers_multiply_with_packed_matrices(awq: tuple[Path, torch.Tenso
     x = numbers(3, 64)
     want = torch.cat([loaded.model.get_submodule(name)(x) for name in names], dim=-1)
     torch.testing.assert_close(product(x), want)
+
+
+# -- products of 8 bits -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_rows_are_rounded_to_floats_of_8_bits(dtype: torch.dtype) -> None:
+    rows = numbers(5, 70, seed=3).to(dtype)
+    rows[2] = 0
+    rounded, scales = triton_scaled.rounded_rows(rows)
+    want = rows.float().abs().amax(1, keepdim=True) / 448
+    torch.testing.assert_close(scales, want.clamp(min=1e-12 / 448), rtol=1e-5, atol=0)
+    torch.testing.assert_close(rounded.float() * scales, rows.float(), rtol=0.07, atol=1e-3)
+
+
+def fp8_model(folder: Path) -> Any:
+    """Return a model whose matrices in FP8 have a scale for each row, and stay packed."""
+    write_fp8(folder, "fbgemm")
+    loaded = load_model(folder, device="cpu", dtype="bfloat16")
+    quantization = read_quantization(json.loads((folder / "config.json").read_text()))
+    assert quantization is not None
+    assert keep_packed(loaded.model, PackedWeights(folder, quantization)) == 2 * 7
+    return loaded
+
+
+@torch.inference_mode()
+def test_prompts_are_multiplied_in_8_bits_and_decodes_are_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = fp8_model(tmp_path)
+    assert scale_checked(loaded, lambda: triton_scaled)
+    layer = packed_linears(loaded.model)[0]
+    few, many = numbers(3, 64).bfloat16(), numbers(triton_scaled.LEAST_ROWS, 64).bfloat16()
+    assert torch.equal(layer(few), expanded_product(few, layer.matrix, None))
+    assert torch.equal(layer(many), triton_scaled.scaled_product(many, layer.matrix, None))
+    found, want = layer(many).float(), expanded_product(many, layer.matrix, None).float()
+    assert 0.01 < float((found - want).norm() / want.norm()) < 0.04
+    monkeypatch.setattr(torch, "_scaled_mm", lambda *_, **__: want.bfloat16() * 2)
+    assert not scale_checked(loaded, lambda: triton_scaled)
+    assert "Products in 8 bits: off" in caplog.text
+
+
+def test_matrices_with_scales_of_blocks_are_not_multiplied_in_8_bits() -> None:
+    rows, blocks = (of_integers(floats_in_blocks(64, 128, block)) for block in (None, (64, 64)))
+    assert isinstance(rows, PackedMatrix)
+    assert isinstance(blocks, PackedMatrix)
+    assert triton_scaled.can_scale(rows)
+    assert not triton_scaled.can_scale(blocks)

@@ -200,6 +200,7 @@ ON = {
     "packed_weights": False,
     "packed_experts": False,
     "one_shot_sums": False,
+    "fp8_products": False,
     "fused_projections": True,
     "fused_layers": True,
     "compiled_layers": False,

@@ -18,7 +18,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from oaiserve.engine.model import triton_adapters, triton_experts, triton_layers, triton_matrices, triton_sampling
+from oaiserve.engine.model import (
+    triton_adapters,
+    triton_experts,
+    triton_layers,
+    triton_matrices,
+    triton_sampling,
+    triton_scaled,
+)
 from oaiserve.engine.model.adapters import Adapter, AdapterPart
 from oaiserve.engine.model.attention import FP8, LayerCache, ScaledCache
 from oaiserve.engine.model.attention import triton as backend
@@ -194,7 +201,15 @@ class GptOss:
 def main() -> None:
     driver.set_active(NoDevice())
     found: list[dict[str, Any]] = []
-    for module in (backend, triton_adapters, triton_experts, triton_layers, triton_matrices, triton_sampling):
+    for module in (
+        backend,
+        triton_adapters,
+        triton_experts,
+        triton_layers,
+        triton_matrices,
+        triton_sampling,
+        triton_scaled,
+    ):
         for name in [name for name in vars(module) if name.endswith("_kernel")]:
             setattr(module, name, CompileOnly(getattr(module, name), found))
     backend._num_multiprocessors = triton_matrices._num_multiprocessors = lambda device: 132
@@ -214,6 +229,7 @@ def main() -> None:
     operate(4096, 14336, 64)
     for rows in (1, 2048):  # the smallest and the largest tiles
         multiply(4096, 6144, rows)
+    triton_scaled.rounded_rows(torch.empty(256, 14336, dtype=torch.bfloat16))
     compute_experts(32, 2880, 2880)
     for kind in ("mxfp4", "int4"):
         multiply_many_rows(kind)
