@@ -293,7 +293,7 @@ def _experts_in_mxfp4(folder: Path) -> Mxfp4Weights | None:
     """Return the weights of a checkpoint whose experts can stay in MXFP4, or None if they have to be expanded."""
     try:
         weights = Mxfp4Weights(folder)
-    except NotKept as error:
+    except (NotKept, BadFile) as error:
         log.info("The experts are expanded: %s", error)
         return None
     if any(weights.shape(name)[1] % MXFP4_TILE for name in weights.of_experts()):

@@ -109,6 +109,7 @@ class Sums:
                 setattr(module, parameter, Parameter(weights.to_local(), requires_grad=False))
         if style == "embedding_rowwise":
             num_rows = len(module.weight)
+            module.padding_idx = None  # which may be the row of another member, and is for training
             module.forward = lambda ids: self.look_up(ids, lambda own: type(module).forward(module, own), num_rows)
             return
         # The classes that take the place of Linear have products of their own.
