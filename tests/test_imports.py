@@ -54,6 +54,7 @@ MODEL_ROWS = {
     "block_tables": "transfer",
     "executor": "adapters batch",
     "triton_dot": "",
+    "triton_float8": "triton_dot",
     "triton_adapter_kernels": "triton_dot",
     "triton_adapters": "batch transfer triton_adapter_kernels",
     "adapted_modules": "batch spec triton_adapters",
@@ -73,7 +74,7 @@ MODEL_ROWS = {
     "attention.foreign": "attention.hook",
     "attention.reference": "attention batch",
     "attention.rotation": "",
-    "attention.triton_kernels": "triton_dot",
+    "attention.triton_kernels": "triton_dot triton_float8",
     "attention.tiles": "batch transfer",
     "attention.triton": "attention attention.rotation attention.tiles attention.triton_kernels batch",
     "attention.varlen": "attention attention.triton batch spec",
@@ -102,7 +103,7 @@ MODEL_ROWS = {
     "triton_layers": "layer_operations triton_layer_kernels",
     "device_matrices": "integer_layouts",
     "device_experts": "cpu.description device_matrices layer_operations",
-    "triton_matrix_kernels": "triton_dot",
+    "triton_matrix_kernels": "triton_dot triton_float8",
     "triton_matrices": "device_matrices triton_matrix_kernels",
     "triton_scaled": "device_matrices triton_matrix_kernels",
     "triton_expert_kernels": "triton_matrix_kernels",
@@ -518,7 +519,10 @@ ONLY_IN: dict[str, set[str]] = {
     "transformers": {f"{ENGINE}.model", *(f"{ENGINE}.{m}" for m in ("gguf_head", "tokenizer")), "oaiserve.demo"},
     "triton": {  # which are themselves imported late, where there is a GPU
         *(f"{ENGINE}.model.attention.{m}" for m in ("triton", "triton_kernels")),
-        *(f"{ENGINE}.model.triton_{m}" for m in ("adapters", "dot", "experts", "layers", "matrices", "sampling")),
+        *(
+            f"{ENGINE}.model.triton_{m}"
+            for m in ("adapters", "dot", "experts", "float8", "layers", "matrices", "sampling")
+        ),
         *(f"{ENGINE}.model.triton_{kind}_kernels" for kind in ("adapter", "expert", "layer", "matrix", "sampling")),
     },
     "prometheus_client": {"oaiserve.telemetry", "oaiserve.gateway.metrics"},

@@ -38,9 +38,9 @@ SECTIONS = (
     Section("kernel-speed", "tools.gpu.kernels", 90, {"part": "speed"}),
     Section("layer-speed", "tools.gpu.layer_check", 60, {"part": "speed"}),
     Section("expert-speed", "tools.gpu.expert_check", 40, {"part": "speed"}),
-    Section("split", "tools.gpu.split_check", 90),  # at once done on a machine with one GPU
     Section("modes", "tools.gpu.modes", 100),
     Section("peers-1b", "tools.gpu.peers", 90, {"model": "llama-3.2-1b"}),
     Section("peers-smollm2", "tools.gpu.peers", 90, {"model": "smollm2-135m"}),
     Section("peers-gpt2", "tools.gpu.peers", 60, {"model": "gpt2-124m"}),
+    Section("split", "tools.gpu.split_check", 90),  # where there are two GPUs
 )

@@ -56,7 +56,9 @@ class PackedExperts:
         self.combine: Callable[[Tensor], Tensor] = module._apply_gate
         self.is_interleaved = not module.is_concatenated  # gates and ups are in turns
         self.activation = _activation(module)
-        self.alpha, self.limit = (module.alpha, module.limit) if self.activation == "clamped" else (0.0, 0.0)
+        is_clamped = self.activation == "clamped"
+        self.alpha: float = module.alpha if is_clamped else 0.0
+        self.limit: float = module.limit if is_clamped else 0.0
         self.compute: Compute = plain_experts
 
     @property

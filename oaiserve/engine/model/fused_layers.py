@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -211,14 +212,16 @@ class _FusedMLP:
 
 def _mixture(loaded: LoadedModel, index: int) -> Callable[[Tensor, LayerOperations], Tensor]:
     """Return a mixture of experts as transformers' code computes it: its router, and experts that may be packed."""
-    layer = loaded.model.base_model.layers[index]
+    base: Any = loaded.model.base_model
+    layer = base.layers[index]
     if any(getattr(layer, name, None) is not None for name in ("shared_mlp", "experts")):
         raise NotKnown("it has experts beside an MLP")
     module = getattr(layer, "mlp", None) or layer.block_sparse_moe
 
     def compute(x: Tensor, _: LayerOperations) -> Tensor:
         out = module(x[None])
-        return (out[0] if isinstance(out, tuple) else out)[0]  # some return what their router has found, too
+        found: Tensor = out[0] if isinstance(out, tuple) else out  # some return what their router has found, too
+        return found[0]
 
     return compute
 

@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from oaiserve.engine.model.triton_dot import dot
+from oaiserve.engine.model.triton_float8 import to_float8
 
 
 @triton.jit
@@ -182,4 +183,4 @@ def round_rows_kernel(x, out, scales, columns, stride, TILE: tl.constexpr):
     numbers = tl.load(x + row * stride + column, mask=is_inside, other=0.0).to(tl.float32)
     scale = tl.maximum(tl.max(tl.abs(numbers), 0), 1e-12) / 448.0
     tl.store(scales + row, scale)
-    tl.store(out + row * columns + column, (numbers / scale).to(out.dtype.element_ty), mask=is_inside)
+    tl.store(out + row * columns + column, to_float8(numbers / scale, out.dtype.element_ty), mask=is_inside)

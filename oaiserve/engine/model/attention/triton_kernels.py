@@ -11,7 +11,8 @@ waits.
 import triton
 import triton.language as tl
 
-from oaiserve.engine.model.triton_dot import IS_INTERPRETED, dot
+from oaiserve.engine.model.triton_dot import dot
+from oaiserve.engine.model.triton_float8 import to_float8
 
 # The score of a masked key is below any other score, but finite. A row that sees no key of a tile gets meaningless
 # weights, and the first key that it sees multiplies these by exp2(MASKED - score) = 0. With -inf the result would be
@@ -69,15 +70,9 @@ def _turned(
 def _to_cache(numbers, scale, cache):
     """Return numbers as the cache has them: divided by the layer's scale if they have eight bits there."""
     if cache.dtype.element_ty == tl.float8e4nv:
-        numbers = tl.minimum(tl.maximum(numbers.to(tl.float32) / scale, -448.0), 448.0)
-        if IS_INTERPRETED:  # the interpreter would forget to carry when it rounds up
-            bits = numbers.to(tl.int32, bitcast=True)
-            normal = ((bits + ((bits >> 20) & 1) + 0x7FFFF) & 0x7FF00000 | bits & -0x80000000).to(
-                tl.float32, bitcast=True
-            )
-            small = (numbers + 24576.0) - 24576.0  # to multiples of 2^-9
-            numbers = tl.where(tl.abs(numbers) < 0.015625, small, normal)
-    return numbers.to(cache.dtype.element_ty)
+        return to_float8(numbers.to(tl.float32) / scale, cache.dtype.element_ty)
+    else:
+        return numbers.to(cache.dtype.element_ty)
 
 
 @triton.jit(do_not_specialize=["first_token"])

@@ -38,7 +38,7 @@ class OneShotSums:
 
         assert dist.group.WORLD is not None
         self._group = dist.group.WORLD.group_name
-        self._room = _symmetric_memory.empty(  # type: ignore[no-untyped-call]
+        self._room = _symmetric_memory.empty(
             _MOST_BYTES.get(size, _MOST_BYTES_OF_MANY), dtype=torch.uint8, device=device
         )
         _symmetric_memory.rendezvous(self._room, self._group)
