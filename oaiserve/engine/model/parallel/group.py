@@ -67,7 +67,7 @@ def join(rank: int, size: int, device: torch.device, folder: Path, num_threads: 
         device_id=device if on_cuda else None,
     )
     if on_cuda:
-        _Host.group = dist.new_group(backend="gloo")
+        _Host.group = dist.new_group(backend="gloo", timeout=TIMEOUT)
     sys.excepthook = excepthook  # torch's would put the rank before each line of a traceback
 
 
