@@ -49,7 +49,7 @@ class StepCauses:
         self._host_ns = self._machine_ns = self._unexplained_ns = 0
         self._asked_ns = 0  # the machine, when
         self._cost: StepCost | None = None  # by which the last step was divided
-        # What that says of a token that is drawn alone, of each that it attends to, and how much more if that is cached.
+        # What that says of a token drawn alone, of each that it attends to, and what is added if that one is cached.
         self._plain_ns = (0.0, 0.0, 0.0)
 
     @property

@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 _KNOTS = np.array(KNOTS, np.float64)
 # Of how much of what the other numbers count a usual step may cost as much as all else, for a guess while nothing is
 # known of them: tokens of decodes' contexts and of prompts', draws, edits, tokens of drafts, and having prompts.
-_SCALES = (2000.0, 2000.0, 30_000.0, 100.0, 10.0, 100.0, 1.0)
+_SCALES = (2000.0, 2000.0, 30_000.0, 10.0, 10.0, 10.0, 1.0)
 _NUM = len(KNOTS) + len(_SCALES)
 _DECODE, _CACHED = len(KNOTS), len(KNOTS) + 1  # where the numbers of contexts are
 _SMOOTHNESS, _RIDGE = 2.0, 0.1  # of the guess, which data outweighs soon

@@ -260,7 +260,12 @@ def _row(row: dict[str, Any], note: str = "") -> tuple[str, ...]:
 
 
 def _ms(quantiles: dict[str, float] | None, name: str) -> str:
-    return "-" if quantiles is None else f"{quantiles[name] * 1e3:.3g} ms"
+    return "-" if quantiles is None else f"{milliseconds(quantiles[name])} ms"
+
+
+def milliseconds(seconds: float) -> str:
+    """Return a time in milliseconds with three digits that count."""
+    return f"{float(f'{seconds * 1e3:.3g}'):,g}"
 
 
 def _table(rows: list[tuple[str, ...]]) -> list[str]:

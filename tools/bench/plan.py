@@ -21,7 +21,7 @@ from typing import Any
 
 from oaiserve import slos
 from oaiserve.plan.calibration import calibrated
-from oaiserve.plan.command import BUSIEST_PROMPTS, figures
+from oaiserve.plan.command import BUSIEST_PROMPTS, figures, milliseconds
 from oaiserve.plan.recorded import Cost, RecordedLoad, busiest, read
 from oaiserve.plan.replay import Replay
 from oaiserve.plan.search import highest_rate
@@ -165,7 +165,7 @@ def send(command: str, url: str, *flags: str) -> None:
 
 def row(one: dict[str, Any]) -> tuple[str, ...]:
     cells = [
-        f"{one['predicted'][name] * 1e3:.3g} / {one['measured'][name] * 1e3:.3g} ms "
+        f"{milliseconds(one['predicted'][name])} / {milliseconds(one['measured'][name])} ms "
         f"({one['predicted'][name] / one['measured'][name]:.2f})"
         for name in COLUMNS
     ]
