@@ -131,8 +131,10 @@ def _load(model: str | Path, options: EngineOptions, times: StartTimes, meanwhil
             starting = _start_kept(source, options, times, loader, asked, compiling, reserved, offline=offline)
         with times.part("tokenizer"):  # beside the weights, most of which are packed in native code
             tokenizer = Tokenizer.from_pretrained(model, template, offline=offline, recheck=options.recheck)
-        if starting is not None and (kept := _of_kept(source, tokenizer, options, starting)) is not None:
-            return kept
+        if starting is not None:
+            meanwhile()
+            if (kept := _of_kept(source, tokenizer, options, starting)) is not None:
+                return kept
         if source.gguf_file is not None:
             asked = None  # expanded weights are in no file
         if task != "generate":
