@@ -204,10 +204,11 @@ void multiply_in_tiles(const bf16* x, long x_stride, long rows, long steps, cons
       zero_sums(count);
       add_products(x + row * x_stride, x_stride, count, reader, steps, ahead, ahead_lines);
       store_sums(products, count);
+      const Vector scales[] = {reader.scale(0), reader.scale(1)};
       for (long r = 0; r < count; r++)
         for (int v = 0; v < 2; v++) {
-          const Vector scaled = reader.scaled(v, load_vector<Vector>(products + r * SUMS_STRIDE + v * WIDTH));
-          const Vector sum = load_vector<Vector>(from + r * start_stride + v * WIDTH) + scaled;
+          const Vector product = load_vector<Vector>(products + r * SUMS_STRIDE + v * WIDTH);
+          const Vector sum = load_vector<Vector>(from + r * start_stride + v * WIDTH) + product * scales[v];
           memcpy(to + r * SUMS_STRIDE + v * WIDTH, &sum, sizeof(Vector));
         }
     }

@@ -91,7 +91,7 @@ void pack_columns(const Columns& columns, long n, long k, T* panels) {
 
 // Reads the weights of a tile from a panel. Other kinds of weights have readers with the same functions, but `packs`
 // only if they are stored as `load` returns them. If a reader IS_SCALED, its products are summed from zero on, and
-// `scaled` sums are added to the sums before.
+// times `scale` they are added to the sums before.
 template <class T>
 struct PanelReader {
   using Element = T;
@@ -135,7 +135,7 @@ void tile(const typename Reader::Element* x, long x_stride, Reader reader, long 
 #pragma GCC unroll 4
     for (int v = 0; v < VECTORS; v++) {
       if constexpr (Reader::IS_SCALED)
-        sum[r][v] = load_vector<Vector>(start + r * start_stride + v * WIDTH) + reader.scaled(v, sum[r][v]);
+        sum[r][v] = load_vector<Vector>(start + r * start_stride + v * WIDTH) + sum[r][v] * reader.scale(v);
       memcpy(sums + r * PANEL + v * WIDTH, &sum[r][v], sizeof(Vector));
     }
 }

@@ -113,10 +113,10 @@ struct GroupReader {
       return Packs<T>::load(packs);
   }
   const T* packs(long step) const requires std::is_same_v<Stored, T> { return weights + step * PANEL * PACK<T>; }
-  Vector scaled(int v, Vector sum) const {
+  Vector scale(int v) const {
     Vector scale;
     for (int i = 0; i < WIDTH; i++) scale[i] = to_float(scales[v * WIDTH + i]);
-    return sum * scale;
+    return scale;
   }
 };
 
