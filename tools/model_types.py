@@ -155,6 +155,8 @@ _DELTA = {"linear_key_head_dim": 16, "linear_value_head_dim": 16}  # heads that 
 EXTRA |= dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid"), _DELTA)
 EXTRA |= {name: {"mamba_d_state": 16} for name in ("bamba", "falcon_h1", "granitemoehybrid")}
 EXTRA["mamba2"] |= {"state_size": 16}
+EXTRA |= {name: {"state_size": 16, "time_step_rank": 16} for name in ("mamba", "falcon_mamba")}
+EXTRA["jamba"] |= {"mamba_d_state": 16, "mamba_dt_rank": 16}
 # Its experts have no gates, for which the native step has no operation.
 EXTRA["nemotron_h"] |= {
     "ssm_state_size": 16,

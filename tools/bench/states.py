@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from oaiserve.config import Quantize
 from oaiserve.engine.model.batch import Batch, build_batch
@@ -36,7 +36,6 @@ from tools.bench.step import BLOCK_SIZE, Point
 from tools.bench.table import spread
 from tools.engine_load import greedy
 from tools.markdown import as_markdown, publish
-from tools.random_models import random_model
 
 LOADS = {
     "one sequence": Point(1, 1, 192),
@@ -90,7 +89,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 @torch.inference_mode()
 def measure_model(name: str, arguments: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
     """Return the ms of each load's step, in transformers' code and natively, by round."""
-    loaded = prepare(random_model(config_of(name, arguments.layers), dtype=torch.bfloat16))
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config_of(name, arguments.layers), dtype=torch.bfloat16)
+    loaded = prepare(model.eval())
     native = native_step(loaded, arguments.quantize)
     attention = native_attention(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, num_threads=default_threads())
     eager = EagerExecutor(loaded, attention.caches, attention.prepare)

@@ -101,7 +101,7 @@ class _Reader:
             layer_inputs=self._layer_inputs(),
             layers=[self._layer(index, layer) for index, layer in enumerate(layers)],
             residual_scale=getattr(config, "residual_multiplier", getattr(layers[0], "residual_scale", 1.0)),
-            final_norm=self._norm(
+            final_norm=self.norm(
                 self.child(
                     self._base, "norm", "ln_f", "norm_f", "final_layernorm", "final_layer_norm", "embedding_norm"
                 )
@@ -126,7 +126,7 @@ class _Reader:
             return None
         if isinstance(rows := self._weights(table), Blocks):
             raise NotKnown("it has an embedding for each layer in blocks")
-        norm = self._norm(self.child(base, "per_layer_projection_norm"))
+        norm = self.norm(self.child(base, "per_layer_projection_norm"))
         # The projection has a factor before its norm, which is as if the norm had another epsilon.
         factor = float(self.child(base, "per_layer_model_projection_scale"))
         return LayerInputs(
@@ -190,14 +190,14 @@ class _Reader:
                 gate=self.matrix(gate),
                 activation=self._activation(self.child(layer, "act_fn")),
                 projection=self.matrix(self.child(layer, "per_layer_projection")),
-                norm=self._norm(self.child(layer, "post_per_layer_input_norm")),
+                norm=self.norm(self.child(layer, "post_per_layer_input_norm")),
             ),
             factor=factor,
         )
 
     def _single_part(self, index: int, layer: Any, mixer: Mixer | None) -> Layer:
         """Describe a layer that is a norm and one part behind it: one with a state, attention or an MLP."""
-        norm = self._norm(layer.norm)
+        norm = self.norm(layer.norm)
         attends = index in self.loaded.kv_shapes
         computes = mixer is None and not attends
         return Layer(
@@ -316,7 +316,7 @@ class _Reader:
             query_norm=self._norm_of(attention, "q_a_layernorm"),
             query=self.matrix(self.child(attention, "q_proj" if query_down is None else "q_b_proj")),
             down=self.matrix(self.child(attention, "kv_a_proj_with_mqa")),
-            norm=self._norm(self.child(attention, "kv_a_layernorm")),
+            norm=self.norm(self.child(attention, "kv_a_layernorm")),
             up=self.matrix(self.child(attention, "kv_b_proj")),
         )
         if found.up.bias is not None:
@@ -399,9 +399,9 @@ class _Reader:
             shared_gate=None,
             norms=MixtureNorms(
                 router=norm,
-                experts=self._norm(self.child(layer, "pre_feedforward_layernorm_2")),
-                experts_out=self._norm(self.child(layer, "post_feedforward_layernorm_2")),
-                shared_out=self._norm(self.child(layer, "post_feedforward_layernorm_1")),
+                experts=self.norm(self.child(layer, "pre_feedforward_layernorm_2")),
+                experts_out=self.norm(self.child(layer, "post_feedforward_layernorm_2")),
+                shared_out=self.norm(self.child(layer, "post_feedforward_layernorm_1")),
             ),
         )
 
@@ -528,9 +528,9 @@ class _Reader:
 
     def _norm_of(self, module: Module, *names: str) -> Norm | None:
         norm = self.child(module, *names, optional=True)
-        return None if norm is None else self._norm(norm)
+        return None if norm is None else self.norm(norm)
 
-    def _norm(self, norm: Module) -> Norm:
+    def norm(self, norm: Module) -> Norm:
         if isinstance(norm, torch.nn.LayerNorm) and norm.weight is not None:
             bias = None if norm.bias is None else self.parameter(norm, "bias").float()
             weight = self.parameter(norm, "weight").float()

@@ -15,6 +15,7 @@ from torch.nn import Module
 from oaiserve.engine.model.cpu.description import (
     Convolution,
     DeltaNet,
+    Mamba,
     Mamba2,
     Matrix,
     Mixer,
@@ -38,6 +39,9 @@ class Reader(Protocol):
 
     def matrix(self, module: Module) -> Matrix:
         """Return the matrix of a linear layer."""
+
+    def norm(self, norm: Module) -> Norm:
+        """Return a norm."""
 
     def parameter(self, module: Module, name: str) -> Tensor:
         """Return a parameter."""
@@ -77,6 +81,33 @@ def _delta_net(reader: Reader, index: int, net: Any) -> DeltaNet:
         biases=reader.parameter(net, "dt_bias").float(),
         norm=_gated_norm(reader, net.norm),
         out=reader.matrix(reader.child(net, "out_proj")),
+    )
+
+
+def _any_mamba(reader: Reader, index: int, mixer: Any) -> Mixer:
+    return _mamba(reader, index, mixer) if hasattr(mixer, "x_proj") else _mamba2(reader, index, mixer)
+
+
+def _mamba(reader: Reader, index: int, mixer: Any) -> Mamba:
+    convolution = _convolution(reader, mixer.conv1d, mixer.activation)
+    speeds = -reader.parameter(mixer, "A_log").float().exp()
+    _refuse_another_state(reader, index, convolution, tuple(speeds.shape))
+    times = reader.matrix(reader.child(mixer, "dt_proj"))
+    widths = {"dt": times.weight.shape[1], "b": speeds.shape[1], "c": speeds.shape[1]}
+    time_norm, b_norm, c_norm = (
+        _norm(reader, reader.child(mixer, f"{part}_layernorm", optional=True), width) for part, width in widths.items()
+    )
+    return Mamba(
+        projections=[reader.matrix(reader.child(mixer, "in_proj"))],
+        convolution=convolution,
+        vectors=reader.matrix(mixer.x_proj),
+        time_norm=time_norm,
+        b_norm=b_norm,
+        c_norm=c_norm,
+        times=times,
+        speeds=speeds,
+        skips=reader.parameter(mixer, "D").float(),
+        out=reader.matrix(reader.child(mixer, "out_proj")),
     )
 
 
@@ -149,6 +180,14 @@ def _convolution(reader: Reader, convolution: Any, activation: str) -> Convoluti
     return Convolution(weight, bias, _ACTIVATIONS[activation])
 
 
+def _norm(reader: Reader, norm: Any, width: int) -> Norm | None:
+    if norm is None:
+        return None
+    if "Weightless" in type(norm).__name__:  # its weight is not used
+        return Norm(torch.ones(width), None, norm.eps, subtracts_mean=False)
+    return reader.norm(norm)
+
+
 def _gated_norm(reader: Reader, norm: Any) -> Norm:
     return Norm(reader.parameter(norm, "weight").float(), None, norm.variance_epsilon, subtracts_mean=False)
 
@@ -169,7 +208,7 @@ def _refuse_another_state(
 # By the name that layers have for them.
 _MIXERS: dict[str, Callable[[Reader, int, Any], Mixer]] = {
     "linear_attn": _delta_net,
-    "mamba": _mamba2,
-    "mixer": _mamba2,
+    "mamba": _any_mamba,
+    "mixer": _any_mamba,
     "conv": _short_convolution,
 }

@@ -176,6 +176,22 @@ class Mamba2:
 
 
 @dataclass(frozen=True, slots=True)
+class Mamba:
+    """A mixer of the first Mamba, as src/selective_scan.h computes it. The convolution has x as its channels."""
+
+    projections: list[Matrix]  # their rows follow each other: x, and its gates
+    convolution: Convolution
+    vectors: Matrix  # of x: what the times are made of, B and C
+    time_norm: Norm | None
+    b_norm: Norm | None
+    c_norm: Norm | None
+    times: Matrix
+    speeds: Tensor  # float32 [channels, numbers of the state of a channel]
+    skips: Tensor  # float32 [channels]
+    out: Matrix
+
+
+@dataclass(frozen=True, slots=True)
 class ShortConvolution:
     """A convolution alone, whose inputs and outputs are gated, as LFM2 has it."""
 
@@ -185,7 +201,7 @@ class ShortConvolution:
 
 
 # What a layer with a state has beside attention, or in place of it. The order of such layers is that of their states.
-Mixer = DeltaNet | Mamba2 | ShortConvolution
+Mixer = DeltaNet | Mamba | Mamba2 | ShortConvolution
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,6 +461,8 @@ def _fits_mixer(mixer: Mixer, width: int) -> bool:
         fits, channels = _fits_delta_net(mixer, width, rows, numbers), rows - numbers
     elif isinstance(mixer, Mamba2):
         fits, channels = _fits_mamba2(mixer, rows, numbers), rows - numbers - mixer.heads
+    elif isinstance(mixer, Mamba):
+        fits, channels = _fits_mamba(mixer, rows, numbers), numbers
     else:
         fits, channels = rows == 3 * numbers, numbers
     weight, bias = mixer.convolution.weight, mixer.convolution.bias
@@ -477,6 +495,17 @@ def _fits_mamba2(mixer: Mamba2, rows: int, numbers: int) -> bool:
         and len(mixer.speeds) == len(mixer.biases) == len(mixer.skips) == mixer.heads
         and (mixer.norm is None or len(mixer.norm.weight) == numbers)
         and (mixer.factors is None or len(mixer.factors) == rows)
+    )
+
+
+def _fits_mamba(mixer: Mamba, rows: int, numbers: int) -> bool:
+    dim, rank = mixer.speeds.shape[1], mixer.times.weight.shape[1]
+    norms = [(mixer.time_norm, rank), (mixer.b_norm, dim), (mixer.c_norm, dim)]
+    return (
+        rows == 2 * numbers
+        and mixer.vectors.weight.shape == (rank + 2 * dim, numbers)
+        and len(mixer.times.weight) == len(mixer.speeds) == len(mixer.skips) == numbers
+        and all(norm is None or len(norm.weight) == width for norm, width in norms)
     )
 
 

@@ -103,6 +103,20 @@ class ScanHeads(Structure):
     )
 
 
+class Selection(Structure):
+    """The weights of the first Mamba's recurrence, as src/selective_scan.h has them."""
+
+    _fields_ = (
+        ("channels", c_long),
+        ("state_dim", c_long),
+        ("first", c_long),
+        ("b_norm", Normalize),
+        ("c_norm", Normalize),
+        ("speeds", c_void_p),
+        ("skips", c_void_p),
+    )
+
+
 class GatedNorm(Structure):
     """How a row is gated and normed, as src/gates.h has it."""
 
@@ -209,6 +223,7 @@ _FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "delta_rule": ((_DECODER, _INDEX, _INDEX, DeltaHeads, c_long), _INDEX),
     "prepare_scan": ((_DECODER, _INDEX, ScanHeads, _POINTER, _POINTER), _INDEX),
     "scan": ((_DECODER, _INDEX, ScanHeads, _POINTER, c_long), _INDEX),
+    "selective_scan": ((_DECODER, *(_INDEX,) * 4, Selection, c_long), _INDEX),
     "gate_and_norm": ((_DECODER, _INDEX, _INDEX, GatedNorm, Normalize), _INDEX),
     "scale_columns": ((_DECODER, _INDEX, _POINTER, c_long), _INDEX),
     "gate_rows": ((_DECODER, _INDEX, _INDEX, c_long, c_long), _INDEX),

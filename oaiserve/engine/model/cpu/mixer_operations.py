@@ -9,18 +9,38 @@ import torch
 from torch import Tensor
 
 from oaiserve.engine.model.cpu import description, library
-from oaiserve.engine.model.cpu.description import DeltaNet, Mamba2, Matrix, Mixer, Norm, NotKnown, ShortConvolution
+from oaiserve.engine.model.cpu.description import (
+    DeltaNet,
+    Mamba,
+    Mamba2,
+    Matrix,
+    Mixer,
+    Norm,
+    NotKnown,
+    ShortConvolution,
+)
 from oaiserve.engine.model.cpu.kv_layout import LANES
-from oaiserve.engine.model.cpu.library import ACTIVATIONS, DeltaHeads, GatedNorm, Library, Normalize, ScanHeads
+from oaiserve.engine.model.cpu.library import (
+    ACTIVATIONS,
+    DeltaHeads,
+    GatedNorm,
+    Library,
+    Normalize,
+    ScanHeads,
+    Selection,
+)
 
 NONE = -1  # no numbers of a row
-MAX_KEY_DIM = 256  # MAX_STATE_KEY_DIM in src/delta.h
+MAX_KEY_DIM = 256  # MAX_STATE_KEY_DIM in src/delta.h, and MAX_SELECTIVE_DIM in src/selective_scan.h
 
 
 class Operations(Protocol):
     """The operations of a decoder so far, to which more can be added."""
 
     library: Library
+
+    def elements(self, width: int) -> int:
+        """Add a buffer with so many numbers of each token, in the model's dtype. Return its index."""
 
     def floats(self, width: int) -> int:
         """Add a buffer with so many numbers of each token. Return its index."""
@@ -49,12 +69,19 @@ class MixerOperations:
             self._rows = operations.floats(max(_up(_num_numbers(mixer)) for mixer in mixers))
         if nets := [mixer for mixer in mixers if isinstance(mixer, DeltaNet)]:
             self._rates = operations.floats(max(_up(2 * net.value_heads) for net in nets))
+        if mambas := [mixer for mixer in mixers if isinstance(mixer, Mamba)]:
+            self._inner = operations.elements(max(len(mamba.speeds) for mamba in mambas))
+            self._vectors = operations.floats(max(_up(len(mamba.vectors.weight)) for mamba in mambas))
+            self._short_times = operations.elements(max(mamba.times.weight.shape[1] for mamba in mambas))
+            self._times = operations.floats(max(len(mamba.speeds) for mamba in mambas))
 
     def add(self, mixer: Mixer, x: int, out: int) -> None:
         """Add the operations of the next layer: they write what its last matrix multiplies to `out`."""
         self._operations.project("projections", x, self._rows, mixer.projections)
         if isinstance(mixer, DeltaNet):
             self._delta_net(mixer, x, out)
+        elif isinstance(mixer, Mamba):
+            self._mamba(mixer, out)
         elif isinstance(mixer, Mamba2):
             self._mamba2(mixer, out)
         else:
@@ -75,6 +102,26 @@ class MixerOperations:
         gated = GatedNorm(channels - net.value_heads * net.value_dim, channels, net.value_heads)
         normalize = operations.normalize(net.norm)
         operations.operation("recurrence", add.gate_and_norm, self._rows, out, gated, normalize)
+
+    def _mamba(self, mixer: Mamba, out: int) -> None:
+        operations, add = self._operations, self._add
+        (channels, dim), rank = mixer.speeds.shape, mixer.times.weight.shape[1]
+        _refuse_unless_whole(dim, rank)
+        if dim > MAX_KEY_DIM:
+            raise NotKnown(f"its states have {dim} numbers for a channel, which are more than {MAX_KEY_DIM}")
+        self._convolve(mixer.convolution)
+        operations.operation("convolution", add.norm, self._rows, self._inner, Normalize(width=channels), False)
+        operations.project("projections", self._inner, self._vectors, [mixer.vectors])
+        time_norm, b_norm, c_norm = (
+            Normalize(width=width) if norm is None else operations.normalize(norm)
+            for norm, width in ((mixer.time_norm, rank), (mixer.b_norm, dim), (mixer.c_norm, dim))
+        )
+        operations.operation("projections", add.norm, self._vectors, self._short_times, time_norm, False)
+        operations.project("projections", self._short_times, self._times, [mixer.times])
+        pointers = (operations.keep(mixer.speeds), operations.keep(mixer.skips))
+        selection = Selection(channels, dim, rank, b_norm, c_norm, *pointers)
+        arguments = (self._rows, self._times, self._vectors, out, selection, self._num_layers)
+        operations.operation("recurrence", add.selective_scan, *arguments)
 
     def _mamba2(self, mixer: Mamba2, out: int) -> None:
         operations, add = self._operations, self._add
@@ -126,8 +173,10 @@ class MixerOperations:
 
 def matrices_of(mixer: Mixer) -> list[Matrix]:
     """Return the matrices of a mixer, which may be in blocks."""
-    rates = mixer.rates if isinstance(mixer, DeltaNet) else []
-    return [*mixer.projections, *rates, mixer.out]
+    more = mixer.rates if isinstance(mixer, DeltaNet) else []
+    if isinstance(mixer, Mamba):
+        more = [mixer.vectors, mixer.times]
+    return [*mixer.projections, *more, mixer.out]
 
 
 def _num_numbers(mixer: Mixer) -> int:

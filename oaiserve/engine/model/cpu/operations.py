@@ -90,39 +90,39 @@ class Operations:
         attention = [layer.attention for layer in decoder.layers if layer.attention is not None]
         self._hidden = self.floats(width)
         self._branch = self.floats(width)
-        self._normed = self._elements(width)
+        self._normed = self.elements(width)
         if attention:
             self._qkv = self.floats(max(_qkv_width(layer) for layer in attention))
-            self._queries = self._elements(
+            self._queries = self.elements(
                 max(layer.heads * (layer.shape.latent_dim or layer.shape.key_dim) for layer in attention)
             )
         mixers = [layer.mixer for layer in decoder.layers if layer.mixer is not None]
-        self._attended = self._elements(
+        self._attended = self.elements(
             max([*(layer.out.weight.shape[1] for layer in attention), *(mixer.out.weight.shape[1] for mixer in mixers)])
         )
         self._mixers = MixerOperations(self, mixers)
         mlps = [layer.mlp.shared if isinstance(layer.mlp, Experts) else layer.mlp for layer in decoder.layers]
-        self._mlp = self._elements(max((len(mlp.up.weight) for mlp in mlps if mlp is not None), default=LANES))
+        self._mlp = self.elements(max((len(mlp.up.weight) for mlp in mlps if mlp is not None), default=LANES))
         if mixtures := [layer.mlp for layer in decoder.layers if isinstance(layer.mlp, Experts)]:
             rows_each = max(mixture.router.top_k for mixture in mixtures)
             inner = max(len(mixture.experts[0].up.weight) for mixture in mixtures)
             self._scores = self.floats(_up(max(len(mixture.experts) for mixture in mixtures)))
-            self._expert_rows = self._elements(width, rows_each)
-            self._expert_inner = self._elements(inner, rows_each)
+            self._expert_rows = self.elements(width, rows_each)
+            self._expert_inner = self.elements(inner, rows_each)
             self._expert_out = self.floats(width, rows_each)
             if any(mixture.norms is not None for mixture in mixtures):
                 self._both = self.floats(width)
         if latent := [layer.qkv for layer in attention if isinstance(layer.qkv, LatentProjection)]:
             downs = [matrix for qkv in latent for matrix in (qkv.query_down, qkv.down) if matrix is not None]
             self._latent = self.floats(_up(max(len(matrix.weight) for matrix in downs)))
-            self._normed_latent = self._elements(_up(max(len(matrix.weight) for matrix in downs)))
-            self._own = self._elements(max(layer.heads * layer.rotary_offset for layer in attention))
-            self._attended_latent = self._elements(max(layer.heads * layer.shape.latent_dim for layer in attention))
+            self._normed_latent = self.elements(_up(max(len(matrix.weight) for matrix in downs)))
+            self._own = self.elements(max(layer.heads * layer.rotary_offset for layer in attention))
+            self._attended_latent = self.elements(max(layer.heads * layer.shape.latent_dim for layer in attention))
         matrices = [matrix.weight for layer in decoder.layers for matrix in _matrices(layer)]
         if decoder.layer_inputs is not None:
             matrices.append(decoder.layer_inputs.projection.weight)
             self._layer_inputs = self.floats(len(decoder.layer_inputs.projection.weight))
-            self._gated = self._elements(len(decoder.layer_inputs.norm.weight))
+            self._gated = self.elements(len(decoder.layer_inputs.norm.weight))
         inputs = [m.shape[1] for m in (*matrices, decoder.head.weight, decoder.embedding) if isinstance(m, Blocks)]
         if inputs:
             self._groups = add.add_groups(self._handle, max(inputs), 1)
@@ -136,7 +136,7 @@ class Operations:
             self._inputs_of_layers(decoder.layer_inputs, len(decoder.layers))
         for index, layer in enumerate(decoder.layers):
             self._layer(index, layer, decoder.residual_scale)
-        last = self._elements(width)
+        last = self.elements(width)
         self.operation("norm", add.norm, self._hidden, last, self.normalize(decoder.final_norm), True)
         head = self._weights([decoder.head])
         x = self._input(last, head, of_logits_rows=True)
@@ -529,7 +529,7 @@ class Operations:
     def floats(self, width: int, rows_each: int = 1) -> int:
         return self.library.add_floats(self._handle, _whole(width), rows_each)  # type: ignore[no-any-return]
 
-    def _elements(self, width: int, rows_each: int = 1) -> int:
+    def elements(self, width: int, rows_each: int = 1) -> int:
         return self.library.add_elements(self._handle, _whole(width), rows_each)  # type: ignore[no-any-return]
 
     def keep(self, tensor: Tensor) -> int:

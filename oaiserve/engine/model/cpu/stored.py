@@ -33,6 +33,7 @@ from oaiserve.engine.model.cpu.description import (
     LatentProjection,
     Layer,
     LayerInputs,
+    Mamba,
     Mamba2,
     Matrix,
     MixtureNorms,
@@ -52,19 +53,8 @@ _CLASSES = {
     kind.__name__: kind
     for kind in (
         *(MLP, Attention, AttentionParameters, ClampedGate, Convolution, Decoder, DeltaNet),
-        *(Expert, Experts, InputGate, KVShape),
-        *(
-            LatentProjection,
-            Layer,
-            LayerInputs,
-            Mamba2,
-            Matrix,
-            MixtureNorms,
-            Norm,
-            RotaryTable,
-            Router,
-            ShortConvolution,
-        ),
+        *(Expert, Experts, InputGate, KVShape, LatentProjection, Layer, LayerInputs, Mamba, Mamba2, Matrix),
+        *(MixtureNorms, Norm, RotaryTable, Router, ShortConvolution),
     )
 }
 _SAFETENSORS_DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32}

@@ -191,6 +191,17 @@ STATE_FAMILIES: dict[str, PreTrainedConfig] = {
     "lfm2": config("lfm2", **CONVOLUTIONS),  # a convolution alone
     "lfm2_moe": config("lfm2_moe", **MOE, **CONVOLUTIONS, num_dense_layers=1, conv_L_cache=5),
     "mamba2": config("mamba2", num_heads=4, head_dim=32, n_groups=2, state_size=16),  # no attention, and no MLP
+    "mamba": config("mamba", state_size=16, time_step_rank=16),
+    "falcon_mamba": config("falcon_mamba", state_size=16, time_step_rank=16),
+    "jamba": config(
+        "jamba",
+        num_hidden_layers=4,
+        attn_layer_period=2,
+        attn_layer_offset=1,
+        num_experts=1,
+        mamba_d_state=32,
+        mamba_dt_rank=16,
+    ),
     "bamba": config("bamba", **MAMBA2, attn_layer_indices=[1]),
     "granitemoehybrid": config(
         "granitemoehybrid", **MAMBA2, **EXPERTS, layer_types=DELTA["layer_types"], shared_intermediate_size=48

@@ -13,6 +13,7 @@ from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu.description import NotKnown
 from oaiserve.engine.model.cpu.start import native_decoder, with_native_cache
 from oaiserve.engine.model.load import prepare
+from oaiserve.engine.model.states import PartOfStep
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
@@ -29,6 +30,7 @@ from tests.engine.model.cpu.small_models import (
     native,
     native_runner,
     started_runner,
+    states_of,
 )
 from tools.random_models import generate
 
@@ -102,8 +104,14 @@ def test_a_block_size_that_the_native_layout_does_not_support_is_refused() -> No
         native_decoder(load(FAMILIES["llama"]), num_blocks=4, block_size=8, num_threads=1)
 
 
-# One family of each structure: norms before, after or around, parallel layers, LayerNorm, softcaps.
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "olmo2", "cohere", "gpt_neox", "glm4"])
+# One family of each structure: norms before, after or around, parallel layers, LayerNorm, softcaps, kinds of states.
+@pytest.mark.parametrize(
+    "family",
+    [
+        *("llama", "gemma2", "gpt2", "olmo2", "cohere", "gpt_neox", "glm4"),
+        *("qwen3_5_text", "lfm2", "mamba", "mamba2"),
+    ],
+)
 def test_bfloat16_is_as_close_to_float32_as_in_transformers(family: str) -> None:
     prompt = [(7 * i + 3) % 97 for i in range(60)]
     sequence = Sequence("prompt", 0, prompt, SamplingParams(), max_len=64)
@@ -111,6 +119,8 @@ def test_bfloat16_is_as_close_to_float32_as_in_transformers(family: str) -> None
     model = make_model(FAMILIES[family], dtype=torch.bfloat16)
     loaded = load(FAMILIES[family], dtype=torch.bfloat16)
     batch = build_batch(Step([Chunk(sequence, 0, len(prompt))]), BLOCK_SIZE, loaded.device)
+    if (states := states_of(loaded)) is not None:
+        batch.states = states.of_step([PartOfStep(0, 0, len(prompt))])
     with torch.inference_mode():
         ids = torch.tensor([prompt])
         own = model(ids).logits[0].float()

@@ -29,6 +29,7 @@
 #endif
 #include "paged_attention.h"
 #include "quantized.h"
+#include "selective_scan.h"
 
 namespace oaiserve {
 
@@ -359,7 +360,8 @@ long oaiserve_add_cache(Decoder* decoder, CacheMemory memory) {
 }
 
 // The remaining parts are operations, which run in the order in which they are added. operations.h, attend.h, latent.h,
-// layer_inputs.h, experts.h, convolution.h, delta.h, mamba.h and gates.h say what they compute.
+// layer_inputs.h, experts.h, convolution.h, delta.h, mamba.h,
+// selective_scan.h and gates.h say what they compute.
 
 long oaiserve_embed(Decoder* decoder, long out, const Element* table, const Element* position_table, long width,
                     float scale) {
@@ -572,6 +574,12 @@ long oaiserve_prepare_scan(Decoder* decoder, long x, ScanHeads heads, const floa
 // `skips` are [heads.heads].
 long oaiserve_scan(Decoder* decoder, long x, ScanHeads heads, const float* skips, long layer) {
   return add_operation<Scan>(*decoder, decoder->floats[x], heads, skips, layer);
+}
+
+long oaiserve_selective_scan(Decoder* decoder, long x, long times, long vectors, long out, Selection selection,
+                             long layer) {
+  return add_operation<SelectiveScan<Element>>(*decoder, decoder->floats[x], decoder->floats[times],
+                                               decoder->floats[vectors], decoder->elements[out], selection, layer);
 }
 
 long oaiserve_gate_and_norm(Decoder* decoder, long x, long out, GatedNorm gated, Normalize normalize) {
