@@ -71,6 +71,7 @@ MAMBA = config(
     num_local_experts=0,
     shared_intermediate_size=112,
 )
+FIRST_MAMBA = config("mamba", **LONG, state_size=16, time_step_rank=16)
 CONVOLUTION = config("lfm2", **LONG | {"layer_types": CONVOLUTIONS["layer_types"][:2]})
 RECURRENT = config("qwen3_next", **LONG | DELTA | {"layer_types": DELTA["layer_types"][:2]}, **MOE)
 BLOCKY = config("llama", **LONG | {"intermediate_size": 1120})
@@ -97,6 +98,7 @@ CASES = {
     "gated delta nets with AVX2": (RECURRENT, torch.bfloat16, "int8", "x86-64-v3"),
     "Mamba 2": (MAMBA, torch.bfloat16, "none", "native"),
     "Mamba 2 with AVX2": (MAMBA, torch.float32, "none", "x86-64-v3"),
+    "the first Mamba": (FIRST_MAMBA, torch.bfloat16, "none", "native"),
     "short convolutions": (CONVOLUTION, torch.bfloat16, "none", "native"),
     "blocks of GGUF files": (BLOCKY, torch.float32, "blocks", "native"),
     "cache in eight bits": (GROUPED, torch.bfloat16, "none", "native"),
