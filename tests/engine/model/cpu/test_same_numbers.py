@@ -103,7 +103,6 @@ CASES = {
     "blocks of GGUF files": (BLOCKY, torch.float32, "blocks", "native"),
     "cache in eight bits": (GROUPED, torch.bfloat16, "none", "native"),
     "cache in eight bits with AVX2": (CAPPED, torch.bfloat16, "none", "x86-64-v3"),
-    "blocks of GGUF files with AMX": (BLOCKY, torch.float32, "blocks", EMULATED_AMX),
     "experts in blocks": (CLAMPED, torch.bfloat16, "blocks", "native"),
     "experts in blocks with AVX2": (CLAMPED, torch.float32, "blocks", "x86-64-v3"),
 }
