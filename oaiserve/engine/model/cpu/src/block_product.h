@@ -81,7 +81,7 @@ inline void multiply_panel(const BlockLinear& w, const QuantizedGroup* x, long x
   for_format(weights.format, [&]<Format FORMAT>() {
     const long groups = w.k / BLOCK_GROUP, panel_bytes = block_panel_bytes(FORMAT, w.k);
 #if defined(WITH_INTEGER_TILES)
-    if (rows >= least_tiled_rows(layout_of(FORMAT))) {
+    if (rows >= LEAST_TILED_ROWS) {
       const long step = panel_bytes / groups / ((rows + TILE_HEIGHT - 1) / TILE_HEIGHT);
       return multiply_in_tiles<FORMAT>(weights.data, x, x_stride, rows, w.k, bias.values, sums,
                                        {weights.data, w.panels[next].data, panel_bytes, panel_bytes, step});

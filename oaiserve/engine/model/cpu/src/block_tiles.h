@@ -17,8 +17,7 @@
 
 namespace oaiserve {
 
-// Fewer rows take the other way, which takes longer where codes have high bits.
-constexpr long least_tiled_rows(Layout layout) { return layout.high_bits > 0 ? 8 : 12; }
+constexpr long LEAST_TILED_ROWS = 12;
 constexpr long UNPACKED_GROUPS = 8;  // of a block, which stays in L1 with what 16 rows of x have for it
 constexpr long IN_FLIGHT = 4;        // runs whose products are summed, or wait to be scaled
 
