@@ -130,7 +130,7 @@ class StepCostFit:
         changed = np.diag((times @ (loads > 0)) * changes**2)
         changed += times.sum() * np.outer(self._numbers, self._numbers) / SPEED_SECONDS**2
         left = np.eye(_NUM) + self._known @ (changed / (1e9 * SECOND))
-        found = np.linalg.solve(left, np.column_stack([self._known, self._sums])).astype(np.float64, copy=False)
+        found = np.linalg.solve(left, np.column_stack([self._known, self._sums])).astype(np.float64)
         known = found[:, :_NUM]
         return (known + known.T) / 2, found[:, _NUM]
 
