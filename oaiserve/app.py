@@ -21,8 +21,8 @@ from starlette.routing import Route
 
 from oaiserve import __version__, demo
 from oaiserve.config import Config, ServerOptions
+from oaiserve.engine.accounts.step_cost import StepCost
 from oaiserve.engine.shared_limit import SharedLimit
-from oaiserve.engine.step_cost import StepCost
 from oaiserve.engine.streams import MAX_HELD_TOKENS, LoopStreams, RequestEngine
 from oaiserve.keys import Keyring
 from oaiserve.record import AccessRefusal, RequestRecord, StepRecord

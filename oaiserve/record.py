@@ -58,7 +58,7 @@ class WaitReason(StrEnum):
 class Cause(StrEnum):
     """The causes of the time that a request spends in the phases `prefill` and `decode`. They add up to the phase.
 
-    The first three are by the learnt cost of steps (`oaiserve.engine.step_cost`), the next four were measured.
+    The first three are by the learnt cost of steps (`oaiserve.engine.accounts.step_cost`), the next four were measured.
     """
 
     ALONE = "alone"  # what its own tokens would have taken without other requests

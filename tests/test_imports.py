@@ -30,18 +30,21 @@ MODEL_USES = {
     "oaiserve.source",
     "oaiserve.remembered",
     "oaiserve.safetensors_header",
-    *(f"{ENGINE}.{name}" for name in ("banned", "draws", "gguf_head", "pooling", "request", "sequence", "step")),
+    *(f"{ENGINE}.{name}" for name in ("banned", "draws", "text.gguf_head", "pooling", "request", "sequence", "step")),
     f"{ENGINE}.system_memory",
 }
 # What each file of engine/model imports from the others, from the ground up: a file knows only files above its row.
 MODEL_ROWS = {
     # data, and what stands alone
     "": "",
-    "integer_layouts": "",
+    "checkpoints": "",
+    "gpu": "",
+    "sampling": "",
+    "checkpoints.integer_layouts": "",
     "split": "",
     "parallel": "",
     "parallel.group": "",
-    "parallel.sums": "integer_layouts parallel.group split",
+    "parallel.sums": "checkpoints.integer_layouts parallel.group split",
     "parallel.one_shot": "",
     "spec": "parallel.sums",
     "transfer": "",
@@ -51,74 +54,79 @@ MODEL_ROWS = {
     "kv_cache": "transfer",
     "states": "kv_cache spec transfer",
     "batch": "adapters states transfer",
-    "block_tables": "transfer",
+    "gpu.block_tables": "transfer",
     "executor": "adapters batch",
-    "triton_dot": "",
-    "triton_float8": "triton_dot",
-    "triton_adapter_kernels": "triton_dot",
-    "triton_adapters": "batch transfer triton_adapter_kernels",
-    "adapted_modules": "batch spec triton_adapters",
+    "gpu.triton_dot": "",
+    "gpu.triton_float8": "gpu.triton_dot",
+    "gpu.triton_adapter_kernels": "gpu.triton_dot",
+    "gpu.triton_adapters": "batch gpu.triton_adapter_kernels transfer",
+    "adapted_modules": "batch gpu.triton_adapters spec",
     # sampling
-    "logit_edits": "transfer",
-    "draw_rows": "",
-    "numpy_sampling": "draw_rows",
-    "plain_sampling": "draw_rows transfer",
-    "sampler": "draw_rows logit_edits numpy_sampling plain_sampling transfer",
-    "triton_sampling_kernels": "",
+    "sampling.logit_edits": "transfer",
+    "sampling.draw_rows": "",
+    "sampling.numpy_sampling": "sampling.draw_rows",
+    "sampling.plain_sampling": "sampling.draw_rows transfer",
+    "sampling.sampler": "sampling.draw_rows sampling.logit_edits sampling.numpy_sampling sampling.plain_sampling "
+    "transfer",
+    "sampling.triton_sampling_kernels": "",
     "padded_head": "",
-    "triton_sampling": "draw_rows padded_head transfer triton_sampling_kernels",
-    "rehearsal": "sampler",
+    "sampling.triton_sampling": "padded_head sampling.draw_rows sampling.triton_sampling_kernels transfer",
+    "rehearsal": "sampling.sampler",
     # attention
     "attention": "batch",
     "attention.hook": "attention batch states",
     "attention.foreign": "attention.hook",
     "attention.reference": "attention batch",
     "attention.rotation": "",
-    "attention.triton_kernels": "triton_dot triton_float8",
+    "attention.triton_kernels": "gpu.triton_dot gpu.triton_float8",
     "attention.tiles": "batch transfer",
     "attention.triton": "attention attention.rotation attention.tiles attention.triton_kernels batch",
     "attention.varlen": "attention attention.triton batch spec",
     "attention.select": "attention attention.reference attention.triton attention.varlen",
     # running steps
     "eager": "adapted_modules adapters attention attention.hook attention.reference batch kv_cache spec",
-    "kv_scales": "attention attention.reference batch eager rehearsal spec",
-    "graphs": "batch block_tables draw_rows logit_edits padded_head sampler spec transfer",
-    "prompt_graphs": "attention.tiles batch block_tables graphs padded_head spec transfer",
-    "runner": "adapters batch block_tables draw_rows executor graphs logit_edits prompt_graphs sampler states",
+    "gpu.kv_scales": "attention attention.reference batch eager rehearsal spec",
+    "gpu.graphs": "batch gpu.block_tables padded_head sampling.draw_rows sampling.logit_edits sampling.sampler "
+    "spec transfer",
+    "gpu.prompt_graphs": "attention.tiles batch gpu.block_tables gpu.graphs padded_head spec transfer",
+    "runner": "adapters batch executor gpu.block_tables gpu.graphs gpu.prompt_graphs sampling.draw_rows "
+    "sampling.logit_edits sampling.sampler states",
     "started": "profiler runner",
     # weights in blocks, or packed so that they can be
     "cpu": "",
     "cpu.blocks": "",
     "cpu.description": "cpu.blocks spec",
-    "wrapped_names": "",
-    "cpu.stored": "cpu.blocks cpu.description spec wrapped_names",
-    "weights": "cpu.blocks",
-    "gguf_config": "",
-    "gguf_weights": "cpu.blocks cpu.stored weights",
-    "tensor_files": "wrapped_names",
-    "packed_weights": "cpu.blocks integer_layouts tensor_files",
-    "mxfp4_weights": "cpu.blocks gguf_weights tensor_files",
+    "checkpoints.wrapped_names": "",
+    "cpu.stored": "checkpoints.wrapped_names cpu.blocks cpu.description spec",
+    "checkpoints.weights": "cpu.blocks",
+    "checkpoints.gguf_config": "",
+    "checkpoints.gguf_weights": "checkpoints.weights cpu.blocks cpu.stored",
+    "checkpoints.tensor_files": "checkpoints.wrapped_names",
+    "checkpoints.packed_weights": "checkpoints.integer_layouts checkpoints.tensor_files cpu.blocks",
+    "checkpoints.mxfp4_weights": "checkpoints.gguf_weights checkpoints.tensor_files cpu.blocks",
     "layer_operations": "",
-    "triton_layer_kernels": "",
-    "triton_layers": "layer_operations triton_layer_kernels",
-    "device_matrices": "integer_layouts",
-    "device_experts": "cpu.description device_matrices layer_operations",
-    "triton_matrix_kernels": "triton_dot triton_float8",
-    "triton_matrices": "device_matrices triton_matrix_kernels",
-    "triton_scaled": "device_matrices triton_matrix_kernels",
-    "triton_expert_kernels": "triton_matrix_kernels",
-    "triton_experts": "device_experts device_matrices triton_expert_kernels triton_layers triton_matrices",
+    "gpu.triton_layer_kernels": "",
+    "gpu.triton_layers": "gpu.triton_layer_kernels layer_operations",
+    "gpu.device_matrices": "checkpoints.integer_layouts",
+    "gpu.device_experts": "cpu.description gpu.device_matrices layer_operations",
+    "gpu.triton_matrix_kernels": "gpu.triton_dot gpu.triton_float8",
+    "gpu.triton_matrices": "gpu.device_matrices gpu.triton_matrix_kernels",
+    "gpu.triton_scaled": "gpu.device_matrices gpu.triton_matrix_kernels",
+    "gpu.triton_expert_kernels": "gpu.triton_matrix_kernels",
+    "gpu.triton_experts": "gpu.device_experts gpu.device_matrices gpu.triton_expert_kernels gpu.triton_layers "
+    "gpu.triton_matrices",
     # loading, measuring, compiling, capturing
-    "wrapper": "",
+    "checkpoints.wrapper": "",
     "selective_scan": "states",
     "mixers": "attention.foreign selective_scan spec states",
-    "load": "attention attention.foreign attention.hook attention.reference batch device_experts device_matrices "
-    "eager gguf_config gguf_weights mixers mxfp4_weights packed_weights padded_head parallel.sums rehearsal "
-    "spec split states weights wrapped_names wrapper",
+    "load": "attention attention.foreign attention.hook attention.reference batch checkpoints.gguf_config "
+    "checkpoints.gguf_weights checkpoints.mxfp4_weights checkpoints.packed_weights checkpoints.weights "
+    "checkpoints.wrapped_names checkpoints.wrapper eager gpu.device_experts gpu.device_matrices mixers padded_head "
+    "parallel.sums rehearsal spec split states",
     "memory": "spec",
-    "device_memory": "attention draw_rows eager memory rehearsal runner spec states",
-    "compiled": "attention.hook batch executor rehearsal spec",
-    "fused_projections": "device_matrices",
+    "gpu.device_memory": "attention eager memory rehearsal runner sampling.draw_rows spec states",
+    "gpu.compiled": "attention.hook batch executor rehearsal spec",
+    "gpu.fused_projections": "gpu.device_matrices",
     # models that pool
     "pooling": "",
     "pooling.files": "",
@@ -154,32 +162,35 @@ MODEL_ROWS = {
     "cpu.start": "adapted_modules adapters attention attention.reference batch cpu.attention cpu.build cpu.check "
     "cpu.describe cpu.description cpu.kv_layout cpu.library cpu.native eager executor runner spec",
     # layers that run by the description, and what is checked of a GPU's fast paths
-    "fused_layers": "adapters attention attention.rotation batch cpu.description fused_projections kv_cache "
-    "layer_operations spec",
-    "fast_paths": "adapted_modules adapters attention attention.reference batch cpu.describe cpu.description "
-    "cpu.start device_experts device_matrices draw_rows eager executor fused_layers fused_projections "
-    "layer_operations logit_edits parallel.sums plain_sampling rehearsal spec states triton_layers",
-    "graph_capture": "batch block_tables executor fast_paths graphs prompt_graphs rehearsal spec triton_sampling",
+    "gpu.fused_layers": "adapters attention attention.rotation batch cpu.description gpu.fused_projections "
+    "kv_cache layer_operations spec",
+    "gpu.fast_paths": "adapted_modules adapters attention attention.reference batch cpu.describe cpu.description "
+    "cpu.start eager executor gpu.device_experts gpu.device_matrices gpu.fused_layers gpu.fused_projections "
+    "gpu.triton_layers layer_operations parallel.sums rehearsal sampling.draw_rows sampling.logit_edits "
+    "sampling.plain_sampling spec states",
+    "gpu.graph_capture": "batch executor gpu.block_tables gpu.fast_paths gpu.graphs gpu.prompt_graphs rehearsal "
+    "sampling.triton_sampling spec",
     # a model that is split
     "parallel.messages": "",
     "parallel.workers": "cpu.cores load parallel.group parallel.messages spec split",
-    "parallel.room": "device_memory parallel.group parallel.messages spec",
+    "parallel.room": "gpu.device_memory parallel.group parallel.messages spec",
     "parallel.executor": "adapters batch executor parallel.messages parallel.room parallel.workers",
     # the model that guesses tokens
     "draft": "adapters batch cpu.build cpu.cores cpu.description cpu.native runner spec",
     # what starts a model that has been checked, without transformers
-    "int4_weights": "cpu.blocks cpu.encode cpu.library cpu.quantized_file tensor_files",
-    "kept": "adapted_modules adapters cpu.blocks cpu.build cpu.check cpu.checked cpu.cores cpu.describe "
-    "cpu.description cpu.kv_layout cpu.library cpu.native cpu.part cpu.reserved cpu.start gguf_config gguf_weights "
-    "int4_weights load memory mxfp4_weights packed_weights profiler runner spec started states weights wrapper",
+    "checkpoints.int4_weights": "checkpoints.tensor_files cpu.blocks cpu.encode cpu.library cpu.quantized_file",
+    "kept": "adapted_modules adapters checkpoints.gguf_config checkpoints.gguf_weights checkpoints.int4_weights "
+    "checkpoints.mxfp4_weights checkpoints.packed_weights checkpoints.weights checkpoints.wrapper cpu.blocks "
+    "cpu.build cpu.check cpu.checked cpu.cores cpu.describe cpu.description cpu.kv_layout cpu.library cpu.native "
+    "cpu.part cpu.reserved cpu.start load memory profiler runner spec started states",
     "restart": "cpu.checked cpu.cores cpu.reserved draft memory profiler runner started states",
     # the one place that assembles all of these, and the worker process, which is a program
-    "start": "adapted_modules attention attention.reference attention.select attention.varlen batch block_tables "
-    "compiled cpu.cores cpu.start device_experts device_matrices device_memory draft draw_rows eager "
-    "executor fast_paths fused_layers graph_capture graphs kv_scales logit_edits memory parallel.executor "
-    "parallel.group parallel.one_shot parallel.room parallel.workers pooling.load pooling.runner profiler "
-    "prompt_graphs rehearsal runner spec started states triton_experts triton_matrices triton_sampling "
-    "triton_scaled",
+    "start": "adapted_modules attention attention.reference attention.select attention.varlen batch cpu.cores "
+    "cpu.start draft eager executor gpu.block_tables gpu.compiled gpu.device_experts gpu.device_matrices "
+    "gpu.device_memory gpu.fast_paths gpu.fused_layers gpu.graph_capture gpu.graphs gpu.kv_scales gpu.prompt_graphs "
+    "gpu.triton_experts gpu.triton_matrices gpu.triton_scaled memory parallel.executor parallel.group "
+    "parallel.one_shot parallel.room parallel.workers pooling.load pooling.runner profiler rehearsal runner "
+    "sampling.draw_rows sampling.logit_edits sampling.triton_sampling spec started states",
     "worker": "cpu.cores load parallel.executor parallel.group parallel.messages split start",
 }
 MODEL_FILES = {name: {f"{MODEL}.{imported}" for imported in row.split()} for name, row in MODEL_ROWS.items()}
@@ -215,6 +226,23 @@ MAY_IMPORT: dict[str, set[str]] = {
         "oaiserve.source",
     },
     "oaiserve.demo": {"oaiserve.cache", "oaiserve.errors", "oaiserve.hub", "oaiserve.private"},
+    f"{ENGINE}.accounts": {
+        *("oaiserve.record", "oaiserve.times"),
+        *(f"{ENGINE}.{m}" for m in ("accounts", "load_totals", "scheduler", "sequence", "step")),
+    },
+    f"{ENGINE}.drafting": {
+        *("oaiserve.config", "oaiserve.demo", "oaiserve.errors", "oaiserve.hub", "oaiserve.model_files"),
+        *("oaiserve.remembered", "oaiserve.source", "oaiserve.start_times", "oaiserve.times"),
+        *(f"{ENGINE}.{m}" for m in ("blocks", "drafting", "model", "sequence", "step", "text.tokenizer")),
+    },
+    f"{ENGINE}.grammars": {
+        *("oaiserve.errors", "oaiserve.times"),
+        *(f"{ENGINE}.{m}" for m in ("grammars", "request", "sequence", "step", "text.detokenize")),
+    },
+    f"{ENGINE}.text": {
+        *("oaiserve.errors", "oaiserve.gguf", "oaiserve.model_errors", "oaiserve.private", "oaiserve.remembered"),
+        *(f"{ENGINE}.{m}" for m in ("request", "text")),
+    },
     f"{ENGINE}.logprobs": set(),
     f"{ENGINE}.request": {*LEAVES, f"{ENGINE}.logprobs"},
     f"{ENGINE}.draws": set(),
@@ -223,51 +251,21 @@ MAY_IMPORT: dict[str, set[str]] = {
     f"{ENGINE}.pacing": set(),
     f"{ENGINE}.blocks": set(),
     f"{ENGINE}.states": {f"{ENGINE}.blocks"},
-    f"{ENGINE}.constraint": {f"{ENGINE}.request"},
     f"{ENGINE}.banned": {f"{ENGINE}.step"},
-    f"{ENGINE}.masks": {f"{ENGINE}.sequence", f"{ENGINE}.step"},
-    f"{ENGINE}.lookup": set(),
-    f"{ENGINE}.step_times": set(),
-    f"{ENGINE}.draft_model": {
-        *(f"{ENGINE}.{m}" for m in ("blocks", "lookup", "sequence", "step", "step_times")),
-        "oaiserve.times",
-    },
-    f"{ENGINE}.drafts": {*(f"{ENGINE}.{m}" for m in ("draft_model", "lookup", "sequence", "step", "step_times"))},
-    f"{ENGINE}.step_cost": set(),
-    f"{ENGINE}.step_cost_fit": {f"{ENGINE}.step_cost"},
-    f"{ENGINE}.causes": {"oaiserve.record"},
-    f"{ENGINE}.step_causes": {*(f"{ENGINE}.{m}" for m in ("causes", "step", "step_cost", "step_cost_fit"))},
-    f"{ENGINE}.machine_time": {"oaiserve.times"},
     f"{ENGINE}.sequence": {
-        *(f"{ENGINE}.{m}" for m in ("blocks", "causes", "constraint", "lookup", "request")),
+        *(f"{ENGINE}.{m}" for m in ("blocks", "accounts.causes", "grammars.constraint", "drafting.lookup", "request")),
         "oaiserve.record",
     },
     f"{ENGINE}.step": {f"{ENGINE}.sequence"},
-    f"{ENGINE}.host_time": {*(f"{ENGINE}.{m}" for m in ("step", "step_causes", "step_cost")), "oaiserve.record"},
-    f"{ENGINE}.profiling": {f"{ENGINE}.host_time", "oaiserve.errors", "oaiserve.record"},
-    f"{ENGINE}.waits": {f"{ENGINE}.sequence", "oaiserve.record"},
+    f"{ENGINE}.profiling": {f"{ENGINE}.accounts.host_time", "oaiserve.errors", "oaiserve.record"},
     f"{ENGINE}.waiting": {f"{ENGINE}.sequence", f"{ENGINE}.step"},
     f"{ENGINE}.policy": {f"{ENGINE}.sequence"},
     f"{ENGINE}.scheduler": {
-        *(f"{ENGINE}.{m}" for m in ("blocks", "policy", "prefixes", "sequence", "states", "step", "waiting", "waits")),
+        *(f"{ENGINE}.{m}" for m in ("blocks", "policy", "prefixes", "sequence")),
+        *(f"{ENGINE}.{m}" for m in ("states", "step", "waiting", "accounts.waits")),
         "oaiserve.record",
     },
     f"{ENGINE}.prefixes": {*(f"{ENGINE}.{m}" for m in ("blocks", "sequence", "states"))},
-    f"{ENGINE}.jinja_template": set(),
-    f"{ENGINE}.chat_template": {"oaiserve.errors", f"{ENGINE}.jinja_template", f"{ENGINE}.request"},
-    f"{ENGINE}.gguf_head": set(),
-    f"{ENGINE}.stored_tokenizer": {"oaiserve.gguf", "oaiserve.private", "oaiserve.remembered"},
-    f"{ENGINE}.tokenizer": {
-        "oaiserve.errors",
-        "oaiserve.gguf",
-        "oaiserve.model_errors",
-        "oaiserve.remembered",
-        *(
-            f"{ENGINE}.{m}"
-            for m in ("chat_template", "detokenize", "encoding_rules", "gguf_head", "request", "stored_tokenizer")
-        ),
-    },
-    f"{ENGINE}.encoding_rules": {f"{ENGINE}.detokenize"},
     f"{ENGINE}.system_memory": set(),
     f"{ENGINE}.turns": set(),
     f"{ENGINE}.turn_workers": {
@@ -277,19 +275,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     f"{ENGINE}.shared_limit": set(),
     f"{ENGINE}.adapters": {"oaiserve.errors"},
-    f"{ENGINE}.refusal": set(),
-    f"{ENGINE}.regexes": {f"{ENGINE}.refusal"},
-    f"{ENGINE}.json_schema": {*(f"{ENGINE}.{m}" for m in ("json_schema", "refusal", "regexes"))},
-    f"{ENGINE}.gbnf": {*(f"{ENGINE}.{m}" for m in ("refusal", "regexes"))},
-    f"{ENGINE}.grammar_forms": {*(f"{ENGINE}.{m}" for m in ("gbnf", "json_schema", "refusal", "regexes", "request"))},
-    f"{ENGINE}.grammar": {
-        "oaiserve.errors",
-        "oaiserve.times",
-        *(f"{ENGINE}.{m}" for m in ("detokenize", "grammar_forms", "refusal", "request")),
-    },
-    f"{ENGINE}.tokenize": {*LEAVES, *(f"{ENGINE}.{m}" for m in ("grammar", "request", "turn_workers"))},
-    f"{ENGINE}.detokenize": set(),
-    f"{ENGINE}.output": {*(f"{ENGINE}.{m}" for m in ("detokenize", "logprobs", "request", "sequence", "step"))},
+    f"{ENGINE}.tokenize": {*LEAVES, *(f"{ENGINE}.{m}" for m in ("grammars.grammar", "request", "turn_workers"))},
+    f"{ENGINE}.output": {*(f"{ENGINE}.{m}" for m in ("text.detokenize", "logprobs", "request", "sequence", "step"))},
     f"{ENGINE}.streams": {f"{ENGINE}.request", "oaiserve.times"},
     f"{ENGINE}.loop": {
         *LEAVES,
@@ -297,10 +284,10 @@ MAY_IMPORT: dict[str, set[str]] = {
             f"{ENGINE}.{m}"
             for m in (
                 "adapters",
-                "detokenize",
-                "drafts",
-                "host_time",
-                "masks",
+                "text.detokenize",
+                "drafting.drafts",
+                "accounts.host_time",
+                "grammars.masks",
                 "open_requests",
                 "pacing",
                 "profiling",
@@ -310,9 +297,9 @@ MAY_IMPORT: dict[str, set[str]] = {
                 "shared_limit",
                 "shortage",
                 "step",
-                "step_account",
-                "step_causes",
-                "step_cost_fit",
+                "accounts.step_account",
+                "accounts.step_causes",
+                "accounts.step_cost_fit",
                 "tokenize",
             )
         ),
@@ -324,11 +311,11 @@ MAY_IMPORT: dict[str, set[str]] = {
             for m in (
                 "backpressure",
                 "banned",
-                "causes",
-                "constraint",
-                "detokenize",
+                "accounts.causes",
+                "grammars.constraint",
+                "text.detokenize",
                 "draws",
-                "grammar",
+                "grammars.grammar",
                 "logprobs",
                 "output",
                 "reports",
@@ -337,21 +324,15 @@ MAY_IMPORT: dict[str, set[str]] = {
                 "sequence",
                 "shared_limit",
                 "step",
-                "step_account",
-                "step_causes",
+                "accounts.step_account",
+                "accounts.step_causes",
                 "tokenize",
             )
         ),
     },
     f"{ENGINE}.shortage": {f"{ENGINE}.step"},
     f"{ENGINE}.load_totals": set(),
-    f"{ENGINE}.reports": {"oaiserve.cluster.report", *(f"{ENGINE}.{m}" for m in ("blocks", "step_account"))},
-    f"{ENGINE}.step_account": {
-        *(f"{ENGINE}.{m}" for m in ("causes", "host_time", "load_totals", "scheduler", "sequence", "step")),
-        f"{ENGINE}.step_causes",
-        "oaiserve.record",
-        "oaiserve.times",
-    },
+    f"{ENGINE}.reports": {"oaiserve.cluster.report", *(f"{ENGINE}.{m}" for m in ("blocks", "accounts.step_account"))},
     f"{ENGINE}.engine": {*LEAVES, ENGINE, "oaiserve.cluster.report", "oaiserve.start_times"},  # builds its parts
     f"{ENGINE}.pretrained": {
         "oaiserve.adapter_files",
@@ -363,20 +344,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         "oaiserve.remembered",
         "oaiserve.source",
         "oaiserve.start_times",
-        *(f"{ENGINE}.{m}" for m in ("adapters", "draft_model", "grammar", "host_time", "load_draft", "loop", "model")),
-        *(f"{ENGINE}.{m}" for m in ("pooling", "profiling", "tokenizer")),
+        *(f"{ENGINE}.{m}" for m in ("adapters", "drafting.draft_model", "grammars.grammar")),
+        *(f"{ENGINE}.{m}" for m in ("accounts.host_time", "drafting.load_draft", "loop", "model")),
+        *(f"{ENGINE}.{m}" for m in ("pooling", "profiling", "text.tokenizer")),
     },  # the runner by a late import
-    f"{ENGINE}.load_draft": {
-        "oaiserve.config",
-        "oaiserve.demo",
-        "oaiserve.errors",
-        "oaiserve.hub",
-        "oaiserve.model_files",
-        "oaiserve.remembered",
-        "oaiserve.source",
-        "oaiserve.start_times",
-        *(f"{ENGINE}.{m}" for m in ("model", "tokenizer")),
-    },
     **{MODEL if not name else f"{MODEL}.{name}": MODEL_USES | imported for name, imported in MODEL_FILES.items()},
     "oaiserve.telemetry": {
         "oaiserve.config",
@@ -440,7 +411,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("oaiserve.cluster.report", "oaiserve.config", "oaiserve.connections", "oaiserve.errors"),
         *("oaiserve.front_ends", "oaiserve.record"),
         *("oaiserve.response_store", "oaiserve.telemetry", "oaiserve.times", "oaiserve.trace"),
-        *(f"{ENGINE}.{m}" for m in ("adapters", "pooling", "request", "tokenize", "tokenizer")),
+        *(f"{ENGINE}.{m}" for m in ("adapters", "pooling", "request", "tokenize", "text.tokenizer")),
     },
     "oaiserve.front_ends.messages": {
         *("oaiserve.adapter_files", "oaiserve.config", "oaiserve.connections", "oaiserve.errors", "oaiserve.record"),
@@ -457,11 +428,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "oaiserve.front_ends.supervisor": {
         *("oaiserve.config", "oaiserve.connections", "oaiserve.front_ends", "oaiserve.listener", "oaiserve.record"),
         *("oaiserve.response_store", "oaiserve.server", "oaiserve.telemetry"),
-        *(f"{ENGINE}.{m}" for m in ("adapters", "step_account", "step_cost", "tokenizer")),
+        *(f"{ENGINE}.{m}" for m in ("adapters", "accounts.step_account", "accounts.step_cost", "text.tokenizer")),
     },
     "oaiserve.front_ends.serve": {
         *("oaiserve.app", "oaiserve.config", "oaiserve.front_ends", "oaiserve.server", "oaiserve.telemetry"),
-        *("oaiserve.trace", f"{ENGINE}.tokenizer"),
+        *("oaiserve.trace", f"{ENGINE}.text.tokenizer"),
     },
     "oaiserve.front_ends.process": {"oaiserve"},
     "oaiserve.diff": {
@@ -476,9 +447,19 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("oaiserve.commands", "oaiserve.errors", "oaiserve.plan", "oaiserve.recordings", "oaiserve.slos"),
         *(
             f"{ENGINE}.{m}"
-            for m in ("blocks", "drafts", "lookup", "pacing", "policy", "request", "scheduler", "sequence", "step")
+            for m in (
+                "blocks",
+                "drafting.drafts",
+                "drafting.lookup",
+                "pacing",
+                "policy",
+                "request",
+                "scheduler",
+                "sequence",
+                "step",
+            )
         ),
-        *(f"{ENGINE}.{m}" for m in ("step_causes", "step_cost")),
+        *(f"{ENGINE}.{m}" for m in ("accounts.step_causes", "accounts.step_cost")),
     },
     "oaiserve.connections": {"oaiserve.config", "oaiserve.errors", "oaiserve.times"},
     "oaiserve.listener": {"oaiserve.connections"},
@@ -516,14 +497,11 @@ BUILDERS = ("oaiserve.cli", "oaiserve.front_ends.serve", "oaiserve.cluster.on_ra
 # Packages that are expensive, or that only one part shall know.
 ONLY_IN: dict[str, set[str]] = {
     "torch": {f"{ENGINE}.model"},
-    "transformers": {f"{ENGINE}.model", *(f"{ENGINE}.{m}" for m in ("gguf_head", "tokenizer")), "oaiserve.demo"},
+    "transformers": {f"{ENGINE}.model", *(f"{ENGINE}.text.{m}" for m in ("gguf_head", "tokenizer")), "oaiserve.demo"},
     "triton": {  # which are themselves imported late, where there is a GPU
+        f"{ENGINE}.model.gpu",
         *(f"{ENGINE}.model.attention.{m}" for m in ("triton", "triton_kernels")),
-        *(
-            f"{ENGINE}.model.triton_{m}"
-            for m in ("adapters", "dot", "experts", "float8", "layers", "matrices", "sampling")
-        ),
-        *(f"{ENGINE}.model.triton_{kind}_kernels" for kind in ("adapter", "expert", "layer", "matrix", "sampling")),
+        *(f"{ENGINE}.model.sampling.{m}" for m in ("triton_sampling", "triton_sampling_kernels")),
     },
     "prometheus_client": {"oaiserve.telemetry", "oaiserve.gateway.metrics"},
     "opentelemetry": {"oaiserve.telemetry"},
@@ -538,8 +516,8 @@ ONLY_IN: dict[str, set[str]] = {
         *(f"oaiserve.cluster.on_ray.{m}" for m in ("messages", "settings")),
         "loadtest.http_target",
     },
-    "llguidance": {f"{ENGINE}.grammar"},
-    "jinja2": {f"{ENGINE}.{m}" for m in ("chat_template", "jinja_template")},
+    "llguidance": {f"{ENGINE}.grammars.grammar"},
+    "jinja2": {f"{ENGINE}.{m}" for m in ("text.chat_template", "text.jinja_template")},
     "uvicorn": {"oaiserve.connection", "oaiserve.server"},
     "cyclopts": {
         *("oaiserve.cli", "oaiserve.commands", "oaiserve.plan.command", "oaiserve.diff.command", "loadtest.cli"),
@@ -633,7 +611,7 @@ def test_the_build_of_a_wheel_needs_no_package() -> None:
     subprocess.run([sys.executable, "-S", "-c", code], check=True, cwd=ROOT, timeout=60)
 
 
-@pytest.mark.parametrize("module", ["oaiserve.engine.model.restart", "oaiserve.engine.tokenizer", "oaiserve.app"])
+@pytest.mark.parametrize("module", ["oaiserve.engine.model.restart", "oaiserve.engine.text.tokenizer", "oaiserve.app"])
 def test_transformers_is_not_imported_for_a_model_that_has_been_checked(module: str) -> None:
     late = {"transformers", "torch._dynamo", "opentelemetry.sdk"}
     code = f"import sys, {module}; assert not {late} & sys.modules.keys()"

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import TERMINAL, Event, Request, SamplingParams, TokenPrompt
-from oaiserve.engine.tokenizer import Tokenizer
+from oaiserve.engine.text.tokenizer import Tokenizer
 from tools.host_time import DeviceDouble
 from tools.markdown import as_markdown
 from tools.random_models import byte_tokenizer

@@ -18,7 +18,7 @@ import numpy as np
 import tokenizers
 
 from oaiserve import demo
-from oaiserve.engine.grammar import GrammarGivenUp, Grammars
+from oaiserve.engine.grammars.grammar import GrammarGivenUp, Grammars
 from oaiserve.engine.request import Grammar, GrammarKind
 from oaiserve.errors import InvalidRequest
 from tools.markdown import as_markdown, number

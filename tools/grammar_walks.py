@@ -22,7 +22,7 @@ from typing import Any
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.grammar import CompiledGrammar, GrammarGivenUp, GrammarViolation
+from oaiserve.engine.grammars.grammar import CompiledGrammar, GrammarGivenUp, GrammarViolation
 from oaiserve.engine.request import (
     TERMINAL,
     Event,

@@ -21,16 +21,16 @@ import torch
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.batch import Batch
-from oaiserve.engine.model.block_tables import BlockTables
-from oaiserve.engine.model.draw_rows import SampledIds
-from oaiserve.engine.model.graphs import DecodeGraphs, Run
-from oaiserve.engine.model.prompt_graphs import MOST_PROMPTS, PromptGraphs
+from oaiserve.engine.model.gpu.block_tables import BlockTables
+from oaiserve.engine.model.gpu.graphs import DecodeGraphs, Run
+from oaiserve.engine.model.gpu.prompt_graphs import MOST_PROMPTS, PromptGraphs
 from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.model.sampling.draw_rows import SampledIds
 from oaiserve.engine.model.spec import ModelSpec
 from oaiserve.engine.request import TERMINAL, Event, Request, SamplingParams, TokenPrompt
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Masks, Step, StepResult
-from oaiserve.engine.tokenizer import Tokenizer
+from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.record import HostPart, StepKind
 from oaiserve.times import monotonic_ns
 from tools.random_models import byte_tokenizer

@@ -19,6 +19,7 @@ from transformers import AutoConfig
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
+from oaiserve.engine.model.checkpoints.wrapper import WRAPPERS
 from oaiserve.engine.model.cpu.description import NotKnown
 from oaiserve.engine.model.cpu.start import native_attention, native_decoder, with_native_cache
 from oaiserve.engine.model.eager import EagerExecutor
@@ -27,9 +28,8 @@ from oaiserve.engine.model.load import load_model, prepare, refuse_unless_decode
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.states import States
-from oaiserve.engine.model.wrapper import WRAPPERS
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.tokenizer import Tokenizer
+from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from tools.random_models import SMALL, STATE_FAMILIES, byte_tokenizer, generate, random_model
 from tools.random_wrappers import SHARED_KEYS, save_wrapper

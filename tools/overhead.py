@@ -25,15 +25,15 @@ from typing import Any
 
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from oaiserve.engine.causes import RequestCauses
-from oaiserve.engine.host_time import HostTime
-from oaiserve.engine.machine_time import MachineTime
+from oaiserve.engine.accounts.causes import RequestCauses
+from oaiserve.engine.accounts.host_time import HostTime
+from oaiserve.engine.accounts.machine_time import MachineTime
+from oaiserve.engine.accounts.step_account import EngineSnapshot, StepAccount
+from oaiserve.engine.accounts.step_causes import StepCauses
+from oaiserve.engine.accounts.step_cost_fit import Run, StepCostFit
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step, StepResult
-from oaiserve.engine.step_account import EngineSnapshot, StepAccount
-from oaiserve.engine.step_causes import StepCauses
-from oaiserve.engine.step_cost_fit import Run, StepCostFit
 from oaiserve.record import EngineAccount, EventKind, Outcome, RequestRecord, WaitReason
 from oaiserve.telemetry import logs
 from oaiserve.telemetry.metrics import Metrics

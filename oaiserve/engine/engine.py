@@ -20,15 +20,18 @@ from typing import Any, Protocol, TypeVar
 
 from oaiserve.cluster.report import ReplicaReport
 from oaiserve.config import EngineOptions
+from oaiserve.engine.accounts.host_time import Ranges
+from oaiserve.engine.accounts.machine_time import MachineTime, throttling_file
+from oaiserve.engine.accounts.step_account import EngineSnapshot
+from oaiserve.engine.accounts.step_causes import Machine
+from oaiserve.engine.accounts.step_cost import StepCost
+from oaiserve.engine.accounts.step_cost_fit import Run
 from oaiserve.engine.adapters import AdapterTable, ServedAdapter
 from oaiserve.engine.blocks import BlockPool
-from oaiserve.engine.detokenize import TokenTable
-from oaiserve.engine.draft_model import DraftModel
-from oaiserve.engine.drafts import Drafts
-from oaiserve.engine.grammar import Grammars
-from oaiserve.engine.host_time import Ranges
+from oaiserve.engine.drafting.draft_model import DraftModel
+from oaiserve.engine.drafting.drafts import Drafts
+from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.loop import Abort, Broken, DropAdapter, EngineLoop, Runner, Stop, Submitted
-from oaiserve.engine.machine_time import MachineTime, throttling_file
 from oaiserve.engine.open_requests import Bounds
 from oaiserve.engine.policy import POLICIES
 from oaiserve.engine.pooling import Pooling
@@ -54,12 +57,9 @@ from oaiserve.engine.request import (
 from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.shared_limit import SharedLimit
 from oaiserve.engine.states import StatePool
-from oaiserve.engine.step_account import EngineSnapshot
-from oaiserve.engine.step_causes import Machine
-from oaiserve.engine.step_cost import StepCost
-from oaiserve.engine.step_cost_fit import Run
+from oaiserve.engine.text.detokenize import TokenTable
+from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.engine.tokenize import REST, Tokenized, TokenizeFailed, TokenizeStage, TokenizeStarted
-from oaiserve.engine.tokenizer import Tokenizer
 from oaiserve.errors import InvalidRequest, NotFound, Overloaded, Unavailable
 from oaiserve.record import HostPart, Profile, StepRecord
 from oaiserve.start_times import StartTimes

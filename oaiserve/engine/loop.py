@@ -20,11 +20,13 @@ from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from typing import Any, Protocol
 
+from oaiserve.engine.accounts.host_time import HostTime, Ranges
+from oaiserve.engine.accounts.step_account import EngineSnapshot, StepAccount
+from oaiserve.engine.accounts.step_causes import Machine, StepCauses
+from oaiserve.engine.accounts.step_cost_fit import Run, StepCostFit
 from oaiserve.engine.adapters import AdapterTable
-from oaiserve.engine.detokenize import TokenTable
-from oaiserve.engine.drafts import Drafts
-from oaiserve.engine.host_time import HostTime, Ranges
-from oaiserve.engine.masks import fill_masks
+from oaiserve.engine.drafting.drafts import Drafts
+from oaiserve.engine.grammars.masks import fill_masks
 from oaiserve.engine.open_requests import Bounds, OpenRequest, OpenRequests
 from oaiserve.engine.pacing import PrefillBudget
 from oaiserve.engine.profiling import EndProfile, Profiler, Profiling, StartProfile
@@ -34,9 +36,7 @@ from oaiserve.engine.sequence import Place, Sequence
 from oaiserve.engine.shared_limit import SharedLimit
 from oaiserve.engine.shortage import Copies, Shortage, compute_in_parts, copy_in_parts
 from oaiserve.engine.step import Chunk, ChunkResult, Masks, OutOfMemory, Step, StepResult
-from oaiserve.engine.step_account import EngineSnapshot, StepAccount
-from oaiserve.engine.step_causes import Machine, StepCauses
-from oaiserve.engine.step_cost_fit import Run, StepCostFit
+from oaiserve.engine.text.detokenize import TokenTable
 from oaiserve.engine.tokenize import GrammarCompiled, Tokenized, TokenizeFailed, TokenizeStarted
 from oaiserve.errors import AdapterUnloaded, APIError, InternalError, Unavailable
 from oaiserve.record import EngineAccount, HostPart

@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from random import getrandbits
 
+from oaiserve.engine.accounts.causes import RequestCauses
+from oaiserve.engine.accounts.step_account import RequestNotes, StepTotals
+from oaiserve.engine.accounts.step_causes import StepCauses
 from oaiserve.engine.backpressure import Deadlines, DrainRate
 from oaiserve.engine.banned import leaves_no_token
-from oaiserve.engine.causes import RequestCauses
-from oaiserve.engine.constraint import Constraint
-from oaiserve.engine.detokenize import StopStrings, TokenTable
 from oaiserve.engine.draws import draw_key
-from oaiserve.engine.grammar import CompiledGrammar, GrammarGivenUp, GrammarViolation
+from oaiserve.engine.grammars.constraint import Constraint
+from oaiserve.engine.grammars.grammar import CompiledGrammar, GrammarGivenUp, GrammarViolation
 from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.engine.output import ChoiceOutput, add_logprobs, prompt_logprobs
 from oaiserve.engine.reports import MOST_PROMPTS_KEPT, ComputedPrompt
@@ -41,8 +42,7 @@ from oaiserve.engine.scheduler import Scheduler, is_void
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.shared_limit import SharedLimit
 from oaiserve.engine.step import Chunk, ChunkResult, Logprobs, Step
-from oaiserve.engine.step_account import RequestNotes, StepTotals
-from oaiserve.engine.step_causes import StepCauses
+from oaiserve.engine.text.detokenize import StopStrings, TokenTable
 from oaiserve.engine.tokenize import Tokenized
 from oaiserve.errors import APIError, InternalError, InvalidRequest, Overloaded, RequestTimeout, Unavailable
 from oaiserve.record import EngineAccount, EventKind

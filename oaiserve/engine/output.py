@@ -3,11 +3,11 @@ torch."""
 
 from __future__ import annotations
 
-from oaiserve.engine.detokenize import StopStrings, TokenTable
 from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.engine.request import FinishReason, TokenChunk
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Logprobs
+from oaiserve.engine.text.detokenize import StopStrings, TokenTable
 
 
 class ChoiceOutput:

@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, NamedTuple
 from oaiserve import demo, hub
 from oaiserve.adapter_files import BadAdapter, read_adapter
 from oaiserve.config import EngineOptions
+from oaiserve.engine.accounts.host_time import Ranges
 from oaiserve.engine.adapters import AdapterTable
-from oaiserve.engine.draft_model import DraftModel
-from oaiserve.engine.grammar import Grammars
-from oaiserve.engine.host_time import Ranges
-from oaiserve.engine.load_draft import load_draft
+from oaiserve.engine.drafting.draft_model import DraftModel
+from oaiserve.engine.drafting.load_draft import load_draft
+from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.loop import Runner
 from oaiserve.engine.model.cpu.reserved import ReservedMemory, reserve
 from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.profiling import Profiler
-from oaiserve.engine.tokenizer import Tokenizer
+from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from oaiserve.model_files import refuse_unless_sound
 from oaiserve.remembered import NoRecord, NotRemembered, Subject
@@ -239,7 +239,7 @@ def _of_kept(
     source: ModelSource, tokenizer: Tokenizer, options: EngineOptions, starting: Future[tuple[ModelSpec, Started]]
 ) -> EngineParts | None:
     """Return the parts of a model whose weights are in blocks, or None if they have to be expanded."""
-    from oaiserve.engine.model.gguf_weights import NotKept
+    from oaiserve.engine.model.checkpoints.gguf_weights import NotKept
 
     try:
         spec, started = starting.result()

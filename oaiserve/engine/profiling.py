@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from oaiserve.engine.host_time import HostTime, Ranges
+from oaiserve.engine.accounts.host_time import HostTime, Ranges
 from oaiserve.errors import APIError, Conflict, InternalError, NotFound
 from oaiserve.record import Profile, Recording
 

@@ -27,6 +27,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from operator import attrgetter
 
+from oaiserve.engine.accounts.waits import QueueWaits
 from oaiserve.engine.blocks import BlockHash, BlockPool
 from oaiserve.engine.policy import Policy, fcfs
 from oaiserve.engine.prefixes import Prefixes
@@ -34,7 +35,6 @@ from oaiserve.engine.sequence import Place, Sequence
 from oaiserve.engine.states import StatePool
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.engine.waiting import WaitingQueue
-from oaiserve.engine.waits import QueueWaits
 from oaiserve.record import WaitReason
 
 _key = attrgetter("key")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from array import array
 from enum import Enum
 
+from oaiserve.engine.accounts.causes import RequestCauses
 from oaiserve.engine.blocks import BlockHash
-from oaiserve.engine.causes import RequestCauses
-from oaiserve.engine.constraint import Constraint
-from oaiserve.engine.lookup import Lookup
+from oaiserve.engine.drafting.lookup import Lookup
+from oaiserve.engine.grammars.constraint import Constraint
 from oaiserve.engine.request import SamplingParams
 from oaiserve.record import WaitReason
 

@@ -20,7 +20,7 @@ from oaiserve.errors import APIError, ContextLengthExceeded, InvalidRequest
 from oaiserve.times import monotonic_ns
 
 if TYPE_CHECKING:
-    from oaiserve.engine.grammar import CompiledGrammar
+    from oaiserve.engine.grammars.grammar import CompiledGrammar
 
 # For how many times as long as it has worked the thread for large work rests, so that at most one step of the model in
 # a few meets it. What parses and renders keeps the interpreter's lock for up to 10 ms, for which a step waits.

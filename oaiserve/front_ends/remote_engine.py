@@ -26,6 +26,7 @@ from oaiserve.engine.request import (
     TextPrompt,
     Usage,
 )
+from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.engine.tokenize import (
     REST,
     GrammarCompiled,
@@ -34,7 +35,6 @@ from oaiserve.engine.tokenize import (
     TokenizeStage,
     TokenizeStarted,
 )
-from oaiserve.engine.tokenizer import Tokenizer
 from oaiserve.errors import InternalError, InvalidRequest, Unavailable
 from oaiserve.front_ends.engine_process import EngineProcess
 from oaiserve.front_ends.messages import (

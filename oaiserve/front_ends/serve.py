@@ -11,7 +11,7 @@ from typing import cast
 
 from oaiserve.app import create_app
 from oaiserve.config import Config
-from oaiserve.engine.tokenizer import Tokenizer
+from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.front_ends.engine_process import EngineProcess
 from oaiserve.front_ends.handed_over import HandedOver
 from oaiserve.front_ends.link import Link

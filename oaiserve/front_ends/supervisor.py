@@ -23,9 +23,9 @@ import uvloop
 
 from oaiserve.config import ServerOptions
 from oaiserve.connections import Connections
-from oaiserve.engine.step_account import EngineSnapshot
-from oaiserve.engine.step_cost import StepCost
-from oaiserve.engine.tokenizer import Tokenizer
+from oaiserve.engine.accounts.step_account import EngineSnapshot
+from oaiserve.engine.accounts.step_cost import StepCost
+from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.front_ends.child import Child
 from oaiserve.front_ends.front_end import FrontEnd, Shared, SharedEngine
 from oaiserve.front_ends.handed_over import hand_over

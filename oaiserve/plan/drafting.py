@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oaiserve.engine.lookup import Lookup
+from oaiserve.engine.drafting.lookup import Lookup
 
 WRONG = 0  # the id of a guess that does not come true; ids of a replay's answers are below 0
 

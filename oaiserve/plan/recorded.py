@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from oaiserve.engine.step_cost import StepCost
+from oaiserve.engine.accounts.step_cost import StepCost
 from oaiserve.errors import StartupError
 from oaiserve.recordings import block_hashes, is_recording
 

@@ -12,15 +12,15 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from oaiserve.engine.accounts.step_causes import load_of
 from oaiserve.engine.blocks import BlockPool
-from oaiserve.engine.drafts import Drafts
+from oaiserve.engine.drafting.drafts import Drafts
 from oaiserve.engine.pacing import PrefillBudget
 from oaiserve.engine.policy import POLICIES
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Step
-from oaiserve.engine.step_causes import load_of
 from oaiserve.plan.drafting import RecordedGuesses, answer_id
 from oaiserve.plan.recorded import Arrival, Cost, Server
 

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from oaiserve import demo
-from tests.engine.tokenizers_for_tests import CHATML
+from tests.engine.text.tokenizers_for_tests import CHATML
 from tests.published import checked, checking
 from tools.random_models import FAMILIES, byte_tokenizer, random_model
 from tools.server_process import ServerProcess, running_oaiserve

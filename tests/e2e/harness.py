@@ -32,12 +32,12 @@ from oaiserve.engine.request import Deliver, Event, Prompt, Request, TextPrompt,
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import ChunkResult, Step
 from oaiserve.engine.streams import LoopStreams
-from oaiserve.engine.tokenizer import Tokenizer
+from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.record import Outcome, RequestRecord
 from oaiserve.telemetry.recorder import Recorder
 from tests.e2e.raw_client import SMALL_BUFFER_BYTES
 from tests.engine.doubles import EOS, TIMEOUT_SECONDS, TOKENIZER, ScriptedRunner, make_engine, next_letter
-from tests.engine.tokenizers_for_tests import CHATML, byte_level
+from tests.engine.text.tokenizers_for_tests import CHATML, byte_level
 from tests.routes.conftest import RunningServer, running_server
 from tests.routes.doubles import FakeTelemetry
 

@@ -19,9 +19,9 @@ from oaiserve.app import create_app
 from oaiserve.config import Config, EngineOptions, ServerOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.load import prepare
-from oaiserve.engine.tokenizer import Tokenizer
+from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.engine.model.runners import eager_runner
-from tests.engine.tokenizers_for_tests import CHATML
+from tests.engine.text.tokenizers_for_tests import CHATML
 from tests.published import published, validator
 from tests.routes.conftest import run_server
 from tests.routes.doubles import FakeTelemetry

@@ -21,7 +21,7 @@ from oaiserve.engine.request import (
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Logprobs, Masks, OutOfMemory, Step
 from tests.engine.doubles import EOS, LETTERS, TOKENIZER, Launched, Leaver, ScriptedRunner, make_engine
-from tests.engine.grammars import allowed_ids
+from tests.engine.grammars.plain import allowed_ids
 from tests.engine.memory import NEVER
 
 STAGES = ("before", "written")  # how far a step gets that there is no memory for

@@ -12,8 +12,10 @@ from threading import Semaphore
 from transformers import PreTrainedTokenizerFast
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.accounts.host_time import Ranges
+from oaiserve.engine.accounts.step_causes import Machine
+from oaiserve.engine.accounts.step_cost_fit import at_once
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.host_time import Ranges
 from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.profiling import Profiler
 from oaiserve.engine.request import (
@@ -30,12 +32,10 @@ from oaiserve.engine.request import (
 )
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import ChunkResult, Logprobs, Masks, Step, StepResult
-from oaiserve.engine.step_causes import Machine
-from oaiserve.engine.step_cost_fit import at_once
-from oaiserve.engine.tokenizer import Tokenizer
+from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.times import monotonic_ns
 from tests.engine.memory import NEVER
-from tests.engine.tokenizers_for_tests import CHATML, byte_level
+from tests.engine.text.tokenizers_for_tests import CHATML, byte_level
 
 TIMEOUT_SECONDS = 30  # of waits that end at once unless a test fails
 

@@ -26,7 +26,7 @@ from oaiserve.engine.request import (
     TokenChunk,
     TokenPrompt,
 )
-from oaiserve.engine.tokenizer import Tokenizer
+from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import AdapterUnloaded, InvalidRequest, NotFound
 from tests.engine.model.adapters_for_tests import merged, random_adapter
 from tests.engine.model.runners import eager_runner

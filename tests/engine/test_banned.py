@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oaiserve.engine.banned import leaves_no_token
-from oaiserve.engine.masks import fill_masks
-from oaiserve.engine.model.logit_edits import edit_logits
+from oaiserve.engine.grammars.masks import fill_masks
+from oaiserve.engine.model.sampling.logit_edits import edit_logits
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk
-from tests.engine.grammars import OneOf, constraint
+from tests.engine.grammars.plain import OneOf, constraint
 
 VOCAB = 5  # with 0 as the end of sequences
 IDS = st.integers(0, VOCAB - 1)

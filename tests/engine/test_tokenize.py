@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from oaiserve.engine.grammar import CompiledGrammar
+from oaiserve.engine.grammars.grammar import CompiledGrammar
 from oaiserve.engine.request import (
     ChatPrompt,
     Grammar,

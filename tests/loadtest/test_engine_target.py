@@ -18,7 +18,7 @@ from loadtest.sample import Sample
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.load import prepare
-from oaiserve.engine.tokenizer import Tokenizer
+from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from oaiserve.times import PHASES
 from tests.engine.model.runners import eager_runner

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from oaiserve.engine.step_cost import KNOTS, StepCost
+from oaiserve.engine.accounts.step_cost import KNOTS, StepCost
 from oaiserve.errors import StartupError
 from oaiserve.plan.recorded import Arrival, Cost, RecordedLoad, Server, busiest, read, repeated
 

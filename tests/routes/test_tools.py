@@ -12,10 +12,10 @@ from llguidance import LLMatcher, LLTokenizer
 from openai import pydantic_function_tool
 from pydantic import BaseModel
 
-from oaiserve.engine.grammar_forms import translate
-from oaiserve.engine.refusal import Refused
+from oaiserve.engine.grammars.grammar_forms import translate
+from oaiserve.engine.grammars.refusal import Refused
 from oaiserve.engine.request import ChatPrompt, FinishReason, Grammar, Request
-from tests.engine.tokenizers_for_tests import byte_level
+from tests.engine.text.tokenizers_for_tests import byte_level
 from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import says
 from tests.routes.test_completions import stream_of

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.tokenizers_for_tests import byte_level
+from tests.engine.text.tokenizers_for_tests import byte_level
 from tools.grammar_coverage import OBEYED, REFUSED, Obeyed, RefusedRow, Vocabulary, failures, table
 
 ROOT = Path(__file__).parents[2]

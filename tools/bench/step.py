@@ -26,11 +26,11 @@ from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.cpu.start import native_decoder
 from oaiserve.engine.model.load import load_model
 from oaiserve.engine.model.runner import ModelRunner
-from oaiserve.engine.model.sampler import Sampling
+from oaiserve.engine.model.sampling.sampler import Sampling
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
-from oaiserve.engine.tokenizer import Tokenizer
+from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.record import StepKind
 from tools.bench import ceilings, floor, machine, step_table
 from tools.engine_load import complete, greedy

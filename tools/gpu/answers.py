@@ -13,7 +13,7 @@ import torch
 
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.attention.hook import ATTENTION
-from oaiserve.engine.model.compiled import restore_layers
+from oaiserve.engine.model.gpu.compiled import restore_layers
 from oaiserve.engine.model.load import prepare
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams

@@ -15,8 +15,8 @@ import torch
 from torch.nn.functional import silu
 from transformers import AutoConfig
 
-from oaiserve.engine.model.device_experts import ExpertMatrices, PackedExperts, plain_experts
-from oaiserve.engine.model.device_matrices import Kind
+from oaiserve.engine.model.gpu.device_experts import ExpertMatrices, PackedExperts, plain_experts
+from oaiserve.engine.model.gpu.device_matrices import Kind
 from oaiserve.engine.model.load import load_model
 from oaiserve.engine.request import SamplingParams
 from tools.gpu import ceilings
@@ -94,7 +94,7 @@ def inputs(num_rows: int, number: int, top_k: int, width: int, device: torch.dev
 
 @torch.inference_mode()
 def check_experts(target: Target) -> Iterator[dict[str, Any]]:
-    from oaiserve.engine.model.triton_experts import compute
+    from oaiserve.engine.model.gpu.triton_experts import compute
 
     torch.manual_seed(0)
     for name, (kind, number, top_k, width, inner) in SHAPES.items():
@@ -129,7 +129,7 @@ def check_checkpoint(family: str, target: Target) -> dict[str, Any]:
 
 @torch.inference_mode()
 def measure(target: Target) -> Iterator[dict[str, Any]]:
-    from oaiserve.engine.model.triton_experts import compute
+    from oaiserve.engine.model.gpu.triton_experts import compute
 
     bytes_per_second = max(ceilings.bandwidth(target.device).values())
     rows: list[dict[str, Any]] = []

@@ -29,14 +29,14 @@ import torch
 import triton
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from oaiserve.engine.model import plain_sampling, triton_sampling
 from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.model.attention import triton as backend
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.attention.tiles import BatchTiles
 from oaiserve.engine.model.batch import Batch, build_batch
-from oaiserve.engine.model.draw_rows import DrawRow, draw_row
-from oaiserve.engine.model.logit_edits import apply_masks_in_torch
+from oaiserve.engine.model.sampling import plain_sampling, triton_sampling
+from oaiserve.engine.model.sampling.draw_rows import DrawRow, draw_row
+from oaiserve.engine.model.sampling.logit_edits import apply_masks_in_torch
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step

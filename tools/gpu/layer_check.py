@@ -18,8 +18,8 @@ from oaiserve.engine.model import layer_operations
 from oaiserve.engine.model.attention import FP8, LayerCache, ScaledCache
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.attention.rotation import Rotation
-from oaiserve.engine.model.device_matrices import PackedMatrix, expanded_product
-from oaiserve.engine.model.fast_paths import ROUNDED_TOLERANCE
+from oaiserve.engine.model.gpu.device_matrices import PackedMatrix, expanded_product
+from oaiserve.engine.model.gpu.fast_paths import ROUNDED_TOLERANCE
 from oaiserve.engine.model.layer_operations import RowNorm
 from oaiserve.engine.model.load import load_model
 from oaiserve.engine.request import SamplingParams
@@ -88,7 +88,7 @@ def in_rows(n: int, columns: int, device: torch.device) -> PackedMatrix:
 
 @torch.inference_mode()
 def check_matrices(target: Target) -> Iterator[dict[str, Any]]:
-    from oaiserve.engine.model.triton_matrices import multiply
+    from oaiserve.engine.model.gpu.triton_matrices import multiply
 
     torch.manual_seed(0)
     n, columns = (70, 256) if target.quick else (6144, 4096)
@@ -105,7 +105,7 @@ def check_matrices(target: Target) -> Iterator[dict[str, Any]]:
 @torch.inference_mode()
 def check_scaled(target: Target) -> Iterator[dict[str, Any]]:
     """Compare products of 8 bits, whose inputs are rounded."""
-    from oaiserve.engine.model.triton_scaled import scaled_product
+    from oaiserve.engine.model.gpu.triton_scaled import scaled_product
 
     torch.manual_seed(0)
     n, columns = (64, 256) if target.quick else (6144, 4096)
@@ -118,7 +118,7 @@ def check_scaled(target: Target) -> Iterator[dict[str, Any]]:
 
 @torch.inference_mode()
 def check_operations(target: Target) -> Iterator[dict[str, Any]]:
-    from oaiserve.engine.model import triton_layers
+    from oaiserve.engine.model.gpu import triton_layers
 
     torch.manual_seed(0)
     width = 100 if target.quick else 5000
@@ -193,8 +193,8 @@ def check_checkpoint(packing: Packing, target: Target) -> dict[str, Any]:
 
 @torch.inference_mode()
 def measure(target: Target) -> Iterator[dict[str, Any]]:
-    from oaiserve.engine.model.triton_matrices import multiply
-    from oaiserve.engine.model.triton_scaled import LEAST_ROWS, scaled_product
+    from oaiserve.engine.model.gpu.triton_matrices import multiply
+    from oaiserve.engine.model.gpu.triton_scaled import LEAST_ROWS, scaled_product
 
     bytes_per_second = max(ceilings.bandwidth(target.device).values())
     rows: list[dict[str, Any]] = []

@@ -15,7 +15,7 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.load import prepare
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.pretrained import parts_of_loaded
-from oaiserve.engine.tokenizer import Tokenizer
+from oaiserve.engine.text.tokenizer import Tokenizer
 from tools.gpu.target import Target
 from tools.random_models import byte_tokenizer, random_model, real_shape
 

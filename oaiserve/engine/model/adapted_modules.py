@@ -68,7 +68,7 @@ def adapted(model: PreTrainedModel, batch: Batch, way: Callable[[Batch], AddTo])
 
 def by_kernels(batch: Batch) -> AddTo:
     """Return what adds the adapters of a batch in Triton's kernels."""
-    from oaiserve.engine.model.triton_adapters import TritonAdapters
+    from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
 
     return TritonAdapters(batch)
 

@@ -28,6 +28,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.adapted_modules import adaptable
 from oaiserve.engine.model.adapters import Adapter, probe_adapter
+from oaiserve.engine.model.checkpoints.gguf_config import read_config
+from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights, NotKept, refuse_unless_whole
+from oaiserve.engine.model.checkpoints.int4_weights import Int4Weights
+from oaiserve.engine.model.checkpoints.mxfp4_weights import Mxfp4Weights
+from oaiserve.engine.model.checkpoints.packed_weights import PackedWeights
+from oaiserve.engine.model.checkpoints.weights import Weights
+from oaiserve.engine.model.checkpoints.wrapper import text_config
 from oaiserve.engine.model.cpu.blocks import FORMATS, Blocks, ExpertBlocks
 from oaiserve.engine.model.cpu.build import BuildError
 from oaiserve.engine.model.cpu.check import refuse_unless_equal
@@ -41,9 +48,6 @@ from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.cpu.part import Part
 from oaiserve.engine.model.cpu.reserved import ReservedMemory
 from oaiserve.engine.model.cpu.start import refuse_unless_adaptable, transformers_logits, with_native_cache
-from oaiserve.engine.model.gguf_config import read_config
-from oaiserve.engine.model.gguf_weights import GgufWeights, NotKept, refuse_unless_whole
-from oaiserve.engine.model.int4_weights import Int4Weights
 from oaiserve.engine.model.load import (
     context_length,
     generation_defaults,
@@ -57,15 +61,11 @@ from oaiserve.engine.model.load import (
     select_device,
 )
 from oaiserve.engine.model.memory import kv_blocks, longest_request, num_states
-from oaiserve.engine.model.mxfp4_weights import Mxfp4Weights
-from oaiserve.engine.model.packed_weights import PackedWeights
 from oaiserve.engine.model.profiler import TorchProfiler
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel, ModelSpec
 from oaiserve.engine.model.started import CPU_STEP_TOKENS, Started
 from oaiserve.engine.model.states import States
-from oaiserve.engine.model.weights import Weights
-from oaiserve.engine.model.wrapper import text_config
 from oaiserve.errors import StartupError
 from oaiserve.model_errors import reported
 from oaiserve.private import NotPrivate

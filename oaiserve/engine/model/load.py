@@ -33,23 +33,23 @@ from oaiserve.engine.model.attention.foreign import bring_paged_attention, share
 from oaiserve.engine.model.attention.hook import ATTENTION, AttentionCall, run_model
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import build_batch
-from oaiserve.engine.model.device_experts import keep_experts, mxfp4, stacked
-from oaiserve.engine.model.device_matrices import MXFP4_TILE, PackedLinear, joined, of_integers
+from oaiserve.engine.model.checkpoints.gguf_config import read_config
+from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights, NotKept
+from oaiserve.engine.model.checkpoints.mxfp4_weights import Mxfp4Weights
+from oaiserve.engine.model.checkpoints.packed_weights import PackedWeights
+from oaiserve.engine.model.checkpoints.weights import Weights
+from oaiserve.engine.model.checkpoints.wrapped_names import KEYS
+from oaiserve.engine.model.checkpoints.wrapper import bring_layout, text_config
 from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.gguf_config import read_config
-from oaiserve.engine.model.gguf_weights import GgufWeights, NotKept
+from oaiserve.engine.model.gpu.device_experts import keep_experts, mxfp4, stacked
+from oaiserve.engine.model.gpu.device_matrices import MXFP4_TILE, PackedLinear, joined, of_integers
 from oaiserve.engine.model.mixers import MIXERS, bring_states, state_shapes
-from oaiserve.engine.model.mxfp4_weights import Mxfp4Weights
-from oaiserve.engine.model.packed_weights import PackedWeights
 from oaiserve.engine.model.padded_head import pad_head
 from oaiserve.engine.model.parallel.sums import Sums, can_be_taken_over, take_over
 from oaiserve.engine.model.rehearsal import difference, prompt, tolerance
 from oaiserve.engine.model.spec import KVShape, LayerStateShapes, LoadedModel
 from oaiserve.engine.model.split import Member, place, refuse_unless_divisible
 from oaiserve.engine.model.states import PartOfStep, States
-from oaiserve.engine.model.weights import Weights
-from oaiserve.engine.model.wrapped_names import KEYS
-from oaiserve.engine.model.wrapper import bring_layout, text_config
 from oaiserve.errors import StartupError
 from oaiserve.model_errors import reported, tensors_named
 from oaiserve.model_files import refuse_unless_sound

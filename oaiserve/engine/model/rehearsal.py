@@ -12,7 +12,7 @@ from itertools import product
 
 import torch
 
-from oaiserve.engine.model.sampler import NUM_TOP
+from oaiserve.engine.model.sampling.sampler import NUM_TOP
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step

@@ -14,13 +14,13 @@ import torch
 
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch, build_batch
-from oaiserve.engine.model.block_tables import BlockTables
-from oaiserve.engine.model.draw_rows import SampleIds
 from oaiserve.engine.model.executor import Executor
-from oaiserve.engine.model.graphs import DecodeGraphs, Replayed
-from oaiserve.engine.model.logit_edits import ApplyMasks
-from oaiserve.engine.model.prompt_graphs import PromptGraphs
-from oaiserve.engine.model.sampler import Sampling, take
+from oaiserve.engine.model.gpu.block_tables import BlockTables
+from oaiserve.engine.model.gpu.graphs import DecodeGraphs, Replayed
+from oaiserve.engine.model.gpu.prompt_graphs import PromptGraphs
+from oaiserve.engine.model.sampling.draw_rows import SampleIds
+from oaiserve.engine.model.sampling.logit_edits import ApplyMasks
+from oaiserve.engine.model.sampling.sampler import Sampling, take
 from oaiserve.engine.model.states import PartOfStep, States
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Masks, OutOfMemory, Step, StepResult

@@ -20,16 +20,15 @@ from oaiserve.engine.model.attention import Backend
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.attention.select import select_backend
 from oaiserve.engine.model.batch import build_batch
-from oaiserve.engine.model.block_tables import BlockTables
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.cpu.start import WhenChecked, native_decoder, start_native
-from oaiserve.engine.model.device_experts import Compute
-from oaiserve.engine.model.device_matrices import Multiply
 from oaiserve.engine.model.draft import DraftWeights
-from oaiserve.engine.model.draw_rows import SampleIds
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
-from oaiserve.engine.model.fast_paths import (
+from oaiserve.engine.model.gpu.block_tables import BlockTables
+from oaiserve.engine.model.gpu.device_experts import Compute
+from oaiserve.engine.model.gpu.device_matrices import Multiply
+from oaiserve.engine.model.gpu.fast_paths import (
     ADAPTERS,
     ATTENTION,
     COMPILED,
@@ -56,8 +55,7 @@ from oaiserve.engine.model.fast_paths import (
     sampling_problem,
     scale_checked,
 )
-from oaiserve.engine.model.kv_scales import with_measured_scales
-from oaiserve.engine.model.logit_edits import ApplyMasks
+from oaiserve.engine.model.gpu.kv_scales import with_measured_scales
 from oaiserve.engine.model.memory import MemoryUse, gib, kv_blocks, longest_request, num_states
 from oaiserve.engine.model.parallel import one_shot
 from oaiserve.engine.model.parallel.group import all_reduce_min
@@ -67,16 +65,18 @@ from oaiserve.engine.model.pooling.runner import PoolingRunner
 from oaiserve.engine.model.profiler import NvtxRanges, TorchProfiler
 from oaiserve.engine.model.rehearsal import sampling_steps
 from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.model.sampling.draw_rows import SampleIds
+from oaiserve.engine.model.sampling.logit_edits import ApplyMasks
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.started import CPU_STEP_TOKENS, GPU_STEP_TOKENS, Started
 from oaiserve.engine.model.states import States
 from oaiserve.errors import StartupError
 
 if TYPE_CHECKING:
-    from oaiserve.engine.model.fused_layers import FusedLayers
-    from oaiserve.engine.model.graphs import DecodeGraphs
+    from oaiserve.engine.model.gpu.fused_layers import FusedLayers
+    from oaiserve.engine.model.gpu.graphs import DecodeGraphs
+    from oaiserve.engine.model.gpu.prompt_graphs import PromptGraphs
     from oaiserve.engine.model.parallel.workers import Workers
-    from oaiserve.engine.model.prompt_graphs import PromptGraphs
 
 log = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ def start_runner(
         workers.wait_until_ready()
         executor = ParallelExecutor(executor, workers, _room(loaded, options, use))
     if options.compile and not on_cpu and not options.has_adapters and not features.get(FUSED):
-        from oaiserve.engine.model.compiled import compile_layers
+        from oaiserve.engine.model.gpu.compiled import compile_layers
 
         features[COMPILED] = compile_layers(executor, loaded, **sizes)
     tables: BlockTables | None = None
@@ -167,7 +167,7 @@ def start_runner(
     graphs: DecodeGraphs | None = None
     prompt_graphs: PromptGraphs | None = None
     if tables is not None and _has_graphs(options, backend, sample_ids):
-        from oaiserve.engine.model.graph_capture import CudaCapture, capture_decodes, capture_prompts
+        from oaiserve.engine.model.gpu.graph_capture import CudaCapture, capture_decodes, capture_prompts
 
         capture = CudaCapture(loaded.device)  # all graphs share its memory
         graphs = capture_decodes(
@@ -241,7 +241,7 @@ def _warm_up(
     """
     steps = sampling_steps()
     if compiled is not None:
-        from oaiserve.engine.model.compiled import runs_compiled
+        from oaiserve.engine.model.gpu.compiled import runs_compiled
 
         batch = build_batch(steps[0], block_size, loaded.device)
         if not runs_compiled(loaded, torch.inference_mode()(lambda: compiled.forward(batch))):
@@ -352,7 +352,7 @@ def _room(loaded: LoadedModel, options: EngineOptions, use: MemoryUse | None) ->
     """Return what knows the room of a member. `use` is that of a GPU's memory."""
     if use is None:
         return Room()
-    from oaiserve.engine.model.device_memory import CudaMemory
+    from oaiserve.engine.model.gpu.device_memory import CudaMemory
 
     max_step_tokens = options.step_tokens(GPU_STEP_TOKENS)
     sizes = {"largest_step_bytes": use.step, "max_step_tokens": max_step_tokens}
@@ -430,8 +430,8 @@ def _gpu_sizes(
 ) -> tuple[int, int, MemoryUse]:
     """Measure the memory of the GPU, log its uses, and return the number of blocks and of states that it has room
     for, and the uses."""
-    from oaiserve.engine.model.device_memory import CudaMemory, measure
-    from oaiserve.engine.model.graph_capture import graph_memory_bytes
+    from oaiserve.engine.model.gpu.device_memory import CudaMemory, measure
+    from oaiserve.engine.model.gpu.graph_capture import graph_memory_bytes
 
     max_step_tokens = options.step_tokens(GPU_STEP_TOKENS)
     graph_bytes = 0
@@ -504,21 +504,21 @@ def _fast_paths(
 
 def _multiply() -> Multiply:
     """Return the function that multiplies with packed matrices by a kernel. Raises ImportError without Triton."""
-    from oaiserve.engine.model.triton_matrices import multiply
+    from oaiserve.engine.model.gpu.triton_matrices import multiply
 
     return multiply
 
 
 def _scaled_products() -> ScaledProducts:
     """Return the products of 8 bits. Raises ImportError without Triton."""
-    from oaiserve.engine.model import triton_scaled
+    from oaiserve.engine.model.gpu import triton_scaled
 
     return triton_scaled
 
 
 def _compute_experts() -> Compute:
     """Return the function that computes packed experts by kernels. Raises ImportError without Triton."""
-    from oaiserve.engine.model.triton_experts import compute
+    from oaiserve.engine.model.gpu.triton_experts import compute
 
     return compute
 
@@ -527,7 +527,7 @@ def _sampling() -> tuple[SampleIds | None, ApplyMasks | None]:
     """Return the functions that sample with Triton kernels, or None for both where there is no Triton."""
     if find_spec("triton") is None:
         return None, None
-    from oaiserve.engine.model import triton_sampling
+    from oaiserve.engine.model.sampling import triton_sampling
 
     return triton_sampling.sample_ids, triton_sampling.apply_masks
 

@@ -16,15 +16,16 @@ import torch
 import torch.distributed as dist
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.model import fast_paths, layer_operations, start
+from oaiserve.engine.model import layer_operations, start
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.attention.triton import TritonAttention
 from oaiserve.engine.model.batch import Batch, build_batch
-from oaiserve.engine.model.device_matrices import expanded_product, packed_linears
+from oaiserve.engine.model.checkpoints.packed_weights import PackedWeights
 from oaiserve.engine.model.executor import Executor
-from oaiserve.engine.model.fused_layers import FusedExecutor
+from oaiserve.engine.model.gpu import fast_paths
+from oaiserve.engine.model.gpu.device_matrices import expanded_product, packed_linears
+from oaiserve.engine.model.gpu.fused_layers import FusedExecutor
 from oaiserve.engine.model.load import keep_packed, load_model
-from oaiserve.engine.model.packed_weights import PackedWeights
 from oaiserve.engine.model.parallel import group, one_shot
 from oaiserve.engine.model.rehearsal import prompts_and_decodes
 from oaiserve.engine.model.split import Member

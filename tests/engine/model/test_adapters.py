@@ -51,7 +51,7 @@ def test_answers_with_adapters_are_those_of_merged_weights(
 ) -> None:
     if kernels == "triton":
         pytest.importorskip("triton", reason="Triton has no wheels for this system")
-        from oaiserve.engine.model.triton_adapters import TritonAdapters
+        from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
 
         monkeypatch.setattr(adapted_modules, "plain", TritonAdapters)
     model = random_model(FAMILIES[family])
@@ -90,7 +90,7 @@ def batch_with(adapters: list[Adapter | None], lengths: list[int]) -> Batch:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_triton_adds_what_plain_torch_adds(dtype: torch.dtype) -> None:
     pytest.importorskip("triton", reason="Triton has no wheels for this system")
-    from oaiserve.engine.model.triton_adapters import TritonAdapters
+    from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
 
     shapes = {"wide": (300, 130), "narrow": (48, 200)}
     first, second = random_adapter(shapes, 1, rank=33, dtype=dtype), random_adapter(shapes, 2, rank=5, dtype=dtype)

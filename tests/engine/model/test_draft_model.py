@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from oaiserve.engine import open_requests
-from oaiserve.engine.draft_model import DraftModel
-from oaiserve.engine.drafts import Drafts
+from oaiserve.engine.drafting.draft_model import DraftModel
+from oaiserve.engine.drafting.drafts import Drafts
 from oaiserve.engine.model.load import prepare
 from oaiserve.engine.model.runner import Launched, ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import Finished, Request, SamplingParams, TokenPrompt
 from oaiserve.engine.step import Step
+from tests.engine.drafting.test_draft_model import Busy
 from tests.engine.model.runners import eager_runner
 from tests.engine.model.test_overlap import Run, check_answers, run, some_requests
-from tests.engine.test_draft_model import Busy
 from tools.random_models import FAMILIES, random_model
 
 BLOCK_SIZE = 4

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from oaiserve.engine import open_requests
-from oaiserve.engine.drafts import Drafts, StepTimes
+from oaiserve.engine.drafting.drafts import Drafts, StepTimes
 from oaiserve.engine.draws import draw_key
-from oaiserve.engine.masks import fill_masks
+from oaiserve.engine.grammars.masks import fill_masks
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.load import prepare
 from oaiserve.engine.model.runner import BAD_LOGITS, ModelRunner
@@ -21,7 +21,7 @@ from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import Finished, Request, SamplingParams, TokenPrompt
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Step
-from tests.engine.grammars import OneOf, constraint
+from tests.engine.grammars.plain import OneOf, constraint
 from tests.engine.model.cpu.small_models import config, load, native_runner
 from tests.engine.model.runners import eager_runner
 from tests.engine.model.test_overlap import Run, check_answers, run, some_requests

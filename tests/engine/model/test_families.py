@@ -27,7 +27,7 @@ from oaiserve.engine.request import Request, SamplingParams, TokenChunk, TokenPr
 from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.states import StatePool
-from oaiserve.engine.tokenizer import Tokenizer
+from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from tests.engine.doubles import Inbox
 from tests.engine.model.runners import eager_runner

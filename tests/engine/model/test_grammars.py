@@ -12,13 +12,13 @@ from transformers import PreTrainedModel
 from oaiserve.config import EngineOptions
 from oaiserve.engine import open_requests
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.grammar import Grammars
+from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.model.load import prepare
 from oaiserve.engine.request import Failed, Grammar, Request, SamplingParams, TokenPrompt
-from oaiserve.engine.tokenizer import Tokenizer
+from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import InvalidRequest
 from tests.engine.doubles import Inbox
-from tests.engine.grammars import allowed_ids
+from tests.engine.grammars.plain import allowed_ids
 from tests.engine.model.runners import eager_runner
 from tools.random_models import FAMILIES, byte_tokenizer, random_model
 

@@ -25,20 +25,20 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model import gguf_config
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch, build_batch
+from oaiserve.engine.model.checkpoints import gguf_config
+from oaiserve.engine.model.checkpoints.gguf_config import read_config
+from oaiserve.engine.model.checkpoints.gguf_weights import NotKept
 from oaiserve.engine.model.cpu import build
 from oaiserve.engine.model.cpu.checked import checked_subject, recall_model, start_checked
 from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.gguf_config import read_config
-from oaiserve.engine.model.gguf_weights import NotKept
 from oaiserve.engine.model.kept import is_kept, load_kept, start_kept
 from oaiserve.engine.model.load import load_model, prepare
 from oaiserve.engine.model.rehearsal import difference, prompt
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams, TextPrompt
-from oaiserve.engine.tokenizer import Tokenizer
+from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from oaiserve.gguf import read_tensors
 from oaiserve.remembered import NotRemembered, Subject
@@ -526,7 +526,7 @@ def test_a_gguf_file_of_gpt_oss_without_a_size_is_refused_by_its_name(tmp_path: 
 def test_the_tokenizer_of_a_file_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = file_with_tokenizer(tmp_path)
     first = Tokenizer.from_pretrained(path)
-    monkeypatch.setattr("oaiserve.engine.tokenizer._load", None)
+    monkeypatch.setattr("oaiserve.engine.text.tokenizer._load", None)
     second = Tokenizer.from_pretrained(path)
     assert second.backend.to_str() == first.backend.to_str()
     assert second.info == first.info
@@ -549,6 +549,6 @@ def test_an_engine_that_starts_again_loads_no_code_of_transformers(
             return engine.generate([[5, 9, 3, 17]], SamplingParams(max_tokens=12, temperature=0.0))[0].token_ids
 
     expected = answer()
-    monkeypatch.setattr("oaiserve.engine.tokenizer._load", None)
+    monkeypatch.setattr("oaiserve.engine.text.tokenizer._load", None)
     monkeypatch.setattr("oaiserve.engine.model.kept.start_kept", None)
     assert answer() == expected

@@ -14,14 +14,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, LlamaConfig
 
-from oaiserve.engine import tokenizer
 from oaiserve.engine.model.load import load_model, select_dtype
 from oaiserve.engine.request import ChatPrompt
-from oaiserve.engine.tokenizer import Tokenizer
+from oaiserve.engine.text import tokenizer
+from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import InvalidRequest, StartupError
 from oaiserve.model_files import refuse_unless_sound
 from oaiserve.source import find_model
-from tests.engine.tokenizers_for_tests import CHATML
+from tests.engine.text.tokenizers_for_tests import CHATML
 from tools.random_models import FAMILIES, FOREIGN_FAMILIES, byte_tokenizer, random_model
 from tools.random_mxfp4 import save_in_mxfp4
 

@@ -30,7 +30,7 @@ from oaiserve.engine.request import (
     TokenChunk,
     TokenPrompt,
 )
-from oaiserve.engine.tokenizer import Tokenizer
+from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.record import EventKind
 from tests.engine.doubles import Leaver
 from tests.engine.model.runners import eager_runner

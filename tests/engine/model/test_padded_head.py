@@ -11,7 +11,7 @@ from oaiserve.engine.model.load import prepare
 from oaiserve.engine.model.padded_head import aligned, pad_head
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
-from tests.engine.model.sampling import next_rows
+from tests.engine.model.sampling.sampling import next_rows
 from tools.random_models import FAMILIES, random_model
 
 VOCAB = 97
@@ -63,7 +63,7 @@ def test_padded_rows_draw_the_same_tokens_bit_for_bit(
     kinds: list[dict[str, float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("triton", reason="Triton has no wheels for this system")
-    from oaiserve.engine.model import triton_sampling
+    from oaiserve.engine.model.sampling import triton_sampling
 
     monkeypatch.setattr(triton_sampling, "CHUNK", 64)
     monkeypatch.setattr(triton_sampling, "TILE", 64)
@@ -87,7 +87,7 @@ def test_padded_rows_draw_the_same_tokens_bit_for_bit(
 
 def test_a_view_that_ends_with_its_storage_is_not_read_beyond_it() -> None:
     pytest.importorskip("triton", reason="Triton has no wheels for this system")
-    from oaiserve.engine.model import triton_sampling
+    from oaiserve.engine.model.sampling import triton_sampling
 
     rows = torch.zeros(2 * aligned(VOCAB))
     whole = rows.view(2, -1)[:, :VOCAB]

@@ -17,7 +17,7 @@ from oaiserve.engine.model.profiler import NvtxRanges
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.start import start_runner
 from oaiserve.engine.pretrained import parts_of_loaded
-from oaiserve.engine.tokenizer import Tokenizer
+from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from tests.engine.doubles import TIMEOUT_SECONDS, Inbox, request
 from tools.random_models import FAMILIES, byte_tokenizer, random_model

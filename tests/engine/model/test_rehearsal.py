@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from oaiserve.engine.model import plain_sampling
 from oaiserve.engine.model.attention.reference import ReferenceAttention
-from oaiserve.engine.model.draw_rows import DrawRow, SampledIds
 from oaiserve.engine.model.load import prepare
 from oaiserve.engine.model.rehearsal import difference, sampling_steps, tolerance
+from oaiserve.engine.model.sampling import plain_sampling
+from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
 from tests.engine.model.runners import eager_runner
 from tools.random_models import FAMILIES, random_model
 

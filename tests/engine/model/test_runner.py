@@ -12,20 +12,20 @@ import torch
 from oaiserve.config import EngineOptions
 from oaiserve.engine.draws import noise_seed
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model import plain_sampling
 from oaiserve.engine.model.batch import Batch
-from oaiserve.engine.model.draw_rows import DrawRow, SampledIds
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.load import prepare
 from oaiserve.engine.model.runner import BAD_LOGITS, NO_MEMORY, Launched, ModelRunner
+from oaiserve.engine.model.sampling import plain_sampling
+from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Logprobs, Step
-from oaiserve.engine.tokenizer import Tokenizer
-from tests.engine.grammars import OneOf, constraint
+from oaiserve.engine.text.tokenizer import Tokenizer
+from tests.engine.grammars.plain import OneOf, constraint
 from tests.engine.model.runners import eager_runner
-from tests.engine.model.sampling import masks_of
+from tests.engine.model.sampling.sampling import masks_of
 from tools.random_models import FAMILIES, byte_tokenizer, random_model
 
 PROMPTS = [[5, 9, 3, 17, 60], [90, 4, 4], [7] * 6, [11, 40, 12]]

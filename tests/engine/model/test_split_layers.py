@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from oaiserve.engine.model.checkpoints.integer_layouts import Floats, Integers, part_of
 from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.integer_layouts import Floats, Integers, part_of
 from oaiserve.engine.model.load import load_model
 from oaiserve.engine.model.parallel import one_shot
 from tests.engine.model import members
 from tests.engine.model.cpu.small_models import config, make_model
+from tests.engine.model.gpu.test_device_matrices import SIZES as TWO_LAYERS
+from tests.engine.model.gpu.test_device_matrices import floats_in_blocks, integers
 from tests.engine.model.members import BLOCK_SIZE, NUM_BLOCKS, Computed
-from tests.engine.model.test_device_matrices import SIZES as TWO_LAYERS
-from tests.engine.model.test_device_matrices import floats_in_blocks, integers
 from tools.fp8_checkpoints import write_fp8
 from tools.packed_checkpoints import Packing, write_checkpoint
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, Tokenizer
 
-from oaiserve.engine.grammar import Grammars
-from oaiserve.engine.grammar_forms import translate
+from oaiserve.engine.grammars.grammar import Grammars
+from oaiserve.engine.grammars.grammar_forms import translate
 from oaiserve.engine.request import Grammar
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes.parse.answer import AnswerParser
@@ -27,7 +27,7 @@ from oaiserve.routes.parse.families import (
     CallFamily,
     family_of,
 )
-from tests.engine.tokenizers_for_tests import byte_level
+from tests.engine.text.tokenizers_for_tests import byte_level
 from tests.routes.parse.reading import Read, parts_of, read
 
 FAMILIES = [HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, QWEN_CODER]

@@ -55,8 +55,8 @@ _OPTIONS = (
     "max_model_len",
 )
 # What reads a GGUF file: the configuration of its model, and the names of its tensors.
-_GGUF_READERS = [Path(__file__).parent.parent / name for name in ("gguf_config.py", "gguf_weights.py")]
-_QUANTIZER = Path(__file__).parent.parent / "int4_weights.py"  # which decides what is quantized how
+_GGUF_READERS = [Path(__file__).parent.parent / "checkpoints" / name for name in ("gguf_config.py", "gguf_weights.py")]
+_QUANTIZER = Path(__file__).parent.parent / "checkpoints/int4_weights.py"  # which decides what is quantized how
 BLOCK_DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}  # by --dtype
 
 

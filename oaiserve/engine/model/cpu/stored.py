@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from oaiserve.engine.model.checkpoints.wrapped_names import text_name
 from oaiserve.engine.model.cpu.blocks import Blocks
 from oaiserve.engine.model.cpu.description import (
     MLP,
@@ -43,7 +44,6 @@ from oaiserve.engine.model.cpu.description import (
     ShortConvolution,
 )
 from oaiserve.engine.model.spec import KVShape
-from oaiserve.engine.model.wrapped_names import text_name
 from oaiserve.safetensors_header import read_header
 
 # A model that needs more than this beside its files is not stored: its weights would be on the disk twice.

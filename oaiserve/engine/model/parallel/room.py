@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from oaiserve.engine.model.device_memory import DeviceMemory
+from oaiserve.engine.model.gpu.device_memory import DeviceMemory
 from oaiserve.engine.model.parallel import group
 from oaiserve.engine.model.parallel.messages import BatchShape, Copies, Work
 from oaiserve.engine.model.spec import ModelSpec

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import Linear, Module, Parameter
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from oaiserve.engine.model.integer_layouts import Floats, Integers, part_of
+from oaiserve.engine.model.checkpoints.integer_layouts import Floats, Integers, part_of
 from oaiserve.engine.model.parallel import group
 from oaiserve.engine.model.split import Member
 

@@ -23,7 +23,7 @@ from oaiserve.engine.model.load import prepare
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.states import States
-from oaiserve.engine.tokenizer import Tokenizer
+from oaiserve.engine.text.tokenizer import Tokenizer
 from tools.random_models import SMALL, byte_tokenizer, random_model
 
 BLOCK_SIZE = 16

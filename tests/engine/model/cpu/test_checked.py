@@ -22,12 +22,12 @@ from oaiserve.engine.model.cpu.description import Decoder
 from oaiserve.engine.model.cpu.start import native_decoder
 from oaiserve.engine.model.cpu.stored import StoredFiles, StoredTensors, TooLarge, from_json, to_json
 from oaiserve.engine.request import ChatPrompt, SamplingParams
-from oaiserve.engine.tokenizer import Tokenizer
+from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.remembered import NotRemembered, Subject
 from oaiserve.start_times import StartTimes
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, FAMILIES, make_model
 from tests.engine.model.cpu.small_models import load as load_small
-from tests.engine.tokenizers_for_tests import CHATML
+from tests.engine.text.tokenizers_for_tests import CHATML
 from tools.random_adapters import write_adapter
 from tools.random_models import byte_tokenizer
 
@@ -80,7 +80,7 @@ def test_a_model_that_was_checked_starts_again_without_transformers_and_answers_
     assert line.endswith("is loaded: no earlier start has found it with these options")
     with monkeypatch.context() as patch:
         patch.setattr(load, "load_model", None)
-        patch.setattr("oaiserve.engine.tokenizer._load", None)
+        patch.setattr("oaiserve.engine.text.tokenizer._load", None)
         assert answer(folder) == expected
     (line,) = started_how(caplog)
     assert line.startswith("The native step is ready: it computes what transformers' code did on ")
@@ -227,7 +227,7 @@ def test_a_tokenizer_that_is_remembered_is_the_same(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = Tokenizer.from_pretrained(folder)
-    monkeypatch.setattr("oaiserve.engine.tokenizer._load", None)
+    monkeypatch.setattr("oaiserve.engine.text.tokenizer._load", None)
     second = Tokenizer.from_pretrained(folder)
     assert second.backend.to_str() == first.backend.to_str()
     assert second.info == first.info

@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.drafts import Drafts
+from oaiserve.engine.drafting.drafts import Drafts
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model import load
 from oaiserve.engine.model.cpu import build
 from oaiserve.engine.request import SamplingParams
 from oaiserve.errors import StartupError
+from tests.engine.drafting.test_draft_model import Steady
 from tests.engine.model.cpu.small_models import config, make_model
-from tests.engine.test_draft_model import Steady
-from tests.engine.tokenizers_for_tests import CHATML
+from tests.engine.text.tokenizers_for_tests import CHATML
 from tools.random_models import byte_tokenizer
 
 pytestmark = pytest.mark.compiler
@@ -130,7 +130,7 @@ def test_both_start_again_without_transformers(
         expected = ask(engine, WAYS["greedy"])
         num_blocks = engine.snapshot().blocks_total
     monkeypatch.setattr(load, "load_model", None)
-    monkeypatch.setattr("oaiserve.engine.tokenizer._load", None)
+    monkeypatch.setattr("oaiserve.engine.text.tokenizer._load", None)
     with started(saved["model"], saved["another"]) as engine:
         assert ask(engine, WAYS["greedy"]) == expected
         assert engine.snapshot().blocks_total == num_blocks

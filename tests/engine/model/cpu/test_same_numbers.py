@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from oaiserve.config import KVCacheDtype, Quantize
+from oaiserve.engine.accounts.step_account import EngineSnapshot
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.cpu.blocks import Blocks, ExpertBlocks
 from oaiserve.engine.model.cpu.build import Form
@@ -28,7 +29,6 @@ from oaiserve.engine.model.states import PartOfStep, States
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
-from oaiserve.engine.step_account import EngineSnapshot
 from tests.engine.model.cpu.small_models import (
     BLOCK_SIZE,
     CONVOLUTIONS,

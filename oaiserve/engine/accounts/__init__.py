@@ -1,0 +1,1 @@
+"""This package accounts for the time of steps and requests, and learns what a step costs."""

@@ -1,0 +1,79 @@
+"""The time of the engine thread, divided into contiguous parts. Engine thread only, no torch.
+
+If a profiler is attached, each part is also a range of that profiler, named after the part and its step.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from oaiserve.engine.accounts.step_causes import load_of
+from oaiserve.engine.accounts.step_cost import Load
+from oaiserve.engine.step import Step
+from oaiserve.record import HostPart, StepKind
+
+log = logging.getLogger(__name__)
+
+
+class Ranges(Protocol):
+    """A profiler that shows named ranges of time of the thread that calls it. Ranges do not nest."""
+
+    def begin(self, name: str) -> None:
+        """Begin a range, and end the range before."""
+
+    def end(self) -> None:
+        """End the open range, if there is one."""
+
+
+class HostTime:
+    """Measures how long the engine thread spends in each part of its work.
+
+    `enter` reads the clock once between two parts, so the parts add up to the time since this object was made.
+    """
+
+    def __init__(self, clock_ns: Callable[[], int], ranges: Ranges | None = None) -> None:
+        self._clock_ns = clock_ns
+        self._ranges = ranges
+        self.part = HostPart.IDLE
+        self.since_ns = clock_ns()
+        self.spent_ns = dict.fromkeys(HostPart, 0)  # in parts that are over
+
+    def enter(self, part: HostPart, step: Step | None = None) -> int:
+        """End the current part, begin another one, and return the time between the two."""
+        now_ns = self._clock_ns()
+        self.spent_ns[self.part] += now_ns - self.since_ns
+        self.part, self.since_ns = part, now_ns
+        if self._ranges is not None:
+            self._show(self._ranges, part, step)
+        return now_ns
+
+    def show(self, ranges: Ranges | None) -> Ranges | None:
+        """Show the parts in `ranges` from now on. Return where they were shown before; its open range is ended."""
+        before, self._ranges = self._ranges, ranges
+        if before is not None:
+            before.end()
+        return before
+
+    def _show(self, ranges: Ranges, part: HostPart, step: Step | None) -> None:
+        try:
+            ranges.begin(part if step is None else f"{part} {describe(step)}")
+        except Exception:  # if the profiler fails, only its ranges are lost
+            log.exception("The profiler failed to begin a range; no more ranges are shown")
+            self._ranges = None
+
+
+def kind_of(step: Step, load: Load) -> StepKind:
+    """Return the kind of a step with this load."""
+    if not load.decodes or step.chunks[0].sequence.is_whole:
+        return StepKind.PREFILL
+    return StepKind.MIXED if load.prompt_tokens else StepKind.DECODE
+
+
+def describe(step: Step) -> str:
+    """Return the kind and the sizes of a step as text."""
+    load = load_of(step)
+    num_sequences, num_tokens = len(step.chunks), load.num_tokens
+    kind = kind_of(step, load)
+    return f"{kind}, {num_sequences} sequence{'s' * (num_sequences != 1)}, {num_tokens} token{'s' * (num_tokens != 1)}"

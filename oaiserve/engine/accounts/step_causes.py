@@ -1,0 +1,242 @@
+"""Divides the time of each step into its causes, by what steps were learnt to cost. Engine thread only, no torch.
+
+What is measured comes first: the time between steps, masks, and what the machine took. The rest of a step is what its
+decodes and its prompts were expected to take, by the cost of the steps before, and what is unexplained. Then each
+request in the step is told what its own tokens would have taken alone, and what its neighbours added to that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from oaiserve.engine.accounts.causes import NOTHING, Parts, RequestCauses
+from oaiserve.engine.accounts.step_cost import Load, StepCost
+from oaiserve.engine.accounts.step_cost_fit import StepCostFit
+from oaiserve.engine.step import Chunk, Step
+
+WARM_UP = 2  # first steps, which are slow for reasons of their own
+# A step is slow if it takes longer than expected by both of these, so that it pays to ask what held it up.
+SLOW_SHARE, SLOW_NS = 0.1, 1_000_000
+LEAST_WEIGHT = 0.01
+# The machine is asked about a step that took so much longer than expected, or began so late; and in any case so often.
+ASK_NS, ASK_EVERY_NS = 200_000, 200_000_000
+
+
+class Machine(Protocol):
+    """A machine says for how long it did not run the engine. MachineTime asks Linux."""
+
+    num_threads: int  # that share the work of a step, so that each one's delay holds it up by a part
+
+    def delay_ns(self) -> int:
+        """Return how long the calling thread was ready to run, and did not run, since the last call."""
+
+    def more_ns(self, most_ns: int) -> int:
+        """Return how much of `most_ns`, by which a step was too slow, the machine held up other threads."""
+
+
+class StepCauses:
+    """StepCauses adds up the causes of the time of all steps so far, and gives each step to what learns their cost."""
+
+    def __init__(self, machine: Machine, fit: StepCostFit) -> None:
+        self._machine = machine
+        self._fit = fit
+        self.number = 0  # of steps so far
+        self.ended_ns = 0  # when the last step ended
+        self.had_prompts = False  # the last step
+        # The totals, as in Parts:
+        self._decodes_ns = self._prompts_ns = self._constraint_ns = 0
+        self._host_ns = self._machine_ns = self._unexplained_ns = 0
+        self._asked_ns = 0  # the machine, when
+        self._cost: StepCost | None = None  # by which the last step was divided
+        # What that says of a token drawn alone, of each that it attends to, and what is added if that one is cached.
+        self._plain_ns = (0.0, 0.0, 0.0)
+
+    @property
+    def totals(self) -> Parts:
+        """Return the parts of all steps so far."""
+        return Parts(
+            self._decodes_ns,
+            self._prompts_ns,
+            self._constraint_ns,
+            self._host_ns,
+            self._machine_ns,
+            self._unexplained_ns,
+        )
+
+    @property
+    def cost(self) -> StepCost | None:
+        """Return the cost of a step, or None while it is not known."""
+        return self._fit.cost
+
+    def step_ended(
+        self, step: Step, load: Load, *, ended_ns: int, model_ns: int, gap_ns: int, masks_ns: int, has_clock: bool
+    ) -> float | None:
+        """Divide the time since the last step, and return the error of what was expected, as a share of the time.
+
+        In this time, the model took `model_ns` for the `load`; there was work for `gap_ns` before; masks were filled
+        for `masks_ns`. With a clock of the device, `model_ns` is by that: the engine thread may have filled masks, or
+        have waited for a core, meanwhile.
+        """
+        whole_ns, self.ended_ns = ended_ns - self.ended_ns, ended_ns
+        took_ns = model_ns
+        if model_ns > whole_ns:  # a device may have begun before the last results came
+            model_ns = whole_ns
+        cost = self._fit.cost
+        if cost is not self._cost:
+            self._use(cost)
+        expected_ns = decodes_ns = 0
+        has_prompts = load.prompt_tokens > 0
+        if cost is not None:
+            expected_ns = decodes_ns = cost.expected_ns(load)
+            if has_prompts:
+                decodes_ns = min(expected_ns, cost.expected_ns(load.without_prompts()))
+        excess_ns = model_ns - expected_ns
+        constraint_ns = lost_ns = late_ns = 0
+        if masks_ns:
+            constraint_ns = min(masks_ns, max(0, excess_ns) if has_clock else model_ns)
+            took_ns -= constraint_ns
+            excess_ns -= constraint_ns
+        weight = 1.0
+        is_long = excess_ns > ASK_NS or gap_ns > ASK_NS
+        if is_long or ended_ns - self._asked_ns > ASK_EVERY_NS:
+            # To ask is a system call, for which the thread gives up Python's lock. Where an event loop is busy, it gets
+            # that back late, so most steps do not ask. What they lost is asked for, and dropped, after a while.
+            self._asked_ns, delay_ns = ended_ns, self._machine.delay_ns()
+            if is_long:
+                if not has_clock:
+                    lost_ns = self._lost_ns(max(0, excess_ns), delay_ns, expected_ns)
+                    # A step that lacked a core counts next to nothing beside others. It is learnt as it was: without
+                    # the time that is thought to be lost, it would confirm whatever is expected.
+                    weight = max(LEAST_WEIGHT, (1 - min(1.0, max(lost_ns, delay_ns) / max(1, took_ns))) ** 8)
+                late_ns = min(max(0, delay_ns - lost_ns), gap_ns, whole_ns - model_ns)
+        others: list[Chunk] | None = None
+        token_ns, context_ns, cached_ns = self._plain_ns
+        for chunk in step.chunks:
+            sequence, start, num_tokens, _, _ = chunk
+            own = sequence.causes
+            if own is None:
+                continue
+            if num_tokens == 1 and own.is_plain and not sequence.needs_ids:
+                own.alone_ns += token_ns + context_ns * start + cached_ns * sequence.num_cached
+            elif others is None:
+                others = [chunk]
+            else:
+                others.append(chunk)
+        before = NOTHING if others is None else self.totals
+        self._decodes_ns += decodes_ns
+        self._host_ns += whole_ns - model_ns - late_ns
+        self._unexplained_ns += model_ns - expected_ns - constraint_ns - lost_ns
+        if has_prompts:
+            self._prompts_ns += expected_ns - decodes_ns
+        if constraint_ns or lost_ns or late_ns:
+            self._constraint_ns += constraint_ns
+            self._machine_ns += lost_ns + late_ns
+        if others is not None:
+            self._tell(others, load, before, expected_ns, decodes_ns)
+        self.number += 1
+        self.had_prompts = has_prompts
+        if self.number <= WARM_UP:
+            return None
+        own_ns = took_ns - lost_ns
+        if cost is None or own_ns <= 0:
+            self._fit.observe(load, took_ns, weight)
+            return None
+        error = expected_ns / own_ns - 1
+        self._fit.observe(load, took_ns, weight, error)
+        return error if error >= 0 else -error
+
+    def _use(self, cost: StepCost | None) -> None:
+        """Use another cost from now on."""
+        self._cost = cost
+        if cost is not None:
+            token_ns = float(cost.expected_ns(Load(decodes=1, draws=1)))
+            self._plain_ns = token_ns, cost.decode_context_ns, cost.cached_context_ns - cost.decode_context_ns
+
+    def _lost_ns(self, excess_ns: int, delay_ns: int, expected_ns: int) -> int:
+        """Return how much of the time by which a step took too long the machine held it up, this thread for
+        `delay_ns`."""
+        lost_ns = min(delay_ns // self._machine.num_threads, excess_ns)
+        left_ns = excess_ns - lost_ns
+        if expected_ns and left_ns > SLOW_NS and left_ns > SLOW_SHARE * expected_ns:
+            lost_ns += self._machine.more_ns(left_ns)
+        return lost_ns
+
+    def _tell(self, chunks: list[Chunk], load: Load, before: Parts, expected_ns: int, decodes_ns: int) -> None:
+        """Tell the requests that have these chunks in a step, of more than a token or not only one, what it was for
+        them."""
+        after = self.totals
+        parts: dict[RequestCauses, list[Chunk]] = {}
+        for chunk in chunks:
+            if (own := chunk.sequence.causes) is not None:
+                parts.setdefault(own, []).append(chunk)
+        for own, its in parts.items():
+            own.took_part(self.number, before, after)
+            if self._cost is not None:
+                part = chunk_load(its[0]) if len(its) == 1 else sum_of(map(chunk_load, its))
+                is_again = any(chunk.sequence.num_preemptions and chunk.num_known > 1 for chunk in its)
+                own.computed(*_costs_ns(self._cost, part, load, expected_ns, decodes_ns, is_again=is_again))
+
+
+def _costs_ns(
+    cost: StepCost, part: Load, load: Load, expected_ns: int, decodes_ns: int, *, is_again: bool
+) -> tuple[int, int, int]:
+    """Return what the part of a step's load that one request has was expected to take alone, its prompts beside the
+    decodes of the step, and these alone, if they are computed again."""
+    alone_ns = expected_ns if part == load else min(cost.expected_ns(part), expected_ns)
+    if not part.prompt_tokens:
+        return min(alone_ns, decodes_ns), 0, 0
+    own = part.without_prompts()
+    again_ns = max(0, alone_ns - cost.expected_ns(own)) if is_again else 0
+    if part.prompt_tokens == load.prompt_tokens:
+        return alone_ns, expected_ns - decodes_ns, again_ns
+    others = load.without_prompts()
+    both = Load(
+        others.decodes,
+        others.decode_context,
+        others.cached_context,
+        part.prompt_tokens,
+        part.prompt_context,
+        others.draws + part.draws - own.draws,
+        others.edits + part.edits - own.edits,
+        others.drafted,
+    )
+    beside_ns = min(max(alone_ns, cost.expected_ns(both)), expected_ns)
+    return alone_ns, beside_ns - decodes_ns, again_ns
+
+
+def load_of(step: Step) -> Load:
+    """Return what is in a step."""
+    decodes = context = cached = draws = 0
+    others = []
+    for chunk in step.chunks:
+        sequence, start, num_tokens, max_draws, _ = chunk
+        if num_tokens == 1 and not sequence.needs_ids:
+            decodes += 1
+            context += start
+            cached += sequence.num_cached
+            draws += max_draws
+        else:
+            others.append(chunk_load(chunk))
+    if len(others) == 1 and not decodes:
+        return others[0]
+    plain = Load(decodes, context - cached, cached, 0, 0, draws)
+    return sum_of([plain, *others]) if others else plain
+
+
+def sum_of(loads: Iterable[Load]) -> Load:
+    """Return what these have together; there is at least one."""
+    return Load(*map(sum, zip(*loads, strict=True)))
+
+
+def chunk_load(chunk: Chunk) -> Load:
+    """Return what a chunk adds to a step. Its tokens attend to those before the chunk, and on average to half of it."""
+    sequence, start, num_tokens, max_draws, draft = chunk
+    drafted = len(draft)
+    draws = max_draws if max_draws <= drafted else drafted + 1
+    edits = draws if sequence.needs_ids else 0
+    context = num_tokens * (2 * start + num_tokens - 1) // 2
+    if num_tokens - drafted == 1:
+        cached = num_tokens * sequence.num_cached
+        return Load(num_tokens, context - cached, cached, 0, 0, draws, edits, drafted)
+    return Load(0, 0, 0, num_tokens, context, draws, edits, drafted)

@@ -1,0 +1,206 @@
+"""GBNF, the form in which llama.cpp takes grammars, turned into Lark's, which llguidance reads.
+
+Rules that refer to no rule of rules become terminals, which is the difference between fast and slow. The text between
+two names that are defined is one rule, whatever its line breaks. It must not know requests or tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from oaiserve.engine.grammars import regexes
+from oaiserve.engine.grammars.refusal import Refused
+
+MOST_RULES = 500
+MOST_DEPTH = 30  # groups within groups
+MOST_REPETITIONS = 10_000
+
+_TOKEN = re.compile(
+    r"""(?P<skip>\s+|\#[^\n]*)|(?P<define>::=)|(?P<name>[A-Za-z0-9_-]+)|(?P<string>"(?:\\.|[^"\\])*")
+    |(?P<class>\[(?:\\.|[^\]\\])*\])|(?P<repeat>[*+?]|\{[0-9]*,?[0-9]*\})|(?P<sign>[().|])""",
+    re.VERBOSE | re.DOTALL,
+)
+_ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|([nrt\\\"\[\]\-^]))")
+_CONTROLS = {"n": "\n", "r": "\r", "t": "\t"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Name:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Alternatives, each a sequence of parts with what repeats them."""
+
+    alternatives: list[list[tuple[_Part, str]]]
+
+    def names(self) -> set[str]:
+        found: set[str] = set()
+        for sequence in self.alternatives:
+            for part, _ in sequence:
+                found |= {part.name} if isinstance(part, _Name) else part.names() if isinstance(part, _Group) else set()
+        return found
+
+    def written(self, names: dict[str, str]) -> str:
+        return " | ".join(
+            " ".join(_written(part, names) + repeat for part, repeat in sequence) or '""'
+            for sequence in self.alternatives
+        )
+
+
+_Part = _Name | _Group | str  # a string is a regex
+
+
+def _written(part: _Part, names: dict[str, str]) -> str:
+    if isinstance(part, _Name):
+        return names[part.name]
+    if isinstance(part, _Group):
+        return f"({part.written(names)})"
+    return f"/{part}/" if part else '""'
+
+
+def as_lark(text: str) -> str:
+    """Return the grammar in Lark's form. Raises Refused."""
+    rules = _Parser(text).rules()
+    if "root" not in rules:
+        raise Refused("the grammar has no rule 'root'")
+    for name, rule in rules.items():
+        if unknown := sorted(rule.names() - rules.keys()):
+            raise Refused(f"the rule '{name}' of the grammar refers to '{unknown[0][:60]}', which it does not define")
+    terminals = _terminals(rules)
+    names = {name: f"{'T' if name in terminals else 'r'}{index}" for index, name in enumerate(rules)}
+    return "\n".join(
+        [f"start: {names['root']}", *(f"{names[name]}: {rule.written(names)}" for name, rule in rules.items())]
+    )
+
+
+def _terminals(rules: dict[str, _Group]) -> set[str]:
+    """Return the names of the rules that refer to terminals only."""
+    terminals: set[str] = set()
+    waiting = {name: rule.names() for name, rule in rules.items()}
+    while found := {name for name, names in waiting.items() if names <= terminals}:
+        terminals |= found
+        waiting = {name: names for name, names in waiting.items() if name not in found}
+    return terminals
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self._tokens: list[tuple[str, str]] = []
+        at = 0
+        while at < len(text):
+            found = _TOKEN.match(text, at)
+            if found is None:
+                line = text.count("\n", 0, at) + 1
+                raise Refused(f"the grammar cannot be read from {text[at : at + 20]!r} on, in line {line}")
+            if found.lastgroup != "skip":
+                self._tokens.append((str(found.lastgroup), found[0]))
+            at = found.end()
+        self._at = 0
+
+    def rules(self) -> dict[str, _Group]:
+        rules: dict[str, _Group] = {}
+        while self._at < len(self._tokens):
+            name = self._tokens[self._at][1]
+            if not self._is_definition():
+                raise Refused(f'the grammar has {name[:60]!r} where a rule should begin, such as: root ::= "yes"')
+            if name in rules:
+                raise Refused(f"the grammar defines the rule '{name[:60]}' twice")
+            self._at += 2
+            rules[name] = self._group(0)
+            if len(rules) > MOST_RULES:
+                raise Refused(f"the grammar has more than {MOST_RULES} rules")
+        return rules
+
+    def _is_definition(self) -> bool:
+        return [kind for kind, _ in self._tokens[self._at : self._at + 2]] == ["name", "define"]
+
+    def _group(self, depth: int) -> _Group:
+        """Read alternatives up to the end of their group, or of their rule."""
+        if depth > MOST_DEPTH:
+            raise Refused(f"the grammar has more than {MOST_DEPTH} groups within each other")
+        alternatives: list[list[tuple[_Part, str]]] = [[]]
+        while self._at < len(self._tokens) and not self._is_definition():
+            kind, token = self._tokens[self._at]
+            if token == ")":
+                break
+            self._at += 1
+            if token == "|":
+                alternatives.append([])
+                continue
+            part = self._part(kind, token, depth)
+            repeat = self._repeat()
+            alternatives[-1].append((part, repeat))
+        return _Group(alternatives)
+
+    def _part(self, kind: str, token: str, depth: int) -> _Part:
+        if token == "(":
+            group = self._group(depth + 1)
+            if self._tokens[self._at : self._at + 1] != [("sign", ")")]:
+                raise Refused("the grammar has a '(' without a ')'")
+            self._at += 1
+            return group
+        match kind:
+            case "name":
+                return _Name(token)
+            case "string":
+                return "".join(regexes.literal(character) for character, _ in _characters(token[1:-1]))
+            case "class":
+                return _class(token)
+            case "sign" if token == ".":
+                return "(?s:.)"
+            case _:
+                raise Refused(f"the grammar has a '{token}' in a place where it means nothing")
+
+    def _repeat(self) -> str:
+        if self._at == len(self._tokens) or self._tokens[self._at][0] != "repeat":
+            return ""
+        token = self._tokens[self._at][1]
+        self._at += 1
+        if token[0] != "{":
+            return token
+        low, comma, high = token[1:-1].partition(",")
+        counts = [int(count[:9]) for count in (low, high) if count]
+        if not counts or max(counts) > MOST_REPETITIONS or counts != sorted(counts):
+            raise Refused(f"the grammar has the count {token[:40]}: counts may be up to {MOST_REPETITIONS}")
+        return f"{{{low or 0}{comma}{high}}}"
+
+
+def _characters(text: str) -> list[tuple[str, bool]]:
+    """Return the characters of a string or class, and whether each was escaped."""
+    characters = []
+    at = 0
+    while at < len(text):
+        if text[at] != "\\":
+            characters.append((text[at], False))
+            at += 1
+            continue
+        found = _ESCAPE.match(text, at)
+        if found is None:
+            raise Refused(f"the grammar has '{text[at : at + 2]}', which is no escape")
+        code = int(found[1] or found[2] or found[3] or "0", 16)
+        if 0xD800 <= code < 0xE000 or code > 0x10FFFF:
+            raise Refused(f"the grammar has '{found[0]}', which is no character")
+        characters.append((_CONTROLS.get(found[4], found[4]) if found[4] else chr(code), True))
+        at = found.end()
+    return characters
+
+
+def _class(token: str) -> str:
+    characters = _characters(token[1:-1])
+    is_negated = characters[:1] == [("^", False)]
+    characters = characters[is_negated:]
+    if not characters:
+        raise Refused("the grammar has an empty class")
+    members = []
+    while characters:
+        first = last = characters.pop(0)[0]
+        if len(characters) > 1 and characters[0] == ("-", False):
+            last = characters[1][0]
+            del characters[:2]
+        if last < first:
+            raise Refused(f"the grammar has the range {first}-{last}, which is the wrong way round")
+        members.append(f"{regexes.literal(first)}-{regexes.literal(last)}")
+    return f"[{'^' if is_negated else ''}{''.join(members)}]"

@@ -1,0 +1,331 @@
+"""Grammars: which tokens may come next, so that an answer is what its request asks for.
+
+A grammar is compiled once for all requests that have the same one, by llguidance. Each choice gets a matcher, which is
+told the tokens of the choice one by one. It must not know HTTP, torch, the scheduler or how tokens are drawn.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from threading import Lock, Timer
+from typing import TYPE_CHECKING
+
+import llguidance
+import numpy as np
+from numpy.typing import NDArray
+
+from oaiserve.engine.grammars.grammar_forms import Translated, translate
+from oaiserve.engine.grammars.refusal import Refused
+from oaiserve.engine.request import Grammar, GrammarKind
+from oaiserve.engine.text.detokenize import TokenTable
+from oaiserve.errors import InvalidRequest
+from oaiserve.times import monotonic_ns
+
+if TYPE_CHECKING:
+    import tokenizers
+
+MOST_KEPT = 64  # compiled grammars, and refusals
+MOST_KEPT_BYTES = 256 * 2**20  # of memory, as estimated from the length of their texts
+MOST_SEARCH_NS = 200_000_000  # for the place of an error
+MOST_FORCED_CHARACTERS = 256  # that are looked at when a text is forced
+MOST_QUOTED = 200  # characters of a library's message
+
+Mask = NDArray[np.uint32] | NDArray[np.int32]
+_Key = tuple[GrammarKind, str]
+
+
+class GrammarViolation(Exception):
+    """A token came that the grammar does not allow. That is a fault of the server."""
+
+
+class GrammarGivenUp(Exception):
+    """No token can come any more, or it takes too much to find out which. That is in the nature of the grammar."""
+
+
+@dataclass(slots=True, eq=False)
+class _Original:
+    """An original is the matcher of a grammar that all others are copies of.
+
+    They share the states that were made so far, and their limit.
+    """
+
+    matcher: llguidance.LLMatcher
+    is_spent: bool = False  # one of them has failed, and so others may
+
+
+_Outcome = _Original | Refused
+
+
+class Grammars:
+    """The grammars of one model. Any thread may compile."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, *, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+        """`vocab_size` is the number of the model's ids, which may be fewer or more than the tokenizer's."""
+        self._backend = backend
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._lock_of_tokens = Lock()
+        self._lock = Lock()  # guards all that follows
+        self._kept: OrderedDict[_Key, Future[_Outcome]] = OrderedDict()  # the last used ones at the end
+        self._kept_bytes = 0
+
+    def prepare(self, delay_seconds: float = 0.0) -> None:
+        """Begin to prepare the tokens of the model in a thread, so that the first grammar does not have to.
+
+        This takes a fraction of a second, and for half of that, no other thread runs Python code.
+        """
+        timer = Timer(delay_seconds, self._prepared)
+        timer.name = "grammars"
+        timer.start()
+
+    def _prepared(self) -> Tokens | None:
+        """Return the tokens of the model; None if its answers cannot be held to a grammar."""
+        with self._lock_of_tokens:
+            return self._tokens
+
+    @cached_property
+    def _tokens(self) -> Tokens | None:
+        table = TokenTable(self._backend)
+        eos = sorted(token_id for token_id in self._eos_token_ids if token_id < self._vocab_size)
+        # Without the true bytes of its tokens, or without an end, no answer can be held to a grammar.
+        return Tokens(table, self._vocab_size, eos) if table.has_bytes and eos else None
+
+    def compile(self, grammar: Grammar) -> CompiledGrammar:
+        """Compile a grammar, or find the one that was compiled before. Raises InvalidRequest, naming `grammar.param`.
+
+        This may take many milliseconds. If another thread is compiling the same one, it waits for that.
+        """
+        begin_ns = monotonic_ns()
+        tokens = self._prepared()
+        if tokens is None:
+            raise InvalidRequest(
+                f"Invalid '{grammar.param}': this model's tokenizer has no exact bytes for its tokens, or no "
+                "end-of-sequence token, so answers cannot be held to a grammar.",
+                param=grammar.param,
+            )
+        future, was_cached = self._find((grammar.kind, grammar.text))
+        if not was_cached:
+            self._fulfil(future, tokens, grammar.kind, grammar.text)
+        outcome = future.result()
+        if isinstance(outcome, Refused):
+            raise InvalidRequest(f"Invalid '{grammar.param}': {outcome.reason}.", param=grammar.param)
+        return CompiledGrammar(outcome, tokens, grammar.after.encode(), monotonic_ns() - begin_ns, was_cached)
+
+    def _find(self, key: _Key) -> tuple[Future[_Outcome], bool]:
+        """Return the outcome of compiling, and whether it has been begun already; if not, the caller has to."""
+        with self._lock:
+            if (future := self._kept.pop(key, None)) is not None and not _is_spent(future):
+                self._kept[key] = future
+                return future, True
+            if future is None:
+                self._kept_bytes += _estimated_bytes(key)
+            future = self._kept[key] = Future()
+            while len(self._kept) > MOST_KEPT or (self._kept_bytes > MOST_KEPT_BYTES and len(self._kept) > 1):
+                oldest, _ = self._kept.popitem(last=False)
+                self._kept_bytes -= _estimated_bytes(oldest)
+            return future, False
+
+    def _fulfil(self, future: Future[_Outcome], tokens: Tokens, kind: GrammarKind, text: str) -> None:
+        try:
+            future.set_result(_Original(_compiled(tokens, kind, text)))
+        except Refused as refused:
+            future.set_result(Refused(refused.reason))  # without its traceback, whose frames hold the text
+        except BaseException as error:  # a bug, or a panic in Rust: whoever waits for it must hear of it
+            future.set_exception(error)
+
+
+def _is_spent(future: Future[_Outcome]) -> bool:
+    if not future.done():
+        return False
+    outcome = future.exception() or future.result()
+    return not isinstance(outcome, Refused) and (isinstance(outcome, BaseException) or outcome.is_spent)
+
+
+def _compiled(tokens: Tokens, kind: GrammarKind, text: str) -> llguidance.LLMatcher:
+    translated = translate(kind, text)
+    matcher = _matcher(tokens, translated.text)
+    if matcher.is_error():
+        raise Refused(_explained(matcher.get_error()) + _place(tokens, translated, matcher.get_error()))
+    return matcher
+
+
+def _matcher(tokens: Tokens, text: str) -> llguidance.LLMatcher:
+    matcher = llguidance.LLMatcher(tokens.tokenizer, text, log_level=0, limits=_LIMITS)
+    # The first mask is part of compiling: it takes longer than others, and shows errors.
+    matcher.compute_bitmask()
+    return matcher
+
+
+def _place(tokens: Tokens, translated: Translated, error: str) -> str:
+    """Find the innermost part of a schema that has the same kind of error: llguidance does not say where it is."""
+    kind = error.partition(":")[0]
+    deadline_ns = monotonic_ns() + MOST_SEARCH_NS
+    for part, place in translated.parts():
+        if monotonic_ns() > deadline_ns:
+            break
+        if _matcher(tokens, part).get_error().startswith(kind):
+            return f" at {place}"
+    return ""
+
+
+# What one grammar, and one mask, may take of time and memory. A mask that would take more ends its choice.
+_LIMITS = llguidance.LLParserLimits(
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=200_000,
+    step_max_items=25_000,
+    max_items_in_row=10_000,  # an object takes four for each property that may come next
+    max_lexer_states=25_000,  # up to half a KiB each
+    max_grammar_size=500_000,
+    verbose_errors=False,
+)
+
+
+# Texts whose tokens are found once, where a grammar lets all of them come next: else each mask looks at every token.
+# Neither strings of JSON nor "." in a regex leave any of these characters out.
+_PLAIN = r'[^"\\\x00-\x1F\x7F\u{2028}\u{2029}]'
+_SLICES = [f"{_PLAIN}{{1,10}}", f"{_PLAIN}{{1,30}}", f"{_PLAIN}+"]
+
+
+def _estimated_bytes(key: _Key) -> int:
+    return 2**16 + 64 * len(key[1])
+
+
+def _explained(error: str) -> str:
+    """Return llguidance's message as part of a sentence."""
+    if error.startswith("NoExtensionBias"):
+        return "no text can satisfy it"
+    return " ".join(error.replace("<non-verbose/>", "").split())[:MOST_QUOTED].rstrip(".")
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledGrammar:
+    """A grammar that is ready for any number of choices. It is not picklable."""
+
+    _original: _Original
+    _tokens: Tokens
+    _after: bytes
+    compile_ns: int  # what it took this request
+    was_cached: bool  # it had been compiled before, for another request
+
+    def matcher(self) -> Matcher:
+        """Return a matcher for one choice."""
+        return Matcher(self._original, self._tokens, self._after)
+
+
+class Matcher:
+    """A matcher knows how one choice may go on. One thread at a time may use it, and it is not picklable.
+
+    With `after`, any token may come until that text has come. Text that follows it within the same token is the
+    beginning of the answer, but for white space: tokens such as ">\\n\\n" end what comes before.
+    """
+
+    def __init__(self, original: _Original, tokens: Tokens, after: bytes) -> None:
+        self._original = original
+        self._matcher = original.matcher.deep_copy()
+        self._tokens = tokens
+        self._after = after
+        self._tail = b""  # the last bytes, while `after` has not come: they may be its beginning
+        self.is_free = bool(after)
+        """No constraint applies now, so no mask is needed."""
+        self.is_complete = False
+        """Nothing but the end can follow: the choice ends now, without an end-of-sequence token."""
+
+    def fill_mask(self, words: Mask) -> None:
+        """Write which ids may come next: bit `i % 32` of word `i // 32` is for id `i`.
+
+        The bits of the end-of-sequence ids are set exactly where the grammar may end, those of other special tokens
+        never. Raises GrammarGivenUp.
+        """
+        if self.is_free:
+            words[:] = self._tokens.all_ids.view(words.dtype)
+            return
+        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        self._check(GrammarGivenUp)
+
+    def forced_ids(self) -> list[int]:
+        """Return ids that must come next, as far as that is known at little cost: each is the only one of its mask."""
+        if self.is_free:
+            return []
+        forced_ids = self._matcher.compute_ff_tokens()
+        # Of a long text only the beginning has become tokens, and near the cut these may not be those of the whole.
+        ends = accumulate(len(self._tokens.tokens[token_id]) for token_id in forced_ids)
+        return [token_id for token_id, end in zip(forced_ids, ends, strict=True) if end <= MOST_FORCED_CHARACTERS // 2]
+
+    def num_possible(self, token_ids: list[int]) -> int:
+        """Return how many of these may come next, one after the other, before it changes whether any id may come."""
+        if not self.is_free:
+            return self._matcher.validate_tokens(token_ids)
+        text = self._tail
+        for number, token_id in enumerate(token_ids):
+            text += self._tokens.table.bytes_of(token_id)
+            if self._after in text:
+                return number
+        return len(token_ids)
+
+    def fill_masks_behind(self, token_ids: Sequence[int], rows: Mask) -> None:
+        """Fill a row behind each of these tokens, as `fill_mask` will when they have come. All of them may come next.
+
+        Rows behind the end, or from one on that would take too much, are left as they are.
+        """
+        ahead = self._matcher.deep_copy()  # if a mask behind these tokens fails, that is none of this matcher's errors
+        for words, token_id in zip(rows, token_ids, strict=True):
+            ahead.consume_token(token_id)
+            if ahead.is_stopped():
+                return
+            ahead.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+            if ahead.is_error():
+                words[:] = 0
+                return
+
+    def push(self, token_id: int) -> None:
+        """Go on with this token. Raises GrammarViolation if it may not come."""
+        if not self.is_free:
+            self._matcher.consume_token(token_id)
+            self._check(GrammarViolation)
+            return
+        text = self._tail + self._tokens.table.bytes_of(token_id)
+        _, found, begun = text.partition(self._after)
+        if not found:
+            self._tail = text[max(0, len(text) - len(self._after) + 1) :]
+            return
+        self.is_free, self._tail = False, b""
+        # To the grammar only the bytes matter, not which tokens they come in.
+        self._matcher.consume_tokens(self._tokens.tokenizer.tokenize_bytes(begun.lstrip()))
+        self._check(GrammarViolation)
+
+    def _check(self, error: type[GrammarViolation | GrammarGivenUp]) -> None:
+        if self._matcher.is_error():
+            self._original.is_spent = True
+            raise error(_explained(self._matcher.get_error()))
+        self.is_complete = self._matcher.is_stopped()
+
+
+class Tokens:
+    """The tokens of a model as llguidance knows them: by their bytes, those of special tokens left out."""
+
+    def __init__(self, table: TokenTable, vocab_size: int, eos_token_ids: list[int]) -> None:
+        self.table = table
+        self.eos_token_id, self.bos_token_id = eos_token_ids[0], None
+        # An end is no text, also where a tokenizer does not mark it as special.
+        textless = table.special_ids | set(eos_token_ids)
+        self.tokens = [b"" if i in textless else table.bytes_of(i) for i in range(vocab_size)]
+        self.tokenizer = llguidance.LLTokenizer(
+            llguidance.TokenizerWrapper(self), eos_token=eos_token_ids, slices=_SLICES
+        )
+        self.all_ids = np.full(-(-vocab_size // 32), 0xFFFFFFFF, np.uint32)
+        if vocab_size % 32:
+            self.all_ids[-1] = (1 << vocab_size % 32) - 1
+
+    def __call__(self, text: str) -> list[int]:
+        """Return the ids of a text that the grammar forces, as the model is used to see it; of its beginning if it is
+        long, for only the first ones count."""
+        text = text[:MOST_FORCED_CHARACTERS]
+        token_ids = self.table.backend.encode(text, add_special_tokens=False).ids
+        if b"".join(self.tokens[i] for i in token_ids if i < len(self.tokens)) == text.encode():
+            return token_ids
+        return self.tokenizer.greedy_tokenize(text)  # the tokenizer has put a space in front, or the like

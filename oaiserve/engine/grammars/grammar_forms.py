@@ -1,0 +1,136 @@
+"""The forms in which clients write grammars, each turned into the one form that llguidance reads.
+
+It must not know llguidance's code, tokens or requests.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from oaiserve.engine.grammars import gbnf, regexes
+from oaiserve.engine.grammars.json_schema.prepare import Prepared, prepare
+from oaiserve.engine.grammars.refusal import Refused
+from oaiserve.engine.request import GrammarKind
+
+MOST_CHARACTERS = 2**16  # of a grammar, and of choices
+MOST_CHOICES = 10_000
+MOST_DEFINITIONS = 500  # of a Lark grammar
+_LARK_TEXTS = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?![/*])(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*')
+_LARK_DEFINITION = re.compile(r"^[ \t]*[?!]?[A-Za-z_][\w-]*.*?:", re.MULTILINE)
+# Tokens by name or number; other grammars; options of llguidance; options of rules that act on tokens; operators that
+# Lark does not have.
+_LARK_REFUSED = re.compile(
+    r"<[^>\n]*>|@\w+|%(?!import\b|ignore\b)\w+|\b(?:stop|max_tokens|temperature)\s*=|&|~(?!\s*\d)"
+)
+# How JSON is written: nothing between tokens, and one spelling for each string, so that no property can come twice.
+_JSON_OPTIONS = {
+    "whitespace_flexible": False,
+    "json_allowed_escapes": 'nrbtf\\"',
+    "coerce_one_of": False,
+    "lenient": False,
+}
+# Within a grammar JSON has a blank after each separator: so chat templates write calls, and models expect it.
+_SPACED_OPTIONS = {**_JSON_OPTIONS, "item_separator": ", ", "key_separator": ": "}
+
+
+@dataclass(frozen=True, slots=True)
+class Translated:
+    """A grammar as llguidance reads it."""
+
+    text: str
+    schema: Prepared | None = None
+
+    def parts(self) -> Iterator[tuple[str, str]]:
+        """Yield the parts of a schema as grammars of their own, each with its place, the innermost ones first."""
+        if self.schema is not None:
+            for document, place in self.schema.parts():
+                yield _schema_grammar(document), place
+
+
+def translate(kind: GrammarKind, text: str) -> Translated:
+    """Return the grammar as llguidance reads it. Raises Refused."""
+    match kind:
+        case "json_object":
+            return Translated(_schema_grammar({"type": "object"}))
+        case "json_schema":
+            prepared = prepare(text)
+            return Translated(_schema_grammar(prepared.document), prepared)
+        case "regex":
+            return Translated(_regex_grammar(_full_match(text)))
+        case "choice":
+            return Translated(_regex_grammar("|".join(map(regexes.literal, _choices(text)))))
+        case "lark":
+            _check_size(text)
+            _check_lark(text)
+            return Translated(_lark_grammar(text))
+        case "gbnf":
+            _check_size(text)
+            return Translated(_lark_grammar(gbnf.as_lark(text)))
+        case "lark_with_schemas":
+            return _lark_with_schemas(**json.loads(text))
+
+
+def _schema_grammar(document: dict[str, Any]) -> str:
+    return json.dumps({"grammars": [{"json_schema": {**document, "x-guidance": _JSON_OPTIONS}}]})
+
+
+def _lark_grammar(lark: str) -> str:
+    return json.dumps({"grammars": [_unforced(lark)]})
+
+
+def _unforced(lark: str) -> dict[str, str]:
+    # To force text means to look ahead, maybe very far. A model takes the only token that it can without that.
+    return {"lark_grammar": f'{lark}\n%llguidance {{"no_forcing": true}}'}
+
+
+def _lark_with_schemas(lark: str, schemas: dict[str, Any], answer: str | None = None) -> Translated:
+    """Return a grammar that the server has made. Only the schemas in it come from a client."""
+    grammars: list[dict[str, Any]] = [_unforced(lark)]
+    for number, (name, schema) in enumerate(schemas.items()):
+        try:
+            prepared = prepare(json.dumps(schema))
+        except Refused as refused:
+            raise Refused(f"{refused.reason}, in the parameters of '{name}'") from None
+        document = {**prepared.document, "x-guidance": _SPACED_OPTIONS}
+        grammars.append({"name": f"schema_{number}", "json_schema": document})
+    prepared_answer = None if answer is None else prepare(answer)
+    if prepared_answer is not None:
+        document = {**prepared_answer.document, "x-guidance": _JSON_OPTIONS}
+        grammars.append({"name": "answer", "json_schema": document})
+    return Translated(json.dumps({"grammars": grammars}), prepared_answer)
+
+
+def _regex_grammar(regex: str) -> str:
+    return _lark_grammar(f"start: /{regex}/")
+
+
+def _check_size(text: str) -> None:
+    if len(text) > MOST_CHARACTERS:
+        raise Refused(f"the grammar has more than {MOST_CHARACTERS} characters")
+
+
+def _check_lark(text: str) -> None:
+    """Refuse what would constrain something other than text, and what would take too long to compile."""
+    bare = _LARK_TEXTS.sub('""', text)  # what is not within a string, a regex or a comment
+    if found := _LARK_REFUSED.search(bare):
+        raise Refused(f"the grammar has {found[0].strip()[:40]!r}, which is not supported")
+    if len(_LARK_DEFINITION.findall(bare)) > MOST_DEFINITIONS:
+        raise Refused(f"the grammar has more than {MOST_DEFINITIONS} definitions")
+
+
+def _full_match(text: str) -> str:
+    try:
+        return regexes.full_match(text).text
+    except Refused as refused:
+        raise Refused(f"the regex {refused.reason}") from None
+
+
+def _choices(text: str) -> list[str]:
+    choices = json.loads(text)
+    if len(choices) > MOST_CHOICES or sum(map(len, choices)) > MOST_CHARACTERS:
+        raise Refused(f"there may be at most {MOST_CHOICES} choices, with {MOST_CHARACTERS} characters in all")
+    return list(choices)

@@ -1,0 +1,206 @@
+"""Refuses what would take llguidance too long, too deep or too much memory, because compiling cannot be interrupted.
+
+A document is refused here by its definitions: those that refer to themselves without an end, go too deep, are copied
+too often, or demand too long a text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+from oaiserve.engine.grammars.json_schema.terms import TYPES, kinds_of
+from oaiserve.engine.grammars.refusal import Refused
+
+MOST_LINKED_DEPTH = 500  # schemas within each other through references, each of which is gone into once, on the stack
+MOST_COMBINED = 5_000  # schemas that are joined with others, by "allOf" or beside "$ref", and so are copied
+MOST_OPTIONS = 2_000  # alternatives of unions that are joined, each with each: a fifth of a millisecond for each
+MOST_FORCED = 2**14  # characters that an answer must have at some place: they are looked at in one go
+
+
+@dataclass(slots=True)
+class Definition:
+    """A part of the document that is prepared once, for all references to it."""
+
+    name: str
+    schema: Any
+    place: str
+    is_alone: bool
+    prepared: dict[str, Any] | bool = True
+    num_schemas: int = 0
+    links: list[tuple[int, str]] = field(default_factory=list)  # in order: how deep it is, and the name of its target
+    joined: list[str] = field(default_factory=list)  # the targets that are copied into what stands beside them
+
+
+class Limits:
+    """The checks of one document that has been prepared."""
+
+    def __init__(
+        self,
+        root: Definition,
+        by_name: dict[str, Definition],
+        places: list[tuple[dict[str, Any], str]],
+        shortest: dict[str, int],
+    ) -> None:
+        """`places` has each schema with its place, `shortest` the characters of the shortest match of each pattern."""
+        self._root = root
+        self._by_name = by_name
+        self._places = places
+        self._shortest = shortest
+
+    def check(self) -> None:
+        """Raise Refused where a limit is exceeded."""
+        self._check_loops()
+        self._check_links()
+        self._check_joined()
+
+    def _check_loops(self) -> None:
+        """Refuse a schema that refers to itself for the same instance, or for one within, without an end."""
+        for each in self._never(lambda each, done: all(name in done for name in _same_instance(each.prepared))):
+            raise Refused(f"the schema at {each.place} refers to itself for the same value")
+        least: dict[str, float] = {}  # the characters of the shortest instance of each definition
+
+        def can_end(each: Definition, done: set[str]) -> bool:
+            least[each.name] = self._least(each.prepared, least)
+            return least[each.name] < inf
+
+        for each in self._never(can_end):
+            raise Refused(f"the schema at {each.place} refers to itself without an end")
+        for part, place in self._places:
+            if self._least(part, least) > MOST_FORCED:
+                raise Refused(f"a value that is valid at {place} must have more than {MOST_FORCED} characters")
+
+    def _least(
+        self,
+        prepared: Any,
+        least: dict[str, float],
+        kinds: frozenset[str] = frozenset(TYPES),
+        required: frozenset[str] = frozenset(),
+    ) -> float:
+        """Return how many characters an instance has at least, from the same of the definitions; inf: it never ends.
+
+        What stands around the schema leaves these types, and requires these properties.
+        """
+        if not isinstance(prepared, dict):
+            return 1
+        kinds &= self._possible(prepared)
+        required |= frozenset(prepared.get("required", ()))
+        found: list[float] = [1]
+        if "$ref" in prepared:
+            found.append(least.get(prepared["$ref"].removeprefix("#/$defs/"), inf))
+        found += [self._least(each, least, kinds, required) for each in prepared.get("allOf", ())]
+        if "anyOf" in prepared:
+            found.append(min(self._least(each, least, kinds, required) for each in prepared["anyOf"]))
+        if "const" in prepared or "enum" in prepared:
+            values = prepared["enum"] if "enum" in prepared else [prepared["const"]]
+            found.append(min(len(json.dumps(value, ensure_ascii=False)) for value in values))
+        match sorted(kinds):
+            case ["object"]:
+                listed = prepared.get("properties", {})
+                others = None if "patternProperties" in prepared else prepared.get("additionalProperties")
+                found.append(sum(len(name) + self._least(listed.get(name, others), least) for name in required))
+            case ["array"]:
+                first, num = prepared.get("prefixItems", []), prepared.get("minItems", 0)
+                more = num - len(first)
+                found.append(sum(self._least(each, least) for each in first[:num]))
+                if more > 0:
+                    found[-1] += more * self._least(prepared.get("items"), least)
+            case ["string"]:
+                found.append(max(prepared.get("minLength", 0), self._shortest.get(prepared.get("pattern", ""), 0)))
+        return max(found)
+
+    def _possible(self, prepared: Any) -> frozenset[str]:
+        """Return the types that an instance may have, or more of them."""
+        if not isinstance(prepared, dict):
+            return frozenset(TYPES)
+        possible = frozenset(kinds_of(prepared))
+        for each in prepared.get("allOf", ()):
+            possible &= self._possible(each)
+        if "$ref" in prepared:
+            possible &= self._possible(self._by_name[prepared["$ref"].removeprefix("#/$defs/")].prepared)
+        if "anyOf" in prepared:
+            possible &= frozenset[str]().union(*map(self._possible, prepared["anyOf"]))
+        return possible
+
+    def _check_links(self) -> None:
+        """Refuse what would take llguidance too deep: it goes into a reference where it first meets it."""
+        depths: dict[str, int] = {}  # of what is below a definition, at most
+
+        def is_known(each: Definition, done: set[str]) -> bool:
+            if any(name not in done for _, name in each.links):
+                return False
+            depths[each.name] = max((inner + depths[name] for inner, name in each.links), default=0)
+            return True
+
+        # Those that lead back to each other: each of them is gone into once.
+        loops = sum(max(inner for inner, _ in each.links) for each in self._never(is_known))
+        if loops + max(depths.values(), default=0) > MOST_LINKED_DEPTH:
+            raise Refused(f"the schema has more than {MOST_LINKED_DEPTH} schemas within each other, through '$ref'")
+
+    def _never(self, is_done: Callable[[Definition, set[str]], bool]) -> list[Definition]:
+        """Return the definitions that are never done, as each may depend on those that were done before."""
+        done: set[str] = set()
+        left = [self._root, *self._by_name.values()]
+        while True:
+            waiting, left = left[::-1], []  # forwards and backwards, so that a chain takes few rounds
+            for each in waiting:
+                if is_done(each, done):
+                    done.add(each.name)
+                else:
+                    left.append(each)
+            if len(left) == len(waiting):
+                return left
+
+    def _check_joined(self) -> None:
+        """Refuse what would become too large when references that are joined with something are replaced."""
+        sizes: dict[str, int] = {}
+        total = 0
+        for definition in [self._root, *self._by_name.values()]:
+            if definition.joined:
+                total += self._joined_size(definition, sizes, ())
+            if total > MOST_COMBINED:
+                raise Refused(
+                    f"the schema joins more than {MOST_COMBINED} schemas with others, by 'allOf' or beside '$ref', "
+                    f"at {definition.place}"
+                )
+
+        for part, place in self._places:
+            is_joined = "allOf" in part or (len(part) > 1 and ("anyOf" in part or "$ref" in part))
+            if is_joined and self._num_options(part) > MOST_OPTIONS:
+                raise Refused(f"the schema at {place} joins unions that come to more than {MOST_OPTIONS} combinations")
+
+    def _num_options(self, prepared: Any) -> int:
+        """Return how many alternatives a schema has, where each of one union is joined with each of another."""
+        if not isinstance(prepared, dict):
+            return 1
+        num = len(prepared.get("enum", (None,)))
+        if "$ref" in prepared and len(prepared) > 1:
+            num *= self._num_options(self._by_name[prepared["$ref"].removeprefix("#/$defs/")].prepared)
+        if "anyOf" in prepared:
+            num *= sum(map(self._num_options, prepared["anyOf"]))
+        for each in prepared.get("allOf", ()):
+            is_reference = isinstance(each, dict) and "$ref" in each
+            num *= self._num_options({**each, "title": ""} if is_reference else each)
+        return num
+
+    def _joined_size(self, definition: Definition, sizes: dict[str, int], around: tuple[str, ...]) -> int:
+        if definition.name in around or len(around) > MOST_LINKED_DEPTH:
+            raise Refused(f"a '$ref' at {definition.place} leads back to itself, by 'allOf' or beside other keywords")
+        if definition.name not in sizes:
+            size = definition.num_schemas
+            for name in definition.joined:
+                size += self._joined_size(self._by_name[name], sizes, (*around, definition.name))
+            sizes[definition.name] = min(size, MOST_COMBINED + 1)
+        return sizes[definition.name]
+
+
+def _same_instance(prepared: Any) -> Iterator[str]:
+    """Yield the names of the definitions that an instance of the schema itself is held to."""
+    if isinstance(prepared, dict):
+        if "$ref" in prepared:
+            yield prepared["$ref"].removeprefix("#/$defs/")
+        for each in (*prepared.get("allOf", ()), *prepared.get("anyOf", ())):
+            yield from _same_instance(each)

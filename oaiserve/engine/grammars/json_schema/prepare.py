@@ -1,0 +1,380 @@
+"""JSON Schemas of clients, checked and prepared for llguidance.
+
+A schema is obeyed or refused, never ignored: every answer is valid under it. What a schema may contain is decided here,
+keyword by keyword, so that a refusal names the keyword and its place. Names that JSON Schema does not define are
+annotations, as it says, and are left out with the others. llguidance gets a document of what it is known to obey.
+
+Answers may be narrower than the schema: no white space between tokens, properties in the order of the schema, none
+beyond those that are listed unless the schema says something about them, dates that every library accepts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from oaiserve.engine.grammars import regexes
+from oaiserve.engine.grammars.json_schema.exclusion import Exclusion
+from oaiserve.engine.grammars.json_schema.known_patterns import without_look_around
+from oaiserve.engine.grammars.json_schema.limits import Definition, Limits
+from oaiserve.engine.grammars.json_schema.references import Document, has_reference
+from oaiserve.engine.grammars.json_schema.rewrite import finish, modern
+from oaiserve.engine.grammars.json_schema.terms import (
+    LARGEST_NUMBER,
+    TYPES,
+    filled_list,
+    is_number,
+    kind_of,
+    shown,
+    step,
+)
+from oaiserve.engine.grammars.json_schema.unique import UniqueItems
+from oaiserve.engine.grammars.refusal import Refused
+
+MOST_BYTES = 2**18
+MOST_SCHEMAS = 8_000  # in a document
+MOST_PROPERTIES = 1_000  # of an object
+MOST_DEPTH = 50  # schemas within each other; llguidance's reader of JSON stops at 61
+MOST_JOINED_PATTERNS = 12  # in schemas that are joined with others; to look for a common match takes exponential time
+MOST_ITEMS = 10_000  # of an array with bounds, and of all such arrays together ten times as many
+MOST_LENGTH = 2**31 - 1
+MOST_MULTIPLE = 65_536
+MOST_PLACES = 6  # of a "multipleOf"
+
+# What is never obeyed, with the values that demand nothing.
+REFUSED: dict[str, tuple[Any, ...]] = {
+    "not": (False,),
+    "if": (),
+    "contains": (),
+    "dependentRequired": ({},),
+    "dependentSchemas": ({},),
+    "dependencies": ({},),
+    "unevaluatedItems": (True, {}),
+    "unevaluatedProperties": (True, {}),
+    "$dynamicRef": (),
+    "$recursiveRef": (),
+    "x-guidance": (),  # llguidance's own, which could tell it to ignore what it cannot obey
+}
+_APPLICATORS = ("$ref", "allOf", "anyOf", "oneOf")
+_STRING = ("type", "string")
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A schema that llguidance can read."""
+
+    document: dict[str, Any]
+    _places: list[tuple[dict[str, Any], str]]
+
+    def parts(self) -> Iterator[tuple[dict[str, Any], str]]:
+        """Yield each part as a document of its own, with its place, the innermost ones first."""
+        definitions = self.document.get("$defs", {})
+        for part, place in self._places:
+            yield {**part, "$defs": definitions}, place
+
+
+def prepare(text: str) -> Prepared:
+    """Read, check and prepare the text of a schema. Raises Refused."""
+    if len(text.encode(errors="surrogatepass")) > MOST_BYTES:
+        raise Refused(f"the schema has more than {MOST_BYTES} bytes")
+    try:
+        document = json.loads(text, parse_constant=_no_number)
+        json.dumps(document, ensure_ascii=False).encode()
+    except RecursionError:
+        raise Refused(f"the schema has more than {MOST_DEPTH} schemas within each other") from None
+    except UnicodeEncodeError:
+        raise Refused("the schema has half of a surrogate pair, which is no character") from None
+    except ValueError as error:
+        raise Refused(f"the schema is not valid JSON: {error}") from None
+    return _Preparation(document).run()
+
+
+def _no_number(text: str) -> Any:
+    raise ValueError(f"{text} is no number")
+
+
+class _Preparation:
+    """The preparation of one document."""
+
+    def __init__(self, document: Any) -> None:
+        self._document = Document(document)
+        self._exclusion = Exclusion(self._document)
+        self._unique_items = UniqueItems(self._document)
+        self._definitions: dict[tuple[int, bool], Definition] = {}
+        self._by_name: dict[str, Definition] = {}
+        self._waiting: deque[Definition] = deque()
+        self._root = self._current = Definition("", document, "$", True)
+        self._places: list[tuple[dict[str, Any], str]] = []
+        self._joined_patterns: set[str] = set()
+        self._shortest: dict[str, int] = {}  # characters of the shortest match of each pattern
+        self._num_schemas = self._num_items = 0
+
+    def run(self) -> Prepared:
+        root = self._root
+        root.prepared = self._schema(root.schema, "$", 1, True)
+        while self._waiting:
+            self._current = self._waiting.popleft()
+            self._current.prepared = self._schema(self._current.schema, self._current.place, 1, self._current.is_alone)
+        if root.prepared is False:
+            raise Refused("no answer is valid under the schema, which is false")
+        Limits(root, self._by_name, self._places, self._shortest).check()
+        document = dict(root.prepared) if isinstance(root.prepared, dict) else {}
+        if self._by_name:
+            document["$defs"] = {name: definition.prepared for name, definition in self._by_name.items()}
+        return Prepared(document, self._places)
+
+    def _schema(self, schema: Any, place: str, depth: int, is_alone: bool) -> dict[str, Any] | bool:
+        """Prepare a schema. It is alone if what an instance is held to at its place is this schema and no other."""
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, dict):
+            raise Refused(f"the schema at {place} must be an object, true or false, got {kind_of(schema)}")
+        if depth > MOST_DEPTH:
+            raise Refused(f"the schema has more than {MOST_DEPTH} schemas within each other, at {place[:200]}...")
+        self._num_schemas += 1
+        self._current.num_schemas += 1
+        if self._num_schemas > MOST_SCHEMAS:
+            raise Refused(f"the schema consists of more than {MOST_SCHEMAS} schemas")
+        schema = self._with_names(modern(schema, place), place)
+        self._refuse(schema, place)
+        schema = self._unique_items.written_out(schema, place)
+        joined = [name for name in _APPLICATORS if name in schema]
+        own = [name for name in schema if name in _CHECKED]
+        if not own and len(joined) == 1 and isinstance(schema[joined[0]], list) and len(schema[joined[0]]) == 1:
+            # A list of one schema is that schema, whatever the list is called.
+            return self._schema(schema[joined[0]][0], f"{place}.{joined[0]}[0]", depth + 1, is_alone)
+        is_joined = bool(own) + len(joined) > 1 or "allOf" in joined
+        is_alone = is_alone and not is_joined
+        prepared: dict[str, Any] = {}
+        for keyword, value in schema.items():
+            where = step(place, keyword)
+            if keyword in _CHECKED:
+                prepared[keyword] = _CHECKED[keyword](self, value, where, depth, is_alone)
+            elif keyword == "$ref":
+                prepared["$ref"] = self._reference(value, where, depth, is_alone, is_joined)
+            elif keyword in joined:
+                if keyword == "oneOf":
+                    self._exclusion.check(value, where)
+                members = [
+                    self._member(each, step(where, index), depth, is_alone, is_joined)
+                    for index, each in enumerate(filled_list(value, where))
+                ]
+                if keyword == "oneOf" and "anyOf" in schema:
+                    prepared.setdefault("allOf", []).append({"anyOf": members})
+                elif keyword == "allOf":
+                    prepared.setdefault("allOf", []).extend(members)
+                else:
+                    prepared["anyOf"] = members
+        finish(prepared, place, is_alone)
+        self._places.append((prepared, place))
+        return prepared
+
+    def _member(self, schema: Any, place: str, depth: int, is_alone: bool, is_joined: bool) -> dict[str, Any] | bool:
+        if is_joined and isinstance(schema, dict) and "$ref" in schema:
+            # llguidance replaces a reference that is joined with something by its target.
+            return {"$ref": self._reference(schema["$ref"], step(place, "$ref"), depth, False, True)} | (
+                {"allOf": [rest]}
+                if (rest := self._schema({k: v for k, v in schema.items() if k != "$ref"}, place, depth + 1, False))
+                else {}
+            )
+        return self._schema(schema, place, depth + 1, is_alone)
+
+    def _with_names(self, schema: dict[str, Any], place: str) -> dict[str, Any]:
+        """Return a schema without "propertyNames": listed names become properties, and a pattern one of properties."""
+        if "propertyNames" not in schema:
+            return schema
+        names = self._document.resolved(schema["propertyNames"])
+        if isinstance(names, dict):  # what it says, but for annotations and that it is a string, as every name is
+            names = {name: value for name, value in names.items() if _is_known(name) and (name, value) != _STRING}
+        others = {name: value for name, value in schema.items() if name != "propertyNames"}
+        if names in (True, {}):
+            return others
+        if isinstance(names, dict) and not schema.keys() & {"properties", "patternProperties"}:
+            value = schema.get("additionalProperties", True)
+            match names:
+                case {"enum": [*listed]} if len(names) == 1 and all(isinstance(name, str) for name in listed):
+                    return {**others, "properties": dict.fromkeys(listed, value), "additionalProperties": False}
+                case {"pattern": str(pattern)} if len(names) == 1:
+                    return {**others, "patternProperties": {pattern: value}, "additionalProperties": False}
+        raise Refused(
+            f"the keyword 'propertyNames' at {step(place, 'propertyNames')} is only supported with an 'enum' or a "
+            "'pattern', where there are no 'properties'"
+        )
+
+    def _refuse(self, schema: dict[str, Any], place: str) -> None:
+        for keyword, harmless in REFUSED.items():
+            if keyword in schema and schema[keyword] not in harmless:
+                raise Refused(f"the keyword '{keyword}' at {step(place, keyword)} is not supported")
+        if str(schema.get("$id", "#"))[:1] != "#" and place != "$" and has_reference(schema):
+            raise Refused(f"the keyword '$id' at {step(place, '$id')} is not supported around a '$ref'")
+
+    # The checks of keywords: each returns the value for llguidance.
+
+    def _type(self, value: Any, where: str, *_: Any) -> Any:
+        kinds = value if isinstance(value, list) else [value]
+        if not kinds:
+            raise Refused(f"the list of types at {where} must not be empty")
+        for kind in kinds:
+            if kind not in TYPES:
+                raise Refused(f"the type at {where} must be one of {', '.join(TYPES)}, got {shown(kind)}")
+        return list(dict.fromkeys(kinds)) if isinstance(value, list) else value
+
+    def _properties(self, value: Any, where: str, depth: int, is_alone: bool) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise Refused(f"{where} must be an object, got {kind_of(value)}")
+        if len(value) > MOST_PROPERTIES:
+            raise Refused(f"{where} has more than {MOST_PROPERTIES} properties")
+        return {name: self._schema(each, step(where, name), depth + 1, is_alone) for name, each in value.items()}
+
+    def _pattern_properties(self, value: Any, where: str, depth: int, is_alone: bool) -> dict[str, Any]:
+        prepared = self._properties(value, where, depth, is_alone)
+        translated = {self._pattern(name, step(where, name), depth, is_alone): each for name, each in prepared.items()}
+        if len(translated) < len(prepared):
+            raise Refused(f"two patterns of {where} mean the same")
+        return translated
+
+    def _subschema(self, value: Any, where: str, depth: int, is_alone: bool) -> Any:
+        return self._schema(value, where, depth + 1, is_alone)
+
+    def _list(self, value: Any, where: str, depth: int, is_alone: bool) -> list[Any]:
+        members = filled_list(value, where)
+        return [self._schema(each, step(where, i), depth + 1, is_alone) for i, each in enumerate(members)]
+
+    def _required(self, value: Any, where: str, *_: Any) -> list[str]:
+        if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+            raise Refused(f"{where} must be a list of strings")
+        return list(dict.fromkeys(value))
+
+    def _enum(self, value: Any, where: str, *_: Any) -> list[Any]:
+        for index, each in enumerate(filled_list(value, where)):
+            self._const(each, step(where, index))
+        return list(value)
+
+    def _const(self, value: Any, where: str, *_: Any) -> Any:
+        waiting = [(value, 0)]
+        while waiting:
+            each, depth = waiting.pop()
+            if depth > MOST_DEPTH:
+                raise Refused(f"the value at {where} has more than {MOST_DEPTH} values within each other")
+            if isinstance(each, int | float) and abs(each) > LARGEST_NUMBER:
+                raise Refused(
+                    f"the value at {where} has a number beyond {LARGEST_NUMBER}, which no float holds exactly"
+                )
+            if isinstance(each, str) and not regexes.UNWRITABLE.isdisjoint(each):
+                raise Refused(f"the value at {where} has a control character that strings of answers do not have")
+            if isinstance(each, dict | list):
+                waiting += [(inner, depth + 1) for inner in (each.values() if isinstance(each, dict) else each)]
+        return value
+
+    def _number(self, value: Any, where: str, *_: Any) -> Any:
+        if not is_number(value):
+            raise Refused(f"{where} must be a number, got {kind_of(value)}")
+        if abs(value) > LARGEST_NUMBER:
+            raise Refused(f"{where} must be a number up to {LARGEST_NUMBER}, which floats hold exactly")
+        return value
+
+    def _multiple_of(self, value: Any, where: str, depth: int, is_alone: bool) -> Any:
+        self._number(value, where)
+        if value <= 0:
+            raise Refused(f"{where} must be greater than 0, got {shown(value)}")
+        decimal = Decimal(str(value)).normalize().as_tuple()
+        if int(decimal.exponent) < -MOST_PLACES:
+            raise Refused(f"{where} must have at most {MOST_PLACES} decimal places, got {shown(value)}")
+        most = MOST_MULTIPLE if is_alone else 100
+        if max(value, int("".join(map(str, decimal.digits)))) > most:
+            raise Refused(
+                f"{where} must be at most {most}, and so must its digits as a whole number"
+                f"{'' if is_alone else ', beside other schemas'}; got {shown(value)}"
+            )
+        return int(value) if value == int(value) else value
+
+    def _count(self, value: Any, where: str, *_: Any) -> int:
+        if not is_number(value) or value != int(value) or not 0 <= value <= MOST_LENGTH:
+            raise Refused(f"{where} must be an integer from 0 to {MOST_LENGTH}, got {shown(value)}")
+        return int(value)
+
+    def _count_items(self, value: Any, where: str, *_: Any) -> int:
+        count = self._count(value, where)
+        self._num_items += count
+        if count > MOST_ITEMS or self._num_items > 10 * MOST_ITEMS:
+            raise Refused(
+                f"{where} is too large: bounds of arrays may be up to {MOST_ITEMS}, and ten times that in all"
+            )
+        return count
+
+    def _pattern(self, value: Any, where: str, depth: int, is_alone: bool) -> str:
+        if not isinstance(value, str):
+            raise Refused(f"{where} must be a string, got {kind_of(value)}")
+        try:
+            regex = regexes.search(without_look_around(value))
+        except Refused as refused:
+            raise Refused(f"the pattern at {where} {refused.reason}") from None
+        anchored = f"^{regex.text}$"
+        self._shortest[anchored] = regex.least
+        if not is_alone:
+            self._joined_patterns.add(anchored)
+        if len(self._joined_patterns) > MOST_JOINED_PATTERNS:
+            raise Refused(
+                f"the pattern at {where} is one of more than {MOST_JOINED_PATTERNS} that are joined with others"
+            )
+        return anchored
+
+    def _format(self, value: Any, where: str, *_: Any) -> str:
+        if not isinstance(value, str):
+            raise Refused(f"{where} must be a string, got {kind_of(value)}")
+        return value
+
+    # References.
+
+    def _reference(self, value: Any, where: str, depth: int, is_alone: bool, is_joined: bool) -> str:
+        if not isinstance(value, str):
+            raise Refused(f"{where} must be a string, got {kind_of(value)}")
+        target, place = self._document.find(value, where)
+        if not isinstance(target, dict | bool):
+            raise Refused(f"{where} refers to {shown(value)}, which is no schema but {kind_of(target)}")
+        # All true schemas are the same object, and so are all false ones.
+        definition = self._definitions.get((id(target), is_alone))
+        if definition is None:
+            name = f"r{len(self._by_name)}"
+            definition = Definition(name, target, place, is_alone)
+            self._definitions[id(target), is_alone] = self._by_name[name] = definition
+            self._waiting.append(definition)
+        self._current.links.append((depth, definition.name))
+        if is_joined:
+            self._current.joined.append(definition.name)
+        return f"#/$defs/{definition.name}"
+
+
+# The keywords that are obeyed, but for "$ref", "allOf", "anyOf" and "oneOf", which join schemas.
+_CHECKED: dict[str, Any] = {
+    "type": _Preparation._type,
+    "enum": _Preparation._enum,
+    "const": _Preparation._const,
+    "properties": _Preparation._properties,
+    "patternProperties": _Preparation._pattern_properties,
+    "additionalProperties": _Preparation._subschema,
+    "required": _Preparation._required,
+    "minProperties": _Preparation._count,
+    "maxProperties": _Preparation._count,
+    "items": _Preparation._subschema,
+    "prefixItems": _Preparation._list,
+    "minItems": _Preparation._count_items,
+    "maxItems": _Preparation._count_items,
+    "minimum": _Preparation._number,
+    "maximum": _Preparation._number,
+    "exclusiveMinimum": _Preparation._number,
+    "exclusiveMaximum": _Preparation._number,
+    "multipleOf": _Preparation._multiple_of,
+    "minLength": _Preparation._count,
+    "maxLength": _Preparation._count,
+    "pattern": _Preparation._pattern,
+    "format": _Preparation._format,
+}
+
+
+def _is_known(keyword: str) -> bool:
+    return keyword in {*_CHECKED, *REFUSED, *_APPLICATORS, "propertyNames", "uniqueItems"}

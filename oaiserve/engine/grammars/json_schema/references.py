@@ -1,0 +1,75 @@
+"""References of a schema, within its own document. Nothing is ever fetched."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import unquote
+
+from oaiserve.engine.grammars.json_schema.terms import shown, step
+from oaiserve.engine.grammars.refusal import Refused
+
+
+class Document:
+    """The whole schema, in which references are looked up."""
+
+    def __init__(self, root: Any) -> None:
+        self.root = root
+        self._anchors = dict(_anchors(root))
+        self._base = root.get("$id") if isinstance(root, dict) else None
+
+    def find(self, reference: str, where: str) -> tuple[Any, str]:
+        """Return what a reference refers to, and its place."""
+        base, _, fragment = reference.partition("#")
+        if base and base != str(self._base).rstrip("#"):
+            raise Refused(f"{where} refers to {shown(reference)}, outside the schema; nothing is fetched")
+        fragment = unquote(fragment)
+        if fragment and not fragment.startswith("/"):
+            if fragment not in self._anchors:
+                raise Refused(f"{where} refers to {shown(reference)}, which is not in the schema")
+            return self._anchors[fragment]
+        found, place = self.root, "$"
+        for part in fragment.split("/")[1:]:
+            key: Any = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(found, list) and re.fullmatch("[0-9]{1,6}", key, re.ASCII) and int(key) < len(found):
+                key = int(key)
+            elif not isinstance(found, dict) or key not in found:
+                raise Refused(f"{where} refers to {shown(reference)}, which is not in the schema")
+            found, place = found[key], step(place, key)
+        return found, place
+
+    def resolved(self, schema: Any) -> Any:
+        """Return what a schema that is a reference refers to, without what may stand beside it."""
+        for _ in range(10):
+            if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
+                return schema
+            schema, _ = self.find(schema["$ref"], "$ref")
+        return True
+
+
+def has_reference(schema: Any) -> bool:
+    """Return whether there is a reference anywhere in a schema."""
+    waiting = [schema]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, dict):
+            if "$ref" in each:
+                return True
+            waiting += each.values()
+        elif isinstance(each, list):
+            waiting += each
+    return False
+
+
+def _anchors(document: Any) -> Iterator[tuple[str, tuple[Any, str]]]:
+    waiting = [(document, "$")]
+    while waiting:
+        each, place = waiting.pop()
+        if isinstance(each, dict):
+            for keyword in ("$anchor", "$dynamicAnchor"):
+                if isinstance(each.get(keyword), str):
+                    yield each[keyword], (each, place)
+            waiting += [(inner, step(place, key)) for key, inner in each.items()]
+        elif isinstance(each, list):
+            waiting += [(inner, step(place, index)) for index, inner in enumerate(each)]

@@ -1,0 +1,120 @@
+"""One schema, rewritten: older drafts in the words of the newest, formats as patterns, contradictions refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from oaiserve.engine.grammars.json_schema.formats import FORMATS, NUMBER_FORMATS
+from oaiserve.engine.grammars.json_schema.terms import TYPES, is_of, kinds_of, shown, step
+from oaiserve.engine.grammars.refusal import Refused
+
+
+def modern(schema: dict[str, Any], place: str) -> dict[str, Any]:
+    """Return a schema of an older draft in the words of 2020-12."""
+    changed = dict(schema)
+    for limit in ("Minimum", "Maximum"):
+        exclusive, plain = f"exclusive{limit}", limit.lower()
+        if isinstance(schema.get(exclusive), bool):  # draft 4
+            del changed[exclusive]
+            if schema[exclusive] and plain in schema:
+                changed[exclusive] = changed.pop(plain)
+    if isinstance(schema.get("items"), list):  # before 2020-12
+        if "prefixItems" in schema:
+            raise Refused(f"the keyword 'items' at {step(place, 'items')} must not be a list beside 'prefixItems'")
+        changed = {("prefixItems" if name == "items" else name): value for name, value in changed.items()}
+        if "additionalItems" in schema:
+            changed["items"] = schema["additionalItems"]
+        if not changed["prefixItems"]:
+            del changed["prefixItems"]
+    return changed
+
+
+def finish(prepared: dict[str, Any], place: str, is_alone: bool) -> None:
+    """Check the keywords of a prepared schema against each other, and put those right that depend on others."""
+    _keep_values_of_types(prepared, place)
+    _make_integers(prepared)
+    _check_bounds(prepared, place)
+    _apply_format(prepared, place)
+    if is_alone and _lists_properties(prepared):
+        prepared.setdefault("additionalProperties", False)
+    missing = prepared.get("minProperties", 0) - len(set(prepared.get("required", ())))
+    if missing > 1:
+        # Additional names may come twice, and then count once.
+        raise Refused(
+            f"the keyword 'minProperties' at {step(place, 'minProperties')} is not supported where more than one "
+            "of the properties is not named in 'required'"
+        )
+
+
+def _keep_values_of_types(prepared: dict[str, Any], place: str) -> None:
+    """Drop the values of "enum" that are of another type. llguidance gets no type beside values."""
+    if "enum" not in prepared and "const" not in prepared:
+        return
+    name = "enum" if "enum" in prepared else "const"
+    kinds = kinds_of({"type": prepared.pop("type")} if "type" in prepared else {})
+    values = prepared["enum"] if name == "enum" else [prepared["const"]]
+    kept = [value for value in values if is_of(value, kinds)]
+    if not kept:
+        raise Refused(f"no value of {step(place, name)} is of the type at {step(place, 'type')}")
+    if name == "enum":
+        prepared["enum"] = kept
+
+
+def _make_integers(prepared: dict[str, Any]) -> None:
+    """Say that multiples of integers are integers, so that it is known when a number is complete."""
+    if isinstance(prepared.get("multipleOf"), int):
+        kinds = prepared.get("type", list(TYPES))
+        kinds = kinds if isinstance(kinds, list) else [kinds]
+        prepared["type"] = list(dict.fromkeys("integer" if kind == "number" else kind for kind in kinds))
+
+
+def _check_bounds(prepared: dict[str, Any], place: str) -> None:
+    for low, high in (
+        ("minimum", "maximum"),
+        ("minLength", "maxLength"),
+        ("minItems", "maxItems"),
+        ("minProperties", "maxProperties"),
+    ):
+        if low in prepared and high in prepared and prepared[low] > prepared[high]:
+            raise Refused(
+                f"{step(place, low)} must not be greater than '{high}', "
+                f"got {shown(prepared[low])} and {shown(prepared[high])}"
+            )
+    for low, high in (("exclusiveMinimum", "maximum"), ("minimum", "exclusiveMaximum"), ("exclusiveMinimum",) * 2):
+        high = "exclusiveMaximum" if low == high else high
+        if low in prepared and high in prepared and prepared[low] >= prepared[high]:
+            raise Refused(
+                f"{step(place, low)} must be less than '{high}', got {shown(prepared[low])} and {shown(prepared[high])}"
+            )
+
+
+def _apply_format(prepared: dict[str, Any], place: str) -> None:
+    if "format" not in prepared:
+        return
+    name, kinds = prepared["format"], kinds_of(prepared)
+    if "string" not in kinds and name in NUMBER_FORMATS:
+        del prepared["format"]
+        if bounds := NUMBER_FORMATS[name]:
+            prepared["minimum"] = max(bounds[0], prepared.get("minimum", bounds[0]))
+            prepared["maximum"] = min(bounds[1], prepared.get("maximum", bounds[1]))
+    elif name not in FORMATS:
+        known = ", ".join(FORMATS)
+        raise Refused(f"the format at {step(place, 'format')} must be one of {known}, got {shown(name)}")
+    elif (pattern := FORMATS[name]) is not None:
+        del prepared["format"]
+        if "pattern" in prepared:
+            prepared.setdefault("allOf", []).append({"pattern": f"^{pattern}$"})
+        else:
+            prepared["pattern"] = f"^{pattern}$"
+    elif name == "hostname":
+        prepared["maxLength"] = min(253, prepared.get("maxLength", 253))
+
+
+def _lists_properties(prepared: dict[str, Any]) -> bool:
+    """Return whether a schema lists the properties of an object, and needs no others."""
+    listed = prepared.get("properties", {})
+    return (
+        bool(listed or prepared.get("patternProperties"))
+        and all(name in listed for name in prepared.get("required", ()))
+        and prepared.get("minProperties", 0) <= len(listed)
+    )

@@ -1,0 +1,78 @@
+"""The terms in which schemas are spoken of: places, types and values. This file imports only the refusal of ours."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from oaiserve.engine.grammars.refusal import Refused
+
+LARGEST_NUMBER = 2**53  # beyond it, libraries disagree about which number is meant
+TYPES = ("string", "number", "integer", "boolean", "null", "array", "object")
+
+
+def step(place: str, key: str | int) -> str:
+    """Return the place of what stands under a key, as in $.properties.a.items[0]."""
+    if isinstance(key, int):
+        return f"{place}[{key}]"
+    if re.fullmatch(r"[A-Za-z_$][A-Za-z0-9_$-]{0,60}", key, re.ASCII):
+        return f"{place}.{key}"
+    return f"{place}[{json.dumps(key if len(key) <= 60 else key[:60] + '...', ensure_ascii=False)}]"
+
+
+def shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def kind_of(value: Any) -> str:
+    kinds = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
+    return kinds.get(type(value), "a number")
+
+
+def filled_list(value: Any, where: str) -> list[Any]:
+    if not isinstance(value, list) or not value:
+        raise Refused(f"{where} must be a list that is not empty, got {'[]' if value == [] else kind_of(value)}")
+    return value
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_of(value: Any, kinds: set[str]) -> bool:
+    if is_number(value):
+        return "number" in kinds or ("integer" in kinds and value == int(value))
+    names = {dict: "object", list: "array", str: "string", bool: "boolean", type(None): "null"}
+    return names[type(value)] in kinds
+
+
+def kinds_of(schema: dict[str, Any]) -> set[str]:
+    """Return the types that an instance may have. Every integer is a number, too."""
+    if (values := values_of(schema)) is not None:
+        return {kind for value in values for kind in _types_of(json.loads(value))}
+    kinds = schema.get("type", list(TYPES))
+    found = {kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if isinstance(kind, str)}
+    return found | ({"integer"} if "number" in found else set())
+
+
+def _types_of(value: Any) -> set[str]:
+    return {kind for kind in TYPES if is_of(value, {kind})}
+
+
+def values_of(schema: dict[str, Any]) -> set[str] | None:
+    """Return the only values that a schema allows, each in one spelling; None if there may be others."""
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if not isinstance(values, list):
+        return None
+    return {json.dumps(plain(value), sort_keys=True) for value in values}
+
+
+def plain(value: Any) -> Any:
+    """Return a value in which 1.0 is 1."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [plain(each) for each in value]
+    return {name: plain(each) for name, each in value.items()} if isinstance(value, dict) else value

@@ -1,0 +1,96 @@
+"""Lists whose items all differ. No automaton remembers items, so such lists are written out where they are few."""
+
+from __future__ import annotations
+
+import json
+from itertools import permutations
+from math import perm
+from typing import Any
+
+from oaiserve.engine.grammars.json_schema.references import Document
+from oaiserve.engine.grammars.json_schema.terms import is_of, kind_of, kinds_of, plain, step
+from oaiserve.engine.grammars.refusal import Refused
+
+MOST_LISTS = 5_000  # of a document
+MOST_CHARACTERS = 2**18  # of all these lists together
+MOST_PARTS = 100  # schemas that say together which values the items are of
+_LIST = {"type", "items", "minItems", "maxItems", "uniqueItems"}
+_ANNOTATIONS = {"$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated", "description"} | {
+    "examples", "readOnly", "title", "writeOnly"
+}  # fmt: skip
+
+
+class UniqueItems:
+    """The lists of one document."""
+
+    def __init__(self, document: Document) -> None:
+        self._document = document
+        self._num_lists = self._num_characters = 0
+
+    def written_out(self, schema: dict[str, Any], place: str) -> dict[str, Any]:
+        """Return a schema without "uniqueItems", with an "enum" of all its lists in its place. Raises Refused."""
+        if "uniqueItems" not in schema:
+            return schema
+        others = {name: value for name, value in schema.items() if name != "uniqueItems"}
+        where, wanted = step(place, "uniqueItems"), schema["uniqueItems"]
+        if not isinstance(wanted, bool):
+            raise Refused(f"{where} must be true or false, got {kind_of(wanted)}")
+        if not wanted or schema.get("maxItems") in (0, 1):
+            return others
+        is_plain = schema.get("type") == "array" and schema.keys() - _ANNOTATIONS <= _LIST
+        items = _values(schema.get("items", True), self._document) if is_plain else None
+        if items is None:
+            raise Refused(
+                f"the keyword 'uniqueItems' at {where} is only supported where the items are of few values ('enum', "
+                "'const', boolean or null), in a list with no other keywords than 'minItems' and 'maxItems'"
+            )
+        low, high = schema.get("minItems", 0), schema.get("maxItems", len(items))
+        if not isinstance(low, int) or not isinstance(high, int) or not 0 <= low <= min(high, len(items)):
+            raise Refused(f"there is no list with the items at {step(place, 'items')} for the 'minItems' beside it")
+        lengths = range(low, min(high, len(items)) + 1)
+        self._count(items, lengths, where)
+        kept = {name: value for name, value in others.items() if name not in _LIST}
+        return {**kept, "enum": [list(each) for length in lengths for each in permutations(items, length)]}
+
+    def _count(self, items: list[Any], lengths: range, where: str) -> None:
+        sizes = sorted((len(json.dumps(item)) + 1 for item in items), reverse=True)
+        for length in lengths:
+            num_lists = perm(len(items), length)
+            self._num_lists += num_lists
+            self._num_characters += num_lists * sum(sizes[:length])
+            if self._num_lists > MOST_LISTS or self._num_characters > MOST_CHARACTERS:
+                raise Refused(
+                    f"the keyword 'uniqueItems' at {where} is only supported up to {MOST_LISTS} different lists in a "
+                    f"schema, with {MOST_CHARACTERS} characters: a lower 'maxItems' leaves fewer"
+                )
+
+
+def _values(schema: Any, document: Document) -> list[Any] | None:
+    """Return all instances that a schema has, each once; None if there may be others."""
+    found: list[Any] = []
+    waiting = [schema]
+    for _ in range(MOST_PARTS):
+        if not waiting:
+            return list({json.dumps(plain(value), sort_keys=True): value for value in found}.values())
+        part = waiting.pop(0)
+        keywords = part.keys() - _ANNOTATIONS if isinstance(part, dict) else set()
+        if keywords == {"$ref"} and isinstance(part["$ref"], str):
+            waiting.insert(0, document.find(part["$ref"], "$ref")[0])
+        elif keywords == {"anyOf"} and isinstance(part["anyOf"], list):
+            waiting[:0] = part["anyOf"]
+        elif (values := _listed(part, keywords)) is not None:
+            found += values
+        else:
+            return None
+    return None
+
+
+def _listed(part: Any, keywords: set[str]) -> list[Any] | None:
+    """Return the values that a schema lists, by name or as the type of few values."""
+    if not keywords or not keywords <= {"type", "enum", "const"}:
+        return None
+    kinds = kinds_of({"type": part["type"]} if "type" in part else {})
+    if not keywords & {"enum", "const"} and not kinds <= {"boolean", "null"}:
+        return None
+    values = [part["const"]] if "const" in part else part.get("enum", [False, True, None])
+    return [value for value in values if is_of(value, kinds)] if isinstance(values, list) else None

@@ -1,0 +1,355 @@
+r"""Regular expressions as clients write them (ECMA-262), as regular expressions that llguidance reads (Rust's).
+
+The dialects agree on most, and where they do not, an answer must be right in each: `\d` is 0-9 here, and `\D` is no
+digit of any script. What looks around itself or refers back has no automaton, and is refused. Anchors are worked out
+here, because they may stand in any alternative of a pattern.
+
+It must not know JSON Schema, and imports no library.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from oaiserve.engine.grammars.refusal import Refused
+
+MOST_CHARACTERS = 2**14
+MOST_DEPTH = 50  # groups within groups
+MOST_PLACES = 2**17  # for characters: one that is repeated has as many places as it may be repeated
+MOST_FORCED = 2**14  # characters of the shortest match
+
+ANYTHING = "(?s:.*)"
+# Control characters without a short escape in JSON. Strings of answers do not have them, and llguidance drops them from
+# what it is given.
+UNWRITABLE = frozenset(map(chr, {*range(0x20), 0x7F} - {8, 9, 10, 12, 13}))
+NOT_LINE_END = r"[^\n\r\u{2028}\u{2029}]"  # what "." stands for
+# For each class: what all dialects have in it, and what any dialect has in it.
+_CLASSES = {
+    "d": ("0-9", r"\p{Nd}"),
+    "w": ("0-9A-Za-z_", r"\p{Alphabetic}\p{M}\p{N}\p{Pc}\u{200c}\u{200d}"),
+    "s": (r" \t\n\r\f\x0b", r"\p{White_Space}\x1c-\x1f\u{feff}"),
+}
+_CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "v": "\v", "f": "\f"}
+_COUNT = re.compile(r"\{([0-9]+)(,([0-9]*))?\}")
+_CODE = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|u\{([0-9A-Fa-f]{1,6})\}|c([A-Za-z])|0(?![0-9])", re.ASCII)
+_PROPERTY = re.compile(r"[pP]\{[A-Za-z_]+(=[A-Za-z_]+)?\}", re.ASCII)
+_NAMED = re.compile(r"\(\?P?<[A-Za-z_]\w*>", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Regex:
+    """A regex without anchors, for a whole text."""
+
+    text: str
+    least: int  # characters of the shortest match
+
+
+def search(pattern: str) -> Regex:
+    """Return a regex for the strings of JSON in which the pattern matches somewhere. Raises Refused."""
+    return _translated(_Parser(pattern, UNWRITABLE), ANYTHING)
+
+
+def full_match(pattern: str) -> Regex:
+    """Return a regex for the texts that the pattern matches as a whole, with or without anchors. Raises Refused."""
+    return _translated(_Parser(pattern), "")
+
+
+def _translated(parser: _Parser, around: str) -> Regex:
+    group = parser.parse()
+    if group.num_places > MOST_PLACES:
+        raise Refused(f"is too large: its repetitions come to more than {MOST_PLACES} characters")
+    if group.least > MOST_FORCED:
+        raise Refused(f"matches only texts with more than {MOST_FORCED} characters")
+    return Regex(_emit(group, around, around), group.least)
+
+
+def literal(text: str) -> str:
+    """Return a regex that matches this text only."""
+    return "".join(map(_character, text))
+
+
+def _character(character: str) -> str:
+    return character if character.isascii() and character.isalnum() else rf"\u{{{ord(character):x}}}"
+
+
+@dataclass(slots=True)
+class _Atom:
+    """An atom is what may be repeated: a character, a class or a group."""
+
+    item: str | _Group
+    num_places: int = 1
+    least: int = 1
+
+
+@dataclass(slots=True)
+class _Branch:
+    """One alternative of a pattern or group."""
+
+    is_start: bool = False  # it has "^" in front
+    items: list[str | _Group] = field(default_factory=list)
+    is_end: bool = False  # it has "$" at the end
+    num_places: int = 0
+    least: int = 0
+
+    def add(self, atom: _Atom) -> None:
+        self.items.append(atom.item)
+        self.num_places += atom.num_places
+        self.least += atom.least
+
+
+@dataclass(slots=True)
+class _Group:
+    branches: list[_Branch]
+
+    @property
+    def num_places(self) -> int:
+        return sum(branch.num_places for branch in self.branches)
+
+    @property
+    def least(self) -> int:
+        return min(branch.least for branch in self.branches)
+
+    @property
+    def has_anchor(self) -> bool:
+        return any(
+            branch.is_start
+            or branch.is_end
+            or any(isinstance(item, _Group) and item.has_anchor for item in branch.items)
+            for branch in self.branches
+        )
+
+
+def _emit(group: _Group, before: str | None, after: str | None) -> str:
+    """Return the regex of a group. `before` and `after` match what may stand around it, if it is at that end of the
+    pattern. None: it is not, so an anchor there could never match."""
+    emitted = []
+    for branch in group.branches:
+        if (branch.is_start and before is None) or (branch.is_end and after is None):
+            raise Refused("has an anchor (^ or $) in the middle")
+        left, right = "" if branch.is_start else before, "" if branch.is_end else after
+        parts: list[str] = []
+        last = len(branch.items) - 1
+        for index, item in enumerate(branch.items):
+            if isinstance(item, str):
+                parts.append(item)
+            elif not item.has_anchor:
+                parts.append(_emit(item, None, None))
+            else:
+                parts.append(_emit(item, left if index == 0 else None, right if index == last else None))
+                left, right = "" if index == 0 else left, "" if index == last else right
+        emitted.append((left or "") + "".join(parts) + (right or ""))
+    return f"(?:{'|'.join(emitted)})"
+
+
+class _Parser:
+    """A parser reads one pattern, from left to right."""
+
+    def __init__(self, pattern: str, unwritable: frozenset[str] = frozenset()) -> None:
+        """The pattern may have none of the unwritable characters on its own."""
+        if len(pattern) > MOST_CHARACTERS:
+            raise Refused(f"has more than {MOST_CHARACTERS} characters")
+        self._text = pattern
+        self._unwritable = unwritable
+        self._at = 0
+        self._depth = 0
+
+    def parse(self) -> _Group:
+        group = self._group()
+        if self._at < len(self._text):
+            raise Refused("has a ')' without a '('")
+        return group
+
+    def _peek(self) -> str:
+        return self._text[self._at : self._at + 1]
+
+    def _next(self) -> str:
+        if self._at == len(self._text):
+            raise Refused("ends in the middle")
+        self._at += 1
+        return self._text[self._at - 1]
+
+    def _group(self) -> _Group:
+        """Read alternatives up to the end of their group."""
+        branches = [_Branch()]
+        while (character := self._peek()) and character != ")":
+            branch = branches[-1]
+            self._at += 1
+            if character == "|":
+                branches.append(_Branch())
+                continue
+            if branch.is_end:
+                raise Refused("has a '$' in the middle")
+            if character == "^":
+                if branch.items or branch.is_start:
+                    raise Refused("has a '^' in the middle")
+                branch.is_start = True
+            elif character == "$":
+                branch.is_end = True
+            else:
+                branch.add(self._quantified(self._atom(character)))
+        return _Group(branches)
+
+    def _quantified(self, atom: _Atom) -> _Atom:
+        quantifier = self._quantifier()
+        if quantifier is None:
+            return atom
+        if self._quantifier() is not None:
+            raise Refused("has two quantifiers in a row")
+        text, low, high = quantifier
+        repeated = _emit(atom.item, None, None) if isinstance(atom.item, _Group) else atom.item
+        return _Atom(repeated + text, atom.num_places * max(1, high), atom.least * low)
+
+    def _quantifier(self) -> tuple[str, int, int] | None:
+        """Read a quantifier, and return it with its lowest and its highest count, which for no end is the lowest."""
+        match self._peek():
+            case "*" | "+" | "?" as sign:
+                self._at += 1
+                text, least, most = str(sign), int(sign == "+"), 1
+            case "{":
+                found = _COUNT.match(self._text, self._at)
+                if found is None:
+                    if self._text.startswith("{,", self._at):
+                        raise Refused("has '{,', which dialects read in different ways: write '{0,'")
+                    return None
+                low, high = found[1], found[3]
+                if max(len(low), len(high or "")) > 9 or (high and int(high) < int(low)):
+                    raise Refused(f"has the count {found[0][:40]}, which is no range")
+                text, least, most = found[0], int(low), int(high or low)
+                self._at = found.end()
+            case _:
+                return None
+        if self._peek() == "?":  # lazy: it matches the same texts
+            self._at += 1
+        return text, least, most
+
+    def _atom(self, character: str) -> _Atom:
+        """Return what begins with this character."""
+        match character:
+            case "(":
+                group = self._parenthesis()
+                return _Atom(group, group.num_places, group.least)
+            case "[":
+                return _Atom(self._class())
+            case ".":
+                return _Atom(NOT_LINE_END)
+            case "\\":
+                return _Atom(self._escape())
+            case "*" | "+" | "?":
+                raise Refused(f"has a '{character}' with nothing to repeat")
+            case "{" if _COUNT.match(self._text, self._at - 1):
+                raise Refused("has a '{' with nothing to repeat")
+            case _:
+                return _Atom(self._written(_unbroken(character)))
+
+    def _parenthesis(self) -> _Group:
+        if self._peek() == "?":
+            start = self._at - 1
+            if named := _NAMED.match(self._text, start):
+                self._at = named.end()
+            elif self._text.startswith("?:", self._at):
+                self._at += 2
+            elif re.match(r"\?<?[=!]", self._text[self._at : self._at + 3]):
+                raise Refused("looks around itself, with '(?=' or the like")
+            else:
+                raise Refused(f"has '{self._text[start : start + 3]}': flags and other extensions are not supported")
+        self._depth += 1
+        if self._depth > MOST_DEPTH:
+            raise Refused(f"has more than {MOST_DEPTH} groups in each other")
+        group = self._group()
+        if self._peek() != ")":
+            raise Refused("has a '(' without a ')'")
+        self._at += 1
+        self._depth -= 1
+        return group
+
+    def _escape(self) -> str:
+        letter = self._peek()
+        if letter.lower() in _CLASSES and letter:
+            self._at += 1
+            common, any_dialect = _CLASSES[letter.lower()]
+            return f"[{common}]" if letter.islower() else f"[^{any_dialect}]"
+        if letter in ("b", "B"):
+            raise Refused(rf"has '\{letter}': word boundaries are not supported")
+        if letter == "k" or (letter in "123456789" and letter):
+            raise Refused(f"refers back, with '\\{letter}'")
+        if found := _PROPERTY.match(self._text, self._at):
+            self._at = found.end()
+            return f"\\{found[0]}"
+        return self._written(self._escaped_character())
+
+    def _written(self, character: str) -> str:
+        if character in self._unwritable:
+            raise Refused(f"has the control character U+{ord(character):04X}, which strings of answers do not have")
+        return _character(character)
+
+    def _escaped_character(self) -> str:
+        """Read what follows a backslash, where it is one character."""
+        if found := _CODE.match(self._text, self._at):
+            self._at = found.end()
+            if found[4]:
+                return chr(ord(found[4]) % 32)
+            code = int(found[1] or found[2] or found[3] or "0", 16)
+            low = re.compile(r"\\u(D[C-F][0-9A-F]{2})", re.IGNORECASE).match(self._text, self._at)
+            if 0xD800 <= code < 0xDC00 and low:
+                self._at = low.end()
+                code = 0x10000 + (code - 0xD800) * 0x400 + int(low[1], 16) - 0xDC00
+            if code > 0x10FFFF:
+                raise Refused(f"has '\\{found[0]}', which is no character")
+            return _unbroken(chr(code))
+        character = self._next()
+        if character in _CONTROLS:
+            return _CONTROLS[character]
+        if character.isalnum():
+            raise Refused(f"has '\\{character}', which is not supported")
+        return _unbroken(character)
+
+    def _class(self) -> str:
+        is_negated = self._peek() == "^"
+        self._at += is_negated
+        if self._peek() == "]":
+            raise Refused("has '[]' or '[^]', which dialects read in different ways")
+        members: list[str] = []
+        write = _character if is_negated else self._written
+        while (first := self._member(is_negated)) is not None:
+            if self._peek() != "-" or self._text.startswith("-]", self._at):
+                members.append(first if len(first) > 1 else write(first))
+                continue
+            self._at += 1
+            last = self._member(is_negated)
+            if last is None or len(first) > 1 or len(last) > 1:
+                raise Refused("has a '-' after a class such as '\\d'; write it at the end")
+            if first > last:
+                raise Refused(f"has the range {first}-{last}, which is the wrong way round")
+            members.append(write(first) if first == last else f"{_character(first)}-{_character(last)}")
+        return f"[{'^' if is_negated else ''}{''.join(members)}]"
+
+    def _member(self, is_negated: bool) -> str | None:
+        """Read a member of a class: return a character as it is, another class as a regex, None at the end."""
+        character = self._next()
+        if character == "]":
+            return None
+        if character == "[" and self._peek() == ":":
+            raise Refused("has '[:': classes with names are not supported")
+        if character != "\\":
+            return _unbroken(character)
+        letter = self._peek()
+        if letter and letter.lower() in _CLASSES:
+            self._at += 1
+            common, any_dialect = _CLASSES[letter.lower()]
+            if letter.islower():
+                return any_dialect if is_negated else common
+            return f"[^{common if is_negated else any_dialect}]"
+        if letter == "b":  # a backspace, within a class
+            self._at += 1
+            return "\b"
+        if found := _PROPERTY.match(self._text, self._at):
+            self._at = found.end()
+            return f"\\{found[0]}"
+        return self._escaped_character()
+
+
+def _unbroken(character: str) -> str:
+    if 0xD800 <= ord(character) < 0xE000:
+        raise Refused("has half of a surrogate pair, which is no character")
+    return character

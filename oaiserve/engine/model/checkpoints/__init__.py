@@ -1,0 +1,1 @@
+"""This package reads checkpoints: the formats of weights, and the names that tensors have in them."""

@@ -1,0 +1,73 @@
+"""The weights of a checkpoint, quantized to about 4 bits when they are loaded: --quantize int4.
+
+The blocks are those of GGUF files, and native code finds the scale of each (src/encode_blocks.h). Nothing else of the
+model is needed for that, so a matrix is read, quantized and forgotten, and the whole model is never in memory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container
+from pathlib import Path
+
+from torch import Tensor
+
+from oaiserve.engine.model.checkpoints.tensor_files import TensorFiles
+from oaiserve.engine.model.cpu.blocks import FORMATS, Blocks, new_blocks
+from oaiserve.engine.model.cpu.encode import Encoder
+from oaiserve.engine.model.cpu.library import Library
+from oaiserve.engine.model.cpu.quantized_file import QuantizedFile, file_bytes
+
+_IQ4_NL, _Q5_1, _Q8_0 = 20, 7, 8
+# What an error costs most in: values that attention mixes, the last matrix of a layer, and the two of tokens.
+_MORE_BITS = re.compile(r"\.(v_proj|down_proj)\.weight$")
+_MOST_BITS = re.compile(r"(embed_tokens|lm_head)\.weight$")
+
+
+class Int4Weights:
+    """The weights in the mapped files of a checkpoint, quantized when they are asked for."""
+
+    rope_factors = None  # which a GGUF file may have; here they follow from config.json
+
+    def __init__(self, folder: Path, library: Library, num_threads: int, *, of_wrapper: bool = False) -> None:
+        """Map the files. Raises BadFile for a header that does not describe its file, and MemoryError."""
+        self._files = TensorFiles(folder, of_wrapper=of_wrapper)
+        self._encode = Encoder(library, num_threads)
+        self.file: QuantizedFile | None = None  # which the blocks are in; None: in memory
+
+    def names(self) -> set[str]:
+        return {name for name in self._files.names() if not name.endswith("inv_freq")}
+
+    def leave_out_beyond(self, parameters: Container[str]) -> None:
+        """Leave out what the model has no parameter for, and does not need."""
+        self._files.leave_out_beyond(parameters)
+
+    def write_to_file(self, most_bytes: int) -> None:
+        """Have all blocks in a file of the cache, whose files may have so many bytes. Raises OSError and NotPrivate."""
+        matrices = []
+        for name in self.names():
+            if (kind := self._kind(name)) is not None:
+                n, k = self.shape(name)
+                matrices.append((kind, n, k))
+        self.file = QuantizedFile(file_bytes(matrices), most_bytes)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._files.shape(name)
+
+    def blocks(self, name: str) -> Blocks | None:
+        """Return a matrix, quantized, or None for a tensor that stays as it is. A file has room for each once."""
+        kind = self._kind(name)
+        if kind is None:
+            return None
+        blocks = self._encode(self._files.tensor(name), kind, new_blocks if self.file is None else self.file.blocks)
+        self._files.give_back()
+        return blocks
+
+    def tensor(self, name: str) -> Tensor:
+        return self._files.tensor(name)
+
+    def _kind(self, name: str) -> int | None:
+        """Return the format in which a tensor is quantized, or None for one that stays as it is."""
+        shape = self.shape(name)
+        kind = _Q8_0 if _MOST_BITS.search(name) else _Q5_1 if _MORE_BITS.search(name) else _IQ4_NL
+        return None if len(shape) != 2 or shape[1] % FORMATS[kind].weights else kind

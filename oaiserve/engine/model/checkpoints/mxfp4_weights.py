@@ -1,0 +1,90 @@
+"""The tensors of a checkpoint in MXFP4, as gpt-oss has them, under the names of transformers' model.
+
+The weights of experts are in blocks of 32 numbers of four bits, with a scale for each block. Codes and scales are
+tensors of their own. All other tensors are as in any other checkpoint.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from oaiserve.engine.model.checkpoints.gguf_weights import NotKept
+from oaiserve.engine.model.checkpoints.tensor_files import TensorFiles
+from oaiserve.engine.model.cpu.blocks import FORMATS, MXFP4, Blocks, ExpertBlocks
+
+_CODES, _SCALES = "_blocks", "_scales"
+_OTHER_KINDS = ("BF16", "F16", "F32")  # of tensors that are not in blocks
+
+
+class Mxfp4Weights:
+    """The weights of mapped safetensors files: those of experts in blocks, and all other tensors as they are."""
+
+    rope_factors: Tensor | None = None
+
+    def __init__(self, folder: Path) -> None:
+        """Map the files of a folder. Raises BadFile, and NotKept for tensors that are not known."""
+        self._files = files = TensorFiles(folder)
+        self._experts = {name.removesuffix(_CODES) for name in files.names() if name.endswith(_CODES)}
+        for name in self._experts:
+            codes, scales = f"{name}{_CODES}", f"{name}{_SCALES}"
+            if (
+                scales not in files
+                or files.shape(codes) != (*files.shape(scales), 16)
+                or {files.kind(codes), files.kind(scales)} != {"U8"}
+            ):
+                raise NotKept(f"its '{name}' is no MXFP4")
+        if not self._experts:
+            raise NotKept("it has no weights in MXFP4")
+        for name in self.names() - self._experts:
+            if files.kind(name) not in _OTHER_KINDS:
+                raise NotKept(f"its tensor '{name[:100]}' is of type {files.kind(name)}")
+
+    def names(self) -> set[str]:
+        of_experts = {f"{name}{part}" for name in self._experts for part in (_CODES, _SCALES)}
+        return self._experts | (set(self._files.names()) - of_experts)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a parameter of the model, whose experts have their columns before their rows."""
+        if name not in self._experts:
+            return self._files.shape(name)
+        experts, rows, blocks = self._files.shape(f"{name}{_SCALES}")
+        return experts, blocks * FORMATS[MXFP4].weights, rows
+
+    def blocks(self, name: str) -> ExpertBlocks | None:
+        """Return the matrices of each expert in blocks, or None for a tensor that has none.
+
+        The rows of a gate and of an up projection are in turns.
+        """
+        if name not in self._experts:
+            return None
+        parts = 2 if name.endswith("gate_up_proj") else 1
+        return [tuple(matrix[part::parts] for part in range(parts)) for matrix in self._matrices(name)]
+
+    def of_experts(self) -> set[str]:
+        """Return the names of the tensors that are in blocks."""
+        return self._experts
+
+    def codes_and_scales(self, name: str) -> tuple[Tensor, Tensor]:
+        """Return the codes uint8 [experts, rows, groups, 16] of such a tensor, two in a byte, and its scales uint8
+        [experts, rows, groups]."""
+        return self._files.tensor(f"{name}{_CODES}"), self._files.tensor(f"{name}{_SCALES}")
+
+    def tensor(self, name: str) -> Tensor:
+        """Return a tensor expanded, as the model's code has it."""
+        if name not in self._experts:
+            return self._files.tensor(name)
+        return torch.stack([matrix.expand().T for matrix in self._matrices(name)])
+
+    def _matrices(self, name: str) -> list[Blocks]:
+        """Return the matrix of each expert."""
+        file, begin = self._files.place(f"{name}{_CODES}")
+        found: list[Blocks] = []
+        parts = (self._files.tensor(f"{name}{part}").numpy() for part in (_CODES, _SCALES))
+        for codes, scales in zip(*parts, strict=True):
+            offset, rows = begin + len(found) * codes.nbytes, np.arange(len(scales))
+            found.append(Blocks(codes.reshape(len(scales), -1), MXFP4, rows, file, offset, scales))
+        return found

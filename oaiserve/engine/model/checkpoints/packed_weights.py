@@ -1,0 +1,159 @@
+"""The weights of a checkpoint that was quantized before, under the names that transformers' models have for them.
+
+Each matrix is several tensors there, which begin with the name of its module: AWQ's and GPTQ's `qweight`, `qzeros` and
+`scales`, or compressed-tensors' `weight_packed` (or `weight`) and `weight_scale`. The packages that wrote them are not
+needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from oaiserve.engine.model.checkpoints import integer_layouts
+from oaiserve.engine.model.checkpoints.integer_layouts import BadLayout, Floats, Integers
+from oaiserve.engine.model.checkpoints.tensor_files import TensorFiles
+from oaiserve.engine.model.cpu.blocks import Blocks, of_integers
+from oaiserve.errors import StartupError
+from oaiserve.quantization import Quantization
+
+# The last parts of the names of tensors that are no parameters of a model.
+_NO_PARAMETERS = {
+    *("qweight", "qzeros", "scales", "g_idx"),
+    *("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx", "weight_scale_inv"),
+    # Of activations, keys and values in 8 bits, which are rounded by what they are instead, or not at all.
+    *("input_scale", "input_zero_point", "output_scale", "output_zero_point", "q_scale", "k_scale", "v_scale"),
+    *("input_scale_ub", "activation_scale", "kv_scale"),
+    "inv_freq",  # which follows from config.json
+}
+
+
+class PackedWeights:
+    """The weights in the mapped files of a checkpoint."""
+
+    rope_factors = None  # which a GGUF file may have; here they follow from config.json
+
+    def __init__(self, folder: Path, quantization: Quantization, *, of_wrapper: bool = False) -> None:
+        """Map the files. Raises StartupError if they have no matrix that was packed."""
+        self._quantization = quantization
+        self._files = files = TensorFiles(folder, of_wrapper=of_wrapper)
+        self._found_by: dict[str, str] = {}  # the tensor that has the integers of a matrix, by the matrix's name
+        for name in files.names():
+            base, _, last = name.rpartition(".")
+            if last in ("qweight", "weight_packed"):
+                self._found_by[f"{base}.weight"] = name
+            elif last in ("weight_scale", "weight_scale_inv") and f"{base}.weight" in files:
+                self._found_by[f"{base}.weight"] = f"{base}.weight"
+        if not self._found_by:
+            raise StartupError(
+                f"'{folder}' cannot be used: it has no weights in the layout that its config.json names."
+            )
+
+    def names(self) -> set[str]:
+        others = {name for name in self._files.names() if name.rpartition(".")[2] not in _NO_PARAMETERS}
+        return others | self._found_by.keys()
+
+    def has_integers(self) -> bool:
+        """Return whether any of the matrices is in integers, which blocks can have."""
+        return any(self._files.kind(found_by) != "F8_E4M3" for found_by in self._found_by.values())
+
+    def leave_out_beyond(self, parameters: Container[str]) -> None:
+        """Leave out what the model has no parameter for, and does not need."""
+        self._files.leave_out_beyond(parameters)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        if name not in self._found_by:
+            return self._files.shape(name)
+        base, found_by = name.removesuffix(".weight"), self._found_by[name]
+        if found_by.endswith(".weight"):
+            return self._files.shape(found_by)
+        if found_by.endswith(".weight_packed"):
+            return self._sizes(base)
+        rows, columns = self._files.shape(found_by)
+        if self._quantization.method == "awq":
+            return columns * 8, rows
+        return columns, rows * 32 // self._bits_of_gptq(base)
+
+    def blocks(self, name: str) -> Blocks | None:
+        """Return a matrix in blocks that have the same integers, or None for a tensor that has to be expanded."""
+        if name not in self._found_by:
+            return None
+        matrix = self.matrix(name)
+        blocks = None if matrix is None or isinstance(matrix, Floats) else of_integers(*matrix)
+        self._files.give_back()
+        return blocks
+
+    def tensor(self, name: str) -> Tensor:
+        """Return a tensor as the model's code has it: one that is packed in float32."""
+        matrix = self.matrix(name)
+        return self._files.tensor(name) if matrix is None else matrix.expand()
+
+    def matrix(self, name: str) -> Integers | Floats | None:
+        """Return a matrix as it is packed, or None for a tensor that is not."""
+        if name not in self._found_by:
+            return None
+        found_by, size = self._found_by[name], self._quantization.group_size
+        try:
+            integers = self._read(name.removesuffix(".weight"), found_by)
+        except BadLayout as error:
+            raise self._files.refusal(found_by, str(error)) from error
+        k, groups = integers.codes.shape[1], integers.scales.shape[1]
+        if size is not None and groups * (k if size == -1 else size) != k:
+            raise self._files.refusal(
+                found_by, f"has {groups} groups for {k} columns; config.json says {size} for each"
+            )
+        return integers
+
+    def _read(self, base: str, found_by: str) -> Integers | Floats:
+        weight = self._files.tensor(found_by)
+        if found_by.endswith(".qweight"):
+            zeros, scales = self._part(found_by, "qzeros"), self._part(found_by, "scales")
+            if self._quantization.method == "awq":
+                return integer_layouts.awq(weight, zeros, scales)
+            g_idx, bits = self._optional(base, "g_idx"), self._bits_of_gptq(base)
+            less_one = self._quantization.zeros_less_one
+            return integer_layouts.gptq(weight, zeros, scales, g_idx, bits, zeros_less_one=less_one)
+        if weight.dtype == torch.float8_e4m3fn:
+            scale = self._optional(base, "weight_scale_inv")
+            scale = self._part(found_by, "weight_scale") if scale is None else scale
+            return integer_layouts.floats(weight, scale, self._quantization.block)
+        parts = self._part(found_by, "weight_scale"), self._optional(base, "weight_zero_point")
+        g_idx = self._optional(base, "weight_g_idx")
+        if found_by.endswith(".weight"):
+            return integer_layouts.whole(weight, *parts, g_idx)
+        n, k = self._sizes(base)
+        bits = 8 if 0 <= weight.shape[-1] * 4 - k < 4 else 4
+        integers = integer_layouts.packed(weight, *parts, g_idx, bits, k)
+        if len(integers.codes) != n:
+            raise BadLayout(f"has {len(integers.codes)} rows, but its weight_shape says {n}")
+        return integers
+
+    def _bits_of_gptq(self, base: str) -> int:
+        if self._quantization.bits is not None:
+            return self._quantization.bits
+        weight, groups = f"{base}.qweight", f"{base}.g_idx"
+        rows, columns = self._files.shape(weight)[0], self._files.shape(groups)[0] if groups in self._files else 0
+        for bits in (4, 8):
+            if rows * 32 == columns * bits:
+                return bits
+        raise self._files.refusal(weight, f"has {rows} rows, which are not {columns} columns of 4 or 8 bits")
+
+    def _sizes(self, base: str) -> tuple[int, int]:
+        name = f"{base}.weight_packed"
+        sizes = self._part(name, "weight_shape").flatten().tolist()
+        if len(sizes) != 2 or not all(type(size) is int and 0 < size < 2**31 for size in sizes):
+            raise self._files.refusal(name, f"has the weight_shape {sizes[:4]}, which is none of a matrix")
+        return sizes[0], sizes[1]
+
+    def _part(self, found_by: str, last: str) -> Tensor:
+        part = self._optional(found_by.rpartition(".")[0], last)
+        if part is None:
+            raise self._files.refusal(found_by, f"has no {last} beside it")
+        return part
+
+    def _optional(self, base: str, last: str) -> Tensor | None:
+        name = f"{base}.{last}"
+        return self._files.tensor(name) if name in self._files else None

@@ -1,0 +1,111 @@
+"""The tensors in the safetensors files of a folder, mapped, whatever their names mean."""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Container
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from oaiserve.engine.model.checkpoints.wrapped_names import own_name
+from oaiserve.errors import StartupError
+from oaiserve.model_files import json_object, weight_files
+from oaiserve.safetensors_header import read_header
+
+_DTYPES = {
+    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64,
+    "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64,
+    "F8_E4M3": torch.float8_e4m3fn,
+}  # fmt: skip
+
+
+class _Place(NamedTuple):
+    path: Path
+    begin: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class TensorFiles:
+    """Reads tensors from mapped files, whose headers have been checked."""
+
+    def __init__(self, folder: Path, *, of_wrapper: bool = False) -> None:
+        """Read the headers. Raises BadFile for a header that does not describe its file.
+
+        With `of_wrapper`, of a multimodal checkpoint, they are the tensors of its text model, as that names them alone.
+        """
+        self._places: dict[str, _Place] = {}
+        self._maps: dict[Path, mmap.mmap] = {}
+        for path in weight_files(folder, json_object(folder / "config.json")):
+            header, start = read_header(path)
+            for name, tensor in header.items():
+                own = own_name(name) if of_wrapper else name
+                if own is None:
+                    continue
+                begin = start + tensor["data_offsets"][0]
+                self._places[own] = _Place(path, begin, tensor["dtype"], tuple(tensor["shape"]))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._places
+
+    def names(self) -> list[str]:
+        return list(self._places)
+
+    def leave_out_beyond(self, parameters: Container[str]) -> None:
+        """Leave out what a model has no parameter for, and does not need.
+
+        That are biases of zeros, which some programs write for each matrix, and an output matrix that is the embedding.
+        """
+        for name in self.names():
+            if name not in parameters and (
+                name == "lm_head.weight" or (name.endswith(".bias") and self._is_zero(name))
+            ):
+                del self._places[name]
+
+    def _is_zero(self, name: str) -> bool:
+        return not bool(self.tensor(name).any())
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._places[name].shape
+
+    def kind(self, name: str) -> str:
+        """Return the type of a tensor's numbers, as safetensors names it."""
+        return self._places[name].dtype
+
+    def place(self, name: str) -> tuple[mmap.mmap, int]:
+        """Return the mapped file that a tensor is in, and where it begins there."""
+        return self._map(self._places[name].path), self._places[name].begin
+
+    def refusal(self, name: str, reason: str) -> StartupError:
+        """Return the error that says what is wrong with a tensor."""
+        return StartupError(f"'{self._places[name].path}' cannot be used: its tensor {name[:100]!r} {reason}.")
+
+    def tensor(self, name: str) -> Tensor:
+        """Return a tensor, whose memory is the file's. Raises StartupError for numbers that torch has no type for."""
+        path, begin, kind, shape = self._places[name]
+        dtype: Any = _DTYPES.get(kind)
+        if dtype is None:
+            raise self.refusal(name, f"has numbers of the type {kind}, which are not read")
+        if 0 in shape:
+            return torch.empty(shape, dtype=dtype)
+        data = torch.frombuffer(
+            self._map(path), dtype=torch.uint8, count=math.prod(shape) * dtype.itemsize, offset=begin
+        )
+        # A header of any length may come before the data, so that it begins anywhere.
+        return (data.clone() if begin % dtype.itemsize else data).view(dtype).view(shape)
+
+    def give_back(self) -> None:
+        """Have the system drop the pages that were read. Those that are needed again are read again."""
+        for mapped in self._maps.values():
+            mapped.madvise(mmap.MADV_DONTNEED)
+
+    def _map(self, path: Path) -> mmap.mmap:
+        if path not in self._maps:
+            with path.open("rb") as file:
+                # The map is private, because torch warns of memory that it must not write to.
+                self._maps[path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        return self._maps[path]

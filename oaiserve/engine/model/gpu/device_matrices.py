@@ -1,0 +1,173 @@
+"""Matrices that stay on a GPU as a checkpoint has them: integers of 4 or 8 bits, and floats of 8 bits.
+
+A linear layer whose matrix is one is a `PackedLinear`. Products are computed in plain torch, which expands the whole
+matrix each time, until `multiply_by` sets another way: a kernel that unpacks the matrix tile by tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import Linear, Module
+from torch.nn.functional import linear
+
+from oaiserve.engine.model.checkpoints.integer_layouts import Floats, Integers
+
+Multiply = Callable[[Tensor, "PackedMatrix", Tensor | None], Tensor]
+Kind = Literal["int4", "int8", "float8", "mxfp4"]  # the last one for experts alone
+TILE_COLUMNS = 128  # the most columns that are unpacked at a time
+LEAST_COLUMNS = 32
+MXFP4_TILE = 64  # columns, of two groups
+FLOATS_OF_4_BITS = (0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6)  # by their codes
+
+
+@dataclass(frozen=True, slots=True)
+class PackedMatrix:
+    """A matrix [n, columns], whose weights are (code - zero) * scale. All columns of a group have the same of both.
+
+    Codes of four bits are two in a byte: in each tile of columns, byte i has column i in its lower half, and in its
+    upper half column i of the other half of the tile.
+    """
+
+    kind: Kind
+    codes: Tensor  # uint8 [n, columns / 2], uint8 [n, columns], or float8_e4m3fn [n, columns]
+    scales: Tensor  # [groups, n]
+    zeros: Tensor | None  # uint8 [groups, n]; None: half of the range of integers, or 0
+    order: Tensor | None = None  # int64 [columns], which column of x each one is multiplied with; None: the same
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        n, width = self.codes.shape
+        return n, width * 2 if self.is_in_halves else width
+
+    @property
+    def is_in_halves(self) -> bool:
+        """Whether two codes are in a byte."""
+        return self.kind in ("int4", "mxfp4")
+
+    @property
+    def group_columns(self) -> int:
+        return self.shape[1] // len(self.scales)
+
+    @property
+    def tile_columns(self) -> int:
+        return MXFP4_TILE if self.kind == "mxfp4" else tile_columns(self.group_columns)
+
+    def expand(self, dtype: torch.dtype) -> Tensor:
+        """Return the weights [n, columns] in plain torch."""
+        codes, scales = self.codes, self.scales
+        if self.is_in_halves:
+            tiles = codes.unflatten(1, (-1, self.tile_columns // 2))
+            codes = torch.cat([tiles & 15, tiles >> 4], dim=2).flatten(1)
+        if self.kind == "mxfp4":
+            numbers = torch.tensor(FLOATS_OF_4_BITS, device=codes.device)[codes.int()]
+            scales = (scales.int() << 23).view(torch.float32)  # exponents plus 127
+        else:
+            numbers = codes.float()
+        numbers = numbers.unflatten(1, (len(scales), -1))
+        if self.zeros is not None:
+            numbers = numbers - self.zeros.T.float()[..., None]
+        elif self.kind in ("int4", "int8"):
+            numbers = numbers - (8 if self.kind == "int4" else 128)
+        weights = (numbers * scales.T.float()[..., None]).flatten(1).to(dtype)
+        return weights if self.order is None else torch.empty_like(weights).index_copy_(1, self.order, weights)
+
+    def rows(self, begin: int, end: int) -> PackedMatrix:
+        """Return the matrix of some rows, whose tensors are parts of these."""
+        zeros = None if self.zeros is None else self.zeros[:, begin:end]
+        return PackedMatrix(self.kind, self.codes[begin:end], self.scales[:, begin:end], zeros, self.order)
+
+    def to(self, device: torch.device) -> PackedMatrix:
+        zeros, order = (None if one is None else one.to(device) for one in (self.zeros, self.order))
+        return PackedMatrix(self.kind, self.codes.to(device), self.scales.to(device), zeros, order)
+
+
+def tile_columns(group_columns: int) -> int:
+    """Return how many columns are unpacked at a time: a power of two that divides a group."""
+    return min(TILE_COLUMNS, group_columns & -group_columns)
+
+
+def of_integers(matrix: Integers | Floats) -> PackedMatrix | None:
+    """Return a matrix as a GPU keeps it, or None if its groups are no multiples of 32 columns."""
+    n, columns = matrix.codes.shape
+    groups = matrix.scales.shape[1]
+    tile = tile_columns(columns // groups)
+    if tile < LEAST_COLUMNS:
+        return None
+    scales = matrix.scales.T.contiguous()
+    if isinstance(matrix, Floats):
+        return PackedMatrix("float8", matrix.codes, scales, None)
+    zeros, codes = None if matrix.zeros is None else matrix.zeros.T.contiguous(), matrix.codes
+    if matrix.bits == 4:
+        halves = codes.view(n, columns // tile, 2, tile // 2)
+        codes = (halves[:, :, 0] | halves[:, :, 1] << 4).flatten(1)
+    return PackedMatrix("int4" if matrix.bits == 4 else "int8", codes, scales, zeros, matrix.columns)
+
+
+def joined(matrices: list[PackedMatrix]) -> PackedMatrix | None:
+    """Return a matrix with the rows of all of these, or None if they are stored in different ways."""
+    first = matrices[0]
+    for other in matrices[1:]:
+        same_zeros = (other.zeros is None) == (first.zeros is None)
+        if other.kind != first.kind or other.scales.shape[0] != first.scales.shape[0] or not same_zeros:
+            return None
+        if (other.order is None) != (first.order is None) or other.scales.dtype != first.scales.dtype:
+            return None
+        if first.order is not None and other.order is not None and not torch.equal(first.order, other.order):
+            return None
+    codes = torch.cat([one.codes.view(torch.uint8) for one in matrices]).view(first.codes.dtype)
+    scales = torch.cat([one.scales for one in matrices], dim=1)
+    zeros = None if first.zeros is None else torch.cat([z for one in matrices if (z := one.zeros) is not None], dim=1)
+    return PackedMatrix(first.kind, codes, scales, zeros, first.order)
+
+
+def expanded_product(x: Tensor, matrix: PackedMatrix, bias: Tensor | None) -> Tensor:
+    """Return the product of `x` [..., columns] with a matrix, which is expanded for it."""
+    return linear(x, matrix.expand(x.dtype), bias)
+
+
+class PackedLinear(Linear):
+    """A linear layer whose matrix is packed."""
+
+    matrix: PackedMatrix
+    multiply: Multiply
+    _dtype: torch.dtype
+
+    @classmethod
+    def replace(cls, module: Linear, matrix: PackedMatrix) -> None:
+        """Make a linear layer one of these."""
+        dtype = module.weight.dtype
+        del module.weight
+        module.__class__ = cls
+        assert isinstance(module, cls)
+        module.matrix, module.multiply, module._dtype = matrix, expanded_product, dtype
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """Return a tensor of the shape and the type that the weights would have, without memory."""
+        codes = self.matrix.codes
+        return torch.zeros(1, dtype=self._dtype, device=codes.device).expand(self.matrix.shape)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.multiply(input, self.matrix, self.bias)
+
+    def _apply(self, function: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedLinear:
+        """Move the matrix with the layer, as torch does it with parameters; its numbers stay of their types."""
+        super()._apply(function, recurse)  # type: ignore[no-untyped-call]
+        device = function(torch.empty(0)).device
+        self.matrix = self.matrix.to(device)
+        return self
+
+
+def packed_linears(model: Module) -> list[PackedLinear]:
+    return [module for module in model.modules() if isinstance(module, PackedLinear)]
+
+
+def multiply_by(model: Module, multiply: Multiply) -> None:
+    """Let all packed layers of a model compute their products so."""
+    for module in packed_linears(model):
+        module.multiply = multiply

@@ -1,0 +1,108 @@
+"""Measures how a GPU's memory is used, by computing the largest step before the KV cache is allocated."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.model.attention import Backend
+from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.memory import MemoryUse, gib
+from oaiserve.engine.model.rehearsal import largest_step
+from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.model.sampling.draw_rows import SampleIds
+from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.model.states import States
+from oaiserve.engine.step import OutOfMemory
+from oaiserve.errors import StartupError
+
+
+class MemoryReading(NamedTuple):
+    """A reading of one GPU's memory, in bytes."""
+
+    total: int
+    free: int  # not in use by any program
+    reserved: int  # by torch
+    in_tensors: int  # the part of the reserved memory that tensors use
+    peak_in_tensors: int  # the most that tensors used at any time since the previous reading
+
+
+class DeviceMemory(Protocol):
+    """A source of memory readings: `CudaMemory`, or a double in tests."""
+
+    def read(self) -> MemoryReading:
+        """Return a reading, made after torch has freed the memory that no tensor uses."""
+
+    def has_room(self, needed: int) -> bool:
+        """Return whether tensors of so many bytes in all can be made. The device is not waited for."""
+
+
+class CudaMemory:
+    """Reads the memory of a CUDA device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def read(self) -> MemoryReading:
+        device = self._device
+        torch.cuda.synchronize(device)
+        peak_in_tensors = torch.cuda.max_memory_allocated(device)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+        free, total = torch.cuda.mem_get_info(device)
+        in_tensors, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+        return MemoryReading(total, free, reserved, in_tensors, peak_in_tensors)
+
+    def has_room(self, needed: int) -> bool:
+        idle = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        # The driver is asked only if what torch has kept of earlier steps is too little.
+        return idle >= needed or idle + torch.cuda.mem_get_info(self._device)[0] >= needed
+
+
+def measure(
+    memory: DeviceMemory,
+    loaded: LoadedModel,
+    options: EngineOptions,
+    *,
+    max_step_tokens: int,
+    backend: Backend,
+    sample_ids: SampleIds | None,
+    graph_bytes: int,
+) -> MemoryUse:
+    """Compute the largest step with a KV cache of one block, and return the uses of the memory.
+
+    For `sample_ids` see `ModelRunner`; `graph_bytes` is the memory that CUDA graphs will take. Raises StartupError if
+    there is not enough memory for that step.
+    """
+    before = memory.read()
+    longest = max(1, min(loaded.max_model_len, before.total // max(1, loaded.kv_bytes_per_token)))
+    step = largest_step(
+        max_step_tokens=max_step_tokens,
+        max_running=options.max_running,
+        longest=longest,
+        block_size=options.block_size,
+    )
+    try:
+        executor = EagerExecutor.with_cache(loaded, num_blocks=1, block_size=options.block_size, backend=backend)
+        states = States(loaded.state_shapes, 1, loaded.device) if loaded.state_shapes else None
+        runner = ModelRunner(executor, loaded.device, options.block_size, sample_ids=sample_ids, states=states)
+        runner.collect(runner.launch(step))
+    except (OutOfMemory, torch.OutOfMemoryError) as error:
+        raise StartupError(
+            f"The model's weights take {gib(before.in_tensors)} GiB, and the {gib(before.free)} GiB that are free "
+            f"beside them are too little for its largest step, of {step.num_tokens} tokens of {len(step.chunks)} "
+            f"sequences with {longest} tokens each: lower --max-step-tokens, --max-running or --max-model-len, end "
+            "what else uses this GPU (nvidia-smi lists it), or take a smaller --dtype or more GPUs (--tensor-parallel)."
+        ) from error
+    del executor, runner, states
+    after = memory.read()
+    return MemoryUse(
+        total=after.total,
+        weights=before.in_tensors,
+        step=after.peak_in_tensors - before.in_tensors,
+        graphs=graph_bytes,
+        others=max(0, after.total - after.free - after.reserved),
+        utilization=options.gpu_memory_utilization,
+    )

@@ -1,0 +1,275 @@
+"""The executor that runs a decoder by its description, on a GPU: few launches for each layer, and nothing to compile.
+
+A layer of a decode is four matrix products, one kernel for attention with norms and rotation of queries and keys and
+the write into the cache, two for sums with the norms behind, and one for the activation. The description is the one
+that the native step of a CPU is built of. Matrix products are those of the model's modules, however their weights are
+stored. So are the sums and the logits of a model that is split: what its members add up is behind their modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding, linear
+
+from oaiserve.engine.model.adapters import Adapter
+from oaiserve.engine.model.attention import Backend, LayerCache, StepAttention
+from oaiserve.engine.model.attention.rotation import Rotation
+from oaiserve.engine.model.batch import Batch
+from oaiserve.engine.model.cpu.description import MLP, Attention, Decoder, Layer, Matrix, Norm, NotKnown
+from oaiserve.engine.model.gpu.fused_projections import product_of
+from oaiserve.engine.model.kv_cache import copy_blocks
+from oaiserve.engine.model.layer_operations import LayerOperations, RowNorm, normed
+from oaiserve.engine.model.spec import LoadedModel
+
+Product = Callable[[Tensor], Tensor]  # [T, columns] to [T, rows]
+
+
+class FusedLayers:
+    """The layers of a model, ready to run. Raises NotKnown for a part that it has no operation for."""
+
+    def __init__(self, loaded: LoadedModel, decoder: Decoder, operations: LayerOperations) -> None:
+        if not isinstance(decoder.embedding, Tensor):
+            raise NotKnown("its embedding is in blocks")
+        if decoder.embedding_norm is not None or decoder.layer_inputs is not None:
+            raise NotKnown("it has a norm behind its embedding, or embeddings of layers")
+        self._operations = operations
+        self._decoder = decoder
+        self._embedding = decoder.embedding
+        self._sums = loaded.sums
+        self._head = loaded.model.get_output_embeddings()
+        layers = [_FusedLayer.of(loaded, index, layer) for index, layer in enumerate(decoder.layers)]
+        # What follows the sum at the end of a layer is the first norm of the next one.
+        self._next_norms = [*(layer.attention_norm for layer in layers[1:]), _row_norm(decoder.final_norm)]
+        self._layers = layers
+
+    def __call__(self, batch: Batch, attention: StepAttention, caches: dict[int, LayerCache]) -> Tensor:
+        """Return the logits [R, vocab] of `batch.logits_rows`."""
+        operations, scale = self._operations, self._decoder.residual_scale
+        hidden = self._embedded(batch)
+        hidden, x = operations.add_and_norm(hidden, (), None, self._layers[0].attention_norm)
+        for index, (layer, next_norm) in enumerate(zip(self._layers, self._next_norms, strict=True)):
+            attended = layer.attend(x, batch, attention, caches[index])
+            if layer.is_parallel:
+                if layer.mlp_norm is not layer.attention_norm:
+                    x = operations.add_and_norm(hidden, (), None, layer.mlp_norm)[1]
+                added: tuple[Tensor, ...] = attended, layer.mlp(x, operations)
+            else:
+                hidden, x = operations.add_and_norm(
+                    hidden, (attended,), layer.attention_out_norm, layer.mlp_norm, scale
+                )
+                added = (layer.mlp(x, operations),)
+            hidden, x = operations.add_and_norm(hidden, added, layer.mlp_out_norm, next_norm, scale)
+        logits = self._head(x.index_select(0, batch.logits_rows))
+        if self._decoder.logits_scale != 1.0:
+            logits = logits * self._decoder.logits_scale
+        if (softcap := self._decoder.logits_softcap) != 0.0:
+            logits = (logits / softcap).tanh() * softcap
+        return logits  # type: ignore[no-any-return]
+
+    def _embedded(self, batch: Batch) -> Tensor:
+        if self._sums is None:
+            hidden = embedding(batch.input_ids, self._embedding)
+        else:
+            weights = self._embedding
+            hidden = self._sums.look_up(batch.input_ids, lambda own: embedding(own, weights), len(weights))
+        if self._decoder.embedding_scale != 1.0:
+            # Transformers' code rounds the factor to the dtype of the model.
+            hidden = hidden * torch.tensor(self._decoder.embedding_scale, dtype=hidden.dtype).item()
+        if self._decoder.position_embedding is not None:
+            hidden = hidden + embedding(batch.positions, self._decoder.position_embedding)
+        return hidden
+
+
+@dataclass(frozen=True, slots=True)
+class _FusedLayer:
+    """A layer of the description, with its products."""
+
+    described: Attention
+    qkv: Product
+    out: Product
+    mlp: Callable[[Tensor, LayerOperations], Tensor]
+    is_parallel: bool
+    attention_norm: RowNorm | None
+    attention_out_norm: RowNorm | None
+    mlp_norm: RowNorm | None
+    mlp_out_norm: RowNorm | None
+    norms_heads: bool  # queries and keys are normed by head, as attention does it
+
+    @classmethod
+    def of(cls, loaded: LoadedModel, index: int, layer: Layer) -> _FusedLayer:
+        attention, mlp = layer.attention, layer.mlp
+        if attention is None or layer.mixer is not None or attention.gate is not None or attention.factors is not None:
+            raise NotKnown("it has layers that keep a state, or gates or factors of attention")
+        if layer.attention_factor != 1 or (isinstance(mlp, MLP) and not mlp.gate_factor == mlp.down_factor == 1):
+            raise NotKnown("its layers have factors of their own")
+        if not isinstance(attention.qkv, list):
+            raise NotKnown("its keys and values are made from latent vectors")
+        if attention.cache_of is not None or attention.values_of_keys or attention.value_norm is not None:
+            raise NotKnown("it has layers without keys or values of their own, or norms of values")
+        if (table := attention.rotary) is not None and (
+            table.query_factors is not None or (not table.is_interleaved and table.apart != table.cosines.shape[1])
+        ):
+            raise NotKnown("it rotates pairs that are further apart, or scales queries by their positions")
+        if layer.input_gate is not None or layer.factor != 1.0:
+            raise NotKnown("its layers have inputs or factors of their own")
+        attention_norm = _row_norm(layer.attention_norm)
+        is_shared = layer.mlp_norm is layer.attention_norm
+        norms = attention.query_norm, attention.key_norm
+        return cls(
+            described=attention,
+            qkv=_product(loaded, attention.qkv),
+            out=_product(loaded, [attention.out]),
+            mlp=_FusedMLP.of(loaded, mlp) if isinstance(mlp, MLP) else _mixture(loaded, index),
+            is_parallel=layer.is_parallel,
+            attention_norm=attention_norm,
+            attention_out_norm=_row_norm(layer.attention_out_norm),
+            mlp_norm=attention_norm if is_shared else _row_norm(layer.mlp_norm),
+            mlp_out_norm=_row_norm(layer.mlp_out_norm),
+            norms_heads=not attention.rotates_before_norms and all(_is_of_heads(norm, attention) for norm in norms),
+        )
+
+    def attend(self, x: Tensor, batch: Batch, attention: StepAttention, cache: LayerCache) -> Tensor:
+        """Return what attention adds to the hidden state."""
+        described, shape = self.described, self.described.shape
+        sizes = (described.heads * shape.key_dim, shape.kv_heads * shape.key_dim, shape.kv_heads * shape.value_dim)
+        parts = self.qkv(x).split(sizes, dim=-1)
+        numbers = (described.heads, shape.kv_heads, shape.kv_heads)
+        query, key, value = (part.unflatten(1, (number, -1)) for part, number in zip(parts, numbers, strict=True))
+        has_norms = described.query_norm is not None or described.key_norm is not None
+        if has_norms and not self.norms_heads and not described.rotates_before_norms:
+            query, key = self._normed(query, key)
+        table, more = described.rotary, {}
+        if table is not None or self.norms_heads:
+            rotation = Rotation(
+                batch.positions,
+                None if table is None else table.cosines,
+                None if table is None else table.sines,
+                table is not None and table.is_interleaved,
+            )
+            if self.norms_heads and described.query_norm is not None and described.key_norm is not None:
+                rotation = rotation._replace(
+                    query_norm=described.query_norm.weight,
+                    key_norm=described.key_norm.weight,
+                    epsilon=described.query_norm.epsilon,
+                )
+            if getattr(attention, "rotates", False) and not described.rotates_before_norms:
+                more = {"rotation": rotation}
+            else:
+                query, key = rotation(query, key)
+        if has_norms and described.rotates_before_norms:
+            query, key = self._normed(query, key)
+        parameters = described.parameters
+        attended = attention(
+            query,
+            key,
+            value,
+            cache,
+            scaling=parameters.scaling,
+            sliding_window=parameters.sliding_window,
+            softcap=parameters.softcap,
+            sinks=described.sinks,
+            slopes=parameters.slopes,
+            **more,
+        )
+        return self.out(attended.flatten(1))
+
+    def _normed(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Norm heads separately, or all heads together, whichever the norm is as wide as."""
+        described = ((query, self.described.query_norm), (key, self.described.key_norm))
+        found = []
+        for heads, norm in described:
+            if (row_norm := _row_norm(norm)) is not None:
+                rows = heads if len(row_norm.weight) == heads.shape[2] else heads.flatten(1)
+                heads = normed(rows.float(), row_norm).to(heads.dtype).view(heads.shape)
+            found.append(heads)
+        return found[0], found[1]
+
+
+@dataclass(frozen=True, slots=True)
+class _FusedMLP:
+    gate_and_up: Product
+    down: Product
+    activation: str
+    is_gated: bool
+
+    @classmethod
+    def of(cls, loaded: LoadedModel, mlp: MLP) -> _FusedMLP:
+        return cls(
+            gate_and_up=_product(loaded, [mlp.up] if mlp.gate is None else [mlp.gate, mlp.up]),
+            down=_product(loaded, [mlp.down]),
+            activation=mlp.activation,
+            is_gated=mlp.gate is not None,
+        )
+
+    def __call__(self, x: Tensor, operations: LayerOperations) -> Tensor:
+        return self.down(operations.activate(self.gate_and_up(x), self.activation, is_gated=self.is_gated))
+
+
+def _mixture(loaded: LoadedModel, index: int) -> Callable[[Tensor, LayerOperations], Tensor]:
+    """Return a mixture of experts as transformers' code computes it: its router, and experts that may be packed."""
+    base: Any = loaded.model.base_model
+    layer = base.layers[index]
+    if any(getattr(layer, name, None) is not None for name in ("shared_mlp", "experts")):
+        raise NotKnown("it has experts beside an MLP")
+    module = getattr(layer, "mlp", None) or layer.block_sparse_moe
+
+    def compute(x: Tensor, _: LayerOperations) -> Tensor:
+        out = module(x[None])
+        found: Tensor = out[0] if isinstance(out, tuple) else out  # some return what their router has found, too
+        return found[0]
+
+    return compute
+
+
+def _is_of_heads(norm: Norm | None, attention: Attention) -> bool:
+    """Return whether a norm is one that attention computes of each head."""
+    is_plain = norm is not None and norm.bias is None and not norm.subtracts_mean
+    same = attention.query_norm is not None and norm is not None and norm.epsilon == attention.query_norm.epsilon
+    return is_plain and same and norm is not None and len(norm.weight) == attention.shape.key_dim
+
+
+def _row_norm(norm: Norm | None) -> RowNorm | None:
+    return None if norm is None else RowNorm(norm.weight, norm.bias, norm.epsilon, norm.subtracts_mean)
+
+
+def _product(loaded: LoadedModel, matrices: list[Matrix]) -> Product:
+    """Return the product with all rows of these matrices: one product if they are of one module, or fused."""
+    modules = [loaded.model.get_submodule(matrix.module) for matrix in matrices]
+    if all(module is modules[0] for module in modules):
+        (first, *_) = matrices
+        if not first.heads:
+            return modules[0]
+        weights = [matrix.weight for matrix in matrices if isinstance(matrix.weight, Tensor)]
+        if len(weights) < len(matrices):
+            raise NotKnown("its weights are in blocks")
+        weight, bias = weights[0] if len(weights) == 1 else torch.cat(weights), first.bias
+        return lambda x: linear(x, weight, bias)
+    if (fused := product_of(modules)) is not None:
+        return fused
+    return lambda x: torch.cat([module(x) for module in modules], dim=-1)
+
+
+class FusedExecutor:
+    """Runs a decoder by its description. `backend` computes attention, and reads and writes `caches`, by layer."""
+
+    is_exact = False  # matrix products round by the number of rows
+
+    def __init__(self, layers: FusedLayers, caches: dict[int, LayerCache], backend: Backend) -> None:
+        self._layers = layers
+        self._caches = caches
+        self._backend = backend
+
+    def forward(self, batch: Batch) -> Tensor:
+        return self._layers(batch, self._backend(batch), self._caches)
+
+    def prepare(self, adapter: Adapter) -> None:
+        """Raise NotImplementedError: layers that are fused have no place to add an adapter."""
+        raise NotImplementedError
+
+    def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
+        copy_blocks(self._caches.values(), copies)

@@ -1,0 +1,252 @@
+"""Captures decodes and prompts as CUDA graphs: which sizes, how much memory, and whether they compute the same."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+from oaiserve.engine.model.batch import build_batch
+from oaiserve.engine.model.executor import Executor
+from oaiserve.engine.model.gpu.block_tables import BlockTables
+from oaiserve.engine.model.gpu.fast_paths import is_usable, reason
+from oaiserve.engine.model.gpu.graphs import Capture, DecodeGraphs, Run
+from oaiserve.engine.model.gpu.prompt_graphs import PromptGraphs
+from oaiserve.engine.model.rehearsal import difference, prompts_and_decodes, tolerance
+from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.step import Step
+from oaiserve.times import monotonic_ns
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T", DecodeGraphs, PromptGraphs)
+
+# These estimate the memory that graphs take. All graphs share one pool, whose size follows from the largest graph.
+LAYER_BYTES = 64 << 10  # what the driver keeps for the launches of one layer, in each forward
+POOL_BYTES = 96 << 20  # hidden states of the largest graph, cuBLAS's workspace, and fragmentation
+WIDE_TENSORS = 4  # tensors of a layer that are there at once, each as wide as the widest
+DRAW_BYTES = 12  # for each logit: its weight, and a candidate's weight and id for top_k and top_p
+
+COMPARED_LENGTHS = (9, 40, 17)  # of the sequences whose replayed steps are compared
+
+
+def ladder(most: int) -> list[int]:
+    """Return the numbers of rows to capture, ascending, so that each number up to `most` has a size not much larger.
+
+    A row of padding reads no keys, and up to some hundred rows a matrix product takes as long as reading its weights.
+    So a few rows of padding cost hardly any time, while each further size adds some 50 ms to the start.
+    """
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, most, 64)]
+    return [size for size in sizes if size < most] + [most]
+
+
+def token_ladder(most: int) -> list[int]:
+    """Return the numbers of prompt tokens to capture, ascending, up to the most that a step has.
+
+    A token of padding costs what any other does, except for attention, so larger sizes are closer to each other.
+    """
+    sizes = [16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048]
+    most = min(most, sizes[-1])
+    return [size for size in sizes if size < most] + [most]
+
+
+def graph_memory_bytes(
+    loaded: LoadedModel, *, max_running: int, max_step_tokens: int, max_model_len: int, block_size: int
+) -> int:
+    """Return an estimate of the device memory that `capture_decodes` and `capture_prompts` will take in all."""
+    sizes, token_sizes = ladder(max_running), token_ladder(max_step_tokens)
+    logit_bytes = 2 * loaded.dtype.itemsize + DRAW_BYTES  # the model's output, and the copy that is kept
+    table_bytes = -(-max_model_len // block_size) * 8
+    row_bytes = loaded.vocab_size * logit_bytes + table_bytes
+    launch_bytes = (len(sizes) + len(token_sizes)) * len(loaded.kv_shapes) * LAYER_BYTES
+    linears = [module for module in loaded.model.modules() if isinstance(module, torch.nn.Linear)]
+    weights = [*loaded.model.parameters(), *(module.weight for module in linears)]  # those of packed ones, too
+    widest = max(max(p.shape) for p in weights if p.dim() > 1 and loaded.vocab_size not in p.shape)
+    prompt_bytes = token_sizes[-1] * widest * loaded.dtype.itemsize * WIDE_TENSORS
+    return max_running * row_bytes + launch_bytes + prompt_bytes + POOL_BYTES
+
+
+def capture_decodes(
+    executor: Executor,
+    loaded: LoadedModel,
+    tables: BlockTables,
+    capture: Capture,
+    *,
+    max_running: int,
+    max_model_len: int,
+    num_blocks: int,
+    block_size: int,
+) -> DecodeGraphs | None:
+    """Capture the decode steps of the executor, and write into the first blocks of its cache.
+
+    If the model cannot be captured, or the graphs compute something else, log the reason and return None.
+    """
+    from oaiserve.engine.model.sampling import triton_sampling
+
+    sizes = ladder(max_running)
+
+    def make() -> DecodeGraphs:
+        return DecodeGraphs(
+            executor.forward,
+            triton_sampling,
+            capture,
+            loaded,
+            tables,
+            sizes=sizes,
+            max_model_len=max_model_len,
+            block_size=block_size,
+        )
+
+    def problem(graphs: DecodeGraphs) -> str | None:
+        return replay_problem(graphs, executor, loaded, sizes, num_blocks=num_blocks, block_size=block_size)
+
+    return _captured("decodes", f"up to {max_running} sequences", sizes, loaded.device, make, problem)
+
+
+def capture_prompts(
+    executor: Executor,
+    loaded: LoadedModel,
+    tables: BlockTables,
+    capture: Capture,
+    *,
+    max_step_tokens: int,
+    num_blocks: int,
+    block_size: int,
+) -> PromptGraphs | None:
+    """Capture the forward of prompts, in the same way."""
+    sizes = token_ladder(max_step_tokens)
+
+    def make() -> PromptGraphs:
+        return PromptGraphs(executor.forward, capture, loaded, tables, sizes=sizes, block_size=block_size)
+
+    def problem(graphs: PromptGraphs) -> str | None:
+        return prompt_problem(graphs, executor, loaded, tables, sizes, num_blocks=num_blocks, block_size=block_size)
+
+    return _captured("prompts", f"up to {sizes[-1]} tokens", sizes, loaded.device, make, problem)
+
+
+def _captured(
+    what: str,
+    for_what: str,
+    sizes: list[int],
+    device: torch.device,
+    make: Callable[[], T],
+    problem: Callable[[T], str | None],
+) -> T | None:
+    """Return what `make` captures, unless that fails or `problem` finds one."""
+    began_ns = monotonic_ns()
+    torch.cuda.empty_cache()
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    made: list[T] = []
+
+    def find() -> str | None:
+        try:
+            made.append(make())
+        except RuntimeError as error:
+            # After a capture has failed, ending it fails too, with an error that does not have the reason.
+            return reason(error.__context__ or error)
+        return problem(made[0])
+
+    instead = "their operations are launched one by one, which is slower (--no-cuda-graph does not try)"
+    if not is_usable(f"CUDA graphs of {what}", instead, find):
+        made.clear()
+        torch.cuda.empty_cache()
+        return None
+    left_bytes, _ = torch.cuda.mem_get_info(device)
+    log.info(
+        "CUDA graphs of %s, for %s: %d sizes captured in %.1f s, %.2f GiB",
+        what,
+        for_what,
+        len(sizes),
+        (monotonic_ns() - began_ns) / 1e9,
+        (free_bytes - left_bytes) / 2**30,
+    )
+    return made[0]
+
+
+@torch.inference_mode()
+def replay_problem(
+    graphs: DecodeGraphs,
+    executor: Executor,
+    loaded: LoadedModel,
+    sizes: list[int],
+    *,
+    num_blocks: int,
+    block_size: int,
+) -> str | None:
+    """Return how replayed steps differ from the same steps launched operation by operation, if they do."""
+    most = min(len(COMPARED_LENGTHS), num_blocks // -(-max(COMPARED_LENGTHS) // block_size), sizes[-1])
+    for num_rows in sorted({1, most}) if most > 0 else []:
+        lengths = [min(length, loaded.max_model_len) for length in COMPARED_LENGTHS[:num_rows]]
+        prompts, decodes = prompts_and_decodes(lengths, loaded.vocab_size, block_size)
+        executor.forward(build_batch(prompts, block_size, loaded.device))
+        want = executor.forward(build_batch(decodes, block_size, loaded.device)).clone()
+        logits, replayed = graphs.launch(decodes, graphs.tables.update(decodes), None, {})
+        found, limit = difference(logits, want), tolerance(loaded.dtype)
+        if not found <= limit:
+            return f"the outputs of {num_rows} sequences would differ by {found:.1%} (allowed: {limit:.1%})"
+        assert replayed is not None
+        if replayed.wait().token_ids != logits.argmax(dim=-1).tolist():
+            return "other tokens than the best would be drawn"
+    return None
+
+
+@torch.inference_mode()
+def prompt_problem(
+    graphs: PromptGraphs,
+    executor: Executor,
+    loaded: LoadedModel,
+    tables: BlockTables,
+    sizes: list[int],
+    *,
+    num_blocks: int,
+    block_size: int,
+) -> str | None:
+    """Return how replayed prompts differ from the same ones launched operation by operation, if they do."""
+    for number in (1, len(COMPARED_LENGTHS)):
+        lengths = [min(length, loaded.max_model_len) for length in COMPARED_LENGTHS[:number]]
+        prompts, _ = prompts_and_decodes(lengths, loaded.vocab_size, block_size)
+        step = Step([chunk._replace(max_draws=1) for chunk in prompts.chunks])
+        if step.num_tokens > sizes[-1] or sum(len(chunk.sequence.blocks) for chunk in step.chunks) > num_blocks:
+            continue
+        want = executor.forward(build_batch(step, block_size, loaded.device)).clone()
+        logits, sample_chunks = graphs.launch(step, tables.update(step))
+        found, limit = difference(logits, want), tolerance(loaded.dtype)
+        if sample_chunks != list(range(number)) or not found <= limit:
+            return f"the outputs of {number} prompts would differ by {found:.1%} (allowed: {limit:.1%})"
+    return None
+
+
+class CudaCapture:
+    """Captures CUDA graphs that share memory: replaying one graph overwrites the tensors that others have allocated."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, run: Run) -> Run:
+        """Run `run`, capture it, and return a function that replays it. Raises RuntimeError if that is impossible."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        # This `with` also restores the stream that was in use before, which a failed capture does not.
+        with torch.cuda.stream(self._stream):
+            # The first run is not captured. It compiles kernels and lets libraries allocate the memory that they keep.
+            # If something in it waits for the device, which captured work cannot, the error leaves torch usable.
+            self._run_without_waiting(run)
+            graph = torch.cuda.CUDAGraph()
+            # No other thread uses the device, so the capture does not have to watch other threads.
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                run()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        return graph.replay
+
+    def _run_without_waiting(self, run: Run) -> None:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            run()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")

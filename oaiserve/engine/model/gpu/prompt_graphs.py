@@ -1,0 +1,158 @@
+"""Runs prompts as graphs: the forward of all prompts of a step is one launch instead of hundreds.
+
+A small model computes some hundred tokens in less time than the host takes to launch the operations of all its layers.
+So a forward is captured for some numbers of tokens, and replayed for prompts of any lengths that are so many tokens
+together, or fewer: the rest is padding, which is not written into the cache. Larger steps are launched operation by
+operation, while the device computes.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable
+
+import torch
+
+from oaiserve.engine.model.attention.tiles import StaticTiles
+from oaiserve.engine.model.batch import ALIGNMENT, Batch
+from oaiserve.engine.model.gpu.block_tables import BlockTables
+from oaiserve.engine.model.gpu.graphs import Capture, Run
+from oaiserve.engine.model.padded_head import aligned
+from oaiserve.engine.model.spec import ModelSpec
+from oaiserve.engine.model.transfer import pinned
+from oaiserve.engine.step import Step
+
+MOST_PROMPTS = 16  # in a step that is replayed, and rows of logits that it computes
+_PADDING = (0, 0, -1)  # of a token: its id, position and slot
+
+
+class PromptGraphs:
+    """The forwards that were captured for `sizes` tokens, in ascending order.
+
+    `forward` is the one of an executor whose attention asks `Batch.tiles` for its work, and reads `tables`. The
+    constructor raises what `capture` raises.
+    """
+
+    @torch.inference_mode()
+    def __init__(
+        self,
+        forward: Callable[[Batch], torch.Tensor],
+        capture: Capture,
+        spec: ModelSpec,
+        tables: BlockTables,
+        *,
+        sizes: list[int],
+        block_size: int,
+    ) -> None:
+        self._forward = forward
+        self._sizes = sizes
+        self._tables = tables
+        self._block_size = block_size
+        self._device = spec.device
+        self._most_len = tables.on_device.shape[1] * block_size
+        num_words = len(_PADDING) * _up(sizes[-1]) + 4 * _up(MOST_PROMPTS + 1)
+        self._words = torch.zeros(num_words, dtype=torch.int64, device=spec.device)
+        logits = torch.zeros(MOST_PROMPTS, aligned(spec.vocab_size), dtype=spec.dtype, device=spec.device)
+        self._logits = logits[:, : spec.vocab_size]
+        self._tiles = {size: StaticTiles(size, MOST_PROMPTS, spec.device) for size in sizes}
+        # The largest is captured first: all others fit into the memory that it has allocated.
+        self._graphs = {size: self._capture(size, capture) for size in reversed(sizes)}
+
+    def can_run(self, step: Step) -> bool:
+        """Return whether the step can be replayed: its tokens are known, not too many, and no draft, and no prompt has
+        to have log-probabilities."""
+        return (
+            len(step.chunks) <= MOST_PROMPTS
+            and step.num_tokens <= self._sizes[-1]
+            and all(
+                chunk.end <= len(chunk.sequence.token_ids)
+                and not chunk.draft
+                and not chunk.sequence.wants_prompt_logprobs
+                for chunk in step.chunks
+            )
+        )
+
+    def launch(
+        self, step: Step, table_rows: list[int], began: torch.cuda.Event | None = None
+    ) -> tuple[torch.Tensor, list[int]]:
+        """Launch a step without waiting. Return its logits [R, vocab], which the next launch overwrites, and the chunk
+        of each row.
+
+        `table_rows` are those that `tables` has for the step. `began` is recorded when the device has its inputs.
+        """
+        size = self._sizes[bisect_left(self._sizes, step.num_tokens)]
+        sample_chunks = self._upload(step, table_rows, size)
+        if began is not None:
+            began.record()
+        self._graphs[size]()
+        return self._logits[: len(sample_chunks)], sample_chunks
+
+    def _upload(self, step: Step, table_rows: list[int], size: int) -> list[int]:
+        """Copy the inputs to the device, and return which chunks draw."""
+        input_ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        query_start, logits_rows, sample_chunks = [0], [], []
+        block_size = self._block_size
+        for index, (sequence, start, num_tokens, max_draws, _) in enumerate(step.chunks):
+            end, blocks = start + num_tokens, sequence.blocks
+            input_ids += sequence.token_ids[start:end]
+            positions += range(start, end)
+            slots += [blocks[p // block_size] * block_size + p % block_size for p in range(start, end)]
+            query_start.append(len(input_ids))
+            if max_draws:
+                sample_chunks.append(index)
+                logits_rows.append(len(input_ids) - 1)
+        context_lens = [chunk.end for chunk in step.chunks]
+        words = array("q")
+        for column, filler in zip((input_ids, positions, slots), _PADDING, strict=True):
+            words.extend(column)
+            words.extend([filler] * (_up(size) - len(column)))
+        end_of_all = [len(input_ids)] * (MOST_PROMPTS + 1 - len(query_start))
+        for column in (table_rows, query_start + end_of_all, context_lens, logits_rows):
+            words.extend(column)
+            words.extend([0] * (_up(MOST_PROMPTS + 1) - len(column)))
+        self._words[: len(words)].copy_(
+            pinned(torch.frombuffer(words, dtype=torch.int64), self._device), non_blocking=True
+        )
+        self._tiles[size].update([chunk.num_tokens for chunk in step.chunks], context_lens)
+        return sample_chunks
+
+    def _capture(self, size: int, capture: Capture) -> Run:
+        tokens = self._words[: len(_PADDING) * _up(size)].view(len(_PADDING), -1)[:, :size]
+        others = self._words[len(_PADDING) * _up(size) :][: 4 * _up(MOST_PROMPTS + 1)].view(4, -1)
+        # `capture` runs what it captures: all tokens are padding.
+        self._words.zero_()
+        tokens.copy_(torch.tensor(_PADDING)[:, None])
+        table_rows, query_start, seq_lens, logits_rows = others
+        none = others[0, :0]
+        batch = Batch(
+            input_ids=tokens[0],
+            positions=tokens[1],
+            slots=tokens[2],
+            block_tables=self._tables.on_device,
+            table_rows=table_rows[:MOST_PROMPTS],
+            query_start=query_start[: MOST_PROMPTS + 1],
+            seq_lens=seq_lens[:MOST_PROMPTS],
+            logits_rows=logits_rows[:MOST_PROMPTS],
+            unknown_rows=none,
+            drawn_rows=none,
+            num_decodes=0,
+            # Lengths on the host only decide which kernels are used: those for the longest prompt that there can be.
+            query_lens=[size],
+            context_lens=[self._most_len],
+            sample_chunks=[],
+            prompt_rows=[],
+            tiles=self._tiles[size],
+        )
+
+        def forward() -> None:
+            self._logits.copy_(self._forward(batch))
+
+        return capture(forward)
+
+
+def _up(number: int) -> int:
+    """Return the number rounded up, so that each column begins at an aligned address."""
+    return -(-number // ALIGNMENT) * ALIGNMENT

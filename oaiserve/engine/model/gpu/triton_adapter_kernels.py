@@ -1,0 +1,91 @@
+"""The device code of `triton_adapters`, which launches it and describes its arguments.
+
+Rows that have adapters are sorted into tiles of one adapter each, so that a program multiplies with the weights of one.
+The weights of an adapter are wherever it was loaded: a table has their addresses.
+"""
+
+import triton
+import triton.language as tl
+
+from oaiserve.engine.model.gpu.triton_dot import dot
+
+
+@triton.jit(do_not_specialize=["x_stride", "widest"])
+def shrink_kernel(
+    x,
+    rows,
+    adapters,
+    table,
+    scales,
+    products,
+    x_stride,
+    columns,
+    widest,
+    ROWS: tl.constexpr,
+    RANKS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Compute scale * (x A^T) for some ranks of a tile. The program is (tile, ranks)."""
+    tile = tl.program_id(0)
+    adapter = tl.load(adapters + tile)
+    rank = tl.load(table + adapter * 3 + 2)
+    ranks = tl.program_id(1) * RANKS + tl.arange(0, RANKS)
+    places = tile * ROWS + tl.arange(0, ROWS)
+    row = tl.load(rows + places)
+    a = tl.load(table + adapter * 3).to(tl.pointer_type(x.dtype.element_ty))
+    sums = tl.zeros((ROWS, RANKS), tl.float32)
+    # An adapter that is narrower than the widest one of the step, or has nothing for this layer, has no ranks here.
+    end = tl.where(tl.program_id(1) * RANKS < rank, columns, 0)
+    for start in range(0, end, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)
+        is_inside = column < columns
+        inputs = tl.load(
+            x + row[:, None] * x_stride + column[None, :], mask=(row >= 0)[:, None] & is_inside[None, :], other=0.0
+        )
+        weights = tl.load(
+            a + ranks[None, :] * columns + column[:, None],
+            mask=(ranks < rank)[None, :] & is_inside[:, None],
+            other=0.0,
+        )
+        sums = dot(inputs, weights, sums)
+    sums *= tl.load(scales + adapter)
+    tl.store(products + places[:, None] * widest + ranks[None, :], sums, mask=(ranks < widest)[None, :])
+
+
+@triton.jit(do_not_specialize=["out_stride", "widest"])
+def expand_kernel(
+    products,
+    rows,
+    adapters,
+    table,
+    out,
+    out_stride,
+    num_columns,
+    widest,
+    ROWS: tl.constexpr,
+    RANKS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Add the products times B^T to some columns of `out`, for the rows of a tile. The program is (tile, columns)."""
+    tile = tl.program_id(0)
+    adapter = tl.load(adapters + tile)
+    rank = tl.load(table + adapter * 3 + 2).to(tl.int32)
+    b = tl.load(table + adapter * 3 + 1).to(tl.pointer_type(out.dtype.element_ty))
+    places = tile * ROWS + tl.arange(0, ROWS)
+    row = tl.load(rows + places)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    sums = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(0, rank, RANKS):
+        ranks = start + tl.arange(0, RANKS)
+        is_inside = ranks < rank
+        part = tl.load(products + places[:, None] * widest + ranks[None, :], mask=is_inside[None, :], other=0.0)
+        weights = tl.load(
+            b + column[None, :] * rank + ranks[:, None],
+            mask=is_inside[:, None] & (column < num_columns)[None, :],
+            other=0.0,
+        )
+        sums = dot(part.to(out.dtype.element_ty), weights, sums)
+    places_out = out + row[:, None] * out_stride + column[None, :]
+    is_wanted = (row >= 0)[:, None] & (column < num_columns)[None, :] & (rank > 0)
+    before = tl.load(places_out, mask=is_wanted, other=0.0).to(tl.float32)
+    tl.store(places_out, (before + sums).to(out.dtype.element_ty), mask=is_wanted)

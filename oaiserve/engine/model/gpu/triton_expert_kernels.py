@@ -1,0 +1,116 @@
+"""The device code of `triton_experts`, which launches it and describes its arguments."""
+
+import triton
+import triton.language as tl
+
+from oaiserve.engine.model.gpu.triton_matrix_kernels import product_of_tiles
+
+
+@triton.jit(do_not_specialize=["num_pairs"])
+def plan_experts_kernel(
+    chosen,  # int64 [pairs], the experts of rows
+    order,  # int32 [pairs], the pairs sorted by expert
+    tile_expert,  # int32 [tiles]; -1: there is nothing to do
+    tile_first,  # int32 [tiles], where its pairs begin in the order
+    tile_end,  # int32 [tiles], and where those of its expert end
+    num_pairs,
+    num_tiles,
+    NUM_EXPERTS: tl.constexpr,
+    BINS: tl.constexpr,  # more than experts
+    TILE_ROWS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """Sort pairs of a row and an expert by the expert, and cut those of each into tiles. The program is (expert).
+
+    Each program counts for itself what all have, so none waits for another one.
+    """
+    expert = tl.program_id(0)
+    lane = tl.arange(0, CHUNK)
+    counts = tl.zeros([BINS], tl.int32)
+    for begin in range(0, num_pairs, CHUNK):
+        found = tl.load(chosen + begin + lane, mask=begin + lane < num_pairs, other=BINS - 1).to(tl.int32)
+        counts += tl.histogram(found, BINS)
+    bins = tl.arange(0, BINS)
+    tiles = (counts + TILE_ROWS - 1) // TILE_ROWS
+    first = tl.sum(tl.where(bins < expert, counts, 0), 0)
+    end = first + tl.sum(tl.where(bins == expert, counts, 0), 0)
+    tile = tl.sum(tl.where(bins < expert, tiles, 0), 0)
+    place = first
+    for begin in range(0, num_pairs, CHUNK):
+        found = tl.load(chosen + begin + lane, mask=begin + lane < num_pairs, other=BINS - 1).to(tl.int32)
+        is_own = (found == expert).to(tl.int32)
+        tl.store(order + place + tl.cumsum(is_own, 0) - 1, begin + lane, mask=is_own > 0)
+        place += tl.sum(is_own, 0)
+    for begin in range(first, end, TILE_ROWS):
+        tl.store(tile_expert + tile, expert)
+        tl.store(tile_first + tile, begin)
+        tl.store(tile_end + tile, end)
+        tile += 1
+    if expert == NUM_EXPERTS - 1:
+        for rest in range(tile, num_tiles):
+            tl.store(tile_expert + rest, -1)
+
+
+@triton.jit
+def expert_kernel(
+    x,  # [rows, columns]
+    codes,
+    scales,
+    zeros,
+    bias,  # [experts, n]
+    factors,  # [pairs], by which the products are multiplied
+    order,
+    tile_expert,
+    tile_first,
+    tile_end,
+    out,  # [pairs, n]
+    n,
+    columns,
+    group_columns,
+    pairs_of_row,  # 1 if x has a row for each pair
+    x_stride,
+    codes_expert_stride,
+    codes_stride,
+    scales_expert_stride,
+    groups_stride,
+    KIND: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_FACTORS: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_N: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
+):
+    """Multiply a tile of rows with one of their expert's matrix. The program is (tile of the matrix, tile of pairs)."""
+    tile = tl.program_id(1)
+    expert = tl.load(tile_expert + tile).to(tl.int64)
+    if expert >= 0:
+        place = tl.load(tile_first + tile) + tl.arange(0, TILE_ROWS)
+        is_row = place < tl.load(tile_end + tile)
+        pair = tl.load(order + place, mask=is_row, other=0).to(tl.int64)
+        output = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
+        is_output = output < n
+        acc = product_of_tiles(
+            x,
+            pair // pairs_of_row * x_stride,
+            is_row,
+            codes + expert * codes_expert_stride + output.to(tl.int64)[:, None] * codes_stride,
+            scales + expert * scales_expert_stride + output,
+            zeros + expert * scales_expert_stride + output,
+            is_output,
+            0,
+            columns,
+            group_columns,
+            groups_stride,
+            KIND,
+            HAS_ZEROS,
+            TILE_ROWS,
+            TILE_N,
+            TILE_COLUMNS,
+        )
+        if HAS_BIAS:
+            acc += tl.load(bias + expert * n + output, mask=is_output, other=0.0).to(tl.float32)[:, None]
+        if HAS_FACTORS:
+            acc *= tl.load(factors + pair, mask=is_row, other=0.0).to(tl.float32)[None, :]
+        is_number = is_output[:, None] & is_row[None, :]
+        tl.store(out + pair[None, :] * n + output[:, None], acc.to(out.dtype.element_ty), mask=is_number)

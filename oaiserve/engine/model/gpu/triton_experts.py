@@ -1,0 +1,107 @@
+"""Packed experts by Triton kernels: a plan of rows by expert, a product, the activation, a product, and a sum."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from oaiserve.engine.model.gpu.device_experts import ExpertMatrices, PackedExperts
+from oaiserve.engine.model.gpu.device_matrices import MXFP4_TILE, tile_columns
+from oaiserve.engine.model.gpu.triton_expert_kernels import expert_kernel, plan_experts_kernel
+from oaiserve.engine.model.gpu.triton_layers import combine
+from oaiserve.engine.model.gpu.triton_matrices import Tiles, tiles_for
+
+PAIRS_AT_A_TIME = 1024
+LARGEST = Tiles(64, 128, num_warps=8, num_stages=3)  # with more rows, whose places are numbers of their own, it spills
+
+
+class Plan(NamedTuple):
+    """Which rows each expert has, in tiles. All of it is on the device."""
+
+    order: Tensor
+    tile_expert: Tensor
+    tile_first: Tensor
+    tile_end: Tensor
+    tiles: Tiles
+
+
+def compute(experts: PackedExperts, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    """Compute `plain_experts` in five launches. Sums of a product are in float32."""
+    num_rows, top_k = chosen.shape
+    plan = planned(chosen, experts.num_experts)
+    both = _product(x, experts.gate_up, plan, pairs_of_row=top_k, factors=None)
+    if experts.activation is None:
+        inner = experts.combine(both)
+    else:
+        sizes = {"alpha": experts.alpha, "limit": experts.limit}
+        inner = combine(both, experts.activation, is_interleaved=experts.is_interleaved, **sizes)
+    outs = _product(inner, experts.down, plan, pairs_of_row=1, factors=weights)
+    return outs.view(num_rows, top_k, -1).sum(1)
+
+
+def planned(chosen: Tensor, num_experts: int) -> Plan:
+    """Sort the rows by expert. The host knows only how many tiles there can be."""
+    num_pairs = chosen.numel()
+    tiles = tiles_for(-(-num_pairs // num_experts))
+    tiles = tiles if tiles.rows < LARGEST.rows else LARGEST
+    most_tiles = min(num_pairs, num_pairs // tiles.rows + num_experts)
+    order, tile_expert, tile_first, tile_end = torch.empty(
+        num_pairs + 3 * most_tiles, dtype=torch.int32, device=chosen.device
+    ).split([num_pairs, most_tiles, most_tiles, most_tiles])
+    plan_experts_kernel[(num_experts,)](
+        chosen.contiguous(),
+        order,
+        tile_expert,
+        tile_first,
+        tile_end,
+        num_pairs,
+        most_tiles,
+        NUM_EXPERTS=num_experts,
+        BINS=triton.next_power_of_2(num_experts + 1),
+        TILE_ROWS=tiles.rows,
+        CHUNK=min(PAIRS_AT_A_TIME, max(32, triton.next_power_of_2(num_pairs))),
+        num_warps=4,
+    )
+    return Plan(order, tile_expert, tile_first, tile_end, tiles)
+
+
+def _product(x: Tensor, matrices: ExpertMatrices, plan: Plan, *, pairs_of_row: int, factors: Tensor | None) -> Tensor:
+    """Return the products [pairs, n] of rows with the matrices of their experts, in the order of the pairs."""
+    n, columns = matrices.shape
+    group_columns = columns // matrices.scales.shape[1]
+    tiles, out = plan.tiles, x.new_empty(len(plan.order), n)
+    expert_kernel[(-(-n // tiles.n), len(plan.tile_expert))](
+        x,
+        matrices.codes,
+        matrices.scales,
+        matrices.scales if matrices.zeros is None else matrices.zeros,
+        out if matrices.bias is None else matrices.bias,
+        out if factors is None else factors.contiguous(),
+        plan.order,
+        plan.tile_expert,
+        plan.tile_first,
+        plan.tile_end,
+        out,
+        n,
+        columns,
+        group_columns,
+        pairs_of_row,
+        x.stride(0),
+        matrices.codes.stride(0),
+        matrices.codes.stride(1),
+        matrices.scales.stride(0),
+        matrices.scales.stride(1),
+        KIND=matrices.kind,
+        HAS_ZEROS=matrices.zeros is not None,
+        HAS_BIAS=matrices.bias is not None,
+        HAS_FACTORS=factors is not None,
+        TILE_ROWS=tiles.rows,
+        TILE_N=tiles.n,
+        TILE_COLUMNS=MXFP4_TILE if matrices.kind == "mxfp4" else tile_columns(group_columns),
+        num_warps=tiles.num_warps,
+        num_stages=tiles.num_stages,
+    )
+    return out

@@ -1,0 +1,18 @@
+"""The rounding to floats of eight bits, as device code that several kernels share."""
+
+import triton
+import triton.language as tl
+
+from oaiserve.engine.model.gpu.triton_dot import IS_INTERPRETED
+
+
+@triton.jit
+def to_float8(numbers, dtype: tl.constexpr):
+    """Return float32 numbers as floats of eight bits (E4M3), the nearest ones. Larger numbers become the largest."""
+    numbers = tl.minimum(tl.maximum(numbers, -448.0), 448.0)
+    if IS_INTERPRETED:  # the interpreter would forget to carry when it rounds up
+        bits = numbers.to(tl.int32, bitcast=True)
+        normal = ((bits + ((bits >> 20) & 1) + 0x7FFFF) & 0x7FF00000 | bits & -0x80000000).to(tl.float32, bitcast=True)
+        small = (numbers + 24576.0) - 24576.0  # to multiples of 2^-9
+        numbers = tl.where(tl.abs(numbers) < 0.015625, small, normal)
+    return numbers.to(dtype)

@@ -1,0 +1,109 @@
+"""The operations of `layer_operations` as Triton kernels: one launch for each."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import triton
+from torch import Tensor
+
+from oaiserve.engine.model.gpu.triton_layer_kernels import activate_kernel, add_and_norm_kernel
+from oaiserve.engine.model.layer_operations import RowNorm
+
+ACTIVATED_AT_A_TIME = 1024  # numbers
+
+
+def add_and_norm(
+    hidden: Tensor,
+    added: tuple[Tensor, ...],
+    out_norm: RowNorm | None,
+    norm: RowNorm | None,
+    scale: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """Compute `layer_operations.add_and_norm`, with `hidden` in place. Sums are in float32."""
+    rows, width = hidden.shape
+    out = torch.empty_like(hidden) if norm is not None else hidden
+    first, second = (*added, hidden, hidden)[:2]
+    tile, num_warps = _row_tile(width)
+    add_and_norm_kernel[(rows,)](
+        hidden,
+        first,
+        second,
+        out,
+        *_tensors(out_norm, hidden),
+        *_tensors(norm, hidden),
+        0.0 if out_norm is None else out_norm.epsilon,
+        0.0 if norm is None else norm.epsilon,
+        scale,
+        width,
+        hidden.stride(0),
+        first.stride(0),
+        second.stride(0),
+        NUM_ADDED=len(added),
+        HAS_OUT_NORM=out_norm is not None,
+        HAS_OUT_BIAS=out_norm is not None and out_norm.bias is not None,
+        HAS_OUT_MEAN=out_norm is not None and out_norm.subtracts_mean,
+        HAS_NORM=norm is not None,
+        HAS_BIAS=norm is not None and norm.bias is not None,
+        HAS_MEAN=norm is not None and norm.subtracts_mean,
+        TILE=tile,
+        num_warps=num_warps,
+    )
+    return hidden, out
+
+
+def activate(products: Tensor, activation: str, *, is_gated: bool) -> Tensor:
+    """Compute `layer_operations.activate`."""
+    rows, columns = products.shape
+    inner = columns // 2 if is_gated else columns
+    out = products.new_empty(rows, inner)
+    activate_kernel[rows, -(-inner // ACTIVATED_AT_A_TIME)](
+        products,
+        out,
+        inner,
+        products.stride(0),
+        0.0,
+        0.0,
+        ACTIVATION=activation,
+        IS_GATED=is_gated,
+        IS_INTERLEAVED=False,
+        TILE=ACTIVATED_AT_A_TIME,
+        num_warps=4,
+    )
+    return out
+
+
+def combine(products: Tensor, activation: str, *, is_interleaved: bool, alpha: float, limit: float) -> Tensor:
+    """Combine gates and ups as experts do, which come in turns if `is_interleaved`: activation(gate) * up, or "clamped"
+    with `alpha` and `limit` as gpt-oss does it."""
+    rows, columns = products.shape
+    out = products.new_empty(rows, columns // 2)
+    activate_kernel[rows, -(-columns // 2 // ACTIVATED_AT_A_TIME)](
+        products,
+        out,
+        columns // 2,
+        products.stride(0),
+        alpha,
+        limit,
+        ACTIVATION=activation,
+        IS_GATED=True,
+        IS_INTERLEAVED=is_interleaved,
+        TILE=ACTIVATED_AT_A_TIME,
+        num_warps=4,
+    )
+    return out
+
+
+def _tensors(norm: RowNorm | None, unread: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the tensors of a norm. In place of what it does not have is one that is not read."""
+    if norm is None:
+        return unread, unread
+    return norm.weight, unread if norm.bias is None else norm.bias
+
+
+@functools.cache
+def _row_tile(width: int) -> tuple[int, int]:
+    """Return the numbers of a tile that has a whole row, and the warps that compute it."""
+    tile = triton.next_power_of_2(width)
+    return tile, min(16, max(1, tile // 256))

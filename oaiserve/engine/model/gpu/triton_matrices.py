@@ -1,0 +1,97 @@
+"""Products with packed matrices by a Triton kernel: one launch, whatever the number of rows."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from oaiserve.engine.model.gpu.device_matrices import PackedMatrix
+from oaiserve.engine.model.gpu.triton_matrix_kernels import matrix_kernel
+
+PROGRAMS_PER_SM = 4  # so many programs load enough at once to keep the memory busy
+MOST_SPLITS = 16
+
+
+class Tiles(NamedTuple):
+    rows: int  # of x
+    n: int  # rows of the matrix
+    num_warps: int
+    num_stages: int
+
+
+def multiply(x: Tensor, matrix: PackedMatrix, bias: Tensor | None) -> Tensor:
+    """Return the product of `x` [..., columns] with the matrix. Sums are in float32."""
+    if matrix.order is not None:
+        x = x.index_select(-1, matrix.order)
+    rows = x.reshape(-1, x.shape[-1])
+    (n, columns), num_rows = matrix.shape, len(rows)
+    tiles = tiles_for(num_rows)
+    grid = -(-n // tiles.n), -(-num_rows // tiles.rows)
+    num_tiles = columns // matrix.tile_columns
+    splits = num_splits(grid[0] * grid[1], num_tiles, _num_multiprocessors(x.device))
+    out = rows.new_empty(num_rows, n)
+    partial = torch.empty(splits, num_rows, n, dtype=torch.float32, device=x.device) if splits > 1 else out
+    matrix_kernel[(*grid, splits)](
+        rows,
+        matrix.codes,
+        matrix.scales,
+        matrix.scales if matrix.zeros is None else matrix.zeros,
+        out if bias is None else bias,
+        out,
+        partial,
+        _counters(x.device),
+        num_rows,
+        n,
+        columns,
+        matrix.group_columns,
+        rows.stride(0),
+        matrix.codes.stride(0),
+        matrix.scales.stride(0),
+        -(-num_tiles // splits),
+        KIND=matrix.kind,
+        HAS_ZEROS=matrix.zeros is not None,
+        HAS_BIAS=bias is not None,
+        SPLITS=splits,
+        TILE_ROWS=tiles.rows,
+        TILE_N=tiles.n,
+        TILE_COLUMNS=matrix.tile_columns,
+        num_warps=tiles.num_warps,
+        num_stages=tiles.num_stages,
+    )
+    return out.view(*x.shape[:-1], n)
+
+
+def tiles_for(num_rows: int) -> Tiles:
+    """Return the tiles for a product with so many rows. Up to 64 rows, it takes as long as reading the matrix."""
+    if num_rows <= 16:
+        return Tiles(16, 64, num_warps=4, num_stages=4)
+    if num_rows <= 32:
+        return Tiles(32, 64, num_warps=4, num_stages=4)
+    if num_rows <= 64:
+        return Tiles(64, 64, num_warps=4, num_stages=3)
+    return Tiles(128, 128, num_warps=8, num_stages=3)
+
+
+def num_splits(num_programs: int, num_tiles: int, num_multiprocessors: int) -> int:
+    """Return into how many parts the columns are cut, a power of two, so that there are enough programs."""
+    splits = 1
+    while splits < MOST_SPLITS and num_programs * splits < num_multiprocessors * PROGRAMS_PER_SM:
+        splits *= 2
+    return min(splits, 1 << num_tiles.bit_length() - 1)
+
+
+@functools.cache
+def _counters(device: torch.device) -> Tensor:
+    """Return counters of programs that have ended, one for each tile of a product that is split.
+
+    Such a product has fewer tiles than programs fit on the device. Products follow each other on one stream.
+    """
+    return torch.zeros(1 << 14, dtype=torch.int32, device=device)
+
+
+@functools.cache
+def _num_multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

@@ -1,0 +1,186 @@
+"""The device code of `triton_matrices`, which launches it and describes its arguments."""
+
+import triton
+import triton.language as tl
+
+from oaiserve.engine.model.gpu.triton_dot import dot
+from oaiserve.engine.model.gpu.triton_float8 import to_float8
+
+
+@triton.jit
+def _less(code, zero, dtype: tl.constexpr):
+    """Return small integers less a zero.
+
+    An integer in the lowest bits of 2^23 is that number more, which takes no instruction that converts. Those are slow.
+    """
+    return ((code.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + zero)).to(dtype)
+
+
+@triton.jit
+def _float4(code, exponent, dtype):
+    """Return floats of four bits (E2M1: a sign, two bits of the exponent and one of the fraction) times powers of two,
+    of which the exponents plus 127 are given."""
+    size = (code & 7).to(tl.int16)
+    # From 1 on, exponent and fraction are those of bfloat16, whose exponents begin 126 lower. Below are 0 and 0.5. A
+    # power of two is added to the exponent.
+    bits = tl.where(size < 2, 0x3F00, (size << 6) + (126 << 7)) + ((exponent.to(tl.int16) - 127) << 7)
+    bits = tl.where(size == 0, 0, bits).to(tl.int16) | ((code & 8).to(tl.int16) << 12)
+    return bits.to(tl.bfloat16, bitcast=True).to(dtype)
+
+
+@triton.jit
+def _inputs(x, row_offset, is_row, column):
+    """Load columns of the inputs, transposed: [columns, rows]."""
+    return tl.load(x + row_offset[None, :] + column[:, None], mask=is_row[None, :], other=0.0)
+
+
+@triton.jit
+def product_of_tiles(
+    x,
+    row_offset,  # int64 [TILE_ROWS], where rows of x begin
+    is_row,
+    code_rows,  # [TILE_N, 1], where rows of codes begin
+    scales,  # [TILE_N], those of the first group
+    zeros,
+    is_output,
+    first,
+    last,
+    group_columns,
+    groups_stride,
+    KIND: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_N: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
+):
+    """Return a tile of W times a tile of x, transposed, over the columns from `first` to `last`: float32 [TILE_N,
+    TILE_ROWS]."""
+    acc = tl.zeros([TILE_N, TILE_ROWS], tl.float32)
+    HALF: tl.constexpr = TILE_COLUMNS // 2
+    half = tl.arange(0, HALF)
+    column = tl.arange(0, TILE_COLUMNS)
+    for begin in range(first, last, TILE_COLUMNS):
+        nothing = tl.zeros([TILE_N, TILE_ROWS], tl.float32)
+        if KIND == "mxfp4":  # each half of a tile is a group
+            group = begin // HALF * groups_stride
+            packed = tl.load(code_rows + (begin // 2 + half)[None, :], mask=is_output[:, None], other=0)
+            exponent = tl.load(scales + group, mask=is_output, other=127)[:, None]
+            low = _float4(packed & 15, exponent, x.dtype.element_ty)
+            acc = dot(low, _inputs(x, row_offset, is_row, begin + half), acc)
+            exponent = tl.load(scales + group + groups_stride, mask=is_output, other=127)[:, None]
+            high = _float4(packed >> 4, exponent, x.dtype.element_ty)
+            acc = dot(high, _inputs(x, row_offset, is_row, begin + HALF + half), acc)
+        else:
+            group = begin // group_columns * groups_stride
+            scale = tl.load(scales + group, mask=is_output, other=0.0).to(tl.float32)
+            if HAS_ZEROS:
+                zero = tl.load(zeros + group, mask=is_output, other=0).to(tl.float32)[:, None]
+            else:
+                zero = 8.0 if KIND == "int4" else 128.0
+            if KIND == "int4":
+                # Bytes of a tile have its first columns in their lower halves, and the others in their upper ones.
+                packed = tl.load(code_rows + (begin // 2 + half)[None, :], mask=is_output[:, None], other=0)
+                low = _less(packed & 15, zero, x.dtype.element_ty)
+                product = dot(low, _inputs(x, row_offset, is_row, begin + half), nothing)
+                high = _less(packed >> 4, zero, x.dtype.element_ty)
+                product = dot(high, _inputs(x, row_offset, is_row, begin + HALF + half), product)
+            else:
+                code = tl.load(code_rows + (begin + column)[None, :], mask=is_output[:, None], other=0.0)
+                weight = _less(code, zero, x.dtype.element_ty) if KIND == "int8" else code.to(x.dtype.element_ty)
+                product = dot(weight, _inputs(x, row_offset, is_row, begin + column), nothing)
+            acc += product * scale[:, None]
+    return acc
+
+
+@triton.jit(do_not_specialize=["rows"])
+def matrix_kernel(
+    x,  # [rows, columns]
+    codes,
+    scales,
+    zeros,
+    bias,
+    out,  # [rows, n]
+    partial,  # float32 [splits, rows, n]
+    num_done,  # int32 [tiles], zeros, which each launch leaves as it finds them
+    rows,
+    n,
+    columns,
+    group_columns,
+    x_stride,
+    codes_stride,
+    groups_stride,  # of scales and zeros, whose numbers of a group are side by side
+    tiles_each,  # of columns, for each split
+    KIND: tl.constexpr,  # "int4", "int8" or "float8"
+    HAS_ZEROS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_N: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
+):
+    """Compute x @ W^T for a tile of rows of W and a tile of rows of x. The program is (tile of W, tile of x, split).
+
+    W is multiplied as it is stored, and each product of a tile of columns, which is within one group, by the scale
+    afterwards. W is the first factor, so that tensor cores take it from registers, where it is unpacked. With several
+    splits, each has a part of the columns, and the one that is the last to end adds them up, in their order.
+    """
+    tile, split = tl.program_id(0), tl.program_id(2)
+    output = tile * TILE_N + tl.arange(0, TILE_N)
+    is_output = output < n
+    row = tl.program_id(1) * TILE_ROWS + tl.arange(0, TILE_ROWS)
+    code_rows = codes + output.to(tl.int64)[:, None] * codes_stride
+    row_offset = row.to(tl.int64)
+    first = split * tiles_each * TILE_COLUMNS
+    acc = product_of_tiles(
+        x,
+        row_offset * x_stride,
+        row < rows,
+        code_rows,
+        scales + output,
+        zeros + output,
+        is_output,
+        first,
+        tl.minimum(first + tiles_each * TILE_COLUMNS, columns),
+        group_columns,
+        groups_stride,
+        KIND,
+        HAS_ZEROS,
+        TILE_ROWS,
+        TILE_N,
+        TILE_COLUMNS,
+    )
+    is_number = is_output[:, None] & (row < rows)[None, :]
+    place = row_offset[None, :] * n + output[:, None]
+    if SPLITS > 1:
+        tl.store(partial + split.to(tl.int64) * rows * n + place, acc, mask=is_number)
+        # All threads of this program have written theirs before one of them says so, which releases it for the others.
+        tl.debug_barrier()
+        done = num_done + tl.program_id(1) * tl.num_programs(0) + tile
+        is_last = tl.atomic_add(done, 1, sem="acq_rel", scope="gpu") == SPLITS - 1
+        if is_last:
+            tl.debug_barrier()
+            tl.store(done, 0)  # for the next launch
+            acc = tl.zeros([TILE_N, TILE_ROWS], tl.float32)
+            part = partial + place
+            for _ in range(SPLITS):
+                acc += tl.load(part, mask=is_number, other=0.0, cache_modifier=".cg")
+                part += tl.full([], 1, tl.int64) * rows * n
+    else:
+        is_last = True
+    if is_last:
+        if HAS_BIAS:
+            acc += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)[:, None]
+        tl.store(out + place, acc.to(out.dtype.element_ty), mask=is_number)
+
+
+@triton.jit
+def round_rows_kernel(x, out, scales, columns, stride, TILE: tl.constexpr):
+    """Round a row to floats of 8 bits, times the scale that makes its largest number the largest float. The program is
+    (row)."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, TILE)
+    is_inside = column < columns
+    numbers = tl.load(x + row * stride + column, mask=is_inside, other=0.0).to(tl.float32)
+    scale = tl.maximum(tl.max(tl.abs(numbers), 0), 1e-12) / 448.0
+    tl.store(scales + row, scale)
+    tl.store(out + row * columns + column, to_float8(numbers / scale, out.dtype.element_ty), mask=is_inside)

@@ -1,0 +1,121 @@
+"""Draws on a CPU, row by row in NumPy: the row's bytes and its `DrawRow` decide, and nothing else.
+
+Neither the other rows nor the number of threads can change an id. Every sum is over one row, in an order that follows
+from the row, and everything else is done for each id by itself. torch promises neither: its functions may round the
+numbers at the end of a row in another way than those within, and sum in as many parts as there are threads.
+
+NumPy only narrows the ids down to a few that may have the highest score. The scores of these are computed by the
+definition in `draws`, in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from oaiserve.engine.draws import FACTOR_1, FACTOR_2, noise
+from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
+
+# The bits of a positive float32, read as an integer and divided by 2**23, are 127 more than its logarithm to base 2 or
+# up to 0.09 less than that. So these make of the bits of the hash an upper bound of the noise.
+_BOUND_SLOPE = np.float32(-math.log(2) / 2**23)
+_BOUND_OFFSET = (127 + 32) * math.log(2)
+# By how much rounding to float32 may change that bound plus a logit, for an id that can win: both are below 128.
+_ROUNDING = 1e-4
+
+
+def sample_ids(logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
+    """Draw an id from each row of `logits` [R, vocab]."""
+    all_logits = np.ascontiguousarray(logits.float().numpy())
+    token_ids = all_logits.argmax(axis=-1)  # the best ids, or the first NaN
+    highest = all_logits[np.arange(len(rows)), token_ids]
+    are_finite = np.isfinite(highest)
+    drawn = [index for index, row in enumerate(rows) if not row.is_greedy and are_finite[index]]
+    if drawn:
+        with np.errstate(over="ignore"):  # the lowest float32, divided by a low temperature, is -infinity
+            for index in drawn:
+                token_ids[index] = _draw(all_logits[index], highest[index], rows[index])
+    return torch.from_numpy(token_ids), torch.from_numpy(are_finite)
+
+
+def _draw(logits: np.ndarray, highest: np.float32, row: DrawRow) -> int:
+    """Draw an id from a row with these finite logits float32 [vocab], or -infinity, of which `highest` is the best."""
+    scaled = logits - highest
+    scaled *= np.float32(1.0 / row.temperature)
+    ids: np.ndarray | None = None  # those that stay; None: all
+    if row.min_p:
+        ids = np.flatnonzero(scaled >= np.float32(math.log(row.min_p)))
+        scaled = scaled[ids]
+    if 0 < row.top_k < len(scaled):
+        stay = _places_of_highest(scaled, None, row.top_k)
+        ids, scaled = stay if ids is None else ids[stay], scaled[stay]
+    if row.top_p < 1.0:
+        weights = np.exp(scaled)
+        stay = _places_of_highest(scaled, weights, row.top_p * float(weights.sum(dtype=np.float64)))
+        ids, scaled = stay if ids is None else ids[stay], scaled[stay]
+    bounds = _noise_bounds(row.seed, _mixed_ids(len(logits)) if ids is None else _mixed(ids))
+    bounds += scaled
+
+    def score(place: int) -> tuple[float, int]:
+        """Return what decides: the score, or the lower id of two with the same."""
+        token_id = place if ids is None else int(ids[place])
+        exactly_scaled = (float(logits[token_id]) - float(highest)) / row.temperature
+        return exactly_scaled + noise(row.seed, token_id), -token_id
+
+    least, _ = score(int(bounds.argmax()))
+    may_win = np.flatnonzero(bounds >= np.float32(least - _BOUND_OFFSET - _ROUNDING))
+    _, drawn = max(map(score, may_win.tolist()))
+    return -drawn
+
+
+def _places_of_highest(scaled: np.ndarray, weights: np.ndarray | None, goal: float) -> np.ndarray:
+    """Return the places of the highest numbers whose weights reach the goal together, in ascending order.
+
+    The numbers are at most 0. Without weights, each counts 1. Of equal numbers, the first stay. The numbers are put
+    into buckets by the upper half of their bits, so that only the bucket in which the sum reaches the goal is sorted.
+    """
+    buckets = np.abs(scaled).view(np.uint32) >> np.uint32(16)
+    sums = np.bincount(buckets, weights).cumsum()
+    last_bucket = min(int(np.searchsorted(sums, goal)), len(sums) - 1)
+    within = np.flatnonzero(buckets == last_bucket)
+    within = within[np.argsort(-scaled[within], kind="stable")]
+    before = sums[last_bucket - 1] if last_bucket else 0
+    sums_within = before + (np.arange(1, len(within) + 1) if weights is None else weights[within].cumsum(dtype=float))
+    stays = buckets < last_bucket
+    stays[within[: int(np.searchsorted(sums_within, goal)) + 1]] = True
+    return np.flatnonzero(stays)
+
+
+def _noise_bounds(seed: int, mixed: np.ndarray) -> np.ndarray:
+    """Return upper bounds of the noise of ids, less `_BOUND_OFFSET`: float32.
+
+    `mixed` are the ids after `draws.mix32`, and this goes on as `draws.noise_bits` does up to the upper half.
+    """
+    bits = mixed ^ np.uint32(seed >> 32)
+    bits *= np.uint32(FACTOR_1)
+    bits ^= bits >> np.uint32(15)
+    bits += np.uint32(seed & 0xFFFFFFFF)
+    bits *= np.uint32(FACTOR_2)
+    bits ^= bits >> np.uint32(16)
+    bounds = bits.astype(np.float32).view(np.int32).astype(np.float32)
+    bounds *= _BOUND_SLOPE
+    return bounds
+
+
+@lru_cache(maxsize=1)
+def _mixed_ids(vocab: int) -> np.ndarray:
+    return _mixed(np.arange(vocab))
+
+
+def _mixed(ids: np.ndarray) -> np.ndarray:
+    """Return `draws.mix32` of each id: uint32."""
+    x = ids.astype(np.uint32)
+    x ^= x >> np.uint32(16)
+    x *= np.uint32(FACTOR_1)
+    x ^= x >> np.uint32(15)
+    x *= np.uint32(FACTOR_2)
+    x ^= x >> np.uint32(16)
+    return x

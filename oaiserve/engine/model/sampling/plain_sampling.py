@@ -1,0 +1,95 @@
+"""Draws in plain torch, for all rows at once on their device: where there is no Triton, and to compare with.
+
+Rows of the same kind are drawn together, so a greedy row does not cost what a drawn row does.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from oaiserve.engine.draws import FACTOR_1, FACTOR_2, NOISE_BITS
+from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds, numbers, seeds
+from oaiserve.engine.model.transfer import on_device
+
+_MASK32 = (1 << 32) - 1
+
+
+def sample_ids(logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
+    """Draw an id from each row of `logits` [R, vocab]."""
+    device, vocab = logits.device, logits.shape[-1]
+    by_kind: dict[tuple[bool, bool], list[int]] = {}
+    for index, row in enumerate(rows):
+        by_kind.setdefault((row.is_greedy, row.cuts(vocab)), []).append(index)
+    if len(by_kind) == 1:
+        return _sample_kind(logits, rows)
+    token_ids = torch.empty(len(rows), dtype=torch.int64, device=device)
+    are_finite = torch.empty(len(rows), dtype=torch.bool, device=device)
+    for indices in by_kind.values():
+        places = on_device(indices, device)
+        token_ids[places], are_finite[places] = _sample_kind(logits[places], [rows[i] for i in indices])
+    return token_ids, are_finite
+
+
+def _sample_kind(logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
+    """Draw for rows of one kind."""
+    if rows[0].is_greedy:
+        return take_best(logits)
+    parameters = on_device(numbers(rows), logits.device, torch.float32)
+    has_cuts = rows[0].cuts(logits.shape[-1])
+    return draw(logits, parameters, on_device(seeds(rows), logits.device), has_cuts=has_cuts)
+
+
+def take_best(logits: torch.Tensor) -> SampledIds:
+    """Return the id of the highest logit of each row [R, vocab]."""
+    best, token_ids = logits.max(dim=-1)
+    return token_ids, best.isfinite()
+
+
+def draw(logits: torch.Tensor, parameters: torch.Tensor, seeds: torch.Tensor, *, has_cuts: bool) -> SampledIds:
+    """Draw an id from each row of `logits` [R, vocab]. `parameters` float32 [4, R] and `seeds` int64 [R] are those of
+    the rows, see `draw_rows`.
+
+    Without `has_cuts`, their top_p is ignored, and so is a top_k except 1.
+    """
+    logits, (temperatures, min_ps, top_ks, top_ps) = logits.double(), parameters.double()[:, :, None]
+    highest = logits.amax(dim=-1, keepdim=True)
+    scaled = (logits - highest) / temperatures
+    scaled = scaled.masked_fill(scaled < min_ps.log(), -torch.inf)
+    if has_cuts:
+        scaled = scaled.masked_fill(~_stays(scaled, top_ks, top_ps), -torch.inf)
+    scores = scaled + _noise(seeds[:, None], logits.shape[-1])
+    return torch.where(top_ks == 1, logits, scores).argmax(dim=-1), highest.isfinite()[:, 0]
+
+
+def _stays(scaled: torch.Tensor, top_ks: torch.Tensor, top_ps: torch.Tensor) -> torch.Tensor:
+    """Return where ids stay after top_k and then top_p, bool [R, vocab].
+
+    The id with which the sum of probabilities reaches top_p is the last one.
+    """
+    in_order, order = scaled.sort(dim=-1, descending=True, stable=True)
+    place = torch.arange(scaled.shape[-1], device=scaled.device)
+    weights = in_order.exp().masked_fill((top_ks > 0) & (place >= top_ks), 0.0)
+    sums = weights.cumsum(dim=-1)
+    stays = (place == 0) | ((weights > 0) & (sums - weights < sums[:, -1:] * top_ps))
+    return torch.zeros_like(stays).scatter(1, order, stays)
+
+
+def _noise(seeds: torch.Tensor, vocab: int) -> torch.Tensor:
+    """Return `draws.noise` of all ids for each of the seeds int64 [R, 1]: float64 [R, vocab]."""
+    first, second = seeds >> 32 & _MASK32, seeds & _MASK32
+    mixed = _mix32(torch.arange(vocab, device=seeds.device))
+    high = (mixed ^ first) * FACTOR_1 & _MASK32
+    high = ((high ^ high >> 15) + second) * FACTOR_2 & _MASK32
+    high = high ^ high >> 16
+    low = _mix32((high + mixed & _MASK32) ^ second)
+    bits = high << NOISE_BITS - 32 | low >> 64 - NOISE_BITS
+    return -(-(-((bits.double() + 0.5) * 2.0**-NOISE_BITS)).log1p()).log()
+
+
+def _mix32(x: torch.Tensor) -> torch.Tensor:
+    """Return `draws.mix32` of each number, which is the lower half of an int64."""
+    x = x ^ x >> 16
+    x = x * FACTOR_1 & _MASK32
+    x = x ^ x >> 15
+    x = x * FACTOR_2 & _MASK32
+    return x ^ x >> 16

@@ -1,0 +1,106 @@
+"""Sampling: token ids and log-probabilities are computed from logits, for the whole batch at once on its device.
+
+A row is greedy (argmax), or drawn after temperature, min_p, top_k and top_p are applied in this order. A row costs only
+what its own request asks for. All results come back from the device in one copy, and the host waits for it only when it
+needs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from oaiserve.engine.model.sampling import numpy_sampling, plain_sampling
+from oaiserve.engine.model.sampling.draw_rows import SampleIds, draw_row
+from oaiserve.engine.model.sampling.logit_edits import ApplyMasks, edit_logits
+from oaiserve.engine.model.transfer import ReadBack, on_device
+from oaiserve.engine.step import Chunk, Logprobs, Masks
+
+NUM_TOP = 20  # the alternatives that are looked up if any are wanted; clients cannot ask for more
+
+
+class Sampled(NamedTuple):
+    """The results of a `Sampling`, as lists with an entry for each row."""
+
+    token_ids: list[int]
+    are_finite: list[bool]  # False: the logits have NaN or infinity, or only -inf; the id means nothing
+    logprobs: list[Logprobs | None]  # those of the id, if the sequence asks for them
+    known_logprobs: list[Logprobs]  # those of the `known` tokens
+
+
+class Sampling:
+    """The next token of each chunk's sequence, and log-probabilities, while the device computes them.
+
+    `logits` is [S + K, vocab]. The first S rows belong to the chunks, and are overwritten. The other K rows predict
+    the tokens `known`, each given by its id and the number of alternatives wanted. Log-probabilities are those of the
+    unmodified logits. `sample_ids` and `apply_masks` replace NumPy and plain torch, as those of `triton_sampling` do.
+    """
+
+    def __init__(
+        self,
+        logits: torch.Tensor,
+        chunks: list[Chunk],
+        known: Sequence[tuple[int, int]] = (),
+        sample_ids: SampleIds | None = None,
+        *,
+        masks: Masks | None = None,
+        apply_masks: ApplyMasks | None = None,
+    ) -> None:
+        self._num_rows = len(chunks)
+        rows = logits[: len(chunks)]
+        params = [chunk.sequence.params for chunk in chunks]
+        self._asking = [row for row, asked in enumerate(params) if asked.logprobs is not None]
+        self._num_top = [params[row].logprobs or 0 for row in self._asking]
+        self._num_known_top = [count for _, count in known]
+        unmodified = take(rows, self._asking).float().log_softmax(dim=-1) if self._asking else None
+        edited = edit_logits(rows, chunks, masks, apply_masks)
+        if sample_ids is None:
+            sample_ids = numpy_sampling.sample_ids if logits.device.type == "cpu" else plain_sampling.sample_ids
+        results = [*sample_ids(edited, [draw_row(chunk.sequence, chunk.end) for chunk in chunks])]
+        self.token_ids = results[0]  # int64 [S], on the device
+        if unmodified is not None:
+            results += _look_up(unmodified, take(self.token_ids, self._asking), self._num_top)
+        if known:
+            logprobs = logits[len(chunks) :].float().log_softmax(dim=-1)
+            known_ids = on_device([token_id for token_id, _ in known], logits.device)
+            results += _look_up(logprobs, known_ids, self._num_known_top)
+        self.read_back = ReadBack(results)
+
+    def wait(self) -> Sampled:
+        """Return the results once they are on the host."""
+        token_ids, are_finite, *found = self.read_back.wait()
+        of_asking = _logprobs(self._num_top, *found[:2]) if self._asking else []
+        of_row = dict(zip(self._asking, of_asking, strict=True))
+        return Sampled(
+            token_ids.tolist(),
+            are_finite.astype(bool).tolist(),
+            [of_row.get(row) for row in range(self._num_rows)],
+            _logprobs(self._num_known_top, *found[-2:]) if self._num_known_top else [],
+        )
+
+
+def take(tensor: torch.Tensor, rows: list[int]) -> torch.Tensor:
+    """Return these rows of the tensor, which are in ascending order. If they are all rows, no copy is made."""
+    return tensor if len(rows) == len(tensor) else tensor[on_device(rows, tensor.device)]
+
+
+def _look_up(logprobs: torch.Tensor, token_ids: torch.Tensor, num_top: list[int]) -> list[torch.Tensor]:
+    """Return ids and their `logprobs`, [R, 1 + k] each: first those of `token_ids` [R], then the best of each row."""
+    ids = token_ids[:, None]
+    if any(num_top):
+        # Which of several equal values `topk` takes depends on the number that it takes. So this number is the same
+        # whatever the other rows ask for.
+        some = logprobs.topk(min(max(NUM_TOP, *num_top), logprobs.shape[-1]), dim=-1).indices.sort(dim=-1).values
+        order = logprobs.gather(1, some).argsort(dim=-1, descending=True, stable=True)
+        ids = torch.cat([ids, some.gather(1, order)[:, : max(num_top)]], dim=1)
+    return [ids, logprobs.gather(1, ids)]
+
+
+def _logprobs(num_top: list[int], ids: np.ndarray, values: np.ndarray) -> list[Logprobs]:
+    return [
+        Logprobs(of_row[0], at_row[0], of_row[1 : 1 + count], at_row[1 : 1 + count])
+        for of_row, at_row, count in zip(ids.tolist(), values.tolist(), num_top, strict=True)
+    ]

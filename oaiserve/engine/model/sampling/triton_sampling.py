@@ -1,0 +1,197 @@
+"""Sampling with Triton kernels: a few launches, without a sort, replace the plain torch of `plain_sampling`.
+
+`sample_ids` and `apply_masks` are passed to `Sampling`. Sampled ids are those of `draws` up to float32 rounding: where
+the two best scores of a row are as close as that, the other of them may be drawn, and a token that close to the border
+of top_p or min_p may be on its other side. Of equal logits, the lower id comes first, as in plain torch.
+
+`take_best` and `draw` read nothing back and wait for nothing, so they can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import triton
+
+from oaiserve.engine.model.padded_head import ALIGNMENT
+from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds, numbers, seeds
+from oaiserve.engine.model.sampling.triton_sampling_kernels import (
+    NUM_FLOORS,
+    best_kernel,
+    best_of_chunk_kernel,
+    candidates_kernel,
+    cut_kernel,
+    mask_kernel,
+    scores_kernel,
+    weights_kernel,
+)
+from oaiserve.engine.model.transfer import on_device
+
+CHUNK = 4096  # ids that one program processes
+TILE = 2048  # candidates that a program processes at a time
+
+
+def sample_ids(logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
+    """Draw a token from each row of `logits` [R, vocab], which are not changed."""
+    if all(row.is_greedy for row in rows):
+        return take_best(logits)
+    has_cuts = any(row.cuts(logits.shape[-1]) for row in rows)
+    parameters = on_device(numbers(rows), logits.device, torch.float32)
+    return draw(logits, parameters, on_device(seeds(rows), logits.device), has_cuts=has_cuts)
+
+
+def apply_masks(logits: torch.Tensor, rows: list[int], words: np.ndarray) -> None:
+    """Set rows of `logits` float32 [R, vocab] to -infinity where a bit is 0, see `logit_edits.ApplyMasks`.
+
+    All masks go to the device in one copy.
+    """
+    assert logits.stride(1) == 1
+    num_masks, num_words = words.shape
+    masks = np.empty((num_masks, 1 + num_words), dtype=np.int32)
+    masks[:, 0], masks[:, 1:] = rows, words.view(np.int32)
+    mask_kernel[(num_masks, triton.cdiv(logits.shape[1], CHUNK))](
+        logits,
+        on_device(masks, logits.device, torch.int32),
+        logits.stride(0),
+        logits.shape[1],
+        num_words,
+        CHUNK=CHUNK,
+    )
+
+
+def take_best(logits: torch.Tensor, out: SampledIds | None = None) -> SampledIds:
+    """Return the id of the highest logit of each row [R, vocab]; of several equal logits, the lowest id.
+
+    `out` has the tensors that results are written to, both int64 [R].
+    """
+    logits, num_rows, vocab, width, num_chunks = _sizes(logits)
+    best = torch.empty(num_rows, num_chunks, dtype=torch.int64, device=logits.device)
+    best_of_chunk_kernel[(num_rows, num_chunks)](logits, best, logits.stride(0), vocab, width, CHUNK=CHUNK)
+    return _take(best, best, out)
+
+
+def draw(
+    logits: torch.Tensor,
+    parameters: torch.Tensor,
+    seeds: torch.Tensor,
+    *,
+    has_cuts: bool,
+    out: SampledIds | None = None,
+) -> SampledIds:
+    """Draw an id from each row of `logits` [R, vocab]. `parameters` float32 [4, R] and `seeds` int64 [R] are those of
+    the rows, see `draw_rows`.
+
+    Without `has_cuts`, their top_p is ignored, and so is a top_k except 1. `out` has the tensors that results are
+    written to, both int64 [R].
+    """
+    logits, num_rows, vocab, width, num_chunks = _sizes(logits)
+    temperatures, min_ps, top_ks, top_ps = parameters
+
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=logits.device)
+
+    grid = (num_rows, num_chunks)
+    chunks = {"CHUNK": CHUNK, "TILE_CHUNKS": triton.next_power_of_2(num_chunks)}
+    best, scores = empty(*grid, dtype=torch.int64), empty(*grid, dtype=torch.int64)
+    # The kernels use these only if top_k or top_p is applied.
+    rows_of_cuts = num_rows if has_cuts else 0
+    weights = empty(rows_of_cuts, width)
+    last_weights, last_ids = empty(rows_of_cuts), empty(rows_of_cuts, dtype=torch.int32)
+
+    best_of_chunk_kernel[grid](logits, best, logits.stride(0), vocab, width, CHUNK=CHUNK)
+    if has_cuts:
+        masses = empty(*grid)
+        floor_counts = empty(*grid, NUM_FLOORS.value, dtype=torch.int32)
+        floor_masses = empty(*grid, NUM_FLOORS.value)
+        weights_kernel[grid](
+            logits,
+            best,
+            temperatures,
+            min_ps,
+            masses,
+            weights,
+            floor_counts,
+            floor_masses,
+            logits.stride(0),
+            vocab,
+            width,
+            **chunks,
+            num_warps=8,
+        )
+        candidate_weights, candidate_ids = empty(num_rows, width), empty(num_rows, width, dtype=torch.int32)
+        num_candidates = empty(num_rows, dtype=torch.int32)
+        candidates_kernel[grid](
+            weights,
+            masses,
+            floor_counts,
+            floor_masses,
+            top_ks,
+            top_ps,
+            candidate_weights,
+            candidate_ids,
+            num_candidates,
+            vocab,
+            width,
+            **chunks,
+            num_warps=8,
+        )
+        cut_kernel[(num_rows,)](
+            masses,
+            top_ks,
+            top_ps,
+            candidate_weights,
+            candidate_ids,
+            num_candidates,
+            last_weights,
+            last_ids,
+            vocab,
+            width,
+            num_chunks,
+            TILE_CHUNKS=chunks["TILE_CHUNKS"],
+            TILE=TILE,
+            num_warps=8,
+        )
+    scores_kernel[grid](
+        logits,
+        best,
+        temperatures,
+        min_ps,
+        top_ks,
+        seeds,
+        weights,
+        last_weights,
+        last_ids,
+        scores,
+        logits.stride(0),
+        vocab,
+        width,
+        HAS_CUTS=has_cuts,
+        **chunks,
+    )
+    return _take(best, scores, out)
+
+
+def _take(best: torch.Tensor, scores: torch.Tensor, out: SampledIds | None) -> SampledIds:
+    """Return the ids with the best of the scores [R, num_chunks], and whether the best logits are finite."""
+    num_rows, num_chunks = best.shape
+    token_ids, are_finite = out or (
+        torch.empty(num_rows, dtype=torch.int64, device=best.device),
+        torch.empty(num_rows, dtype=torch.bool, device=best.device),
+    )
+    best_kernel[(num_rows,)](
+        best, scores, token_ids, are_finite, num_chunks, TILE_CHUNKS=triton.next_power_of_2(num_chunks), num_warps=1
+    )
+    return token_ids, are_finite
+
+
+def _sizes(logits: torch.Tensor) -> tuple[torch.Tensor, int, int, int, int]:
+    """Return the logits with contiguous rows, and the numbers of rows, of ids, of numbers that may be read of a row,
+    and of chunks in a row."""
+    num_rows, vocab = logits.shape
+    if logits.stride(1) != 1:
+        logits = logits.contiguous()
+    # Rows with padding are read with it, as far as their storage has it.
+    padded, num_there = -(-vocab // ALIGNMENT) * ALIGNMENT, logits.untyped_storage().nbytes() // logits.element_size()
+    num_read = logits.storage_offset() + (num_rows - 1) * logits.stride(0) + padded
+    width = padded if padded <= logits.stride(0) and num_read <= num_there else vocab
+    return logits, num_rows, vocab, width, triton.cdiv(vocab, CHUNK)

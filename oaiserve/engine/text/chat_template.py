@@ -1,0 +1,175 @@
+"""The chat template of the model, and what prepares messages for it.
+
+It must not know token ids, HTTP, torch or the scheduler.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from jinja2 import TemplateSyntaxError
+
+from oaiserve.engine.request import ChatPrompt
+from oaiserve.engine.text.jinja_template import JinjaTemplate, Message
+from oaiserve.errors import InvalidRequest, StartupError
+
+# What a template is given beside variables, by these names here or in transformers, so no client may set them.
+RESERVED = {
+    *("self", "messages", "conversation", "conversations", "chat_template", "tokenize"),
+    *("add_generation_prompt", "continue_final_message"),
+}
+
+
+class ChatTemplate:
+    """The chat template of the model. What it accepts is found out once, by rendering a few small samples."""
+
+    def __init__(
+        self, source: str | Mapping[str, str], special_tokens: Mapping[str, str], response_template: object = None
+    ) -> None:
+        """Try a template, or several by name, with the special tokens as variables.
+
+        `response_template` is how the model writes the parts of an answer, as its tokenizer declares it in
+        transformers' form. Raises StartupError if the template does not compile.
+        """
+        self._sources = {"default": source} if isinstance(source, str) else dict(source)
+        self._special_tokens = dict(special_tokens)
+        self._compiled = cache(JinjaTemplate)
+        self.source = "\n".join(self._sources.values())
+        self.response_template: Mapping[str, Any] = response_template if isinstance(response_template, Mapping) else {}
+        text, more = "A sample text.", "One more of them."
+        as_string = self._sample([{"role": "user", "content": text}])
+        as_parts = self._sample([{"role": "user", "content": [{"type": "text", "text": text}]}])
+        takes_strings = text in as_string
+        self._needs_parts = not takes_strings and text in as_parts
+        self._takes_parts = self._needs_parts or (takes_strings and as_parts == as_string)
+        systems = [{"role": "system", "content": self._content(content)} for content in (text, more)]
+        hello = {"role": "user", "content": self._content("Hello.")}
+        self.takes_system = text in self._sample([systems[0], hello])
+        two_systems = self._sample([*systems, hello])
+        self._takes_systems = text in two_systems and more in two_systems
+        self._knows_developer = re.search(r"""['"]developer['"]""", self.source) is not None
+
+    def generation_prompt(self, template_kwargs: Mapping[str, Any]) -> str:
+        """Return what the template puts behind the last message to ask for an answer; "" if it cannot be told."""
+        hello: list[Message] = [{"role": "user", "content": self._content("Hello.")}]
+        try:
+            bare, asking = (
+                self._apply(hello, {**template_kwargs, "add_generation_prompt": adds}) for adds in (False, True)
+            )
+        except InvalidRequest:
+            return ""
+        return asking.removeprefix(bare) if asking.startswith(bare) else ""
+
+    def _sample(self, messages: list[Message]) -> str:
+        try:
+            return self._apply(messages, {"add_generation_prompt": True})
+        except InvalidRequest as error:
+            if isinstance(cause := error.__cause__, TemplateSyntaxError):
+                raise StartupError(
+                    f"The chat template is not valid Jinja: {cause.message} (line {cause.lineno})."
+                ) from cause
+            return ""  # the template rejects this sample
+
+    def render(self, prompt: ChatPrompt) -> str:
+        """Return the text of the messages of a prompt. Raises InvalidRequest if the template rejects them."""
+        if reserved := sorted(RESERVED & prompt.template_kwargs.keys()):
+            raise InvalidRequest(
+                f"Invalid 'chat_template_kwargs': '{reserved[0]}' cannot be set there.", param="chat_template_kwargs"
+            )
+        arguments: dict[str, Any] = {
+            "add_generation_prompt": prompt.add_generation_prompt,
+            "continue_final_message": prompt.continue_final_message,
+            **prompt.template_kwargs,
+        }
+        if prompt.tools:
+            arguments["tools"] = prompt.tools
+        try:
+            return self._apply(self._prepare(prompt.messages), arguments) + prompt.opening
+        except InvalidRequest as error:
+            if error.param == "messages":
+                error.param = prompt.param
+            raise
+
+    def _apply(self, messages: list[Message], arguments: Mapping[str, Any]) -> str:
+        variables = {**self._special_tokens, **arguments}
+        adds, continues = (variables.pop(name, False) for name in ("add_generation_prompt", "continue_final_message"))
+        try:
+            return self._template(variables.get("tools")).render(
+                messages, variables, add_generation_prompt=adds, continue_final_message=continues
+            )
+        except Exception as error:  # a template is a program that runs on the client's data, and can raise anything
+            raise InvalidRequest(
+                f"The model's chat template rejects these messages: {str(error)[:300]}", param="messages"
+            ) from error
+
+    def _template(self, tools: object) -> JinjaTemplate:
+        """Return the template for requests with these tools. Raises ValueError if there is none."""
+        name = "tool_use" if tools is not None and "tool_use" in self._sources else "default"
+        if name not in self._sources:
+            raise ValueError(f"the model has several ({', '.join(sorted(self._sources))}), but none by default")
+        return self._compiled(self._sources[name])
+
+    def _prepare(self, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+        prepared = [self._prepare_message(message) for message in messages]
+        if not self._takes_systems and any(message.get("role") == "system" for message in prepared[1:]):
+            systems = [message for message in prepared if message.get("role") == "system"]
+            text = "\n\n".join(_text(message.get("content") or "") for message in systems)
+            others = [message for message in prepared if message.get("role") != "system"]
+            prepared = [{"role": "system", "content": self._content(text)}, *others]
+        return prepared
+
+    def _prepare_message(self, message: Mapping[str, Any]) -> Message:
+        prepared = dict(message)
+        if prepared.get("role") == "developer" and not self._knows_developer:
+            prepared["role"] = "system"
+        content = prepared.pop("content", None)
+        if content is not None:  # a template prints None as "None", but prints nothing for a missing key
+            prepared["content"] = self._content(content)
+        if prepared.get("tool_calls"):
+            prepared["tool_calls"] = [_with_parsed_arguments(call) for call in prepared["tool_calls"]]
+        return prepared
+
+    def _content(self, content: str | Sequence[Mapping[str, Any]]) -> str | list[Message]:
+        """Return the content as parts for a template that iterates over parts, else as a string: other templates would
+        print a list as Python does."""
+        text = _text(content)
+        if isinstance(content, str):
+            return [{"type": "text", "text": text}] if self._needs_parts else text
+        return [dict(part) for part in content] if self._takes_parts else text
+
+
+def _text(content: str | Sequence[Mapping[str, Any]]) -> str:
+    if isinstance(content, str):
+        return content
+    for part in content:
+        if part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise InvalidRequest(
+                f"Invalid 'messages': a content part of type '{part.get('type')}'. This model takes parts of type "
+                "'text' only.",
+                param="messages",
+            )
+    return "\n".join(part["text"] for part in content)
+
+
+def _with_parsed_arguments(call: Mapping[str, Any]) -> Message:
+    """Return a tool call whose arguments, a string, are parsed for the template, if they are a JSON object. The empty
+    string stands for no arguments.
+
+    Raises InvalidRequest if they are nested too deeply.
+    """
+    function = call.get("function")
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return dict(call)
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except ValueError:
+        return dict(call)
+    except RecursionError:
+        raise InvalidRequest("The arguments of a tool call are nested too deeply.", param="messages") from None
+    if not isinstance(arguments, dict):
+        return dict(call)
+    return {**call, "function": {**function, "arguments": arguments}}

@@ -1,0 +1,284 @@
+"""Finds out from the definition of a tokenizer how much text a token can stand for, and where a text can be cut.
+
+Both must be certain. A bound that is too small would refuse prompts that fit, and a wrong cut would give wrong ids. So
+a tokenizer is taken apart only if each of its parts is one of those that this file knows; of any other, texts are
+encoded whole. It must not know HTTP, prompts or the length of the context.
+
+Two families are known:
+
+- Byte-level BPE (GPT-2, Llama 3, Qwen). A pattern splits the text, and each split is encoded on its own. So a position
+  is a cut where no match of the pattern can contain both of its neighbours. In the patterns known here, that is between
+  a letter or digit and a space, a line end, a comma or a full stop.
+- BPE over a whole text with "▁" for spaces (Llama 2, Gemma, Mistral). No pattern splits the text, but BPE makes only
+  tokens of its vocabulary. Between a letter and a space is a cut if no token has that letter before a "▁".
+
+In both, a token that was added to the vocabulary is found in the text before anything else, and may take the white
+space around it. So none may touch a cut.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from oaiserve.engine.text.detokenize import BYTE_LEVEL_CHARACTERS
+
+if TYPE_CHECKING:
+    import tokenizers
+
+PIECE_CHARACTERS = 2**14  # encoded within about five milliseconds
+SLICE_CHARACTERS = 2**17  # counted within about a quarter of a millisecond
+MOST_CANDIDATES = 64  # positions to look at for a cut; a text could have millions that are none
+WINDOW_CHARACTERS = 32  # on both sides of a cut, for the last check by the tokenizer itself
+SPACE = "▁"
+
+# Letters and digits to any version of Unicode that a tokenizer may know. Many more are, but these are enough.
+_LETTERS = "0-9A-Za-zÀ-ÖØ-öø-ÿА-яא-תぁ-んァ-ヺ一-龥가-힣"
+_SPLITTING = re.compile(f"(?<=[{_LETTERS}])(?=[ \n,.。、\uff0c])")
+_SPACES = re.compile(f"(?<=[{_LETTERS}])(?= )")
+
+_CONTINUATIONS = {BYTE_LEVEL_CHARACTERS[byte] for byte in range(0x80, 0xC0)}
+
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+# Alternatives of the patterns that models come with. None matches a letter or digit together with one of the characters
+# of _SPLITTING after it, none looks back, and only white space looks ahead, by one character.
+_WHITE_SPACE = r"\s+"
+_PUNCTUATION = {
+    r" ?[^\s\p{L}\p{N}]+",
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+    r" ?[^\s\p{L}\p{N}]++[\r\n]*",
+    r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
+}
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_ALTERNATIVES = {
+    *_PUNCTUATION,
+    _WHITE_SPACE,
+    r"\s+(?!\S)",
+    r"\s*[\r\n]+",
+    r"\s*[\r\n]",
+    *("'s", "'t", "'re", "'ve", "'m", "'ll", "'d"),
+    _CONTRACTION,
+    r"'(?i:[sdmt]|ll|ve|re)",
+    r" ?\p{L}+",
+    r" ?\p{N}+",
+    r"\p{N}",
+    r"\p{N}{1,3}",
+    r"\p{N}{1,3}+",
+    r"[^\r\n\p{L}\p{N}]?\p{L}+",
+    r"[^\r\n\p{L}\p{N}]?+\p{L}+",
+    *(
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}{upper}{_LOWER}{lower}{contraction}"
+        for upper, lower in (("*", "+"), ("+", "*"))
+        for contraction in ("", f"{_CONTRACTION}?")
+    ),
+    "[一-龥\u3040-ゟ\u30a0-ヿ]+",
+}
+
+
+class EncodingRules:
+    """The rules of one tokenizer. It never changes, so any number of threads may share it."""
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        definition = json.loads(backend.to_str())
+        self.characters_per_token: int | None = None
+        """The most characters of a text for which one token stands, but for `vanishing`; None: no number is certain."""
+        self.vanishing = ""  # the characters that no token stands for: they are left out
+        self.continuations_per_token: int | None = None
+        """The most bytes of UTF-8 from 0x80 to 0xBF for which one token stands; None: no number is certain."""
+        self._backend = backend
+        self._candidates: re.Pattern[str] | None = None  # None: there are no cuts
+        self._left: frozenset[str] | None = None  # the letters after which a cut may be; None: all of the pattern's
+        self._has_spaces = False  # it writes spaces as "▁"
+        self._drops_space = False  # the normalizer puts one before each text
+        self._added: dict[str, list[str]] = {}  # the added tokens, by their first character
+        self._longest_added = 0
+        if definition["model"]["type"] == "BPE" and not definition["model"]["dropout"]:
+            self._recognise_byte_level(definition)
+            self._recognise_spaces(definition)
+
+    def least_tokens(self, text: str, enough: int | None = None) -> int:
+        """Return a number of tokens that the text has at least, without encoding it. Stop counting beyond `enough`."""
+        num_characters = num_continuations = least = 0
+        # Slice by slice, because a long text in one go would keep all other threads waiting.
+        for start in range(0, len(text), SLICE_CHARACTERS):
+            part = text[start : start + SLICE_CHARACTERS]
+            if self.characters_per_token is not None:
+                num_characters += len(part) - sum(map(part.count, self.vanishing))
+                least = max(least, -(-num_characters // self.characters_per_token))
+            if self.continuations_per_token is not None and not part.isascii():
+                # In UTF-8, all bytes of a character but its first one are continuations.
+                num_continuations += _num_continuations(part)
+                least = max(least, -(-num_continuations // self.continuations_per_token))
+            if enough is not None and least > enough:
+                break
+        return least
+
+    def pieces(self, text: str) -> Iterator[str]:
+        """Yield pieces of a text, whose ids, one after the other and without special tokens, are exactly its own.
+
+        The text must be valid Unicode. Where no cut is certain, a piece is as long as it has to be.
+        """
+        start = 0
+        while len(text) - start > PIECE_CHARACTERS and (cut := self._find_cut(text, start)) is not None:
+            yield text[start:cut]
+            start = cut + self._drops_space
+        yield text[start:]
+
+    def _find_cut(self, text: str, start: int) -> int | None:
+        """Return the last cut of the next piece, or else the first one after it. None: the rest has none."""
+        if self._candidates is None:
+            return None
+        last = start + PIECE_CHARACTERS
+        num_tried = 0
+        for end in range(last, start + 1, -256):
+            first = max(start + 1, end - 256)  # no piece may be empty
+            for found in reversed([match.start() for match in self._candidates.finditer(text, first, end)]):
+                if self._is_cut(text, found):
+                    return found
+                num_tried += 1
+                if num_tried == MOST_CANDIDATES:
+                    return None
+        for match in self._candidates.finditer(text, last):
+            if self._is_cut(text, match.start()):
+                return match.start()
+            num_tried += 1
+            if num_tried == MOST_CANDIDATES:
+                return None
+        return None
+
+    def _is_cut(self, text: str, at: int) -> bool:
+        """Return whether a candidate is a cut. The tokenizer is asked as well, in case that it is not what it seems."""
+        if self._left is not None and text[at - 1] not in self._left:
+            return False
+        right = at + self._drops_space
+        if right == len(text) or any(self._is_touched(text, place) for place in {at, right}):
+            return False
+        return self._agrees(text, at, right)
+
+    def _agrees(self, text: str, at: int, right: int) -> bool:
+        before, after = text[max(0, at - WINDOW_CHARACTERS) : at], text[right : right + WINDOW_CHARACTERS]
+        both = before + text[at:right] + after
+        encoded = self._backend.encode_batch_fast([both, before, after], add_special_tokens=False)
+        return bool(encoded[0].ids == encoded[1].ids + encoded[2].ids)
+
+    def _is_touched(self, text: str, at: int) -> bool:
+        """Return whether an added token contains the position, begins or ends there."""
+        first = max(0, at - self._longest_added)
+        around, at = text[first : at + self._longest_added], at - first
+        if self._has_spaces:
+            around = around.replace(" ", SPACE)  # so that it does not matter in which of both texts a token is found
+        for start in range(at + 1):
+            for token in self._added.get(around[start : start + 1], ()):
+                if start + len(token) >= at and around.startswith(token, start):
+                    return True
+        return False
+
+    def _recognise_byte_level(self, definition: dict[str, Any]) -> None:
+        normalizer, vocab = definition["normalizer"], definition["model"]["vocab"]
+        if normalizer is not None and normalizer["type"] != "NFC":
+            return
+        steps = _steps(definition["pre_tokenizer"], "pretokenizers")
+        if not steps or steps[-1]["type"] != "ByteLevel":
+            return
+        patterns = [_GPT2] if steps[-1]["use_regex"] else []
+        for step in steps[:-1]:
+            match step:
+                case {"type": "Digits"}:  # like the pattern of digits
+                    pass
+                case {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}:
+                    patterns.append(pattern)
+                case _:
+                    return
+        added = definition["added_tokens"]
+        if normalizer is not None and any(token["normalized"] for token in added):
+            return  # these are found in the normalized text, which is another one
+        tokens = [token["content"] for token in added]
+        missing = {byte for byte, character in BYTE_LEVEL_CHARACTERS.items() if character not in vocab}
+        # Each character beyond ASCII has one of these bytes, so it does not vanish if they are there. What vanishes
+        # after NFC cannot be counted before.
+        has_continuations = missing.isdisjoint(range(0x80, 0xC0)) and (
+            normalizer is None or min(missing, default=0x80) >= 0x80
+        )
+        if has_continuations and not _takes_spaces(added):
+            # A token has as many characters as bytes. NFC makes one character of at most three for two bytes, and of
+            # four for three.
+            factor = 1 if normalizer is None else 2
+            self.characters_per_token = factor * max(len(token) for token in [*vocab, *tokens])
+            self.vanishing = "".join(chr(byte) for byte in sorted(missing) if byte < 0x80)
+            if normalizer is None:
+                of_vocab = (sum(character in _CONTINUATIONS for character in token) for token in vocab)
+                self.continuations_per_token = max(1, *of_vocab, *map(_num_continuations, tokens))
+        alternatives = [set(_alternatives(pattern)) for pattern in patterns]
+        is_known = all(found <= _ALTERNATIVES for found in alternatives)
+        # One of them must match all that may follow a cut, or the cut could be in the middle of what none matches.
+        if is_known and any(_WHITE_SPACE in found and found & _PUNCTUATION for found in alternatives):
+            self._candidates = _SPACES if steps[-1]["add_prefix_space"] else _SPLITTING
+            self._set_added(tokens)
+
+    def _recognise_spaces(self, definition: dict[str, Any]) -> None:
+        model = definition["model"]
+        vocab, added = model["vocab"], definition["added_tokens"]
+        normalizers = _steps(definition["normalizer"], "normalizers")
+        prepends = normalizers[:1] == [{"type": "Prepend", "prepend": SPACE}]
+        replaces = normalizers[prepends:] == [{"type": "Replace", "pattern": {"String": " "}, "content": SPACE}]
+        match definition["pre_tokenizer"]:
+            case None if replaces:
+                pass
+            case {"type": "Split", "pattern": {"String": " "}} if replaces:  # there are none left
+                pass
+            case {"type": "Metaspace", "replacement": "▁"} if not normalizers:
+                pass
+            case _:
+                return
+        tokens = [token["content"].replace(" ", SPACE) for token in added]
+        has_bytes = model["byte_fallback"] and all(f"<0x{byte:02X}>" in vocab for byte in range(256))
+        if has_bytes and not _takes_spaces(added):
+            self.characters_per_token = max(len(token) for token in [*vocab, *tokens])
+            self.continuations_per_token = max(1, *map(_num_continuations, [*vocab, *tokens]))
+        is_plain = not (model["ignore_merges"] or model["continuing_subword_prefix"] or model["end_of_word_suffix"])
+        if is_plain and SPACE in vocab:
+            before_space = {token[i - 1] for token in vocab for i in range(1, len(token)) if token[i] == SPACE}
+            self._left = frozenset(token for token in vocab if len(token) == 1) - before_space
+            self._candidates = _SPACES
+            self._has_spaces, self._drops_space = True, prepends
+            self._set_added(tokens)
+
+    def _set_added(self, tokens: list[str]) -> None:
+        for token in filter(None, tokens):
+            self._added.setdefault(token[0], []).append(token)
+        self._longest_added = max(map(len, tokens), default=0)
+
+
+def _steps(step: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
+    if step is None:
+        return []
+    return step[name] if step["type"] == "Sequence" else [step]
+
+
+def _num_continuations(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass")) - len(text)
+
+
+def _takes_spaces(added: list[dict[str, Any]]) -> bool:
+    """Return whether an added token takes the white space beside it, which may be as long as it likes."""
+    return any(token["lstrip"] or token["rstrip"] for token in added)
+
+
+def _alternatives(pattern: str) -> Iterator[str]:
+    """Yield the alternatives of a regular expression, as they are written."""
+    depth, start, i = 0, 0, 0
+    while i < len(pattern):
+        if pattern[i] == "\\":
+            i += 1
+        elif pattern[i] in "([":
+            depth += 1
+        elif pattern[i] in ")]":
+            depth -= 1
+        elif pattern[i] == "|" and depth == 0:
+            yield pattern[start:i]
+            start = i + 1
+        i += 1
+    yield pattern[start:]

@@ -1,0 +1,378 @@
+"""The tokenizer of the model: text and messages become token ids, and ids become text.
+
+It must not know HTTP, torch, the scheduler, or how long a prompt may be.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from array import array
+from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from oaiserve.engine.request import ChatPrompt, PairPrompt, Prompt, TextPrompt, TokenPrompt, TooManyTokens
+from oaiserve.engine.text.chat_template import ChatTemplate
+from oaiserve.engine.text.detokenize import TokenTable
+from oaiserve.engine.text.encoding_rules import PIECE_CHARACTERS, EncodingRules
+from oaiserve.engine.text.stored_tokenizer import (
+    StoredTokenizer,
+    recall_tokenizer,
+    remember_tokenizer,
+    stored,
+    tokenizer_subject,
+)
+from oaiserve.errors import InvalidRequest, StartupError
+from oaiserve.gguf import architecture, read_numbers
+from oaiserve.model_errors import reported, within
+from oaiserve.remembered import NotRemembered
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as RustTokenizer
+
+log = logging.getLogger(__name__)
+
+LOAD_SECONDS = 30.0  # for the tables of a tokenizer and a few samples of its chat template, which may loop forever
+
+
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+DECODE_TOKENS = 2**12  # decoded at once, where their texts can be told apart
+Result = TypeVar("Result")
+
+
+class TokenizerData(Protocol):
+    """The attributes of a tokenizer that are read, under transformers' names."""
+
+    is_fast: bool
+    split_special_tokens: bool
+    eos_token_id: int | None
+    chat_template: Any  # Jinja source, or several by name
+
+    @property
+    def backend_tokenizer(self) -> RustTokenizer: ...
+
+    @property
+    def special_tokens_map(self) -> dict[str, str]: ...
+
+    def __len__(self) -> int: ...
+
+
+class Tokenizer:
+    """The tokenizer turns text and messages into token ids. It never changes, so any number of threads may share it."""
+
+    def __init__(self, tokenizer: TokenizerData, chat_template: str | None = None) -> None:
+        """Wrap a tokenizer of transformers, or one that is remembered.
+
+        `chat_template` is Jinja source that replaces the model's own. Raises StartupError if the tokenizer has no Rust
+        form, or if the template is not valid.
+        """
+        if not getattr(tokenizer, "is_fast", False):
+            raise StartupError(
+                f"The tokenizer {type(tokenizer).__name__} has no Rust form (tokenizer.json), which this server needs."
+            )
+        self.backend = tokenizer.backend_tokenizer
+        # `tokenizer(text)` would set these on each call, which fails while another thread encodes.
+        self.backend.no_truncation()
+        self.backend.no_padding()
+        self.backend.encode_special_tokens = tokenizer.split_special_tokens
+        self.vocab_size = len(tokenizer)
+        self.eos_token_id: int | None = tokenizer.eos_token_id
+        self._table = TokenTable(self.backend)
+        self.special_ids = self._table.special_ids
+        added = self.backend.get_added_tokens_decoder()
+        self.special_token_ids = {added[token_id].content: token_id for token_id in self.special_ids}
+        template = tokenizer.chat_template if chat_template is None else chat_template
+        response_template = getattr(tokenizer, "response_template", None)
+        self.chat_template = (
+            ChatTemplate(template, tokenizer.special_tokens_map, response_template) if template else None
+        )
+        self.info = {  # for clients that render prompts themselves
+            "tokenizer_class": getattr(tokenizer, "class_name", type(tokenizer).__name__),
+            **{name: tokenizer.special_tokens_map.get(name) for name in SPECIAL_TOKENS},
+            "chat_template": template.get("default") if isinstance(template, dict) else template,
+        }
+        self._rules = EncodingRules(self.backend)
+        self._affixes = self._find_affixes()
+        self._made_of, self._template = tokenizer, template
+
+    @classmethod
+    def from_pretrained(
+        cls, path: Path | str, chat_template: str | None = None, *, offline: bool = False, recheck: bool = False
+    ) -> Tokenizer:
+        """Load a tokenizer from a folder, a GGUF file or a hub id; if `offline`, from the hub's cache only.
+
+        What transformers makes of local files is remembered for the next start, which `recheck` ignores. Raises
+        StartupError if there is no tokenizer, or if it cannot be used.
+        """
+        source, gguf_file = str(path), None
+        if source.startswith(("/", ".", "~")) and not Path(path).exists():
+            raise StartupError(f"There is no model at '{path}': it must be a folder, a GGUF file or a hub id.")
+        if source.endswith(".gguf"):
+            source, gguf_file = str(Path(path).parent), Path(path).name
+        failure = f"Could not load a tokenizer from '{path}'"
+        with reported(failure):
+            asked = tokenizer_subject(Path(path))
+            tokenizer: TokenizerData | None = None
+            if asked is not None and not recheck:
+                try:
+                    tokenizer = recall_tokenizer(asked)
+                except NotRemembered as reason:
+                    log.debug("The tokenizer is loaded by transformers: %s", reason)
+            if tokenizer is None:
+                tokenizer = _load(source, gguf_file, offline=offline)
+                if asked is not None:
+                    remember_tokenizer(asked, tokenizer)
+            return within(LOAD_SECONDS, partial(cls, tokenizer, chat_template), failure)
+
+    def stored(self) -> StoredTokenizer:
+        """Return what another process makes the same tokenizer of, without transformers, with its template."""
+        return replace(stored(self._made_of), chat_template=self._template)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Return the token ids of a prompt. Raises InvalidRequest if it cannot be encoded, or has no tokens."""
+        return _run(self.encode_in_pieces(prompt))
+
+    def encode_in_pieces(self, prompt: Prompt, most_tokens: int | None = None) -> Generator[None, None, list[int]]:
+        """Return the token ids of a prompt. It stops after each piece of a long text, and after the template.
+
+        Raises InvalidRequest if the prompt cannot be encoded, or has no tokens, and TooManyTokens as soon as it is
+        certain that there are more than `most_tokens`.
+        """
+        match prompt:
+            case TokenPrompt():
+                if most_tokens is not None and len(prompt.token_ids) > most_tokens:
+                    raise TooManyTokens(len(prompt.token_ids), is_exact=True)
+                param, token_ids = prompt.param, list(prompt.token_ids)
+            case TextPrompt(most_tokens=int(room)):
+                param = prompt.param
+                token_ids = yield from self._encode_start(prompt.text, prompt.add_special_tokens, param, room)
+            case TextPrompt():
+                param = prompt.param
+                token_ids = yield from self._encode_text(prompt.text, prompt.add_special_tokens, param, most_tokens)
+            case PairPrompt():
+                param, (token_ids, _) = prompt.param, self.encode_pair(prompt, most_tokens)
+            case ChatPrompt():
+                if self.chat_template is None:
+                    raise InvalidRequest(
+                        "This model has no chat template. Use /v1/completions, or start the server with a template.",
+                        param=prompt.param,
+                    )
+                param, text = prompt.param, self.chat_template.render(prompt)
+                if len(text) > PIECE_CHARACTERS:
+                    yield
+                token_ids = yield from self._encode_text(text, prompt.add_special_tokens, param, most_tokens)
+        if not token_ids:
+            raise InvalidRequest(f"Invalid '{param}': it has no tokens, so there is nothing to continue.", param=param)
+        return token_ids
+
+    def encode_pair(self, prompt: PairPrompt, most_tokens: int | None = None) -> tuple[list[int], int]:
+        """Return the token ids of two texts, and where the second one begins, for models that tell them apart.
+
+        Raises as `encode_in_pieces` does.
+        """
+        _check_characters(prompt.first, prompt.param)
+        _check_characters(prompt.second, prompt.param)
+        try:
+            first, second = self.backend.encode_batch([prompt.first, prompt.second], add_special_tokens=False)
+            if prompt.most_tokens is not None:
+                room = max(0, prompt.most_tokens - self.backend.num_special_tokens_to_add(True))
+                shorter = min(len(first.ids), len(second.ids), room // 2)
+                first.truncate(min(len(first.ids), max(shorter, room - len(second.ids))))
+                second.truncate(min(len(second.ids), room - len(first.ids)))
+            pair = self.backend.post_process(first, second, True)
+        except Exception as error:  # the Rust encoder raises Exception itself for all its errors
+            raise InvalidRequest(
+                f"Invalid '{prompt.param}': the model's tokenizer cannot encode it: {error}", param=prompt.param
+            ) from error
+        if most_tokens is not None and len(pair.ids) > most_tokens:
+            raise TooManyTokens(len(pair.ids), is_exact=True)
+        types = pair.type_ids
+        return pair.ids, types.index(1) if 1 in types else len(types)
+
+    def encode_bad_words(self, words: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of each word, both at the start of a text and after another word.
+
+        Raises InvalidRequest for a word that cannot be encoded, or that has no tokens.
+        """
+        encoded: list[list[int]] = []
+        for word in words:
+            bare = word.lstrip(" ")
+            alone = self._encode(bare, False, "bad_words")
+            if not alone:
+                raise InvalidRequest(
+                    f"Invalid 'bad_words': {word[:40]!r} has no tokens of its own, so it cannot be kept out.",
+                    param="bad_words",
+                )
+            encoded += [alone, self._encode(f" {bare}", False, "bad_words")]
+        return encoded
+
+    def _encode_text(
+        self, text: str, add_special_tokens: bool, param: str, most_tokens: int | None
+    ) -> Generator[None, None, list[int]]:
+        if len(text) <= PIECE_CHARACTERS or (add_special_tokens and self._affixes is None):
+            token_ids = self._encode(text, add_special_tokens, param)
+        else:
+            least = self._rules.least_tokens(text, most_tokens)
+            if most_tokens is not None and least > most_tokens:
+                raise TooManyTokens(least, is_exact=False)
+            _check_characters(text, param)  # all of it, as a cut may be next to any of them
+            before, after = self._affixes if add_special_tokens and self._affixes is not None else ([], [])
+            # An array, because a list of as many integers takes nine times its memory while the others come.
+            so_far = array("i", before)
+            for number, piece in enumerate(self._rules.pieces(text)):
+                if most_tokens is not None and len(so_far) > most_tokens:
+                    raise TooManyTokens(len(so_far), is_exact=False)
+                if number:
+                    yield
+                so_far.extend(self._encode(piece, False, param))
+            token_ids = [*so_far, *after]
+        if most_tokens is not None and len(token_ids) > most_tokens:
+            raise TooManyTokens(len(token_ids), is_exact=True)
+        return token_ids
+
+    def _encode_start(
+        self, text: str, add_special_tokens: bool, param: str, most_tokens: int
+    ) -> Generator[None, None, list[int]]:
+        """Return the token ids of a text, cut to `most_tokens` with its special tokens, which stay."""
+        before, after = ([], []) if not add_special_tokens else self._affixes or ([], [])
+        if add_special_tokens and self._affixes is None:
+            raise InvalidRequest(
+                "'truncate_prompt_tokens' is not possible here: this tokenizer puts special tokens within texts.",
+                param="truncate_prompt_tokens",
+            )
+        room = most_tokens - len(before) - len(after)
+        if room < 1:
+            raise InvalidRequest(
+                f"Invalid 'truncate_prompt_tokens': must be > {len(before) + len(after)}, the special tokens that this "
+                f"model adds, got {most_tokens}.",
+                param="truncate_prompt_tokens",
+            )
+        _check_characters(text, param)
+        so_far = array("i")
+        for number, piece in enumerate(self._rules.pieces(text)):
+            if len(so_far) >= room:
+                break
+            if number:
+                yield
+            so_far.extend(self._encode(piece, False, param))
+        return [*before, *so_far[:room], *after]
+
+    def _find_affixes(self) -> tuple[list[int], list[int]] | None:
+        """Return the special tokens that are put before and after a text; None if they are put anywhere else."""
+        try:
+            bare, whole = (self._encode("a b", is_whole, "") for is_whole in (False, True))
+        except InvalidRequest:
+            return None
+        for num_before in range(len(whole) - len(bare) + 1):
+            num_both = num_before + len(bare)
+            if whole[num_before:num_both] == bare:
+                return whole[:num_before], whole[num_both:]
+        return None
+
+    def _encode(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
+        _check_characters(text, param)
+        try:
+            # Only the backend's methods for batches release the GIL. This one also skips offsets.
+            return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        except Exception as error:  # the Rust encoder raises Exception itself for all its errors
+            raise InvalidRequest(
+                f"Invalid '{param}': the model's tokenizer cannot encode it: {error}", param=param
+            ) from error
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        return self.backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def decode_in_pieces(self, token_ids: Sequence[int]) -> Generator[None, None, str]:
+        """Return the text of token ids, with its special tokens. The generator stops after each piece of a long list.
+
+        A byte-level tokenizer has pieces. Others decode the whole list at once, as their first tokens are different.
+        """
+        texts, start = [], 0
+        while len(token_ids) - start > DECODE_TOKENS and (end := self._end_of_decoding(token_ids, start)) is not None:
+            texts.append(self._decode(token_ids[start:end]))
+            start = end
+            yield
+        texts.append(self._decode(token_ids[start:]))
+        return "".join(texts)
+
+    def _end_of_decoding(self, token_ids: Sequence[int], start: int) -> int | None:
+        """Return the end of the next piece to decode: after a token that ends in ASCII, so that no character is cut."""
+        if not self._table.is_byte_level:
+            return None
+        for end in range(start + DECODE_TOKENS, len(token_ids)):
+            if (data := self._table.bytes_of(token_ids[end - 1])) and data[-1] < 0x80:
+                return end
+        return None
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        return self.backend.decode_batch([list(token_ids)], skip_special_tokens=False)[0]  # releases the GIL
+
+    def token_text(self, token_id: int) -> str:
+        """Return the text of a token on its own: with its leading space, and U+FFFD for part of a character."""
+        return self._table.token_text(token_id)[0]
+
+
+def _load(source: str, gguf_file: str | None, *, offline: bool) -> Any:
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast  # takes seconds to import
+
+    kind: Any = AutoTokenizer
+    if gguf_file is not None and architecture(read_numbers(Path(source) / gguf_file)) == "gpt-oss":
+        kind = PreTrainedTokenizerFast  # the other one reads the configuration, too, and cannot in such a file
+    reading: AbstractContextManager[None] = nullcontext()
+    if gguf_file is not None:
+        from oaiserve.engine.text.gguf_head import without_vocabulary
+
+        reading = without_vocabulary()
+    try:
+        with reading:
+            tokenizer: Any = kind.from_pretrained(
+                source, gguf_file=gguf_file, local_files_only=offline, trust_remote_code=False
+            )
+        if gguf_file is None and getattr(tokenizer, "chat_template", None) is None:
+            tokenizer.chat_template = _template_of_processor(source, offline=offline)
+        return tokenizer
+    except OSError as error:
+        if offline:
+            raise StartupError(f"The Hugging Face hub does not answer, and '{source}' is not in its cache.") from error
+        raise
+
+
+def _template_of_processor(source: str, *, offline: bool) -> str | None:
+    """Return the chat template where older multimodal checkpoints have it, in a file of its own."""
+    from transformers.utils import cached_file
+
+    path = cached_file(
+        source,
+        "chat_template.json",
+        local_files_only=offline,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    if path is None:
+        return None
+    found = json.loads(Path(path).read_text(encoding="utf-8"))
+    return found.get("chat_template") if isinstance(found, dict) else None
+
+
+def _run(pieces: Generator[None, None, Result]) -> Result:
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as stop:
+            result: Result = stop.value
+            return result
+
+
+def _check_characters(text: str, param: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"Invalid '{param}': it has half of a surrogate pair (U+{ord(text[error.start]):04X}), "
+            "which is no character. Send valid Unicode text.",
+            param=param,
+        ) from error

@@ -1,0 +1,280 @@
+"""The causes of a request's time: they add up exactly, and each one that is injected is found under its name."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oaiserve.engine import loop
+from oaiserve.engine.accounts.causes import settled
+from oaiserve.engine.accounts.step_causes import chunk_load, load_of
+from oaiserve.engine.accounts.step_cost import KNOTS, Load, StepCost
+from oaiserve.engine.engine import Engine
+from oaiserve.engine.request import TERMINAL, Event, Grammar, Request, Terminal, TokenChunk
+from oaiserve.engine.step import ChunkResult, Step
+from oaiserve.record import Cause
+from tests.engine.doubles import Clock, Inbox, ScriptedRunner, make_engine, request, wait_until_idle
+
+MS = 1_000_000
+TRUE = StepCost(
+    rows_ns=tuple(8.0 * MS + 0.3 * MS * max(0, rows - 4) for rows in KNOTS),
+    decode_context_ns=500.0,
+    prompt_context_ns=100.0,
+    draw_ns=50_000.0,
+    prompts_ns=1.0 * MS,
+)
+
+
+@settings(max_examples=50)
+@given(st.dictionaries(st.sampled_from(Cause), st.integers(-(10**12), 10**12)))
+def test_settled_parts_keep_their_sum_and_none_is_below_zero(parts: dict[Cause, int]) -> None:
+    total = sum(parts.values())
+    if total < 0:
+        with pytest.raises(ValueError, match="less than nothing"):
+            settled(parts)
+        return
+    found = settled(parts)
+    assert sum(found.values()) == total
+    assert all(ns > 0 for ns in found.values())
+
+
+@settings(max_examples=25)
+@given(st.dictionaries(st.sampled_from(Cause), st.integers(0, 10**12)))
+def test_parts_that_are_not_below_zero_stay_as_they_are(parts: dict[Cause, int]) -> None:
+    assert settled(parts) == {cause: ns for cause, ns in parts.items() if ns}
+
+
+def test_time_that_was_expected_and_did_not_pass_is_taken_from_what_was_expected() -> None:
+    parts = {Cause.ALONE: 30, Cause.NEIGHBOUR_DECODES: 10, Cause.HOST: 7, Cause.UNEXPLAINED: -4}
+    assert settled(parts) == {Cause.ALONE: 27, Cause.NEIGHBOUR_DECODES: 9, Cause.HOST: 7}
+
+
+# -- injected causes --------------------------------------------------------------------------------------------------
+
+
+class Machine:
+    """A machine that takes the core for `stolen_ns` in each step."""
+
+    num_threads = 1
+
+    def __init__(self) -> None:
+        self.stolen_ns = 0
+
+    def delay_ns(self) -> int:
+        return self.stolen_ns
+
+    def more_ns(self, most_ns: int) -> int:
+        return 0
+
+
+class TimedRunner(ScriptedRunner):
+    """A runner whose steps take the true time of the clock, and what the machine steals. It logs the steps."""
+
+    def __init__(self, clock: Clock, machine: Machine) -> None:
+        super().__init__()
+        self._clock, self._machine = clock, machine
+        self.log: list[tuple[Load, dict[str, Load]]] = []  # of all, and of each request
+
+    def run(self, step: Step) -> list[ChunkResult]:
+        load, parts = load_of(step), dict[str, Load]()
+        for chunk in step.chunks:
+            own = parts.get(chunk.sequence.request_id, Load())
+            parts[chunk.sequence.request_id] = Load(*map(sum, zip(own, chunk_load(chunk), strict=True)))
+        self.log.append((load, parts))
+        self._clock.now_ns += TRUE.expected_ns(load) + self._machine.stolen_ns
+        return super().run(step)
+
+
+class Lab:
+    """An engine that has learnt what steps cost, and a clock, a machine and consumers that tests disturb."""
+
+    def __init__(self, **options: int) -> None:
+        self.clock, self.machine = Clock(), Machine()
+        self.runner = TimedRunner(self.clock, self.machine)
+        defaults = {"kv_blocks": 4096, "max_model_len": 4096, "max_running": 16, "max_step_tokens": 256}
+        engine_options = {"tokenize_workers": 0, "prefix_cache": False, **defaults, **options}
+        self.engine: Engine = make_engine(
+            self.runner,
+            clock_ns=self.clock,
+            machine=self.machine,
+            **engine_options,  # type: ignore[arg-type]
+        )
+
+    def learn(self, longest: int = 700, number: int = 60) -> None:
+        rng = random.Random(1)
+        lengths = [(min(longest, rng.choice([1, 2, 30, 200, 700])), rng.randint(1, 30)) for _ in range(number)]
+        for times in range(4):
+            self.run(request(f"alone {times}", prompt_len=30, max_tokens=40))
+        self.run(*(request(f"warm {i}", prompt_len=n, max_tokens=m) for i, (n, m) in enumerate(lengths)))
+        for few in (4, 2, 1):
+            self.run(*(request(f"few {few} {i}", prompt_len=30, max_tokens=80) for i in range(few)))
+
+    def run(self, *requests: Request, after: int = 0, deliver_ns: int = 0) -> dict[str, Terminal]:
+        """Run requests: the first one, and the others when that has so many tokens. A hand-over takes `deliver_ns`."""
+        self.runner.log.clear()
+        first, *others = requests
+        inbox, left = Inbox(), {"tokens": after}
+
+        def deliver(events: list[Event]) -> None:
+            self.clock.now_ns += deliver_ns
+            left["tokens"] -= sum(isinstance(event, TokenChunk) for event in events)
+            if others and left["tokens"] <= 0:
+                for other in others:
+                    self.engine.submit(other, inbox)
+                others.clear()
+            inbox(events)
+
+        names = [each.request_id for each in requests]
+        self.engine.submit(first, deliver)
+        if not after:
+            for other in others:
+                self.engine.submit(other, inbox)
+            others.clear()
+        ended = inbox.wait_terminal(*names)
+        wait_until_idle(self.engine)
+        return ended
+
+
+def causes_of(ended: Terminal) -> tuple[dict[Cause, int], dict[Cause, int]]:
+    """Return the causes of both phases, which add up exactly."""
+    assert isinstance(ended, TERMINAL)
+    times, account = ended.times, ended.account
+    assert times.scheduled is not None
+    assert times.first_token is not None
+    assert times.last_token is not None
+    assert sum(account.prefill_causes_ns.values()) == times.first_token - times.scheduled
+    assert sum(account.decode_causes_ns.values()) == times.last_token - times.first_token
+    return account.prefill_causes_ns, account.decode_causes_ns
+
+
+@pytest.fixture(scope="module")
+def taught() -> Iterator[Lab]:
+    lab = Lab()
+    with lab.engine:
+        lab.learn()
+        yield lab
+
+
+@pytest.fixture
+def lab(taught: Lab) -> Iterator[Lab]:
+    yield taught
+    taught.machine.stolen_ns = 0
+
+
+def near(ns: float) -> object:
+    return pytest.approx(ns, rel=0.1)
+
+
+def test_a_request_alone_is_its_own_cause(lab: Lab) -> None:
+    prefill, decode = causes_of(lab.run(request("a", prompt_len=300, max_tokens=40))["a"])
+    assert prefill[Cause.ALONE] == near(sum(TRUE.expected_ns(load) for load, _ in lab.runner.log[:2]))
+    assert decode[Cause.ALONE] == near(sum(TRUE.expected_ns(load) for load, _ in lab.runner.log[2:]))
+
+
+def test_a_greedy_neighbour_is_found(lab: Lab) -> None:
+    greedy = request("b", prompt_len=1, max_tokens=60, n=12)
+    _, decode = causes_of(lab.run(request("a", prompt_len=4, max_tokens=40), greedy, after=4)["a"])
+    added_ns = sum(
+        TRUE.expected_ns(load.without_prompts()) - TRUE.expected_ns(parts["a"])
+        for load, parts in lab.runner.log
+        if "a" in parts and not parts["a"].prompt_tokens
+    )
+    assert decode[Cause.NEIGHBOUR_DECODES] == near(added_ns)
+    assert added_ns > 20 * MS
+
+
+def test_a_long_prompt_of_a_neighbour_is_found(lab: Lab) -> None:
+    long = request("b", prompt_len=2000, max_tokens=1)
+    _, decode = causes_of(lab.run(request("a", prompt_len=4, max_tokens=40), long, after=4)["a"])
+    added_ns = sum(
+        TRUE.expected_ns(load) - TRUE.expected_ns(load.without_prompts())
+        for load, parts in lab.runner.log
+        if "a" in parts and not parts["a"].prompt_tokens
+    )
+    assert decode[Cause.NEIGHBOUR_PROMPTS] == near(added_ns)
+    assert added_ns > 500 * MS
+
+
+def test_the_neighbours_of_a_prompt_are_found(lab: Lab) -> None:
+    ended = lab.run(request("a", prompt_len=4, max_tokens=40, n=8), request("b", prompt_len=600, max_tokens=1), after=8)
+    prefill, _ = causes_of(ended["b"])
+    in_steps = [(load, parts["b"]) for load, parts in lab.runner.log if "b" in parts]
+    alone_ns = sum(TRUE.expected_ns(own) for _, own in in_steps)
+    assert prefill[Cause.ALONE] == near(alone_ns)
+    assert prefill[Cause.NEIGHBOUR_DECODES] == near(sum(TRUE.expected_ns(load) for load, _ in in_steps) - alone_ns)
+
+
+def test_a_stolen_core_is_found(lab: Lab) -> None:
+    lab.machine.stolen_ns = 4 * MS
+    _, decode = causes_of(lab.run(request("a", prompt_len=4, max_tokens=31))["a"])
+    assert decode[Cause.MACHINE] == near(30 * 4 * MS)
+
+
+def test_a_slow_mask_is_found(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill = loop.fill_masks
+
+    def slow(*arguments: object) -> object:
+        lab.clock.now_ns += 3 * MS
+        return fill(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(loop, "fill_masks", slow)
+    constrained = request("a", prompt_len=4, max_tokens=21, grammar=Grammar("regex", "[a-z]{60}"))
+    _, decode = causes_of(lab.run(constrained)["a"])
+    assert decode[Cause.CONSTRAINT] == near(20 * 3 * MS)
+
+
+def test_a_slow_host_is_found(lab: Lab) -> None:
+    _, decode = causes_of(lab.run(request("a", prompt_len=4, max_tokens=31), deliver_ns=2 * MS)["a"])
+    assert decode[Cause.HOST] == near(30 * 2 * MS)
+
+
+def test_a_step_that_is_slow_for_no_known_reason_is_unexplained(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab.machine, "delay_ns", lambda: 0)
+    lab.machine.stolen_ns = 5 * MS
+    _, decode = causes_of(lab.run(request("a", prompt_len=4, max_tokens=11))["a"])
+    assert decode[Cause.UNEXPLAINED] == near(10 * 5 * MS)
+
+
+def test_a_preemption_and_what_is_computed_again_is_found() -> None:
+    small = Lab(kv_blocks=36, max_model_len=144, max_running=4)
+    with small.engine:
+        small.learn(longest=100, number=15)
+        ended = small.run(*(request(f"{i}", prompt_len=30, max_tokens=50) for i in range(3)))
+        log = small.runner.log.copy()
+    victims = [name for name, each in ended.items() if each.account.num_preemptions]
+    assert victims
+    for name in victims:
+        prefill, decode = causes_of(ended[name])
+        again_ns = sum(
+            TRUE.expected_ns(parts[name]) for _, parts in log[1:] if name in parts and parts[name].prompt_tokens
+        )
+        expected_ns = ended[name].account.stalled_ns + again_ns
+        assert prefill.get(Cause.PREEMPTION, 0) + decode.get(Cause.PREEMPTION, 0) == near(expected_ns)
+
+
+def test_the_causes_add_up_whatever_overlaps(overlap: bool) -> None:
+    """Prompts in chunks, several choices, preemptions, grammars and requests that come in the middle of others."""
+    rng = random.Random(7)
+    lab = Lab(kv_blocks=60, max_model_len=200, max_running=6, max_step_tokens=24)
+    with lab.engine:
+        for _ in range(6):
+            some = [
+                request(f"{i}", prompt_len=rng.randint(1, 60), max_tokens=rng.randint(1, 20), n=rng.choice([1, 1, 3]))
+                for i in range(8)
+            ]
+            lab.machine.stolen_ns = rng.choice([0, 3 * MS])
+            ended = lab.run(*some, after=rng.choice([0, 1, 5]) if some[0].params.max_tokens > 5 else 0, deliver_ns=MS)
+            for each in ended.values():
+                causes_of(each)
+
+
+def test_without_explain_there_are_no_causes() -> None:
+    lab = Lab(explain=False)
+    with lab.engine:
+        account = lab.run(request("a", prompt_len=4, max_tokens=8))["a"].account
+        (step, *_) = lab.engine.take_steps()
+    assert (account.prefill_causes_ns, account.decode_causes_ns, step.cost_error) == ({}, {}, None)

@@ -1,0 +1,184 @@
+"""The time of the engine thread in contiguous parts, and the same parts as ranges of a profiler."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oaiserve.engine.accounts.host_time import HostTime, describe
+from oaiserve.engine.request import Event
+from oaiserve.engine.step import Chunk, Step, StepResult
+from oaiserve.record import HostPart
+from tests.engine.doubles import (
+    TIMEOUT_SECONDS,
+    Clock,
+    Inbox,
+    Launched,
+    ScriptedRunner,
+    ShownRanges,
+    make_engine,
+    request,
+    wait_until_idle,
+)
+from tests.engine.memory import sequence
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**9), st.sampled_from(HostPart))))
+def test_parts_add_up_to_all_of_the_time(moves: list[tuple[int, HostPart]]) -> None:
+    clock = Clock()
+    began_ns = clock.now_ns
+    host = HostTime(clock)
+    expected = dict.fromkeys(HostPart, 0)
+    part = HostPart.IDLE
+    for ns, entered in moves:
+        clock.now_ns += ns
+        expected[part] += ns
+        assert host.enter(entered) == host.since_ns == clock.now_ns
+        part = entered
+    assert host.spent_ns == expected
+    assert sum(host.spent_ns.values()) == clock.now_ns - began_ns
+
+
+def test_a_range_is_named_after_the_part_and_the_step() -> None:
+    shown = ShownRanges()
+    host = HostTime(Clock(), shown)
+    step = Step([Chunk(sequence("a", 4), 4, 1), Chunk(sequence("b", 9), 0, 9)])
+    host.enter(HostPart.SCHEDULE)
+    host.enter(HostPart.LAUNCH, step)
+    assert shown.names == ["schedule", "launch mixed, 2 sequences, 10 tokens"]
+    assert describe(Step([Chunk(sequence("a", 4), 4, 1)])) == "decode, 1 sequence, 1 token"
+    assert describe(Step([Chunk(sequence("a", 4), 0, 4)])) == "prefill, 1 sequence, 4 tokens"
+    verified = Chunk(sequence("a", 4), 4, 3, 3, (1, 2))
+    assert describe(Step([verified])) == "decode, 1 sequence, 3 tokens"
+    assert describe(Step([verified, Chunk(sequence("b", 9), 0, 9)])) == "mixed, 2 sequences, 12 tokens"
+
+
+def test_parts_can_be_shown_by_another_profiler() -> None:
+    first, second = ShownRanges(), ShownRanges()
+    host = HostTime(Clock(), first)
+    host.enter(HostPart.SCHEDULE)
+    assert host.show(second) is first
+    host.enter(HostPart.LAUNCH)
+    assert host.show(first) is second
+    host.enter(HostPart.WAIT)
+    assert (first.names, second.names) == (["schedule", "wait"], ["launch"])
+    assert (first.is_open, second.is_open) == (True, False)
+
+
+def test_if_a_profiler_fails_only_its_ranges_are_lost(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(ShownRanges):
+        def begin(self, name: str) -> None:
+            super().begin(name)
+            raise RuntimeError("no ranges here")
+
+    clock, broken = Clock(), Broken()
+    host = HostTime(clock, broken)
+    for part in HostPart:
+        clock.move(1)
+        host.enter(part)
+    assert broken.names == ["idle"]
+    assert sum(host.spent_ns.values()) == len(HostPart) * 1_000_000_000
+    assert [line.levelname for line in caplog.records] == ["ERROR"]
+
+
+# -- in the engine ----------------------------------------------------------------------------------------------------
+
+
+def test_a_step_passes_through_all_parts_in_order(overlap: bool) -> None:
+    shown = ShownRanges()
+    with make_engine(ranges=shown, tokenize_workers=0) as engine:
+        list(engine.stream(request(prompt_len=4, max_tokens=2)))
+    names = [name for name in shown.names if name not in ("idle", "commands", "hand_over", "schedule")]
+    prefill, decode = "prefill, 1 sequence, 4 tokens", "decode, 1 sequence, 1 token"
+    of_prefill = [f"wait {prefill}", f"process {prefill}"]
+    of_decode = [f"wait {decode}", f"process {decode}"]
+    if overlap:
+        assert names == [f"launch {prefill}", f"launch {decode}", *of_prefill, *of_decode]
+    else:
+        assert names == [f"launch {prefill}", *of_prefill, f"launch {decode}", *of_decode]
+    assert shown.names[:2] == ["commands", "idle"]
+    assert shown.names.count("hand_over") >= 2
+    assert shown.names[shown.names.index(f"launch {prefill}") - 1] == "schedule"
+
+
+class Slow(ScriptedRunner):
+    """A runner that takes 3 ms of the clock to launch a step and 5 ms to collect it."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def launch(self, step: Step) -> Launched:
+        self._clock.move(0.003)
+        return super().launch(step)
+
+    def collect(self, launched: Launched) -> StepResult:
+        self._clock.move(0.005)
+        return super().collect(launched)
+
+
+def test_the_parts_of_all_steps_add_up_to_the_time_of_the_engine_thread(overlap: bool) -> None:
+    clock, inbox = Clock(), Inbox()
+    began_ns = clock.now_ns
+
+    def slow(events: list[Event]) -> None:
+        clock.move(0.002)
+        inbox(events)
+
+    with make_engine(Slow(clock), clock_ns=clock, tokenize_workers=0) as engine:
+        wait_until_idle(engine)
+        clock.move(1)
+        engine.submit(request("r", max_tokens=4), slow)
+        inbox.wait_terminal("r")
+        wait_until_idle(engine)
+        snapshot, steps = engine.snapshot(), engine.take_steps()
+    assert [step.number for step in steps] == [0, 1, 2, 3]
+    parts_ms = {part: [step.host_ns[part] // 1_000_000 for step in steps] for part in HostPart}
+    assert parts_ms == {
+        HostPart.IDLE: [1000, 0, 0, 0],
+        HostPart.COMMANDS: [0] * 4,
+        HostPart.SCHEDULE: [0] * 4,
+        HostPart.DRAFT: [0] * 4,
+        HostPart.LAUNCH: [6, 3, 3, 0] if overlap else [3] * 4,  # with overlap, each step sees the launch of the next
+        HostPart.MASKS: [0] * 4,
+        HostPart.WAIT: [5] * 4,
+        HostPart.PROCESS: [0] * 4,
+        HostPart.HAND_OVER: [0, 2, 2, 2],  # that of the step before
+    }
+    assert sum(snapshot.host_ns.values()) == clock.now_ns - began_ns
+    after_the_last = {HostPart.HAND_OVER: 2_000_000}
+    assert snapshot.host_ns == {
+        part: sum(step.host_ns[part] for step in steps) + after_the_last.get(part, 0) for part in HostPart
+    }
+
+
+def test_the_idle_time_in_snapshots_grows_and_never_goes_back() -> None:
+    clock, inbox = Clock(), Inbox()
+    seen = []
+    with make_engine(clock_ns=clock, tokenize_workers=0) as engine:
+        for name in ("a", "b", "c"):
+            wait_until_idle(engine)
+            clock.move(10)
+            seen.append(engine.snapshot().host_ns[HostPart.IDLE])
+            clock.move(5)
+            engine.submit(request(name), inbox)
+            inbox.wait_terminal(name)
+            seen.append(engine.snapshot().host_ns[HostPart.IDLE])
+    assert [ns // 10**9 for ns in seen] == [10, 15, 25, 30, 40, 45]
+
+
+def test_a_step_under_way_does_not_count_as_idle_time() -> None:
+    clock, inbox, runner = Clock(), Inbox(), ScriptedRunner(gated=True)
+    with make_engine(runner, clock_ns=clock, tokenize_workers=0) as engine:
+        wait_until_idle(engine)
+        clock.move(10)
+        engine.submit(request(max_tokens=1), inbox)
+        runner.started.get(timeout=TIMEOUT_SECONDS)
+        clock.move(60)  # nothing is published before the step ends
+        during_ns = engine.snapshot().host_ns[HostPart.IDLE]
+        runner.permit()
+        inbox.wait_terminal("r")
+        after = engine.snapshot().host_ns
+    assert during_ns == after[HostPart.IDLE] == 10_000_000_000
+    assert after[HostPart.LAUNCH] == 60_000_000_000

@@ -1,0 +1,325 @@
+"""Drafts in the engine: they change no answer, cost nobody else anything, and are as long as measured times allow."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oaiserve.engine.drafting.drafts import MOST_STEP_TOKENS, PROBE_STEPS, Drafts, StepTimes
+from oaiserve.engine.drafting.lookup import SIZES, Lookup
+from oaiserve.engine.policy import POLICIES
+from oaiserve.engine.request import Aborted, Finished
+from oaiserve.engine.sequence import Place, Sequence
+from oaiserve.engine.step import Chunk, ChunkResult, Step
+from tests.engine.device import Device, Guesses, answers, some_requests
+from tests.engine.doubles import request
+from tests.engine.grammars.test_grammars_in_steps import constrained_requests
+from tests.engine.memory import NEVER, Memory, make, sequence
+
+in_both_ways = pytest.mark.usefixtures("overlap")
+
+# -- answers ----------------------------------------------------------------------------------------------------------
+
+
+@in_both_ways
+@pytest.mark.parametrize("share_right", [1.0, 0.7, 0.0], ids=["right", "partly right", "wrong"])
+@pytest.mark.parametrize("kv_blocks", [400, 30], ids=["much cache", "little cache"])
+def test_answers_are_those_without_drafts(kv_blocks: int, share_right: float) -> None:
+    """There are preemptions, choices, grammars, ends of every kind, edits by ids, shortages and aborts."""
+    rng = random.Random(kv_blocks)
+    requests = [*some_requests(rng, 60), *constrained_requests(rng, 20)]
+    expected = answers(Device(), requests, kv_blocks=400, max_model_len=80)
+    leaves = {asked.request_id: rng.randint(1, 6) for asked in requests if rng.random() < 0.1}
+    device = Device(lambda step: step.num_tokens <= rng.choice([8, 48, 48, 48]), seed=1)
+    drafts = Guesses(1, share_right)
+    found = answers(device, requests, leaves, drafts=drafts, kv_blocks=kv_blocks, max_model_len=80)
+    num_accepted = num_verified = 0
+    for asked in requests:
+        end = found.ended[asked.request_id]
+        assert isinstance(end, Finished | Aborted)
+        num_verified += end.account.num_draft_tokens
+        num_accepted += end.account.num_accepted_tokens
+        if isinstance(end, Finished):
+            assert found.of(asked.request_id) == expected.of(asked.request_id)
+    assert drafts.num_verified > 50
+    assert num_verified <= drafts.num_verified, "what is verified for a request that has ended counts nowhere"
+    assert num_accepted <= drafts.num_accepted
+    assert (num_accepted > 30) == (share_right > 0)
+
+
+def test_with_right_drafts_there_are_fewer_steps() -> None:
+    requests = [request(f"{i}", max_tokens=30, ignore_eos=True) for i in range(4)]
+    without, with_drafts = Device(), Device()
+    answers(without, requests, kv_blocks=400, max_model_len=80)
+    answers(with_drafts, requests, kv_blocks=400, max_model_len=80, drafts=Guesses(1, share_right=1.0))
+    assert len(with_drafts.tried) < 0.6 * len(without.tried)
+
+
+@pytest.mark.parametrize("is_exact", [True, False])
+@pytest.mark.parametrize("only_if_exact", [True, False])
+def test_by_default_there_are_drafts_only_where_a_token_is_computed_alike_in_all_steps(
+    is_exact: bool, only_if_exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Device, "is_exact", is_exact)
+    monkeypatch.setattr(StepTimes, "observe", lambda *_: None)  # so it seems as if drafts cost nothing
+    asked = [request(max_tokens=40, ignore_eos=True)]
+    device = Device()
+    drafts = Drafts(only_if_exact=only_if_exact)
+    found = answers(device, asked, drafts=drafts, kv_blocks=400, max_model_len=80)
+    assert (found.ended["r"].account.num_draft_tokens > 0) == (is_exact or not only_if_exact)
+
+
+# -- the scheduler ----------------------------------------------------------------------------------------------------
+
+
+def decoding(scheduler: object, *sequences: Sequence) -> None:
+    """Compute the prompts, and commit token 7 of each."""
+    for one in sequences:
+        scheduler.add(one)
+    step = scheduler.schedule()
+    scheduler.advance(step)
+    for chunk in step.chunks:
+        scheduler.commit(chunk, [7])
+
+
+def test_accepted_tokens_are_computed_and_published_and_the_first_wrong_one_is_computed_next() -> None:
+    scheduler, one = make(), sequence("a", [1, 2], max_tokens=12)
+    decoding(scheduler, one)
+    one.draft = [8, 9, NEVER]
+    step = scheduler.schedule()
+    (chunk,) = step.chunks
+    assert (chunk.start, chunk.num_tokens, chunk.max_draws, chunk.draft) == (2, 4, 4, (8, 9, NEVER))
+    assert [(draw.end, draw.draft) for draw in chunk.draws()] == [(3, ()), (4, (8,)), (5, (8, 9)), (6, (8, 9, NEVER))]
+    scheduler.advance(step)
+    assert (one.num_computed, one.is_held, scheduler.pool.num_cached) == (3, True, 0)
+    one.draft = []
+    scheduler.commit(chunk, [8, 9, 5])
+    assert (one.generated_ids, one.num_computed, one.num_tokens) == ([7, 8, 9, 5], 5, 6)
+    assert scheduler.pool.num_cached == 1, "the block with the four first tokens, all of them confirmed"
+    (chunk,) = scheduler.schedule().chunks
+    assert (chunk.start, chunk.num_tokens) == (5, 1)
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])
+def test_keys_and_values_are_those_of_the_tokens_however_drafts_turn_out(overlap: bool) -> None:
+    rng, scheduler = random.Random(7), make(kv_blocks=14, max_step_tokens=16)
+    memory = Memory(scheduler)
+    memory.overlap = overlap
+    for number in range(30):
+        prompt = [*range(rng.choice([0, 8])), *(rng.randrange(9) for _ in range(rng.randint(1, 6)))]
+        choices = [sequence(f"{number}.{choice}", prompt, rng.randint(1, 24)) for choice in range(rng.choice([1, 3]))]
+        for choice in choices:
+            scheduler.add(choice, None if choice is choices[0] else choices[0])
+    while scheduler.has_work:
+        for one in scheduler.running:
+            one.draft = [rng.randrange(3) for _ in range(rng.randrange(6))]
+        if (step := scheduler.schedule()) is None:
+            memory.settle()
+        else:
+            memory.execute(step, lambda _: [rng.randrange(3) for _ in range(6)])
+    assert scheduler.pool.num_used == 0
+    assert scheduler.num_preemptions > 10
+    assert 10 < memory.num_accepted < memory.num_drafted
+
+
+def test_a_wrong_draft_leaves_the_sequence_as_a_step_without_one() -> None:
+    scheduler, one = make(), sequence("a", [1, 2])
+    decoding(scheduler, one)
+    one.draft = [NEVER] * 4
+    step = scheduler.schedule()
+    scheduler.advance(step)
+    scheduler.commit(step.chunks[0], [8])
+    assert (one.generated_ids, one.num_computed, one.num_tokens, scheduler.pool.num_cached) == ([7, 8], 3, 4, 0)
+    scheduler.check_integrity()
+
+
+def test_a_draft_is_cut_to_the_length_of_the_answer_and_to_the_tokens_of_the_step() -> None:
+    scheduler, one, two = make(max_step_tokens=8), sequence("a", [1, 2], max_tokens=4), sequence("b", [1, 2])
+    decoding(scheduler, one, two)
+    one.draft, two.draft = [NEVER] * 6, [NEVER] * 6
+    step = scheduler.schedule()
+    assert [(chunk.sequence, len(chunk.draft)) for chunk in step.chunks] == [(one, 2), (two, 4)]
+    assert step.num_tokens == 8
+
+
+def test_no_sequence_is_preempted_for_a_draft_and_others_keep_the_blocks_that_they_need_next() -> None:
+    scheduler, one, two = make(kv_blocks=4), sequence("a", 3, max_tokens=9), sequence("b", 3, max_tokens=9)
+    decoding(scheduler, one, two)
+    one.draft = [NEVER] * 7
+    step = scheduler.schedule()
+    assert [len(chunk.draft) for chunk in step.chunks] == [0, 0], "two blocks are free, and two sequences may need them"
+    assert scheduler.num_preemptions == 0
+
+
+def test_a_preempted_sequence_gets_what_its_draft_has_brought_and_has_nothing_computed() -> None:
+    scheduler, old, young = make(kv_blocks=4, prefix_cache=False), sequence("old", 4), sequence("young", 4)
+    decoding(scheduler, old, young)
+    young.draft = [8]
+    step = scheduler.schedule()
+    scheduler.advance(step)
+    scheduler._preempt(young, Step())
+    (chunk,) = (chunk for chunk in step.chunks if chunk.sequence is young)
+    scheduler.commit(chunk, [8, 9])
+    assert (young.generated_ids, young.num_computed, young.place, young.blocks) == ([7, 8, 9], 0, Place.WAITING, [])
+
+
+def test_service_counts_the_tokens_that_came_true() -> None:
+    scheduler = make(policy=POLICIES["fair"])
+    one, other = sequence("a", [1, 2], client_name="a"), sequence("b", [1, 2], client_name="b")
+    decoding(scheduler, one, other)
+    one.draft, other.draft = [8, 9], [NEVER, NEVER]
+    before = [one.client.service, other.client.service]
+    step = scheduler.schedule()
+    scheduler.advance(step)
+    for chunk, tokens in zip(step.chunks, [[8, 9, 10], [8]], strict=True):
+        scheduler.commit(chunk, tokens)
+    assert [one.client.service - before[0], other.client.service - before[1]] == [6, 2]
+
+
+# -- the look-up ------------------------------------------------------------------------------------------------------
+
+
+def plain_guess(ids: list[int], most: int) -> list[int]:
+    """Look for the longest of the runs at the end, from the end of the text to its beginning."""
+    for size in SIZES:
+        for place in range(len(ids) - 1, size - 1, -1):
+            if ids[place - size : place] == ids[-size:]:
+                found = ids[place:]
+                while len(found) < most:
+                    found += found[: most - len(found)]
+                return found[:most]
+    return []
+
+
+@given(st.lists(st.integers(0, 2), max_size=60), st.integers(1, 9), st.integers(1, 20))
+def test_a_guess_is_what_followed_the_longest_and_latest_run(ids: list[int], most: int, by: int) -> None:
+    lookup = Lookup()
+    for end in range(0, len(ids), by):  # however many tokens come at once
+        assert lookup.guess(ids[:end], most)[0] == plain_guess(ids[:end], most)
+
+
+def test_each_length_of_a_run_has_a_share_of_its_own_which_follows_what_comes_true() -> None:
+    lookup = Lookup()
+    text = [1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3]
+    for _ in range(30):
+        assert lookup.guess(text, 4)[0] == [4, 5, 6, 7]
+        lookup.verified(4, 1)
+    share = lookup.guess(text, 4)[1]
+    assert 0.4 < share < 0.6
+    assert lookup.guess([1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5, 6], 4)[1] > share, "nothing is known of long ones yet"
+
+
+# -- what a draft is worth --------------------------------------------------------------------------------------------
+
+
+def repeating(name: str = "r", prompt_len: int = 30) -> Sequence:
+    """Return a sequence that decodes, and whose text repeats itself."""
+    one = sequence(name, [i % 10 for i in range(prompt_len)], max_tokens=200)
+    one.token_ids.append(prompt_len % 10)
+    one.num_tokens, one.num_computed = prompt_len + 1, prompt_len
+    return one
+
+
+def run_steps(drafts: Drafts, running: list[Sequence], number: int, ns_of: list[int], *, is_right: bool) -> list[int]:
+    """Have drafts proposed and verified. Return the tokens of each step."""
+    sizes = []
+    for _ in range(number):
+        drafts.propose(running, others_wait=False)
+        chunks = [Chunk(one, 30, 1 + len(one.draft), 1 + len(one.draft), tuple(one.draft)) for one in running]
+        step = Step(chunks)
+        results = [ChunkResult([*c.draft, 0] if is_right else [NEVER]) for c in chunks]
+        sizes.append(step.num_tokens)
+        drafts.verified(step, results, ns_of[step.num_tokens])
+    return sizes
+
+
+CHEAP = [8_000 + 250 * n for n in range(600)]  # a step reads the weights, and further tokens cost little
+DEAR = [1_000 * n for n in range(600)]  # each token costs the same
+
+
+def test_where_drafts_come_true_and_cost_little_they_are_long() -> None:
+    assert min(run_steps(Drafts(), [repeating()], 100, CHEAP, is_right=True)[20:]) >= 12
+
+
+def test_where_drafts_never_come_true_they_end_but_for_probes_that_cost_little() -> None:
+    sizes = run_steps(Drafts(), [repeating()], 1000, CHEAP, is_right=False)
+    num_tries = 800 / PROBE_STEPS + 800 / StepTimes.MOST_AGE
+    assert sum(size > 1 for size in sizes[200:]) <= num_tries + 2
+    cost = sum(CHEAP[size] for size in sizes[200:]) / (800 * CHEAP[1])
+    assert cost < 1.01
+
+
+def test_where_each_token_costs_the_same_drafts_are_short_or_none() -> None:
+    sizes = run_steps(Drafts(), [repeating()], 300, DEAR, is_right=False)
+    assert sum(sizes[100:]) / 200 < 1.2
+
+
+def test_a_slow_step_is_forgotten() -> None:
+    drafts, one = Drafts(), repeating()
+    run_steps(drafts, [one], 50, CHEAP, is_right=True)
+    run_steps(drafts, [one], 10, [10**9] * 600, is_right=True)
+    assert sum(run_steps(drafts, [one], 400, CHEAP, is_right=True)[300:]) > 100 * 8
+
+
+def test_large_steps_and_steps_that_others_wait_for_have_no_drafts() -> None:
+    drafts = Drafts()
+    many = [repeating(f"{i}") for i in range(MOST_STEP_TOKENS)]
+    one = many[0]
+    drafts.propose([one], others_wait=False)
+    assert one.draft
+    drafts.propose(many, others_wait=False)
+    assert not any(one.draft for one in many)
+    drafts.propose([one], others_wait=False)
+    drafts.propose([one], others_wait=True)
+    assert not one.draft
+    prompt = sequence("p", 100)
+    drafts.propose([one, prompt], others_wait=False)
+    assert not one.draft
+
+
+def test_a_step_with_drafts_has_no_more_tokens_than_its_bound_and_the_best_guesses_come_first() -> None:
+    drafts, running = Drafts(), [repeating(f"{i}") for i in range(6)]
+    sizes = run_steps(drafts, running, 100, CHEAP, is_right=True)
+    assert max(sizes) <= MOST_STEP_TOKENS
+    running[0].lookup.acceptance[0] = 0.1
+    drafts.propose(running, others_wait=False)
+    assert len(running[0].draft) < min(len(one.draft) for one in running[1:])
+
+
+def test_times_of_other_numbers_follow_the_speed_of_the_machine() -> None:
+    times = StepTimes()
+    times.observe(12, 2000)
+    for _ in range(40):
+        times.observe(8, 1000)
+    for _ in range(40):
+        times.observe(8, 1500)
+    expected = times.expected_ns()
+    assert expected[8] == pytest.approx(1500, rel=0.01)
+    assert expected[12] == pytest.approx(3000, rel=0.01)
+    assert expected[10] == pytest.approx(2250, rel=0.01)
+    assert expected[14] == pytest.approx(3750, rel=0.01), "further tokens take as long as the last ones"
+
+
+def test_a_new_sequence_begins_with_what_came_true_in_others() -> None:
+    drafts = Drafts()
+    run_steps(drafts, [repeating("a")], 200, CHEAP, is_right=False)
+    two = repeating("b")
+    drafts.propose([two], others_wait=False)
+    assert two.lookup.acceptance[0] < 0.5
+    run_steps(drafts, [two], 2000, CHEAP, is_right=True)
+    three = repeating("c")
+    drafts.propose([three], others_wait=False)
+    assert three.lookup.acceptance[0] > 0.9
+
+
+@given(st.lists(st.tuples(st.integers(1, MOST_STEP_TOKENS + 5), st.integers(1, 10**9)), min_size=1))
+def test_expected_times_never_fall_with_the_number_of_tokens(measured: list[tuple[int, int]]) -> None:
+    times = StepTimes()
+    for num_tokens, ns in measured:
+        times.observe(num_tokens, ns)
+    expected = times.expected_ns()
+    assert expected == sorted(expected)
+    assert expected[1] > 0

@@ -1,0 +1,79 @@
+"""Grammars of a few answers, given by their token ids: a plain reference for what a grammar does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from oaiserve.engine.grammars.constraint import Constraint
+from oaiserve.engine.grammars.grammar import GrammarViolation
+from oaiserve.engine.request import SamplingParams
+
+
+class OneOf:
+    """The matcher of an answer that is one of `answers`. With `free`, any id may come until that one has come."""
+
+    def __init__(self, *answers: list[int], eos: tuple[int, ...] = (0,), free: int | None = None) -> None:
+        self._answers = answers
+        self._eos = eos
+        self._free = free
+        self._pushed: list[int] = []
+
+    @property
+    def is_free(self) -> bool:
+        return self._free is not None
+
+    @property
+    def is_complete(self) -> bool:
+        return not self.is_free and self._next() <= set(self._eos)
+
+    def fill_mask(self, words: np.ndarray) -> None:
+        words[:] = 0
+        for token_id in self._next():
+            words[token_id // 32] |= np.uint32(1 << token_id % 32)
+
+    def forced_ids(self) -> list[int]:
+        forced: list[int] = []
+        while not self.is_free and len(left := self._next(forced)) == 1 and not left & set(self._eos):
+            forced += left
+        return forced
+
+    def num_possible(self, token_ids: list[int]) -> int:
+        for number, token_id in enumerate(token_ids):
+            if token_id not in self._next(token_ids[:number]):
+                return number
+        return len(token_ids)
+
+    def fill_masks_behind(self, token_ids: Sequence[int], rows: np.ndarray) -> None:
+        for number, words in enumerate(rows, 1):
+            for token_id in self._next([*token_ids[:number]]):
+                words[token_id // 32] |= np.uint32(1 << token_id % 32)
+
+    def push(self, token_id: int) -> None:
+        if self._free is not None:
+            self._free = None if token_id == self._free else self._free
+        elif token_id in self._next() - set(self._eos):
+            self._pushed.append(token_id)
+        else:
+            raise GrammarViolation(f"{token_id} after {self._pushed}")
+
+    def _next(self, ahead: list[int] | None = None) -> set[int]:
+        before = [*self._pushed, *(ahead or [])]
+        longer = [answer for answer in self._answers if answer[: len(before)] == before]
+        ids = {answer[len(before)] for answer in longer if len(answer) > len(before)}
+        return ids | (set(self._eos) if before in longer else set())
+
+
+def allowed_ids(mask: np.ndarray) -> list[int]:
+    """Return the ids whose bits are set."""
+    return [int(i) for i in np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))]
+
+
+def constraint(matcher: OneOf, *, stop_ids: frozenset[int] | None = None, **params: object) -> Constraint:
+    """Return the constraint of a choice, whose end-of-sequence id is 0."""
+    asked = SamplingParams(**params)  # type: ignore[arg-type]
+    ends = frozenset() if asked.ignore_eos else frozenset([0])
+    return Constraint(
+        matcher, asked, eos_token_ids=frozenset([0]), stop_ids=ends | set(asked.stop_token_ids) | (stop_ids or set())
+    )

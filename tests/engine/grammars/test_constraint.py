@@ -1,0 +1,128 @@
+"""What a grammar lets come next, in accord with the other parameters of its request, and the masks of a step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from oaiserve.engine.grammars.constraint import Constraint
+from oaiserve.engine.grammars.masks import fill_masks
+from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Chunk
+from tests.engine.grammars.plain import OneOf, allowed_ids, constraint
+
+VOCAB = 70  # so that the last word of a mask is not full
+
+
+def allowed_by(made: Constraint, num_generated: int = 0) -> list[int]:
+    words = np.full(3, 0xFFFFFFFF, np.uint32)
+    made.fill_mask(words, num_generated)
+    return allowed_ids(words)
+
+
+def pushed(matcher: OneOf, *ids: int) -> OneOf:
+    for token_id in ids:
+        matcher.push(token_id)
+    return matcher
+
+
+# -- one choice
+
+AB = [[5, 33], [5, 33, 69]]
+
+
+@pytest.mark.parametrize(
+    ("ids", "params", "num_generated", "expected"),
+    [
+        ((), {}, 0, [5]),
+        ((5, 33), {}, 2, [0, 69]),
+        ((5, 33), {"ignore_eos": True}, 2, [69]),
+        ((5, 33), {"min_tokens": 3}, 2, [69]),
+        ((5, 33), {"min_tokens": 2}, 2, [0, 69]),
+        ((5,), {"min_tokens": 9, "stop_token_ids": (33,)}, 1, [33]),
+        ((5, 33), {"min_tokens": 9, "stop_token_ids": (69,)}, 2, [0, 69]),
+        ((5, 33, 69), {"min_tokens": 9}, 3, [0]),
+        ((5, 33, 69), {"ignore_eos": True}, 3, [0]),
+    ],
+)
+def test_ends_that_are_not_wanted_are_not_in_a_mask_unless_nothing_else_is(
+    ids: tuple[int, ...], params: dict[str, object], num_generated: int, expected: list[int]
+) -> None:
+    assert allowed_by(constraint(pushed(OneOf(*AB), *ids), **params), num_generated) == expected
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        ({}, [5, 33]),
+        ({"min_tokens": 9, "stop_token_ids": (5,)}, [5, 33]),
+        ({"logit_bias": {5: -100.0}}, [5, 33]),
+        ({"logprobs": 0}, []),
+        ({"allowed_token_ids": (5, 33)}, []),
+        ({"bad_words": ("x",)}, []),
+    ],
+)
+def test_ids_are_forced_where_nothing_else_is_asked_or_may_forbid_them(
+    params: dict[str, object], expected: list[int]
+) -> None:
+    assert constraint(OneOf(*AB), **params).forced_ids() == expected
+
+
+def test_an_end_of_sequence_ends_an_answer_under_a_grammar_also_if_it_is_ignored() -> None:
+    made = constraint(OneOf([5], free=7), ignore_eos=True)
+    assert (made.is_free, made.ends_with(0), made.forced_ids()) == (True, False, [])
+    made.push(7)
+    assert (made.is_free, made.ends_with(0), made.ends_with(5), made.forced_ids()) == (False, True, False, [5])
+    made.push(5)
+    assert made.is_complete
+
+
+# -- the masks of a step
+
+
+def chunk(matcher: OneOf | None, *, num_known: int = 3, **params: object) -> Chunk:
+    """Return a chunk that ends with the third token of a sequence. Its prompt has two."""
+    made = None if matcher is None else constraint(matcher, **params)
+    one = Sequence("r", 0, [1, 2], SamplingParams(), max_len=9, constraint=made)
+    one.token_ids = [1, 2, 3, 4][:num_known]
+    return Chunk(one, 2, 1)
+
+
+def test_each_chunk_that_is_constrained_now_has_a_row() -> None:
+    chunks = [
+        chunk(OneOf([5], [69])),
+        chunk(None),
+        chunk(OneOf([5], free=7)),
+        chunk(OneOf([], [3]), min_tokens=2),
+        chunk(OneOf([], [3]), min_tokens=1),
+        chunk(OneOf([5]), num_known=2),  # its last id is not known, as its sequence has ended without it
+        chunk(OneOf([5]), num_known=4),  # what it is to draw is known
+    ]
+    masks, failed = fill_masks(chunks, VOCAB)
+    assert masks is not None
+    assert masks.words.shape == (3, 3)
+    found = {
+        place: allowed_ids(masks.words[masks.rows[c.sequence]])
+        for place, c in enumerate(chunks)
+        if c.sequence in masks.rows
+    }
+    assert (found, failed) == ({0: [5, 69], 3: [3], 4: [0, 3]}, [])
+
+
+def test_without_a_constrained_chunk_there_are_no_masks() -> None:
+    assert fill_masks([chunk(None), chunk(OneOf([5], free=7))], VOCAB) == (None, [])
+
+
+class Broken(OneOf):
+    def fill_mask(self, words: np.ndarray) -> None:
+        raise ValueError("a bug")
+
+
+def test_a_grammar_that_fails_leaves_the_masks_of_the_others_as_they_are() -> None:
+    broken, sound = chunk(Broken([5])), chunk(OneOf([6]))
+    masks, failed = fill_masks([broken, sound], VOCAB)
+    assert masks is not None
+    assert [str(error) for one, error in failed if one is broken.sequence] == ["a bug"]
+    assert len(failed) == 1
+    assert allowed_ids(masks.words[masks.rows[sound.sequence]]) == [6]

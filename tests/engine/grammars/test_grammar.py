@@ -1,0 +1,388 @@
+"""Tests of what a choice may go on with, on a small tokenizer whose first 256 ids are single bytes."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import llguidance
+import numpy as np
+import pytest
+
+from oaiserve.engine.grammars import grammar as grammar_module
+from oaiserve.engine.grammars.grammar import (
+    CompiledGrammar,
+    GrammarGivenUp,
+    Grammars,
+    GrammarViolation,
+    Matcher,
+    Tokens,
+)
+from oaiserve.engine.grammars.grammar_forms import Translated, translate
+from oaiserve.engine.request import Grammar, GrammarKind, SamplingParams
+from oaiserve.engine.text.detokenize import BYTE_LEVEL_CHARACTERS
+from oaiserve.errors import InvalidRequest
+from tests.engine.text.tokenizers_for_tests import SPECIALS, byte_level, sentencepiece, wordpiece
+
+BACKEND = byte_level()
+SPECIAL_IDS = [BACKEND.token_to_id(token) for token in SPECIALS]
+EOS = BACKEND.token_to_id("<|im_end|>")
+VOCAB_SIZE = BACKEND.get_vocab_size() + 5  # a model may know more ids than its tokenizer
+
+
+def make(vocab_size: int = VOCAB_SIZE, eos: tuple[int, ...] = (EOS,)) -> Grammars:
+    return Grammars(BACKEND, vocab_size=vocab_size, eos_token_ids=frozenset(eos))
+
+
+GRAMMARS = make()
+
+
+def compiled(kind: GrammarKind, text: str = "", after: str = "") -> CompiledGrammar:
+    return GRAMMARS.compile(Grammar(kind, text, after=after))
+
+
+def ids(text: str) -> list[int]:
+    return list(BACKEND.encode(text, add_special_tokens=False).ids)
+
+
+def pushed(matcher: Matcher, text: str) -> Matcher:
+    for token_id in ids(text):
+        matcher.push(token_id)
+    return matcher
+
+
+def allowed(matcher: Matcher, vocab_size: int = VOCAB_SIZE) -> set[int]:
+    words = np.full(-(-vocab_size // 32), 0xAAAAAAAA, np.uint32)
+    matcher.fill_mask(words)
+    return set(np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist())
+
+
+def texts(token_ids: set[int]) -> set[str]:
+    return {BACKEND.decode([token_id], skip_special_tokens=False) for token_id in token_ids}
+
+
+def is_refused(text: str, matcher: Matcher) -> bool:
+    try:
+        pushed(matcher, text)
+    except GrammarViolation:
+        return True
+    return False
+
+
+def test_only_tokens_that_the_grammar_allows_may_come() -> None:
+    matcher = compiled("regex", "hello|help|or").matcher()
+    assert texts(allowed(matcher)) == {"h", "he", "hell", "hello", "o", "or"}
+    assert texts(allowed(pushed(matcher, "hel"))) == {"l", "p"}
+
+
+def test_a_token_that_may_not_come_is_a_violation() -> None:
+    with pytest.raises(GrammarViolation):
+        pushed(compiled("regex", "a+").matcher(), "b")
+
+
+def test_a_mask_may_have_signed_words() -> None:
+    matcher = compiled("regex", "[a-z]+").matcher()
+    unsigned, signed = np.zeros((2, -(-VOCAB_SIZE // 32)), np.uint32)[0], np.zeros(-(-VOCAB_SIZE // 32), np.int32)
+    matcher.fill_mask(unsigned)
+    matcher.fill_mask(signed)
+    assert unsigned.any()
+    assert np.array_equal(unsigned, signed.view(np.uint32))
+
+
+def test_the_end_may_come_exactly_where_the_grammar_may_end() -> None:
+    matcher = compiled("regex", "a{1,2}").matcher()
+    assert EOS not in allowed(matcher)
+    assert allowed(pushed(matcher, "a")) == {*ids("a"), EOS}
+    matcher.push(EOS)
+    assert matcher.is_complete
+
+
+def test_all_ends_of_sequence_are_allowed_together() -> None:
+    matcher = make(eos=(EOS, SPECIAL_IDS[0])).compile(Grammar("regex", "a*")).matcher()
+    assert allowed(matcher) & set(SPECIAL_IDS) == {EOS, SPECIAL_IDS[0]}
+
+
+def test_special_tokens_are_no_text() -> None:
+    matcher = compiled("regex", ".*").matcher()
+    assert allowed(matcher) & set(SPECIAL_IDS) == {EOS}
+    with pytest.raises(GrammarViolation):
+        matcher.push(BACKEND.token_to_id("<|im_start|>"))
+
+
+@pytest.mark.parametrize("vocab_size", [VOCAB_SIZE, VOCAB_SIZE - 5, VOCAB_SIZE - 7, 288])
+def test_no_id_beyond_the_models_or_the_tokenizers_is_allowed(vocab_size: int) -> None:
+    matcher = make(vocab_size).compile(Grammar("regex", "(?:.|\n)*")).matcher()
+    known = set(range(min(vocab_size, BACKEND.get_vocab_size())))
+    assert allowed(matcher, vocab_size) <= known
+    free = make(vocab_size).compile(Grammar("regex", "a", after="x")).matcher()
+    assert allowed(free, vocab_size) == set(range(vocab_size))
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "answer", "is_complete"),
+    [
+        ("choice", '["a", "ab"]', "a", False),
+        ("choice", '["a", "ab"]', "ab", True),
+        ("regex", "[0-9]{2}", "1", False),
+        ("regex", "[0-9]{2}", "12", True),
+        ("regex", "[0-9]+", "12", False),
+        ("json_object", "", "{", False),
+        ("json_object", "", '{"a":[1,{}]}', True),
+        ("json_schema", '{"type": "integer"}', "5", False),
+        ("json_schema", '{"const": 5}', "5", True),
+        ("json_schema", '{"type": "integer", "multipleOf": 60}', "0", True),
+        ("lark", 'start: "a" | "a" "b"', "a", False),
+        ("lark", 'start: "a" | "a" "b"', "ab", True),
+        ("gbnf", 'root ::= "a"+ "."', "aa", False),
+        ("gbnf", 'root ::= "a"+ "."', "aa.", True),
+    ],
+)
+def test_an_answer_is_complete_if_nothing_can_follow(
+    kind: GrammarKind, text: str, answer: str, is_complete: bool
+) -> None:
+    matcher = pushed(compiled(kind, text).matcher(), answer)
+    assert matcher.is_complete == is_complete
+    assert (allowed(matcher) == {EOS}) == is_complete
+
+
+def test_a_character_may_be_split_over_tokens() -> None:
+    matcher = compiled("choice", '["€uro"]').matcher()
+    for byte in "€".encode():
+        token_id = BACKEND.token_to_id(BYTE_LEVEL_CHARACTERS[byte])
+        assert token_id in allowed(matcher)
+        matcher.push(token_id)
+    assert pushed(matcher, "uro").is_complete
+
+
+def test_json_has_no_white_space_between_tokens() -> None:
+    schema = '{"properties": {"b": {}, "a": {}}, "required": ["a", "b"], "type": "object"}'
+    assert pushed(compiled("json_schema", schema).matcher(), '{"b":[1,2],"a":{"x y":" "}}').is_complete
+    assert is_refused('{"b": 1', compiled("json_schema", schema).matcher())
+    assert is_refused('{"a":1', compiled("json_schema", schema).matcher())  # not the order of the schema
+
+
+def test_a_property_cannot_come_twice_in_another_spelling() -> None:
+    schema = '{"type":"object","properties":{"a":{"type":"string"}},"additionalProperties":{"type":"integer"}}'
+    assert is_refused('{"a":"x","\\u0061":1}', compiled("json_schema", schema).matcher())
+
+
+class TestAfter:
+    """Grammars that begin after a text, such as the end of reasoning."""
+
+    def test_anything_may_come_until_the_text_has_come(self) -> None:
+        matcher = compiled("regex", "yes|no", after="</think>").matcher()
+        assert matcher.is_free
+        pushed(matcher, "hello yes </thin</thin")
+        assert matcher.is_free
+        assert len(allowed(matcher)) == VOCAB_SIZE
+        pushed(matcher, "k>")
+        assert not matcher.is_free
+        assert texts(allowed(matcher)) == {"y", "n"}
+        assert pushed(matcher, "yes").is_complete
+
+    def test_the_text_may_begin_and_end_within_tokens(self) -> None:
+        # "two words" is one token, of which the text is a part: what follows it is the beginning of the answer.
+        matcher = compiled("choice", '["ords too"]', after="wo w").matcher()
+        matcher.push(BACKEND.token_to_id("two words"))
+        assert not matcher.is_free
+        assert pushed(matcher, " too").is_complete
+
+    def test_white_space_after_the_text_is_none_of_the_answer(self) -> None:
+        matcher = compiled("choice", '["words"]', after="two").matcher()
+        matcher.push(BACKEND.token_to_id("two words"))
+        assert matcher.is_complete
+
+    def test_the_rest_of_a_token_must_be_a_beginning_of_the_answer(self) -> None:
+        matcher = compiled("choice", '["no"]', after="two").matcher()
+        with pytest.raises(GrammarViolation):
+            matcher.push(BACKEND.token_to_id("two words"))
+
+    def test_the_text_may_be_a_special_token(self) -> None:
+        matcher = compiled("regex", "a", after="<|im_start|>").matcher()
+        matcher.push(BACKEND.token_to_id("<|im_start|>"))
+        assert not matcher.is_free
+
+    def test_the_text_may_be_a_single_character(self) -> None:
+        matcher = pushed(compiled("regex", "a", after="|").matcher(), "x|")
+        assert not matcher.is_free
+
+
+def test_a_grammar_is_data() -> None:
+    params = SamplingParams(grammar=Grammar("regex", "a+", "guided_regex", after="x"))
+    assert pickle.loads(pickle.dumps(params)) == params
+
+
+def test_matchers_of_a_grammar_do_not_share_their_choice() -> None:
+    grammar = compiled("regex", "ab|cd")
+    one, other = grammar.matcher(), grammar.matcher()
+    pushed(one, "a")
+    assert texts(allowed(other)) == {"a", "c"}
+
+
+def test_a_grammar_is_compiled_once(counted: Callable[[], int]) -> None:
+    grammars = make()
+    first = grammars.compile(Grammar("regex", "a", "response_format"))
+    second = grammars.compile(Grammar("regex", "a", "guided_regex", after="x"))
+    other = grammars.compile(Grammar("lark", 'start: "a"'))
+    assert [each.was_cached for each in (first, second, other)] == [False, True, False]
+    assert first.compile_ns > 0
+    assert counted() == 2
+
+
+def test_a_refusal_is_kept_too_and_names_the_parameter_of_each_request(counted: Callable[[], int]) -> None:
+    grammars = make()
+    for param in ("response_format", "structured_outputs"):
+        with pytest.raises(InvalidRequest, match=r"the regex has a '\(' without") as refused:
+            grammars.compile(Grammar("regex", "(", param))
+        assert refused.value.param == param
+    assert counted() == 1
+
+
+def test_the_number_of_grammars_that_are_kept_is_bounded(
+    counted: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_module, "MOST_KEPT", 2)
+    grammars = make()
+    for text in ("a", "b", "a", "c", "a", "b"):  # the last one was the first to go
+        grammars.compile(Grammar("regex", text))
+    assert counted() == 4
+
+
+def test_those_who_want_the_same_grammar_at_once_wait_for_one_to_compile_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    grammars, begun, go, calls = make(), threading.Event(), threading.Event(), []
+
+    def slow(kind: GrammarKind, text: str) -> Translated:
+        calls.append(text)
+        begun.set()
+        assert go.wait(10)
+        return translate(kind, text)
+
+    monkeypatch.setattr(grammar_module, "translate", slow)
+    with ThreadPoolExecutor(3) as threads:
+        first = threads.submit(grammars.compile, Grammar("regex", "a"))
+        assert begun.wait(10)
+        others = [threads.submit(grammars.compile, Grammar("regex", "a")) for _ in range(2)]
+        go.set()
+        assert [future.result(10).was_cached for future in (first, *others)] == [False, True, True]
+    assert calls == ["a"]
+
+
+def test_a_grammar_whose_matcher_has_failed_is_compiled_again() -> None:
+    """All matchers share the states that were made, so what one has used up is used up for all."""
+    grammars = make()
+    grammar = Grammar("regex", "a")
+    with pytest.raises(GrammarViolation):
+        pushed(grammars.compile(grammar).matcher(), "b")
+    assert not grammars.compile(grammar).was_cached
+    assert grammars.compile(grammar).was_cached
+
+
+def test_a_mask_that_takes_too_much_ends_its_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = llguidance.LLParserLimits(max_lexer_states=300, verbose_errors=False)
+    monkeypatch.setattr(grammar_module, "_LIMITS", limits)
+    matcher = compiled("regex", ".*a.{50}").matcher()
+
+    def go_on() -> None:
+        for character in "abaab" * 20:
+            allowed(matcher)
+            pushed(matcher, character)
+
+    with pytest.raises(GrammarGivenUp, match="too many states"):
+        go_on()
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "says"),
+    [
+        ("json_schema", '{"type": "object", "properties": {"a": {"not": {}}}}', "'not' at $.properties.a.not"),
+        (
+            "json_schema",
+            '{"type": "array", "minItems": 1, "items": {"type": "string", "pattern": "^a$", "minLength": 2}}',
+            "at $.items.",
+        ),
+        ("json_schema", "{", "not valid JSON"),
+        ("regex", "(?=a)", "looks around"),
+        ("lark", "start: a", "unknown name"),
+        ("lark", "start: <|im_end|>", "'<|im_end|>', which is not supported"),
+        ("lark", "start: <[5]>", "not supported"),
+        ("lark", 'start: %json {"not": {}}', "'%json', which is not supported"),
+        ("lark", 'start: a\na[stop="x"]: /.*/', "'stop=', which is not supported"),
+        ("lark", "start: " + "(" * 5000, "too deeply nested"),
+        ("lark", "\n".join(["start: a0", *(f"a{i}: a{i + 1}" for i in range(3000))]), "more than 500 definitions"),
+        ("lark", "start: start", "no text can satisfy it"),
+        ("lark", "a" * 2**17, "characters"),
+        ("gbnf", "root ::= root", "no text can satisfy it"),
+        ("choice", json.dumps(["a"] * 20_000), "at most 10000 choices"),
+    ],
+)
+def test_what_cannot_be_obeyed_is_refused_with_its_reason(kind: GrammarKind, text: str, says: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        compiled(kind, text)
+    assert says in refused.value.message
+    assert refused.value.param == "response_format"
+    assert len(refused.value.message) < 500
+
+
+def test_signs_within_texts_of_a_lark_grammar_are_no_signs() -> None:
+    matcher = compiled("lark", 'start: "<x>" /<[0-9]+>/ // <|im_end|>').matcher()
+    assert not is_refused("<x><12>", matcher)
+
+
+def test_a_tokenizer_that_puts_a_space_in_front_has_exact_bytes_all_the_same() -> None:
+    backend = sentencepiece()
+    grammars = Grammars(backend, vocab_size=backend.get_vocab_size(), eos_token_ids=frozenset([2]))
+    matcher = grammars.compile(Grammar("json_schema", '{"const": {"hello": "é world"}}')).matcher()
+    text, words = b"", np.zeros(-(-backend.get_vocab_size() // 32), np.uint32)
+    while not matcher.is_complete:
+        matcher.fill_mask(words)
+        token_id = int(np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))[-1])
+        matcher.push(token_id)
+        text += grammars._tokens.tokens[token_id] if grammars._tokens else b""
+    assert json.loads(text) == {"hello": "é world"}
+
+
+def test_a_tokenizer_without_bytes_is_said_to_be_none_for_grammars() -> None:
+    backend = wordpiece()
+    grammars = Grammars(backend, vocab_size=backend.get_vocab_size(), eos_token_ids=frozenset([2]))
+    with pytest.raises(InvalidRequest, match="this model's tokenizer"):
+        grammars.compile(Grammar("json_object", ""))
+
+
+def test_the_tokens_are_prepared_once_however_many_grammars_wait_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared: list[Tokens] = []
+    all_here = threading.Barrier(4)
+
+    class Counted(Tokens):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            prepared.append(self)
+
+    def compile_one(number: int) -> Matcher:
+        all_here.wait(timeout=30)
+        return grammars.compile(Grammar("regex", f"a{{{number}}}")).matcher()
+
+    monkeypatch.setattr(grammar_module, "Tokens", Counted)
+    grammars = make()
+    assert prepared == []
+    grammars.prepare()
+    with ThreadPoolExecutor(4) as threads:
+        for number, matcher in enumerate(threads.map(compile_one, range(1, 5)), start=1):
+            assert pushed(matcher, "a" * number).is_complete
+    assert len(prepared) == 1
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Return a function that says how many grammars were compiled."""
+    calls: list[str] = []
+
+    def counting(kind: GrammarKind, text: str) -> Translated:
+        calls.append(text)
+        return translate(kind, text)
+
+    monkeypatch.setattr(grammar_module, "translate", counting)
+    return lambda: len(calls)

@@ -1,0 +1,279 @@
+"""Grammars in steps: answers are those of a plain loop, however steps overlap and whatever else is in them."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from oaiserve.engine import open_requests
+from oaiserve.engine.grammars.grammar import GrammarGivenUp, Grammars, Matcher
+from oaiserve.engine.request import (
+    Event,
+    Failed,
+    Finished,
+    Grammar,
+    Request,
+    SamplingParams,
+    TextPrompt,
+    TokenChunk,
+    TokenPrompt,
+)
+from oaiserve.engine.sequence import Sequence
+from oaiserve.record import HostPart
+from tests.engine.device import GRAMMARS, Device, answers, drawn_after, some_requests
+from tests.engine.doubles import EOS, TOKENIZER, Inbox, ScriptedRunner, ShownRanges, letter_id, make_engine, request
+from tests.engine.grammars.plain import allowed_ids
+
+COMPILED = Grammars(TOKENIZER.backend, vocab_size=TOKENIZER.vocab_size, eos_token_ids=frozenset([EOS]))
+in_both_ways = pytest.mark.usefixtures("overlap")
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+def mask_of(matcher: Matcher) -> np.ndarray:
+    words = np.zeros(-(-TOKENIZER.vocab_size // 32), np.uint32)
+    matcher.fill_mask(words)
+    return words
+
+
+def plain_answer(prompt: list[int], params: SamplingParams) -> tuple[list[int], str]:
+    """Return the ids of an answer and why it ends, one token after the other: mask, draw, push."""
+    assert params.grammar is not None
+    assert params.max_tokens is not None
+    matcher, ids = COMPILED.compile(params.grammar).matcher(), list(prompt)
+    while len(ids) < len(prompt) + params.max_tokens:
+        is_free, mask = matcher.is_free, mask_of(matcher)
+        ends = [EOS] if params.ignore_eos or len(ids) - len(prompt) < params.min_tokens else []
+        if not is_free and set(allowed_ids(mask)) - set(ends):
+            for end in ends:
+                mask[end // 32] &= np.uint32(0xFFFFFFFF ^ (1 << end % 32))
+        token_id = drawn_after(ids, None if is_free else mask)
+        ids.append(token_id)
+        if token_id == EOS and not (is_free and params.ignore_eos):
+            return ids[len(prompt) :], "stop"
+        matcher.push(token_id)
+        if matcher.is_complete:
+            return ids[len(prompt) :], "stop"
+    return ids[len(prompt) :], "length"
+
+
+def constrained_requests(rng: random.Random, number: int) -> list[Request]:
+    requests = []
+    for i in range(number):
+        params = SamplingParams(
+            max_tokens=rng.choice([1, 2, 5, 20, 30]),
+            grammar=rng.choice(GRAMMARS),
+            min_tokens=rng.choice([0, 0, 3, 12]),
+            ignore_eos=rng.random() < 0.2,
+            n=rng.choice([1, 1, 2]),
+            logprobs=rng.choice([None, None, None, 0]),
+        )
+        prompt = [*range(rng.randrange(3) * 4), *(rng.randrange(50) for _ in range(rng.randint(1, 9)))]
+        requests.append(Request(f"constrained {i}", (TokenPrompt(prompt),), params))
+    return requests
+
+
+@in_both_ways
+@pytest.mark.parametrize("kv_blocks", [400, 30], ids=["much cache", "little cache"])
+@pytest.mark.parametrize("few_tokens", [0, 16, 1000], ids=lambda few: f"forced below {few} tokens")
+def test_answers_are_those_of_a_plain_loop(few_tokens: int, kv_blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_requests, "FEW_TOKENS", few_tokens)
+    rng = random.Random(few_tokens)
+    requests = constrained_requests(rng, 40)
+    device = Device()
+    found = answers(device, requests, kv_blocks=kv_blocks, max_model_len=80)
+    for asked in requests:
+        prompt = list(asked.prompts[0].token_ids)  # type: ignore[union-attr]
+        expected = plain_answer(prompt, asked.params)
+        for choice in range(asked.params.n):
+            key = (asked.request_id, choice)
+            assert (found.token_ids[key], found.reasons[key][0]) == expected
+            assert found.text[key] == TOKENIZER.backend.decode(found.token_ids[key])
+    forced = sum(event.account.num_forced_tokens for event in found.ended.values())  # type: ignore[union-attr]
+    assert (forced > 50) == (few_tokens > 0)
+    assert (device.num_superseded > 5) == (few_tokens > 0 and device.is_asynchronous)
+
+
+@in_both_ways
+def test_the_neighbours_of_constrained_answers_get_what_they_get_without_these() -> None:
+    rng = random.Random(2)
+    plain = [replace(one, params=replace(one.params, grammar=None)) for one in some_requests(rng, 40)]
+    expected = answers(Device(), plain, kv_blocks=400, max_model_len=80)
+    mixed = [one for pair in zip(plain, constrained_requests(rng, 40), strict=True) for one in pair]
+    found = answers(Device(), mixed, kv_blocks=60, max_model_len=80)
+    assert all(found.of(one.request_id) == expected.of(one.request_id) for one in plain)
+
+
+@pytest.mark.parametrize("grammar", GRAMMARS[:2], ids=["object", "enum"])
+def test_each_forced_id_is_the_only_one_of_its_mask(grammar: Grammar) -> None:
+    rng, num_forced = random.Random(0), 0
+    for _ in range(20):
+        matcher = COMPILED.compile(grammar).matcher()
+        while not matcher.is_complete:
+            forced = matcher.forced_ids()
+            num_forced += len(forced)
+            for token_id in forced:
+                assert allowed_ids(mask_of(matcher)) == [token_id]
+                matcher.push(token_id)
+            drawn = rng.choice(allowed_ids(mask_of(matcher)))
+            if drawn == EOS:
+                break
+            matcher.push(drawn)
+    assert num_forced > 20
+
+
+def test_ids_are_forced_only_where_a_long_text_is_not_cut() -> None:
+    """Near the cut of a long text, the ids may not be those of the whole."""
+    matcher = COMPILED.compile(Grammar("json_schema", json.dumps({"const": "hello" * 100}))).matcher()
+    (hello,) = TOKENIZER.encode(TextPrompt("hello"))
+    matcher.push(letter_id('"'))
+    forced = matcher.forced_ids()
+    assert forced == [hello] * len(forced)
+    assert 10 < len(forced) < 60
+
+
+def events_of(runner: ScriptedRunner, asked: Request) -> tuple[str, list[TokenChunk], Event]:
+    with make_engine(runner, tokenize_workers=0) as engine:
+        *events, end = engine.stream(asked)
+        snapshot = engine.snapshot()
+    assert snapshot.blocks_used == 0
+    chunks = [event for event in events if isinstance(event, TokenChunk)]
+    return "".join(chunk.text for chunk in chunks), chunks, end
+
+
+def obeying(letters: str) -> Callable[[Sequence], int]:
+    return lambda sequence: letter_id(letters[sequence.num_generated])
+
+
+@in_both_ways
+@pytest.mark.parametrize("params", [{}, {"ignore_eos": True}, {"min_tokens": 9}, {"max_tokens": 2}], ids=str)
+def test_a_choice_whose_grammar_is_complete_ends_without_an_end_of_sequence(params: dict[str, object]) -> None:
+    asked = request(**{"max_tokens": 20, "grammar": Grammar("choice", '["ab", "cd"]'), "logprobs": 0, **params})
+    text, chunks, end = events_of(ScriptedRunner(obeying("abx")), asked)
+    assert isinstance(end, Finished)
+    assert (text, chunks[-1].finish_reason, chunks[-1].stop_reason) == ("ab", "stop", None)
+    assert end.usage.completion_tokens == 2
+
+
+@in_both_ways
+def test_a_stop_string_goes_before_the_end_of_a_grammar() -> None:
+    asked = request(max_tokens=20, grammar=Grammar("choice", '["abc"]'), stop=("bc",), logprobs=0)
+    text, chunks, _ = events_of(ScriptedRunner(obeying("abc")), asked)
+    assert (text, chunks[-1].stop_reason) == ("a", "bc")
+
+
+@in_both_ways
+def test_forced_tokens_are_not_drawn_and_come_with_the_token_before() -> None:
+    answer = '{"abcd":"xx"}'
+    runner = ScriptedRunner(obeying(answer + "!"))
+    schema = {"properties": {"abcd": {"enum": ["xx", "yy"]}}, "required": ["abcd"], "additionalProperties": False}
+    asked = request(max_tokens=20, grammar=Grammar("json_schema", json.dumps({"type": "object", **schema})))
+    text, chunks, end = events_of(runner, asked)
+    assert text == answer
+    sizes = [len(chunk.token_ids) for chunk in chunks]
+    assert (max(sizes), sum(sizes)) == (8, len(answer))
+    assert (end.usage.completion_tokens, end.account.num_forced_tokens) == (len(answer), len(answer) - len(sizes))
+    # With overlap, the step in flight has been launched to draw what is forced meanwhile.
+    tokens = [chunk[2] for step in runner.steps for chunk in step]
+    assert max(tokens[1:]) == (7 if runner.is_asynchronous else 8)
+    assert list(end.account.inter_token_ns).count(0) >= len(answer) - len(sizes)
+    assert [event.kind for event in end.account.events].count("prefill_chunk") == 1
+
+
+@in_both_ways
+def test_a_forced_token_that_other_parameters_forbid_ends_the_request_with_an_error() -> None:
+    asked = request(max_tokens=20, grammar=Grammar("choice", '["ab"]'), allowed_token_ids=(letter_id("a"),))
+    _, _, end = events_of(ScriptedRunner(obeying("ab")), asked)
+    assert end.account.num_forced_tokens == 0
+
+
+@in_both_ways
+def test_a_token_that_is_not_in_the_grammar_fails_its_request_and_no_other() -> None:
+    inbox = Inbox()
+    runner = ScriptedRunner(lambda one: letter_id("z" if one.num_generated == 2 else "a"))
+    with make_engine(runner, tokenize_workers=0) as engine:
+        engine.submit(request("wrong", max_tokens=9, grammar=Grammar("regex", "a*")), inbox)
+        engine.submit(request("sound", max_tokens=9), inbox)
+        ended = inbox.wait_terminal("wrong", "sound")
+        assert engine.failure is None
+    assert isinstance(ended["sound"], Finished)
+    assert isinstance(ended["wrong"], Failed)
+    assert ended["wrong"].error.status == 500
+    assert "grammar" in str(ended["wrong"].error)
+
+
+@in_both_ways
+@pytest.mark.parametrize("error", [GrammarGivenUp("too many states"), ValueError("a bug")], ids=repr)
+def test_a_grammar_that_fails_fails_its_request_and_no_other(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Matcher, words: np.ndarray) -> None:
+        raise error
+
+    monkeypatch.setattr(Matcher, "fill_mask", fail)
+    inbox = Inbox()
+    with make_engine(tokenize_workers=0) as engine:
+        engine.submit(request("broken", max_tokens=9, grammar=Grammar("regex", "[a-z]*")), inbox)
+        engine.submit(request("sound", max_tokens=9), inbox)
+        ended = inbox.wait_terminal("broken", "sound")
+        assert engine.failure is None
+        assert engine.snapshot().blocks_used == 0
+    assert isinstance(ended["sound"], Finished)
+    assert isinstance(ended["broken"], Failed)
+    is_clients = isinstance(error, GrammarGivenUp)
+    assert ended["broken"].error.status == (400 if is_clients else 500)
+    assert ended["broken"].error.param == ("response_format" if is_clients else None)
+    assert ("too many states" in str(ended["broken"].error)) == is_clients
+
+
+@in_both_ways
+def test_masks_are_a_part_of_the_engine_threads_time_and_are_counted() -> None:
+    shown = ShownRanges()
+    with make_engine(Device(), ranges=shown, tokenize_workers=0) as engine:
+        list(engine.stream(request(max_tokens=3)))
+        assert engine.snapshot().num_masked_draws == 0
+        assert not any(name.startswith("masks") for name in shown.names)
+        asked = request("b", max_tokens=3, grammar=Grammar("regex", "[ab]{9}"))
+        end = list(engine.stream(asked))[-1]
+        steps, snapshot = engine.take_steps(), engine.snapshot()
+    assert (snapshot.num_masked_draws, snapshot.num_forced_tokens) == (3, 0)
+    assert [step.num_masked_draws for step in steps] == [0, 0, 0, 1, 1, 1]
+    assert all(step.host_ns[HostPart.MASKS] > 0 for step in steps[3:])
+    assert sum(name.startswith("masks") for name in shown.names) == 3
+    assert end.account.num_masked_draws == 3
+
+
+@in_both_ways
+def test_the_account_of_a_request_says_how_its_grammar_was_compiled_and_what_came_of_it() -> None:
+    schema = json.dumps({"enum": ["abcd", "axyz"]})
+    asked = [request(name, max_tokens=9, n=2, grammar=Grammar("json_schema", schema)) for name in "ab"]
+    with make_engine(Device(), tokenize_workers=0) as engine:
+        ended = [list(engine.stream(one))[-1] for one in (*asked, request("plain", max_tokens=9))]
+        steps, snapshot = engine.take_steps(), engine.snapshot()
+    *constrained, plain = [end.account for end in ended]
+    for end, cache in zip(ended, ("miss", "hit"), strict=False):
+        account, times = end.account, end.times
+        compiled = account.events[0]
+        assert (compiled.kind, compiled.choice) == ("grammar_compiled", None)
+        assert times.tokenize_started <= compiled.at_ns <= times.tokenized
+        assert compiled.details == {"compile_ns": account.grammar_compile_ns, "cache": cache, "kind": "json_schema"}
+        assert 0 < account.grammar_compile_ns <= compiled.at_ns - times.tokenize_started
+        assert account.num_masked_draws > 0
+        assert account.num_forced_tokens > 0
+    assert (plain.grammar_kind, plain.grammar_compile_ns, plain.num_masked_draws) == (None, None, 0)
+    assert "grammar_compiled" not in [event.kind for event in plain.events]
+    num_masked = sum(account.num_masked_draws for account in constrained)
+    assert num_masked == snapshot.num_masked_draws == sum(step.num_masked_draws for step in steps)
+    assert sum(account.num_forced_tokens for account in constrained) == snapshot.num_forced_tokens
+
+
+def test_a_request_whose_grammar_is_refused_is_known_to_have_one() -> None:
+    with make_engine(tokenize_workers=0) as engine:
+        (failed,) = engine.stream(request(grammar=Grammar("regex", "(")))
+    assert (failed.account.grammar_kind, failed.account.grammar_compile_ns, failed.account.events) == (
+        "regex",
+        None,
+        [],
+    )

@@ -1,0 +1,310 @@
+"""Tests of which schemas are refused, and where. tests/tools/test_grammar_coverage.py has those that are obeyed."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oaiserve.engine.grammars.json_schema.formats import FORMATS, NUMBER_FORMATS
+from oaiserve.engine.grammars.json_schema.limits import MOST_FORCED, MOST_LINKED_DEPTH
+from oaiserve.engine.grammars.json_schema.prepare import (
+    MOST_BYTES,
+    MOST_DEPTH,
+    MOST_ITEMS,
+    MOST_PROPERTIES,
+    MOST_SCHEMAS,
+    prepare,
+)
+from oaiserve.engine.grammars.refusal import Refused
+
+
+def prepared(schema: Any) -> dict[str, Any]:
+    return prepare(json.dumps(schema)).document
+
+
+def refusal(schema: Any) -> str:
+    with pytest.raises(Refused) as refused:
+        prepare(schema if isinstance(schema, str) else json.dumps(schema))
+    return refused.value.reason
+
+
+def within(num_levels: int, schema: Any) -> Any:
+    for _ in range(num_levels):
+        schema = {"type": "object", "properties": {"x": schema}}
+    return schema
+
+
+def chain(length: int, end: Any, **beside: Any) -> dict[str, Any]:
+    """Return a schema of so many definitions, each of which refers to the next one."""
+    definitions = {
+        f"d{i}": {"type": "object", "properties": {"x": {"$ref": f"#/$defs/d{i + 1}", **beside}}} for i in range(length)
+    }
+    return {"$ref": "#/$defs/d0", "$defs": {**definitions, f"d{length}": end}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        ([], "the schema at $ must be an object, true or false, got a list"),
+        ({"items": 5}, "$.items must be an object, true or false, got a number"),
+        ({"type": "bogus"}, "the type at $.type must be one of string, number, integer, boolean, null, array, object,"),
+        ({"type": []}, "the list of types at $.type must not be empty"),
+        ({"type": ["string", None]}, "got null"),
+        ({"properties": []}, "$.properties must be an object, got a list"),
+        ({"required": "a"}, "$.required must be a list of strings"),
+        ({"enum": []}, "$.enum must be a list that is not empty, got []"),
+        ({"enum": "a"}, "$.enum must be a list that is not empty, got a string"),
+        ({"anyOf": []}, "$.anyOf must be a list that is not empty"),
+        ({"type": "string", "enum": [1, None]}, "no value of $.enum is of the type at $.type"),
+        ({"type": "string", "const": 1}, "no value of $.const is of the type"),
+        ({"minimum": "1"}, "$.minimum must be a number, got a string"),
+        ({"minimum": True}, "$.minimum must be a number, got a boolean"),
+        ({"minimum": 3, "maximum": 2}, "$.minimum must not be greater than 'maximum', got 3 and 2"),
+        ({"exclusiveMinimum": 3, "maximum": 3}, "$.exclusiveMinimum must be less than 'maximum', got 3 and 3"),
+        ({"exclusiveMinimum": 3, "exclusiveMaximum": 3}, "must be less than 'exclusiveMaximum'"),
+        ({"minLength": -1}, "$.minLength must be an integer from 0"),
+        ({"minLength": 1.5}, "got 1.5"),
+        ({"minLength": 2, "maxLength": 1}, "$.minLength must not be greater than 'maxLength', got 2 and 1"),
+        ({"minItems": 2, "maxItems": 1}, "$.minItems must not be greater than 'maxItems'"),
+        ({"minProperties": 2, "maxProperties": 1}, "$.minProperties must not be greater than"),
+        ({"maxItems": MOST_ITEMS + 1}, "$.maxItems is too large"),
+        ({"multipleOf": 0}, "$.multipleOf must be greater than 0"),
+        ({"multipleOf": 1e-7}, "$.multipleOf must have at most 6 decimal places, got 1e-07"),
+        ({"multipleOf": 655.37}, "$.multipleOf must be at most 65536, and so must its digits as a whole number"),
+        ({"allOf": [{"multipleOf": 1.01}]*2}, "must be at most 100, and so must its digits as a whole number, beside"),
+        ({"uniqueItems": 1}, "$.uniqueItems must be true or false, got a number"),
+        ({"type": "array", "items": {"type": "string"}, "uniqueItems": True}, "the items are of few values"),
+        ({"type": "array", "items": {"enum": list(range(9))}, "uniqueItems": True}, "up to 5000 different lists"),
+        ({"type": "array", "items": {"enum": list(range(8000))}, "uniqueItems": True}, "a lower 'maxItems'"),
+        ({"type": "array", "items": {"$ref": "#/items"}, "uniqueItems": True}, "the items are of few values"),
+        ({"type": "array", "items": {"const": 1}, "minItems": 2, "uniqueItems": True}, "there is no list"),
+        ({"const": 2**53 + 1}, "the value at $.const has a number beyond"),
+        ({"enum": ["a", {"b": [1e300]}]}, "the value at $.enum[1] has a number beyond"),
+        ({"enum": ["a", "b\x01"]}, "the value at $.enum[1] has a control character"),
+        ({"pattern": "\x7f"}, "the pattern at $.pattern has the control character U+007F"),
+        ({"maximum": 1e300}, "$.maximum must be a number up to"),
+        ({"pattern": "("}, "the pattern at $.pattern has a '(' without a ')'"),
+        ({"pattern": 5}, "$.pattern must be a string"),
+        ({"format": "zip"}, f"the format at $.format must be one of {', '.join(FORMATS)}, got \"zip\""),
+        ({"$ref": "#/$defs/x"}, '$.$ref refers to "#/$defs/x", which is not in the schema'),
+        ({"$ref": "#x"}, "which is not in the schema"),
+        ({"$ref": "https://example.org/x"}, "outside the schema; nothing is fetched"),
+        ({"$ref": "other.json#/x"}, "outside the schema"),
+        ({"$ref": "#/title", "title": "x"}, "which is no schema but a string"),
+        ({"$ref": 5}, "$.$ref must be a string"),
+        ({"items": {"$id": "x", "items": {"$ref": "#"}}}, "the keyword '$id' at $.items.$id"),
+        ({"x-guidance": {"lenient": True}}, "'x-guidance' at $.x-guidance"),
+        (False, "no answer is valid under the schema"),
+        ({"properties": {"a b": {"not": {}}}}, '\'not\' at $.properties["a b"].not'),
+        ({"properties": {"ä": {"anyOf": [{}, {"if": {}}]}}}, '\'if\' at $.properties["ä"].anyOf[1].if'),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"uniqueItems": True}}}, "'uniqueItems' at $.$defs.a.uniqueItems"),
+        ("{", "the schema is not valid JSON"),
+        ('{"minimum": NaN}', "NaN is no number"),
+        ('{"const": "\\ud800"}', "half of a surrogate pair"),
+        ("[" * 100_000, f"more than {MOST_DEPTH} schemas within each other"),
+        ('{"const": ' + "1" * 5000 + "}", "not valid JSON"),
+        (" " * (MOST_BYTES + 1), f"more than {MOST_BYTES} bytes"),
+        (within(MOST_DEPTH, {}), f"more than {MOST_DEPTH} schemas within each other"),
+        (within(400, {}), f"more than {MOST_DEPTH} schemas within each other"),
+        (chain(MOST_LINKED_DEPTH, {}), f"more than {MOST_LINKED_DEPTH} schemas within each other, through '$ref'"),
+        (chain(2000, {}), "through '$ref'"),
+        (chain(300, {"$ref": "#/$defs/d0"}), "through '$ref'"),
+        ({"anyOf": [{} for _ in range(MOST_SCHEMAS)]}, f"more than {MOST_SCHEMAS} schemas"),
+        ({"properties": {f"p{i}": {} for i in range(MOST_PROPERTIES + 1)}}, f"more than {MOST_PROPERTIES} properties"),
+        ({"$ref": "#"}, "the schema at $ refers to itself for the same value"),
+        ({"anyOf": [{"$ref": "#"}, {"type": "null"}]}, "refers to itself for the same value"),
+        ({"type": "array", "minItems": 1, "items": {"$ref": "#"}}, "refers to itself without an end"),
+        ({"type": "object", "required": ["a"], "properties": {"a": {"$ref": "#"}}}, "without an end"),
+        ({"type": "object", "required": ["a"], "additionalProperties": {"$ref": "#"}}, "without an end"),
+        ({"required": ["a"], "allOf": [{"type": "object"}, {"properties": {"a": {"$ref": "#"}}}]}, "without an end"),
+        ({"type": "string", "minLength": MOST_FORCED + 1}, f"more than {MOST_FORCED} characters"),
+        ({"type": "array", "minItems": 5000, "items": {"const": "x" * 100}}, f"more than {MOST_FORCED} characters"),
+        ({"minProperties": 2}, "'minProperties' at $.minProperties is not supported where"),
+        ({"oneOf": [{"type": "string"}, {"const": "a"}]}, "'oneOf' at $.oneOf is only supported where"),
+        ({"oneOf": [{"type": "object"}] * 2}, "0 and 1 may both hold"),
+        ({"allOf": [{"pattern": f"^a{i}"} for i in range(13)]}, "more than 12 that are joined"),
+        ({"allOf": [{"enum": list(range(100))}] * 3}, "joins unions that come to more than"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_obeyed_is_refused_with_its_place(schema: Any, says: str) -> None:
+    reason = refusal(schema)
+    assert says in reason
+    assert len(reason) < 500
+
+
+def test_definitions_that_double_at_each_level_are_refused_at_once() -> None:
+    """Where a reference stands beside other keywords, its target is copied."""
+    both = {"x": {"$ref": "", "type": "object"}, "y": {"$ref": "", "type": "object"}}
+    definitions = {}
+    for i in range(60):
+        pair = {name: {**each, "$ref": f"#/$defs/d{i + 1}"} for name, each in both.items()}
+        definitions[f"d{i}"] = {"type": "object", "properties": pair}
+    begin = time.monotonic()
+    assert "joins more than" in refusal({"$ref": "#/$defs/d0", "$defs": {**definitions, "d60": {}}})
+    assert time.monotonic() - begin < 10  # not 2**60 steps
+
+
+def test_unions_that_are_not_joined_may_be_long() -> None:
+    values = {"enum": [f"value {i}" for i in range(6000)]}
+    assert prepared(values) == values
+    assert "joins unions that come to more than 2000" in refusal({"allOf": [values, {"enum": ["value 1"]}]})
+
+
+def test_each_definition_is_prepared_once() -> None:
+    schema = {
+        "type": "array",
+        "prefixItems": [{"$ref": "#/$defs/a"}] * 3,
+        "$defs": {"a": {"type": "string"}, "b": {"not": {}}},
+    }
+    assert prepared(schema) == {
+        "type": "array",
+        "prefixItems": [{"$ref": "#/$defs/r0"}] * 3,
+        "$defs": {"r0": {"type": "string"}},  # what nothing refers to may be anything
+    }
+
+
+@pytest.mark.parametrize("reference", ["#/$defs/a~1b%20%7Ec", "#name", "https://example.org/s#name", "#/$defs/list/0"])
+def test_references_within_the_document_are_followed(reference: str) -> None:
+    definitions = {"a/b ~c": {"$anchor": "name", "type": "null"}, "list": [{"type": "null"}]}
+    schema = {"$id": "https://example.org/s", "$ref": reference.replace("%7Ec", "%7E0c"), "$defs": definitions}
+    assert prepared(schema) == {"$ref": "#/$defs/r0", "$defs": {"r0": {"type": "null"}}}
+
+
+def test_a_schema_that_lists_its_properties_has_no_others_unless_it_says_so() -> None:
+    listed = {"type": "object", "properties": {"a": {"type": "null"}}}
+    closed = {**listed, "additionalProperties": False}
+    assert prepared(listed) == closed
+    for opened in (
+        {**listed, "additionalProperties": True},
+        {**listed, "required": ["b"]},  # which is additional
+        {**listed, "minProperties": 2, "required": ["a"]},
+        {"type": "object"},
+    ):
+        assert prepared(opened) == opened
+    assert prepared({"allOf": [listed, {"type": "object"}]}) == {"allOf": [listed, {"type": "object"}]}
+
+
+def test_older_drafts_are_put_in_the_words_of_the_newest() -> None:
+    assert prepared({"minimum": 1, "exclusiveMinimum": True}) == {"exclusiveMinimum": 1}
+    assert prepared({"maximum": 1, "exclusiveMaximum": False}) == {"maximum": 1}
+    assert prepared({"items": [{"type": "null"}], "additionalItems": False}) == {
+        "prefixItems": [{"type": "null"}],
+        "items": False,
+    }
+
+
+LISTS = [[], [0], ["x"], [0, "x"], ["x", 0]]
+
+
+@pytest.mark.parametrize(
+    ("items", "beside", "lists"),
+    [
+        ({"enum": [0, "x"]}, {}, LISTS),
+        ({"enum": [0, "x", 0.0]}, {}, [[], [0.0], ["x"], [0.0, "x"], ["x", 0.0]]),
+        ({"$ref": "#/$defs/value"}, {"$defs": {"value": {"title": "Value", "enum": [0, "x"]}}}, LISTS),
+        ({"anyOf": [{"const": 0}, {"type": "string", "enum": ["x", 1]}]}, {"title": "A set"}, LISTS),
+        ({"type": "boolean"}, {"minItems": 2, "maxItems": 5}, [[False, True], [True, False]]),
+        ({"type": "null"}, {}, [[], [None]]),
+    ],
+)
+def test_lists_of_different_values_are_written_out(items: Any, beside: dict[str, Any], lists: list[Any]) -> None:
+    assert prepared({"type": "array", "items": items, "uniqueItems": True, **beside}) == {"enum": lists}
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        {"enum": ["a", "b"], "minLength": 2},
+        {"type": "integer", "minimum": 1, "maximum": 2},
+        {"anyOf": [{"const": 1}, {"type": "string"}]},
+        {"$ref": "#/items", "enum": [1]},
+        {"type": ["boolean", "string"]},
+        {},
+    ],
+)
+def test_items_that_may_be_other_values_cannot_be_written_out(items: Any) -> None:
+    assert "'uniqueItems' at $.uniqueItems" in refusal({"type": "array", "items": items, "uniqueItems": True})
+
+
+def test_the_lists_of_a_document_are_counted_together() -> None:
+    value = {"type": "array", "items": {"enum": list(range(6))}, "uniqueItems": True}
+    assert "anyOf" in prepared({"anyOf": [value] * 2})
+    assert "up to 5000 different lists" in refusal({"anyOf": [value] * 3})
+
+
+def test_one_item_is_different_from_all_others() -> None:
+    assert prepared({"type": "array", "items": {}, "maxItems": 1, "uniqueItems": True}) == {
+        "type": "array",
+        "items": {},
+        "maxItems": 1,
+    }
+
+
+def test_values_of_another_type_are_dropped() -> None:
+    assert prepared({"type": ["integer", "null"], "enum": [1, 2.0, 2.5, "x", None, True]}) == {"enum": [1, 2.0, None]}
+
+
+def test_what_demands_nothing_is_left_out() -> None:
+    harmless = {"uniqueItems": False, "dependentRequired": {}, "unevaluatedProperties": True, "then": {"not": {}}}
+    assert prepared({"title": "x", "type": "null", "unknown": {"not": {}}, **harmless}) == {"type": "null"}
+
+
+def test_formats_of_numbers_are_bounds() -> None:
+    assert prepared({"type": "integer", "format": "int32", "minimum": 0}) == {
+        "type": "integer",
+        "minimum": 0,
+        "maximum": 2**31 - 1,
+    }
+    assert prepared({"type": "number", "format": "double"}) == {"type": "number"}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "exclude"),
+    [
+        ({"type": "string"}, {"type": ["integer", "null"]}, True),
+        ({"type": "integer"}, {"type": "number"}, False),
+        ({"type": "integer"}, {"enum": ["a", None]}, True),
+        ({"const": 1}, {"const": 1.0}, False),
+        ({"const": True}, {"const": 1}, True),
+        ({"enum": ["a", "b"]}, {"enum": ["c"]}, True),
+        ({"enum": ["a", "b"]}, {"enum": ["b"]}, False),
+        ({"type": "null"}, {"anyOf": [{"type": "string"}, {"const": 1}]}, True),
+        ({"type": "string"}, {"minLength": 1}, False),
+        (True, {"type": "string"}, False),
+        (False, {"type": "string"}, True),
+        *(
+            (
+                {"type": "object", "properties": {"k": {"const": "a"}}, "required": ["k"]},
+                {"type": "object", "properties": {"k": {"const": value}}, "required": required},
+                exclude,
+            )
+            for value, required, exclude in (("b", ["k"], True), ("b", [], True), ("a", ["k"], False))
+        ),
+        (
+            {"type": "object", "properties": {"k": {"const": "a"}}},
+            {"type": "object", "properties": {"k": {"const": "b"}}},
+            False,
+        ),
+        ({"type": "object", "required": ["k"]}, {"type": "object", "additionalProperties": False}, True),
+        ({"type": "object", "required": ["k"]}, {"type": "object", "properties": {}}, False),
+    ],
+)  # fmt: skip
+def test_one_of_is_supported_where_the_schemas_exclude_each_other(one: Any, other: Any, exclude: bool) -> None:
+    schema = {"oneOf": [one, {"$ref": "#/$defs/other"}], "$defs": {"other": other}}
+    if exclude:
+        assert len(prepared(schema)["anyOf"]) == 2
+    else:
+        assert "may both hold" in refusal(schema)
+
+
+def test_the_documentation_lists_all_formats() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "structured-outputs.md").read_text()
+    listed = {name for row in page.splitlines() if row.startswith("| `format`") for name in re.findall("`(.*?)`", row)}
+    versions = {f"uuid{version}" for version in range(2, 8)}
+    sizes = {"int16", "int32", "uint16", "uint32"}
+    assert {*FORMATS, *NUMBER_FORMATS} - versions - sizes <= listed

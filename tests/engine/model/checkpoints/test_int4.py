@@ -1,0 +1,173 @@
+"""A checkpoint that is quantized when it is loaded gives transformers' logits with the weights that this makes."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from oaiserve.config import Bytes
+from oaiserve.engine.engine import Engine
+from oaiserve.engine.model.checkpoints.int4_weights import Int4Weights
+from oaiserve.engine.model.cpu import build
+from oaiserve.engine.model.cpu.library import Library
+from oaiserve.engine.model.kept import is_kept, load_kept
+from oaiserve.engine.model.load import prepare
+from oaiserve.engine.model.rehearsal import difference
+from oaiserve.engine.request import SamplingParams
+from oaiserve.errors import StartupError
+from oaiserve.source import find_model
+from tests.engine.model.adapters_for_tests import random_adapter
+from tests.engine.model.checkpoints.test_packed_weights import OPTIONS, SIZES, kept_logits, written
+from tests.engine.model.cpu.small_models import config, make_model
+from tests.engine.model.test_kept import FAMILIES, batch_of, eager_logits, file_of, round_inputs
+from tools.packed_checkpoints import Packing
+from tools.random_models import byte_tokenizer, generate
+
+INT4 = replace(OPTIONS, quantize="int4")
+# Layers whose heads differ, and tensors that are no parameters: the factors of layers.
+GEMMA4 = {
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_hidden_layers": 4,
+    "sliding_window": 6,
+    "global_head_dim": 64,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+}
+
+
+def saved(folder: Path, family: str = "llama", **changes: object) -> PreTrainedModel:
+    model = make_model(config(family, **SIZES | changes))
+    model.save_pretrained(folder)
+    byte_tokenizer(256).save_pretrained(folder)
+    return model
+
+
+def with_quantized_weights(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    """Give the model the weights that the native step will have, and its matrices what they read there."""
+    weights = Int4Weights(folder, Library(torch.float32, "blocks"), 1)
+    for name in weights.names():
+        if (blocks := weights.blocks(name)) is not None:
+            model.get_parameter(name).data = blocks.expand()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            round_inputs(module)
+    return model
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize(
+    ("family", "is_tied"),
+    [("llama", False), ("llama", True), ("qwen3", False), ("gemma2", True), ("gemma4_text", True)],
+)
+def test_logits_are_those_of_transformers_with_quantized_weights(family: str, is_tied: bool, tmp_path: Path) -> None:
+    model = saved(tmp_path, family, tie_word_embeddings=is_tied, **GEMMA4 if family == "gemma4_text" else {})
+    ids = [(7 * position + 3) % model.config.vocab_size for position in range(20)]
+    with torch.inference_mode():
+        whole = model(input_ids=torch.tensor([ids])).logits[0, -1:]
+        expected = with_quantized_weights(model, tmp_path)(input_ids=torch.tensor([ids])).logits[0, -1:]
+    found = kept_logits(tmp_path, 20, quantize="int4")
+    assert difference(found, expected) < 0.02
+    assert difference(found, whole) > 0.02
+
+
+@pytest.mark.compiler
+def test_answers_are_those_of_transformers_with_quantized_weights(tmp_path: Path) -> None:
+    model = with_quantized_weights(saved(tmp_path), tmp_path)
+    prompts = [[5, 9, 3, 17], list(range(40, 63))]
+    with Engine.from_pretrained(tmp_path, INT4) as engine:
+        params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+        assert [answer.token_ids for answer in engine.generate(prompts, params)] == generate(model, prompts, 12)
+
+
+@pytest.mark.compiler
+def test_adapters_are_added_to_products_with_quantized_weights(tmp_path: Path) -> None:
+    model = with_quantized_weights(saved(tmp_path), tmp_path)
+    kept = load_kept(find_model(tmp_path), replace(INT4, lora_dir=tmp_path))
+    adapter = random_adapter(kept.decoder.adaptable(), 1)
+    found = kept.native.forward(batch_of(20, kept.loaded.vocab_size, adapter))
+    assert difference(found, eager_logits(prepare(model), 20, adapter)) < 0.02
+
+
+def answered(folder: Path, **options: Any) -> list[int]:
+    """Start an engine on a folder, and return an answer once all is remembered."""
+    engine = Engine.from_pretrained(folder, replace(INT4, **options))
+    for thread in threading.enumerate():
+        if thread.name == "remember":
+            thread.join()
+    with engine:
+        params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+        return engine.generate([[5, 9, 3, 17]], params)[0].token_ids
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a cache that is empty, apart from the libraries."""
+    libraries = build.build(torch.float32, "blocks").parent
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0o700)
+    (cache / "native").symlink_to(libraries)
+    monkeypatch.setenv("OAISERVE_CACHE", str(cache))
+    return cache
+
+
+@pytest.mark.compiler
+def test_what_a_start_has_quantized_is_there_for_later_ones(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(tmp_path / "model")
+    in_memory = answered(tmp_path / "model", quantized_cache=Bytes(0))
+    assert not (cache / "quantized").exists()
+    assert answered(tmp_path / "model") == in_memory
+    (file,) = (cache / "quantized").iterdir()
+    with monkeypatch.context() as patch:
+        patch.setattr("oaiserve.engine.model.kept.start_kept", None)
+        patch.setattr("oaiserve.engine.text.tokenizer._load", None)
+        assert answered(tmp_path / "model") == in_memory
+    file.write_bytes(bytes(file.stat().st_size))  # weights that are all zero
+    assert answered(tmp_path / "model") == in_memory
+    (again,) = (cache / "quantized").iterdir()
+    assert any(again.read_bytes())
+
+
+@pytest.mark.compiler
+def test_other_weights_are_quantized_anew(tmp_path: Path, cache: Path) -> None:
+    model = saved(tmp_path / "model")
+    before = answered(tmp_path / "model")
+    with torch.no_grad():
+        model.get_parameter("model.layers.0.mlp.up_proj.weight").normal_()
+    model.save_pretrained(tmp_path / "model")
+    after = answered(tmp_path / "model")
+    assert before != after == answered(tmp_path / "model") == answered(tmp_path / "model", recheck=True)
+
+
+def test_weights_that_are_quantized_before_are_refused(tmp_path: Path) -> None:
+    written(tmp_path / "gptq", Packing("gptq"))
+    for path in (tmp_path / "gptq", file_of(FAMILIES["llama"], tmp_path)):
+        with pytest.raises(StartupError, match="^--quantize int4 is for weights that are not quantized yet"):
+            is_kept(find_model(path), INT4)
+
+
+@pytest.mark.compiler
+def test_a_family_without_a_native_step_for_blocks_is_refused(tmp_path: Path) -> None:
+    model = make_model(config("gpt2", n_embd=64, n_layer=2, n_head=4, n_positions=128))
+    model.save_pretrained(tmp_path)
+    byte_tokenizer(256).save_pretrained(tmp_path)
+    reason = (
+        "--quantize int4 needs the native step, which cannot be used: models of type 'gpt2' are only known expanded"
+    )
+    with pytest.raises(StartupError, match=reason), Engine.from_pretrained(tmp_path, INT4):
+        pass
+
+
+def test_int4_without_a_compiler_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(tmp_path)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(StartupError, match="--quantize int4 needs the native step, which cannot be used: the compiler"):
+        Engine.from_pretrained(tmp_path, replace(INT4, native_build=True)).__enter__()

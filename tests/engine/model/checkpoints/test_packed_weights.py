@@ -1,0 +1,348 @@
+"""Checkpoints in packed integers are read as their formats say, kept exactly, and served as transformers would."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.engine import Engine
+from oaiserve.engine.model.checkpoints.packed_weights import PackedWeights
+from oaiserve.engine.model.cpu.blocks import FORMATS
+from oaiserve.engine.model.kept import is_kept, load_kept
+from oaiserve.engine.model.load import load_model, prepare
+from oaiserve.engine.model.rehearsal import difference
+from oaiserve.engine.request import SamplingParams
+from oaiserve.errors import StartupError
+from oaiserve.quantization import read_quantization
+from oaiserve.source import find_model
+from tests.engine.model.adapters_for_tests import random_adapter
+from tests.engine.model.cpu.small_models import BLOCK_SIZE, config, make_model
+from tests.engine.model.test_kept import batch_of, eager_logits, in_eight_bits, round_inputs
+from tools.packed_checkpoints import Packing, write_checkpoint
+from tools.random_models import byte_tokenizer, generate
+
+OPTIONS = EngineOptions(block_size=BLOCK_SIZE, kv_blocks=8, dtype="float32", cpu_threads=1)
+SIZES = {
+    "vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "initializer_range": 0.2,
+}  # fmt: skip
+Q_PROJ = "model.layers.0.self_attn.q_proj"
+DOWN_PROJ = "model.layers.1.mlp.down_proj"
+# Each with the format in which its matrices are kept.
+PACKINGS = {
+    "awq": (Packing("awq"), "4 bits with zeros"),
+    "awq, groups of 64": (Packing("awq", group_size=64), "4 bits with zeros"),
+    "awq, a group a row": (Packing("awq", group_size=-1), "4 bits with zeros"),
+    "gptq": (Packing("gptq"), "4 bits with zeros"),
+    "gptq, symmetric": (Packing("gptq", is_symmetric=True), "Q4_0"),
+    "gptq, any order": (Packing("gptq", has_act_order=True), "4 bits with zeros"),
+    "gptq, symmetric, any order": (Packing("gptq", group_size=64, is_symmetric=True, has_act_order=True), "Q4_0"),
+    "gptq, a group a row": (Packing("gptq", group_size=-1), "4 bits with zeros"),
+    "gptq, 8 bits": (Packing("gptq", bits=8), "8 bits with zeros"),
+    "gptq, 8 bits, symmetric": (Packing("gptq", bits=8, is_symmetric=True), "Q8_0"),
+    "gptq's second format": (Packing("gptq_v2", has_act_order=True), "4 bits with zeros"),
+    "gptq's second format, 8 bits": (Packing("gptq_v2", bits=8, group_size=64), "8 bits with zeros"),
+    "compressed-tensors": (Packing("pack-quantized", is_symmetric=True, scales=torch.bfloat16), "Q4_0"),
+    "compressed-tensors with zeros": (Packing("pack-quantized", group_size=64), "4 bits with zeros"),
+    "compressed-tensors, any order": (Packing("pack-quantized", has_act_order=True), "4 bits with zeros"),
+    "compressed-tensors, packed 8 bits": (Packing("pack-quantized", bits=8, is_symmetric=True), "Q8_0"),
+    "compressed-tensors, int8": (Packing("int-quantized", bits=8, group_size=-1, is_symmetric=True), "Q8_0"),
+    "compressed-tensors, int8 with zeros": (Packing("int-quantized", bits=8), "8 bits with zeros"),
+}
+
+
+def written(folder: Path, packing: Packing, family: str = "llama", **changes: Any) -> PreTrainedModel:
+    """Write a checkpoint, and return the model with the weights that its integers stand for."""
+    model = make_model(config(family, **SIZES | changes))
+    write_checkpoint(folder, model, packing)
+    byte_tokenizer(256).save_pretrained(folder)
+    return model
+
+
+def weights_in(folder: Path) -> PackedWeights:
+    quantization = read_quantization(json.loads((folder / "config.json").read_text()))
+    assert quantization is not None
+    return PackedWeights(folder, quantization)
+
+
+@pytest.mark.parametrize("name", PACKINGS)
+def test_every_weight_is_that_of_the_format_exactly(name: str, tmp_path: Path) -> None:
+    packing, kept_in = PACKINGS[name]
+    model = written(tmp_path, packing)
+    weights = weights_in(tmp_path)
+    assert weights.names() == {name for name, _ in model.named_parameters()}
+    for parameter_name, parameter in model.named_parameters():
+        assert weights.shape(parameter_name) == tuple(parameter.shape)
+        assert torch.equal(weights.tensor(parameter_name).float(), parameter.float()), parameter_name
+        blocks = weights.blocks(parameter_name)
+        is_packed = ".self_attn." in parameter_name or ".mlp." in parameter_name
+        assert (blocks is not None) == is_packed
+        if blocks is not None:
+            assert FORMATS[blocks.kind].name == kept_in
+            assert torch.equal(blocks.expand(), parameter.float()), parameter_name
+
+
+def test_scales_that_no_16_bits_hold_and_groups_that_are_no_blocks_are_expanded(tmp_path: Path) -> None:
+    model = written(tmp_path / "tiny", Packing("pack-quantized", is_symmetric=True, scales=torch.bfloat16))
+    tensors = load_file(tmp_path / "tiny" / "model.safetensors")
+    tensors[f"{Q_PROJ}.weight_scale"][3, 0] = 1e-9
+    save_file(tensors, tmp_path / "tiny" / "model.safetensors")
+    weights = weights_in(tmp_path / "tiny")
+    assert weights.blocks(f"{Q_PROJ}.weight") is None
+    assert weights.blocks(f"{DOWN_PROJ}.weight") is not None
+    model = written(tmp_path / "small groups", Packing("gptq", group_size=16))
+    weights = weights_in(tmp_path / "small groups")
+    assert weights.blocks(f"{Q_PROJ}.weight") is None
+    expected = model.get_parameter(f"{Q_PROJ}.weight")
+    assert torch.equal(weights.tensor(f"{Q_PROJ}.weight"), expected)
+
+
+def kept_logits(folder: Path, num_tokens: int, **changes: Any) -> torch.Tensor:
+    kept = load_kept(find_model(folder), replace(OPTIONS, **changes))
+    return kept.native.forward(batch_of(num_tokens, kept.loaded.vocab_size)).clone()
+
+
+def with_inputs_in_eight_bits(model: PreTrainedModel, packing: Packing, but: tuple[str, ...] = ()) -> PreTrainedModel:
+    """Have the model's quantized matrices read what those of the native step read: groups of 32 in 8 bits."""
+
+    def rounded(module: torch.nn.Module, inputs: tuple[torch.Tensor]) -> torch.Tensor:
+        order = torch.from_numpy(packing.group_of(inputs[0].shape[-1])).argsort(stable=True)
+        out = torch.empty_like(inputs[0])
+        out[..., order] = in_eight_bits(module, (inputs[0][..., order],))
+        return out
+
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and not name.endswith(("lm_head", *but)):
+            round_inputs(module, rounded)
+    return model
+
+
+SERVED = {  # and the family that is served so
+    "awq": "llama",
+    "gptq, any order": "qwen2",
+    "gptq, 8 bits": "qwen3",
+    "compressed-tensors": "gemma2",
+    "compressed-tensors, any order": "phi3",
+    "compressed-tensors, int8": "granite",
+}
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("case", SERVED)
+def test_answers_are_those_of_transformers_with_the_same_weights(case: str, tmp_path: Path) -> None:
+    family, (packing, _) = SERVED[case], PACKINGS[case]
+    changes = {"vocab_size": 32064} if family == "phi3" else {}  # its padding is token 32,000
+    model = with_inputs_in_eight_bits(written(tmp_path, packing, family, **changes), packing)
+    prompts = [[5, 9, 3, 17], list(range(40, 63)), [7]]
+    with Engine.from_pretrained(tmp_path, OPTIONS) as engine:
+        params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+        answers = [answer.token_ids for answer in engine.generate(prompts, params)]
+    assert answers == generate(model, prompts, 12)
+
+
+@pytest.mark.compiler
+def test_logits_are_those_of_transformers_with_the_same_weights(tmp_path: Path) -> None:
+    packing, _ = PACKINGS["gptq, any order"]
+    model = with_inputs_in_eight_bits(written(tmp_path, packing), packing)
+    ids = [(7 * position + 3) % model.config.vocab_size for position in range(20)]
+    with torch.inference_mode():
+        expected = model(input_ids=torch.tensor([ids])).logits[0, -1:]
+    # A number between two of the eight-bit ones may be rounded to either.
+    assert difference(kept_logits(tmp_path, 20), expected) < 0.02
+    assert difference(kept_logits(tmp_path, 20, dtype="bfloat16"), expected) < 0.1
+
+
+@pytest.mark.compiler
+def test_adapters_read_what_a_matrix_reads_in_the_order_of_the_model(tmp_path: Path) -> None:
+    packing, _ = PACKINGS["gptq, any order"]
+    model = with_inputs_in_eight_bits(written(tmp_path, packing), packing)
+    kept = load_kept(find_model(tmp_path), replace(OPTIONS, lora_dir=tmp_path))
+    adapter = random_adapter(kept.decoder.adaptable(), 1)
+    found = kept.native.forward(batch_of(20, kept.loaded.vocab_size, adapter))
+    assert difference(found, eager_logits(prepare(model), 20, adapter)) < 0.02
+
+
+@pytest.mark.compiler
+def test_matrices_that_read_one_input_in_several_orders_are_expanded(tmp_path: Path) -> None:
+    """Quantizing gives the queries, keys and values of a layer one order, but a file may say anything."""
+    packing = Packing("gptq", has_act_order=True)
+    model = make_model(config("llama", **SIZES))
+    write_checkpoint(tmp_path, model, packing)
+    other = replace(packing).quantize(model.get_parameter(f"{Q_PROJ}.weight").detach().numpy(), seed=1)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors |= {name: tensor.contiguous() for name, tensor in packing.tensors(Q_PROJ, other).items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    model.get_parameter(f"{Q_PROJ}.weight").data = torch.from_numpy(other.weights())
+    ids = [(7 * position + 3) % model.config.vocab_size for position in range(20)]
+    with torch.inference_mode():
+        whole = with_inputs_in_eight_bits(
+            model, packing, but=("0.self_attn.q_proj", "0.self_attn.k_proj", "0.self_attn.v_proj")
+        )
+        expected = whole(input_ids=torch.tensor([ids])).logits[0, -1:]
+    assert difference(kept_logits(tmp_path, 20), expected) < 0.02
+
+
+def test_what_the_model_has_not_and_does_not_need_is_left_out(tmp_path: Path) -> None:
+    model = written(tmp_path, Packing("gptq"), tie_word_embeddings=True)
+    path = tmp_path / "model.safetensors"
+    surplus = {f"{Q_PROJ}.bias": torch.zeros(64), f"{DOWN_PROJ}.bias": torch.ones(64), "lm_head.weight": torch.ones(2)}
+    save_file(load_file(path) | surplus, path)
+    weights, names = weights_in(tmp_path), {name for name, _ in model.named_parameters()}
+    weights.leave_out_beyond(names)
+    assert weights.names() == names | {f"{DOWN_PROJ}.bias"}
+
+
+def test_without_the_native_step_weights_are_expanded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = written(tmp_path, Packing("awq"))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 0.25}))
+    changes: list[dict[str, Any]] = [{"compile": False}, {"quantize": "int8"}, {"tensor_parallel": 2}]
+    for changed in changes:
+        assert not is_kept(find_model(tmp_path), EngineOptions(**changed))
+    assert is_kept(find_model(tmp_path), OPTIONS)
+    with caplog.at_level("INFO"):
+        loaded = load_model(tmp_path, dtype="float32")
+    assert "in AWQ, are expanded to float32" in caplog.text
+    assert loaded.default_params["temperature"] == 0.25
+    for name, parameter in model.named_parameters():
+        assert torch.equal(loaded.model.get_parameter(name), parameter), name
+
+
+# -- files that are broken --------------------------------------------------------------------------------------------
+
+Tensors = dict[str, torch.Tensor]
+
+
+def cut(name: str, rows: int | None = None, columns: int | None = None) -> Callable[[Tensors], None]:
+    def change(tensors: Tensors) -> None:
+        tensors[name] = tensors[name][:rows, :columns].clone() if columns else tensors[name][:rows].clone()
+
+    return change
+
+
+def filled(name: str, value: int, place: int = 5) -> Callable[[Tensors], None]:
+    def change(tensors: Tensors) -> None:
+        tensors[name].view(-1)[place] = value
+
+    return change
+
+
+def without(name: str) -> Callable[[Tensors], None]:
+    def change(tensors: Tensors) -> None:
+        del tensors[name]
+
+    return change
+
+
+def turned(name: str, dtype: torch.dtype) -> Callable[[Tensors], None]:
+    def change(tensors: Tensors) -> None:
+        tensors[name] = tensors[name].to(dtype)
+
+    return change
+
+
+BROKEN: dict[str, tuple[Packing, Callable[[Tensors], None], str]] = {
+    "rows of awq": (
+        Packing("awq"),
+        cut(f"{Q_PROJ}.qweight", 40),
+        "has 2 groups for 40 columns; config.json says 32 for each",
+    ),
+    "columns of awq": (Packing("awq"), cut(f"{Q_PROJ}.qweight", None, 5), "but its scales are for 64 rows"),
+    "zeros of awq": (Packing("awq"), cut(f"{Q_PROJ}.qzeros", 1), "has qzeros of the shape (1, 8), and not (2, 8)"),
+    "no zeros": (Packing("awq"), without(f"{Q_PROJ}.qzeros"), "has no qzeros beside it"),
+    "floats": (Packing("awq"), turned(f"{Q_PROJ}.qweight", torch.float32), "of torch.float32, and not 2 of int32"),
+    "rows of gptq": (
+        Packing("gptq"),
+        cut(f"{Q_PROJ}.qweight", 7),
+        "has a group for each of 64 columns, and not 56",
+    ),
+    "groups": (Packing("gptq"), cut(f"{Q_PROJ}.scales", 1), "has qzeros of the shape (2, 8), and not (1, 8)"),
+    "g_idx": (
+        Packing("gptq", has_act_order=True),
+        filled(f"{Q_PROJ}.g_idx", 2),
+        "of the groups 0 to 2, but only 2 groups",
+    ),
+    "negative g_idx": (Packing("gptq"), filled(f"{Q_PROJ}.g_idx", -1), "of the groups -1 to 1, but only 2 groups"),
+    "short g_idx": (Packing("gptq"), cut(f"{Q_PROJ}.g_idx", 60), "has a group for each of 60 columns, and not 64"),
+    "uneven g_idx": (Packing("gptq"), filled(f"{Q_PROJ}.g_idx", 1), "has groups of 31 to 33 columns"),
+    "size": (
+        Packing("pack-quantized"),
+        cut(f"{Q_PROJ}.weight_packed", None, 7),
+        "has the shape (64, 7), which does not hold 64 columns",
+    ),
+    "columns in its shape": (
+        Packing("pack-quantized"),
+        filled(f"{Q_PROJ}.weight_shape", 63, 1),
+        "has 63 columns, which make no 2 groups of one size",
+    ),
+    "rows in its shape": (
+        Packing("pack-quantized", is_symmetric=True),
+        filled(f"{Q_PROJ}.weight_shape", 60, 0),
+        "has 64 rows, but its weight_shape says 60",
+    ),
+    "no shape": (
+        Packing("pack-quantized"),
+        filled(f"{Q_PROJ}.weight_shape", -64, 0),
+        "has the weight_shape [-64, 64], which is none of a matrix",
+    ),
+    "int8": (
+        Packing("int-quantized", bits=8),
+        turned(f"{Q_PROJ}.weight", torch.int32),
+        "torch.int32, and not 2 and int8",
+    ),
+    "scales": (
+        Packing("int-quantized", bits=8),
+        cut(f"{Q_PROJ}.weight_scale", 9),
+        "has scales of the shape (9, 2), but 64 rows",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_parts_that_do_not_fit_together_are_refused(case: str, tmp_path: Path) -> None:
+    packing, change, says = BROKEN[case]
+    written(tmp_path, packing)
+    spoil(tmp_path, change)
+    weights = weights_in(tmp_path)
+    with pytest.raises(StartupError) as caught:
+        [weights.tensor(name) for name in sorted(weights.names())]
+    assert str(caught.value).startswith(f"'{tmp_path}/model.safetensors' cannot be used: its tensor '{Q_PROJ}.")
+    assert says in str(caught.value)
+
+
+def spoil(folder: Path, change: Callable[[Tensors], None]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("case", ["rows of awq", "g_idx"])
+def test_a_start_on_them_ends_with_a_sentence(case: str, tmp_path: Path) -> None:
+    packing, change, says = BROKEN[case]
+    written(tmp_path, packing)
+    spoil(tmp_path, change)
+    with pytest.raises(StartupError) as caught, Engine.from_pretrained(tmp_path, OPTIONS):
+        pass
+    assert says in str(caught.value)
+
+
+def test_a_group_size_that_is_not_that_of_config_json_is_refused(tmp_path: Path) -> None:
+    written(tmp_path, Packing("gptq", group_size=64))
+    path = tmp_path / "config.json"
+    path.write_text(path.read_text().replace('"group_size": 64', '"group_size": 32'))
+    with pytest.raises(StartupError, match=r"has 1 groups for 64 columns; config\.json says 32 for each"):
+        weights_in(tmp_path).tensor(f"{Q_PROJ}.weight")
+
+
+def test_a_checkpoint_without_packed_matrices_is_refused(tmp_path: Path) -> None:
+    written(tmp_path, Packing("gptq"))
+    save_file({"a": torch.ones(2)}, tmp_path / "model.safetensors")
+    with pytest.raises(StartupError, match="has no weights in the layout that its config.json names"):
+        weights_in(tmp_path)

@@ -1,0 +1,224 @@
+"""The text model of a multimodal checkpoint answers as transformers' multimodal model answers texts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.engine import Engine
+from oaiserve.engine.model.batch import build_batch
+from oaiserve.engine.model.checkpoints.wrapper import text_config
+from oaiserve.engine.model.cpu.start import native_decoder
+from oaiserve.engine.model.cpu.stored import StoredTensors
+from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.executor import Executor
+from oaiserve.engine.model.kept import is_kept, load_kept
+from oaiserve.engine.model.load import load_model, quantization_of
+from oaiserve.engine.model.rehearsal import prompt
+from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.model.states import States
+from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.text.tokenizer import Tokenizer
+from oaiserve.errors import StartupError
+from oaiserve.model_files import refuse_unless_sound
+from oaiserve.source import find_model
+from tests.engine.model.cpu import small_models
+from tests.engine.text.tokenizers_for_tests import CHATML
+from tools.packed_checkpoints import Packing, write_checkpoint
+from tools.random_models import byte_tokenizer, generate
+from tools.random_wrappers import random_wrapper, save_wrapper, wrapper_config
+
+PROMPTS = [[5, 9, 3, 17], list(range(20, 51)), [90], [7] * 12]
+NUM_TOKENS, BLOCK_SIZE, NUM_BLOCKS = 12, 16, 16
+
+
+def answers(loaded: LoadedModel, executor: Executor) -> list[list[int]]:
+    num_states = 8 if loaded.state_shapes else 0
+    states = States(loaded.state_shapes, num_states, loaded.device) if num_states else None
+    with Engine(
+        tokenizer=Tokenizer(byte_tokenizer()),
+        runner=ModelRunner(executor, loaded.device, BLOCK_SIZE, states=states),
+        num_blocks=NUM_BLOCKS,
+        num_states=num_states,
+        max_model_len=48,
+        vocab_size=loaded.vocab_size,
+        options=EngineOptions(block_size=BLOCK_SIZE, max_running=8, max_step_tokens=9),
+    ) as engine:
+        params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
+        return [completion.token_ids for completion in engine.generate(PROMPTS, params)]
+
+
+# One wrapper of each layout of files, each text model whose tokens have positions in three dimensions, and those whose
+# last layers take their keys and values from others.
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "gemma3",
+            "mistral3",
+            "llava",
+            "qwen2_vl",
+            "qwen2_5_vl",
+            "qwen3_vl",
+            "glm4v",
+            "smolvlm",
+            "qwen3_5",
+            "lfm2_vl",
+        ),
+        *("gemma3n", "gemma4", "llama4", "paligemma"),
+    ],
+)
+def test_answers_equal_those_of_the_multimodal_model(name: str, tmp_path: Path) -> None:
+    wrapper = save_wrapper(name, tmp_path)
+    expected = generate(wrapper, PROMPTS, NUM_TOKENS)
+    assert len({tuple(answer) for answer in expected}) == len(PROMPTS), "the answers must be able to differ"
+    refuse_unless_sound(find_model(tmp_path))
+    loaded = load_model(tmp_path, device="cpu")
+    cached = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+    assert answers(loaded, cached) == expected
+
+
+@pytest.mark.compiler
+def test_the_text_model_has_the_native_step_and_its_weights_are_found_again(tmp_path: Path) -> None:
+    wrapper = random_wrapper("qwen3_vl")
+    wrapper.save_pretrained(tmp_path)
+    loaded = load_model(tmp_path, device="cpu")
+    native = native_decoder(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, num_threads=1)
+    assert answers(loaded, native) == generate(wrapper, PROMPTS, NUM_TOKENS)
+    tensors = StoredTensors(tmp_path, loaded.model.named_parameters())
+    places = [tensors.place(parameter.detach()) for parameter in loaded.model.parameters()]
+    assert {place["file"] for place in places} == {"model.safetensors"}
+
+
+@pytest.mark.parametrize("columns_first", [False, True], ids=["as transformers saves them", "as published"])
+def test_experts_of_a_wrapper_are_read_in_both_layouts(columns_first: bool, tmp_path: Path) -> None:
+    wrapper = save_wrapper("qwen3_vl_moe", tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    if columns_first:
+        turned = {name: tensor.mT.contiguous() for name, tensor in tensors.items() if ".experts." in name}
+        assert len(turned) == 6
+        save_file(tensors | turned, path, {"format": "pt"})
+    loaded = load_model(tmp_path, device="cpu")
+    assert loaded.name == "Qwen3MoeForCausalLM"
+    cached = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+    assert answers(loaded, cached) == generate(wrapper, PROMPTS, NUM_TOKENS)
+
+
+def test_the_text_of_a_model_that_speaks_is_that_of_the_part_that_thinks(tmp_path: Path) -> None:
+    thinker = save_wrapper("qwen2_5_omni_thinker", tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = {f"thinker.{name}": tensor for name, tensor in load_file(path).items()}
+    save_file(tensors | {"talker.model.layers.0.mlp.up_proj.weight": torch.zeros(2, 2)}, path, {"format": "pt"})
+    settings = {"model_type": "qwen2_5_omni", "thinker_config": thinker.config.to_dict()}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    loaded = load_model(tmp_path, device="cpu")
+    cached = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+    assert answers(loaded, cached) == generate(thinker, PROMPTS, NUM_TOKENS)
+
+
+def test_layers_that_take_their_keys_from_others_need_no_memory_of_their_own(tmp_path: Path) -> None:
+    save_wrapper("gemma4", tmp_path)
+    loaded = load_model(tmp_path, device="cpu")
+    assert loaded.model.config.num_hidden_layers == 4
+    assert [(shape.kv_heads, shape.key_dim) for shape in loaded.kv_shapes.values()] == [(2, 16), (2, 32)]
+
+
+def test_llama_4_is_served_up_to_the_end_of_its_first_chunk(tmp_path: Path) -> None:
+    save_wrapper("llama4", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["text_config"]["attention_chunk_size"] = 64
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert load_model(tmp_path, device="cpu").max_model_len == 63
+
+
+def test_what_reads_images_is_not_needed(tmp_path: Path) -> None:
+    random_wrapper("gemma3").save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    texts = {name: tensor for name, tensor in tensors.items() if name.startswith("language_model.")}
+    assert len(texts) < len(tensors)
+    save_file(texts, path, {"format": "pt"})
+    loaded = load_model(tmp_path, device="cpu")
+    names = [name for name, _ in loaded.model.named_parameters()]
+    assert len(names) == len(texts)
+    assert not any("vision" in name for name in names)
+
+
+def test_the_chat_template_may_be_that_of_the_processor(tmp_path: Path) -> None:
+    byte_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": CHATML}))
+    template = Tokenizer.from_pretrained(tmp_path).chat_template
+    assert template is not None
+    assert template.source == CHATML
+
+
+def test_the_type_and_the_last_token_come_from_the_wrapper_where_the_text_has_none() -> None:
+    config = wrapper_config("llava")
+    config.dtype, config.text_config.dtype = torch.bfloat16, None
+    config.eos_token_id, config.text_config.eos_token_id = 7, None
+    text = text_config(config)
+    assert text is not None
+    assert (text.model_type, text.dtype, text.eos_token_id) == ("llama", torch.bfloat16, 7)
+
+
+def test_quantized_weights_that_are_not_read_are_refused_in_a_wrapper_too() -> None:
+    config = wrapper_config("mistral3")
+    config.quantization_config = {"quant_method": "hqq"}
+    text = text_config(config)
+    assert text is not None
+    with pytest.raises(
+        StartupError, match=r"^'m' cannot be served: its weights are quantized by hqq, which is not read"
+    ):
+        quantization_of(text, "m")
+
+
+def wrapped(plain: Path, folder: Path) -> Path:
+    """Write the checkpoint of a text model as that of a multimodal one."""
+    folder.mkdir()
+    tensors = load_file(plain / "model.safetensors")
+    in_wrapper = {f"language_model.{name}": tensor for name, tensor in tensors.items()}
+    vision = {"vision_tower.layers.0.qweight": torch.zeros(2, 2), "multi_modal_projector.weight": torch.zeros(3)}
+    save_file(in_wrapper | vision, folder / "model.safetensors", {"format": "pt"})
+    config = wrapper_config("gemma3").to_dict()
+    own = json.loads((plain / "config.json").read_text())
+    config |= {"quantization_config": own.pop("quantization_config", None), "dtype": own["dtype"]}
+    config["text_config"] = own
+    (folder / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+    return folder
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("quantize", ["before", "when it is loaded"])
+def test_weights_in_integers_are_those_of_the_text_model_alone(quantize: str, tmp_path: Path) -> None:
+    asked = small_models.config("gemma3_text", vocab_size=256, sliding_window=6, tie_word_embeddings=True)
+    text = small_models.make_model(asked)
+    options = EngineOptions(block_size=BLOCK_SIZE, kv_blocks=8, dtype="float32", cpu_threads=1)
+    if quantize == "before":
+        write_checkpoint(tmp_path / "plain", text, Packing("awq"))
+    else:
+        text.save_pretrained(tmp_path / "plain")
+        options = replace(options, quantize="int4")
+    batch = build_batch(prompt(20, 256, BLOCK_SIZE), BLOCK_SIZE, torch.device("cpu"))
+    found = []
+    for folder in (tmp_path / "plain", wrapped(tmp_path / "plain", tmp_path / "wrapped")):
+        assert is_kept(find_model(folder), options)
+        found.append(load_kept(find_model(folder), options).native.forward(batch).clone())
+    assert torch.equal(*found)
+    if quantize == "before":
+        expanded = [load_model(folder, device="cpu").model for folder in (tmp_path / "plain", tmp_path / "wrapped")]
+        assert all(torch.equal(*pair) for pair in zip(*(one.parameters() for one in expanded), strict=True))
+
+
+def test_a_wrapper_whose_text_depends_on_it_is_refused(tmp_path: Path) -> None:
+    AutoConfig.for_model("mllama").save_pretrained(tmp_path)
+    with pytest.raises(StartupError, match=r"without them it is that of Llama 3\.1, which is served"):
+        load_model(tmp_path, device="cpu")

@@ -1,0 +1,282 @@
+"""Packed matrices on a GPU: products of the kernel are those of the expanded weights, for every format that is read."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+
+from oaiserve.engine.model.checkpoints.integer_layouts import BadLayout, Floats, Integers, floats
+from oaiserve.engine.model.checkpoints.packed_weights import PackedWeights
+from oaiserve.engine.model.cpu.description import Matrix
+from oaiserve.engine.model.gpu.device_matrices import (
+    PackedMatrix,
+    expanded_product,
+    joined,
+    multiply_by,
+    of_integers,
+    packed_linears,
+)
+from oaiserve.engine.model.gpu.fast_paths import multiply_checked, scale_checked
+from oaiserve.engine.model.gpu.fused_layers import _product
+from oaiserve.engine.model.gpu.fused_projections import fuse_projections, product_of
+from oaiserve.engine.model.load import keep_packed, load_model, prepare
+from oaiserve.quantization import read_quantization
+from tests.engine.model.cpu.small_models import config, make_model
+from tools.fp8_checkpoints import Layout, write_fp8
+from tools.packed_checkpoints import Packing, write_checkpoint
+from tools.random_models import byte_tokenizer
+
+pytest.importorskip("triton", reason="Triton has no wheels for this system")
+
+from oaiserve.engine.model.gpu import triton_matrices, triton_scaled
+
+SIZES = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16, "num_hidden_layers": 2}
+
+
+def numbers(*sizes: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*sizes, generator=torch.Generator().manual_seed(seed))
+
+
+def integers(bits: int, n: int, columns: int, group: int, *, zeros: bool, any_order: bool = False) -> Integers:
+    generator = torch.Generator().manual_seed(bits)
+    codes = torch.randint(0, 1 << bits, (n, columns), generator=generator, dtype=torch.uint8)
+    groups = columns // group
+    scales = (torch.rand(n, groups, generator=generator) * 0.01 + 0.001).half()
+    found = torch.randint(0, 1 << bits, (n, groups), generator=generator, dtype=torch.uint8) if zeros else None
+    order = torch.randperm(columns, generator=generator) if any_order else None
+    return Integers(codes, scales, found, bits, order)
+
+
+def floats_in_blocks(n: int, columns: int, block: tuple[int, int] | None) -> Floats:
+    codes = numbers(n, columns).to(torch.float8_e4m3fn)
+    if block is None:
+        return floats(codes, numbers(n).abs(), None)
+    return floats(codes, numbers(-(-n // block[0]), columns // block[1]).abs(), block)
+
+
+MATRICES = {
+    "4 bits": integers(4, 70, 128, 32, zeros=False),
+    "4 bits with zeros": integers(4, 70, 256, 128, zeros=True),
+    "4 bits, by row": integers(4, 70, 96, 96, zeros=True),
+    "4 bits, any order": integers(4, 70, 128, 64, zeros=True, any_order=True),
+    "8 bits": integers(8, 70, 128, 32, zeros=False),
+    "8 bits with zeros": integers(8, 70, 128, 128, zeros=True),
+    "FP8 by row": floats_in_blocks(70, 128, None),
+    "FP8 in blocks": floats_in_blocks(70, 256, (64, 128)),
+}
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_expanded_weights_are_those_of_the_format(name: str) -> None:
+    packed = of_integers(MATRICES[name])
+    assert packed is not None
+    assert packed.shape == MATRICES[name].codes.shape
+    torch.testing.assert_close(packed.expand(torch.float32), MATRICES[name].expand(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("num_rows", "dtype"), [(1, torch.bfloat16), (20, torch.float32), (70, torch.float16)])
+@pytest.mark.parametrize("name", MATRICES)
+def test_products_of_the_kernel_are_those_of_expanded_weights(name: str, num_rows: int, dtype: torch.dtype) -> None:
+    packed = of_integers(MATRICES[name])
+    assert packed is not None
+    x = numbers(num_rows, packed.shape[1], seed=1).to(dtype)
+    bias = numbers(packed.shape[0], seed=2).to(dtype) if num_rows == 20 else None
+    want = expanded_product(x.float(), packed, None if bias is None else bias.float())
+    found = triton_matrices.multiply(x, packed, bias).float()
+    assert float((found - want).norm() / want.norm()) < {torch.float32: 1e-5, torch.float16: 2e-3}.get(dtype, 1e-2)
+
+
+def test_columns_are_split_so_that_there_are_enough_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = of_integers(MATRICES["4 bits"])
+    assert packed is not None
+    x = numbers(3, 128)
+    want = triton_matrices.multiply(x, packed, None)
+    monkeypatch.setattr(triton_matrices, "_num_multiprocessors", lambda device: 2)
+    for _ in range(2):  # the counters are as they were
+        torch.testing.assert_close(triton_matrices.multiply(x, packed, None), want, rtol=1e-5, atol=1e-5)
+    assert triton_matrices.num_splits(1, 4, 2) == 4
+    assert triton_matrices.num_splits(1, 3, 132) == 2
+    assert triton_matrices.num_splits(64, 112, 132) == 16
+    assert triton_matrices.num_splits(1000, 112, 132) == 1
+
+
+def test_matrices_with_small_groups_are_expanded() -> None:
+    assert of_integers(integers(4, 8, 96, 16, zeros=True)) is None
+
+
+def test_matrices_are_joined_if_they_are_stored_alike() -> None:
+    one, other = (of_integers(integers(4, n, 128, 32, zeros=True)) for n in (8, 24))
+    assert isinstance(one, PackedMatrix)
+    assert isinstance(other, PackedMatrix)
+    both = joined([one, other])
+    assert both is not None
+    torch.testing.assert_close(both.rows(8, 32).expand(torch.float32), other.expand(torch.float32), rtol=0, atol=0)
+    unlike = of_integers(integers(4, 8, 128, 64, zeros=True))
+    assert isinstance(unlike, PackedMatrix)
+    assert joined([one, unlike]) is None
+    eight = of_integers(integers(8, 8, 128, 32, zeros=True))
+    assert isinstance(eight, PackedMatrix)
+    assert joined([one, eight]) is None
+
+
+# -- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", get_args(Layout))
+def test_checkpoints_in_fp8_are_read_and_may_stay_packed(layout: Layout, tmp_path: Path) -> None:
+    write_fp8(tmp_path, make_model(config("llama", **SIZES)), layout)
+    byte_tokenizer(256).save_pretrained(tmp_path)
+    loaded = load_model(tmp_path, device="cpu", dtype="float32")
+    ids = torch.arange(9)[None]
+    with torch.inference_mode():
+        loaded.model.set_attn_implementation("eager")
+        want = loaded.model(ids).logits
+        quantization = read_quantization(json.loads((tmp_path / "config.json").read_text()))
+        assert quantization is not None
+        assert keep_packed(loaded.model, PackedWeights(tmp_path, quantization)) == 2 * 7
+        torch.testing.assert_close(loaded.model(ids).logits, want, rtol=1e-4, atol=1e-4)
+
+
+def test_scales_of_blocks_that_do_not_fit_are_refused() -> None:
+    codes = torch.zeros(70, 96, dtype=torch.float8_e4m3fn)
+    with pytest.raises(BadLayout, match="says nothing of blocks"):
+        floats(codes, torch.zeros(2, 3), None)
+    with pytest.raises(BadLayout, match=r"scales of the shape \(2, 3\), and not \(3, 3\)"):
+        floats(codes, torch.zeros(2, 3), (32, 32))
+    with pytest.raises(BadLayout, match="no whole blocks of 64"):
+        floats(codes, torch.zeros(3, 2), (32, 64))
+
+
+@pytest.fixture(scope="module")
+def awq(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.Tensor]:
+    """Return a checkpoint, and the logits of its expanded weights."""
+    folder = tmp_path_factory.mktemp("awq")
+    model = make_model(config("llama", **SIZES))
+    write_checkpoint(folder, model, Packing("awq"))
+    with torch.inference_mode():
+        return folder, model(torch.arange(9)[None]).logits
+
+
+def packed_model(folder: Path) -> Any:
+    model = make_model(config("llama", **SIZES))
+    quantization = read_quantization(json.loads((folder / "config.json").read_text()))
+    assert quantization is not None
+    weights = PackedWeights(folder, quantization)
+    model.load_state_dict({name: weights.tensor(name).float() for name in weights.names()}, strict=False)
+    assert keep_packed(model, weights) == 14
+    return model
+
+
+@torch.inference_mode()
+def test_layers_that_stay_packed_compute_the_same_fused_or_not(awq: tuple[Path, torch.Tensor]) -> None:
+    folder, want = awq
+    model = packed_model(folder)
+    ids = torch.arange(9)[None]
+    torch.testing.assert_close(model(ids).logits, want, rtol=1e-4, atol=1e-4)
+    assert fuse_projections(model) == 4
+    multiply_by(model, triton_matrices.multiply)
+    torch.testing.assert_close(model(ids).logits, want, rtol=1e-4, atol=1e-4)
+    attention = model.model.layers[0].self_attn
+    product = product_of([attention.q_proj, attention.k_proj, attention.v_proj])
+    assert product is not None
+    assert product.matrix is not None
+    assert attention.q_proj.matrix.codes.untyped_storage().data_ptr() == product.matrix.codes.data_ptr()
+    parameters = sum(parameter.nbytes for parameter in attention.q_proj.parameters())
+    assert parameters == 0
+    assert attention.q_proj.weight.shape == (64, 64)
+    assert attention.q_proj.weight.untyped_storage().nbytes() == 4
+
+
+def test_a_layer_moves_with_its_model_and_its_numbers_keep_their_types(awq: tuple[Path, torch.Tensor]) -> None:
+    model = packed_model(awq[0]).to("meta")
+    layer = packed_linears(model)[0]
+    assert layer.matrix.codes.device.type == "meta"
+    assert layer.matrix.codes.dtype == torch.uint8
+    assert layer.weight.device.type == "meta"
+
+
+@torch.inference_mode()
+def test_products_that_are_wrong_are_switched_off_with_a_warning(
+    awq: tuple[Path, torch.Tensor], caplog: pytest.LogCaptureFixture
+) -> None:
+    loaded = prepare(packed_model(awq[0]))
+
+    def doubled(x: torch.Tensor, matrix: PackedMatrix, bias: torch.Tensor | None) -> torch.Tensor:
+        return 2 * expanded_product(x, matrix, bias)
+
+    def no_compiler() -> Any:
+        raise RuntimeError("Failed to find C compiler")
+
+    with caplog.at_level(logging.WARNING):
+        assert not multiply_checked(loaded, lambda: doubled)
+        assert not multiply_checked(loaded, no_compiler)
+    assert [message.partition(":")[0] for message in caplog.messages] == ["Products with packed weights"] * 2
+    assert "would differ by 100.0%" in caplog.messages[0]
+    assert {layer.multiply for layer in packed_linears(loaded.model)} == {expanded_product}
+    assert multiply_checked(loaded, lambda: triton_matrices.multiply)
+    assert {layer.multiply for layer in packed_linears(loaded.model)} == {triton_matrices.multiply}
+
+
+def test_fused_layers_multiply_with_packed_matrices(awq: tuple[Path, torch.Tensor]) -> None:
+    loaded = prepare(packed_model(awq[0]))
+    fuse_projections(loaded.model)
+    names = [f"model.layers.0.self_attn.{kind}_proj" for kind in "qkv"]
+    matrices = [Matrix(loaded.model.get_submodule(name).weight, None, name) for name in names]
+    product = _product(loaded, matrices)
+    x = numbers(3, 64)
+    want = torch.cat([loaded.model.get_submodule(name)(x) for name in names], dim=-1)
+    torch.testing.assert_close(product(x), want)
+
+
+# -- products of 8 bits -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_rows_are_rounded_to_floats_of_8_bits(dtype: torch.dtype) -> None:
+    rows = numbers(5, 70, seed=3).to(dtype)
+    rows[2] = 0
+    rounded, scales = triton_scaled.rounded_rows(rows)
+    want = rows.float().abs().amax(1, keepdim=True) / 448
+    torch.testing.assert_close(scales, want.clamp(min=1e-12 / 448), rtol=1e-5, atol=0)
+    torch.testing.assert_close(rounded.float() * scales, rows.float(), rtol=0.07, atol=1e-3)
+
+
+def fp8_model(folder: Path) -> Any:
+    """Return a model whose matrices in FP8 have a scale for each row, and stay packed."""
+    write_fp8(folder, "fbgemm")
+    loaded = load_model(folder, device="cpu", dtype="bfloat16")
+    quantization = read_quantization(json.loads((folder / "config.json").read_text()))
+    assert quantization is not None
+    assert keep_packed(loaded.model, PackedWeights(folder, quantization)) == 2 * 7
+    return loaded
+
+
+@torch.inference_mode()
+def test_prompts_are_multiplied_in_8_bits_and_decodes_are_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = fp8_model(tmp_path)
+    monkeypatch.setattr(triton_scaled, "LEAST_ROWS", 16)
+    assert scale_checked(loaded, lambda: triton_scaled)
+    layer = packed_linears(loaded.model)[0]
+    few, many = numbers(3, 64).bfloat16(), numbers(triton_scaled.LEAST_ROWS, 64).bfloat16()
+    assert torch.equal(layer(few), expanded_product(few, layer.matrix, None))
+    assert torch.equal(layer(many), triton_scaled.scaled_product(many, layer.matrix, None))
+    found, want = layer(many).float(), expanded_product(many, layer.matrix, None).float()
+    assert 0.01 < float((found - want).norm() / want.norm()) < 0.04
+    monkeypatch.setattr(torch, "_scaled_mm", lambda *_, **__: want.bfloat16() * 2)
+    assert not scale_checked(loaded, lambda: triton_scaled)
+    assert "Products in 8 bits: off" in caplog.text
+
+
+def test_matrices_with_scales_of_blocks_are_not_multiplied_in_8_bits() -> None:
+    rows, blocks = (of_integers(floats_in_blocks(64, 128, block)) for block in (None, (64, 64)))
+    assert isinstance(rows, PackedMatrix)
+    assert isinstance(blocks, PackedMatrix)
+    assert triton_scaled.can_scale(rows)
+    assert not triton_scaled.can_scale(blocks)

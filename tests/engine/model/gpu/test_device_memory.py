@@ -1,0 +1,156 @@
+"""Memory is measured before the KV cache is allocated: with a small model, and readings from a double of a GPU."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oaiserve.config import Bytes, EngineOptions
+from oaiserve.engine.model import start
+from oaiserve.engine.model.attention.reference import ReferenceAttention
+from oaiserve.engine.model.batch import build_batch
+from oaiserve.engine.model.gpu import device_memory as module
+from oaiserve.engine.model.gpu.device_memory import MemoryReading, measure
+from oaiserve.engine.model.load import move, prepare
+from oaiserve.engine.model.memory import MemoryUse
+from oaiserve.engine.model.rehearsal import largest_step
+from oaiserve.engine.model.sampling.sampler import NUM_TOP
+from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.errors import StartupError
+from tools.random_models import FAMILIES, random_model
+
+GIB = 2**30
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    return prepare(random_model(FAMILIES["llama"]))
+
+
+@given(
+    max_running=st.integers(1, 40),
+    further=st.integers(0, 200),
+    longest=st.integers(1, 90),
+    block_size=st.sampled_from([1, 4, 16]),
+)
+def test_the_largest_step_has_the_most_tokens_and_sequences_that_a_step_can_have(
+    max_running: int, further: int, longest: int, block_size: int
+) -> None:
+    max_step_tokens = max_running + further
+    step = largest_step(
+        max_step_tokens=max_step_tokens, max_running=max_running, longest=longest, block_size=block_size
+    )
+    assert step.num_tokens == min(max_step_tokens, max_running * longest)
+    assert len(step.chunks) == max_running
+    ones = [chunk.num_tokens == 1 for chunk in step.chunks]
+    assert ones == sorted(ones, reverse=True)
+    assert all(chunk.max_draws == 1 and chunk.start >= 0 and chunk.end == longest for chunk in step.chunks)
+    batch = build_batch(step, block_size, torch.device("cpu"))
+    assert len(batch.unknown_rows) == 0
+    assert batch.logits_rows.shape == (max_running,)
+    assert batch.block_tables.shape == (max_running, -(-longest // block_size))
+    assert batch.block_tables.max() == 0
+    assert batch.slots.max() < block_size
+
+
+class FakeGPU:
+    """Returns the given readings, one after the other."""
+
+    def __init__(self, *readings: MemoryReading) -> None:
+        self._readings = list(readings)
+
+    def read(self) -> MemoryReading:
+        return self._readings.pop(0)
+
+
+BEFORE = MemoryReading(total=80 * GIB, free=60 * GIB, reserved=16 * GIB, in_tensors=15 * GIB, peak_in_tensors=15 * GIB)
+# The step took two GiB, of which a library keeps one. Another program took one GiB meanwhile.
+AFTER = MemoryReading(total=80 * GIB, free=58 * GIB, reserved=17 * GIB, in_tensors=16 * GIB, peak_in_tensors=17 * GIB)
+
+
+def measured(loaded: LoadedModel, backend: Callable[..., Any], **options: Any) -> MemoryUse:
+    asked = EngineOptions(max_running=6, **options)
+    return measure(
+        FakeGPU(BEFORE, AFTER), loaded, asked, max_step_tokens=40, backend=backend, sample_ids=None, graph_bytes=7
+    )
+
+
+def test_the_uses_of_memory_are_measured_separately(loaded: LoadedModel) -> None:
+    steps = []
+
+    class Attention(ReferenceAttention):
+        def __call__(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: Any, **how: Any) -> Any:
+            batch = self._batch
+            steps.append((len(query), len(batch.query_lens), cache.keys.shape[0], max(batch.context_lens)))
+            return super().__call__(query, key, value, cache, **how)
+
+    use = measured(loaded, Attention, gpu_memory_utilization=0.8)
+    assert use == MemoryUse(total=80 * GIB, weights=15 * GIB, step=2 * GIB, graphs=7, others=5 * GIB, utilization=0.8)
+    assert set(steps) == {(40, 6, 1, loaded.max_model_len)}  # all sequences share one block
+
+
+def test_the_cache_gets_the_rest_and_the_other_uses_are_logged(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "CudaMemory", lambda device: FakeGPU(BEFORE, AFTER))
+    caplog.set_level(logging.INFO, "oaiserve")
+    options = EngineOptions(max_running=6, max_step_tokens=40, kv_cache_memory=Bytes("1GiB"))
+    blocks, states, _ = start._gpu_sizes(loaded, options, ReferenceAttention, None)
+    assert states == 0
+    assert blocks == GIB // (16 * loaded.kv_bytes_per_token)
+    assert caplog.messages == [
+        "Memory of cpu: 72.0 of 80.0 GiB may be in use by --gpu-memory-utilization 0.9, of which weights take 15.0, "
+        "the largest step 2.0, CUDA graphs 0.0, the driver and other programs 5.0; the KV cache gets 1.0, and 49.0 are "
+        "left"
+    ]
+
+
+def test_a_gpu_without_memory_for_the_largest_step_stops_the_start(loaded: LoadedModel) -> None:
+    def prepare(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 70 GiB.")
+
+    with pytest.raises(StartupError) as error:
+        measured(loaded, prepare)
+    assert str(error.value).startswith(
+        "The model's weights take 15.0 GiB, and the 60.0 GiB that are free beside them are too little for its largest "
+        f"step, of 40 tokens of 6 sequences with {loaded.max_model_len} tokens each: lower --max-step-tokens"
+    )
+
+
+def test_the_largest_step_samples_in_the_way_that_takes_the_most_memory() -> None:
+    params = largest_step(max_step_tokens=8, max_running=2, longest=8, block_size=4).chunks[0].sequence.params
+    assert (params.logprobs, params.temperature > 0, params.top_k > 0, params.top_p < 1) == (NUM_TOP, True, True, True)
+
+
+class TooLarge(torch.nn.Linear):
+    dtype = torch.bfloat16
+
+    def to(self, *_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+
+def test_weights_that_do_not_fit_stop_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 * GIB, 80 * GIB))
+    model = TooLarge(2**10, 2**10, bias=False, dtype=torch.bfloat16)
+    with pytest.raises(StartupError) as error:
+        move(model, torch.device("cuda"), "org/model")  # type: ignore[arg-type]
+    assert str(error.value) == (
+        "The weights of 'org/model' take 0.0 GiB in bfloat16, but 3.0 of 80.0 GiB were free on cuda: end what else "
+        "uses this GPU (nvidia-smi lists it), or take a smaller --dtype, more GPUs (--tensor-parallel) or another "
+        "--device."
+    )
+
+
+def test_a_gpu_without_memory_for_cuda_itself_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(device: torch.device) -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", refuse)
+    with pytest.raises(StartupError, match="--device cuda: CUDA does not start there: CUDA error: out of memory"):
+        move(TooLarge(4, 4), torch.device("cuda"), "m")  # type: ignore[arg-type]

@@ -1,0 +1,384 @@
+"""A start on a GPU switches off what fails there, with one warning, and the answers stay those of the plain ways."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.engine import Engine
+from oaiserve.engine.model import layer_operations, start
+from oaiserve.engine.model.adapted_modules import by_kernels, plain
+from oaiserve.engine.model.attention import Backend
+from oaiserve.engine.model.attention.reference import ReferenceAttention
+from oaiserve.engine.model.batch import Batch
+from oaiserve.engine.model.cpu.description import NotKnown
+from oaiserve.engine.model.gpu import fast_paths, graph_capture
+from oaiserve.engine.model.gpu.compiled import restore_layers
+from oaiserve.engine.model.gpu.fast_paths import adapters_problem, attention_problem, is_usable, sampling_problem
+from oaiserve.engine.model.gpu.fused_projections import fuse_projections, separate_projections
+from oaiserve.engine.model.gpu.graphs import Run
+from oaiserve.engine.model.gpu.kv_scales import scale_for, with_measured_scales
+from oaiserve.engine.model.load import prepare
+from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
+from oaiserve.engine.model.sampling.logit_edits import apply_masks_in_torch
+from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.text.tokenizer import Tokenizer
+from oaiserve.errors import StartupError
+from tests.engine.model.gpu.test_graphs import Plain, padding_backend
+from tools.random_models import FAMILIES, byte_tokenizer, random_model
+
+NUM_BLOCKS, BLOCK_SIZE = 64, 4
+NO_COMPILER = "Failed to find C compiler. Please specify via CC environment variable."
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    return prepare(random_model(FAMILIES["llama"]))
+
+
+def broken(*_: Any, **__: Any) -> Any:
+    raise RuntimeError(NO_COMPILER)
+
+
+def without_the_last_key(batch: Batch) -> ReferenceAttention:
+    """Return attention in which decodes do not see their own token."""
+    lengths = batch.seq_lens.clone()
+    lengths[: batch.num_decodes] -= 1
+    return ReferenceAttention(replace(batch, seq_lens=lengths))
+
+
+# -- each check by itself ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gpt2"])
+def test_attention_that_computes_the_same_has_no_problem(family: str) -> None:
+    model = prepare(random_model(FAMILIES[family]))
+    assert attention_problem(model, ReferenceAttention, BLOCK_SIZE) is None
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered in subtract")  # of rows that are not finite
+def test_triton_attention_and_sampling_have_no_problem(loaded: LoadedModel) -> None:
+    pytest.importorskip("triton", reason="Triton has no wheels for this system")
+    from oaiserve.engine.model.attention.triton import TritonAttention
+    from oaiserve.engine.model.sampling import triton_sampling
+
+    assert attention_problem(loaded, TritonAttention, 16) is None
+    assert sampling_problem(loaded, triton_sampling.sample_ids, triton_sampling.apply_masks) is None
+
+
+def test_attention_that_computes_something_else_is_found(loaded: LoadedModel) -> None:
+    problem = attention_problem(loaded, without_the_last_key, BLOCK_SIZE)
+    assert problem is not None
+    assert "in a layer (allowed: 0.1%)" in problem
+
+
+def test_attention_that_leaves_the_cache_as_it_was_is_found(loaded: LoadedModel) -> None:
+    def forgets(batch: Batch) -> Any:
+        def attend(query: Any, key: Any, value: Any, cache: Any, **scoring: Any) -> torch.Tensor:
+            copies = type(cache)(cache.keys.clone(), cache.values.clone())
+            return ReferenceAttention(batch)(query, key, value, copies, **scoring)
+
+        return attend
+
+    assert attention_problem(loaded, forgets, BLOCK_SIZE) is not None
+
+
+def test_draws_and_masks_that_are_others_are_found(loaded: LoadedModel) -> None:
+    def next_ids(logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
+        ids, are_finite = Plain().sample_ids(logits, rows)
+        return (ids + 1) % logits.shape[1], are_finite
+
+    right = Plain().sample_ids
+    assert sampling_problem(loaded, right, apply_masks_in_torch) is None
+    assert "of 1 draws, 1 would be others" in str(sampling_problem(loaded, next_ids, apply_masks_in_torch))
+    assert "masks" in str(sampling_problem(loaded, right, lambda logits, *_: None))
+
+
+def test_adapters_of_triton_have_no_problem_and_others_do(loaded: LoadedModel) -> None:
+    pytest.importorskip("triton", reason="Triton has no wheels for this system")
+    assert adapters_problem(loaded, by_kernels, BLOCK_SIZE) is None
+
+    def of_the_first_alone(batch: Batch) -> Any:
+        first = batch.adapters[0]
+        return plain(replace(batch, adapters=[adapter if adapter is first else None for adapter in batch.adapters]))
+
+    assert "would differ" in str(adapters_problem(loaded, of_the_first_alone, BLOCK_SIZE))
+
+
+def test_what_the_user_asks_for_in_vain_is_an_error() -> None:
+    def refuse() -> str:
+        raise StartupError("--attention varlen needs ...")
+
+    with pytest.raises(StartupError):
+        is_usable("x", "y", refuse)
+
+
+# -- the whole start --------------------------------------------------------------------------------------------------
+
+
+class Device:
+    """Replaces what a start does on a GPU by the same on a CPU. Each part can be replaced once more, to fail."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from oaiserve.engine.model.sampling import triton_sampling
+
+        self._patch = monkeypatch
+        self.sampler = Plain()
+        compile_ = torch.compile
+        self.set(start, "_is_on_cpu", lambda loaded: False)
+        self.set(start, "_sizes", lambda *_: (NUM_BLOCKS, 0, None))
+        self.set(start, "select_backend", lambda device, name: self.backend)
+        self.set(start, "_sampling", lambda: (self.sampler.sample_ids, apply_masks_in_torch))
+        self.set(triton_sampling, "take_best", self.sampler.take_best)
+        self.set(triton_sampling, "draw", self.sampler.draw)
+        self.set(torch, "compile", lambda function, *, options, **kwargs: compile_(function, backend="eager", **kwargs))
+        self.set(torch.cuda, "empty_cache", lambda: None)
+        self.set(torch.cuda, "mem_get_info", lambda device: (1 << 30, 2 << 30))
+        self.set(fast_paths, "_operations", lambda: layer_operations)
+        self.set(graph_capture, "CudaCapture", lambda device: self.capture)
+        self.set(graph_capture, "capture_prompts", lambda *_, **__: None)  # see test_prompt_graphs.py
+        self.backend: Backend = padding_backend(NUM_BLOCKS)
+
+    def set(self, where: Any, name: str, double: Any) -> None:
+        assert hasattr(where, name)
+        self._patch.setattr(where, name, double)
+
+    @staticmethod
+    def capture(run: Run) -> Run:
+        run()
+        return run
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    pytest.importorskip("triton", reason="Triton has no wheels for this system")
+    torch._dynamo.reset()
+    torch.set_num_threads(torch.get_num_threads())  # of new threads, too: compiled code is for one number
+    return Device(monkeypatch)
+
+
+@contextmanager
+def started(loaded: LoadedModel, **settings: Any) -> Iterator[Engine]:
+    options = EngineOptions(block_size=BLOCK_SIZE, max_running=2, max_step_tokens=16, **settings)
+    made = start.start_runner(loaded, options)
+    try:
+        with Engine(
+            tokenizer=Tokenizer(byte_tokenizer()),
+            runner=made.runner,
+            num_blocks=made.num_blocks,
+            max_model_len=made.max_model_len,
+            vocab_size=loaded.vocab_size,
+            options=options,
+            warm_up=made.warm_up,
+            features=made.features,
+        ) as engine:
+            yield engine
+    finally:
+        restore_layers(loaded)
+        separate_projections(loaded.model)
+
+
+def answers(engine: Engine) -> list[list[int]]:
+    prompts = [[5, 9, 3, 17], [7] * 9]
+    drawn = SamplingParams(max_tokens=6, temperature=0.9, top_p=0.9, seed=3, ignore_eos=True)
+    greedy = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+    return [choice.token_ids for params in (greedy, drawn) for choice in engine.generate(prompts, params)]
+
+
+ON = {
+    "attention": True,
+    "sampling": True,
+    "packed_weights": False,
+    "packed_experts": False,
+    "one_shot_sums": False,
+    "fp8_products": False,
+    "fused_projections": True,
+    "fused_layers": True,
+    "compiled_layers": False,
+    "adapters": False,
+    "decode_graphs": True,
+    "prompt_graphs": False,
+}
+NONE: dict[str, bool] = {}
+
+
+def no_attention(device: Device) -> None:
+    device.backend = broken
+
+
+def wrong_sampling(device: Device) -> None:
+    device.set(
+        start,
+        "_sampling",
+        lambda: (lambda logits, rows: (logits.argmin(-1), logits.isfinite()[:, 0]), apply_masks_in_torch),
+    )
+
+
+def no_description(device: Device) -> None:
+    def describe(*_: Any) -> Any:
+        raise NotKnown("it is of another kind")
+
+    device.set(fast_paths, "describe", describe)
+
+
+def no_compiled_layers(device: Device) -> None:
+    no_description(device)
+    device.set(torch, "compile", broken)
+
+
+def wrong_fused_layers(device: Device) -> None:
+    def without_norm(hidden: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return hidden, hidden
+
+    wrong = SimpleNamespace(add_and_norm=without_norm, activate=layer_operations.activate)
+    device.set(fast_paths, "_operations", lambda: wrong)
+
+
+def fused_layers_that_raise(device: Device) -> None:
+    device.set(fast_paths, "_operations", broken)
+
+
+def wrong_fused_projections(device: Device) -> None:
+    def mix_up(model: Any) -> int:
+        number = fuse_projections(model)
+        layer = model.model.layers[0].self_attn
+        layer.k_proj.index, layer.v_proj.index = 2, 1  # as a model that calls them in another order
+        return number
+
+    device.set(fast_paths, "fuse_projections", mix_up)
+
+
+def wrong_graphs(device: Device) -> None:
+    device.set(device, "capture", lambda run: run() or (lambda: None))
+
+
+@pytest.mark.parametrize(
+    ("fail", "off", "name"),
+    [
+        (lambda device: None, NONE, None),
+        (
+            no_attention,
+            {"attention": False, "fused_layers": False, "compiled_layers": True, "decode_graphs": False},
+            "Attention by Triton's kernels",
+        ),
+        (wrong_sampling, {"sampling": False, "decode_graphs": False}, "Sampling by Triton's kernels"),
+        (no_description, {"fused_layers": False, "compiled_layers": True}, None),
+        (wrong_fused_layers, {"fused_layers": False, "compiled_layers": True}, "Fused layers"),
+        (fused_layers_that_raise, {"fused_layers": False, "compiled_layers": True}, "Fused layers"),
+        (no_compiled_layers, {"fused_layers": False}, "The model's layers are not compiled"),
+        (wrong_fused_projections, {"fused_projections": False}, "Fused projections"),
+        (wrong_graphs, {"decode_graphs": False}, "CUDA graphs of decodes"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_what_fails_at_the_start_is_off_with_one_warning_and_the_answers_are_right(
+    device: Device,
+    loaded: LoadedModel,
+    caplog: pytest.LogCaptureFixture,
+    fail: Callable[[Device], None],
+    off: dict[str, bool],
+    name: str | None,
+) -> None:
+    fail(device)
+    with caplog.at_level(logging.WARNING), started(loaded) as engine:
+        assert engine.features == ON | off
+        found = answers(engine)
+    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(warnings) == (name is not None), warnings
+    if name is not None:
+        assert warnings[0].startswith(name)
+    device.set(start, "_is_on_cpu", lambda loaded: True)
+    device.backend = ReferenceAttention
+    with started(loaded, compile=False) as plain:
+        assert plain.features == {}
+        assert found == answers(plain)
+
+
+def test_everything_can_be_switched_off(device: Device, loaded: LoadedModel) -> None:
+    device.backend = ReferenceAttention
+    with started(loaded, compile=False, cuda_graph=False, attention="reference") as engine:
+        off = dict.fromkeys(("attention", "fused_projections", "fused_layers", "decode_graphs"), False)
+        assert engine.features == ON | off
+
+
+def test_adapters_whose_kernels_fail_are_added_in_plain_torch(
+    device: Device, loaded: LoadedModel, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start, "by_kernels", broken)
+    with caplog.at_level(logging.WARNING), started(loaded, lora=("a=b",)) as engine:
+        assert engine.features == ON | {"fused_projections": False, "fused_layers": False}
+    assert [message.partition(":")[0] for message in caplog.messages] == ["Adapters by Triton's kernels"]
+
+
+def test_a_cache_in_eight_bits_has_the_scales_that_a_prompt_needs(device: Device, loaded: LoadedModel) -> None:
+    in_eight_bits = loaded.with_cache("fp8")
+    assert 2 * in_eight_bits.kv_bytes_per_token <= loaded.kv_bytes_per_token
+    measured = with_measured_scales(in_eight_bits, BLOCK_SIZE)
+    assert all(shape.scales is not None and max(shape.scales) < 1 for shape in measured.kv_shapes.values())
+    assert [scale_for(largest) for largest in (112.0, 113.0, 7.0, 0.0, math.inf)] == [1.0, 2.0, 0.0625, 1.0, 1.0]
+    with started(in_eight_bits, kv_cache_dtype="fp8") as engine:
+        assert engine.features == ON
+        found = answers(engine)
+    with started(in_eight_bits, kv_cache_dtype="fp8", compile=False, cuda_graph=False) as engine:
+        assert found == answers(engine)
+
+
+def test_the_reason_of_a_missing_compiler_is_in_the_log(
+    device: Device, loaded: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    no_attention(device)
+    with caplog.at_level(logging.WARNING), started(loaded, compile=False):
+        pass
+    assert NO_COMPILER in caplog.messages[0]
+
+
+def test_the_engines_thread_warms_up_before_the_first_request(device: Device, loaded: LoadedModel) -> None:
+    threads: list[str] = []
+    launch = start.ModelRunner.launch
+
+    def noting(runner: Any, step: Any) -> Any:
+        import threading
+
+        threads.append(threading.current_thread().name)
+        return launch(runner, step)
+
+    device.set(start.ModelRunner, "launch", noting)
+    with started(loaded) as engine:
+        assert threads
+        assert set(threads) == {"engine"}
+        assert engine.is_ready
+
+
+def test_compiled_layers_that_do_not_run_on_the_engines_thread_are_reported(
+    device: Device, loaded: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    no_description(device)
+    device.set(torch._dynamo, "run", lambda forward: forward)  # the layers run as they are written
+    with caplog.at_level(logging.WARNING), started(loaded):
+        pass
+    assert "compiled layers do not run on the engine's thread" in caplog.text
+
+
+def test_a_warm_up_that_fails_ends_the_engine(loaded: LoadedModel) -> None:
+    engine = Engine(
+        tokenizer=Tokenizer(byte_tokenizer()),
+        runner=SimpleNamespace(is_asynchronous=False, is_exact=True, kv_version=0),  # type: ignore[arg-type]
+        num_blocks=1,
+        max_model_len=4,
+        vocab_size=97,
+        warm_up=broken,
+    )
+    engine.start()
+    assert NO_COMPILER in str(engine.failure)
+    assert not engine.is_ready
+    engine.stop()

@@ -1,0 +1,237 @@
+"""Layers that run by their description compute what transformers' code does, in few launches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import PreTrainedConfig
+
+from oaiserve.engine.model import layer_operations
+from oaiserve.engine.model.attention import Backend
+from oaiserve.engine.model.attention.reference import ReferenceAttention
+from oaiserve.engine.model.attention.rotation import Rotation
+from oaiserve.engine.model.batch import Batch, build_batch
+from oaiserve.engine.model.cpu.description import NotKnown
+from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.gpu.fast_paths import described
+from oaiserve.engine.model.gpu.fused_layers import FusedExecutor, FusedLayers
+from oaiserve.engine.model.gpu.fused_projections import fuse_projections
+from oaiserve.engine.model.layer_operations import LayerOperations, RowNorm
+from oaiserve.engine.model.load import prepare
+from oaiserve.engine.model.rehearsal import prompts_and_decodes
+from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.step import Chunk, Step
+from tests.engine.model.cpu.small_models import FAMILIES as KNOWN
+from tests.engine.model.cpu.small_models import STATE_FAMILIES
+from tools.random_models import FAMILIES, random_model
+
+pytest.importorskip("triton", reason="Triton has no wheels for this system")
+
+from oaiserve.engine.model.attention import triton as triton_attention
+from oaiserve.engine.model.attention.triton import TritonAttention
+from oaiserve.engine.model.gpu import triton_layer_kernels, triton_layers
+
+# exp of a large number is infinity, and the activation is the number itself, which is right.
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+
+BLOCK_SIZE, NUM_BLOCKS = 16, 24
+CPU = torch.device("cpu")
+LENGTHS = [9, 40, 17, 23]
+FEW = [3, 17]  # for Triton's interpreter
+
+
+def steps(loaded: LoadedModel, lengths: list[int]) -> list[Batch]:
+    """Return batches of prompts, of their decodes, and of a decode beside a part of a prompt."""
+    prompts, decodes = prompts_and_decodes(lengths, loaded.vocab_size, BLOCK_SIZE)
+    mixed = Step([decodes.chunks[0], Chunk(decodes.chunks[-1].sequence, 14, 3)])
+    return [build_batch(step, BLOCK_SIZE, CPU) for step in (prompts, decodes, mixed)]
+
+
+def fused(loaded: LoadedModel, backend: Backend, operations: LayerOperations) -> FusedExecutor:
+    fuse_projections(loaded.model)
+    layers = FusedLayers(loaded, described(loaded, BLOCK_SIZE), operations)
+    caches = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE).caches
+    return FusedExecutor(layers, caches, backend)
+
+
+@torch.inference_mode()
+def check(config: PreTrainedConfig, backend: Backend, operations: LayerOperations, lengths: list[int]) -> None:
+    loaded = prepare(random_model(config))
+    eager = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+    expected = [eager.forward(batch).clone() for batch in steps(loaded, lengths)]
+    executor = fused(loaded, backend, operations)
+    for batch, want in zip(steps(loaded, lengths), expected, strict=True):
+        torch.testing.assert_close(executor.forward(batch), want, rtol=1e-4, atol=1e-4)
+
+
+# They have a norm behind their embedding, inputs of layers, queries that are scaled by their positions, or states.
+NOT_KNOWN = ["bloom", "gemma4_text", "ministral3", *STATE_FAMILIES]
+DENSE = [
+    name
+    for name, config in KNOWN.items()
+    if not {"num_experts", "num_local_experts", "moe_num_experts", "n_routed_experts"} & {*vars(config)}
+    and name not in NOT_KNOWN
+]
+
+
+@pytest.mark.parametrize("family", NOT_KNOWN)
+def test_a_part_without_an_operation_is_refused(family: str) -> None:
+    loaded = prepare(random_model(KNOWN[family]))
+    with pytest.raises(NotKnown):
+        FusedLayers(loaded, described(loaded, BLOCK_SIZE), layer_operations)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("family", DENSE)
+def test_logits_are_those_of_transformers_code(family: str) -> None:
+    check(KNOWN[family], ReferenceAttention, layer_operations, LENGTHS)  # type: ignore[arg-type]
+
+
+# Queries and keys that are normed and rotated; an embedding that is scaled, and norms behind attention; neighbours
+# rotated, and attention beside the MLP; biases, and positions that are added.
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "cohere", "gpt2"])
+def test_logits_of_the_kernels_are_those_of_transformers_code(family: str) -> None:
+    check(KNOWN[family], TritonAttention, triton_layers, FEW)  # type: ignore[arg-type]
+
+
+# Each has attention and norms of its own around the experts; the last has an MLP in its first layer.
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "gpt_oss", "glm4_moe"])
+def test_logits_of_mixtures_are_those_of_transformers_code(family: str) -> None:
+    check(KNOWN[family], ReferenceAttention, layer_operations, LENGTHS)  # type: ignore[arg-type]
+
+
+def test_experts_beside_an_mlp_are_refused() -> None:
+    loaded = prepare(random_model(KNOWN["granitemoeshared"]))
+    with pytest.raises(NotKnown, match="experts beside an MLP"):
+        FusedLayers(loaded, described(loaded, BLOCK_SIZE), layer_operations)  # type: ignore[arg-type]
+
+
+# -- how many launches these are ---------------------------------------------------------------------------------------
+
+# Operations that launch nothing: they make views and memory.
+NO_LAUNCH = {
+    *("view", "_unsafe_view", "split", "split_with_sizes", "unsqueeze", "transpose", "t", "select", "slice", "expand"),
+    *("flatten", "unflatten", "reshape"),
+    *("empty", "empty_like", "new_empty", "empty_strided", "detach", "alias", "as_strided", "unbind", "squeeze"),
+}
+
+
+class Launches(TorchDispatchMode):
+    """Counts what would be launched on a GPU: operations of torch, and kernels of ours, which compute nothing here."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+        for module in (triton_attention, triton_layers):
+            for name in [name for name in vars(module) if name.endswith("_kernel")]:
+                monkeypatch.setattr(module, name, self._kernel(name))
+
+    def _kernel(self, name: str) -> Any:
+        def launch(*_: Any, **__: Any) -> None:
+            self.counts[name] += 1
+
+        class Grid:
+            def __getitem__(self, grid: Any) -> Callable[..., None]:
+                return launch
+
+        return Grid()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name not in NO_LAUNCH:
+            self.counts[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@torch.inference_mode()
+def launches(config: PreTrainedConfig, num_layers: int, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Return what a decode step of a model with so many layers launches."""
+    config = type(config)(**{**config.to_dict(), "num_hidden_layers": num_layers, "layer_types": None})
+    loaded = prepare(random_model(config))
+    executor = fused(loaded, TritonAttention, triton_layers)  # type: ignore[arg-type]
+    batch = steps(loaded, LENGTHS)[1]
+    with Launches(monkeypatch) as found:
+        executor.forward(batch)
+    return found.counts
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_a_layer_of_a_decode_is_eight_launches(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, three = (launches(FAMILIES[family], number, monkeypatch) for number in (1, 3))
+    more = three - one
+    assert sum(more.values()) == 2 * 8, more
+    assert more["decode_kernel"] == 2
+    assert more["add_and_norm_kernel"] == 4
+    assert more["activate_kernel"] == 2
+    rest = sum(one.values()) - 8
+    assert rest <= 5, one  # the embedding, its norm, the plan of attention, the rows that draw, and the head
+
+
+# -- the parts --------------------------------------------------------------------------------------------------------
+
+NORMS = {
+    "none": None,
+    "rms": RowNorm(torch.linspace(0.5, 2, 50), None, 1e-5, subtracts_mean=False),
+    "mean": RowNorm(torch.linspace(0.5, 2, 50), torch.linspace(-1, 1, 50), 1e-5, subtracts_mean=True),
+}
+
+
+@pytest.mark.parametrize("out_norm", NORMS)
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("num_added", [0, 1, 2])
+def test_sums_and_norms_are_those_in_plain_torch(num_added: int, norm: str, out_norm: str) -> None:
+    hidden, *added = torch.randn(1 + num_added, 3, 50, generator=torch.Generator().manual_seed(1)).bfloat16()
+    arguments = tuple(added), NORMS[out_norm], NORMS[norm], 0.5
+    want = layer_operations.add_and_norm(hidden.clone(), *arguments)
+    got = triton_layers.add_and_norm(hidden.clone(), *arguments)
+    for one, other in zip(got, want, strict=True):
+        torch.testing.assert_close(one.float(), other.float(), rtol=2e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("is_gated", [False, True])
+@pytest.mark.parametrize("activation", layer_operations.ACTIVATIONS)
+def test_activations_are_those_in_plain_torch(activation: str, is_gated: bool) -> None:
+    products = torch.linspace(-6, 6, 3 * 50).view(50, 3).T.contiguous()
+    want = layer_operations.activate(products, activation, is_gated=is_gated)
+    got = triton_layers.activate(products, activation, is_gated=is_gated)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_tiles_are_as_wide_as_rows() -> None:
+    assert triton_layers._row_tile(4096) == (4096, 16)
+    assert triton_layers._row_tile(50) == (64, 1)
+    assert triton_layer_kernels.add_and_norm_kernel is not None
+
+
+@pytest.mark.parametrize("has_norms", [False, True])
+@pytest.mark.parametrize("is_interleaved", [False, True])
+def test_attention_rotates_as_plain_torch_does(is_interleaved: bool, has_norms: bool) -> None:
+    """Decodes and prompts, whose heads are rotated by a part, and turned where they are read."""
+    batch, decodes = (build_batch(step, BLOCK_SIZE, CPU) for step in prompts_and_decodes(FEW, 97, BLOCK_SIZE))
+    generator = torch.Generator().manual_seed(3)
+    angles = torch.rand(64, 5, generator=generator) * 6
+    norm = torch.linspace(0.5, 2, 16) if has_norms else None
+    results, caches = [], []
+    for backend in (TritonAttention, ReferenceAttention):
+        kept = torch.zeros(2, NUM_BLOCKS, BLOCK_SIZE, 2, 16)
+        cache = triton_attention.LayerCache(*kept)
+        generator.manual_seed(4)
+        for step in (batch, decodes):
+            query, key, value = (
+                torch.randn(len(step.input_ids), heads, 16, generator=generator) for heads in (6, 2, 2)
+            )
+            rotation = Rotation(step.positions, angles.cos(), angles.sin(), is_interleaved, norm, norm, 1e-6)
+            scoring: dict[str, Any] = {"scaling": 0.25, "sliding_window": None, "softcap": None}
+            if backend is TritonAttention:
+                scoring["rotation"] = rotation
+            else:
+                query, key = rotation(query, key)
+            results.append(backend(step)(query, key, value, cache, **scoring))
+        caches.append(kept)
+    torch.testing.assert_close(results[0], results[2], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(results[1], results[3], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(caches[0], caches[1], rtol=1e-5, atol=1e-5)

@@ -1,0 +1,536 @@
+"""Replayed decode steps draw the same tokens as eager steps, for all sizes, with padding and with overlap.
+
+`Recording` replaces CUDA graphs: it repeats the operations of a run with the same tensors.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.engine import Engine
+from oaiserve.engine.model.attention import Backend
+from oaiserve.engine.model.attention.reference import ReferenceAttention
+from oaiserve.engine.model.batch import Batch
+from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.executor import Executor
+from oaiserve.engine.model.gpu.block_tables import BlockTables
+from oaiserve.engine.model.gpu.graph_capture import graph_memory_bytes, ladder
+from oaiserve.engine.model.gpu.graphs import DecodeGraphs, Run
+from oaiserve.engine.model.load import prepare
+from oaiserve.engine.model.runner import Launched, ModelRunner
+from oaiserve.engine.model.sampling import plain_sampling
+from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
+from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.model.transfer import pack, unpack
+from oaiserve.engine.request import Finished, Grammar, Request, SamplingParams, TokenChunk, TokenPrompt
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Chunk, ChunkResult, Step
+from oaiserve.engine.text.tokenizer import Tokenizer
+from tests.engine.doubles import Inbox
+from tests.engine.model.runners import eager_runner
+from tools.random_models import FAMILIES, byte_tokenizer, random_model
+
+BLOCK_SIZE = 4
+MAX_LEN = 48
+SIZES = [1, 2, 4, 8]
+
+
+class Recording(TorchDispatchMode):
+    """Records the operations of a run, and repeats them with the same tensors and numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.calls.append((func, args, kwargs or {}, out))
+        return out
+
+    def replay(self) -> None:
+        for func, args, kwargs, out in self.calls:
+            for old, new in zip(tree_leaves(out), tree_leaves(func(*args, **kwargs)), strict=True):
+                if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():  # else it is a view
+                    old.copy_(new)
+
+
+def record(run: Run) -> Run:
+    with Recording() as recording:
+        run()
+    return recording.replay
+
+
+def run_again(run: Run) -> Run:
+    """Return `run` after running it. This replaces `record` for Triton's kernels, which are not operations of torch."""
+    run()
+    return run
+
+
+class Plain:
+    """Samples as `triton_sampling` does, in plain torch, and records the calls of `sample_ids`."""
+
+    def __init__(self) -> None:
+        self.used: list[str] = []
+
+    def sample_ids(self, logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
+        self.used.append("sample_ids")
+        return plain_sampling.sample_ids(logits, rows)
+
+    def take_best(self, logits: torch.Tensor, out: SampledIds | None = None) -> SampledIds:
+        assert out is not None
+        token_ids, are_finite = plain_sampling.take_best(logits)
+        return out[0].copy_(token_ids), out[1].copy_(are_finite)
+
+    def draw(self, *of_rows: torch.Tensor, has_cuts: bool, out: SampledIds | None = None) -> SampledIds:
+        assert out is not None
+        token_ids, are_finite = plain_sampling.draw(*of_rows, has_cuts=has_cuts)
+        return out[0].copy_(token_ids), out[1].copy_(are_finite)
+
+
+def padding_backend(num_blocks: int) -> Backend:
+    """Return a reference backend for batches with padded rows.
+
+    These write into the last block, which no sequence has, and attend to a token, so that their results are finite.
+    """
+
+    def prepare(batch: Batch) -> ReferenceAttention:
+        slots = torch.where(batch.slots < 0, num_blocks * BLOCK_SIZE - 1, batch.slots)
+        return ReferenceAttention(replace(batch, slots=slots, seq_lens=batch.seq_lens.clamp(min=1)))
+
+    return prepare
+
+
+class GraphRunner(ModelRunner):
+    """A runner on a CPU that counts its steps. It has graphs for `sizes`. With `overlap`, steps overlap as on a GPU."""
+
+    def __init__(self, loaded: LoadedModel, *, num_blocks: int, sizes: list[int] | None, overlap: bool = False) -> None:
+        num_blocks += 1
+        executor = EagerExecutor.with_cache(
+            loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE, backend=padding_backend(num_blocks)
+        )
+        self.sampler = Plain()
+        self.graphs = None if sizes is None else make_graphs(executor, loaded, sizes, self.sampler)
+        sample_ids = None if sizes is None else self.sampler.sample_ids
+        tables = None if self.graphs is None else self.graphs.tables
+        super().__init__(executor, loaded.device, BLOCK_SIZE, sample_ids=sample_ids, graphs=self.graphs, tables=tables)
+        self.is_asynchronous = overlap
+        self.num_steps = 0
+        self.num_unknown = 0
+
+    def launch(self, step: Step) -> Launched:
+        self.num_steps += 1
+        self.num_unknown += any(chunk.start >= len(chunk.sequence.token_ids) for chunk in step.chunks)
+        return super().launch(step)
+
+
+def make_graphs(
+    executor: Executor,
+    loaded: LoadedModel,
+    sizes: list[int],
+    sampler: Any,
+    capture: Callable[[Run], Run] = record,
+) -> DecodeGraphs:
+    return DecodeGraphs(
+        executor.forward,
+        sampler,
+        capture,
+        loaded,
+        block_tables(sizes),
+        sizes=sizes,
+        max_model_len=MAX_LEN,
+        block_size=BLOCK_SIZE,
+    )
+
+
+def block_tables(sizes: list[int]) -> BlockTables:
+    return BlockTables(max(sizes[-1], len(KINDS)), MAX_LEN // BLOCK_SIZE, BLOCK_SIZE, torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    return prepare(random_model(FAMILIES["llama"]))
+
+
+# -- through the engine -----------------------------------------------------------------------------------------------
+
+
+def some_requests(seed: int, num_requests: int = 60) -> list[Request]:
+    """Return requests that are greedy or drawn, with and without top_k and top_p.
+
+    Only a few edit logits or ask for log-probabilities, so that most steps have no such request.
+    """
+    rng = random.Random(seed)
+    requests = []
+    for i in range(num_requests):
+        prompt = [rng.randrange(97) for _ in range(rng.choice([1, 1, 3, 9, 14]))]
+        draws: dict[str, Any] = rng.choice(
+            [{"temperature": 0.0}] * 3
+            + [{}, {"min_p": 0.05}, {"top_k": 7}, {"top_p": 0.8}, {"temperature": 0.5, "top_k": 40, "top_p": 0.9}]
+        )
+        others: dict[str, Any] = {}
+        if rng.random() < 0.2:
+            others = rng.choice(
+                [
+                    {"logprobs": 2},
+                    {"prompt_logprobs": 1},
+                    {"repetition_penalty": 1.3},
+                    {"logit_bias": {7: 3.0}},
+                    {"min_tokens": 3},
+                    {"allowed_token_ids": (5, 6, 7, 8)},
+                    {"grammar": Grammar("json_schema", '{"enum": ["hello,hello", "ZZTOP", "ABC"]}')},
+                ]
+            )
+        params = SamplingParams(
+            max_tokens=rng.choice([0, 1, 5, 12, 24]),
+            seed=i,
+            n=rng.choice([1, 1, 1, 2]),
+            **draws,
+            **others,
+        )
+        requests.append(Request(f"r{i}", (TokenPrompt(prompt),), params))
+    return requests
+
+
+def answers(runner: GraphRunner, loaded: LoadedModel, requests: list[Request], num_blocks: int) -> dict[Any, list[Any]]:
+    """Return the ids of each choice, and the log-probabilities if the request asks for them."""
+    engine = Engine(
+        tokenizer=Tokenizer(byte_tokenizer()),
+        runner=runner,
+        num_blocks=num_blocks,
+        max_model_len=MAX_LEN,
+        vocab_size=loaded.vocab_size,
+        eos_token_ids=frozenset([40]),
+        options=EngineOptions(block_size=BLOCK_SIZE, max_running=SIZES[-1], max_step_tokens=16),
+    )
+    inbox = Inbox()
+    with engine:
+        for asked in requests:
+            engine.submit(asked, inbox)
+        ended = inbox.wait_terminal(*(asked.request_id for asked in requests))
+    assert all(isinstance(event, Finished) for event in ended.values()), ended
+    found: dict[Any, list[Any]] = {}
+    for event in (event for events in inbox.hand_overs for event in events):
+        if isinstance(event, TokenChunk):
+            found.setdefault((event.request_id, event.index), []).extend(event.token_ids)
+            found.setdefault((event.request_id, event.index, "logprobs"), []).extend(
+                (row.token_id, round(row.logprob, 3)) for row in event.logprobs or ()
+            )
+    return found
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["one by one", "overlap"])
+@pytest.mark.parametrize("num_blocks", [200, 24], ids=["much memory", "little memory"])
+def test_answers_are_the_same_with_graphs(loaded: LoadedModel, num_blocks: int, overlap: bool) -> None:
+    requests = some_requests(1)
+    expected = answers(GraphRunner(loaded, num_blocks=200, sizes=None), loaded, requests, 200)
+    runner = GraphRunner(loaded, num_blocks=num_blocks, sizes=SIZES, overlap=overlap)
+    assert runner.graphs is not None
+    replays: list[int] = []
+    launch = runner.graphs.launch
+    runner.graphs.launch = lambda step, *drawn: replays.append(len(step.chunks)) or launch(step, *drawn)  # type: ignore[method-assign,func-returns-value]
+    assert answers(runner, loaded, requests, num_blocks) == expected
+    assert len(set(replays)) >= 3, "there are steps of several sizes"
+    assert len(replays) > runner.num_steps / 5
+    assert (runner.num_unknown > len(replays) / 3) == overlap
+    assert "sample_ids" in runner.sampler.used
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_answers_of_every_family_are_the_same_with_graphs(family: str) -> None:
+    loaded = prepare(random_model(FAMILIES[family]))
+    requests = some_requests(2, num_requests=10)
+    expected = answers(GraphRunner(loaded, num_blocks=200, sizes=None), loaded, requests, 200)
+    runner = GraphRunner(loaded, num_blocks=200, sizes=[4, 8], overlap=True)
+    assert answers(runner, loaded, requests, 200) == expected
+
+
+# -- step by step -----------------------------------------------------------------------------------------------------
+
+KINDS = [
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.0),
+    SamplingParams(),
+    SamplingParams(min_p=0.1),
+    SamplingParams(top_k=5),
+    SamplingParams(top_p=0.7),
+    SamplingParams(logprobs=1),
+    SamplingParams(logit_bias={3: 2.0}),
+    SamplingParams(temperature=0.0, repetition_penalty=1.4),
+    SamplingParams(frequency_penalty=1.1, logprobs=1),
+]
+
+
+def sequences_for_steps() -> list[Sequence]:
+    """Return one sequence of each kind, with blocks for `MAX_LEN` tokens."""
+    made = []
+    for i, params in enumerate(KINDS):
+        sequence = Sequence(str(i), 0, [(5 * i + j) % 97 for j in range(3 + i)], params, max_len=MAX_LEN, draw_key=i)
+        sequence.blocks = [len(KINDS) * j + i for j in range(MAX_LEN // BLOCK_SIZE)]
+        made.append(sequence)
+    return made
+
+
+class Drive:
+    """Launches steps of some sequences. With `overlap`, it launches a step before it collects the one before."""
+
+    def __init__(self, runner: ModelRunner, *, overlap: bool) -> None:
+        self.runner = runner
+        self.sequences = sequences_for_steps()
+        self.overlap = overlap
+        self._launched: Launched | None = None
+        self.results: list[list[ChunkResult]] = []
+        self.step([(i, 0, sequence.prompt_len) for i, sequence in enumerate(self.sequences)])
+
+    def decode(self, indices: list[int]) -> None:
+        self.step([(i, self.sequences[i].num_tokens - 1, 1) for i in indices])
+
+    def step(self, parts: list[tuple[int, int, int]]) -> None:
+        chunks = [Chunk(self.sequences[i], start, num_tokens) for i, start, num_tokens in parts]
+        launched = self.runner.launch(Step(chunks))
+        for sequence, *_ in chunks:
+            sequence.num_tokens += 1
+        before, self._launched = self._launched, launched
+        if before is not None:
+            self._collect(before)
+        self.runner.draw(launched)
+        if not self.overlap:
+            self.settle()
+
+    def settle(self) -> None:
+        if self._launched is not None:
+            self._collect(self._launched)
+            self._launched = None
+
+    def _collect(self, launched: Launched) -> None:
+        results = self.runner.collect(launched).chunks
+        for (sequence, *_), result in zip(launched.step.chunks, results, strict=True):
+            (token_id,) = result.token_ids
+            sequence.token_ids.append(token_id)
+        self.results.append(results)
+
+    @property
+    def answers(self) -> list[list[int]]:
+        self.settle()
+        return [sequence.generated_ids for sequence in self.sequences]
+
+
+@pytest.fixture(scope="module")
+def runners(loaded: LoadedModel) -> tuple[GraphRunner, GraphRunner]:
+    """Return a runner without graphs, and one with graphs."""
+    num_blocks = len(KINDS) * MAX_LEN // BLOCK_SIZE
+    return GraphRunner(loaded, num_blocks=num_blocks, sizes=None), GraphRunner(
+        loaded, num_blocks=num_blocks, sizes=SIZES
+    )
+
+
+@settings(max_examples=8)
+@given(
+    steps=st.lists(
+        st.lists(st.integers(0, len(KINDS) - 1), min_size=1, max_size=SIZES[-1], unique=True), min_size=1, max_size=12
+    ),
+    overlap=st.booleans(),
+)
+def test_any_steps_in_any_order_draw_the_same_tokens(
+    runners: tuple[GraphRunner, GraphRunner], steps: list[list[int]], overlap: bool
+) -> None:
+    plain, graphs = Drive(runners[0], overlap=False), Drive(runners[1], overlap=overlap)
+    for indices in steps:
+        plain.decode(indices)
+        graphs.decode(indices)
+    assert graphs.answers == plain.answers
+
+
+def test_only_plain_decodes_are_replayed(runners: tuple[GraphRunner, GraphRunner]) -> None:
+    graphs = runners[1].graphs
+    assert graphs is not None
+    first, second = sequences_for_steps()[:2]
+    decode = Chunk(first, 2, 1)
+    assert graphs.num_replayed(Step([decode, Chunk(second, 3, 1)])) == 2
+    assert graphs.num_replayed(Step([decode, Chunk(second, 0, 4)])) == 1
+    assert graphs.num_replayed(Step([Chunk(second, 0, 4)])) == 0
+    assert graphs.num_replayed(Step([decode, Chunk(second, 2, 1, max_draws=0)])) == 0
+    assert graphs.num_replayed(Step([decode] * (SIZES[-1] + 1))) == 0
+    second.wants_prompt_logprobs = True
+    assert graphs.num_replayed(Step([decode, Chunk(second, 3, 1)])) == 0
+
+
+@settings(max_examples=8)
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.lists(st.integers(0, len(KINDS) - 1), min_size=1, max_size=5, unique=True),
+            st.lists(st.integers(1, 6), min_size=1, max_size=2),
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    overlap=st.booleans(),
+)
+def test_decodes_are_replayed_beside_prompts_and_all_draw_the_same_tokens(
+    runners: tuple[GraphRunner, GraphRunner], steps: list[tuple[list[int], list[int]]], overlap: bool
+) -> None:
+    """Beside the decodes of a step, sequences are computed anew, whole or in part, as after a preemption."""
+    found = []
+    for runner, is_overlapping in ((runners[0], False), (runners[1], overlap)):
+        drive = Drive(runner, overlap=is_overlapping)
+        drive.settle()
+        in_flight: set[int] = set()
+        for indices, parts in steps:
+            decodes = [(i, drive.sequences[i].num_tokens - 1, 1) for i in indices]
+            idle = [i for i in range(len(KINDS)) if i not in in_flight.union(indices)]
+            prompts = []
+            for i, num_more in zip(idle, parts, strict=False):
+                length = drive.sequences[i].num_tokens
+                num_tokens = min(length, num_more + 1)
+                prompts.append((i, length - num_tokens, num_tokens))
+            drive.step(decodes + prompts)
+            in_flight = {*indices, *(i for i, *_ in prompts)}
+        found.append(drive.answers)
+    assert found[1] == found[0]
+
+
+def test_decodes_beside_a_prompt_are_two_launches(loaded: LoadedModel) -> None:
+    """Counts what the host launches: replays, and the operations of the prompt's own forward."""
+    num_blocks = len(KINDS) * MAX_LEN // BLOCK_SIZE
+    replays = 0
+
+    def capture(run: Run) -> Run:
+        run()
+
+        def replay() -> None:
+            nonlocal replays
+            replays += 1
+
+        return replay
+
+    executor = EagerExecutor.with_cache(
+        loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE, backend=padding_backend(num_blocks)
+    )
+    graphs = make_graphs(executor, loaded, SIZES, Plain(), capture)
+    forwards: list[list[int]] = []
+    forward = executor.forward
+    executor.forward = lambda batch: forwards.append(batch.query_lens) or forward(batch)  # type: ignore[method-assign,func-returns-value]
+    runner = ModelRunner(executor, loaded.device, BLOCK_SIZE, graphs=graphs, tables=graphs.tables)
+    first, second, third = sequences_for_steps()[:3]
+    decodes = [Chunk(one, one.prompt_len - 1, 1) for one in (first, second)]
+    runner.launch(Step([*decodes, Chunk(third, 0, third.prompt_len)]))
+    assert (replays, forwards) == (2, [[third.prompt_len]])
+
+
+@torch.inference_mode()
+def test_a_step_begins_when_its_inputs_are_on_the_device(loaded: LoadedModel) -> None:
+    log: list[object] = []
+
+    def capture(run: Run) -> Run:
+        run()
+        return lambda: log.append("work")
+
+    executor = EagerExecutor.with_cache(
+        loaded, num_blocks=200, block_size=BLOCK_SIZE, backend=padding_backend(num_blocks=200)
+    )
+    graphs = make_graphs(executor, loaded, [4], Plain(), capture)
+    sequence = sequences_for_steps()[3]
+
+    class Began:
+        def record(self) -> None:
+            log.append(int(graphs._words[graphs._first_input]))
+
+    step = Step([Chunk(sequence, sequence.prompt_len - 1, 1)])
+    graphs.launch(step, graphs.tables.update(step), None, {}, Began())  # type: ignore[arg-type]
+    assert log[0] == sequence.token_ids[-1] != 0
+    assert set(log[1:]) == {"work"}
+
+
+def test_a_row_with_nan_in_its_logits_has_an_error(loaded: LoadedModel) -> None:
+    logits = torch.zeros(len(KINDS), loaded.vocab_size)
+    logits[torch.arange(len(KINDS)), torch.arange(len(KINDS)) + 10] = 1.0
+    logits[1, 50] = float("nan")
+    graphs = DecodeGraphs(
+        lambda batch: logits[: len(batch.seq_lens)],
+        Plain(),
+        record,
+        loaded,
+        block_tables([4]),
+        sizes=[4],
+        max_model_len=MAX_LEN,
+        block_size=BLOCK_SIZE,
+    )
+    runner = eager_runner(loaded, num_blocks=200, block_size=BLOCK_SIZE, graphs=graphs, tables=graphs.tables)
+    chunks = [Chunk(sequence, sequence.prompt_len - 1, 1) for sequence in sequences_for_steps()[:3]]
+    for greedy in (True, False):
+        results = runner.collect(runner.launch(Step(chunks[: 2 if greedy else 3]))).chunks
+        assert [result.error is None for result in results] == [True, False, True][: len(results)]
+        assert results[0].token_ids == [10]
+
+
+# -- with Triton's kernels --------------------------------------------------------------------------------------------
+
+
+def test_triton_kernels_ignore_padded_rows(loaded: LoadedModel) -> None:
+    pytest.importorskip("triton", reason="Triton has no wheels for this system")
+    from oaiserve.engine.model.attention import triton
+    from oaiserve.engine.model.sampling import triton_sampling
+
+    num_blocks = len(KINDS) * MAX_LEN // BLOCK_SIZE
+    expected = Drive(GraphRunner(loaded, num_blocks=num_blocks, sizes=None), overlap=False)
+    executor = EagerExecutor.with_cache(
+        loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE, backend=triton.TritonAttention
+    )
+    graphs = make_graphs(executor, loaded, [4], triton_sampling, run_again)
+    sample_ids = triton_sampling.sample_ids
+    runner = ModelRunner(
+        executor, loaded.device, BLOCK_SIZE, sample_ids=sample_ids, graphs=graphs, tables=graphs.tables
+    )
+    found = Drive(runner, overlap=True)
+    for indices in ([0, 1, 3], [4, 0], [5, 4, 2, 0], [6, 1]):
+        expected.decode(indices)
+        found.decode(indices)
+    assert found.answers == expected.answers
+
+
+# -- sizes, memory, and the copy to the host --------------------------------------------------------------------------
+
+
+@given(most=st.integers(1, 2000), num_rows=st.integers(1, 2000))
+def test_each_number_of_rows_has_a_size_that_is_not_much_larger(most: int, num_rows: int) -> None:
+    sizes = ladder(most)
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == most
+    if num_rows <= most:
+        size = next(size for size in sizes if size >= num_rows)
+        assert size - num_rows < max(8, 0.25 * size)
+
+
+def test_the_memory_estimate_covers_the_tensors_that_graphs_keep(loaded: LoadedModel) -> None:
+    runner = GraphRunner(loaded, num_blocks=8, sizes=[300])
+    held = sum(value.nbytes for value in vars(runner.graphs).values() if isinstance(value, torch.Tensor))
+    sizes = {"max_model_len": MAX_LEN, "block_size": BLOCK_SIZE, "max_step_tokens": 16}
+    estimates = [graph_memory_bytes(loaded, max_running=most, **sizes) for most in (1, 300, 600)]
+    assert held < estimates[1] - estimates[0] + 10_000
+    assert estimates == sorted(estimates)
+
+
+def test_unpacked_tensors_equal_the_packed_ones() -> None:
+    tensors = [
+        torch.tensor([2**40, -1, 7]),
+        torch.tensor([True, False, True]),
+        torch.tensor([[0.5, float("inf")], [-1.0, 2.0]]).T,
+        torch.tensor([[3, 4]]),
+    ]
+    for some in (tensors, tensors[:1]):
+        for tensor, array in zip(some, unpack(pack(some).numpy(), some), strict=True):
+            assert array.tolist() == tensor.tolist()
+            assert array.shape == tuple(tensor.shape)

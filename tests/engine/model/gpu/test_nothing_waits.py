@@ -1,0 +1,197 @@
+"""Nothing in `launch` waits for the device, whatever a request asks for.
+
+torch's device `meta` stands in for a GPU: its tensors have shapes and no numbers, so that whatever has to read one
+raises. `Copies` and `NumbersWritten` raise for copies for which a GPU's host would wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import LlamaConfig, Phi3Config, PreTrainedConfig
+
+from oaiserve.engine.model.attention.hook import AttentionCall, run_model
+from oaiserve.engine.model.attention.reference import ReferenceAttention
+from oaiserve.engine.model.batch import Batch, build_batch
+from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.load import prepare
+from oaiserve.engine.model.rehearsal import prompt
+from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.model.sampling.logit_edits import apply_masks_in_torch
+from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Chunk, Masks, Step
+from tools.random_models import FAMILIES, random_model
+
+GPU = torch.device("meta")
+VOCAB = 97
+
+
+class Copies(TorchDispatchMode):
+    """Raises for an operation for which the host would wait until the device has come to it."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        with self:  # an operation that consists of others is seen as these
+            whole = func.decompose(*args, **kwargs)
+        if whole is not NotImplemented:
+            return whole
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        name, on_device = func.overloadpacket.__name__, [tensor for tensor in tensors if tensor.device == GPU]
+        if name == "_to_copy" and "device" in kwargs and torch.device(kwargs["device"]) != tensors[0].device:
+            assert kwargs.get("non_blocking"), f"a copy from {tensors[0].device} to {kwargs['device']} waits"
+            return torch.empty(tensors[0].shape, dtype=kwargs.get("dtype") or tensors[0].dtype, device=kwargs["device"])
+        if on_device and len(on_device) < len(tensors):
+            assert (name, args[2:]) == ("copy_", (True,)), f"{name} copies a tensor to the device and waits"
+            return args[0]
+        return func(*args, **kwargs)
+
+
+class NumbersWritten(TorchFunctionMode):
+    """Raises where a number is written to places on the device: it is copied there first, and the host waits."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is torch.Tensor.__setitem__ and args[0].device == GPU and not isinstance(args[2], torch.Tensor):
+            places = [leaf for leaf in tree_leaves(args[1]) if isinstance(leaf, torch.Tensor)]
+            assert not places, f"the number {args[2]} is copied to the device and waits"
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def watched() -> Iterator[None]:
+    with NumbersWritten(), Copies():
+        yield
+
+
+class Logits:
+    """An executor that computes nothing."""
+
+    is_exact = False
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        return torch.empty(len(batch.logits_rows), VOCAB, dtype=torch.bfloat16, device=GPU)
+
+
+def sequence(params: SamplingParams, *, bad_words: tuple[tuple[int, ...], ...] = ()) -> Sequence:
+    made = Sequence(
+        "r",
+        0,
+        [5, 6, 7],
+        params,
+        max_len=99,
+        stop_ids=frozenset([0, 3]),
+        bad_words=[list(word) for word in bad_words],
+    )
+    made.blocks = [0]
+    return made
+
+
+ASKED: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.0},
+    {"temperature": 0.7, "top_k": 5},
+    {"top_p": 0.9, "min_p": 0.1},
+    {"seed": 3},
+    {"min_tokens": 4},
+    {"logprobs": 3},
+    {"prompt_logprobs": 2},
+    {"logit_bias": {3: -1.0}},
+    {"allowed_token_ids": (3, 4)},
+    {"repetition_penalty": 1.3},
+    {"frequency_penalty": 0.5, "presence_penalty": 0.5},
+]
+
+
+@pytest.mark.parametrize("asked", [*ASKED, {"bad_words": ((9,), (6, 7, 8))}], ids=str)
+@torch.inference_mode()
+def test_no_parameter_of_a_request_makes_launch_wait(asked: dict[str, Any]) -> None:
+    asked = dict(asked)
+    bad_words = asked.pop("bad_words", ())
+    runner = ModelRunner(Logits(), GPU, 4)  # type: ignore[arg-type]
+    runner.is_asynchronous = True
+    first = sequence(SamplingParams(**asked), bad_words=bad_words)
+    first.wants_prompt_logprobs = "prompt_logprobs" in asked
+    others = [sequence(SamplingParams(temperature=0.0)), sequence(SamplingParams(top_k=3))]
+    with watched():
+        runner.draw(runner.launch(Step([Chunk(one, 0, 3) for one in (first, *others)])))
+        # The next step begins before the host has the ids that this one draws.
+        for one in (first, *others):
+            one.num_tokens += 1
+        launched = runner.launch(Step([Chunk(one, 3, 1) for one in (first, *others)]))
+        for one in (first, *others):
+            one.token_ids.append(8)
+        runner.draw(launched)
+
+
+@torch.inference_mode()
+def test_masks_of_grammars_make_nothing_wait() -> None:
+    runner = ModelRunner(Logits(), GPU, 4)  # type: ignore[arg-type]
+    one = sequence(SamplingParams(min_tokens=2))
+    one.constraint, one.needs_ids = object(), True  # type: ignore[assignment]
+    with watched():
+        launched = runner.launch(Step([Chunk(one, 0, 3)]))
+        assert launched.waiting_rows == [0]
+        runner.draw(launched, Masks({one: 0}, np.ones((1, 4), np.uint32)))
+        apply_masks_in_torch(torch.empty(2, VOCAB, device=GPU), [1], np.ones((1, 4), np.uint32))
+
+
+def test_the_double_finds_what_waits() -> None:
+    logits, index = torch.empty(2, VOCAB, device=GPU), torch.tensor([1])
+    with watched():
+        with pytest.raises(AssertionError, match="waits"):
+            index.to(GPU)
+        on_device = index.to(GPU, non_blocking=True)
+        with pytest.raises(AssertionError, match="index_put_ copies"):
+            logits.index_put_((on_device,), torch.tensor(1.0))
+        with pytest.raises(AssertionError, match="the number 1.0 is copied"):
+            logits[on_device] = 1.0
+        logits[0] = 1.0  # it is an argument of the kernel
+        with pytest.raises(Exception, match="meta"):
+            bool(logits.max() > 1)
+
+
+ROPE = {"rope_theta": 10000.0, "original_max_position_embeddings": 32}
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "factor": 4.0}
+SMALL = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LlamaConfig(**SMALL, rope_parameters={**ROPE, "rope_type": "dynamic", "factor": 4.0}),
+        Phi3Config(**SMALL, original_max_position_embeddings=32, rope_parameters={**ROPE, **LONGROPE}),
+        FAMILIES["gemma2"],
+    ],
+    ids=["dynamic", "longrope", "gemma2"],
+)
+@torch.inference_mode()
+def test_no_kind_of_rotary_embedding_makes_a_step_wait(config: PreTrainedConfig) -> None:
+    loaded = prepare(random_model(config))
+    loaded.model.to("meta")  # type: ignore[arg-type]
+    caches = EagerExecutor.with_cache(loaded, num_blocks=2, block_size=8).caches
+    caches = {layer: type(cache)(*(tensor.to("meta") for tensor in cache)) for layer, cache in caches.items()}
+    batch = build_batch(prompt(9, loaded.vocab_size, 8), 8, GPU)
+    with watched():
+        logits = run_model(loaded.model, batch, call=AttentionCall(ReferenceAttention(batch), caches))
+    assert logits.shape == (1, loaded.vocab_size)

@@ -1,0 +1,43 @@
+"""The Triton kernels compile for a GPU, into the instructions that make them fast."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton has no wheels for this system")
+
+ROOT = Path(__file__).parents[4]
+SHARED_BYTES = 227 << 10  # the shared memory of an SM that one program can have
+
+
+def test_all_kernels_compile_for_hopper_without_spilling_registers(tmp_path: Path) -> None:
+    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    script = Path(__file__).with_name("triton_compile.py")
+    run = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    assert {kernel["kernel"] for kernel in found} == {
+        *("write_kernel", "prefill_kernel", "plan_kernel", "decode_kernel"),
+        *("best_of_chunk_kernel", "best_kernel", "weights_kernel"),
+        *("shrink_kernel", "expand_kernel", "add_and_norm_kernel", "activate_kernel", "matrix_kernel"),
+        *("plan_experts_kernel", "expert_kernel", "round_rows_kernel"),
+        *("candidates_kernel", "cut_kernel", "scores_kernel", "mask_kernel"),
+    }
+    for kernel in found:
+        assert kernel["stack_bytes"] == 0, kernel
+        assert kernel["shared_bytes"] <= SHARED_BYTES, kernel
+        if kernel["dtype"] in ("torch.bfloat16", "torch.float16"):
+            # These instructions use tensor cores, and load asynchronously.
+            matrices = {"shrink_kernel": {"HMMA"}, "expand_kernel": {"HMMA"}, "matrix_kernel": {"HGMMA"}}
+            matrices["expert_kernel"] = {"HGMMA"}
+            matrices |= {"prefill_kernel": {"HGMMA", "LDGSTS"}, "decode_kernel": {"LDGSTS"}}
+            found_ones = set(kernel["instructions"])
+            assert matrices.get(kernel["kernel"], set()) <= found_ones, kernel
+            # The instruction depends on the number of rows, which is that of query heads of a key head.
+            assert kernel["kernel"] != "decode_kernel" or found_ones & {"HMMA", "HGMMA"}, kernel

@@ -1,0 +1,246 @@
+"""Compiles the Triton kernels for an H100 or H200 on a machine without a GPU, and prints their resources as JSON.
+
+This runs in a process of its own, because Triton is in interpreter mode in the process of the tests.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from oaiserve.engine.model import (
+    triton_adapters,
+    triton_experts,
+    triton_layers,
+    triton_matrices,
+    triton_sampling,
+    triton_scaled,
+)
+from oaiserve.engine.model.adapters import Adapter, AdapterPart
+from oaiserve.engine.model.attention import FP8, LayerCache, ScaledCache
+from oaiserve.engine.model.attention import triton as backend
+from oaiserve.engine.model.attention.rotation import Rotation
+from oaiserve.engine.model.batch import build_batch
+from oaiserve.engine.model.cpu.description import ClampedGate
+from oaiserve.engine.model.gpu.device_experts import ExpertMatrices, PackedExperts
+from oaiserve.engine.model.gpu.device_matrices import Kind, PackedMatrix
+from oaiserve.engine.model.layer_operations import ACTIVATIONS, RowNorm
+from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Chunk, Step
+
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+
+
+class NoDevice:
+    """Replaces Triton's driver, with the methods that compiling needs."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+class CompileOnly:
+    """Replaces a kernel, and compiles it when it would be launched."""
+
+    def __init__(self, kernel: Any, found: list[dict[str, Any]]) -> None:
+        self._kernel, self._found = kernel, found
+
+    def __getitem__(self, grid: tuple[int, ...]) -> CompileOnly:
+        return self
+
+    def __call__(self, *arguments: Any, **constants: Any) -> None:
+        compiled = self._kernel.warmup(*arguments, grid=(1,), **constants)
+        resources, code = disassemble(compiled.asm["cubin"])
+        self._found.append(
+            {
+                "kernel": self._kernel.fn.__name__,
+                "dtype": str(arguments[0].dtype),
+                "registers": int(re.search(r"REG:(\d+)", resources)[1]),
+                "constants": {name: value for name, value in constants.items() if not name.startswith("TILE")},
+                "stack_bytes": int(re.search(r"STACK:(\d+)", resources)[1]),  # spilled registers
+                "shared_bytes": compiled.metadata.shared,
+                "instructions": sorted(set(re.findall(r"\b(HGMMA|HMMA|LDGSTS)\b", code))),
+            }
+        )
+
+
+def disassemble(binary: bytes) -> tuple[str, str]:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary)
+        file.flush()
+        flags = ("--dump-resource-usage", "--dump-sass")
+        resources, code = (
+            subprocess.run([CUOBJDUMP, flag, file.name], check=True, capture_output=True, text=True).stdout
+            for flag in flags
+        )
+    return resources, code
+
+
+def attend(
+    dim: int,
+    *,
+    num_decodes: int,
+    query_len: int,
+    dtype: torch.dtype,
+    heads: int = 32,
+    kv_heads: int = 8,
+    is_rotated: bool = False,
+    has_norms: bool = False,
+    is_scaled: bool = False,
+    **scoring: Any,
+) -> None:
+    """Compute a layer's attention for decodes and, if it has tokens, a prefill, with blocks of 16."""
+    step = Step()
+    for count in [1] * num_decodes + [query_len] * (query_len > 0):
+        sequence = Sequence("r", 0, [0] * 4096, SamplingParams(), max_len=4097)
+        sequence.blocks = list(range(256))
+        step.chunks.append(Chunk(sequence, 4096 - count, count))
+    num_tokens = num_decodes + query_len
+    cache = LayerCache(*torch.empty(2, 2, 16, kv_heads, dim, dtype=dtype))
+    query, key = (torch.empty(num_tokens, number, dim, dtype=dtype) for number in (heads, kv_heads))
+    batch = build_batch(step, 16, torch.device("cpu"))
+    if is_scaled:
+        cache = ScaledCache.of(LayerCache(*(blocks.to(FP8) for blocks in cache)), (0.5, 2.0))
+    if is_rotated or has_norms:
+        table, norm = (torch.empty(4096, dim // 2) if is_rotated else None), torch.empty(dim) if has_norms else None
+        scoring["rotation"] = Rotation(batch.positions, table, table, False, norm, norm, 1e-6)
+    attention = backend.TritonAttention(batch)
+    attention(query, key, key, cache, **{"sliding_window": None, "softcap": None, **scoring}, scaling=0.1)
+
+
+def adapt(dtype: torch.dtype) -> None:
+    """Add an adapter to the product of a layer, for a prompt."""
+    part = AdapterPart(torch.empty(16, 4096, dtype=dtype), torch.empty(14336, 16, dtype=dtype), 1.0)
+    sequence = Sequence("r", 0, [0] * 100, SamplingParams(), max_len=101)
+    sequence.blocks = list(range(7))
+    batch = build_batch(Step([Chunk(sequence, 0, 100)]), 16, torch.device("cpu"))
+    batch.adapters = [Adapter("a", {"up": part})]
+    x, out = torch.empty(100, 4096, dtype=dtype), torch.empty(100, 14336, dtype=dtype)
+    triton_adapters.TritonAdapters(batch)("up", x, out)
+
+
+def operate(width: int, inner: int, rows: int) -> None:
+    """Compute sums, norms and activations of rows, as layers of several families have them."""
+    x, products = torch.empty(rows, width, dtype=torch.bfloat16), torch.empty(rows, 2 * inner, dtype=torch.bfloat16)
+    rms, mean = (
+        RowNorm(torch.empty(width), None, 1e-5, False),
+        RowNorm(torch.empty(width), torch.empty(width), 1e-5, True),
+    )
+    triton_layers.add_and_norm(x, (), None, rms)
+    triton_layers.add_and_norm(x, (x,), None, rms)
+    triton_layers.add_and_norm(x, (x,), rms, rms)
+    triton_layers.add_and_norm(x, (x, x), None, mean, 0.5)
+    for activation in ACTIVATIONS:
+        triton_layers.activate(products, activation, is_gated=activation != "relu2")
+
+
+def multiply(columns: int, n: int, rows: int, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Multiply rows with packed matrices of each kind."""
+    bytes_, scales = torch.empty(n, columns, dtype=torch.uint8), torch.empty(columns // 128, n, dtype=torch.float16)
+    zeros = torch.empty(columns // 128, n, dtype=torch.uint8)
+    x = torch.empty(rows, columns, dtype=dtype)
+    matrices = (
+        PackedMatrix("int4", bytes_[:, : columns // 2].contiguous(), scales, zeros),
+        PackedMatrix("int4", bytes_[:, : columns // 2].contiguous(), scales.repeat(4, 1), None),  # groups of 32
+        PackedMatrix("int8", bytes_, scales, None),
+        PackedMatrix("float8", bytes_.view(FP8), scales.float(), None),
+    )
+    for matrix in matrices if rows == 1 else matrices[::3]:
+        triton_matrices.multiply(x, matrix, None)
+
+
+def expert_matrices(kind: Kind, num_experts: int, n: int, columns: int) -> ExpertMatrices:
+    """Return experts in 4 bits, in MXFP4 with biases, or in integers with zeros."""
+    codes = torch.empty(num_experts, n, columns // 2, dtype=torch.uint8)
+    if kind == "mxfp4":
+        scales = torch.empty(num_experts, columns // 32, n, dtype=torch.uint8)
+        return ExpertMatrices(kind, codes, scales, None, torch.empty(num_experts, n, dtype=torch.bfloat16))
+    zeros = torch.empty(num_experts, columns // 128, n, dtype=torch.uint8)
+    return ExpertMatrices(kind, codes, zeros.half(), zeros, None)
+
+
+def compute_experts(num_experts: int, width: int, inner: int) -> None:
+    """Compute experts in MXFP4 for a single row."""
+    matrices = (expert_matrices("mxfp4", num_experts, *shape) for shape in ((2 * inner, width), (width, inner)))
+    x, chosen = torch.empty(1, width, dtype=torch.bfloat16), torch.zeros(1, 4, dtype=torch.int64)
+    triton_experts.compute(PackedExperts(GptOss(), *matrices), x, chosen, torch.empty(1, 4, dtype=torch.bfloat16))
+
+
+def multiply_many_rows(kind: Kind) -> None:
+    """Multiply rows with their experts' matrices in the largest tiles, and with weights, which takes most registers."""
+    x, weights = torch.empty(8192, 2048, dtype=torch.bfloat16), torch.empty(8192, dtype=torch.bfloat16)
+    plan = triton_experts.Plan(*torch.zeros(4, 8192, dtype=torch.int32), triton_experts.LARGEST)
+    triton_experts._product(x, expert_matrices(kind, 8, 2048, 2048), plan, pairs_of_row=1, factors=weights)
+
+
+class GptOss:
+    """What the experts of gpt-oss have beside their matrices."""
+
+    is_concatenated, alpha, limit = False, 1.702, 7.0
+
+    def _apply_gate(self, both: torch.Tensor) -> torch.Tensor:
+        return ClampedGate(self.alpha, self.limit)(both[..., ::2], both[..., 1::2])
+
+
+def main() -> None:
+    driver.set_active(NoDevice())
+    found: list[dict[str, Any]] = []
+    for module in (
+        backend,
+        triton_adapters,
+        triton_experts,
+        triton_layers,
+        triton_matrices,
+        triton_sampling,
+        triton_scaled,
+    ):
+        for name in [name for name in vars(module) if name.endswith("_kernel")]:
+            setattr(module, name, CompileOnly(getattr(module, name), found))
+    backend._num_multiprocessors = triton_matrices._num_multiprocessors = lambda device: 132
+    attend(128, num_decodes=2, query_len=2048, dtype=torch.bfloat16)
+    attend(64, num_decodes=64, query_len=2048, dtype=torch.float16, sliding_window=512, softcap=30.0)
+    attend(64, num_decodes=64, query_len=2048, dtype=torch.bfloat16, sinks=torch.ones(32))
+    attend(128, num_decodes=2, query_len=2048, dtype=torch.bfloat16, slopes=torch.ones(32))
+    attend(80, num_decodes=2, query_len=20, dtype=torch.float32)
+    # Queries and keys that are rotated where they are read, and normed in the largest heads.
+    attend(128, num_decodes=64, query_len=2048, dtype=torch.bfloat16, is_rotated=True)
+    attend(256, num_decodes=64, query_len=20, dtype=torch.bfloat16, is_rotated=True, has_norms=True, heads=16)
+    attend(128, num_decodes=64, query_len=2048, dtype=torch.bfloat16, is_scaled=True, is_rotated=True)
+    for heads in (64, 71):  # all with one key head, as Falcon has them
+        attend(64, num_decodes=64, query_len=0, dtype=torch.bfloat16, heads=heads, kv_heads=1)
+    for dtype in (torch.bfloat16, torch.float32):
+        adapt(dtype)
+    operate(4096, 14336, 64)
+    for rows in (1, 2048):  # the smallest and the largest tiles
+        multiply(4096, 6144, rows)
+    triton_scaled.rounded_rows(torch.empty(256, 14336, dtype=torch.bfloat16))
+    compute_experts(32, 2880, 2880)
+    for kind in ("mxfp4", "int4"):
+        multiply_many_rows(kind)
+    logits = torch.empty(64, 128256, dtype=torch.bfloat16)
+    out = (torch.empty(64, dtype=torch.int64), torch.empty(64, dtype=torch.int64))  # as for captured steps
+    triton_sampling.apply_masks(logits.float(), [0], np.zeros((1, 128256 // 32), np.uint32))
+    triton_sampling.take_best(logits, out)
+    for has_cuts in (False, True):
+        triton_sampling.draw(logits, torch.empty(4, 64), torch.empty(64, dtype=torch.int64), has_cuts=has_cuts, out=out)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""Sampling with Triton, in its interpreter, draws the same tokens as sampling in plain torch."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from oaiserve.engine.draws import noise
+from oaiserve.engine.model.sampling import logit_edits, plain_sampling
+from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.sequence import Sequence
+
+pytest.importorskip("triton", reason="Triton has no wheels for this system")
+
+from oaiserve.engine.model.sampling import triton_sampling
+from tests.engine.grammars.plain import OneOf, constraint
+from tests.engine.model.sampling.sampling import next_rows, sample
+
+# Rows that are not finite are computed as the others are, and then marked.
+pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in subtract")
+
+
+@pytest.fixture(autouse=True)
+def several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make chunks so small that a small vocabulary has several."""
+    monkeypatch.setattr(triton_sampling, "CHUNK", 64)
+    monkeypatch.setattr(triton_sampling, "TILE", 64)
+
+
+def make_sequence(draw_key: int = 0, **params: float) -> Sequence:
+    return Sequence("r", 0, [1, 2, 3], SamplingParams(**params), max_len=9, draw_key=draw_key)
+
+
+def check(logits: torch.Tensor, sequences: list[Sequence]) -> None:
+    token_ids, are_finite = triton_sampling.sample_ids(logits, next_rows(sequences))
+    want_ids, want_finite = plain_sampling.sample_ids(logits, next_rows(sequences))
+    assert are_finite.tolist() == want_finite.tolist()
+    assert token_ids[are_finite].tolist() == want_ids[want_finite].tolist()
+
+
+@pytest.mark.parametrize(("dtype", "spread"), [(torch.float32, 0.1), (torch.bfloat16, 6.0)], ids=str)
+@pytest.mark.parametrize("cuts", [{}, {"top_k": 7}, {"top_p": 0.8}, {"top_k": 60, "top_p": 0.5}], ids=str)
+def test_it_draws_the_same_tokens_as_plain_torch(cuts: dict[str, float], spread: float, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    logits = (torch.randn(4, 150) * spread).to(dtype)
+    logits[2:] = (logits[2:] * 2).round() / 2  # rounded, so that many are equal
+    logits[3, torch.rand(150) < 0.5] = -math.inf
+    check(logits, [make_sequence(draw_key=key, temperature=0.7, **cuts) for key in range(4)])
+
+
+def test_rows_of_all_kinds_are_sampled_together() -> None:
+    chance = random.Random(5)
+    torch.manual_seed(1)
+    sequences = [
+        make_sequence(
+            draw_key=key,
+            temperature=chance.choice([0.0, 0.3, 1.0, 2.0]),
+            top_k=chance.choice([0, 0, 1, 5, 149, 150, 1000]),
+            top_p=chance.choice([1.0, 0.95, 0.2, 1e-6, 0.0]),
+            min_p=chance.choice([0.0, 0.02, 1.0]),
+        )
+        for key in range(12)
+    ]
+    check(torch.randn(12, 150) * 3, sequences)
+
+
+def test_every_token_except_for_masked_ones_can_be_drawn() -> None:
+    logits = torch.tensor([[-math.inf, 0.0, -math.inf, 1.0, 1.0, -math.inf]])
+    for params in ({}, {"top_k": 5}, {"top_p": 0.999}):
+        sequences = [make_sequence(draw_key=key, temperature=1.0, **params) for key in range(10)]
+        token_ids, are_finite = triton_sampling.sample_ids(logits.expand(10, -1).contiguous(), next_rows(sequences))
+        assert set(token_ids.tolist()) == {1, 3, 4}
+        assert are_finite.all()
+
+
+@pytest.mark.parametrize("cuts", [{"top_k": 3}, {"top_p": 0.5}, {"top_k": 5, "top_p": 0.6}], ids=str)
+def test_of_equal_tokens_those_with_the_lowest_ids_stay(cuts: dict[str, float]) -> None:
+    sequences = [make_sequence(draw_key=key, temperature=1.0, **cuts) for key in range(20)]
+    token_ids, _ = triton_sampling.sample_ids(torch.zeros(20, 6), next_rows(sequences))
+    assert set(token_ids.tolist()) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_greedy_takes_the_lowest_id_of_equal_logits(dtype: torch.dtype) -> None:
+    torch.manual_seed(2)
+    logits = (torch.randn(6, 200) * 4).round().to(dtype)
+    logits[0] = -0.0
+    logits[0, 70] = 0.0  # equal
+    logits[1] = -logits[1].abs() - 1
+    check(logits, [make_sequence(temperature=0.0)] * 6)
+
+
+def test_the_noise_is_that_of_its_definition(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With equal logits, noise alone decides. The ids have 1 to 17 bits."""
+    vocab, num_rows = 2**17, 30
+    monkeypatch.setattr(triton_sampling, "CHUNK", vocab)
+    sequences = [make_sequence(draw_key=key) for key in range(num_rows)]
+    rows = next_rows(sequences)
+    ids = [2**bit + offset for bit in range(17) for offset in (-1, 0, 1)]
+    logits = torch.full((num_rows, vocab), -math.inf)
+    logits[:, ids] = 0.0
+    token_ids, _ = triton_sampling.sample_ids(logits, rows)
+    assert token_ids.tolist() == [max(ids, key=lambda i: noise(row.seed, i)) for row in rows]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("top_k", [0, 3])
+def test_rows_that_are_not_finite_are_marked(temperature: float, top_k: int) -> None:
+    torch.manual_seed(3)
+    logits = torch.randn(6, 130)
+    logits[0, 100] = math.nan
+    logits[1, 3] = -math.nan
+    logits[2, 5] = math.inf
+    logits[3] = -math.inf
+    logits[4, 1:] = -math.inf
+    check(logits, [make_sequence(temperature=temperature, top_k=top_k)] * 6)
+
+
+def test_logits_may_have_any_strides() -> None:
+    torch.manual_seed(4)
+    logits = torch.randn(3, 500)[:, 100:300]
+    for sequence in (make_sequence(temperature=0.0), make_sequence(temperature=1.0, top_p=0.9)):
+        check(logits, [sequence] * 3)
+        check(logits.contiguous().T.contiguous().T, [sequence] * 3)
+
+
+def test_the_sampler_can_use_it_in_place_of_plain_torch() -> None:
+    torch.manual_seed(6)
+    logits = torch.randn(3, 150)
+    sequences = [
+        make_sequence(temperature=0.0, logit_bias={3: 50.0}),
+        make_sequence(temperature=1.0, logprobs=2),
+        make_sequence(temperature=1.0, top_p=0.5),
+    ]
+    sequences[2].constraint = constraint(OneOf([7], [149]))
+    kernels = {"sample_ids": triton_sampling.sample_ids, "apply_masks": triton_sampling.apply_masks}
+    got = sample(logits.clone(), sequences, **kernels)
+    assert got == sample(logits.clone(), sequences)
+    assert got.token_ids[0] == 3
+    assert got.token_ids[2] in (7, 149)
+
+
+@pytest.mark.parametrize("vocab", [1, 31, 64, 150, 200])
+def test_masks_are_applied_as_in_plain_torch(vocab: int) -> None:
+    chance = np.random.default_rng(vocab)
+    words = chance.integers(0, 2**32, (3, -(-vocab // 32)), dtype=np.uint32)
+    words[1] = [0, 0xFFFFFFFF, 0, 0xFFFFFFFF, 0, 0xFFFFFFFF, 0][: words.shape[1]]
+    logits = torch.randn(5, vocab)
+    logits[4] = math.nan
+    got, want = logits.clone(), logits.clone()
+    triton_sampling.apply_masks(got, [4, 0, 3], words)
+    logit_edits.apply_masks_in_torch(want, [4, 0, 3], words)
+    assert torch.equal(got.nan_to_num(7.0), want.nan_to_num(7.0))
+    assert torch.equal(got[1:3], logits[1:3])

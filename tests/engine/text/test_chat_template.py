@@ -1,0 +1,221 @@
+import inspect
+import json
+from functools import reduce
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from oaiserve.engine.request import ChatPrompt
+from oaiserve.engine.text.tokenizer import Tokenizer
+from oaiserve.errors import InvalidRequest, StartupError
+from tests.engine.text.tokenizers_for_tests import CHATML, byte_level
+
+HELLO = {"role": "user", "content": "hello"}
+ALTERNATING = (  # no system message but the first, strictly user and assistant in turns
+    "{% if messages[0].role == 'system' %}[{{ messages[0].content }}]{% set messages = messages[1:] %}{% endif %}"
+    "{% for m in messages %}"
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Roles must alternate.') }}{% endif %}"
+    "<{{ m.role }}:{{ m.content }}>{% endfor %}"
+)
+PARTS = "{% for m in messages %}<{{ m.role }}:{% for part in m.content %}{{ part.text }}|{% endfor %}>{% endfor %}"
+STRING_OR_PARTS = (
+    "{% for m in messages %}<{{ m.role }}:"
+    "{% if m.content is string %}{{ m.content }}"
+    "{% else %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}>{% endfor %}"
+)
+
+
+def wrap(chat_template: str) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(tokenizer_object=byte_level(), chat_template=chat_template)
+
+
+def render(template: str, *messages: dict[str, Any], **options: Any) -> str:
+    chat_template = Tokenizer(wrap(template)).chat_template
+    assert chat_template is not None
+    return chat_template.render(ChatPrompt(messages, **options))
+
+
+def test_chat_asks_for_an_answer_or_continues_the_last_message() -> None:
+    answer = {"role": "assistant", "content": "well, "}
+    assert render(CHATML, HELLO).endswith("<|im_end|>\n<|im_start|>assistant\n")
+    assert render(CHATML, HELLO, add_generation_prompt=False).endswith("hello<|im_end|>\n")
+    continued = render(CHATML, HELLO, answer, add_generation_prompt=False, continue_final_message=True)
+    assert continued.endswith("<|im_start|>assistant\nwell, ")
+
+
+def test_a_template_that_is_no_jinja_stops_the_start() -> None:
+    with pytest.raises(StartupError, match=r"not valid Jinja: .* \(line 1\)"):
+        Tokenizer(wrap("{% for m in %}"))
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        (ALTERNATING, "Roles must alternate."),
+        ("{{ messages[1].content }}", "list object has no element 1"),
+        ("{{ 'text: ' + messages[0] }}", "can only concatenate str"),
+    ],
+)
+def test_what_a_template_rejects_is_the_clients_error(template: str, reason: str) -> None:
+    with pytest.raises(InvalidRequest, match=reason) as caught:
+        render(template, {"role": "assistant", "content": "hello"})
+    assert caught.value.param == "messages"
+
+
+def test_content_parts_are_joined_for_a_template_of_strings() -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    assert "user\none\ntwo<|im_end|>" in render(CHATML, {"role": "user", "content": parts})
+
+
+@pytest.mark.parametrize(("template", "expected"), [(PARTS, "<user:one|two|>"), (STRING_OR_PARTS, "<user:onetwo>")])
+def test_content_parts_stay_parts_for_a_template_that_iterates_over_them(template: str, expected: str) -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    assert render(template, {"role": "user", "content": parts}) == expected
+
+
+def test_a_string_becomes_a_part_for_a_template_of_parts_only() -> None:
+    assert render(PARTS, HELLO) == "<user:hello|>"
+    assert render(STRING_OR_PARTS, HELLO) == "<user:hello>"
+
+
+@pytest.mark.parametrize("template", [CHATML, PARTS])
+def test_a_part_that_is_no_text_is_refused_by_its_type(template: str) -> None:
+    with pytest.raises(InvalidRequest, match="'image_url'") as caught:
+        render(template, {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]})
+    assert caught.value.param == "messages"
+
+
+def test_developer_is_system_for_a_template_that_lacks_it() -> None:
+    developer = {"role": "developer", "content": "Be brief."}
+    assert render(STRING_OR_PARTS, developer) == "<system:Be brief.>"
+    assert render("{# 'developer' #}" + STRING_OR_PARTS, developer) == "<developer:Be brief.>"
+
+
+def test_system_messages_are_merged_only_where_the_template_takes_one() -> None:
+    messages = [{"role": "system", "content": "A"}, HELLO, {"role": "developer", "content": "B"}]
+    assert render(ALTERNATING, *messages) == "[A\n\nB]<user:hello>"
+    assert render(STRING_OR_PARTS, *messages) == "<system:A><user:hello><system:B>"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"), [('{"city": "Rome"}', "Rome"), ("no json", "none"), ("[1]", "none"), ("", "")]
+)
+def test_tool_arguments_are_parsed_where_they_are_an_object(arguments: str, expected: str) -> None:
+    template = (
+        "{% set a = messages[0].tool_calls[0].function.arguments %}{{ a.city if a is mapping else 'none' }}"
+        "{{ messages[0].content is defined }}"
+    )
+    call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+    assert render(template, {"role": "assistant", "content": None, "tool_calls": [call]}) == f"{expected}False"
+
+
+def test_the_clients_messages_are_not_changed() -> None:
+    messages = [{"role": "developer", "content": [{"type": "text", "text": "A"}]}]
+    render(CHATML, *messages)
+    assert messages == [{"role": "developer", "content": [{"type": "text", "text": "A"}]}]
+
+
+def test_template_variables_reach_the_template() -> None:
+    template = "{{ messages[0].content }} {{ mood }} {{ tools[0].name }}"
+    assert render(template, HELLO, template_kwargs={"mood": "calm", "tools": [{"name": "f"}]}) == "hello calm f"
+
+
+def test_tools_reach_the_template_and_the_opening_is_behind_the_prompt() -> None:
+    template = "{{ messages[0].content }} {{ (tools or [{'name': 'none'}])[0].name }}"
+    assert render(template, HELLO, tools=[{"name": "f"}]) == "hello f"
+    assert render(template, HELLO, template_kwargs={"tools": [{"name": "g"}]}, tools=[{"name": "f"}]) == "hello f"
+    assert render(template, HELLO, opening="<think>") == "hello none<think>"
+
+
+@pytest.mark.parametrize(
+    ("template", "variables", "expected"),
+    [
+        (CHATML, {}, "<|im_start|>assistant\n"),
+        (CHATML + "{% if deep %}<think>{% endif %}", {}, "<|im_start|>assistant\n"),
+        ("{{ messages[0].content }}{% if add_generation_prompt %}A{{ deep }}{% endif %}", {"deep": "B"}, "AB"),
+        ("{% if add_generation_prompt %}A{% endif %}{{ messages[0].content }}", {}, ""),
+        ("{{ raise_exception('No.') }}", {}, ""),
+    ],
+)
+def test_what_a_template_asks_for_an_answer_with(template: str, variables: dict[str, Any], expected: str) -> None:
+    chat_template = Tokenizer(wrap(template)).chat_template
+    assert chat_template is not None
+    assert chat_template.generation_prompt(variables) == expected
+
+
+def test_a_template_shows_whether_it_takes_a_system_message() -> None:
+    refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('No system.') }}{% endif %}" + CHATML
+    for template, takes in ((CHATML, True), (ALTERNATING, True), (PARTS, True), (refusing, False)):
+        chat_template = Tokenizer(wrap(template)).chat_template
+        assert chat_template is not None
+        assert chat_template.takes_system == takes
+
+
+@pytest.mark.parametrize(
+    "name", ["messages", "tokenize", "chat_template", "add_generation_prompt", "conversation", "conversations", "self"]
+)
+def test_template_variables_cannot_stand_in_for_the_request(name: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"'{name}' cannot be set") as caught:
+        render(CHATML, HELLO, template_kwargs={name: True})
+    assert caught.value.param == "chat_template_kwargs"
+
+
+# Variables with the names of arguments, of what templates call, and of what Python and Jinja know themselves.
+NAMES = st.sampled_from(
+    [
+        *inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters,
+        *inspect.signature(render_jinja_template).parameters,
+        *("messages", "arguments", "args", "tojson", "raise_exception", "namespace", "loop", "caller", "range", "dict"),
+        *("__class__", "strftime_now", "bos_token", "eos_token", "", "a b", "None", "context", "environment"),
+    ]
+)
+DEPTHS = st.sampled_from([1, 100, 300, 900, 990, 1000, 50_000])
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3))
+DEEP = DEPTHS.map(lambda depth: reduce(lambda inner, _: {"a": inner}, range(min(depth, 1000)), "end"))
+ARGUMENTS = st.one_of(
+    st.text(),
+    VALUES.map(json.dumps),
+    DEPTHS.map(lambda depth: '{"a":' * depth + "1" + "}" * depth),
+    st.sampled_from(['{"a": "\\ud800"}', '{"a": ' + "9" * 5000 + "}", '{"a": NaN}', '{"a": 1e999}']),
+)
+CURIOUS = (  # it uses all that it is given, and quotes it when it refuses
+    "{% for m in messages %}{% for call in m.tool_calls or [] %}{{ call.function.arguments | tojson }}"
+    "{% if call.function.arguments.a is string %}{{ raise_exception('no ' + call.function.arguments.a) }}{% endif %}"
+    "{% endfor %}{{ m.name }}{{ m.content }}{% endfor %}{{ tools | tojson }}{{ documents }}{{ mood | tojson }}"
+)
+TEMPLATES = [Tokenizer(wrap(template)) for template in (CHATML, CURIOUS, ALTERNATING, STRING_OR_PARTS)]
+
+
+@given(
+    st.sampled_from(TEMPLATES),
+    ARGUMENTS,
+    st.dictionaries(NAMES | st.just("mood"), VALUES | DEEP, max_size=2),
+    VALUES | DEEP,
+    st.booleans(),
+)
+def test_whatever_a_template_gets_is_encoded_or_refused(
+    tokenizer: Tokenizer, arguments: str, variables: dict[str, Any], odd: Any, ends_open: bool
+) -> None:
+    call = {"id": odd, "type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [HELLO, {"role": "assistant", "content": "", "name": "é\x00", "tool_calls": [call, {"function": odd}]}]
+    prompt = ChatPrompt(
+        messages, template_kwargs=variables, add_generation_prompt=not ends_open, continue_final_message=ends_open
+    )
+    try:
+        tokenizer.encode(prompt)
+    except InvalidRequest as refused:
+        body = refused.body(request_id="", trace_id="")
+    else:
+        return
+    assert 0 < len(json.dumps(body, ensure_ascii=False).encode()) < 2000
+
+
+def test_tool_arguments_that_are_nested_very_deeply_are_refused() -> None:
+    call = {"function": {"name": "f", "arguments": "[" * 50_000 + "]" * 50_000}}
+    with pytest.raises(InvalidRequest, match="nested too deeply"):
+        render(CHATML, {"role": "assistant", "content": "", "tool_calls": [call]})

@@ -1,0 +1,290 @@
+import subprocess
+import sys
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from tokenizers import decoders
+
+from oaiserve.engine.text.detokenize import Detokenizer, StopMatcher, StopStrings, TokenTable
+from tests.engine.text.tokenizers_for_tests import byte_level, metaspace, sentencepiece, wordpiece
+
+TABLES = {build.__name__: TokenTable(build()) for build in (byte_level, sentencepiece, metaspace, wordpiece)}
+BYTE_LEVEL, SENTENCEPIECE, METASPACE, WORDPIECE = TABLES.values()
+every_kind = pytest.mark.parametrize("table", TABLES.values(), ids=TABLES.keys())
+kinds_with_bytes = pytest.mark.parametrize("table", [BYTE_LEVEL, SENTENCEPIECE], ids=["byte_level", "sentencepiece"])
+
+
+def ids_of(table: TokenTable, max_size: int = 30) -> st.SearchStrategy[list[int]]:
+    """Draw any ids, up to two beyond the vocabulary: a model may have more rows than its tokenizer has tokens."""
+    return st.lists(st.integers(0, table.backend.get_vocab_size() + 1), max_size=max_size)
+
+
+def start(table: TokenTable, prompt_ids: list[int] | None = None, skip: bool = True) -> Detokenizer:
+    return table.detokenizer(prompt_ids or [], skip_special_tokens=skip)
+
+
+def pieces(detokenizer: Detokenizer, token_ids: list[int]) -> list[str]:
+    return [*(detokenizer.push(token_id) for token_id in token_ids), detokenizer.finish()]
+
+
+def text_of(detokenizer: Detokenizer, token_ids: list[int]) -> str:
+    return "".join(pieces(detokenizer, token_ids))
+
+
+def decode(table: TokenTable, token_ids: list[int], skip: bool = True) -> str:
+    """Return the tokenizer's own text, but one U+FFFD per broken character, not per byte, for sentencepiece."""
+    if table is not SENTENCEPIECE:
+        return table.backend.decode(token_ids, skip_special_tokens=skip)
+    tokens = [table.backend.id_to_token(i) for i in token_ids if not (skip and i in table.special_ids)]
+    data = b"".join(
+        bytes.fromhex(token[3:5]) if token.startswith("<0x") else token.replace("▁", " ").encode()
+        for token in tokens
+        if token is not None
+    )
+    return data.decode(errors="replace").removeprefix(" ")
+
+
+def ids(table: TokenTable, text: str) -> list[int]:
+    return table.backend.encode(text, add_special_tokens=False).ids
+
+
+# -- the text of tokens
+
+
+@every_kind
+def test_special_tokens_can_be_seen_one_by_one(table: TokenTable) -> None:
+    first, *others = sorted(table.special_ids)
+    detokenizer = table.detokenizer([], skip_special_tokens=True, visible_ids=frozenset({first}))
+    assert text_of(detokenizer, [first, *others]).strip() == table.backend.id_to_token(first)
+
+
+@every_kind
+@given(data=st.data(), skip=st.booleans())
+def test_the_pieces_joined_are_the_decoded_text(table: TokenTable, data: st.DataObject, skip: bool) -> None:
+    token_ids = data.draw(ids_of(table))
+    assert text_of(start(table, skip=skip), token_ids) == decode(table, token_ids, skip)
+
+
+@given(text=st.text(alphabet="helo wé€🙂�", max_size=20))
+def test_whole_text_through_sentencepiece_is_that_of_the_rust_decoder(text: str) -> None:
+    token_ids = ids(SENTENCEPIECE, text)
+    assert text_of(start(SENTENCEPIECE), token_ids) == SENTENCEPIECE.backend.decode(token_ids)
+
+
+@every_kind
+@given(data=st.data(), skip=st.booleans())
+def test_with_a_prompt_the_text_is_what_the_tokens_add_to_it(
+    table: TokenTable, data: st.DataObject, skip: bool
+) -> None:
+    size = table.backend.get_vocab_size()
+    prompt_ids = data.draw(st.lists(st.integers(0, size - 1), max_size=8))
+    prompt = decode(table, prompt_ids, skip)
+    if prompt.endswith("\ufffd"):
+        prompt_ids += ids(table, "hello")
+        prompt = decode(table, prompt_ids, skip)
+    token_ids = data.draw(ids_of(table))
+    assert (
+        text_of(start(table, prompt_ids, skip), token_ids) == decode(table, prompt_ids + token_ids, skip)[len(prompt) :]
+    )
+
+
+@kinds_with_bytes
+@given(text=st.text(min_size=1, max_size=8))
+def test_a_character_of_single_byte_tokens_is_returned_whole(table: TokenTable, text: str) -> None:
+    byte_ids = [table.backend.token_to_id(f"<0x{byte:02X}>") for byte in text.encode()]
+    if table is BYTE_LEVEL:
+        by_byte = {table.bytes_of(i): i for i in range(256)}
+        byte_ids = [by_byte[bytes([byte])] for byte in text.encode()]
+    sent = [piece for piece in pieces(start(table, ids(table, "hello")), byte_ids) if piece]
+    assert sent == list(text)
+
+
+def test_bytes_that_can_no_longer_become_a_character_are_sent_at_once() -> None:
+    byte_ids = [SENTENCEPIECE.backend.token_to_id(token) for token in ("<0xE2>", "<0x82>", "<0x41>")]
+    assert pieces(start(SENTENCEPIECE), byte_ids) == ["", "", "\ufffdA", ""]
+
+
+def test_an_incomplete_character_is_shown_as_broken_only_at_the_end() -> None:
+    euro = ids(BYTE_LEVEL, "€")
+    assert len(euro) == 2
+    assert pieces(start(BYTE_LEVEL), euro[:1]) == ["", "\ufffd"]
+
+
+def test_a_character_that_the_prompt_has_begun_is_completed() -> None:
+    euro = ids(BYTE_LEVEL, "€")
+    assert text_of(start(BYTE_LEVEL, euro[:1]), euro[1:]) == "€"
+
+
+def test_the_leading_space_is_dropped_without_a_prompt_and_kept_after_one() -> None:
+    hello = ids(SENTENCEPIECE, "hello")
+    assert text_of(start(SENTENCEPIECE), hello) == "hello"
+    assert text_of(start(SENTENCEPIECE, hello), hello) == " hello"
+
+
+def test_a_prompt_of_special_tokens_only_counts_as_none_when_they_are_hidden() -> None:
+    hello, bos = ids(SENTENCEPIECE, "hello"), 1
+    assert text_of(start(SENTENCEPIECE, [bos]), hello) == "hello"
+    assert text_of(start(SENTENCEPIECE, [bos], skip=False), hello) == " hello"
+
+
+def test_special_tokens_are_hidden_or_shown() -> None:
+    token_ids = ids(BYTE_LEVEL, "hello<|im_end|>")
+    assert text_of(start(BYTE_LEVEL), token_ids) == "hello"
+    assert text_of(start(BYTE_LEVEL, skip=False), token_ids) == "hello<|im_end|>"
+
+
+def test_added_tokens_outside_the_byte_alphabet_are_taken_as_they_are() -> None:
+    assert text_of(start(BYTE_LEVEL), ids(BYTE_LEVEL, "naïve € token")) == "naïve € token"
+
+
+def test_the_decoder_is_recognised_by_its_form() -> None:
+    assert [table.has_bytes for table in TABLES.values()] == [True, True, True, False]
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        None,
+        decoders.BPEDecoder(),
+        decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Strip(" ", 1, 0)]),
+        decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip("_", 1, 0)]),
+    ],
+)
+def test_text_of_any_other_decoder_comes_from_the_decoder_itself(decoder: object) -> None:
+    backend = sentencepiece()
+    backend.decoder = decoder
+    token_ids = backend.encode("hello world").ids
+    assert not TokenTable(backend).has_bytes
+    assert text_of(start(TokenTable(backend)), token_ids) == backend.decode(token_ids)
+
+
+def test_without_byte_rules_half_characters_are_held_back_too() -> None:
+    backend = byte_level()
+    backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip("\0", 0, 0)])
+    table = TokenTable(backend)
+    assert not table.has_bytes
+    assert pieces(start(table), ids(table, "é€h")) == ["é", "", "€", "h", ""]
+
+
+def test_endless_broken_bytes_do_not_grow_the_window() -> None:
+    backend = byte_level()
+    backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip("\0", 0, 0)])
+    broken = next(i for i in range(256) if TokenTable(byte_level()).bytes_of(i) == b"\xff")
+    detokenizer = start(TokenTable(backend))
+    assert text_of(detokenizer, [broken] * 100) == "\ufffd" * 100
+
+
+def test_token_text_has_the_true_bytes_of_part_of_a_character() -> None:
+    token_id = ids(BYTE_LEVEL, "€")[0]
+    assert BYTE_LEVEL.token_text(token_id) == ("\ufffd", b"\xe2\x82")
+
+
+def test_token_text_keeps_the_leading_space() -> None:
+    assert BYTE_LEVEL.token_text(ids(BYTE_LEVEL, " w")[0]) == (" w", b" w")
+    assert SENTENCEPIECE.token_text(ids(SENTENCEPIECE, "h")[0]) == (" h", b" h")
+
+
+def test_token_text_without_byte_rules_is_that_of_the_decoder() -> None:
+    assert WORDPIECE.token_text(ids(WORDPIECE, "hello")[0]) == ("hello", b"hello")
+
+
+def test_token_text_of_an_id_without_a_token_is_empty() -> None:
+    assert [table.token_text(100_000) for table in TABLES.values()] == [("", b"")] * 4
+
+
+def test_detokenizing_needs_no_torch_and_no_transformers() -> None:
+    code = "import sys, oaiserve.engine.text.detokenize; sys.exit(bool({'torch', 'transformers'} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# -- stop strings
+
+few_letters = st.text(alphabet="ab<", max_size=12)
+some_stops = st.lists(st.text(alphabet="ab<", min_size=1, max_size=4), max_size=4)
+
+
+def cut_at_earliest(text: str, stops: list[str], include: bool = False, first_end: int = 0) -> tuple[str, str | None]:
+    """Cut a text in the plain way: at the first end from `first_end` on at which a stop completes."""
+    for end in range(first_end, len(text) + 1):
+        for stop in stops:
+            if text[:end].endswith(stop):
+                return text[: end if include else end - len(stop)], stop
+    return text, None
+
+
+def run(matcher: StopMatcher, texts: list[str]) -> tuple[str, str | None]:
+    sent = ""
+    for text in texts:
+        new, stop = matcher.push(text)
+        sent += new
+        if stop is not None:
+            return sent, stop
+    return sent + matcher.finish(), None
+
+
+@given(texts=st.lists(few_letters, max_size=6), stops=some_stops, include=st.booleans())
+@example(texts=["ab"], stops=["b", "ab"], include=False)
+@example(texts=["a", "ab", "b<"], stops=["abb<", "b<", "bb"], include=False)
+def test_stops_cut_the_text_where_the_first_one_completes(texts: list[str], stops: list[str], include: bool) -> None:
+    matcher = StopStrings(stops, include_in_output=include).matcher()
+    assert run(matcher, texts) == cut_at_earliest("".join(texts), stops, include)
+
+
+@given(text=st.text(alphabet="ab<", max_size=30), stops=some_stops)
+def test_text_is_held_back_only_while_it_may_become_a_stop(text: str, stops: list[str]) -> None:
+    matcher = StopStrings(stops).matcher()
+    sent, seen = "", ""
+    for char in text:
+        new, stop = matcher.push(char)
+        if stop is not None:
+            break
+        sent, seen = sent + new, seen + char
+        held = seen[len(sent) :]
+        ends = [seen[i:] for i in range(len(seen) + 1)]
+        assert held == next(end for end in ends if end == "" or any(s.startswith(end) for s in stops))
+        assert len(held) <= max(map(len, stops), default=1) - 1
+
+
+@given(before=few_letters, after=st.lists(few_letters, max_size=4), stops=some_stops)
+def test_a_stop_counts_if_it_completes_once_matching_is_enabled(
+    before: str, after: list[str], stops: list[str]
+) -> None:
+    matcher = StopStrings(stops).matcher()
+    sent, _ = matcher.push(before, enabled=False)
+    rest, stop = run(matcher, after)
+    assert (sent + rest, stop) == cut_at_earliest(before + "".join(after), stops, first_end=len(before) + 1)
+
+
+def test_one_set_of_stops_serves_many_choices() -> None:
+    stops = StopStrings(["END"])
+    first, second = stops.matcher(), stops.matcher()
+    assert first.push("an E") == ("an ", None)
+    assert second.push("ND") == ("ND", None)
+    assert first.push("ND of it") == ("", "END")
+
+
+def test_a_stop_hidden_in_a_longer_one_is_found() -> None:
+    assert StopStrings(["abc", "b"]).matcher().push("xab") == ("xa", "b")
+
+
+def test_of_two_stops_that_complete_together_the_first_in_the_list_wins() -> None:
+    assert StopStrings(["b", "ab"]).matcher().push("ab") == ("a", "b")
+    assert StopStrings(["ab", "b"]).matcher().push("ab") == ("", "ab")
+
+
+def test_without_stops_nothing_is_held_back() -> None:
+    assert StopStrings([]).matcher().push("some text") == ("some text", None)
+
+
+def test_an_empty_stop_string_is_refused() -> None:
+    with pytest.raises(ValueError, match="must not be empty"):
+        StopStrings(["a", ""])
+
+
+@kinds_with_bytes
+@pytest.mark.parametrize("stop", ["llo", "é", " w", "€", "o w", "d"])
+def test_a_stop_over_several_tokens_never_leaks(table: TokenTable, stop: str) -> None:
+    text = "hello world é€"
+    texts = pieces(start(table), ids(table, text))
+    assert run(StopStrings([stop]).matcher(), texts) == (text[: text.index(stop)], stop)

@@ -1,0 +1,302 @@
+"""Pieces of a text have exactly the ids of the whole, and no token stands for more characters than the rules say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+from tokenizers.trainers import BpeTrainer
+
+from oaiserve import demo
+from oaiserve.engine.text import encoding_rules
+from oaiserve.engine.text.encoding_rules import EncodingRules, _alternatives
+from tests.engine.text.tokenizers_for_tests import byte_level, metaspace, sentencepiece, wordpiece
+
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+O200K = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+CORPUS = [
+    "the cat, the dog. the\n\ncat   sat    on 1234 the mat... 'tis don't we'll",
+    "漢字かな混じり文。 漢字 한국어 é é naïve ñ Straße",
+    "<tool> <tool>cat aaaaaaaa!!!! \t\r\n  return x;\n    return y;\n",
+] * 3
+ADDED = [
+    AddedToken("<s>", special=True, normalized=False),
+    AddedToken("<tool>", normalized=True),
+    AddedToken("cat the", normalized=False),
+    AddedToken(" sat", normalized=False),
+    AddedToken("mat", single_word=True, normalized=False),
+    AddedToken("    ", normalized=False),
+]
+
+
+def trained(
+    pre_tokenizer: pre_tokenizers.PreTokenizer | None,
+    normalizer: normalizers.Normalizer | None = None,
+    *,
+    added: list[AddedToken] | None = None,
+    spaces: bool = False,
+    **more: Any,
+) -> Backend:
+    """Return a BPE tokenizer with merges from a small corpus, so that tokens cross as many borders as they may."""
+    tokenizer = Backend(models.BPE(byte_fallback=spaces, unk_token="<unk>" if spaces else None, fuse_unk=spaces))
+    if pre_tokenizer is not None:
+        tokenizer.pre_tokenizer = pre_tokenizer
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    alphabet = ["▁"] if spaces else pre_tokenizers.ByteLevel.alphabet()
+    specials = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256))] if spaces else []
+    trainer = BpeTrainer(
+        vocab_size=900, min_frequency=1, initial_alphabet=alphabet, special_tokens=specials, show_progress=False
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    if spaces:  # the byte tokens are no added tokens in the models that have them
+        definition = json.loads(tokenizer.to_str())
+        definition["added_tokens"] = definition["added_tokens"][:1]
+        tokenizer = Backend.from_str(json.dumps(definition))
+    tokenizer.add_tokens(ADDED if added is None else added)
+    return tokenizer
+
+
+def split(pattern: str) -> pre_tokenizers.PreTokenizer:
+    last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), last])
+
+
+RAW_ADDED = [token for token in ADDED if not token.normalized]
+LLAMA_SPACES = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+GEMMA_SPLIT = pre_tokenizers.Split(" ", "merged_with_previous")
+FAMILIES: dict[str, Callable[[], Backend]] = {
+    "byte_level": byte_level,
+    "gpt2": lambda: trained(pre_tokenizers.ByteLevel(add_prefix_space=False)),
+    "gpt2 with a space before": lambda: trained(pre_tokenizers.ByteLevel(add_prefix_space=True)),
+    "starcoder": lambda: trained(
+        pre_tokenizers.Sequence([pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    ),
+    "llama3": lambda: trained(split(LLAMA3)),
+    "o200k": lambda: trained(split(O200K)),
+    "qwen": lambda: trained(split(LLAMA3.replace("{1,3}", "")), normalizers.NFC(), added=RAW_ADDED),
+    "sentencepiece": sentencepiece,
+    "llama2": lambda: trained(None, LLAMA_SPACES, spaces=True),
+    "gemma": lambda: trained(GEMMA_SPLIT, normalizers.Replace(" ", "▁"), spaces=True),
+    "mistral": lambda: trained(
+        pre_tokenizers.Metaspace(prepend_scheme="first", split=False), added=RAW_ADDED, spaces=True
+    ),
+}
+WHOLE: dict[str, Callable[[], Backend]] = {
+    "metaspace words": metaspace,
+    "wordpiece": wordpiece,
+    "an unknown pattern": lambda: trained(split(r"\w+ \w+|\s+|.")),
+    "added tokens in normalized text": lambda: trained(split(LLAMA3), normalizers.NFC()),
+    "another normalizer": lambda: trained(split(LLAMA3), normalizers.NFKC()),
+}
+
+
+@cache
+def rules_of(family: str) -> tuple[Backend, EncodingRules]:
+    backend = FAMILIES[family]()
+    return backend, EncodingRules(backend)
+
+
+def ids_of(backend: Backend, text: str) -> list[int]:
+    return backend.encode(text, add_special_tokens=False).ids
+
+
+STRANGE = (
+    *("the", "cat", " sat", "mat", "'ll", "'S", "<tool>", "<s>", "cat the", "    ", "two words", "[tool ▁call]", "▁▁"),
+    *(
+        "e\u0301",
+        "\u0301",
+        "👩\u200d👩\u200d👧",
+        "🙂",
+        "\u200d",
+        "\ufb01",
+        "\u1f82",
+        "\u212b",
+        "\u093f",
+        "\u017f",
+        "\uff14",
+        "▁",
+    ),
+    *("\x00", "\x04", "\x1d", "\U00040000", "\x85", "\u2028", "123"),
+)
+nasty_texts = st.lists(
+    st.one_of(
+        st.sampled_from([*"aeé漢か한 \n\t\r.,'!-1\u00a0\u3000Ωคकßİ²", *STRANGE]),
+        st.tuples(st.sampled_from([*"a 1\n漢!\u0301▁", "ab ", "<tool>", "cat "]), st.integers(1, 60)).map(
+            lambda part: part[0] * part[1]
+        ),
+        st.text(st.characters(exclude_categories=["Cs"]), max_size=6),
+    ),
+    max_size=40,
+).map("".join)
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoding_rules, "PIECE_CHARACTERS", 12)
+
+
+def check_pieces(backend: Backend, rules: EncodingRules) -> None:
+    """Check with nasty texts that the ids of their pieces are those of the whole."""
+
+    @settings(max_examples=100, deadline=None)
+    @given(nasty_texts)
+    def check(text: str) -> None:
+        pieces = list(rules.pieces(text))
+        assert [token_id for piece in pieces for token_id in ids_of(backend, piece)] == ids_of(backend, text)
+
+    check()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_ids_of_pieces_are_those_of_the_whole(family: str) -> None:
+    check_pieces(*rules_of(family))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_cuts_are_right_without_the_last_check_by_the_tokenizer(family: str) -> None:
+    """The argument for the cuts must hold by itself: the last check sees only a window."""
+    backend = FAMILIES[family]()
+    rules = EncodingRules(backend)
+    rules._agrees = lambda *_: True  # type: ignore[method-assign]
+    check_pieces(backend, rules)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_plain_text_is_cut_into_pieces_that_are_no_longer_than_they_should(family: str) -> None:
+    backend, rules = rules_of(family)
+    text = "hello the dog the low row here " * 40
+    pieces = list(rules.pieces(text))
+    assert max(map(len, pieces)) <= 12
+    assert [token_id for piece in pieces for token_id in ids_of(backend, piece)] == ids_of(backend, text)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_token_stands_for_more_characters_than_the_rules_say(family: str) -> None:
+    backend, rules = rules_of(family)
+    assert rules.characters_per_token is not None
+
+    @settings(max_examples=100, deadline=None)
+    @given(nasty_texts)
+    def check(text: str) -> None:
+        assert rules.least_tokens(text) <= len(ids_of(backend, text))
+
+    check()
+
+
+def test_the_bound_is_the_longest_token_also_if_it_was_added() -> None:
+    backend = trained(split(LLAMA3), added=[])
+    longest = max(map(len, backend.get_vocab()))
+    assert EncodingRules(backend).characters_per_token == longest
+    backend.add_tokens(["x" * 100])
+    rules = EncodingRules(backend)
+    assert (rules.characters_per_token, rules.least_tokens("x" * 301)) == (100, 4)
+
+
+def test_counting_stops_when_it_has_found_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoding_rules, "SLICE_CHARACTERS", 200)
+    backend = trained(split(LLAMA3), added=["x" * 100])
+    assert EncodingRules(backend).least_tokens("x" * 2000, enough=3) == 4
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("text", ["漢字かな", "\N{GRINNING FACE}", "한국어", "é", "▁é", "\N{GRINNING FACE} x"])
+def test_characters_of_several_bytes_count_by_their_bytes_and_never_too_much(family: str, text: str) -> None:
+    backend, rules = rules_of(family)
+    text *= 500
+    assert rules.least_tokens(text) <= len(ids_of(backend, text))
+    if rules.continuations_per_token is not None:
+        num_continuations = len(text.encode()) - len(text)
+        assert rules.least_tokens(text) >= num_continuations / rules.continuations_per_token
+
+
+@pytest.mark.parametrize("build", WHOLE.values(), ids=WHOLE)
+def test_what_is_not_known_is_encoded_whole(build: Callable[[], Backend]) -> None:
+    text = "hello the dog, the low row. here\n" * 40
+    assert list(EncodingRules(build()).pieces(text)) == [text]
+
+
+@pytest.mark.parametrize("side", ["lstrip", "rstrip"])
+def test_there_is_no_bound_where_an_added_token_takes_the_white_space_beside_it(side: str) -> None:
+    backend = trained(split(LLAMA3), added=[AddedToken("<end>", normalized=False, **{side: True})])
+    rules, text = EncodingRules(backend), " " * 500 + "<end>" if side == "lstrip" else "<end>" + " " * 500
+    assert len(ids_of(backend, text)) == 1
+    assert rules.characters_per_token is None
+    assert rules.least_tokens(text) == 0
+
+
+@pytest.mark.parametrize("build", [metaspace, wordpiece])
+def test_there_is_no_bound_where_unknown_words_become_one_token(build: Callable[[], Backend]) -> None:
+    backend = build()
+    assert len(ids_of(backend, "x" * 500)) == 1
+    assert EncodingRules(backend).characters_per_token is None
+
+
+def test_there_are_no_pieces_where_merges_are_drawn_by_chance() -> None:
+    backend = trained(split(LLAMA3))
+    backend.model.dropout = 0.1
+    text = "hello the dog, the low row. here\n" * 40
+    assert list(EncodingRules(backend).pieces(text)) == [text]
+
+
+def test_a_letter_that_a_token_has_before_a_space_makes_no_cut() -> None:
+    vocab = {token: i for i, token in enumerate(["▁", "a", "b", "c", "a▁", "a▁b", "▁c"])}
+    backend = Backend(models.BPE(vocab=vocab, merges=[("a", "▁"), ("a▁", "b"), ("▁", "c")]))
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    pieces = list(EncodingRules(backend).pieces("a b c" * 30))
+    assert len(pieces) > 10
+    assert all(piece.startswith(" c") for piece in pieces[1:])
+
+
+def test_a_text_with_nothing_but_false_candidates_is_not_looked_through() -> None:
+    backend, rules = rules_of("gpt2")
+    text = "cat the" * 100_000
+    tried = 0
+
+    def count(*arguments: Any) -> bool:
+        nonlocal tried
+        tried += 1
+        return False
+
+    rules = EncodingRules(backend)
+    rules._is_cut = count  # type: ignore[method-assign]
+    assert list(rules.pieces(text)) == [text]
+    assert tried == encoding_rules.MOST_CANDIDATES
+
+
+def test_the_alternatives_of_a_pattern_are_found_outside_of_groups() -> None:
+    assert list(_alternatives(r"(?i:a|b)|[|]|\||\s+")) == ["(?i:a|b)", "[|]", r"\|", r"\s+"]
+
+
+def test_the_demo_models_tokenizer_is_known() -> None:
+    from oaiserve.engine.text.tokenizer import Tokenizer
+
+    backend = Tokenizer.from_pretrained(demo.resolve()).backend
+    rules = EncodingRules(backend)
+    assert rules.characters_per_token == 81
+    assert rules.vanishing == "\x04\x06\x13\x14\x16\x1d"
+    assert rules.continuations_per_token == 16
+
+    @settings(max_examples=100, deadline=None)
+    @given(nasty_texts)
+    def check(text: str) -> None:
+        pieces = list(rules.pieces(text))
+        ids = ids_of(backend, text)
+        assert [token_id for piece in pieces for token_id in ids_of(backend, piece)] == ids
+        assert rules.least_tokens(text) <= len(ids)
+
+    check()

@@ -1,0 +1,239 @@
+import threading
+from collections.abc import Callable, Generator
+from itertools import count
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TypeVar
+
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import processors
+from transformers import PreTrainedTokenizerFast
+
+from oaiserve.engine.request import ChatPrompt, TextPrompt, TokenPrompt, TooManyTokens
+from oaiserve.engine.text.encoding_rules import PIECE_CHARACTERS
+from oaiserve.engine.text.tokenizer import Tokenizer
+from oaiserve.errors import InvalidRequest, StartupError
+from tests.engine.text.tokenizers_for_tests import CHATML, byte_level, metaspace, sentencepiece, wordpiece
+
+Result = TypeVar("Result")
+
+
+def wrap(backend: Backend, chat_template: str | None = None) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=chat_template)
+
+
+BYTE_LEVEL, SENTENCEPIECE = Tokenizer(wrap(byte_level())), Tokenizer(wrap(sentencepiece()))
+HELLO = {"role": "user", "content": "hello"}
+
+
+@pytest.mark.parametrize("build", [byte_level, sentencepiece, metaspace, wordpiece])
+@pytest.mark.parametrize("add_special_tokens", [True, False])
+@pytest.mark.parametrize("text", ["hello world", " two words, é€🙂\n", "hello<|im_end|></s>[SEP]"])
+def test_text_becomes_the_ids_that_transformers_gives(
+    build: Callable[[], Backend], add_special_tokens: bool, text: str
+) -> None:
+    expected = wrap(build())(text, add_special_tokens=add_special_tokens).input_ids
+    assert Tokenizer(wrap(build())).encode(TextPrompt(text, add_special_tokens)) == expected
+
+
+@pytest.mark.parametrize("template", [None, CHATML, {"default": CHATML, "tool_use": "{{ tools }}"}])
+def test_what_clients_need_to_render_prompts_is_told(template: str | dict[str, str] | None) -> None:
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_level(), eos_token="<|im_end|>", chat_template=template)
+    assert Tokenizer(tokenizer).info == {
+        "tokenizer_class": type(tokenizer).__name__,
+        "bos_token": None,
+        "eos_token": "<|im_end|>",
+        "unk_token": None,
+        "pad_token": None,
+        "chat_template": None if template is None else CHATML,
+    }
+
+
+def test_truncation_and_padding_saved_with_a_tokenizer_do_not_apply() -> None:
+    backend = byte_level()
+    backend.enable_truncation(2)
+    backend.enable_padding(length=50)
+    assert len(Tokenizer(wrap(backend)).encode(TextPrompt("xyz"))) == 3
+
+
+def test_many_threads_share_a_tokenizer() -> None:
+    expected = BYTE_LEVEL.encode(TextPrompt("hello world " * 50))
+    results: SimpleQueue[list[int]] = SimpleQueue()
+    threads = [
+        threading.Thread(
+            target=lambda: [results.put(BYTE_LEVEL.encode(TextPrompt("hello world " * 50))) for _ in range(20)]
+        )
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    assert [results.get(timeout=10) for _ in range(80)] == [expected] * 80
+
+
+def test_an_empty_prompt_is_refused_unless_special_tokens_fill_it() -> None:
+    assert SENTENCEPIECE.encode(TextPrompt("")) == [1]
+    with pytest.raises(InvalidRequest, match="has no tokens") as caught:
+        BYTE_LEVEL.encode(TextPrompt(""))
+    assert caught.value.param == "prompt"
+
+
+def test_half_of_a_surrogate_pair_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match=r"half of a surrogate pair \(U\+D83D\)") as caught:
+        BYTE_LEVEL.encode(TextPrompt("smile \ud83d"))
+    assert caught.value.param == "prompt"
+
+
+def test_text_that_the_tokenizer_has_no_tokens_for_is_refused() -> None:
+    backend = metaspace()
+    backend.model.unk_token = "not in the vocabulary"
+    with pytest.raises(InvalidRequest, match="cannot encode it"):
+        Tokenizer(wrap(backend)).encode(TextPrompt("xyz"))
+
+
+def test_token_ids_are_used_as_they_are() -> None:
+    assert SENTENCEPIECE.encode(TokenPrompt((5, 7, 5))) == [5, 7, 5]
+    with pytest.raises(InvalidRequest, match="has no tokens"):
+        SENTENCEPIECE.encode(TokenPrompt([]))
+
+
+def test_bad_words_are_encoded_with_and_without_a_space_before_them_and_without_special_tokens() -> None:
+    encoded = BYTE_LEVEL.encode_bad_words(["w", "  hello", "he w"])
+    texts = [[BYTE_LEVEL.token_text(token_id) for token_id in token_ids] for token_ids in encoded]
+    assert texts == [["w"], [" w"], ["hello"], [" ", "hello"], ["he", " w"], [" ", "he", " w"]]
+    assert 1 not in SENTENCEPIECE.encode_bad_words(["hello"])[0]
+
+
+@pytest.mark.parametrize(("word", "reason"), [("  ", "'  ' has no tokens"), ("a\ud83d", "half of a surrogate pair")])
+def test_a_bad_word_without_tokens_is_refused(word: str, reason: str) -> None:
+    with pytest.raises(InvalidRequest, match=reason) as caught:
+        BYTE_LEVEL.encode_bad_words(["fine", word])
+    assert caught.value.param == "bad_words"
+
+
+def test_a_tokenizer_without_rust_form_is_refused_at_the_start() -> None:
+    class Slow:
+        is_fast = False
+
+    with pytest.raises(StartupError, match="The tokenizer Slow has no Rust form"):
+        Tokenizer(Slow())  # type: ignore[arg-type]
+
+
+def test_a_tokenizer_loads_from_a_folder(tmp_path: Path) -> None:
+    wrap(byte_level(), CHATML).save_pretrained(tmp_path)
+    tokenizer = Tokenizer.from_pretrained(tmp_path)
+    assert tokenizer.encode(TextPrompt("hello")) == BYTE_LEVEL.encode(TextPrompt("hello"))
+    assert tokenizer.chat_template is not None
+    assert tokenizer.vocab_size == BYTE_LEVEL.vocab_size
+
+
+def test_a_folder_without_a_tokenizer_stops_the_start_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="Could not load a tokenizer from") as caught:
+        Tokenizer.from_pretrained(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_path_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=r"There is no model at '.*model\.gguf'"):
+        Tokenizer.from_pretrained(tmp_path / "model.gguf")
+
+
+def test_decode_and_token_text_show_special_tokens_and_spaces() -> None:
+    token_ids = BYTE_LEVEL.encode(TextPrompt("hello w<|im_end|>"))
+    assert BYTE_LEVEL.decode(token_ids) == "hello w<|im_end|>"
+    assert BYTE_LEVEL.decode(token_ids, skip_special_tokens=True) == "hello w"
+    assert [BYTE_LEVEL.token_text(token_id) for token_id in token_ids] == ["hello", " w", "<|im_end|>"]
+
+
+def test_messages_go_through_the_template_and_get_no_second_special_tokens() -> None:
+    tokenizer = Tokenizer(wrap(sentencepiece(), "{{ '<s>' }}{{ messages[0]['content'] }}"))
+    assert tokenizer.encode(ChatPrompt([HELLO])) == SENTENCEPIECE.encode(TextPrompt("hello"))
+
+
+def test_a_template_given_at_the_start_replaces_the_models_own() -> None:
+    tokenizer = Tokenizer(wrap(byte_level(), CHATML), "{{ messages[0].content }}")
+    assert tokenizer.encode(ChatPrompt([HELLO])) == tokenizer.encode(TextPrompt("hello"))
+
+
+def test_without_a_template_chat_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="no chat template") as caught:
+        BYTE_LEVEL.encode(ChatPrompt([HELLO]))
+    assert caught.value.param == "messages"
+
+
+# -- pieces
+
+
+def run(pieces: Generator[None, None, Result]) -> tuple[Result, int]:
+    """Return the result, and how often the generator has stopped before it."""
+    for stops in count():
+        try:
+            next(pieces)
+        except StopIteration as stop:
+            return stop.value, stops
+    raise AssertionError
+
+
+@pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, SENTENCEPIECE])
+@pytest.mark.parametrize("add_special_tokens", [True, False])
+def test_a_long_text_is_encoded_in_pieces_with_the_special_tokens_of_the_whole(
+    tokenizer: Tokenizer, add_special_tokens: bool
+) -> None:
+    text = "hello wow<|im_end|> two words </s> here\n" * 2000
+    token_ids, stops = run(tokenizer.encode_in_pieces(TextPrompt(text, add_special_tokens)))
+    assert token_ids == tokenizer.backend.encode(text, add_special_tokens=add_special_tokens).ids
+    assert stops >= len(text) // PIECE_CHARACTERS
+    assert tokenizer.encode(TextPrompt(text, add_special_tokens)) == token_ids
+
+
+def test_special_tokens_after_a_text_come_after_its_last_piece() -> None:
+    backend = byte_level()
+    backend.post_processor = processors.TemplateProcessing(
+        single="<|im_start|> $A <|im_end|>", special_tokens=[("<|im_start|>", 265), ("<|im_end|>", 266)]
+    )
+    text = "hello wow " * 5000
+    token_ids, stops = run(Tokenizer(wrap(backend)).encode_in_pieces(TextPrompt(text)))
+    assert token_ids == backend.encode(text).ids
+    assert stops > 1
+
+
+def test_a_short_text_is_one_piece_and_a_list_of_ids_is_too() -> None:
+    assert run(BYTE_LEVEL.encode_in_pieces(TextPrompt("hello")))[1] == 0
+    assert run(BYTE_LEVEL.encode_in_pieces(TokenPrompt([1] * 100_000)))[1] == 0
+
+
+def test_a_text_that_is_too_long_by_its_length_is_not_encoded() -> None:
+    longest = max(map(len, byte_level().get_vocab()))
+    with pytest.raises(TooManyTokens) as caught:
+        next(BYTE_LEVEL.encode_in_pieces(TextPrompt("x" * longest * 2000), 1999))
+    assert (caught.value.num_tokens, caught.value.is_exact) == (2000, False)
+
+
+def test_a_text_is_encoded_until_it_cannot_fit() -> None:
+    text = "hello wow " * 25_000
+    num_tokens = len(BYTE_LEVEL.encode(TextPrompt(text)))
+    with pytest.raises(TooManyTokens) as caught:
+        run(BYTE_LEVEL.encode_in_pieces(TextPrompt(text), 20_000))
+    assert 20_000 < caught.value.num_tokens <= 20_000 + PIECE_CHARACTERS < num_tokens
+    assert not caught.value.is_exact
+
+
+def test_the_length_of_what_was_encoded_to_its_end_is_exact() -> None:
+    for prompt in TextPrompt("xyz"), TokenPrompt([1, 2, 3]):
+        with pytest.raises(TooManyTokens) as caught:
+            next(BYTE_LEVEL.encode_in_pieces(prompt, 2))
+        assert (caught.value.num_tokens, caught.value.is_exact) == (3, True)
+
+
+def test_half_of_a_surrogate_pair_is_refused_anywhere_in_a_long_text() -> None:
+    with pytest.raises(InvalidRequest, match="half of a surrogate pair"):
+        next(BYTE_LEVEL.encode_in_pieces(TextPrompt("hello wow " * 5000 + "\ud83d")))
+
+
+@pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, SENTENCEPIECE])
+def test_long_lists_of_ids_are_decoded_as_short_ones_are(tokenizer: Tokenizer) -> None:
+    token_ids = tokenizer.encode(TextPrompt("hello é🙂<|im_end|> two words\n" * 2000))
+    token_ids[5000:5000] = [200, 255, 226, 130] * 30  # bytes of no character
+    text, stops = run(tokenizer.decode_in_pieces(token_ids))
+    assert text == tokenizer.decode(token_ids)
+    assert stops >= (3 if tokenizer is BYTE_LEVEL else 0)
