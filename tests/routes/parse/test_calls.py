@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from oaiserve.routes.parse.answer import AnswerParser
@@ -237,7 +236,8 @@ CALLS = st.lists(st.tuples(st.sampled_from(sorted(TOOLS)), st.dictionaries(st.te
 
 
 @given(calls=CALLS, before=st.text(alphabet="ab \n<[{"), indent=st.none() | st.integers(0, 2))
-def test_calls_of_any_arguments_are_read_as_a_regex_and_a_decoder_read_them(
+@example(calls=[("add", {"</tool_call>": "<tool_call>"})], before="", indent=None)
+def test_calls_of_any_arguments_are_read_as_they_were_written(
     calls: list[tuple[str, dict[str, object]]], before: str, indent: int | None
 ) -> None:
     written = [
@@ -246,9 +246,5 @@ def test_calls_of_any_arguments_are_read_as_a_regex_and_a_decoder_read_them(
     ]
     text = before + "\n".join(written)
     result = whole(HermesCalls, text)
-    expected = [json.loads(found) for found in re.findall(r"<tool_call>(.*?)</tool_call>", text, re.DOTALL)]
-    if len(expected) == len(calls):  # no mark is within a string
-        assert [(name, json.loads(given)) for name, given in result.calls] == [
-            (call["name"], call["arguments"]) for call in expected
-        ]
+    assert [(name, json.loads(given)) for name, given in result.calls] == calls
     assert result.content == (before if not calls or not before.isspace() else "")

@@ -248,7 +248,7 @@ def test_rows_are_rounded_to_floats_of_8_bits(dtype: torch.dtype) -> None:
 
 def fp8_model(folder: Path) -> Any:
     """Return a model whose matrices in FP8 have a scale for each row, and stay packed."""
-    write_fp8(folder, "fbgemm")
+    write_fp8(folder, make_model(config("llama", **SIZES)), "fbgemm")
     loaded = load_model(folder, device="cpu", dtype="bfloat16")
     quantization = read_quantization(json.loads((folder / "config.json").read_text()))
     assert quantization is not None

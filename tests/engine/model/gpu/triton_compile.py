@@ -18,23 +18,17 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from oaiserve.engine.model import (
-    triton_adapters,
-    triton_experts,
-    triton_layers,
-    triton_matrices,
-    triton_sampling,
-    triton_scaled,
-)
 from oaiserve.engine.model.adapters import Adapter, AdapterPart
 from oaiserve.engine.model.attention import FP8, LayerCache, ScaledCache
 from oaiserve.engine.model.attention import triton as backend
 from oaiserve.engine.model.attention.rotation import Rotation
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu.description import ClampedGate
+from oaiserve.engine.model.gpu import triton_adapters, triton_experts, triton_layers, triton_matrices, triton_scaled
 from oaiserve.engine.model.gpu.device_experts import ExpertMatrices, PackedExperts
 from oaiserve.engine.model.gpu.device_matrices import Kind, PackedMatrix
 from oaiserve.engine.model.layer_operations import ACTIVATIONS, RowNorm
+from oaiserve.engine.model.sampling import triton_sampling
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
