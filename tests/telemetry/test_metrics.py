@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oaiserve.engine.adapters import MOST_ADAPTERS
+from oaiserve.errors import APIError
 from oaiserve.record import AccessRefusal, EngineAccount, Outcome, RequestRecord, StepKind, StepRecord, WaitReason
 from oaiserve.telemetry import names, observations, vllm_names
 from oaiserve.telemetry.metrics import Metrics
@@ -414,8 +415,8 @@ def test_labels_have_few_values_whatever_records_say(hostile: list[RequestRecord
         for label, value in labels:
             values.setdefault(label, set()).add(value)
     assert values.get("model", {"demo"}) <= {"demo"}
-    assert values.get("operation", set()) <= {"chat", "responses", "text_completion", "other"}
-    assert values.get("error_type", set()) <= {"", "other"}
+    assert values.get("operation", set()) <= observations.OPERATIONS | {"other"}
+    assert values.get("error_type", set()) <= observations._class_names(APIError) | {"", "other"}
     assert values.get("reason", set()) <= {"stop", "length", "abort", "other", *WaitReason}
     assert all(value == "other" or 100 <= int(value) <= 599 for value in values.get("status", ()))
 
