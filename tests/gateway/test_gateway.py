@@ -256,21 +256,18 @@ def open_of(running: Fleet, name: str) -> int:
     return int(running.watch.upstreams[name].num_open)
 
 
-def test_a_client_that_leaves_takes_its_request_along() -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_takes_its_request_along(stream: bool) -> None:
     with fleet(1, gated=True) as running:
         (replica,) = running.replicas.values()
-        url = str(running.http.base_url)
-        for stream in (False, True):
-            sock = send_request(url, prompt="Hi", max_tokens=20, stream=stream)
-            replica.runner.started.get(timeout=TIMEOUT_SECONDS)  # its prompt is being computed
-            sock.close()
-            wait_until(lambda: open_of(running, replica.name) == 0)
-            replica.runner.permit(10)
-            wait_until(lambda: replica.engine.snapshot().load.num_open == 0)
-            wait_until_idle(replica.engine)
-            while not replica.runner.started.empty():
-                replica.runner.started.get()
-        assert running.metric("oaiserve_gateway_requests_total", ending="cancelled") == 2
+        sock = send_request(str(running.http.base_url), prompt="Hi", max_tokens=20, stream=stream)
+        replica.runner.started.get(timeout=TIMEOUT_SECONDS)  # its prompt is being computed
+        sock.close()
+        wait_until(lambda: open_of(running, replica.name) == 0)
+        replica.runner.permit(100)  # the replica may learn of it some steps later
+        wait_until(lambda: replica.engine.snapshot().load.num_open == 0)
+        wait_until_idle(replica.engine)
+        assert running.metric("oaiserve_gateway_requests_total", ending="cancelled") == 1
 
 
 def test_an_address_where_nobody_listens_costs_a_try_and_no_request() -> None:
