@@ -72,6 +72,7 @@ class ThreadServer(Server):
         self._sock.close()
         for connection in list(self.server_state.connections):
             connection.transport.abort()
+        self._loop.call_later(0.01, self._kill)  # one that was being accepted is known only now
 
     @property
     def address(self) -> Address:
