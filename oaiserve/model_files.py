@@ -45,20 +45,20 @@ def refuse_unless_sound(source: ModelSource) -> None:
             num_tensors += len(read_header(path)[0])
         path = folder / "config.json"
         check_numbers(config, num_tensors, sum(weight.stat().st_size for weight in weights))
-        check_rope_types(config)
+        _check_rope_types(config)
     except (BadFile, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise StartupError(f"'{path}' cannot be used: {reason}.") from error
 
 
-def check_rope_types(config: Mapping[str, Any], *, is_rope: bool = False) -> None:
+def _check_rope_types(config: Mapping[str, Any], *, is_rope: bool = False) -> None:
     """Raise BadFile for a kind of rotary embedding that is no name, anywhere in a configuration."""
     for key, value in config.items():
         if key == "rope_type" or (is_rope and key == "type"):
             if not isinstance(value, str | None):
                 raise BadFile(f"its {key} is {str(value)[:100]}, but must be a name, such as default")
         elif isinstance(value, dict):
-            check_rope_types(value, is_rope=key in ("rope_scaling", "rope_parameters"))
+            _check_rope_types(value, is_rope=key in ("rope_scaling", "rope_parameters"))
 
 
 def json_object(path: Path) -> dict[str, Any]:

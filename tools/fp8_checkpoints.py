@@ -5,14 +5,14 @@ For tests and attacks. Scales are drawn, not chosen for the weights, so what is 
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
+
+from tools.packed_checkpoints import save
 
 Layout = Literal["blocks", "tensor", "fbgemm", "compressed"]
 BLOCK = 32  # rows, and columns, of a block that has a scale
@@ -23,7 +23,7 @@ def write_fp8(folder: Path, model: PreTrainedModel, layout: Layout) -> None:
     found: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         if parameter.dim() != 2 or "embed" in name or "lm_head" in name:
-            found[name] = parameter.detach().to(torch.bfloat16).contiguous()
+            found[name] = parameter.detach().to(torch.bfloat16)
             continue
         base, (n, k) = name.removesuffix(".weight"), parameter.shape
         scale = _scale(n, k, layout)
@@ -31,12 +31,7 @@ def write_fp8(folder: Path, model: PreTrainedModel, layout: Layout) -> None:
         whole = scale.repeat_interleave(BLOCK, 0)[:n].repeat_interleave(BLOCK, 1) if layout == "blocks" else scale
         found[name] = (parameter.detach() / whole).to(torch.float8_e4m3fn)
         found[f"{base}.input_scale"] = torch.tensor(1.0)
-    folder.mkdir(exist_ok=True)
-    save_file(found, folder / "model.safetensors")
-    model.config.save_pretrained(folder)
-    path = folder / "config.json"
-    changes = {"quantization_config": _SETTINGS[layout], "dtype": "bfloat16"}
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    save(folder, model, found, _SETTINGS[layout], "bfloat16")
 
 
 def _scale(n: int, k: int, layout: Layout) -> Tensor:

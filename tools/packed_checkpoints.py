@@ -168,9 +168,14 @@ def write_checkpoint(folder: Path, model: PreTrainedModel, packing: Packing) -> 
         else:
             parameter.data = parameter.data.to(torch.float16).to(parameter.dtype)
             tensors[name] = parameter.data.to(torch.float16)
+    save(folder, model, tensors, packing.config(), "float16")
+
+
+def save(folder: Path, model: PreTrainedModel, tensors: dict[str, Tensor], quantization: Any, dtype: str) -> None:
+    """Save tensors as a checkpoint of a model, with what its config.json says of quantization and of the rest."""
     folder.mkdir(exist_ok=True)
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
     model.config.save_pretrained(folder)
     path = folder / "config.json"
-    config = json.loads(path.read_text()) | {"quantization_config": packing.config(), "dtype": "float16"}
+    config = json.loads(path.read_text()) | {"quantization_config": quantization, "dtype": dtype}
     path.write_text(json.dumps(config))

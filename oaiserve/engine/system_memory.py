@@ -1,4 +1,4 @@
-"""Gives freed memory back to the system, takes it there again when nobody waits for it, and asks how much there is.
+"""Gives freed memory back to the system, takes it again when nobody waits for it, and asks how much there is.
 
 Stdlib only; without glibc, nothing is given back or taken.
 

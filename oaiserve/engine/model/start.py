@@ -316,7 +316,7 @@ def start_member(loaded: LoadedModel, options: EngineOptions) -> tuple[Executor,
 
 
 class _Ways(NamedTuple):
-    """How a process computes: all of a model, or its part of one that is split."""
+    """_Ways says how a process computes all of a model, or its part of one that is split."""
 
     backend: Backend
     sampling: tuple[SampleIds | None, ApplyMasks | None]

@@ -1,4 +1,4 @@
-"""What Linux tells of the time that a thread did not run, read from files of a test."""
+"""The time that a thread did not run is read as Linux tells it, from files of a test."""
 
 from __future__ import annotations
 

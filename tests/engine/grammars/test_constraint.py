@@ -1,4 +1,4 @@
-"""What a grammar lets come next, in accord with the other parameters of its request, and the masks of a step."""
+"""A grammar lets tokens come next in accord with the other parameters of its request, and fills the masks of a step."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def _delta_net(reader: Reader, index: int, net: Any) -> DeltaNet:
         value_heads=value_heads,
         key_dim=key_dim,
         value_dim=value_dim,
-        speeds=-reader.parameter(net, "A_log").float().exp(),
+        speeds=_speeds(reader, net),
         biases=reader.parameter(net, "dt_bias").float(),
         norm=_gated_norm(reader, net.norm),
         out=reader.matrix(reader.child(net, "out_proj")),
@@ -90,7 +90,7 @@ def _any_mamba(reader: Reader, index: int, mixer: Any) -> Mixer:
 
 def _mamba(reader: Reader, index: int, mixer: Any) -> Mamba:
     convolution = _convolution(reader, mixer.conv1d, mixer.activation)
-    speeds = -reader.parameter(mixer, "A_log").float().exp()
+    speeds = _speeds(reader, mixer)
     _refuse_another_state(reader, index, convolution, tuple(speeds.shape))
     times = reader.matrix(reader.child(mixer, "dt_proj"))
     widths = {"dt": times.weight.shape[1], "b": speeds.shape[1], "c": speeds.shape[1]}
@@ -138,7 +138,7 @@ def _mamba2(reader: Reader, index: int, mixer: Any) -> Mamba2:
         head_dim=head_dim,
         groups=groups,
         state_dim=state_dim,
-        speeds=-reader.parameter(mixer, "A_log").float().exp(),
+        speeds=_speeds(reader, mixer),
         biases=reader.parameter(mixer, "dt_bias").float(),
         skips=reader.parameter(mixer, "D").float(),
         least_time=float(mixer.time_step_limit[0]),
@@ -162,6 +162,11 @@ def _short_convolution(reader: Reader, index: int, mixer: Any) -> ShortConvoluti
         convolution=convolution,
         out=reader.matrix(reader.child(mixer, "out_proj")),
     )
+
+
+def _speeds(reader: Reader, mixer: Any) -> Tensor:
+    """Return how fast states fade, less than 0, of which a checkpoint has the logarithms."""
+    return -reader.parameter(mixer, "A_log").float().exp()
 
 
 def _sorted(matrix: Matrix, heads: int, sizes: list[int]) -> Matrix:

@@ -118,7 +118,7 @@ class Selection(Structure):
 
 
 class GatedNorm(Structure):
-    """How a row is gated and normed, as src/gates.h has it."""
+    """GatedNorm says how a row is gated and normed, as src/gates.h has it."""
 
     _fields_ = (
         ("x", c_long),

@@ -72,7 +72,7 @@ class PackedExperts:
 def keep_experts(module: Any, gate_up: ExpertMatrices, down: ExpertMatrices) -> None:
     """Let a module of experts compute with these matrices, and free its own. They move with the module."""
     packed = module.packed_experts = PackedExperts(module, gate_up, down)
-    shapes = {name: module._parameters.pop(name) for name in ("gate_up_proj", "down_proj")}
+    shapes = {name: module._parameters.pop(name).to("meta") for name in ("gate_up_proj", "down_proj")}
 
     def unread(device: torch.device) -> None:
         # Of the shape and the type that the weights would have, without memory: a description of the model reads it.
@@ -88,7 +88,6 @@ def keep_experts(module: Any, gate_up: ExpertMatrices, down: ExpertMatrices) -> 
         return apply_to_parameters(function, recurse)
 
     unread(gate_up.codes.device)
-    shapes = {name: weights.to("meta") for name, weights in shapes.items()}
     module._apply, module.forward = apply, packed.__call__
 
 

@@ -46,7 +46,7 @@ class PackedMatrix:
 
     @property
     def is_in_halves(self) -> bool:
-        """Whether two codes are in a byte."""
+        """Is true if two codes are in a byte."""
         return self.kind in ("int4", "mxfp4")
 
     @property

@@ -18,7 +18,7 @@ TIMEOUT = timedelta(hours=1)
 
 
 class _Host:
-    """What members on GPUs tell each other from host to host goes by a group of its own. It ends with the others."""
+    """The hosts of members on GPUs have a group of their own for what they tell each other. It ends with the others."""
 
     group: dist.ProcessGroup | None = None  # None: the one group that there is on a CPU
 

@@ -1,4 +1,4 @@
-"""Whether all members of a model that is split have room for a piece of work, which they agree on before they begin it.
+"""The members of a model that is split agree, before they begin a piece of work, whether all have room for it.
 
 A member that ran out of memory in the middle would leave the others waiting for its part of a sum.
 """

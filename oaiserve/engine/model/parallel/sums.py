@@ -1,4 +1,6 @@
-"""What the members of a model that is split add up and put together in a forward, in place of transformers' hooks.
+"""The members of a model that is split add up and put together in a forward what they need, by sums of ours.
+
+These take the place of transformers' hooks.
 
 A matrix is cut along its rows, so that a product of it needs nothing, or along its columns, so that products are added
 up. The embedding is cut along its rows, and what a member does not have it adds as zeros. The logits are put together.
@@ -104,9 +106,7 @@ class Sums:
         if cut is None:
             return
         self._cuts[name] = cut
-        for parameter, weights in list(module.named_parameters(recurse=False)):
-            if isinstance(weights, DTensor):
-                setattr(module, parameter, Parameter(weights.to_local(), requires_grad=False))
+        _keep_local(module)
         if style == "embedding_rowwise":
             num_rows = len(module.weight)
             module.padding_idx = None  # which may be the row of another member, and is for training
@@ -132,7 +132,9 @@ def take_over(model: PreTrainedModel, member: Member) -> Sums | None:
     hooked: dict[str, Module] = {name: module for name, module in model.named_modules() if "forward" in vars(module)}
     styles = {name: model.tp_plan.get(re.sub(r"\d+", "*", name), "") for name in hooked}
     if not can_be_taken_over(model.config) or not set(styles.values()) <= _CUTS.keys():
-        _keep_local(model)
+        for module in model.modules():
+            if isinstance(module, Linear):
+                _keep_local(module)
         return None
     sums = Sums(member)
     for name, module in hooked.items():
@@ -140,13 +142,11 @@ def take_over(model: PreTrainedModel, member: Member) -> Sums | None:
     return sums
 
 
-def _keep_local(model: PreTrainedModel) -> None:
-    """Make the weights of split linear layers plain tensors.
+def _keep_local(module: Module) -> None:
+    """Make this member's part of a module's weights plain tensors.
 
     transformers' hooks accept distributed tensors too, but look up their local part in each call.
     """
-    for module in model.modules():
-        if isinstance(module, Linear):
-            for name, weight in module.named_parameters(recurse=False):
-                if isinstance(weight, DTensor):
-                    setattr(module, name, Parameter(weight.to_local(), requires_grad=False))
+    for name, weight in list(module.named_parameters(recurse=False)):
+        if isinstance(weight, DTensor):
+            setattr(module, name, Parameter(weight.to_local(), requires_grad=False))
