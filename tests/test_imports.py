@@ -119,10 +119,15 @@ MODEL_ROWS = {
     "checkpoints.wrapper": "",
     "selective_scan": "states",
     "mixers": "attention.foreign selective_scan spec states",
-    "load": "attention attention.foreign attention.hook attention.reference batch checkpoints.gguf_config "
-    "checkpoints.gguf_weights checkpoints.mxfp4_weights checkpoints.packed_weights checkpoints.weights "
-    "checkpoints.wrapped_names checkpoints.wrapper eager gpu.device_experts gpu.device_matrices mixers padded_head "
-    "parallel.sums rehearsal spec split states",
+    "device": "",
+    "model_config": "mixers",
+    "prepare": "attention attention.foreign attention.hook attention.reference batch eager mixers model_config "
+    "parallel.sums rehearsal spec states",
+    "gpu.keep_packed": "checkpoints.gguf_weights checkpoints.mxfp4_weights checkpoints.packed_weights "
+    "gpu.device_experts gpu.device_matrices parallel.sums",
+    "load": "checkpoints.gguf_config checkpoints.gguf_weights checkpoints.mxfp4_weights checkpoints.packed_weights "
+    "checkpoints.weights checkpoints.wrapped_names checkpoints.wrapper device gpu.keep_packed mixers model_config "
+    "padded_head parallel.sums prepare spec split",
     "memory": "spec",
     "gpu.device_memory": "attention eager memory rehearsal runner sampling.draw_rows spec states",
     "gpu.compiled": "attention.hook batch executor rehearsal spec",
@@ -133,7 +138,7 @@ MODEL_ROWS = {
     "pooling.attention": "",
     "pooling.heads": "",
     "pooling.linear": "",
-    "pooling.load": "load pooling.attention pooling.files pooling.heads pooling.linear rehearsal",
+    "pooling.load": "device model_config pooling.attention pooling.files pooling.heads pooling.linear rehearsal",
     "pooling.runner": "pooling.load",
     # the native step
     "cpu.cores": "",
@@ -182,7 +187,7 @@ MODEL_ROWS = {
     "kept": "adapted_modules adapters checkpoints.gguf_config checkpoints.gguf_weights checkpoints.int4_weights "
     "checkpoints.mxfp4_weights checkpoints.packed_weights checkpoints.weights checkpoints.wrapper cpu.blocks "
     "cpu.build cpu.check cpu.checked cpu.cores cpu.describe cpu.description cpu.kv_layout cpu.library cpu.native "
-    "cpu.part cpu.reserved cpu.start load memory profiler runner spec started states",
+    "cpu.part cpu.reserved cpu.start device load memory model_config prepare profiler runner spec started states",
     "restart": "cpu.checked cpu.cores cpu.reserved draft memory profiler runner started states",
     # the one place that assembles all of these, and the worker process, which is a program
     "start": "adapted_modules attention attention.reference attention.select attention.varlen batch cpu.cores "

@@ -24,7 +24,9 @@ from oaiserve.engine.model.cpu.description import NotKnown
 from oaiserve.engine.model.cpu.start import native_attention, native_decoder, with_native_cache
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
-from oaiserve.engine.model.load import load_model, prepare, refuse_unless_decoder_only
+from oaiserve.engine.model.load import load_model
+from oaiserve.engine.model.model_config import refuse_unless_decoder_only
+from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.states import States

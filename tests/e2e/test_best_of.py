@@ -12,7 +12,7 @@ import pytest
 from oaiserve.app import create_app
 from oaiserve.config import Config, EngineOptions, ServerOptions
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.load import prepare
+from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.engine.model.runners import eager_runner
 from tests.routes.conftest import run_server

@@ -14,7 +14,7 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.adapters import MOST_ADAPTERS, AdapterTable
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.adapted_modules import adaptable
-from oaiserve.engine.model.load import prepare
+from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.request import (
     TERMINAL,

@@ -11,7 +11,7 @@ import pytest
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.load import prepare
+from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.request import Grammar, TokenPrompt
 from tests.engine.doubles import EOS, TOKENIZER
 from tests.engine.model.runners import eager_runner

@@ -14,7 +14,7 @@ import torch
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.attention.hook import ATTENTION
 from oaiserve.engine.model.gpu.compiled import restore_layers
-from oaiserve.engine.model.load import prepare
+from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams
 from tools.engine_load import greedy, random_prompts

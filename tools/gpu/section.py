@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
 
     section = sections[arguments.name]
     run = importlib.import_module(section.module).run
-    from oaiserve.engine.model.load import select_device
+    from oaiserve.engine.model.device import select_device
     from tools.gpu.target import Target
 
     target = Target(select_device(arguments.device), arguments.quick)

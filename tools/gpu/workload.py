@@ -12,7 +12,7 @@ import torch
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.load import prepare
+from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.pretrained import parts_of_loaded
 from oaiserve.engine.text.tokenizer import Tokenizer

@@ -48,19 +48,17 @@ from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.cpu.part import Part
 from oaiserve.engine.model.cpu.reserved import ReservedMemory
 from oaiserve.engine.model.cpu.start import refuse_unless_adaptable, transformers_logits, with_native_cache
-from oaiserve.engine.model.load import (
+from oaiserve.engine.model.device import limit_compiled_shapes, select_device
+from oaiserve.engine.model.load import generation_defaults, local_folder
+from oaiserve.engine.model.memory import kv_blocks, longest_request, num_states
+from oaiserve.engine.model.model_config import (
     context_length,
-    generation_defaults,
     is_mxfp4,
-    limit_compiled_shapes,
-    local_folder,
-    prepare,
     quantization_of,
     refuse_longer,
     refuse_unless_decoder_only,
-    select_device,
 )
-from oaiserve.engine.model.memory import kv_blocks, longest_request, num_states
+from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.profiler import TorchProfiler
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel, ModelSpec

@@ -25,7 +25,8 @@ from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.gpu import fast_paths
 from oaiserve.engine.model.gpu.device_matrices import expanded_product, packed_linears
 from oaiserve.engine.model.gpu.fused_layers import FusedExecutor
-from oaiserve.engine.model.load import keep_packed, load_model
+from oaiserve.engine.model.gpu.keep_packed import keep_packed_matrices
+from oaiserve.engine.model.load import load_model
 from oaiserve.engine.model.parallel import group, one_shot
 from oaiserve.engine.model.rehearsal import prompts_and_decodes
 from oaiserve.engine.model.split import Member
@@ -78,7 +79,7 @@ def computed(rank: int, store: Path, folder: Path, *, by_kernels: bool = False, 
         loaded = load_model(folder, device="cpu", dtype="float32", member=member)
         quantization = read_quantization(json.loads((folder / "config.json").read_text()))
         if quantization is not None:
-            keep_packed(loaded.model, PackedWeights(folder, quantization), loaded.sums)
+            keep_packed_matrices(loaded.model, PackedWeights(folder, quantization), loaded.sums)
         patch.setattr(start, "_is_on_cpu", lambda loaded: False)
         patch.setattr(start, "_sizes", lambda *_: (NUM_BLOCKS, 0, None))
         backend = TritonAttention if by_kernels else lambda batch: ReferenceAttention(batch)

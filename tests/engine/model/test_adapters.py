@@ -12,7 +12,7 @@ from oaiserve.engine.model import adapted_modules
 from oaiserve.engine.model.adapted_modules import adaptable, plain
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch, build_batch
-from oaiserve.engine.model.load import prepare
+from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence

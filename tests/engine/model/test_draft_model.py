@@ -10,7 +10,7 @@ import torch
 from oaiserve.engine import open_requests
 from oaiserve.engine.drafting.draft_model import DraftModel
 from oaiserve.engine.drafting.drafts import Drafts
-from oaiserve.engine.model.load import prepare
+from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.runner import Launched, ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import Finished, Request, SamplingParams, TokenPrompt

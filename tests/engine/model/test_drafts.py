@@ -15,7 +15,7 @@ from oaiserve.engine.drafting.drafts import Drafts, StepTimes
 from oaiserve.engine.draws import draw_key
 from oaiserve.engine.grammars.masks import fill_masks
 from oaiserve.engine.model.batch import Batch
-from oaiserve.engine.model.load import prepare
+from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.runner import BAD_LOGITS, ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import Finished, Request, SamplingParams, TokenPrompt

@@ -7,34 +7,24 @@ from typing import Any
 
 import pytest
 from transformers import (
-    AttentionInterface,
-    AutoConfig,
-    BertConfig,
-    LlamaConfig,
     PreTrainedConfig,
-    RwkvConfig,
-    T5Config,
 )
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.blocks import BlockPool
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model import load
-from oaiserve.engine.model.attention.hook import paged_attention
-from oaiserve.engine.model.load import prepare, refuse_unless_decoder_only
+from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import Request, SamplingParams, TokenChunk, TokenPrompt
 from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.states import StatePool
 from oaiserve.engine.text.tokenizer import Tokenizer
-from oaiserve.errors import StartupError
 from tests.engine.doubles import Inbox
 from tests.engine.model.runners import eager_runner
 from tools.random_models import (
     FAMILIES,
     FOREIGN_FAMILIES,
-    SMALL,
     STATE_FAMILIES,
     byte_tokenizer,
     foreign_config,
@@ -145,53 +135,3 @@ def test_requests_have_the_same_answers_under_constant_preemption(family: str, n
         answers.append({(chunk.request_id, chunk.index): chunk.token_ids for chunk in chunks})
     assert num_preemptions > num_requests / 2
     assert answers[0] == answers[1]
-
-
-@pytest.mark.parametrize(
-    ("config", "reason"),
-    [
-        (T5Config(architectures=["T5ForConditionalGeneration"]), "encoder-decoder"),
-        (BertConfig(architectures=["BertForMaskedLM"]), "its architecture is BertForMaskedLM"),
-        (AutoConfig.for_model("recurrent_gemma"), "neither a plain KV cache nor a state of a known kind"),
-    ],
-    ids=["t5", "bert", "recurrent_gemma"],
-)
-def test_a_config_of_another_kind_of_model_is_refused(config: PreTrainedConfig, reason: str) -> None:
-    with pytest.raises(StartupError, match=reason):
-        refuse_unless_decoder_only(config, "the model")
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        RwkvConfig(vocab_size=97, hidden_size=32, num_hidden_layers=2),
-        AutoConfig.for_model("minimax", **SMALL, num_local_experts=2),
-        AutoConfig.for_model("diffllama", **SMALL),  # which calls attention twice, with the halves of its values
-    ],
-    ids=["rwkv", "minimax", "diffllama"],
-)
-def test_a_model_that_does_not_use_the_attention_interface_is_refused(config: PreTrainedConfig) -> None:
-    with pytest.raises(StartupError, match=r"^'the model' cannot be served: "):
-        prepare(random_model(config))
-
-
-def test_a_model_with_attention_that_no_backend_supports_is_refused_for_its_outputs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The model is gpt-oss without its sinks, of which the attention function is not told."""
-    monkeypatch.setattr(load, "ATTENTION", "without_sinks")
-    AttentionInterface.register("without_sinks", lambda *args, s_aux, **kwargs: paged_attention(*args, **kwargs))
-    with pytest.raises(StartupError, match="its outputs differ by"):
-        prepare(random_model(foreign_config("gpt_oss")))
-
-
-def test_limits_come_from_the_config() -> None:
-    loaded = prepare(random_model(FAMILIES["llama"]))
-    assert (loaded.vocab_size, loaded.max_model_len, loaded.eos_token_ids) == (97, 128, frozenset([2]))
-    assert loaded.kv_bytes_per_token == 3 * 2 * (8 + 8) * 4
-
-
-def test_rope_that_depends_on_the_batch_limits_max_model_len() -> None:
-    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 32}
-    config = LlamaConfig(**{**SMALL, "rope_parameters": rope})
-    assert prepare(random_model(config)).max_model_len == 32

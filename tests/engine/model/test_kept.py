@@ -34,7 +34,8 @@ from oaiserve.engine.model.cpu import build
 from oaiserve.engine.model.cpu.checked import checked_subject, recall_model, start_checked
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.kept import is_kept, load_kept, start_kept
-from oaiserve.engine.model.load import load_model, prepare
+from oaiserve.engine.model.load import load_model
+from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.rehearsal import difference, prompt
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams, TextPrompt

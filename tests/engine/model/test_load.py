@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, LlamaConfig
+from transformers import AutoConfig
 
-from oaiserve.engine.model.load import load_model, select_dtype
+from oaiserve.engine.model.load import load_model
 from oaiserve.engine.request import ChatPrompt
 from oaiserve.engine.text import tokenizer
 from oaiserve.engine.text.tokenizer import Tokenizer
@@ -207,28 +207,3 @@ def test_a_chat_template_runs_in_the_immutable_sandbox(folder: Path, template: s
     tokenizer = Tokenizer.from_pretrained(folder)
     with pytest.raises(InvalidRequest, match="chat template rejects these messages"):
         tokenizer.encode(ChatPrompt(({"role": "user", "content": "Hi"},)))
-
-
-@pytest.mark.parametrize(
-    ("asked", "config_dtype", "device", "capability", "taken"),
-    [
-        ("auto", "float32", "cuda", (9, 0), torch.bfloat16),
-        ("auto", None, "cuda", (9, 0), torch.bfloat16),  # GPT-2 of the Hub has none, and is in float32
-        ("auto", "float32", "cuda", (7, 5), torch.float16),
-        ("auto", "float16", "cuda", (9, 0), torch.float16),
-        ("auto", "float32", "cpu", (0, 0), torch.float32),
-        ("auto", "float16", "cpu", (0, 0), torch.float32),
-        ("float32", "float32", "cuda", (9, 0), torch.float32),
-    ],
-)
-def test_a_gpu_computes_models_in_float32_on_its_tensor_cores(
-    asked: str,
-    config_dtype: str | None,
-    device: str,
-    capability: tuple[int, int],
-    taken: torch.dtype,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    config = LlamaConfig(dtype=config_dtype)
-    assert select_dtype(asked, config, torch.device(device), is_gguf=False, for_tensor_cores=True) is taken

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.kv_cache import copy_blocks
-from oaiserve.engine.model.load import prepare
+from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import Finished, SamplingParams
 from oaiserve.engine.sequence import Sequence

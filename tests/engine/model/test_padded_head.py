@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from oaiserve.engine.model.load import prepare
 from oaiserve.engine.model.padded_head import aligned, pad_head
+from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from tests.engine.model.sampling.sampling import next_rows

@@ -29,11 +29,11 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.model import split
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.load import prepare
 from oaiserve.engine.model.parallel import group, workers
 from oaiserve.engine.model.parallel.executor import ParallelExecutor
 from oaiserve.engine.model.parallel.messages import BatchShape, Copies, Task, Work
 from oaiserve.engine.model.parallel.room import ALWAYS_BYTES, Needs, Room
+from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.start import start_runner
 from oaiserve.engine.request import (

@@ -12,7 +12,7 @@ import torch
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.load import prepare
+from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.profiler import NvtxRanges
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.start import start_runner

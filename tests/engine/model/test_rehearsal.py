@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from oaiserve.engine.model.attention.reference import ReferenceAttention
-from oaiserve.engine.model.load import prepare
+from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.rehearsal import difference, sampling_steps, tolerance
 from oaiserve.engine.model.sampling import plain_sampling
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds

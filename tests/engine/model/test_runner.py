@@ -14,7 +14,7 @@ from oaiserve.engine.draws import noise_seed
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.load import prepare
+from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.runner import BAD_LOGITS, NO_MEMORY, Launched, ModelRunner
 from oaiserve.engine.model.sampling import plain_sampling
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds

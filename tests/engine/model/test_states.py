@@ -13,8 +13,9 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.cpu.description import NotKnown
 from oaiserve.engine.model.cpu.start import native_decoder
-from oaiserve.engine.model.load import load_model, prepare
+from oaiserve.engine.model.load import load_model
 from oaiserve.engine.model.mixers import MIXERS
+from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.selective_scan import selective_scan
 from oaiserve.engine.model.spec import LayerStateShapes, LoadedModel, StateShape

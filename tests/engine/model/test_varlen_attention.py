@@ -14,7 +14,7 @@ import torch
 
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.attention.select import select_backend
-from oaiserve.engine.model.load import prepare
+from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.spec import KVShape
 from oaiserve.errors import StartupError
 from tools.random_models import FAMILIES, random_model

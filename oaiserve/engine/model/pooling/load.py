@@ -15,7 +15,8 @@ import transformers
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.model.load import context_length, limit_compiled_shapes, move, select_device, select_dtype
+from oaiserve.engine.model.device import limit_compiled_shapes, move, select_device
+from oaiserve.engine.model.model_config import context_length, select_dtype
 from oaiserve.engine.model.pooling.attention import PACKED, runs_of
 from oaiserve.engine.model.pooling.files import PoolingFiles, find_file, find_task, read_files, read_json
 from oaiserve.engine.model.pooling.heads import Head, embedding_head, load_dense, score_activation, score_head

@@ -17,7 +17,7 @@ from oaiserve.engine.model.checkpoints.int4_weights import Int4Weights
 from oaiserve.engine.model.cpu import build
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.kept import is_kept, load_kept
-from oaiserve.engine.model.load import prepare
+from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.rehearsal import difference
 from oaiserve.engine.request import SamplingParams
 from oaiserve.errors import StartupError

@@ -18,7 +18,8 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.checkpoints.packed_weights import PackedWeights
 from oaiserve.engine.model.cpu.blocks import FORMATS
 from oaiserve.engine.model.kept import is_kept, load_kept
-from oaiserve.engine.model.load import load_model, prepare
+from oaiserve.engine.model.load import load_model
+from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.rehearsal import difference
 from oaiserve.engine.request import SamplingParams
 from oaiserve.errors import StartupError

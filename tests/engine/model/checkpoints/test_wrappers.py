@@ -20,7 +20,8 @@ from oaiserve.engine.model.cpu.stored import StoredTensors
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.kept import is_kept, load_kept
-from oaiserve.engine.model.load import load_model, quantization_of
+from oaiserve.engine.model.load import load_model
+from oaiserve.engine.model.model_config import quantization_of
 from oaiserve.engine.model.rehearsal import prompt
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel

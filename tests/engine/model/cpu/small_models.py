@@ -19,7 +19,7 @@ from oaiserve.engine.model.cpu import amx, build, prebuilt
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.cpu.start import native_decoder, start_native, with_native_cache
 from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.load import prepare
+from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.states import States

@@ -15,7 +15,7 @@ from oaiserve.engine.drafting.drafts import StepTimes
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.adapted_modules import adaptable
 from oaiserve.engine.model.cpu.start import native_decoder
-from oaiserve.engine.model.load import prepare
+from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.request import Grammar, Request, SamplingParams, TokenPrompt
 from oaiserve.engine.text.tokenizer import Tokenizer

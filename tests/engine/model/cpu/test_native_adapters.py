@@ -17,7 +17,7 @@ from oaiserve.engine.model.cpu.description import HeadRows
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.cpu.start import native_decoder, with_native_cache
 from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.load import prepare
+from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.rehearsal import QUANTIZED_TOLERANCE, difference
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams

@@ -12,7 +12,7 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu.description import NotKnown
 from oaiserve.engine.model.cpu.start import native_decoder, with_native_cache
-from oaiserve.engine.model.load import prepare
+from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.states import PartOfStep
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence

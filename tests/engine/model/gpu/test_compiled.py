@@ -26,7 +26,7 @@ from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.gpu.compiled import compile_layers, restore_layers
 from oaiserve.engine.model.gpu.fused_projections import fuse_projections
-from oaiserve.engine.model.load import prepare
+from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams

@@ -24,7 +24,9 @@ from oaiserve.engine.model.gpu.device_matrices import (
 from oaiserve.engine.model.gpu.fast_paths import multiply_checked, scale_checked
 from oaiserve.engine.model.gpu.fused_layers import _product
 from oaiserve.engine.model.gpu.fused_projections import fuse_projections, product_of
-from oaiserve.engine.model.load import keep_packed, load_model, prepare
+from oaiserve.engine.model.gpu.keep_packed import keep_packed_matrices
+from oaiserve.engine.model.load import load_model
+from oaiserve.engine.model.prepare import prepare
 from oaiserve.quantization import read_quantization
 from tests.engine.model.cpu.small_models import config, make_model
 from tools.fp8_checkpoints import Layout, write_fp8
@@ -138,7 +140,7 @@ def test_checkpoints_in_fp8_are_read_and_may_stay_packed(layout: Layout, tmp_pat
         want = loaded.model(ids).logits
         quantization = read_quantization(json.loads((tmp_path / "config.json").read_text()))
         assert quantization is not None
-        assert keep_packed(loaded.model, PackedWeights(tmp_path, quantization)) == 2 * 7
+        assert keep_packed_matrices(loaded.model, PackedWeights(tmp_path, quantization)) == 2 * 7
         torch.testing.assert_close(loaded.model(ids).logits, want, rtol=1e-4, atol=1e-4)
 
 
@@ -168,7 +170,7 @@ def packed_model(folder: Path) -> Any:
     assert quantization is not None
     weights = PackedWeights(folder, quantization)
     model.load_state_dict({name: weights.tensor(name).float() for name in weights.names()}, strict=False)
-    assert keep_packed(model, weights) == 14
+    assert keep_packed_matrices(model, weights) == 14
     return model
 
 
@@ -252,7 +254,7 @@ def fp8_model(folder: Path) -> Any:
     loaded = load_model(folder, device="cpu", dtype="bfloat16")
     quantization = read_quantization(json.loads((folder / "config.json").read_text()))
     assert quantization is not None
-    assert keep_packed(loaded.model, PackedWeights(folder, quantization)) == 2 * 7
+    assert keep_packed_matrices(loaded.model, PackedWeights(folder, quantization)) == 2 * 7
     return loaded
 
 

@@ -17,8 +17,8 @@ from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.gpu import device_memory as module
 from oaiserve.engine.model.gpu.device_memory import MemoryReading, measure
-from oaiserve.engine.model.load import move, prepare
 from oaiserve.engine.model.memory import MemoryUse
+from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.rehearsal import largest_step
 from oaiserve.engine.model.sampling.sampler import NUM_TOP
 from oaiserve.engine.model.spec import LoadedModel
@@ -126,31 +126,3 @@ def test_a_gpu_without_memory_for_the_largest_step_stops_the_start(loaded: Loade
 def test_the_largest_step_samples_in_the_way_that_takes_the_most_memory() -> None:
     params = largest_step(max_step_tokens=8, max_running=2, longest=8, block_size=4).chunks[0].sequence.params
     assert (params.logprobs, params.temperature > 0, params.top_k > 0, params.top_p < 1) == (NUM_TOP, True, True, True)
-
-
-class TooLarge(torch.nn.Linear):
-    dtype = torch.bfloat16
-
-    def to(self, *_: Any) -> Any:
-        raise torch.OutOfMemoryError("CUDA out of memory.")
-
-
-def test_weights_that_do_not_fit_stop_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 * GIB, 80 * GIB))
-    model = TooLarge(2**10, 2**10, bias=False, dtype=torch.bfloat16)
-    with pytest.raises(StartupError) as error:
-        move(model, torch.device("cuda"), "org/model")  # type: ignore[arg-type]
-    assert str(error.value) == (
-        "The weights of 'org/model' take 0.0 GiB in bfloat16, but 3.0 of 80.0 GiB were free on cuda: end what else "
-        "uses this GPU (nvidia-smi lists it), or take a smaller --dtype, more GPUs (--tensor-parallel) or another "
-        "--device."
-    )
-
-
-def test_a_gpu_without_memory_for_cuda_itself_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(device: torch.device) -> None:
-        raise RuntimeError("CUDA error: out of memory")
-
-    monkeypatch.setattr(torch.cuda, "mem_get_info", refuse)
-    with pytest.raises(StartupError, match="--device cuda: CUDA does not start there: CUDA error: out of memory"):
-        move(TooLarge(4, 4), torch.device("cuda"), "m")  # type: ignore[arg-type]

@@ -27,7 +27,7 @@ from oaiserve.engine.model.gpu.fast_paths import adapters_problem, attention_pro
 from oaiserve.engine.model.gpu.fused_projections import fuse_projections, separate_projections
 from oaiserve.engine.model.gpu.graphs import Run
 from oaiserve.engine.model.gpu.kv_scales import scale_for, with_measured_scales
-from oaiserve.engine.model.load import prepare
+from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
 from oaiserve.engine.model.sampling.logit_edits import apply_masks_in_torch
 from oaiserve.engine.model.spec import LoadedModel

@@ -22,7 +22,7 @@ from oaiserve.engine.model.gpu.fast_paths import described
 from oaiserve.engine.model.gpu.fused_layers import FusedExecutor, FusedLayers
 from oaiserve.engine.model.gpu.fused_projections import fuse_projections
 from oaiserve.engine.model.layer_operations import LayerOperations, RowNorm
-from oaiserve.engine.model.load import prepare
+from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.rehearsal import prompts_and_decodes
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.step import Chunk, Step

@@ -18,7 +18,7 @@ from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.gpu import graph_capture
 from oaiserve.engine.model.gpu.block_tables import BlockTables
 from oaiserve.engine.model.gpu.graph_capture import CudaCapture, capture_decodes
-from oaiserve.engine.model.load import prepare
+from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.spec import LoadedModel
 from tools.random_models import FAMILIES, random_model
 

@@ -27,7 +27,7 @@ from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.gpu.block_tables import BlockTables
 from oaiserve.engine.model.gpu.graph_capture import graph_memory_bytes, ladder
 from oaiserve.engine.model.gpu.graphs import DecodeGraphs, Run
-from oaiserve.engine.model.load import prepare
+from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.runner import Launched, ModelRunner
 from oaiserve.engine.model.sampling import plain_sampling
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds

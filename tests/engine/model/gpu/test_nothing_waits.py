@@ -22,7 +22,7 @@ from oaiserve.engine.model.attention.hook import AttentionCall, run_model
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.load import prepare
+from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.rehearsal import prompt
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.sampling.logit_edits import apply_masks_in_torch

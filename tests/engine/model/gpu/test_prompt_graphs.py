@@ -16,7 +16,7 @@ from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.gpu.block_tables import BlockTables
 from oaiserve.engine.model.gpu.graph_capture import capture_prompts, token_ladder
 from oaiserve.engine.model.gpu.graphs import DecodeGraphs, Run
-from oaiserve.engine.model.load import prepare
+from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams

@@ -1,0 +1,55 @@
+"""Selects the device of a model, and moves the model there."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from transformers import PreTrainedModel
+
+from oaiserve.errors import StartupError
+
+# oneDNN compiles code for each shape of a bfloat16 product, nearly a MiB with all that belongs to it, and keeps it for
+# the 1,024 shapes used last; torch keeps as many in a list of its own. A step of another size has about five.
+_CODE_LIMITS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+_MOST_SHAPES = 128
+
+
+def select_device(name: str) -> torch.device:
+    """Return the torch device of this name; `auto` is CUDA if torch sees a GPU. Raises StartupError if it sees none."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise StartupError("--device cuda: torch sees no CUDA device here; use --device cpu, or install a CUDA build.")
+    return torch.device(name)
+
+
+def move(model: PreTrainedModel, device: torch.device, name: str) -> None:
+    """Move the model to the device. Raises StartupError if the device has no room for the weights."""
+    if device.type == "cpu":
+        model.to(device)  # type: ignore[arg-type]
+        return
+    needed = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    try:
+        free, total = torch.cuda.mem_get_info(device)
+        model.to(device)  # type: ignore[arg-type]
+    except torch.OutOfMemoryError as error:
+        raise StartupError(
+            f"The weights of '{name}' take {needed / 2**30:.1f} GiB in {str(model.dtype).removeprefix('torch.')}, but "
+            f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB were free on {device}: end what else uses this GPU "
+            "(nvidia-smi lists it), or take a smaller --dtype, more GPUs (--tensor-parallel) or another --device."
+        ) from error
+    except RuntimeError as error:  # for example, other programs have left no memory for CUDA itself
+        raise StartupError(f"--device {device}: CUDA does not start there: {_first_sentence(error)}") from error
+
+
+def limit_compiled_shapes() -> None:
+    """Limit the code that is kept for a CPU, unless the user has set a limit. Both libraries read theirs when they
+    first compute in bfloat16."""
+    for variable in _CODE_LIMITS:
+        os.environ.setdefault(variable, str(_MOST_SHAPES))
+
+
+def _first_sentence(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else text[:300] + "…"

@@ -1,0 +1,207 @@
+"""Switches a loaded model to paged attention and to our states, after checking that it still computes the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from oaiserve.engine.model.attention import LayerCache, StepAttention
+from oaiserve.engine.model.attention.foreign import bring_paged_attention, share_caches
+from oaiserve.engine.model.attention.hook import ATTENTION, AttentionCall, run_model
+from oaiserve.engine.model.attention.reference import ReferenceAttention
+from oaiserve.engine.model.batch import build_batch
+from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.mixers import MIXERS, bring_states, state_shapes
+from oaiserve.engine.model.model_config import (
+    LENGTH_DEPENDENT_ROPE,
+    context_length,
+    has_attention,
+    refuse_unless_decoder_only,
+)
+from oaiserve.engine.model.parallel.sums import Sums
+from oaiserve.engine.model.rehearsal import difference, prompt, tolerance
+from oaiserve.engine.model.spec import KVShape, LayerStateShapes, LoadedModel
+from oaiserve.engine.model.states import PartOfStep, States
+from oaiserve.errors import StartupError
+
+# The parameters whose defaults come from a model's generation_config.json, if it has them.
+SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+LENGTH_DEFAULTS = ("max_new_tokens", "max_length")
+_PROBE_TOKENS = 8
+_PROBE_PARTS = (3, 4, 8)  # the end of a chunk that begins, of a decode, and of a chunk that goes on from a state
+
+
+def prepare(model: PreTrainedModel, name: str = "the model", sums: Sums | None = None) -> LoadedModel:
+    """Switch a loaded model to paged attention, after checking that it still computes the same logits.
+
+    `sums` are those of a model that is split.
+    """
+    model.eval()
+    refuse_unless_decoder_only(model.config, name)
+    _fix_rotary_frequencies(model)
+    size = 1 if sums is None else sums.size
+    kv_shapes, states = _probe_attention(model, name, _rows(model.get_input_embeddings()) * size)
+    config = model.config
+    defaults = model.generation_config.to_diff_dict() if model.generation_config else {}
+    loaded = LoadedModel(
+        name=type(model).__name__,
+        model=model,
+        device=model.device,
+        dtype=model.dtype,
+        vocab_size=_rows(model.get_output_embeddings()) * size,
+        max_model_len=context_length(config),
+        eos_token_ids=_ids(config.eos_token_id) | _ids(getattr(model.generation_config, "eos_token_id", None)),
+        default_params=_default_params(defaults),
+        kv_shapes=kv_shapes,
+        state_shapes=states,
+        sums=sums,
+    )
+    if states:
+        _refuse_unless_equal_in_parts(loaded, name)
+    return loaded
+
+
+def _default_params(given: Mapping[str, Any]) -> dict[str, float | int]:
+    lengths = {key: given[key] for key in LENGTH_DEFAULTS if isinstance(given.get(key), int) and given[key] > 0}
+    return {key: given[key] for key in SAMPLING_DEFAULTS if given.get(key) is not None} | lengths
+
+
+def _fix_rotary_frequencies(model: PreTrainedModel) -> None:
+    """Let rotary embeddings keep their frequencies.
+
+    Those of some types look at the positions of each step, on the device, to choose frequencies by the longest. The
+    host would wait for that, and a step that waits cannot be captured. `context_length` allows no length with others.
+    """
+    for module in model.modules():
+        kind: Any = getattr(module, "rope_type", None)
+        if isinstance(kind, dict):  # by the type of layer
+            module.rope_type = {layer: _fixed(of_layer) for layer, of_layer in kind.items()}  # type: ignore[assignment]
+        elif isinstance(kind, str):
+            module.rope_type = _fixed(kind)  # type: ignore[assignment]
+
+
+def _fixed(rope_type: str) -> str:
+    return "default" if rope_type in LENGTH_DEPENDENT_ROPE else rope_type
+
+
+def _probe_attention(
+    model: PreTrainedModel, name: str, vocab_size: int
+) -> tuple[dict[int, KVShape], dict[int, LayerStateShapes]]:
+    """Switch the model to paged attention and our pool of states, and return the shapes of what its layers keep.
+
+    The logits of a short run must equal those of the model's own code. That excludes what paged attention does not
+    support, and layers that do not use it. Raises StartupError for such a model.
+    """
+    keeps_states = model.config.model_type in MIXERS
+    kept: dict[int, LayerStateShapes] = {}
+    batch = build_batch(prompt(_PROBE_TOKENS, vocab_size, _PROBE_TOKENS), _PROBE_TOKENS, model.device)
+    probe = _Probe(ReferenceAttention(batch))
+    if getattr(model.config, "alibi", False):
+        model.set_attn_implementation("sdpa")  # in eager attention, transformers' code of Falcon adds ALiBi twice
+    with torch.inference_mode():
+        output = model(input_ids=batch.input_ids[None], use_cache=keeps_states, logits_to_keep=1)
+        expected = output.logits[0]
+        if keeps_states:
+            kept = state_shapes(output)
+            bring_states(model)
+            batch.states = States(kept, 1, model.device).of_step([PartOfStep(0, 0, _PROBE_TOKENS)])
+        num_sharing = share_caches(model)
+        computes_itself = bring_paged_attention(model)
+        if not computes_itself and has_attention(model.config):
+            model.set_attn_implementation(ATTENTION)
+            if model.config._attn_implementation != ATTENTION:
+                raise StartupError(
+                    f"'{name}' cannot be served: its code does not use transformers' attention interface."
+                )
+        try:
+            logits = run_model(model, batch, call=AttentionCall(probe, probe, batch.states))
+        except TypeError as error:  # the model's code does not pass an argument on, or does not accept it
+            raise StartupError(
+                f"'{name}' cannot be served: its code does not hand the arguments of paged attention on to its layers."
+            ) from error
+    shapes = probe.shapes
+    num_layers = model.config.num_hidden_layers - num_sharing
+    if not keeps_states and len(shapes) != num_layers:
+        raise StartupError(
+            f"'{name}' cannot be served: only {len(shapes)} of its {num_layers} layers use transformers' attention "
+            "interface."
+        )
+    if probe.is_overwritten:
+        raise StartupError(
+            f"'{name}' cannot be served: a layer of it keeps keys and values twice, and the cache holds them once."
+        )
+    found, limit = difference(logits, expected), tolerance(model.dtype)
+    if not found <= limit:
+        raise StartupError(
+            f"'{name}' cannot be served: with paged attention its outputs differ by {found:.1%} from its own "
+            f"(allowed: {limit:.1%}), so its attention does something that the interface does not carry."
+        )
+    return shapes, kept
+
+
+@torch.inference_mode()
+def _refuse_unless_equal_in_parts(loaded: LoadedModel, name: str) -> None:
+    """Raise StartupError unless a prompt has the same logits computed at once and in parts.
+
+    Then what each layer needs of the tokens before is in the KV cache or in the state.
+    """
+    logits = []
+    for ends in ((_PROBE_TOKENS,), _PROBE_PARTS):
+        eager = EagerExecutor.with_cache(loaded, num_blocks=1, block_size=_PROBE_TOKENS)
+        states = States(loaded.state_shapes, 1, loaded.device)
+        start = 0
+        for end in ends:
+            step = prompt(end, loaded.vocab_size, _PROBE_TOKENS, start=start)
+            batch = build_batch(step, _PROBE_TOKENS, loaded.device)
+            batch.states = states.of_step([PartOfStep(0, start, end - start)])
+            computed = eager.forward(batch)
+            start = end
+        logits.append(computed)
+    found, limit = difference(logits[1], logits[0]), tolerance(loaded.dtype)
+    if not found <= limit:
+        raise StartupError(
+            f"'{name}' cannot be served: computed in parts, its outputs differ by {found:.1%} (allowed: {limit:.1%}), "
+            "so a layer of it needs more of the tokens before than its keys and values, or its state."
+        )
+
+
+class _Probe(dict[int, LayerCache]):
+    """The attention of a step that records the KV shape of each layer, and its caches, of one block each."""
+
+    def __init__(self, attention: StepAttention) -> None:
+        self.shapes: dict[int, KVShape] = {}
+        self.is_overwritten = False  # whether a layer has called attention with other keys or values than before
+        self._attention = attention
+        self._written: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def __missing__(self, layer: int) -> LayerCache:
+        """Return no cache yet: its shape is known when attention is called, which is next."""
+        self._layer = layer
+        return LayerCache(torch.empty(0), torch.empty(0))
+
+    def __call__(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: LayerCache, **scoring: Any
+    ) -> torch.Tensor:
+        before = self._written.setdefault(self._layer, (key, value))
+        self.is_overwritten |= not all(torch.equal(*pair) for pair in zip(before, (key, value), strict=True))
+        shape = self.shapes[self._layer] = KVShape(key.shape[1], key.shape[2], value.shape[2])
+        cache = LayerCache(
+            key.new_zeros(1, _PROBE_TOKENS, shape.kv_heads, shape.key_dim),
+            value.new_zeros(1, _PROBE_TOKENS, shape.kv_heads, shape.value_dim),
+        )
+        return self._attention(query, key, value, cache, **scoring)
+
+
+def _rows(embedding: torch.nn.Module) -> int:
+    weight = embedding.weight
+    assert isinstance(weight, torch.Tensor)
+    return weight.shape[0]
+
+
+def _ids(value: int | list[int] | None) -> frozenset[int]:
+    if value is None:
+        return frozenset()
+    return frozenset([value] if isinstance(value, int) else value)
