@@ -151,18 +151,25 @@ MODEL_ROWS = {
     "cpu.quantized_file": "cpu.blocks",
     "cpu.reserved": "",
     "cpu.part": "cpu.description spec",
-    "cpu.describe_mixers": "cpu.description spec",
-    "cpu.describe": "cpu.blocks cpu.describe_mixers cpu.description layer_operations spec",
+    "cpu.module_reader": "cpu.blocks cpu.description layer_operations spec",
+    "cpu.describe_mixers": "cpu.description cpu.module_reader spec",
+    "cpu.describe_experts": "cpu.blocks cpu.description cpu.module_reader layer_operations spec",
+    "cpu.describe": "cpu.blocks cpu.describe_experts cpu.describe_mixers cpu.description cpu.module_reader spec",
     "cpu.kv_layout": "attention cpu.description kv_cache spec",
     "cpu.attention": "attention batch cpu.kv_layout cpu.library spec",
     "cpu.packed_adapter": "adapters cpu.description cpu.kv_layout cpu.library",
-    "cpu.mixer_operations": "cpu.description cpu.kv_layout cpu.library",
-    "cpu.operations": "attention cpu.blocks cpu.description cpu.kv_layout cpu.library cpu.mixer_operations",
+    "cpu.pack_weights": "cpu.blocks cpu.description cpu.kv_layout cpu.library",
+    "cpu.operation_list": "cpu.description cpu.kv_layout cpu.library cpu.pack_weights",
+    "cpu.mixer_operations": "cpu.description cpu.kv_layout cpu.library cpu.operation_list",
+    "cpu.expert_operations": "cpu.blocks cpu.description cpu.library cpu.operation_list",
+    "cpu.operations": "attention cpu.blocks cpu.description cpu.expert_operations cpu.kv_layout cpu.library "
+    "cpu.mixer_operations cpu.operation_list cpu.pack_weights",
     "cpu.native": "adapters attention batch cpu.description cpu.kv_layout cpu.library cpu.operations "
     "cpu.packed_adapter cpu.reserved kv_cache",
     "cpu.check": "adapters batch cpu.description cpu.native rehearsal spec states",
-    "cpu.checked": "adapters cpu.blocks cpu.build cpu.check cpu.describe cpu.describe_mixers cpu.description "
-    "cpu.library cpu.mixer_operations cpu.native cpu.operations cpu.part cpu.quantized_file cpu.reserved cpu.stored "
+    "cpu.checked": "adapters cpu.blocks cpu.build cpu.check cpu.describe cpu.describe_experts cpu.describe_mixers "
+    "cpu.description cpu.expert_operations cpu.library cpu.mixer_operations cpu.module_reader cpu.native "
+    "cpu.operation_list cpu.operations cpu.pack_weights cpu.part cpu.quantized_file cpu.reserved cpu.stored "
     "layer_operations spec",
     "cpu.start": "adapted_modules adapters attention attention.reference batch cpu.attention cpu.build cpu.check "
     "cpu.describe cpu.description cpu.kv_layout cpu.library cpu.native eager executor runner spec",

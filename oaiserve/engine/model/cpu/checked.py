@@ -25,10 +25,15 @@ from oaiserve.engine.model.cpu import (
     blocks,
     build,
     describe,
+    describe_experts,
     describe_mixers,
     description,
+    expert_operations,
     mixer_operations,
+    module_reader,
+    operation_list,
     operations,
+    pack_weights,
     part,
 )
 from oaiserve.engine.model.cpu.build import BuildError
@@ -49,6 +54,11 @@ log = logging.getLogger(__name__)
 
 _FILES = (".json", ".safetensors")
 _PACKAGES = ("oaiserve", "torch", "transformers")
+# What describes a model, and makes operations of the description.
+_CODE = (
+    *(describe, describe_experts, describe_mixers, description, module_reader, layer_operations),
+    *(expert_operations, mixer_operations, operation_list, operations, pack_weights),
+)
 # The settings that a start could refuse, or that change what the native step computes.
 _OPTIONS = (
     *("task", "device", "dtype", "compile", "attention", "nvtx", "tensor_parallel", "quantize", "kv_cache_dtype"),
@@ -83,7 +93,7 @@ def checked_subject(model: Path, options: EngineOptions) -> Subject | None:
     asked = {name: str(getattr(options, name)) for name in (*_OPTIONS, "block_size", "has_adapters")}
     packages: tuple[str, ...] = _PACKAGES
     digest: Callable[[Path], str] | None = None
-    modules = [describe, describe_mixers, description, layer_operations, mixer_operations, operations]
+    modules = [*_CODE]
     code = hashlib.sha256()
     if is_gguf:
         # The record may have copies of these tensors. All others are read from the file at each start.

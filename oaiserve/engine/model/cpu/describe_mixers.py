@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,31 +23,14 @@ from oaiserve.engine.model.cpu.description import (
     NotKnown,
     ShortConvolution,
 )
-from oaiserve.engine.model.spec import LayerStateShapes, LoadedModel, StateShape
+from oaiserve.engine.model.cpu.module_reader import ModuleReader
+from oaiserve.engine.model.spec import LayerStateShapes, StateShape
 
 MAX_TAPS = 8  # as in src/convolution.h
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "none": "none"}  # in library.ACTIVATIONS, by transformers' name
 
 
-class Reader(Protocol):
-    """Reads parts of a model's modules, and keeps track of the parameters that it has read. Raises NotKnown."""
-
-    loaded: LoadedModel
-
-    def child(self, module: Module, *names: str, optional: bool = False) -> Any:
-        """Return what a module has under the first of these names that it has."""
-
-    def matrix(self, module: Module) -> Matrix:
-        """Return the matrix of a linear layer."""
-
-    def norm(self, norm: Module) -> Norm:
-        """Return a norm."""
-
-    def parameter(self, module: Module, name: str) -> Tensor:
-        """Return a parameter."""
-
-
-def mixer(reader: Reader, index: int, layer: Module) -> Mixer:
+def mixer(reader: ModuleReader, index: int, layer: Module) -> Mixer:
     """Describe the mixer of a layer that keeps a state. Raises NotKnown."""
     for name, describe in _MIXERS.items():
         if (module := getattr(layer, name, None)) is not None:
@@ -55,7 +38,7 @@ def mixer(reader: Reader, index: int, layer: Module) -> Mixer:
     raise NotKnown("it has no operations for layers that keep such a state")
 
 
-def _delta_net(reader: Reader, index: int, net: Any) -> DeltaNet:
+def _delta_net(reader: ModuleReader, index: int, net: Any) -> DeltaNet:
     if not {"in_proj_qkvz", "in_proj_qkv"} & {name for name, _ in net.named_children()}:
         raise NotKnown(f"it has no operations for states of type {type(net).__name__}")
     key_heads, value_heads, key_dim, value_dim = net.num_k_heads, net.num_v_heads, net.head_k_dim, net.head_v_dim
@@ -84,11 +67,11 @@ def _delta_net(reader: Reader, index: int, net: Any) -> DeltaNet:
     )
 
 
-def _any_mamba(reader: Reader, index: int, mixer: Any) -> Mixer:
+def _any_mamba(reader: ModuleReader, index: int, mixer: Any) -> Mixer:
     return _mamba(reader, index, mixer) if hasattr(mixer, "x_proj") else _mamba2(reader, index, mixer)
 
 
-def _mamba(reader: Reader, index: int, mixer: Any) -> Mamba:
+def _mamba(reader: ModuleReader, index: int, mixer: Any) -> Mamba:
     convolution = _convolution(reader, mixer.conv1d, mixer.activation)
     speeds = _speeds(reader, mixer)
     _refuse_another_state(reader, index, convolution, tuple(speeds.shape))
@@ -111,7 +94,7 @@ def _mamba(reader: Reader, index: int, mixer: Any) -> Mamba:
     )
 
 
-def _mamba2(reader: Reader, index: int, mixer: Any) -> Mamba2:
+def _mamba2(reader: ModuleReader, index: int, mixer: Any) -> Mamba2:
     if not {"num_heads", "head_dim", "n_groups"} <= vars(mixer).keys():
         raise NotKnown(f"it has no operations for states of type {type(mixer).__name__}")
     heads, head_dim, groups, state_dim = mixer.num_heads, mixer.head_dim, mixer.n_groups, mixer.ssm_state_size
@@ -149,7 +132,7 @@ def _mamba2(reader: Reader, index: int, mixer: Any) -> Mamba2:
     )
 
 
-def _short_convolution(reader: Reader, index: int, mixer: Any) -> ShortConvolution:
+def _short_convolution(reader: ModuleReader, index: int, mixer: Any) -> ShortConvolution:
     convolution = _convolution(reader, mixer.conv, "none")
     _refuse_another_state(reader, index, convolution, None)
     # Gates of the inputs come first, then those of the outputs.
@@ -164,7 +147,7 @@ def _short_convolution(reader: Reader, index: int, mixer: Any) -> ShortConvoluti
     )
 
 
-def _speeds(reader: Reader, mixer: Any) -> Tensor:
+def _speeds(reader: ModuleReader, mixer: Any) -> Tensor:
     """Return how fast states fade, less than 0, of which a checkpoint has the logarithms."""
     return -reader.parameter(mixer, "A_log").float().exp()
 
@@ -175,7 +158,7 @@ def _sorted(matrix: Matrix, heads: int, sizes: list[int]) -> Matrix:
     return matrix.picked(torch.cat([rows.flatten() for rows in parts]))
 
 
-def _convolution(reader: Reader, convolution: Any, activation: str) -> Convolution:
+def _convolution(reader: ModuleReader, convolution: Any, activation: str) -> Convolution:
     weight = reader.parameter(convolution, "weight").float()[:, 0].T.contiguous()
     if not 2 <= len(weight) <= MAX_TAPS:
         raise NotKnown(f"its convolutions look at {len(weight)} tokens, and not at 2 to {MAX_TAPS}")
@@ -185,7 +168,7 @@ def _convolution(reader: Reader, convolution: Any, activation: str) -> Convoluti
     return Convolution(weight, bias, _ACTIVATIONS[activation])
 
 
-def _norm(reader: Reader, norm: Any, width: int) -> Norm | None:
+def _norm(reader: ModuleReader, norm: Any, width: int) -> Norm | None:
     if norm is None:
         return None
     if "Weightless" in type(norm).__name__:  # its weight is not used
@@ -193,12 +176,12 @@ def _norm(reader: Reader, norm: Any, width: int) -> Norm | None:
     return reader.norm(norm)
 
 
-def _gated_norm(reader: Reader, norm: Any) -> Norm:
+def _gated_norm(reader: ModuleReader, norm: Any) -> Norm:
     return Norm(reader.parameter(norm, "weight").float(), None, norm.variance_epsilon, subtracts_mean=False)
 
 
 def _refuse_another_state(
-    reader: Reader, index: int, convolution: Convolution, recurrent: tuple[int, ...] | None
+    reader: ModuleReader, index: int, convolution: Convolution, recurrent: tuple[int, ...] | None
 ) -> None:
     """Raise NotKnown unless a layer keeps the last inputs of its convolution, and so many numbers in float32."""
     taps, channels = convolution.weight.shape
@@ -211,7 +194,7 @@ def _refuse_another_state(
 
 
 # By the name that layers have for them.
-_MIXERS: dict[str, Callable[[Reader, int, Any], Mixer]] = {
+_MIXERS: dict[str, Callable[[ModuleReader, int, Any], Mixer]] = {
     "linear_attn": _delta_net,
     "mamba": _any_mamba,
     "mixer": _any_mamba,

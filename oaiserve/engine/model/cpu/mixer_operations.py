@@ -2,76 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
-
 import torch
-from torch import Tensor
 
-from oaiserve.engine.model.cpu import description, library
+from oaiserve.engine.model.cpu import description
 from oaiserve.engine.model.cpu.description import (
     DeltaNet,
     Mamba,
     Mamba2,
     Matrix,
     Mixer,
-    Norm,
     NotKnown,
     ShortConvolution,
 )
 from oaiserve.engine.model.cpu.kv_layout import LANES
 from oaiserve.engine.model.cpu.library import (
     ACTIVATIONS,
+    Convolution,
     DeltaHeads,
     GatedNorm,
-    Library,
     Normalize,
     ScanHeads,
     Selection,
 )
+from oaiserve.engine.model.cpu.operation_list import OperationList, whole_lanes
 
 NONE = -1  # no numbers of a row
 MAX_KEY_DIM = 256  # MAX_STATE_KEY_DIM in src/delta.h, and MAX_SELECTIVE_DIM in src/selective_scan.h
 
 
-class Operations(Protocol):
-    """The operations of a decoder so far, to which more can be added."""
-
-    library: Library
-
-    def elements(self, width: int) -> int:
-        """Add a buffer with so many numbers of each token, in the model's dtype. Return its index."""
-
-    def floats(self, width: int) -> int:
-        """Add a buffer with so many numbers of each token. Return its index."""
-
-    def keep(self, tensor: Tensor) -> int:
-        """Keep a tensor as long as the decoder. Return where it is in memory."""
-
-    def normalize(self, norm: Norm) -> Normalize:
-        """Return a norm as native code takes it."""
-
-    def operation(self, name: str, add: Callable[..., int], *arguments: Any) -> int:
-        """Add an operation of the kind `name`."""
-
-    def project(self, name: str, x: int, out: int, matrices: list[Matrix]) -> None:
-        """Add the operation that writes the products with all `matrices` to `out`, side by side."""
-
-
 class MixerOperations:
     """Adds the operations of mixers, in the order of their layers, to those of a decoder."""
 
-    def __init__(self, operations: Operations, mixers: list[Mixer]) -> None:
+    def __init__(self, operations: OperationList, mixers: list[Mixer]) -> None:
         """Make the buffers that `mixers` share."""
-        self._operations, self._add = operations, operations.library
+        self._operations, self._library = operations, operations.library
         self._num_layers = 0  # for which operations have been added
         if mixers:
-            self._rows = operations.floats(max(_up(_num_numbers(mixer)) for mixer in mixers))
+            self._rows = operations.floats(max(whole_lanes(_num_numbers(mixer)) for mixer in mixers))
         if nets := [mixer for mixer in mixers if isinstance(mixer, DeltaNet)]:
-            self._rates = operations.floats(max(_up(2 * net.value_heads) for net in nets))
+            self._rates = operations.floats(max(whole_lanes(2 * net.value_heads) for net in nets))
         if mambas := [mixer for mixer in mixers if isinstance(mixer, Mamba)]:
             self._inner = operations.elements(max(len(mamba.speeds) for mamba in mambas))
-            self._vectors = operations.floats(max(_up(len(mamba.vectors.weight)) for mamba in mambas))
+            self._vectors = operations.floats(max(whole_lanes(len(mamba.vectors.weight)) for mamba in mambas))
             self._short_times = operations.elements(max(mamba.times.weight.shape[1] for mamba in mambas))
             self._times = operations.floats(max(len(mamba.speeds) for mamba in mambas))
 
@@ -89,7 +61,7 @@ class MixerOperations:
         self._num_layers += 1
 
     def _delta_net(self, net: DeltaNet, x: int, out: int) -> None:
-        operations, add = self._operations, self._add
+        operations, library = self._operations, self._library
         _refuse_unless_whole(net.key_dim, net.value_dim)
         if net.key_dim > MAX_KEY_DIM:
             raise NotKnown(f"its states have keys of {net.key_dim} numbers, which are more than {MAX_KEY_DIM}")
@@ -97,55 +69,55 @@ class MixerOperations:
         operations.project("projections", x, self._rates, net.rates)
         channels = self._convolve(net.convolution)
         speeds, biases = operations.keep(net.speeds), operations.keep(net.biases)
-        operations.operation("recurrence", add.prepare_delta, self._rows, self._rates, heads, speeds, biases)
-        operations.operation("recurrence", add.delta_rule, self._rows, self._rates, heads, self._num_layers)
+        operations.add("recurrence", library.prepare_delta, self._rows, self._rates, heads, speeds, biases)
+        operations.add("recurrence", library.delta_rule, self._rows, self._rates, heads, self._num_layers)
         gated = GatedNorm(channels - net.value_heads * net.value_dim, channels, net.value_heads)
         normalize = operations.normalize(net.norm)
-        operations.operation("recurrence", add.gate_and_norm, self._rows, out, gated, normalize)
+        operations.add("recurrence", library.gate_and_norm, self._rows, out, gated, normalize)
 
     def _mamba(self, mixer: Mamba, out: int) -> None:
-        operations, add = self._operations, self._add
+        operations, library = self._operations, self._library
         (channels, dim), rank = mixer.speeds.shape, mixer.times.weight.shape[1]
         _refuse_unless_whole(dim, rank)
         if dim > MAX_KEY_DIM:
             raise NotKnown(f"its states have {dim} numbers for a channel, which are more than {MAX_KEY_DIM}")
         self._convolve(mixer.convolution)
-        operations.operation("convolution", add.norm, self._rows, self._inner, Normalize(width=channels), False)
+        operations.add("convolution", library.norm, self._rows, self._inner, Normalize(width=channels), False)
         operations.project("projections", self._inner, self._vectors, [mixer.vectors])
         time_norm, b_norm, c_norm = (
             Normalize(width=width) if norm is None else operations.normalize(norm)
             for norm, width in ((mixer.time_norm, rank), (mixer.b_norm, dim), (mixer.c_norm, dim))
         )
-        operations.operation("projections", add.norm, self._vectors, self._short_times, time_norm, False)
+        operations.add("projections", library.norm, self._vectors, self._short_times, time_norm, False)
         operations.project("projections", self._short_times, self._times, [mixer.times])
         pointers = (operations.keep(mixer.speeds), operations.keep(mixer.skips))
         selection = Selection(channels, dim, rank, b_norm, c_norm, *pointers)
         arguments = (self._rows, self._times, self._vectors, out, selection, self._num_layers)
-        operations.operation("recurrence", add.selective_scan, *arguments)
+        operations.add("recurrence", library.selective_scan, *arguments)
 
     def _mamba2(self, mixer: Mamba2, out: int) -> None:
-        operations, add = self._operations, self._add
+        operations, library = self._operations, self._library
         _refuse_unless_whole(mixer.head_dim, mixer.state_dim, mixer.head_dim * mixer.heads // mixer.groups)
         if (factors := mixer.factors) is not None:
             padded = torch.nn.functional.pad(factors, (0, -len(factors) % LANES))
             arguments = (self._rows, operations.keep(padded), len(padded))
-            operations.operation("projections", add.scale_columns, *arguments)
+            operations.add("projections", library.scale_columns, *arguments)
         channels = self._convolve(mixer.convolution)
         numbers = mixer.heads * mixer.head_dim
         sizes = (mixer.heads, mixer.head_dim, mixer.groups, mixer.state_dim, channels + numbers)
         heads = ScanHeads(*sizes, mixer.least_time, mixer.most_time)
         speeds, biases = operations.keep(mixer.speeds), operations.keep(mixer.biases)
-        operations.operation("recurrence", add.prepare_scan, self._rows, heads, speeds, biases)
-        operations.operation("recurrence", add.scan, self._rows, heads, operations.keep(mixer.skips), self._num_layers)
+        operations.add("recurrence", library.prepare_scan, self._rows, heads, speeds, biases)
+        operations.add("recurrence", library.scan, self._rows, heads, operations.keep(mixer.skips), self._num_layers)
         gated = GatedNorm(0, channels, mixer.groups, not mixer.norms_first, True)
         normalize = Normalize() if mixer.norm is None else operations.normalize(mixer.norm)
         normalize.width = numbers // mixer.groups
-        operations.operation("recurrence", add.gate_and_norm, self._rows, out, gated, normalize)
+        operations.add("recurrence", library.gate_and_norm, self._rows, out, gated, normalize)
 
     def _short_convolution(self, mixer: ShortConvolution, out: int) -> None:
         width = mixer.out.weight.shape[1]
         self._convolve(mixer.convolution, before=width, after=2 * width)
-        self._operations.operation("convolution", self._add.norm, self._rows, out, Normalize(width=width), False)
+        self._operations.add("convolution", self._library.norm, self._rows, out, Normalize(width=width), False)
 
     def _convolve(self, convolution: description.Convolution, *, before: int = NONE, after: int = NONE) -> int:
         """Add the convolution of the first numbers of a row, and return how many these are.
@@ -156,7 +128,7 @@ class MixerOperations:
         taps, channels = convolution.weight.shape
         if channels % LANES:
             raise NotKnown(f"its convolutions have {channels} channels, which is no multiple of {LANES}")
-        arguments = library.Convolution(
+        arguments = Convolution(
             0,
             channels,
             taps,
@@ -167,7 +139,7 @@ class MixerOperations:
             after,
             self._num_layers,
         )
-        self._operations.operation("convolution", self._add.convolve, self._rows, arguments)
+        self._operations.add("convolution", self._library.convolve, self._rows, arguments)
         return channels
 
 
@@ -189,7 +161,3 @@ def _refuse_unless_whole(*dims: int) -> None:
     for dim in dims:
         if dim % LANES:
             raise NotKnown(f"its states have {dim} numbers in a row, which is no multiple of {LANES}")
-
-
-def _up(width: int) -> int:
-    return -(-width // LANES) * LANES

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from oaiserve.engine.model.cpu.blocks import FORMATS, Blocks, of_integers
 from oaiserve.engine.model.cpu.library import Library, Normalize, StepInput
-from oaiserve.engine.model.cpu.operations import _padded
+from oaiserve.engine.model.cpu.pack_weights import padded
 from tests.engine.model.cpu.small_models import EMULATED_AMX, compiled_for
 from tools.random_gguf import random_blocks
 
@@ -42,10 +42,10 @@ class Product:
         order = None if matrix.columns is None else matrix.columns.ctypes.data
         hidden, x = library.add_floats(self._decoder, k, 1), library.add_elements(self._decoder, k, 1)
         groups = library.add_groups(self._decoder, k, 1)
-        rows, kinds = _padded(matrix.addresses(), 32), np.full(-(-n // 32), matrix.kind, np.int32)
+        rows, kinds = padded(matrix.addresses(), 32), np.full(-(-n // 32), matrix.kind, np.int32)
         add, others = library.add_blocks, kinds
         if (scales := matrix.scale_addresses()) is not None:
-            add, others = library.add_blocks_apart, _padded(scales, 32)
+            add, others = library.add_blocks_apart, padded(scales, 32)
         self.weights = add(self._decoder, self._pool, rows.ctypes.data, others.ctypes.data, n, k, None)
         library.embed(self._decoder, hidden, table.data_ptr(), None, k, 1.0)
         library.norm(self._decoder, hidden, x, Normalize(width=k), True)

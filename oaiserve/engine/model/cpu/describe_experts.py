@@ -1,0 +1,178 @@
+"""Describes mixtures of experts, and finds out from their outputs how they route tokens and combine gate and up.
+
+`describe.py` reads the rest of a model, and its checks are for these parts, too.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from oaiserve.engine.model.cpu.blocks import Blocks
+from oaiserve.engine.model.cpu.description import (
+    MLP,
+    ClampedGate,
+    Expert,
+    Experts,
+    Matrix,
+    MixtureNorms,
+    Norm,
+    NotKnown,
+    Router,
+)
+from oaiserve.engine.model.cpu.module_reader import ModuleReader, unscaled_norm
+from oaiserve.engine.model.layer_operations import ACTIVATIONS
+from oaiserve.engine.model.spec import is_linear
+
+_BIASES = ("e_score_correction_bias", "expert_bias")  # of a router's choice
+
+
+def mixture(reader: ModuleReader, module: Module, shared: MLP | None) -> Experts:
+    """Describe a mixture of experts, and what all tokens share."""
+    experts = reader.child(module, "experts")
+    shared_gate = reader.child(module, "shared_expert_gate", optional=True)
+    return Experts(
+        router=_router(reader, module),
+        experts=_experts(reader, experts),
+        activation=_gating(reader, experts),
+        shared=shared,
+        shared_gate=None if shared_gate is None else reader.matrix(shared_gate),
+        norms=None,
+    )
+
+
+def mixture_beside(reader: ModuleReader, layer: Module, shared: MLP) -> Experts:
+    """Describe experts beside an MLP that all tokens share, where both have norms of their own."""
+    router, experts = reader.child(layer, "router"), reader.child(layer, "experts")
+    scale = reader.parameter(router, "scale").float() * float(reader.child(router, "scalar_root_size"))
+    norm = replace(unscaled_norm(reader.child(router, "norm"), len(scale)), weight=scale)
+    return Experts(
+        router=_router(reader, layer, norm),
+        experts=_experts(reader, experts),
+        activation=_gating(reader, experts),
+        shared=shared,
+        shared_gate=None,
+        norms=MixtureNorms(
+            router=norm,
+            experts=reader.norm(reader.child(layer, "pre_feedforward_layernorm_2")),
+            experts_out=reader.norm(reader.child(layer, "post_feedforward_layernorm_2")),
+            shared_out=reader.norm(reader.child(layer, "post_feedforward_layernorm_1")),
+        ),
+    )
+
+
+def _experts(reader: ModuleReader, experts: Module) -> list[Expert]:
+    gates_and_ups = _matrices(reader, experts, "gate_up_proj", 2)
+    downs = _matrices(reader, experts, "down_proj", 1)
+    return [Expert(gate, up, down) for (gate, up), (down,) in zip(gates_and_ups, downs, strict=True)]
+
+
+def _matrices(reader: ModuleReader, experts: Module, name: str, parts: int) -> list[list[Matrix]]:
+    """Return for each expert what it has under this name: its gate and its up projection if there are two parts."""
+    tensor = reader.tensor(experts, name)
+    is_interleaved = not getattr(experts, "is_concatenated", True)
+
+    def cut(rows: Tensor) -> list[Tensor]:
+        return [rows[part::parts] for part in range(parts)] if is_interleaved else list(rows.chunk(parts))
+
+    weights: Sequence[Sequence[Tensor | Blocks]]
+    biases: Sequence[Sequence[Tensor | None]]
+    if (kept := reader.expert_blocks(experts, name)) is not None:
+        weights = kept
+    else:
+        weights = [cut(rows) for rows in (tensor.mT if getattr(experts, "is_transposed", False) else tensor)]
+    if getattr(experts, f"{name}_bias", None) is None:
+        biases = [[None] * parts] * len(weights)
+    else:
+        biases = [cut(rows) for rows in reader.parameter(experts, f"{name}_bias").float()]
+    return [
+        [Matrix(weight, bias) for weight, bias in zip(own, own_biases, strict=True)]
+        for own, own_biases in zip(weights, biases, strict=True)
+    ]
+
+
+def _gating(reader: ModuleReader, experts: Any) -> str | ClampedGate:
+    """Return what experts do with gate and up: the name of an activation if it is activation(gate) * up.
+
+    Their outputs show it, for large numbers too, because some families clamp these.
+    """
+    if not hasattr(experts, "_apply_gate"):
+        return reader.activation(reader.child(experts, "act_fn"))
+    gate, up = torch.cartesian_prod(torch.linspace(-20, 20, 41), torch.linspace(-18, 18, 7)).unbind(-1)
+    together = torch.cat([gate, up]) if experts.is_concatenated else torch.stack([gate, up], dim=-1).flatten()
+    expected = experts._apply_gate(together)
+    kinds: dict[str | ClampedGate, Tensor] = {name: known(gate) * up for name, known in ACTIVATIONS.items()}
+    alpha, limit = getattr(experts, "alpha", None), getattr(experts, "limit", None)
+    if isinstance(alpha, float) and isinstance(limit, float):
+        clamped = ClampedGate(alpha, limit)
+        kinds[clamped] = clamped(gate, up)
+    for kind, found in kinds.items():
+        if torch.allclose(found, expected, rtol=1e-4, atol=1e-5):
+            return kind
+    raise NotKnown(f"its {type(experts).__name__} combines gate and up in another way")
+
+
+def _router(reader: ModuleReader, mlp: Module, norm: Norm | None = None) -> Router:
+    """Find out what the router of a mixture does from its outputs, because families differ in it, and in names.
+
+    `norm` is what it does with its inputs before.
+    """
+    router: Any = reader.child(mlp, "gate", "router")
+    linear = reader.child(router, "wg", "proj", optional=True) or router
+    weight = reader.parameter(linear, "weight")
+    logits_bias = None if getattr(linear, "bias", None) is None else reader.parameter(linear, "bias").float()
+    bias = None
+    for module, name in product((mlp, *router.modules()), _BIASES):
+        if reader.child(module, name, optional=True) is not None:
+            bias = reader.parameter(module, name).float().flatten()
+    groups = int(reader.child(router, "num_group", optional=True) or 1)
+    factors = None
+    if getattr(router, "per_expert_scale", None) is not None:
+        factors = reader.parameter(router, "per_expert_scale").float()
+    top_k = reader.child(router, "top_k", optional=True) or getattr(reader.loaded.model.config, "top_k_experts", None)
+    if top_k is None:
+        raise NotKnown(f"its {type(router).__name__} has no top_k")
+    plain = Router(
+        weight=weight,
+        module=reader.name_of(linear) if is_linear(linear) else "",
+        logits_bias=logits_bias,
+        bias=bias,
+        top_k=int(top_k),
+        groups=groups,
+        top_groups=int(reader.child(router, "topk_group", optional=True) or groups),
+        is_sigmoid=False,
+        adds_best_two=False,
+        renormalizes=False,
+        scale=float(reader.child(router, "routed_scaling_factor", optional=True) or 1.0),
+        factors=factors,
+        nearness=0.0,
+    )
+    mixer = replace(plain, nearness=2 * float(getattr(router, "router_jitter_noise", 0.0)))
+    # In float32, in which no two experts are equally good for a token.
+    own = deepcopy(router).float()
+    generator = torch.Generator(weight.device).manual_seed(0)
+    x = torch.randn(16, weight.shape[1], generator=generator, device=weight.device)
+    try:
+        takes_bias = not inspect.signature(own.forward).parameters.keys().isdisjoint(_BIASES)
+        _, weights, chosen = own(x, bias) if takes_bias else own(x)
+        expected = torch.zeros(len(x), len(weight)).scatter(-1, chosen, weights.float())
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise NotKnown(f"its {type(router).__name__} takes other arguments: {error}") from error
+    if norm is not None:
+        x = norm(x)
+    kinds = [mixer] if mixer.nearness else []
+    for is_sigmoid, adds_best_two, renormalizes in product((False, True), repeat=3):
+        kind = replace(plain, is_sigmoid=is_sigmoid, adds_best_two=adds_best_two, renormalizes=renormalizes)
+        kinds += [kind, replace(kind, groups=1, top_groups=1)]
+    for kind in kinds:
+        if torch.allclose(kind(x), expected, rtol=1e-3, atol=1e-5):
+            return kind
+    raise NotKnown(f"its {type(router).__name__} chooses experts in another way")

@@ -1,0 +1,162 @@
+"""Tells native code the operations of mixtures of experts, from their descriptions."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from oaiserve.engine.model.cpu.blocks import Blocks
+from oaiserve.engine.model.cpu.description import (
+    ClampedGate,
+    Experts,
+    Matrix,
+    MixtureNorms,
+    Norm,
+    NotKnown,
+    Router,
+)
+from oaiserve.engine.model.cpu.library import ACTIVATIONS, MOST_EXPERTS, NO_SITE, Gating, Routing
+from oaiserve.engine.model.cpu.operation_list import OperationList, whole_lanes
+
+
+class Buffers(NamedTuple):
+    """The buffers that all layers of a decoder share, by their indices."""
+
+    width: int  # of the hidden state
+    hidden: int
+    normed: int  # the hidden state, normed for what reads it
+    branch: int  # what is added to the hidden state
+    mlp: int  # what the last matrix of an MLP multiplies
+
+
+class ExpertOperations:
+    """Adds the operations of mixtures of experts to those of a decoder."""
+
+    def __init__(self, operations: OperationList, mixtures: list[Experts], buffers: Buffers) -> None:
+        """Make the buffers that `mixtures` share."""
+        self._operations, self._library, self._buffers = operations, operations.library, buffers
+        self._assignments: dict[tuple[int, int], int] = {}  # of tokens to experts, by number of experts and top_k
+        if not mixtures:
+            return
+        width, rows_each = buffers.width, max(mixture.router.top_k for mixture in mixtures)
+        inner = max(len(mixture.experts[0].up.weight) for mixture in mixtures)
+        self._scores = operations.floats(whole_lanes(max(len(mixture.experts) for mixture in mixtures)))
+        self._rows = operations.elements(width, rows_each)
+        self._inner = operations.elements(inner, rows_each)
+        self._out = operations.floats(width, rows_each)
+        if any(mixture.norms is not None for mixture in mixtures):
+            self._both = operations.floats(width)
+        if any(isinstance(matrix.weight, Blocks) for mixture in mixtures for matrix in matrices_of(mixture)):
+            self._groups = operations.groups(max(width, inner), rows_each)
+
+    def add(self, mixture: Experts, out_norm: Norm | None, scale: float, factor: float) -> None:
+        """Add the operations of a mixture, whose output is normed and added to the hidden state.
+
+        For a mixture whose parts have norms of their own, the hidden state is normed for its shared MLP, and is
+        multiplied by `factor` in the end.
+        """
+        if mixture.norms is None:
+            self._add_mixture(mixture, out_norm, scale)
+        else:
+            self._add_normed_mixture(mixture, mixture.norms, out_norm, scale, factor)
+
+    def _add_mixture(self, mixture: Experts, out_norm: Norm | None, scale: float) -> None:
+        operations, library = self._operations, self._library
+        width, hidden, normed, branch, mlp = self._buffers
+        assignment = self._route(mixture.router)
+        self._compute(mixture, assignment)
+        adds = out_norm is None
+        out, factor = (hidden, scale) if adds else (branch, 1.0)
+        operations.add("down", library.combine, self._out, out, width, assignment, adds, factor)
+        if mixture.shared is not None:
+            operations.project_inner(mixture.shared, normed, mlp)
+            if mixture.shared_gate is not None:
+                inner, site = len(mixture.shared.up.weight), operations.site(normed, [mixture.shared_gate])
+                gate = operations.keep(operations.weights.expanded(mixture.shared_gate.weight)[0].float())
+                operations.add("gate and up", library.scale_rows, normed, mlp, gate, site, width, inner)
+            operations.project("down", mlp, out, [mixture.shared.down], adds=True, scale=factor)
+        if out_norm is not None:
+            operations.add_norm(branch, hidden, out_norm, scale)
+
+    def _add_normed_mixture(
+        self, mixture: Experts, norms: MixtureNorms, out_norm: Norm | None, scale: float, factor: float
+    ) -> None:
+        operations, library = self._operations, self._library
+        width, hidden, normed, branch, mlp = self._buffers
+        if mixture.shared is None or out_norm is None:
+            raise NotKnown("its experts have norms, but no MLP beside them, or no norm behind both")
+        operations.project_inner(mixture.shared, normed, mlp)
+        operations.project("down", mlp, branch, [mixture.shared.down])
+        operations.add("norm", library.norm_floats, branch, self._both, operations.normalize(norms.shared_out))
+        self._norm(norms.router)
+        assignment = self._route(mixture.router)
+        self._norm(norms.experts)
+        self._compute(mixture, assignment)
+        operations.add("down", library.combine, self._out, branch, width, assignment, False, 1.0)
+        operations.add_norm(branch, self._both, norms.experts_out, 1.0)
+        operations.add_norm(self._both, hidden, out_norm, scale, factor)
+
+    def _norm(self, norm: Norm) -> None:
+        operations, buffers = self._operations, self._buffers
+        normalize = operations.normalize(norm)
+        operations.add("norm", self._library.norm, buffers.hidden, buffers.normed, normalize, False)
+
+    def _route(self, router: Router) -> int:
+        """Add the operations that assign tokens to experts, and return the assignment."""
+        operations, library, number = self._operations, self._library, len(router.weight)
+        if number > MOST_EXPERTS:
+            raise NotKnown(f"its layers have {number} experts, more than {MOST_EXPERTS}")
+        routing = Routing(
+            number,
+            router.top_k,
+            router.groups,
+            router.top_groups,
+            None if router.bias is None else operations.keep(router.bias),
+            None if router.factors is None else operations.keep(router.factors),
+            router.scale,
+            router.nearness,
+            router.is_sigmoid,
+            router.adds_best_two,
+            router.renormalizes,
+        )
+        if (number, router.top_k) not in self._assignments:
+            assignment = library.add_assignment(operations.handle, number, router.top_k)
+            self._assignments[number, router.top_k] = assignment
+        assignment = self._assignments[number, router.top_k]
+        weight = router.weight.to(library.dtype).contiguous()
+        bias = None if router.logits_bias is None else router.logits_bias.data_ptr()
+        index = library.add_router(operations.handle, weight.data_ptr(), number, self._buffers.width, bias)
+        normed = self._buffers.normed
+        site = operations.site(normed, [router.matrix]) if router.module else NO_SITE
+        operations.add("route", library.route, normed, self._scores, index, site, routing, assignment)
+        operations.add("route", library.sort_rows, assignment)
+        return assignment
+
+    def _compute(self, mixture: Experts, assignment: int) -> None:
+        """Add the operations that compute the rows of each expert."""
+        operations, library, weights = self._operations, self._library, self._operations.weights
+        width, normed = self._buffers.width, self._buffers.normed
+        if isinstance(mixture.activation, ClampedGate):
+            gating = Gating(ACTIVATIONS.index("none"), mixture.activation.alpha, mixture.activation.limit)
+        else:
+            gating = Gating(ACTIVATIONS.index(mixture.activation))
+        gates = [weights.pack_gated(expert.gate, expert.up) for expert in mixture.experts]
+        if gates[0] in weights.widths:  # a token is quantized once for all its experts
+            x, rows = operations.input_of(normed, gates[0]), self._groups
+            operations.add("route", library.gather_groups, x, rows, width, assignment)
+        else:
+            rows = self._rows
+            operations.add("route", library.gather_rows, normed, rows, width, assignment)
+        operations.add("gate and up", library.expert_gate, rows, self._inner, gates[0], assignment, gating)
+        downs = [weights.pack([expert.down]) for expert in mixture.experts]
+        inner = self._inner
+        if downs[0] in weights.widths:
+            arguments = (inner, self._groups, weights.widths[downs[0]], assignment)
+            operations.add("quantize", library.quantize_expert_rows, *arguments)
+            inner = self._groups
+        operations.add("down", library.expert_project, inner, self._out, downs[0], assignment)
+
+
+def matrices_of(mixture: Experts) -> list[Matrix]:
+    """Return the matrices of one expert, which may be in blocks; the experts of a layer are alike."""
+    expert = mixture.experts[0]
+    return [expert.gate, expert.up, expert.down]

@@ -1,0 +1,121 @@
+"""The list of a decoder's operations in native code, to which those of its layers are added one after the other.
+
+Buffers, weights and operations are referred to by their indices, as src/decoder.cpp says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from oaiserve.engine.model.cpu.description import MLP, HeadRows, Matrix, Norm, NotKnown
+from oaiserve.engine.model.cpu.kv_layout import LANES
+from oaiserve.engine.model.cpu.library import ACTIVATIONS, NO_SITE, Library, Normalize
+from oaiserve.engine.model.cpu.pack_weights import WeightPacker
+
+
+class OperationList:
+    """The operations of a decoder so far, with the weights and the buffers that they refer to."""
+
+    def __init__(self, library: Library, handle: int, pool: int, *, has_adapters: bool) -> None:
+        """Begin the operations of the decoder of this `handle`. Weights are packed by the threads of `pool`."""
+        self.names: list[str] = []  # the kind of each operation, in order
+        # Where adapters add: the matrices of each site, whose columns follow each other.
+        self.sites: list[list[Matrix] | HeadRows] = []
+        self.library, self.handle = library, handle
+        self.weights = WeightPacker(library, handle, pool)
+        self._has_adapters = has_adapters
+        self._kept: list[Tensor] = []  # tensors that native code has pointers to
+        self._groups = -1  # the buffer of inputs in eight bits, which weights in blocks read
+
+    def add(self, name: str, function: Callable[..., int], *arguments: Any) -> int:
+        """Add an operation of the kind `name`, by a function of the library."""
+        self.names.append(name)
+        return function(self.handle, *arguments)
+
+    def floats(self, width: int, rows_each: int = 1) -> int:
+        """Add a buffer with so many numbers of each token, or of each of its `rows_each` rows. Return its index."""
+        return self.library.add_floats(self.handle, _whole(width), rows_each)  # type: ignore[no-any-return]
+
+    def elements(self, width: int, rows_each: int = 1) -> int:
+        """Add such a buffer in the model's dtype."""
+        return self.library.add_elements(self.handle, _whole(width), rows_each)  # type: ignore[no-any-return]
+
+    def groups(self, width: int, rows_each: int = 1) -> int:
+        """Add such a buffer in eight bits."""
+        return self.library.add_groups(self.handle, width, rows_each)  # type: ignore[no-any-return]
+
+    def read_in_groups(self, most_columns: int) -> None:
+        """Make the buffer of what weights in blocks read, which have so many columns at most."""
+        self._groups = self.groups(most_columns)
+
+    def keep(self, tensor: Tensor) -> int:
+        """Keep a tensor as long as the decoder. Return where it is in memory."""
+        tensor = tensor.contiguous()
+        self._kept.append(tensor)
+        return tensor.data_ptr()
+
+    def normalize(self, norm: Norm) -> Normalize:
+        """Return a norm as native code takes it."""
+        bias = None if norm.bias is None else self.keep(norm.bias)
+        return Normalize(self.keep(norm.weight), bias, len(norm.weight), norm.epsilon, norm.subtracts_mean)
+
+    def add_norm(self, x: int, hidden: int, norm: Norm, scale: float, factor: float = 1.0) -> None:
+        """Add the operation that norms `x`, and adds it to `hidden`, which is then multiplied by `factor`."""
+        self.add("norm", self.library.add_norm, x, hidden, self.normalize(norm), scale, factor)
+
+    def project(
+        self, name: str, x: int, out: int, matrices: list[Matrix], *, adds: bool = False, scale: float = 1.0
+    ) -> None:
+        """Add the operation that writes the products with all `matrices`, side by side, to `out`, or adds them."""
+        site, weights = self.site(x, matrices), self.weights.pack(matrices)
+        x = self.input_of(x, weights)
+        self.add(name, self.library.project, x, out, weights, site, adds, scale)
+
+    def project_inner(self, mlp: MLP, x: int, out: int) -> None:
+        """Add the operation that writes what the last matrix of an MLP multiplies to `out`."""
+        activation = ACTIVATIONS.index(mlp.activation)
+        if mlp.gate is None:
+            site, weights = self.site(x, [mlp.up]), self.weights.pack([mlp.up])
+            x = self.input_of(x, weights)
+            self.add("up", self.library.activate, x, out, weights, site, activation)
+        else:
+            site, weights = self.site(x, [mlp.gate, mlp.up]), self.weights.pack_gated(mlp.gate, mlp.up)
+            x = self.input_of(x, weights)
+            self.add("gate and up", self.library.gate, x, out, weights, site, activation, mlp.gate_factor)
+
+    def input_of(self, x: int, weights: int, *, of_logits_rows: bool = False) -> int:
+        """Return what a product with these weights reads: x, or x in eight bits, for which it adds an operation."""
+        if weights not in self.weights.widths:
+            return x
+        width, order = self.weights.widths[weights], self.weights.orders.get(weights)
+        self.add("quantize", self.library.quantize, x, self._groups, width, of_logits_rows, order)
+        return self._groups
+
+    def site(self, x: int, matrices: list[Matrix]) -> int:
+        """Let adapters add to the product of `x` with these matrices, which is the next operation. Return the site."""
+        if not self._has_adapters:
+            return NO_SITE
+        self.sites.append(matrices)
+        return self.add("adapters", self.library.site, x, 1, 0)
+
+    def site_of_heads(self, x: int, rows: HeadRows, each: int) -> int:
+        """Do the same for the product of each head's numbers, which are `each` apart in `x`, with its own rows."""
+        if not self._has_adapters:
+            return NO_SITE
+        self.sites.append(rows)
+        return self.add("adapters", self.library.site, x, rows.heads, each)
+
+
+def whole_lanes(width: int) -> int:
+    """Return the next multiple of LANES."""
+    return -(-width // LANES) * LANES
+
+
+def _whole(width: int) -> int:
+    """Return `width`. Raises NotKnown unless it is a multiple of LANES."""
+    if width % LANES:
+        raise NotKnown(f"a row of {width} numbers is no multiple of {LANES}")
+    return width

@@ -1,0 +1,135 @@
+"""Packs the matrices of a decoder for native code: several as one, in the model's dtype or in the blocks of a file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from oaiserve.engine.model.cpu.blocks import Blocks
+from oaiserve.engine.model.cpu.description import Matrix
+from oaiserve.engine.model.cpu.kv_layout import LANES
+from oaiserve.engine.model.cpu.library import Library
+
+PANEL = 32  # rows of a matrix that native code packs together; those of one panel have one format
+
+
+class WeightPacker:
+    """Packs the weights of one decoder, which operations refer to by their index."""
+
+    def __init__(self, library: Library, handle: int, pool: int) -> None:
+        """Pack for the decoder of this `handle`, by the threads of `pool`."""
+        # Of weights in blocks, by their index: the width of their input, which is then in eight bits.
+        self.widths: dict[int, int] = {}
+        self.orders: dict[int, int] = {}  # where the order of their columns is in memory, unless it is the input's
+        self._library, self._handle, self._pool = library, handle, pool
+        self._kept: list[NDArray[np.int32]] = []  # orders, which native code has pointers to
+        self._shared: dict[int, int] = {}  # the index of a matrix in blocks by its id(), because others may share it
+
+    def pack(self, matrices: list[Matrix]) -> int:
+        """Pack the rows of all `matrices` as one matrix, and return its index."""
+        bias = None
+        if any(m.bias is not None for m in matrices):
+            biases = [torch.zeros(len(m.weight)) if m.bias is None else m.bias.float() for m in matrices]
+            bias = torch.cat(biases).contiguous()
+        blocks = [m.weight for m in matrices if isinstance(m.weight, Blocks)]
+        if (
+            len(blocks) == len(matrices)
+            and all(len(rows) % PANEL == 0 for rows in blocks[:-1])
+            and all(_have_one_order(blocks[0], rows) for rows in blocks[1:])
+        ):
+            return self.pack_blocks(blocks, bias)
+        tensors = [self.expanded(m.weight) for m in matrices]
+        weight = torch.cat(tensors) if len(tensors) > 1 else tensors[0].contiguous()
+        n, k = weight.shape
+        bias_pointer = None if bias is None else bias.data_ptr()
+        return self._library.add_weights(self._handle, weight.data_ptr(), n, k, bias_pointer)  # type: ignore[no-any-return]
+
+    def pack_gated(self, gate: Matrix, up: Matrix) -> int:
+        """Pack the gate and the up projection of an MLP so that their products lie side by side."""
+        n, k = gate.weight.shape
+        bias = None
+        if gate.bias is not None or up.bias is not None:
+            halves = [torch.zeros(n) if matrix.bias is None else matrix.bias.float() for matrix in (gate, up)]
+            bias = torch.from_numpy(_side_by_side(*(half.numpy() for half in halves)))
+        if (
+            isinstance(gate.weight, Blocks)
+            and isinstance(up.weight, Blocks)
+            and gate.weight.kind == up.weight.kind
+            and _have_one_order(gate.weight, up.weight)
+        ):
+            rows = _side_by_side(gate.weight.addresses(), up.weight.addresses())
+            scales = [gate.weight.scale_addresses(), up.weight.scale_addresses()]
+            together = None if scales[0] is None or scales[1] is None else _side_by_side(scales[0], scales[1])
+            kinds = np.full(len(rows) // PANEL, gate.weight.kind, np.int32)
+            index = self._add(rows, together, kinds, len(rows), k, bias, gate.weight.columns)
+            gate.weight.give_back()
+            up.weight.give_back()
+            return index
+        both = [self.expanded(matrix.weight).contiguous() for matrix in (gate, up)]
+        pointers = [tensor.data_ptr() for tensor in both]
+        bias_pointer = None if bias is None else bias.data_ptr()
+        return self._library.add_gated_weights(self._handle, *pointers, n, k, bias_pointer)  # type: ignore[no-any-return]
+
+    def pack_blocks(self, parts: list[Blocks], bias: Tensor | None = None) -> int:
+        """Pack the rows of all parts, whose formats may differ, as one matrix. One without a bias is packed once."""
+        is_shared = len(parts) == 1 and bias is None
+        if is_shared and id(parts[0]) in self._shared:
+            return self._shared[id(parts[0])]
+        rows = padded(np.concatenate([part.addresses() for part in parts]), PANEL)
+        kinds = np.concatenate([np.full(-(-len(part) // PANEL), part.kind, np.int32) for part in parts])
+        found = [addresses for part in parts if (addresses := part.scale_addresses()) is not None]
+        scales = padded(np.concatenate(found), PANEL) if found else None
+        n, k = sum(len(part) for part in parts), parts[0].shape[1]
+        index = self._add(rows, scales, kinds, n, k, bias, parts[0].columns)
+        for part in parts:
+            part.give_back()
+        if is_shared:
+            self._shared[id(parts[0])] = index
+        return index
+
+    def expanded(self, weight: Tensor | Blocks) -> Tensor:
+        """Return a matrix in the dtype of the step, for which blocks are expanded."""
+        return weight.expand(self._library.dtype) if isinstance(weight, Blocks) else weight
+
+    def _add(
+        self,
+        rows: NDArray[np.uintp],
+        scales: NDArray[np.uintp] | None,
+        kinds: NDArray[np.int32],
+        n: int,
+        k: int,
+        bias: Tensor | None,
+        columns: NDArray[np.int32] | None,
+    ) -> int:
+        add = self._library.add_blocks if scales is None else self._library.add_blocks_apart
+        others = kinds.ctypes.data if scales is None else scales.ctypes.data
+        bias_pointer = None if bias is None else bias.data_ptr()
+        index: int = add(self._handle, self._pool, rows.ctypes.data, others, n, k, bias_pointer)
+        self.widths[index] = k
+        if columns is not None:
+            columns = np.ascontiguousarray(columns)
+            self._kept.append(columns)
+            self.orders[index] = columns.ctypes.data
+        return index
+
+
+def padded(numbers: NDArray[Any], multiple: int) -> NDArray[Any]:
+    """Return the numbers, and zeros up to a multiple."""
+    return np.append(numbers, np.zeros(-len(numbers) % multiple, numbers.dtype))
+
+
+def _have_one_order(first: Blocks, second: Blocks) -> bool:
+    """Return whether two matrices have their columns in the same order, so that they can read the same input."""
+    if first.columns is None or second.columns is None:
+        return first.columns is second.columns
+    return np.array_equal(first.columns, second.columns)
+
+
+def _side_by_side(of_gate: NDArray[Any], of_up: NDArray[Any]) -> NDArray[Any]:
+    """Return what belongs to the rows of both matrices in the order of gated weights: a panel has sixteen of each."""
+    halves = [padded(numbers, LANES).reshape(-1, 1, LANES) for numbers in (of_gate, of_up)]
+    return np.concatenate(halves, axis=1).reshape(-1)
