@@ -6,11 +6,13 @@ The folder is $BENCH_DIR, else ~/.cache/oaibench. All peers get the demo model's
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 import tarfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 from oaiserve import demo
@@ -38,6 +40,9 @@ LLAMA_OPTIONS = {
     "LLAMA_OPENSSL": "OFF",
     "LLAMA_CURL": "OFF",
 }
+# Included before all of its C++ code. Without it, some versions of GCC leave out most of the configuration of AMX's
+# tiles, and llama.cpp dies of a general protection fault at its first product on a CPU that has them.
+TILES_HEADER = Path(__file__).with_name("load_tiles.h")
 
 
 def vllm() -> Path:
@@ -102,15 +107,14 @@ def openvino_model() -> Path:
 
 def llama_cpp() -> Path:
     """Return the folder of llama.cpp's programs, compiled for this CPU. Needs cmake, ninja and a C++ compiler."""
-    build = FOLDER / "llama-build"
-    if not all((build / "bin" / name).exists() for name in ("llama-server", "llama-perplexity")):
+
+    def source() -> Path:
         archive = _download(LLAMA_SOURCE, "--no-binary", ":all:", pattern="llama_cpp_python-*.tar.gz")
         with tarfile.open(archive) as packed:
             packed.extractall(archive.parent, filter="data")
-        _compile_llama(
-            archive.with_name(archive.name.removesuffix(".tar.gz")) / "vendor/llama.cpp", build, "llama-perplexity"
-        )
-    return build / "bin"
+        return archive.with_name(archive.name.removesuffix(".tar.gz")) / "vendor/llama.cpp"
+
+    return _compiled_llama(FOLDER / "llama-build", source, "llama-perplexity")
 
 
 def ik_llama_cpp() -> Path:
@@ -118,20 +122,34 @@ def ik_llama_cpp() -> Path:
 
     No package index has its source, so $IK_LLAMA_CPP must name a folder with it.
     """
-    build = FOLDER / "ik-llama-build"
-    if not all((build / "bin" / name).exists() for name in ("llama-server", "llama-batched-bench")):
+
+    def source() -> Path:
         if IK_SOURCE is None:
             sys.exit("ik_llama.cpp has to be compiled: set IK_LLAMA_CPP to a folder with its source.")
-        _compile_llama(Path(IK_SOURCE), build, "llama-batched-bench")
-    return build / "bin"
+        return Path(IK_SOURCE)
+
+    return _compiled_llama(FOLDER / "ik-llama-build", source, "llama-batched-bench")
 
 
-def _compile_llama(source: Path, build: Path, *more: str) -> None:
-    if missing := [name for name in ("cmake", "ninja", "c++") if shutil.which(name) is None]:
-        sys.exit(f"{source.name} has to be compiled, for which {', '.join(missing)} is missing; install it.")
+def _compiled_llama(build: Path, source: Callable[[], Path], *more: str) -> Path:
+    """Return the folder of programs, which are compiled unless they are there, with the same options."""
+    header = FOLDER / TILES_HEADER.name  # where all copies of this project share it
     options = [f"-D{name}={value}" for name, value in LLAMA_OPTIONS.items()]
-    _run("cmake", "-S", source, "-B", build, "-G", "Ninja", *options)
-    _run("cmake", "--build", build, "--target", "llama-server", "llama-quantize", *more)
+    options.append(f"-DCMAKE_CXX_FLAGS=-include {shlex.quote(str(header))}")
+    targets = ("llama-server", "llama-quantize", *more)
+    done, made_with = build / "made-with", "\n".join([*options, *targets, TILES_HEADER.read_text()])
+    if done.exists() and done.read_text() == made_with:
+        return build / "bin"
+    folder = source()
+    if missing := [name for name in ("cmake", "ninja", "c++") if shutil.which(name) is None]:
+        sys.exit(f"{folder.name} has to be compiled, for which {', '.join(missing)} is missing; install it.")
+    print(f"Compiling {folder.name} (some minutes, only this once) ...", file=sys.stderr, flush=True)
+    done.unlink(missing_ok=True)
+    shutil.copy(TILES_HEADER, header)
+    _run("cmake", "-S", folder, "-B", build, "-G", "Ninja", *options)
+    _run("cmake", "--build", build, "--target", *targets)
+    done.write_text(made_with)
+    return build / "bin"
 
 
 def gguf() -> Path:

@@ -62,6 +62,12 @@ constexpr auto TILE_CONFIGS = [] {
   return found;
 }();
 
+inline void load_config(const TileConfig& config) {
+  // GCC's intrinsic says in some versions, such as 12.2, that it reads eight bytes, so stores to others may be left out.
+  asm volatile("" : : "m"(config));
+  _tile_loadconfig(&config);
+}
+
 inline thread_local constinit long tile_rows = 0;  // for which the tiles of this thread are configured; 0: not
 
 template <>
@@ -75,7 +81,7 @@ class Tiles<bf16> {
   // Configures the tiles for so many rows, from 1 to MOST_TILE_ROWS.
   static void set_rows(long rows) {
     if (rows == tile_rows) return;
-    _tile_loadconfig(&TILE_CONFIGS[size_t(rows)]);
+    load_config(TILE_CONFIGS[size_t(rows)]);
     tile_rows = rows;
   }
 };

@@ -39,7 +39,7 @@ class Tiles<QuantizedGroup> {
     for (const int tile : {2, 3}) config.set(tile, last_rows);
     for (const int tile : {1, 3}) config.row_bytes[tile] = uint16_t(run);
     config.set(4, run / 4);
-    _tile_loadconfig(&config);
+    load_config(config);
     tile_rows = shape;
   }
 };
