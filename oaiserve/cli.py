@@ -20,7 +20,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import App, CoercionError, CycloptsError, Group, MissingArgumentError, Parameter, UnusedCliTokensError
+from cyclopts import (
+    App,
+    CoercionError,
+    CycloptsError,
+    Group,
+    MissingArgumentError,
+    Parameter,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
 from cyclopts.argument import ArgumentCollection
 from cyclopts.config import Env, Json, Toml, Yaml
 
@@ -30,6 +39,7 @@ from oaiserve.config import Config, EngineOptions, OptionError, RouteOptions, Se
 from oaiserve.connections import Connections, allowed_connections
 from oaiserve.engine.pooling import Task
 from oaiserve.errors import StartupError
+from oaiserve.foreign_flags import OUR_FLAGS
 from oaiserve.keys import Keyring, exposure
 from oaiserve.source import find_model
 from oaiserve.start_times import StartTimes
@@ -48,13 +58,19 @@ SWITCH_SECONDS = 0.0005
 BACKLOG = 2048  # connections that the system keeps until they are accepted
 ENV_PREFIX = "OAISERVE_"
 VARIABLES_WITHOUT_FLAG = {"OAISERVE_CACHE"}  # read by `oaiserve.cache`
+# Commands that have a command line of their own, without the settings of a server, and what --help says of them.
+OTHER_COMMANDS = {
+    "bench": "Measure a server, or the engine in process, under load.",
+    "diff": "Say by what two recordings of requests, or two reports of bench, differ.",
+    "plan": "Say which rate of a recorded load a server stands, and which setting would help.",
+}
 FILE_FORMATS: dict[str, type[Toml | Yaml | Json]] = {".toml": Toml, ".yaml": Yaml, ".yml": Yaml, ".json": Json}
 
 
 def main(argv: Sequence[str] | None = None, serve_app: ServeApp | None = None) -> int:
     """Run one command and return the exit code: 2 if the user can correct the error, 1 if the server failed."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    if argv[:1] == ["bench"]:  # the load test has its own command line, without the settings of a server
+    if argv[:1] == ["bench"]:
         from loadtest.cli import main as bench
 
         return bench(argv[1:], "oaiserve bench")
@@ -96,6 +112,10 @@ def _message_for(error: CycloptsError) -> str:
                 f"Unexpected argument '{unexpected}'. 'oaiserve route' takes flags only, as in --replica {unexpected}."
             )
         return f"Unexpected argument '{unexpected}'. 'oaiserve serve' takes one MODEL and flags."
+    if isinstance(error, UnknownOptionError):
+        given = (error.token.keyword or error.token.value).partition("=")[0]
+        if given in OUR_FLAGS:
+            return f"Unknown option: {given}. Here it is {OUR_FLAGS[given]}."
     if isinstance(error, CoercionError) and isinstance(error.__context__, OptionError):
         name = error.token.keyword if error.token is not None else None
         return f"{name or 'A setting'} is wrong: {error.__context__}"
@@ -107,12 +127,13 @@ def command_line(serve_app: ServeApp) -> App:
         name="oaiserve",
         help="An OpenAI-compatible server for language models that accounts for every millisecond of every request.",
         version=__version__,
-        help_epilogue="To try it: oaiserve serve demo. To measure it: oaiserve bench --help. "
-        "To plan for a load: oaiserve plan --help. To compare two times: oaiserve diff --help",
+        help_epilogue="To try it: oaiserve serve demo",
         # In order of precedence. Flags beat all of these, and these beat the defaults.
         config=[_check_variables, Env(ENV_PREFIX, command=False, show=False), _read_config_file],
         default_parameter=Parameter(negative_iterable=()),
     )
+    for name, text in OTHER_COMMANDS.items():  # which `main` runs
+        app.command(App(name=name, help=text))
 
     @app.command
     def serve(
@@ -139,8 +160,10 @@ def command_line(serve_app: ServeApp) -> App:
             Read settings from this file (.toml, .yaml or .json).
         """
         settings = Config(model, server, engine, telemetry, file=config)
-        if model != "demo":
-            find_model(model)  # checked before torch is imported, which takes seconds
+        # What can be checked now is checked before torch is imported, which takes seconds.
+        for flag, name in (("MODEL", model), ("--draft-model", engine.draft_model)):
+            if name not in (None, "demo"):
+                find_model(name, flag)
         _check_files(server, engine, telemetry)
         with _bind(server.host, server.port) as sock:
             return serve_app(settings, sock)
@@ -227,6 +250,8 @@ def _check_files(server: ServerOptions, engine: EngineOptions, telemetry: Teleme
     recording = telemetry.record_requests
     if recording is not None and not os.access(recording.parent, os.W_OK | os.X_OK):
         raise StartupError(f"--record-requests is '{recording}', but '{recording.parent}' is not a writable folder.")
+    if recording is not None and recording.is_dir():
+        raise StartupError(f"--record-requests is '{recording}', which is a folder, and must be a file.")
     profile_dir = telemetry.profile_dir
     if profile_dir is not None:
         with suppress(OSError):

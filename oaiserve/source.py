@@ -23,18 +23,25 @@ class ModelSource:
         return Path(self.location) / (self.gguf_file or "")
 
 
-def find_model(model: str | Path) -> ModelSource:
-    """Return the source of a model, or raise StartupError for a name that cannot be a model. Nothing is loaded."""
+def find_model(model: str | Path, flag: str = "MODEL") -> ModelSource:
+    """Return the source of a model, or raise StartupError for a name that cannot be a model. Nothing is loaded.
+
+    `flag` is where the name was given, for the error.
+    """
     allowed = "It must be a folder, a .gguf file, a hub id, or demo."
     name, path = str(model), Path(model)
     is_gguf = path.suffix == ".gguf"
+    if not name:
+        raise StartupError(f"{flag} is empty. {allowed}")
     if path.is_file() and not is_gguf:
-        raise StartupError(f"MODEL is '{name}', a file that is not a .gguf file. {allowed}")
+        raise StartupError(f"{flag} is '{name}', a file that is not a .gguf file. {allowed}")
     if path.is_dir() and not (path / "config.json").is_file():
-        raise StartupError(f"MODEL is '{name}', a folder without a config.json, so it has no model to load.")
+        files = sorted(found.name for found in path.glob("*.gguf"))
+        instead = f" Give one of its .gguf files instead, such as '{path / files[0]}'." if files else ""
+        raise StartupError(f"{flag} is '{name}', a folder without a config.json, so it has no model to load.{instead}")
     could_be_hub_id = _HUB_ID.fullmatch(name) and not name.startswith(".") and not is_gguf
     if not path.exists() and not could_be_hub_id:
-        raise StartupError(f"MODEL is '{name}', which does not exist. {allowed}")
+        raise StartupError(f"{flag} is '{name}', which does not exist. {allowed}")
     if is_gguf:
         return ModelSource(str(path.parent), path.name, is_local=True)
     return ModelSource(name, None, is_local=path.exists())

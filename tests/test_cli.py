@@ -1,4 +1,5 @@
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from oaiserve import __version__, cli
 from oaiserve.config import Config, EngineOptions, ServerOptions, TelemetryOptions
 from oaiserve.errors import StartupError
+from oaiserve.foreign_flags import OUR_FLAGS
 
 FREE_PORT = ("--port", "0")
 
@@ -202,6 +204,8 @@ def test_the_environment_splits_lists_at_blanks(served: Served, monkeypatch: pyt
         (["route", "--replica", "http://a:1", "--port", "65536"], "--port is 65536, but must be between 0 and 65535."),
         (["route", "--replica", "http://a:1", "--host", "192.0.2.1"], "Cannot listen on 192.0.2.1 port 8000"),
         (["serve", "demo", "--max-runing", "3"], "Unknown option: --max-runing. Did you mean --max-running?"),
+        (["serve", "demo", "--max-num-seqs", "3"], "Unknown option: --max-num-seqs. Here it is --max-running."),
+        (["serve", "demo", "--ctx-size=3"], "Unknown option: --ctx-size. Here it is --max-model-len."),
         (["serve", "demo", "--max-running", "x"], 'Invalid value for --max-running: unable to convert "x" into int.'),
         (["serve", "demo", "--max-running", "0"], "--max-running is 0, but must be at least 1."),
         (["serve", "demo", "--port", "65536"], "--port is 65536, but must be between 0 and 65535."),
@@ -211,6 +215,12 @@ def test_the_environment_splits_lists_at_blanks(served: Served, monkeypatch: pyt
         (["serve", "demo", "--host", "192.0.2.1"], "Cannot listen on 192.0.2.1 port 8000"),
         (["serve", "./no/such/folder"], "MODEL is './no/such/folder', which does not exist."),
         (["serve", "no-such.gguf"], "MODEL is 'no-such.gguf', which does not exist."),
+        (["serve", ""], "MODEL is empty. It must be a folder, a .gguf file, a hub id, or demo."),
+        (["serve", "demo", "--draft-model", "./none"], "--draft-model is './none', which does not exist."),
+        (
+            ["serve", "demo", "--record-requests", "/"],
+            "--record-requests is '/', which is a folder, and must be a file.",
+        ),
         (["serve", "demo", "--config", "no-such.toml"], "which cannot be read: No such file or directory."),
         (["serve", "demo", "--config", "settings.ini"], "must end in .toml, .yaml, .yml, .json."),
         (["serve", "demo", "--tls-certificate", "c.pem", "--tls-key", "k.pem"], "--tls-certificate is 'c.pem'"),
@@ -276,6 +286,43 @@ def test_a_file_that_is_not_gguf_is_refused_as_model(capsys: pytest.CaptureFixtu
 
 def test_a_folder_without_config_json_is_refused_as_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert f"MODEL is '{tmp_path}', a folder without a config.json" in refusal(capsys, "serve", str(tmp_path))
+
+
+def test_a_folder_with_gguf_files_is_refused_with_the_name_of_one(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "model.Q4_K_M.gguf").touch()
+    assert f"such as '{tmp_path}/model.Q4_K_M.gguf'." in refusal(capsys, "serve", str(tmp_path))
+
+
+def test_flags_of_other_servers_are_answered_with_flags_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = {"--no-compile", "--no-prefix-cache"} | {
+        "--" + field.name.replace("_", "-") for options in (ServerOptions, EngineOptions) for field in fields(options)
+    }
+    named = {flag for ours in OUR_FLAGS.values() for flag in re.findall(r"--[a-z-]+", ours)}
+    assert named <= flags
+    assert not OUR_FLAGS.keys() & flags
+
+
+def test_help_lists_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f" {command} " in shown for command in ("serve", "route", "bench", "plan", "diff"))
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        (["plan"], "oaiserve plan: --from is missing; --help has what is needed.\n"),
+        (["plan", "--from"], "oaiserve plan: Parameter --from requires an argument.\n"),
+        (["diff"], "oaiserve diff: A is missing; --help has what is needed.\n"),
+    ],
+)
+def test_what_another_command_misses_is_named(
+    argv: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(argv) == 2
+    assert capsys.readouterr().err == sentence
 
 
 @pytest.mark.parametrize("model", ["demo", "gpt2", "Qwen/Qwen3-0.6B", "."])

@@ -1,0 +1,45 @@
+"""What flags of vLLM, SGLang and llama.cpp's server are called here, for whoever comes with one of their commands."""
+
+from __future__ import annotations
+
+_MODEL = "MODEL, which comes first and has no flag, as in: oaiserve serve demo"
+
+# Without those that cannot be misread, and those that have the same name.
+OUR_FLAGS = {
+    "--alias": "--served-model-name",
+    "--allowed-origins": "--cors-origin",
+    "--api-server-count": "--front-ends",
+    "--cache-type-k": "--kv-cache-dtype",
+    "--chat-template-file": "--chat-template",
+    "--chunked-prefill-size": "--max-step-tokens",
+    "--context-length": "--max-model-len",
+    "--ctx-size": "--max-model-len",
+    "--enable-auto-tool-choice": "not needed; --tool-call-parser none turns it off",
+    "--enable-lora": "--lora or --lora-dir",
+    "--enable-prefix-caching": "--prefix-cache, which is on",
+    "--enforce-eager": "--no-compile",
+    "--kv-cache-memory-bytes": "--kv-cache-memory",
+    "--lora-modules": "--lora",
+    "--lora-paths": "--lora",
+    "--max-num-batched-tokens": "--max-step-tokens",
+    "--max-num-seqs": "--max-running",
+    "--max-running-requests": "--max-running",
+    "--mem-fraction-static": "--gpu-memory-utilization",
+    "--model": _MODEL,
+    "--model-draft": "--draft-model",
+    "--model-path": _MODEL,
+    "--n-predict": "--default-max-tokens",
+    "--no-enable-prefix-caching": "--no-prefix-cache",
+    "--num-gpu-blocks-override": "--kv-blocks",
+    "--parallel": "--max-running",
+    "--quantization": "--quantize; weights that are quantized already need no flag",
+    "--schedule-policy": "--policy",
+    "--scheduling-policy": "--policy",
+    "--ssl-certfile": "--tls-certificate",
+    "--ssl-keyfile": "--tls-key",
+    "--tensor-parallel-size": "--tensor-parallel",
+    "--threads": "--cpu-threads",
+    "--tp": "--tensor-parallel",
+    "--tp-size": "--tensor-parallel",
+    "--uvicorn-log-level": "--log-level",
+}
