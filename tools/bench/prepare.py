@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from oaiserve import demo
@@ -114,7 +114,7 @@ def llama_cpp() -> Path:
             packed.extractall(archive.parent, filter="data")
         return archive.with_name(archive.name.removesuffix(".tar.gz")) / "vendor/llama.cpp"
 
-    return _compiled_llama(FOLDER / "llama-build", source, "llama-perplexity")
+    return _compiled_llama(FOLDER / "llama-build", source, LLAMA_OPTIONS, "llama-perplexity")
 
 
 def ik_llama_cpp() -> Path:
@@ -128,13 +128,14 @@ def ik_llama_cpp() -> Path:
             sys.exit("ik_llama.cpp has to be compiled: set IK_LLAMA_CPP to a folder with its source.")
         return Path(IK_SOURCE)
 
-    return _compiled_llama(FOLDER / "ik-llama-build", source, "llama-batched-bench")
+    options = LLAMA_OPTIONS | {"LLAMA_BUILD_EXAMPLES": "ON"}  # which all of its programs are
+    return _compiled_llama(FOLDER / "ik-llama-build", source, options, "llama-batched-bench")
 
 
-def _compiled_llama(build: Path, source: Callable[[], Path], *more: str) -> Path:
+def _compiled_llama(build: Path, source: Callable[[], Path], chosen: Mapping[str, str], *more: str) -> Path:
     """Return the folder of programs, which are compiled unless they are there, with the same options."""
     header = FOLDER / TILES_HEADER.name  # where all copies of this project share it
-    options = [f"-D{name}={value}" for name, value in LLAMA_OPTIONS.items()]
+    options = [f"-D{name}={value}" for name, value in chosen.items()]
     options.append(f"-DCMAKE_CXX_FLAGS=-include {shlex.quote(str(header))}")
     targets = ("llama-server", "llama-quantize", *more)
     done, made_with = build / "made-with", "\n".join([*options, *targets, TILES_HEADER.read_text()])
@@ -145,7 +146,8 @@ def _compiled_llama(build: Path, source: Callable[[], Path], *more: str) -> Path
         sys.exit(f"{folder.name} has to be compiled, for which {', '.join(missing)} is missing; install it.")
     print(f"Compiling {folder.name} (some minutes, only this once) ...", file=sys.stderr, flush=True)
     done.unlink(missing_ok=True)
-    shutil.copy(TILES_HEADER, header)
+    if not header.exists() or header.read_text() != TILES_HEADER.read_text():  # else the other's build would be stale
+        shutil.copy(TILES_HEADER, header)
     _run("cmake", "-S", folder, "-B", build, "-G", "Ninja", *options)
     _run("cmake", "--build", build, "--target", *targets)
     done.write_text(made_with)
