@@ -111,10 +111,10 @@ MODEL_ROWS = {
     "gpu.device_experts": "cpu.description gpu.device_matrices layer_operations",
     "gpu.triton_matrix_kernels": "gpu.triton_dot gpu.triton_float8",
     "gpu.triton_matrices": "gpu.device_matrices gpu.triton_matrix_kernels",
-    "gpu.triton_scaled": "gpu.device_matrices gpu.triton_matrix_kernels",
+    "gpu.triton_scaled": "gpu.device_matrices gpu.triton_matrices gpu.triton_matrix_kernels",
     "gpu.triton_expert_kernels": "gpu.triton_matrix_kernels",
     "gpu.triton_experts": "gpu.device_experts gpu.device_matrices gpu.triton_expert_kernels gpu.triton_layers "
-    "gpu.triton_matrices",
+    "gpu.triton_matrices gpu.triton_scaled",
     # loading, measuring, compiling, capturing
     "checkpoints.wrapper": "",
     "selective_scan": "states",

@@ -17,6 +17,7 @@ from transformers import AutoConfig
 
 from oaiserve.engine.model.gpu.device_experts import ExpertMatrices, PackedExperts, plain_experts
 from oaiserve.engine.model.gpu.device_matrices import Kind
+from oaiserve.engine.model.gpu.fast_paths import ROUNDED_EXPERTS_TOLERANCE
 from oaiserve.engine.model.load import load_model
 from oaiserve.engine.request import SamplingParams
 from tools.gpu import ceilings
@@ -29,11 +30,12 @@ from tools.random_models import SMALL, generate, random_model
 from tools.random_mxfp4 import save_in_mxfp4
 
 ROWS = (1, 7, 64, 700)
-TIMED_ROWS = (1, 16, 64, 256, 2048)
+TIMED_ROWS = (1, 16, 64, 256, 2048, 8192)
 # Experts, how many of them a row has, the width of the model, and what is between the layers of an expert.
 SHAPES: dict[str, tuple[Kind, int, int, int, int]] = {
     "gpt-oss-20b, MXFP4": ("mxfp4", 32, 4, 2880, 2880),
     "Qwen3-30B-A3B, 4 bits": ("int4", 128, 8, 2048, 768),
+    "Qwen3-30B-A3B, FP8": ("float8", 128, 8, 2048, 768),
 }
 WIDE = {**SMALL, "hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
 MIXTURES: dict[str, dict[str, Any]] = {
@@ -73,11 +75,15 @@ class _Gating:
 
 def random_experts(kind: Kind, number: int, width: int, inner: int, device: torch.device) -> PackedExperts:
     def matrices(n: int, columns: int) -> ExpertMatrices:
+        group = min(128, columns & -columns)
+        if kind == "float8":
+            floats = torch.randn(number, n, columns, device=device).to(torch.float8_e4m3fn)
+            of_blocks = torch.rand(number, columns // group, n, device=device) * 0.01 + 0.001
+            return ExpertMatrices(kind, floats, of_blocks, None, None)
         codes = torch.randint(0, 256, (number, n, columns // 2), dtype=torch.uint8, device=device)
         if kind == "mxfp4":
             scales = torch.randint(118, 122, (number, columns // 32, n), device=device).to(torch.uint8)
             return ExpertMatrices(kind, codes, scales, None, torch.randn(number, n, device=device).bfloat16())
-        group = min(128, columns & -columns)
         zeros = torch.randint(0, 16, (number, columns // group, n), dtype=torch.uint8, device=device)
         scales = (torch.rand(number, columns // group, n, device=device) * 0.005 + 0.001).half()
         return ExpertMatrices(kind, codes, scales, zeros, None)
@@ -103,7 +109,11 @@ def check_experts(target: Target) -> Iterator[dict[str, Any]]:
         experts = random_experts(kind, number, width, inner, target.device)
         for num_rows in ROWS[:2] if target.quick else ROWS:
             given = inputs(num_rows, number, min(top_k, number), width, target.device)
-            yield compare(name, compute(experts, *given), plain_experts(experts, *given), rows=num_rows)
+            want = plain_experts(experts, *given)
+            yield compare(name, compute(experts, *given), want, rows=num_rows)
+            if kind == "float8":
+                found = compute(experts, *given, is_rounded=True)
+                yield compare(f"{name}, in 8 bits", found, want, ROUNDED_EXPERTS_TOLERANCE, rows=num_rows)
 
 
 def check_checkpoint(family: str, target: Target) -> dict[str, Any]:
@@ -129,16 +139,18 @@ def check_checkpoint(family: str, target: Target) -> dict[str, Any]:
 
 @torch.inference_mode()
 def measure(target: Target) -> Iterator[dict[str, Any]]:
-    from oaiserve.engine.model.gpu.triton_experts import compute
+    from oaiserve.engine.model.gpu.triton_experts import compute, compute_rounding_many
 
     bytes_per_second = max(ceilings.bandwidth(target.device).values())
     rows: list[dict[str, Any]] = []
     for name, (kind, number, top_k, width, inner) in SHAPES.items():
         experts = random_experts(kind, number, width, inner, target.device)
+        way = compute_rounding_many if kind == "float8" else compute
         bytes_each = sum(one.codes.nbytes + one.scales.nbytes for one in (experts.gate_up, experts.down)) / number
         for num_rows in TIMED_ROWS:
             given = inputs(num_rows, number, top_k, width, target.device)
-            taken = seconds([lambda given=given, own=experts: compute(own, *given)] * 8, target.device)  # type: ignore[misc]
+            run = [lambda given=given, own=experts, way=way: way(own, *given)] * 8  # type: ignore[misc]
+            taken = seconds(run, target.device)
             read = len(given[1].unique()) * bytes_each
             share = read / taken / bytes_per_second
             rows.append({"experts": name, "rows": num_rows, "us": taken * 1e6, "of_bandwidth": share})

@@ -104,16 +104,24 @@ def check_matrices(target: Target) -> Iterator[dict[str, Any]]:
 
 @torch.inference_mode()
 def check_scaled(target: Target) -> Iterator[dict[str, Any]]:
-    """Compare products of 8 bits, whose inputs are rounded."""
-    from oaiserve.engine.model.gpu.triton_scaled import scaled_product
+    """Compare products of 8 bits, whose inputs are rounded: those of torch, where it has them, and ours."""
+    from oaiserve.engine.model.gpu.triton_scaled import ways
 
     torch.manual_seed(0)
     n, columns = (64, 256) if target.quick else (6144, 4096)
-    matrix = in_rows(n, columns, target.device)
-    for rows in (20, 300):
-        x = torch.randn(rows, columns, device=target.device).bfloat16()
-        want = expanded_product(x, matrix, None)
-        yield compare("in 8 bits", scaled_product(x, matrix, None), want, ROUNDED_TOLERANCE, rows=rows)
+    kinds = {"rows": in_rows(n, columns, target.device), "blocks": matrices(n, columns, target.device)["FP8"]}
+    for name, matrix in kinds.items():
+        for rows in (20, 300):
+            x = torch.randn(rows, columns, device=target.device).bfloat16()
+            want = expanded_product(x, matrix, None)
+            for way in ways(matrix):
+                about = {"rows": rows, "way": way.__name__}
+                try:
+                    found = way(x, matrix, None)
+                except (NotImplementedError, RuntimeError, ValueError) as error:
+                    yield {"what": f"in 8 bits, {name}", **about, "left_out": str(error)[:200]}
+                    continue
+                yield compare(f"in 8 bits, {name}", found, want, ROUNDED_TOLERANCE, **about)
 
 
 @torch.inference_mode()
@@ -194,7 +202,7 @@ def check_checkpoint(packing: Packing, target: Target) -> dict[str, Any]:
 @torch.inference_mode()
 def measure(target: Target) -> Iterator[dict[str, Any]]:
     from oaiserve.engine.model.gpu.triton_matrices import multiply
-    from oaiserve.engine.model.gpu.triton_scaled import LEAST_ROWS, scaled_product
+    from oaiserve.engine.model.gpu.triton_scaled import LEAST_ROWS
 
     bytes_per_second = max(ceilings.bandwidth(target.device).values())
     rows: list[dict[str, Any]] = []
@@ -206,7 +214,7 @@ def measure(target: Target) -> Iterator[dict[str, Any]]:
             plain_us = 1e6 * seconds(_times(lambda x=x, weight=weight: x @ weight.T), target.device)  # type: ignore[misc]
             ways = [(kind, multiply, matrix) for kind, matrix in kinds.items()]
             if num_rows >= LEAST_ROWS:
-                ways.append(("FP8, in 8 bits", scaled_product, in_rows(n, columns, target.device)))
+                ways += list(_scaled_ways(x, {"FP8 by row": in_rows(n, columns, target.device), "FP8": kinds["FP8"]}))
             for kind, way, matrix in ways:
                 run = _times(lambda x=x, matrix=matrix, way=way: way(x, matrix, None))  # type: ignore[misc]
                 taken = seconds(run, target.device)
@@ -221,6 +229,21 @@ def measure(target: Target) -> Iterator[dict[str, Any]]:
                     }
                 )
                 yield {"products": rows}
+
+
+def _scaled_ways(
+    x: torch.Tensor, kinds: dict[str, PackedMatrix]
+) -> Iterator[tuple[str, Callable[..., object], PackedMatrix]]:
+    """Return the products of 8 bits that this device has."""
+    from oaiserve.engine.model.gpu.triton_scaled import ways
+
+    for kind, matrix in kinds.items():
+        for way in ways(matrix):
+            try:
+                way(x, matrix, None)
+            except (NotImplementedError, RuntimeError, ValueError):
+                continue
+            yield f"{kind}, in 8 bits, {way.__name__}", way, matrix
 
 
 def _times(run: Callable[[], object]) -> list[Callable[[], object]]:

@@ -42,6 +42,7 @@ from oaiserve.engine.model.gpu.fast_paths import (
     PROJECTIONS,
     PROMPT_GRAPHS,
     SAMPLING,
+    RoundedExperts,
     ScaledProducts,
     adapters_problem,
     attention_problem,
@@ -52,6 +53,7 @@ from oaiserve.engine.model.gpu.fast_paths import (
     is_usable,
     multiply_checked,
     one_shot_checked,
+    round_experts_checked,
     sampling_problem,
     scale_checked,
 )
@@ -332,6 +334,8 @@ def _ways(loaded: LoadedModel, options: EngineOptions, *, fuses: bool) -> _Ways:
         features[PACKED] = multiply_checked(loaded, _multiply)
         features[FP8_PRODUCTS] = scale_checked(loaded, _scaled_products)
         features[EXPERTS] = compute_experts_checked(loaded, _compute_experts)
+        if features[EXPERTS]:
+            features[FP8_PRODUCTS] |= round_experts_checked(loaded, _rounded_experts)
         features[ONE_SHOT] = one_shot_checked(loaded, one_shot.missing, one_shot.OneShotSums)
     layers: FusedLayers | None = None
     if fuses:
@@ -521,6 +525,13 @@ def _compute_experts() -> Compute:
     from oaiserve.engine.model.gpu.triton_experts import compute
 
     return compute
+
+
+def _rounded_experts() -> RoundedExperts:
+    """Return packed experts whose inputs are rounded to 8 bits. Raises ImportError without Triton."""
+    from oaiserve.engine.model.gpu import triton_experts
+
+    return triton_experts
 
 
 def _sampling() -> tuple[SampleIds | None, ApplyMasks | None]:

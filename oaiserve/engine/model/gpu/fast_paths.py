@@ -76,11 +76,27 @@ class ScaledProducts(Protocol):
 
     LEAST_ROWS: int
 
-    def can_scale(self, matrix: PackedMatrix) -> bool: ...
+    def ways(self, matrix: PackedMatrix) -> list[Multiply]: ...
 
-    def scaled_or(self, multiply: Multiply) -> Multiply: ...
+    def scaled_or(self, scaled: Multiply, multiply: Multiply) -> Multiply: ...
 
-    def scaled_product(self, x: torch.Tensor, matrix: PackedMatrix, bias: torch.Tensor | None) -> torch.Tensor: ...
+
+class RoundedExperts(Protocol):
+    """Experts whose inputs are rounded, as `triton_experts` has them."""
+
+    def compute(
+        self,
+        experts: PackedExperts,
+        x: torch.Tensor,
+        chosen: torch.Tensor,
+        weights: torch.Tensor,
+        *,
+        is_rounded: bool = False,
+    ) -> torch.Tensor: ...
+
+    def compute_rounding_many(
+        self, experts: PackedExperts, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor: ...
 
 
 FUSED_NAME = "Fused layers"
@@ -92,6 +108,8 @@ PROMPT_TOKENS = 20  # of the prompt whose logits are compared
 PRODUCT_ROWS = (1, 20, 40, 200)  # of x, each with tiles of its own
 SUMMED_ROWS = (1, 8, 33)  # that members add up, one after the other
 ROUNDED_TOLERANCE = 0.05  # of a product whose inputs are rounded to floats of 8 bits
+ROUNDED_EXPERTS_TOLERANCE = 0.08  # of what follows from two such products
+ROUNDED_EXPERT_ROWS = 300
 CHOSEN_EXPERTS = 4  # of each row, in this comparison
 ADAPTER_RANKS = (8, 24)
 CHUNK_TOKENS = 5  # of the longest, in a step in which the others decode
@@ -208,31 +226,51 @@ def multiply_checked(loaded: LoadedModel, find: Callable[[], Multiply]) -> bool:
 def scale_checked(loaded: LoadedModel, find: Callable[[], ScaledProducts]) -> bool:
     """Let prompts be multiplied with matrices in floats of 8 bits by the products of 8 bits that `find` returns, if
     these differ by the rounding of their inputs alone. Return whether they are."""
-    layers = [
-        one for one in packed_linears(loaded.model) if one.matrix.kind == "float8" and len(one.matrix.scales) == 1
-    ]
+    layers = [one for one in packed_linears(loaded.model) if one.matrix.kind == "float8"]
     if not layers:
         return False
-    found: list[ScaledProducts] = []
+    kinds = {_scaled_kind(one): one for one in layers}
+    chosen: dict[tuple[object, ...], Multiply] = {}
 
     def problem() -> str | None:
-        found.append(find())
-        kinds = {(one.matrix.shape, one.bias is None): one for one in layers if found[0].can_scale(one.matrix)}
-        for (shape, _), layer in kinds.items():
-            generator = torch.Generator().manual_seed(0)
-            x = torch.randn(found[0].LEAST_ROWS, shape[1], generator=generator)
-            x = x.to(layer.matrix.codes.device, loaded.dtype)
-            want = expanded_product(x, layer.matrix, layer.bias)
-            differs = difference(found[0].scaled_product(x, layer.matrix, layer.bias), want)
-            if not differs <= ROUNDED_TOLERANCE:
-                return f"products would differ by {differs:.1%} (allowed: {ROUNDED_TOLERANCE:.1%})"
+        scaled = find()
+        for kind, layer in kinds.items():
+            problems: list[str] = []
+            for way in scaled.ways(layer.matrix):
+                found = _scaled_problem(layer, way, scaled.LEAST_ROWS, loaded.dtype)
+                if found is None:
+                    chosen[kind] = scaled.scaled_or(way, layer.multiply)
+                    break
+                problems.append(found)
+            else:
+                return problems[-1]
+            for other in problems:
+                log.info("Products in 8 bits with matrices of %d x %d: not torch's, %s", *layer.matrix.shape, other)
         return None
 
     if not is_usable("Products in 8 bits", "prompts are multiplied in 16, at half the rate", problem, loaded.sums):
         return False
     for layer in layers:
-        layer.multiply = found[0].scaled_or(layer.multiply)
+        layer.multiply = chosen[_scaled_kind(layer)]
     return True
+
+
+def _scaled_kind(layer: PackedLinear) -> tuple[object, ...]:
+    return layer.matrix.shape, len(layer.matrix.scales), layer.bias is None
+
+
+def _scaled_problem(layer: PackedLinear, way: Multiply, num_rows: int, dtype: torch.dtype) -> str | None:
+    """Return why a way to multiply in 8 bits is not one for such a layer, if it is not."""
+    matrix = layer.matrix
+    x = torch.randn(num_rows, matrix.shape[1], generator=torch.Generator().manual_seed(0))
+    x = x.to(matrix.codes.device, dtype)
+    try:
+        differs = difference(way(x, matrix, layer.bias), expanded_product(x, matrix, layer.bias))
+    except Exception as error:  # as in `is_usable`; there may be another way
+        return reason(error)
+    if differs <= ROUNDED_TOLERANCE:
+        return None
+    return f"products would differ by {differs:.1%} (allowed: {ROUNDED_TOLERANCE:.1%})"
 
 
 def packed_problem(layers: list[PackedLinear], multiply: Multiply, dtype: torch.dtype) -> str | None:
@@ -269,18 +307,50 @@ def compute_experts_checked(loaded: LoadedModel, find: Callable[[], Compute]) ->
     return True
 
 
+@torch.inference_mode()
+def round_experts_checked(loaded: LoadedModel, find: Callable[[], RoundedExperts]) -> bool:
+    """Let packed experts in floats of 8 bits that have many rows be multiplied by the products of 8 bits, if these
+    differ by the rounding of their inputs alone. Return whether they are. This is for experts that kernels compute."""
+    layers = [one for one in packed_experts(loaded.model) if one.gate_up.kind == one.down.kind == "float8"]
+    if not layers:
+        return False
+    found: list[RoundedExperts] = []
+
+    def problem() -> str | None:
+        found.append(find())
+        for experts in {(one.gate_up.shape, one.num_experts): one for one in layers}.values():
+            given = _expert_inputs(experts, ROUNDED_EXPERT_ROWS, loaded.dtype)
+            differs = difference(found[0].compute(experts, *given, is_rounded=True), plain_experts(experts, *given))
+            if not differs <= ROUNDED_EXPERTS_TOLERANCE:
+                return f"outputs would differ by {differs:.1%} (allowed: {ROUNDED_EXPERTS_TOLERANCE:.1%})"
+        return None
+
+    if not is_usable("Experts in 8 bits", "prompts are multiplied in 16, at half the rate", problem, loaded.sums):
+        return False
+    for experts in layers:
+        experts.compute = found[0].compute_rounding_many
+    return True
+
+
+def _expert_inputs(
+    experts: PackedExperts, num_rows: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return hidden states, the experts of each row, and their weights."""
+    generator = torch.Generator().manual_seed(num_rows)
+    device, number = experts.gate_up.codes.device, experts.num_experts
+    x = torch.randn(num_rows, experts.gate_up.shape[1], generator=generator).to(device, dtype)
+    chosen = torch.rand(num_rows, number, generator=generator).topk(min(CHOSEN_EXPERTS, number)).indices.to(device)
+    return x, chosen, torch.rand(*chosen.shape, generator=generator).to(device, dtype)
+
+
 def experts_problem(layers: list[PackedExperts], compute: Compute, dtype: torch.dtype) -> str | None:
     """Return how outputs of experts differ from those in plain torch, for one layer of each kind, if they do."""
     kinds = {(one.gate_up.kind, one.gate_up.shape, one.num_experts): one for one in layers}
     limit = ATTENTION_TOLERANCE[dtype]
-    for (kind, (_, width), number), experts in kinds.items():
+    for (kind, *_), experts in kinds.items():
         for num_rows in PRODUCT_ROWS:
-            generator = torch.Generator().manual_seed(num_rows)
-            device, top_k = experts.gate_up.codes.device, min(CHOSEN_EXPERTS, number)
-            x = torch.randn(num_rows, width, generator=generator).to(device, dtype)
-            chosen = torch.rand(num_rows, number, generator=generator).topk(top_k).indices.to(device)
-            weights = torch.rand(num_rows, top_k, generator=generator).to(device, dtype)
-            found = difference(compute(experts, x, chosen, weights), plain_experts(experts, x, chosen, weights))
+            given = _expert_inputs(experts, num_rows, dtype)
+            found = difference(compute(experts, *given), plain_experts(experts, *given))
             if not found <= limit:
                 return f"{num_rows} rows and experts in {kind} would differ by {found:.1%} (allowed: {limit:.1%})"
     return None

@@ -58,6 +58,7 @@ def expert_kernel(
     scales,
     zeros,
     bias,  # [experts, n]
+    x_scales,  # float32 [tiles of columns, rows]
     factors,  # [pairs], by which the products are multiplied
     order,
     tile_expert,
@@ -73,9 +74,11 @@ def expert_kernel(
     codes_stride,
     scales_expert_stride,
     groups_stride,
+    x_scales_stride,
     KIND: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    IS_ROUNDED: tl.constexpr,
     HAS_FACTORS: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_N: tl.constexpr,
@@ -90,20 +93,24 @@ def expert_kernel(
         pair = tl.load(order + place, mask=is_row, other=0).to(tl.int64)
         output = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
         is_output = output < n
+        row = pair // pairs_of_row
         acc = product_of_tiles(
             x,
-            pair // pairs_of_row * x_stride,
+            row * x_stride,
             is_row,
             codes + expert * codes_expert_stride + output.to(tl.int64)[:, None] * codes_stride,
             scales + expert * scales_expert_stride + output,
             zeros + expert * scales_expert_stride + output,
             is_output,
+            x_scales + row,
             0,
             columns,
             group_columns,
             groups_stride,
+            x_scales_stride,
             KIND,
             HAS_ZEROS,
+            IS_ROUNDED,
             TILE_ROWS,
             TILE_N,
             TILE_COLUMNS,

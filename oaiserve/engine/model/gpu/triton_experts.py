@@ -13,8 +13,10 @@ from oaiserve.engine.model.gpu.device_matrices import MXFP4_TILE, tile_columns
 from oaiserve.engine.model.gpu.triton_expert_kernels import expert_kernel, plan_experts_kernel
 from oaiserve.engine.model.gpu.triton_layers import combine
 from oaiserve.engine.model.gpu.triton_matrices import Tiles, tiles_for
+from oaiserve.engine.model.gpu.triton_scaled import rounded_rows
 
 PAIRS_AT_A_TIME = 1024
+LEAST_ROUNDED_ROWS = 128  # of an expert, on average: from fewer on, its arithmetic takes longer than reading it
 LARGEST = Tiles(64, 128, num_warps=8, num_stages=3)  # with more rows, whose places are numbers of their own, it spills
 
 
@@ -28,18 +30,28 @@ class Plan(NamedTuple):
     tiles: Tiles
 
 
-def compute(experts: PackedExperts, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-    """Compute `plain_experts` in five launches. Sums of a product are in float32."""
+def compute(experts: PackedExperts, x: Tensor, chosen: Tensor, weights: Tensor, *, is_rounded: bool = False) -> Tensor:
+    """Compute `plain_experts` in five launches. Sums of a product are in float32.
+
+    With `is_rounded`, for experts in floats of 8 bits, what is multiplied is rounded to such floats, in two launches
+    more, and the products are those of 8 bits.
+    """
     num_rows, top_k = chosen.shape
     plan = planned(chosen, experts.num_experts)
-    both = _product(x, experts.gate_up, plan, pairs_of_row=top_k, factors=None)
+    both = _product(x, experts.gate_up, plan, pairs_of_row=top_k, factors=None, is_rounded=is_rounded)
     if experts.activation is None:
         inner = experts.combine(both)
     else:
         sizes = {"alpha": experts.alpha, "limit": experts.limit}
         inner = combine(both, experts.activation, is_interleaved=experts.is_interleaved, **sizes)
-    outs = _product(inner, experts.down, plan, pairs_of_row=1, factors=weights)
+    outs = _product(inner, experts.down, plan, pairs_of_row=1, factors=weights, is_rounded=is_rounded)
     return outs.view(num_rows, top_k, -1).sum(1)
+
+
+def compute_rounding_many(experts: PackedExperts, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    """Compute experts in floats of 8 bits: as `compute`, rounded if they have many rows."""
+    is_rounded = chosen.numel() >= LEAST_ROUNDED_ROWS * experts.num_experts
+    return compute(experts, x, chosen, weights, is_rounded=is_rounded)
 
 
 def planned(chosen: Tensor, num_experts: int) -> Plan:
@@ -68,17 +80,28 @@ def planned(chosen: Tensor, num_experts: int) -> Plan:
     return Plan(order, tile_expert, tile_first, tile_end, tiles)
 
 
-def _product(x: Tensor, matrices: ExpertMatrices, plan: Plan, *, pairs_of_row: int, factors: Tensor | None) -> Tensor:
+def _product(
+    x: Tensor,
+    matrices: ExpertMatrices,
+    plan: Plan,
+    *,
+    pairs_of_row: int,
+    factors: Tensor | None,
+    is_rounded: bool = False,
+) -> Tensor:
     """Return the products [pairs, n] of rows with the matrices of their experts, in the order of the pairs."""
     n, columns = matrices.shape
     group_columns = columns // matrices.scales.shape[1]
+    tile = MXFP4_TILE if matrices.kind == "mxfp4" else tile_columns(group_columns)
     tiles, out = plan.tiles, x.new_empty(len(plan.order), n)
+    x, row_scales = rounded_rows(x, tile) if is_rounded else (x, None)
     expert_kernel[(-(-n // tiles.n), len(plan.tile_expert))](
         x,
         matrices.codes,
         matrices.scales,
         matrices.scales if matrices.zeros is None else matrices.zeros,
         out if matrices.bias is None else matrices.bias,
+        out if row_scales is None else row_scales,
         out if factors is None else factors.contiguous(),
         plan.order,
         plan.tile_expert,
@@ -94,13 +117,15 @@ def _product(x: Tensor, matrices: ExpertMatrices, plan: Plan, *, pairs_of_row: i
         matrices.codes.stride(1),
         matrices.scales.stride(0),
         matrices.scales.stride(1),
+        0 if row_scales is None else row_scales.stride(0),
         KIND=matrices.kind,
         HAS_ZEROS=matrices.zeros is not None,
         HAS_BIAS=matrices.bias is not None,
+        IS_ROUNDED=is_rounded,
         HAS_FACTORS=factors is not None,
         TILE_ROWS=tiles.rows,
         TILE_N=tiles.n,
-        TILE_COLUMNS=MXFP4_TILE if matrices.kind == "mxfp4" else tile_columns(group_columns),
+        TILE_COLUMNS=tile,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
     )

@@ -27,22 +27,34 @@ def multiply(x: Tensor, matrix: PackedMatrix, bias: Tensor | None) -> Tensor:
     if matrix.order is not None:
         x = x.index_select(-1, matrix.order)
     rows = x.reshape(-1, x.shape[-1])
+    out = rows.new_empty(len(rows), matrix.shape[0])
+    multiply_into(out, rows, matrix, bias)
+    return out.view(*x.shape[:-1], -1)
+
+
+def multiply_into(
+    out: Tensor, rows: Tensor, matrix: PackedMatrix, bias: Tensor | None, row_scales: Tensor | None = None
+) -> None:
+    """Write the product of `rows` [rows, columns] with the matrix into `out` [rows, n].
+
+    Rows that are rounded to floats of 8 bits, as the matrix is, have scales float32 [tiles of columns, rows or more].
+    """
     (n, columns), num_rows = matrix.shape, len(rows)
     tiles = tiles_for(num_rows)
     grid = -(-n // tiles.n), -(-num_rows // tiles.rows)
     num_tiles = columns // matrix.tile_columns
-    splits = num_splits(grid[0] * grid[1], num_tiles, _num_multiprocessors(x.device))
-    out = rows.new_empty(num_rows, n)
-    partial = torch.empty(splits, num_rows, n, dtype=torch.float32, device=x.device) if splits > 1 else out
+    splits = num_splits(grid[0] * grid[1], num_tiles, _num_multiprocessors(rows.device))
+    partial = torch.empty(splits, num_rows, n, dtype=torch.float32, device=rows.device) if splits > 1 else out
     matrix_kernel[(*grid, splits)](
         rows,
         matrix.codes,
         matrix.scales,
         matrix.scales if matrix.zeros is None else matrix.zeros,
         out if bias is None else bias,
+        partial if row_scales is None else row_scales,
         out,
         partial,
-        _counters(x.device),
+        _counters(rows.device),
         num_rows,
         n,
         columns,
@@ -50,10 +62,12 @@ def multiply(x: Tensor, matrix: PackedMatrix, bias: Tensor | None) -> Tensor:
         rows.stride(0),
         matrix.codes.stride(0),
         matrix.scales.stride(0),
+        0 if row_scales is None else row_scales.stride(0),
         -(-num_tiles // splits),
         KIND=matrix.kind,
         HAS_ZEROS=matrix.zeros is not None,
         HAS_BIAS=bias is not None,
+        IS_ROUNDED=row_scales is not None,
         SPLITS=splits,
         TILE_ROWS=tiles.rows,
         TILE_N=tiles.n,
@@ -61,7 +75,6 @@ def multiply(x: Tensor, matrix: PackedMatrix, bias: Tensor | None) -> Tensor:
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
     )
-    return out.view(*x.shape[:-1], n)
 
 
 def tiles_for(num_rows: int) -> Tiles:

@@ -24,7 +24,7 @@ from oaiserve.engine.model.gpu.device_experts import (
     stacked,
 )
 from oaiserve.engine.model.gpu.device_matrices import of_integers
-from oaiserve.engine.model.gpu.fast_paths import compute_experts_checked, described
+from oaiserve.engine.model.gpu.fast_paths import compute_experts_checked, described, round_experts_checked
 from oaiserve.engine.model.gpu.fused_layers import FusedExecutor, FusedLayers
 from oaiserve.engine.model.load import load_model
 from oaiserve.engine.model.rehearsal import prompts_and_decodes
@@ -95,6 +95,34 @@ def test_experts_of_the_kernels_are_those_of_plain_torch(kind: str) -> None:
         want = plain_experts(experts, x.float(), chosen, weights.float())
         found = triton_experts.compute(experts, x, chosen, weights).float()
         assert float((found - want).norm() / want.norm()) < (1e-5 if dtype == torch.float32 else 2e-2)
+
+
+def test_experts_with_many_rows_are_rounded_to_8_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    experts = PackedExperts(Gating("float8"), packed("float8", 2 * INNER, WIDTH, 1), packed("float8", WIDTH, INNER, 2))
+    monkeypatch.setattr(triton_experts, "LEAST_ROUNDED_ROWS", 8)
+    for num_rows, is_rounded in ((3, False), (23, True)):
+        generator = torch.Generator().manual_seed(num_rows)
+        chosen = torch.stack([torch.randperm(NUM_EXPERTS, generator=generator)[:2] for _ in range(num_rows)])
+        given = torch.randn(num_rows, WIDTH, generator=generator), chosen, torch.rand(num_rows, 2, generator=generator)
+        want, found = plain_experts(experts, *given), triton_experts.compute_rounding_many(experts, *given)
+        difference = float((found - want).norm() / want.norm())
+        assert 0.02 < difference < 0.06 if is_rounded else difference < 1e-5
+
+
+@torch.inference_mode()
+def test_rounded_experts_are_checked(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    matrices = packed("float8", 2 * INNER, WIDTH, 1), packed("float8", WIDTH, INNER, 2)
+    module, experts = torch.nn.Module(), PackedExperts(Gating("float8"), *matrices)
+    module.packed_experts = experts  # type: ignore[assignment]
+    loaded: Any = SimpleNamespace(model=module, dtype=torch.float32, sums=None)
+    monkeypatch.setattr(fast_paths, "ROUNDED_EXPERT_ROWS", 20)
+    assert round_experts_checked(loaded, lambda: triton_experts)
+    assert experts.compute == triton_experts.compute_rounding_many
+    wrong: Any = SimpleNamespace(compute=lambda *given, is_rounded: 2 * plain_experts(*given))
+    assert not round_experts_checked(loaded, lambda: wrong)
+    assert "Experts in 8 bits: off" in caplog.text
+    experts.down = packed("int8", WIDTH, INNER, 2)
+    assert not round_experts_checked(loaded, lambda: wrong)
 
 
 @pytest.mark.parametrize("num_rows", [1, 40])

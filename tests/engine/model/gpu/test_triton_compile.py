@@ -32,6 +32,8 @@ def test_all_kernels_compile_for_hopper_without_spilling_registers(tmp_path: Pat
     for kernel in found:
         assert kernel["stack_bytes"] == 0, kernel
         assert kernel["shared_bytes"] <= SHARED_BYTES, kernel
+        if kernel["is_rounded"]:  # products of 8 bits
+            assert {"QGMMA", "LDGSTS"} <= set(kernel["instructions"]), kernel
         if kernel["dtype"] in ("torch.bfloat16", "torch.float16"):
             # These instructions use tensor cores, and load asynchronously.
             matrices = {"shrink_kernel": {"HMMA"}, "expand_kernel": {"HMMA"}, "matrix_kernel": {"HGMMA"}}

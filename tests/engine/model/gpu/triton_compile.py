@@ -65,11 +65,12 @@ class CompileOnly:
             {
                 "kernel": self._kernel.fn.__name__,
                 "dtype": str(arguments[0].dtype),
+                "is_rounded": constants.get("IS_ROUNDED", False),
                 "registers": int(re.search(r"REG:(\d+)", resources)[1]),
                 "constants": {name: value for name, value in constants.items() if not name.startswith("TILE")},
                 "stack_bytes": int(re.search(r"STACK:(\d+)", resources)[1]),  # spilled registers
                 "shared_bytes": compiled.metadata.shared,
-                "instructions": sorted(set(re.findall(r"\b(HGMMA|HMMA|LDGSTS)\b", code))),
+                "instructions": sorted(set(re.findall(r"\b(HGMMA|QGMMA|HMMA|LDGSTS)\b", code))),
             }
         )
 
@@ -183,6 +184,18 @@ def multiply_many_rows(kind: Kind) -> None:
     triton_experts._product(x, expert_matrices(kind, 8, 2048, 2048), plan, pairs_of_row=1, factors=weights)
 
 
+def multiply_in_8_bits() -> None:
+    """Multiply many rows with matrices in floats of 8 bits, and with those of their experts, rounded to such floats."""
+    scales, x = torch.empty(32, 6144), torch.empty(2048, 4096, dtype=torch.bfloat16)
+    matrix = PackedMatrix("float8", torch.empty(6144, 4096, dtype=FP8), scales, None)
+    triton_scaled.by_triton(x, matrix, None)
+    triton_scaled.rounded_rows(torch.empty(256, 14336, dtype=torch.bfloat16), 14336)
+    experts = ExpertMatrices("float8", torch.empty(8, 6144, 4096, dtype=FP8), scales.expand(8, -1, -1), None, None)
+    plan = triton_experts.Plan(*torch.zeros(4, 2048, dtype=torch.int32), triton_experts.LARGEST)
+    weights = torch.empty(2048, dtype=torch.bfloat16)
+    triton_experts._product(x, experts, plan, pairs_of_row=1, factors=weights, is_rounded=True)
+
+
 class GptOss:
     """What the experts of gpt-oss have beside their matrices."""
 
@@ -223,7 +236,7 @@ def main() -> None:
     operate(4096, 14336, 64)
     for rows in (1, 2048):  # the smallest and the largest tiles
         multiply(4096, 6144, rows)
-    triton_scaled.rounded_rows(torch.empty(256, 14336, dtype=torch.bfloat16))
+    multiply_in_8_bits()
     compute_experts(32, 2880, 2880)
     for kind in ("mxfp4", "int4"):
         multiply_many_rows(kind)
