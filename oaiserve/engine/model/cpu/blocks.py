@@ -41,8 +41,9 @@ FORMATS = {
 }
 MXFP4 = 39
 _Q4_0, _Q8_0, _Q4_Z, _Q8_Z = 2, 8, 1004, 1008
+_EXPANDED_AT_ONCE = 2**17  # numbers, in float32, for which L2 has room
+_CONVERTED_AT_ONCE = 2**15  # torch has two threads convert more, which then wait for each other
 # A scale that 16 bits cannot hold as well as this makes `of_integers` refuse.
-_EXPANDED_AT_ONCE = 2**15  # numbers; torch has two threads convert more, which then wait for each other
 _SCALE_ERROR = 2.0**-10
 
 
@@ -103,7 +104,8 @@ class Blocks:
             weights = expand(data if self.scales is None else _joined(data, self.scales[rows]), self.kind)
             out = found[start : start + at_once]
             if self.columns is None:
-                out.copy_(weights)
+                for part, values in zip(*(t.flatten().split(_CONVERTED_AT_ONCE) for t in (out, weights)), strict=True):
+                    part.copy_(values)
             else:
                 out.index_copy_(1, torch.from_numpy(self.columns).long(), weights.to(dtype))
         return found

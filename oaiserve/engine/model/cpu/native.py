@@ -54,6 +54,7 @@ class NativeDecoder:
             raise MemoryError(f"The system has no memory for a decoder, or does not start {num_threads} threads.")
         self._reserved = reserved  # as long as the decoder
         if reserved is not None:
+            reserved.stop()
             library.lend_memory(self._handle, reserved.address, reserved.num_bytes)
         self._operations = Operations(
             library,

@@ -2,6 +2,9 @@
 
 The system gives memory when it is first written, and clears it before. In a virtual machine, its host has to find it
 then, too, which can take longer than to pack weights into it. On systems other than Linux nothing is reserved.
+
+The thread writes zeros. To ask Linux for all pages of a piece at once (MADV_POPULATE_WRITE) would keep the imports
+waiting, which map files and memory: the map of the process is locked until the piece is there.
 """
 
 from __future__ import annotations
@@ -15,8 +18,7 @@ from threading import Event, Thread
 from oaiserve.engine.system_memory import available_bytes
 
 _HUGE_PAGE_BYTES = 2**21
-_PIECE_BYTES = 2**26  # taken between two looks at whether it is still wanted
-_POPULATE_WRITE = 23  # Linux's MADV_POPULATE_WRITE, since 5.14, which changes no byte
+_PIECE_BYTES = 2**25  # taken between two looks at whether it is still wanted
 
 
 class ReservedMemory:
@@ -36,20 +38,23 @@ class ReservedMemory:
         self._thread = Thread(target=self._take, name="reserve", daemon=True)
         self._thread.start()
 
-    def keep(self, num_bytes: int) -> None:
-        """Give all but the first bytes back to the system."""
+    def stop(self) -> None:
+        """Take no more, so that the memory can be written. The rest is taken as it is."""
         self._is_enough.set()
         self._thread.join()
+
+    def keep(self, num_bytes: int) -> None:
+        """Give all but the first bytes back to the system."""
+        self.stop()
         begin = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         if begin < self.num_bytes and self._advise(self.address + begin, self.num_bytes - begin, mmap.MADV_DONTNEED):
             raise OSError(ctypes.get_errno(), f"madvise: {os.strerror(ctypes.get_errno())}")
 
     def _take(self) -> None:
-        """Have the system find the memory. Where it cannot at once, it does when the memory is written."""
         for begin in range(0, self.num_bytes, _PIECE_BYTES):
-            piece = min(_PIECE_BYTES, self.num_bytes - begin)
-            if self._is_enough.is_set() or self._advise(self.address + begin, piece, _POPULATE_WRITE):
+            if self._is_enough.is_set():
                 return
+            ctypes.memset(self.address + begin, 0, min(_PIECE_BYTES, self.num_bytes - begin))
 
 
 def reserve(num_bytes: int) -> ReservedMemory | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import sys
 from pathlib import Path
@@ -58,6 +59,21 @@ def test_a_decoder_in_reserved_memory_computes_the_same_and_keeps_what_it_needs(
     assert 2**16 < used <= num_bytes
     if num_bytes == 2**22:
         assert resident_bytes(memory) == -(-used // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+@pytest.mark.compiler
+def test_memory_is_not_taken_any_more_when_weights_are_written(
+    monkeypatch: pytest.MonkeyPatch, llama: tuple[LoadedModel, Decoder]
+) -> None:
+    def take_late(memory: ReservedMemory) -> None:
+        memory._is_enough.wait()
+        ctypes.memset(memory.address, 255, memory.num_bytes)
+
+    monkeypatch.setattr(ReservedMemory, "_take", take_late)
+    loaded, decoder = llama
+    native = NativeDecoder(Library(loaded.dtype), decoder, **SIZES, reserved=ReservedMemory(2**22))
+    batch = build_batch(prompt(9, loaded.vocab_size, BLOCK_SIZE), BLOCK_SIZE, loaded.device)
+    assert torch.isfinite(native.forward(batch)).all()
 
 
 def test_what_is_reserved_is_taken_and_what_is_not_wanted_is_given_back() -> None:
