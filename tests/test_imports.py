@@ -75,9 +75,9 @@ MODEL_ROWS = {
     # attention
     "attention": "batch",
     "attention.hook": "attention batch states",
-    "attention.foreign": "attention.hook",
-    "attention.reference": "attention batch",
     "attention.rotation": "",
+    "attention.foreign": "attention.hook attention.rotation",
+    "attention.reference": "attention batch",
     "attention.triton_kernels": "gpu.triton_dot gpu.triton_float8",
     "attention.tiles": "batch transfer",
     "attention.triton": "attention attention.rotation attention.tiles attention.triton_kernels batch",
@@ -151,10 +151,13 @@ MODEL_ROWS = {
     "cpu.quantized_file": "cpu.blocks",
     "cpu.reserved": "",
     "cpu.part": "cpu.description spec",
+    "cpu.fit": "cpu.description",
     "cpu.module_reader": "cpu.blocks cpu.description layer_operations spec",
     "cpu.describe_mixers": "cpu.description cpu.module_reader spec",
     "cpu.describe_experts": "cpu.blocks cpu.description cpu.module_reader layer_operations spec",
-    "cpu.describe": "cpu.blocks cpu.describe_experts cpu.describe_mixers cpu.description cpu.module_reader spec",
+    "cpu.describe_altup": "cpu.description cpu.module_reader",
+    "cpu.describe": "attention.rotation cpu.blocks cpu.describe_altup cpu.describe_experts cpu.describe_mixers "
+    "cpu.description cpu.fit cpu.module_reader spec",
     "cpu.kv_layout": "attention cpu.description kv_cache spec",
     "cpu.attention": "attention batch cpu.kv_layout cpu.library spec",
     "cpu.packed_adapter": "adapters cpu.description cpu.kv_layout cpu.library",
@@ -162,15 +165,16 @@ MODEL_ROWS = {
     "cpu.operation_list": "cpu.description cpu.kv_layout cpu.library cpu.pack_weights",
     "cpu.mixer_operations": "cpu.description cpu.kv_layout cpu.library cpu.operation_list",
     "cpu.expert_operations": "cpu.blocks cpu.description cpu.library cpu.operation_list",
-    "cpu.operations": "attention cpu.blocks cpu.description cpu.expert_operations cpu.kv_layout cpu.library "
-    "cpu.mixer_operations cpu.operation_list cpu.pack_weights",
+    "cpu.altup_operations": "cpu.description cpu.expert_operations cpu.library cpu.operation_list",
+    "cpu.operations": "attention cpu.altup_operations cpu.blocks cpu.description cpu.expert_operations cpu.kv_layout "
+    "cpu.library cpu.mixer_operations cpu.operation_list cpu.pack_weights",
     "cpu.native": "adapters attention batch cpu.description cpu.kv_layout cpu.library cpu.operations "
     "cpu.packed_adapter cpu.reserved kv_cache",
     "cpu.check": "adapters batch cpu.description cpu.native rehearsal spec states",
-    "cpu.checked": "adapters cpu.blocks cpu.build cpu.check cpu.describe cpu.describe_experts cpu.describe_mixers "
-    "cpu.description cpu.expert_operations cpu.library cpu.mixer_operations cpu.module_reader cpu.native "
-    "cpu.operation_list cpu.operations cpu.pack_weights cpu.part cpu.quantized_file cpu.reserved cpu.stored "
-    "layer_operations spec",
+    "cpu.checked": "adapters attention.rotation cpu.altup_operations cpu.blocks cpu.build cpu.check "
+    "cpu.describe cpu.describe_altup cpu.describe_experts cpu.describe_mixers cpu.description cpu.expert_operations "
+    "cpu.fit cpu.library cpu.mixer_operations cpu.module_reader cpu.native cpu.operation_list cpu.operations "
+    "cpu.pack_weights cpu.part cpu.quantized_file cpu.reserved cpu.stored layer_operations spec",
     "cpu.start": "adapted_modules adapters attention attention.reference batch cpu.attention cpu.build cpu.check "
     "cpu.describe cpu.description cpu.kv_layout cpu.library cpu.native eager executor runner spec",
     # layers that run by the description, and what is checked of a GPU's fast paths

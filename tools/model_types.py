@@ -92,7 +92,7 @@ EXTRA = {
     "deepseek_v2": {**_DEEPSEEK, **_HEADS_FOR_EACH},
     "deepseek_v3": {**_DEEPSEEK, **_HEADS_FOR_EACH},
     "gemma2": {"query_pre_attn_scalar": 8},
-    "gemma3n_text": {**SHARED_KEYS, "laurel_rank": 4, "altup_num_inputs": 2},
+    "gemma3n_text": {**SHARED_KEYS, "laurel_rank": 16, "altup_num_inputs": 2},
     "gemma4_text": {
         "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
         "sliding_window": 6,
@@ -159,11 +159,7 @@ EXTRA |= {name: {"mamba_d_state": 16} for name in ("bamba", "falcon_h1", "granit
 EXTRA["mamba2"] |= {"state_size": 16}
 EXTRA |= {name: {"state_size": 16, "time_step_rank": 16} for name in ("mamba", "falcon_mamba")}
 EXTRA["jamba"] |= {"mamba_d_state": 16, "mamba_dt_rank": 16}
-# Its experts have no gates, for which the native step has no operation.
-EXTRA["nemotron_h"] |= {
-    "ssm_state_size": 16,
-    "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp", "linear_attention"],
-}
+EXTRA["nemotron_h"] |= {"ssm_state_size": 16}
 # Types with the sizes of another one.
 LIKE = {"lfm3": "lfm2", "qwen3_5_moe_text": "qwen3_next"}
 PROMPTS = [[5, 9, 3, 17], list(range(20, 51)), [90], [7] * 12, [11, 40, 11, 40, 11]]

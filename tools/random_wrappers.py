@@ -45,7 +45,7 @@ _EXTRA: dict[str, dict[str, Any]] = {
     "gemma2": {"query_pre_attn_scalar": 8, "sliding_window": 6},
     "gemma3_text": {"query_pre_attn_scalar": 8, "sliding_window": 6},
     "gemma3n_text": {
-        **SHARED_KEYS, "laurel_rank": 4, "altup_num_inputs": 2, "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0],
+        **SHARED_KEYS, "laurel_rank": 16, "altup_num_inputs": 2, "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0],
     },
     "gemma4_text": {**SHARED_KEYS, "global_head_dim": 32},
     "gemma4_unified_text": {**SHARED_KEYS, "global_head_dim": 32},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Self, TypeGuard
+from typing import TYPE_CHECKING, Any, Self, TypeGuard
 
 import torch
 
@@ -120,6 +120,11 @@ class LoadedModel(ModelSpec):
 
     model: PreTrainedModel
     sums: Sums | None = None  # that this process computes with others, if the model is split and they are ours
+
+
+def base_of(model: PreTrainedModel) -> Any:
+    """Return the part of a model that has its layers. That of Llama 4 has another name than the model says."""
+    return model.model if model.base_model is model else model.base_model
 
 
 def is_linear(module: torch.nn.Module) -> TypeGuard[torch.nn.Linear]:

@@ -264,7 +264,14 @@ def _start_latent(
     Raises what `native_decoder` does, and StartupError as `start_runner` does.
     """
     _refuse_unless_possible(loaded, options, is_split=False)
-    num_blocks = kv_blocks(loaded, options, loaded.max_model_len, draft=None if draft is None else draft.spec)
+    most_states = num_states(loaded, options)
+    num_blocks = kv_blocks(
+        loaded,
+        options,
+        loaded.max_model_len,
+        draft=None if draft is None else draft.spec,
+        state_bytes=most_states * loaded.state_bytes,
+    )
     native = native_decoder(
         loaded,
         quantize=options.quantize,
@@ -277,7 +284,12 @@ def _start_latent(
     )
     torch.set_num_threads(native.torch_threads)
     return Started(
-        ModelRunner(native, loaded.device, options.block_size),
+        ModelRunner(
+            native,
+            loaded.device,
+            options.block_size,
+            states=States(loaded.state_shapes, most_states, loaded.device) if most_states else None,
+        ),
         num_blocks,
         longest_request(loaded, num_blocks * options.block_size),
         CPU_STEP_TOKENS,
@@ -285,6 +297,7 @@ def _start_latent(
         ranges=None,
         adaptable=adaptable(loaded.model) if options.has_adapters else {},
         draft=None if draft is None else draft.start(options, num_blocks=num_blocks, vocab_size=loaded.vocab_size),
+        num_states=most_states,
     )
 
 

@@ -17,18 +17,21 @@ from torch.nn import Module
 from transformers import PreTrainedModel
 
 from oaiserve.engine.model.attention.hook import AttentionCall, paged_attention
+from oaiserve.engine.model.attention.rotation import query_factors
 
 
 class Handed:
     """Holds what the forward that runs was called with, for modules that do not get it."""
 
     call: AttentionCall
+    positions: Tensor  # int64 [T], of its tokens in their sequences
 
     def take_from(self, model: PreTrainedModel) -> None:
         """Hold the call of each forward of the model from now on."""
 
         def take(_: Module, __: tuple[Any, ...], arguments: Mapping[str, Any]) -> None:
             self.call = arguments["call"]
+            (self.positions,) = arguments["position_ids"]
 
         model.register_forward_pre_hook(take, with_kwargs=True)
 
@@ -47,8 +50,8 @@ def bring_paged_attention(model: PreTrainedModel) -> bool:
                 lambda _, args, kwargs: (args, {**kwargs, "call": handed.call}), with_kwargs=True
             )
             is_changed = True
-        elif name in _TUNING:
-            module.attn_temperature_tuning = False  # type: ignore[assignment]
+        elif name == "Llama4TextAttention":
+            is_changed |= _tune_by_positions(module, model, handed)
         elif name in _COMPUTING:
             _COMPUTING[name](module, model, handed)
             is_changed = computes_itself = True
@@ -73,9 +76,23 @@ def share_caches(model: PreTrainedModel) -> int:
 
 # Their layers get all arguments, but call them without those that are not named.
 _DROPPING = {"NemotronAttention", "StableLmAttention"}
-# They scale queries behind the first 8,191 tokens, and no more are served. They count from the first token of a step,
-# which may be that of another sequence.
-_TUNING = {"Llama4TextAttention"}
+
+
+def _tune_by_positions(attention: Any, model: Any, handed: Handed) -> bool:
+    """Have Llama 4 scale queries by their positions; its own code counts from the first token of a step, which may be
+    that of another sequence. Return whether it does: in published models, not where all tokens see all before.
+    """
+    is_tuned = attention.attn_temperature_tuning and not attention.use_rope
+    attention.attn_temperature_tuning = False
+    config = model.config
+    if not is_tuned or bool((query_factors(config, torch.arange(config.attention_chunk_size - 1)) == 1).all()):
+        return False
+
+    def scale(_: Module, __: Any, queries: Tensor) -> Tensor:
+        return (queries * query_factors(config, handed.positions)[None, :, None]).to(queries.dtype)
+
+    attention.q_proj.register_forward_hook(scale)
+    return True
 
 
 def _gptj(module: Any, _: PreTrainedModel, handed: Handed) -> None:

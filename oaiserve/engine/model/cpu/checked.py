@@ -21,14 +21,18 @@ from oaiserve import gguf
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model import layer_operations
 from oaiserve.engine.model.adapters import probe_adapter
+from oaiserve.engine.model.attention import rotation
 from oaiserve.engine.model.cpu import (
+    altup_operations,
     blocks,
     build,
     describe,
+    describe_altup,
     describe_experts,
     describe_mixers,
     description,
     expert_operations,
+    fit,
     mixer_operations,
     module_reader,
     operation_list,
@@ -56,8 +60,8 @@ _FILES = (".json", ".safetensors")
 _PACKAGES = ("oaiserve", "torch", "transformers")
 # What describes a model, and makes operations of the description.
 _CODE = (
-    *(describe, describe_experts, describe_mixers, description, module_reader, layer_operations),
-    *(expert_operations, mixer_operations, operation_list, operations, pack_weights),
+    *(describe, describe_altup, describe_experts, describe_mixers, description, fit, module_reader, layer_operations),
+    *(altup_operations, expert_operations, mixer_operations, operation_list, operations, pack_weights, rotation),
 )
 # The settings that a start could refuse, or that change what the native step computes.
 _OPTIONS = (

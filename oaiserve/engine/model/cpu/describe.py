@@ -10,13 +10,15 @@ import inspect
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Module
 
-from oaiserve.engine.model.cpu import describe_experts, describe_mixers
+from oaiserve.engine.model.attention.rotation import query_factors
+from oaiserve.engine.model.cpu import describe_altup, describe_experts, describe_mixers
 from oaiserve.engine.model.cpu.blocks import Blocks, ExpertBlocks
 from oaiserve.engine.model.cpu.description import (
     MLP,
@@ -33,16 +35,16 @@ from oaiserve.engine.model.cpu.description import (
     NotKnown,
     RotaryTable,
     by_kind,
-    fit,
 )
+from oaiserve.engine.model.cpu.fit import fit
 from oaiserve.engine.model.cpu.module_reader import ModuleReader, unscaled_norm
-from oaiserve.engine.model.spec import KVShape, LoadedModel
+from oaiserve.engine.model.spec import KVShape, LoadedModel, base_of
 
 # In these families only the layers with a window rotate queries and keys by position.
 _ROTATE_IN_WINDOWS = {"cohere2", "exaone4", "exaone_moe"}
 # The names of norms of queries and keys, and those of norms that come after the rotation.
 _QUERY_NORMS, _KEY_NORMS = ("q_norm", "q_layernorm", "query_layernorm"), ("k_norm", "k_layernorm", "key_layernorm")
-_AFTER_ROTATION = "query_layernorm"
+_AFTER_ROTATION = ("query_layernorm", "qk_norm")
 
 
 @torch.inference_mode()
@@ -66,7 +68,8 @@ class _Description:
         self._reader = reader
         self._loaded = reader.loaded
         self._config = reader.loaded.model.config
-        self._base = getattr(reader.loaded.model.base_model, "decoder", reader.loaded.model.base_model)
+        base = base_of(reader.loaded.model)
+        self._base = getattr(base, "decoder", base)
         self._parameters = parameters
         self._rotary_tables: dict[str | None, RotaryTable] = {}  # by layer type if tables differ between types
 
@@ -83,6 +86,7 @@ class _Description:
             embedding_scale=float(getattr(embedding, "embed_scale", 1)) * getattr(config, "embedding_multiplier", 1.0),
             position_embedding=None if position is None else reader.tensor(position)[getattr(position, "offset", 0) :],
             embedding_norm=reader.norm_of(self._base, "word_embeddings_layernorm"),
+            hidden_states=describe_altup.hidden_states(reader, self._base),
             layer_inputs=self._layer_inputs(),
             layers=[self._layer(index, layer) for index, layer in enumerate(layers)],
             residual_scale=getattr(config, "residual_multiplier", getattr(layers[0], "residual_scale", 1.0)),
@@ -107,13 +111,11 @@ class _Description:
         table = reader.child(base, "embed_tokens_per_layer", optional=True)
         if table is None:
             return None
-        if isinstance(rows := reader.weights(table), Blocks):
-            raise NotKnown("it has an embedding for each layer in blocks")
         norm = reader.norm(reader.child(base, "per_layer_projection_norm"))
         # The projection has a factor before its norm, which is as if the norm had another epsilon.
-        factor = float(reader.child(base, "per_layer_model_projection_scale"))
+        factor = float(reader.child(base, "per_layer_model_projection_scale", "per_layer_projection_scale"))
         return LayerInputs(
-            table=rows,
+            table=reader.weights(table),
             table_scale=float(table.embed_scale),
             projection=reader.matrix(reader.child(base, "per_layer_model_projection")),
             norm=replace(norm, epsilon=norm.epsilon / factor**2),
@@ -127,7 +129,8 @@ class _Description:
         mixer = None if index not in self._loaded.state_shapes else describe_mixers.mixer(reader, index, layer)
         if hasattr(layer, "norm"):
             return self._single_part(index, layer, mixer)
-        attention = reader.child(layer, "self_attn", "attn", "attention", "self_attention", optional=mixer is not None)
+        attends = mixer is None or index in self._loaded.kv_shapes
+        attention = reader.child(layer, "self_attn", "attn", "attention", "self_attention") if attends else None
         attention_norm = reader.norm_of(
             layer, "input_layernorm", "ln_1", "norm_1", "ln_attn", "self_attn_layer_norm", "operator_norm"
         )
@@ -162,12 +165,14 @@ class _Description:
             mixer=mixer,
             mixer_factor=float(getattr(layer, "ssm_out_multiplier", 1.0)),
             attention_out_norm=after_attention,
+            laurel=describe_altup.laurel(reader, layer),
             mlp_norm=attention_norm if is_parallel and before_mlp is None else before_mlp,
             mlp=self._mlp_or_mixture(mlp, beside)
             if getattr(layer, "experts", None) is None
             else describe_experts.mixture_beside(reader, layer, _mlp(reader, mlp)),
             mlp_out_norm=mlp_out_norm,
             is_parallel=is_parallel,
+            altup=describe_altup.altup(reader, layer),
             input_gate=None
             if gate is None
             else InputGate(
@@ -192,10 +197,12 @@ class _Description:
             mixer=mixer,
             mixer_factor=1.0,
             attention_out_norm=None,
+            laurel=None,
             mlp_norm=norm if computes else None,
             mlp=self._mlp_or_mixture(reader.child(layer, "mixer"), None) if computes else None,
             mlp_out_norm=None,
             is_parallel=False,
+            altup=None,
             input_gate=None,
             factor=1.0,
         )
@@ -232,6 +239,9 @@ class _Description:
             heads, rest = divmod(num_rows - of_keys, shape.key_dim)
             if rest or heads < 1 or heads % shape.kv_heads:
                 raise NotKnown(f"its projections have {num_rows} rows, which make no whole heads")
+        norms = [reader.norm_of(attention, *names) for names in (_QUERY_NORMS, _KEY_NORMS)]
+        if (of_both := getattr(attention, "qk_norm", None)) is not None:  # Llama 4's
+            norms = [unscaled_norm(of_both, shape.key_dim)] * 2
         return Attention(
             qkv=qkv,
             gate=gate,
@@ -241,14 +251,15 @@ class _Description:
             out=out,
             heads=heads,
             shape=shape,
-            query_norm=reader.norm_of(attention, *_QUERY_NORMS),
-            key_norm=reader.norm_of(attention, *_KEY_NORMS),
+            query_norm=norms[0],
+            key_norm=norms[1],
             value_norm=None
             if (value_norm := getattr(attention, "v_norm", None)) is None
             else unscaled_norm(value_norm, shape.value_dim),
             rotary=self._rotary(index, attention, parameters),
             rotary_offset=attention.qk_nope_head_dim if isinstance(qkv, LatentProjection) else 0,
-            rotates_before_norms=hasattr(attention, _AFTER_ROTATION),
+            rotates_before_norms=any(hasattr(attention, name) for name in _AFTER_ROTATION),
+            query_factors=None if getattr(attention, "use_rope", False) else self._query_factors,
             sinks=reader.parameter(attention, "sinks").float() if parameters.has_sinks else None,
             parameters=_scaled(parameters, attention),
         )
@@ -259,7 +270,7 @@ class _Description:
         if (of_layer := reader.child(attention, "embed_positions", optional=True)) is not None:
             # Its pairs are neighbours.
             sines, cosines = (table.contiguous() for table in of_layer.float().chunk(2, dim=-1))
-            return RotaryTable(cosines, sines, True, 1, None)
+            return RotaryTable(cosines, sines, True, 1)
         is_left_out = parameters.slopes is not None  # which tell positions apart
         is_left_out |= self._config.model_type in _ROTATE_IN_WINDOWS and parameters.sliding_window is None
         if rotary is None or is_left_out or not getattr(attention, "use_rope", True):
@@ -272,7 +283,7 @@ class _Description:
             tables = rotary(torch.zeros(1), positions, *([] if layer_type is None else [layer_type]))
             if isinstance(tables, Tensor) and tables.is_complex():  # which turns pairs of neighbours
                 real, imaginary = torch.view_as_real(tables[0]).float().unbind(-1)
-                self._rotary_tables[layer_type] = RotaryTable(real.contiguous(), imaginary.contiguous(), True, 1, None)
+                self._rotary_tables[layer_type] = RotaryTable(real.contiguous(), imaginary.contiguous(), True, 1)
                 return self._rotary_tables[layer_type]
             cosines, sines = (_of_pairs(table[0]) for table in tables)
             # Applying the family's `rotate_half` to 0, 1, 2, 3 shows whether neighbours are pairs.
@@ -284,10 +295,23 @@ class _Description:
             apart, turning = cosines.shape[1], (cosines != 1).any(0).nonzero().flatten()
             pairs = int(turning[-1]) + 1 if len(turning) else apart
             cosines, sines = (table[:, :pairs].contiguous() for table in (cosines, sines))
-            self._rotary_tables[layer_type] = RotaryTable(
-                cosines, sines, is_interleaved, apart, _query_factors(self._config, positions[0])
-            )
+            self._rotary_tables[layer_type] = RotaryTable(cosines, sines, is_interleaved, apart)
         return self._rotary_tables[layer_type]
+
+    @cached_property
+    def _query_factors(self) -> Tensor | None:
+        """What queries are multiplied by at each position: in Llama 4, in layers that do not rotate them."""
+        config, positions = self._config, torch.arange(self._loaded.max_model_len)
+        rope = getattr(config, "rope_parameters", None) or {}
+        if (beta := rope.get("llama_4_scaling_beta")) is not None:
+            if getattr(config, "kv_lora_rank", None) is not None:
+                raise NotKnown("it scales queries of latent attention by their positions")
+            factors: Tensor = 1 + beta * (1 + positions // rope["original_max_position_embeddings"]).float().log()
+        elif getattr(config, "attn_temperature_tuning", False):
+            factors = query_factors(config, positions)
+        else:
+            return None
+        return None if bool((factors == 1).all()) else factors
 
     def _mlp_or_mixture(self, module: Module, beside: Module | None) -> MLP | Experts:
         """Describe an MLP, or a mixture of experts with what all tokens share, within its module or `beside` it."""
@@ -359,16 +383,6 @@ def _scaled(parameters: AttentionParameters, attention: Any) -> AttentionParamet
     return replace(parameters, scaling=own) if parameters.scaling == 1 else parameters
 
 
-def _query_factors(config: Any, positions: Tensor) -> Tensor | None:
-    rope = getattr(config, "rope_parameters", None) or {}
-    if (beta := rope.get("llama_4_scaling_beta")) is None:
-        return None
-    if getattr(config, "kv_lora_rank", None) is not None:
-        raise NotKnown("it scales queries of latent attention by their positions")
-    factors: Tensor = 1 + beta * (1 + positions // rope["original_max_position_embeddings"]).float().log()
-    return factors
-
-
 def _mlp(reader: ModuleReader, mlp: Module) -> MLP:
     down = reader.matrix(
         reader.child(mlp, "down_proj", "c_proj", "fc2", "fc_out", "dense_4h_to_h", "output_linear", "w2")
@@ -386,7 +400,7 @@ def _mlp(reader: ModuleReader, mlp: Module) -> MLP:
     up_proj = reader.child(mlp, "up_proj", "c_fc", "fc1", "fc_in", "dense_h_to_4h", "w3")
     own_gate = None if gate_proj is None else reader.matrix(gate_proj)
     factors = [float(getattr(mlp, name, 1.0)) for name in ("gate_multiplier", "down_multiplier")]
-    return MLP(own_gate, reader.matrix(up_proj), down, activation, *factors)
+    return MLP(own_gate, reader.matrix(up_proj), down, activation, describe_altup.cutoff(mlp), *factors)
 
 
 def _of_pairs(table: Tensor) -> Tensor:

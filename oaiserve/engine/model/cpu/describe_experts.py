@@ -21,6 +21,7 @@ from oaiserve.engine.model.cpu.description import (
     MLP,
     ClampedGate,
     Expert,
+    ExpertProjections,
     Experts,
     Matrix,
     MixtureNorms,
@@ -32,6 +33,7 @@ from oaiserve.engine.model.cpu.module_reader import ModuleReader, unscaled_norm
 from oaiserve.engine.model.layer_operations import ACTIVATIONS
 from oaiserve.engine.model.spec import is_linear
 
+_WEIGHING_INPUTS = {"Llama4Router"}  # routers whose weights multiply what experts read
 _BIASES = ("e_score_correction_bias", "expert_bias")  # of a router's choice
 
 
@@ -41,6 +43,8 @@ def mixture(reader: ModuleReader, module: Module, shared: MLP | None) -> Experts
     shared_gate = reader.child(module, "shared_expert_gate", optional=True)
     return Experts(
         router=_router(reader, module),
+        weighs_inputs=type(reader.child(module, "gate", "router")).__name__ in _WEIGHING_INPUTS,
+        projections=_projections(reader, module),
         experts=_experts(reader, experts),
         activation=_gating(reader, experts),
         shared=shared,
@@ -56,6 +60,8 @@ def mixture_beside(reader: ModuleReader, layer: Module, shared: MLP) -> Experts:
     norm = replace(unscaled_norm(reader.child(router, "norm"), len(scale)), weight=scale)
     return Experts(
         router=_router(reader, layer, norm),
+        weighs_inputs=False,
+        projections=None,
         experts=_experts(reader, experts),
         activation=_gating(reader, experts),
         shared=shared,
@@ -69,9 +75,21 @@ def mixture_beside(reader: ModuleReader, layer: Module, shared: MLP) -> Experts:
     )
 
 
+def _projections(reader: ModuleReader, module: Module) -> ExpertProjections | None:
+    """Describe what makes shorter vectors of the hidden state for all experts, as Nemotron 3 has it in large sizes."""
+    matrices = (reader.child(module, name, optional=True) for name in ("fc1_latent_proj", "fc2_latent_proj"))
+    before, behind = (None if isinstance(one, torch.nn.Identity) else one for one in matrices)
+    if before is None or behind is None:
+        return None
+    return ExpertProjections(reader.matrix(before), reader.matrix(behind))
+
+
 def _experts(reader: ModuleReader, experts: Module) -> list[Expert]:
-    gates_and_ups = _matrices(reader, experts, "gate_up_proj", 2)
     downs = _matrices(reader, experts, "down_proj", 1)
+    if not getattr(experts, "has_gate", True):
+        ups = _matrices(reader, experts, "up_proj", 1)
+        return [Expert(None, up, down) for (up,), (down,) in zip(ups, downs, strict=True)]
+    gates_and_ups = _matrices(reader, experts, "gate_up_proj", 2)
     return [Expert(gate, up, down) for (gate, up), (down,) in zip(gates_and_ups, downs, strict=True)]
 
 
@@ -88,7 +106,7 @@ def _matrices(reader: ModuleReader, experts: Module, name: str, parts: int) -> l
     if (kept := reader.expert_blocks(experts, name)) is not None:
         weights = kept
     else:
-        weights = [cut(rows) for rows in (tensor.mT if getattr(experts, "is_transposed", False) else tensor)]
+        weights = [cut(rows) for rows in (tensor.mT if _are_transposed(experts) else tensor)]
     if getattr(experts, f"{name}_bias", None) is None:
         biases = [[None] * parts] * len(weights)
     else:
@@ -99,12 +117,18 @@ def _matrices(reader: ModuleReader, experts: Module, name: str, parts: int) -> l
     ]
 
 
+def _are_transposed(experts: Any) -> bool:
+    """Return whether experts have their matrices the other way round, of which those with gates need not tell."""
+    told: bool | None = getattr(experts, "is_transposed", None)
+    return experts.gate_up_proj.shape[2] == 2 * experts.down_proj.shape[1] if told is None else told
+
+
 def _gating(reader: ModuleReader, experts: Any) -> str | ClampedGate:
     """Return what experts do with gate and up: the name of an activation if it is activation(gate) * up.
 
     Their outputs show it, for large numbers too, because some families clamp these.
     """
-    if not hasattr(experts, "_apply_gate"):
+    if not hasattr(experts, "_apply_gate") or not experts.has_gate:
         return reader.activation(reader.child(experts, "act_fn"))
     gate, up = torch.cartesian_prod(torch.linspace(-20, 20, 41), torch.linspace(-18, 18, 7)).unbind(-1)
     together = torch.cat([gate, up]) if experts.is_concatenated else torch.stack([gate, up], dim=-1).flatten()
@@ -162,8 +186,7 @@ def _router(reader: ModuleReader, mlp: Module, norm: Norm | None = None) -> Rout
     x = torch.randn(16, weight.shape[1], generator=generator, device=weight.device)
     try:
         takes_bias = not inspect.signature(own.forward).parameters.keys().isdisjoint(_BIASES)
-        _, weights, chosen = own(x, bias) if takes_bias else own(x)
-        expected = torch.zeros(len(x), len(weight)).scatter(-1, chosen, weights.float())
+        expected = _weights_of(own(x, bias) if takes_bias else own(x), len(weight))
     except (RuntimeError, TypeError, ValueError) as error:
         raise NotKnown(f"its {type(router).__name__} takes other arguments: {error}") from error
     if norm is not None:
@@ -176,3 +199,12 @@ def _router(reader: ModuleReader, mlp: Module, norm: Norm | None = None) -> Rout
         if torch.allclose(kind(x), expected, rtol=1e-3, atol=1e-5):
             return kind
     raise NotKnown(f"its {type(router).__name__} chooses experts in another way")
+
+
+def _weights_of(found: Any, experts: int) -> Tensor:
+    """Return the weights float32 [tokens, experts] that a router has found, which has them of all experts, or of those
+    that it has chosen. Raises ValueError."""
+    if len(found) == 2 and found[0].shape[-1] == experts:
+        return found[0].float()  # type: ignore[no-any-return]
+    _, weights, chosen = found
+    return torch.zeros(len(chosen), experts).scatter(-1, chosen, weights.float())

@@ -15,6 +15,7 @@ from torch.nn import Module
 from oaiserve.engine.model.cpu.description import (
     Convolution,
     DeltaNet,
+    LowRank,
     Mamba,
     Mamba2,
     Matrix,
@@ -39,22 +40,29 @@ def mixer(reader: ModuleReader, index: int, layer: Module) -> Mixer:
 
 
 def _delta_net(reader: ModuleReader, index: int, net: Any) -> DeltaNet:
-    if not {"in_proj_qkvz", "in_proj_qkv"} & {name for name, _ in net.named_children()}:
+    names = {name for name, _ in net.named_children()}
+    if not names & {"in_proj_qkvz", "in_proj_qkv", "g_proj"}:
         raise NotKnown(f"it has no operations for states of type {type(net).__name__}")
     key_heads, value_heads, key_dim, value_dim = net.num_k_heads, net.num_v_heads, net.head_k_dim, net.head_v_dim
     each = value_heads // key_heads
-    if (together := reader.child(net, "in_proj_qkvz", optional=True)) is not None:
+    if "in_proj_qkvz" in names:
         # Sorted by key head, each with its query, its key, its values and their gates.
-        projections = [_sorted(reader.matrix(together), key_heads, [key_dim, key_dim, *[each * value_dim] * 2])]
+        together = reader.matrix(reader.child(net, "in_proj_qkvz"))
+        projections = [_sorted(together, key_heads, [key_dim, key_dim, *[each * value_dim] * 2])]
         rates = [_sorted(reader.matrix(reader.child(net, "in_proj_ba")), key_heads, [each, each])]
     else:
-        projections = [reader.matrix(reader.child(net, name)) for name in ("in_proj_qkv", "in_proj_z")]
-        rates = [reader.matrix(reader.child(net, name)) for name in ("in_proj_b", "in_proj_a")]
+        apart = ("q_proj", "k_proj", "v_proj", "g_proj") if "g_proj" in names else ("in_proj_qkv", "in_proj_z")
+        projections = [reader.matrix(reader.child(net, name)) for name in apart]
+        rates = [reader.matrix(reader.child(net, *own)) for own in (("in_proj_b", "b_proj"), ("in_proj_a", "a_proj"))]
     convolution = _convolution(reader, net.conv1d, net.activation)
     _refuse_another_state(reader, index, convolution, (value_heads, key_dim, value_dim))
     return DeltaNet(
         projections=projections,
+        gates=None,
+        gate_activation="silu",
         rates=rates,
+        rate_factor=2.0 if getattr(net, "allow_neg_eigval", False) else 1.0,
+        decays=None,
         convolution=convolution,
         key_heads=key_heads,
         value_heads=value_heads,
@@ -62,8 +70,38 @@ def _delta_net(reader: ModuleReader, index: int, net: Any) -> DeltaNet:
         value_dim=value_dim,
         speeds=_speeds(reader, net),
         biases=reader.parameter(net, "dt_bias").float(),
-        norm=_gated_norm(reader, net.norm),
-        out=reader.matrix(reader.child(net, "out_proj")),
+        norm=_gated_norm(reader, reader.child(net, "norm", "o_norm")),
+        out=reader.matrix(reader.child(net, "out_proj", "o_proj")),
+    )
+
+
+def _kimi_delta_net(reader: ModuleReader, index: int, net: Any) -> DeltaNet:
+    if (forget := reader.child(net, "forget_gate", optional=True)) is None:
+        raise NotKnown(f"it has no operations for states of type {type(net).__name__}")
+
+    def low_rank(module: Any, name: str) -> LowRank:
+        down, up = (reader.matrix(reader.child(module, f"{name}_{part}_proj")) for part in ("a", "b"))
+        return LowRank(down, up)
+
+    heads, dim = net.num_heads, net.head_dim
+    convolution = _convolution(reader, net.conv1d, net.activation)
+    _refuse_another_state(reader, index, convolution, (heads, dim, dim))
+    return DeltaNet(
+        projections=[reader.matrix(reader.child(net, name)) for name in ("q_proj", "k_proj", "v_proj")],
+        gates=low_rank(net, "g"),
+        gate_activation="sigmoid",
+        rates=[reader.matrix(reader.child(net, "b_proj"))],
+        rate_factor=1.0,
+        decays=low_rank(forget, "f"),
+        convolution=convolution,
+        key_heads=heads,
+        value_heads=heads,
+        key_dim=dim,
+        value_dim=dim,
+        speeds=_speeds(reader, forget).flatten().repeat_interleave(dim),
+        biases=reader.parameter(forget, "dt_bias").float(),
+        norm=_gated_norm(reader, net.o_norm),
+        out=reader.matrix(reader.child(net, "o_proj")),
     )
 
 
@@ -199,4 +237,5 @@ _MIXERS: dict[str, Callable[[ModuleReader, int, Any], Mixer]] = {
     "mamba": _any_mamba,
     "mixer": _any_mamba,
     "conv": _short_convolution,
+    "self_attn": _kimi_delta_net,  # in other families attention, which is beside a mixer
 }

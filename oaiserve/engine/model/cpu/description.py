@@ -56,6 +56,14 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True)
+class LowRank:
+    """The product with two matrices, one after the other, with few numbers between them."""
+
+    down: Matrix
+    up: Matrix
+
+
+@dataclass(frozen=True, slots=True)
 class HeadRows:
     """Some rows of each head of a matrix, which latent attention multiplies by numbers of that head alone."""
 
@@ -76,7 +84,6 @@ class RotaryTable:
     sines: Tensor
     is_interleaved: bool  # numbers are rotated in pairs of neighbours; else number i is paired with number i + apart
     apart: int
-    query_factors: Tensor | None  # float32 [positions], by which queries are multiplied
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +129,7 @@ class Attention:
     rotary: RotaryTable | None  # None: this layer does not rotate queries and keys by position
     rotary_offset: int  # of the first number of each head that is rotated
     rotates_before_norms: bool  # of queries and keys
+    query_factors: Tensor | None  # float32 [positions], by which queries are multiplied
     sinks: Tensor | None  # float32 [heads], the score of a key more, whose value is 0
     parameters: AttentionParameters
 
@@ -141,14 +149,18 @@ class DeltaNet:
 
     # Their rows follow each other: queries and keys of all key heads, values of all value heads, and what gates these.
     projections: list[Matrix]
+    gates: LowRank | None  # makes what gates values, if the projections do not
+    gate_activation: str  # a name in library.ACTIVATIONS
     rates: list[Matrix]  # of each value head the rate at which it learns, and then what its decay follows from
+    rate_factor: float
+    decays: LowRank | None  # makes what the decay of each row of a state follows from; None: a head has one, of `rates`
     convolution: Convolution
     key_heads: int
     value_heads: int
     key_dim: int
     value_dim: int
-    speeds: Tensor  # float32 [value_heads], of the decay
-    biases: Tensor  # float32 [value_heads], of what the decay follows from
+    speeds: Tensor  # float32 [decays], of each decay
+    biases: Tensor  # float32 [decays], of what it follows from
     norm: Norm  # as wide as one value head
     out: Matrix
 
@@ -210,6 +222,8 @@ class MLP:
     up: Matrix
     down: Matrix
     activation: str  # a name in library.ACTIVATIONS
+    # Only gates that are so many standard deviations above the mean of a token get into the activation, minus that.
+    cutoff: float | None = None
     gate_factor: float = 1.0  # of what the activation gets
     down_factor: float = 1.0  # of what `down` gives
 
@@ -286,9 +300,9 @@ class ClampedGate:
 
 @dataclass(frozen=True, slots=True)
 class Expert:
-    """The matrices of a gated MLP, one of many in a layer."""
+    """The matrices of an MLP, one of many in a layer."""
 
-    gate: Matrix
+    gate: Matrix | None
     up: Matrix
     down: Matrix
 
@@ -304,12 +318,23 @@ class MixtureNorms:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertProjections:
+    """Experts compute with another vector than the hidden state, a shorter one."""
+
+    before: Matrix  # [its numbers, width], which makes that vector
+    behind: Matrix  # [width, its numbers], which multiplies what the experts of a token give together
+
+
+@dataclass(frozen=True, slots=True)
 class Experts:
     """A mixture of experts, whose matrices all have the same sizes."""
 
     router: Router
+    weighs_inputs: bool  # the weights of a token's experts multiply what these read, and not what they give
+    projections: ExpertProjections | None
     experts: list[Expert]
-    activation: str | ClampedGate  # a name in library.ACTIVATIONS, for activation(gate) * up
+    # A name in library.ACTIVATIONS, for activation(gate) * up, or for activation(up) of experts without gates.
+    activation: str | ClampedGate
     shared: MLP | None  # an MLP that computes all tokens
     shared_gate: Matrix | None  # [1, width], whose product with a token decides how much of `shared` it gets
     norms: MixtureNorms | None  # None: all parts read what the norm before the MLP gives
@@ -329,11 +354,45 @@ class InputGate:
 class LayerInputs:
     """Numbers of each layer that a token has beside its embedding: (norm(projection(embedding)) + table) * scale."""
 
-    table: Tensor  # [vocab, layers * numbers of a layer]
+    table: Tensor | Blocks  # [vocab, layers * numbers of a layer]; tokens behind its last row have the first one
     table_scale: float
     projection: Matrix  # [layers * numbers of a layer, width]
     norm: Norm  # of the numbers of a layer
     scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenStates:
+    """The hidden states of a token, of which there are several (alternating updates, AltUp).
+
+    The first one is the embedding, and the others are made of it. Behind the last layer, all become one.
+    """
+
+    projections: list[Matrix]  # [width, width], by which others than the first are made of the embedding
+    unprojections: list[Matrix]  # what the others are multiplied by in the end
+    active: int  # the one that layers compute with
+
+
+@dataclass(frozen=True, slots=True)
+class AltUp:
+    """The numbers by which a layer changes all hidden states of a token, as src/altup.h has them, in float32."""
+
+    epsilon: float
+    router: Tensor  # [states, width]
+    predictions: Tensor  # [states * states, states]
+    corrections: Tensor  # [states, states]
+    scale: Tensor | None  # [width]
+
+
+@dataclass(frozen=True, slots=True)
+class Laurel:
+    """A way around attention (learned augmented residual layer): (hidden state + x + norm(product(x))) / sqrt(2).
+
+    x is what attention reads, and the hidden state what attention has made of it.
+    """
+
+    product: LowRank
+    norm: Norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,10 +403,12 @@ class Layer:
     mixer: Mixer | None
     mixer_factor: float
     attention_out_norm: Norm | None
+    laurel: Laurel | None
     mlp_norm: Norm | None
     mlp: MLP | Experts | None
     mlp_out_norm: Norm | None
     is_parallel: bool  # the MLP reads the hidden state that attention reads, without what attention adds to it
+    altup: AltUp | None  # None: a token has one hidden state
     input_gate: InputGate | None  # which comes last
     factor: float  # of the hidden state behind the layer
 
@@ -358,6 +419,7 @@ class Decoder:
     embedding_scale: float
     position_embedding: Tensor | None  # [positions, width]
     embedding_norm: Norm | None
+    hidden_states: HiddenStates | None  # None: a token has one
     layer_inputs: LayerInputs | None
     layers: list[Layer]
     residual_scale: float  # the factor of a layer's additions to the hidden state
@@ -383,7 +445,7 @@ class Decoder:
                 before += [attention.gate, attention.out]
             mlp = layer.mlp.shared if isinstance(layer.mlp, Experts) else layer.mlp
             of_mlp = [] if mlp is None else [mlp.gate, mlp.up, mlp.down]
-            of_mixture = [layer.mlp.shared_gate, layer.mlp.router.matrix] if isinstance(layer.mlp, Experts) else []
+            of_mixture = [] if not isinstance(layer.mlp, Experts) else _beside_experts(layer.mlp)
             last = [] if layer.input_gate is None else [layer.input_gate.gate, layer.input_gate.projection]
             for matrix in (*before, *of_mlp, *of_mixture, *last):
                 if matrix is not None and matrix.module:
@@ -392,178 +454,16 @@ class Decoder:
         return found
 
 
+def _beside_experts(experts: Experts) -> list[Matrix | None]:
+    """Return the matrices of a mixture that are none of its experts, and not in its shared MLP."""
+    projections = experts.projections
+    more = [] if projections is None else [projections.before, projections.behind]
+    return [experts.router.matrix, experts.shared_gate, *more]
+
+
 def _shape(matrix: Matrix) -> tuple[int, int]:
     rows, columns = matrix.weight.shape
     return rows, columns
-
-
-def fit(decoder: Decoder) -> bool:
-    """Return whether the sizes of all weights fit together. Otherwise native code would read beyond their ends."""
-    vocab, width = decoder.embedding.shape
-    inputs, gates = decoder.layer_inputs, [layer.input_gate for layer in decoder.layers]
-    numbers = 0 if inputs is None else len(inputs.norm.weight)  # of a layer
-    return (
-        all(_fits(layer, width) for layer in decoder.layers)
-        and (decoder.embedding_norm is None or len(decoder.embedding_norm.weight) == width)
-        and all(gate is None or len(gate.gate.weight) == numbers for gate in gates)
-        and (
-            inputs is None
-            or (
-                len(inputs.table) >= vocab
-                and inputs.table.shape[1] == len(gates) * numbers
-                and inputs.projection.weight.shape == (len(gates) * numbers, width)
-            )
-        )
-    )
-
-
-def _fits(layer: Layer, width: int) -> bool:
-    norms = [layer.attention_norm, layer.attention_out_norm, layer.mlp_norm, layer.mlp_out_norm]
-    if isinstance(layer.mlp, Experts) and (own := layer.mlp.norms) is not None:
-        norms += [own.router, own.experts, own.experts_out, own.shared_out]
-    return (
-        all(norm is None or len(norm.weight) == width for norm in norms)
-        and (layer.attention is None or _fits_attention(layer.attention, width))
-        and (layer.mixer is None or _fits_mixer(layer.mixer, width))
-        and (layer.input_gate is None or _fits_gate(layer.input_gate, width))
-        and (not isinstance(layer.mlp, MLP) or _fits_mlp(layer.mlp, width))
-        and (not isinstance(layer.mlp, Experts) or _fits_experts(layer.mlp, width))
-    )
-
-
-def _fits_attention(attention: Attention, width: int) -> bool:
-    shape, numbers = attention.shape, attention.heads * attention.shape.value_dim
-    norms = [
-        (attention.query_norm, {shape.key_dim, attention.heads * shape.key_dim}),
-        (attention.key_norm, {shape.key_dim, shape.kv_heads * shape.key_dim}),
-        (attention.value_norm, {shape.value_dim}),
-    ]
-    return (
-        all(norm is None or len(norm.weight) in widths for norm, widths in norms)
-        and _fits_projection(attention, width)
-        and attention.out.weight.shape == (width, numbers)
-        and (attention.factors is None or len(attention.factors) == _num_rows(attention.qkv))
-        and (attention.gate is None or attention.gate.weight.shape == (numbers, width))
-        and all(own is None or len(own) == attention.heads for own in (attention.sinks, attention.parameters.slopes))
-        and (not attention.values_of_keys or shape.value_dim == shape.key_dim)
-        and (attention.rotary is None or attention.rotary_offset + _rotated(attention.rotary) <= shape.key_dim)
-    )
-
-
-def _num_rows(qkv: list[Matrix] | LatentProjection) -> int:
-    return sum(len(matrix.weight) for matrix in qkv) if isinstance(qkv, list) else 0
-
-
-def _fits_mixer(mixer: Mixer, width: int) -> bool:
-    rows = sum(len(matrix.weight) for matrix in mixer.projections)
-    numbers = mixer.out.weight.shape[1]
-    if isinstance(mixer, DeltaNet):
-        fits, channels = _fits_delta_net(mixer, width, rows, numbers), rows - numbers
-    elif isinstance(mixer, Mamba2):
-        fits, channels = _fits_mamba2(mixer, rows, numbers), rows - numbers - mixer.heads
-    elif isinstance(mixer, Mamba):
-        fits, channels = _fits_mamba(mixer, rows, numbers), numbers
-    else:
-        fits, channels = rows == 3 * numbers, numbers
-    weight, bias = mixer.convolution.weight, mixer.convolution.bias
-    return (
-        fits
-        and all(matrix.weight.shape[1] == width for matrix in mixer.projections)
-        and mixer.out.weight.shape == (width, numbers)
-        and weight.shape[1] == channels
-        and (bias is None or len(bias) == channels)
-    )
-
-
-def _fits_delta_net(net: DeltaNet, width: int, rows: int, numbers: int) -> bool:
-    return (
-        numbers == net.value_heads * net.value_dim
-        and rows == 2 * net.key_heads * net.key_dim + 2 * numbers
-        and all(matrix.weight.shape[1] == width for matrix in net.rates)
-        and sum(len(matrix.weight) for matrix in net.rates) == 2 * net.value_heads
-        and net.value_heads % net.key_heads == 0
-        and len(net.speeds) == len(net.biases) == net.value_heads
-        and len(net.norm.weight) == net.value_dim
-    )
-
-
-def _fits_mamba2(mixer: Mamba2, rows: int, numbers: int) -> bool:
-    return (
-        numbers == mixer.heads * mixer.head_dim
-        and rows == 2 * numbers + 2 * mixer.groups * mixer.state_dim + mixer.heads
-        and mixer.heads % mixer.groups == 0
-        and len(mixer.speeds) == len(mixer.biases) == len(mixer.skips) == mixer.heads
-        and (mixer.norm is None or len(mixer.norm.weight) == numbers)
-        and (mixer.factors is None or len(mixer.factors) == rows)
-    )
-
-
-def _fits_mamba(mixer: Mamba, rows: int, numbers: int) -> bool:
-    dim, rank = mixer.speeds.shape[1], mixer.times.weight.shape[1]
-    norms = [(mixer.time_norm, rank), (mixer.b_norm, dim), (mixer.c_norm, dim)]
-    return (
-        rows == 2 * numbers
-        and mixer.vectors.weight.shape == (rank + 2 * dim, numbers)
-        and len(mixer.times.weight) == len(mixer.speeds) == len(mixer.skips) == numbers
-        and all(norm is None or len(norm.weight) == width for norm, width in norms)
-    )
-
-
-def _fits_projection(attention: Attention, width: int) -> bool:
-    qkv, shape = attention.qkv, attention.shape
-    if isinstance(qkv, list):
-        return all(matrix.weight.shape[1] == width for matrix in qkv)
-    own, rank = attention.rotary_offset, len(qkv.norm.weight)
-    query_rank = width if qkv.query_down is None else len(qkv.query_down.weight)
-    return (
-        attention.rotary is not None
-        and own + _rotated(attention.rotary) == shape.key_dim
-        and (qkv.query_down is None or qkv.query_down.weight.shape[1] == width)
-        and (qkv.query_norm is None or len(qkv.query_norm.weight) == query_rank)
-        and qkv.query.weight.shape == (attention.heads * shape.key_dim, query_rank)
-        and qkv.down.weight.shape == (rank + shape.key_dim - own, width)
-        and shape.latent_dim == len(qkv.down.weight)
-        and qkv.up.weight.shape == (attention.heads * (own + shape.value_dim), rank)
-    )
-
-
-def _rotated(rotary: RotaryTable) -> int:
-    """Return how many numbers of a head the rotation reaches."""
-    pairs = rotary.cosines.shape[1]
-    return 2 * pairs if rotary.is_interleaved else rotary.apart + pairs
-
-
-def _fits_gate(gate: InputGate, width: int) -> bool:
-    own = len(gate.gate.weight)
-    return (
-        gate.gate.weight.shape[1] == width
-        and gate.projection.weight.shape == (width, own)
-        and len(gate.norm.weight) == width
-    )
-
-
-def _fits_mlp(mlp: MLP, width: int) -> bool:
-    inner = len(mlp.up.weight)
-    return (
-        all(matrix is None or matrix.weight.shape == (inner, width) for matrix in (mlp.gate, mlp.up))
-        and mlp.down.weight.shape == (width, inner)
-    )  # fmt: skip
-
-
-def _fits_experts(experts: Experts, width: int) -> bool:
-    router, number, inner = experts.router, len(experts.experts), len(experts.experts[0].up.weight)
-    matrices = [(matrix, (inner, width)) for one in experts.experts for matrix in (one.gate, one.up)]
-    matrices += [(one.down, (width, inner)) for one in experts.experts]
-    return (
-        all(matrix.weight.shape == shape for matrix, shape in matrices)
-        and all(matrix.bias is None or len(matrix.bias) == shape[0] for matrix, shape in matrices)
-        and router.weight.shape == (number, width)
-        and all(own is None or len(own) == number for own in (router.logits_bias, router.bias, router.factors))
-        and 0 < router.top_k <= number // router.groups * router.top_groups
-        and number % router.groups == 0
-        and (experts.shared is None or _fits_mlp(experts.shared, width))
-        and (experts.shared_gate is None or experts.shared_gate.weight.shape == (1, width))
-    )
 
 
 def by_kind(rows: Tensor, heads: int, parts: int) -> Tensor:

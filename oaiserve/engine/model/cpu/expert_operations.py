@@ -14,7 +14,7 @@ from oaiserve.engine.model.cpu.description import (
     NotKnown,
     Router,
 )
-from oaiserve.engine.model.cpu.library import ACTIVATIONS, MOST_EXPERTS, NO_SITE, Gating, Routing
+from oaiserve.engine.model.cpu.library import ACTIVATIONS, MOST_EXPERTS, NO_SITE, Gating, Normalize, Routing
 from oaiserve.engine.model.cpu.operation_list import OperationList, whole_lanes
 
 
@@ -37,14 +37,17 @@ class ExpertOperations:
         self._assignments: dict[tuple[int, int], int] = {}  # of tokens to experts, by number of experts and top_k
         if not mixtures:
             return
-        width, rows_each = buffers.width, max(mixture.router.top_k for mixture in mixtures)
+        width = max(_width(mixture) for mixture in mixtures)
+        rows_each = max(mixture.router.top_k for mixture in mixtures)
         inner = max(len(mixture.experts[0].up.weight) for mixture in mixtures)
         self._scores = operations.floats(whole_lanes(max(len(mixture.experts) for mixture in mixtures)))
         self._rows = operations.elements(width, rows_each)
         self._inner = operations.elements(inner, rows_each)
         self._out = operations.floats(width, rows_each)
         if any(mixture.norms is not None for mixture in mixtures):
-            self._both = operations.floats(width)
+            self._both = operations.floats(buffers.width)
+        if any(mixture.projections is not None for mixture in mixtures):
+            self._projected, self._short = operations.floats(width), operations.elements(width)
         if any(isinstance(matrix.weight, Blocks) for mixture in mixtures for matrix in matrices_of(mixture)):
             self._groups = operations.groups(max(width, inner), rows_each)
 
@@ -63,10 +66,20 @@ class ExpertOperations:
         operations, library = self._operations, self._library
         width, hidden, normed, branch, mlp = self._buffers
         assignment = self._route(mixture.router)
-        self._compute(mixture, assignment)
         adds = out_norm is None
         out, factor = (hidden, scale) if adds else (branch, 1.0)
-        operations.add("down", library.combine, self._out, out, width, assignment, adds, factor)
+        if (projections := mixture.projections) is None:
+            self._compute(mixture, normed, assignment)
+            self._combine(mixture, out, assignment, adds=adds, scale=factor)
+        else:
+            short = Normalize(width=_width(mixture))  # which only converts
+            operations.project("experts' projections", normed, self._projected, [projections.before])
+            operations.add("experts' projections", library.norm, self._projected, self._short, short, False)
+            self._compute(mixture, self._short, assignment)
+            self._combine(mixture, self._projected, assignment, adds=False, scale=1.0)
+            operations.add("experts' projections", library.norm, self._projected, self._short, short, False)
+            last = [projections.behind]
+            operations.project("experts' projections", self._short, out, last, adds=adds, scale=factor)
         if mixture.shared is not None:
             operations.project_inner(mixture.shared, normed, mlp)
             if mixture.shared_gate is not None:
@@ -81,7 +94,7 @@ class ExpertOperations:
         self, mixture: Experts, norms: MixtureNorms, out_norm: Norm | None, scale: float, factor: float
     ) -> None:
         operations, library = self._operations, self._library
-        width, hidden, normed, branch, mlp = self._buffers
+        _, hidden, normed, branch, mlp = self._buffers
         if mixture.shared is None or out_norm is None:
             raise NotKnown("its experts have norms, but no MLP beside them, or no norm behind both")
         operations.project_inner(mixture.shared, normed, mlp)
@@ -90,8 +103,8 @@ class ExpertOperations:
         self._norm(norms.router)
         assignment = self._route(mixture.router)
         self._norm(norms.experts)
-        self._compute(mixture, assignment)
-        operations.add("down", library.combine, self._out, branch, width, assignment, False, 1.0)
+        self._compute(mixture, normed, assignment)
+        self._combine(mixture, branch, assignment, adds=False, scale=1.0)
         operations.add_norm(branch, self._both, norms.experts_out, 1.0)
         operations.add_norm(self._both, hidden, out_norm, scale, factor)
 
@@ -131,22 +144,27 @@ class ExpertOperations:
         operations.add("route", library.sort_rows, assignment)
         return assignment
 
-    def _compute(self, mixture: Experts, assignment: int) -> None:
-        """Add the operations that compute the rows of each expert."""
+    def _compute(self, mixture: Experts, x: int, assignment: int) -> None:
+        """Add the operations that compute the rows of each expert, for the tokens in `x`."""
         operations, library, weights = self._operations, self._library, self._operations.weights
-        width, normed = self._buffers.width, self._buffers.normed
-        if isinstance(mixture.activation, ClampedGate):
-            gating = Gating(ACTIVATIONS.index("none"), mixture.activation.alpha, mixture.activation.limit)
-        else:
-            gating = Gating(ACTIVATIONS.index(mixture.activation))
-        gates = [weights.pack_gated(expert.gate, expert.up) for expert in mixture.experts]
-        if gates[0] in weights.widths:  # a token is quantized once for all its experts
-            x, rows = operations.input_of(normed, gates[0]), self._groups
-            operations.add("route", library.gather_groups, x, rows, width, assignment)
+        width, weighs = _width(mixture), mixture.weighs_inputs
+        ups = [
+            weights.pack([expert.up]) if expert.gate is None else weights.pack_gated(expert.gate, expert.up)
+            for expert in mixture.experts
+        ]
+        if ups[0] in weights.widths:  # a token is quantized once for all its experts
+            x, rows = operations.input_of(x, ups[0]), self._groups
+            operations.add("route", library.gather_groups, x, rows, width, assignment, weighs)
         else:
             rows = self._rows
-            operations.add("route", library.gather_rows, normed, rows, width, assignment)
-        operations.add("gate and up", library.expert_gate, rows, self._inner, gates[0], assignment, gating)
+            operations.add("route", library.gather_rows, x, rows, width, assignment, weighs)
+        arguments = (rows, self._inner, ups[0], assignment)
+        if mixture.experts[0].gate is not None:
+            operations.add("gate and up", library.expert_gate, *arguments, _gating(mixture.activation))
+        elif isinstance(mixture.activation, str):
+            operations.add("up", library.expert_activate, *arguments, ACTIVATIONS.index(mixture.activation))
+        else:
+            raise NotKnown("its experts have no gates, which their activation needs")
         downs = [weights.pack([expert.down]) for expert in mixture.experts]
         inner = self._inner
         if downs[0] in weights.widths:
@@ -155,8 +173,26 @@ class ExpertOperations:
             inner = self._groups
         operations.add("down", library.expert_project, inner, self._out, downs[0], assignment)
 
+    def _combine(self, mixture: Experts, out: int, assignment: int, *, adds: bool, scale: float) -> None:
+        """Add the operation that sums what the experts of a token give, and writes it to `out` or adds it."""
+        arguments = (self._out, out, _width(mixture), assignment, not mixture.weighs_inputs, adds, scale)
+        self._operations.add("down", self._library.combine, *arguments)
+
 
 def matrices_of(mixture: Experts) -> list[Matrix]:
-    """Return the matrices of one expert, which may be in blocks; the experts of a layer are alike."""
-    expert = mixture.experts[0]
-    return [expert.gate, expert.up, expert.down]
+    """Return the matrices of one expert, since those of a layer are alike, and what is around them, that may be in
+    blocks."""
+    expert, projections = mixture.experts[0], mixture.projections
+    own = [expert.up, expert.down] if expert.gate is None else [expert.gate, expert.up, expert.down]
+    return own if projections is None else [*own, projections.before, projections.behind]
+
+
+def _width(mixture: Experts) -> int:
+    """Return how many numbers an expert reads, and gives."""
+    return len(mixture.experts[0].down.weight)
+
+
+def _gating(activation: str | ClampedGate) -> Gating:
+    if isinstance(activation, ClampedGate):
+        return Gating(ACTIVATIONS.index("none"), activation.alpha, activation.limit)
+    return Gating(ACTIVATIONS.index(activation))

@@ -10,10 +10,11 @@ import torch
 from oaiserve.engine.model.cpu import build
 
 # The order is that of `enum class Activation` in src/activation.h.
-ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2")
+ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid")
 NO_SITE = -1  # of an operation to whose product no adapter adds
 
 MOST_EXPERTS = 1024  # of a layer, as in src/experts.h
+MOST_HIDDEN_STATES = 8  # of a token, as in src/altup.h
 
 
 class Normalize(Structure):
@@ -86,7 +87,15 @@ class Convolution(Structure):
 class DeltaHeads(Structure):
     """The heads of a gated delta net, as src/delta.h has them."""
 
-    _fields_ = (("key_heads", c_long), ("value_heads", c_long), ("key_dim", c_long), ("value_dim", c_long))
+    _fields_ = (
+        ("key_heads", c_long),
+        ("value_heads", c_long),
+        ("key_dim", c_long),
+        ("value_dim", c_long),
+        ("first_decay", c_long),
+        ("fades_by_row", c_bool),
+        ("rate_factor", c_float),
+    )
 
 
 class ScanHeads(Structure):
@@ -124,8 +133,24 @@ class GatedNorm(Structure):
         ("x", c_long),
         ("gates", c_long),
         ("groups", c_long),
+        ("activation", c_int64),
         ("gates_first", c_bool),
         ("own_weights", c_bool),
+    )
+
+
+class AltUp(Structure):
+    """The numbers by which a token's hidden states are predicted and corrected, as src/altup.h has them."""
+
+    _fields_ = (
+        ("width", c_long),
+        ("states", c_long),
+        ("active", c_long),
+        ("epsilon", c_float),
+        ("router", c_void_p),
+        ("predictions", c_void_p),
+        ("corrections", c_void_p),
+        ("scale", c_void_p),
     )
 
 
@@ -197,7 +222,7 @@ _FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "add_router": ((_DECODER, _POINTER, c_long, c_long, _POINTER), _INDEX),
     "add_assignment": ((_DECODER, c_long, c_long), _INDEX),
     "add_cache": ((_DECODER, CacheMemory), _INDEX),
-    "embed": ((_DECODER, _INDEX, _POINTER, _POINTER, c_long, c_float), _INDEX),
+    "embed": ((_DECODER, _INDEX, _POINTER, c_long, _POINTER, c_long, c_float), _INDEX),
     "norm": ((_DECODER, _INDEX, _INDEX, Normalize, c_bool), _INDEX),
     "norm_floats": ((_DECODER, _INDEX, _INDEX, Normalize), _INDEX),
     "add_norm": ((_DECODER, _INDEX, _INDEX, Normalize, c_float, c_float), _INDEX),
@@ -207,24 +232,31 @@ _FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "gate": ((_DECODER, _INDEX, _INDEX, _INDEX, _INDEX, c_int64, c_float), _INDEX),
     "route": ((_DECODER, *(_INDEX,) * 4, Routing, _INDEX), _INDEX),
     "sort_rows": ((_DECODER, _INDEX), _INDEX),
-    "gather_rows": ((_DECODER, _INDEX, _INDEX, c_long, _INDEX), _INDEX),
+    "gather_rows": ((_DECODER, _INDEX, _INDEX, c_long, _INDEX, c_bool), _INDEX),
     "expert_gate": ((_DECODER, _INDEX, _INDEX, _INDEX, _INDEX, Gating), _INDEX),
+    "expert_activate": ((_DECODER, _INDEX, _INDEX, _INDEX, _INDEX, c_int64), _INDEX),
     "expert_project": ((_DECODER, _INDEX, _INDEX, _INDEX, _INDEX), _INDEX),
-    "combine": ((_DECODER, _INDEX, _INDEX, c_long, _INDEX, c_bool, c_float), _INDEX),
+    "combine": ((_DECODER, _INDEX, _INDEX, c_long, _INDEX, c_bool, c_bool, c_float), _INDEX),
     "scale_rows": ((_DECODER, _INDEX, _INDEX, _POINTER, _INDEX, c_long, c_long), _INDEX),
     "prepare": ((_DECODER, _INDEX, _INDEX, _INDEX, c_long, Rotary, *(Normalize,) * 3, c_long), _INDEX),
     "prepare_latent": ((_DECODER, *(_INDEX,) * 6, c_long, Rotary), _INDEX),
     "project_heads": ((_DECODER, *(_INDEX,) * 4, *(c_long,) * 4), _INDEX),
-    "layer_inputs": ((_DECODER, _INDEX, _POINTER, c_float, c_float, Normalize, c_long), _INDEX),
+    "layer_inputs": ((_DECODER, _INDEX, _INDEX, c_float, Normalize, c_long), _INDEX),
     "gate_inputs": ((_DECODER, _INDEX, _INDEX, _INDEX, _INDEX, c_int64, _INDEX, c_long), _INDEX),
+    "predict": ((_DECODER, _INDEX, _INDEX, AltUp), _INDEX),
+    "correct": ((_DECODER, _INDEX, _INDEX, AltUp), _INDEX),
+    "add_to_states": ((_DECODER, _INDEX, _INDEX, c_long, Normalize), _INDEX),
+    "match_length": ((_DECODER, _INDEX, _INDEX, c_long), _INDEX),
+    "cut_off": ((_DECODER, _INDEX, c_long, c_float, c_int64), _INDEX),
+    "add_rows": ((_DECODER, _INDEX, _INDEX, c_long), _INDEX),
     "attend": ((_DECODER, _INDEX, _INDEX, _INDEX, c_long, c_float, c_long, c_float, _POINTER, _POINTER), _INDEX),
     "convolve": ((_DECODER, _INDEX, Convolution), _INDEX),
-    "prepare_delta": ((_DECODER, _INDEX, _INDEX, DeltaHeads, _POINTER, _POINTER), _INDEX),
-    "delta_rule": ((_DECODER, _INDEX, _INDEX, DeltaHeads, c_long), _INDEX),
+    "prepare_delta": ((_DECODER, *(_INDEX,) * 3, DeltaHeads, _POINTER, _POINTER), _INDEX),
+    "delta_rule": ((_DECODER, *(_INDEX,) * 3, DeltaHeads, c_long), _INDEX),
     "prepare_scan": ((_DECODER, _INDEX, ScanHeads, _POINTER, _POINTER), _INDEX),
     "scan": ((_DECODER, _INDEX, ScanHeads, _POINTER, c_long), _INDEX),
     "selective_scan": ((_DECODER, *(_INDEX,) * 4, Selection, c_long), _INDEX),
-    "gate_and_norm": ((_DECODER, _INDEX, _INDEX, GatedNorm, Normalize), _INDEX),
+    "gate_and_norm": ((_DECODER, *(_INDEX,) * 3, GatedNorm, Normalize), _INDEX),
     "scale_columns": ((_DECODER, _INDEX, _POINTER, c_long), _INDEX),
     "gate_rows": ((_DECODER, _INDEX, _INDEX, c_long, c_long), _INDEX),
     "logits": ((_DECODER, _INDEX, _INDEX, c_float, c_float), _INDEX),
@@ -247,7 +279,7 @@ _BLOCK_FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "embed_blocks": ((_DECODER, _INDEX, _INDEX, c_float), _INDEX),
     "quantize": ((_DECODER, _INDEX, _INDEX, c_long, c_bool, _POINTER), _INDEX),
     "quantize_expert_rows": ((_DECODER, _INDEX, _INDEX, c_long, _INDEX), _INDEX),
-    "gather_groups": ((_DECODER, _INDEX, _INDEX, c_long, _INDEX), _INDEX),
+    "gather_groups": ((_DECODER, _INDEX, _INDEX, c_long, _INDEX, c_bool), _INDEX),
     "encode_blocks": ((_POINTER, _POINTER, c_long, c_long, c_int, _POINTER), None),
 }
 

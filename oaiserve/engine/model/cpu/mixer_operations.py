@@ -7,6 +7,7 @@ import torch
 from oaiserve.engine.model.cpu import description
 from oaiserve.engine.model.cpu.description import (
     DeltaNet,
+    LowRank,
     Mamba,
     Mamba2,
     Matrix,
@@ -41,6 +42,11 @@ class MixerOperations:
             self._rows = operations.floats(max(whole_lanes(_num_numbers(mixer)) for mixer in mixers))
         if nets := [mixer for mixer in mixers if isinstance(mixer, DeltaNet)]:
             self._rates = operations.floats(max(whole_lanes(2 * net.value_heads) for net in nets))
+        if low := [(net, product) for net in nets for product in (net.gates, net.decays) if product is not None]:
+            rank = max(len(product.down.weight) for _, product in low)
+            self._low, self._short_low = operations.floats(rank), operations.elements(rank)
+            self._gates = operations.floats(max(net.value_heads * net.value_dim for net, _ in low))
+            self._decays = operations.floats(max(net.value_heads * net.key_dim for net, _ in low))
         if mambas := [mixer for mixer in mixers if isinstance(mixer, Mamba)]:
             self._inner = operations.elements(max(len(mamba.speeds) for mamba in mambas))
             self._vectors = operations.floats(max(whole_lanes(len(mamba.vectors.weight)) for mamba in mambas))
@@ -65,15 +71,32 @@ class MixerOperations:
         _refuse_unless_whole(net.key_dim, net.value_dim)
         if net.key_dim > MAX_KEY_DIM:
             raise NotKnown(f"its states have keys of {net.key_dim} numbers, which are more than {MAX_KEY_DIM}")
-        heads = DeltaHeads(net.key_heads, net.value_heads, net.key_dim, net.value_dim)
         operations.project("projections", x, self._rates, net.rates)
         channels = self._convolve(net.convolution)
+        decays, first_decay, gates, first_gate = self._rates, net.value_heads, self._rows, channels
+        if net.decays is not None:
+            decays, first_decay = self._low_rank(net.decays, x, self._decays), 0
+        if net.gates is not None:
+            gates, first_gate = self._low_rank(net.gates, x, self._gates), 0
+        sizes = (net.key_heads, net.value_heads, net.key_dim, net.value_dim, first_decay)
+        heads = DeltaHeads(*sizes, net.decays is not None, net.rate_factor)
         speeds, biases = operations.keep(net.speeds), operations.keep(net.biases)
-        operations.add("recurrence", library.prepare_delta, self._rows, self._rates, heads, speeds, biases)
-        operations.add("recurrence", library.delta_rule, self._rows, self._rates, heads, self._num_layers)
-        gated = GatedNorm(channels - net.value_heads * net.value_dim, channels, net.value_heads)
+        rows = (self._rows, self._rates, decays)
+        operations.add("recurrence", library.prepare_delta, *rows, heads, speeds, biases)
+        operations.add("recurrence", library.delta_rule, *rows, heads, self._num_layers)
+        activation = ACTIVATIONS.index(net.gate_activation)
+        gated = GatedNorm(channels - net.value_heads * net.value_dim, first_gate, net.value_heads, activation)
         normalize = operations.normalize(net.norm)
-        operations.add("recurrence", library.gate_and_norm, self._rows, out, gated, normalize)
+        operations.add("recurrence", library.gate_and_norm, self._rows, gates, out, gated, normalize)
+
+    def _low_rank(self, product: LowRank, x: int, out: int) -> int:
+        """Add the operations that write a product to `out`, and return that."""
+        operations, rank = self._operations, len(product.down.weight)
+        _refuse_unless_whole(rank)
+        operations.project("projections", x, self._low, [product.down])
+        operations.add("projections", self._library.norm, self._low, self._short_low, Normalize(width=rank), False)
+        operations.project("projections", self._short_low, out, [product.up])
+        return out
 
     def _mamba(self, mixer: Mamba, out: int) -> None:
         operations, library = self._operations, self._library
@@ -109,10 +132,11 @@ class MixerOperations:
         speeds, biases = operations.keep(mixer.speeds), operations.keep(mixer.biases)
         operations.add("recurrence", library.prepare_scan, self._rows, heads, speeds, biases)
         operations.add("recurrence", library.scan, self._rows, heads, operations.keep(mixer.skips), self._num_layers)
-        gated = GatedNorm(0, channels, mixer.groups, not mixer.norms_first, True)
+        activation = ACTIVATIONS.index("silu")
+        gated = GatedNorm(0, channels, mixer.groups, activation, not mixer.norms_first, True)
         normalize = Normalize() if mixer.norm is None else operations.normalize(mixer.norm)
         normalize.width = numbers // mixer.groups
-        operations.add("recurrence", library.gate_and_norm, self._rows, out, gated, normalize)
+        operations.add("recurrence", library.gate_and_norm, self._rows, self._rows, out, gated, normalize)
 
     def _short_convolution(self, mixer: ShortConvolution, out: int) -> None:
         width = mixer.out.weight.shape[1]
@@ -145,7 +169,10 @@ class MixerOperations:
 
 def matrices_of(mixer: Mixer) -> list[Matrix]:
     """Return the matrices of a mixer, which may be in blocks."""
-    more = mixer.rates if isinstance(mixer, DeltaNet) else []
+    more: list[Matrix] = []
+    if isinstance(mixer, DeltaNet):
+        low = [product for product in (mixer.gates, mixer.decays) if product is not None]
+        more = [*mixer.rates, *(matrix for product in low for matrix in (product.down, product.up))]
     if isinstance(mixer, Mamba):
         more = [mixer.vectors, mixer.times]
     return [*mixer.projections, *more, mixer.out]

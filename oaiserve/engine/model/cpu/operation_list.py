@@ -28,6 +28,7 @@ class OperationList:
         self.weights = WeightPacker(library, handle, pool)
         self._has_adapters = has_adapters
         self._kept: list[Tensor] = []  # tensors that native code has pointers to
+        self._gates: dict[int, int] = {}  # buffers of gates that are computed before what they gate, by width
         self._groups = -1  # the buffer of inputs in eight bits, which weights in blocks read
 
     def add(self, name: str, function: Callable[..., int], *arguments: Any) -> int:
@@ -81,6 +82,16 @@ class OperationList:
             site, weights = self.site(x, [mlp.up]), self.weights.pack([mlp.up])
             x = self.input_of(x, weights)
             self.add("up", self.library.activate, x, out, weights, site, activation)
+        elif mlp.cutoff is not None:
+            width = len(mlp.gate.weight)
+            if width not in self._gates:
+                self._gates[width] = self.floats(width)
+            gates = self._gates[width]
+            self.project("gate and up", x, gates, [mlp.gate])
+            self.add("gate and up", self.library.cut_off, gates, width, mlp.cutoff, activation)
+            site, weights = self.site(x, [mlp.up]), self.weights.pack([mlp.up])
+            x, none = self.input_of(x, weights), ACTIVATIONS.index("none")
+            self.add("gate and up", self.library.gate_inputs, x, out, weights, site, none, gates, 0)
         else:
             site, weights = self.site(x, [mlp.gate, mlp.up]), self.weights.pack_gated(mlp.gate, mlp.up)
             x = self.input_of(x, weights)

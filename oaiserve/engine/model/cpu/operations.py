@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from oaiserve.engine.model.attention import LayerCache
+from oaiserve.engine.model.cpu.altup_operations import HiddenStateOperations
 from oaiserve.engine.model.cpu.blocks import Blocks
 from oaiserve.engine.model.cpu.description import (
     MLP,
@@ -96,9 +97,15 @@ class Operations:
             self._own = elements(max(layer.heads * layer.rotary_offset for layer in attention))
             self._attended_latent = elements(max(layer.heads * layer.shape.latent_dim for layer in attention))
         matrices = [matrix.weight for layer in decoder.layers for matrix in _matrices(layer)]
+        self._hidden_states: HiddenStateOperations | None = None
+        if (states := decoder.hidden_states) is not None:
+            matrices += [matrix.weight for matrix in (*states.projections, *states.unprojections)]
+            laurels = [layer.laurel for layer in decoder.layers if layer.laurel is not None]
+            self._hidden_states = HiddenStateOperations(operations, states, laurels, buffers)
         if decoder.layer_inputs is not None:
-            matrices.append(decoder.layer_inputs.projection.weight)
-            self._layer_inputs = floats(len(decoder.layer_inputs.projection.weight))
+            projected = decoder.layer_inputs.projection.weight
+            matrices.append(projected)
+            self._layer_inputs, self._layer_embeddings = floats(len(projected)), floats(len(projected))
             self._gated = elements(len(decoder.layer_inputs.norm.weight))
         inputs = [m.shape[1] for m in (*matrices, decoder.head.weight, decoder.embedding) if isinstance(m, Blocks)]
         if inputs:
@@ -106,14 +113,18 @@ class Operations:
 
     def _add_decoder(self, decoder: Decoder) -> None:
         operations, library = self._operations, self._library
-        self._embed(decoder)
+        self._embed(decoder.embedding, self._hidden, decoder.embedding_scale, decoder.position_embedding)
         if decoder.embedding_norm is not None:
             normalize = operations.normalize(decoder.embedding_norm)
             operations.add("embed", library.norm_floats, self._hidden, self._hidden, normalize)
         if decoder.layer_inputs is not None:
             self._inputs_of_layers(decoder.layer_inputs, len(decoder.layers))
+        if self._hidden_states is not None:
+            self._hidden_states.begin()
         for index, layer in enumerate(decoder.layers):
             self._layer(index, layer, decoder.residual_scale)
+        if self._hidden_states is not None:
+            self._hidden_states.end()
         last = operations.elements(self._width)
         normalize = operations.normalize(decoder.final_norm)
         operations.add("norm", library.norm, self._hidden, last, normalize, True)
@@ -121,28 +132,31 @@ class Operations:
         x = operations.input_of(last, head, of_logits_rows=True)
         operations.add("logits", library.logits, x, head, decoder.logits_scale, decoder.logits_softcap)
 
-    def _embed(self, decoder: Decoder) -> None:
+    def _embed(self, table: Tensor | Blocks, out: int, scale: float, position: Tensor | None = None) -> None:
         operations, library = self._operations, self._library
-        table, position = decoder.embedding, decoder.position_embedding
         if isinstance(table, Blocks):
             if position is not None:
                 raise NotKnown("it has an embedding of positions beside one in blocks")
             weights = operations.weights.pack_blocks([table])
-            operations.add("embed", library.embed_blocks, self._hidden, weights, decoder.embedding_scale)
+            operations.add("embed", library.embed_blocks, out, weights, scale)
             return
+        rows, width = table.shape
         positions = None if position is None else operations.keep(position)
-        arguments = (self._hidden, operations.keep(table), positions, self._width, decoder.embedding_scale)
-        operations.add("embed", library.embed, *arguments)
+        operations.add("embed", library.embed, out, operations.keep(table), rows, positions, width, scale)
 
     def _inputs_of_layers(self, inputs: LayerInputs, layers: int) -> None:
         operations, library = self._operations, self._library
         projection = inputs.projection
         self._norm(None)
         operations.project("layer inputs", self._normed, self._layer_inputs, [projection])
-        arguments = (self._layer_inputs, operations.keep(inputs.table), inputs.table_scale, inputs.scale)
-        operations.add("layer inputs", library.layer_inputs, *arguments, operations.normalize(inputs.norm), layers)
+        self._embed(inputs.table, self._layer_embeddings, inputs.table_scale)
+        arguments = (self._layer_inputs, self._layer_embeddings, inputs.scale, operations.normalize(inputs.norm))
+        operations.add("layer inputs", library.layer_inputs, *arguments, layers)
 
     def _layer(self, index: int, layer: Layer, residual_scale: float) -> None:
+        states = self._hidden_states
+        if states is not None and layer.altup is not None:
+            states.predict(layer.altup)
         if layer.attention is not None or layer.mixer is not None:
             self._norm(layer.attention_norm)
         if (mixer := layer.mixer) is not None:
@@ -155,6 +169,8 @@ class Operations:
                 self._norm(layer.mlp_norm)
             scale = residual_scale * layer.attention_factor
             self._add("output", self._attended, attention.out, layer.attention_out_norm, scale)
+        if states is not None and layer.laurel is not None:
+            states.laurel(layer.laurel)
         if not layer.is_parallel and layer.mlp is not None:
             self._norm(layer.mlp_norm)
         factor = layer.factor if layer.input_gate is None else 1.0
@@ -166,6 +182,8 @@ class Operations:
             self._add("down", self._mlp, layer.mlp.down, layer.mlp_out_norm, scale, factor)
         else:
             self._experts.add(layer.mlp, layer.mlp_out_norm, residual_scale, factor)
+        if states is not None and layer.altup is not None:
+            states.correct(layer.altup)
         if layer.input_gate is not None:
             self._input_gate(index, layer.input_gate, layer.factor)
 
@@ -177,7 +195,11 @@ class Operations:
         x, activation = operations.input_of(self._normed, weights), ACTIVATIONS.index(gate.activation)
         arguments = (x, self._gated, weights, site, activation, self._layer_inputs, index * len(gate.gate.weight))
         operations.add("layer inputs", library.gate_inputs, *arguments)
-        self._add("layer inputs", self._gated, gate.projection, gate.norm, 1.0, factor)
+        if self._hidden_states is None:
+            self._add("layer inputs", self._gated, gate.projection, gate.norm, 1.0, factor)
+        else:
+            operations.project("layer inputs", self._gated, self._branch, [gate.projection])
+            self._hidden_states.add(gate.norm)
 
     def _norm(self, norm: Norm | None) -> None:
         """Add the operation that norms the hidden state for the matrices. Without a norm it only converts the state."""
@@ -257,11 +279,11 @@ class Operations:
     def _rotary(self, attention: Attention) -> Rotary:
         operations = self._operations
         table = attention.rotary
+        factors = None if attention.query_factors is None else operations.keep(attention.query_factors)
         if table is None:
-            return Rotary()
+            return Rotary(offset=attention.rotary_offset, query_factors=factors)
         tables = (operations.keep(table.cosines), operations.keep(table.sines))
         sizes = (attention.rotary_offset, table.cosines.shape[1], table.apart)
-        factors = None if table.query_factors is None else operations.keep(table.query_factors)
         return Rotary(*tables, *sizes, table.is_interleaved, attention.rotates_before_norms, factors)
 
     def _cache(self, index: int, attention: Attention) -> int:
@@ -313,6 +335,8 @@ def _matrices(layer: Layer) -> list[Matrix]:
         parts += [attention.gate, attention.out]
     if layer.mixer is not None:
         parts += matrices_of_mixer(layer.mixer)
+    if layer.laurel is not None:
+        parts += [layer.laurel.product.down, layer.laurel.product.up]
     if layer.input_gate is not None:
         parts += [layer.input_gate.gate, layer.input_gate.projection]
     found = [matrix for matrix in parts if matrix is not None]

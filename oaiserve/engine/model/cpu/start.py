@@ -48,7 +48,7 @@ def with_native_cache(loaded: LoadedModel, options: EngineOptions) -> LoadedMode
     """
     if options.kv_cache_dtype == "fp8" and loaded.device.type == "cpu":
         raise StartupError(f"--kv-cache-dtype fp8 is for --device cuda; '{loaded.name}' is on the CPU. Take int8.")
-    is_native = loaded.device.type == "cpu" and options.compile and not loaded.state_shapes
+    is_native = loaded.device.type == "cpu" and options.compile
     numbers = latent_dim(loaded) if is_native else 0
     if numbers == 0:
         return loaded.with_cache(options.kv_cache_dtype)

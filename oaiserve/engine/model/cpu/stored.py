@@ -22,6 +22,7 @@ from oaiserve.engine.model.checkpoints.wrapped_names import text_name
 from oaiserve.engine.model.cpu.blocks import Blocks
 from oaiserve.engine.model.cpu.description import (
     MLP,
+    AltUp,
     Attention,
     AttentionParameters,
     ClampedGate,
@@ -29,11 +30,15 @@ from oaiserve.engine.model.cpu.description import (
     Decoder,
     DeltaNet,
     Expert,
+    ExpertProjections,
     Experts,
+    HiddenStates,
     InputGate,
     LatentProjection,
+    Laurel,
     Layer,
     LayerInputs,
+    LowRank,
     Mamba,
     Mamba2,
     Matrix,
@@ -52,9 +57,9 @@ _ALIGNMENT = 64
 _CLASSES = {
     kind.__name__: kind
     for kind in (
-        *(MLP, Attention, AttentionParameters, ClampedGate, Convolution, Decoder, DeltaNet),
-        *(Expert, Experts, InputGate, KVShape, LatentProjection, Layer, LayerInputs, Mamba, Mamba2, Matrix),
-        *(MixtureNorms, Norm, RotaryTable, Router, ShortConvolution),
+        *(MLP, AltUp, Attention, AttentionParameters, ClampedGate, Convolution, Decoder, DeltaNet),
+        *(Expert, ExpertProjections, Experts, HiddenStates, InputGate, KVShape, LatentProjection, Laurel, Layer),
+        *(LayerInputs, LowRank, Mamba, Mamba2, Matrix, MixtureNorms, Norm, RotaryTable, Router, ShortConvolution),
     )
 }
 _SAFETENSORS_DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +23,7 @@ from oaiserve.engine.model.cpu.description import MLP, Attention, Decoder, Layer
 from oaiserve.engine.model.gpu.fused_projections import product_of
 from oaiserve.engine.model.kv_cache import copy_blocks
 from oaiserve.engine.model.layer_operations import LayerOperations, RowNorm, normed
-from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.model.spec import LoadedModel, base_of
 
 Product = Callable[[Tensor], Tensor]  # [T, columns] to [T, rows]
 
@@ -107,16 +106,19 @@ class _FusedLayer:
             raise NotKnown("it has layers that keep a state, or gates or factors of attention")
         if layer.attention_factor != 1 or (isinstance(mlp, MLP) and not mlp.gate_factor == mlp.down_factor == 1):
             raise NotKnown("its layers have factors of their own")
+        if isinstance(mlp, MLP) and mlp.cutoff is not None:
+            raise NotKnown("its MLPs leave out gates")
         if not isinstance(attention.qkv, list):
             raise NotKnown("its keys and values are made from latent vectors")
         if attention.cache_of is not None or attention.values_of_keys or attention.value_norm is not None:
             raise NotKnown("it has layers without keys or values of their own, or norms of values")
-        if (table := attention.rotary) is not None and (
-            table.query_factors is not None or (not table.is_interleaved and table.apart != table.cosines.shape[1])
-        ):
-            raise NotKnown("it rotates pairs that are further apart, or scales queries by their positions")
-        if layer.input_gate is not None or layer.factor != 1.0:
-            raise NotKnown("its layers have inputs or factors of their own")
+        table = attention.rotary
+        if table is not None and not table.is_interleaved and table.apart != table.cosines.shape[1]:
+            raise NotKnown("it rotates pairs that are further apart")
+        if attention.query_factors is not None:
+            raise NotKnown("it scales queries by their positions")
+        if layer.input_gate is not None or layer.factor != 1.0 or layer.altup is not None or layer.laurel is not None:
+            raise NotKnown("its layers have inputs or factors of their own, or more than one hidden state")
         attention_norm = _row_norm(layer.attention_norm)
         is_shared = layer.mlp_norm is layer.attention_norm
         norms = attention.query_norm, attention.key_norm
@@ -212,16 +214,15 @@ class _FusedMLP:
 
 def _mixture(loaded: LoadedModel, index: int) -> Callable[[Tensor, LayerOperations], Tensor]:
     """Return a mixture of experts as transformers' code computes it: its router, and experts that may be packed."""
-    base: Any = loaded.model.base_model
-    layer = base.layers[index]
+    layer = base_of(loaded.model).layers[index]
     if any(getattr(layer, name, None) is not None for name in ("shared_mlp", "experts")):
         raise NotKnown("it has experts beside an MLP")
-    module = getattr(layer, "mlp", None) or layer.block_sparse_moe
+    module = next(getattr(layer, name) for name in ("mlp", "block_sparse_moe", "feed_forward") if hasattr(layer, name))
 
     def compute(x: Tensor, _: LayerOperations) -> Tensor:
         out = module(x[None])
         found: Tensor = out[0] if isinstance(out, tuple) else out  # some return what their router has found, too
-        return found[0]
+        return found.view(x.shape)
 
     return compute
 

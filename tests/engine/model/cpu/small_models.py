@@ -173,6 +173,26 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     ),
     "falcon with ALiBi": config("falcon", head_dim=None, alibi=True, multi_query=False, parallel_attn=False),
     "mpt": config("mpt", d_model=64, n_layers=3, n_heads=4, max_seq_len=128),
+    "llama4_text": config(  # experts whose inputs are weighed, layers without positions, norms behind the rotation
+        "llama4_text",
+        **EXPERTS,
+        intermediate_size_mlp=96,
+        num_hidden_layers=4,
+        interleave_moe_layer_step=2,
+        no_rope_layers=[1, 0, 1, 0],
+        floor_scale=16,
+    ),
+    "gemma3n_text": config(  # several hidden states, a way around attention, gates that are left out
+        "gemma3n_text",
+        **GEMMA4,
+        num_kv_shared_layers=2,
+        hidden_size_per_layer_input=16,
+        vocab_size_per_layer_input=90,
+        activation_sparsity_pattern=[0.6, 0.0, 0.5, 0.0],
+        altup_num_inputs=3,
+        laurel_rank=16,
+        tie_word_embeddings=False,
+    ),
     "phimoe": config("phimoe", **EXPERTS, router_jitter_noise=0.2, lm_head_bias=True),  # a sparse mixer
 }
 DELTA = {
@@ -184,6 +204,27 @@ DELTA = {
 }
 MAMBA2 = {"mamba_n_heads": 4, "mamba_d_head": "auto", "mamba_d_state": 32, "mamba_n_groups": 2}
 CONVOLUTIONS = {"layer_types": ["conv", "full_attention", "conv"]}
+NEMOTRON_H = {  # a state, attention, experts or an MLP in each layer
+    **GROUPED_MOE,
+    "num_hidden_layers": 5,
+    "num_experts_per_tok": 3,
+    "moe_shared_expert_intermediate_size": 48,
+    "routed_scaling_factor": 1.5,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 32,
+    "ssm_state_size": 16,
+    "n_groups": 2,
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "linear_attention"],
+}
+KIMI = {
+    **LATENT,
+    **GROUPED_MOE,
+    "layer_types": DELTA["layer_types"],
+    "num_experts_per_tok": 3,
+    "num_experts": 8,
+    "linear_head_dim": 32,
+    "linear_num_heads": 4,
+}
 # Families with layers that keep a state.
 STATE_FAMILIES: dict[str, PreTrainedConfig] = {
     "qwen3_next": config("qwen3_next", **DELTA, **MOE, shared_expert_intermediate_size=48),  # projections by head
@@ -224,15 +265,10 @@ STATE_FAMILIES: dict[str, PreTrainedConfig] = {
         lm_head_multiplier=0.4,
         embedding_multiplier=3.0,
     ),
-    "nemotron_h": config(  # a state, attention or an MLP in each layer
-        "nemotron_h",
-        num_hidden_layers=5,
-        mamba_num_heads=4,
-        mamba_head_dim=32,
-        ssm_state_size=16,
-        n_groups=2,
-        layers_block_type=["linear_attention", "mlp", "full_attention", "mlp", "linear_attention"],
-    ),
+    "nemotron_h": config("nemotron_h", **NEMOTRON_H),  # experts without gates
+    "nemotron_h with projections": config("nemotron_h", **NEMOTRON_H, moe_latent_size=32),
+    "olmo_hybrid": config("olmo_hybrid", **DELTA, linear_allow_neg_eigval=True),  # norms before and behind
+    "kimi_linear": config("kimi_linear", **KIMI),  # decays of each row of a state, latent vectors beside states
 }
 FAMILIES |= STATE_FAMILIES
 NUM_STATES = 24  # more than sequences run, so that some can be kept

@@ -205,6 +205,7 @@ def test_a_description_is_read_as_it_was_written(family: str, tmp_path: Path) ->
         "gpt2",
         "gpt_bigcode",
         "gpt_neox",
+        "kimi_linear",
         "nemotron_h",
         "persimmon",
         "qwen3_5_text",

@@ -35,9 +35,11 @@ from tests.engine.model.cpu.small_models import (
     DELTA,
     EMULATED_AMX,
     GROUPED_MOE,
+    KIMI,
     LATENT,
     MAMBA2,
     MOE,
+    NEMOTRON_H,
     compiled_for,
     config,
     load,
@@ -71,8 +73,27 @@ MAMBA = config(
     num_local_experts=0,
     shared_intermediate_size=112,
 )
+# Mamba 2 before experts without gates, which have a shorter vector.
+NEMOTRON = config(
+    "nemotron_h",
+    **LONG | NEMOTRON_H | {"num_hidden_layers": 3, "layers_block_type": ["linear_attention", "moe", "full_attention"]},
+    moe_latent_size=32,
+)
 FIRST_MAMBA = config("mamba", **LONG, state_size=16, time_step_rank=16)
 CONVOLUTION = config("lfm2", **LONG | {"layer_types": CONVOLUTIONS["layer_types"][:2]})
+KIMIS = config("kimi_linear", **LONG | KIMI | {"layer_types": DELTA["layer_types"][:2], "num_hidden_layers": 2})
+WEIGHED = config("llama4_text", **LONG | {"intermediate_size": 96}, num_local_experts=12, num_experts_per_tok=3)
+STATES = config(  # several hidden states of a token
+    "gemma3n_text",
+    **LONG,
+    layer_types=["sliding_attention", "full_attention"],
+    sliding_window=37,
+    num_kv_shared_layers=0,
+    hidden_size_per_layer_input=16,
+    vocab_size_per_layer_input=97,
+    activation_sparsity_pattern=[0.6, 0.0],
+    laurel_rank=16,
+)
 RECURRENT = config("qwen3_next", **LONG | DELTA | {"layer_types": DELTA["layer_types"][:2]}, **MOE)
 BLOCKY = config("llama", **LONG | {"intermediate_size": 1120})
 NORMED = config("gpt2", n_embd=64, n_layer=2, n_head=4, max_position_embeddings=1024, initializer_range=0.2)
@@ -87,7 +108,7 @@ CASES = {
     "latent vectors with AVX2": (LATENTS, torch.bfloat16, "int8", "x86-64-v3"),
     "experts in eight bits": (MIXTURE, torch.float32, "int8", "native"),
     "experts with AVX2": (MIXTURE, torch.bfloat16, "none", "x86-64-v3"),
-    "bfloat16 with AVX-512 alone": (CAPPED, torch.bfloat16, "none", "x86-64-v4"),
+    "bfloat16 with AVX-512 alone": (STATES, torch.bfloat16, "none", "x86-64-v4"),
     "bfloat16 with AVX2": (WINDOW, torch.bfloat16, "none", "x86-64-v3"),
     "float32 with AVX2": (GROUPED, torch.float32, "none", "x86-64-v3"),
     "eight bits with AVX2": (GROUPED, torch.bfloat16, "int8", "x86-64-v3"),
@@ -95,8 +116,8 @@ CASES = {
     "bfloat16 with AMX": (GROUPED, torch.bfloat16, "none", EMULATED_AMX),
     "eight bits with AMX": (CAPPED, torch.bfloat16, "int8", EMULATED_AMX),
     "gated delta nets": (RECURRENT, torch.bfloat16, "none", "native"),
-    "gated delta nets with AVX2": (RECURRENT, torch.bfloat16, "int8", "x86-64-v3"),
-    "Mamba 2": (MAMBA, torch.bfloat16, "none", "native"),
+    "gated delta nets with AVX2": (KIMIS, torch.bfloat16, "int8", "x86-64-v3"),
+    "Mamba 2": (NEMOTRON, torch.bfloat16, "none", "native"),
     "Mamba 2 with AVX2": (MAMBA, torch.float32, "none", "x86-64-v3"),
     "the first Mamba": (FIRST_MAMBA, torch.bfloat16, "none", "native"),
     "short convolutions": (CONVOLUTION, torch.bfloat16, "none", "native"),
@@ -104,7 +125,7 @@ CASES = {
     "cache in eight bits": (GROUPED, torch.bfloat16, "none", "native"),
     "cache in eight bits with AVX2": (CAPPED, torch.bfloat16, "none", "x86-64-v3"),
     "experts in blocks": (CLAMPED, torch.bfloat16, "blocks", "native"),
-    "experts in blocks with AVX2": (CLAMPED, torch.float32, "blocks", "x86-64-v3"),
+    "experts in blocks with AVX2": (WEIGHED, torch.float32, "blocks", "x86-64-v3"),
 }
 
 

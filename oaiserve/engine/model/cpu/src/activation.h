@@ -6,7 +6,7 @@
 namespace oaiserve {
 
 // ACTIVATIONS in library.py has the same order.
-enum class Activation : int64_t { none, silu, gelu, gelu_tanh, relu, relu2 };
+enum class Activation : int64_t { none, silu, gelu, gelu_tanh, relu, relu2, sigmoid };
 
 inline f32x16 sigmoid(f32x16 x) { return 1.0f / (1.0f + exp(-x)); }
 inline f32x16 tanh(f32x16 x) { return 1.0f - 2.0f / (1.0f + exp(2.0f * x)); }
@@ -44,6 +44,8 @@ inline f32x16 activate(Activation activation, f32x16 x) {
       f32x16 positive = max(splat(0.0f), x);
       return positive * positive;
     }
+    case Activation::sigmoid:
+      return sigmoid(x);
   }
   return x;
 }

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "block_product.h"
-#include "operations.h"
+#include "experts.h"
 #include "pool.h"
 
 namespace oaiserve {
@@ -29,14 +29,15 @@ class PackPanels : public Work {
   long num_panels_, k_;
 };
 
-// hidden = the row of a token * scale
+// hidden = the row of a token * scale. A token behind the last row of the table has the first one.
 class EmbedBlocks : public Operation {
  public:
   EmbedBlocks(Buffer<float>& out, const BlockLinear& table, float scale) : out_(out), table_(table), scale_(scale) {}
   long items(const StepInput& step, int) const noexcept override { return step.num_tokens; }
   void run(const StepInput& step, int, long row) noexcept override {
     float* out = out_.row(row);
-    expand_row(table_, step.token_ids[row], out);
+    const long token = step.token_ids[row];
+    expand_row(table_, token < table_.n ? token : 0, out);
     for (long i = 0; i < table_.k; i += LANES) store(out + i, load(out + i) * scale_);
   }
 
@@ -78,5 +79,15 @@ class QuantizeRows : public Operation {
   const int32_t* order_;
   long rows_each_;
 };
+
+// Writes `count` groups times `factor`, which only their scales have to know.
+inline void copy_times(const QuantizedGroup* x, long count, float factor, QuantizedGroup* out) {
+  for (long i = 0; i < count; i++) {
+    QuantizedGroup group = x[i];
+    group.scale *= factor, group.scaled_sum *= factor;
+    for (float& sum : group.scaled_half_sums) sum *= factor;
+    out[i] = group;
+  }
+}
 
 }  // namespace oaiserve

@@ -16,6 +16,7 @@
 #include <sys/mman.h>
 #endif
 
+#include "altup.h"
 #include "convolution.h"
 #include "delta.h"
 #include "experts.h"
@@ -360,12 +361,11 @@ long oaiserve_add_cache(Decoder* decoder, CacheMemory memory) {
 }
 
 // The remaining parts are operations, which run in the order in which they are added. operations.h, attend.h, latent.h,
-// layer_inputs.h, experts.h, convolution.h, delta.h, mamba.h,
-// selective_scan.h and gates.h say what they compute.
+// layer_inputs.h, altup.h, experts.h, convolution.h, delta.h, mamba.h, selective_scan.h and gates.h say what they compute.
 
-long oaiserve_embed(Decoder* decoder, long out, const Element* table, const Element* position_table, long width,
-                    float scale) {
-  return add_operation<Embed<Element>>(*decoder, decoder->floats[out], table, position_table, width, scale);
+long oaiserve_embed(Decoder* decoder, long out, const Element* table, long table_rows, const Element* position_table,
+                    long width, float scale) {
+  return add_operation<Embed<Element>>(*decoder, decoder->floats[out], table, table_rows, position_table, width, scale);
 }
 
 #if defined(BLOCK_WEIGHTS)
@@ -386,9 +386,9 @@ long oaiserve_quantize_expert_rows(Decoder* decoder, long x, long out, long widt
                                               nullptr, decoder->assignments[assignment].top_k);
 }
 
-long oaiserve_gather_groups(Decoder* decoder, long x, long out, long width, long assignment) {
+long oaiserve_gather_groups(Decoder* decoder, long x, long out, long width, long assignment, bool weighs) {
   return add_operation<GatherRows<QuantizedGroup>>(*decoder, decoder->groups[x], decoder->groups[out],
-                                                   width / BLOCK_GROUP, decoder->assignments[assignment]);
+                                                   width / BLOCK_GROUP, decoder->assignments[assignment], weighs);
 }
 #endif
 
@@ -453,9 +453,9 @@ long oaiserve_sort_rows(Decoder* decoder, long assignment) {
   return add_operation<SortRows>(*decoder, decoder->assignments[assignment]);
 }
 
-long oaiserve_gather_rows(Decoder* decoder, long x, long out, long width, long assignment) {
+long oaiserve_gather_rows(Decoder* decoder, long x, long out, long width, long assignment, bool weighs) {
   return add_operation<GatherRows<Element>>(*decoder, decoder->elements[x], decoder->elements[out], width,
-                                            decoder->assignments[assignment]);
+                                            decoder->assignments[assignment], weighs);
 }
 
 // The weights of the first expert are those of index `first`, and the others follow it.
@@ -466,6 +466,18 @@ long oaiserve_expert_gate(Decoder* decoder, long x, long out, long first, long a
           return add_operation<ExpertGate<Element, W>>(
               *decoder, input_of(*decoder, w, x), decoder->elements[out],
               products_of<W>(*decoder, first, decoder->assignments[assignment]), gating);
+        },
+        decoder->weights[first]);
+  });
+}
+
+long oaiserve_expert_activate(Decoder* decoder, long x, long out, long first, long assignment, Activation activation) {
+  return guarded(-1L, [&] {
+    return std::visit(
+        [&]<class W>(const W& w) {
+          return add_operation<ExpertActivate<Element, W>>(
+              *decoder, input_of(*decoder, w, x), decoder->elements[out],
+              products_of<W>(*decoder, first, decoder->assignments[assignment]), activation);
         },
         decoder->weights[first]);
   });
@@ -482,9 +494,10 @@ long oaiserve_expert_project(Decoder* decoder, long x, long out, long first, lon
   });
 }
 
-long oaiserve_combine(Decoder* decoder, long x, long out, long width, long assignment, bool adds, float scale) {
+long oaiserve_combine(Decoder* decoder, long x, long out, long width, long assignment, bool weighs, bool adds,
+                      float scale) {
   return add_operation<Combine>(*decoder, decoder->floats[x], decoder->floats[out], width,
-                                decoder->assignments[assignment], adds, scale);
+                                decoder->assignments[assignment], weighs, adds, scale);
 }
 
 long oaiserve_scale_rows(Decoder* decoder, long x, long values, const float* weight, long site, long width,
@@ -520,11 +533,39 @@ long oaiserve_project_heads(Decoder* decoder, long x, long out, long weights, lo
       out_each);
 }
 
-// `inputs` has the projections of the embedding, for all layers side by side.
-long oaiserve_layer_inputs(Decoder* decoder, long inputs, const Element* table, float table_scale, float scale,
-                           Normalize normalize, long layers) {
-  return add_operation<LayerInputs<Element>>(*decoder, decoder->floats[inputs], table, table_scale, scale, normalize,
-                                             layers);
+// `inputs` has the projections of the embedding, for all layers side by side, and `embeddings` rows of their table.
+long oaiserve_layer_inputs(Decoder* decoder, long inputs, long embeddings, float scale, Normalize normalize,
+                           long layers) {
+  return add_operation<LayerInputs>(*decoder, decoder->floats[inputs], decoder->floats[embeddings], scale, normalize,
+                                    layers);
+}
+
+// The hidden states are the buffers from `states` on. The arrays of `altup` stay the caller's.
+long oaiserve_predict(Decoder* decoder, long states, long hidden, AltUp altup) {
+  const HiddenStates all(decoder->floats, states, altup.states);
+  return add_operation<Predict>(*decoder, all, decoder->floats[hidden], altup);
+}
+
+long oaiserve_correct(Decoder* decoder, long states, long hidden, AltUp altup) {
+  const HiddenStates all(decoder->floats, states, altup.states);
+  return add_operation<Correct>(*decoder, all, decoder->floats[hidden], altup);
+}
+
+long oaiserve_add_to_states(Decoder* decoder, long x, long states, long count, Normalize normalize) {
+  const HiddenStates all(decoder->floats, states, count);
+  return add_operation<AddToStates>(*decoder, decoder->floats[x], all, count, normalize);
+}
+
+long oaiserve_match_length(Decoder* decoder, long x, long like, long width) {
+  return add_operation<MatchLength>(*decoder, decoder->floats[x], decoder->floats[like], width);
+}
+
+long oaiserve_cut_off(Decoder* decoder, long gates, long width, float deviations, Activation activation) {
+  return add_operation<CutOff>(*decoder, decoder->floats[gates], width, deviations, activation);
+}
+
+long oaiserve_add_rows(Decoder* decoder, long x, long hidden, long width) {
+  return add_operation<AddRows<Element>>(*decoder, decoder->elements[x], decoder->floats[hidden], width);
 }
 
 // The layer's inputs are those from column `first` of `inputs` on.
@@ -555,15 +596,20 @@ long oaiserve_convolve(Decoder* decoder, long x, Convolution convolution) {
   return add_operation<Convolve<Element>>(*decoder, decoder->floats[x], convolution);
 }
 
-// `speeds` and `biases` are [heads.value_heads].
-long oaiserve_prepare_delta(Decoder* decoder, long x, long rates, DeltaHeads heads, const float* speeds,
+// `speeds` and `biases` are [heads.decays()].
+long oaiserve_prepare_delta(Decoder* decoder, long x, long rates, long decays, DeltaHeads heads, const float* speeds,
                             const float* biases) {
-  return add_operation<PrepareDelta>(*decoder, decoder->floats[x], decoder->floats[rates], heads, speeds, biases);
+  return add_operation<PrepareDelta>(*decoder, decoder->floats[x], decoder->floats[rates], decoder->floats[decays], heads,
+                                     speeds, biases);
 }
 
 // `layer` is the layer's place among those that keep a state.
-long oaiserve_delta_rule(Decoder* decoder, long x, long rates, DeltaHeads heads, long layer) {
-  return add_operation<DeltaRule>(*decoder, decoder->floats[x], decoder->floats[rates], heads, layer);
+long oaiserve_delta_rule(Decoder* decoder, long x, long rates, long decays, DeltaHeads heads, long layer) {
+  const auto add = [&]<bool FADES_BY_ROW>() {
+    return add_operation<DeltaRule<FADES_BY_ROW>>(*decoder, decoder->floats[x], decoder->floats[rates],
+                                                  decoder->floats[decays], heads, layer);
+  };
+  return heads.fades_by_row ? add.operator()<true>() : add.operator()<false>();
 }
 
 // `speeds` and `biases` are [heads.heads].
@@ -582,8 +628,9 @@ long oaiserve_selective_scan(Decoder* decoder, long x, long times, long vectors,
                                                decoder->floats[vectors], decoder->elements[out], selection, layer);
 }
 
-long oaiserve_gate_and_norm(Decoder* decoder, long x, long out, GatedNorm gated, Normalize normalize) {
-  return add_operation<GateAndNorm<Element>>(*decoder, decoder->floats[x], decoder->elements[out], gated, normalize);
+long oaiserve_gate_and_norm(Decoder* decoder, long x, long gates, long out, GatedNorm gated, Normalize normalize) {
+  return add_operation<GateAndNorm<Element>>(*decoder, decoder->floats[x], decoder->floats[gates],
+                                             decoder->elements[out], gated, normalize);
 }
 
 // `factors` are [width], and stay the caller's.

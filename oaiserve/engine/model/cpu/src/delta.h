@@ -1,10 +1,10 @@
-// Gated delta nets, as Qwen3-Next and Qwen3.5 have them in most of their layers.
+// Gated delta nets, as Qwen3-Next, Qwen3.5 and OLMo Hybrid have them in most of their layers, and Kimi Linear.
 //
 // The state of a head is a matrix S [key_dim][value_dim] of float32, a memory of values under keys. A token lets it
 // fade, looks up what it has under its key, and moves that towards its own value; its output is what it has under its
 // query:
 //   S = decay S;   S += key (value - key S) * rate;   out = query S
-// Several heads of values share a head of queries and keys.
+// Several heads of values share a head of queries and keys. The decay is one number, or one for each row of S.
 #pragma once
 
 #include "packs.h"
@@ -14,23 +14,28 @@ namespace oaiserve {
 
 constexpr long MAX_STATE_KEY_DIM = 256;
 
-// The numbers of a token are a row with the queries and keys of all key heads, and then the values of all value heads.
+// The numbers of a token are a row with the queries and keys of all key heads, and then the values of all value heads;
+// a row with a rate of each value head; and, in the same row or another one, from `first_decay` on, its decays.
 struct DeltaHeads {
-  long key_heads, value_heads, key_dim, value_dim;
+  long key_heads, value_heads, key_dim, value_dim, first_decay;
+  bool fades_by_row;  // of S: a head has key_dim decays, else one
+  float rate_factor;
   long keys() const { return key_heads * key_dim; }
+  long decays() const { return value_heads * (fades_by_row ? key_dim : 1); }
 };
 
-// Scales queries and keys to length 1, and queries by 1 / sqrt(key_dim) in addition. A row of `rates` has two numbers of
-// each value head, first all rates before their sigmoid, and then what the decays follow from:
-//   rate = sigmoid(rate);   decay = exp(speed * softplus(number + bias))
+// Scales queries and keys to length 1, and queries by 1 / sqrt(key_dim) in addition, and makes rates and decays of the
+// numbers that these follow from:
+//   rate = sigmoid(number) * factor;   decay = exp(speed * softplus(number + bias))
 class PrepareDelta : public Operation {
  public:
-  PrepareDelta(Buffer<float>& x, Buffer<float>& rates, DeltaHeads heads, const float* speeds, const float* biases)
-      : x_(x), rates_(rates), heads_(heads), speeds_(speeds), biases_(biases) {}
+  PrepareDelta(Buffer<float>& x, Buffer<float>& rates, Buffer<float>& decays, DeltaHeads heads, const float* speeds,
+               const float* biases)
+      : x_(x), rates_(rates), decays_(decays), heads_(heads), speeds_(speeds), biases_(biases) {}
   long items(const StepInput& step, int) const noexcept override { return row_items(step.num_tokens, 2 * heads_.keys()); }
   void run(const StepInput& step, int, long item) noexcept override {
     const RowRange rows(item, step.num_tokens, 2 * heads_.keys());
-    const long dim = heads_.key_dim, count = heads_.value_heads;
+    const long dim = heads_.key_dim;
     for (long row = rows.first; row < rows.last; row++) {
       for (long head = 0; head < 2 * heads_.key_heads; head++) {
         float* x = x_.row(row) + head * dim;
@@ -40,36 +45,46 @@ class PrepareDelta : public Operation {
         if (head < heads_.key_heads) scale /= std::sqrt(float(dim));
         for (long i = 0; i < dim; i += LANES) store(x + i, load(x + i) * scale);
       }
-      float *rates = rates_.row(row), *decays = rates + count;
-      for (long head = 0; head < count; head += LANES) {
-        const long some = std::min<long>(LANES, count - head);
-        const auto part = [&](const float* from) {
-          f32x16 v{};
-          memcpy(&v, from + head, size_t(some) * sizeof(float));
-          return v;
-        };
-        const f32x16 rate = sigmoid(part(rates));
-        const f32x16 decay = exp(part(speeds_) * softplus(part(decays) + part(biases_)));
-        memcpy(rates + head, &rate, size_t(some) * sizeof(float));
-        memcpy(decays + head, &decay, size_t(some) * sizeof(float));
+      float *rates = rates_.row(row), *decays = decays_.row(row) + heads_.first_decay;
+      for (long i = 0; i < heads_.value_heads; i += LANES) {
+        const Part part(i, heads_.value_heads);
+        part.store(sigmoid(part.load(rates)) * heads_.rate_factor, rates);
+      }
+      for (long i = 0; i < heads_.decays(); i += LANES) {
+        const Part part(i, heads_.decays());
+        part.store(exp(part.load(speeds_) * softplus(part.load(decays) + part.load(biases_))), decays);
       }
     }
   }
 
  private:
-  Buffer<float>&x_, &rates_;
+  // Up to LANES numbers of an array, from `first` on.
+  struct Part {
+    long first;
+    size_t bytes;
+    Part(long first, long count) : first(first), bytes(size_t(std::min<long>(LANES, count - first)) * sizeof(float)) {}
+    f32x16 load(const float* from) const {
+      f32x16 v{};
+      memcpy(&v, from + first, bytes);
+      return v;
+    }
+    void store(f32x16 v, float* to) const { memcpy(to + first, &v, bytes); }
+  };
+
+  Buffer<float>&x_, &rates_, &decays_;
   DeltaHeads heads_;
-  const float *speeds_, *biases_;  // [value_heads]
+  const float *speeds_, *biases_;  // [heads.decays()]
 };
 
 // Computes the recurrence, for what the convolution and PrepareDelta have made of x. Outputs take the place of values.
 //
 // The columns of S are independent. Of a prompt, a few of them are copied and computed for all tokens before the next
 // ones, since these stay in L1 where whole rows would not. A single token reads S in the order of memory.
+template <bool FADES_BY_ROW>
 class DeltaRule : public Operation {
  public:
-  DeltaRule(Buffer<float>& x, Buffer<float>& rates, DeltaHeads heads, long layer)
-      : x_(x), rates_(rates), heads_(heads),
+  DeltaRule(Buffer<float>& x, Buffer<float>& rates, Buffer<float>& decays, DeltaHeads heads, long layer)
+      : x_(x), rates_(rates), decays_(decays), heads_(heads),
         state_{layer, 1, heads.value_heads * heads.key_dim * heads.value_dim} {}
   long items(const StepInput& step, int) const noexcept override { return step.num_sequences * heads_.value_heads; }
   void run(const StepInput& step, int, long item) noexcept override {
@@ -109,14 +124,17 @@ class DeltaRule : public Operation {
     for (long row = tokens.first; row < tokens.last; row++) {
       float *query = x_.row(row) + key_head * dim, *key = query + heads_.keys();
       float* value = x_.row(row) + 2 * heads_.keys() + head * heads_.value_dim + column;
-      const float rate = rates_.row(row)[head], decay = rates_.row(row)[heads_.value_heads + head];
+      const float rate = rates_.row(row)[head];
+      const float* decays = decays_.row(row) + heads_.first_decay + head * (FADES_BY_ROW ? dim : 1);
+      const float decay = FADES_BY_ROW ? 1.0f : decays[0];  // of what is read, unless its rows have faded before
       Vector found[VECTORS] = {}, read[VECTORS] = {};  // under the key, and under the query
       f32x16 products = splat(0);
       for (long i = 0; i < dim; i += LANES) products += load(query + i) * load(key + i);
       for (long i = 0; i < dim; i++)
 #pragma GCC unroll 8
         for (int v = 0; v < VECTORS; v++) {
-          const Vector s = load_vector<Vector>(state + i * stride + v * WIDTH);
+          Vector s = load_vector<Vector>(state + i * stride + v * WIDTH);
+          if constexpr (FADES_BY_ROW) s *= decays[i];
           found[v] = multiply_add(s, key[i] - Vector{}, found[v]);
           read[v] = multiply_add(s, query[i] - Vector{}, read[v]);
         }
@@ -133,13 +151,14 @@ class DeltaRule : public Operation {
 #pragma GCC unroll 8
         for (int v = 0; v < VECTORS; v++) {
           float* at = state + i * stride + v * WIDTH;
-          const Vector s = multiply_add(change[v], key[i] - Vector{}, decay * load_vector<Vector>(at));
+          const float fade = FADES_BY_ROW ? decays[i] : decay;
+          const Vector s = multiply_add(change[v], key[i] - Vector{}, fade * load_vector<Vector>(at));
           memcpy(at, &s, sizeof(s));
         }
     }
   }
 
-  Buffer<float>&x_, &rates_;
+  Buffer<float>&x_, &rates_, &decays_;
   DeltaHeads heads_;
   State<float> state_;
 };

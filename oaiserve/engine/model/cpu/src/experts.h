@@ -55,7 +55,7 @@ class Assignment {
   std::vector<int32_t> chosen;  // [tokens][top_k], the experts of a token, best first
   std::vector<float> weights;   // [tokens][top_k]
   std::vector<int32_t> rows;    // [tokens][top_k], where the rows of a token are among the sorted ones
-  std::vector<int32_t> tokens;  // [tokens * top_k], the token of each sorted row
+  std::vector<int32_t> places;  // [tokens * top_k], where a sorted row is in `chosen` and in `weights`
   std::vector<Group> groups;    // in the order of their rows; the first num_groups count
   long num_groups = 0;
 
@@ -68,7 +68,7 @@ class Assignment {
   void reserve(long num_tokens) {
     const size_t count = size_t(num_tokens * top_k);
     if (count <= chosen.size()) return;
-    chosen.resize(count), weights.resize(count), rows.resize(count), tokens.resize(count);
+    chosen.resize(count), weights.resize(count), rows.resize(count), places.resize(count);
     groups.resize(size_t(most_groups(num_tokens)));
     next_.resize(size_t(experts));
   }
@@ -92,7 +92,7 @@ class Assignment {
     for (long i = 0; i < count; i++) {
       const int32_t row = next_[size_t(chosen[size_t(i)])]++;
       rows[size_t(i)] = row;
-      tokens[size_t(row)] = int32_t(i / top_k);
+      places[size_t(row)] = int32_t(i);
     }
   }
 
@@ -217,17 +217,29 @@ class SortRows : public Operation {
   Assignment& assignment_;
 };
 
-// out[row] = x[token of the row], for the sorted rows
+// Writes `count` numbers of a row times `factor`. QuantizedGroup has such a function of its own.
+template <class T>
+void copy_times(const T* x, long count, float factor, T* out) {
+  for (long i = 0; i < count; i += LANES) store(out + i, load(x + i) * factor);
+}
+
+// out[row] = x[token of the row], for the sorted rows. With `weighs`, times the weight that its expert has for the token.
 template <class T>
 class GatherRows : public Operation {
  public:
-  GatherRows(Buffer<T>& x, Buffer<T>& out, long width, const Assignment& assignment)
-      : x_(x), out_(out), width_(width), assignment_(assignment) {}
+  GatherRows(Buffer<T>& x, Buffer<T>& out, long width, const Assignment& assignment, bool weighs)
+      : x_(x), out_(out), width_(width), assignment_(assignment), weighs_(weighs) {}
   long items(const StepInput& step, int) const noexcept override { return row_items(rows(step), work()); }
   void run(const StepInput& step, int, long item) noexcept override {
     RowRange range(item, rows(step), work());
-    for (long row = range.first; row < range.last; row++)
-      memcpy(out_.row(row), x_.row(assignment_.tokens[size_t(row)]), size_t(width_) * sizeof(T));
+    for (long row = range.first; row < range.last; row++) {
+      const long place = assignment_.places[size_t(row)];
+      const T* x = x_.row(place / assignment_.top_k);
+      if (weighs_)
+        copy_times(x, width_, assignment_.weights[size_t(place)], out_.row(row));
+      else
+        memcpy(out_.row(row), x, size_t(width_) * sizeof(T));
+    }
   }
 
  private:
@@ -236,6 +248,7 @@ class GatherRows : public Operation {
   Buffer<T>&x_, &out_;
   long width_;
   const Assignment& assignment_;
+  bool weighs_;
 };
 
 // The products of sorted rows with the weights of their experts, all of which have the same sizes. An item is a part of
@@ -297,6 +310,28 @@ class ExpertGate : public Operation {
   Gating gating_;
 };
 
+// out = activation(x W^T + bias), with the weights of each row's expert, of experts without gates.
+template <class T, class Weights>
+class ExpertActivate : public Operation {
+ public:
+  using Input = Buffer<typename Weights::Input>;
+  ExpertActivate(Input& x, Buffer<T>& out, ExpertProducts<Weights> products, Activation activation)
+      : x_(x), out_(out), products_(std::move(products)), activation_(activation) {}
+  long items(const StepInput& step, int threads) const noexcept override { return products_.items(step, threads); }
+  void run(const StepInput& step, int threads, long item) noexcept override {
+    products_.run(step, threads, item, x_, [this](long row, long column, f32x16 left, f32x16 right) {
+      store(out_.row(row) + column, activate(activation_, left));
+      store(out_.row(row) + column + LANES, activate(activation_, right));  // a row has room for whole panels
+    });
+  }
+
+ private:
+  Input& x_;
+  Buffer<T>& out_;
+  ExpertProducts<Weights> products_;
+  Activation activation_;
+};
+
 // out = x W^T + bias, with the weights of each row's expert.
 template <class Weights>
 class ExpertProject : public Operation {
@@ -318,11 +353,12 @@ class ExpertProject : public Operation {
   ExpertProducts<Weights> products_;
 };
 
-// out += scale * (the sum of a token's rows, each times its weight), or out = that sum
+// out += scale * (the sum of a token's rows), or out = that sum. With `weighs`, each row is multiplied by its weight.
 class Combine : public Operation {
  public:
-  Combine(Buffer<float>& x, Buffer<float>& out, long width, const Assignment& assignment, bool adds, float scale)
-      : x_(x), out_(out), width_(width), assignment_(assignment), adds_(adds), scale_(scale) {}
+  Combine(Buffer<float>& x, Buffer<float>& out, long width, const Assignment& assignment, bool weighs, bool adds,
+          float scale)
+      : x_(x), out_(out), width_(width), assignment_(assignment), weighs_(weighs), adds_(adds), scale_(scale) {}
   long items(const StepInput& step, int) const noexcept override {
     return row_items(step.num_tokens, width_ * assignment_.top_k);
   }
@@ -334,7 +370,7 @@ class Combine : public Operation {
       for (long i = 0; i < width_; i += LANES) {
         f32x16 total = splat(0);
         for (long n = token * k; n < (token + 1) * k; n++)
-          total += load(x_.row(assignment_.rows[size_t(n)]) + i) * assignment_.weights[size_t(n)];
+          total += load(x_.row(assignment_.rows[size_t(n)]) + i) * (weighs_ ? assignment_.weights[size_t(n)] : 1.0f);
         store(out + i, adds_ ? load(out + i) + total * scale_ : total * scale_);
       }
     }
@@ -344,7 +380,7 @@ class Combine : public Operation {
   Buffer<float>&x_, &out_;
   long width_;
   const Assignment& assignment_;
-  bool adds_;
+  bool weighs_, adds_;
   float scale_;
 };
 

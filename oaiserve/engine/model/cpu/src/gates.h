@@ -29,24 +29,25 @@ class GateRows : public Operation {
 
 // How a row of `groups` vectors, each with a norm of its own, is gated.
 struct GatedNorm {
-  long x, gates;  // the first number of both in a row
+  long x, gates;  // the first number of both in their rows
   long groups;
-  bool gates_first;  // out = norm(x * silu(gates)); else out = norm(x) * silu(gates)
+  Activation activation;
+  bool gates_first;  // out = norm(x * activation(gates)); else out = norm(x) * activation(gates)
   bool own_weights;  // the weights of the norm are [groups][width]; else all groups have the same
 };
 
 template <class T>
 class GateAndNorm : public Operation {
  public:
-  GateAndNorm(Buffer<float>& x, Buffer<T>& out, GatedNorm gated, Normalize normalize)
-      : x_(x), out_(out), gated_(gated), normalize_(normalize) {}
+  GateAndNorm(Buffer<float>& x, Buffer<float>& gates, Buffer<T>& out, GatedNorm gated, Normalize normalize)
+      : x_(x), gates_(gates), out_(out), gated_(gated), normalize_(normalize) {}
   long items(const StepInput& step, int) const noexcept override { return row_items(step.num_tokens, width()); }
   void run(const StepInput& step, int, long item) noexcept override {
     const RowRange rows(item, step.num_tokens, width());
     for (long row = rows.first; row < rows.last; row++) {
-      float *x = x_.row(row) + gated_.x, *gates = x_.row(row) + gated_.gates;
+      float *x = x_.row(row) + gated_.x, *gates = gates_.row(row) + gated_.gates;
       T* out = out_.row(row);
-      const auto gated = [&](long i) { return load(x + i) * activate(Activation::silu, load(gates + i)); };
+      const auto gated = [&](long i) { return load(x + i) * activate(gated_.activation, load(gates + i)); };
       if (gated_.gates_first)
         for (long i = 0; i < width(); i += LANES) store(x + i, gated(i));
       Normalize own = normalize_;
@@ -61,7 +62,7 @@ class GateAndNorm : public Operation {
 
  private:
   long width() const { return gated_.groups * normalize_.width; }
-  Buffer<float>& x_;
+  Buffer<float>&x_, &gates_;
   Buffer<T>& out_;
   GatedNorm gated_;
   Normalize normalize_;

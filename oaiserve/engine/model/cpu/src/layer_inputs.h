@@ -9,34 +9,29 @@
 
 namespace oaiserve {
 
-// inputs = (norm(inputs) + table[token] * table_scale) * scale, for each layer by itself. The layers lie side by side in a
-// row of `inputs`, and of the table.
-template <class T>
+// inputs = (norm(inputs) + embeddings) * scale, for each layer by itself. The layers lie side by side in a row of both.
 class LayerInputs : public Operation {
  public:
-  LayerInputs(Buffer<float>& inputs, const T* table, float table_scale, float scale, Normalize normalize, long layers)
-      : inputs_(inputs), table_(table), table_scale_(table_scale), scale_(scale), normalize_(normalize),
-        layers_(layers) {}
+  LayerInputs(Buffer<float>& inputs, Buffer<float>& embeddings, float scale, Normalize normalize, long layers)
+      : inputs_(inputs), embeddings_(embeddings), scale_(scale), normalize_(normalize), layers_(layers) {}
   long items(const StepInput& step, int) const noexcept override { return row_items(step.num_tokens, width()); }
   void run(const StepInput& step, int, long item) noexcept override {
     RowRange rows(item, step.num_tokens, width());
     for (long row = rows.first; row < rows.last; row++) {
-      float* inputs = inputs_.row(row);
-      const T* of_token = table_ + step.token_ids[row] * width();
+      float *inputs = inputs_.row(row), *embeddings = embeddings_.row(row);
       for (long layer = 0; layer < layers_; layer++) {
         float* own = inputs + layer * normalize_.width;
         normalize_(own, own);
       }
       for (long i = 0; i < width(); i += LANES)
-        store(inputs + i, (load(inputs + i) + load(of_token + i) * table_scale_) * scale_);
+        store(inputs + i, (load(inputs + i) + load(embeddings + i)) * scale_);
     }
   }
 
  private:
   long width() const { return layers_ * normalize_.width; }
-  Buffer<float>& inputs_;
-  const T* table_;
-  float table_scale_, scale_;
+  Buffer<float>&inputs_, &embeddings_;
+  float scale_;
   Normalize normalize_;
   long layers_;
 };

@@ -34,17 +34,19 @@ class Operation {
   virtual void run(const StepInput& step, int threads, long item) noexcept = 0;
 };
 
-// hidden = table[token] * scale (+ position_table[position])
+// hidden = table[token] * scale (+ position_table[position]). A token behind the last row of the table has the first one.
 template <class T>
 class Embed : public Operation {
  public:
-  Embed(Buffer<float>& out, const T* table, const T* position_table, long width, float scale)
-      : out_(out), table_(table), position_table_(position_table), width_(width), scale_(scale) {}
+  Embed(Buffer<float>& out, const T* table, long table_rows, const T* position_table, long width, float scale)
+      : out_(out), table_(table), table_rows_(table_rows), position_table_(position_table), width_(width),
+        scale_(scale) {}
   long items(const StepInput& step, int) const noexcept override { return row_items(step.num_tokens, width_); }
   void run(const StepInput& step, int, long item) noexcept override {
     RowRange rows(item, step.num_tokens, width_);
     for (long row = rows.first; row < rows.last; row++) {
-      const T* from = table_ + step.token_ids[row] * width_;
+      const long token = step.token_ids[row];
+      const T* from = table_ + (token < table_rows_ ? token : 0) * width_;
       float* out = out_.row(row);
       for (long i = 0; i < width_; i += LANES) store(out + i, load(from + i) * scale_);
       if (position_table_) {
@@ -56,7 +58,9 @@ class Embed : public Operation {
 
  private:
   Buffer<float>& out_;
-  const T *table_, *position_table_;
+  const T* table_;
+  long table_rows_;
+  const T* position_table_;
   long width_;
   float scale_;
 };
