@@ -150,7 +150,7 @@ MODEL_ROWS = {
     "cpu.encode": "cpu.blocks cpu.library",
     "cpu.quantized_file": "cpu.blocks",
     "cpu.reserved": "",
-    "cpu.part": "cpu.description spec",
+    "cpu.part": "cpu.blocks cpu.description spec",
     "cpu.fit": "cpu.description",
     "cpu.module_reader": "cpu.blocks cpu.description layer_operations spec",
     "cpu.describe_mixers": "cpu.description cpu.module_reader spec",
@@ -195,10 +195,11 @@ MODEL_ROWS = {
     "draft": "adapters batch cpu.build cpu.cores cpu.description cpu.native runner spec",
     # what starts a model that has been checked, without transformers
     "checkpoints.int4_weights": "checkpoints.tensor_files cpu.blocks cpu.encode cpu.library cpu.quantized_file",
-    "kept": "adapted_modules adapters checkpoints.gguf_config checkpoints.gguf_weights checkpoints.int4_weights "
-    "checkpoints.mxfp4_weights checkpoints.packed_weights checkpoints.weights checkpoints.wrapper cpu.blocks "
-    "cpu.build cpu.check cpu.checked cpu.cores cpu.describe cpu.description cpu.kv_layout cpu.library cpu.native "
-    "cpu.part cpu.reserved cpu.start device load memory model_config prepare profiler runner spec started states",
+    "kept": "adapted_modules adapters attention.foreign checkpoints.gguf_config checkpoints.gguf_weights "
+    "checkpoints.int4_weights checkpoints.mxfp4_weights checkpoints.packed_weights checkpoints.weights "
+    "checkpoints.wrapper cpu.blocks cpu.build cpu.check cpu.checked cpu.cores cpu.describe cpu.description "
+    "cpu.kv_layout cpu.library cpu.native cpu.part cpu.reserved cpu.start device load memory model_config prepare "
+    "profiler runner spec started states",
     "restart": "cpu.checked cpu.cores cpu.reserved draft memory profiler runner started states",
     # the one place that assembles all of these, and the worker process, which is a program
     "start": "adapted_modules attention attention.reference attention.select attention.varlen batch cpu.cores "

@@ -28,6 +28,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.adapted_modules import adaptable
 from oaiserve.engine.model.adapters import Adapter, probe_adapter
+from oaiserve.engine.model.attention.foreign import share_caches
 from oaiserve.engine.model.checkpoints.gguf_config import read_config
 from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights, NotKept, refuse_unless_whole
 from oaiserve.engine.model.checkpoints.int4_weights import Int4Weights
@@ -75,6 +76,10 @@ T = TypeVar("T")
 
 _CHECKED_ROWS = 1024  # of the embedding
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_LAYER_INPUTS, _INPUT_PROJECTION = "model.embed_tokens_per_layer.weight", "model.per_layer_model_projection.weight"
+# What a configuration may have for each layer by itself.
+_OF_LAYERS = ("layer_types", "mlp_layer_types", "no_rope_layers", "intermediate_size", "activation_sparsity_pattern")
+Kind = tuple[object, ...]  # of a layer: what these have for it, and what it does with the keys and values of others
 
 
 class _Files(NamedTuple):
@@ -262,8 +267,7 @@ def _load(
 
     model = _empty_model(config, dtype, weights)
     refuse_unless_whole(weights, _named_parameters(model))
-    if getattr(config, "num_kv_shared_layers", 0):
-        raise NotKept("some of its layers take keys and values from others, and only a few layers of it are compared")
+    share_caches(model)
     kinds = _kinds(config)
     shown_by = {kind: kinds.index(kind) for kind in kinds}  # the layer of each kind that is compared
     rows = min(_CHECKED_ROWS, weights.shape(_EMBEDDING)[0])
@@ -305,7 +309,7 @@ def _load(
     return Kept(loaded, weights, decoder, part, known.expected, native, num_blocks, most_states)
 
 
-def _of_layers(found: Mapping[int, T], kinds: list[str], shown_by: Mapping[str, int]) -> dict[int, T]:
+def _of_layers(found: Mapping[int, T], kinds: list[Kind], shown_by: Mapping[Kind, int]) -> dict[int, T]:
     """Return for each layer what was found of the one that shows its kind, if anything was."""
     return {layer: found[shown_by[kind]] for layer, kind in enumerate(kinds) if shown_by[kind] in found}
 
@@ -331,8 +335,12 @@ def _ask_transformers(
     layers, rows = part.layers, part.rows
     small = copy.deepcopy(config)
     small.num_hidden_layers = len(layers)
-    if getattr(config, "layer_types", None):
-        small.layer_types = [config.layer_types[layer] for layer in layers]
+    for name, values in _lists(config).items():
+        setattr(small, name, [values[layer] for layer in layers])
+    if sharing := getattr(config, "num_kv_shared_layers", 0):
+        small.num_kv_shared_layers = sum(layer >= config.num_hidden_layers - sharing for layer in layers)
+    if getattr(config, "vocab_size_per_layer_input", None):
+        small.vocab_size_per_layer_input = min(rows, config.vocab_size_per_layer_input)
     if (differing := getattr(config, "_heterogeneity_spec", None)) is not None:  # as the sizes of heads may
         of_layers = differing.per_layer_overrides
         small.per_layer_config = {place: of_layers[layer] for place, layer in enumerate(layers) if layer in of_layers}
@@ -345,9 +353,15 @@ def _ask_transformers(
     tensors = {}
     for name, _ in _named_parameters(model):
         name_in_file = part.name_in_whole(name)
-        whole = blocks_of(name_in_file)
-        used = slice(rows if name in (_EMBEDDING, _HEAD) else None)
-        tensors[name] = whole[used].expand(dtype) if isinstance(whole, Blocks) else weights.tensor(name_in_file)[used]
+        whole: Tensor | Blocks | ExpertBlocks | None = blocks_of(name_in_file)
+        whole = whole if isinstance(whole, Blocks) else weights.tensor(name_in_file)
+        if name in (_EMBEDDING, _HEAD):
+            whole = whole[:rows]
+        elif name == _LAYER_INPUTS:
+            whole = part.of_layers(whole[:rows], config.num_hidden_layers, dim=1)
+        elif name == _INPUT_PROJECTION:
+            whole = part.of_layers(whole, config.num_hidden_layers, dim=0)
+        tensors[name] = whole.expand(dtype) if isinstance(whole, Blocks) else whole
     _fill(model, {name: tensor.to(dtype) for name, tensor in tensors.items()})
 
     loaded = with_native_cache(replace(prepare(model), max_model_len=max_model_len), options)
@@ -372,9 +386,19 @@ def _probe(model: PreTrainedModel, part: Part, dtype: torch.dtype) -> Adapter:
     return Adapter(whole.name, {name: whole.parts[part.name_in_whole(name)] for name in adaptable(model)})
 
 
-def _kinds(config: PreTrainedConfig) -> list[str]:
-    """Return the kind of each layer. Layers of one kind have the same code and the same parameters of attention."""
-    return list(getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers)
+def _kinds(config: PreTrainedConfig) -> list[Kind]:
+    """Return the kind of each layer. Layers of one kind have the same code and the same parameters of attention.
+
+    A layer whose keys and values others take is of a kind of its own, so that it is among those that are compared.
+    """
+    sharing = getattr(config, "kv_sharing_modes", None) or [None] * config.num_hidden_layers
+    return list(zip(*_lists(config).values(), sharing, strict=True))
+
+
+def _lists(config: PreTrainedConfig) -> dict[str, list[object]]:
+    """Return what a configuration has for each layer by itself."""
+    lists = {name: getattr(config, name, None) for name in _OF_LAYERS}
+    return {name: list(values) for name, values in lists.items() if isinstance(values, list | tuple)}
 
 
 def _config(source: ModelSource, *, offline: bool) -> PreTrainedConfig:

@@ -73,6 +73,18 @@ class Blocks:
     def __getitem__(self, rows: slice | NDArray[np.int64]) -> Blocks:
         return replace(self, rows=self.rows[rows])
 
+    def of_columns(self, columns: NDArray[np.int64]) -> Blocks:
+        """Return a copy of these columns, in their order. Raises ValueError unless they are whole blocks."""
+        form = FORMATS[self.kind]
+        runs = columns.reshape(-1, form.weights) if len(columns) % form.weights == 0 else columns[None]
+        blocks = runs[:, 0] // form.weights
+        if not np.array_equal(runs, blocks[:, None] * form.weights + np.arange(form.weights)):
+            raise ValueError(f"columns that are cut out are no whole blocks of {form.weights}")
+        if self.scales is not None or self.columns is not None:
+            raise ValueError("columns are cut out of blocks whose scales are apart, or in another order")
+        data = self.data[self.rows].reshape(len(self), -1, form.num_bytes)[:, blocks]
+        return Blocks(data.reshape(len(self), -1), self.kind, np.arange(len(self)))
+
     def chunk(self, parts: int) -> list[Blocks]:
         """Return the matrix in parts of as many rows each, as a tensor does."""
         return [replace(self, rows=rows) for rows in np.split(self.rows, parts)]
