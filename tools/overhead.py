@@ -1,10 +1,10 @@
 """Measures what telemetry costs, as a ratio of paired runs: python -m tools.overhead
 
 Two servers of the demo model run side by side: one with all telemetry (metrics, spans to a collector, a JSON log line
-for each request), one with none. To measure what the causes of phases cost, the other server has --no-explain. To
-measure scrapes, one server with all telemetry is scraped 20 times a second or not.
-The same load runs with and without in turns, and a pair of runs gives one ratio. Prints markdown: the mean ratio with
-its 95 % confidence interval, and what each part of telemetry costs per request.
+for each request), one with none. To measure scrapes, one server with all telemetry is scraped 20 times a second or
+not. The same load runs with and without in turns, and a pair of runs gives one ratio. Prints markdown: the mean ratio
+with its 95 % confidence interval, and what each part of telemetry costs per request. What the causes of phases cost is
+less than such pairs resolve: `tools.explain_cost` measures it.
 """
 
 from __future__ import annotations
@@ -17,23 +17,13 @@ import sys
 import time
 import timeit
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from itertools import count
 from typing import Any
 
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from oaiserve.engine.accounts.causes import RequestCauses
-from oaiserve.engine.accounts.host_time import HostTime
-from oaiserve.engine.accounts.machine_time import MachineTime
-from oaiserve.engine.accounts.step_account import EngineSnapshot, StepAccount
-from oaiserve.engine.accounts.step_causes import StepCauses
-from oaiserve.engine.accounts.step_cost_fit import Run, StepCostFit
-from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Chunk, Step, StepResult
+from oaiserve.engine.accounts.step_account import EngineSnapshot
 from oaiserve.record import EngineAccount, EventKind, Outcome, RequestRecord, WaitReason
 from oaiserve.telemetry import logs
 from oaiserve.telemetry.metrics import Metrics
@@ -46,7 +36,7 @@ from tools.load import StreamsLoad, StreamsResult
 from tools.paired import interval, measure_pairs
 from tools.server_process import exit_on_sigterm, free_port, running_oaiserve, running_process
 
-COMPARED = ["telemetry", "explain", "scrapes"]
+COMPARED = ["telemetry", "scrapes"]
 SCRAPES_PER_SECOND = 20  # as often as the Kubernetes endpoint picker polls
 
 
@@ -126,8 +116,6 @@ def servers(compared: str) -> Iterator[tuple[str, str]]:
         url = start()
         if compared == "scrapes":
             yield url, url
-        elif compared == "explain":
-            yield url, start("--no-explain")
         else:
             yield url, start(program=("tools.overhead", "serve-without"))
 
@@ -159,12 +147,6 @@ def print_parts() -> None:
         print("| thread | part | µs per request |\n|---|---|---|")
         for thread, part, call in rows:
             print(f"| {thread} | {part} | {microseconds(call):.1f} |", flush=True)
-        for number in (1, 8, 64):
-            took = (step_microseconds(number, explain=True) - step_microseconds(number, explain=False)) / number
-            print(f"| engine thread | causes of a step with {number} requests, for each | {took:.2f} |", flush=True)
-        print(
-            f"| a thread of its own | a fit of what steps cost, twice a second | {fit_microseconds():.0f} |", flush=True
-        )
         metrics.observe(record)
         for form in ("text/plain", "application/openmetrics-text"):
             took = scrape_microseconds(metrics, record, form)
@@ -176,41 +158,6 @@ def print_parts() -> None:
 
 def microseconds(call: Callable[[], object], number: int = 2000) -> float:
     return min(timeit.repeat(call, number=number, repeat=5)) / number * 1e6
-
-
-def step_microseconds(num_requests: int, *, explain: bool) -> float:
-    """Return the time that the account of a step takes of the engine thread's own, with handing fits over.
-
-    The steps are accounted for a thousand times as fast as they would run, and then fits would run beside them all the
-    time, and take Python's lock. So each fit is waited for, and that is not counted.
-    """
-    waited = 0.0
-
-    def fit_and_wait(fit: Callable[[], None]) -> None:
-        nonlocal waited
-        fitted = learner.submit(fit)
-        began = time.thread_time()
-        fitted.result()
-        waited += time.thread_time() - began
-
-    with ThreadPoolExecutor(1) as learner:
-        end = a_step_of(num_requests, explain=explain, fit=fit_and_wait)
-        took = timeit.repeat(end, number=2000, repeat=15, timer=lambda: time.thread_time() - waited)
-    return min(took) / 2000 * 1e6
-
-
-def fit_microseconds() -> float:
-    took: list[float] = []
-
-    def timed(fit: Callable[[], None]) -> None:
-        began = time.thread_time()
-        fit()
-        took.append(time.thread_time() - began)
-
-    end = a_step_of(1, explain=True, fit=timed)
-    for _ in range(1000):
-        end()
-    return statistics.median(took[-10:]) * 1e6
 
 
 def scrape_microseconds(metrics: Metrics, record: RequestRecord, accept: str, number: int = 200) -> float:
@@ -249,26 +196,6 @@ def a_record(num_tokens: int = 64) -> RequestRecord:
         params={"temperature": 0, "max_tokens": num_tokens},
         account=account,
     )
-
-
-def a_step_of(num_requests: int, *, explain: bool, fit: Run) -> Callable[[], None]:
-    """Return what accounts for another decode step of so many requests, 10 ms after the one before."""
-    causes = StepCauses(MachineTime(), StepCostFit(fit)) if explain else None
-    steps = StepAccount(HostTime(lambda: 0), causes)
-    sequences = [Sequence(str(i), 0, [1] * 64, SamplingParams(), max_len=128) for i in range(num_requests)]
-    for sequence in sequences if causes is not None else ():
-        sequence.causes = own = RequestCauses(has_several=False)
-        own.begin(causes.totals, 0, 0, behind_prompts=False)
-    step, result = Step([Chunk(sequence, 64, 1) for sequence in sequences]), StepResult([])
-    times = count(0, 10_000_000)
-
-    def end() -> None:
-        ended_ns = next(times)
-        steps.step_ended(step, result, ended_ns - 9_900_000, ended_ns)
-        if len(steps.steps) > 1000:
-            steps.steps.clear()
-
-    return end
 
 
 def serve_without_telemetry(arguments: list[str]) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
@@ -23,7 +22,7 @@ from typing import Any, Protocol
 from oaiserve.engine.accounts.host_time import HostTime, Ranges
 from oaiserve.engine.accounts.step_account import EngineSnapshot, StepAccount
 from oaiserve.engine.accounts.step_causes import Machine, StepCauses
-from oaiserve.engine.accounts.step_cost_fit import Run, StepCostFit
+from oaiserve.engine.accounts.step_cost_fit import FitThread, Run, StepCostFit
 from oaiserve.engine.adapters import AdapterTable
 from oaiserve.engine.drafting.drafts import Drafts
 from oaiserve.engine.grammars.masks import fill_masks
@@ -180,8 +179,8 @@ class EngineLoop:
         self._in_flight: _Launched | None = None
         self._host = HostTime(clock_ns, ranges)
         self._profiling = Profiling(profiler, self._host)
-        self._learner = ThreadPoolExecutor(1, "step-cost")  # begins its thread with the first fit
-        self.causes = None if machine is None else StepCauses(machine, StepCostFit(learn or self._learner.submit))
+        self._fits = FitThread()
+        self.causes = None if machine is None else StepCauses(machine, StepCostFit(learn or self._fits.run))
         self._account = StepAccount(self._host, self.causes)
         self._warned_ns: dict[str, int] = {}  # when each warning was logged last
         self._shortage = Shortage(scheduler.limits.max_step_tokens)
@@ -542,7 +541,7 @@ class EngineLoop:
                     self._refuse(command)
         self.requests.fail_all(self._reason())
         self._hand_over()
-        self._learner.shutdown(wait=False)
+        self._fits.stop()
 
     def _reason(self) -> APIError:
         if self.failure is not None:

@@ -45,6 +45,7 @@ class RequestCauses:
         "has_begun",
         "has_several",
         "is_plain",
+        "may_have_missed",
     )
 
     def __init__(self, *, has_several: bool) -> None:
@@ -54,9 +55,9 @@ class RequestCauses:
         self.has_begun = False
         self._since = NOTHING  # the totals when its phase began
         self._num_preempted = 0  # sequences
-        # Of one that may have missed steps, because it was preempted: its last step, and the totals after that.
-        self._number = -1
-        self._at: Parts | None = None
+        self.may_have_missed = False  # steps, because it was preempted. If so:
+        self._number = -1  # its last step
+        self._at = NOTHING  # the totals after that
         # Of the current phase:
         self.alone_ns = 0.0  # what its own tokens would have taken alone
         self._recomputed = 0  # of this, those that it computed again
@@ -81,12 +82,13 @@ class RequestCauses:
 
     def took_part(self, number: int, before: Parts, after: Parts) -> None:
         """Note a step of a request that is not plain, by its number and the totals before and after it."""
-        if self._at is None:
+        if not self.may_have_missed:
             return
         if number - self._number > 1:
             self._miss(self._at, before)
-        self._number, self._at = number, after if self._num_preempted else None
-        self.is_plain = self._at is None and not self.has_several
+        self._number, self._at = number, after
+        self.may_have_missed = self._num_preempted > 0
+        self.is_plain = not self.may_have_missed and not self.has_several
 
     def computed(self, alone_ns: int, of_prompts_ns: int, recomputed_ns: int) -> None:
         """Add what the tokens of a step were expected to take alone, what prompts among them beside the decodes of the
@@ -100,7 +102,8 @@ class RequestCauses:
         lost for it."""
         self._num_preempted += 1
         self.is_plain = False
-        if self._at is None:
+        if not self.may_have_missed:
+            self.may_have_missed = True
             self._number, self._at = number - 1, totals
 
     def resumed(self) -> None:
@@ -112,7 +115,7 @@ class RequestCauses:
 
         The causes add up to the time from the beginning of the phase to the end of the last step.
         """
-        if self._at is not None:
+        if self.may_have_missed:
             self._miss(self._at, totals)
             self._at = totals
         since, rest, missed = self._since, self._rest, self._missed

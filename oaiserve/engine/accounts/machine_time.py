@@ -2,7 +2,7 @@
 
 It is asked for when a step, or the time before it, was long. What held up the threads of native code, page faults that
 had to read a disk, and a cgroup's limit are only asked for when a step was much too slow. What the system does not tell
-counts as nothing. No file stays open: threads come and go.
+counts as nothing. Of the files, only that of the engine thread stays open: other threads come and go.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import resource
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,7 +42,7 @@ class MachineTime:
         self._throttling = throttling
         self._page_faults = page_faults
         self._clock_ns = clock_ns
-        self._own: Path | None = None  # the calling thread's; None: it has not called yet
+        self._own: int | None = None  # the open file of the calling thread; None: it has not called yet
         self.num_threads = 1  # that share a step's work: the calling one, and those of native code that worked lately
         self._delay_ns = 0
         self._others: dict[str, tuple[int, int]] = {}  # by thread: its time on a core, and its delay
@@ -52,13 +53,28 @@ class MachineTime:
     def delay_ns(self) -> int:
         """Return how long the calling thread was ready to run, and did not run, since the last call."""
         if self._own is None:
-            self._own = self._statistics(str(threading.get_native_id()))
-            self._delay_ns = _read(self._own)[1]
+            self._own = self._opened(str(threading.get_native_id()))
+            self._delay_ns = self._own_delay_ns(self._own)
         if self._clock_ns() - self._looked_ns > LOOK_NS:
             self._find_others()
             self._look()
-        before_ns, self._delay_ns = self._delay_ns, _read(self._own)[1]
+        before_ns, self._delay_ns = self._delay_ns, self._own_delay_ns(self._own)
         return self._delay_ns - before_ns
+
+    def _opened(self, thread: str) -> int:
+        """Open the statistics of a thread until this object is gone. Return the file, or -1 if there is none."""
+        try:
+            file = os.open(self._statistics(thread), os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return -1
+        weakref.finalize(self, os.close, file)
+        return file
+
+    def _own_delay_ns(self, file: int) -> int:
+        try:
+            return _numbers(os.pread(file, 100, 0))[1]
+        except (OSError, ValueError):
+            return self._delay_ns
 
     def more_ns(self, most_ns: int) -> int:
         """Return how much of `most_ns`, by which a step was too slow, the machine held up other threads.
@@ -103,9 +119,13 @@ def _read(path: Path) -> tuple[int, int]:
     """Return for how long a thread was on a core, and for how long it was ready to be. Nothing, if it has ended, or if
     Linux does not tell."""
     try:
-        ran_ns, delay_ns, *_ = _content(path).split()
+        return _numbers(_content(path))
     except (OSError, ValueError):
         return 0, 0
+
+
+def _numbers(content: bytes) -> tuple[int, int]:
+    ran_ns, delay_ns, *_ = content.split()
     return int(ran_ns), int(delay_ns)
 
 

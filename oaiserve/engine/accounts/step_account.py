@@ -223,13 +223,7 @@ class StepAccount:
         if self._causes is not None:
             masks_ns = self._host_before_ns[_MASKS] - before_ns[_MASKS]
             cost_error = self._causes.step_ended(
-                step,
-                load,
-                ended_ns=ended_ns,
-                model_ns=duration_ns,
-                gap_ns=idle_ns,
-                masks_ns=masks_ns,
-                has_clock=result.device_ns is not None,
+                step, load, ended_ns, duration_ns, idle_ns, masks_ns, result.device_ns is not None
             )
         self.steps.append(
             StepRecord(

@@ -44,9 +44,9 @@ class StepCauses:
         self.number = 0  # of steps so far
         self.ended_ns = 0  # when the last step ended
         self.had_prompts = False  # the last step
-        # The totals, as in Parts:
-        self._decodes_ns = self._prompts_ns = self._constraint_ns = 0
-        self._host_ns = self._machine_ns = self._unexplained_ns = 0
+        # Of all steps. What is left of their time is unexplained, and what is left until now was between them.
+        self._model_ns = self._decodes_ns = self._prompts_ns = self._constraint_ns = self._lost_ns = 0
+        self._late_ns = 0  # that they began because of the machine
         self._asked_ns = 0  # the machine, when
         self._cost: StepCost | None = None  # by which the last step was divided
         # What that says of a token drawn alone, of each that it attends to, and what is added if that one is cached.
@@ -54,14 +54,16 @@ class StepCauses:
 
     @property
     def totals(self) -> Parts:
-        """Return the parts of all steps so far."""
+        """Return the parts of all steps so far. They add up to the time at which the last one ended."""
+        decodes_ns, prompts_ns, constraint_ns = self._decodes_ns, self._prompts_ns, self._constraint_ns
+        model_ns, lost_ns, late_ns = self._model_ns, self._lost_ns, self._late_ns
         return Parts(
-            self._decodes_ns,
-            self._prompts_ns,
-            self._constraint_ns,
-            self._host_ns,
-            self._machine_ns,
-            self._unexplained_ns,
+            decodes_ns,
+            prompts_ns,
+            constraint_ns,
+            host=self.ended_ns - model_ns - late_ns,
+            machine=lost_ns + late_ns,
+            unexplained=model_ns - decodes_ns - prompts_ns - constraint_ns - lost_ns,
         )
 
     @property
@@ -70,7 +72,7 @@ class StepCauses:
         return self._fit.cost
 
     def step_ended(
-        self, step: Step, load: Load, *, ended_ns: int, model_ns: int, gap_ns: int, masks_ns: int, has_clock: bool
+        self, step: Step, load: Load, ended_ns: int, model_ns: int, gap_ns: int, masks_ns: int, has_clock: bool, /
     ) -> float | None:
         """Divide the time since the last step, and return the error of what was expected, as a share of the time.
 
@@ -78,19 +80,74 @@ class StepCauses:
         for `masks_ns`. With a clock of the device, `model_ns` is by that: the engine thread may have filled masks, or
         have waited for a core, meanwhile.
         """
-        whole_ns, self.ended_ns = ended_ns - self.ended_ns, ended_ns
-        took_ns = model_ns
+        whole_ns, took_ns = ended_ns - self.ended_ns, model_ns
         if model_ns > whole_ns:  # a device may have begun before the last results came
             model_ns = whole_ns
         cost = self._fit.cost
         if cost is not self._cost:
             self._use(cost)
         expected_ns = decodes_ns = 0
-        has_prompts = load.prompt_tokens > 0
         if cost is not None:
             expected_ns = decodes_ns = cost.expected_ns(load)
-            if has_prompts:
+            if load.prompt_tokens:
                 decodes_ns = min(expected_ns, cost.expected_ns(load.without_prompts()))
+        others: list[Chunk] | None = None
+        before: Parts | None = None  # the totals, if a request may have missed steps
+        token_ns, context_ns, cached_ns = self._plain_ns
+        for chunk in step.chunks:
+            sequence, start, num_tokens, _, _ = chunk
+            own = sequence.causes
+            if own is None:
+                continue
+            if num_tokens == 1 and own.is_plain and not sequence.needs_ids:
+                own.alone_ns += token_ns + context_ns * start + cached_ns * sequence.num_cached
+                continue
+            if own.may_have_missed and before is None:
+                before = self.totals
+            if others is None:
+                others = [chunk]
+            else:
+                others.append(chunk)
+        weight, lost_ns = 1.0, 0
+        # The usual step is not slow: only others are looked into.
+        if masks_ns or model_ns - expected_ns > ASK_NS or gap_ns > ASK_NS or ended_ns - self._asked_ns > ASK_EVERY_NS:
+            constraint_ns, lost_ns, late_ns, weight = self._held_up(
+                ended_ns, took_ns, model_ns, expected_ns, min(gap_ns, whole_ns - model_ns), masks_ns, has_clock
+            )
+            self._constraint_ns += constraint_ns
+            self._lost_ns += lost_ns
+            self._late_ns += late_ns
+            took_ns -= constraint_ns
+        self.ended_ns = ended_ns
+        self._model_ns += model_ns
+        self._decodes_ns += decodes_ns
+        self._prompts_ns += expected_ns - decodes_ns
+        if others is not None:
+            self._tell(others, step, load, before, expected_ns, decodes_ns)
+        self.had_prompts = load.prompt_tokens > 0
+        self.number += 1
+        if self.number <= WARM_UP:
+            return None
+        own_ns = took_ns - lost_ns
+        if cost is None or own_ns <= 0:
+            self._fit.observe(load, took_ns, weight)
+            return None
+        error = expected_ns / own_ns - 1
+        self._fit.observe(load, took_ns, weight, error)
+        return error if error >= 0 else -error
+
+    def _held_up(
+        self,
+        ended_ns: int,
+        took_ns: int,
+        model_ns: int,
+        expected_ns: int,
+        gap_ns: int,
+        masks_ns: int,
+        has_clock: bool,
+    ) -> tuple[int, int, int, float]:
+        """Return what masks took of a step, what the machine took of it and of the gap before it, and how much the
+        step says about its cost."""
         excess_ns = model_ns - expected_ns
         constraint_ns = lost_ns = late_ns = 0
         if masks_ns:
@@ -105,46 +162,12 @@ class StepCauses:
             self._asked_ns, delay_ns = ended_ns, self._machine.delay_ns()
             if is_long:
                 if not has_clock:
-                    lost_ns = self._lost_ns(max(0, excess_ns), delay_ns, expected_ns)
+                    lost_ns = self._stolen_ns(max(0, excess_ns), delay_ns, expected_ns)
                     # A step that lacked a core counts next to nothing beside others. It is learnt as it was: without
                     # the time that is thought to be lost, it would confirm whatever is expected.
                     weight = max(LEAST_WEIGHT, (1 - min(1.0, max(lost_ns, delay_ns) / max(1, took_ns))) ** 8)
-                late_ns = min(max(0, delay_ns - lost_ns), gap_ns, whole_ns - model_ns)
-        others: list[Chunk] | None = None
-        token_ns, context_ns, cached_ns = self._plain_ns
-        for chunk in step.chunks:
-            sequence, start, num_tokens, _, _ = chunk
-            own = sequence.causes
-            if own is None:
-                continue
-            if num_tokens == 1 and own.is_plain and not sequence.needs_ids:
-                own.alone_ns += token_ns + context_ns * start + cached_ns * sequence.num_cached
-            elif others is None:
-                others = [chunk]
-            else:
-                others.append(chunk)
-        before = NOTHING if others is None else self.totals
-        self._decodes_ns += decodes_ns
-        self._host_ns += whole_ns - model_ns - late_ns
-        self._unexplained_ns += model_ns - expected_ns - constraint_ns - lost_ns
-        if has_prompts:
-            self._prompts_ns += expected_ns - decodes_ns
-        if constraint_ns or lost_ns or late_ns:
-            self._constraint_ns += constraint_ns
-            self._machine_ns += lost_ns + late_ns
-        if others is not None:
-            self._tell(others, load, before, expected_ns, decodes_ns)
-        self.number += 1
-        self.had_prompts = has_prompts
-        if self.number <= WARM_UP:
-            return None
-        own_ns = took_ns - lost_ns
-        if cost is None or own_ns <= 0:
-            self._fit.observe(load, took_ns, weight)
-            return None
-        error = expected_ns / own_ns - 1
-        self._fit.observe(load, took_ns, weight, error)
-        return error if error >= 0 else -error
+                late_ns = min(max(0, delay_ns - lost_ns), gap_ns)
+        return constraint_ns, lost_ns, late_ns, weight
 
     def _use(self, cost: StepCost | None) -> None:
         """Use another cost from now on."""
@@ -153,7 +176,7 @@ class StepCauses:
             token_ns = float(cost.expected_ns(Load(decodes=1, draws=1)))
             self._plain_ns = token_ns, cost.decode_context_ns, cost.cached_context_ns - cost.decode_context_ns
 
-    def _lost_ns(self, excess_ns: int, delay_ns: int, expected_ns: int) -> int:
+    def _stolen_ns(self, excess_ns: int, delay_ns: int, expected_ns: int) -> int:
         """Return how much of the time by which a step took too long the machine held it up, this thread for
         `delay_ns`."""
         lost_ns = min(delay_ns // self._machine.num_threads, excess_ns)
@@ -162,20 +185,26 @@ class StepCauses:
             lost_ns += self._machine.more_ns(left_ns)
         return lost_ns
 
-    def _tell(self, chunks: list[Chunk], load: Load, before: Parts, expected_ns: int, decodes_ns: int) -> None:
+    def _tell(
+        self, chunks: list[Chunk], step: Step, load: Load, before: Parts | None, expected_ns: int, decodes_ns: int
+    ) -> None:
         """Tell the requests that have these chunks in a step, of more than a token or not only one, what it was for
-        them."""
-        after = self.totals
-        parts: dict[RequestCauses, list[Chunk]] = {}
+        them. `before` are the totals before the step, if one of them may have missed steps."""
+        parts: dict[RequestCauses, Load] = {}
+        again: list[RequestCauses] = []  # those that compute again what they had lost
         for chunk in chunks:
-            if (own := chunk.sequence.causes) is not None:
-                parts.setdefault(own, []).append(chunk)
-        for own, its in parts.items():
-            own.took_part(self.number, before, after)
+            own, part = chunk.sequence.causes, load if len(step.chunks) == 1 else chunk_load(chunk)
+            if own is None:
+                continue
+            parts[own] = part if own not in parts else sum_of((parts[own], part))
+            if chunk.sequence.num_preemptions and chunk.num_known > 1:
+                again.append(own)
+        after = NOTHING if before is None else self.totals
+        for own, part in parts.items():
+            if before is not None:
+                own.took_part(self.number, before, after)
             if self._cost is not None:
-                part = chunk_load(its[0]) if len(its) == 1 else sum_of(map(chunk_load, its))
-                is_again = any(chunk.sequence.num_preemptions and chunk.num_known > 1 for chunk in its)
-                own.computed(*_costs_ns(self._cost, part, load, expected_ns, decodes_ns, is_again=is_again))
+                own.computed(*_costs_ns(self._cost, part, load, expected_ns, decodes_ns, is_again=own in again))
 
 
 def _costs_ns(
