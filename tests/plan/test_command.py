@@ -46,7 +46,7 @@ def test_a_plan_has_the_rate_the_replicas_and_the_settings(
         (["--slo", "ttft:3ms", "--attainment", "2"], "--attainment is 2"),
         (["--slo", "ttft:3ms", "--rate", "0"], "--rate is 0"),
         (["--slo", "ttft:3ms", "--cost", "missing"], "--cost is 'missing', which cannot be read"),
-        ([], "--from is missing"),
+        ([], "--slo is missing; --help has what is needed."),
     ],
 )
 def test_what_is_wrong_is_said(
