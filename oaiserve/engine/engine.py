@@ -190,6 +190,7 @@ class Engine:
             clock_ns=clock_ns,
             stop_tokenizing=lambda request_id: self._tokenize.abort(request_id),
             adapters=self.adapters,
+            give_back_later=lambda: self._tokenize.give_back_later(),
             pools=pooling is not None,
             # What a draft follows must be known before the step is launched.
             overlap=options.overlap and runner.is_asynchronous and not has_drafts,

@@ -150,6 +150,7 @@ class EngineLoop:
         clock_ns: Callable[[], int],
         stop_tokenizing: Callable[[str], None],
         adapters: AdapterTable,
+        give_back_later: Callable[[], None] = lambda: None,
         pools: bool = False,
         overlap: bool = False,
         drafts: Drafts | None = None,
@@ -161,10 +162,12 @@ class EngineLoop:
         warm_up: Callable[[], None] = lambda: None,
     ) -> None:
         """Make the loop. With the `machine`, the time of requests in steps is divided into its causes. `learn` runs the
-        fits of what steps cost; by default, a thread of their own does."""
+        fits of what steps cost; by default, a thread of their own does. `give_back_later` is called when much memory
+        has been freed."""
         self._scheduler = scheduler
         self._runner = runner
         self._adapters = adapters
+        self._give_back_later = give_back_later
         self._vocab_size = vocab_size
         self._clock_ns = clock_ns
         self._overlap = overlap
@@ -446,6 +449,7 @@ class EngineLoop:
         for number in unused:
             self._dropping.remove(number)
             self._adapters.drop(number)
+            self._give_back_later()
 
     def _wait_for_command(self) -> Command:
         """Wait for a command, and return it. Raises Empty if a deadline passes before."""

@@ -27,6 +27,7 @@ from oaiserve.engine.request import (
     TokenPrompt,
 )
 from oaiserve.engine.text.tokenizer import Tokenizer
+from oaiserve.engine.tokenize import TokenizeStage
 from oaiserve.errors import AdapterUnloaded, InvalidRequest, NotFound
 from tests.engine.model.adapters_for_tests import merged, random_adapter
 from tests.engine.model.runners import eager_runner
@@ -118,7 +119,11 @@ def test_the_prefix_cache_is_not_shared_between_adapters(engine: Engine) -> None
     assert end.usage.cached_tokens == 0
 
 
-def test_an_adapter_is_freed_when_its_last_request_has_ended(engine: Engine, held: Held) -> None:
+def test_an_adapter_is_freed_when_its_last_request_has_ended(
+    engine: Engine, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_back = SimpleQueue[int]()
+    monkeypatch.setattr(TokenizeStage, "give_back_later", lambda _: given_back.put(held.dropped.qsize()))
     number = engine.load_adapter("one", Path("one")).number
     begun, events = threading.Event(), SimpleQueue[list[Event]]()
     counted: list[dict[str, tuple[int, int]]] = []
@@ -138,6 +143,7 @@ def test_an_adapter_is_freed_when_its_last_request_has_ended(engine: Engine, hel
     while not ended:
         ended = [event for event in events.get(timeout=60) if isinstance(event, TERMINAL)]
     assert isinstance(ended[0], Finished)
+    assert given_back.get(timeout=60) == 1  # its memory, to the system
     assert held.dropped.get(timeout=60) == number
 
 
