@@ -448,13 +448,15 @@ def _run(
 
 
 def _listen(options: ServerOptions, sock: socket.socket, banner: str) -> None:
-    """Listen, and print what to try. Raises StartupError if another process listens on the same port."""
+    """Listen, and print what to try, or log its first line. Raises StartupError if another process listens there."""
     try:
         sock.listen(BACKLOG)
     except OSError as error:  # it has bound the port, too
         raise _cannot_listen(options.host, options.port, error) from error
     if options.log_format == "console":
         print(banner, file=sys.stderr, flush=True)
+    else:
+        logger.info("%s", banner.strip().partition("\n")[0])
 
 
 # What each task is tried with: a path, and a body without its model.

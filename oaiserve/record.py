@@ -178,6 +178,7 @@ class RequestRecord:
     response_id: str | None = None  # the `id` of the answer
     conversation_id: str | None = None  # the `id` of the first answer of a talk that goes over several requests
     error_type: str | None = None  # the class name of the error the request ended with
+    error_param: str | None = None  # the parameter that was wrong, by its name in the API
     stream: bool = False
     prompt_tokens: int = 0
     cached_tokens: int = 0

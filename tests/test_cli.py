@@ -1,3 +1,4 @@
+import json
 import os
 import re
 import signal
@@ -395,6 +396,7 @@ import signal
 import sys
 from oaiserve import cli
 from oaiserve.connections import allowed_connections
+from oaiserve.telemetry import logs
 
 async def app(scope, receive, send):
     if scope["type"] == "lifespan":
@@ -405,6 +407,7 @@ async def app(scope, receive, send):
         await send({"type": "http.response.body", "body": b"ok"})
 
 def serve_app(config, sock):
+    logs.configure(config.server.log_level, config.server.log_format)
     cli.run_until_signal(app, config, sock, allowed_connections(config.server))
     return 0
 
@@ -413,12 +416,15 @@ sys.exit(cli.main(["serve", "demo", "--port", "0", *sys.argv[1:]], serve_app))
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_ends_the_server_with_exit_code_0(number: signal.Signals) -> None:
-    command = [sys.executable, "-c", SERVE_A_TINY_APP]
+@pytest.mark.parametrize(
+    ("number", "form"), [(signal.SIGTERM, "console"), (signal.SIGINT, "json"), (signal.SIGHUP, "console")]
+)
+def test_a_server_says_where_it_is_and_a_signal_ends_it_with_exit_code_0(number: signal.Signals, form: str) -> None:
+    command = [sys.executable, "-c", SERVE_A_TINY_APP, "--log-format", form]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        banner = next(line for line in process.stderr if line.startswith("oaiserve"))
+        lines = (json.loads(line)["message"] if form == "json" else line for line in process.stderr)
+        banner = next(line for line in lines if line.startswith("oaiserve"))
         url = banner.split(" at ")[1].strip()
         assert urllib.request.urlopen(url).read() == b"ok"
         process.send_signal(number)

@@ -203,6 +203,7 @@ class Accounting:
                 response_id=exchange.response_id,
                 conversation_id=exchange.conversation_id,
                 error_type=type(exchange.error).__name__ if exchange.error is not None else None,
+                error_param=exchange.error.param if exchange.error is not None else None,
                 stream=exchange.is_streaming,
                 prompt_tokens=usage.prompt_tokens,
                 cached_tokens=usage.cached_tokens,

@@ -83,6 +83,9 @@ def configure(
         uvicorn_logger = logging.getLogger(name)
         uvicorn_logger.handlers.clear()
         uvicorn_logger.propagate = True
+    # What uvicorn says of its start and its end, the server's own lines say.
+    least = logging.getLevelNamesMapping()[level.upper()]
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING if least == logging.INFO else least)
     # The line of `log_request` has more than uvicorn's access line, and is written when the answer has ended.
     logging.getLogger("uvicorn.access").disabled = True
     # This logger would repeat what a client wrote in a malformed tracestate header, which is ignored anyway.
@@ -111,6 +114,7 @@ def log_request(record: RequestRecord) -> None:
         "outcome": record.outcome.value,
         "status": record.http_status,
         "error_type": record.error_type,
+        "error_param": record.error_param,
         "stream": record.stream,
         "finish_reasons": record.finish_reasons,
         "prompt_tokens": record.prompt_tokens,
@@ -125,6 +129,7 @@ def log_request(record: RequestRecord) -> None:
     calls = {outcome.value: number for outcome, number in record.tool_calls.items()}
     fields |= {f"tool_calls_{outcome}": number for outcome, number in calls.items()}
     error = f" {record.error_type}" if record.error_type else ""
+    error += f" ({record.error_param})" if record.error_param else ""
     message = (
         f"{record.operation} {record.model} {record.outcome}{error} {record.http_status or '-'} {duration_ms} ms "
         f"({_named(phases_ms)}), tokens: {record.prompt_tokens} prompt, {record.cached_tokens} cached, "

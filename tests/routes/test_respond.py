@@ -201,6 +201,7 @@ def test_a_refused_request_was_received_but_never_submitted(served: Served) -> N
     served.complete(temperature=3)
     record = served.telemetry.next_record()
     assert (record.outcome, record.http_status, record.error_type) == (Outcome.REJECTED, 400, "InvalidRequest")
+    assert record.error_param == "temperature"
     assert [phase.name for phase in record.times.phases()] == ["receive"]
 
 

@@ -102,8 +102,9 @@ def test_uvicorns_messages_are_logged_once_and_in_the_same_format(stream: io.Str
     logging.getLogger("uvicorn").addHandler(logging.StreamHandler(stream))
     logging.getLogger("uvicorn").propagate = False
     logs.configure(form="json", stream=stream)
-    logging.getLogger("uvicorn.error").info("Started", extra={"color_message": "\x1b[36mStarted"})
-    assert json.loads(stream.getvalue())["message"] == "Started"
+    logging.getLogger("uvicorn.error").info("Started server process")
+    logging.getLogger("uvicorn.error").warning("Failed", extra={"color_message": "\x1b[36mFailed"})
+    assert json.loads(stream.getvalue())["message"] == "Failed"
     assert "color_message" not in stream.getvalue()
 
 
@@ -141,6 +142,9 @@ def test_the_console_line_of_a_request_reads_as_a_sentence(stream: io.StringIO, 
     logs.configure(stream=stream)
     logs.log_request(make_record(1, outcome=Outcome.REJECTED, http_status=429, error_type="Overloaded"))
     assert "chat demo rejected Overloaded 429 464.0 ms (receive 464.0), tokens: 4 prompt" in stream.getvalue()
+    wrong = {"http_status": 400, "error_type": "InvalidRequest", "error_param": "top_p"}
+    logs.log_request(make_record(1, outcome=Outcome.REJECTED, **wrong))
+    assert "chat demo rejected InvalidRequest (top_p) 400 464.0 ms" in stream.getvalue()
 
 
 @pytest.mark.parametrize(("outcome", "level"), [(Outcome.FINISHED, "INFO"), (Outcome.FAILED, "WARNING")])
