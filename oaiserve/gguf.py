@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from oaiserve.git_lfs import refuse_pointer
 from oaiserve.model_numbers import BadFile, check_numbers
 
 _STRING, _ARRAY = 8, 9
@@ -164,6 +165,7 @@ def _read_version(
 ) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
+            refuse_pointer(path)
             raise BadFile("it is no GGUF file")
         gguf = _Gguf(file, size)
         version = gguf.number("I")

@@ -48,8 +48,8 @@ def reported(failure: str) -> Iterator[None]:
 def tensors_named() -> Iterator[None]:
     """Raise ValueError with the name of a tensor that does not fit, if transformers finds one in the `with` block.
 
-    Its own error refers to a report of many lines that it has logged before. Such a report is logged for those who look
-    for it (--log-level debug).
+    Its own error refers to a report of many lines that it has logged before. Such a report, and one of tensors that are
+    missing, which the caller refuses, is logged for those who look for it (--log-level debug).
     """
     report = _ReportFilter()
     logger = logging.getLogger("transformers.modeling_utils")
@@ -72,9 +72,10 @@ class _ReportFilter(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         text = re.sub(r"\x1b\[[0-9;]*m", "", record.getMessage())
         self.tensors += re.findall(r"^(\S.*?) *\| *(?:CONVERSION|MISMATCH)\b", text, re.MULTILINE)
-        if self.tensors:
+        is_of_errors = bool(self.tensors) or re.search(r"\| *MISSING\b", text) is not None
+        if is_of_errors:
             log.debug("%s", text)
-        return not self.tensors
+        return not is_of_errors
 
 
 def within(seconds: float, make: Callable[[], T], failure: str) -> T:

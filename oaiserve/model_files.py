@@ -14,12 +14,15 @@ from typing import Any
 
 from oaiserve.errors import StartupError
 from oaiserve.gguf import check_gguf
+from oaiserve.git_lfs import refuse_pointer
 from oaiserve.model_numbers import BadFile, check_numbers
 from oaiserve.quantization import read_quantization
 from oaiserve.safetensors_header import read_header
 from oaiserve.source import ModelSource
 
 INDEX = "model.safetensors.index.json"
+_TOKENIZERS = ("tokenizer", "vocab", "tekken")  # how the names of their files begin, or
+_VOCABULARIES = (".model", ".tiktoken")  # end
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _MOST_CONFIG_BYTES = 2**24
 
@@ -46,6 +49,26 @@ def refuse_unless_sound(source: ModelSource) -> None:
         path = folder / "config.json"
         check_numbers(config, num_tensors, sum(weight.stat().st_size for weight in weights))
         _check_rope_types(config)
+    except (BadFile, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise StartupError(f"'{path}' cannot be used: {reason}.") from error
+
+
+def refuse_without_tokenizer(source: ModelSource) -> None:
+    """Raise StartupError if there is no file of a tokenizer in a local folder. A GGUF file has it in itself."""
+    folder = Path(source.location)
+    if not source.is_local or source.gguf_file is not None:
+        return
+    names = [path.name for path in folder.iterdir()]
+    if not any(name.startswith(_TOKENIZERS) or name.endswith(_VOCABULARIES) for name in names):
+        raise StartupError(
+            f"'{folder}' has no tokenizer: there is neither tokenizer.json nor another file of one. Copy these files "
+            "from where the model comes from."
+        )
+    path = folder / "tokenizer.json"
+    try:
+        if path.name in names:
+            refuse_pointer(path)
     except (BadFile, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise StartupError(f"'{path}' cannot be used: {reason}.") from error

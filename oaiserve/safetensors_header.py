@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
+from oaiserve.git_lfs import refuse_pointer
 from oaiserve.model_numbers import BadFile
 
 _MOST_HEADER_BYTES = 10**8  # safetensors refuses longer ones
@@ -34,6 +35,7 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or not 2 <= length <= min(size - 8, _MOST_HEADER_BYTES):
+            refuse_pointer(path)
             raise BadFile("it is cut, or no safetensors file")
         try:
             header = json.loads(file.read(length))

@@ -22,6 +22,13 @@ class ModelSource:
         """Return the folder or the file of a local model."""
         return Path(self.location) / (self.gguf_file or "")
 
+    @property
+    def shown(self) -> str:
+        """Return the model for an error. A folder's name that is misspelt looks like a hub id, so it says that, too."""
+        if self.is_local:
+            return f"'{self.path}'"
+        return f"'{self.location}', which is no folder here and so was looked for on the Hugging Face hub"
+
 
 def find_model(model: str | Path, flag: str = "MODEL") -> ModelSource:
     """Return the source of a model, or raise StartupError for a name that cannot be a model. Nothing is loaded.

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from oaiserve.errors import StartupError
 from oaiserve.gguf import digest, read_tensors
 from oaiserve.model_errors import reported, within
-from oaiserve.model_files import INDEX, refuse_unless_sound
+from oaiserve.model_files import INDEX, refuse_unless_sound, refuse_without_tokenizer
 from oaiserve.source import find_model
 
 CONFIG: dict[str, Any] = {
@@ -31,6 +31,9 @@ CONFIG: dict[str, Any] = {
     "sliding_window": None,
     "rms_norm_eps": 1e-6,
 }
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 269060552\n"
 
 
 def described(header: dict[str, Any]) -> bytes:
@@ -65,6 +68,13 @@ def refusal(path: Path) -> str:
     with pytest.raises(StartupError) as caught:
         refuse_unless_sound(find_model(path))
     return str(caught.value)
+
+
+def test_a_name_that_is_no_folder_is_shown_as_one_that_is_looked_for_on_the_hub(folder: Path) -> None:
+    assert find_model(folder).shown == f"'{folder}'"
+    assert find_model("models/mispelt").shown == (
+        "'models/mispelt', which is no folder here and so was looked for on the Hugging Face hub"
+    )
 
 
 def test_a_sound_model_passes_as_do_a_hub_id_and_a_mixture_with_pickles(folder: Path) -> None:
@@ -139,6 +149,7 @@ def test_a_config_that_is_no_json_object_is_refused(folder: Path, content: bytes
         (one_tensor(dtype="F33"), "its tensor 'a' has the unknown type 'F33'"),
         (one_tensor(dtype=["F32"]), "its tensor 'a' has the unknown type "),
         (described({"a": tensor(), "b": tensor()}), "its tensor 'b' overlaps another one"),
+        (POINTER, "it is only a pointer of Git LFS; 'git lfs pull' in its folder fetches the file itself."),
     ],
 )
 def test_weights_whose_header_is_wrong_are_refused(folder: Path, content: bytes, says: str) -> None:
@@ -188,6 +199,19 @@ def test_a_model_that_is_only_pickled_is_refused_and_not_opened(folder: Path, tm
     assert f"has weights only as pickle ({name}), a format that can run code" in sentence
     assert "save_pretrained" in sentence
     assert not (tmp_path / "harmed").exists()
+
+
+def test_a_folder_without_a_tokenizer_is_refused(folder: Path) -> None:
+    source = find_model(folder)
+    with pytest.raises(StartupError, match="has no tokenizer: there is neither tokenizer.json nor another file of one"):
+        refuse_without_tokenizer(source)
+    for name in ("tokenizer.model", "vocab.json", "tekken.json", "spiece.model", "qwen.tiktoken"):
+        (folder / name).touch()
+        refuse_without_tokenizer(source)
+        (folder / name).unlink()
+    (folder / "tokenizer.json").write_bytes(POINTER)
+    with pytest.raises(StartupError, match=r"tokenizer\.json' cannot be used: it is only a pointer of Git LFS"):
+        refuse_without_tokenizer(source)
 
 
 def test_a_folder_without_weights_is_refused(folder: Path) -> None:
@@ -243,6 +267,7 @@ def test_a_sound_gguf_file_passes(tmp_path: Path) -> None:
     ("content", "says"),
     [
         (b"", "it is no GGUF file"),
+        (POINTER, "it is only a pointer of Git LFS"),
         (b"GGUF", "it is cut, or lies about its counts"),
         (gguf(version=1), "its GGUF version is 1, but must be 2 or 3"),
         (gguf(values=2**60), "it is cut, or lies about its counts"),

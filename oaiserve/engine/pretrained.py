@@ -29,7 +29,7 @@ from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.profiling import Profiler
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
-from oaiserve.model_files import refuse_unless_sound
+from oaiserve.model_files import refuse_unless_sound, refuse_without_tokenizer
 from oaiserve.remembered import NoRecord, NotRemembered, Subject
 from oaiserve.source import ModelSource, find_model
 from oaiserve.start_times import StartTimes
@@ -91,6 +91,7 @@ def load_parts(
 def _load(model: str | Path, options: EngineOptions, times: StartTimes, meanwhile: Callable[[], object]) -> EngineParts:
     source = find_model(model)
     refuse_unless_sound(source)
+    refuse_without_tokenizer(source)
     template = options.chat_template.read_text(encoding="utf-8") if options.chat_template else None
     asked: Subject | None = None
     compiling: Thread | None = None

@@ -113,7 +113,7 @@ def _is_quantized(source: ModelSource, *, offline: bool) -> bool:
     """Return whether the files of a model have its weights in blocks, or packed so that they can be."""
     if source.gguf_file is not None:
         return True
-    with reported(f"No model could be loaded from '{source.location}'"):
+    with reported(f"No model could be loaded from {source.shown}"):
         config = _config(source, offline=offline)
         config = text_config(config) or config
         return is_mxfp4(config) or quantization_of(config, source.location) is not None

@@ -91,7 +91,7 @@ def load_model(
     distributed: dict[str, Any] = {}
     if member is not None:
         target = place(target, member)
-    with reported(f"No model could be loaded from '{model}'"):
+    with reported(f"No model could be loaded from {source.shown}"):
         config = read_config(source.path) if is_gguf else AutoConfig.from_pretrained(source.location, **arguments)
         if (text := text_config(config)) is not None:
             log.info("'%s' is multimodal (%s): its text model is served, without images", model, config.model_type)
@@ -156,7 +156,8 @@ def load_model(
     loaded, found = pair
     if missing := sorted(found["missing_keys"]):  # transformers fills them with random numbers
         raise StartupError(
-            f"'{model}' has no weights for {len(missing)} tensors that its config.json describes, such as {missing[0]}."
+            f"'{model}' has no weights for {len(missing)} of the tensors that its config.json describes, such as "
+            f"{missing[0]}."
         )
     sums = None if member is None else take_over(loaded, member)
     if quantization is not None:

@@ -155,11 +155,14 @@ def test_what_is_broken_or_absurd_is_one_sentence(folder: Path, spoil: Spoil) ->
     assert len(str(caught.value)) < 600
 
 
-def test_weights_that_are_missing_are_not_made_up(folder: Path) -> None:
+def test_weights_that_are_missing_are_not_made_up(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     layers = json.loads((folder / "config.json").read_text())["num_hidden_layers"]
     config(num_hidden_layers=layers + 1, layer_types=None)(folder)
-    with pytest.raises(StartupError, match=rf"has no weights for 9 tensors .* such as model\.layers\.{layers}\.input"):
+    with pytest.raises(
+        StartupError, match=rf"has no weights for 9 of the tensors .* such as model\.layers\.{layers}\.input"
+    ):
         load_model(folder)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]  # as transformers' report
 
 
 def test_mxfp4_weights_are_expanded_to_bfloat16(tmp_path: Path) -> None:

@@ -89,6 +89,15 @@ def test_a_cache_larger_than_the_free_memory_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("free")
+def test_blocks_that_are_larger_than_the_free_memory_are_refused() -> None:
+    with pytest.raises(StartupError, match=r"--kv-blocks is 70000, which take 17\.1 GiB, but only 16\.0 GiB are free"):
+        kv_blocks(LOADED, EngineOptions(kv_blocks=70_000), 2048)
+    one = r"One block of the KV cache, of --block-size 2000000, takes 30\.5 GiB, but only 16\.0 GiB are free on cpu\."
+    with pytest.raises(StartupError, match=one):
+        kv_blocks(LOADED, EngineOptions(block_size=2_000_000), 2048)
+
+
+@pytest.mark.usefixtures("free")
 def test_a_cache_smaller_than_one_block_is_refused() -> None:
     with pytest.raises(StartupError, match=r"one block of the KV cache takes 262144 bytes\."):
         kv_blocks(LOADED, EngineOptions(kv_cache_memory=Bytes("4KiB")), 2048)
@@ -111,7 +120,7 @@ def test_blocks_on_a_gpu(options: EngineOptions, max_model_len: int, blocks: int
     ("options", "asked"),
     [
         (EngineOptions(kv_cache_memory=Bytes("54GiB")), "--kv-cache-memory is 54GiB, but "),
-        (EngineOptions(kv_blocks=2**18), "--kv-blocks is 262144, which take 64GiB, but "),
+        (EngineOptions(kv_blocks=2**18), "--kv-blocks is 262144, which take 64.0 GiB, but "),
     ],
 )
 def test_a_cache_larger_than_what_a_gpu_has_left_is_refused_with_all_uses_of_its_memory(

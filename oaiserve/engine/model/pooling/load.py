@@ -24,7 +24,7 @@ from oaiserve.engine.model.pooling.linear import pack_linears
 from oaiserve.engine.model.rehearsal import difference, tolerance
 from oaiserve.engine.pooling import Pooling, Task
 from oaiserve.errors import StartupError
-from oaiserve.model_errors import reported
+from oaiserve.model_errors import reported, tensors_named
 from oaiserve.source import ModelSource, find_model
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ def find_model_task(model: str | Path, options: EngineOptions, *, offline: bool)
         return "generate"
     if source.gguf_file is not None:
         raise StartupError(f"--task {options.task} needs a folder or a hub id; '{model}' is a GGUF file.")
-    with reported(f"No model could be loaded from '{model}'"):
+    with reported(f"No model could be loaded from {source.shown}"):
         config = AutoConfig.from_pretrained(source.location, local_files_only=offline, trust_remote_code=False)
         return find_task(options.task, config, source, offline=offline)
 
@@ -90,12 +90,12 @@ def load_pooler(model: str | Path, task: Task, options: EngineOptions, *, offlin
     source, device = find_model(model), select_device(options.device)
     limit_compiled_shapes()
     arguments: dict[str, Any] = {"local_files_only": offline, "trust_remote_code": False}
-    with reported(f"No model could be loaded from '{model}'"):
+    with reported(f"No model could be loaded from {source.shown}"):
         config = AutoConfig.from_pretrained(source.location, **arguments)
         files = read_files(source, offline=offline) if task == "embed" else PoolingFiles()
     os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"  # as for models that generate
     kind: Any = AutoModel if task == "embed" else AutoModelForSequenceClassification
-    with reported(f"The weights of '{model}' could not be loaded"):
+    with reported(f"The weights of '{model}' could not be loaded"), tensors_named():
         loaded, found = kind.from_pretrained(
             source.location,
             dtype=select_dtype(options.dtype, config, device, is_gguf=False),
@@ -110,7 +110,8 @@ def load_pooler(model: str | Path, task: Task, options: EngineOptions, *, offlin
     missing = sorted(name for name in found["missing_keys"] if task == "score" or not name.startswith("pooler."))
     if missing:  # transformers fills them with random numbers
         raise StartupError(
-            f"'{model}' has no weights for {len(missing)} tensors that --task {task} needs, such as {missing[0]}."
+            f"'{model}' has no weights for {len(missing)} of the tensors that --task {task} needs, such as "
+            f"{missing[0]}."
         )
     move(loaded, device, str(model))
     with reported(f"'{model}' cannot be served for --task {task}"):
