@@ -86,11 +86,13 @@ MODEL_ROWS = {
     # running steps
     "eager": "adapted_modules adapters attention attention.hook attention.reference batch kv_cache spec",
     "gpu.kv_scales": "attention attention.reference batch eager rehearsal spec",
-    "gpu.graphs": "batch gpu.block_tables padded_head sampling.draw_rows sampling.logit_edits sampling.sampler "
-    "spec transfer",
-    "gpu.prompt_graphs": "attention.tiles batch gpu.block_tables gpu.graphs padded_head spec transfer",
+    "gpu.decode_forwards": "batch gpu.block_tables padded_head sampling.draw_rows spec",
+    "gpu.cuda_capture": "gpu.decode_forwards",
+    "gpu.graphs": "gpu.decode_forwards sampling.draw_rows sampling.logit_edits sampling.sampler transfer",
+    "gpu.prompt_graphs": "attention.tiles batch gpu.block_tables gpu.decode_forwards gpu.graphs padded_head spec "
+    "transfer",
     "runner": "adapters batch executor gpu.block_tables gpu.graphs gpu.prompt_graphs sampling.draw_rows "
-    "sampling.logit_edits sampling.sampler states",
+    "sampling.logit_edits sampling.sampler states transfer",
     "started": "profiler runner",
     # weights in blocks, or packed so that they can be
     "cpu": "",
@@ -184,13 +186,15 @@ MODEL_ROWS = {
     "cpu.start eager executor gpu.device_experts gpu.device_matrices gpu.fused_layers gpu.fused_projections "
     "gpu.triton_layers layer_operations parallel.sums rehearsal sampling.draw_rows sampling.logit_edits "
     "sampling.plain_sampling spec states",
-    "gpu.graph_capture": "batch executor gpu.block_tables gpu.fast_paths gpu.graphs gpu.prompt_graphs rehearsal "
-    "sampling.triton_sampling spec",
-    # a model that is split
     "parallel.messages": "",
+    "parallel.capture": "gpu.decode_forwards parallel.sums",
+    "gpu.graph_capture": "batch executor gpu.block_tables gpu.decode_forwards gpu.fast_paths gpu.graphs "
+    "gpu.prompt_graphs parallel.capture parallel.messages rehearsal sampling.triton_sampling spec",
+    # a model that is split
     "parallel.workers": "cpu.cores load parallel.group parallel.messages spec split",
     "parallel.room": "gpu.device_memory parallel.group parallel.messages spec",
-    "parallel.executor": "adapters batch executor parallel.messages parallel.room parallel.workers",
+    "parallel.executor": "adapters batch executor gpu.block_tables parallel.messages parallel.room parallel.workers",
+    "parallel.part": "executor gpu.block_tables parallel.executor parallel.messages parallel.room",
     # the model that guesses tokens
     "draft": "adapters batch cpu.build cpu.cores cpu.description cpu.native runner spec",
     # what starts a model that has been checked, without transformers
@@ -203,12 +207,13 @@ MODEL_ROWS = {
     "restart": "cpu.checked cpu.cores cpu.reserved draft memory profiler runner started states",
     # the one place that assembles all of these, and the worker process, which is a program
     "start": "adapted_modules attention attention.reference attention.select attention.varlen batch cpu.cores "
-    "cpu.start draft eager executor gpu.block_tables gpu.compiled gpu.device_experts gpu.device_matrices "
-    "gpu.device_memory gpu.fast_paths gpu.fused_layers gpu.graph_capture gpu.graphs gpu.kv_scales gpu.prompt_graphs "
-    "gpu.triton_experts gpu.triton_matrices gpu.triton_scaled memory parallel.executor parallel.group "
-    "parallel.one_shot parallel.room parallel.workers pooling.load pooling.runner profiler rehearsal runner "
-    "sampling.draw_rows sampling.logit_edits sampling.triton_sampling spec started states",
-    "worker": "cpu.cores load parallel.executor parallel.group parallel.messages split start",
+    "cpu.start draft eager executor gpu.block_tables gpu.compiled gpu.cuda_capture gpu.decode_forwards "
+    "gpu.device_experts gpu.device_matrices gpu.device_memory gpu.fast_paths gpu.fused_layers gpu.graph_capture "
+    "gpu.graphs gpu.kv_scales gpu.prompt_graphs gpu.triton_experts gpu.triton_matrices gpu.triton_scaled memory "
+    "parallel.capture parallel.executor parallel.group parallel.messages parallel.one_shot parallel.part parallel.room "
+    "parallel.workers pooling.load pooling.runner profiler rehearsal runner sampling.draw_rows sampling.logit_edits "
+    "sampling.triton_sampling spec started states",
+    "worker": "cpu.cores load parallel.group parallel.messages split start",
 }
 MODEL_FILES = {name: {f"{MODEL}.{imported}" for imported in row.split()} for name, row in MODEL_ROWS.items()}
 MAY_IMPORT: dict[str, set[str]] = {

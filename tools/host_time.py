@@ -22,7 +22,8 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.gpu.block_tables import BlockTables
-from oaiserve.engine.model.gpu.graphs import DecodeGraphs, Run
+from oaiserve.engine.model.gpu.decode_forwards import DecodeForwards, Run
+from oaiserve.engine.model.gpu.graphs import DecodeGraphs
 from oaiserve.engine.model.gpu.prompt_graphs import MOST_PROMPTS, PromptGraphs
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.sampling.draw_rows import SampledIds
@@ -136,16 +137,8 @@ def launch_us(lengths: list[int], prompt_lengths: list[int], num_steps: int) -> 
         run()
         return lambda: None
 
-    decodes = DecodeGraphs(
-        forward,
-        NoSampler(),
-        capture,
-        spec,
-        tables,
-        sizes=[len(lengths)],
-        max_model_len=spec.max_model_len,
-        block_size=BLOCK_SIZE,
-    )
+    forwards = DecodeForwards(forward, capture, spec, tables, sizes=[len(lengths)], max_model_len=spec.max_model_len)
+    decodes = DecodeGraphs(forwards, NoSampler(), capture, block_size=BLOCK_SIZE)
     prompts = PromptGraphs(forward, capture, spec, tables, sizes=[2048], block_size=BLOCK_SIZE)
     runner = ModelRunner(
         Nothing(),  # type: ignore[arg-type]

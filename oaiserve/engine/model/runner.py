@@ -5,6 +5,7 @@ Steps are computed one after the other, on one stream, so each step sees everyth
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as Sequenced
 from dataclasses import dataclass, field
@@ -22,9 +23,11 @@ from oaiserve.engine.model.sampling.draw_rows import SampleIds
 from oaiserve.engine.model.sampling.logit_edits import ApplyMasks
 from oaiserve.engine.model.sampling.sampler import Sampling, take
 from oaiserve.engine.model.states import PartOfStep, States
+from oaiserve.engine.model.transfer import ReadBack
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Masks, OutOfMemory, Step, StepResult
 
+POLL_SECONDS = 50e-6  # between two looks at a device that is waited for with others
 BAD_LOGITS = "The model produced no usable numbers (NaN or infinity) for this request."
 NO_MEMORY = "The device had no memory left to draw this request's next token."
 T = TypeVar("T")
@@ -56,7 +59,7 @@ class ModelRunner:
     `sample_ids` and `apply_masks` replace NumPy and plain torch, see `Sampling`. `graphs` and `prompt_graphs` are
     captured from the executor, and run what they can of a step. `tables` are where a GPU keeps the block tables of
     sequences, which `graphs` read, too. `states` are those of a model with layers that keep one. `check_results` is
-    called when the results of a step have arrived, and raises if they may be wrong.
+    called while results are waited for, and when they have arrived. It raises if they may be wrong, or never come.
     """
 
     def __init__(
@@ -236,6 +239,7 @@ class ModelRunner:
         results = [ChunkResult() for _ in launched.step.chunks]
         known_logprobs = []
         for rows, sampling in launched.samplings:
+            self._wait_for(sampling.read_back)
             sampled = sampling.wait()
             for row, token_id, is_finite, logprobs in zip(
                 rows, sampled.token_ids, sampled.are_finite, sampled.logprobs, strict=True
@@ -263,6 +267,15 @@ class ModelRunner:
             device_ns=_ns_between(launched.began, launched.ended),
             device_gap_ns=_ns_between(launched.ended_before, launched.began),
         )
+
+    def _wait_for(self, read_back: ReadBack) -> None:
+        """Wait for results of a model that is split. If a member ends, kernels of the others may wait for it forever;
+        the host does not."""
+        if self._check_results is None or read_back.arrived is None:
+            return
+        while not read_back.arrived.query():
+            self._check_results()
+            time.sleep(POLL_SECONDS)
 
     def _adapters_of(self, step: Step) -> list[Adapter | None]:
         """Return the adapter of each chunk, or an empty list if none has one."""

@@ -6,8 +6,9 @@ This is the one place that knows which parts go together on which device.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -61,6 +62,7 @@ from oaiserve.engine.model.gpu.kv_scales import with_measured_scales
 from oaiserve.engine.model.memory import MemoryUse, gib, kv_blocks, longest_request, num_states
 from oaiserve.engine.model.parallel import one_shot
 from oaiserve.engine.model.parallel.group import all_reduce_min
+from oaiserve.engine.model.parallel.messages import Capture, Replay, TableChanges, What
 from oaiserve.engine.model.parallel.room import Needs, Room
 from oaiserve.engine.model.pooling.load import LoadedPooler
 from oaiserve.engine.model.pooling.runner import PoolingRunner
@@ -75,9 +77,13 @@ from oaiserve.engine.model.states import States
 from oaiserve.errors import StartupError
 
 if TYPE_CHECKING:
+    from oaiserve.engine.model.gpu.cuda_capture import CudaCapture
+    from oaiserve.engine.model.gpu.decode_forwards import DecodeForwards, Run
     from oaiserve.engine.model.gpu.fused_layers import FusedLayers
+    from oaiserve.engine.model.gpu.graph_capture import Members
     from oaiserve.engine.model.gpu.graphs import DecodeGraphs
     from oaiserve.engine.model.gpu.prompt_graphs import PromptGraphs
+    from oaiserve.engine.model.parallel.part import Part
     from oaiserve.engine.model.parallel.workers import Workers
 
 log = logging.getLogger(__name__)
@@ -125,13 +131,14 @@ def start_runner(
     on_cpu = _is_on_cpu(loaded)
     _refuse_unless_possible(loaded, options, is_split=workers is not None)
     fuses = _fuses_layers(loaded, options)
+    options = _for_parts(loaded, options)
     if workers is not None:
         what = "fused layers" if fuses else "no compiled step"
-        log.info("The model is split into %d parts: %s, no CUDA graphs", options.tensor_parallel, what)
-        options = _without_code_for_the_device(options)
+        what += "" if options.cuda_graph and not on_cpu else ", no CUDA graphs"
+        log.info("The model is split into %d parts: %s", options.tensor_parallel, what)
     if loaded.state_shapes and not on_cpu:
         log.info("The model's layers are not compiled, and there are no CUDA graphs: some of them keep a state")
-        options = _without_code_for_the_device(options)
+        options = replace(options, compile=False, cuda_graph=False)
     if options.has_adapters and options.compile and not on_cpu:
         log.info("The model's layers are not compiled: steps may have adapters")
     if options.kv_cache_dtype == "fp8":
@@ -153,31 +160,43 @@ def start_runner(
     if layers is not None:
         fused = fuse_layers_checked(layers, eager, loaded, backend, **sizes)
         features[FUSED], executor = fused is not None, fused or eager
+    tables: BlockTables | None = None
+    part = executor
     if workers is not None:
         from oaiserve.engine.model.parallel.executor import ParallelExecutor
 
         workers.wait_until_ready()
-        executor = ParallelExecutor(executor, workers, _room(loaded, options, use))
+        tables = _tables(loaded, options, num_blocks, lambda *changes: workers.send(TableChanges(*changes)))
+        executor = ParallelExecutor(part, workers, _room(loaded, options, use), tables)
+    elif not on_cpu:
+        tables = _tables(loaded, options, num_blocks)
     if options.compile and not on_cpu and not options.has_adapters and not features.get(FUSED):
         from oaiserve.engine.model.gpu.compiled import compile_layers
 
         features[COMPILED] = compile_layers(executor, loaded, **sizes)
-    tables: BlockTables | None = None
-    if not on_cpu and workers is None:  # which get the tables of a step with it
-        most = max(options.max_running, LEAST_TABLES)
-        tables = BlockTables(most, -(-max_model_len // block_size), block_size, loaded.device)
     graphs: DecodeGraphs | None = None
     prompt_graphs: PromptGraphs | None = None
     if tables is not None and _has_graphs(options, backend, sample_ids):
-        from oaiserve.engine.model.gpu.graph_capture import CudaCapture, capture_decodes, capture_prompts
+        from oaiserve.engine.model.gpu.cuda_capture import CudaCapture
+        from oaiserve.engine.model.gpu.graph_capture import capture_decodes, capture_prompts
 
         capture = CudaCapture(loaded.device)  # all graphs share its memory
+        members = None if workers is None else _members(part, loaded, capture, workers)
         graphs = capture_decodes(
-            executor, loaded, tables, capture, max_running=options.max_running, max_model_len=max_model_len, **sizes
+            executor,
+            loaded,
+            tables,
+            capture,
+            max_running=options.max_running,
+            max_model_len=max_model_len,
+            members=members,
+            **sizes,
         )
-        step_tokens = options.step_tokens(GPU_STEP_TOKENS)
         if options.attention != "varlen":  # which looks at the lengths of prompts on the host
-            prompt_graphs = capture_prompts(executor, loaded, tables, capture, max_step_tokens=step_tokens, **sizes)
+            step_tokens = options.step_tokens(GPU_STEP_TOKENS)
+            prompt_graphs = capture_prompts(
+                executor, loaded, tables, capture, max_step_tokens=step_tokens, members=members, **sizes
+            )
     features |= {DECODE_GRAPHS: graphs is not None, PROMPT_GRAPHS: prompt_graphs is not None}
     runner = ModelRunner(
         executor,
@@ -318,16 +337,72 @@ def start_pooling(pooler: LoadedPooler, options: EngineOptions) -> StartedPoolin
     return StartedPooling(runner, CPU_STEP_TOKENS if on_cpu else GPU_STEP_TOKENS, TorchProfiler(pooler.device))
 
 
-def start_member(loaded: LoadedModel, options: EngineOptions) -> tuple[Executor, Room]:
-    """Make the executor of a worker, which holds a part of a model that is split, and what knows its room."""
+def start_member(loaded: LoadedModel, options: EngineOptions) -> Part:
+    """Get a worker's part of a model that is split ready for the server's messages."""
+    from oaiserve.engine.model.parallel.part import Part
+
     fuses = _fuses_layers(loaded, options)
-    options = _without_code_for_the_device(options)
+    options = _for_parts(loaded, options)
     backend, (sample_ids, _), layers, _ = _ways(loaded, options, fuses=fuses)
     num_blocks, _, use = _sizes(loaded, options, backend, sample_ids)
     sizes = {"num_blocks": num_blocks, "block_size": options.block_size}
     eager = EagerExecutor.with_cache(loaded, backend=backend, **sizes)
     fused = None if layers is None else fuse_layers_checked(layers, eager, loaded, backend, **sizes)
-    return fused or eager, _room(loaded, options, use)
+    executor, tables = fused or eager, _tables(loaded, options, num_blocks)
+
+    @cache
+    def recorder() -> CudaCapture:
+        from oaiserve.engine.model.gpu.cuda_capture import CudaCapture
+
+        return CudaCapture(loaded.device)
+
+    def capture(asked: Capture) -> DecodeForwards | PromptGraphs | None:
+        from oaiserve.engine.model.gpu.graph_capture import capture_part
+        from oaiserve.engine.model.parallel.capture import MembersCapture
+
+        assert loaded.sums is not None
+        at_all = MembersCapture(recorder(), loaded.sums)
+        max_model_len = longest_request(loaded, num_blocks * options.block_size)
+        lengths = {"max_model_len": max_model_len, "block_size": options.block_size}
+        return capture_part(asked, executor, loaded, tables, at_all, loaded.sums.share, **lengths)
+
+    return Part(executor, _room(loaded, options, use), tables, capture)
+
+
+def _members(part: Executor, loaded: LoadedModel, capture: CudaCapture, workers: Workers) -> Members:
+    """Return what the server does for graphs of a model that is split."""
+    from oaiserve.engine.model.gpu.graph_capture import Members
+    from oaiserve.engine.model.parallel.capture import MembersCapture
+
+    def replay(what: What, size: int, run: Run) -> None:
+        with workers.explained():
+            workers.send(Replay(what, size))
+            run()
+
+    assert loaded.sums is not None
+    workers.before_leaving(capture.release)
+    at_all = MembersCapture(capture, loaded.sums)
+    return Members(
+        part,
+        at_all,
+        at_all.make,
+        loaded.sums.share,
+        lambda what, sizes: workers.send(Capture(what, sizes)),
+        replay,
+    )
+
+
+def _tables(
+    loaded: LoadedModel,
+    options: EngineOptions,
+    num_blocks: int,
+    tell: Callable[[list[int], list[int]], object] | None = None,
+) -> BlockTables:
+    """Return the block tables of a device. Those of all members of a model that is split are alike."""
+    block_size = options.block_size
+    max_model_len = longest_request(loaded, num_blocks * block_size)
+    most = max(options.max_running, LEAST_TABLES)
+    return BlockTables(most, -(-max_model_len // block_size), block_size, loaded.device, tell)
 
 
 class _Ways(NamedTuple):
@@ -407,10 +482,12 @@ def _needing_native(options: EngineOptions) -> str | None:
     return None if options.draft_model is None else "--draft-model"
 
 
-def _without_code_for_the_device(options: EngineOptions) -> EngineOptions:
-    """Return the options with everything off that a model does not support if it is split, or if its layers keep a
-    state."""
-    return replace(options, compile=False, cuda_graph=False)
+def _for_parts(loaded: LoadedModel, options: EngineOptions) -> EngineOptions:
+    """Return the options without what a model that is split does not have: compiled layers, and CUDA graphs with sums
+    that are not ours, which no member can try alone."""
+    if options.tensor_parallel == 1:
+        return options
+    return replace(options, compile=False, cuda_graph=options.cuda_graph and loaded.sums is not None)
 
 
 def _sizes(

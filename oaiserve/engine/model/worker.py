@@ -24,19 +24,8 @@ import transformers
 
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.load import load_model
-from oaiserve.engine.model.parallel.executor import received
 from oaiserve.engine.model.parallel.group import environment, join
-from oaiserve.engine.model.parallel.messages import (
-    Arrived,
-    BatchShape,
-    Copies,
-    Logged,
-    Ready,
-    Report,
-    Task,
-    Work,
-    WorkerFailed,
-)
+from oaiserve.engine.model.parallel.messages import Arrived, Logged, Ready, Report, Task, Work, WorkerFailed
 from oaiserve.engine.model.split import Member
 from oaiserve.engine.model.start import start_member
 from oaiserve.errors import StartupError
@@ -90,17 +79,10 @@ def _work(task: Task, inbox: SimpleQueue[Work], send: Send) -> None:
             offline=task.offline,
             member=Member(task.rank, size, meet),
         )
-        executor, room = start_member(loaded, options)
+        part = start_member(loaded, options)
     send(Ready())
     while True:
-        work = inbox.get()
-        if not room.agreed(work):
-            continue
-        match work:
-            case Copies():
-                executor.copy_blocks(work.blocks)
-            case BatchShape():
-                executor.forward(received(work, loaded.device))
+        part.do(inbox.get())
 
 
 def _read(connection: Connection[Any, Any], inbox: SimpleQueue[Work], folder: Path) -> None:

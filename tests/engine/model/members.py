@@ -100,7 +100,7 @@ def computed(rank: int, store: Path, folder: Path, *, by_kernels: bool = False, 
             patch.setattr(fast_paths, "_operations", lambda: layer_operations)
             patch.setattr(start, "_multiply", lambda: multiply)
         options = EngineOptions(block_size=BLOCK_SIZE, tensor_parallel=NUM_MEMBERS)
-        executor, _ = start.start_member(loaded, options)
+        executor = start.start_member(loaded, options)._executor
         one_shot_sums.num_summed = 0
         found = logits(executor, loaded.vocab_size)
         group.leave(broken=False)

@@ -6,6 +6,7 @@ The processes use gloo on the CPU.
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import re
 import shutil
@@ -26,12 +27,13 @@ from transformers import PreTrainedConfig
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model import split
+from oaiserve.engine.model import sampling, split
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.gpu.block_tables import BlockTables
 from oaiserve.engine.model.parallel import group, workers
 from oaiserve.engine.model.parallel.executor import ParallelExecutor
-from oaiserve.engine.model.parallel.messages import BatchShape, Copies, Task, Work
+from oaiserve.engine.model.parallel.messages import BatchShape, Copies, Replay, Task, Work
 from oaiserve.engine.model.parallel.room import ALWAYS_BYTES, Needs, Room
 from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.runner import ModelRunner
@@ -50,6 +52,8 @@ from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, OutOfMemory, Step
 from oaiserve.errors import InternalError, StartupError, Unavailable
 from tests.engine.doubles import Inbox
+from tests.engine.model.gpu.test_graphs import Plain
+from tests.engine.model.graph_worker import FAILS, Again, with_doubles
 from tools.random_models import FAMILIES, byte_tokenizer, random_model
 
 ROOT = Path(__file__).parents[3]
@@ -119,6 +123,20 @@ def wait_until(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def capture_as_on_a_gpu(patch: pytest.MonkeyPatch) -> None:
+    """Let both processes have doubles for CUDA graphs."""
+    with_doubles(patch)
+    patch.setattr(sampling, "triton_sampling", Plain(), raising=False)
+    patch.setattr(workers, "WORKER", "tests.engine.model.graph_worker")
+
+
+def graphs_of(engine: Engine) -> tuple[bool, bool]:
+    """Return whether decodes and prompts are replayed."""
+    runner = engine._loop._runner
+    assert isinstance(runner, ModelRunner)
+    return runner.has_graphs, runner._prompt_graphs is not None
 
 
 class Run(NamedTuple):
@@ -193,6 +211,7 @@ class Compared(NamedTuple):
 
     overlap: bool
     is_scarce: bool  # the other process has no room for some steps
+    has_graphs: bool
     expected: Run
     found: Run
     again: Run  # with what the first run has left in the prefix cache
@@ -206,12 +225,17 @@ class Compared(NamedTuple):
 # One family for each way of splitting: a plain one, softcaps, norms of queries and keys. The last two have windows.
 @pytest.fixture(
     scope="module",
-    params=[("llama", False, False), ("gemma2", True, False), ("gemma3", True, True)],
-    ids=lambda case: f"{case[0]}, {'overlap' if case[1] else 'in turn'}{', scarce' if case[2] else ''}",
+    params=[
+        ("llama", False, False, False),
+        ("gemma2", True, False, False),
+        ("gemma3", True, True, False),
+        ("llama", True, False, True),
+    ],
+    ids=["llama, in turn", "gemma2, overlap", "gemma3, overlap, scarce", "llama, overlap, graphs"],
 )
 def compared(request: pytest.FixtureRequest, saved: Callable[[str], Path]) -> Compared:
     """Ask an engine with one process, and then one with two. With `overlap`, steps are launched as on a GPU."""
-    family, overlap, is_scarce = request.param
+    family, overlap, is_scarce, has_graphs = request.param
     with started(saved(family), 1, **SMALL_STEPS) as engine:
         expected = answer_all(engine)
         constrained = [(answer_under_grammars(engine), answer_alone(engine))]
@@ -235,18 +259,21 @@ def compared(request: pytest.FixtureRequest, saved: Callable[[str], Path]) -> Co
             patch.setattr(ModelRunner, "is_asynchronous", always, raising=False)
         if is_scarce:
             patch.setattr(workers, "WORKER", "tests.engine.model.scarce_worker")
+        if has_graphs:
+            capture_as_on_a_gpu(patch)
         # Drafts are for steps that do not overlap.
         with started(saved(family), 2, **SMALL_STEPS, drafts="off" if overlap else "auto") as engine:
             found, again = answer_all(engine), answer_all(engine, prompt_logprobs=None)
             of_runs = sent.copy(), num_unknown
             constrained.append((answer_under_grammars(engine), answer_alone(engine)))
             ended = engine.snapshot()
+        assert Again.released_in_group == [True] * has_graphs  # NCCL's group cannot be left before
     counts = ended.num_masked_draws, ended.num_out_of_memory
-    return Compared(overlap, is_scarce, expected, found, again, *of_runs, constrained, *counts)
+    return Compared(overlap, is_scarce, has_graphs, expected, found, again, *of_runs, constrained, *counts)
 
 
 def test_answers_are_those_of_one_process(compared: Compared) -> None:
-    overlap, is_scarce, expected, found, again, sent, num_unknown, *_ = compared
+    overlap, is_scarce, has_graphs, expected, found, again, sent, num_unknown, *_ = compared
     assert len({tuple(token_ids) for token_ids in expected.token_ids.values()}) == len(PROMPTS)
     for run in (found, again):
         assert run.token_ids == expected.token_ids
@@ -256,6 +283,13 @@ def test_answers_are_those_of_one_process(compared: Compared) -> None:
         assert found.prompt_logprobs[request_id] == pytest.approx(logprobs, abs=1e-3)
     # The run had the situations that this test is about.
     assert any(isinstance(work, Copies) for work in sent), "no block was copied"
+    replayed = {work for work in sent if isinstance(work, Replay)}
+    if has_graphs:
+        assert replayed == {Replay("decodes", size) for size in (1, 2, 4, 8)} | {Replay("prompts", 12)}
+        num_eager = sum(isinstance(work, BatchShape) for work in sent)  # with log-probabilities of prompts
+        assert num_eager < sum(isinstance(work, Replay) for work in sent)
+    else:
+        assert not replayed
     assert any(1 < length < 12 for work in sent if isinstance(work, BatchShape) for length in work.query_lens)
     assert again.num_preemptions > 0
     assert again.num_cached > 0
@@ -274,10 +308,18 @@ def test_answers_under_grammars_are_those_of_one_process(compared: Compared) -> 
     assert re.fullmatch("[A-Z]{2,5}-[0-9]{4}-hello[a-z]*", text) or len(found["0 1"]) == 16
 
 
+@pytest.mark.parametrize("has_graphs", [False, True], ids=["in a step", "in a replay"])
 def test_a_killed_worker_stops_the_engine_and_fails_its_requests(
-    saved: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+    saved: Callable[[str], Path],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    has_graphs: bool,
 ) -> None:
-    with started(saved("llama"), 2) as engine:
+    if has_graphs:
+        capture_as_on_a_gpu(monkeypatch)
+    with started(saved("llama"), 2, **SMALL_STEPS) as engine:
+        assert graphs_of(engine) == (has_graphs, has_graphs)
         (pid,) = worker_pids(engine)
         inbox, long = Inbox(), SamplingParams(max_tokens=100, temperature=0.0, ignore_eos=True)
         os.kill(pid, signal.SIGSTOP)
@@ -292,6 +334,27 @@ def test_a_killed_worker_stops_the_engine_and_fails_its_requests(
         with pytest.raises(Unavailable):
             engine.submit(Request("late", (TokenPrompt([5]),)), Inbox())
     assert "The engine has stopped" in caplog.text
+
+
+def test_a_capture_that_fails_at_a_worker_is_off_at_all_with_one_warning(
+    saved: Callable[[str], Path], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    greedy = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)
+    with started(saved("llama"), 1, **SMALL_STEPS) as engine:
+        expected = [answer.token_ids for answer in engine.generate(PROMPTS, greedy)]
+    capture_as_on_a_gpu(monkeypatch)
+    monkeypatch.setenv(FAILS, "yes")
+    caplog.set_level(logging.INFO)
+    with started(saved("llama"), 2, **SMALL_STEPS) as engine:
+        assert graphs_of(engine) == (False, True)
+        assert [answer.token_ids for answer in engine.generate(PROMPTS, greedy)] == expected
+    lines = [(record.levelname, record.message) for record in caplog.records if "of decodes: off" in record.message]
+    assert len(lines) == 2
+    (worker_level, of_worker), (own_level, own) = sorted(lines, key=lambda line: line[0], reverse=True)
+    assert (worker_level, own_level) == ("WARNING", "INFO")
+    assert of_worker.startswith("Worker 1: ")
+    assert of_worker.endswith("RuntimeError: a graph too many")
+    assert own.endswith("another part of the model has a problem with it")
 
 
 def test_an_error_in_a_worker_stops_an_idle_engine_and_is_logged(
@@ -410,8 +473,9 @@ def no_workers(monkeypatch: pytest.MonkeyPatch) -> workers.Workers:
 def parallel_runner(no_workers: workers.Workers, room: Room | None = None) -> ModelRunner:
     loaded = prepare(random_model(config_of("llama")))
     own = EagerExecutor.with_cache(loaded, num_blocks=4, block_size=4)
-    executor = ParallelExecutor(own, no_workers, room or Room())
-    return ModelRunner(executor, loaded.device, 4, check_results=no_workers.check)
+    tables = BlockTables(2, 4, 4, loaded.device)
+    executor = ParallelExecutor(own, no_workers, room or Room(), tables)
+    return ModelRunner(executor, loaded.device, 4, tables=tables, check_results=no_workers.check)
 
 
 def one_step() -> Step:
@@ -428,6 +492,24 @@ def test_results_are_not_used_after_a_worker_has_ended(no_workers: workers.Worke
         runner.collect(launched)
     with pytest.raises(RuntimeError, match="gone"):
         runner.launch(one_step())
+
+
+def test_a_device_that_waits_for_a_worker_that_has_ended_is_not_waited_for(no_workers: workers.Workers) -> None:
+    runner = parallel_runner(no_workers)
+    launched = runner.launch(one_step())
+
+    class NeverArrives:
+        num_asked = 0
+
+        def query(self) -> bool:
+            self.num_asked += 1
+            if self.num_asked == 3:
+                no_workers.failure = RuntimeError("gone")
+            return False
+
+    launched.samplings[0][1].read_back.arrived = NeverArrives()  # type: ignore[assignment]
+    with pytest.raises(RuntimeError, match="gone"):
+        runner.collect(launched)
 
 
 class Memory:

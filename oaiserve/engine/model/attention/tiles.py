@@ -62,6 +62,10 @@ class StaticTiles:
             self._tiles[num_tokens] = torch.zeros(number, 4, dtype=torch.int32, device=self._device)
         return self._tiles[num_tokens]
 
+    def known(self) -> list[torch.Tensor]:
+        """Return all tiles that have been asked for, in that order."""
+        return list(self._tiles.values())
+
     def update(self, query_lens: list[int], context_lens: list[int]) -> None:
         """Write the tiles of prompts, without waiting for the device."""
         for num_tokens, tiles in self._tiles.items():

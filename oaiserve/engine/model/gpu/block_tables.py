@@ -6,7 +6,7 @@ steps the host says nothing, however long the sequences are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -30,13 +30,22 @@ class BlockTables:
     """Tables of up to `most` sequences, of up to `width` blocks of `block_size` tokens each.
 
     Work that the device has been given reads what was there when it was given: all copies are in the order of the
-    stream.
+    stream. `tell` is called with what `write` is, before it: the other members of a model that is split have the same
+    tables.
     """
 
-    def __init__(self, most: int, width: int, block_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        most: int,
+        width: int,
+        block_size: int,
+        device: torch.device,
+        tell: Callable[[list[int], list[int]], object] | None = None,
+    ) -> None:
         self.on_device = torch.zeros(most, width, dtype=torch.int64, device=device)
         self._width = width
         self._block_size = block_size
+        self._tell = tell
         self._rows: dict[Sequence, _Row] = {}
         self._free = list(range(most))
 
@@ -45,12 +54,18 @@ class BlockTables:
         try:
             rows, places, blocks = self._new(step)
             if places:
-                on_both = on_device([places, blocks], self.on_device.device)
-                self.on_device.view(-1).index_copy_(0, on_both[0], on_both[1])
+                if self._tell is not None:
+                    self._tell(places, blocks)
+                self.write(places, blocks)
         except BaseException:
             self.forget()  # nobody knows what the device has
             raise
         return rows
+
+    def write(self, places: list[int], blocks: list[int]) -> None:
+        """Write blocks to places in the flat tables of the device, without waiting."""
+        on_both = on_device([places, blocks], self.on_device.device)
+        self.on_device.view(-1).index_copy_(0, on_both[0], on_both[1])
 
     def forget(self) -> None:
         """Forget what the device has, so that the next step brings all of it."""

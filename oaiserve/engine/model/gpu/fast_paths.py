@@ -38,7 +38,7 @@ from oaiserve.engine.model.gpu.device_matrices import (
 from oaiserve.engine.model.gpu.fused_layers import FusedExecutor, FusedLayers
 from oaiserve.engine.model.gpu.fused_projections import fuse_projections, separate_projections
 from oaiserve.engine.model.layer_operations import LayerOperations
-from oaiserve.engine.model.parallel.sums import OneShot, Sums
+from oaiserve.engine.model.parallel.sums import ElsewhereError, OneShot, Sums
 from oaiserve.engine.model.rehearsal import difference, prompt, prompts_and_decodes, tolerance
 from oaiserve.engine.model.sampling import plain_sampling
 from oaiserve.engine.model.sampling.draw_rows import GREEDY, DrawRow, SampleIds
@@ -135,10 +135,13 @@ def is_usable(name: str, instead: str, problem: Callable[[], str | None], sums: 
             found = problem()
     except StartupError:  # what was asked for is not possible: this is for the user
         raise
+    except ElsewhereError as error:  # where the problem is, there is a warning
+        log.info("%s: off, and %s: %s", name, instead, error)
+        return False
     except Exception as error:  # a compiler or a driver can raise anything, and the server runs without it
         found = reason(error)
     if sums is not None and not sums.all_agree(found is None) and found is None:
-        log.info("%s: off, and %s: another part of the model has a problem with it", name, instead)
+        log.info("%s: off, and %s: %s", name, instead, ElsewhereError())
         return False
     if found is None:
         return True

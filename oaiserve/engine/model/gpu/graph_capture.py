@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Callable
-from typing import TypeVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 
-from oaiserve.engine.model.batch import build_batch
+from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.gpu.block_tables import BlockTables
+from oaiserve.engine.model.gpu.decode_forwards import Capture, DecodeForwards, Run, Share
 from oaiserve.engine.model.gpu.fast_paths import is_usable, reason
-from oaiserve.engine.model.gpu.graphs import Capture, DecodeGraphs, Run
+from oaiserve.engine.model.gpu.graphs import DecodeGraphs
 from oaiserve.engine.model.gpu.prompt_graphs import PromptGraphs
+from oaiserve.engine.model.parallel.capture import MembersCapture
+from oaiserve.engine.model.parallel.messages import Capture as Asked
+from oaiserve.engine.model.parallel.messages import What
 from oaiserve.engine.model.rehearsal import difference, prompts_and_decodes, tolerance
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.step import Step
+from oaiserve.errors import StartupError
 from oaiserve.times import monotonic_ns
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T", DecodeGraphs, PromptGraphs)
+T = TypeVar("T")
+Problem = Callable[[T], str | None]
 
 # These estimate the memory that graphs take. All graphs share one pool, whose size follows from the largest graph.
 LAYER_BYTES = 64 << 10  # what the driver keeps for the launches of one layer, in each forward
@@ -69,6 +76,19 @@ def graph_memory_bytes(
     return max_running * row_bytes + launch_bytes + prompt_bytes + POOL_BYTES
 
 
+@dataclass(frozen=True, slots=True)
+class Members:
+    """What the server does so that all members of a model that is split have graphs. A whole model is one member."""
+
+    part: Executor  # the server's
+    capture: Capture  # captures at all members at the same time
+    make: Callable[[Callable[[], Any]], Any]  # calls what captures several forwards
+    share: Share | None = None
+    begin: Callable[[What, list[int]], object] = lambda what, sizes: None  # lets the others capture, too
+    # Replays the server's part for a size, and lets the others replay theirs.
+    replay: Callable[[What, int, Run], object] = lambda what, size, replay: replay()
+
+
 def capture_decodes(
     executor: Executor,
     loaded: LoadedModel,
@@ -79,6 +99,7 @@ def capture_decodes(
     max_model_len: int,
     num_blocks: int,
     block_size: int,
+    members: Members | None = None,
 ) -> DecodeGraphs | None:
     """Capture the decode steps of the executor, and write into the first blocks of its cache.
 
@@ -86,24 +107,29 @@ def capture_decodes(
     """
     from oaiserve.engine.model.sampling import triton_sampling
 
-    sizes = ladder(max_running)
+    sizes, of_all = ladder(max_running), members or _alone(executor, capture)
 
-    def make() -> DecodeGraphs:
-        return DecodeGraphs(
-            executor.forward,
-            triton_sampling,
-            capture,
+    def forwards() -> DecodeForwards:
+        return DecodeForwards(
+            of_all.part.forward,
+            of_all.capture,
             loaded,
             tables,
             sizes=sizes,
             max_model_len=max_model_len,
-            block_size=block_size,
+            share=of_all.share,
         )
+
+    def make() -> DecodeGraphs:
+        of_all.begin("decodes", sizes)
+        replay = partial(of_all.replay, "decodes")
+        return DecodeGraphs(of_all.make(forwards), triton_sampling, capture, block_size=block_size, replay=replay)
 
     def problem(graphs: DecodeGraphs) -> str | None:
         return replay_problem(graphs, executor, loaded, sizes, num_blocks=num_blocks, block_size=block_size)
 
-    return _captured("decodes", f"up to {max_running} sequences", sizes, loaded.device, make, problem)
+    found = _ending_the_start(problem, members)
+    return _captured("decodes", f"up to {max_running} sequences", sizes, loaded.device, make, found)
 
 
 def capture_prompts(
@@ -115,17 +141,80 @@ def capture_prompts(
     max_step_tokens: int,
     num_blocks: int,
     block_size: int,
+    members: Members | None = None,
 ) -> PromptGraphs | None:
     """Capture the forward of prompts, in the same way."""
-    sizes = token_ladder(max_step_tokens)
+    sizes, of_all = token_ladder(max_step_tokens), members or _alone(executor, capture)
+
+    def graphs() -> PromptGraphs:
+        return PromptGraphs(
+            of_all.part.forward,
+            of_all.capture,
+            loaded,
+            tables,
+            sizes=sizes,
+            block_size=block_size,
+            share=of_all.share,
+            replay=partial(of_all.replay, "prompts"),
+        )
 
     def make() -> PromptGraphs:
-        return PromptGraphs(executor.forward, capture, loaded, tables, sizes=sizes, block_size=block_size)
+        of_all.begin("prompts", sizes)
+        made: PromptGraphs = of_all.make(graphs)
+        return made
 
     def problem(graphs: PromptGraphs) -> str | None:
         return prompt_problem(graphs, executor, loaded, tables, sizes, num_blocks=num_blocks, block_size=block_size)
 
-    return _captured("prompts", f"up to {sizes[-1]} tokens", sizes, loaded.device, make, problem)
+    found = _ending_the_start(problem, members)
+    return _captured("prompts", f"up to {sizes[-1]} tokens", sizes, loaded.device, make, found)
+
+
+def _alone(executor: Executor, capture: Capture) -> Members:
+    return Members(executor, capture, lambda make: make())
+
+
+def capture_part(
+    asked: Asked,
+    executor: Executor,
+    loaded: LoadedModel,
+    tables: BlockTables,
+    capture: MembersCapture,
+    share: Share,
+    *,
+    max_model_len: int,
+    block_size: int,
+) -> DecodeForwards | PromptGraphs | None:
+    """Capture what the server has asked for of a worker's part of the forward. The server compares what it computes."""
+    what, sizes = asked
+    forward = executor.forward
+
+    def make() -> DecodeForwards | PromptGraphs:
+        if what == "prompts":
+            return PromptGraphs(forward, capture, loaded, tables, sizes=sizes, block_size=block_size, share=share)
+        return DecodeForwards(forward, capture, loaded, tables, sizes=sizes, max_model_len=max_model_len, share=share)
+
+    def make_at_all() -> DecodeForwards | PromptGraphs:
+        return capture.make(make)
+
+    return _captured(what, f"up to {sizes[-1]} rows", sizes, loaded.device, make_at_all, lambda _: None)
+
+
+def _ending_the_start(problem: Problem[T], members: Members | None) -> Problem[T]:
+    """Return `problem`, whose errors end the start if there are other members, which may wait for this one then."""
+
+    def found(graphs: T) -> str | None:
+        try:
+            return problem(graphs)
+        except torch.OutOfMemoryError:  # before anything has begun, see `ParallelExecutor`
+            raise
+        except Exception as error:
+            raise StartupError(
+                f"A part of the model has failed while CUDA graphs were compared ({error}). "
+                "--no-cuda-graph starts without these."
+            ) from error
+
+    return problem if members is None else found
 
 
 def _captured(
@@ -134,7 +223,7 @@ def _captured(
     sizes: list[int],
     device: torch.device,
     make: Callable[[], T],
-    problem: Callable[[T], str | None],
+    problem: Problem[T],
 ) -> T | None:
     """Return what `make` captures, unless that fails or `problem` finds one."""
     began_ns = monotonic_ns()
@@ -182,8 +271,8 @@ def replay_problem(
     for num_rows in sorted({1, most}) if most > 0 else []:
         lengths = [min(length, loaded.max_model_len) for length in COMPARED_LENGTHS[:num_rows]]
         prompts, decodes = prompts_and_decodes(lengths, loaded.vocab_size, block_size)
-        executor.forward(build_batch(prompts, block_size, loaded.device))
-        want = executor.forward(build_batch(decodes, block_size, loaded.device)).clone()
+        executor.forward(_batch(prompts, graphs.tables, loaded, block_size))
+        want = executor.forward(_batch(decodes, graphs.tables, loaded, block_size)).clone()
         logits, replayed = graphs.launch(decodes, graphs.tables.update(decodes), None, {})
         found, limit = difference(logits, want), tolerance(loaded.dtype)
         if not found <= limit:
@@ -212,7 +301,7 @@ def prompt_problem(
         step = Step([chunk._replace(max_draws=1) for chunk in prompts.chunks])
         if step.num_tokens > sizes[-1] or sum(len(chunk.sequence.blocks) for chunk in step.chunks) > num_blocks:
             continue
-        want = executor.forward(build_batch(step, block_size, loaded.device)).clone()
+        want = executor.forward(_batch(step, tables, loaded, block_size)).clone()
         logits, sample_chunks = graphs.launch(step, tables.update(step))
         found, limit = difference(logits, want), tolerance(loaded.dtype)
         if sample_chunks != list(range(number)) or not found <= limit:
@@ -220,33 +309,7 @@ def prompt_problem(
     return None
 
 
-class CudaCapture:
-    """Captures CUDA graphs that share memory: replaying one graph overwrites the tensors that others have allocated."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)
-        self._pool = torch.cuda.graph_pool_handle()
-
-    def __call__(self, run: Run) -> Run:
-        """Run `run`, capture it, and return a function that replays it. Raises RuntimeError if that is impossible."""
-        self._stream.wait_stream(torch.cuda.current_stream())
-        # This `with` also restores the stream that was in use before, which a failed capture does not.
-        with torch.cuda.stream(self._stream):
-            # The first run is not captured. It compiles kernels and lets libraries allocate the memory that they keep.
-            # If something in it waits for the device, which captured work cannot, the error leaves torch usable.
-            self._run_without_waiting(run)
-            graph = torch.cuda.CUDAGraph()
-            # No other thread uses the device, so the capture does not have to watch other threads.
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-                run()
-        torch.cuda.current_stream().wait_stream(self._stream)
-        return graph.replay
-
-    def _run_without_waiting(self, run: Run) -> None:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
-            torch.cuda.set_sync_debug_mode("error")
-        try:
-            run()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+def _batch(step: Step, tables: BlockTables, loaded: LoadedModel, block_size: int) -> Batch:
+    """Return the batch of a step, which reads the tables that graphs read."""
+    rows = tables.update(step)
+    return build_batch(step, block_size, loaded.device, tables=(tables.on_device, rows))

@@ -17,7 +17,8 @@ import torch
 from oaiserve.engine.model.attention.tiles import StaticTiles
 from oaiserve.engine.model.batch import ALIGNMENT, Batch
 from oaiserve.engine.model.gpu.block_tables import BlockTables
-from oaiserve.engine.model.gpu.graphs import Capture, Run
+from oaiserve.engine.model.gpu.decode_forwards import Capture, Run, Share
+from oaiserve.engine.model.gpu.graphs import Replay, here
 from oaiserve.engine.model.padded_head import aligned
 from oaiserve.engine.model.spec import ModelSpec
 from oaiserve.engine.model.transfer import pinned
@@ -30,8 +31,9 @@ _PADDING = (0, 0, -1)  # of a token: its id, position and slot
 class PromptGraphs:
     """The forwards that were captured for `sizes` tokens, in ascending order.
 
-    `forward` is the one of an executor whose attention asks `Batch.tiles` for its work, and reads `tables`. The
-    constructor raises what `capture` raises.
+    `forward` is the one of an executor whose attention asks `Batch.tiles` for its work, and reads `tables`. `share` is
+    for a model that is split, see `DecodeForwards`: each member has these graphs, and only the server launches steps.
+    The constructor raises what `capture` raises.
     """
 
     @torch.inference_mode()
@@ -44,8 +46,11 @@ class PromptGraphs:
         *,
         sizes: list[int],
         block_size: int,
+        share: Share | None = None,
+        replay: Replay = here,
     ) -> None:
         self._forward = forward
+        self._share, self._replay = share, replay
         self._sizes = sizes
         self._tables = tables
         self._block_size = block_size
@@ -85,8 +90,11 @@ class PromptGraphs:
         sample_chunks = self._upload(step, table_rows, size)
         if began is not None:
             began.record()
-        self._graphs[size]()
+        self._replay(size, self._graphs[size])
         return self._logits[: len(sample_chunks)], sample_chunks
+
+    def replay(self, size: int) -> None:
+        self._graphs[size]()
 
     def _upload(self, step: Step, table_rows: list[int], size: int) -> list[int]:
         """Copy the inputs to the device, and return which chunks draw."""
@@ -120,8 +128,10 @@ class PromptGraphs:
         return sample_chunks
 
     def _capture(self, size: int, capture: Capture) -> Run:
-        tokens = self._words[: len(_PADDING) * _up(size)].view(len(_PADDING), -1)[:, :size]
-        others = self._words[len(_PADDING) * _up(size) :][: 4 * _up(MOST_PROMPTS + 1)].view(4, -1)
+        num_words = len(_PADDING) * _up(size)
+        tokens = self._words[:num_words].view(len(_PADDING), -1)[:, :size]
+        others = self._words[num_words:][: 4 * _up(MOST_PROMPTS + 1)].view(4, -1)
+        words, tiles = self._words[: num_words + others.numel()], self._tiles[size]
         # `capture` runs what it captures: all tokens are padding.
         self._words.zero_()
         tokens.copy_(torch.tensor(_PADDING)[:, None])
@@ -144,10 +154,14 @@ class PromptGraphs:
             context_lens=[self._most_len],
             sample_chunks=[],
             prompt_rows=[],
-            tiles=self._tiles[size],
+            tiles=tiles,
         )
 
         def forward() -> None:
+            if self._share is not None:
+                self._share(words)
+                for one in tiles.known():
+                    self._share(one)
             self._logits.copy_(self._forward(batch))
 
         return capture(forward)

@@ -11,23 +11,29 @@ import torch.distributed as dist
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import ALIGNMENT, Batch
 from oaiserve.engine.model.executor import Executor
-from oaiserve.engine.model.parallel.messages import BatchShape, Copies, Work
+from oaiserve.engine.model.gpu.block_tables import BlockTables
+from oaiserve.engine.model.parallel.messages import BatchShape, Copies
 from oaiserve.engine.model.parallel.room import Room
 from oaiserve.engine.model.parallel.workers import Workers
 
 
 class ParallelExecutor:
-    """Computes the server's part with `own` while the workers compute theirs. All have the same number of blocks."""
+    """Computes the server's part with `own` while the workers compute theirs. All have the same number of blocks.
+
+    `tables` are those that all members have, and that each batch reads.
+    """
 
     is_exact = False
 
-    def __init__(self, own: Executor, workers: Workers, room: Room) -> None:
+    def __init__(self, own: Executor, workers: Workers, room: Room, tables: BlockTables) -> None:
         self._own = own
         self._workers = workers
         self._room = room
+        self._tables = tables
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Compute a batch. Raises torch.OutOfMemoryError, before anything is computed, if a member has no room."""
+        assert batch.block_tables is self._tables.on_device
         tensor = packed(batch)
         self._begin(shape_of(batch))
         with self._in_step():
@@ -40,7 +46,7 @@ class ParallelExecutor:
         with self._in_step():
             self._own.copy_blocks(copies)
 
-    def _begin(self, work: Work) -> None:
+    def _begin(self, work: Copies | BatchShape) -> None:
         """Send work to all workers, which begin it if all members have room for it."""
         with self._workers.explained():
             self._workers.send(work)
@@ -66,7 +72,6 @@ def shape_of(batch: Batch) -> BatchShape:
     """Return the lengths of a batch, which a worker needs to receive its tensors."""
     return BatchShape(
         num_tokens=len(batch.input_ids),
-        table_width=batch.block_tables.shape[1],
         num_logits_rows=len(batch.logits_rows),
         num_decodes=batch.num_decodes,
         query_lens=batch.query_lens,
@@ -75,14 +80,17 @@ def shape_of(batch: Batch) -> BatchShape:
 
 
 def packed(batch: Batch) -> torch.Tensor:
-    """Return all tensors of a batch that the model needs as one int64 tensor on its device. `received` unpacks it."""
+    """Return the tensors of a batch that the model needs, but for the block tables, as one int64 tensor on its device.
+
+    `received` unpacks it.
+    """
     filler = batch.input_ids.new_zeros(ALIGNMENT)
     parts = []
     for tensor in (
         batch.input_ids,
         batch.positions,
         batch.slots,
-        batch.block_tables.flatten(),
+        batch.table_rows,
         batch.query_start,
         batch.seq_lens,
         batch.logits_rows,
@@ -91,27 +99,27 @@ def packed(batch: Batch) -> torch.Tensor:
     return torch.cat(parts)
 
 
-def received(shape: BatchShape, device: torch.device) -> Batch:
-    """Receive the batch with the lengths `shape` that the server broadcasts, and return it."""
+def received(shape: BatchShape, tables: torch.Tensor) -> Batch:
+    """Receive the batch with the lengths `shape` that the server broadcasts, and return it. It reads `tables`."""
     num_tokens, num_sequences = shape.num_tokens, len(shape.query_lens)
     lengths = [
         *(num_tokens, num_tokens, num_tokens),
-        num_sequences * shape.table_width,
+        num_sequences,
         num_sequences + 1,
         num_sequences,
         shape.num_logits_rows,
     ]
     sizes = [size for length in lengths for size in (length, -length % ALIGNMENT)]
-    tensor = torch.empty(sum(sizes), dtype=torch.int64, device=device)
+    tensor = torch.empty(sum(sizes), dtype=torch.int64, device=tables.device)
     dist.broadcast(tensor, src=0)
-    input_ids, positions, slots, tables, query_start, seq_lens, logits_rows = tensor.split(sizes)[::2]
+    input_ids, positions, slots, table_rows, query_start, seq_lens, logits_rows = tensor.split(sizes)[::2]
     none = tensor[:0]
     return Batch(
         input_ids=input_ids,
         positions=positions,
         slots=slots,
-        block_tables=tables.view(num_sequences, shape.table_width),
-        table_rows=torch.arange(num_sequences, device=device),
+        block_tables=tables,
+        table_rows=table_rows,
         query_start=query_start,
         seq_lens=seq_lens,
         logits_rows=logits_rows,

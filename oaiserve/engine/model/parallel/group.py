@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from threading import Thread
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,7 @@ import torch.distributed as dist
 # This timeout is not how the end of a member is noticed. It only has to be longer than the difference between the times
 # that two members take to load their parts.
 TIMEOUT = timedelta(hours=1)
+LEAVE_SECONDS = 5.0  # for which an abort of NCCL's group is waited for
 
 
 class _Host:
@@ -55,6 +57,9 @@ def join(rank: int, size: int, device: torch.device, folder: Path, num_threads: 
     on_cuda = device.type == "cuda"
     if on_cuda:
         torch.cuda.set_device(device)
+        # NCCL reads this in the first capture. By default, it would exchange addresses there with the other members,
+        # which one whose capture fails would leave waiting.
+        os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
     else:
         torch.set_num_threads(max(1, num_threads // size))
     excepthook = sys.excepthook
@@ -80,8 +85,11 @@ def leave(*, broken: bool) -> None:
         return
     _Host.group = None
     if dist.get_backend() == "nccl":
-        # Destroying the group would wait for the other members.
-        dist.distributed_c10d._abort_process_group()
+        # Destroying the group would wait for the other members. Even an abort waits until all graphs with collectives
+        # in them are gone, and until the device has come to its end.
+        aborting = Thread(target=dist.distributed_c10d._abort_process_group, name="abort-group", daemon=True)
+        aborting.start()
+        aborting.join(LEAVE_SECONDS)
     elif not broken:  # on a CPU, a member that waits for one that is gone gets an error
         dist.destroy_process_group()
 

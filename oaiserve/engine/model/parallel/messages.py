@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from oaiserve.config import EngineOptions
 
@@ -22,7 +22,6 @@ class BatchShape(NamedTuple):
     """The lengths of a batch, see `Batch`. A broadcast of its tensors follows."""
 
     num_tokens: int
-    table_width: int
     num_logits_rows: int
     num_decodes: int
     query_lens: list[int]
@@ -35,7 +34,31 @@ class Copies(NamedTuple):
     blocks: list[tuple[int, int]]  # (from, to)
 
 
-Work = BatchShape | Copies
+class TableChanges(NamedTuple):
+    """What is new in the block tables, which all members have: places in the flat tables, and the blocks there."""
+
+    places: list[int]
+    blocks: list[int]
+
+
+What = Literal["decodes", "prompts"]
+
+
+class Capture(NamedTuple):
+    """All members capture their parts of the forward now, for these sizes."""
+
+    what: What
+    sizes: list[int]
+
+
+class Replay(NamedTuple):
+    """A worker has to replay what it has captured for this size. A broadcast of the inputs is a part of that."""
+
+    what: What
+    size: int
+
+
+Work = BatchShape | Copies | TableChanges | Capture | Replay
 
 
 class Arrived(NamedTuple):

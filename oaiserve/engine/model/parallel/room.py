@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from oaiserve.engine.model.gpu.device_memory import DeviceMemory
 from oaiserve.engine.model.parallel import group
-from oaiserve.engine.model.parallel.messages import BatchShape, Copies, Work
+from oaiserve.engine.model.parallel.messages import BatchShape, Copies
 from oaiserve.engine.model.spec import ModelSpec
 
 ALWAYS_BYTES = 64 << 20  # lists and partial results, whatever the number of tokens
@@ -32,7 +32,7 @@ class Needs(NamedTuple):
             of_block=widest * block_size,
         )
 
-    def of_work(self, work: Work) -> int:
+    def of_work(self, work: Copies | BatchShape) -> int:
         match work:
             case Copies(blocks):
                 return ALWAYS_BYTES + len(blocks) * self.of_block
@@ -48,11 +48,11 @@ class Room:
         self._memory = memory
         self._needs = needs
 
-    def agreed(self, work: Work) -> bool:
+    def agreed(self, work: Copies | BatchShape) -> bool:
         """Return whether all members have room for this work. Blocks until all have been asked."""
         return group.all_agree(self.is_here(work))
 
-    def is_here(self, work: Work) -> bool:
+    def is_here(self, work: Copies | BatchShape) -> bool:
         """Return whether this member has room for it."""
         if self._memory is None or self._needs is None:
             return True

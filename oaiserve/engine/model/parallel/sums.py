@@ -36,6 +36,13 @@ _CUTS = {
 }
 
 
+class ElsewhereError(Exception):
+    """Another part of the model has a problem with what all members have tried."""
+
+    def __init__(self) -> None:
+        super().__init__("another part of the model has a problem with it")
+
+
 class OneShot(Protocol):
     """Another way to add up, as `one_shot` has it."""
 
@@ -67,12 +74,18 @@ class Sums:
         return x
 
     def put_together(self, x: Tensor) -> Tensor:
-        """Return the members' tensors [..., n] side by side, [..., members * n]."""
-        if self._are_left_out:
-            return x
+        """Return the members' tensors [..., n] side by side, [..., members * n]. If left out, all are this one."""
         parts = x.new_empty(self.size, *x.shape)
-        _gather(parts.flatten(0, 1), x.contiguous())
+        if self._are_left_out:
+            parts.copy_(x)
+        else:
+            _gather(parts.flatten(0, 1), x.contiguous())
         return parts.movedim(0, -2).flatten(-2)
+
+    def share(self, x: Tensor) -> None:
+        """Copy the first member's tensor into that of each other."""
+        if not self._are_left_out:
+            dist.broadcast(x, src=0)
 
     def look_up(self, ids: Tensor, own_rows: Callable[[Tensor], Tensor], num_rows: int) -> Tensor:
         """Return the rows of an embedding, of which each member has `num_rows`."""

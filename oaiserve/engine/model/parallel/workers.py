@@ -84,6 +84,7 @@ class Workers:
         self._lock = Lock()  # protects the attributes below, which the watchers use
         self._is_ready = self._is_stopping = False
         self._on_failure: Callable[[Exception], None] | None = None
+        self._before_leaving: list[Callable[[], object]] = []
         self.failure: Exception | None = None
         self._has_failed = Event()
 
@@ -106,8 +107,9 @@ class Workers:
         """Send work to all workers. Raises the failure if a worker has ended."""
         self.check()
         message = ForkingPickler.dumps(work)
-        for worker in self._workers:
-            worker.connection.send_bytes(message)
+        with self.explained():
+            for worker in self._workers:
+                worker.connection.send_bytes(message)
 
     def check(self) -> None:
         """Raise the failure if a worker has failed."""
@@ -135,6 +137,10 @@ class Workers:
         if failure is not None:
             on_failure(failure)
 
+    def before_leaving(self, release: Callable[[], object]) -> None:
+        """Call this before the group is left at the end: to release graphs that have collectives, see `group.leave`."""
+        self._before_leaving.append(release)
+
     def stop(self) -> None:
         """End all workers, and wait until they have ended. It is safe to call this twice."""
         with self._lock:
@@ -148,6 +154,8 @@ class Workers:
             except subprocess.TimeoutExpired:
                 worker.process.kill()
                 worker.process.wait()
+        for release in self._before_leaving:
+            release()
         for watcher in self._watchers:
             watcher.join(END_SECONDS)
         for worker in self._workers:
@@ -157,7 +165,7 @@ class Workers:
             group.leave(broken=False)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)  # a worker may have removed it already
-        self._workers, self._watchers, self._folder = [], [], None
+        self._workers, self._watchers, self._before_leaving, self._folder = [], [], [], None
 
     def _start(self, task: Task) -> None:
         ours, theirs = socket.socketpair()

@@ -21,11 +21,11 @@ from oaiserve.engine.model.attention import Backend
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.cpu.description import NotKnown
-from oaiserve.engine.model.gpu import fast_paths, graph_capture
+from oaiserve.engine.model.gpu import cuda_capture, fast_paths, graph_capture
 from oaiserve.engine.model.gpu.compiled import restore_layers
+from oaiserve.engine.model.gpu.decode_forwards import Run
 from oaiserve.engine.model.gpu.fast_paths import adapters_problem, attention_problem, is_usable, sampling_problem
 from oaiserve.engine.model.gpu.fused_projections import fuse_projections, separate_projections
-from oaiserve.engine.model.gpu.graphs import Run
 from oaiserve.engine.model.gpu.kv_scales import scale_for, with_measured_scales
 from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
@@ -145,7 +145,7 @@ class Device:
         self.set(torch.cuda, "empty_cache", lambda: None)
         self.set(torch.cuda, "mem_get_info", lambda device: (1 << 30, 2 << 30))
         self.set(fast_paths, "_operations", lambda: layer_operations)
-        self.set(graph_capture, "CudaCapture", lambda device: self.capture)
+        self.set(cuda_capture, "CudaCapture", lambda device: self.capture)
         self.set(graph_capture, "capture_prompts", lambda *_, **__: None)  # see test_prompt_graphs.py
         self.backend: Backend = padding_backend(NUM_BLOCKS)
 

@@ -17,7 +17,8 @@ import torch
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.gpu import graph_capture
 from oaiserve.engine.model.gpu.block_tables import BlockTables
-from oaiserve.engine.model.gpu.graph_capture import CudaCapture, capture_decodes
+from oaiserve.engine.model.gpu.cuda_capture import CudaCapture
+from oaiserve.engine.model.gpu.graph_capture import capture_decodes
 from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.spec import LoadedModel
 from tools.random_models import FAMILIES, random_model
@@ -55,6 +56,9 @@ class Device:
 
     def replay(self) -> None:
         self.log.append("replay")
+
+    def reset(self) -> None:
+        self.log.append("reset")
 
     @contextmanager
     def stream(self, stream: object) -> Iterator[None]:
@@ -95,6 +99,10 @@ def test_work_runs_once_before_it_is_captured_and_can_be_replayed(device: Device
         "waiting: error",
         "run",
         "waiting: default",
+        "stream as before",
+        "order",
+        "order",
+        "stream",
         "capture",
         "captured",
         "stream as before",
@@ -103,6 +111,15 @@ def test_work_runs_once_before_it_is_captured_and_can_be_replayed(device: Device
     device.log.clear()
     replay()
     assert device.log == ["replay"]
+
+
+def test_graphs_that_are_in_use_can_be_released(device: Device) -> None:
+    capture = CudaCapture(DEVICE)
+    replay = capture(device.run)
+    device.log.clear()
+    capture.release()
+    assert device.log == ["reset"]
+    assert replay is not None
 
 
 def test_work_that_waits_for_the_device_fails_before_the_capture_begins(device: Device) -> None:

@@ -25,8 +25,9 @@ from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.gpu.block_tables import BlockTables
+from oaiserve.engine.model.gpu.decode_forwards import DecodeForwards, Run
 from oaiserve.engine.model.gpu.graph_capture import graph_memory_bytes, ladder
-from oaiserve.engine.model.gpu.graphs import DecodeGraphs, Run
+from oaiserve.engine.model.gpu.graphs import DecodeGraphs
 from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.runner import Launched, ModelRunner
 from oaiserve.engine.model.sampling import plain_sampling
@@ -143,16 +144,10 @@ def make_graphs(
     sampler: Any,
     capture: Callable[[Run], Run] = record,
 ) -> DecodeGraphs:
-    return DecodeGraphs(
-        executor.forward,
-        sampler,
-        capture,
-        loaded,
-        block_tables(sizes),
-        sizes=sizes,
-        max_model_len=MAX_LEN,
-        block_size=BLOCK_SIZE,
+    forwards = DecodeForwards(
+        executor.forward, capture, loaded, block_tables(sizes), sizes=sizes, max_model_len=MAX_LEN
     )
+    return DecodeGraphs(forwards, sampler, capture, block_size=BLOCK_SIZE)
 
 
 def block_tables(sizes: list[int]) -> BlockTables:
@@ -446,7 +441,7 @@ def test_a_step_begins_when_its_inputs_are_on_the_device(loaded: LoadedModel) ->
 
     class Began:
         def record(self) -> None:
-            log.append(int(graphs._words[graphs._first_input]))
+            log.append(int(graphs._forwards.words[graphs._forwards.first_input]))
 
     step = Step([Chunk(sequence, sequence.prompt_len - 1, 1)])
     graphs.launch(step, graphs.tables.update(step), None, {}, Began())  # type: ignore[arg-type]
@@ -458,16 +453,10 @@ def test_a_row_with_nan_in_its_logits_has_an_error(loaded: LoadedModel) -> None:
     logits = torch.zeros(len(KINDS), loaded.vocab_size)
     logits[torch.arange(len(KINDS)), torch.arange(len(KINDS)) + 10] = 1.0
     logits[1, 50] = float("nan")
-    graphs = DecodeGraphs(
-        lambda batch: logits[: len(batch.seq_lens)],
-        Plain(),
-        record,
-        loaded,
-        block_tables([4]),
-        sizes=[4],
-        max_model_len=MAX_LEN,
-        block_size=BLOCK_SIZE,
+    forwards = DecodeForwards(
+        lambda batch: logits[: len(batch.seq_lens)], record, loaded, block_tables([4]), sizes=[4], max_model_len=MAX_LEN
     )
+    graphs = DecodeGraphs(forwards, Plain(), record, block_size=BLOCK_SIZE)
     runner = eager_runner(loaded, num_blocks=200, block_size=BLOCK_SIZE, graphs=graphs, tables=graphs.tables)
     chunks = [Chunk(sequence, sequence.prompt_len - 1, 1) for sequence in sequences_for_steps()[:3]]
     for greedy in (True, False):
@@ -516,7 +505,9 @@ def test_each_number_of_rows_has_a_size_that_is_not_much_larger(most: int, num_r
 
 def test_the_memory_estimate_covers_the_tensors_that_graphs_keep(loaded: LoadedModel) -> None:
     runner = GraphRunner(loaded, num_blocks=8, sizes=[300])
-    held = sum(value.nbytes for value in vars(runner.graphs).values() if isinstance(value, torch.Tensor))
+    assert runner.graphs is not None
+    kept = vars(runner.graphs._forwards).values()
+    held = sum(value.nbytes for value in kept if isinstance(value, torch.Tensor))
     sizes = {"max_model_len": MAX_LEN, "block_size": BLOCK_SIZE, "max_step_tokens": 16}
     estimates = [graph_memory_bytes(loaded, max_running=most, **sizes) for most in (1, 300, 600)]
     assert held < estimates[1] - estimates[0] + 10_000

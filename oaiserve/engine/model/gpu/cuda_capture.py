@@ -1,0 +1,73 @@
+"""Captures work as CUDA graphs, on a stream of its own and in memory that all graphs share."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from weakref import WeakSet
+
+import torch
+
+from oaiserve.engine.model.gpu.decode_forwards import Run
+
+
+class CudaCapture:
+    """Captures CUDA graphs that share memory: replaying one graph overwrites the tensors that others have allocated."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+        self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
+
+    def __call__(self, run: Run) -> Run:
+        """Run `run`, capture it, and return a function that replays it. Raises RuntimeError if that is impossible."""
+        self.rehearse(run)
+        return self.record(run)
+
+    def rehearse(self, run: Run, *, may_wait: bool = False) -> None:
+        """Run `run` as it will be captured: it compiles kernels, and libraries allocate the memory that they keep.
+
+        If something in it waits for the device, which captured work cannot, the error leaves torch usable; unless it
+        `may_wait`.
+        """
+        with self._on_stream():
+            if may_wait:
+                run()
+            else:
+                _run_without_waiting(run)
+
+    def record(self, run: Run) -> Run:
+        """Capture `run`, which has been rehearsed, and return a function that replays it."""
+        graph = torch.cuda.CUDAGraph()
+        # No other thread uses the device, so the capture does not have to watch other threads.
+        with (
+            self._on_stream(),
+            torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
+        ):
+            run()
+        self._graphs.add(graph)
+        return graph.replay
+
+    def release(self) -> None:
+        """Free what graphs hold, which nobody replays any more."""
+        for graph in self._graphs:
+            graph.reset()
+
+    @contextmanager
+    def _on_stream(self) -> Iterator[None]:
+        self._stream.wait_stream(torch.cuda.current_stream())
+        # This `with` also restores the stream that was in use before, which a failed capture does not.
+        with torch.cuda.stream(self._stream):
+            yield
+        torch.cuda.current_stream().wait_stream(self._stream)
+
+
+def _run_without_waiting(run: Run) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        run()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

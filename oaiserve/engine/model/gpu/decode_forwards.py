@@ -1,0 +1,130 @@
+"""Captures the forward of decode steps, and where it reads its inputs.
+
+A step in which every sequence decodes one token is the same work each time, except for its inputs. So it is captured
+for some numbers of rows, and replayed with its inputs at the same addresses. If a step has fewer rows, the rest is
+padding: nothing is written for these rows. Each member of a model that is split captures its part. `graphs` writes the
+inputs, and draws.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+
+import torch
+
+from oaiserve.engine.model.batch import ALIGNMENT, Batch
+from oaiserve.engine.model.gpu.block_tables import BlockTables
+from oaiserve.engine.model.padded_head import aligned
+from oaiserve.engine.model.sampling.draw_rows import GREEDY
+from oaiserve.engine.model.spec import ModelSpec
+
+Run = Callable[[], object]
+Capture = Callable[[Run], Run]  # runs its argument, and returns a function that launches the same work again
+Share = Callable[[torch.Tensor], object]  # copies the first member's tensor into that of each other
+
+# The inputs of a padded row: its token id, the place to take the id from, position, slot, seq_len, row in the block
+# tables, seed of its noise.
+INPUT_PADDING = (0, 0, 0, -1, 0, 0, GREEDY.seed)
+PARAMETER_PADDING = GREEDY[:-1]  # all but the seed
+
+
+class DecodeForwards:
+    """The forwards of decode steps that were captured for `sizes` rows, in ascending order.
+
+    `forward` is the one of an executor whose attention writes nothing for padded rows, and reads `tables`. `share` is
+    for a model that is split: all inputs are the first member's. The constructor raises what `capture` raises.
+    """
+
+    @torch.inference_mode()
+    def __init__(
+        self,
+        forward: Callable[[Batch], torch.Tensor],
+        capture: Capture,
+        spec: ModelSpec,
+        tables: BlockTables,
+        *,
+        sizes: list[int],
+        max_model_len: int,
+        share: Share | None = None,
+    ) -> None:
+        self.sizes, self.tables = sizes, tables
+        self._forward, self._share = forward, share
+        self._max_model_len = max_model_len
+        most, device = sizes[-1], spec.device
+        # One tensor has what the last step drew, ids and whether logits were finite, followed by all inputs of rows
+        # from the host. So a single look-up can take ids from either part, and a single copy brings all of it to the
+        # other members.
+        self.first_input = 2 * aligned_size(most)
+        num_inputs = len(INPUT_PADDING) * aligned_size(most)
+        num_parameters = len(PARAMETER_PADDING) * aligned_size(most)  # two of these fit into one int64
+        self.words = torch.zeros(self.first_input + num_inputs + num_parameters // 2, dtype=torch.int64, device=device)
+        # Rows that begin at aligned addresses, see `padded_head`.
+        logits = torch.zeros(most, aligned(spec.vocab_size), dtype=spec.dtype, device=device)
+        self.logits = logits[:, : spec.vocab_size]
+        self._row_numbers = torch.arange(most + 1, device=device)
+        # The largest is captured first: all others fit into the memory that it has allocated.
+        self._runs = {size: self._capture(size, capture) for size in reversed(sizes)}
+
+    def size_for(self, num_rows: int) -> int:
+        """Return the smallest size for so many rows."""
+        return self.sizes[bisect_left(self.sizes, num_rows)]
+
+    def replay(self, size: int) -> None:
+        self._runs[size]()
+
+    def pad(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Make all rows of a size padding, and return its inputs int64 [7, size] and its parameters float32 [4, size].
+
+        What is captured runs with these.
+        """
+        width = aligned_size(size)
+        num_inputs, num_parameters = len(INPUT_PADDING) * width, len(PARAMETER_PADDING) * width
+        words = self.words[self.first_input :]
+        inputs = words[:num_inputs].view(-1, width)[:, :size]
+        in_parameters = words[num_inputs : num_inputs + num_parameters // 2]
+        parameters = in_parameters.view(torch.float32).view(-1, width)[:, :size]
+        inputs.copy_(torch.tensor(INPUT_PADDING)[:, None])
+        parameters.copy_(torch.tensor(PARAMETER_PADDING)[:, None])
+        return inputs, parameters
+
+    def _capture(self, size: int, capture: Capture) -> Run:
+        inputs, _ = self.pad(size)
+        shared = self.words[: self.first_input + len(INPUT_PADDING) * aligned_size(size)]
+
+        def forward() -> None:
+            if self._share is not None:
+                self._share(shared)
+            self.logits[:size].copy_(self._forward(self._batch(inputs)))
+
+        return capture(forward)
+
+    def _batch(self, inputs: torch.Tensor) -> Batch:
+        """Return the batch that reads `inputs` int64 [7, R] and the block tables in place.
+
+        Its lengths on the host are the longest that there can be.
+        """
+        _, sources, positions, slots, seq_lens, table_rows, _ = inputs
+        num_rows, none = len(sources), self._row_numbers[:0]
+        return Batch(
+            input_ids=self.words.index_select(0, sources),
+            positions=positions,
+            slots=slots,
+            block_tables=self.tables.on_device,
+            table_rows=table_rows,
+            query_start=self._row_numbers[: num_rows + 1],
+            seq_lens=seq_lens,
+            logits_rows=self._row_numbers[:num_rows],
+            unknown_rows=none,
+            drawn_rows=none,
+            num_decodes=num_rows,
+            query_lens=[1] * num_rows,
+            context_lens=[self._max_model_len] * num_rows,
+            sample_chunks=[],
+            prompt_rows=[],
+        )
+
+
+def aligned_size(size: int) -> int:
+    """Return the size rounded up so that each row of inputs begins at an aligned address."""
+    return -(-size // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,80 @@
+"""Captures a forward at all members of a model that is split: each has its part of it, with the sums, as a graph.
+
+A capture runs what it captures once before, on the device. A member that failed there would leave the others waiting
+for its part of a sum. So each member first runs its part without the others, and all agree. While work is captured,
+nothing runs, so a member may fail there, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from oaiserve.engine.model.gpu.decode_forwards import Run
+from oaiserve.engine.model.parallel.sums import ElsewhereError, Sums
+from oaiserve.errors import StartupError
+
+T = TypeVar("T")
+
+
+class Recorder(Protocol):
+    """Captures work of one process, as `CudaCapture` does."""
+
+    def rehearse(self, run: Run, *, may_wait: bool = False) -> None: ...
+
+    def record(self, run: Run) -> Run: ...
+
+
+class MembersCapture:
+    """Captures forwards. All members call it at the same time, with the same work, while they `make` what has these."""
+
+    def __init__(self, recorder: Recorder, sums: Sums) -> None:
+        self._recorder = recorder
+        self._sums = sums
+        self._has_failed = False  # and the others know, or cannot be told
+
+    def make(self, make: Callable[[], T]) -> T:
+        """Return what `make` returns, or raise at all members if it raises at one, between two captures, too."""
+        self._has_failed = False
+        try:
+            made = make()
+        except Exception:
+            if not self._has_failed:
+                self._sums.all_agree(False)
+            raise
+        if not self._sums.all_agree(True):
+            raise ElsewhereError
+        return made
+
+    def __call__(self, run: Run) -> Run:
+        """Run `run`, capture it, and return a function that replays this member's part.
+
+        If a member fails, it raises its error, and all others an ElsewhereError.
+        """
+        self._agreed(lambda: self._run_alone(run))
+        try:
+            self._recorder.rehearse(run, may_wait=True)
+        except Exception as error:
+            # The others wait for this member's part of a sum, on their devices.
+            self._has_failed = True
+            raise StartupError(
+                f"A part of the model has failed in a step that is to become a CUDA graph ({error}). "
+                "--no-cuda-graph starts without these."
+            ) from error
+        return self._agreed(lambda: self._recorder.record(run))
+
+    def _run_alone(self, run: Run) -> None:
+        with self._sums.left_out():
+            self._recorder.rehearse(run)
+
+    def _agreed(self, do: Callable[[], T]) -> T:
+        try:
+            result = do()
+        except Exception:
+            self._has_failed = True
+            self._sums.all_agree(False)
+            raise
+        if not self._sums.all_agree(True):
+            self._has_failed = True
+            raise ElsewhereError
+        return result
