@@ -17,11 +17,13 @@ from oaiserve.engine.model.padded_head import ALIGNMENT
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds, numbers, seeds
 from oaiserve.engine.model.sampling.triton_sampling_kernels import (
     NUM_FLOORS,
+    NUM_PIVOTS,
     best_kernel,
     best_of_chunk_kernel,
     candidates_kernel,
     cut_kernel,
     mask_kernel,
+    narrow_kernel,
     scores_kernel,
     weights_kernel,
 )
@@ -29,6 +31,7 @@ from oaiserve.engine.model.transfer import on_device
 
 CHUNK = 4096  # ids that one program processes
 TILE = 2048  # candidates that a program processes at a time
+FEW = 4096  # candidates that one program searches as they are; of more, the programs of all chunks find a part
 
 
 def sample_ids(logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
@@ -118,20 +121,43 @@ def draw(
             **chunks,
             num_warps=8,
         )
-        candidate_weights, candidate_ids = empty(num_rows, width), empty(num_rows, width, dtype=torch.int32)
-        num_candidates = empty(num_rows, dtype=torch.int32)
-        candidates_kernel[grid](
+        pivot_counts = empty(*grid, NUM_PIVOTS.value, dtype=torch.int32)
+        pivot_masses = empty(*grid, NUM_PIVOTS.value)
+        narrow_kernel[grid](
             weights,
             masses,
             floor_counts,
             floor_masses,
             top_ks,
             top_ps,
+            pivot_counts,
+            pivot_masses,
+            vocab,
+            width,
+            FEW=FEW,
+            **chunks,
+            num_warps=8,
+        )
+        candidate_weights, candidate_ids = empty(num_rows, width), empty(num_rows, width, dtype=torch.int32)
+        num_candidates, counts_above = (empty(num_rows, dtype=torch.int32) for _ in range(2))
+        masses_above = empty(num_rows)
+        candidates_kernel[grid](
+            weights,
+            masses,
+            floor_counts,
+            floor_masses,
+            pivot_counts,
+            pivot_masses,
+            top_ks,
+            top_ps,
             candidate_weights,
             candidate_ids,
             num_candidates,
+            counts_above,
+            masses_above,
             vocab,
             width,
+            FEW=FEW,
             **chunks,
             num_warps=8,
         )
@@ -142,6 +168,8 @@ def draw(
             candidate_weights,
             candidate_ids,
             num_candidates,
+            counts_above,
+            masses_above,
             last_weights,
             last_ids,
             vocab,
