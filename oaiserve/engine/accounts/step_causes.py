@@ -87,9 +87,10 @@ class StepCauses:
         if cost is not self._cost:
             self._use(cost)
         expected_ns = decodes_ns = 0
+        self.had_prompts = has_prompts = load.prompt_tokens > 0
         if cost is not None:
             expected_ns = decodes_ns = cost.expected_ns(load)
-            if load.prompt_tokens:
+            if has_prompts:
                 decodes_ns = min(expected_ns, cost.expected_ns(load.without_prompts()))
         others: list[Chunk] | None = None
         before: Parts | None = None  # the totals, if a request may have missed steps
@@ -121,10 +122,10 @@ class StepCauses:
         self.ended_ns = ended_ns
         self._model_ns += model_ns
         self._decodes_ns += decodes_ns
-        self._prompts_ns += expected_ns - decodes_ns
+        if has_prompts:
+            self._prompts_ns += expected_ns - decodes_ns
         if others is not None:
             self._tell(others, step, load, before, expected_ns, decodes_ns)
-        self.had_prompts = load.prompt_tokens > 0
         self.number += 1
         if self.number <= WARM_UP:
             return None
