@@ -36,7 +36,7 @@ def _command_line() -> App:
             A recording (serve --record-requests), an answer of /debug/requests, or a report of the load test: the
             baseline.
         b
-            Another one.
+            What is compared with A: another recording, answer, or report.
         table
             Print all parts below the paragraph.
         """

@@ -129,7 +129,9 @@ def make_plan(
         "replicas": None if rate is None or best is None else math.ceil(rate / best.rate),
     }
     if best is None:
-        found["alone"] = figures(alone(load, cost, load.server), 0.0, limits)
+        lone = alone(load, cost, load.server)
+        kept = {name: good_share(lone, {name: seconds}) for name, seconds in limits.items()}
+        found["alone"] = figures(lone, 0.0, limits) | {"kept_shares": kept}
     else:
         for share in SHARES:
             replayed = best.replayed if share == 1 else replay(load, cost, load.server, best.rate * share)
@@ -228,9 +230,11 @@ def _rate_sentences(found: dict[str, Any]) -> list[str]:
     within = f"Within {slo} for {found['attainment']:.0%} of the requests:"
     if best is None:
         lone = found["alone"]
+        kept = ", ".join(f"{name} {share:.0%}" for name, share in lone["kept_shares"].items())
         return [
             f"{within} no rate is low enough. Of requests that are each alone on the server, {lone['good_share']:.0%} "
-            f"are good: TTFT p50 {_ms(lone['ttft_seconds'], 'p50')}, p99 {_ms(lone['ttft_seconds'], 'p99')}, "
+            f"are good (by limit: {kept}). "
+            f"TTFT p50 {_ms(lone['ttft_seconds'], 'p50')}, p99 {_ms(lone['ttft_seconds'], 'p99')}, "
             f"ITL p50 {_ms(lone['itl_seconds'], 'p50')}, p99 {_ms(lone['itl_seconds'], 'p99')}."
         ]
     sentences = [f"{within} up to {best:.3g} prompts/s on one server."]

@@ -63,3 +63,12 @@ def test_a_load_without_a_cost_needs_one(tmp_path: Path, capsys: pytest.CaptureF
     assert main(["plan", "--from", str(trace), "--slo", "ttft:9s"]) == 2
     assert "does not say what steps cost. Give --cost a recording" in capsys.readouterr().err
     assert main(["plan", "--from", str(trace), "--slo", "ttft:9s", "--cost", str(recording), "--no-settings"]) == 0
+
+
+def test_where_no_rate_is_low_enough_the_limit_is_named_that_is_too_strict(
+    recording: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "--from", str(recording), "--slo", "ttft:1us,latency:99s", "--no-settings"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "no rate is low enough" in text
+    assert "0% are good (by limit: ttft 0%, latency 100%)" in text
