@@ -26,6 +26,8 @@ _EXPECTED = re.compile(r"Expected `(.+?)`(?:, got `(.+?)`)?")
 _MISSING = re.compile(r"Object missing required field `(.+?)`")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.+?)`", re.DOTALL)
 _NOT_ALLOWED = re.compile(r"Invalid (?:enum )?value ('.*')", re.DOTALL)
+_OF_PART = re.compile(r"content\[[0-9]+\]\.type$")  # of a part of a message
+_MEDIUM = re.compile(r"image|audio|video|file")
 _PATH = re.compile(r" - at `\$\.?(.*)`$")
 
 
@@ -40,6 +42,8 @@ def invalid_type(body: type[msgspec.Struct], text: str) -> InvalidRequest:
         path, reason = f"{path}.{unknown[1][:60]}", "is not supported"
     elif not_allowed := _NOT_ALLOWED.search(text):
         reason = f"must be {_listed(_allowed(body, path))}, got {_cut(not_allowed[1])}"
+        if _OF_PART.search(path) and _MEDIUM.search(not_allowed[1]):
+            reason += "; images, sound and files are not read"
     elif text.startswith("Expected `null`"):
         reason = "is not supported"
     elif expected := _EXPECTED.search(text):

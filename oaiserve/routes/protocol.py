@@ -120,6 +120,8 @@ def parse(
     except UnicodeDecodeError:
         raise InvalidRequest("The body is not valid JSON: it is not UTF-8.") from None
     except msgspec.DecodeError as error:
+        if not body.strip():
+            raise InvalidRequest("The body is empty, and must be a JSON object.") from None
         reason = str(error).removeprefix("JSON is malformed: ")
         raise InvalidRequest(f"The body is not valid JSON: {reason[:1].lower()}{reason[1:]}.") from None
     for name, value in unsupported.items():

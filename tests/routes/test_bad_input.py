@@ -73,7 +73,7 @@ def unsupported(name: str, value: Any, path: str = CHAT) -> BadRequest:
 
 BAD_REQUESTS = [
     # The body as such.
-    raw("no body", b"", "not valid JSON"),
+    raw("no body", b"", "The body is empty, and must be a JSON object."),
     raw("half an object", b'{"prompt": "Hi"', "not valid JSON"),
     raw("trailing comma", b'{"prompt": "Hi",}', "trailing comma"),
     raw("single quotes", b"{'prompt': 'Hi'}", "not valid JSON"),
@@ -216,7 +216,7 @@ BAD_REQUESTS = [
     chat("a part without type", "content[0].type", "messages", messages=[{"role": "user", "content": [{}]}]),
     chat(
         "an image",
-        "'messages[0].content[0].type': must be 'text' or 'refusal', got 'image_url'",
+        "content[0].type': must be 'text' or 'refusal', got 'image_url'; images, sound and files are not read.",
         "messages",
         messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}],
     ),
@@ -291,6 +291,7 @@ def test_of_tools_and_the_choice_among_them_the_tools_are_refused(served: Served
 def test_an_unknown_route_is_answered_with_the_nearest_one(served: Served, path: str, nearest: str) -> None:
     message = served.post(path).json()["error"]["message"]
     assert f"Did you mean {nearest}?" in message
+    assert message.endswith("GET /docs shows it.")
 
 
 @pytest.mark.parametrize("path", ["/", "/v1", "/api/generate", "/" + "v1/completions" * 100])
