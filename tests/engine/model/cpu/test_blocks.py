@@ -47,7 +47,7 @@ class Product:
         if (scales := matrix.scale_addresses()) is not None:
             add, others = library.add_blocks_apart, padded(scales, 32)
         self.weights = add(self._decoder, self._pool, rows.ctypes.data, others.ctypes.data, n, k, None)
-        library.embed(self._decoder, hidden, table.data_ptr(), None, k, 1.0)
+        library.embed(self._decoder, hidden, table.data_ptr(), len(table), None, k, 1.0)
         library.norm(self._decoder, hidden, x, Normalize(width=k), True)
         library.quantize(self._decoder, x, groups, k, True, order)
         library.logits(self._decoder, groups, self.weights, 1.0, 0.0)

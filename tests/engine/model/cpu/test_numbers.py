@@ -32,17 +32,20 @@ def run(function: ctypes._CFuncPtr, *arguments: object, x: Tensor) -> Tensor:
     return out
 
 
+# Those of gates are not among the activations of MLPs.
+REFERENCES = {"none": lambda x: x, "sigmoid": torch.sigmoid, **IN_TORCH}
+
+
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activations_equal_torch(exports: ctypes.CDLL, name: str) -> None:
     out = run(exports.run_activate, ctypes.c_int64(ACTIVATIONS.index(name)), x=X)
-    expected = X if name == "none" else IN_TORCH[name](X)
-    torch.testing.assert_close(out, expected, rtol=3e-6, atol=2e-6, equal_nan=True)
+    torch.testing.assert_close(out, REFERENCES[name](X), rtol=3e-6, atol=2e-6, equal_nan=True)
 
 
 def test_activations_of_infinity_are_their_limits(exports: ctypes.CDLL) -> None:
     x = torch.tensor([INFINITY, 1.0] * 8)
-    for name in ACTIVATIONS:
-        assert run(exports.run_activate, ctypes.c_int64(ACTIVATIONS.index(name)), x=x)[0] == INFINITY, name
+    for index, name in enumerate(ACTIVATIONS):
+        assert run(exports.run_activate, ctypes.c_int64(index), x=x)[0] == REFERENCES[name](x)[0], name
 
 
 def test_the_clamped_gate_equals_torch_and_keeps_nan(exports: ctypes.CDLL) -> None:
