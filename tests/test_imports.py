@@ -181,7 +181,7 @@ MODEL_ROWS = {
     "cpu.describe cpu.description cpu.kv_layout cpu.library cpu.native eager executor runner spec",
     # layers that run by the description, and what is checked of a GPU's fast paths
     "gpu.fused_layers": "adapters attention attention.rotation batch cpu.description gpu.fused_projections "
-    "kv_cache layer_operations spec",
+    "kv_cache layer_operations parallel.sums spec",
     "gpu.fast_paths": "adapted_modules adapters attention attention.reference batch cpu.describe cpu.description "
     "cpu.start eager executor gpu.device_experts gpu.device_matrices gpu.fused_layers gpu.fused_projections "
     "gpu.triton_layers layer_operations parallel.sums rehearsal sampling.draw_rows sampling.logit_edits "

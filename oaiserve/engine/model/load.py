@@ -49,7 +49,7 @@ from oaiserve.engine.model.model_config import (
     select_dtype,
 )
 from oaiserve.engine.model.padded_head import pad_head
-from oaiserve.engine.model.parallel.sums import can_be_taken_over, take_over
+from oaiserve.engine.model.parallel.sums import can_be_taken_over, split_by_heads, take_over
 from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.split import Member, place, refuse_unless_divisible
@@ -105,10 +105,12 @@ def load_model(
         if config.model_type in MIXERS:
             raise StartupError(f"--tensor-parallel is not for '{model}', which has layers that keep a state.")
         refuse_unless_divisible(config, member.size, str(model), is_gguf=is_gguf)
+        split_by_heads(config)
+        arguments["config"] = config
         if quantization is not None and not can_be_taken_over(config):
             raise StartupError(
                 f"--tensor-parallel {member.size} is not for the quantized weights of '{model}': what is added up in "
-                f"models of type '{config.model_type}' is not behind their linear layers alone."
+                f"models of type '{config.model_type}' is not behind their linear layers and experts alone."
             )
         member.join(target)
         distributed["distributed_config"] = DistributedConfig(tp_size=member.size)
@@ -118,7 +120,7 @@ def load_model(
     in_mxfp4: Mxfp4Weights | None = None
     if is_mxfp4(config):
         arguments["quantization_config"] = Mxfp4Config(dequantize=True)
-        if _keeps_packed(target, member):
+        if _keeps_packed(target) and member is None:
             in_mxfp4 = experts_in_mxfp4(local_folder(source, offline=offline))
     # Only safetensors and GGUF are read. For a model of the Hub that is pickled, transformers would also look for a
     # conversion that anybody can propose there.
@@ -162,7 +164,7 @@ def load_model(
     sums = None if member is None else take_over(loaded, member)
     if quantization is not None:
         number = keep_packed_matrices(loaded, packed, sums) if target.type == "cuda" else 0
-        number_of_layers = keep_packed_experts(loaded, packed) if _keeps_packed(target, member) else 0
+        number_of_layers = keep_packed_experts(loaded, packed, sums) if _keeps_packed(target) else 0
         kept = f", except for {number} matrices, which stay as they are" if number else ""
         kept += f", and so do the experts of {number_of_layers} layers" if number_of_layers else ""
         log.info("The weights of '%s', in %s, are expanded to %s%s", model, quantization.name, name, kept)
@@ -209,9 +211,9 @@ def _load_expanded(
     return model, found
 
 
-def _keeps_packed(device: torch.device, member: Member | None) -> bool:
-    """Return whether experts stay packed: on a GPU, those of a model in one piece."""
-    return device.type == "cuda" and member is None
+def _keeps_packed(device: torch.device) -> bool:
+    """Return whether experts stay packed."""
+    return device.type == "cuda"
 
 
 def local_folder(source: ModelSource, *, offline: bool) -> Path:

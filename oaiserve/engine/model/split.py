@@ -66,6 +66,8 @@ def refuse_unless_divisible(config: PreTrainedConfig, size: int, name: str, *, i
         "values between the layers of its MLP": config.intermediate_size,
         "tokens in its vocabulary": config.vocab_size,
     }
+    if (of_experts := getattr(config, "moe_intermediate_size", None)) is not None:
+        sizes["values between the layers of an expert"] = of_experts
     for what, number in sizes.items():
         if number % size:
             most = math.gcd(*sizes.values())

@@ -23,9 +23,10 @@ from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.checkpoints.packed_weights import PackedWeights
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.gpu import fast_paths
+from oaiserve.engine.model.gpu.device_experts import packed_experts, plain_experts
 from oaiserve.engine.model.gpu.device_matrices import expanded_product, packed_linears
 from oaiserve.engine.model.gpu.fused_layers import FusedExecutor
-from oaiserve.engine.model.gpu.keep_packed import keep_packed_matrices
+from oaiserve.engine.model.gpu.keep_packed import keep_packed_experts, keep_packed_matrices
 from oaiserve.engine.model.load import load_model
 from oaiserve.engine.model.parallel import group, one_shot
 from oaiserve.engine.model.rehearsal import prompts_and_decodes
@@ -56,7 +57,7 @@ class Summed:
 
 class Computed(NamedTuple):
     logits: list[torch.Tensor]  # of prompts, and of their decodes
-    num_packed: int  # matrices
+    num_packed: int  # matrices, and layers of experts
     is_fused: bool
     multiplies_by: str  # the name of the function
     num_one_shot: int  # sums in one kernel
@@ -79,7 +80,8 @@ def computed(rank: int, store: Path, folder: Path, *, by_kernels: bool = False, 
         loaded = load_model(folder, device="cpu", dtype="float32", member=member)
         quantization = read_quantization(json.loads((folder / "config.json").read_text()))
         if quantization is not None:
-            keep_packed_matrices(loaded.model, PackedWeights(folder, quantization), loaded.sums)
+            for keep in (keep_packed_matrices, keep_packed_experts):
+                keep(loaded.model, PackedWeights(folder, quantization), loaded.sums)
         patch.setattr(start, "_is_on_cpu", lambda loaded: False)
         patch.setattr(start, "_sizes", lambda *_: (NUM_BLOCKS, 0, None))
         backend = TritonAttention if by_kernels else lambda batch: ReferenceAttention(batch)
@@ -88,6 +90,7 @@ def computed(rank: int, store: Path, folder: Path, *, by_kernels: bool = False, 
         patch.setattr(fast_paths, "LENGTHS", (2, 2, 2, 3))
         patch.setattr(fast_paths, "FUSED_LENGTHS", (3,))
         patch.setattr(fast_paths, "PRODUCT_ROWS", (1, 3))
+        patch.setattr(start, "scale_checked", lambda *_: False)
         patch.setattr(one_shot, "missing", lambda device, size: None)
         one_shot_sums = Summed(2 if fails and rank == 0 else 1)
         patch.setattr(one_shot, "OneShotSums", lambda device, size: one_shot_sums)
@@ -99,6 +102,7 @@ def computed(rank: int, store: Path, folder: Path, *, by_kernels: bool = False, 
 
             patch.setattr(fast_paths, "_operations", lambda: layer_operations)
             patch.setattr(start, "_multiply", lambda: multiply)
+            patch.setattr(start, "_compute_experts", lambda: plain_experts)
         options = EngineOptions(block_size=BLOCK_SIZE, tensor_parallel=NUM_MEMBERS)
         executor = start.start_member(loaded, options)._executor
         one_shot_sums.num_summed = 0
@@ -107,7 +111,7 @@ def computed(rank: int, store: Path, folder: Path, *, by_kernels: bool = False, 
     layers = packed_linears(loaded.model)
     return Computed(
         found,
-        len(layers),
+        len(layers) + len(packed_experts(loaded.model)),
         isinstance(executor, FusedExecutor),
         layers[0].multiply.__name__ if layers else "",
         one_shot_sums.num_summed,

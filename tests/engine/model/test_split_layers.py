@@ -15,7 +15,7 @@ from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.load import load_model
 from oaiserve.engine.model.parallel import one_shot
 from tests.engine.model import members
-from tests.engine.model.cpu.small_models import config, make_model
+from tests.engine.model.cpu.small_models import MOE, config, make_model
 from tests.engine.model.gpu.test_device_matrices import SIZES as TWO_LAYERS
 from tests.engine.model.gpu.test_device_matrices import floats_in_blocks, integers
 from tests.engine.model.members import BLOCK_SIZE, NUM_BLOCKS, Computed
@@ -29,16 +29,20 @@ pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 
 ROOT = Path(__file__).parents[3]
 SIZES = {**TWO_LAYERS, "num_hidden_layers": 1, "vocab_size": 96}
-NUM_PACKED = {"fp8": 7, "gptq": 5, "awq": 7}  # GPTQ's matrices in any order are cut along their rows alone
+# GPTQ's matrices in any order are cut along their rows alone. The experts of a layer are one.
+NUM_PACKED = {"fp8": 7, "gptq": 5, "phi3": 4, "olmoe": 5, "awq": 7}
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Return checkpoints of models of which one has biases, and one norms of heads and its embedding as its head."""
+    """Return checkpoints of models of which one has biases, one its queries, keys and values in one matrix, one experts
+    and norms of all heads, and one norms of heads and its embedding as its head."""
     root = tmp_path_factory.mktemp("split")
     write_fp8(root / "fp8", make_model(config("llama", **SIZES)), "blocks")
     gptq = Packing("gptq", bits=8, group_size=32, has_act_order=True)
     write_checkpoint(root / "gptq", make_model(config("qwen2", **SIZES)), gptq)
+    write_fp8(root / "phi3", make_model(config("phi3", **SIZES)), "blocks")
+    write_checkpoint(root / "olmoe", make_model(config("olmoe", **{**MOE, **SIZES})), Packing("awq"))
     changes = {"tie_word_embeddings": True, "pad_token_id": 95}  # a row that the first member does not have
     write_checkpoint(root / "awq", make_model(config("qwen3", **SIZES, **changes)), Packing("awq"))
     return [root / name for name in NUM_PACKED]
@@ -75,10 +79,12 @@ def test_members_compute_the_logits_of_the_whole_model(
 ) -> None:
     for of_member in of_members:
         assert len(of_member) == len(expected)
-        for found, want in zip(of_member, expected, strict=True):
-            assert found.is_fused
+        for name, found, want in zip((*NUM_PACKED, "fails"), of_member, expected, strict=True):
+            assert found.is_fused, name
             for one, other in zip(found.logits, want, strict=True):
-                torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+                torch.testing.assert_close(
+                    one, other, rtol=1e-3, atol=1e-3, msg=lambda text, name=name: f"{name}: {text}"
+                )
         assert [found.num_packed for found in of_member[:-1]] == [*NUM_PACKED.values()]
 
 
@@ -111,6 +117,13 @@ def test_parts_of_a_matrix_are_those_of_its_weights(dimension: int, number: int)
         parts = [part_of(matrix, dimension, index, number) for index in range(number)]
         found = torch.cat([part.expand() for part in parts if part is not None], dim=dimension)
         assert torch.equal(found, matrix.expand())
+
+
+def test_segments_of_rows_are_cut_one_by_one() -> None:
+    for matrix in (integers(4, 48, 128, 32, zeros=True), floats_in_blocks(48, 128, (16, 32))):
+        found = part_of(matrix, 0, 1, 2, segments=(32, 16))
+        assert found is not None
+        assert torch.equal(found.expand(), torch.cat([matrix.expand()[16:32], matrix.expand()[40:]]))
 
 
 def test_parts_without_whole_groups_are_none() -> None:

@@ -7,6 +7,7 @@ into one of 32 bits, the first into the lowest bits; they differ in the directio
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -48,17 +49,20 @@ class Floats(NamedTuple):
         return (self.codes.float().view(n, groups, k // groups) * self.scales[..., None]).view(n, k)
 
 
-def part_of(matrix: Integers | Floats, dimension: int, index: int, number: int) -> Integers | Floats | None:
+def part_of(
+    matrix: Integers | Floats, dimension: int, index: int, number: int, segments: Sequence[int] = ()
+) -> Integers | Floats | None:
     """Return one of `number` equal parts of a matrix, cut along its rows (0) or its columns (1).
 
-    Return None if such parts of the columns have no whole groups, or if the columns are in another order.
+    With `segments`, the rows are that many of one kind and then of another, and each of these is cut. Return None if
+    such parts of the columns have no whole groups, or if the columns are in another order.
     """
     if dimension == 0:
-        (begin, size) = _part(len(matrix.codes), index, number)
-        codes, scales = (one.narrow(0, begin, size).contiguous() for one in (matrix.codes, matrix.scales))
+        sizes = segments or (len(matrix.codes),)
+        codes, scales = (own_rows(one, sizes, index, number) for one in (matrix.codes, matrix.scales))
         if isinstance(matrix, Floats):
             return Floats(codes, scales)
-        zeros = None if matrix.zeros is None else matrix.zeros.narrow(0, begin, size).contiguous()
+        zeros = None if matrix.zeros is None else own_rows(matrix.zeros, sizes, index, number)
         return Integers(codes, scales, zeros, matrix.bits, matrix.columns)
     begin, size = _part(matrix.codes.shape[1], index, number)
     group = matrix.codes.shape[1] // matrix.scales.shape[1]
@@ -70,6 +74,19 @@ def part_of(matrix: Integers | Floats, dimension: int, index: int, number: int) 
         return Floats(codes, scales)
     zeros = None if matrix.zeros is None else matrix.zeros.narrow(1, *groups).contiguous()
     return Integers(codes, scales, zeros, matrix.bits)
+
+
+def own_rows(tensor: Tensor, sizes: Sequence[int], index: int, number: int) -> Tensor:
+    """Return one of `number` equal parts of each segment of rows, side by side. `sizes` are those of the segments."""
+    parts, begin = [], 0
+    for size in sizes:
+        parts.append(tensor.narrow(0, begin + index * (size // number), size // number))
+        begin += size
+    return (
+        parts[0].contiguous()
+        if len(parts) == 1
+        else torch.cat([one.view(torch.uint8) for one in parts]).view(tensor.dtype)
+    )
 
 
 def _part(length: int, index: int, number: int) -> tuple[int, int]:

@@ -69,8 +69,16 @@ class PackedExperts:
         return self.compute(self, x, chosen, weights)
 
 
-def keep_experts(module: Any, gate_up: ExpertMatrices, down: ExpertMatrices) -> None:
-    """Let a module of experts compute with these matrices, and free its own. They move with the module."""
+def keep_experts(
+    module: Any,
+    gate_up: ExpertMatrices,
+    down: ExpertMatrices,
+    add_up: Callable[[Tensor], Tensor] | None = None,
+) -> None:
+    """Let a module of experts compute with these matrices, and free its own. They move with the module.
+
+    `add_up` returns the sum of the members' outputs if the model is split.
+    """
     packed = module.packed_experts = PackedExperts(module, gate_up, down)
     shapes = {name: module._parameters.pop(name).to("meta") for name in ("gate_up_proj", "down_proj")}
 
@@ -88,7 +96,8 @@ def keep_experts(module: Any, gate_up: ExpertMatrices, down: ExpertMatrices) -> 
         return apply_to_parameters(function, recurse)
 
     unread(gate_up.codes.device)
-    module._apply, module.forward = apply, packed.__call__
+    module._apply = apply
+    module.forward = packed.__call__ if add_up is None else lambda *given: add_up(packed(*given))
 
 
 def _activation(module: Any) -> str | None:

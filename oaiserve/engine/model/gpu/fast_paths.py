@@ -305,7 +305,8 @@ def compute_experts_checked(loaded: LoadedModel, find: Callable[[], Compute]) ->
         found.append(find())
         return experts_problem(layers, found[0], loaded.dtype)
 
-    if not is_usable("Packed experts by kernels", "each one expands its matrices, which is much slower", problem):
+    instead = "each one expands its matrices, which is much slower"
+    if not is_usable("Packed experts by kernels", instead, problem, loaded.sums):
         return False
     compute_by(loaded.model, found[0])
     return True

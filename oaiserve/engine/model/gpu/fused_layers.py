@@ -23,6 +23,7 @@ from oaiserve.engine.model.cpu.description import MLP, Attention, Decoder, Layer
 from oaiserve.engine.model.gpu.fused_projections import product_of
 from oaiserve.engine.model.kv_cache import copy_blocks
 from oaiserve.engine.model.layer_operations import LayerOperations, RowNorm, normed
+from oaiserve.engine.model.parallel.sums import Sums
 from oaiserve.engine.model.spec import LoadedModel, base_of
 
 Product = Callable[[Tensor], Tensor]  # [T, columns] to [T, rows]
@@ -98,6 +99,7 @@ class _FusedLayer:
     mlp_norm: RowNorm | None
     mlp_out_norm: RowNorm | None
     norms_heads: bool  # queries and keys are normed by head, as attention does it
+    all_heads: Sums | None  # which norms queries and keys of all members, if that is how they are normed
 
     @classmethod
     def of(cls, loaded: LoadedModel, index: int, layer: Layer) -> _FusedLayer:
@@ -122,6 +124,7 @@ class _FusedLayer:
         attention_norm = _row_norm(layer.attention_norm)
         is_shared = layer.mlp_norm is layer.attention_norm
         norms = attention.query_norm, attention.key_norm
+        all_heads = loaded.sums if loaded.sums is not None and loaded.sums.norms_all_heads else None
         return cls(
             described=attention,
             qkv=_product(loaded, attention.qkv),
@@ -132,7 +135,10 @@ class _FusedLayer:
             attention_out_norm=_row_norm(layer.attention_out_norm),
             mlp_norm=attention_norm if is_shared else _row_norm(layer.mlp_norm),
             mlp_out_norm=_row_norm(layer.mlp_out_norm),
-            norms_heads=not attention.rotates_before_norms and all(_is_of_heads(norm, attention) for norm in norms),
+            norms_heads=all_heads is None
+            and not attention.rotates_before_norms
+            and all(_is_of_heads(norm, attention) for norm in norms),
+            all_heads=all_heads,
         )
 
     def attend(self, x: Tensor, batch: Batch, attention: StepAttention, cache: LayerCache) -> Tensor:
@@ -186,8 +192,13 @@ class _FusedLayer:
         found = []
         for heads, norm in described:
             if (row_norm := _row_norm(norm)) is not None:
-                rows = heads if len(row_norm.weight) == heads.shape[2] else heads.flatten(1)
-                heads = normed(rows.float(), row_norm).to(heads.dtype).view(heads.shape)
+                is_of_head = self.all_heads is None and len(row_norm.weight) == heads.shape[2]
+                rows = heads if is_of_head else heads.flatten(1)
+                if self.all_heads is None:
+                    rows = normed(rows.float(), row_norm).to(heads.dtype)
+                else:
+                    rows = self.all_heads.normed(rows, row_norm.weight, row_norm.epsilon)
+                heads = rows.view(heads.shape)
             found.append(heads)
         return found[0], found[1]
 

@@ -13,14 +13,15 @@ from oaiserve.engine.model.checkpoints.gguf_weights import NotKept
 from oaiserve.engine.model.checkpoints.mxfp4_weights import Mxfp4Weights
 from oaiserve.engine.model.checkpoints.packed_weights import PackedWeights
 from oaiserve.engine.model.gpu.device_experts import keep_experts, mxfp4, stacked
-from oaiserve.engine.model.gpu.device_matrices import MXFP4_TILE, PackedLinear, joined, of_integers
-from oaiserve.engine.model.parallel.sums import Sums
+from oaiserve.engine.model.gpu.device_matrices import MXFP4_TILE, PackedLinear, PackedMatrix, joined, of_integers
+from oaiserve.engine.model.parallel.sums import COLUMNS, ROWS, Sums
 from oaiserve.model_numbers import BadFile
 
 log = logging.getLogger(__name__)
 
 # The names that checkpoints have for the matrices of one expert: its gate, its up, its down projection.
 _EXPERT_NAMES = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
+_CUTS = (ROWS, ROWS, COLUMNS)  # along which they are cut
 
 
 def keep_packed_matrices(model: PreTrainedModel, weights: PackedWeights, sums: Sums | None = None) -> int:
@@ -42,9 +43,10 @@ def keep_packed_matrices(model: PreTrainedModel, weights: PackedWeights, sums: S
     return number
 
 
-def keep_packed_experts(model: PreTrainedModel, weights: PackedWeights) -> int:
+def keep_packed_experts(model: PreTrainedModel, weights: PackedWeights, sums: Sums | None = None) -> int:
     """Let experts have their matrices as a checkpoint packs them, if all of a layer are packed alike in groups of
-    multiples of 32 columns. Return of how many layers these are."""
+    multiples of 32 columns. Return of how many layers these are. A member of a model that is split has a part of each
+    expert, if their groups are whole."""
     number, names = 0, weights.names()
     for name, module in model.named_modules():
         tensor = module._parameters.get("gate_up_proj")
@@ -54,15 +56,26 @@ def keep_packed_experts(model: PreTrainedModel, weights: PackedWeights) -> int:
         for base, parts in product(own, _EXPERT_NAMES):
             if f"{base}.0.{parts[0]}.weight" not in names:
                 continue
-            experts = [[weights.matrix(f"{base}.{i}.{part}.weight") for part in parts] for i in range(len(tensor))]
-            packed = [[None if one is None else of_integers(one) for one in expert] for expert in experts]
+            names_of = [[f"{base}.{i}.{part}.weight" for part in parts] for i in range(len(tensor))]
+            packed = [
+                [_packed(weights, one, cut, sums) for one, cut in zip(own, _CUTS, strict=True)] for own in names_of
+            ]
             both = [joined([gate, up]) if gate and up else None for gate, up, _ in packed]
             found = [stacked(matrices) for matrices in (both, [down for *_, down in packed])]
             if found[0] is not None and found[1] is not None:
-                keep_experts(module, found[0], found[1])
+                matrices = found[0].to(tensor.device), found[1].to(tensor.device)
+                keep_experts(module, *matrices, None if sums is None else sums.add_up)
                 number += 1
             break
     return number
+
+
+def _packed(weights: PackedWeights, name: str, cut: int, sums: Sums | None) -> PackedMatrix | None:
+    """Return a matrix of an expert, or this member's part of it, or None if it is not packed."""
+    found = weights.matrix(name)
+    if found is not None and sums is not None:
+        found = sums.part(found, cut)
+    return None if found is None else of_integers(found)
 
 
 def experts_in_mxfp4(folder: Path) -> Mxfp4Weights | None:

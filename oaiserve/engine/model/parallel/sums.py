@@ -4,6 +4,8 @@ These take the place of transformers' hooks.
 
 A matrix is cut along its rows, so that a product of it needs nothing, or along its columns, so that products are added
 up. The embedding is cut along its rows, and what a member does not have it adds as zeros. The logits are put together.
+Each expert of a mixture is cut like an MLP. Queries, keys and values that one module makes are cut one by one, and the
+mean square of a norm of all heads is that of all members.
 """
 
 from __future__ import annotations
@@ -11,29 +13,50 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn import Linear, Module, Parameter
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from oaiserve.engine.model.checkpoints.integer_layouts import Floats, Integers, part_of
+from oaiserve.engine.model.checkpoints.integer_layouts import Floats, Integers, own_rows, part_of
 from oaiserve.engine.model.parallel import group
 from oaiserve.engine.model.split import Member
+from oaiserve.errors import StartupError
 
 # The name that torch has had since 2.13, or the one before.
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 ROWS, COLUMNS = 0, 1
+IN_PARTS = "packed_colwise"  # along the rows, gates and ups one by one
+EXPERTS = "moe_tp_experts"  # each of a mixture like an MLP
+WHOLE = "replicated_with_grad_allreduce"  # transformers cuts nothing
 # What transformers' plan says of a module, and along which dimension its weights are cut.
 _CUTS = {
     "colwise": ROWS,
     "rowwise": COLUMNS,
     "embedding_rowwise": ROWS,
     "colwise_gather_output": ROWS,
-    "replicated_with_grad_allreduce": None,
+    IN_PARTS: ROWS,
+    EXPERTS: None,
+    WHOLE: None,
 }
+
+
+# Where transformers gathers products, and cuts them again, because of what is between: ways that need neither.
+_UNGATHERED = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "colwise"),
+    "qkv_proj": WHOLE,  # has uneven parts, which transformers does not cut one by one: that is done here
+    "gate_up_proj": IN_PARTS,
+    **dict.fromkeys(("o_proj", "down_proj"), "rowwise"),
+}
+
+
+class _Cut(NamedTuple):
+    dimension: int
+    segments: tuple[int, ...] = ()  # numbers of rows, each of which is cut by itself; none: all together
 
 
 class ElsewhereError(Exception):
@@ -57,8 +80,9 @@ class Sums:
     def __init__(self, member: Member) -> None:
         self.rank, self.size = member.rank, member.size
         self._are_left_out = False
-        self._cuts: dict[str, int] = {}  # by the name of the module
+        self._cuts: dict[str, _Cut] = {}  # by the name of the module
         self.one_shot: OneShot | None = None  # which adds up small messages
+        self.norms_all_heads = False  # whether a norm of queries or keys is one of all members' heads
 
     def add_up(self, x: Tensor) -> Tensor:
         """Return the sum of the members' tensors, which may be in place of this one."""
@@ -95,6 +119,15 @@ class Sums:
         is_own = (own >= 0) & (own < num_rows)
         return self.add_up(own_rows(own.where(is_own, 0)).masked_fill(~is_own[..., None], 0))
 
+    def normed(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        """Return rows divided by their root mean square, that of all members' parts of them, times this member's
+        weights."""
+        parts = x.float()
+        squares = parts.pow(2).mean(-1, keepdim=True)
+        if not self._are_left_out:
+            squares = self.add_up(squares) / self.size
+        return (weight.float() * parts * torch.rsqrt(squares + epsilon)).to(x.dtype)
+
     @contextmanager
     def left_out(self) -> Iterator[None]:
         """Compute without the other members, who need not do the same."""
@@ -110,15 +143,25 @@ class Sums:
 
     def part_of(self, matrix: Integers | Floats, name: str) -> Integers | Floats | None:
         """Return this member's part of the matrix of a module, or None if its groups are not cut evenly."""
-        return part_of(matrix, self._cuts[name], self.rank, self.size)
+        return self.part(matrix, *self._cuts[name])
+
+    def part(
+        self, matrix: Integers | Floats, dimension: int, segments: tuple[int, ...] = ()
+    ) -> Integers | Floats | None:
+        """Return this member's part of a matrix, or None if its groups are not cut evenly."""
+        return part_of(matrix, dimension, self.rank, self.size, segments)
 
     def take_over(self, name: str, module: Any, style: str) -> None:
         """Let a module that transformers' plan names compute with its own weights, as plain tensors, and these sums."""
         del module.forward  # transformers' hook
+        if style == EXPERTS:
+            _keep_local(module)
+            module.forward = lambda *given: self.add_up(type(module).forward(module, *given))
+            return
         cut = _CUTS[style]
         if cut is None:
             return
-        self._cuts[name] = cut
+        self._cuts[name] = _Cut(cut, (module.out_features // 2,) * 2 if style == IN_PARTS else ())
         _keep_local(module)
         if style == "embedding_rowwise":
             num_rows = len(module.weight)
@@ -134,10 +177,68 @@ class Sums:
         elif style == "colwise_gather_output":
             module.forward = lambda x: self.put_together(type(module).forward(module, x))
 
+    def cut_heads(self, name: str, module: Any, attention: Any) -> None:
+        """Let a module that makes queries, keys and values make those of this member's heads, of which the attention
+        that it belongs to has as many fewer."""
+        config, dim = attention.config, attention.head_dim
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        segments = heads * dim, kv_heads * dim, kv_heads * dim
+        self._cuts[name] = _Cut(ROWS, segments)
+        for key, whole in list(module.named_parameters(recurse=False)):
+            own = own_rows(whole.data, segments, self.rank, self.size)
+            setattr(module, key, Parameter(own, requires_grad=False))
+        module.out_features = len(module.weight)
+        attention.config = _OfOwnHeads(config, heads // self.size)
+        attention.num_key_value_heads = kv_heads // self.size
+
+    def cut_norm(self, norm: Any, width: int) -> None:
+        """Let a norm of all heads be one of this member's, which are `width` numbers. Raises StartupError for one that
+        is no plain RMS norm."""
+        epsilon = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+        weight, rows = norm.weight.data, torch.linspace(-1, 2, len(norm.weight), device=norm.weight.device)
+        if epsilon is not None:
+            expected = torch.nn.functional.rms_norm(rows, rows.shape, weight.float(), epsilon)
+        if epsilon is None or not torch.allclose(norm(rows.to(weight.dtype)).float(), expected, rtol=0.02, atol=0.01):
+            raise StartupError(f"--tensor-parallel is not for norms of the kind {type(norm).__name__}.")
+        norm.weight = Parameter(weight[self.rank * width :][:width].clone(), requires_grad=False)
+        norm.forward = lambda x: self.normed(x, norm.weight, epsilon)
+        self.norms_all_heads = True
+
+
+class _OfOwnHeads:
+    """The configuration of a model, with the number of query heads that a member has."""
+
+    def __init__(self, config: Any, num_attention_heads: int) -> None:
+        self._config = config
+        self.num_attention_heads = num_attention_heads
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._config, name)
+
+
+def split_by_heads(config: PreTrainedConfig) -> None:
+    """Let a model be split by heads and by gates where transformers' plan gathers the products of all members.
+
+    That is where one module makes queries, keys and values, or gates and ups, and where a norm is one of all heads.
+    """
+    plan = dict(config.base_model_tp_plan or {})
+    for name, style in list(plan.items()):
+        base, _, last = name.rpartition(".")
+        if style in ("colwise_gather_output", "rowwise_split_input"):
+            plan[name] = _UNGATHERED.get(last, style)
+            if last in ("q_proj", "k_proj"):
+                plan[f"{base}.{last[0]}_norm"] = WHOLE
+    if _has_our_sums(plan):
+        config.base_model_tp_plan = plan  # type: ignore[misc]
+
 
 def can_be_taken_over(config: PreTrainedConfig) -> bool:
     """Return whether the plan for a model has only sums behind the layers' matrices that are cut along columns."""
-    return set((config.base_model_tp_plan or {}).values()) <= _CUTS.keys() - {"colwise_gather_output"}
+    return _has_our_sums(config.base_model_tp_plan or {})
+
+
+def _has_our_sums(plan: dict[str, str]) -> bool:
+    return set(plan.values()) <= _CUTS.keys() - {"colwise_gather_output"}
 
 
 def take_over(model: PreTrainedModel, member: Member) -> Sums | None:
@@ -148,11 +249,34 @@ def take_over(model: PreTrainedModel, member: Member) -> Sums | None:
         for module in model.modules():
             if isinstance(module, Linear):
                 _keep_local(module)
+        if any(_makes_all_heads(name, style) for name, style in styles.items()):
+            raise StartupError(
+                f"--tensor-parallel is not for '{model.config.model_type}': its head is split in a way "
+                f"that is not known, {styles}."
+            )
         return None
     sums = Sums(member)
     for name, module in hooked.items():
         sums.take_over(name, module, styles[name])
+        attention = model.get_submodule(name.rpartition(".")[0])
+        if _makes_all_heads(name, styles[name]):
+            sums.cut_heads(name, module, attention)
+        elif styles[name] == WHOLE and (projection := _normed_projection(name, attention)) is not None:
+            width = len(projection.weight)
+            if len(module.weight) == width * member.size:  # type: ignore[arg-type]
+                sums.cut_norm(module, width)
     return sums
+
+
+def _makes_all_heads(name: str, style: str) -> bool:
+    """Return whether a module makes the queries, keys and values of all members, as `split_by_heads` has asked for."""
+    return style == WHOLE and name.endswith(".qkv_proj")
+
+
+def _normed_projection(name: str, attention: Module) -> Linear | None:
+    """Return the module that makes what a norm of queries or of keys norms. It is cut before its norm."""
+    found = getattr(attention, f"{name.rpartition('.')[2][0]}_proj", None)
+    return found if isinstance(found, Linear) else None
 
 
 def _keep_local(module: Module) -> None:

@@ -199,7 +199,7 @@ def logits(loaded: LoadedModel) -> list[torch.Tensor]:
 def test_experts_of_a_checkpoint_stay_packed(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint(tmp_path, family)
     want = logits(load_model(tmp_path, device="cpu", dtype="float32"))
-    monkeypatch.setattr(load, "_keeps_packed", lambda device, member: True)
+    monkeypatch.setattr(load, "_keeps_packed", lambda device: True)
     loaded = load_model(tmp_path, device="cpu", dtype="float32")
     layers = packed_experts(loaded.model)
     assert len(layers) == 2
@@ -223,7 +223,7 @@ def test_experts_that_are_wrong_are_switched_off_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint(tmp_path, "gpt_oss")
-    monkeypatch.setattr(load, "_keeps_packed", lambda device, member: True)
+    monkeypatch.setattr(load, "_keeps_packed", lambda device: True)
     loaded = load_model(tmp_path, device="cpu", dtype="float32")
 
     def doubled(*arguments: Any) -> torch.Tensor:
