@@ -36,6 +36,7 @@ SHAPES: dict[str, tuple[Kind, int, int, int, int]] = {
     "gpt-oss-20b, MXFP4": ("mxfp4", 32, 4, 2880, 2880),
     "Qwen3-30B-A3B, 4 bits": ("int4", 128, 8, 2048, 768),
     "Qwen3-30B-A3B, FP8": ("float8", 128, 8, 2048, 768),
+    "Qwen3-30B-A3B, 16 bits": ("plain", 128, 8, 2048, 768),
 }
 WIDE = {**SMALL, "hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
 MIXTURES: dict[str, dict[str, Any]] = {
@@ -75,6 +76,9 @@ class _Gating:
 
 def random_experts(kind: Kind, number: int, width: int, inner: int, device: torch.device) -> PackedExperts:
     def matrices(n: int, columns: int) -> ExpertMatrices:
+        if kind == "plain":
+            weights = torch.randn(number, n, columns, dtype=torch.bfloat16, device=device) / columns**0.5
+            return ExpertMatrices(kind, weights, torch.ones(number, 1, n, device=device), None, None)
         group = min(128, columns & -columns)
         if kind == "float8":
             floats = torch.randn(number, n, columns, device=device).to(torch.float8_e4m3fn)

@@ -48,6 +48,7 @@ from oaiserve.engine.model.gpu.fast_paths import (
     adapters_problem,
     attention_problem,
     compute_experts_checked,
+    compute_plain_experts_checked,
     fuse_checked,
     fuse_layers,
     fuse_layers_checked,
@@ -424,6 +425,7 @@ def _ways(loaded: LoadedModel, options: EngineOptions, *, fuses: bool) -> _Ways:
         features[EXPERTS] = compute_experts_checked(loaded, _compute_experts)
         if features[EXPERTS]:
             features[FP8_PRODUCTS] |= round_experts_checked(loaded, _rounded_experts)
+        features[EXPERTS] |= compute_plain_experts_checked(loaded, _compute_experts)
         features[ONE_SHOT] = one_shot_checked(loaded, one_shot.missing, one_shot.OneShotSums)
     layers: FusedLayers | None = None
     if fuses:

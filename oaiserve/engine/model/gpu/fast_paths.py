@@ -26,7 +26,15 @@ from oaiserve.engine.model.cpu.description import Decoder, NotKnown
 from oaiserve.engine.model.cpu.start import transformers_logits
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
-from oaiserve.engine.model.gpu.device_experts import Compute, PackedExperts, compute_by, packed_experts, plain_experts
+from oaiserve.engine.model.gpu.device_experts import (
+    Compute,
+    PackedExperts,
+    compute_by,
+    compute_few_rows_by,
+    packed_experts,
+    plain_experts,
+    plain_experts_of,
+)
 from oaiserve.engine.model.gpu.device_matrices import (
     Multiply,
     PackedLinear,
@@ -111,6 +119,7 @@ ROUNDED_TOLERANCE = 0.05  # of a product whose inputs are rounded to floats of 8
 ROUNDED_EXPERTS_TOLERANCE = 0.08  # of what follows from two such products
 ROUNDED_EXPERT_ROWS = 300
 CHOSEN_EXPERTS = 4  # of each row, in this comparison
+FEW_EXPERT_ROWS = 64  # of each expert, on average: with more, its products take longer than reading it
 ADAPTER_RANKS = (8, 24)
 CHUNK_TOKENS = 5  # of the longest, in a step in which the others decode
 # What attention may differ by in one layer, relative to its norm: it rounds its weights and its results.
@@ -309,6 +318,29 @@ def compute_experts_checked(loaded: LoadedModel, find: Callable[[], Compute]) ->
     if not is_usable("Packed experts by kernels", instead, problem, loaded.sums):
         return False
     compute_by(loaded.model, found[0])
+    return True
+
+
+@torch.inference_mode()
+def compute_plain_experts_checked(loaded: LoadedModel, find: Callable[[], Compute]) -> bool:
+    """Let experts in 16 bits that have few rows compute in the way that `find` returns, if what they give is what plain
+    torch does. Return whether they do. Many rows stay with transformers' grouped products."""
+    made = [(module, plain_experts_of(module)) for module in loaded.model.modules()]
+    layers = [(module, experts) for module, experts in made if experts is not None]
+    if not layers:
+        return False
+    found: list[Compute] = []
+
+    def problem() -> str | None:
+        found.append(find())
+        return experts_problem([experts for _, experts in layers], found[0], loaded.dtype)
+
+    name, instead = "Experts in 16 bits by kernels", "they are transformers' grouped products"
+    if not is_usable(name, instead, problem, loaded.sums):
+        return False
+    for module, experts in layers:
+        experts.compute = found[0]
+        compute_few_rows_by(module, experts, None if loaded.sums is None else loaded.sums.add_up, FEW_EXPERT_ROWS)
     return True
 
 

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from oaiserve.engine.model.gpu.triton_matrix_kernels import product_of_tiles
+from oaiserve.engine.model.gpu.triton_matrix_kernels import added_up, product_of_tiles
 
 
 @triton.jit(do_not_specialize=["num_pairs"])
@@ -51,7 +51,7 @@ def plan_experts_kernel(
             tl.store(tile_expert + rest, -1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs"])
 def expert_kernel(
     x,  # [rows, columns]
     codes,
@@ -65,8 +65,12 @@ def expert_kernel(
     tile_first,
     tile_end,
     out,  # [pairs, n]
+    partial,  # float32 [splits, pairs, n]
+    num_done,  # int32 [tiles], zeros, which each launch leaves as it finds them
+    num_pairs,
     n,
     columns,
+    tiles_each,  # of columns, for each split
     group_columns,
     pairs_of_row,  # 1 if x has a row for each pair
     x_stride,
@@ -80,12 +84,14 @@ def expert_kernel(
     HAS_BIAS: tl.constexpr,
     IS_ROUNDED: tl.constexpr,
     HAS_FACTORS: tl.constexpr,
+    SPLITS: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_N: tl.constexpr,
     TILE_COLUMNS: tl.constexpr,
 ):
-    """Multiply a tile of rows with one of their expert's matrix. The program is (tile of the matrix, tile of pairs)."""
-    tile = tl.program_id(1)
+    """Multiply a tile of rows with one of their expert's matrix. The program is (tile of the matrix, tile of pairs,
+    split), where splits are those of `matrix_kernel`."""
+    tile, split = tl.program_id(1), tl.program_id(2)
     expert = tl.load(tile_expert + tile).to(tl.int64)
     if expert >= 0:
         place = tl.load(tile_first + tile) + tl.arange(0, TILE_ROWS)
@@ -94,6 +100,7 @@ def expert_kernel(
         output = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
         is_output = output < n
         row = pair // pairs_of_row
+        first = split * tiles_each * TILE_COLUMNS
         acc = product_of_tiles(
             x,
             row * x_stride,
@@ -103,8 +110,8 @@ def expert_kernel(
             zeros + expert * scales_expert_stride + output,
             is_output,
             x_scales + row,
-            0,
-            columns,
+            first,
+            tl.minimum(first + tiles_each * TILE_COLUMNS, columns),
             group_columns,
             groups_stride,
             x_scales_stride,
@@ -115,9 +122,16 @@ def expert_kernel(
             TILE_N,
             TILE_COLUMNS,
         )
-        if HAS_BIAS:
-            acc += tl.load(bias + expert * n + output, mask=is_output, other=0.0).to(tl.float32)[:, None]
-        if HAS_FACTORS:
-            acc *= tl.load(factors + pair, mask=is_row, other=0.0).to(tl.float32)[None, :]
         is_number = is_output[:, None] & is_row[None, :]
-        tl.store(out + pair[None, :] * n + output[:, None], acc.to(out.dtype.element_ty), mask=is_number)
+        number = pair[None, :] * n + output[:, None]
+        if SPLITS > 1:
+            done = num_done + tile * tl.num_programs(0) + tl.program_id(0)
+            acc, is_last = added_up(acc, partial, num_pairs.to(tl.int64) * n, number, is_number, done, split, SPLITS)
+        else:
+            is_last = True
+        if is_last:
+            if HAS_BIAS:
+                acc += tl.load(bias + expert * n + output, mask=is_output, other=0.0).to(tl.float32)[:, None]
+            if HAS_FACTORS:
+                acc *= tl.load(factors + pair, mask=is_row, other=0.0).to(tl.float32)[None, :]
+            tl.store(out + number, acc.to(out.dtype.element_ty), mask=is_number)

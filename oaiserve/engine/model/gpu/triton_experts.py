@@ -12,7 +12,7 @@ from oaiserve.engine.model.gpu.device_experts import ExpertMatrices, PackedExper
 from oaiserve.engine.model.gpu.device_matrices import MXFP4_TILE, tile_columns
 from oaiserve.engine.model.gpu.triton_expert_kernels import expert_kernel, plan_experts_kernel
 from oaiserve.engine.model.gpu.triton_layers import combine
-from oaiserve.engine.model.gpu.triton_matrices import Tiles, tiles_for
+from oaiserve.engine.model.gpu.triton_matrices import Tiles, counters, num_splits, tiles_for
 from oaiserve.engine.model.gpu.triton_scaled import rounded_rows
 
 PAIRS_AT_A_TIME = 1024
@@ -95,7 +95,10 @@ def _product(
     tile = MXFP4_TILE if matrices.kind == "mxfp4" else tile_columns(group_columns)
     tiles, out = plan.tiles, x.new_empty(len(plan.order), n)
     x, row_scales = rounded_rows(x, tile) if is_rounded else (x, None)
-    expert_kernel[(-(-n // tiles.n), len(plan.tile_expert))](
+    grid, num_tiles = (-(-n // tiles.n), len(plan.tile_expert)), columns // tile
+    splits = num_splits(grid[0] * grid[1], num_tiles, x.device)
+    partial = torch.empty(splits, *out.shape, dtype=torch.float32, device=x.device) if splits > 1 else out
+    expert_kernel[(*grid, splits)](
         x,
         matrices.codes,
         matrices.scales,
@@ -108,8 +111,12 @@ def _product(
         plan.tile_first,
         plan.tile_end,
         out,
+        partial,
+        counters(x.device),
+        len(plan.order),
         n,
         columns,
+        -(-num_tiles // splits),
         group_columns,
         pairs_of_row,
         x.stride(0),
@@ -123,6 +130,7 @@ def _product(
         HAS_BIAS=matrices.bias is not None,
         IS_ROUNDED=is_rounded,
         HAS_FACTORS=factors is not None,
+        SPLITS=splits,
         TILE_ROWS=tiles.rows,
         TILE_N=tiles.n,
         TILE_COLUMNS=tile,

@@ -43,7 +43,7 @@ def multiply_into(
     tiles = tiles_for(num_rows)
     grid = -(-n // tiles.n), -(-num_rows // tiles.rows)
     num_tiles = columns // matrix.tile_columns
-    splits = num_splits(grid[0] * grid[1], num_tiles, _num_multiprocessors(rows.device))
+    splits = num_splits(grid[0] * grid[1], num_tiles, rows.device)
     partial = torch.empty(splits, num_rows, n, dtype=torch.float32, device=rows.device) if splits > 1 else out
     matrix_kernel[(*grid, splits)](
         rows,
@@ -54,7 +54,7 @@ def multiply_into(
         partial if row_scales is None else row_scales,
         out,
         partial,
-        _counters(rows.device),
+        counters(rows.device),
         num_rows,
         n,
         columns,
@@ -88,16 +88,16 @@ def tiles_for(num_rows: int) -> Tiles:
     return Tiles(128, 128, num_warps=8, num_stages=3)
 
 
-def num_splits(num_programs: int, num_tiles: int, num_multiprocessors: int) -> int:
+def num_splits(num_programs: int, num_tiles: int, device: torch.device) -> int:
     """Return into how many parts the columns are cut, a power of two, so that there are enough programs."""
-    splits = 1
-    while splits < MOST_SPLITS and num_programs * splits < num_multiprocessors * PROGRAMS_PER_SM:
+    splits, enough = 1, _num_multiprocessors(device) * PROGRAMS_PER_SM
+    while splits < MOST_SPLITS and num_programs * splits < enough:
         splits *= 2
     return min(splits, 1 << num_tiles.bit_length() - 1)
 
 
 @functools.cache
-def _counters(device: torch.device) -> Tensor:
+def counters(device: torch.device) -> Tensor:
     """Return counters of programs that have ended, one for each tile of a product that is split.
 
     Such a product has fewer tiles than programs fit on the device. Products follow each other on one stream.

@@ -73,6 +73,9 @@ def product_of_tiles(
             exponent = tl.load(scales + group + groups_stride, mask=is_output, other=127)[:, None]
             high = _float4(packed >> 4, exponent, x.dtype.element_ty)
             acc = dot(high, _inputs(x, row_offset, is_row, begin + HALF + half), acc)
+        elif KIND == "plain":
+            weight = tl.load(code_rows + (begin + column)[None, :], mask=is_output[:, None], other=0.0)
+            acc = dot(weight, _inputs(x, row_offset, is_row, begin + column), acc)
         else:
             group = begin // group_columns * groups_stride
             scale = tl.load(scales + group, mask=is_output, other=0.0).to(tl.float32)
@@ -96,6 +99,33 @@ def product_of_tiles(
                 product *= tl.load(x_scales + place, mask=is_row, other=0.0)[None, :]
             acc += product * scale[:, None]
     return acc
+
+
+@triton.jit
+def added_up(
+    acc,  # float32 [TILE_N, TILE_ROWS], of this split
+    partial,  # float32 [splits, size]
+    size,
+    place,  # where numbers of the tile are in `size`
+    is_number,
+    done,  # int32, the number of splits of this tile that have ended: zero, as it is left again
+    split,
+    SPLITS: tl.constexpr,
+):
+    """Return the sums of all splits of a tile and true in the program that is the last to end; false in the others."""
+    tl.store(partial + split.to(tl.int64) * size + place, acc, mask=is_number)
+    # All threads of this program have written theirs before one of them says so, which releases it for the others.
+    tl.debug_barrier()
+    is_last = tl.atomic_add(done, 1, sem="acq_rel", scope="gpu") == SPLITS - 1
+    if is_last:
+        tl.debug_barrier()
+        tl.store(done, 0)  # for the next launch
+        acc = tl.zeros_like(acc)
+        part = partial + place
+        for _ in range(SPLITS):
+            acc += tl.load(part, mask=is_number, other=0.0, cache_modifier=".cg")
+            part += tl.full([], 1, tl.int64) * size
+    return acc, is_last
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -164,19 +194,8 @@ def matrix_kernel(
     is_number = is_output[:, None] & (row < rows)[None, :]
     place = row_offset[None, :] * n + output[:, None]
     if SPLITS > 1:
-        tl.store(partial + split.to(tl.int64) * rows * n + place, acc, mask=is_number)
-        # All threads of this program have written theirs before one of them says so, which releases it for the others.
-        tl.debug_barrier()
         done = num_done + tl.program_id(1) * tl.num_programs(0) + tile
-        is_last = tl.atomic_add(done, 1, sem="acq_rel", scope="gpu") == SPLITS - 1
-        if is_last:
-            tl.debug_barrier()
-            tl.store(done, 0)  # for the next launch
-            acc = tl.zeros([TILE_N, TILE_ROWS], tl.float32)
-            part = partial + place
-            for _ in range(SPLITS):
-                acc += tl.load(part, mask=is_number, other=0.0, cache_modifier=".cg")
-                part += tl.full([], 1, tl.int64) * rows * n
+        acc, is_last = added_up(acc, partial, rows.to(tl.int64) * n, place, is_number, done, split, SPLITS)
     else:
         is_last = True
     if is_last:

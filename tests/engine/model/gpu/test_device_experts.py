@@ -24,9 +24,15 @@ from oaiserve.engine.model.gpu.device_experts import (
     stacked,
 )
 from oaiserve.engine.model.gpu.device_matrices import of_integers
-from oaiserve.engine.model.gpu.fast_paths import compute_experts_checked, described, round_experts_checked
+from oaiserve.engine.model.gpu.fast_paths import (
+    compute_experts_checked,
+    compute_plain_experts_checked,
+    described,
+    round_experts_checked,
+)
 from oaiserve.engine.model.gpu.fused_layers import FusedExecutor, FusedLayers
 from oaiserve.engine.model.load import load_model
+from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.rehearsal import prompts_and_decodes
 from oaiserve.engine.model.spec import LoadedModel
 from tests.engine.model.cpu.small_models import EXPERTS, MOE, config, make_model
@@ -36,7 +42,7 @@ from tools.random_mxfp4 import save_in_mxfp4
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 
-from oaiserve.engine.model.gpu import triton_experts
+from oaiserve.engine.model.gpu import triton_experts, triton_matrices
 
 # exp of a large number is infinity, and the activation is the number itself, which is right.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
@@ -123,6 +129,15 @@ def test_rounded_experts_are_checked(caplog: pytest.LogCaptureFixture, monkeypat
     assert "Experts in 8 bits: off" in caplog.text
     experts.down = packed("int8", WIDTH, INNER, 2)
     assert not round_experts_checked(loaded, lambda: wrong)
+
+
+def test_columns_of_experts_are_split_for_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    experts = PackedExperts(Gating("mxfp4"), in_mxfp4(256, 256, 1), in_mxfp4(256, 128, 2))
+    given = numbers(2, 256), torch.tensor([[0, 3], [3, 1]]), torch.rand(2, 2)
+    want = triton_experts.compute(experts, *given)
+    monkeypatch.setattr(triton_matrices, "_num_multiprocessors", lambda device: 16)
+    for _ in range(2):  # the counters are as they were
+        torch.testing.assert_close(triton_experts.compute(experts, *given), want, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("num_rows", [1, 40])
@@ -216,6 +231,33 @@ def test_experts_of_a_checkpoint_stay_packed(family: str, tmp_path: Path, monkey
         torch.testing.assert_close(found, other, rtol=1e-3, atol=1e-3)
     loaded.model.to("meta")
     assert layers[0].down.codes.device.type == "meta"
+
+
+@torch.inference_mode()
+def test_experts_in_16_bits_are_computed_by_kernels_if_they_have_few_rows(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = prepare(make_model(config("qwen3_moe", **MIXTURES["qwen3_moe"])))
+    want = logits(loaded)
+    monkeypatch.setattr(fast_paths, "PRODUCT_ROWS", (1, 3))
+
+    def doubled(*arguments: Any) -> torch.Tensor:
+        return 2 * plain_experts(*arguments)
+
+    assert not compute_plain_experts_checked(loaded, lambda: doubled)
+    assert "Experts in 16 bits by kernels: off" in caplog.text
+    numbers_of_rows = []
+
+    def counted(experts: PackedExperts, x: torch.Tensor, *given: torch.Tensor) -> torch.Tensor:
+        numbers_of_rows.append(len(x))
+        return triton_experts.compute(experts, x, *given)
+
+    monkeypatch.setattr(fast_paths, "FEW_EXPERT_ROWS", 4)
+    assert compute_plain_experts_checked(loaded, lambda: counted)
+    numbers_of_rows.clear()
+    for one, other in zip(logits(loaded), want, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    assert numbers_of_rows == [2, 2]  # of decodes, and not of prompts
 
 
 @torch.inference_mode()

@@ -161,7 +161,10 @@ def multiply(columns: int, n: int, rows: int, dtype: torch.dtype = torch.bfloat1
 
 
 def expert_matrices(kind: Kind, num_experts: int, n: int, columns: int) -> ExpertMatrices:
-    """Return experts in 4 bits, in MXFP4 with biases, or in integers with zeros."""
+    """Return experts in 16 bits, or in 4: in MXFP4 with biases, or in integers with zeros."""
+    if kind == "plain":
+        weights = torch.empty(num_experts, n, columns, dtype=torch.bfloat16)
+        return ExpertMatrices(kind, weights, torch.ones(num_experts, 1, n), None, None)
     codes = torch.empty(num_experts, n, columns // 2, dtype=torch.uint8)
     if kind == "mxfp4":
         scales = torch.empty(num_experts, columns // 32, n, dtype=torch.uint8)
@@ -170,9 +173,9 @@ def expert_matrices(kind: Kind, num_experts: int, n: int, columns: int) -> Exper
     return ExpertMatrices(kind, codes, zeros.half(), zeros, None)
 
 
-def compute_experts(num_experts: int, width: int, inner: int) -> None:
-    """Compute experts in MXFP4 for a single row."""
-    matrices = (expert_matrices("mxfp4", num_experts, *shape) for shape in ((2 * inner, width), (width, inner)))
+def compute_experts(kind: Kind, num_experts: int, width: int, inner: int) -> None:
+    """Compute experts for a single row."""
+    matrices = (expert_matrices(kind, num_experts, *shape) for shape in ((2 * inner, width), (width, inner)))
     x, chosen = torch.empty(1, width, dtype=torch.bfloat16), torch.zeros(1, 4, dtype=torch.int64)
     triton_experts.compute(PackedExperts(GptOss(), *matrices), x, chosen, torch.empty(1, 4, dtype=torch.bfloat16))
 
@@ -237,8 +240,9 @@ def main() -> None:
     for rows in (1, 2048):  # the smallest and the largest tiles
         multiply(4096, 6144, rows)
     multiply_in_8_bits()
-    compute_experts(32, 2880, 2880)
-    for kind in ("mxfp4", "int4"):
+    compute_experts("mxfp4", 32, 2880, 2880)
+    compute_experts("plain", 128, 2048, 768)
+    for kind in ("mxfp4", "int4", "plain"):
         multiply_many_rows(kind)
     logits = torch.empty(64, 128256, dtype=torch.bfloat16)
     out = (torch.empty(64, dtype=torch.int64), torch.empty(64, dtype=torch.int64))  # as for captured steps
