@@ -42,6 +42,7 @@ _CUTS = {
     IN_PARTS: ROWS,
     EXPERTS: None,
     WHOLE: None,
+    "mla_kv_a_proj": None,  # makes latent vectors, which all members have; only gradients would be added up
 }
 
 
