@@ -33,7 +33,7 @@ from cyclopts import (
 from cyclopts.argument import ArgumentCollection
 from cyclopts.config import Env, Json, Toml, Yaml
 
-from oaiserve import __version__, private, response_database
+from oaiserve import __version__, demo, private, response_database
 from oaiserve.adapter_files import BadAdapter, read_adapter
 from oaiserve.config import Config, EngineOptions, OptionError, RouteOptions, ServerOptions, TelemetryOptions
 from oaiserve.connections import Connections, allowed_connections
@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None, serve_app: ServeApp | None = None) -
         return _report(_message_for(error))
     except (OptionError, StartupError) as error:
         return _report(str(error))
-    except KeyboardInterrupt:  # while the model loads; later Ctrl-C shuts the server down in order
+    except KeyboardInterrupt:  # before the model loads
         return 130
 
 
@@ -325,6 +325,12 @@ def _serve_app(config: Config, sock: socket.socket) -> int:
         if (warning := exposure(path)) is not None:
             logger.warning("%s", warning)
     logger.info("Loading %s ...", config.model)
+    if config.model == "demo":
+        demo.fetched()  # as long as Ctrl-C removes what is half fetched
+    # Until the server takes signals, Ctrl-C ends the process at once. An exception could be raised in a callback that
+    # ignores it, and would have Python end with threads that run native code.
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.setswitchinterval(SWITCH_SECONDS)
     children: list[Child] = []
     if config.server.front_ends:  # which import what they need while the model is loaded

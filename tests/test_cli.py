@@ -433,6 +433,35 @@ def test_a_server_says_where_it_is_and_a_signal_ends_it_with_exit_code_0(number:
     assert "Traceback" not in rest
 
 
+LOAD_FOR_EVER = """
+import sys
+import time
+from oaiserve import cli, demo
+from oaiserve.engine.engine import Engine
+
+def load(*_, **__):
+    print("loading", file=sys.stderr, flush=True)
+    while True:
+        try:
+            time.sleep(60)
+        except KeyboardInterrupt:
+            pass  # as in a callback, where Python prints what is raised, and goes on
+
+demo.fetched = lambda: None
+Engine.from_pretrained = load
+cli.main(["serve", "demo", "--port", "0"])
+"""
+
+
+def test_ctrl_c_ends_a_server_whose_model_loads_at_once() -> None:
+    with subprocess.Popen([sys.executable, "-c", LOAD_FOR_EVER], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert any(line == "loading\n" for line in process.stderr)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == -signal.SIGINT
+        assert process.stderr.read() == ""
+
+
 HANG_AT_THE_END = """
 import sys
 from oaiserve import cli
