@@ -45,13 +45,14 @@ def reported(failure: str) -> Iterator[None]:
 
 
 @contextmanager
-def tensors_named() -> Iterator[None]:
+def tensors_named(*, of_part: bool = False) -> Iterator[None]:
     """Raise ValueError with the name of a tensor that does not fit, if transformers finds one in the `with` block.
 
     Its own error refers to a report of many lines that it has logged before. Such a report, and one of tensors that are
-    missing, which the caller refuses, is logged for those who look for it (--log-level debug).
+    missing, which the caller refuses, is logged for those who look for it (--log-level debug). So is one of tensors
+    that are not read, if the model is `of_part` of what the files have.
     """
-    report = _ReportFilter()
+    report = _ReportFilter(of_part)
     logger = logging.getLogger("transformers.modeling_utils")
     logger.addFilter(report)
     try:
@@ -65,17 +66,18 @@ def tensors_named() -> Iterator[None]:
 
 
 class _ReportFilter(logging.Filter):
-    def __init__(self) -> None:
+    def __init__(self, of_part: bool) -> None:
         super().__init__()
+        self._unwanted = r"\| *(MISSING|UNEXPECTED)\b" if of_part else r"\| *MISSING\b"
         self.tensors: list[str] = []  # which could not be converted, or have another size
 
     def filter(self, record: logging.LogRecord) -> bool:
         text = re.sub(r"\x1b\[[0-9;]*m", "", record.getMessage())
         self.tensors += re.findall(r"^(\S.*?) *\| *(?:CONVERSION|MISMATCH)\b", text, re.MULTILINE)
-        is_of_errors = bool(self.tensors) or re.search(r"\| *MISSING\b", text) is not None
-        if is_of_errors:
+        is_unwanted = bool(self.tensors) or re.search(self._unwanted, text) is not None
+        if is_unwanted:
             log.debug("%s", text)
-        return not is_of_errors
+        return not is_unwanted
 
 
 def within(seconds: float, make: Callable[[], T], failure: str) -> T:

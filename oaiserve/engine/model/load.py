@@ -87,6 +87,8 @@ def load_model(
     if is_gguf:
         arguments["gguf_file"] = source.gguf_file
     target = select_device(device)
+    if target.type == "cpu":  # transformers would ask for packages that have kernels for GPUs
+        logging.getLogger("transformers.integrations.hub_kernels").setLevel(logging.ERROR)
     limit_compiled_shapes()
     distributed: dict[str, Any] = {}
     if member is not None:
@@ -127,7 +129,7 @@ def load_model(
     os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"
     # The progress bars of the GGUF conversion cannot be switched off.
     quiet = nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO())
-    with reported(f"The weights of '{model}' could not be loaded"), quiet, tensors_named():
+    with reported(f"The weights of '{model}' could not be loaded"), quiet, tensors_named(of_part=text is not None):
         # transformers' types do not know that it returns a pair.
         pair: Any
         if quantization is not None:

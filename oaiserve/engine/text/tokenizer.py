@@ -158,7 +158,7 @@ class Tokenizer:
             case ChatPrompt():
                 if self.chat_template is None:
                     raise InvalidRequest(
-                        "This model has no chat template. Use /v1/completions, or start the server with a template.",
+                        "The model has no chat template. Use /v1/completions, or give the server a --chat-template.",
                         param=prompt.param,
                     )
                 param, text = prompt.param, self.chat_template.render(prompt)

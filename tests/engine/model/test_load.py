@@ -24,6 +24,7 @@ from oaiserve.source import find_model
 from tests.engine.text.tokenizers_for_tests import CHATML
 from tools.random_models import FAMILIES, FOREIGN_FAMILIES, byte_tokenizer, random_model
 from tools.random_mxfp4 import save_in_mxfp4
+from tools.random_wrappers import save_wrapper
 
 Spoil = Callable[[Path], object]
 OWN_CODE = "it needs code that comes with the model (auto_map), and oaiserve never runs such code"
@@ -155,14 +156,21 @@ def test_what_is_broken_or_absurd_is_one_sentence(folder: Path, spoil: Spoil) ->
     assert len(str(caught.value)) < 600
 
 
-def test_weights_that_are_missing_are_not_made_up(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.fixture
+def reports(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+    """Return what asks for the reports of tensors that transformers has logged."""
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    return lambda: [record.message for record in caplog.records if record.name == "transformers.modeling_utils"]
+
+
+def test_weights_that_are_missing_are_not_made_up(folder: Path, reports: Callable[[], list[str]]) -> None:
     layers = json.loads((folder / "config.json").read_text())["num_hidden_layers"]
     config(num_hidden_layers=layers + 1, layer_types=None)(folder)
     with pytest.raises(
         StartupError, match=rf"has no weights for 9 of the tensors .* such as model\.layers\.{layers}\.input"
     ):
         load_model(folder)
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]  # as transformers' report
+    assert reports() == []
 
 
 def test_mxfp4_weights_are_expanded_to_bfloat16(tmp_path: Path) -> None:
@@ -176,7 +184,20 @@ def test_mxfp4_weights_are_expanded_to_bfloat16(tmp_path: Path) -> None:
         torch.testing.assert_close(found[name].float(), numbers, rtol=0, atol=0)
 
 
-def test_a_tensor_that_does_not_fit_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_tensors_that_are_not_read_are_reported_unless_they_are_of_images(
+    folder: Path, tmp_path: Path, reports: Callable[[], list[str]]
+) -> None:
+    save_wrapper("llava", tmp_path / "wrapper")
+    load_model(tmp_path / "wrapper", device="cpu")
+    assert reports() == []
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors | {"model.more": torch.zeros(4)}, folder / "model.safetensors", {"format": "pt"})
+    load_model(folder, device="cpu")
+    (report,) = reports()
+    assert "model.more" in report
+
+
+def test_a_tensor_that_does_not_fit_is_named(tmp_path: Path, reports: Callable[[], list[str]]) -> None:
     made = FOREIGN_FAMILIES["gpt_oss"] | {"hidden_size": 64, "intermediate_size": 32, "dtype": "bfloat16"}
     save_in_mxfp4(random_model(AutoConfig.for_model(**made), dtype=torch.bfloat16), tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
@@ -187,7 +208,7 @@ def test_a_tensor_that_does_not_fit_is_named(tmp_path: Path, caplog: pytest.LogC
         StartupError, match=r"loaded: model\.layers\.\{0, 1\}\.mlp\.experts\.down_proj: not as the model"
     ):
         load_model(tmp_path, device="cpu")
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert reports() == []
 
 
 def test_a_chat_template_that_does_not_end_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
