@@ -132,7 +132,7 @@ MODEL_ROWS = {
     "padded_head parallel.sums prepare spec split",
     "memory": "spec",
     "gpu.device_memory": "attention eager memory rehearsal runner sampling.draw_rows spec states",
-    "gpu.compiled": "attention.hook batch executor rehearsal spec",
+    "gpu.compiled": "attention attention.hook batch executor rehearsal spec",
     "gpu.fused_projections": "gpu.device_matrices",
     # models that pool
     "pooling": "",

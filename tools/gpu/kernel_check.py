@@ -29,7 +29,7 @@ import torch
 import triton
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from oaiserve.engine.model.attention import LayerCache
+from oaiserve.engine.model.attention import LayerCache, Scoring
 from oaiserve.engine.model.attention import triton as backend
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.attention.tiles import BatchTiles
@@ -181,20 +181,20 @@ def make_tensors(
     return query, key, randn(num_tokens, kv_heads, value_dim), cache
 
 
-def attend_exactly(batch: Batch, *tensors: Any, **scoring: Any) -> torch.Tensor:
+def attend_exactly(batch: Batch, *arguments: Any) -> torch.Tensor:
     """Run the reference without torch's attention kernels for GPUs, which round in their own way."""
     with sdpa_kernel(SDPBackend.MATH):
-        return ReferenceAttention(batch)(*tensors, **scoring)
+        return ReferenceAttention(batch)(*arguments)
 
 
 def check_attention(case: Case, device: torch.device) -> dict[str, Any]:
     batch = make_batch(case.lengths, case.block_size, device)
     num_blocks = int(batch.block_tables.max()) + 1
     query, key, value, cache = make_tensors(case.shape, sum(batch.query_lens), num_blocks, case.block_size, device)
-    scoring = {"scaling": case.shape.key_dim**-0.5, "sliding_window": case.window, "softcap": case.softcap}
+    scoring = Scoring(case.shape.key_dim**-0.5, case.window, case.softcap)
     copies = LayerCache(cache.keys.float(), cache.values.float())
-    want = attend_exactly(batch, query.float(), key.float(), value.float(), copies, **scoring)
-    got = backend.TritonAttention(batch)(query, key, value, cache, **scoring)
+    want = attend_exactly(batch, query.float(), key.float(), value.float(), copies, scoring)
+    got = backend.TritonAttention(batch)(query, key, value, cache, scoring)
     difference = float((got.float() - want).abs().max())
     is_written = all(torch.equal(a.float(), b) for a, b in zip(cache, copies, strict=True))
     tolerance = TOLERANCE[case.shape.dtype]
@@ -212,9 +212,9 @@ def check_captured(shape: AttentionShape, device: torch.device) -> dict[str, Any
     batch = make_batch(lengths, BLOCK_SIZE, device)
     num_blocks = int(batch.block_tables.max()) + 1
     query, key, value, cache = make_tensors(shape, len(lengths), num_blocks, BLOCK_SIZE, device)
-    scoring = backend.Scoring(shape.key_dim**-0.5, None, None)
+    scoring = Scoring(shape.key_dim**-0.5)
     copies = LayerCache(cache.keys.float(), cache.values.float())
-    want = attend_exactly(batch, query.float(), key.float(), value.float(), copies, **scoring._asdict())
+    want = attend_exactly(batch, query.float(), key.float(), value.float(), copies, scoring)
     want[1] = 0.0
     seq_lens, slots = batch.seq_lens.clone(), batch.slots.clone()
     seq_lens[1], slots[1] = 0, -1
@@ -325,7 +325,7 @@ def time_decode(
     num_layers = 1 if device.type == "cpu" else max(2, min(256, COLD_BYTES // kv_bytes))
     layers = [make_tensors(shape, num_rows, num_blocks, BLOCK_SIZE, device) for _ in range(num_layers)]
     out = layers[0][0].new_empty(num_rows, shape.heads, shape.value_dim)
-    scoring = backend.Scoring(shape.key_dim**-0.5, None, None)
+    scoring = Scoring(shape.key_dim**-0.5)
     chosen = backend.num_items(shape.kv_heads, device)
 
     def taken(num_items: int, tile: backend.Tile | None = None) -> float:
@@ -375,7 +375,7 @@ def time_prefill(
     num_blocks = int(batch.block_tables.max()) + 1
     query, _, _, cache = make_tensors(shape, num_rows * new, num_blocks, BLOCK_SIZE, device)
     out = query.new_empty(num_rows * new, shape.heads, shape.value_dim)
-    scoring = backend.Scoring(shape.key_dim**-0.5, None, None)
+    scoring = Scoring(shape.key_dim**-0.5)
 
     def taken(tile: backend.Tile | None = None) -> float:
         tiles = BatchTiles(batch)

@@ -15,7 +15,7 @@ import torch
 from transformers import LlamaConfig
 
 from oaiserve.engine.model import layer_operations
-from oaiserve.engine.model.attention import FP8, LayerCache, ScaledCache
+from oaiserve.engine.model.attention import FP8, LayerCache, ScaledCache, Scoring
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.attention.rotation import Rotation
 from oaiserve.engine.model.gpu.device_matrices import PackedMatrix, expanded_product
@@ -169,9 +169,9 @@ def check_attention(target: Target) -> Iterator[dict[str, Any]]:
                     torch.randn(len(batch.input_ids), number, dim, device=device).bfloat16()
                     for number in (heads, kv_heads, kv_heads)
                 )
-                scoring: dict[str, Any] = {"scaling": 0.125, "sliding_window": None, "softcap": None}
-                want = ReferenceAttention(batch)(*rotation(query, key), value, plain.copy(), **scoring)
-                got = backend.TritonAttention(batch)(query, key, value, plain.copy(), **scoring, rotation=rotation)
+                scoring = Scoring(0.125)
+                want = ReferenceAttention(batch)(*rotation(query, key), value, plain.copy(), scoring)
+                got = backend.TritonAttention(batch)(query, key, value, plain.copy(), scoring, rotation)
                 about = {"eight_bits": is_scaled, "interleaved": is_interleaved, "norms": has_norms}
                 yield compare("attention", got, want, **about)
 

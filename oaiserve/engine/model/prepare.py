@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from oaiserve.engine.model.attention import LayerCache, StepAttention
+from oaiserve.engine.model.attention import LayerCache, Scoring, StepAttention
 from oaiserve.engine.model.attention.foreign import bring_paged_attention, share_caches
 from oaiserve.engine.model.attention.hook import ATTENTION, AttentionCall, run_model
 from oaiserve.engine.model.attention.reference import ReferenceAttention
@@ -183,7 +183,7 @@ class _Probe(dict[int, LayerCache]):
         return LayerCache(torch.empty(0), torch.empty(0))
 
     def __call__(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: LayerCache, **scoring: Any
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: LayerCache, scoring: Scoring
     ) -> torch.Tensor:
         before = self._written.setdefault(self._layer, (key, value))
         self.is_overwritten |= not all(torch.equal(*pair) for pair in zip(before, (key, value), strict=True))
@@ -192,7 +192,7 @@ class _Probe(dict[int, LayerCache]):
             key.new_zeros(1, _PROBE_TOKENS, shape.kv_heads, shape.key_dim),
             value.new_zeros(1, _PROBE_TOKENS, shape.kv_heads, shape.value_dim),
         )
-        return self._attention(query, key, value, cache, **scoring)
+        return self._attention(query, key, value, cache, scoring)
 
 
 def _rows(embedding: torch.nn.Module) -> int:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oaiserve.engine.model.attention import LayerCache
+from oaiserve.engine.model.attention import LayerCache, Scoring
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.request import SamplingParams
@@ -95,11 +95,7 @@ def test_it_equals_plain_attention_for_any_mix_of_prefill_and_decode(
         torch.cat([keys[start:] for keys, (start, _) in zip(all_keys, lengths, strict=True)]),
         torch.cat([values[start:] for values, (start, _) in zip(all_values, lengths, strict=True)]),
         cache,
-        scaling=KEY_DIM**-0.5,
-        sliding_window=window,
-        softcap=softcap,
-        sinks=sinks,
-        slopes=slopes,
+        Scoring(KEY_DIM**-0.5, window, softcap, sinks, slopes),
     )
     row = 0
     for keys, values, (start, count) in zip(all_keys, all_values, lengths, strict=True):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oaiserve.engine.model.attention import FP8, FP8_MAX, LayerCache, ScaledCache
+from oaiserve.engine.model.attention import FP8, FP8_MAX, LayerCache, ScaledCache, Scoring
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.attention.select import select_backend
 from oaiserve.engine.model.attention.tiles import BatchTiles
@@ -88,16 +88,16 @@ def of_heads(inputs: Inputs) -> torch.Tensor:
     return torch.linspace(0.1, 2.0, inputs.query.shape[1])
 
 
-def expected(inputs: Inputs, **scoring: Any) -> torch.Tensor:
+def expected(inputs: Inputs, scoring: Scoring) -> torch.Tensor:
     """Return the reference's result in float32, for the same inputs. It works on a copy of the cache."""
     query, key, value, cache, batch = inputs
     copies = LayerCache(cache.keys.float().nan_to_num(), cache.values.float().nan_to_num())
-    return ReferenceAttention(batch)(query.float(), key.float(), value.float(), copies, **scoring)
+    return ReferenceAttention(batch)(query.float(), key.float(), value.float(), copies, scoring)
 
 
-def attend(inputs: Inputs, **scoring: Any) -> torch.Tensor:
+def attend(inputs: Inputs, scoring: Scoring) -> torch.Tensor:
     *tensors, batch = inputs
-    return backend.TritonAttention(batch)(*tensors, **scoring)
+    return backend.TritonAttention(batch)(*tensors, scoring)
 
 
 def check(
@@ -108,10 +108,8 @@ def check(
     sinks: torch.Tensor | None = None,
     slopes: torch.Tensor | None = None,
 ) -> None:
-    scoring: dict[str, Any] = {"scaling": inputs.query.shape[2] ** -0.5, "sliding_window": window, "softcap": softcap}
-    scoring |= {"sinks": sinks, "slopes": slopes}
-    want = expected(inputs, **scoring)
-    got = attend(inputs, **scoring)
+    scoring = Scoring(inputs.query.shape[2] ** -0.5, window, softcap, sinks, slopes)
+    want, got = expected(inputs, scoring), attend(inputs, scoring)
     tolerance = TOLERANCE[got.dtype]
     torch.testing.assert_close(got.float(), want, rtol=tolerance, atol=tolerance)
 
@@ -159,7 +157,7 @@ def test_it_equals_the_reference_with_sinks_or_slopes(heads: int) -> None:
 def test_keys_and_values_are_written_into_the_cache_unchanged() -> None:
     inputs = make_inputs(MIXED, key_dim=20, value_dim=12)
     before = LayerCache(inputs.cache.keys.clone(), inputs.cache.values.clone())
-    attend(inputs, scaling=1.0, sliding_window=None, softcap=None)
+    attend(inputs, Scoring(1.0))
     for cache, old, new in zip(inputs.cache, before, (inputs.key, inputs.value), strict=True):
         old.flatten(0, 1)[inputs.batch.slots] = new
         torch.testing.assert_close(cache, old, rtol=0, atol=0, equal_nan=True)
@@ -173,11 +171,11 @@ def test_a_cache_in_eight_bits_has_the_numbers_of_the_reference(window: int | No
         *(blocks.float().nan_to_num().div(scale).to(FP8) for blocks, scale in zip(inputs.cache, SCALES, strict=True))
     )
     caches = [ScaledCache.of(content.copy(), SCALES) for _ in range(2)]
-    scoring: dict[str, Any] = {"scaling": 0.25, "sliding_window": window, "softcap": None}
+    scoring = Scoring(0.25, window)
     query, key, value, _, batch = inputs
     value[3] = 1e4  # which the cache cannot hold
-    want = ReferenceAttention(batch)(query.float(), key.float(), value.float(), caches[0], **scoring)
-    got = backend.TritonAttention(batch)(query, key, value, caches[1], **scoring)
+    want = ReferenceAttention(batch)(query.float(), key.float(), value.float(), caches[0], scoring)
+    got = backend.TritonAttention(batch)(query, key, value, caches[1], scoring)
     torch.testing.assert_close(got.float(), want, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * 10)
     for one, other in zip(*caches, strict=True):
         torch.testing.assert_close(one.float(), other.float(), rtol=0, atol=0)
@@ -209,10 +207,10 @@ def test_it_equals_the_reference_for_any_mix_of_prefill_and_decode(
     lengths = sorted([*lengths, (40, 1)], key=lambda pair: pair[1] != 1)  # chunks of one token come first
     inputs = make_inputs(tuple(lengths), heads=2 * group, block_size=block_size, key_dim=8, value_dim=5, seed=seed)
     query, key, value, cache, batch = inputs
-    scoring = backend.Scoring(0.3, window, softcap)
+    scoring = Scoring(0.3, window, softcap)
     if numbers is not None:
         scoring = scoring._replace(**{numbers: of_heads(inputs)})
-    want = expected(inputs, **scoring._asdict())
+    want = expected(inputs, scoring)
     out = torch.full_like(want, math.nan)
     tile = backend.Tile(rows=16, tokens=16, num_warps=4, num_stages=2)
     if batch.num_decodes < len(lengths):
@@ -227,8 +225,8 @@ def test_it_equals_the_reference_for_any_mix_of_prefill_and_decode(
 @pytest.mark.parametrize("wanted", [1, 3])
 def test_padded_rows_of_a_captured_batch_write_nothing_and_get_zeros(wanted: int, has_sinks: bool) -> None:
     inputs = make_inputs(((50, 1), (20, 1)))
-    scoring = backend.Scoring(0.25, None, None, of_heads(inputs) if has_sinks else None)
-    want = expected(inputs, **scoring._asdict())
+    scoring = Scoring(0.25, sinks=of_heads(inputs) if has_sinks else None)
+    want = expected(inputs, scoring)
     query, key, value, cache, batch = inputs
     batch.seq_lens[1], batch.slots[1] = 0, -1
     untouched = cache.keys[batch.block_tables[1]].clone()

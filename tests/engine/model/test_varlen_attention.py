@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from oaiserve.engine.model.attention import Scoring
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.attention.select import select_backend
 from oaiserve.engine.model.prepare import prepare
@@ -76,15 +77,14 @@ def double(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(varlen, "varlen_attn", plain_varlen_attn)
 
 
-def attend(inputs: Inputs, **scoring: Any) -> torch.Tensor:
+def attend(inputs: Inputs, scoring: Scoring) -> torch.Tensor:
     *tensors, batch = inputs
-    return varlen.VarlenAttention(batch)(*tensors, **scoring)
+    return varlen.VarlenAttention(batch)(*tensors, scoring)
 
 
 def check(inputs: Inputs, *, window: int | None = None) -> None:
-    scoring = {"scaling": inputs.query.shape[2] ** -0.5, "sliding_window": window, "softcap": None}
-    want = expected(inputs, **scoring)
-    got = attend(inputs, **scoring)
+    scoring = Scoring(inputs.query.shape[2] ** -0.5, window)
+    want, got = expected(inputs, scoring), attend(inputs, scoring)
     tolerance = TOLERANCE[got.dtype]
     torch.testing.assert_close(got.float(), want, rtol=tolerance, atol=tolerance)
 
@@ -124,7 +124,7 @@ def test_keys_and_values_are_written_into_the_cache_unchanged() -> None:
     for lengths in (MIXED, PROMPTS):
         inputs = make_inputs(lengths)
         before = [blocks.clone() for blocks in inputs.cache]
-        attend(inputs, scaling=1.0, sliding_window=None, softcap=None)
+        attend(inputs, Scoring(1.0))
         for cache, old, new in zip(inputs.cache, before, (inputs.key, inputs.value), strict=True):
             old.flatten(0, 1)[inputs.batch.slots] = new
             torch.testing.assert_close(cache, old, rtol=0, atol=0, equal_nan=True)
@@ -145,12 +145,12 @@ def test_long_contexts_and_decode_steps_are_computed_by_triton(monkeypatch: pyte
 
 def test_the_places_of_keys_are_computed_once_a_step() -> None:
     *tensors, batch = make_inputs(MIXED)
-    scoring = {"scaling": 1.0, "sliding_window": None, "softcap": None}
+    scoring = Scoring(1.0)
     attention = varlen.VarlenAttention(batch)
-    attention(*tensors, **scoring)
+    attention(*tensors, scoring)
     packed = attention._packed_keys
     assert packed is not None
-    attention(*tensors, **scoring)
+    attention(*tensors, scoring)
     assert attention._packed_keys is packed
 
 

@@ -52,6 +52,17 @@ class ScaledCache(LayerCache):
         return ScaledCache.of(LayerCache(*self).copy(), self._scales)
 
 
+class Scoring(NamedTuple):
+    """How a layer makes scores of queries and keys. No layer has both sinks and slopes."""
+
+    scaling: float
+    sliding_window: int | None = None  # a token attends only to so many last tokens
+    softcap: float | None = None  # squashes scores to the range from -softcap to softcap
+    sinks: torch.Tensor | None = None  # float32 [heads], scores of a key more, which all tokens see; its value is 0
+    # float32 [heads] (ALiBi): times the distance between a token and a key, they are subtracted from their score.
+    slopes: torch.Tensor | None = None
+
+
 class StepAttention(Protocol):
     """The attention of one step. It is called once for each layer, and keeps what all layers need of the batch."""
 
@@ -61,20 +72,9 @@ class StepAttention(Protocol):
         key: torch.Tensor,  # [T, kv_heads, key_dim]
         value: torch.Tensor,  # [T, kv_heads, value_dim]
         cache: LayerCache,
-        *,
-        scaling: float,
-        sliding_window: int | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None = None,  # float32 [heads]
-        slopes: torch.Tensor | None = None,  # float32 [heads]
+        scoring: Scoring,
     ) -> torch.Tensor:  # [T, heads, value_dim]
-        """Write the step's keys and values into the cache, then let each token attend to its own sequence up to itself.
-
-        With `sliding_window`, a token attends only to the last `sliding_window` tokens. `softcap` squashes scores to
-        the range from -softcap to softcap. `sinks` are scores of a key more, which all tokens see, and whose value is
-        0. `slopes` (ALiBi) times the distance between a token and a key are subtracted from their score. No layer has
-        both.
-        """
+        """Write the keys and values into the cache, and let each token attend to its own sequence up to itself."""
 
 
 Backend = Callable[[Batch], StepAttention]  # makes the attention of a step

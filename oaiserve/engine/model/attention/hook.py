@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import AttentionInterface, PreTrainedModel
 
-from oaiserve.engine.model.attention import LayerCache, StepAttention
+from oaiserve.engine.model.attention import LayerCache, Scoring, StepAttention
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.states import StepStates
 
@@ -50,11 +50,13 @@ def paged_attention(
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),
         call.caches[module.layer_idx],  # type: ignore[index]
-        scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        sliding_window=sliding_window,
-        softcap=softcap,
-        sinks=None if s_aux is None else s_aux.float(),
-        slopes=slopes,
+        Scoring(
+            query.shape[-1] ** -0.5 if scaling is None else scaling,
+            sliding_window,
+            softcap,
+            None if s_aux is None else s_aux.float(),
+            slopes,
+        ),
     )
     return out.unsqueeze(0), None
 

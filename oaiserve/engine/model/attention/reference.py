@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from oaiserve.engine.model.attention import FP8, FP8_MAX, LayerCache
+from oaiserve.engine.model.attention import FP8, FP8_MAX, LayerCache, Scoring
 from oaiserve.engine.model.batch import Batch
-
-
-class Scoring(NamedTuple):
-    """The parameters with which attention scores are computed from queries and keys, see `StepAttention`."""
-
-    scaling: float
-    softcap: float | None
-    sinks: torch.Tensor | None
-    slopes: torch.Tensor | None
 
 
 class ReferenceAttention:
@@ -38,14 +27,9 @@ class ReferenceAttention:
         key: torch.Tensor,
         value: torch.Tensor,
         cache: LayerCache,
-        *,
-        scaling: float,
-        sliding_window: int | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None = None,
-        slopes: torch.Tensor | None = None,
+        scoring: Scoring,
     ) -> torch.Tensor:
-        batch, scoring = self._batch, Scoring(scaling, softcap, sinks, slopes)
+        batch, sliding_window = self._batch, scoring.sliding_window
         for blocks, new, scale in zip(cache, (key, value), cache.scales, strict=True):
             _write(blocks.flatten(0, 1), batch.slots, new, scale)
         if sliding_window not in self._masks:
@@ -127,7 +111,7 @@ def _attention(
     scoring: Scoring,
 ) -> torch.Tensor:  # [B, heads, Q, value_dim]
     groups = query.shape[1] // key.shape[1]
-    scaling, softcap, sinks, slopes = scoring
+    scaling, _, softcap, sinks, slopes = scoring
     is_plain = softcap is None and sinks is None and slopes is None
     if is_plain and query.shape[2] == 1:
         # The query heads that share a key head are rows of one query: six times as fast as grouped attention on a CPU.

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 import triton
 
-from oaiserve.engine.model.attention import LayerCache
+from oaiserve.engine.model.attention import LayerCache, Scoring
 from oaiserve.engine.model.attention.rotation import Rotation
 from oaiserve.engine.model.attention.tiles import BatchTiles
 from oaiserve.engine.model.attention.triton_kernels import (
@@ -49,27 +49,6 @@ class Tile(NamedTuple):
     num_stages: int  # stages of the loop's software pipeline, which loads ahead
 
 
-class Scoring(NamedTuple):
-    """The parameters with which attention scores are computed from queries and keys."""
-
-    scaling: float
-    sliding_window: int | None
-    softcap: float | None
-    sinks: torch.Tensor | None = None
-    slopes: torch.Tensor | None = None
-
-    def scalars(self) -> tuple[float, float]:
-        """Return the factor that the kernels multiply scores by, and the softcap, both for weights in base 2."""
-        log2_e = math.log2(math.e)
-        if self.softcap is None:
-            return self.scaling * log2_e, 0.0
-        return 2 * self.scaling * log2_e / self.softcap, self.softcap * log2_e  # tanh(x) = 1 - 2 / (1 + exp(2 x))
-
-    def of_heads(self, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the sinks and the slopes. In place of what the layer does not have is a tensor that is not read."""
-        return query if self.sinks is None else self.sinks, query if self.slopes is None else self.slopes
-
-
 class TritonAttention:
     """The attention of one step by Triton kernels, in bfloat16, float16 or float32. Sums are in float32.
 
@@ -89,12 +68,7 @@ class TritonAttention:
         key: torch.Tensor,
         value: torch.Tensor,
         cache: LayerCache,
-        *,
-        scaling: float,
-        sliding_window: int | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None = None,
-        slopes: torch.Tensor | None = None,
+        scoring: Scoring,
         rotation: Rotation | None = None,
     ) -> torch.Tensor:
         batch = self._batch
@@ -102,7 +76,6 @@ class TritonAttention:
             tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (query, key, value)
         )
         out = query.new_empty(*query.shape[:2], value.shape[-1])
-        scoring = Scoring(scaling, sliding_window, softcap, sinks, slopes)
         num_decodes = batch.num_decodes
         has_prefills = num_decodes < len(batch.query_lens)
         if has_prefills:
@@ -129,6 +102,20 @@ class TritonAttention:
             wanted = num_items(kv_heads, query.device)
             self._plans[window, kv_heads] = plan_decodes(self._batch, window, wanted, kv_heads)
         decode(query, key, value, cache, self._batch, out, scoring, self._plans[window, kv_heads], rotation=rotation)
+
+
+def _scalars(scoring: Scoring) -> tuple[float, float]:
+    """Return the factor that the kernels multiply scores by, and the softcap, both for weights in base 2."""
+    log2_e = math.log2(math.e)
+    if scoring.softcap is None:
+        return scoring.scaling * log2_e, 0.0
+    # tanh(x) = 1 - 2 / (1 + exp(2 x))
+    return 2 * scoring.scaling * log2_e / scoring.softcap, scoring.softcap * log2_e
+
+
+def _of_heads(scoring: Scoring, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the sinks and the slopes. In place of what the layer does not have is a tensor that is not read."""
+    return query if scoring.sinks is None else scoring.sinks, query if scoring.slopes is None else scoring.slopes
 
 
 class DecodePlan(NamedTuple):
@@ -268,7 +255,7 @@ def decode(
     constants = _constants(heads // kv_heads, cache.keys.shape[3], cache.values.shape[3], cache.keys.shape[1])
     tile_dims = constants["TILE_KEY_DIM"] + constants["TILE_VALUE_DIM"]
     tile = tile or decode_tile(constants["GROUP"], tile_dims, query.element_size())
-    most_items, (factor, softcap) = plan.items.shape[0], scoring.scalars()
+    most_items, (factor, softcap) = plan.items.shape[0], _scalars(scoring)
     key_scale, value_scale = cache.scales
     partial = torch.empty(most_items, heads, out.shape[2], dtype=torch.float32, device=out.device)
     log_weights = torch.empty(most_items, heads, dtype=torch.float32, device=out.device)
@@ -290,7 +277,7 @@ def decode(
         softcap,
         key_scale,
         value_scale,
-        *scoring.of_heads(query),
+        *_of_heads(scoring, query),
         num_rows,
         *query.stride()[:2],
         *key.stride()[:2],
@@ -333,7 +320,7 @@ def prefill(
         longest = max(batch.query_lens[batch.num_decodes :])
         tile = prefill_tile(constants["GROUP"], tile_dims, query.element_size(), longest)
     in_tiles = tiles.of(tile.rows // constants["GROUP"])
-    (factor, softcap), (key_scale, value_scale) = scoring.scalars(), cache.scales
+    (factor, softcap), (key_scale, value_scale) = _scalars(scoring), cache.scales
     prefill_kernel[(kv_heads, in_tiles.shape[0])](
         query,
         out,
@@ -344,7 +331,7 @@ def prefill(
         factor * key_scale,
         softcap,
         value_scale,
-        *scoring.of_heads(query),
+        *_of_heads(scoring, query),
         *query.stride()[:2],
         *out.stride()[:2],
         *cache.keys.stride()[:3],

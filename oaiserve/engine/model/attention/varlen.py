@@ -13,7 +13,7 @@ import torch
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import pad
 
-from oaiserve.engine.model.attention import LayerCache, triton
+from oaiserve.engine.model.attention import LayerCache, Scoring, triton
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.errors import StartupError
@@ -66,30 +66,15 @@ class VarlenAttention:
         key: torch.Tensor,
         value: torch.Tensor,
         cache: LayerCache,
-        *,
-        scaling: float,
-        sliding_window: int | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None = None,
-        slopes: torch.Tensor | None = None,
+        scoring: Scoring,
     ) -> torch.Tensor:
-        assert softcap is None
-        batch, num_decodes = self._batch, self._batch.num_decodes
+        assert scoring.softcap is None
+        batch, num_decodes, window = self._batch, self._batch.num_decodes, scoring.sliding_window
         query_lens, context_lens = batch.query_lens[num_decodes:], batch.context_lens[num_decodes:]
         is_whole = query_lens == context_lens
-        is_plain = sinks is None and slopes is None
+        is_plain = scoring.sinks is None and scoring.slopes is None
         if not query_lens or not is_plain or (not is_whole and sum(context_lens) > MAX_COPIED_TOKENS):
-            return self._triton(
-                query,
-                key,
-                value,
-                cache,
-                scaling=scaling,
-                sliding_window=sliding_window,
-                softcap=softcap,
-                sinks=sinks,
-                slopes=slopes,
-            )
+            return self._triton(query, key, value, cache, scoring)
         query, key, value = (
             tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (query, key, value)
         )
@@ -108,16 +93,16 @@ class VarlenAttention:
             packed.start,
             max(query_lens),
             max(context_lens),
-            scale=scaling,
+            scale=scoring.scaling,
             # A token sees so many tokens before and after itself; the last query is at the position of the last key.
-            window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
+            window_size=(-1 if window is None else window - 1, 0),
             **_GROUPED,
         )
         assert isinstance(prefills, torch.Tensor)
         if not num_decodes:
             return prefills
         out = query.new_empty(query.shape)
-        self._triton.decode(query, key, value, cache, out, triton.Scoring(scaling, sliding_window, softcap))
+        self._triton.decode(query, key, value, cache, out, scoring)
         out[num_decodes:] = prefills
         return out
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from oaiserve.engine.model.attention import LayerCache, StepAttention
+from oaiserve.engine.model.attention import LayerCache, Scoring, StepAttention
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.cpu.kv_layout import adopt, new_cache
 from oaiserve.engine.model.cpu.library import AttentionOptions, CacheMemory, Library, StepInput
@@ -76,12 +76,7 @@ class NativeAttention:
         key: Tensor,
         value: Tensor,
         cache: LayerCache,
-        *,
-        scaling: float,
-        sliding_window: int | None,
-        softcap: float | None,
-        sinks: Tensor | None = None,
-        slopes: Tensor | None = None,
+        scoring: Scoring,
     ) -> Tensor:
         """Compute the attention of one layer, see `StepAttention`; `cache` is one of `caches`."""
         query, key, value = (tensor.to(self._dtype).contiguous() for tensor in (query, key, value))
@@ -91,12 +86,12 @@ class NativeAttention:
         pointers = (cache.keys.data_ptr(), cache.values.data_ptr())
         is_int8 = cache.keys.dtype == torch.int8
         memory = CacheMemory(*pointers, kv_heads, key_dim, value_dim, self._block_size, is_int8)
-        numbers = [None if of_heads is None else of_heads.contiguous() for of_heads in (sinks, slopes)]
+        numbers = [None if of_heads is None else of_heads.contiguous() for of_heads in (scoring.sinks, scoring.slopes)]
         options = AttentionOptions(
             heads,
-            scaling,
-            sliding_window or 0,
-            softcap or 0.0,
+            scoring.scaling,
+            scoring.sliding_window or 0,
+            scoring.softcap or 0.0,
             *(None if of_heads is None else of_heads.data_ptr() for of_heads in numbers),
         )
         tensors = (tensor.data_ptr() for tensor in (query, key, value, out))

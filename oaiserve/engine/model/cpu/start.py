@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from oaiserve.config import EngineOptions, Quantize
 from oaiserve.engine.model.adapted_modules import adaptable
 from oaiserve.engine.model.adapters import Adapter, probe_adapter
-from oaiserve.engine.model.attention import Backend, LayerCache, StepAttention
+from oaiserve.engine.model.attention import Backend, LayerCache, Scoring, StepAttention
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.cpu.attention import NativeAttention
@@ -261,34 +261,14 @@ def _recording(
     def prepare(batch: Batch) -> StepAttention:
         attend = ReferenceAttention(batch)
 
-        def record(
-            query: Tensor,
-            key: Tensor,
-            value: Tensor,
-            cache: LayerCache,
-            *,
-            scaling: float,
-            sliding_window: int | None,
-            softcap: float | None,
-            sinks: Tensor | None = None,
-            slopes: Tensor | None = None,
-        ) -> Tensor:
+        def record(query: Tensor, key: Tensor, value: Tensor, cache: LayerCache, scoring: Scoring) -> Tensor:
             layer = layers[cache.keys.data_ptr()]
+            scaling, sliding_window, softcap, sinks, slopes = scoring
             found = AttentionParameters(scaling, sliding_window, softcap, has_sinks=sinks is not None, slopes=slopes)
             parameters[layer] = found
             if (shape := loaded.kv_shapes[layer]).is_int8:
                 key, value = rounded(key, KEY_GROUP), rounded(value, shape.value_dim)
-            return attend(
-                query,
-                key,
-                value,
-                cache,
-                scaling=scaling,
-                sliding_window=sliding_window,
-                softcap=softcap,
-                sinks=sinks,
-                slopes=slopes,
-            )
+            return attend(query, key, value, cache, scoring)
 
         return record
 

@@ -18,6 +18,7 @@ import torch
 import torch._dynamo
 from transformers import AttentionInterface
 
+from oaiserve.engine.model.attention import Scoring
 from oaiserve.engine.model.attention.hook import ATTENTION, AttentionCall
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.executor import Executor
@@ -67,17 +68,7 @@ def _attend(
     call = _current.call
     assert call is not None
     cache = call.caches[_current.layer]
-    out = call.attention(
-        query,
-        key,
-        value,
-        cache,
-        scaling=scaling,
-        sliding_window=sliding_window,
-        softcap=softcap,
-        sinks=sinks,
-        slopes=slopes,
-    )
+    out = call.attention(query, key, value, cache, Scoring(scaling, sliding_window, softcap, sinks, slopes))
     return out.contiguous()
 
 

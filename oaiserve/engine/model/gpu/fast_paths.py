@@ -11,14 +11,14 @@ import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from oaiserve.engine.model.adapted_modules import AddTo, adaptable, plain
 from oaiserve.engine.model.adapters import Adapter, AdapterPart
-from oaiserve.engine.model.attention import Backend, LayerCache, StepAttention
+from oaiserve.engine.model.attention import Backend, LayerCache, Scoring, StepAttention
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.cpu.describe import describe
@@ -559,11 +559,11 @@ class _Compared:
         reference, fast = ReferenceAttention(batch), self._backend(batch)
 
         def attend(
-            query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: LayerCache, **scoring: Any
+            query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: LayerCache, scoring: Scoring
         ) -> torch.Tensor:
             copies = cache.copy()
-            got = fast(query, key, value, copies, **scoring)
-            want = reference(query, key, value, cache, **scoring)
+            got = fast(query, key, value, copies, scoring)
+            want = reference(query, key, value, cache, scoring)
             found = [difference(got, want)]
             found += [
                 float((copy.float() != kept.float()).float().mean()) for copy, kept in zip(copies, cache, strict=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, linear
 
 from oaiserve.engine.model.adapters import Adapter
-from oaiserve.engine.model.attention import Backend, LayerCache, StepAttention
+from oaiserve.engine.model.attention import Backend, LayerCache, Scoring, StepAttention
 from oaiserve.engine.model.attention.rotation import Rotation
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.cpu.description import MLP, Attention, Decoder, Layer, Matrix, Norm, NotKnown
@@ -98,6 +98,7 @@ class _FusedLayer:
     attention_out_norm: RowNorm | None
     mlp_norm: RowNorm | None
     mlp_out_norm: RowNorm | None
+    scoring: Scoring
     norms_heads: bool  # queries and keys are normed by head, as attention does it
     all_heads: Sums | None  # which norms queries and keys of all members, if that is how they are normed
 
@@ -121,7 +122,7 @@ class _FusedLayer:
             raise NotKnown("it scales queries by their positions")
         if layer.input_gate is not None or layer.factor != 1.0 or layer.altup is not None or layer.laurel is not None:
             raise NotKnown("its layers have inputs or factors of their own, or more than one hidden state")
-        attention_norm = _row_norm(layer.attention_norm)
+        attention_norm, own = _row_norm(layer.attention_norm), attention.parameters
         is_shared = layer.mlp_norm is layer.attention_norm
         norms = attention.query_norm, attention.key_norm
         all_heads = loaded.sums if loaded.sums is not None and loaded.sums.norms_all_heads else None
@@ -135,6 +136,7 @@ class _FusedLayer:
             attention_out_norm=_row_norm(layer.attention_out_norm),
             mlp_norm=attention_norm if is_shared else _row_norm(layer.mlp_norm),
             mlp_out_norm=_row_norm(layer.mlp_out_norm),
+            scoring=Scoring(own.scaling, own.sliding_window, own.softcap, attention.sinks, own.slopes),
             norms_heads=all_heads is None
             and not attention.rotates_before_norms
             and all(_is_of_heads(norm, attention) for norm in norms),
@@ -171,17 +173,12 @@ class _FusedLayer:
                 query, key = rotation(query, key)
         if has_norms and described.rotates_before_norms:
             query, key = self._normed(query, key)
-        parameters = described.parameters
         attended = attention(
             query,
             key,
             value,
             cache,
-            scaling=parameters.scaling,
-            sliding_window=parameters.sliding_window,
-            softcap=parameters.softcap,
-            sinks=described.sinks,
-            slopes=parameters.slopes,
+            self.scoring,
             **more,
         )
         return self.out(attended.flatten(1))

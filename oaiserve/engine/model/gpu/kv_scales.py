@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from oaiserve.engine.model.attention import FP8_MAX, LayerCache, StepAttention
+from oaiserve.engine.model.attention import FP8_MAX, LayerCache, Scoring, StepAttention
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.eager import EagerExecutor
@@ -40,9 +40,9 @@ def with_measured_scales(loaded: T, block_size: int) -> T:
     def prepare(batch: Batch) -> StepAttention:
         attend = ReferenceAttention(batch)
 
-        def record(query: Tensor, key: Tensor, value: Tensor, cache: LayerCache, **scoring: Any) -> Tensor:
+        def record(query: Tensor, key: Tensor, value: Tensor, cache: LayerCache, scoring: Scoring) -> Tensor:
             largest[layers[cache.keys.data_ptr()]] = float(key.abs().max()), float(value.abs().max())
-            return attend(query, key, value, cache, **scoring)
+            return attend(query, key, value, cache, scoring)
 
         return record
 

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from oaiserve.engine.model.attention import Backend, LayerCache, reference
+from oaiserve.engine.model.attention import Backend, LayerCache, Scoring, reference
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu import attention
@@ -135,11 +135,13 @@ def outputs(
                     key,
                     value,
                     caches[index],
-                    scaling=0.2,
-                    sliding_window=window,
-                    softcap=softcap,
-                    sinks=3 * of_heads if has_sinks else None,
-                    slopes=of_heads if has_slopes else None,
+                    Scoring(
+                        0.2,
+                        window,
+                        softcap,
+                        sinks=3 * of_heads if has_sinks else None,
+                        slopes=of_heads if has_slopes else None,
+                    ),
                 )
             )
     return found

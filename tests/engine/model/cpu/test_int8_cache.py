@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from oaiserve.config import KVCacheDtype
-from oaiserve.engine.model.attention import LayerCache
+from oaiserve.engine.model.attention import LayerCache, Scoring
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.cpu.attention import NativeAttention
@@ -96,15 +96,15 @@ def inputs(layer: Layer, num_tokens: int, generator: torch.Generator, dtype: tor
     return Inputs(*(tensor.to(torch.bfloat16).to(dtype) for tensor in (query, key, value)))
 
 
-def options(layer: Layer) -> dict[str, Any]:
+def scoring_of(layer: Layer) -> Scoring:
     of_heads = torch.linspace(0.02, 2.0, layer.heads)
-    return {
-        "scaling": 0.2,
-        "sliding_window": layer.sliding_window,
-        "softcap": layer.softcap,
-        "sinks": 3 * of_heads if layer.has_sinks else None,
-        "slopes": of_heads if layer.has_slopes else None,
-    }
+    return Scoring(
+        0.2,
+        layer.sliding_window,
+        layer.softcap,
+        sinks=3 * of_heads if layer.has_sinks else None,
+        slopes=of_heads if layer.has_slopes else None,
+    )
 
 
 def native_attention(dtype: torch.dtype, num_threads: int = 2) -> NativeAttention:
@@ -142,7 +142,7 @@ def test_attention_is_that_of_the_keys_and_values_that_were_written(
         for index, layer in enumerate(LAYERS):
             given_ = inputs(layer, len(batch.slots), generator, torch.float32)
             results = [
-                attend(*given_, native.caches[index], **options(layer))
+                attend(*given_, native.caches[index], scoring_of(layer))
                 for attend, native in zip(attends, natives, strict=True)
             ]
             assert torch.equal(*results), "with one thread and with two"
@@ -158,7 +158,7 @@ def test_attention_is_that_of_the_keys_and_values_that_were_written(
                 assert (differs.abs() <= 1.0001 * found.scales).all()
                 num_differing = (differs.abs() > 1e-5 * wanted.abs().max()).sum()
                 assert num_differing <= 1 + 0.01 * wanted.numel()
-            expected = reference(given_.query, key.numbers, value.numbers, plain[index], **options(layer))
+            expected = reference(given_.query, key.numbers, value.numbers, plain[index], scoring_of(layer))
             # Queries and weights have sixteen bits.
             torch.testing.assert_close(results[0], expected, rtol=1e-3, atol=5e-3)
             assert (results[0] - expected).norm() <= 5e-4 * expected.norm()
@@ -173,7 +173,7 @@ def test_bfloat16_reads_the_same_cache() -> None:
     for index, layer in enumerate(LAYERS):
         given_ = inputs(layer, len(batch.slots), generator, torch.float32)
         exact, found = (
-            native.prepare(batch)(*given_, native.caches[index], **options(layer)).float() for native in natives
+            native.prepare(batch)(*given_, native.caches[index], scoring_of(layer)).float() for native in natives
         )
         assert (found - exact).norm() < 0.004 * exact.norm()
         caches = [native.caches[index] for native in natives]
@@ -188,9 +188,9 @@ def test_what_is_not_finite_reaches_those_who_see_it_and_no_others(kind: int, br
     batch = build_batch(step, BLOCK_SIZE, CPU)
     given_ = inputs(LAYERS[0], len(batch.slots), torch.Generator().manual_seed(2), torch.float32)
     attend = native.prepare(batch)
-    expected = attend(*given_, native.caches[0], **options(LAYERS[0]))
+    expected = attend(*given_, native.caches[0], scoring_of(LAYERS[0]))
     given_[kind][25] = broken
-    found = attend(*given_, native.caches[0], **options(LAYERS[0]))
+    found = attend(*given_, native.caches[0], scoring_of(LAYERS[0]))
     saw = torch.zeros(60, dtype=torch.bool)
     saw[25 : 26 if kind == 0 else 40] = True
     assert found[saw].isnan().all()
@@ -201,7 +201,7 @@ def test_numbers_that_are_all_zero_stay_zero() -> None:
     native, (step,) = native_attention(torch.float32), steps_of([(0, 20)], torch.Generator().manual_seed(1))
     batch = build_batch(step, BLOCK_SIZE, CPU)
     zeros = [torch.zeros_like(tensor) for tensor in inputs(LAYERS[0], 20, torch.Generator(), torch.float32)]
-    assert (native.prepare(batch)(*zeros, native.caches[0], **options(LAYERS[0])) == 0).all()
+    assert (native.prepare(batch)(*zeros, native.caches[0], scoring_of(LAYERS[0])) == 0).all()
 
 
 @given(st.integers(1, 4), st.integers(1, 16), st.integers(1, 16), st.booleans(), st.sampled_from([16, 48]))

@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from oaiserve.engine.model.attention import Scoring
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.cpu import attention, build
 from oaiserve.engine.model.cpu.attention import NativeAttention
@@ -144,7 +145,7 @@ def test_a_layer_of_attention_can_be_repeated(fail_allocation: FailAllocation) -
 
         def attend(step: Batch, tensors: list[Tensor], layer: int, window: int | None) -> Tensor:
             attention = native.prepare(step)
-            return attention(*tensors, native.caches[layer], scaling=0.2, sliding_window=window, softcap=2.0)
+            return attention(*tensors, native.caches[layer], Scoring(0.2, window, 2.0))
 
         return [
             partial(attend, step, tensors, layer, window)

@@ -85,10 +85,10 @@ def test_the_uses_of_memory_are_measured_separately(loaded: LoadedModel) -> None
     steps = []
 
     class Attention(ReferenceAttention):
-        def __call__(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: Any, **how: Any) -> Any:
+        def __call__(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: Any, how: Any) -> Any:
             batch = self._batch
             steps.append((len(query), len(batch.query_lens), cache.keys.shape[0], max(batch.context_lens)))
-            return super().__call__(query, key, value, cache, **how)
+            return super().__call__(query, key, value, cache, how)
 
     use = measured(loaded, Attention, gpu_memory_utilization=0.8)
     assert use == MemoryUse(total=80 * GIB, weights=15 * GIB, step=2 * GIB, graphs=7, others=5 * GIB, utilization=0.8)

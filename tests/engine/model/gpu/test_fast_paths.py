@@ -17,7 +17,7 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model import layer_operations, start
 from oaiserve.engine.model.adapted_modules import by_kernels, plain
-from oaiserve.engine.model.attention import Backend
+from oaiserve.engine.model.attention import Backend, Scoring
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.cpu.description import NotKnown
@@ -84,9 +84,9 @@ def test_attention_that_computes_something_else_is_found(loaded: LoadedModel) ->
 
 def test_attention_that_leaves_the_cache_as_it_was_is_found(loaded: LoadedModel) -> None:
     def forgets(batch: Batch) -> Any:
-        def attend(query: Any, key: Any, value: Any, cache: Any, **scoring: Any) -> torch.Tensor:
+        def attend(query: Any, key: Any, value: Any, cache: Any, scoring: Scoring) -> torch.Tensor:
             copies = type(cache)(cache.keys.clone(), cache.values.clone())
-            return ReferenceAttention(batch)(query, key, value, copies, **scoring)
+            return ReferenceAttention(batch)(query, key, value, copies, scoring)
 
         return attend
 

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedConfig
 
 from oaiserve.engine.model import layer_operations
-from oaiserve.engine.model.attention import Backend
+from oaiserve.engine.model.attention import Backend, Scoring
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.attention.rotation import Rotation
 from oaiserve.engine.model.batch import Batch, build_batch
@@ -228,12 +228,11 @@ def test_attention_rotates_as_plain_torch_does(is_interleaved: bool, has_norms: 
                 torch.randn(len(step.input_ids), heads, 16, generator=generator) for heads in (6, 2, 2)
             )
             rotation = Rotation(step.positions, angles.cos(), angles.sin(), is_interleaved, norm, norm, 1e-6)
-            scoring: dict[str, Any] = {"scaling": 0.25, "sliding_window": None, "softcap": None}
             if backend is TritonAttention:
-                scoring["rotation"] = rotation
+                results.append(TritonAttention(step)(query, key, value, cache, Scoring(0.25), rotation))
             else:
                 query, key = rotation(query, key)
-            results.append(backend(step)(query, key, value, cache, **scoring))
+                results.append(ReferenceAttention(step)(query, key, value, cache, Scoring(0.25)))
         caches.append(kept)
     torch.testing.assert_close(results[0], results[2], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(results[1], results[3], rtol=1e-4, atol=1e-4)

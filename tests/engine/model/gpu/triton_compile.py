@@ -19,7 +19,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from oaiserve.engine.model.adapters import Adapter, AdapterPart
-from oaiserve.engine.model.attention import FP8, LayerCache, ScaledCache
+from oaiserve.engine.model.attention import FP8, LayerCache, ScaledCache, Scoring
 from oaiserve.engine.model.attention import triton as backend
 from oaiserve.engine.model.attention.rotation import Rotation
 from oaiserve.engine.model.batch import build_batch
@@ -112,11 +112,12 @@ def attend(
     batch = build_batch(step, 16, torch.device("cpu"))
     if is_scaled:
         cache = ScaledCache.of(LayerCache(*(blocks.to(FP8) for blocks in cache)), (0.5, 2.0))
+    rotation = None
     if is_rotated or has_norms:
         table, norm = (torch.empty(4096, dim // 2) if is_rotated else None), torch.empty(dim) if has_norms else None
-        scoring["rotation"] = Rotation(batch.positions, table, table, False, norm, norm, 1e-6)
+        rotation = Rotation(batch.positions, table, table, False, norm, norm, 1e-6)
     attention = backend.TritonAttention(batch)
-    attention(query, key, key, cache, **{"sliding_window": None, "softcap": None, **scoring}, scaling=0.1)
+    attention(query, key, key, cache, Scoring(0.1, **scoring), rotation)
 
 
 def adapt(dtype: torch.dtype) -> None:
