@@ -45,7 +45,8 @@ def test_activations_equal_torch(exports: ctypes.CDLL, name: str) -> None:
 def test_activations_of_infinity_are_their_limits(exports: ctypes.CDLL) -> None:
     x = torch.tensor([INFINITY, 1.0] * 8)
     for index, name in enumerate(ACTIVATIONS):
-        assert run(exports.run_activate, ctypes.c_int64(index), x=x)[0] == REFERENCES[name](x)[0], name
+        expected = 1.0 if name == "sigmoid" else INFINITY
+        assert run(exports.run_activate, ctypes.c_int64(index), x=x)[0] == expected, name
 
 
 def test_the_clamped_gate_equals_torch_and_keeps_nan(exports: ctypes.CDLL) -> None:
