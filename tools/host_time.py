@@ -3,7 +3,8 @@
 In the first table, the double computes one step after the other, beside the host, each in a set time. Some rows may
 have a penalty, so that their draw needs the ids of the step before. Printed are the host's time per step, and how long
 the device waits for it. In the second table, replayed graphs do nothing, and the time is that of the runner to launch a
-step: with sequences of equal lengths, with a long one among them, and with prompts beside decodes.
+step: with sequences of equal lengths, with a long one among them, and with prompts beside decodes. The third table is
+about a model that is split in two: what a step takes beside its launches.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import time
 from dataclasses import dataclass
 from itertools import pairwise
 from queue import SimpleQueue
-from typing import Any
 
 import torch
 
@@ -26,18 +26,16 @@ from oaiserve.engine.model.gpu.decode_forwards import DecodeForwards, Run
 from oaiserve.engine.model.gpu.graphs import DecodeGraphs
 from oaiserve.engine.model.gpu.prompt_graphs import MOST_PROMPTS, PromptGraphs
 from oaiserve.engine.model.runner import ModelRunner
-from oaiserve.engine.model.sampling.draw_rows import SampledIds
-from oaiserve.engine.model.spec import ModelSpec
 from oaiserve.engine.request import TERMINAL, Event, Request, SamplingParams, TokenPrompt
-from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Masks, Step, StepResult
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.record import HostPart, StepKind
 from oaiserve.times import monotonic_ns
+from tools import split_host_time
+from tools.host_doubles import BLOCK_SIZE, NoSampler, make_sequence, make_spec
 from tools.random_models import byte_tokenizer
 
 TOKENS = 200  # of each answer
-BLOCK_SIZE = 16
 TILE_TOKENS = 32  # of a prompt, that a program of a kernel computes at a time
 
 
@@ -115,16 +113,7 @@ def measure(num_sequences: int, num_waiting_rows: int, step_ns: int) -> dict[str
 
 def launch_us(lengths: list[int], prompt_lengths: list[int], num_steps: int) -> float:
     """Return the median time to launch a step, in which sequences of these lengths decode and prompts are computed."""
-    spec = ModelSpec(
-        name="double",
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        vocab_size=256,
-        max_model_len=1 << 18,
-        eos_token_ids=frozenset(),
-        default_params={},
-        kv_shapes={},
-    )
+    spec = make_spec()
     tables = BlockTables(len(lengths) + len(prompt_lengths), (1 << 18) // BLOCK_SIZE, BLOCK_SIZE, spec.device)
     logits = torch.zeros(max(len(lengths), MOST_PROMPTS), spec.vocab_size)
 
@@ -148,40 +137,21 @@ def launch_us(lengths: list[int], prompt_lengths: list[int], num_steps: int) -> 
         prompt_graphs=prompts,
         tables=tables,
     )
-    running = [_sequence(length, length + num_steps + 1) for length in lengths]
+    running = [make_sequence(length, length + num_steps + 1) for length in lengths]
     times_us = []
     for number in range(num_steps):
         step = Step([Chunk(one, length + number, 1) for one, length in zip(running, lengths, strict=True)])
-        step.chunks += [Chunk(_sequence(length, length), 0, length) for length in prompt_lengths]
+        step.chunks += [Chunk(make_sequence(length, length), 0, length) for length in prompt_lengths]
         began_ns = monotonic_ns()
         runner.launch(step)
         times_us.append((monotonic_ns() - began_ns) / 1e3)
     return statistics.median(times_us[2:])
 
 
-class NoSampler:
-    """Draws what has been drawn before."""
-
-    def take_best(self, logits: torch.Tensor, out: SampledIds | None = None) -> SampledIds:
-        assert out is not None
-        return out
-
-    def draw(self, *_: Any, out: SampledIds | None = None, **__: Any) -> SampledIds:
-        assert out is not None
-        return out
-
-
 class Nothing:
     """An executor that is not asked."""
 
     is_exact = False
-
-
-def _sequence(num_tokens: int, num_slots: int) -> Sequence:
-    made = Sequence("r", 0, [0] * num_slots, SamplingParams(temperature=0.0), max_len=num_slots + 1)
-    made.num_tokens = num_tokens
-    made.blocks = list(range(-(-num_slots // BLOCK_SIZE)))
-    return made
 
 
 LAUNCHES: dict[str, tuple[list[int], list[int]]] = {
@@ -214,6 +184,15 @@ def main() -> None:
     for name, (lengths, prompt_lengths) in LAUNCHES.items():
         values = [launch_us(lengths, prompt_lengths, num_steps=100) for _ in range(arguments.repeats)]
         print(f"| {name} | {statistics.median(values):.0f} µs ({min(values):.0f} to {max(values):.0f}) |")
+    print("\n| a split model: sequences of 300 tokens that decode | operation by operation | replayed |\n|---|---|---|")
+    for number in (1, 64, 256):
+        shown = []
+        for replays in (False, True):
+            values = [
+                split_host_time.launch_us(number, 300, replays=replays, num_steps=100) for _ in range(arguments.repeats)
+            ]
+            shown.append(f"{statistics.median(values):.0f} µs ({min(values):.0f} to {max(values):.0f})")
+        print(f"| {number} | {' | '.join(shown)} |")
 
 
 if __name__ == "__main__":

@@ -42,5 +42,5 @@ SECTIONS = (
     Section("peers-1b", "tools.gpu.peers", 90, {"model": "llama-3.2-1b"}),
     Section("peers-smollm2", "tools.gpu.peers", 90, {"model": "smollm2-135m"}),
     Section("peers-gpt2", "tools.gpu.peers", 60, {"model": "gpt2-124m"}),
-    Section("split", "tools.gpu.split_check", 90),  # where there are two GPUs
+    Section("split", "tools.gpu.split_check", 150),  # where there are two GPUs
 )

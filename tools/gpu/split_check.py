@@ -1,17 +1,23 @@
-"""Measures a model that is split over the GPUs of the machine, beside the same model on one of them."""
+"""Measures a model that is split over two GPUs, with and without CUDA graphs, beside the same model on one of them.
+
+At the end, a worker is killed while its part is replayed: the engine has to notice, although its device waits for it.
+"""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import torch
 from transformers import AutoConfig
 
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.model.parallel.workers import Workers
+from oaiserve.engine.request import Event, Failed, Request, SamplingParams, TokenPrompt
+from oaiserve.times import monotonic_ns
 from tools.engine_load import random_prompts
 from tools.gpu.layer_check import NUM_TOKENS, PROMPTS
 from tools.gpu.parts import measure_decodes
@@ -21,7 +27,9 @@ from tools.packed_checkpoints import Packing, write_checkpoint
 from tools.random_models import SMALL, byte_tokenizer, random_model, real_shape
 
 MODEL = "llama-3.2-1b"
-FEATURES = ("attention", "fused_layers", "one_shot_sums")
+KILLED_SECONDS = 30.0  # within which an engine without its worker has to fail
+FEATURES = ("attention", "fused_layers", "one_shot_sums", "decode_graphs", "prompt_graphs")
+WAYS = ((1, True), (2, True), (2, False))  # the number of GPUs, and whether there are graphs
 # Families whose layers are cut in different ways: experts, one module for queries, keys and values, norms of all heads.
 SPLIT: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "decoder_sparse_step": 1},
@@ -63,8 +71,9 @@ def run(target: Target) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         random_model(config, dtype=torch.bfloat16).save_pretrained(folder)
         byte_tokenizer(config.vocab_size).save_pretrained(folder)
-        for number in (1, 2):
+        for number, has_graphs in WAYS:
             options: dict[str, Any] = {"max_running": batch, "prefix_cache": False, "tensor_parallel": number}
+            options["cuda_graph"] = has_graphs
             with Engine.from_pretrained(folder, device=target.device.type, kv_blocks=64 * batch, **options) as engine:
                 prompts = random_prompts(batch, length, config.vocab_size)
                 greedy = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
@@ -74,8 +83,33 @@ def run(target: Target) -> Iterator[dict[str, Any]]:
                 rows.append({"gpus": number, **features, **found})
             yield {"decodes": rows}
             release()
-    # Rounding may decide between two tokens that are as good as equal, so this is no check, but few should differ.
-    same = sum(
-        one == other for ones, others in zip(*answers, strict=True) for one, other in zip(ones, others, strict=True)
-    )
-    yield {"decodes": rows, "same_share": same / sum(len(ones) for ones in answers[0])}
+        yield {"decodes": rows, **killed(folder, prompts[0], target)}
+    # Rounding may decide between two tokens that are as good as equal, so these are no checks, but few should differ.
+    alone, with_graphs, without = answers
+    yield {
+        "decodes": rows,
+        "same_share": same_share(alone, with_graphs),
+        "same_share_without_graphs": same_share(without, with_graphs),
+    }
+
+
+def killed(folder: str, prompt: list[int], target: Target) -> dict[str, Any]:
+    """Return how long an engine takes to fail after its worker has been killed."""
+    options = {"device": target.device.type, "kv_blocks": 64, "tensor_parallel": 2}
+    with Engine.from_pretrained(folder, **options) as engine:
+        params = SamplingParams(max_tokens=512, temperature=0.0, ignore_eos=True)
+        events: SimpleQueue[list[Event]] = SimpleQueue()
+        engine.submit(Request("long", (TokenPrompt(prompt),), params), events.put)
+        events.get()  # its first token
+        assert isinstance(engine._processes, Workers)
+        began_ns = monotonic_ns()
+        engine._processes._workers[0].process.kill()
+        while not isinstance(events.get(timeout=KILLED_SECONDS)[-1], Failed):
+            pass
+        return {"killed_worker_noticed_s": (monotonic_ns() - began_ns) / 1e9, "failure": str(engine.failure)}
+
+
+def same_share(some: list[list[int]], others: list[list[int]]) -> float:
+    """Return the share of tokens that are the same at the same place."""
+    same = sum(a == b for ones, others_ in zip(some, others, strict=True) for a, b in zip(ones, others_, strict=True))
+    return same / sum(len(ones) for ones in some)

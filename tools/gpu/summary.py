@@ -375,8 +375,14 @@ def _experts(sections: Sections, name: str) -> list[str]:
 
 
 def _split(sections: Sections, name: str) -> list[str]:
-    rows = sections[name].get("decodes", [])
-    return ["### A model that is split over two GPUs", "", *_table(rows, list(rows[-1]))] if rows else []
+    found, title = sections[name], "### A model that is split over two GPUs"
+    if "left_out" in found:
+        return [title, "", f"Left out: {found['left_out']}."]
+    rows = found.get("decodes", [])
+    lines = [title, "", *_table(rows, list(rows[-1]))] if rows else []
+    if "killed_worker_noticed_s" in found:
+        lines += ["", f"A killed worker was noticed after {found['killed_worker_noticed_s']:.1f} s."]
+    return lines
 
 
 CHAPTERS: dict[str, Callable[[Sections, str], list[str]]] = {
