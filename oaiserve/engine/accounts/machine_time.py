@@ -2,7 +2,7 @@
 
 It is asked for when a step, or the time before it, was long. What held up the threads of native code, page faults that
 had to read a disk, and a cgroup's limit are only asked for when a step was much too slow. What the system does not tell
-counts as nothing. The files of threads stay open, because to open one takes four times as long as to read it.
+counts as nothing. The files of threads stay open, because to open one as well takes three times as long as to read it.
 """
 
 from __future__ import annotations

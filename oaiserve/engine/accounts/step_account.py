@@ -221,7 +221,9 @@ class StepAccount:
         num_masked_before, self._num_masked_before = self._num_masked_before, self._num_masked
         cost_error = None
         if self._causes is not None:
-            masks_ns = self._host_before_ns[_MASKS] - before_ns[_MASKS]
+            masks_ns = 0
+            if self._num_masked > num_masked_before:
+                masks_ns = self._host_before_ns[_MASKS] - before_ns[_MASKS]
             cost_error = self._causes.step_ended(
                 step, load, ended_ns, duration_ns, idle_ns, masks_ns, result.device_ns is not None
             )

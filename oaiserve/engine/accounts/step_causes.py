@@ -94,21 +94,26 @@ class StepCauses:
                 decodes_ns = min(expected_ns, cost.expected_ns(load.without_prompts()))
         others: list[Chunk] | None = None
         before: Parts | None = None  # the totals, if a request may have missed steps
-        token_ns, context_ns, cached_ns = self._plain_ns
-        for chunk in step.chunks:
-            sequence, start, num_tokens, _, _ = chunk
-            own = sequence.causes
-            if own is None:
-                continue
-            if num_tokens == 1 and own.is_plain and not sequence.needs_ids:
-                own.alone_ns += token_ns + context_ns * start + cached_ns * sequence.num_cached
-                continue
-            if own.may_have_missed and before is None:
-                before = self.totals
-            if others is None:
-                others = [chunk]
-            else:
-                others.append(chunk)
+        chunks = step.chunks
+        lone = chunks[0].sequence.causes if len(chunks) == 1 and not has_prompts else None
+        if lone is not None and not lone.may_have_missed:
+            lone.alone_ns += expected_ns
+        else:
+            token_ns, context_ns, cached_ns = self._plain_ns
+            for chunk in chunks:
+                sequence, start, num_tokens, _, _ = chunk
+                own = sequence.causes
+                if own is None:
+                    continue
+                if num_tokens == 1 and own.is_plain and not sequence.needs_ids:
+                    own.alone_ns += token_ns + context_ns * start + cached_ns * sequence.num_cached
+                    continue
+                if own.may_have_missed and before is None:
+                    before = self.totals
+                if others is None:
+                    others = [chunk]
+                else:
+                    others.append(chunk)
         weight, lost_ns = 1.0, 0
         # The usual step is not slow: only others are looked into.
         if masks_ns or model_ns - expected_ns > ASK_NS or gap_ns > ASK_NS or ended_ns - self._asked_ns > ASK_EVERY_NS:
