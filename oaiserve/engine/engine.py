@@ -250,7 +250,9 @@ class Engine:
 
     def load_adapter(self, name: str, path: Path) -> ServedAdapter:
         """Load an adapter that requests can name then. This takes a while. Raises what `AdapterTable.load` does."""
-        return self.adapters.load(name, path)
+        adapter = self.adapters.load(name, path)
+        self._tokenize.give_back_later()  # what the files were read into
+        return adapter
 
     def unload_adapter(self, name: str) -> ServedAdapter:
         """Let no further request name an adapter. It is freed when the last one that has it ends. Raises NotFound."""

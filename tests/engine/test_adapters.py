@@ -125,6 +125,7 @@ def test_an_adapter_is_freed_when_its_last_request_has_ended(
     given_back = SimpleQueue[int]()
     monkeypatch.setattr(TokenizeStage, "give_back_later", lambda _: given_back.put(held.dropped.qsize()))
     number = engine.load_adapter("one", Path("one")).number
+    assert given_back.get(timeout=60) == 0  # what its files were read into
     begun, events = threading.Event(), SimpleQueue[list[Event]]()
     counted: list[dict[str, tuple[int, int]]] = []
 

@@ -72,5 +72,5 @@ class _OfVocabulary:
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         self._native.copy_blocks(copies)
 
-    def prepare(self, adapter: Adapter) -> object:
+    def prepare(self, adapter: Adapter) -> Adapter:
         return self._native.prepare(adapter)

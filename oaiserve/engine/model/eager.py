@@ -51,8 +51,8 @@ class EagerExecutor:
         with adapted(self._model, batch, self.add_adapters):
             return run_model(self._model, batch, call=AttentionCall(self._backend(batch), self.caches, batch.states))
 
-    def prepare(self, adapter: Adapter) -> None:
-        """Do nothing: adapters are used as they are."""
+    def prepare(self, adapter: Adapter) -> Adapter:
+        return adapter  # which is used as it is
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         if self.caches:  # or else no layer has attention

@@ -24,5 +24,8 @@ class Executor(Protocol):
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         """Copy the keys and values of whole blocks (from, to). Raises torch.OutOfMemoryError before any copy."""
 
-    def prepare(self, adapter: Adapter) -> object:
-        """Make an adapter ready, on any thread, so that the first step that has it need not do that."""
+    def prepare(self, adapter: Adapter) -> Adapter:
+        """Make an adapter ready, on any thread, so that the first step that has it need not do that.
+
+        Return what steps are to have in its place: where the executor has weights of its own form, one without any.
+        """

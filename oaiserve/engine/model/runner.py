@@ -118,8 +118,7 @@ class ModelRunner:
 
     def add_adapter(self, number: int, adapter: Adapter) -> None:
         """Let sequences have an adapter, by a number above 0 that no other one has had. Any thread may call this."""
-        self._executor.prepare(adapter)
-        self._adapters[number] = adapter
+        self._adapters[number] = self._executor.prepare(adapter)
 
     def drop_adapter(self, number: int) -> None:
         """Forget an adapter that no sequence has any more. The thread that runs the steps calls this."""

@@ -100,7 +100,7 @@ class NativeDecoder:
             logits.data_ptr(),
         )
         if batch.adapters:
-            packed = {adapter: self.prepare(adapter) for adapter in batch.adapters if adapter is not None}
+            packed = {adapter: self._packed_of(adapter) for adapter in batch.adapters if adapter is not None}
             places = {adapter: place for place, adapter in enumerate(packed)}
             handles = np.array([one.handle for one in packed.values()], np.uintp)
             of_chunks = [-1 if adapter is None else places[adapter] for adapter in batch.adapters]
@@ -118,8 +118,13 @@ class NativeDecoder:
             raise MemoryError(f"No memory for a step of {len(batch.input_ids)} tokens.")
         return logits
 
-    def prepare(self, adapter: Adapter) -> PackedAdapter:
-        """Return an adapter in the form that native code reads. It is made once, on any thread."""
+    def prepare(self, adapter: Adapter) -> Adapter:
+        ready = Adapter(adapter.name, {})
+        self._packed[ready] = PackedAdapter(self._library, adapter, self._operations.sites)
+        return ready
+
+    def _packed_of(self, adapter: Adapter) -> PackedAdapter:
+        """Return an adapter in the form that native code reads. One that another executor was given is packed here."""
         packed = self._packed.get(adapter)
         if packed is None:
             packed = self._packed[adapter] = PackedAdapter(self._library, adapter, self._operations.sites)

@@ -276,7 +276,7 @@ class FusedExecutor:
     def forward(self, batch: Batch) -> Tensor:
         return self._layers(batch, self._backend(batch), self._caches)
 
-    def prepare(self, adapter: Adapter) -> None:
+    def prepare(self, adapter: Adapter) -> Adapter:
         """Raise NotImplementedError: layers that are fused have no place to add an adapter."""
         raise NotImplementedError
 

@@ -54,7 +54,7 @@ class ParallelExecutor:
         if not has_room:
             raise torch.OutOfMemoryError("a member of the model that is split has no room for it")
 
-    def prepare(self, adapter: Adapter) -> None:
+    def prepare(self, adapter: Adapter) -> Adapter:
         """Raise NotImplementedError: a model that is split has no adapters, and the options do not allow any."""
         raise NotImplementedError
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
@@ -53,11 +54,15 @@ REQUESTS = [
 ]
 
 
-def make_engine(kv_cache_dtype: KVCacheDtype, num_blocks: int, **options: Any) -> Engine:
-    """Return an engine that has the adapters under their numbers."""
+def make_runner(kv_cache_dtype: KVCacheDtype, num_blocks: int) -> ModelRunner:
     loaded = prepare(deepcopy(MODEL)).with_cache(kv_cache_dtype)
     sizes = {"num_blocks": num_blocks, "block_size": BLOCK_SIZE, "num_threads": 2}
-    runner = ModelRunner(native_decoder(loaded, has_adapters=True, **sizes), loaded.device, BLOCK_SIZE)
+    return ModelRunner(native_decoder(loaded, has_adapters=True, **sizes), loaded.device, BLOCK_SIZE)
+
+
+def make_engine(kv_cache_dtype: KVCacheDtype, num_blocks: int, **options: Any) -> Engine:
+    """Return an engine that has the adapters under their numbers."""
+    runner = make_runner(kv_cache_dtype, num_blocks)
     table = AdapterTable(lambda number, *_: runner.add_adapter(number, ADAPTERS[number - 1]), runner.drop_adapter)
     for number in range(len(ADAPTERS)):
         table.load(str(number), Path())
@@ -66,7 +71,7 @@ def make_engine(kv_cache_dtype: KVCacheDtype, num_blocks: int, **options: Any) -
         runner=runner,
         num_blocks=num_blocks,
         max_model_len=96,
-        vocab_size=loaded.vocab_size,
+        vocab_size=MODEL.config.vocab_size,
         eos_token_ids=frozenset([EOS]),
         options=EngineOptions(block_size=BLOCK_SIZE, **options),
         adapters=table,
@@ -111,3 +116,12 @@ def test_answers_with_preemptions_are_those_alone() -> None:
         snapshot = engine.snapshot()
     assert tokens == answers_alone("auto")
     assert snapshot.num_preemptions > 0
+
+
+def test_an_adapter_is_kept_in_the_form_that_native_code_reads_alone() -> None:
+    runner = make_runner("auto", 8)
+    adapter = random_adapter(adaptable(MODEL), 1, rank=3)
+    weights = weakref.ref(adapter)
+    runner.add_adapter(1, adapter)
+    del adapter
+    assert weights() is None
