@@ -9,6 +9,7 @@ written, so a prompt cannot be guessed and looked up.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 from array import array
@@ -21,6 +22,8 @@ from oaiserve.errors import StartupError
 from oaiserve.private import FILE_MODE
 from oaiserve.record import POOLING_OPERATIONS, Cause, EngineAccount, RequestRecord
 from oaiserve.recordings import BLOCK_TOKENS, HASH_BYTES, head
+
+logger = logging.getLogger(__name__)
 
 COST_EVERY = 50  # requests after which the cost of steps is written again, so that a file can be read meanwhile
 MOST_BYTES = 64 * 2**20  # of a file; the one before it is kept beside it
@@ -73,8 +76,11 @@ class Recording:
             self._write_cost()
 
     def close(self) -> None:
-        """Write what steps cost by now, and close the file."""
-        self._write_cost()
+        """Write what steps cost by now, if the disk has room for it, and close the file."""
+        try:
+            self._write_cost()
+        except OSError as error:
+            logger.warning("What steps cost is not in the recording %s: %s", self._path, error.strerror)
         os.close(self._file)
 
     def _write_cost(self) -> None:

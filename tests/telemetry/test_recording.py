@@ -145,6 +145,16 @@ def test_another_start_keeps_the_recording_of_the_one_before(tmp_path: Path) -> 
     assert before != after  # another salt
 
 
+def test_a_recording_on_a_full_disk_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    recording = opened(tmp_path / "load.jsonl", lambda: {"per_step": 1.0})
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda file, content: 0)
+        recording.close()
+    assert "What steps cost is not in the recording" in caplog.text
+
+
 def test_half_a_line_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "load.jsonl"
     recording = opened(path)
