@@ -59,12 +59,14 @@ def test_a_family_is_compared_with_generate() -> None:
 def test_kernels_of_layers_and_packed_checkpoints_are_compared() -> None:
     pytest.importorskip("triton", reason="Triton has no wheels for this system")
     rows = [*islice(layer_check.check_operations(CPU), 6), *islice(layer_check.check_attention(CPU), 3, 5)]
-    rows += [*islice(layer_check.check_matrices(CPU), 2), *layer_check.check_scaled(CPU)]
-    assert len(rows) == 12
+    rows += [*islice(layer_check.check_matrices(CPU), 2)]
+    # torch has no product with scales of blocks on a CPU.
+    rows += [row for row in layer_check.check_scaled(CPU) if "left_out" not in row]
+    assert len(rows) == 16
     assert all(row["equal"] for row in rows), rows
     assert layer_check.check_checkpoint(layer_check.PACKINGS["AWQ"], CPU)["equal"]
     experts = [*expert_check.check_experts(CPU)]
-    assert len(experts) == 4
+    assert len(experts) == 8
     assert all(row["equal"] for row in experts), experts
 
 
