@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import os
 import shutil
-from typing import NamedTuple
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,11 +22,21 @@ os.environ["TRITON_INTERPRET"] = "1"
 # processes would wait for each other, and burn the cores meanwhile. Servers that tests start inherit the variable.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Servers and workers that tests start import what the tests have imported, so nobody compiles it a second time.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# What is imported stays: nobody looks for garbage in it, neither now nor after all tests have been collected.
+gc.disable()
+
 # In a fresh checkout the first example builds tables, and machines are shared, so slow examples are not failures.
 # They are the same in each run, so a change is to blame for what fails: `--hypothesis-profile explore` tries others.
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("oaiserve", settings.get_profile("explore"), derandomize=True)
 settings.load_profile("oaiserve")
+
+
+ROOT = Path(__file__).parents[1]
 
 
 class Group(NamedTuple):
@@ -48,14 +64,59 @@ GROUPS = (
 )
 
 
+# The files that take longest. All tests of a file run in one process, so these come first: the last one of them would
+# run while the other processes have nothing left to do.
+LONGEST = (
+    "tests/engine/model/gpu/test_triton_compile.py",
+    "tests/e2e/test_tools.py",
+    "tests/e2e/test_dashboard.py",
+    "tests/engine/model/test_parallel.py",
+    "tests/engine/test_scheduler_machines.py",
+    "tests/engine/model/gpu/test_compiled.py",
+    "tests/engine/model/cpu/test_same_numbers.py",
+    "tests/engine/model/test_triton_attention.py",
+    "tests/tools/test_gpu_sections.py",
+    "tests/engine/model/cpu/test_native_families.py",
+    "tests/engine/model/checkpoints/test_wrappers.py",
+    "tests/e2e/test_responses.py",
+    "tests/e2e/test_deploy.py",
+)
+
+
 @pytest.hookimpl(trylast=True)  # after other plugins have deselected tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the tests whose programs are not installed."""
+    """Skip the tests whose programs are not installed, and let the longest files come first."""
+    places = {str(ROOT / name): place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(str(item.path), len(places)))
     for group in GROUPS:
         if group.missing:
             for item in items:
                 if item.get_closest_marker(group.marker):
                     item.add_marker(pytest.mark.skip(reason=group.skip_reason))
+
+
+def pytest_collection_finish() -> None:
+    """Get ready for the tests, when all that they need has been imported."""
+    gc.enable()
+    gc.collect()
+    gc.freeze()
+    if (interpreter := sys.modules.get("triton.runtime.interpreter")) is not None:
+        patch_once(interpreter)
+
+
+def patch_once(interpreter: Any) -> None:
+    """Let Triton's interpreter replace the functions of its language once for each function of a kernel.
+
+    It would do so in each launch, and in each call of a function within one, which takes longer than many of these.
+    """
+    patch: Callable[..., object] = interpreter._patch_lang
+
+    @functools.cache
+    def patch_for(function: Callable[..., object]) -> SimpleNamespace:
+        patch(function)
+        return SimpleNamespace(restore=lambda: None)
+
+    interpreter._patch_lang = patch_for
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -82,10 +82,10 @@ def clean_environment() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """Serve the demo model in float32. After the last test, check its exit code and that its log has no warnings."""
+    """Serve the demo model. After the last test, check its exit code and that its log has no warnings."""
     demo.resolve()  # a first download may take longer than a start
     log_file = tmp_path_factory.mktemp("live") / "log"
-    flags = ("--dtype", "float32", "--api-key", API_KEY, "--kv-cache-memory", "512MiB")
+    flags = ("--api-key", API_KEY, "--kv-cache-memory", "512MiB")
     with serve_process("demo", log_file, *flags) as server:
         yield server
         assert server.terminate() == 0

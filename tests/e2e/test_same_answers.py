@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import API_KEY, LiveServer, serve_process
+from tests.e2e.conftest import LiveServer
 
 pytestmark = pytest.mark.compiler
 BUILD_SECONDS = 300  # in which the native step must be compiled, on a busy machine
@@ -21,18 +20,10 @@ OPENINGS = (
 PROMPTS = [opening.replace("{}", topic) for topic in TOPICS for opening in OPENINGS]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    log_file = tmp_path_factory.mktemp("same") / "log"
-    flags = ("--dtype", "bfloat16", "--api-key", API_KEY, "--kv-cache-memory", "256MiB")
-    with serve_process("demo", log_file, *flags) as server:
-        server.wait_for_log("native step is ready", BUILD_SECONDS)
-        yield server
-
-
 @pytest.mark.parametrize("draws", [{"temperature": 0}, {"temperature": 1, "seed": 3}], ids=["greedy", "seeded"])
-def test_a_request_has_the_same_answer_alone_again_and_amid_others(server: LiveServer, draws: dict[str, Any]) -> None:
-    with server.sdk() as sdk:
+def test_a_request_has_the_same_answer_alone_again_and_amid_others(live: LiveServer, draws: dict[str, Any]) -> None:
+    live.wait_for_log("native step is ready", BUILD_SECONDS)
+    with live.sdk() as sdk:
 
         def ask(prompt: str) -> tuple[str, list[float | None], int]:
             """Return the text, its log-probabilities, and how many tokens of the prompt were cached."""

@@ -5,6 +5,7 @@ This runs in a process of its own, because Triton is in interpreter mode in the 
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import subprocess
@@ -33,6 +34,15 @@ from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
 
+# Whose instructions are looked at; others are not disassembled.
+ON_TENSOR_CORES = {
+    "shrink_kernel",
+    "expand_kernel",
+    "matrix_kernel",
+    "expert_kernel",
+    "prefill_kernel",
+    "decode_kernel",
+}
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
@@ -59,11 +69,12 @@ class CompileOnly:
         return self
 
     def __call__(self, *arguments: Any, **constants: Any) -> None:
-        compiled = self._kernel.warmup(*arguments, grid=(1,), **constants)
-        resources, code = disassemble(compiled.asm["cubin"])
+        name, compiled = self._kernel.fn.__name__, self._kernel.warmup(*arguments, grid=(1,), **constants)
+        resources = dump("--dump-resource-usage", compiled.asm["cubin"])
+        code = dump("--dump-sass", compiled.asm["cubin"]) if name in ON_TENSOR_CORES else ""
         self._found.append(
             {
-                "kernel": self._kernel.fn.__name__,
+                "kernel": name,
                 "dtype": str(arguments[0].dtype),
                 "is_rounded": constants.get("IS_ROUNDED", False),
                 "registers": int(re.search(r"REG:(\d+)", resources)[1]),
@@ -75,16 +86,12 @@ class CompileOnly:
         )
 
 
-def disassemble(binary: bytes) -> tuple[str, str]:
+@functools.cache
+def dump(flag: str, binary: bytes) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary)
         file.flush()
-        flags = ("--dump-resource-usage", "--dump-sass")
-        resources, code = (
-            subprocess.run([CUOBJDUMP, flag, file.name], check=True, capture_output=True, text=True).stdout
-            for flag in flags
-        )
-    return resources, code
+        return subprocess.run([CUOBJDUMP, flag, file.name], check=True, capture_output=True, text=True).stdout
 
 
 def attend(
