@@ -432,6 +432,10 @@ class Decoder:
     def has_experts(self) -> bool:
         return any(isinstance(layer.mlp, Experts) for layer in self.layers)
 
+    @property
+    def leaves_out_gates(self) -> bool:
+        return any(isinstance(layer.mlp, MLP) and layer.mlp.cutoff is not None for layer in self.layers)
+
     def adaptable(self) -> dict[str, tuple[int, int]]:
         """Return rows and columns of each linear layer that adapters may name, by the name of its module."""
         found: dict[str, tuple[int, int]] = {}
