@@ -15,7 +15,7 @@ from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.load import load_model
 from oaiserve.engine.model.parallel import one_shot
 from tests.engine.model import members
-from tests.engine.model.cpu.small_models import FAMILIES, MOE, config, make_model
+from tests.engine.model.cpu.small_models import GROUPED_MOE, LATENT, MOE, config, make_model
 from tests.engine.model.gpu.test_device_matrices import SIZES as TWO_LAYERS
 from tests.engine.model.gpu.test_device_matrices import floats_in_blocks, integers
 from tests.engine.model.members import BLOCK_SIZE, NUM_BLOCKS, Computed
@@ -43,7 +43,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     write_checkpoint(root / "gptq", make_model(config("qwen2", **SIZES)), gptq)
     write_fp8(root / "phi3", make_model(config("phi3", **SIZES)), "blocks")
     write_checkpoint(root / "olmoe", make_model(config("olmoe", **{**MOE, **SIZES})), Packing("awq"))
-    make_model(FAMILIES["deepseek_v2"]).save_pretrained(root / "deepseek")
+    latent = {**LATENT, **GROUPED_MOE, "num_experts_per_tok": 3, "q_lora_rank": None, "vocab_size": 96}
+    make_model(config("deepseek_v2", **latent)).save_pretrained(root / "deepseek")
     changes = {"tie_word_embeddings": True, "pad_token_id": 95}  # a row that the first member does not have
     write_checkpoint(root / "awq", make_model(config("qwen3", **SIZES, **changes)), Packing("awq"))
     return [root / name for name in NUM_PACKED]
