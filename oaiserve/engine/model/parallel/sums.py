@@ -248,7 +248,8 @@ def take_over(model: PreTrainedModel, member: Member) -> Sums | None:
     styles = {name: model.tp_plan.get(re.sub(r"\d+", "*", name), "") for name in hooked}
     if not can_be_taken_over(model.config) or not set(styles.values()) <= _CUTS.keys():
         for module in model.modules():
-            if isinstance(module, Linear):
+            # The head stays as it is: it says how large the vocabulary is.
+            if isinstance(module, Linear) and module is not model.get_output_embeddings():
                 _keep_local(module)
         if any(_makes_all_heads(name, style) for name, style in styles.items()):
             raise StartupError(
