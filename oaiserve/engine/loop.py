@@ -233,6 +233,8 @@ class EngineLoop:
     def _run(self) -> None:
         try:
             self._warm_up()
+            if self.causes is not None:
+                self.causes.begin()
             self._is_warm.set()
             while self._take_commands():
                 self._turn()

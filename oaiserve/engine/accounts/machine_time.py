@@ -2,7 +2,7 @@
 
 It is asked for when a step, or the time before it, was long. What held up the threads of native code, page faults that
 had to read a disk, and a cgroup's limit are only asked for when a step was much too slow. What the system does not tell
-counts as nothing. The files of threads stay open, because to open one as well takes three times as long as to read it.
+counts as nothing. Of the files, only that of the engine thread stays open: other threads come and go.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import resource
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from oaiserve.times import monotonic_ns
@@ -44,9 +43,7 @@ class MachineTime:
         self._throttling = throttling
         self._page_faults = page_faults
         self._clock_ns = clock_ns
-        self._own = ""  # the calling thread; empty before it has called
-        self._files: dict[str, int] = {}  # by thread: open, as long as this object is there
-        weakref.finalize(self, _close, self._files)
+        self._own: int | None = None  # the open file of the calling thread; None: it has not called yet
         self.num_threads = 1  # that share a step's work: the calling one, and those of native code that worked lately
         self._delay_ns = 0
         self._others: dict[str, tuple[int, int]] = {}  # by thread: its time on a core, and its delay
@@ -56,18 +53,32 @@ class MachineTime:
 
     def delay_ns(self) -> int:
         """Return how long the calling thread was ready to run, and did not run, since the last call."""
-        if not self._own:
-            self._own = str(threading.get_native_id())
-            self._open(self._own)
-            self._delay_ns = self._read(self._own)[1]
+        if self._own is None:
+            self._own = self._opened(str(threading.get_native_id()))
+            self._delay_ns = self._own_delay_ns(self._own)
         now_ns = self._clock_ns()
         if now_ns - self._found_ns > FIND_NS:
             self._found_ns = now_ns
             self._find_others()
         if now_ns - self._looked_ns > LOOK_NS:
             self._look()
-        before_ns, self._delay_ns = self._delay_ns, self._read(self._own)[1]
+        before_ns, self._delay_ns = self._delay_ns, self._own_delay_ns(self._own)
         return self._delay_ns - before_ns
+
+    def _opened(self, thread: str) -> int:
+        """Open the statistics of a thread until this object is gone. Return the file, or -1 if there is none."""
+        try:
+            file = os.open(self._statistics(thread), os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return -1
+        weakref.finalize(self, os.close, file)
+        return file
+
+    def _own_delay_ns(self, file: int) -> int:
+        try:
+            return _numbers(os.pread(file, 100, 0))[1]
+        except (OSError, ValueError):
+            return self._delay_ns
 
     def more_ns(self, most_ns: int) -> int:
         """Return how much of `most_ns`, by which a step was too slow, the machine held up other threads.
@@ -85,7 +96,7 @@ class MachineTime:
     def _look(self) -> int:
         """Look at what Linux tells of the process. Return the delays of the threads that worked since the last look."""
         self._looked_ns = self._clock_ns()
-        before, self._others = self._others, {name: self._read(name) for name in self._others}
+        before, self._others = self._others, {name: _read(self._statistics(name)) for name in self._others}
         ran = {thread: now[0] - before[thread][0] for thread, now in self._others.items()}
         least_ns = max(1.0, WORKING * max(ran.values(), default=0))
         working = [thread for thread, ns in ran.items() if ns >= least_ns]
@@ -101,33 +112,25 @@ class MachineTime:
         except OSError:
             names = set()
         names -= {str(thread.native_id) for thread in threading.enumerate()}
-        # What tells nothing any more was of a thread that has ended, even if another one has its number now.
-        known = {name: numbers for name, numbers in self._others.items() if name in names and any(numbers)}
-        for name in self._others.keys() - known.keys():
-            if name in self._files:
-                os.close(self._files.pop(name))
-        for name in names - known.keys():
-            self._open(name)
-        self._others = {name: known.get(name) or self._read(name) for name in names}
+        known = self._others
+        self._others = {name: known.get(name) or _read(self._statistics(name)) for name in names}
 
-    def _open(self, thread: str) -> None:
-        """Open the statistics of a thread, unless it has ended, or Linux has none."""
-        with suppress(OSError):
-            self._files[thread] = os.open(self._tasks / thread / "schedstat", os.O_RDONLY | os.O_CLOEXEC)
-
-    def _read(self, thread: str) -> tuple[int, int]:
-        """Return for how long a thread was on a core, and for how long it was ready to be. Nothing, if it has ended,
-        or if Linux does not tell."""
-        try:
-            ran_ns, delay_ns, *_ = os.pread(self._files[thread], 100, 0).split()
-        except (KeyError, OSError, ValueError):
-            return 0, 0
-        return int(ran_ns), int(delay_ns)
+    def _statistics(self, thread: str) -> Path:
+        return self._tasks / thread / "schedstat"
 
 
-def _close(files: dict[str, int]) -> None:
-    for file in files.values():
-        os.close(file)
+def _read(path: Path) -> tuple[int, int]:
+    """Return for how long a thread was on a core, and for how long it was ready to be. Nothing, if it has ended, or if
+    Linux does not tell."""
+    try:
+        return _numbers(_content(path))
+    except (OSError, ValueError):
+        return 0, 0
+
+
+def _numbers(content: bytes) -> tuple[int, int]:
+    ran_ns, delay_ns, *_ = content.split()
+    return int(ran_ns), int(delay_ns)
 
 
 def _content(path: Path) -> bytes:

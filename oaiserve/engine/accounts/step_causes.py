@@ -71,6 +71,10 @@ class StepCauses:
         """Return the cost of a step, or None while it is not known."""
         return self._fit.cost
 
+    def begin(self) -> None:
+        """Ask the machine once, on the engine thread, so that what it tells next is about steps."""
+        self._machine.delay_ns()
+
     def step_ended(
         self, step: Step, load: Load, ended_ns: int, model_ns: int, gap_ns: int, masks_ns: int, has_clock: bool, /
     ) -> float | None:

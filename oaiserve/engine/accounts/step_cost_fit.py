@@ -6,7 +6,7 @@ a machine becomes faster or slower as a whole within seconds, because others sha
 number in relation to the others changes more slowly. So a server that has had 64 sequences for an hour still knows what
 one costs.
 
-The engine thread gathers steps, and another thread renews the fit, once a second. If several steps do not take what
+The engine thread gathers steps, and another thread renews the fit, twice a second. If several steps do not take what
 was expected, it is renewed sooner. However short steps are, the fits take a hundredth of their time.
 """
 
@@ -25,7 +25,7 @@ from oaiserve.engine.accounts.step_cost import KNOTS, Load, StepCost
 Numbers = NDArray[np.float64]
 
 BATCH = 256  # steps that a fit learns from; of more, the first ones count
-FIT_NS = 1_000_000_000  # the time of steps between two fits, each of which takes half a millisecond
+FIT_NS = 500_000_000  # the time of steps between two fits, each of which takes half a millisecond
 LEAST_NS, LEAST_STEPS = 50_000_000, 4  # between two fits at least
 SURPRISE = 0.1  # a larger error
 LEAST_SURPRISING = 0.5  # weight of a step that took longer than expected

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import threading
 from pathlib import Path
 
@@ -24,11 +22,6 @@ class Tasks:
     def wrote(self, thread: str, ran_ns: int, delay_ns: int) -> None:
         (self.folder / thread).mkdir(exist_ok=True)
         (self.folder / thread / "schedstat").write_text(f"{ran_ns} {delay_ns} 7\n")
-
-    def ended(self, thread: str) -> None:
-        """Let an open file of a thread tell nothing any more, and give its number to nobody yet."""
-        (self.folder / thread / "schedstat").write_text("")
-        (self.folder / thread / "schedstat").unlink()
 
 
 @pytest.fixture
@@ -70,26 +63,6 @@ def test_a_thread_that_began_later_is_found(tasks: Tasks) -> None:
     assert machine.delay_ns() == 0
     tasks.wrote("900001", 20, 250)
     assert machine.more_ns(MOST) == 100
-
-
-def test_the_files_of_threads_that_ended_are_closed_and_another_thread_may_have_the_number(tasks: Tasks) -> None:
-    now_ns, num_open = [2 * FIND_NS], len(os.listdir("/proc/self/fd"))
-    tasks.wrote("900001", 10, 50)
-    machine = MachineTime(tasks.folder, page_faults=lambda: 7, clock_ns=lambda: now_ns[0])
-    machine.delay_ns()
-    assert len(os.listdir("/proc/self/fd")) == num_open + 1  # the calling thread has none here
-    tasks.ended("900001")
-    assert machine.more_ns(MOST) == 0
-    tasks.wrote("900001", 10, 50)
-    for _ in range(2):  # found, then looked at
-        now_ns[0] += 2 * FIND_NS
-        machine.delay_ns()
-    tasks.wrote("900001", 20, 250)
-    assert machine.more_ns(MOST) == 100
-    shutil.rmtree(tasks.folder / "900001")
-    now_ns[0] += 2 * FIND_NS
-    machine.delay_ns()
-    assert len(os.listdir("/proc/self/fd")) == num_open
 
 
 def test_where_linux_tells_nothing_the_machine_takes_nothing(tmp_path: Path) -> None:
