@@ -434,6 +434,7 @@ def test_a_server_says_where_it_is_and_a_signal_ends_it_with_exit_code_0(number:
 
 
 LOAD_FOR_EVER = """
+import signal
 import sys
 import time
 from oaiserve import cli, demo
@@ -449,6 +450,7 @@ def load(*_, **__):
 
 demo.fetched = lambda: None
 Engine.from_pretrained = load
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let what runs in the background ignore it
 cli.main(["serve", "demo", "--port", "0"])
 """
 
@@ -456,9 +458,12 @@ cli.main(["serve", "demo", "--port", "0"])
 def test_ctrl_c_ends_a_server_whose_model_loads_at_once() -> None:
     with subprocess.Popen([sys.executable, "-c", LOAD_FOR_EVER], stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        assert any(line == "loading\n" for line in process.stderr)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == -signal.SIGINT
+        try:
+            assert any(line == "loading\n" for line in process.stderr)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == -signal.SIGINT
+        finally:
+            process.kill()
         assert process.stderr.read() == ""
 
 
