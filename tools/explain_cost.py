@@ -125,7 +125,7 @@ def print_parts() -> None:
     for title, chunks in parts().items():
         took = step_microseconds(chunks, explain=True) - step_microseconds(chunks, explain=False)
         print(f"| causes of a step with {title} | {took / len(chunks):.2f} |", flush=True)
-    print(f"| a fit, once a second, on a thread of its own | {fit_microseconds():.0f} |", flush=True)
+    print(f"| a fit, twice a second, on a thread of its own | {fit_microseconds():.0f} |", flush=True)
 
 
 def parts() -> dict[str, list[Chunk]]:
