@@ -51,7 +51,7 @@ from oaiserve.engine.model.cpu.reserved import ReservedMemory
 from oaiserve.engine.model.cpu.start import refuse_unless_adaptable, transformers_logits, with_native_cache
 from oaiserve.engine.model.device import limit_compiled_shapes, select_device
 from oaiserve.engine.model.load import generation_defaults, local_folder
-from oaiserve.engine.model.memory import kv_blocks, longest_request, num_states
+from oaiserve.engine.model.memory import cpu_sizes, longest_request
 from oaiserve.engine.model.model_config import (
     context_length,
     is_mxfp4,
@@ -290,9 +290,7 @@ def _load(
     decoder = describe(loaded, parameters, blocks)
     if has_adapters:
         refuse_unless_adaptable(model, decoder)
-    most_states = num_states(loaded, options)
-    state_bytes = most_states * loaded.state_bytes
-    num_blocks = kv_blocks(loaded, options, loaded.max_model_len, state_bytes=state_bytes)
+    num_blocks, most_states = cpu_sizes(loaded, options)
     torch.set_num_threads(NativeDecoder.torch_threads)
     small = part.decoder(decoder)
     probe = probe_adapter(small.adaptable(), dtype) if has_adapters else None

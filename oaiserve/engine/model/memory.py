@@ -121,6 +121,13 @@ def kv_blocks(
     return num_blocks
 
 
+def cpu_sizes(spec: ModelSpec, options: EngineOptions, draft: ModelSpec | None = None) -> tuple[int, int]:
+    """Return the numbers of blocks of the KV cache and of states on a CPU: those of `kv_blocks` and `num_states`."""
+    most_states = num_states(spec, options)
+    state_bytes = most_states * spec.state_bytes
+    return kv_blocks(spec, options, spec.max_model_len, draft=draft, state_bytes=state_bytes), most_states
+
+
 def longest_request(spec: ModelSpec, capacity: int) -> int:
     """Return the most tokens that a request can have with a KV cache of `capacity` tokens."""
     if capacity >= spec.max_model_len:

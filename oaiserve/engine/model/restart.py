@@ -9,7 +9,7 @@ from oaiserve.engine.model.cpu.checked import CheckedModel, start_checked
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.cpu.reserved import ReservedMemory
 from oaiserve.engine.model.draft import DraftWeights
-from oaiserve.engine.model.memory import kv_blocks, longest_request, num_states
+from oaiserve.engine.model.memory import cpu_sizes, longest_request
 from oaiserve.engine.model.profiler import TorchProfiler
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.started import CPU_STEP_TOKENS, Started
@@ -29,14 +29,7 @@ def restart_runner(
     not compute what it did.
     """
     spec, device = checked.spec, torch.device("cpu")
-    most_states = num_states(spec, options)
-    num_blocks = kv_blocks(
-        spec,
-        options,
-        spec.max_model_len,
-        draft=None if draft is None else draft.spec,
-        state_bytes=most_states * spec.state_bytes,
-    )
+    num_blocks, most_states = cpu_sizes(spec, options, None if draft is None else draft.spec)
     num_threads = options.cpu_threads or default_threads()
     native = start_checked(checked, options, num_blocks=num_blocks, num_threads=num_threads, reserved=reserved)
     return Started(

@@ -60,7 +60,7 @@ from oaiserve.engine.model.gpu.fast_paths import (
     scale_checked,
 )
 from oaiserve.engine.model.gpu.kv_scales import with_measured_scales
-from oaiserve.engine.model.memory import MemoryUse, gib, kv_blocks, longest_request, num_states
+from oaiserve.engine.model.memory import MemoryUse, cpu_sizes, gib, kv_blocks, longest_request, num_states
 from oaiserve.engine.model.parallel import one_shot
 from oaiserve.engine.model.parallel.group import all_reduce_min
 from oaiserve.engine.model.parallel.messages import Capture, Replay, TableChanges, What
@@ -284,14 +284,7 @@ def _start_latent(
     Raises what `native_decoder` does, and StartupError as `start_runner` does.
     """
     _refuse_unless_possible(loaded, options, is_split=False)
-    most_states = num_states(loaded, options)
-    num_blocks = kv_blocks(
-        loaded,
-        options,
-        loaded.max_model_len,
-        draft=None if draft is None else draft.spec,
-        state_bytes=most_states * loaded.state_bytes,
-    )
+    num_blocks, most_states = cpu_sizes(loaded, options, None if draft is None else draft.spec)
     native = native_decoder(
         loaded,
         quantize=options.quantize,
@@ -508,14 +501,7 @@ def _sizes(
     if not _is_on_cpu(loaded):
         num_blocks, most_states, use = _gpu_sizes(loaded, options, backend, sample_ids)
     else:
-        most_states = num_states(loaded, options)
-        num_blocks = kv_blocks(
-            loaded,
-            options,
-            loaded.max_model_len,
-            draft=None if draft is None else draft.spec,
-            state_bytes=most_states * loaded.state_bytes,
-        )
+        num_blocks, most_states = cpu_sizes(loaded, options, None if draft is None else draft.spec)
     if options.tensor_parallel > 1:
         num_blocks = all_reduce_min(num_blocks, loaded.device)
     return num_blocks, most_states, use
