@@ -157,7 +157,9 @@ def test_attention_is_that_of_the_keys_and_values_that_were_written(
                 differences = (found.numbers - rounded(wanted, group)).abs()
                 assert (differences <= 1.0001 * found.scales).all()
                 from_middle = ((wanted / found.scales).abs() % 1 - 0.5).abs()
-                assert (from_middle[differences > 1e-5 * wanted.abs().max()] < 1e-3).all()
+                is_other = differences > 1e-5 * wanted.abs().max()
+                assert (from_middle[is_other] < 1e-3).all()
+                assert is_other.sum() <= max(2, 1 + 0.01 * wanted.numel())
             expected = reference(given_.query, key.numbers, value.numbers, plain[index], scoring_of(layer))
             # Queries and weights have sixteen bits.
             torch.testing.assert_close(results[0], expected, rtol=1e-3, atol=5e-3)
@@ -165,7 +167,7 @@ def test_attention_is_that_of_the_keys_and_values_that_were_written(
 
 
 def test_bfloat16_reads_the_same_cache() -> None:
-    """Only the queries, the weights of keys and the result are less precise."""
+    """It is less precise only in the queries, the weights of keys and the result."""
     generator = torch.Generator().manual_seed(5)
     (step,) = steps_of([(0, 200), (0, 30)], generator)
     batch = build_batch(step, BLOCK_SIZE, CPU)
