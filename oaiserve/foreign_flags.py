@@ -1,4 +1,4 @@
-"""What flags of vLLM, SGLang and llama.cpp's server are called here, for whoever comes with one of their commands."""
+"""Names the flags here for those of vLLM, SGLang and llama.cpp's server, for whoever comes with their commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each of two members of a model that is split computes, as on GPUs, but with gloo, and with Triton's interpreter
+"""Computes what each of two members of a split model does, as on GPUs, but with gloo, and with Triton's interpreter
 or doubles of its kernels in plain torch.
 
 `python -m tests.engine.model.members RANK STORE FILE FOLDER...` is one of them.
@@ -39,7 +39,7 @@ LENGTHS = [3, 17]
 
 
 class Summed:
-    """In place of sums in one kernel: those of gloo, of tensors of up to 16 rows, times a factor."""
+    """Summed takes the place of sums in one kernel: it has those of gloo, of up to 16 rows, times a factor."""
 
     def __init__(self, factor: int) -> None:
         self.factor = factor

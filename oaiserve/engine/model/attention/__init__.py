@@ -53,7 +53,7 @@ class ScaledCache(LayerCache):
 
 
 class Scoring(NamedTuple):
-    """How a layer makes scores of queries and keys. No layer has both sinks and slopes."""
+    """Scoring says how a layer makes scores of queries and keys. No layer has both sinks and slopes."""
 
     scaling: float
     sliding_window: int | None = None  # a token attends only to so many last tokens

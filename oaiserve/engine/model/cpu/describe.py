@@ -300,7 +300,7 @@ class _Description:
 
     @cached_property
     def _query_factors(self) -> Tensor | None:
-        """What queries are multiplied by at each position: in Llama 4, in layers that do not rotate them."""
+        """Return what queries are multiplied by at each position: in Llama 4, in layers that do not rotate them."""
         config, positions = self._config, torch.arange(self._loaded.max_model_len)
         rope = getattr(config, "rope_parameters", None) or {}
         if (beta := rope.get("llama_4_scaling_beta")) is not None:

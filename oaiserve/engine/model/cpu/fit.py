@@ -1,4 +1,4 @@
-"""Whether the sizes of all weights of a description fit together."""
+"""Checks whether the sizes of all weights of a description fit together."""
 
 from __future__ import annotations
 

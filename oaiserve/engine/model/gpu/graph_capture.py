@@ -78,7 +78,7 @@ def graph_memory_bytes(
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """What the server does so that all members of a model that is split have graphs. A whole model is one member."""
+    """Members has what the server does so that all members of a split model get graphs. A whole model is one member."""
 
     part: Executor  # the server's
     capture: Capture  # captures at all members at the same time

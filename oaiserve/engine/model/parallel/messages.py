@@ -35,7 +35,7 @@ class Copies(NamedTuple):
 
 
 class TableChanges(NamedTuple):
-    """What is new in the block tables, which all members have: places in the flat tables, and the blocks there."""
+    """TableChanges has what is new in the block tables of all members: places in the flat tables, and blocks there."""
 
     places: list[int]
     blocks: list[int]

@@ -73,7 +73,7 @@ def packed(kind: str, n: int, columns: int, seed: int) -> ExpertMatrices:
 
 
 class Gating:
-    """How a family of experts combines gate and up."""
+    """Gating combines gate and up as a family of experts does."""
 
     def __init__(self, kind: str) -> None:
         self.is_concatenated = kind != "mxfp4"

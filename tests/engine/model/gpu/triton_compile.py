@@ -208,7 +208,7 @@ def multiply_in_8_bits() -> None:
 
 
 class GptOss:
-    """What the experts of gpt-oss have beside their matrices."""
+    """GptOss has what the experts of gpt-oss have beside their matrices."""
 
     is_concatenated, alpha, limit = False, 1.702, 7.0
 

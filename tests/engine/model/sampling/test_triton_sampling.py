@@ -155,7 +155,7 @@ def test_greedy_takes_the_lowest_id_of_equal_logits(dtype: torch.dtype) -> None:
 
 
 def test_the_noise_is_that_of_its_definition(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With equal logits, noise alone decides. The ids have 1 to 17 bits."""
+    """Noise alone decides where logits are equal. The ids have 1 to 17 bits."""
     vocab, num_rows = 2**17, 30
     monkeypatch.setattr(triton_sampling, "CHUNK", vocab)
     sequences = [make_sequence(draw_key=key) for key in range(num_rows)]
