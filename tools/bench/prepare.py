@@ -128,7 +128,8 @@ def ik_llama_cpp() -> Path:
             sys.exit("ik_llama.cpp has to be compiled: set IK_LLAMA_CPP to a folder with its source.")
         return Path(IK_SOURCE)
 
-    options = LLAMA_OPTIONS | {"LLAMA_BUILD_EXAMPLES": "ON"}  # which all of its programs are
+    # All of its programs are examples. Attention to caches of other types than 16 bits would take half an hour more.
+    options = LLAMA_OPTIONS | {"LLAMA_BUILD_EXAMPLES": "ON", "GGML_IQK_FA_ALL_QUANTS": "OFF"}
     return _compiled_llama(FOLDER / "ik-llama-build", source, options, "llama-batched-bench")
 
 

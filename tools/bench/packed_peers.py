@@ -1,0 +1,61 @@
+"""Measures this server against vLLM's on the same 4-bit checkpoints, in turns: python -m tools.bench.packed_peers
+
+They are Llamas of the shape of Llama 3.2 1B with random weights, as AWQ and GPTQ store them, in groups of 128.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+from typing import get_args
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from oaiserve import demo
+from tools.bench import prepare, servers
+from tools.bench.servers import ServerSpec
+from tools.bench.turns import CACHE_TOKENS, CLIENTS, measure_turns, report
+from tools.markdown import add_publishing, publish, results_of
+from tools.packed_checkpoints import Layout, Packing, write_checkpoint
+from tools.random_models import REAL_SHAPES
+from tools.server_process import exit_on_sigterm
+
+SHAPE, GROUP_SIZE = "llama-3.2-1b", 128
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--layouts", nargs="+", default=["awq", "gptq"], choices=get_args(Layout), help="default: awq gptq")
+    add("--repeats", type=int, default=3, help="rounds (default 3)")
+    add_publishing(parser, "packed-peers")
+    arguments = parser.parse_args()
+    exit_on_sigterm()
+    folders = {f"{SHAPE} {layout}": checkpoint(layout) for layout in arguments.layouts}
+    results = results_of(arguments, lambda arguments: measure_turns(folders, vllm, arguments.repeats))
+    publish(arguments, "packed-peers", results, report(results))
+
+
+def checkpoint(layout: Layout) -> Path:
+    """Return the folder of a checkpoint with random weights and the demo model's tokenizer."""
+    folder = prepare.FOLDER / f"models/packed/{SHAPE}.{layout}"
+    if not folder.exists():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(REAL_SHAPES[SHAPE], dtype=torch.float32)
+        unfinished = folder.with_suffix(".part")
+        unfinished.parent.mkdir(parents=True, exist_ok=True)
+        write_checkpoint(unfinished, model, Packing(layout, group_size=GROUP_SIZE, is_symmetric=layout != "awq"))
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(demo.fetched() / name, unfinished)
+        unfinished.replace(folder)
+    return folder
+
+
+def vllm(folder: Path) -> ServerSpec:
+    return servers.vllm_server(folder, max_len=CACHE_TOKENS // CLIENTS, max_running=CLIENTS)
+
+
+if __name__ == "__main__":
+    main()
