@@ -82,7 +82,7 @@ MODEL_ROWS = {
     "attention.tiles": "batch transfer",
     "attention.triton": "attention attention.rotation attention.tiles attention.triton_kernels batch",
     "attention.varlen": "attention attention.triton batch spec",
-    "attention.select": "attention attention.reference attention.triton attention.varlen",
+    "attention.select": "attention attention.reference attention.triton attention.varlen spec",
     # running steps
     "eager": "adapted_modules adapters attention attention.hook attention.reference batch kv_cache spec",
     "gpu.kv_scales": "attention attention.reference batch eager rehearsal spec",
@@ -182,19 +182,33 @@ MODEL_ROWS = {
     # layers that run by the description, and what is checked of a GPU's fast paths
     "gpu.fused_layers": "adapters attention attention.rotation batch cpu.description gpu.fused_projections "
     "kv_cache layer_operations parallel.sums spec",
-    "gpu.fast_paths": "adapted_modules adapters attention attention.reference batch cpu.describe cpu.description "
-    "cpu.start eager executor gpu.device_experts gpu.device_matrices gpu.fused_layers gpu.fused_projections "
-    "gpu.triton_layers layer_operations parallel.sums rehearsal sampling.draw_rows sampling.logit_edits "
-    "sampling.plain_sampling spec states",
+    "gpu.checks": "",
+    "gpu.checks.usable": "parallel.sums",
+    "gpu.checks.attention": "attention attention.reference batch eager rehearsal spec states",
+    "gpu.checks.sampling": "sampling.draw_rows sampling.logit_edits sampling.plain_sampling spec",
+    "gpu.checks.matrices": "gpu.checks.usable gpu.device_matrices rehearsal spec",
+    "gpu.checks.experts": "gpu.checks.matrices gpu.checks.usable gpu.device_experts rehearsal spec",
+    "gpu.checks.sums": "gpu.checks.usable parallel.sums rehearsal spec",
+    "gpu.checks.adapters": "adapted_modules adapters batch rehearsal spec",
+    "gpu.checks.layers": "attention batch cpu.describe cpu.description cpu.start eager executor gpu.checks.usable "
+    "gpu.fused_layers gpu.fused_projections gpu.triton_layers layer_operations rehearsal spec",
+    "gpu.checks.graphs": "batch executor gpu.block_tables gpu.graphs gpu.prompt_graphs rehearsal spec",
+    "gpu.fast_paths": "attention attention.reference attention.select gpu.checks.attention gpu.checks.experts "
+    "gpu.checks.layers gpu.checks.matrices gpu.checks.sampling gpu.checks.sums gpu.checks.usable gpu.device_experts "
+    "gpu.device_matrices gpu.fused_layers gpu.triton_experts gpu.triton_matrices gpu.triton_scaled parallel.one_shot "
+    "sampling.draw_rows sampling.logit_edits sampling.triton_sampling spec",
     "parallel.messages": "",
     "parallel.capture": "gpu.decode_forwards parallel.sums",
-    "gpu.graph_capture": "batch executor gpu.block_tables gpu.decode_forwards gpu.fast_paths gpu.graphs "
-    "gpu.prompt_graphs parallel.capture parallel.messages rehearsal sampling.triton_sampling spec",
+    "gpu.graph_capture": "executor gpu.block_tables gpu.checks.graphs gpu.checks.usable gpu.decode_forwards gpu.graphs "
+    "gpu.prompt_graphs parallel.capture parallel.messages sampling.triton_sampling spec started",
+    "gpu.sizes": "gpu.device_memory gpu.fast_paths gpu.graph_capture memory spec started",
+    "gpu.warm_up": "batch executor gpu.compiled rehearsal runner sampling.logit_edits spec",
     # a model that is split
     "parallel.workers": "cpu.cores load parallel.group parallel.messages spec split",
     "parallel.room": "gpu.device_memory parallel.group parallel.messages spec",
     "parallel.executor": "adapters batch executor gpu.block_tables parallel.messages parallel.room parallel.workers",
     "parallel.part": "executor gpu.block_tables parallel.executor parallel.messages parallel.room",
+    "pooling.start": "cpu.cores pooling.load pooling.runner profiler started",
     # the model that guesses tokens
     "draft": "adapters batch cpu.build cpu.cores cpu.description cpu.native runner spec",
     # what starts a model that has been checked, without transformers
@@ -205,15 +219,18 @@ MODEL_ROWS = {
     "cpu.kv_layout cpu.library cpu.native cpu.part cpu.reserved cpu.start device load memory model_config prepare "
     "profiler runner spec started states",
     "restart": "cpu.checked cpu.cores cpu.reserved draft memory profiler runner started states",
-    # the one place that assembles all of these, and the worker process, which is a program
-    "start": "adapted_modules attention attention.reference attention.select attention.varlen batch cpu.cores "
-    "cpu.start draft eager executor gpu.block_tables gpu.compiled gpu.cuda_capture gpu.decode_forwards "
-    "gpu.device_experts gpu.device_matrices gpu.device_memory gpu.fast_paths gpu.fused_layers gpu.graph_capture "
-    "gpu.graphs gpu.kv_scales gpu.prompt_graphs gpu.triton_experts gpu.triton_matrices gpu.triton_scaled memory "
-    "parallel.capture parallel.executor parallel.group parallel.messages parallel.one_shot parallel.part parallel.room "
-    "parallel.workers pooling.load pooling.runner profiler rehearsal runner sampling.draw_rows sampling.logit_edits "
-    "sampling.triton_sampling spec started states",
-    "worker": "cpu.cores load parallel.group parallel.messages split start",
+    # what assembles all of these, by device, and the worker process, which is a program
+    "start_on_cpu": "adapted_modules attention.select cpu.cores cpu.start draft eager executor memory profiler runner "
+    "spec started states",
+    "start_on_gpu": "adapted_modules eager executor gpu.block_tables gpu.checks.adapters gpu.checks.layers "
+    "gpu.checks.usable gpu.compiled gpu.cuda_capture gpu.fast_paths gpu.graph_capture gpu.kv_scales gpu.sizes "
+    "gpu.warm_up memory profiler runner spec started states",
+    "start_split": "eager executor gpu.block_tables gpu.checks.layers gpu.cuda_capture gpu.decode_forwards "
+    "gpu.device_memory gpu.fast_paths gpu.graph_capture gpu.prompt_graphs gpu.sizes gpu.warm_up memory "
+    "parallel.capture parallel.executor parallel.group parallel.messages parallel.part parallel.room parallel.workers "
+    "profiler runner spec started",
+    "start": "cpu.start draft parallel.workers spec start_on_cpu start_on_gpu start_split started",
+    "worker": "cpu.cores load parallel.group parallel.messages split start_split",
 }
 MODEL_FILES = {name: {f"{MODEL}.{imported}" for imported in row.split()} for name, row in MODEL_ROWS.items()}
 MAY_IMPORT: dict[str, set[str]] = {

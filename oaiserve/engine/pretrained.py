@@ -280,7 +280,7 @@ def parts_of_loaded(
 
 def parts_of_pooler(pooler: LoadedPooler, tokenizer: Tokenizer, options: EngineOptions) -> EngineParts:
     """Return the parts of a model that turns texts into vectors or scores. It has no KV cache."""
-    from oaiserve.engine.model.start import start_pooling
+    from oaiserve.engine.model.pooling.start import start_pooling
 
     log.info(
         "%s on %s in %s, for --task %s: up to %d tokens a text",

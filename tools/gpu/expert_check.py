@@ -15,9 +15,9 @@ import torch
 from torch.nn.functional import silu
 from transformers import AutoConfig
 
+from oaiserve.engine.model.gpu.checks.experts import ROUNDED_EXPERTS_TOLERANCE
 from oaiserve.engine.model.gpu.device_experts import ExpertMatrices, PackedExperts, plain_experts
 from oaiserve.engine.model.gpu.device_matrices import Kind
-from oaiserve.engine.model.gpu.fast_paths import ROUNDED_EXPERTS_TOLERANCE
 from oaiserve.engine.model.load import load_model
 from oaiserve.engine.request import SamplingParams
 from tools.gpu import ceilings

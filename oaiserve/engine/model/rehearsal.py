@@ -24,6 +24,8 @@ HALF_TOLERANCE = 0.1  # bfloat16 and float16
 QUANTIZED_TOLERANCE = 0.3
 # Both ways round keys and values to eight bits, but a number between two integers may be rounded up by one way only.
 INT8_CACHE_TOLERANCE = 0.02
+# What one layer gives may differ by less than logits: it rounds its weights and its results once.
+_LAYER_TOLERANCES = {torch.float32: 1e-3, torch.float16: 0.01, torch.bfloat16: 0.03}
 
 # The ways to draw a token that have kernels of their own, each for the model's logits and for edited ones.
 _WAYS = (
@@ -103,3 +105,8 @@ def tolerance(dtype: torch.dtype, *, is_quantized: bool = False) -> float:
     if is_quantized:
         return QUANTIZED_TOLERANCE
     return FLOAT32_TOLERANCE if dtype == torch.float32 else HALF_TOLERANCE
+
+
+def layer_tolerance(dtype: torch.dtype) -> float:
+    """Return the largest `difference` that rounding explains between two results of one layer, or of a part of it."""
+    return _LAYER_TOLERANCES[dtype]

@@ -83,6 +83,10 @@ class ModelSpec:
     state_shapes: dict[int, LayerStateShapes] = field(default_factory=dict)  # of layers that keep a state
 
     @property
+    def is_on_cpu(self) -> bool:
+        return self.device.type == "cpu"
+
+    @property
     def kv_bytes_per_token(self) -> int:
         return sum(shape.num_bytes(self.dtype) for shape in self.kv_shapes.values())
 

@@ -27,7 +27,7 @@ from oaiserve.engine.model.load import load_model
 from oaiserve.engine.model.parallel.group import environment, join
 from oaiserve.engine.model.parallel.messages import Arrived, Logged, Ready, Report, Task, Work, WorkerFailed
 from oaiserve.engine.model.split import Member
-from oaiserve.engine.model.start import start_member
+from oaiserve.engine.model.start_split import start_member
 from oaiserve.errors import StartupError
 
 Send = Callable[[Report], None]

@@ -13,11 +13,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from oaiserve.engine.model import start, worker
+from oaiserve.engine.model import start_split, worker
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.gpu import cuda_capture
+from oaiserve.engine.model.gpu import fast_paths
 from oaiserve.engine.model.gpu.decode_forwards import Run
 
 FAILS = "OAISERVE_TEST_GRAPHS_FAIL"
@@ -81,9 +81,9 @@ def with_doubles(patch: pytest.MonkeyPatch) -> None:
         return with_cache(loaded, num_blocks=num_blocks + 1, **arguments)
 
     patch.setattr(EagerExecutor, "with_cache", with_a_block_for_padding)
-    patch.setattr(start, "_backend", lambda loaded, name: attention)
-    patch.setattr(start, "_has_graphs", lambda options, *_: options.cuda_graph)
-    patch.setattr(cuda_capture, "CudaCapture", Again)
+    patch.setattr(fast_paths, "backend_for", lambda loaded, name: attention)
+    patch.setattr(fast_paths.Ways, "have_graphs", True)
+    patch.setattr(start_split, "CudaCapture", Again)
     patch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 2 << 30))
 
 

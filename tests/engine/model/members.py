@@ -16,13 +16,14 @@ import torch
 import torch.distributed as dist
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.model import layer_operations, start
+from oaiserve.engine.model import layer_operations, start_split
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.attention.triton import TritonAttention
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.checkpoints.packed_weights import PackedWeights
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.gpu import fast_paths
+from oaiserve.engine.model.gpu.checks import attention, experts, layers, matrices
 from oaiserve.engine.model.gpu.device_experts import packed_experts, plain_experts
 from oaiserve.engine.model.gpu.device_matrices import expanded_product, packed_linears
 from oaiserve.engine.model.gpu.fused_layers import FusedExecutor
@@ -30,6 +31,7 @@ from oaiserve.engine.model.gpu.keep_packed import keep_packed_experts, keep_pack
 from oaiserve.engine.model.load import load_model
 from oaiserve.engine.model.parallel import group, one_shot
 from oaiserve.engine.model.rehearsal import prompts_and_decodes
+from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.split import Member
 from oaiserve.quantization import read_quantization
 
@@ -82,15 +84,16 @@ def computed(rank: int, store: Path, folder: Path, *, by_kernels: bool = False, 
         if quantization is not None:
             for keep in (keep_packed_matrices, keep_packed_experts):
                 keep(loaded.model, PackedWeights(folder, quantization), loaded.sums)
-        patch.setattr(start, "_is_on_cpu", lambda loaded: False)
-        patch.setattr(start, "_sizes", lambda *_: (NUM_BLOCKS, 0, None))
+        patch.setattr(LoadedModel, "is_on_cpu", False)
+        patch.setattr(start_split, "_agreed_sizes", lambda *_: (NUM_BLOCKS, None))
         backend = TritonAttention if by_kernels else lambda batch: ReferenceAttention(batch)
-        patch.setattr(start, "select_backend", lambda device, name: backend)
-        patch.setattr(start, "_sampling", lambda: (None, None))
-        patch.setattr(fast_paths, "LENGTHS", (2, 2, 2, 3))
-        patch.setattr(fast_paths, "FUSED_LENGTHS", (3,))
-        patch.setattr(fast_paths, "PRODUCT_ROWS", (1, 3))
-        patch.setattr(start, "scale_checked", lambda *_: False)
+        patch.setattr(fast_paths, "backend_for", lambda loaded, name: backend)
+        patch.setattr(fast_paths, "_sampling", lambda: (None, None))
+        patch.setattr(attention, "LENGTHS", (2, 2, 2, 3))
+        patch.setattr(layers, "FUSED_LENGTHS", (3,))
+        patch.setattr(matrices, "PRODUCT_ROWS", (1, 3))
+        patch.setattr(experts, "PRODUCT_ROWS", (1, 3))
+        patch.setattr(fast_paths, "scale_checked", lambda *_: False)
         patch.setattr(one_shot, "missing", lambda device, size: None)
         one_shot_sums = Summed(2 if fails and rank == 0 else 1)
         patch.setattr(one_shot, "OneShotSums", lambda device, size: one_shot_sums)
@@ -100,20 +103,20 @@ def computed(rank: int, store: Path, folder: Path, *, by_kernels: bool = False, 
             def multiply(*arguments: Any) -> torch.Tensor:
                 return factor * expanded_product(*arguments)
 
-            patch.setattr(fast_paths, "_operations", lambda: layer_operations)
-            patch.setattr(start, "_multiply", lambda: multiply)
-            patch.setattr(start, "_compute_experts", lambda: plain_experts)
+            patch.setattr(layers, "_operations", lambda: layer_operations)
+            patch.setattr(fast_paths, "_multiply", lambda: multiply)
+            patch.setattr(fast_paths, "_compute_experts", lambda: plain_experts)
         options = EngineOptions(block_size=BLOCK_SIZE, tensor_parallel=NUM_MEMBERS)
-        executor = start.start_member(loaded, options)._executor
+        executor = start_split.start_member(loaded, options)._executor
         one_shot_sums.num_summed = 0
         found = logits(executor, loaded.vocab_size)
         group.leave(broken=False)
-    layers = packed_linears(loaded.model)
+    linears = packed_linears(loaded.model)
     return Computed(
         found,
-        len(layers) + len(packed_experts(loaded.model)),
+        len(linears) + len(packed_experts(loaded.model)),
         isinstance(executor, FusedExecutor),
-        layers[0].multiply.__name__ if layers else "",
+        linears[0].multiply.__name__ if linears else "",
         one_shot_sums.num_summed,
     )
 

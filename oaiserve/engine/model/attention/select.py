@@ -9,6 +9,7 @@ import torch
 from oaiserve.config import Attention
 from oaiserve.engine.model.attention import Backend
 from oaiserve.engine.model.attention.reference import ReferenceAttention
+from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.errors import StartupError
 
 
@@ -33,3 +34,13 @@ def select_backend(device: torch.device, name: Attention = "auto") -> Backend:
     from oaiserve.engine.model.attention.triton import TritonAttention
 
     return TritonAttention
+
+
+def backend_for(loaded: LoadedModel, name: Attention) -> Backend:
+    """Return the attention backend of this name. Raises StartupError if device or model do not support it."""
+    backend = select_backend(loaded.device, name)
+    if name == "varlen":
+        from oaiserve.engine.model.attention.varlen import refuse_unless_supported
+
+        refuse_unless_supported(loaded)
+    return backend

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 
 from oaiserve.engine.model.transfer import on_device
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Step
+
+LEAST_ROWS = 3  # the sequences of a step that warms up or compares, which may be more than are to run
 
 
 @dataclass(slots=True)
@@ -48,6 +51,18 @@ class BlockTables:
         self._tell = tell
         self._rows: dict[Sequence, _Row] = {}
         self._free = list(range(most))
+
+    @classmethod
+    def with_room(
+        cls,
+        max_running: int,
+        max_model_len: int,
+        block_size: int,
+        device: torch.device,
+        tell: Callable[[list[int], list[int]], object] | None = None,
+    ) -> Self:
+        """Make the tables of so many sequences, of so many tokens each."""
+        return cls(max(max_running, LEAST_ROWS), -(-max_model_len // block_size), block_size, device, tell)
 
     def update(self, step: Step) -> list[int]:
         """Copy what is new of the blocks of a step to the device, without waiting. Return the row of each chunk."""

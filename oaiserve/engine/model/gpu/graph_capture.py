@@ -1,4 +1,4 @@
-"""Captures decodes and prompts as CUDA graphs: which sizes, how much memory, and whether they compute the same."""
+"""Captures decodes and prompts as CUDA graphs: which sizes, how much memory, and at which members."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from oaiserve.engine.model.batch import Batch, build_batch
+from oaiserve.config import EngineOptions
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.gpu.block_tables import BlockTables
+from oaiserve.engine.model.gpu.checks.graphs import prompt_problem, replay_problem
+from oaiserve.engine.model.gpu.checks.usable import is_usable, reason
 from oaiserve.engine.model.gpu.decode_forwards import Capture, DecodeForwards, Run, Share
-from oaiserve.engine.model.gpu.fast_paths import is_usable, reason
 from oaiserve.engine.model.gpu.graphs import DecodeGraphs
 from oaiserve.engine.model.gpu.prompt_graphs import PromptGraphs
 from oaiserve.engine.model.parallel.capture import MembersCapture
 from oaiserve.engine.model.parallel.messages import Capture as Asked
 from oaiserve.engine.model.parallel.messages import What
-from oaiserve.engine.model.rehearsal import difference, prompts_and_decodes, tolerance
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.step import Step
+from oaiserve.engine.model.started import GPU_STEP_TOKENS
 from oaiserve.errors import StartupError
 from oaiserve.times import monotonic_ns
 
@@ -36,8 +36,6 @@ LAYER_BYTES = 64 << 10  # what the driver keeps for the launches of one layer, i
 POOL_BYTES = 96 << 20  # hidden states of the largest graph, cuBLAS's workspace, and fragmentation
 WIDE_TENSORS = 4  # tensors of a layer that are there at once, each as wide as the widest
 DRAW_BYTES = 12  # for each logit: its weight, and a candidate's weight and id for top_k and top_p
-
-COMPARED_LENGTHS = (9, 40, 17)  # of the sequences whose replayed steps are compared
 
 
 def ladder(most: int) -> list[int]:
@@ -87,6 +85,43 @@ class Members:
     begin: Callable[[What, list[int]], object] = lambda what, sizes: None  # lets the others capture, too
     # Replays the server's part for a size, and lets the others replay theirs.
     replay: Callable[[What, int, Run], object] = lambda what, size, replay: replay()
+
+
+class Graphs(NamedTuple):
+    """Graphs has what is replayed; None: that is launched operation by operation."""
+
+    decodes: DecodeGraphs | None = None
+    prompts: PromptGraphs | None = None
+
+
+def capture_graphs(
+    executor: Executor,
+    loaded: LoadedModel,
+    options: EngineOptions,
+    tables: BlockTables,
+    capture: Capture,
+    *,
+    num_blocks: int,
+    max_model_len: int,
+    members: Members | None = None,
+) -> Graphs:
+    """Capture the decodes and the prompts of the executor, and write into the first blocks of its cache."""
+    sizes = {"num_blocks": num_blocks, "block_size": options.block_size}
+    decodes = capture_decodes(
+        executor,
+        loaded,
+        tables,
+        capture,
+        max_running=options.max_running,
+        max_model_len=max_model_len,
+        members=members,
+        **sizes,
+    )
+    if options.attention == "varlen":  # which looks at the lengths of prompts on the host
+        return Graphs(decodes)
+    step_tokens = options.step_tokens(GPU_STEP_TOKENS)
+    prompts = capture_prompts(executor, loaded, tables, capture, max_step_tokens=step_tokens, members=members, **sizes)
+    return Graphs(decodes, prompts)
 
 
 def capture_decodes(
@@ -254,62 +289,3 @@ def _captured(
         (free_bytes - left_bytes) / 2**30,
     )
     return made[0]
-
-
-@torch.inference_mode()
-def replay_problem(
-    graphs: DecodeGraphs,
-    executor: Executor,
-    loaded: LoadedModel,
-    sizes: list[int],
-    *,
-    num_blocks: int,
-    block_size: int,
-) -> str | None:
-    """Return how replayed steps differ from the same steps launched operation by operation, if they do."""
-    most = min(len(COMPARED_LENGTHS), num_blocks // -(-max(COMPARED_LENGTHS) // block_size), sizes[-1])
-    for num_rows in sorted({1, most}) if most > 0 else []:
-        lengths = [min(length, loaded.max_model_len) for length in COMPARED_LENGTHS[:num_rows]]
-        prompts, decodes = prompts_and_decodes(lengths, loaded.vocab_size, block_size)
-        executor.forward(_batch(prompts, graphs.tables, loaded, block_size))
-        want = executor.forward(_batch(decodes, graphs.tables, loaded, block_size)).clone()
-        logits, replayed = graphs.launch(decodes, graphs.tables.update(decodes), None, {})
-        found, limit = difference(logits, want), tolerance(loaded.dtype)
-        if not found <= limit:
-            return f"the outputs of {num_rows} sequences would differ by {found:.1%} (allowed: {limit:.1%})"
-        assert replayed is not None
-        if replayed.wait().token_ids != logits.argmax(dim=-1).tolist():
-            return "other tokens than the best would be drawn"
-    return None
-
-
-@torch.inference_mode()
-def prompt_problem(
-    graphs: PromptGraphs,
-    executor: Executor,
-    loaded: LoadedModel,
-    tables: BlockTables,
-    sizes: list[int],
-    *,
-    num_blocks: int,
-    block_size: int,
-) -> str | None:
-    """Return how replayed prompts differ from the same ones launched operation by operation, if they do."""
-    for number in (1, len(COMPARED_LENGTHS)):
-        lengths = [min(length, loaded.max_model_len) for length in COMPARED_LENGTHS[:number]]
-        prompts, _ = prompts_and_decodes(lengths, loaded.vocab_size, block_size)
-        step = Step([chunk._replace(max_draws=1) for chunk in prompts.chunks])
-        if step.num_tokens > sizes[-1] or sum(len(chunk.sequence.blocks) for chunk in step.chunks) > num_blocks:
-            continue
-        want = executor.forward(_batch(step, tables, loaded, block_size)).clone()
-        logits, sample_chunks = graphs.launch(step, tables.update(step))
-        found, limit = difference(logits, want), tolerance(loaded.dtype)
-        if sample_chunks != list(range(number)) or not found <= limit:
-            return f"the outputs of {number} prompts would differ by {found:.1%} (allowed: {limit:.1%})"
-    return None
-
-
-def _batch(step: Step, tables: BlockTables, loaded: LoadedModel, block_size: int) -> Batch:
-    """Return the batch of a step, which reads the tables that graphs read."""
-    rows = tables.update(step)
-    return build_batch(step, block_size, loaded.device, tables=(tables.on_device, rows))

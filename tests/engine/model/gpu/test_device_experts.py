@@ -14,7 +14,13 @@ from oaiserve.engine.model import layer_operations, load
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.gpu import fast_paths
+from oaiserve.engine.model.gpu.checks import experts as checks
+from oaiserve.engine.model.gpu.checks.experts import (
+    compute_experts_checked,
+    compute_plain_experts_checked,
+    round_experts_checked,
+)
+from oaiserve.engine.model.gpu.checks.layers import described
 from oaiserve.engine.model.gpu.device_experts import (
     ExpertMatrices,
     PackedExperts,
@@ -24,12 +30,6 @@ from oaiserve.engine.model.gpu.device_experts import (
     stacked,
 )
 from oaiserve.engine.model.gpu.device_matrices import of_integers
-from oaiserve.engine.model.gpu.fast_paths import (
-    compute_experts_checked,
-    compute_plain_experts_checked,
-    described,
-    round_experts_checked,
-)
 from oaiserve.engine.model.gpu.fused_layers import FusedExecutor, FusedLayers
 from oaiserve.engine.model.load import load_model
 from oaiserve.engine.model.prepare import prepare
@@ -121,7 +121,7 @@ def test_rounded_experts_are_checked(caplog: pytest.LogCaptureFixture, monkeypat
     module, experts = torch.nn.Module(), PackedExperts(Gating("float8"), *matrices)
     module.packed_experts = experts  # type: ignore[assignment]
     loaded: Any = SimpleNamespace(model=module, dtype=torch.float32, sums=None)
-    monkeypatch.setattr(fast_paths, "ROUNDED_EXPERT_ROWS", 20)
+    monkeypatch.setattr(checks, "ROUNDED_EXPERT_ROWS", 20)
     assert round_experts_checked(loaded, lambda: triton_experts)
     assert experts.compute == triton_experts.compute_rounding_many
     wrong: Any = SimpleNamespace(compute=lambda *given, is_rounded: 2 * plain_experts(*given))
@@ -221,7 +221,7 @@ def test_experts_of_a_checkpoint_stay_packed(family: str, tmp_path: Path, monkey
     assert sum(one.numel() for one in loaded.model.parameters() if one.dim() == 3) == 0
     for one, other in zip(logits(loaded), want, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
-    monkeypatch.setattr(fast_paths, "PRODUCT_ROWS", (1, 3))
+    monkeypatch.setattr(checks, "PRODUCT_ROWS", (1, 3))
     assert compute_experts_checked(loaded, lambda: triton_experts.compute)
     fused = FusedLayers(loaded, described(loaded, BLOCK_SIZE), layer_operations)  # type: ignore[arg-type]
     eager = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
@@ -239,7 +239,7 @@ def test_experts_in_16_bits_are_computed_by_kernels_if_they_have_few_rows(
 ) -> None:
     loaded = prepare(make_model(config("qwen3_moe", **MIXTURES["qwen3_moe"])))
     want = logits(loaded)
-    monkeypatch.setattr(fast_paths, "PRODUCT_ROWS", (1, 3))
+    monkeypatch.setattr(checks, "PRODUCT_ROWS", (1, 3))
 
     def doubled(*arguments: Any) -> torch.Tensor:
         return 2 * plain_experts(*arguments)
@@ -252,7 +252,7 @@ def test_experts_in_16_bits_are_computed_by_kernels_if_they_have_few_rows(
         numbers_of_rows.append(len(x))
         return triton_experts.compute(experts, x, *given)
 
-    monkeypatch.setattr(fast_paths, "FEW_EXPERT_ROWS", 4)
+    monkeypatch.setattr(checks, "FEW_EXPERT_ROWS", 4)
     assert compute_plain_experts_checked(loaded, lambda: counted)
     numbers_of_rows.clear()
     for one, other in zip(logits(loaded), want, strict=True):

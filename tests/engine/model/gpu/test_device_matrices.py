@@ -13,6 +13,7 @@ import torch
 from oaiserve.engine.model.checkpoints.integer_layouts import BadLayout, Floats, Integers, floats
 from oaiserve.engine.model.checkpoints.packed_weights import PackedWeights
 from oaiserve.engine.model.cpu.description import Matrix
+from oaiserve.engine.model.gpu.checks.matrices import multiply_checked, scale_checked
 from oaiserve.engine.model.gpu.device_matrices import (
     PackedMatrix,
     expanded_product,
@@ -21,7 +22,6 @@ from oaiserve.engine.model.gpu.device_matrices import (
     of_integers,
     packed_linears,
 )
-from oaiserve.engine.model.gpu.fast_paths import multiply_checked, scale_checked
 from oaiserve.engine.model.gpu.fused_layers import _product
 from oaiserve.engine.model.gpu.fused_projections import fuse_projections, product_of
 from oaiserve.engine.model.gpu.keep_packed import keep_packed_matrices

@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oaiserve.config import Bytes, EngineOptions
-from oaiserve.engine.model import start
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import build_batch
-from oaiserve.engine.model.gpu import device_memory as module
+from oaiserve.engine.model.gpu import sizes
 from oaiserve.engine.model.gpu.device_memory import MemoryReading, measure
+from oaiserve.engine.model.gpu.fast_paths import Ways
+from oaiserve.engine.model.gpu.sizes import gpu_sizes
 from oaiserve.engine.model.memory import MemoryUse
 from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.rehearsal import largest_step
@@ -98,10 +99,10 @@ def test_the_uses_of_memory_are_measured_separately(loaded: LoadedModel) -> None
 def test_the_cache_gets_the_rest_and_the_other_uses_are_logged(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "CudaMemory", lambda device: FakeGPU(BEFORE, AFTER))
+    monkeypatch.setattr(sizes, "CudaMemory", lambda device: FakeGPU(BEFORE, AFTER))
     caplog.set_level(logging.INFO, "oaiserve")
     options = EngineOptions(max_running=6, max_step_tokens=40, kv_cache_memory=Bytes("1GiB"))
-    blocks, states, _ = start._gpu_sizes(loaded, options, ReferenceAttention, None)
+    blocks, states, _ = gpu_sizes(loaded, options, Ways(ReferenceAttention, None, None, None, {}))
     assert states == 0
     assert blocks == GIB // (16 * loaded.kv_bytes_per_token)
     assert caplog.messages == [

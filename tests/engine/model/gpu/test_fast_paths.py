@@ -15,22 +15,28 @@ import torch
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model import layer_operations, start
+from oaiserve.engine.model import layer_operations, start_on_gpu
 from oaiserve.engine.model.adapted_modules import by_kernels, plain
 from oaiserve.engine.model.attention import Backend, Scoring
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.cpu.description import NotKnown
-from oaiserve.engine.model.gpu import cuda_capture, fast_paths, graph_capture
+from oaiserve.engine.model.gpu import fast_paths, graph_capture
+from oaiserve.engine.model.gpu.checks import layers
+from oaiserve.engine.model.gpu.checks.adapters import adapters_problem
+from oaiserve.engine.model.gpu.checks.attention import attention_problem
+from oaiserve.engine.model.gpu.checks.sampling import sampling_problem
+from oaiserve.engine.model.gpu.checks.usable import is_usable
 from oaiserve.engine.model.gpu.compiled import restore_layers
 from oaiserve.engine.model.gpu.decode_forwards import Run
-from oaiserve.engine.model.gpu.fast_paths import adapters_problem, attention_problem, is_usable, sampling_problem
 from oaiserve.engine.model.gpu.fused_projections import fuse_projections, separate_projections
 from oaiserve.engine.model.gpu.kv_scales import scale_for, with_measured_scales
 from oaiserve.engine.model.prepare import prepare
+from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
 from oaiserve.engine.model.sampling.logit_edits import apply_masks_in_torch
 from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.model.start import start_runner
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
@@ -135,17 +141,17 @@ class Device:
         self._patch = monkeypatch
         self.sampler = Plain()
         compile_ = torch.compile
-        self.set(start, "_is_on_cpu", lambda loaded: False)
-        self.set(start, "_sizes", lambda *_: (NUM_BLOCKS, 0, None))
-        self.set(start, "select_backend", lambda device, name: self.backend)
-        self.set(start, "_sampling", lambda: (self.sampler.sample_ids, apply_masks_in_torch))
+        self.set(LoadedModel, "is_on_cpu", False)
+        self.set(start_on_gpu, "gpu_sizes", lambda *_: (NUM_BLOCKS, 0, None))
+        self.set(fast_paths, "backend_for", lambda loaded, name: self.backend)
+        self.set(fast_paths, "_sampling", lambda: (self.sampler.sample_ids, apply_masks_in_torch))
         self.set(triton_sampling, "take_best", self.sampler.take_best)
         self.set(triton_sampling, "draw", self.sampler.draw)
         self.set(torch, "compile", lambda function, *, options, **kwargs: compile_(function, backend="eager", **kwargs))
         self.set(torch.cuda, "empty_cache", lambda: None)
         self.set(torch.cuda, "mem_get_info", lambda device: (1 << 30, 2 << 30))
-        self.set(fast_paths, "_operations", lambda: layer_operations)
-        self.set(cuda_capture, "CudaCapture", lambda device: self.capture)
+        self.set(layers, "_operations", lambda: layer_operations)
+        self.set(start_on_gpu, "CudaCapture", lambda device: self.capture)
         self.set(graph_capture, "capture_prompts", lambda *_, **__: None)  # see test_prompt_graphs.py
         self.backend: Backend = padding_backend(NUM_BLOCKS)
 
@@ -170,7 +176,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 @contextmanager
 def started(loaded: LoadedModel, **settings: Any) -> Iterator[Engine]:
     options = EngineOptions(block_size=BLOCK_SIZE, max_running=2, max_step_tokens=16, **settings)
-    made = start.start_runner(loaded, options)
+    made = start_runner(loaded, options)
     try:
         with Engine(
             tokenizer=Tokenizer(byte_tokenizer()),
@@ -218,7 +224,7 @@ def no_attention(device: Device) -> None:
 
 def wrong_sampling(device: Device) -> None:
     device.set(
-        start,
+        fast_paths,
         "_sampling",
         lambda: (lambda logits, rows: (logits.argmin(-1), logits.isfinite()[:, 0]), apply_masks_in_torch),
     )
@@ -228,7 +234,7 @@ def no_description(device: Device) -> None:
     def describe(*_: Any) -> Any:
         raise NotKnown("it is of another kind")
 
-    device.set(fast_paths, "describe", describe)
+    device.set(layers, "describe", describe)
 
 
 def no_compiled_layers(device: Device) -> None:
@@ -241,11 +247,11 @@ def wrong_fused_layers(device: Device) -> None:
         return hidden, hidden
 
     wrong = SimpleNamespace(add_and_norm=without_norm, activate=layer_operations.activate)
-    device.set(fast_paths, "_operations", lambda: wrong)
+    device.set(layers, "_operations", lambda: wrong)
 
 
 def fused_layers_that_raise(device: Device) -> None:
-    device.set(fast_paths, "_operations", broken)
+    device.set(layers, "_operations", broken)
 
 
 def wrong_fused_projections(device: Device) -> None:
@@ -255,7 +261,7 @@ def wrong_fused_projections(device: Device) -> None:
         layer.k_proj.index, layer.v_proj.index = 2, 1  # as a model that calls them in another order
         return number
 
-    device.set(fast_paths, "fuse_projections", mix_up)
+    device.set(layers, "fuse_projections", mix_up)
 
 
 def wrong_graphs(device: Device) -> None:
@@ -297,8 +303,7 @@ def test_what_fails_at_the_start_is_off_with_one_warning_and_the_answers_are_rig
     assert len(warnings) == (name is not None), warnings
     if name is not None:
         assert warnings[0].startswith(name)
-    device.set(start, "_is_on_cpu", lambda loaded: True)
-    device.backend = ReferenceAttention
+    device.set(LoadedModel, "is_on_cpu", True)
     with started(loaded, compile=False) as plain:
         assert plain.features == {}
         assert found == answers(plain)
@@ -314,7 +319,7 @@ def test_everything_can_be_switched_off(device: Device, loaded: LoadedModel) -> 
 def test_adapters_whose_kernels_fail_are_added_in_plain_torch(
     device: Device, loaded: LoadedModel, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(start, "by_kernels", broken)
+    monkeypatch.setattr(start_on_gpu, "by_kernels", broken)
     with caplog.at_level(logging.WARNING), started(loaded, lora=("a=b",)) as engine:
         assert engine.features == ON | {"fused_projections": False, "fused_layers": False}
     assert [message.partition(":")[0] for message in caplog.messages] == ["Adapters by Triton's kernels"]
@@ -344,7 +349,7 @@ def test_the_reason_of_a_missing_compiler_is_in_the_log(
 
 def test_the_engines_thread_warms_up_before_the_first_request(device: Device, loaded: LoadedModel) -> None:
     threads: list[str] = []
-    launch = start.ModelRunner.launch
+    launch = ModelRunner.launch
 
     def noting(runner: Any, step: Any) -> Any:
         import threading
@@ -352,7 +357,7 @@ def test_the_engines_thread_warms_up_before_the_first_request(device: Device, lo
         threads.append(threading.current_thread().name)
         return launch(runner, step)
 
-    device.set(start.ModelRunner, "launch", noting)
+    device.set(ModelRunner, "launch", noting)
     with started(loaded) as engine:
         assert threads
         assert set(threads) == {"engine"}

@@ -19,7 +19,7 @@ from oaiserve.engine.model.attention.rotation import Rotation
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.cpu.description import NotKnown
 from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.gpu.fast_paths import described
+from oaiserve.engine.model.gpu.checks.layers import described
 from oaiserve.engine.model.gpu.fused_layers import FusedExecutor, FusedLayers
 from oaiserve.engine.model.gpu.fused_projections import fuse_projections
 from oaiserve.engine.model.layer_operations import LayerOperations, RowNorm

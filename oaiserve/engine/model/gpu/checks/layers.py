@@ -1,0 +1,132 @@
+"""Compares fused projections and fused layers with transformers' code, by the model's logits."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import torch
+
+from oaiserve.engine.model.attention import Backend
+from oaiserve.engine.model.batch import build_batch
+from oaiserve.engine.model.cpu.describe import describe
+from oaiserve.engine.model.cpu.description import Decoder, NotKnown
+from oaiserve.engine.model.cpu.start import transformers_logits
+from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.executor import Executor
+from oaiserve.engine.model.gpu.checks.usable import is_usable
+from oaiserve.engine.model.gpu.fused_layers import FusedExecutor, FusedLayers
+from oaiserve.engine.model.gpu.fused_projections import fuse_projections, separate_projections
+from oaiserve.engine.model.layer_operations import LayerOperations
+from oaiserve.engine.model.rehearsal import difference, prompt, prompts_and_decodes, tolerance
+from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.step import Step
+
+log = logging.getLogger(__name__)
+
+FUSED_NAME = "Fused layers"
+FUSED_INSTEAD = "they are compiled from transformers' code, or run operation by operation"
+FUSED_LENGTHS = (9, 40, 17, 600)  # of sequences whose logits are compared; the last is read by several programs
+PROMPT_TOKENS = 20  # of the prompt whose logits are compared with those of separate projections
+
+
+@torch.inference_mode()
+def fuse_checked(loaded: LoadedModel, block_size: int) -> bool:
+    """Fuse the projections of a model, unless its logits would differ. Return whether any are."""
+    step = prompt(min(PROMPT_TOKENS, loaded.max_model_len), loaded.vocab_size, block_size)
+    num_blocks = len(step.chunks[0].sequence.blocks)
+    executor = EagerExecutor.with_cache(loaded, num_blocks=num_blocks, block_size=block_size)
+    number = 0
+
+    def problem() -> str | None:
+        nonlocal number
+        want = executor.forward(build_batch(step, block_size, loaded.device)).clone()
+        number = fuse_projections(loaded.model)
+        found = difference(executor.forward(build_batch(step, block_size, loaded.device)), want)
+        limit = tolerance(loaded.dtype)
+        return None if found <= limit else f"the outputs would differ by {found:.1%} (allowed: {limit:.1%})"
+
+    if is_usable("Fused projections", "each of them is a product of its own", problem, loaded.sums):
+        return number > 0
+    separate_projections(loaded.model)
+    return False
+
+
+@torch.inference_mode()
+def described(loaded: LoadedModel, block_size: int) -> Decoder:
+    """Describe a model by its operations and weights, as the native step of a CPU does. Raises NotKnown."""
+    with loaded.device:  # where what the description makes, such as rotary tables, is to be
+        return describe(loaded, transformers_logits(loaded, block_size)[1])
+
+
+@torch.inference_mode()
+def fuse_layers(loaded: LoadedModel, block_size: int) -> FusedLayers | None:
+    """Return the layers of a model as they run by its description, or None for a model that has none.
+
+    What a description has beside the weights is in the device's memory from now on.
+    """
+    found: list[FusedLayers] = []
+
+    def problem() -> str | None:
+        try:
+            found.append(FusedLayers(loaded, described(loaded, block_size), _operations()))
+        except NotKnown as error:  # the reason is in the model: no user can do anything about it
+            log.info("The model's layers run in transformers' code: %s", error)
+        return None
+
+    is_possible = is_usable(FUSED_NAME, FUSED_INSTEAD, problem, loaded.sums) and bool(found)
+    if loaded.sums is not None:
+        is_possible = loaded.sums.all_agree(is_possible)
+    return found[0] if is_possible else None
+
+
+def fuse_layers_checked(
+    layers: FusedLayers,
+    eager: EagerExecutor,
+    loaded: LoadedModel,
+    backend: Backend,
+    *,
+    num_blocks: int,
+    block_size: int,
+) -> FusedExecutor | None:
+    """Return the executor of fused layers, unless its logits would differ. Both write into the first blocks."""
+    fused = FusedExecutor(layers, eager.caches, backend)
+
+    def problem() -> str | None:
+        return fused_problem(fused, eager, loaded, num_blocks=num_blocks, block_size=block_size)
+
+    return fused if is_usable(FUSED_NAME, FUSED_INSTEAD, problem, loaded.sums) else None
+
+
+@torch.inference_mode()
+def fused_problem(
+    fused: Executor, plain: Executor, loaded: LoadedModel, *, num_blocks: int, block_size: int
+) -> str | None:
+    """Return how logits of fused layers differ from those of transformers' code, in prompts and decodes, if they do.
+
+    The last decode is at the model's last position, where rotary tables end.
+    """
+    lengths = [length for length in FUSED_LENGTHS if length <= loaded.max_model_len]
+    while len(lengths) > 1 and sum(-(-length // block_size) for length in lengths) > num_blocks:
+        lengths.pop()
+    steps = prompts_and_decodes(lengths, loaded.vocab_size, block_size) if lengths else ()
+    limit = tolerance(loaded.dtype)
+    for step in steps:
+        step = Step([chunk._replace(max_draws=1) for chunk in step.chunks])
+        batches = [build_batch(step, block_size, loaded.device)]
+        if step.chunks[0].num_tokens == 1:
+            last = torch.full_like(batches[0].positions, loaded.max_model_len - 1)
+            batches.append(replace(batches[0], positions=last))
+        for batch in batches:
+            want = plain.forward(batch).clone()
+            found = difference(fused.forward(batch), want)
+            if not found <= limit:
+                return f"the outputs would differ by {found:.1%} (allowed: {limit:.1%})"
+    return None
+
+
+def _operations() -> LayerOperations:
+    """Return the operations of layers as kernels."""
+    from oaiserve.engine.model.gpu import triton_layers
+
+    return triton_layers

@@ -1,0 +1,125 @@
+"""Compares products with packed matrices with those in plain torch, and has layers use them if they agree.
+
+There are products in 16 bits, and for the many rows of prompts those in 8, whose inputs are rounded, too.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from oaiserve.engine.model.gpu.checks.usable import is_usable, reason
+from oaiserve.engine.model.gpu.device_matrices import (
+    Multiply,
+    PackedLinear,
+    PackedMatrix,
+    expanded_product,
+    multiply_by,
+    packed_linears,
+)
+from oaiserve.engine.model.rehearsal import difference, layer_tolerance
+from oaiserve.engine.model.spec import LoadedModel
+
+log = logging.getLogger(__name__)
+
+PRODUCT_ROWS = (1, 20, 40, 200)  # of x, each with tiles of its own
+ROUNDED_TOLERANCE = 0.05  # of a product whose inputs are rounded to floats of 8 bits
+
+
+class ScaledProducts(Protocol):
+    """Products of 8 bits, as `triton_scaled` has them."""
+
+    LEAST_ROWS: int
+
+    def ways(self, matrix: PackedMatrix) -> list[Multiply]: ...
+
+    def scaled_or(self, scaled: Multiply, multiply: Multiply) -> Multiply: ...
+
+
+@torch.inference_mode()
+def multiply_checked(loaded: LoadedModel, find: Callable[[], Multiply]) -> bool:
+    """Let a model multiply with its packed matrices in the way that `find` returns, if products are those in plain
+    torch. Return whether it does."""
+    layers = packed_linears(loaded.model)
+    if not layers:  # nor has another member of a model that is split: parts are alike
+        return False
+    found: list[Multiply] = []
+
+    def problem() -> str | None:
+        found.append(find())
+        return packed_problem(layers, found[0], loaded.dtype)
+
+    instead = "each one expands its matrix, which is much slower"
+    if not is_usable("Products with packed weights", instead, problem, loaded.sums):
+        return False
+    multiply_by(loaded.model, found[0])
+    return True
+
+
+def packed_problem(layers: list[PackedLinear], multiply: Multiply, dtype: torch.dtype) -> str | None:
+    """Return how products differ from those in plain torch, for one layer of each kind, if they do."""
+    kinds = {(one.matrix.kind, one.matrix.shape, one.matrix.zeros is None, one.bias is None): one for one in layers}
+    limit = layer_tolerance(dtype)
+    for (kind, shape, *_), layer in kinds.items():
+        for num_rows in PRODUCT_ROWS:
+            generator = torch.Generator().manual_seed(num_rows)
+            x = torch.randn(num_rows, shape[1], generator=generator).to(layer.matrix.codes.device, dtype)
+            want = expanded_product(x, layer.matrix, layer.bias)
+            found = difference(multiply(x, layer.matrix, layer.bias), want)
+            if not found <= limit:
+                return f"{num_rows} rows times a matrix of {kind} would differ by {found:.1%} (allowed: {limit:.1%})"
+    return None
+
+
+@torch.inference_mode()
+def scale_checked(loaded: LoadedModel, find: Callable[[], ScaledProducts]) -> bool:
+    """Let prompts be multiplied with matrices in floats of 8 bits by the products of 8 bits that `find` returns, if
+    these differ by the rounding of their inputs alone. Return whether they are."""
+    layers = [one for one in packed_linears(loaded.model) if one.matrix.kind == "float8"]
+    if not layers:
+        return False
+    kinds = {_scaled_kind(one): one for one in layers}
+    chosen: dict[tuple[object, ...], Multiply] = {}
+
+    def problem() -> str | None:
+        scaled = find()
+        for kind, layer in kinds.items():
+            problems: list[str] = []
+            for way in scaled.ways(layer.matrix):
+                found = _scaled_problem(layer, way, scaled.LEAST_ROWS, loaded.dtype)
+                if found is None:
+                    chosen[kind] = scaled.scaled_or(way, layer.multiply)
+                    break
+                problems.append(found)
+            else:
+                return problems[-1]
+            for other in problems:
+                log.info("Products in 8 bits with matrices of %d x %d: not torch's, %s", *layer.matrix.shape, other)
+        return None
+
+    if not is_usable("Products in 8 bits", "prompts are multiplied in 16, at half the rate", problem, loaded.sums):
+        return False
+    for layer in layers:
+        layer.multiply = chosen[_scaled_kind(layer)]
+    return True
+
+
+def _scaled_kind(layer: PackedLinear) -> tuple[object, ...]:
+    return layer.matrix.shape, len(layer.matrix.scales), layer.bias is None
+
+
+def _scaled_problem(layer: PackedLinear, way: Multiply, num_rows: int, dtype: torch.dtype) -> str | None:
+    """Return why a way to multiply in 8 bits is not one for such a layer, if it is not."""
+    matrix = layer.matrix
+    x = torch.randn(num_rows, matrix.shape[1], generator=torch.Generator().manual_seed(0))
+    x = x.to(matrix.codes.device, dtype)
+    try:
+        differs = difference(way(x, matrix, layer.bias), expanded_product(x, matrix, layer.bias))
+    except Exception as error:  # as in `is_usable`; there may be another way
+        return reason(error)
+    if differs <= ROUNDED_TOLERANCE:
+        return None
+    return f"products would differ by {differs:.1%} (allowed: {ROUNDED_TOLERANCE:.1%})"

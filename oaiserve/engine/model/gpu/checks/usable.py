@@ -1,0 +1,43 @@
+"""Decides whether a faster way to compute is used: only if it has been tried, and no problem was found."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import nullcontext
+
+from oaiserve.engine.model.parallel.sums import ElsewhereError, Sums
+from oaiserve.errors import StartupError
+
+log = logging.getLogger(__name__)
+
+
+def is_usable(name: str, instead: str, problem: Callable[[], str | None], sums: Sums | None = None) -> bool:
+    """Return whether `problem` finds none. What it finds, or raises, is logged as the reason why `name` is off.
+
+    With the `sums` of a model that is split, each member looks for problems in what it computes alone, so that none
+    waits for another one that has failed; then they agree.
+    """
+    try:
+        with nullcontext() if sums is None else sums.left_out():
+            found = problem()
+    except StartupError:  # what was asked for is not possible: this is for the user
+        raise
+    except ElsewhereError as error:  # where the problem is, there is a warning
+        log.info("%s: off, and %s: %s", name, instead, error)
+        return False
+    except Exception as error:  # a compiler or a driver can raise anything, and the server runs without it
+        found = reason(error)
+    if sums is not None and not sums.all_agree(found is None) and found is None:
+        log.info("%s: off, and %s: %s", name, instead, ElsewhereError())
+        return False
+    if found is None:
+        return True
+    log.warning("%s: off, and %s: %s", name, instead, found)
+    return False
+
+
+def reason(error: BaseException) -> str:
+    """Return an error as one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__

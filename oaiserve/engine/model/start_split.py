@@ -1,0 +1,192 @@
+"""Starts a model that is split over several processes: the server with its part, and each worker with its own.
+
+All members take the same steps in the same order, because some of these are computed together: what is compared, the
+largest step, the number of blocks that all have room for, and CUDA graphs.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from functools import cache, partial
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.executor import Executor
+from oaiserve.engine.model.gpu.block_tables import BlockTables
+from oaiserve.engine.model.gpu.checks.layers import fuse_layers_checked
+from oaiserve.engine.model.gpu.cuda_capture import CudaCapture
+from oaiserve.engine.model.gpu.decode_forwards import DecodeForwards, Run
+from oaiserve.engine.model.gpu.device_memory import CudaMemory
+from oaiserve.engine.model.gpu.fast_paths import (
+    DECODE_GRAPHS,
+    FEATURES,
+    FUSED,
+    PROMPT_GRAPHS,
+    Ways,
+    find_ways,
+    may_fuse_layers,
+)
+from oaiserve.engine.model.gpu.graph_capture import Graphs, Members, capture_graphs, capture_part
+from oaiserve.engine.model.gpu.prompt_graphs import PromptGraphs
+from oaiserve.engine.model.gpu.sizes import gpu_sizes
+from oaiserve.engine.model.gpu.warm_up import warm_up
+from oaiserve.engine.model.memory import MemoryUse, cpu_sizes, longest_request
+from oaiserve.engine.model.parallel.capture import MembersCapture
+from oaiserve.engine.model.parallel.executor import ParallelExecutor
+from oaiserve.engine.model.parallel.group import all_reduce_min
+from oaiserve.engine.model.parallel.messages import Capture, Replay, TableChanges, What
+from oaiserve.engine.model.parallel.part import Part
+from oaiserve.engine.model.parallel.room import Needs, Room
+from oaiserve.engine.model.parallel.workers import Workers
+from oaiserve.engine.model.profiler import NvtxRanges, TorchProfiler
+from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.model.started import CPU_STEP_TOKENS, GPU_STEP_TOKENS, Started
+
+log = logging.getLogger(__name__)
+
+
+def start_split(loaded: LoadedModel, options: EngineOptions, workers: Workers) -> Started:
+    """Start the server's part of a model whose other parts `workers` hold, and make the runner of the whole model.
+
+    Raises StartupError if a member has no room for what the options ask for, or if a worker fails.
+    """
+    has_graphs = options.cuda_graph and loaded.sums is not None and not loaded.is_on_cpu
+    log.info(
+        "The model is split into %d parts: %s%s",
+        options.tensor_parallel,
+        "fused layers" if may_fuse_layers(loaded, options) else "no compiled step",
+        "" if has_graphs else ", no CUDA graphs",
+    )
+    ways = find_ways(loaded, options)
+    options = _for_parts(loaded, options)
+    num_blocks, use = _agreed_sizes(loaded, options, ways)
+    max_model_len = longest_request(loaded, num_blocks * options.block_size)
+    part = _executor_of_part(loaded, options, ways, num_blocks)
+    features = dict(ways.features)
+    if ways.layers is not None:
+        features[FUSED] = not isinstance(part, EagerExecutor)
+
+    workers.wait_until_ready()
+    tables = BlockTables.with_room(
+        options.max_running,
+        max_model_len,
+        options.block_size,
+        loaded.device,
+        tell=lambda *changes: workers.send(TableChanges(*changes)),
+    )
+    executor = ParallelExecutor(part, workers, _room(loaded, options, use), tables)
+    graphs = Graphs()
+    if options.cuda_graph and ways.have_graphs:
+        capture = CudaCapture(loaded.device)  # all graphs share its memory
+        members = _members(part, loaded, capture, workers)
+        lengths = {"num_blocks": num_blocks, "max_model_len": max_model_len}
+        graphs = capture_graphs(executor, loaded, options, tables, capture, members=members, **lengths)
+    features |= {DECODE_GRAPHS: graphs.decodes is not None, PROMPT_GRAPHS: graphs.prompts is not None}
+
+    runner = ModelRunner(
+        executor,
+        loaded.device,
+        options.block_size,
+        sample_ids=ways.sample_ids,
+        apply_masks=ways.apply_masks,
+        graphs=graphs.decodes,
+        prompt_graphs=graphs.prompts,
+        tables=tables,
+        # If a worker is gone, the results that a GPU has reduced with it are wrong.
+        check_results=workers.check,
+    )
+    profiler, ranges = TorchProfiler(loaded.device), NvtxRanges() if options.nvtx else None
+    if loaded.is_on_cpu:
+        return Started(runner, num_blocks, max_model_len, CPU_STEP_TOKENS, profiler, ranges)
+    return Started(
+        runner,
+        num_blocks,
+        max_model_len,
+        GPU_STEP_TOKENS,
+        profiler,
+        ranges,
+        warm_up=partial(warm_up, runner, loaded, ways.apply_masks, options.block_size),
+        features=dict.fromkeys(FEATURES, False) | features,
+    )
+
+
+def start_member(loaded: LoadedModel, options: EngineOptions) -> Part:
+    """Get a worker's part of a model that is split ready for the server's messages."""
+    ways = find_ways(loaded, options)
+    options = _for_parts(loaded, options)
+    num_blocks, use = _agreed_sizes(loaded, options, ways)
+    max_model_len = longest_request(loaded, num_blocks * options.block_size)
+    executor = _executor_of_part(loaded, options, ways, num_blocks)
+    tables = BlockTables.with_room(options.max_running, max_model_len, options.block_size, loaded.device)
+
+    @cache
+    def recorder() -> CudaCapture:
+        return CudaCapture(loaded.device)
+
+    def capture(asked: Capture) -> DecodeForwards | PromptGraphs | None:
+        assert loaded.sums is not None
+        at_all = MembersCapture(recorder(), loaded.sums)
+        lengths = {"max_model_len": max_model_len, "block_size": options.block_size}
+        return capture_part(asked, executor, loaded, tables, at_all, loaded.sums.share, **lengths)
+
+    return Part(executor, _room(loaded, options, use), tables, capture)
+
+
+def _for_parts(loaded: LoadedModel, options: EngineOptions) -> EngineOptions:
+    """Return the options without what parts do not have: compiled layers, and CUDA graphs with sums that are not ours,
+    which no member can try alone."""
+    return replace(options, compile=False, cuda_graph=options.cuda_graph and loaded.sums is not None)
+
+
+def _agreed_sizes(loaded: LoadedModel, options: EngineOptions, ways: Ways) -> tuple[int, MemoryUse | None]:
+    """Return the number of blocks that all members have room for, and how this one's memory is used if it is a GPU's.
+
+    This blocks until all members have called it.
+    """
+    use: MemoryUse | None = None
+    if loaded.is_on_cpu:
+        num_blocks, _ = cpu_sizes(loaded, options)
+    else:
+        num_blocks, _, use = gpu_sizes(loaded, options, ways)
+    return all_reduce_min(num_blocks, loaded.device), use
+
+
+def _executor_of_part(loaded: LoadedModel, options: EngineOptions, ways: Ways, num_blocks: int) -> Executor:
+    """Return what computes this member's part: fused layers, or transformers' code."""
+    sizes = {"num_blocks": num_blocks, "block_size": options.block_size}
+    eager = EagerExecutor.with_cache(loaded, backend=ways.backend, **sizes)
+    if ways.layers is None:
+        return eager
+    return fuse_layers_checked(ways.layers, eager, loaded, ways.backend, **sizes) or eager
+
+
+def _room(loaded: LoadedModel, options: EngineOptions, use: MemoryUse | None) -> Room:
+    """Return what knows the room of a member. `use` is that of a GPU's memory."""
+    if use is None:
+        return Room()
+    max_step_tokens = options.step_tokens(GPU_STEP_TOKENS)
+    sizes = {"largest_step_bytes": use.step, "max_step_tokens": max_step_tokens}
+    return Room(CudaMemory(loaded.device), Needs.of_model(loaded, options.block_size, **sizes))
+
+
+def _members(part: Executor, loaded: LoadedModel, capture: CudaCapture, workers: Workers) -> Members:
+    """Return what the server does for graphs of a model that is split."""
+
+    def replay(what: What, size: int, run: Run) -> None:
+        with workers.explained():
+            workers.send(Replay(what, size))
+            run()
+
+    assert loaded.sums is not None
+    workers.before_leaving(capture.release)
+    at_all = MembersCapture(capture, loaded.sums)
+    return Members(
+        part,
+        at_all,
+        at_all.make,
+        loaded.sums.share,
+        lambda what, sizes: workers.send(Capture(what, sizes)),
+        replay,
+    )
