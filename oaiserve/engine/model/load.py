@@ -11,7 +11,7 @@ from collections.abc import Container
 from contextlib import nullcontext, redirect_stderr
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -49,19 +49,35 @@ from oaiserve.engine.model.model_config import (
     select_dtype,
 )
 from oaiserve.engine.model.padded_head import pad_head
-from oaiserve.engine.model.parallel.sums import can_be_taken_over, split_by_heads, take_over
+from oaiserve.engine.model.parallel.sums import Sums, can_be_taken_over, split_by_heads, take_over
 from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.split import Member, place, refuse_unless_divisible
 from oaiserve.errors import StartupError
 from oaiserve.model_errors import reported, tensors_named
 from oaiserve.model_files import refuse_unless_sound
+from oaiserve.quantization import Quantization
 from oaiserve.source import ModelSource, find_model
 
 log = logging.getLogger(__name__)
 
 # Families whose experts transformers does not read, or not of all sizes, from GGUF files.
 _EXPERTS_IN_GGUF = {"gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe"}
+
+
+class _Checkpoint(NamedTuple):
+    """What is loaded: where its files are, and what its configuration says."""
+
+    name: str  # as the user gave it
+    source: ModelSource
+    config: PreTrainedConfig
+    quantization: Quantization | None
+    is_wrapped: bool  # the text model within a multimodal one
+    offline: bool
+
+    @property
+    def is_gguf(self) -> bool:
+        return self.source.gguf_file is not None
 
 
 def load_model(
@@ -78,105 +94,168 @@ def load_model(
     With `offline`, a model given by a hub id must be in the hub's cache. With `member`, only that member's part is
     loaded. Raises StartupError with a message for the user, if possible before the weights are loaded.
     """
-    if not sys.stderr.isatty():
-        transformers.utils.logging.disable_progress_bar()
     source = find_model(model)
-    is_gguf = source.gguf_file is not None
-    # Code that comes with a model never runs, and nobody is asked about it at the terminal.
-    arguments: dict[str, Any] = {"local_files_only": offline, "trust_remote_code": False}
-    if is_gguf:
-        arguments["gguf_file"] = source.gguf_file
     target = select_device(device)
-    if target.type == "cpu":  # transformers would ask for packages that have kernels for GPUs
-        logging.getLogger("transformers.integrations.hub_kernels").setLevel(logging.ERROR)
-    limit_compiled_shapes()
-    distributed: dict[str, Any] = {}
+    _set_up_libraries(target)
     if member is not None:
         target = place(target, member)
-    with reported(f"No model could be loaded from {source.shown}"):
-        config = read_config(source.path) if is_gguf else AutoConfig.from_pretrained(source.location, **arguments)
-        if (text := text_config(config)) is not None:
-            log.info("'%s' is multimodal (%s): its text model is served, without images", model, config.model_type)
-            bring_layout(config)
-            config = text
-            arguments |= {"config": config, "key_mapping": KEYS}
-        refuse_unless_decoder_only(config, str(model))
-        quantization = quantization_of(config, str(model))
-    refuse_longer(max_model_len, config)
+    checkpoint = _read_config(source, str(model), offline=offline)
+    refuse_longer(max_model_len, checkpoint.config)
     if member is not None:
-        if config.model_type in MIXERS:
-            raise StartupError(f"--tensor-parallel is not for '{model}', which has layers that keep a state.")
-        refuse_unless_divisible(config, member.size, str(model), is_gguf=is_gguf)
-        split_by_heads(config)
-        arguments["config"] = config
-        if quantization is not None and not can_be_taken_over(config):
-            raise StartupError(
-                f"--tensor-parallel {member.size} is not for the quantized weights of '{model}': what is added up in "
-                f"models of type '{config.model_type}' is not behind their linear layers and experts alone."
-            )
+        _plan_parts(checkpoint, member.size)
         member.join(target)
-        distributed["distributed_config"] = DistributedConfig(tp_size=member.size)
-    torch_dtype = select_dtype(dtype, config, target, is_gguf=is_gguf, for_tensor_cores=True)
-    if is_gguf and hasattr(transformers, "GgufConfig"):
-        arguments["quantization_config"] = transformers.GgufConfig(dequantize=True)
-    in_mxfp4: Mxfp4Weights | None = None
-    if is_mxfp4(config):
-        arguments["quantization_config"] = Mxfp4Config(dequantize=True)
-        if _keeps_packed(target) and member is None:
-            in_mxfp4 = experts_in_mxfp4(local_folder(source, offline=offline))
-    # Only safetensors and GGUF are read. For a model of the Hub that is pickled, transformers would also look for a
-    # conversion that anybody can propose there.
-    os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"
-    # The progress bars of the GGUF conversion cannot be switched off.
-    quiet = nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO())
-    with reported(f"The weights of '{model}' could not be loaded"), quiet, tensors_named(of_part=text is not None):
-        # transformers' types do not know that it returns a pair.
-        pair: Any
-        if quantization is not None:
-            name = str(torch_dtype).removeprefix("torch.")
-            folder = local_folder(source, offline=offline)
-            packed = PackedWeights(folder, quantization, of_wrapper=text is not None)
-            pair = _load_expanded(config, packed, torch_dtype, generation_defaults(folder), **distributed)
-        elif in_mxfp4 is not None:
-            folder = local_folder(source, offline=offline)
-            pair = _load_expanded(
-                config, in_mxfp4, torch_dtype, generation_defaults(folder), kept=in_mxfp4.of_experts()
-            )
-            number = keep_mxfp4_experts(pair[0], in_mxfp4)
-            log.info("The weights of '%s' stay in MXFP4 in the experts of %d layers", model, number)
-        elif is_gguf and config.model_type in _EXPERTS_IN_GGUF:
-            pair = _load_expanded(config, GgufWeights(source.path, config), torch_dtype)
-        else:
-            pair = AutoModelForCausalLM.from_pretrained(
-                source.location,
-                dtype=torch_dtype,
-                attn_implementation="eager",
-                use_safetensors=True,
-                weights_only=True,
-                output_loading_info=True,
-                **arguments,
-                **distributed,
-            )
-    loaded, found = pair
-    if missing := sorted(found["missing_keys"]):  # transformers fills them with random numbers
-        raise StartupError(
-            f"'{model}' has no weights for {len(missing)} of the tensors that its config.json describes, such as "
-            f"{missing[0]}."
-        )
+    torch_dtype = select_dtype(dtype, checkpoint.config, target, is_gguf=checkpoint.is_gguf, for_tensor_cores=True)
+    loaded, packed = _load_weights(checkpoint, torch_dtype, target, member)
     sums = None if member is None else take_over(loaded, member)
-    if quantization is not None:
-        number = keep_packed_matrices(loaded, packed, sums) if target.type == "cuda" else 0
-        number_of_layers = keep_packed_experts(loaded, packed, sums) if _keeps_packed(target) else 0
-        kept = f", except for {number} matrices, which stay as they are" if number else ""
-        kept += f", and so do the experts of {number_of_layers} layers" if number_of_layers else ""
-        log.info("The weights of '%s', in %s, are expanded to %s%s", model, quantization.name, name, kept)
+    if packed is not None:
+        _keep_packed(loaded, packed, checkpoint, torch_dtype, target, sums)
     if member is None:  # a member's part is loaded on its device
-        move(loaded, target, str(model))
+        move(loaded, target, checkpoint.name)
         if target.type == "cuda":
             pad_head(loaded)
     with reported(f"'{model}' cannot be served"):
-        prepared = prepare(loaded, str(model), sums)
+        prepared = prepare(loaded, checkpoint.name, sums)
     return prepared if max_model_len is None else replace(prepared, max_model_len=max_model_len)
+
+
+def _set_up_libraries(target: torch.device) -> None:
+    """Let the libraries that load a model print, fetch and keep nothing that nobody has asked for."""
+    if not sys.stderr.isatty():
+        transformers.utils.logging.disable_progress_bar()
+    if target.type == "cpu":  # transformers would ask for packages that have kernels for GPUs
+        logging.getLogger("transformers.integrations.hub_kernels").setLevel(logging.ERROR)
+    limit_compiled_shapes()
+    # Only safetensors and GGUF are read. For a model of the Hub that is pickled, transformers would also look for a
+    # conversion that anybody can propose there.
+    os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"
+
+
+def _read_config(source: ModelSource, name: str, *, offline: bool) -> _Checkpoint:
+    """Read a model's configuration: that of the text model, if it is within a multimodal one. Raises StartupError for
+    a model that is not served."""
+    with reported(f"No model could be loaded from {source.shown}"):
+        if source.gguf_file is not None:
+            config = read_config(source.path)
+        else:
+            config = AutoConfig.from_pretrained(source.location, **_hub_arguments(offline=offline))
+        text = text_config(config)
+        if text is not None:
+            log.info("'%s' is multimodal (%s): its text model is served, without images", name, config.model_type)
+            bring_layout(config)
+            config = text
+        refuse_unless_decoder_only(config, name)
+        quantization = quantization_of(config, name)
+    return _Checkpoint(name, source, config, quantization, text is not None, offline)
+
+
+def _hub_arguments(*, offline: bool) -> dict[str, Any]:
+    # Code that comes with a model never runs, and nobody is asked about it at the terminal.
+    return {"local_files_only": offline, "trust_remote_code": False}
+
+
+def _plan_parts(checkpoint: _Checkpoint, size: int) -> None:
+    """Set the plan by which a model is loaded in `size` parts. Raises StartupError if it cannot be."""
+    config, name = checkpoint.config, checkpoint.name
+    if config.model_type in MIXERS:
+        raise StartupError(f"--tensor-parallel is not for '{name}', which has layers that keep a state.")
+    refuse_unless_divisible(config, size, name, is_gguf=checkpoint.is_gguf)
+    split_by_heads(config)
+    if checkpoint.quantization is not None and not can_be_taken_over(config):
+        raise StartupError(
+            f"--tensor-parallel {size} is not for the quantized weights of '{name}': what is added up in "
+            f"models of type '{config.model_type}' is not behind their linear layers and experts alone."
+        )
+
+
+def _load_weights(
+    checkpoint: _Checkpoint, dtype: torch.dtype, target: torch.device, member: Member | None
+) -> tuple[PreTrainedModel, PackedWeights | None]:
+    """Make transformers' model with the weights of a checkpoint in `dtype`, and return what a checkpoint of integers
+    has them from, too. Raises StartupError if a weight cannot be read, or if one is missing."""
+    _, source, config, quantization, is_wrapped, offline = checkpoint
+    distributed: dict[str, Any] = (
+        {} if member is None else {"distributed_config": DistributedConfig(tp_size=member.size)}
+    )
+    in_mxfp4: Mxfp4Weights | None = None
+    if is_mxfp4(config) and _keeps_packed(target) and member is None:
+        in_mxfp4 = experts_in_mxfp4(local_folder(source, offline=offline))
+    packed: PackedWeights | None = None
+    # The progress bars of the GGUF conversion cannot be switched off.
+    quiet = nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO())
+    failure = f"The weights of '{checkpoint.name}' could not be loaded"
+    with reported(failure), quiet, tensors_named(of_part=is_wrapped):
+        if quantization is not None:
+            folder = local_folder(source, offline=offline)
+            packed = PackedWeights(folder, quantization, of_wrapper=is_wrapped)
+            loaded, found = _load_expanded(config, packed, dtype, generation_defaults(folder), **distributed)
+        elif in_mxfp4 is not None:
+            generation = generation_defaults(local_folder(source, offline=offline))
+            loaded, found = _load_expanded(config, in_mxfp4, dtype, generation, kept=in_mxfp4.of_experts())
+            number = keep_mxfp4_experts(loaded, in_mxfp4)
+            log.info("The weights of '%s' stay in MXFP4 in the experts of %d layers", checkpoint.name, number)
+        elif checkpoint.is_gguf and config.model_type in _EXPERTS_IN_GGUF:
+            loaded, found = _load_expanded(config, GgufWeights(source.path, config), dtype)
+        else:
+            loaded, found = _load_by_transformers(checkpoint, dtype, **distributed)
+    if missing := sorted(found["missing_keys"]):  # transformers fills them with random numbers
+        raise StartupError(
+            f"'{checkpoint.name}' has no weights for {len(missing)} of the tensors that its config.json describes, "
+            f"such as {missing[0]}."
+        )
+    return loaded, packed
+
+
+def _load_by_transformers(
+    checkpoint: _Checkpoint, dtype: torch.dtype, **distributed: Any
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """Let transformers load a model as it reads it, and say what it found. `distributed` are its arguments for a model
+    that is split."""
+    arguments = _hub_arguments(offline=checkpoint.offline)
+    if checkpoint.is_wrapped:
+        arguments["key_mapping"] = KEYS
+    if checkpoint.is_wrapped or distributed:
+        arguments["config"] = checkpoint.config
+    if checkpoint.is_gguf:
+        arguments["gguf_file"] = checkpoint.source.gguf_file
+        if hasattr(transformers, "GgufConfig"):
+            arguments["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    if is_mxfp4(checkpoint.config):
+        arguments["quantization_config"] = Mxfp4Config(dequantize=True)
+    # transformers' types do not know that it returns a pair.
+    pair: Any = AutoModelForCausalLM.from_pretrained(
+        checkpoint.source.location,
+        dtype=dtype,
+        attn_implementation="eager",
+        use_safetensors=True,
+        weights_only=True,
+        output_loading_info=True,
+        **arguments,
+        **distributed,
+    )
+    return pair  # type: ignore[no-any-return]
+
+
+def _keep_packed(
+    loaded: PreTrainedModel,
+    packed: PackedWeights,
+    checkpoint: _Checkpoint,
+    dtype: torch.dtype,
+    target: torch.device,
+    sums: Sums | None,
+) -> None:
+    """Let matrices of a model on a GPU be as its checkpoint packs them, and say in the log which are."""
+    assert checkpoint.quantization is not None
+    number = keep_packed_matrices(loaded, packed, sums) if target.type == "cuda" else 0
+    number_of_layers = keep_packed_experts(loaded, packed, sums) if _keeps_packed(target) else 0
+    kept = f", except for {number} matrices, which stay as they are" if number else ""
+    kept += f", and so do the experts of {number_of_layers} layers" if number_of_layers else ""
+    log.info(
+        "The weights of '%s', in %s, are expanded to %s%s",
+        checkpoint.name,
+        checkpoint.quantization.name,
+        str(dtype).removeprefix("torch."),
+        kept,
+    )
 
 
 def _load_expanded(
