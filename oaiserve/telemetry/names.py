@@ -419,8 +419,8 @@ SCRAPE_DURATION_SECONDS = Metric("oaiserve_scrape_duration_seconds", "summary", 
 TELEMETRY_ERRORS = Metric(
     "oaiserve_telemetry_errors_total",
     "counter",
-    "Failures of telemetry by consumer. recent, metrics, log, tracing: it failed on a record. queue: a record was "
-    "dropped because the queue was full. tick: the periodic update of the metrics failed.",
+    "Failures of telemetry by consumer. recent, metrics, log, tracing, recording: it failed on a record. queue: a "
+    "record was dropped because the queue was full. tick: the periodic update of the metrics failed.",
     labels=("consumer",),
 )
 SPANS = Metric(

@@ -119,9 +119,24 @@ class Recorder:
             self._urgent.wait(YIELD_SECONDS)
 
     def _call(self, name: str, function: Callable[[], None], when: str) -> None:
-        """Call the function, and count and log an exception instead of raising it."""
+        """Call the function, and count and log an exception instead of raising it.
+
+        What the system refuses, as a full disk does, is no bug, so its traceback would only hide the reason.
+        """
         try:
             function()
+        except OSError as error:
+            self._count_error(name)
+            if self._is_time_to_log(name):
+                where = "" if error.filename is None else f" ({error.filename})"
+                logger.warning(
+                    "Telemetry consumer '%s' failed %s: %s%s. Further failures are logged once a minute; "
+                    "oaiserve_telemetry_errors_total counts them all.",
+                    name,
+                    when,
+                    error.strerror or error,
+                    where,
+                )
         except Exception:
             self._count_error(name)
             if self._is_time_to_log(name):

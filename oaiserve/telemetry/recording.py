@@ -8,6 +8,7 @@ written, so a prompt cannot be guessed and looked up.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -32,6 +33,8 @@ MOST_BYTES = 64 * 2**20  # of a file; the one before it is kept beside it
 class Recording:
     """A file to which ended requests are added. Telemetry thread only.
 
+    While the disk is full, requests are missing from it. It goes on when there is room, and says how many it lacks.
+
     `server` are the settings that a replay needs to know. `step_cost` returns the numbers of the learnt cost of steps,
     or None. `epoch_offset_ns` turns stamps into Unix time. Raises StartupError if the file cannot be written to.
     """
@@ -53,35 +56,56 @@ class Recording:
         self._salt = secrets.token_bytes(16)
         self._cost: Mapping[str, Any] | None = None  # as it was written last
         self._num_since_cost = 0  # requests
+        self._num_missing = 0  # requests, since the last one that was written
+        self._file: int | None = None  # there is none while no new one can be begun
         try:
             if path.is_file() and path.stat().st_size:
                 self._rotate()  # what an earlier server recorded has hashes of another salt
-            self._file = self._opened()
+            self._open()
         except OSError as error:
             raise StartupError(
                 f"--record-requests is '{path}', which cannot be written to: {error.strerror}."
             ) from error
 
     def add(self, record: RequestRecord) -> None:
-        """Add the prompts of a request, unless it was for vectors or scores. Raises OSError if the disk is full."""
+        """Add the prompts of a request, unless it was for vectors or scores.
+
+        Raises OSError, with the file's name, if the disk has no room for it. The next one is tried again.
+        """
         if record.operation in POOLING_OPERATIONS:
             return
-        if os.fstat(self._file).st_size > self._most_bytes:
-            self.close()
-            self._rotate()
-            self._file = self._opened()
-        self._write(self._rows(record))
+        try:
+            if self._file is not None and os.fstat(self._file).st_size > self._most_bytes:
+                self._close_file()
+                self._rotate()
+            if self._file is None:
+                self._open()
+            self._write(self._rows(record))
+        except OSError:
+            self._num_missing += 1
+            raise
+        if self._num_missing:
+            logger.info("The recording %s goes on; requests missing from it: %d", self._path, self._num_missing)
+            self._num_missing = 0
         self._num_since_cost += 1
         if self._num_since_cost >= COST_EVERY:
             self._write_cost()
 
     def close(self) -> None:
         """Write what steps cost by now, if the disk has room for it, and close the file."""
+        if self._num_missing:
+            logger.warning("The last requests are missing from the recording %s: %d", self._path, self._num_missing)
+        if self._file is not None:
+            self._close_file()
+
+    def _close_file(self) -> None:
+        assert self._file is not None
         try:
             self._write_cost()
         except OSError as error:
             logger.warning("What steps cost is not in the recording %s: %s", self._path, error.strerror)
         os.close(self._file)
+        self._file = None
 
     def _write_cost(self) -> None:
         self._num_since_cost = 0
@@ -135,21 +159,31 @@ class Recording:
     def _hash(self, content: bytes) -> bytes:
         return blake2b(content, digest_size=HASH_BYTES, key=self._salt).digest()
 
-    def _opened(self) -> int:
-        file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, FILE_MODE)
-        os.write(file, json.dumps(head(self._server)).encode() + b"\n")
+    def _open(self) -> None:
+        """Begin a file, with its head. One that has no room for that is closed again, and is empty."""
+        self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, FILE_MODE)
         self._cost = None
-        return file
+        try:
+            self._write([head(self._server)])
+        except OSError:
+            os.close(self._file)
+            self._file = None
+            raise
 
     def _rotate(self) -> None:
         os.replace(self._path, self._path.with_name(f"{self._path.name}.1"))
 
     def _write(self, rows: Sequence[Mapping[str, Any]]) -> None:
         content = b"".join(json.dumps(row, separators=(",", ":")).encode() + b"\n" for row in rows)
+        assert self._file is not None
         before = os.fstat(self._file).st_size
-        if os.write(self._file, content) < len(content):  # the disk is full: half a line would spoil the next one
+        try:
+            is_whole = os.write(self._file, content) == len(content)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
+        if not is_whole:  # half a line would spoil the next one
             os.ftruncate(self._file, before)
-            raise OSError(28, f"there is no room for a request in {self._path}")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
 
 
 def draft_runs(account: EngineAccount) -> list[int]:

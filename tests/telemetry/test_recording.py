@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -18,6 +19,7 @@ from loadtest.prompts import Workload, make_calls
 from oaiserve.errors import StartupError
 from oaiserve.record import EngineAccount, Outcome, RequestRecord
 from oaiserve.recordings import BLOCK_TOKENS, block_hashes
+from oaiserve.telemetry.recorder import Recorder
 from oaiserve.telemetry.recording import COST_EVERY, Recording, draft_runs
 from oaiserve.times import RequestTimes
 from oaiserve.trace import TraceContext
@@ -155,17 +157,46 @@ def test_a_recording_on_a_full_disk_is_closed(
     assert "What steps cost is not in the recording" in caplog.text
 
 
-def test_half_a_line_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("rotates", [False, True], ids=["within a file", "at the beginning of one"])
+def test_a_recording_goes_on_when_the_disk_has_room_again_and_says_what_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, rotates: bool
+) -> None:
     path = tmp_path / "load.jsonl"
-    recording = opened(path)
+    recording = opened(path, most_bytes=0 if rotates else 10**6)
+    errors: list[str] = []
+    telemetry = Recorder({"recording": recording.add}, errors.append, batch_seconds=0)
     write = os.write
+    caplog.set_level("INFO")
     with monkeypatch.context() as patch:
-        patch.setattr(os, "write", lambda file, content: write(file, content[:10]))
-        with pytest.raises(OSError, match="no room"):
-            recording.add(ended([1]))
-    recording.add(ended([2, 3]))
+        for number, room in enumerate((10, 0)):  # bytes; half a line is taken back
+            patch.setattr(os, "write", full if room == 0 else lambda file, content: write(file, content[:10]))
+            telemetry.record(ended([1] * number))
+            assert telemetry.flush(60)
+    telemetry.record(ended([2, 3]))
+    assert telemetry.close(60)
     recording.close()
+    assert errors == ["recording", "recording"]
     assert [row.get("input_length") for row in rows_of(path)] == [None, 2]
+    warning, goes_on = caplog.messages
+    assert f": No space left on device ({path}). Further failures are logged once a minute" in warning
+    assert goes_on == f"The recording {path} goes on; requests missing from it: 2"
+    assert [record.exc_info for record in caplog.records] == [None, None]
+
+
+def test_a_recording_that_ends_on_a_full_disk_says_what_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    recording = opened(tmp_path / "load.jsonl")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(OSError, match="No space left on device: '.*load.jsonl'"):
+            recording.add(ended([1]))
+    recording.close()
+    assert caplog.messages == [f"The last requests are missing from the recording {tmp_path / 'load.jsonl'}: 1"]
+
+
+def full(file: int, content: bytes) -> int:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_a_path_that_cannot_be_written_is_named(tmp_path: Path) -> None:
