@@ -123,8 +123,9 @@ MODEL_ROWS = {
     "mixers": "attention.foreign selective_scan spec states",
     "device": "",
     "model_config": "mixers",
+    "module_outputs": "rehearsal",
     "prepare": "attention attention.foreign attention.hook attention.reference batch eager mixers model_config "
-    "parallel.sums rehearsal spec states",
+    "module_outputs parallel.sums rehearsal spec states",
     "gpu.keep_packed": "checkpoints.gguf_weights checkpoints.mxfp4_weights checkpoints.packed_weights "
     "gpu.device_experts gpu.device_matrices parallel.sums",
     "load": "checkpoints.gguf_config checkpoints.gguf_weights checkpoints.mxfp4_weights checkpoints.packed_weights "
@@ -173,12 +174,13 @@ MODEL_ROWS = {
     "cpu.native": "adapters attention batch cpu.description cpu.kv_layout cpu.library cpu.operations "
     "cpu.packed_adapter cpu.reserved kv_cache",
     "cpu.check": "adapters batch cpu.description cpu.native rehearsal spec states",
+    "cpu.check_layers": "adapters cpu.check cpu.description cpu.module_reader cpu.native cpu.part spec",
     "cpu.checked": "adapters attention.rotation cpu.altup_operations cpu.blocks cpu.build cpu.check "
     "cpu.describe cpu.describe_altup cpu.describe_experts cpu.describe_mixers cpu.description cpu.expert_operations "
     "cpu.fit cpu.library cpu.mixer_operations cpu.module_reader cpu.native cpu.operation_list cpu.operations "
     "cpu.pack_weights cpu.part cpu.quantized_file cpu.reserved cpu.stored layer_operations spec",
     "cpu.start": "adapted_modules adapters attention attention.reference batch cpu.attention cpu.build cpu.check "
-    "cpu.describe cpu.description cpu.kv_layout cpu.library cpu.native eager executor runner spec",
+    "cpu.check_layers cpu.describe cpu.description cpu.kv_layout cpu.library cpu.native eager executor runner spec",
     # layers that run by the description, and what is checked of a GPU's fast paths
     "gpu.fused_layers": "adapters attention attention.rotation batch cpu.description gpu.fused_projections "
     "kv_cache layer_operations parallel.sums spec",

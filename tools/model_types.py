@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import transformers
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedConfig
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
@@ -183,14 +183,22 @@ def check(name: str) -> str:
     """Return "equal" or "DIFFERENT", and whether the native step or native attention ran; or why it is refused."""
     if name in WRAPPERS:
         return check_wrapper(name)
-    values = {**STATE_FAMILIES.get(LIKE.get(name, name), {}), **_SIZES, **EXTRA.get(name, {}), "model_type": None}
-    config = AutoConfig.for_model(name, **{key: value for key, value in values.items() if value is not None})
+    config = config_of(name)
     try:
         refuse_unless_decoder_only(config, name)
         loaded = prepare(random_model(deepcopy(config)), name)  # a model writes its attention into its config
     except StartupError as error:
         return str(error)
     return compare(loaded, generate(random_model(config), PROMPTS, NUM_TOKENS))
+
+
+def config_of(name: str) -> PreTrainedConfig:
+    """Return the configuration of a small model of a type."""
+    values = {**STATE_FAMILIES.get(LIKE.get(name, name), {}), **_SIZES, **EXTRA.get(name, {}), "model_type": None}
+    found: PreTrainedConfig = AutoConfig.for_model(
+        name, **{key: value for key, value in values.items() if value is not None}
+    )
+    return found
 
 
 def check_wrapper(name: str) -> str:

@@ -21,6 +21,7 @@ from oaiserve.engine.model.model_config import (
     has_attention,
     refuse_unless_decoder_only,
 )
+from oaiserve.engine.model.module_outputs import Differing, ModuleOutputs
 from oaiserve.engine.model.parallel.sums import Sums
 from oaiserve.engine.model.rehearsal import difference, prompt, tolerance
 from oaiserve.engine.model.spec import KVShape, LayerStateShapes, LoadedModel
@@ -43,8 +44,9 @@ def prepare(model: PreTrainedModel, name: str = "the model", sums: Sums | None =
     refuse_unless_decoder_only(model.config, name)
     _fix_rotary_frequencies(model)
     size = 1 if sums is None else sums.size
-    kv_shapes, states = _probe_attention(model, name, _rows(model.get_input_embeddings()) * size)
     config = model.config
+    outputs = ModuleOutputs(model, model.dtype, MIXERS.get(config.model_type))
+    kv_shapes, states = _probe_attention(model, name, _rows(model.get_input_embeddings()) * size, outputs)
     defaults = model.generation_config.to_diff_dict() if model.generation_config else {}
     loaded = LoadedModel(
         name=type(model).__name__,
@@ -60,7 +62,7 @@ def prepare(model: PreTrainedModel, name: str = "the model", sums: Sums | None =
         sums=sums,
     )
     if states:
-        _refuse_unless_equal_in_parts(loaded, name)
+        _refuse_unless_equal_in_parts(loaded, name, outputs)
     return loaded
 
 
@@ -88,22 +90,25 @@ def _fixed(rope_type: str) -> str:
 
 
 def _probe_attention(
-    model: PreTrainedModel, name: str, vocab_size: int
+    model: PreTrainedModel, name: str, vocab_size: int, outputs: ModuleOutputs
 ) -> tuple[dict[int, KVShape], dict[int, LayerStateShapes]]:
     """Switch the model to paged attention and our pool of states, and return the shapes of what its layers keep.
 
-    The logits of a short run must equal those of the model's own code. That excludes what paged attention does not
-    support, and layers that do not use it. Raises StartupError for such a model.
+    In a short run, each module that attends or keeps a state must give what it gives in the model's own code, and so
+    must the model. That excludes what paged attention does not support, and layers that do not use it. Raises
+    StartupError for such a model.
     """
     keeps_states = model.config.model_type in MIXERS
     kept: dict[int, LayerStateShapes] = {}
     batch = build_batch(prompt(_PROBE_TOKENS, vocab_size, _PROBE_TOKENS), _PROBE_TOKENS, model.device)
-    probe = _Probe(ReferenceAttention(batch))
+    probe = _Probe(ReferenceAttention(batch), outputs)
     if getattr(model.config, "alibi", False):
         model.set_attn_implementation("sdpa")  # in eager attention, transformers' code of Falcon adds ALiBi twice
     with torch.inference_mode():
-        output = model(input_ids=batch.input_ids[None], use_cache=keeps_states, logits_to_keep=1)
-        expected = output.logits[0]
+        with outputs.recorded():
+            # Of all tokens: for the last one's logits alone, layers of Gemma 4 would compute nothing else.
+            output = model(input_ids=batch.input_ids[None], use_cache=keeps_states)
+        expected = output.logits[0, -1:]
         if keeps_states:
             kept = state_shapes(output)
             bring_states(model)
@@ -117,7 +122,8 @@ def _probe_attention(
                     f"'{name}' cannot be served: its code does not use transformers' attention interface."
                 )
         try:
-            logits = run_model(model, batch, call=AttentionCall(probe, probe, batch.states))
+            with outputs.compared():
+                logits = run_model(model, batch, call=AttentionCall(probe, probe, batch.states))
         except TypeError as error:  # the model's code does not pass an argument on, or does not accept it
             raise StartupError(
                 f"'{name}' cannot be served: its code does not hand the arguments of paged attention on to its layers."
@@ -133,22 +139,22 @@ def _probe_attention(
         raise StartupError(
             f"'{name}' cannot be served: a layer of it keeps keys and values twice, and the cache holds them once."
         )
-    found, limit = difference(logits, expected), tolerance(model.dtype)
-    if not found <= limit:
+    outputs.found.append(Differing(difference(logits, expected), tolerance(model.dtype), ""))
+    if differing := outputs.beyond_rounding():
         raise StartupError(
-            f"'{name}' cannot be served: with paged attention its outputs differ by {found:.1%} from its own "
-            f"(allowed: {limit:.1%}), so its attention does something that the interface does not carry."
+            f"'{name}' cannot be served: with paged attention its outputs differ {differing} from its own, so its "
+            "attention does something that the interface does not carry."
         )
     return shapes, kept
 
 
 @torch.inference_mode()
-def _refuse_unless_equal_in_parts(loaded: LoadedModel, name: str) -> None:
-    """Raise StartupError unless a prompt has the same logits computed at once and in parts.
+def _refuse_unless_equal_in_parts(loaded: LoadedModel, name: str, outputs: ModuleOutputs) -> None:
+    """Raise StartupError unless the modules of a model, and the model, give the same for a prompt at once and in parts.
 
     Then what each layer needs of the tokens before is in the KV cache or in the state.
     """
-    logits = []
+    logits: list[torch.Tensor] = []
     for ends in ((_PROBE_TOKENS,), _PROBE_PARTS):
         eager = EagerExecutor.with_cache(loaded, num_blocks=1, block_size=_PROBE_TOKENS)
         states = States(loaded.state_shapes, 1, loaded.device)
@@ -157,24 +163,26 @@ def _refuse_unless_equal_in_parts(loaded: LoadedModel, name: str) -> None:
             step = prompt(end, loaded.vocab_size, _PROBE_TOKENS, start=start)
             batch = build_batch(step, _PROBE_TOKENS, loaded.device)
             batch.states = states.of_step([PartOfStep(0, start, end - start)])
-            computed = eager.forward(batch)
+            with outputs.compared(start) if logits else outputs.recorded():
+                computed = eager.forward(batch)
             start = end
         logits.append(computed)
-    found, limit = difference(logits[1], logits[0]), tolerance(loaded.dtype)
-    if not found <= limit:
+    outputs.found.append(Differing(difference(logits[1], logits[0]), tolerance(loaded.dtype), ""))
+    if differing := outputs.beyond_rounding():
         raise StartupError(
-            f"'{name}' cannot be served: computed in parts, its outputs differ by {found:.1%} (allowed: {limit:.1%}), "
-            "so a layer of it needs more of the tokens before than its keys and values, or its state."
+            f"'{name}' cannot be served: computed in parts, its outputs differ {differing}, so a layer of it needs "
+            "more of the tokens before than its keys and values, or its state."
         )
 
 
 class _Probe(dict[int, LayerCache]):
     """The attention of a step that records the KV shape of each layer, and its caches, of one block each."""
 
-    def __init__(self, attention: StepAttention) -> None:
+    def __init__(self, attention: StepAttention, outputs: ModuleOutputs) -> None:
         self.shapes: dict[int, KVShape] = {}
         self.is_overwritten = False  # whether a layer has called attention with other keys or values than before
         self._attention = attention
+        self._outputs = outputs  # which are told what attends
         self._written: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __missing__(self, layer: int) -> LayerCache:
@@ -192,7 +200,17 @@ class _Probe(dict[int, LayerCache]):
             key.new_zeros(1, _PROBE_TOKENS, shape.kv_heads, shape.key_dim),
             value.new_zeros(1, _PROBE_TOKENS, shape.kv_heads, shape.value_dim),
         )
-        return self._attention(query, key, value, cache, scoring)
+        found = self._attention(query, key, value, cache, scoring)
+        otherwise = self._attention(_rounded_otherwise(query), key, value, cache, scoring)
+        self._outputs.attends(difference(otherwise, found))
+        return found
+
+
+def _rounded_otherwise(numbers: torch.Tensor) -> torch.Tensor:
+    """Return numbers that may be the neighbours of those that are given."""
+    generator = torch.Generator().manual_seed(0)
+    half_a_step = torch.finfo(numbers.dtype).eps * (torch.rand(numbers.shape, generator=generator) - 0.5)
+    return (numbers.double() * (1 + half_a_step.to(numbers.device))).to(numbers.dtype)
 
 
 def _rows(embedding: torch.nn.Module) -> int:

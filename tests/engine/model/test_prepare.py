@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import Tensor
 from transformers import AttentionInterface, AutoConfig, LlamaConfig, PreTrainedConfig, RwkvConfig
 
+from oaiserve.engine.model.attention import LayerCache, Scoring
 from oaiserve.engine.model.attention.hook import paged_attention
+from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.prepare import prepare
 from oaiserve.errors import StartupError
+from tests.engine.model.cpu.small_models import DEEP, make_model
+from tools.model_types import config_of
 from tools.random_models import FAMILIES, SMALL, foreign_config, random_model
 
 
@@ -33,6 +39,40 @@ def test_a_model_with_attention_that_no_backend_supports_is_refused_for_its_outp
     AttentionInterface.register("without_sinks", lambda *args, s_aux, **kwargs: paged_attention(*args, **kwargs))
     with pytest.raises(StartupError, match="its outputs differ by"):
         prepare(random_model(foreign_config("gpt_oss")))
+
+
+@pytest.mark.parametrize("wrong", ["nothing", "the window", "the order of heads"])
+def test_a_model_that_makes_much_of_rounding_is_refused_only_for_what_is_wrong(
+    wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In 16 bits, the logits of its own attention and of ours differ by more than half of their norm."""
+
+    class Attention(ReferenceAttention):
+        def __call__(self, query: Tensor, key: Tensor, value: Tensor, cache: LayerCache, scoring: Scoring) -> Tensor:
+            if wrong == "the window":
+                scoring = scoring._replace(sliding_window=None)
+            if wrong == "the order of heads":
+                return super().__call__(query.flip(1), key, value, cache, scoring).flip(1)
+            return super().__call__(query, key, value, cache, scoring)
+
+    monkeypatch.setattr("oaiserve.engine.model.prepare.ReferenceAttention", Attention)
+    model = make_model(DEEP, dtype=torch.bfloat16)
+    if wrong == "nothing":
+        assert len(prepare(model).kv_shapes) == 20
+    else:
+        with pytest.raises(StartupError, match=r"differ by .* in 'model\.layers\.0\.self_attn' from its own"):
+            prepare(model)
+
+
+def test_a_layer_whose_attention_gives_zeros_is_not_refused() -> None:
+    model = random_model(FAMILIES["llama"], dtype=torch.bfloat16)
+    model.base_model.layers[1].self_attn.o_proj.weight.data.zero_()  # as in layers that are added before a training
+    prepare(model)
+
+
+def test_parts_of_a_prompt_that_round_differently_are_no_reason_to_refuse() -> None:
+    """Together, the layers of this Zamba 2 differ by more than 32 bits are allowed to, if a prompt is cut."""
+    prepare(random_model(config_of("zamba2")))
 
 
 def test_limits_come_from_the_config() -> None:

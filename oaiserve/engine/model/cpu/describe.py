@@ -37,8 +37,8 @@ from oaiserve.engine.model.cpu.description import (
     by_kind,
 )
 from oaiserve.engine.model.cpu.fit import fit
-from oaiserve.engine.model.cpu.module_reader import ModuleReader, unscaled_norm
-from oaiserve.engine.model.spec import KVShape, LoadedModel, base_of
+from oaiserve.engine.model.cpu.module_reader import ModuleReader, decoder_of, layers_of, unscaled_norm
+from oaiserve.engine.model.spec import KVShape, LoadedModel
 
 # In these families only the layers with a window rotate queries and keys by position.
 _ROTATE_IN_WINDOWS = {"cohere2", "exaone4", "exaone_moe"}
@@ -68,8 +68,7 @@ class _Description:
         self._reader = reader
         self._loaded = reader.loaded
         self._config = reader.loaded.model.config
-        base = base_of(reader.loaded.model)
-        self._base = getattr(base, "decoder", base)
+        self._base = decoder_of(reader.loaded.model)
         self._parameters = parameters
         self._rotary_tables: dict[str | None, RotaryTable] = {}  # by layer type if tables differ between types
 
@@ -80,7 +79,7 @@ class _Description:
         config = self._config
         if any(getattr(one, "clip_qkv", None) for one in (config, getattr(config, "attn_config", None))):
             raise NotKnown("it limits queries, keys and values")
-        layers = reader.child(self._base, "layers", "h", "blocks")
+        layers = layers_of(self._loaded.model)
         decoder = Decoder(
             embedding=reader.weights(embedding),
             embedding_scale=float(getattr(embedding, "embed_scale", 1)) * getattr(config, "embedding_multiplier", 1.0),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,7 +13,10 @@ from torch.nn import Module
 from oaiserve.engine.model.cpu.blocks import Blocks, ExpertBlocks
 from oaiserve.engine.model.cpu.description import Matrix, Norm, NotKnown
 from oaiserve.engine.model.layer_operations import ACTIVATIONS
-from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.model.spec import LoadedModel, base_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class ModuleReader:
@@ -120,6 +123,21 @@ class ModuleReader:
             if torch.allclose(known(x), expected, atol=1e-6):
                 return name
         raise NotKnown(f"its activation is {type(function).__name__}")
+
+
+def decoder_of(model: PreTrainedModel) -> Any:
+    """Return the part of a model that has its embedding, its layers and the norm behind them."""
+    base = base_of(model)
+    return getattr(base, "decoder", base)
+
+
+def layers_of(model: PreTrainedModel) -> Any:
+    """Return the list of a model's layers. Raises NotKnown if it has another name than those that are known."""
+    decoder = decoder_of(model)
+    for name in ("layers", "h", "blocks"):
+        if (layers := getattr(decoder, name, None)) is not None:
+            return layers
+    raise NotKnown(f"its {type(decoder).__name__} has no layers")
 
 
 def unscaled_norm(norm: Any, width: int) -> Norm:

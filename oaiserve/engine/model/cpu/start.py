@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from threading import Thread
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +23,16 @@ from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.cpu.attention import NativeAttention
 from oaiserve.engine.model.cpu.build import BuildError, is_built
-from oaiserve.engine.model.cpu.check import NUM_TOKENS, batches, may_round_more, refuse_unless_equal
+from oaiserve.engine.model.cpu.check import (
+    NUM_TOKENS,
+    UNRELATED,
+    Differs,
+    batches,
+    may_round_more,
+    own_logits,
+    refuse_unless_equal,
+)
+from oaiserve.engine.model.cpu.check_layers import refuse_unless_layers_are_equal
 from oaiserve.engine.model.cpu.describe import describe
 from oaiserve.engine.model.cpu.description import AttentionParameters, Decoder, NotKnown
 from oaiserve.engine.model.cpu.kv_layout import latent_dim, refuse_unless_it_fits, rounded
@@ -186,7 +197,8 @@ def native_decoder(
     """Make the native step of a model, and compile the library if that has not been done.
 
     With `has_adapters`, it can compute with adapters, and the check has one.
-    `when_checked` gets the description, and transformers' logits for the batches of the check, once it has passed.
+    `when_checked` gets the description, and what later starts compare the logits of the batches of the check with, once
+    it has passed: transformers' logits, or the native step's own where these had to be compared layer by layer.
     Raises BuildError, and NotKnown for a model that the native step does not support or computes differently.
     """
     refuse_unless_it_fits(loaded.kv_shapes.values(), block_size)
@@ -198,16 +210,24 @@ def native_decoder(
     probe = probe_adapter(decoder.adaptable(), loaded.dtype) if has_adapters else None
     if probe is not None:
         expected += transformers_logits(loaded, block_size, probe)[0]
-    native = NativeDecoder(
-        library,
-        decoder,
-        num_threads=num_threads,
-        num_blocks=num_blocks,
-        block_size=block_size,
-        has_adapters=has_adapters,
-    )
+    make = partial(NativeDecoder, library, num_threads=num_threads, block_size=block_size, has_adapters=has_adapters)
+    native = make(decoder, num_blocks=num_blocks)
     rounds_more = may_round_more(decoder, loaded.dtype, is_quantized=quantize != "none")
-    refuse_unless_equal(native, loaded, expected, block_size=block_size, is_quantized=rounds_more, probe=probe)
+    checked: Any = {"block_size": block_size, "is_quantized": rounds_more, "probe": probe}
+    try:
+        refuse_unless_equal(native, loaded, expected, **checked)
+    except Differs as error:
+        if not error.difference < UNRELATED:
+            raise
+        log.info("Each layer is checked by itself, because all together round so differently that %s", error)
+        refuse_unless_layers_are_equal(
+            lambda adapter: transformers_logits(loaded, block_size, adapter)[0],
+            lambda part: make(part, num_blocks=1),
+            loaded,
+            decoder,
+            **checked,
+        )
+        expected = own_logits(native, loaded, block_size, probe)
     if when_checked is not None:
         when_checked(decoder, expected)
     return native

@@ -271,6 +271,19 @@ STATE_FAMILIES: dict[str, PreTrainedConfig] = {
     "kimi_linear": config("kimi_linear", **KIMI),  # decays of each row of a state, latent vectors beside states
 }
 FAMILIES |= STATE_FAMILIES
+# Its random layers make much of what rounding changes: in 16 bits, all of them together differ from themselves.
+DEEP = config(
+    "gemma3n_text",
+    num_hidden_layers=30,
+    layer_types=["sliding_attention", "full_attention"] * 15,
+    sliding_window=6,
+    num_kv_shared_layers=10,
+    laurel_rank=16,
+    altup_num_inputs=4,
+    hidden_size_per_layer_input=16,
+    vocab_size_per_layer_input=97,
+    activation_sparsity_pattern=[0.95] * 10 + [0.0] * 20,
+)
 NUM_STATES = 24  # more than sequences run, so that some can be kept
 WITHOUT_STEP = config("apertus")  # a family of which the native library supports only attention
 
