@@ -146,17 +146,17 @@ def test_two_starts_at_once_fetch_once(tmp_path: Path, capsys: pytest.CaptureFix
 
     def slow(folder: Path) -> None:
         started.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         good(folder)
 
     first = threading.Thread(target=demo.resolve, args=(tmp_path, [slow]))
     first.start()
-    assert started.wait(10)
+    assert started.wait(60)
     second = threading.Thread(target=demo.resolve, args=(tmp_path, [never]))
     second.start()
     go_on.set()
-    first.join(10)
-    second.join(10)
+    first.join(60)
+    second.join(60)
     assert demo.resolve(tmp_path, [never]).exists()
 
 

@@ -17,7 +17,7 @@ import httpx
 
 from tools.server_process import free_port, running_process
 
-WAIT_SECONDS = 30
+WAIT_SECONDS = 120
 SCRAPE_INTERVAL = "500ms"
 
 Labels = frozenset[tuple[str, str]]

@@ -120,7 +120,7 @@ def accounts(collector: Collector) -> dict[Client, Accounted]:
             for client in CLIENTS:
                 before = scrape(http)
                 client(http)
-                records[client] = [telemetry.records.get(timeout=10) for _ in range(NUM_REQUESTS[client])]
+                records[client] = [telemetry.records.get(timeout=60) for _ in range(NUM_REQUESTS[client])]
                 assert telemetry.flush(10)
                 gained[client] = scrape(http)
                 gained[client].subtract(before)

@@ -67,7 +67,7 @@ def test_an_encoder_decoder_model_is_refused(tmp_path: Path) -> None:
 # -- shutdown ---------------------------------------------------------------------------------------------------------
 
 TRACE_ID, PARENT_ID = 0x4BF92F3577B34DA6A3CE929D0E0E4736, 0x00F067AA0BA902B7
-NUM_TOKENS = 600
+NUM_TOKENS = 3000  # so many that a signal finds the stream under way
 
 
 @dataclass
@@ -89,7 +89,7 @@ def terminated(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> I
         env = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "NO_PROXY": "127.0.0.1"}
         env["OMP_NUM_THREADS"] = "1"  # a second thread makes so small a model slower when the cores are busy
         with (
-            serve_process(str(small_model), log_file, "--kv-blocks", "200", env=env) as server,
+            serve_process(str(small_model), log_file, "--kv-blocks", "1024", env=env) as server,
             httpx.Client(base_url=server.url, headers={"traceparent": traceparent}, timeout=60) as http,
             http.stream("POST", "/v1/completions", json=body) as answer,
         ):
@@ -102,9 +102,9 @@ def terminated(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 def test_a_second_signal_cuts_off_running_requests_and_shuts_down_in_order(small_model: Path, tmp_path: Path) -> None:
-    body = {"prompt": "Hi", "stream": True, "max_tokens": 2 * NUM_TOKENS - 10, "ignore_eos": True}
+    body = {"prompt": "Hi", "stream": True, "max_tokens": 15_000, "ignore_eos": True}
     with (
-        serve_process(str(small_model), tmp_path / "log", "--kv-blocks", "200") as server,
+        serve_process(str(small_model), tmp_path / "log", "--kv-blocks", "1024") as server,
         httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer,
     ):
         lines = answer.iter_lines()

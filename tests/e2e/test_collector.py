@@ -26,7 +26,7 @@ from tests.telemetry.pages import samples_on
 NUM_CLIENTS = 4
 BODY = {"prompt": "Hi", "stream": True, "max_tokens": 20, "ignore_eos": True}
 REQUESTS = names.REQUESTS.name.removesuffix("_total")  # over OTLP
-WAIT_SECONDS = 30
+WAIT_SECONDS = 120
 ENVIRONMENT = {
     "OTEL_METRIC_EXPORT_INTERVAL": "200",
     "OTEL_BSP_SCHEDULE_DELAY": "100",
@@ -105,7 +105,7 @@ def outage(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Outag
     with ExitStack() as collectors:
         before = collectors.enter_context(running_collector())
         env = ENVIRONMENT | {"OTEL_EXPORTER_OTLP_ENDPOINT": before.url}
-        with serve_process(str(small_model), log_file, "--kv-blocks", "200", env=env) as server:
+        with serve_process(str(small_model), log_file, "--kv-blocks", "1024", env=env) as server:
             with running_clients(server.url) as clients:
                 clients.wait_for_more()
                 wait_until(lambda: has_spans_and_metrics(before))
@@ -127,7 +127,7 @@ def outage(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Outag
 def counted(url: str, metric: names.Metric) -> Counter[str]:
     """Return a counter of /metrics by its label `result` or, for requests, `outcome`."""
     numbers: Counter[str] = Counter()
-    for (name, labels), value in samples_on(httpx.get(f"{url}/metrics").content).items():
+    for (name, labels), value in samples_on(httpx.get(f"{url}/metrics", timeout=60).content).items():
         if name == metric.name:
             numbers[dict(labels).get("result") or dict(labels)["outcome"]] += int(value)
     return numbers

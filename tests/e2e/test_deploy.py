@@ -186,13 +186,13 @@ def quick_alert(folder: Path) -> Path:
 def test_a_stalled_engine_raises_its_alert_until_it_steps_again(small_model: Path, tmp_path: Path) -> None:
     stall = tmp_path / "stall"
     firing = 'count(ALERTS{alertname="OaiserveEngineStalled", alertstate="firing"})'
-    body = {"prompt": "Hi", "max_tokens": 1000, "ignore_eos": True, "stream": True}
+    body = {"prompt": "Hi", "max_tokens": 3000, "ignore_eos": True, "stream": True}
     with (
         serve_process(
             str(small_model),
             tmp_path / "server.log",
             "--kv-blocks",
-            "100",
+            "200",
             env=ENV | {"STALL_FILE": str(stall)},
             program=("-c", STALLING_SERVER),
         ) as server,

@@ -98,7 +98,7 @@ def test_a_call_with_curl_is_answered(url: str, open_page: OpenPage) -> None:
     text = page.text_content("#post_v1_chat_completions pre")
     assert text.startswith(f"curl {url}/v1/chat/completions")
     body = json.loads(text.split("-d '")[1].rstrip("'"))
-    assert httpx.post(f"{url}/v1/chat/completions", json=body).status_code == 200
+    assert httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).status_code == 200
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

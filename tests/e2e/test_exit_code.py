@@ -35,8 +35,8 @@ MESSAGE = "The engine has stopped after an internal error; the server must be re
 
 
 def test_a_server_whose_model_fails_answers_all_requests_and_exits_with_1(small_model: Path, tmp_path: Path) -> None:
-    body = {"prompt": "Hi", "max_tokens": 1900, "ignore_eos": True}
-    flags, env = ("--kv-blocks", "300"), {"OMP_NUM_THREADS": "1"}
+    body = {"prompt": "Hi", "max_tokens": 15_000, "ignore_eos": True}
+    flags, env = ("--kv-blocks", "2000"), {"OMP_NUM_THREADS": "1"}
     with (
         serve_process(str(small_model), tmp_path / "log", *flags, env=env, program=("-c", FAILING_SERVER)) as server,
         httpx.Client(base_url=server.url, timeout=60) as http,

@@ -21,7 +21,7 @@ from tests.e2e.test_exit_code import FAILING_SEED, FAILING_SERVER, MESSAGE
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs Linux's /proc")
 
-FLAGS = ("--front-ends", "2", "--kv-blocks", "900", "--no-compile")
+FLAGS = ("--front-ends", "2", "--kv-blocks", "1024")
 ENV = {"OMP_NUM_THREADS": "1"}
 WAIT_SECONDS = 60
 
@@ -58,7 +58,7 @@ def wait_until(condition: Any) -> None:
 
 
 def wait_until_running(server: LiveServer, number: int) -> None:
-    wait_until(lambda: f"oaiserve_requests_running {number}.0" in httpx.get(f"{server.url}/metrics").text)
+    wait_until(lambda: f"oaiserve_requests_running {number}.0" in httpx.get(f"{server.url}/metrics", timeout=60).text)
 
 
 def complete(url: str, request_id: str, **body: Any) -> list[Any]:
@@ -101,7 +101,7 @@ def test_a_front_end_that_is_killed_is_started_again_and_loses_only_its_own_stre
     before = front_ends(server)
     assert len(before) == 2
     with ThreadPoolExecutor(6) as threads:
-        asked = [threads.submit(complete, server.url, f"killed-{number}", max_tokens=600) for number in range(6)]
+        asked = [threads.submit(complete, server.url, f"killed-{number}", max_tokens=2000) for number in range(6)]
         wait_until_running(server, 6)
         os.kill(before[0], signal.SIGKILL)
         answers = [one.result() for one in asked]
@@ -127,7 +127,7 @@ def test_a_front_end_that_is_killed_is_started_again_and_loses_only_its_own_stre
 def test_front_ends_do_not_outlive_the_engine_process(server: LiveServer) -> None:
     left = front_ends(server)
     with ThreadPoolExecutor(1) as threads:
-        asked = threads.submit(complete, server.url, "cut", max_tokens=1500)
+        asked = threads.submit(complete, server.url, "cut", max_tokens=15_000)
         wait_until_running(server, 1)
         server.process.kill()
         *_, error = asked.result()
@@ -141,7 +141,7 @@ def test_an_engine_that_fails_ends_all_processes_with_exit_code_1(small_model: P
     with serve_process(str(small_model), log_file, *FLAGS, env=ENV, program=program) as server:
         left = front_ends(server)
         with ThreadPoolExecutor(2) as threads:
-            asked = threads.submit(complete, server.url, "runs", max_tokens=1500)
+            asked = threads.submit(complete, server.url, "runs", max_tokens=15_000)
             wait_until_running(server, 1)
             with suppress(httpx.TransportError):
                 assert complete(server.url, "fails", seed=FAILING_SEED)
@@ -156,7 +156,7 @@ def test_sigterm_to_all_processes_lets_a_stream_finish(small_model: Path, tmp_pa
     with serve_process(str(small_model), tmp_path / "log", *FLAGS, env=ENV) as server:
         left = front_ends(server)
         with ThreadPoolExecutor(1) as threads:
-            asked = threads.submit(complete, server.url, "drains", max_tokens=600)
+            asked = threads.submit(complete, server.url, "drains", max_tokens=3000)
             wait_until_running(server, 1)
             for pid in (*left, server.process.pid):
                 os.kill(pid, signal.SIGTERM)
@@ -165,5 +165,5 @@ def test_sigterm_to_all_processes_lets_a_stream_finish(small_model: Path, tmp_pa
         assert server.process.wait(STOP_SECONDS) == 0
     assert not any(map(is_running, left))
     (end,) = (line for line in server.log() if line["logger"] == "oaiserve.request")
-    assert (end["outcome"], end["completion_tokens"]) == ("finished", 600)
+    assert (end["outcome"], end["completion_tokens"]) == ("finished", 3000)
     assert [line for line in server.log() if line["level"] != "INFO"] == []

@@ -50,7 +50,7 @@ class Watched:
         self.prometheus.wait_for("sum by (job) (oaiserve_requests_total)", each_job(len(self.trace_ids)))
 
     def page(self, form: str) -> bytes:
-        return httpx.get(f"{self.server.url}/metrics", headers={"accept": form}).content
+        return httpx.get(f"{self.server.url}/metrics", headers={"accept": form}, timeout=60).content
 
 
 def each_job(value: float) -> dict[Labels, float]:

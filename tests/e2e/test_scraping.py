@@ -16,7 +16,7 @@ from tests.e2e.conftest import LiveServer
 from tests.telemetry.pages import FORMS, Key, key, samples_on
 
 INTERVAL_SECONDS = 0.05  # like the endpoint picker of Kubernetes
-WAIT_SECONDS = 30
+WAIT_SECONDS = 120
 NUM_STREAMS, NUM_TOKENS = 6, 16
 
 Page = dict[Key, float]

@@ -37,7 +37,7 @@ from oaiserve.times import monotonic_ns
 from tests.engine.memory import NEVER
 from tests.engine.text.tokenizers_for_tests import CHATML, byte_level
 
-TIMEOUT_SECONDS = 30  # of waits that end at once unless a test fails
+TIMEOUT_SECONDS = 60  # of waits that end at once unless a test fails
 
 
 TOKENIZER = Tokenizer(

@@ -98,7 +98,7 @@ def test_requests_of_several_clients_share_steps_in_turns() -> None:
     with pooling_engine(runner, max_step_tokens=8) as engine:
         inbox = Inbox()
         engine.submit(texts("first", 8), inbox)
-        runner.started.get(timeout=5)
+        runner.started.get(timeout=60)
         engine.submit(texts("many", *[4] * 6, client="a"), inbox)
         engine.submit(texts("few", 4, 4, client="b"), inbox)
         runner.permit(9)
@@ -113,7 +113,7 @@ def test_an_aborted_request_computes_no_further_text() -> None:
         inbox = Inbox()
         engine.submit(texts("gone", 8, 8, 8), inbox)
         engine.submit(texts("stays", 8), inbox)
-        runner.started.get(timeout=5)
+        runner.started.get(timeout=60)
         engine.abort("gone")
         runner.permit(4)
         ended = inbox.wait_terminal("gone", "stays")
@@ -128,7 +128,7 @@ def test_more_texts_than_may_wait_are_refused_unless_nothing_waits() -> None:
     with pooling_engine(runner, max_waiting=4, max_step_tokens=8) as engine:
         inbox = Inbox()
         engine.submit(texts("r", *[8] * 6), inbox)
-        runner.started.get(timeout=5)
+        runner.started.get(timeout=60)
         with pytest.raises(Overloaded):
             engine.submit(texts("s", *[8] * 6), inbox)
         runner.permit(6)
@@ -178,7 +178,7 @@ def test_shutdown_finishes_what_has_time_and_fails_the_rest() -> None:
     engine.start()
     inbox = Inbox()
     engine.submit(texts("r", 8, 8), inbox)
-    runner.started.get(timeout=5)
+    runner.started.get(timeout=60)
     runner.permit(2)
     engine.stop(drain_timeout_seconds=5)
     assert isinstance(inbox.wait_terminal("r")["r"], Finished)

@@ -38,7 +38,7 @@ class Encoder:
         self.gate.set()
 
     def encode_in_pieces(self, prompt: Prompt, most_tokens: int) -> Generator[None, None, list[int]]:
-        self.gate.wait(10)
+        self.gate.wait(60)
         self.prompts.append(prompt)
         match prompt:
             case TokenPrompt():
@@ -59,7 +59,7 @@ class Encoder:
         return token_ids
 
     def encode_bad_words(self, words: Sequence[str]) -> list[list[int]]:
-        self.gate.wait(10)
+        self.gate.wait(60)
         return [[ord(char) for char in word] for word in words]
 
 
@@ -75,7 +75,7 @@ class Stage:
 
     def _compile(self, grammar: Grammar) -> CompiledGrammar:
         """A compiled grammar only passes through here, so its text stands for it. It waits while `gate` is unset."""
-        self.encoder.gate.wait(10)
+        self.encoder.gate.wait(60)
         self.compiled.append(grammar)
         if grammar.text == "broken":
             raise InvalidRequest("This grammar is broken.", param=grammar.param)
@@ -90,7 +90,7 @@ class Stage:
             self.posted.put(posted)
 
     def result(self) -> Tokenized | TokenizeFailed:
-        return self.posted.get(timeout=10)
+        return self.posted.get(timeout=60)
 
     def run(self, *prompts: Prompt, **params: Any) -> Tokenized | TokenizeFailed:
         self.stage.submit(Request("r", prompts, SamplingParams(**params)))
@@ -131,10 +131,10 @@ class Held:
         def hold() -> Generator[None, None, None]:
             yield from ()
             begun.set()
-            assert self._go.wait(10)
+            assert self._go.wait(60)
 
         self._stage.run(hold(), client="holds", num_bytes=0)
-        assert begun.wait(10)
+        assert begun.wait(60)
 
     def __exit__(self, *_: object) -> None:
         self._go.set()
@@ -355,12 +355,12 @@ def test_a_request_that_is_aborted_between_two_pieces_is_encoded_no_further() ->
         def between() -> Generator[None, None, None]:
             yield from ()
             reached.set()
-            assert go.wait(10)
+            assert go.wait(60)
 
         with Held(stage.stage):
             stage.stage.submit(request("long", "a|b|c", client="one"))
             stage.stage.run(between(), client="two", num_bytes=0)
-        assert reached.wait(10)
+        assert reached.wait(60)
         stage.stage.abort("long")
         go.set()
         assert stage.result() == Tokenized(stage.started[0].request, [])
@@ -414,14 +414,14 @@ def test_other_work_returns_its_result_or_its_error(num_workers: int) -> None:
         raise error
 
     with running(num_workers=num_workers) as stage:
-        assert stage.stage.run(pieces([*"ab"], []), client="", num_bytes=1).result(10) == "ab"
+        assert stage.stage.run(pieces([*"ab"], []), client="", num_bytes=1).result(60) == "ab"
         with pytest.raises(InvalidRequest, match="wrong"):
-            stage.stage.run(fails(InvalidRequest("wrong")), client="", num_bytes=1).result(10)
+            stage.stage.run(fails(InvalidRequest("wrong")), client="", num_bytes=1).result(60)
         with pytest.raises(InternalError):
-            stage.stage.run(fails(BaseException("a panic")), client="", num_bytes=1).result(10)
+            stage.stage.run(fails(BaseException("a panic")), client="", num_bytes=1).result(60)
         assert stage.is_accepted(TextPrompt("abc"))
     with pytest.raises(Unavailable):
-        stage.stage.run(pieces([*"ab"], []), client="", num_bytes=1).result(10)
+        stage.stage.run(pieces([*"ab"], []), client="", num_bytes=1).result(60)
 
 
 def test_other_work_that_nobody_wants_any_more_ends_between_its_pieces() -> None:
@@ -447,7 +447,7 @@ def test_the_end_of_all_that_is_taken_is_told_once_however_it_comes() -> None:
             dropped.cancel()
             assert ended == []
             assert stage.stage.num_waiting == 5
-        kept.result(10)
+        kept.result(60)
         for _ in range(3):
             stage.result()
         assert sorted(ended) == ["aborted", "dropped", "failed", "kept", "tokenized"]

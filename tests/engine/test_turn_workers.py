@@ -10,7 +10,7 @@ import pytest
 
 from oaiserve.engine.turn_workers import LARGE_BYTES, MUCH_BYTES, Task, TurnWorkers
 
-TIMEOUT_SECONDS = 10
+TIMEOUT_SECONDS = 60
 
 
 @contextmanager

@@ -9,10 +9,12 @@ from loadtest.sample import Sample
 
 
 class Target:
-    """A target that takes the same time for each call, and counts the calls in flight."""
+    """A target that takes the same time for each call, but ends none before `least` are in flight, and counts them."""
 
-    def __init__(self, seconds: float = 0.0) -> None:
+    def __init__(self, seconds: float = 0.0, least: int = 0) -> None:
         self.seconds = seconds
+        self.least = least
+        self.are_in_flight = asyncio.Event()
         self.in_flight = self.most_in_flight = 0
         self.called: list[str] = []
 
@@ -21,6 +23,9 @@ class Target:
         self.called.append(call)
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        if self.in_flight >= self.least:
+            self.are_in_flight.set()
+        await self.are_in_flight.wait()
         await asyncio.sleep(self.seconds)
         self.in_flight -= 1
         sample.end_ns = monotonic_ns()
@@ -29,7 +34,7 @@ class Target:
 
 def test_an_open_loop_keeps_its_schedule_however_long_the_answers_take() -> None:
     async def run() -> None:
-        target, sending = Target(0.2), Sending()
+        target, sending = Target(least=5), Sending()
         start_ns = monotonic_ns()
         await send_on_schedule(sending, target.run, "abcde", [0, 0.01, 0.02, 0.02, 0.05], start_ns)
         assert "".join(target.called) == "abcde"
@@ -66,7 +71,7 @@ def test_max_in_flight_delays_sends_and_the_delay_counts_as_send_lag() -> None:
 
 def test_users_of_a_closed_loop_send_the_next_call_when_the_last_has_ended() -> None:
     async def run() -> None:
-        target, sending = Target(0.001), Sending()
+        target, sending = Target(least=3), Sending()
         await send_in_loops(sending, target.run, "abcdefg", 3, monotonic_ns())
         assert sorted(target.called) == list("abcdefg")
         assert target.most_in_flight == 3
@@ -74,14 +79,14 @@ def test_users_of_a_closed_loop_send_the_next_call_when_the_last_has_ended() -> 
     asyncio.run(run())
 
 
-def test_a_closed_loop_ends_at_its_duration_and_a_ramp_spreads_the_starts() -> None:
+def test_a_closed_loop_sends_nothing_after_its_duration_and_a_ramp_spreads_the_starts() -> None:
     async def run() -> None:
         target, sending = Target(0.01), Sending()
         start_ns = monotonic_ns()
-        await send_in_loops(sending, target.run, "x" * 1000, 2, start_ns, duration_seconds=0.1, ramp_seconds=0.08)
-        assert 2 < len(sending.samples) < 30
-        first_two = sorted(sample.sent_ns - start_ns for sample in sending.samples)[:4]
-        assert first_two[0] < 0.04e9
-        assert sum(sample.sent_ns - start_ns < 0.04e9 for sample in sending.samples) <= 4
+        calls = "x" * 1000  # at least ten seconds of them
+        await send_in_loops(sending, target.run, calls, 2, start_ns, duration_seconds=0.1, ramp_seconds=0.08)
+        assert len(sending.samples) <= 2 * 11
+        sent_seconds = sorted((sample.sent_ns - start_ns) / 1e9 for sample in sending.samples)
+        assert sum(sent < 0.04 for sent in sent_seconds) <= 4  # the second user begins at half of the ramp
 
     asyncio.run(run())

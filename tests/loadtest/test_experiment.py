@@ -115,7 +115,7 @@ def test_a_closed_loop_that_ran_out_of_requests_is_suspect(client: httpx.Client,
 def test_gauges_are_read_during_a_run(
     client: httpx.Client, workers: SilentWorkers, gauges_read: threading.Event
 ) -> None:
-    workers.until = lambda: (gauges_read.clear(), gauges_read.wait(10))  # reads before the start do not count
+    workers.until = lambda: (gauges_read.clear(), gauges_read.wait(60))  # reads before the start do not count
     http = HttpOptions(scrape_seconds=0.001)
     (run,) = experiment(client, workers, http).run_point(Arrivals(), 1, "x")["runs"]
     gauges = run["server"]["gauges"]

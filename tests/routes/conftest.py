@@ -62,11 +62,11 @@ def running_server(
         thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
         thread.start()
         try:
-            assert server.is_up.wait(10), "the server did not start"
+            assert server.is_up.wait(60), "the server did not start"
             yield f"http://127.0.0.1:{port}", server
         finally:
             server.should_exit = True
-            thread.join(20)
+            thread.join(60)
 
 
 @contextmanager
@@ -114,7 +114,7 @@ def serve_session() -> Iterator[Serve]:
             app = create_app(Config("org/demo", server_options), engine, telemetry)
             url = running.enter_context(run_server(app, server_options))
             return Served(
-                url, engine, telemetry, running.enter_context(checked(httpx.Client(base_url=url, timeout=10)))
+                url, engine, telemetry, running.enter_context(checked(httpx.Client(base_url=url, timeout=60)))
             )
 
         yield start

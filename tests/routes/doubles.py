@@ -356,7 +356,7 @@ class FakeTelemetry:
         self.records.put(record)
 
     def next_record(self) -> RequestRecord:
-        return self.records.get(timeout=5)
+        return self.records.get(timeout=60)
 
     def observe_event_loop_lag(self, seconds: float) -> None:
         pass

@@ -29,7 +29,7 @@ def loading(folder: Path) -> Iterator[Served]:
     engine, telemetry = FakeEngine(), FakeTelemetry()
     with (
         run_server(create_app(config, engine, telemetry), config.server) as url,
-        checked(httpx.Client(base_url=url, timeout=10)) as http,
+        checked(httpx.Client(base_url=url, timeout=60)) as http,
     ):
         yield Served(url, engine, telemetry, http)
 
@@ -38,11 +38,11 @@ def test_a_request_names_an_adapter_as_its_model(served: Served) -> None:
     number = served.engine.load_adapter("sql", Path("/adapters/sql")).number
     for answer in (served.complete(model="sql"), served.chat(model="sql")):
         assert answer.json()["model"] == "sql"
-        assert served.engine.submitted.get(timeout=5).adapter == number > 0
+        assert served.engine.submitted.get(timeout=60).adapter == number > 0
         record = served.telemetry.next_record()
         assert (record.model, record.adapter) == ("sql", "sql")
     served.complete(model="org/demo")
-    assert served.engine.submitted.get(timeout=5).adapter == 0
+    assert served.engine.submitted.get(timeout=60).adapter == 0
     record = served.telemetry.next_record()
     assert (record.model, record.adapter) == ("org/demo", None)
 
@@ -95,7 +95,7 @@ def test_an_adapter_that_is_loaded_again_has_another_number(loading: Served) -> 
     for _ in range(2):
         loading.post("/v1/load_lora_adapter", lora_name="sql", lora_path="sql")
         loading.complete(model="sql")
-        numbers.append(loading.engine.submitted.get(timeout=5).adapter)
+        numbers.append(loading.engine.submitted.get(timeout=60).adapter)
         loading.post("/v1/unload_lora_adapter", lora_name="sql")
     assert numbers[0] != numbers[1]
 
@@ -137,7 +137,7 @@ def test_a_public_server_without_keys_lets_nobody_load_adapters(folder: Path) ->
     config = Config("org/demo", ServerOptions(host="0.0.0.0", drain_timeout_seconds=5), EngineOptions(lora_dir=folder))
     with (
         run_server(create_app(config, FakeEngine(), FakeTelemetry()), config.server) as url,
-        httpx.Client(base_url=url) as http,
+        httpx.Client(base_url=url, timeout=60) as http,
     ):
         refused = http.post("/v1/load_lora_adapter", json={"lora_name": "sql", "lora_path": "sql"})
     assert refused.status_code == 404

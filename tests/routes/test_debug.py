@@ -315,7 +315,7 @@ def test_requests_have_the_beginnings_of_their_prompt_once_a_report_has_been_ask
 
     def beginnings(body: dict[str, Any]) -> tuple[tuple[int, float], ...]:
         assert served.http.post("/v1/completions", json=body).status_code == 200
-        return served.engine.submitted.get(timeout=5).beginnings
+        return served.engine.submitted.get(timeout=60).beginnings
 
     served.engine.reset()
     assert beginnings(body) == ()

@@ -14,6 +14,7 @@ from oaiserve.errors import InternalError, Overloaded
 from oaiserve.record import Outcome
 from tests.routes.conftest import Served
 from tests.routes.doubles import fails, pools, starts
+from tests.routes.test_respond import send_raw
 
 VECTORS = [[3.0, 0.0, 4.0, 0.0], [1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 2.0]]
 UNITS = [[0.6, 0.0, 0.8, 0.0], [0.5, 0.5, 0.5, 0.5], [0.0, 0.0, 0.0, 1.0]]
@@ -192,9 +193,9 @@ def test_errors_of_the_engine_are_answered(embedder: Served) -> None:
 
 def test_a_client_that_leaves_ends_its_request(embedder: Served) -> None:
     embedder.engine.script = starts()
-    with pytest.raises(Exception, match="timed out"):
-        embedder.http.post("/v1/embeddings", json={"input": "a"}, timeout=0.2)
-    assert embedder.engine.aborted.get(timeout=5).startswith("embd-")
+    with send_raw(embedder, b'{"input": "a"}', b"content-length: 14", path=b"/v1/embeddings"):
+        request = embedder.engine.submitted.get(timeout=60)
+    assert embedder.engine.aborted.get(timeout=60) == request.request_id
     assert embedder.telemetry.next_record().outcome is Outcome.CANCELLED
 
 

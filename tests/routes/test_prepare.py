@@ -73,7 +73,7 @@ def speaking() -> Iterator[Served]:
     app = create_app(Config("org/demo"), engine, telemetry)
     accounting = Middleware(Accounting, operation="speech", http_route="/v1/speech")
     app.router.routes.append(Route("/v1/speech", speech, methods=["POST"], middleware=[accounting]))
-    with run_server(app) as url, httpx.Client(base_url=url, timeout=10) as http:
+    with run_server(app) as url, httpx.Client(base_url=url, timeout=60) as http:
         yield Served(url, engine, telemetry, http)
 
 

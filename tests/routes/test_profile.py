@@ -19,7 +19,7 @@ from oaiserve.record import Profile
 from tests.routes.conftest import RunningServer, Serve, running_server
 from tests.routes.doubles import FakeEngine, FakeTelemetry
 
-WAIT_SECONDS = 10
+WAIT_SECONDS = 60
 TRACE = b"a trace"
 
 

@@ -349,7 +349,7 @@ def test_a_client_that_leaves_stores_nothing(served: Served) -> None:
         first = next(lines)
         response_id = json.loads(next(lines).removeprefix("data: "))["response"]["id"]
     assert first == "event: response.created"
-    served.engine.aborted.get(timeout=5)
+    served.engine.aborted.get(timeout=60)
     assert served.telemetry.next_record().outcome == Outcome.CANCELLED
     assert served.http.get(f"{RESPONSES}/{response_id}").status_code == 404
 

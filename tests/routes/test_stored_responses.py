@@ -201,7 +201,7 @@ def test_a_file_keeps_responses_over_a_restart(tmp_path: Path) -> None:
 
     def served_once(path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         app = create_app(Config("org/demo", options), FakeEngine(), FakeTelemetry())
-        with run_server(app) as url, httpx.Client(base_url=url, timeout=10) as http:
+        with run_server(app) as url, httpx.Client(base_url=url, timeout=60) as http:
             response = http.get(path) if body is None else http.post(path, json=body)
         assert response.status_code == 200, response.text
         answer: dict[str, Any] = response.json()
@@ -223,7 +223,7 @@ class BrokenStore:
 def test_an_answer_that_cannot_be_stored_is_no_answer(stream: bool) -> None:
     telemetry = FakeTelemetry()
     app = create_app(Config("org/demo"), FakeEngine(), telemetry)
-    with run_server(app) as url, httpx.Client(base_url=url, timeout=10) as http:
+    with run_server(app) as url, httpx.Client(base_url=url, timeout=60) as http:
         app.state.serving = replace(app.state.serving, responses=BrokenStore())
         response = http.post(RESPONSES, json={"input": "Hi", "stream": stream})
         if stream:

@@ -121,7 +121,7 @@ def serving(trace_prompt_characters: int) -> Iterator[Served]:
     engine, telemetry = FakeEngine(), FakeTelemetry()
     options = TelemetryOptions(trace_prompt_characters=trace_prompt_characters)
     app = create_app(Config("org/demo", telemetry=options), engine, telemetry)
-    with run_server(app) as url, httpx.Client(base_url=url) as http:
+    with run_server(app) as url, httpx.Client(base_url=url, timeout=60) as http:
         yield Served(url, engine, telemetry, http)
 
 

@@ -508,7 +508,7 @@ def test_callers_that_arrive_while_a_page_is_rendered_share_the_next() -> None:
     def snapshot() -> SimpleNamespace:
         snapshots.append(1)
         is_making.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         return SNAPSHOT
 
     def came() -> None:
@@ -521,14 +521,14 @@ def test_callers_that_arrive_while_a_page_is_rendered_share_the_next() -> None:
     pages: list[tuple[str, bytes]] = []
     first = Thread(target=lambda: metrics.render(TEXT))
     first.start()
-    assert is_making.wait(10)
+    assert is_making.wait(60)
     callers = [Thread(target=lambda form=form: pages.append((form, metrics.render(form)[0]))) for form in forms]
     for caller in callers:
         caller.start()
-    assert all_came.wait(10)
+    assert all_came.wait(60)
     go_on.set()
     for thread in (first, *callers):
-        thread.join(10)
+        thread.join(60)
     assert len(snapshots) == 1 + len(FORMS)
     for form in FORMS:
         page, *others = [page for asked, page in pages if asked == form]

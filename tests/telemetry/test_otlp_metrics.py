@@ -183,7 +183,7 @@ class Hanging(Scripted):
         self.release = Event()
 
     def export(self, metrics_data: MetricsData, timeout_millis: float = 0, **kwargs: Any) -> MetricExportResult:
-        self.release.wait(10)
+        self.release.wait(60)
         return MetricExportResult.FAILURE
 
 
@@ -194,7 +194,7 @@ def run_through(*results: MetricExportResult | Exception) -> bool:
     """Make an export for each result and one at the end, and return the result of `close`."""
     exporter = Scripted(*results)
     export = started(exporter, list, interval_seconds=0.001)
-    assert exporter.reached_last.wait(10)
+    assert exporter.reached_last.wait(60)
     closed = export.close(10)
     assert exporter.was_shut_down
     return closed

@@ -63,7 +63,7 @@ def test_close_drains_what_is_queued(make_record) -> None:
 
 def test_close_returns_false_if_the_timeout_was_too_short(make_record) -> None:
     release = Event()
-    recorder = Recorder({"slow": lambda record: release.wait(5)}, [].append)
+    recorder = Recorder({"slow": lambda record: release.wait(60)}, [].append)
     recorder.record(make_record())
     assert not recorder.close(0)
     release.set()
@@ -72,9 +72,9 @@ def test_close_returns_false_if_the_timeout_was_too_short(make_record) -> None:
 
 def test_records_beyond_the_bound_are_dropped_and_counted(make_record) -> None:
     release, taken, errors = Event(), Event(), []
-    recorder = Recorder({"slow": lambda record: (taken.set(), release.wait(5))}, errors.append, max_queued=2)
+    recorder = Recorder({"slow": lambda record: (taken.set(), release.wait(60))}, errors.append, max_queued=2)
     recorder.record(make_record())
-    assert taken.wait(5)  # the consumer has the first record, and the queue is empty
+    assert taken.wait(60)  # the consumer has the first record, and the queue is empty
     for _ in range(3):
         recorder.record(make_record())
     release.set()
@@ -115,12 +115,12 @@ def test_the_first_record_waits_for_others_for_batch_seconds_at_most(make_record
     recorder = Recorder({"one": lambda record: seen.set()}, [].append, batch_seconds=0.001)
     seen.clear()
     recorder.record(make_record())
-    assert seen.wait(5)
+    assert seen.wait(60)
 
 
 def test_a_flush_waits_for_its_tick() -> None:
     release = Event()
-    recorder = Recorder({}, [].append, lambda: release.wait(5))
+    recorder = Recorder({}, [].append, lambda: release.wait(60))
     assert not recorder.flush(0.01)
     release.set()
     assert recorder.flush(5)
@@ -129,8 +129,8 @@ def test_a_flush_waits_for_its_tick() -> None:
 def test_ticks_happen_without_records() -> None:
     ticks = Semaphore(0)
     recorder = Recorder({}, [].append, ticks.release, tick_seconds=0.001)
-    assert ticks.acquire(timeout=5)
-    assert ticks.acquire(timeout=5)
+    assert ticks.acquire(timeout=60)
+    assert ticks.acquire(timeout=60)
     assert recorder.close(5)
 
 

@@ -51,7 +51,7 @@ class Gate(SpanExporter):
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         self.came.put([span.name for span in spans])
-        result = self.results.get(timeout=5)
+        result = self.results.get(timeout=60)
         if isinstance(result, Exception):
             raise result
         return result
@@ -88,7 +88,7 @@ def test_a_full_batch_is_exported_at_once(gate: Gate, counts: Counts) -> None:
     export = SpanExport(gate, counts, BatchLimits(queue_size=100, batch_size=4, delay_seconds=60))
     for name in "ab":
         export.put(spans(name, 2))
-    assert gate.came.get(timeout=5) == ["a", "a", "b", "b"]
+    assert gate.came.get(timeout=60) == ["a", "a", "b", "b"]
     gate.results.put(SpanExportResult.SUCCESS)
     assert export.close(5)
     assert counts.by_result == {"ended": 4, "exported": 4}
@@ -97,7 +97,7 @@ def test_a_full_batch_is_exported_at_once(gate: Gate, counts: Counts) -> None:
 def test_a_batch_that_is_not_full_is_exported_after_the_delay(gate: Gate, counts: Counts) -> None:
     export = SpanExport(gate, counts, BatchLimits(queue_size=100, batch_size=50, delay_seconds=0.001))
     export.put(spans("a", 1))
-    assert gate.came.get(timeout=5) == ["a"]
+    assert gate.came.get(timeout=60) == ["a"]
     gate.results.put(SpanExportResult.SUCCESS)
     assert export.close(5)
 
@@ -109,20 +109,20 @@ def test_the_spans_of_a_request_stay_together(gate: Gate, counts: Counts) -> Non
     for _ in range(3):
         gate.results.put(SpanExportResult.SUCCESS)
     assert export.close(5)
-    assert [gate.came.get(timeout=5) for _ in range(3)] == [["a"] * 3, ["b"] * 3, ["c"] * 9]
+    assert [gate.came.get(timeout=60) for _ in range(3)] == [["a"] * 3, ["b"] * 3, ["c"] * 9]
 
 
 def test_a_full_queue_drops_the_oldest_requests_and_counts_them(gate: Gate, counts: Counts, lines) -> None:
     export = SpanExport(gate, counts, AT_ONCE)
     export.put(spans("under way", 1))
-    assert gate.came.get(timeout=5) == ["under way"]
+    assert gate.came.get(timeout=60) == ["under way"]
     for name in ("a", "b", "c", "d"):
         export.put(spans(name, 3))
     assert counts.by_result == {"ended": 13, "dropped": 6}
     for _ in range(3):
         gate.results.put(SpanExportResult.SUCCESS)
     assert export.close(5)
-    assert [gate.came.get(timeout=5) for _ in range(2)] == [["c"] * 3, ["d"] * 3]
+    assert [gate.came.get(timeout=60) for _ in range(2)] == [["c"] * 3, ["d"] * 3]
     assert counts.by_result == {"ended": 13, "dropped": 6, "exported": 7}
     (line,) = lines()
     assert line.startswith("WARNING Spans are being lost: they end faster than the collector accepts them.")
@@ -153,7 +153,7 @@ def test_repeated_failures_cause_one_warning(gate: Gate, counts: Counts, lines) 
 
     def try_one(result: SpanExportResult | Exception) -> None:
         export.put(spans("a", 2))
-        gate.came.get(timeout=5)
+        gate.came.get(timeout=60)
         gate.results.put(result)
 
     failures = [RuntimeError("no route"), SpanExportResult.FAILURE, SpanExportResult.FAILURE]
@@ -176,7 +176,7 @@ def test_a_recovery_is_logged_when_no_span_was_lost_for_some_time(gate: Gate, co
         (RECOVERY_NS, SpanExportResult.FAILURE),
     ):
         export.put(spans("a", 3))
-        gate.came.get(timeout=5)
+        gate.came.get(timeout=60)
         clock.now_ns = now_ns
         gate.results.put(result)
     assert export.close(5)
@@ -192,7 +192,7 @@ def test_a_recovery_is_logged_when_no_span_was_lost_for_some_time(gate: Gate, co
 def test_close_drops_and_counts_spans_after_its_timeout(gate: Gate, counts: Counts, lines) -> None:
     export = SpanExport(gate, counts, AT_ONCE)
     export.put(spans("hangs", 2))
-    gate.came.get(timeout=5)
+    gate.came.get(timeout=60)
     export.put(spans("left", 5))
     assert not export.close(0.01)
     assert gate.is_shut_down

@@ -450,7 +450,7 @@ def test_close_keeps_its_timeout_when_the_collector_hangs(make_record) -> None:
             self.release = Event()
 
         def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-            self.release.wait(5)
+            self.release.wait(60)
             return SpanExportResult.FAILURE
 
     exporter = Hanging()

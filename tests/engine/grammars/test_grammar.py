@@ -258,16 +258,16 @@ def test_those_who_want_the_same_grammar_at_once_wait_for_one_to_compile_it(monk
     def slow(kind: GrammarKind, text: str) -> Translated:
         calls.append(text)
         begun.set()
-        assert go.wait(10)
+        assert go.wait(60)
         return translate(kind, text)
 
     monkeypatch.setattr(grammar_module, "translate", slow)
     with ThreadPoolExecutor(3) as threads:
         first = threads.submit(grammars.compile, Grammar("regex", "a"))
-        assert begun.wait(10)
+        assert begun.wait(60)
         others = [threads.submit(grammars.compile, Grammar("regex", "a")) for _ in range(2)]
         go.set()
-        assert [future.result(10).was_cached for future in (first, *others)] == [False, True, True]
+        assert [future.result(60).was_cached for future in (first, *others)] == [False, True, True]
     assert calls == ["a"]
 
 

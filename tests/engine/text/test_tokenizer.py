@@ -68,7 +68,7 @@ def test_many_threads_share_a_tokenizer() -> None:
     ]
     for thread in threads:
         thread.start()
-    assert [results.get(timeout=10) for _ in range(80)] == [expected] * 80
+    assert [results.get(timeout=60) for _ in range(80)] == [expected] * 80
 
 
 def test_an_empty_prompt_is_refused_unless_special_tokens_fill_it() -> None:
