@@ -234,6 +234,20 @@ def generate(model: PreTrainedModel, prompts: list[list[int]], num_tokens: int) 
     return answers
 
 
+@torch.inference_mode()
+def greedy(model: PreTrainedModel, prompts: list[list[int]], answers: list[list[int]]) -> list[list[int]]:
+    """Return the token that transformers' model finds best at each place of these answers, given all before it.
+
+    They are the answers if, and only if, these are what `generate` returns, which takes a forward for each token: this
+    takes one for each prompt.
+    """
+    found = []
+    for prompt, answer in zip(prompts, answers, strict=True):
+        ids = torch.tensor([[*prompt, *answer[:-1]]], device=model.device)
+        found.append(model(ids, use_cache=False).logits[0, len(prompt) - 1 :].argmax(dim=-1).tolist())
+    return found
+
+
 def byte_tokenizer(vocab_size: int = 256) -> PreTrainedTokenizerFast:
     """Make a tokenizer with one token per byte, for models with random weights.
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from oaiserve.engine.model.attention import Scoring
 from oaiserve.engine.model.batch import Batch, build_batch
-from oaiserve.engine.model.cpu import attention, build
+from oaiserve.engine.model.cpu import attention, build, start
 from oaiserve.engine.model.cpu.attention import NativeAttention
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.spec import KVShape
@@ -99,8 +99,11 @@ def assert_equal(results: list[Tensor], expected: list[Tensor]) -> None:
         torch.testing.assert_close(result, wanted, rtol=0, atol=0)
 
 
-def test_building_a_decoder_can_be_repeated(fail_allocation: FailAllocation) -> None:
+def test_building_a_decoder_can_be_repeated(fail_allocation: FailAllocation, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = load(MODEL)
+    # What they are compared with does not change.
+    found = start.transformers_logits(loaded, BLOCK_SIZE)
+    monkeypatch.setattr(start, "transformers_logits", lambda *_: found)
     built = list(results_with_failures(fail_allocation, lambda: [lambda: native(loaded, num_threads=2)]))
     assert len(built) > 60, "`native` has compared each decoder with transformers' code"
 
