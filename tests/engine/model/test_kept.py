@@ -46,7 +46,7 @@ from oaiserve.remembered import NotRemembered, Subject
 from oaiserve.source import ModelSource, find_model
 from tests.engine.model.adapters_for_tests import random_adapter
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, config, make_model
-from tools.random_gguf import write_gguf
+from tools.random_gguf import random_blocks, write_gguf
 from tools.random_models import byte_tokenizer
 from tools.random_mxfp4 import save_in_mxfp4
 
@@ -109,9 +109,9 @@ def kept_logits(path: Path, num_tokens: int) -> torch.Tensor:
     return kept.native.forward(batch_of(num_tokens, kept.loaded.vocab_size)).clone()
 
 
-def in_eight_bits(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> torch.Tensor:
-    """Round what a linear layer reads as the native step does: in groups of 32 that share a scale."""
-    groups = inputs[0].unflatten(-1, (-1, 32))
+def in_eight_bits(_: torch.nn.Module, inputs: tuple[torch.Tensor], together: int = 32) -> torch.Tensor:
+    """Round what a linear layer reads as the native step does: in groups of so many that share a scale."""
+    groups = inputs[0].unflatten(-1, (-1, together))
     scales = groups.abs().amax(-1, keepdim=True).clamp(min=1e-9) / 127  # the padding token's embedding is zeros
     return ((groups / scales).round() * scales).flatten(-2)
 
@@ -143,11 +143,11 @@ def eager_logits(loaded: LoadedModel, num_tokens: int, adapter: Adapter | None =
         return eager.forward(batch_of(num_tokens, loaded.vocab_size, adapter))
 
 
-def with_plain_experts(model: PreTrainedModel, *, in_blocks: bool) -> None:
+def with_plain_experts(model: PreTrainedModel, *, in_blocks: bool, together: int = 32) -> None:
     """Have a model compute its experts token by token, and round what these read if they are in blocks."""
 
     def rounded(x: torch.Tensor) -> torch.Tensor:
-        return in_eight_bits(model, (x,)) if in_blocks else x
+        return in_eight_bits(model, (x,), together) if in_blocks else x
 
     def plain(experts: Any) -> Any:
         def product(x: torch.Tensor, name: str, expert: int) -> torch.Tensor:
@@ -240,6 +240,31 @@ def test_experts_stay_in_blocks(family: str, kinds: str, tmp_path: Path) -> None
     model = dequantized(asked, mix)
     with_plain_experts(model, in_blocks=kinds != "expanded")
     assert difference(kept_logits(path, 20), eager_logits(prepare(model), 20)) < 0.02
+
+
+def test_rows_of_formats_with_256_weights_in_a_block_are_rounded_256_numbers_at_a_time(tmp_path: Path) -> None:
+    wide = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
+    asked = config("mixtral", **wide, num_experts_per_tok=2, num_local_experts=2, tie_word_embeddings=False)
+    mix = {"attn_v": Kind.Q6_K, "down_exps": Kind.Q6_K, "attn_output": Kind.F16}
+    path, rng, scales = tmp_path / "model.gguf", np.random.default_rng(1), {Kind.Q4_K: 3e-4, Kind.Q6_K: 7e-5}
+    parameters = [(name, parameter.detach().numpy()) for name, parameter in make_model(asked).named_parameters()]
+
+    def kind_of(name: str) -> Kind:
+        return next((kind for part, kind in mix.items() if part in name), Kind.Q4_K)
+
+    def quantize(values: NDArray[np.float32], kind: Kind) -> NDArray[np.uint8]:
+        if kind not in scales:
+            return gguf.quantize(values, kind)
+        blocks = random_blocks(rng, kind, values.size // 256, 256, scales[kind])
+        return blocks.reshape(*values.shape[:-1], -1)
+
+    write_gguf(path, asked, parameters, kind_of, quantize=quantize)
+    loaded = load_model(path, dtype="float32")
+    with_plain_experts(loaded.model, in_blocks=True, together=256)
+    for name, module in loaded.model.named_modules():
+        if isinstance(module, torch.nn.Linear) and "o_proj" not in name and "gate" not in name:
+            round_inputs(module, lambda module, x: in_eight_bits(module, x, 256))
+    assert difference(kept_logits(path, 20), eager_logits(loaded, 20)) < 0.02
 
 
 def test_gates_in_another_format_than_their_up_projections_are_expanded(tmp_path: Path) -> None:

@@ -153,8 +153,8 @@ class ExpertOperations:
             for expert in mixture.experts
         ]
         if ups[0] in weights.widths:  # a token is quantized once for all its experts
-            x, rows = operations.input_of(x, ups[0]), self._groups
-            operations.add("route", library.gather_groups, x, rows, width, assignment, weighs)
+            x, rows = operations.input_of(x, ups[0], len(ups)), self._groups
+            operations.add("route", library.gather_groups, x, rows, width, ups[0], assignment, weighs)
         else:
             rows = self._rows
             operations.add("route", library.gather_rows, x, rows, width, assignment, weighs)
@@ -168,8 +168,8 @@ class ExpertOperations:
         downs = [weights.pack([expert.down]) for expert in mixture.experts]
         inner = self._inner
         if downs[0] in weights.widths:
-            arguments = (inner, self._groups, weights.widths[downs[0]], assignment)
-            operations.add("quantize", library.quantize_expert_rows, *arguments)
+            k = weights.widths[downs[0]]
+            operations.add("quantize", library.quantize_expert_rows, inner, self._groups, k, downs[0], assignment)
             inner = self._groups
         operations.add("down", library.expert_project, inner, self._out, downs[0], assignment)
 

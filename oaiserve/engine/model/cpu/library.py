@@ -277,9 +277,9 @@ _BLOCK_FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "add_blocks_apart": ((_DECODER, _POINTER, _POINTER, _POINTER, c_long, c_long, _POINTER), _INDEX),
     "expand_row": ((_DECODER, _INDEX, c_long, _POINTER), None),
     "embed_blocks": ((_DECODER, _INDEX, _INDEX, c_float), _INDEX),
-    "quantize": ((_DECODER, _INDEX, _INDEX, c_long, c_bool, _POINTER), _INDEX),
-    "quantize_expert_rows": ((_DECODER, _INDEX, _INDEX, c_long, _INDEX), _INDEX),
-    "gather_groups": ((_DECODER, _INDEX, _INDEX, c_long, _INDEX, c_bool), _INDEX),
+    "quantize": ((_DECODER, _INDEX, _INDEX, c_long, _INDEX, c_long, c_bool, _POINTER), _INDEX),
+    "quantize_expert_rows": ((_DECODER, _INDEX, _INDEX, c_long, _INDEX, _INDEX), _INDEX),
+    "gather_groups": ((_DECODER, _INDEX, _INDEX, c_long, _INDEX, _INDEX, c_bool), _INDEX),
     "encode_blocks": ((_POINTER, _POINTER, c_long, c_long, c_int, _POINTER), None),
 }
 

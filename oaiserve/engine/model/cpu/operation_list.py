@@ -97,12 +97,15 @@ class OperationList:
             x = self.input_of(x, weights)
             self.add("gate and up", self.library.gate, x, out, weights, site, activation, mlp.gate_factor)
 
-    def input_of(self, x: int, weights: int, *, of_logits_rows: bool = False) -> int:
-        """Return what a product with these weights reads: x, or x in eight bits, for which it adds an operation."""
+    def input_of(self, x: int, weights: int, count: int = 1, *, of_logits_rows: bool = False) -> int:
+        """Return what products with `count` weights from this index on read.
+
+        That is x, or x in eight bits, for which it adds an operation.
+        """
         if weights not in self.weights.widths:
             return x
         width, order = self.weights.widths[weights], self.weights.orders.get(weights)
-        self.add("quantize", self.library.quantize, x, self._groups, width, of_logits_rows, order)
+        self.add("quantize", self.library.quantize, x, self._groups, width, weights, count, of_logits_rows, order)
         return self._groups
 
     def site(self, x: int, matrices: list[Matrix]) -> int:

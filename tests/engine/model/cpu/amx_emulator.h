@@ -114,8 +114,9 @@ inline void add_products_of_bf16(int sums, int a, int b) {
   }
 }
 
-// sums[m][n] += the products of the fours of a[m] and of column n of b, all of them signed, without saturation.
-inline void add_products_of_int8(int sums, int a, int b) {
+// sums[m][n] += the products of the fours of a[m], which are signed, and of column n of b, without saturation.
+template <class OfB>
+void add_products_of_int8(int sums, int a, int b) {
   Unit& u = unit();
   check_operands(sums, a, b);
   for (int m = 0; m < u.config.rows[sums]; m++)
@@ -124,7 +125,7 @@ inline void add_products_of_int8(int sums, int a, int b) {
       std::memcpy(total, u.tiles[sums][m], 64);
       for (int n = 0; n < 16; n++)
         for (int i = 4 * k; i < 4 * k + 4; i++)
-          total[n] += uint32_t(int8_t(u.tiles[a][m][i]) * int8_t(u.tiles[b][k][4 * n + i % 4]));
+          total[n] += uint32_t(int8_t(u.tiles[a][m][i]) * OfB(u.tiles[b][k][4 * n + i % 4]));
       std::memcpy(u.tiles[sums][m], total, u.config.row_bytes[sums]);
     }
 }
@@ -136,13 +137,15 @@ inline void add_products_of_int8(int sums, int a, int b) {
 #undef _tile_zero
 #undef _tile_dpbf16ps
 #undef _tile_dpbssd
+#undef _tile_dpbsud
 #define _tile_loadconfig emulated::load_config
 #define _tile_release emulated::release
 #define _tile_zero emulated::zero
 #define _tile_loadd emulated::load
 #define _tile_stored emulated::store
 #define _tile_dpbf16ps emulated::add_products_of_bf16
-#define _tile_dpbssd emulated::add_products_of_int8
+#define _tile_dpbssd emulated::add_products_of_int8<int8_t>
+#define _tile_dpbsud emulated::add_products_of_int8<uint8_t>
 #if !defined(__AMX_BF16__)
 #define __AMX_BF16__ 1
 #endif

@@ -17,14 +17,17 @@ extern "C" void add_products_of_tiles(const bf16* a, const bf16* b, float* sums)
   _tile_stored(0, sums, TILE_BYTES);
 }
 
-// sums [16, 16] += a [16, run] times b [run / 4, 16, 4], whose fours are neighbours along k, for a run of 16 or 32.
-extern "C" void add_products_of_integer_tiles(const int8_t* a, const int8_t* b, long run, int32_t* sums) {
-  const Tiles<QuantizedGroup> tiles;
-  Tiles<QuantizedGroup>::set(run, TILE_HEIGHT);
+// sums [16, 16] += a [16, 32] times b [8, 16, 4], whose fours are neighbours along k, and have signs or not.
+extern "C" void add_products_of_integer_tiles(const int8_t* a, const int8_t* b, bool is_signed, int32_t* sums) {
+  const Tiles<RowLine> tiles;
+  Tiles<RowLine>::set(TILE_HEIGHT);
   _tile_loadd(0, sums, TILE_BYTES);
-  _tile_loadd(1, a, run);
+  _tile_loadd(1, a, BLOCK_GROUP);
   _tile_loadd(4, b, TILE_BYTES);
-  _tile_dpbssd(0, 1, 4);
+  if (is_signed)
+    _tile_dpbssd(0, 1, 4);
+  else
+    _tile_dpbsud(0, 1, 4);
   _tile_stored(0, sums, TILE_BYTES);
 }
 

@@ -46,11 +46,11 @@ def add_products(library: ctypes.CDLL, a: Tensor, b: Tensor, sums: Tensor) -> Te
 
 
 def add_integer_products(library: ctypes.CDLL, a: Tensor, b: Tensor, sums: Tensor) -> Tensor:
-    """Return sums [16, 16] + a [16, run] @ b [run, 16] in integers, as one instruction adds them."""
-    run, out = a.shape[1], sums.clone()
-    fours = b.unflatten(0, (run // 4, 4)).transpose(1, 2).contiguous()
+    """Return sums [16, 16] + a [16, 32] @ b [32, 16] in integers, as one instruction adds them."""
+    out = sums.clone()
+    fours = b.unflatten(0, (8, 4)).transpose(1, 2).contiguous()
     x, y, z = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (a, fours, out))
-    library.add_products_of_integer_tiles(x, y, ctypes.c_long(run), z)
+    library.add_products_of_integer_tiles(x, y, ctypes.c_bool(b.dtype == torch.int8), z)
     return out
 
 
@@ -98,21 +98,21 @@ def test_a_cpu_with_amx_adds_and_rounds_as_the_emulator_does(emulated: ctypes.CD
         a, b = ((torch.randn(shape, generator=generator) * scale).bfloat16() for shape in ((16, 32), (32, 16)))
         sums = torch.randn(16, 16, generator=generator) * scale**2
         assert torch.equal(add_products(real, a, b, sums), add_products(emulated, a, b, sums))
-    for run in (16, 32):
-        integers = random_integers(run)
+    for of_b in (torch.int8, torch.uint8):
+        integers = random_integers(of_b)
         assert torch.equal(add_integer_products(real, *integers), add_integer_products(emulated, *integers))
 
 
-def random_integers(run: int) -> tuple[Tensor, Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(run)
-    a, b = (torch.randint(-128, 128, shape, generator=generator).to(torch.int8) for shape in ((16, run), (run, 16)))
-    return a, b, torch.randint(-(2**31), 2**31, (16, 16), generator=generator).to(torch.int32)
+def random_integers(of_b: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    a, b = (torch.randint(-128, 128, shape, generator=generator) for shape in ((16, 32), (32, 16)))
+    return a.to(torch.int8), b.to(of_b), torch.randint(-(2**31), 2**31, (16, 16), generator=generator).to(torch.int32)
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("run", [16, 32])
-def test_the_emulator_adds_products_of_signed_integers(emulated: ctypes.CDLL, run: int) -> None:
-    a, b, sums = random_integers(run)
+@pytest.mark.parametrize("of_b", [torch.int8, torch.uint8])
+def test_the_emulator_adds_products_of_integers(emulated: ctypes.CDLL, of_b: torch.dtype) -> None:
+    a, b, sums = random_integers(of_b)
     expected = (sums.long() + a.long() @ b.long() + 2**31) % 2**32 - 2**31  # an overflow wraps around
     assert torch.equal(add_integer_products(emulated, a, b, sums).long(), expected)
 
@@ -125,7 +125,7 @@ def test_the_compiler_makes_the_instructions_of_amx(tmp_path: Path) -> None:
         '#include "block_product.h"\nusing namespace oaiserve;\n'
         "void product(const Linear<bf16>& w, const bf16* x, float* out) {\n"
         "  linear_item(w, x, 64, 40, 1, 0, [&](long, long column, f32x16 v) { store(out + column, v); });\n}\n"
-        "void blocks(const BlockLinear& w, const QuantizedGroup* x, float* out) {\n"
+        "void blocks(const BlockLinear& w, const RowLine* x, float* out) {\n"
         "  linear_item(w, x, 64, 40, 1, 0, [&](long, long column, f32x16 v) { store(out + column, v); });\n}\n"
     )
     flags = [*variants.FLAGS, *variant.flags, "-O1", f"-I{build.SOURCES}"]
@@ -136,7 +136,7 @@ def test_the_compiler_makes_the_instructions_of_amx(tmp_path: Path) -> None:
         pytest.skip("this g++ has no AMX: version 11 has it, for x86-64")
     assert run.returncode == 0, run.stderr
     found = Counter(re.findall(r"^\s+(\w+)", assembly.read_text(), re.MULTILINE))
-    assert found.keys() >= {"ldtilecfg", "tileloadd", "tdpbf16ps", "tdpbssd", "tilestored", "tilerelease"}
+    assert found.keys() >= {"ldtilecfg", "tileloadd", "tdpbf16ps", "tdpbssd", "tdpbsud", "tilestored", "tilerelease"}
     assert not found["vdpbf16ps"], "a row that does not go through tiles would be summed in another order"
 
 

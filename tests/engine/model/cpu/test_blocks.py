@@ -22,6 +22,7 @@ from tools.random_gguf import random_blocks
 pytestmark = pytest.mark.compiler
 KINDS = list(FORMATS)
 OUR_KINDS = [kind for kind in FORMATS if kind > 1000]
+SCALES = {10: (80, 82), 11: (108,), 12: (0, 2), 13: (0, 2), 14: (208,), 23: (0,)}  # where a block has scales of 16 bits
 N, K, ROWS = 80, 512, 21  # the last panel has columns beyond n, and the rows make tiles of several heights
 
 
@@ -32,24 +33,29 @@ def library(request: pytest.FixtureRequest) -> Iterator[Library]:
 
 
 class Product:
-    """A decoder that has one matrix: its logits are rows of a table, in eight bits, times that matrix."""
+    """A decoder that has one matrix: its logits are rows of a table, in eight bits, times that matrix.
 
-    def __init__(self, library: Library, matrix: Blocks, table: torch.Tensor, num_threads: int) -> None:
-        self._library, self._table, self._n = library, table, len(matrix)
-        n, k = matrix.shape
+    The matrix may have parts in several formats, which are whole panels but for the last one.
+    """
+
+    def __init__(self, library: Library, matrix: Blocks, table: torch.Tensor, num_threads: int, *more: Blocks) -> None:
+        parts = [matrix, *more]
+        n, k = sum(map(len, parts)), matrix.shape[1]
+        self._library, self._table, self._n = library, table, n
         self._decoder, self._pool = library.decoder(), library.pool(num_threads)
         self._columns = matrix.columns
         order = None if matrix.columns is None else matrix.columns.ctypes.data
         hidden, x = library.add_floats(self._decoder, k, 1), library.add_elements(self._decoder, k, 1)
         groups = library.add_groups(self._decoder, k, 1)
-        rows, kinds = padded(matrix.addresses(), 32), np.full(-(-n // 32), matrix.kind, np.int32)
+        rows = padded(np.concatenate([part.addresses() for part in parts]), 32)
+        kinds = np.concatenate([np.full(-(-len(part) // 32), part.kind, np.int32) for part in parts])
         add, others = library.add_blocks, kinds
         if (scales := matrix.scale_addresses()) is not None:
             add, others = library.add_blocks_apart, padded(scales, 32)
         self.weights = add(self._decoder, self._pool, rows.ctypes.data, others.ctypes.data, n, k, None)
         library.embed(self._decoder, hidden, table.data_ptr(), len(table), None, k, 1.0)
         library.norm(self._decoder, hidden, x, Normalize(width=k), True)
-        library.quantize(self._decoder, x, groups, k, True, order)
+        library.quantize(self._decoder, x, groups, k, self.weights, 1, True, order)
         library.logits(self._decoder, groups, self.weights, 1.0, 0.0)
 
     def __del__(self) -> None:
@@ -85,8 +91,9 @@ def random_matrix(kind: int) -> Blocks:
     return blocks
 
 
-def in_eight_bits(x: NDArray[np.float32]) -> NDArray[np.float64]:
-    groups = x.reshape(-1, 32)
+def in_eight_bits(x: NDArray[np.float32], kind: int) -> NDArray[np.float64]:
+    """Round rows as a format reads them: as many numbers share a scale as weights of a block do."""
+    groups = x.reshape(-1, FORMATS[kind].weights)
     scales = np.abs(groups).max(1, keepdims=True) / np.float32(127)
     return (np.rint(groups / scales) * scales.astype(np.float64)).reshape(x.shape)
 
@@ -142,11 +149,38 @@ def test_products_are_those_of_the_reference_and_do_not_depend_on_rows_or_thread
     product = Product(library, matrix, table, 1)
     together = product.of(list(range(ROWS)))
     columns = np.arange(K) if matrix.columns is None else matrix.columns
-    expected = in_eight_bits(table.numpy()[:, columns]) @ matrix.expand().double().numpy()[:, columns].T
+    expected = in_eight_bits(table.numpy()[:, columns], kind) @ matrix.expand().double().numpy()[:, columns].T
     np.testing.assert_allclose(together, expected, atol=2e-6 * np.abs(expected).max() * 10)
     for rows in ([3], [0, 14], [5, 4, 3, 2, 1, 0], list(range(1, 14))):
         assert (product.of(rows) == together[rows]).all()
     assert (Product(library, matrix, table, 3).of(list(range(ROWS))) == together).all()
+
+
+def test_parts_of_a_matrix_read_a_row_as_their_formats_do(library: Library) -> None:
+    kinds = [int(kind) for kind in (Kind.Q4_K, Kind.Q8_0, Kind.Q6_K)]
+    matrices = [random_matrix(kind) for kind in kinds]
+    parts = [*(matrix[:32] for matrix in matrices[:-1]), matrices[-1]]
+    table = torch.randn(ROWS, K, generator=torch.Generator().manual_seed(1))
+    alone = [Product(library, part, table, 1).of(list(range(ROWS))) for part in parts]
+    together = Product(library, parts[0], table, 2, *parts[1:]).of(list(range(ROWS)))
+    assert (together == np.concatenate(alone, axis=1)).all()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if FORMATS[kind].weights == 256])
+def test_the_largest_sums_have_no_error(library: Library, kind: int) -> None:
+    """All codes, scales and numbers are as large as they can be, so a sum that overflows somewhere would be wrong."""
+    for byte in (0x00, 0x80, 0xFF):
+        data = np.full((N, K // 256 * FORMATS[kind].num_bytes), byte, np.uint8)
+        halves = np.frombuffer(np.float16(1 / 64).tobytes(), np.uint8)
+        blocks = data.reshape(-1, FORMATS[kind].num_bytes)
+        for at in SCALES[kind]:
+            blocks[:, at : at + 2] = halves
+        matrix = Blocks(data, kind, np.arange(N))
+        table = torch.ones(ROWS, K)
+        table[1::2] = -1
+        expected = table.double().numpy() @ matrix.expand().double().numpy().T
+        found = Product(library, matrix, table, 1).of(list(range(ROWS)))
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6 * np.abs(expected).max())
 
 
 def apart(matrix: Blocks) -> Blocks:

@@ -53,6 +53,7 @@ struct Layout {
   constexpr int runs() const { return int(BLOCK_GROUP) / run; }
   constexpr int code_bits() const { return low_bits + high_bits; }
   constexpr long chunk() const { return is_super ? SUPER : BLOCK_GROUP; }
+  constexpr bool is_small() const { return code_bits() < 8 && (!is_codebook || is_e2m1); }  // a code is below 128
   // The entry of the table, plus the offset.
   constexpr int at_place(int place) const { return (is_e2m1 ? E2M1 : CODEBOOK)[place] + offset; }
 };

@@ -1,48 +1,11 @@
-// What products with weights in the formats of GGUF files consist of: rows of x in eight bits, codes and scales of weights,
-// and how the products of a run are added to a sum.
+// What products with weights in the formats of GGUF files consist of: codes and scales of weights, and how exact sums
+// of products are scaled and added.
 #pragma once
 
 #include "blocks.h"
 #include "quantized.h"
 
 namespace oaiserve {
-
-// 32 numbers of a row of x: value[i] * scale. The sums are those of all values and of their halves; `scaled` are the
-// same sums times the scale.
-struct alignas(64) QuantizedGroup {
-  float scale;
-  int32_t sum, half_sums[2];
-  float scaled_sum, scaled_half_sums[2];
-  int32_t unused;
-  int8_t values[BLOCK_GROUP];
-};
-static_assert(sizeof(QuantizedGroup) == 64);
-
-template <class T>
-void quantize_group(const T* x, QuantizedGroup& out) {
-  typedef int8_t i8x16 __attribute__((vector_size(16)));
-  const f32x16 halves[2] = {load(x), load(x + LANES)};
-  const f32x16 zero = splat(0), magic = splat(12582912.0f);  // 1.5 * 2^23: adding and subtracting it rounds to an integer
-  const float most = max(max(max(halves[0], zero - halves[0]), max(halves[1], zero - halves[1])));
-  const float per_value = most > 0 ? 127 / most : 0;
-  float totals[2];  // sums of integers, without error
-  for (int half = 0; half < 2; half++) {
-    const f32x16 values = (halves[half] * per_value + magic) - magic;
-    const i8x16 bytes = __builtin_convertvector(__builtin_convertvector(values, i32x16), i8x16);
-    std::memcpy(out.values + half * LANES, &bytes, sizeof(bytes));
-    totals[half] = sum(values);
-  }
-  // Numbers that are not finite make the totals NaN, and so the scale and all that is computed with it.
-  const float whole = totals[0] + totals[1];
-  const bool is_finite = whole == whole;
-  out.scale = most / 127 + whole * 0.0f;
-  for (int half = 0; half < 2; half++) {
-    out.half_sums[half] = is_finite ? int32_t(totals[half]) : 0;
-    out.scaled_half_sums[half] = totals[half] * out.scale;
-  }
-  out.sum = out.half_sums[0] + out.half_sums[1];
-  out.scaled_sum = whole * out.scale;
-}
 
 // Four bytes of x in all lanes, as `dot_quads` takes them.
 struct QuadOfX {
@@ -120,9 +83,10 @@ VectorBits look_up(VectorBits places) {
 #endif
 }
 
-// Loads the same quads of the left and the right columns: `p` points to the quads of WIDTH columns.
+// Loads the same quads of the left and the right columns: `p` points to the quads of WIDTH columns. Where GCC calls this
+// in place of inlining it, formats with high bits take twice as long.
 template <Layout L>
-void load_codes(const uint8_t* p, long low_bytes, int step, VectorBits& left, VectorBits& right) {
+[[gnu::always_inline]] inline void load_codes(const uint8_t* p, long low_bytes, int step, VectorBits& left, VectorBits& right) {
   const auto plane = [p](long at) { return load_vector<VectorBits>(p + at * PLANE); };
   if constexpr (L.low_bits == 8) {
     left = plane(2 * step);
@@ -165,17 +129,21 @@ inline Vector load_halves(const uint8_t* p) {
 #endif
 }
 
+inline Integers load_integers(const uint8_t* p) {  // of eight bits with a sign
+  return __builtin_convertvector(load_int8<Vector>(reinterpret_cast<const int8_t*>(p)), Integers);
+}
+
 inline Vector load_bfloat16s(const uint8_t* p) {
   typedef uint16_t Halves __attribute__((vector_size(WIDTH * 2)));
   return (Vector)(__builtin_convertvector(load_vector<Halves>(p), VectorBits) << 16);
 }
 
-// The scales and minimums of WIDTH columns, for one run of a group.
+// The scales and minimums of WIDTH columns, from a chunk on. Where scales of runs are integers, these are not in it.
 struct Scaling {
   Vector scale, min;
 };
 template <Format FORMAT>
-Scaling load_scaling(const uint8_t* chunk, long group, int run, long column) {
+Scaling load_scaling(const uint8_t* chunk, long column) {
   using P = Places<FORMAT>;
   constexpr Layout L = P::L;
   Scaling out{L.is_e2m1 ? load_bfloat16s(chunk + column * 2) : load_halves(chunk + column * 2), {}};
@@ -183,30 +151,40 @@ Scaling load_scaling(const uint8_t* chunk, long group, int run, long column) {
     out.min = -out.scale * load_int8<Vector>(reinterpret_cast<const int8_t*>(chunk + P::MINS + column));
   else if constexpr (L.has_min)
     out.min = load_halves(chunk + P::MINS + column * 2);
-  const uint8_t* at = chunk + P::SMALL_SCALES + group * P::INTEGERS + run * PANEL + column;
-  if constexpr (L.has_nibbles()) {
-    const Vector both = load_int8<Vector>(reinterpret_cast<const int8_t*>(at));
-    const Integers bytes = __builtin_convertvector(both, Integers);
-    out.scale *= __builtin_convertvector(bytes & 15, Vector);
-    out.min *= -__builtin_convertvector(bytes >> 4 & 15, Vector);
-  } else if constexpr (L.is_super) {
-    out.scale *= load_int8<Vector>(reinterpret_cast<const int8_t*>(at));
-    if constexpr (L.has_min)
-      out.min *= -load_int8<Vector>(reinterpret_cast<const int8_t*>(at + P::SMALL_MINS - P::SMALL_SCALES));
-  }
   return out;
 }
 
-// Adds to sums what a run of x and of weights makes: their products and a minimum for each number of x, both scaled.
-template <int RUNS, bool HAS_MIN>
-Vector add_run(Vector sum, Integers products, const QuantizedGroup& x, int run, const Scaling& scaling) {
+// Adds to sums what 32 numbers of x and of weights make: their products and a minimum for each number of x, both scaled.
+template <bool HAS_MIN>
+Vector add_group(Vector sum, Integers products, const QuantizedGroup& x, const Scaling& scaling) {
   const Vector scaled = __builtin_convertvector(products, Vector) * x.scale;
   sum = multiply_add(scaled, scaling.scale, sum);
-  if constexpr (HAS_MIN) {
-    const float total = RUNS == 1 ? x.scaled_sum : x.scaled_half_sums[run];
-    sum = multiply_add(total - Vector{}, scaling.min, sum);
-  }
+  if constexpr (HAS_MIN) sum = multiply_add(x.scaled_sum - Vector{}, scaling.min, sum);
   return sum;
+}
+
+// The integer scales, or minimums, of WIDTH columns for a run of a group, in a format that has such.
+template <Format FORMAT>
+Integers load_small_scales(const uint8_t* chunk, long group, int run, long column) {
+  using P = Places<FORMAT>;
+  const Integers scales = load_integers(chunk + P::SMALL_SCALES + group * P::INTEGERS + run * PANEL + column);
+  return P::L.has_nibbles() ? scales & 15 : scales;
+}
+template <Format FORMAT>
+Integers load_small_mins(const uint8_t* chunk, long group, int run, long column) {
+  using P = Places<FORMAT>;
+  const long at = group * P::INTEGERS + run * PANEL + column;
+  if constexpr (P::L.has_nibbles()) return load_integers(chunk + P::SMALL_SCALES + at) >> 4 & 15;
+  return load_integers(chunk + P::SMALL_MINS + at);
+}
+
+// Adds to sums what 256 numbers of x and of weights make. `products` are times the integer scales of their runs, and
+// `mins` the sums of x times the integer minimums. Both are exact; the minimums as floats, too.
+template <bool HAS_MIN>
+Vector add_super(Vector sum, Integers products, Vector mins, float x_scale, const Scaling& scaling) {
+  Vector scaled = __builtin_convertvector(products, Vector) * scaling.scale;
+  if constexpr (HAS_MIN) scaled = multiply_add(mins, -scaling.min, scaled);
+  return multiply_add(scaled, x_scale - Vector{}, sum);
 }
 
 constexpr long BLOCK_AHEAD = 8 << 10;  // how far ahead one tile reads memory, in bytes

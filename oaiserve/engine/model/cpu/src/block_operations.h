@@ -47,47 +47,75 @@ class EmbedBlocks : public Operation {
   float scale_;
 };
 
-// out = x in eight bits, for the product that follows. A token has `rows_each` rows, if it is not of the logits' rows.
-// With an `order`, which the caller keeps alive, number i of a row is x[order[i]].
+// out = x in eight bits, for products that read it in these forms. A token has `rows_each` rows, if it is not of the
+// logits' rows. With an `order`, which the caller keeps alive, number i of a row is x[order[i]].
 template <class T>
 class QuantizeRows : public Operation {
  public:
-  QuantizeRows(Buffer<T>& x, Buffer<QuantizedGroup>& out, long width, bool of_logits_rows, const int32_t* order,
-               long rows_each = 1)
-      : x_(x), out_(out), width_(width), of_logits_rows_(of_logits_rows), order_(order), rows_each_(rows_each) {}
+  QuantizeRows(Buffer<T>& x, Buffer<RowLine>& out, long width, RowForms forms, bool of_logits_rows,
+               const int32_t* order, long rows_each = 1)
+      : x_(x),
+        out_(out),
+        width_(width),
+        forms_(forms),
+        of_logits_rows_(of_logits_rows),
+        order_(order),
+        rows_each_(rows_each) {}
   long items(const StepInput& step, int) const noexcept override { return row_items(rows(step), width_); }
   void run(const StepInput& step, int, long item) noexcept override {
     RowRange range(item, rows(step), width_);
-    for (long row = range.first; row < range.last; row++)
-      for (long group = 0; group < width_ / BLOCK_GROUP; group++) {
-        const T* x = x_.row(row) + group * BLOCK_GROUP;
-        alignas(64) T picked[BLOCK_GROUP];
-        if (order_) {
-          for (long i = 0; i < BLOCK_GROUP; i++) picked[i] = x_.row(row)[order_[group * BLOCK_GROUP + i]];
-          x = picked;
-        }
-        quantize_group(x, out_.row(row)[group]);
+    for (long row = range.first; row < range.last; row++) {
+      const T* x = x_.row(row);
+      if (!order_) {
+        quantize_row(x, width_, forms_, out_.row(row));
+        continue;
       }
+      // In pieces that both forms have a whole number of.
+      const long piece = width_ % SUPER == 0 ? SUPER : BLOCK_GROUP;
+      for (long first = 0; first < width_; first += piece) {
+        alignas(64) T picked[SUPER];
+        for (long i = 0; i < piece; i++) picked[i] = x[order_[first + i]];
+        if (forms_.supers) quantize_super(picked, supers_in(out_.row(row))[first / SUPER]);
+        for (long i = 0; forms_.groups && i < piece; i += BLOCK_GROUP)
+          quantize_group(picked + i, groups_in(out_.row(row), width_)[(first + i) / BLOCK_GROUP]);
+      }
+    }
   }
 
  private:
   long rows(const StepInput& step) const { return of_logits_rows_ ? step.num_logits : step.num_tokens * rows_each_; }
   Buffer<T>& x_;
-  Buffer<QuantizedGroup>& out_;
+  Buffer<RowLine>& out_;
   long width_;
+  RowForms forms_;
   bool of_logits_rows_;
   const int32_t* order_;
   long rows_each_;
 };
 
-// Writes `count` groups times `factor`, which only their scales have to know.
-inline void copy_times(const QuantizedGroup* x, long count, float factor, QuantizedGroup* out) {
-  for (long i = 0; i < count; i++) {
-    QuantizedGroup group = x[i];
-    group.scale *= factor, group.scaled_sum *= factor;
-    for (float& sum : group.scaled_half_sums) sum *= factor;
-    out[i] = group;
+// Does what GatherRows of experts.h does, for rows of k numbers in eight bits.
+class GatherQuantized : public Operation {
+ public:
+  GatherQuantized(Buffer<RowLine>& x, Buffer<RowLine>& out, long k, RowForms forms, const Assignment& assignment,
+                  bool weighs)
+      : x_(x), out_(out), k_(k), forms_(forms), assignment_(assignment), weighs_(weighs) {}
+  long items(const StepInput& step, int) const noexcept override { return row_items(rows(step), k_); }
+  void run(const StepInput& step, int, long item) noexcept override {
+    RowRange range(item, rows(step), k_);
+    for (long row = range.first; row < range.last; row++) {
+      const long place = assignment_.places[size_t(row)];
+      const float factor = weighs_ ? assignment_.weights[size_t(place)] : 1.0f;
+      copy_times(x_.row(place / assignment_.top_k), k_, forms_, factor, out_.row(row));
+    }
   }
-}
+
+ private:
+  long rows(const StepInput& step) const { return step.num_tokens * assignment_.top_k; }
+  Buffer<RowLine>&x_, &out_;
+  long k_;
+  RowForms forms_;
+  const Assignment& assignment_;
+  bool weighs_;
+};
 
 }  // namespace oaiserve

@@ -1,11 +1,13 @@
 // Products with weights in the formats of GGUF files: y = x W^T + bias.
 //
-// x is quantized to eight bits, in groups of 32 numbers that share a scale. The products of a run of 16 or 32 weights
-// with x are summed as integers, without error; then they are scaled and added in the order of k. A column is computed
-// alike for any number of rows, so its sums are bitwise the same.
+// x is quantized to eight bits, see block_rows.h. The products of 32 numbers, or of 256, are summed as integers, without
+// error; then they are scaled and added in the order of k. A column is computed alike for any number of rows, so its
+// sums are bitwise the same.
 #pragma once
 
 #include "block_tiles.h"
+#include "super_product.h"
+#include "super_tiles.h"
 
 namespace oaiserve {
 
@@ -17,49 +19,40 @@ constexpr int BLOCK_TILE_ROWS = 2;
 
 // sums [ROWS, PANEL] = bias + x [ROWS, k] times a panel.
 template <Format FORMAT, int ROWS>
-void block_tile(const uint8_t* panel, const QuantizedGroup* x, long x_stride, long k, const float* bias, float* sums,
+void block_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, const float* bias, float* sums,
                 Ahead ahead) {
   using P = Places<FORMAT>;
   constexpr Layout L = P::L;
-  constexpr bool IS_SMALL = L.code_bits() < 8 && (!L.is_codebook || L.is_e2m1);
   for (long column = 0; column < LANES; column += WIDTH) {  // of the left ones, and so of the right ones
     Vector sum[ROWS][2];
 #pragma GCC unroll 6
     for (int r = 0; r < ROWS; r++)
       for (int v = 0; v < 2; v++) sum[r][v] = load_vector<Vector>(bias + v * LANES + column);
     const uint8_t* chunk = panel;
-    const QuantizedGroup* groups = x;
-    for (long c = 0; c < k / L.chunk(); c++, chunk += P::CHUNK)
-      for (long i = 0; i < P::GROUPS; i++, groups++) {
-        const uint8_t* codes = chunk + P::codes(i) + column * 4;
-        if (column == 0) ahead.prefetch();
-        for (int run = 0; run < L.runs(); run++) {
-          Integers dots[ROWS][2];
+    const QuantizedGroup* groups = groups_in(x, k);
+    for (long c = 0; c < k / BLOCK_GROUP; c++, chunk += P::CHUNK, groups++) {
+      if (column == 0) ahead.prefetch();
+      Integers dots[ROWS][2];
 #pragma GCC unroll 6
-          for (int r = 0; r < ROWS; r++) {
-            const QuantizedGroup& group = groups[r * x_stride];
-            const int32_t total = L.runs() == 1 ? group.sum : group.half_sums[run];
-            dots[r][0] = dots[r][1] = -L.offset * total - Integers{};
-          }
-          for (int s = 0; s < STEPS / L.runs(); s++) {
-            const int step = run * (STEPS / L.runs()) + s;
-            VectorBits left, right;
-            load_codes<L>(codes, P::LOW, step, left, right);
+      for (int r = 0; r < ROWS; r++) dots[r][0] = dots[r][1] = -L.offset * groups[r * x_stride].sum - Integers{};
+#pragma GCC unroll 8
+      for (int step = 0; step < STEPS; step++) {  // unrolled, because shifts of codes depend on the step
+        VectorBits left, right;
+        load_codes<L>(chunk + P::codes(0) + column * 4, P::LOW, step, left, right);
 #pragma GCC unroll 6
-            for (int r = 0; r < ROWS; r++) {
-              const QuadOfX quad = splat_quad(groups[r * x_stride].values + 4 * step);
-              dots[r][0] = dot_quads<IS_SMALL>(dots[r][0], left, quad);
-              dots[r][1] = dot_quads<IS_SMALL>(dots[r][1], right, quad);
-            }
-          }
-          for (int v = 0; v < 2; v++) {
-            const Scaling scaling = load_scaling<FORMAT>(chunk, i, run, v * LANES + column);
-#pragma GCC unroll 6
-            for (int r = 0; r < ROWS; r++)
-              sum[r][v] = add_run<L.runs(), L.has_min>(sum[r][v], dots[r][v], groups[r * x_stride], run, scaling);
-          }
+        for (int r = 0; r < ROWS; r++) {
+          const QuadOfX quad = splat_quad(groups[r * x_stride].values + 4 * step);
+          dots[r][0] = dot_quads<L.is_small()>(dots[r][0], left, quad);
+          dots[r][1] = dot_quads<L.is_small()>(dots[r][1], right, quad);
         }
       }
+      for (int v = 0; v < 2; v++) {
+        const Scaling scaling = load_scaling<FORMAT>(chunk, v * LANES + column);
+#pragma GCC unroll 6
+        for (int r = 0; r < ROWS; r++)
+          sum[r][v] = add_group<L.has_min>(sum[r][v], dots[r][v], groups[r * x_stride], scaling);
+      }
+    }
 #pragma GCC unroll 6
     for (int r = 0; r < ROWS; r++)
       for (int v = 0; v < 2; v++) std::memcpy(sums + r * PANEL + v * LANES + column, &sum[r][v], sizeof(Vector));
@@ -67,33 +60,40 @@ void block_tile(const uint8_t* panel, const QuantizedGroup* x, long x_stride, lo
 }
 
 template <Format FORMAT, int... ROW>
-auto block_tile_for(int rows, std::integer_sequence<int, ROW...>) {
-  static constexpr decltype(&block_tile<FORMAT, 1>) TILES[] = {block_tile<FORMAT, ROW + 1>...};
-  return TILES[rows - 1];
+auto tile_of_blocks(int rows, std::integer_sequence<int, ROW...>) {
+  if constexpr (layout_of(FORMAT).is_super) {
+    static constexpr decltype(&super_tile<FORMAT, 1>) TILES[] = {super_tile<FORMAT, ROW + 1>...};
+    return TILES[rows - 1];
+  } else {
+    static constexpr decltype(&block_tile<FORMAT, 1>) TILES[] = {block_tile<FORMAT, ROW + 1>...};
+    return TILES[rows - 1];
+  }
 }
 
 // Multiplies as multiply_panel of gemm.h does, in tiles of nearly the same height.
-inline void multiply_panel(const BlockLinear& w, const QuantizedGroup* x, long x_stride, long rows, long panel,
-                           float* sums, long next) {
+inline void multiply_panel(const BlockLinear& w, const RowLine* x, long x_stride, long rows, long panel, float* sums,
+                           long next) {
   const PanelBias bias(w.bias, w.n, panel);
   const BlockPanel& weights = w.panels[panel];
-  const long tiles = (rows + BLOCK_TILE_ROWS - 1) / BLOCK_TILE_ROWS;
+  const uint8_t* const next_data = w.panels[next].data;
   for_format(weights.format, [&]<Format FORMAT>() {
     const long groups = w.k / BLOCK_GROUP, panel_bytes = block_panel_bytes(FORMAT, w.k);
 #if defined(WITH_INTEGER_TILES)
-    if (rows >= LEAST_TILED_ROWS) {
-      const long step = panel_bytes / groups / ((rows + TILE_HEIGHT - 1) / TILE_HEIGHT);
-      return multiply_in_tiles<FORMAT>(weights.data, x, x_stride, rows, w.k, bias.values, sums,
-                                       {weights.data, w.panels[next].data, panel_bytes, panel_bytes, step});
+    if constexpr (layout_of(FORMAT).is_super) {
+      if (rows >= LEAST_TILED_SUPER_ROWS)
+        return multiply_supers_in_tiles<FORMAT>(weights.data, x, x_stride, rows, w.k, bias.values, sums, next_data);
+    } else if (rows >= LEAST_TILED_ROWS) {
+      return multiply_groups_in_tiles<FORMAT>(weights.data, x, x_stride, rows, w.k, bias.values, sums, next_data);
     }
 #endif
     // The first of several tiles reads the whole panel, so together they prefetch the next one, while they compute.
+    const long tiles = (rows + BLOCK_TILE_ROWS - 1) / BLOCK_TILE_ROWS;
     const long ahead = tiles > 1 ? panel_bytes : std::min(panel_bytes, BLOCK_AHEAD), step = panel_bytes / groups / tiles;
     for (long t = 0, row = 0; t < tiles; t++) {
       const long height = rows / tiles + (t < rows % tiles);
-      const auto tile = block_tile_for<FORMAT>(int(height), std::make_integer_sequence<int, BLOCK_TILE_ROWS>());
+      const auto tile = tile_of_blocks<FORMAT>(int(height), std::make_integer_sequence<int, BLOCK_TILE_ROWS>());
       tile(weights.data, x + row * x_stride, x_stride, w.k, bias.values, sums + row * PANEL,
-           {weights.data, w.panels[next].data, panel_bytes, ahead + t * groups * step, step});
+           {weights.data, next_data, panel_bytes, ahead + t * groups * step, step});
       row += height;
     }
   });

@@ -6,7 +6,7 @@
 // instruction multiplies; quad 2 i is of the left 16 columns, and 2 i + 1 is the same of the right 16.
 #pragma once
 
-#include "block_formats.h"
+#include "block_rows.h"
 #include "gemm.h"
 
 namespace oaiserve {
@@ -43,12 +43,19 @@ struct BlockPanel {
 
 // The weights W [n, k] of a linear layer in the formats of GGUF files, which may differ from panel to panel. The decoder
 // owns the panels, which are aligned to 64 bytes. `bias` is [n] or null.
-struct QuantizedGroup;  // of a row of x, as products read it
 struct BlockLinear {
-  using Input = QuantizedGroup;
+  using Input = RowLine;
   long n, k;
   const BlockPanel* panels;
   const float* bias;
+
+  // What its panels read of a row of x.
+  RowForms forms() const {
+    RowForms found;
+    for (long panel = 0; panel < panels_of(n); panel++)
+      (layout_of(panels[panel].format).is_super ? found.supers : found.groups) = true;
+    return found;
+  }
 };
 
 inline float half_to_float(uint16_t half) {

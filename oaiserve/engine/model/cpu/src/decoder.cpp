@@ -51,7 +51,7 @@ class Decoder : public Work {
   std::deque<Buffer<float>> floats;
   std::deque<Buffer<Element>> elements;
 #if defined(BLOCK_WEIGHTS)
-  std::deque<Buffer<QuantizedGroup>> groups;
+  std::deque<Buffer<RowLine>> groups;
 #endif
   std::deque<Weights> weights;
   std::deque<Linear<Element>> routers;
@@ -249,6 +249,18 @@ long add_blocks(Decoder& decoder, Pool& pool, const uint8_t* const* rows, const 
     return add_part(decoder.weights, BlockLinear{n, k, panels, own});
   });
 }
+
+// What `count` weights in blocks read of a row, from index `first` on.
+RowForms forms_of(const Decoder& decoder, long first, long count) {
+  RowForms found;
+  for (long i = first; i < first + count; i++) {
+    const BlockLinear* weights = std::get_if<BlockLinear>(&decoder.weights[i]);
+    const RowForms forms = weights ? weights->forms() : RowForms{};
+    found.groups |= forms.groups;
+    found.supers |= forms.supers;
+  }
+  return found;
+}
 #endif
 
 }  // namespace oaiserve
@@ -321,9 +333,9 @@ long oaiserve_add_assignment(Decoder* decoder, long experts, long top_k) {
 }
 
 #if defined(BLOCK_WEIGHTS)
-// A buffer QuantizedGroup[tokens * rows_each][width / 32].
+// A buffer RowLine[tokens * rows_each][most_lines(width)], for rows of up to `width` numbers.
 long oaiserve_add_groups(Decoder* decoder, long width, long rows_each) {
-  return add_part(decoder->groups, Buffer<QuantizedGroup>(width / BLOCK_GROUP, rows_each));
+  return add_part(decoder->groups, Buffer<RowLine>(most_lines(width), rows_each));
 }
 
 // Weights of a linear layer that stay as a GGUF file has them. Packs the n rows of k weights at `rows`, on the threads
@@ -374,21 +386,26 @@ long oaiserve_embed_blocks(Decoder* decoder, long out, long weights, float scale
                                     scale);
 }
 
-// `order` [width] may be null.
-long oaiserve_quantize(Decoder* decoder, long x, long out, long width, bool of_logits_rows, const int32_t* order) {
+// Quantizes rows as `count` weights that follow each other read them, from index `weights` on. `order` [width] may be null.
+long oaiserve_quantize(Decoder* decoder, long x, long out, long width, long weights, long count, bool of_logits_rows,
+                       const int32_t* order) {
   return add_operation<QuantizeRows<Element>>(*decoder, decoder->elements[x], decoder->groups[out], width,
-                                              of_logits_rows, order);
+                                              forms_of(*decoder, weights, count), of_logits_rows, order);
 }
 
-// Quantizes the sorted rows of all experts.
-long oaiserve_quantize_expert_rows(Decoder* decoder, long x, long out, long width, long assignment) {
-  return add_operation<QuantizeRows<Element>>(*decoder, decoder->elements[x], decoder->groups[out], width, false,
-                                              nullptr, decoder->assignments[assignment].top_k);
+// Quantizes the sorted rows of all experts, whose weights follow each other from index `weights` on.
+long oaiserve_quantize_expert_rows(Decoder* decoder, long x, long out, long width, long weights, long assignment) {
+  const Assignment& assigned = decoder->assignments[assignment];
+  return add_operation<QuantizeRows<Element>>(*decoder, decoder->elements[x], decoder->groups[out], width,
+                                              forms_of(*decoder, weights, assigned.experts), false, nullptr,
+                                              assigned.top_k);
 }
 
-long oaiserve_gather_groups(Decoder* decoder, long x, long out, long width, long assignment, bool weighs) {
-  return add_operation<GatherRows<QuantizedGroup>>(*decoder, decoder->groups[x], decoder->groups[out],
-                                                   width / BLOCK_GROUP, decoder->assignments[assignment], weighs);
+// Gathers rows in eight bits for such weights.
+long oaiserve_gather_groups(Decoder* decoder, long x, long out, long width, long weights, long assignment, bool weighs) {
+  const Assignment& assigned = decoder->assignments[assignment];
+  return add_operation<GatherQuantized>(*decoder, decoder->groups[x], decoder->groups[out], width,
+                                        forms_of(*decoder, weights, assigned.experts), assigned, weighs);
 }
 #endif
 

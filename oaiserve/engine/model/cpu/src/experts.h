@@ -217,7 +217,7 @@ class SortRows : public Operation {
   Assignment& assignment_;
 };
 
-// Writes `count` numbers of a row times `factor`. QuantizedGroup has such a function of its own.
+// Writes `count` numbers of a row times `factor`.
 template <class T>
 void copy_times(const T* x, long count, float factor, T* out) {
   for (long i = 0; i < count; i += LANES) store(out + i, load(x + i) * factor);

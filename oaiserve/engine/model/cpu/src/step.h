@@ -49,6 +49,7 @@ class Buffer {
     // Rows that are whole pages apart compete for the same lines of the cache, which costs a matrix product 5 % from
     // 64 rows on.
     if (width_ * sizeof(E) % 4096 == 0) width_ += 32;
+    if constexpr (sizeof(E) == 64) width_ = width | 1;  // a line of the cache
   }
   void reserve(long tokens) {
     if (tokens <= tokens_) return;

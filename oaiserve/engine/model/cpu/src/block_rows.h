@@ -1,0 +1,134 @@
+// Rows of x in eight bits, as products with weights in the formats of GGUF files read them.
+//
+// Weights whose scales are floats of 32 neighbours are multiplied with groups of 32 numbers of x that share a scale.
+// Where the scales of a format are integers times a float of 256 neighbours, so many numbers of x share one, too. Then
+// the sum of 256 products, each times the integer scale of its run, is an integer, and exact.
+#pragma once
+
+#include <type_traits>
+
+#include "block_formats.h"
+#include "simd.h"
+
+namespace oaiserve {
+
+// Which of the two weights read. A matrix whose panels have several formats may read both.
+struct RowForms {
+  bool groups = false, supers = false;
+};
+
+// 64 bytes of a row. A row of k numbers has its supers first, if k is a multiple of 256, and then its groups. Those
+// that are not read have no values.
+struct alignas(64) RowLine {
+  char bytes[64];
+};
+
+// 32 numbers: value[i] * scale.
+struct alignas(64) QuantizedGroup {
+  float scale;
+  int32_t sum;  // of the values
+  float scaled_sum;
+  int32_t unused[5];
+  int8_t values[BLOCK_GROUP];
+};
+static_assert(sizeof(QuantizedGroup) == sizeof(RowLine));
+
+// 256 numbers: value[i] * scale.
+struct alignas(64) QuantizedSuper {
+  int8_t values[SUPER];
+  float scale;
+  int16_t sums[SUPER / 32], half_sums[SUPER / 16];  // of the values, by runs of 32 and of 16
+  int32_t unused[3];
+  // The sums of runs of 16 as two bfloat16 each, whose sum is exact: what a tile multiplies with minimums.
+  bf16 parts[SUPER / 16][2];
+};
+static_assert(sizeof(QuantizedSuper) == 6 * sizeof(RowLine));
+
+constexpr long SUPER_LINES = sizeof(QuantizedSuper) / sizeof(RowLine);
+inline long lines_of_supers(long k) { return k % SUPER == 0 ? k / SUPER * SUPER_LINES : 0; }
+// Rows of k numbers or fewer have room in so many lines.
+inline long most_lines(long k) { return (k + SUPER - 1) / SUPER * SUPER_LINES + k / BLOCK_GROUP; }
+
+template <class Line>  // RowLine, or const RowLine
+auto* supers_in(Line* row) {
+  using Super = std::conditional_t<std::is_const_v<Line>, const QuantizedSuper, QuantizedSuper>;
+  return reinterpret_cast<Super*>(row);
+}
+template <class Line>
+auto* groups_in(Line* row, long k) {
+  using Group = std::conditional_t<std::is_const_v<Line>, const QuantizedGroup, QuantizedGroup>;
+  return reinterpret_cast<Group*>(row + lines_of_supers(k));
+}
+
+// Writes 16 numbers times `per_value` as integers. Returns their sum, which is exact, or NaN unless all are finite.
+template <class T>
+float quantize_lanes(const T* x, float per_value, int8_t* out) {
+  typedef int8_t i8x16 __attribute__((vector_size(16)));
+  const f32x16 magic = splat(12582912.0f);  // 1.5 * 2^23: adding and subtracting it rounds to an integer
+  const f32x16 values = (load(x) * per_value + magic) - magic;
+  const i8x16 bytes = __builtin_convertvector(__builtin_convertvector(values, i32x16), i8x16);
+  std::memcpy(out, &bytes, sizeof(bytes));
+  return sum(values);
+}
+
+template <class T>
+float largest(const T* x, long count) {
+  f32x16 most = splat(0);
+  for (long i = 0; i < count; i += LANES) most = max(most, max(load(x + i), splat(0) - load(x + i)));
+  return max(most);
+}
+
+template <class T>
+void quantize_group(const T* x, QuantizedGroup& out) {
+  const float most = largest(x, BLOCK_GROUP), per_value = most > 0 ? 127 / most : 0;
+  float total = 0;
+  for (long i = 0; i < BLOCK_GROUP; i += LANES) total += quantize_lanes(x + i, per_value, out.values + i);
+  // Numbers that are not finite make the total NaN, and so the scale and all that is computed with it.
+  out.scale = most / 127 + total * 0.0f;
+  out.sum = total == total ? int32_t(total) : 0;
+  out.scaled_sum = total * out.scale;
+}
+
+template <class T>
+void quantize_super(const T* x, QuantizedSuper& out) {
+  constexpr float PART = 64;  // of which a sum of 16 has at most 32, and less than that is left
+  const float most = largest(x, SUPER), per_value = most > 0 ? 127 / most : 0;
+  float whole = 0;
+  for (long i = 0; i < SUPER / LANES; i++) {
+    float total = quantize_lanes(x + i * LANES, per_value, out.values + i * LANES);
+    whole += total;
+    if (total != total) total = 0;
+    out.half_sums[i] = int16_t(total);
+    const int first = out.half_sums[i] / int(PART);
+    const float parts[] = {PART * float(first), total - PART * float(first)};
+    for (int part = 0; part < 2; part++) {
+      uint32_t bits;
+      std::memcpy(&bits, &parts[part], 4);
+      out.parts[i][part].bits = uint16_t(bits >> 16);
+    }
+  }
+  for (long i = 0; i < SUPER / 32; i++) out.sums[i] = int16_t(out.half_sums[2 * i] + out.half_sums[2 * i + 1]);
+  out.scale = most / 127 + whole * 0.0f;
+}
+
+// out = a row of x [k] in the forms that are read.
+template <class T>
+void quantize_row(const T* x, long k, RowForms forms, RowLine* out) {
+  for (long i = 0; forms.supers && i < k / SUPER; i++) quantize_super(x + i * SUPER, supers_in(out)[i]);
+  for (long i = 0; forms.groups && i < k / BLOCK_GROUP; i++) quantize_group(x + i * BLOCK_GROUP, groups_in(out, k)[i]);
+}
+
+// out = such a row times `factor`, which only scales have to know.
+inline void copy_times(const RowLine* row, long k, RowForms forms, float factor, RowLine* out) {
+  for (long i = 0; forms.supers && i < k / SUPER; i++) {
+    supers_in(out)[i] = supers_in(row)[i];
+    supers_in(out)[i].scale *= factor;
+  }
+  for (long i = 0; forms.groups && i < k / BLOCK_GROUP; i++) {
+    QuantizedGroup& group = groups_in(out, k)[i] = groups_in(row, k)[i];
+    group.scale *= factor;
+    group.scaled_sum *= factor;
+  }
+}
+
+}  // namespace oaiserve
