@@ -21,7 +21,7 @@ from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.engine.doubles import Inbox
 from tests.engine.model.runners import eager_runner
 
-NUM_REQUESTS = 40  # small models have many more: test_families.py
+NUM_REQUESTS = 24  # small models have many more: test_families.py
 MOST_PROMPT_TOKENS, MOST_TOKENS, BLOCK_SIZE = 16, 14, 2
 BLOCKS_OF_THE_LARGEST = (MOST_PROMPT_TOKENS + MOST_TOKENS) // BLOCK_SIZE
 FEW_BLOCKS, PLENTY_OF_BLOCKS = BLOCKS_OF_THE_LARGEST + 20, 2 * NUM_REQUESTS * BLOCKS_OF_THE_LARGEST

@@ -81,8 +81,8 @@ def test_what_a_client_does_is_a_function_of_the_seed_and_its_number() -> None:
     assert lives[0] != lives[2] != lives[3] != lives[0]
 
 
-def test_ten_seconds_leave_nothing_behind(capsys: pytest.CaptureFixture[str]) -> None:
-    exit_code = main(["--seed", "1", "--minutes", "0.15", "--clients", "8"])
+def test_five_seconds_leave_nothing_behind(capsys: pytest.CaptureFixture[str]) -> None:
+    exit_code = main(["--seed", "1", "--minutes", "0.08", "--clients", "8"])
     printed = capsys.readouterr()
     assert (exit_code, printed.err) == (0, ""), printed.out + printed.err
     assert "| requests that reached a generation route |" in printed.out

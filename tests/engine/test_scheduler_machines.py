@@ -289,7 +289,7 @@ TestOverlapFairStates, TestForcedOverlapStates = (machine.TestCase for machine i
 @pytest.mark.parametrize("most_draws", [1, 4])
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_8000_steps_of_arrivals_departures_and_preemptions_leave_nothing_behind(
+def test_4000_steps_of_arrivals_departures_and_preemptions_leave_nothing_behind(
     policy: str, overlap: bool, most_draws: int
 ) -> None:
     """No sequence waits for ever. With `most_draws` above 1, a chunk draws 0 to 4 tokens, else one."""
@@ -298,7 +298,7 @@ def test_8000_steps_of_arrivals_departures_and_preemptions_leave_nothing_behind(
     alive: dict[Sequence, int] = {}  # since which step
     under_way = None
     num_arrived = 0
-    for number in range(8_000):
+    for number in range(4_000):
         if len(alive) < 12:
             prompt = [*range(rng.randrange(3) * 6), *(rng.randrange(50) for _ in range(rng.randint(1, 20)))]
             leader = None
@@ -325,7 +325,7 @@ def test_8000_steps_of_arrivals_departures_and_preemptions_leave_nothing_behind(
             scheduler.commit(chunk, tokens)
             if 0 in chunk.sequence.generated_ids or len(chunk.sequence.token_ids) == chunk.sequence.max_len:
                 scheduler.remove(chunk.sequence)
-                assert number - alive.pop(chunk.sequence) < 2_000
+                assert number - alive.pop(chunk.sequence) < 500
         if number % 25 == 0:
             scheduler.check_integrity()
     for left in list(alive):

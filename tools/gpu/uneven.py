@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.request import TERMINAL, Event, Request, TokenPrompt
+from oaiserve.engine.request import TERMINAL, Event, Request, TokenChunk, TokenPrompt
 from oaiserve.record import StepKind, StepRecord
 from tools.engine_load import greedy, percentile, random_prompts
 from tools.gpu.parts import measure_decodes
@@ -25,7 +25,8 @@ def run(target: Target) -> Iterator[dict[str, Any]]:
     weights, kv_bytes = weight_bytes(loaded.model), loaded.kv_bytes_per_token
     count, short, long, num_tokens = (4, 16, 48, 8) if target.quick else (64, 300, 65_536, 64)
     arrivals, gap_seconds = (3, 0.01) if target.quick else (60, 0.05)
-    kv_blocks = blocks_for(count, short + 2 * num_tokens) + blocks_for(2, long + num_tokens)
+    most_tokens = 500 if target.quick else 2 * short  # so many that all still decode when the last prompt has come
+    kv_blocks = blocks_for(count, short + most_tokens) + blocks_for(2, long + num_tokens)
     with running_engine(loaded, kv_blocks=kv_blocks, max_running=2 * count, prefix_cache=False) as engine:
         for name, lengths in {"even": [short] * count, "uneven": [long] + [short] * (count - 1)}.items():
             prompts = [random_prompts(1, length, loaded.vocab_size, seed)[0] for seed, length in enumerate(lengths)]
@@ -33,26 +34,35 @@ def run(target: Target) -> Iterator[dict[str, Any]]:
             num_bytes = weights + kv_bytes * sum(length + num_tokens // 2 for length in lengths)
             yield {name: {"context": max(lengths), "bytes": num_bytes, **found}}
         engine.take_steps()
-        steps = arriving(engine, loaded.vocab_size, count, short, arrivals, gap_seconds)
+        steps = arriving(engine, loaded.vocab_size, count, short, most_tokens, arrivals, gap_seconds)
         yield {"arrivals": arrival_figures(steps, count)}
 
 
 def arriving(
-    engine: Engine, vocab_size: int, count: int, length: int, arrivals: int, gap_seconds: float
+    engine: Engine, vocab_size: int, count: int, length: int, most_tokens: int, arrivals: int, gap_seconds: float
 ) -> list[StepRecord]:
-    """Let `count` sequences decode while prompts arrive one after the other, each for one token. Return the steps."""
-    inbox: SimpleQueue[list[Event]] = SimpleQueue()
+    """Let `count` sequences decode while prompts arrive one after the other, each for one token. Return the steps.
+
+    The sequences end with the last of these prompts, or after `most_tokens`.
+    """
+    events: SimpleQueue[list[Event]] = SimpleQueue()
     prompts = random_prompts(count + arrivals, length, vocab_size, seed=7)
-    # Long enough that all of them still decode when the last prompt comes.
-    num_tokens = 8 if arrivals < 10 else 2 * length
-    for number, prompt in enumerate(prompts[:count]):
-        engine.submit(Request(f"decode-{number}", (TokenPrompt(prompt),), greedy(num_tokens)), inbox.put)
-    for number, prompt in enumerate(prompts[count:]):
+    decoding = [f"decode-{number}" for number in range(count)]
+    arriving = [f"arrival-{number}" for number in range(arrivals)]
+    for name, prompt in zip(decoding, prompts, strict=False):
+        engine.submit(Request(name, (TokenPrompt(prompt),), greedy(most_tokens)), events.put)
+    begun: set[str] = set()
+    while len(begun) < count:
+        begun |= {event.request_id for event in events.get() if isinstance(event, TokenChunk)}
+    for name, prompt in zip(arriving, prompts[count:], strict=True):
         time.sleep(gap_seconds)
-        engine.submit(Request(f"arrival-{number}", (TokenPrompt(prompt),), greedy(1)), inbox.put)
-    num_open = len(prompts)
-    while num_open:
-        num_open -= sum(isinstance(event, TERMINAL) for event in inbox.get())
+        engine.submit(Request(name, (TokenPrompt(prompt),), greedy(1)), events.put)
+    left = {*decoding, *arriving}
+    while left:
+        left -= {event.request_id for event in events.get() if isinstance(event, TERMINAL)}
+        if left.isdisjoint(arriving):
+            for name in left:
+                engine.abort(name)
     return engine.take_steps()
 
 
