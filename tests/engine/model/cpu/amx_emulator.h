@@ -133,6 +133,7 @@ void add_products_of_int8(int sums, int a, int b) {
 }  // namespace emulated
 
 #undef _tile_loadd
+#undef _tile_stream_loadd
 #undef _tile_stored
 #undef _tile_zero
 #undef _tile_dpbf16ps
@@ -142,6 +143,7 @@ void add_products_of_int8(int sums, int a, int b) {
 #define _tile_release emulated::release
 #define _tile_zero emulated::zero
 #define _tile_loadd emulated::load
+#define _tile_stream_loadd emulated::load
 #define _tile_stored emulated::store
 #define _tile_dpbf16ps emulated::add_products_of_bf16
 #define _tile_dpbssd emulated::add_products_of_int8<int8_t>

@@ -24,6 +24,22 @@ constexpr bool IS_TILED = false;
 constexpr long TILE_STEPS = 16;      // steps along k that are multiplied at once
 constexpr long MOST_TILE_ROWS = 32;  // rows of x that are multiplied at once: two tiles
 
+// What a thread will read soon: the lines from `at` to before `end`, and then those from `then` on.
+struct ReadAhead {
+  const char *at = nullptr, *end = nullptr, *then = nullptr;
+
+  static ReadAhead from(const void* at) { return {(const char*)at, (const char*)UINTPTR_MAX, nullptr}; }
+  // What is behind the first `done` of these bytes, and then what is at `then`.
+  static ReadAhead of(const void* data, long bytes, long done, const void* then) {
+    return {(const char*)data + done, (const char*)data + bytes, (const char*)then};
+  }
+  // Prefetches the next lines, into L2. On the way into L1, they would keep the buffers for what tiles load from L2.
+  void prefetch(long lines) {
+    if (at >= end) *this = from(then + (at - end));
+    for (long line = 0; line < lines; line++, at += 64) __builtin_prefetch(at, 0, 2);
+  }
+};
+
 // The tiles of a thread, which can be used as long as this object lives.
 template <class T>
 class Tiles {
@@ -131,35 +147,47 @@ class TileWeights {
 
 // Loads a tile, whose number must be a literal. GCC's intrinsic does not say that it reads memory, so the compiler
 // could move stores past it.
-#define LOAD_TILE(tile, from, stride_bytes)  \
-  do {                                       \
-    asm volatile("" ::: "memory");           \
-    _tile_loadd(tile, from, stride_bytes);   \
-    asm volatile("" ::: "memory");           \
+#define LOAD_TILE_BY(load, tile, from, stride_bytes) \
+  do {                                               \
+    asm volatile("" ::: "memory");                   \
+    load(tile, from, stride_bytes);                  \
+    asm volatile("" ::: "memory");                   \
   } while (false)
+#define LOAD_TILE(tile, from, stride_bytes) LOAD_TILE_BY(_tile_loadd, tile, from, stride_bytes)
+// The same from L2, past L1, where weights and many rows of x would only displace each other.
+#define STREAM_TILE(tile, from, stride_bytes) LOAD_TILE_BY(_tile_stream_loadd, tile, from, stride_bytes)
 
 // Adds to tiles 0 to 3 the products of up to 32 rows of x with `steps` steps of a panel: 0 and 1 have the left and the
-// right columns of the first 16 rows, and 2 and 3 those of the others. Each 16 steps prefetch `ahead_lines` lines.
+// right columns of the first 16 rows, and 2 and 3 those of the others. Each 16 steps prefetch `ahead_lines` lines, a
+// multiple of 4: some behind each instruction, because many at once would make the loads of tiles wait.
 template <class Reader>
-void add_products(const bf16* x, long x_stride, long rows, const Reader& reader, long steps, const char* ahead,
+void add_products(const bf16* x, long x_stride, long rows, const Reader& reader, long steps, ReadAhead& ahead,
                   long ahead_lines) {
   TileRows upper, lower;
   TileWeights weights;
+  const long quarter = ahead_lines / 4;
   for (long step = 0; step < steps; step += TILE_STEPS, x += TILE_ELEMENTS) {
     const long count = std::min(TILE_STEPS, steps - step), elements = count * PACK<bf16>;
     weights.set(reader, step, count);
     upper.set(x, x_stride, rows, elements);
     if (rows > TILE_HEIGHT) lower.set(x + TILE_HEIGHT * x_stride, x_stride, rows - TILE_HEIGHT, elements);
-    for (long line = 0; line < ahead_lines; line++, ahead += 64) __builtin_prefetch(ahead);
-    LOAD_TILE(6, weights.data, STEP_ELEMENTS * sizeof(bf16));
-    LOAD_TILE(7, weights.data + TILE_ELEMENTS, STEP_ELEMENTS * sizeof(bf16));
-    LOAD_TILE(4, upper.data, upper.stride_bytes);
+    if (rows > TILE_HEIGHT)
+      STREAM_TILE(4, upper.data, upper.stride_bytes);
+    else  // so few rows may stay in L1 from panel to panel
+      LOAD_TILE(4, upper.data, upper.stride_bytes);
+    ahead.prefetch(quarter);
+    STREAM_TILE(6, weights.data, STEP_ELEMENTS * sizeof(bf16));
+    ahead.prefetch(quarter);
     _tile_dpbf16ps(0, 4, 6);
+    STREAM_TILE(7, weights.data + TILE_ELEMENTS, STEP_ELEMENTS * sizeof(bf16));
+    ahead.prefetch(quarter);
     _tile_dpbf16ps(1, 4, 7);
-    if (rows <= TILE_HEIGHT) continue;
-    LOAD_TILE(5, lower.data, lower.stride_bytes);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
+    if (rows > TILE_HEIGHT) {
+      STREAM_TILE(5, lower.data, lower.stride_bytes);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+    ahead.prefetch(quarter);
   }
 }
 
@@ -192,11 +220,11 @@ inline void store_sums(float* sums, long rows) {
 // Does what multiply_block of gemm.h does, for x with a whole number of packs, while a `Tiles` lives on this thread.
 template <class Reader>
 void multiply_in_tiles(const bf16* x, long x_stride, long rows, long steps, const Reader& reader, const float* start,
-                       long start_stride, float* sums, const char* ahead, long ahead_bytes) {
+                       long start_stride, float* sums, ReadAhead& ahead, long ahead_bytes) {
   const long times = (rows + MOST_TILE_ROWS - 1) / MOST_TILE_ROWS;
-  const long parts = (steps + TILE_STEPS - 1) / TILE_STEPS * times;
-  const long ahead_lines = (ahead_bytes / 64 + parts - 1) / std::max(parts, 1L);
-  for (long t = 0, row = 0, count = 0; t < times; t++, row += count, ahead += ahead_lines * 64 * (parts / times)) {
+  const long parts = std::max((steps + TILE_STEPS - 1) / TILE_STEPS * times, 1L);
+  const long ahead_lines = (ahead_bytes / 64 + 4 * parts - 1) / (4 * parts) * 4;
+  for (long t = 0, row = 0, count = 0; t < times; t++, row += count) {
     count = rows / times + (t < rows % times);
     Tiles<bf16>::set_rows(count);
     const float* from = start + row * start_stride;

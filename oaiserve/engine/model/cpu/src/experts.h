@@ -184,7 +184,7 @@ class Route : public Operation {
   void run(const StepInput& step, int threads, long item) noexcept override {
     const long count = items(step, threads);
     const long first = step.num_tokens * item / count, end = step.num_tokens * (item + 1) / count;
-    multiply_panels(weights_, x_.row(first), x_.stride(), end - first, 0, panels_of(weights_.n), 0,
+    multiply_panels(weights_, x_.row(first), x_.stride(), end - first, 0, panels_of(weights_.n), {&weights_, 0},
                     [&](long row, long column, f32x16 left, f32x16 right) {
                       if (site_) left = site_->add(first + row, column, left);
                       if (site_ && column + LANES < weights_.n) right = site_->add(first + row, column + LANES, right);
@@ -251,37 +251,64 @@ class GatherRows : public Operation {
   bool weighs_;
 };
 
-// The products of sorted rows with the weights of their experts, all of which have the same sizes. An item is a part of
-// the panels of one group. How many groups there are is not known before the step, so some of the last items are empty.
+// The products of sorted rows with the weights of their experts, all of which have the same sizes. The panels of all
+// groups follow each other, and items are cut from this sequence: long ones first, which begin to read memory seldom, and
+// short ones last, so that all threads end together. An item may begin within a group and end in another.
 template <class Weights>
 class ExpertProducts {
  public:
   ExpertProducts(std::vector<const Weights*> weights, const Assignment& assignment)
       : weights_(std::move(weights)), assignment_(assignment), panels_(panels_of(weights_[0]->n)) {}
 
-  long items(const StepInput& step, int threads) const noexcept {
-    return assignment_.most_groups(step.num_tokens) * parts(step, threads);
-  }
+  long items(const StepInput&, int threads) const noexcept { return ROUNDS * threads; }  // the last ones may be empty
 
   // Calls store(row, column, left, right) as multiply_panels of gemm.h does.
   template <class T, class Store>
   void run(const StepInput& step, int threads, long item, Buffer<T>& x, Store&& store) const noexcept {
-    const long count = parts(step, threads), index = item / count, part = item % count;
-    if (index >= assignment_.num_groups) return;
-    const Assignment::Group& group = assignment_.groups[size_t(index)];
-    const Weights& weights = *weights_[size_t(group.expert)];
-    const long end = panels_ * (part + 1) / count;
-    multiply_panels(weights, x.row(group.first), x.stride(), group.rows, panels_ * part / count, end, end % panels_,
-                    [&](long row, long column, f32x16 left, f32x16 right) {
-                      store(group.first + row, column, left, right);
-                    });
+    const long rows = step.num_tokens * assignment_.top_k;
+    Place at = begin(rows, threads, item);
+    const Place end = begin(rows, threads, item + 1), later = begin(rows, threads, item + threads);
+    for (; at.group < end.group || (at.group == end.group && at.panel < end.panel); at = {at.group + 1, 0}) {
+      const Assignment::Group& group = assignment_.groups[size_t(at.group)];
+      const Weights& weights = *weights_[size_t(group.expert)];
+      const bool is_last = at.group == end.group;
+      const long last = is_last ? end.panel : panels_;
+      // What follows in this item, or what begins the item that this thread is likely to take next.
+      const Place then = is_last || (at.group + 1 == end.group && end.panel == 0) ? later : Place{at.group + 1, 0};
+      Next<Weights> next{&weights, last - 1};  // nothing that is not in the cache
+      if (READS_OTHERS<Weights> && then.group < assignment_.num_groups)
+        next = {weights_[size_t(assignment_.groups[size_t(then.group)].expert)], then.panel};
+      multiply_panels(weights, x.row(group.first), x.stride(), group.rows, at.panel, last, next,
+                      [&](long row, long column, f32x16 left, f32x16 right) {
+                        store(group.first + row, column, left, right);
+                      });
+    }
   }
 
  private:
-  // Into how many parts the panels of a group are cut. Several groups for each thread are shared evenly enough as wholes.
-  long parts(const StepInput& step, int threads) const noexcept {
-    const long groups = std::max(assignment_.most_groups(step.num_tokens), 1L);
-    return std::min((8 * threads + groups - 1) / groups, panels_);
+  // Each round of items, one for each thread, has half of what the rounds before have left; the last one has all.
+  static constexpr long ROUNDS = 6;
+  // A panel takes as long as its rows, and as so many more because it is read.
+  static constexpr long ROWS_OF_READING = IS_TILED<typename Weights::Input> ? 64 : 12;
+
+  struct Place {
+    long group, panel;
+  };
+
+  // Where an item begins. From the last item on, that is behind the last group.
+  Place begin(long rows, int threads, long item) const noexcept {
+    const long groups = assignment_.num_groups, round = item / threads;
+    if (round >= ROUNDS) return {groups, 0};
+    const auto cost_before = [&](long group) {  // of one panel of all groups before
+      return group * ROWS_OF_READING + (group < groups ? assignment_.groups[size_t(group)].first : rows);
+    };
+    const long parts = threads << ROUNDS, each = 1L << (ROUNDS - 1) >> std::min(round, ROUNDS - 2);
+    const long done = parts - (parts >> round) + each * (item % threads);
+    const long cost = cost_before(groups) * panels_ * done / parts;
+    long group = 0;
+    while (group + 1 < groups && cost_before(group + 1) * panels_ <= cost) group++;
+    const long of_group = cost_before(group + 1) - cost_before(group);
+    return {group, (cost - cost_before(group) * panels_) / of_group};
   }
 
   std::vector<const Weights*> weights_;  // [experts]

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #include "amx.h"
@@ -22,13 +23,16 @@ constexpr int TILE_ROWS = 6, TILE_COLUMNS = 4 * WIDTH;
 #else
 constexpr int TILE_ROWS = 6, TILE_COLUMNS = 2 * WIDTH;
 #endif
-constexpr long BLOCK_ROWS = 128;  // the most rows of an item, with 16 KiB of sums
+// The most rows of an item. With more rows, the tiles of AMX wait for the weights less.
+constexpr long BLOCK_ROWS = IS_TILED<bf16> ? 256 : 128;
 
 // The size of a block, in bytes. A panel is multiplied in blocks along k. While all rows are multiplied with one block,
 // the next one is prefetched, so the size of a block is how far ahead memory is read. A single tile reads a block once.
 // Several tiles read it again and again, so it has to stay in L2. Such a block should not be small, because each tile
-// loads and stores its sums once per block. The tiles of AMX, which do that fast, rather have it in L1.
-constexpr long BLOCK_BYTES = 16 << 10, SHARED_BLOCK_BYTES = 64 << 10;
+// loads and stores its sums once per block. Storing those of AMX's tiles takes as long as many products, so they have
+// whole panels, but for very long ones. A single one of these reads memory AHEAD_BYTES ahead.
+constexpr long BLOCK_BYTES = 16 << 10, SHARED_BLOCK_BYTES = 64 << 10, TILED_BLOCK_BYTES = 256 << 10;
+constexpr long AHEAD_BYTES = 16 << 10;
 
 // The weights W [n, k] of a linear layer, which the decoder owns. `panels` is
 // T[ceil(n / 32)][ceil(k / PACK)][32][PACK], zero beyond n and k, and aligned to 64 bytes. `bias` is [n] or null.
@@ -147,16 +151,16 @@ auto tile_for(int rows, std::integer_sequence<int, ROW...>) {
 }
 
 // sums [rows, PANEL] = start + x [rows, k] times a block of a panel, in tiles of nearly the same height. The rows of
-// `start` are `start_stride` elements apart; 0: all sums start with the same row. Together, the tiles prefetch the
-// `ahead_bytes` at `ahead`. With AMX, a `Tiles` must live on this thread.
+// `start` are `start_stride` elements apart; 0: all sums start with the same row. Together, the tiles prefetch
+// `ahead_bytes` of `ahead`. With AMX, a `Tiles` must live on this thread.
 template <class T, class Reader>
 void multiply_block(const T* x, long x_stride, long rows, long k, const Reader& reader, const float* start,
-                    long start_stride, float* sums, const void* ahead, long ahead_bytes) {
+                    long start_stride, float* sums, ReadAhead& ahead, long ahead_bytes) {
   const long steps = k / PACK<T>;
-  const char* line = static_cast<const char*>(ahead);
   if constexpr (IS_TILED<T>) {
-    multiply_in_tiles(x, x_stride, rows, steps, reader, start, start_stride, sums, line, ahead_bytes);
+    multiply_in_tiles(x, x_stride, rows, steps, reader, start, start_stride, sums, ahead, ahead_bytes);
   } else {
+    const char* line = ahead.at;
     const long tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
     const long ahead_step = (ahead_bytes + steps * tiles - 1) / std::max(steps * tiles, 1L);
     for (long t = 0, row = 0; t < tiles; t++) {
@@ -184,28 +188,50 @@ struct PanelBias {
   }
 };
 
-// sums [rows, PANEL] = x [rows, k] times a panel, plus bias; 1 <= rows <= BLOCK_ROWS. `next` is the panel that this
-// thread will read next, whose beginning is prefetched.
+// The panel that a thread is likely to multiply next: of these weights, or of others that have the same sizes.
+template <class Weights>
+struct Next {
+  const Weights* weights;
+  long panel;
+  operator long() const { return panel; }
+};
+// Whether multiply_panel reads ahead in other weights, too. Else it takes only the number of a panel of its own.
+template <class Weights>
+constexpr bool READS_OTHERS = false;
 template <class T>
-void multiply_panel(const Linear<T>& w, const T* x, long x_stride, long rows, long panel, float* sums, long next) {
+constexpr bool READS_OTHERS<Linear<T>> = true;
+
+// How many lines a thread reads ahead for each row whose sums it stores, while it multiplies nothing.
+inline long lines_of_row(long panel_bytes, long rows) { return std::min(8L, panel_bytes / 64 / 2 / rows); }
+
+// sums [rows, PANEL] = x [rows, k] times a panel, plus bias; 1 <= rows <= BLOCK_ROWS. `next` is what this thread will
+// read afterwards. Returns what is left to read ahead with AMX: lines_of_row for each row.
+template <class T>
+ReadAhead multiply_panel(const Linear<T>& w, const T* x, long x_stride, long rows, long panel, float* sums,
+                         Next<Linear<T>> next) {
   const T* weights = w.panels + panel * panel_size<T>(w.k);
+  const T* then = next.weights->panels + next.panel * panel_size<T>(w.k);
   const long panel_bytes = panel_size<T>(w.k) * long(sizeof(T));
-  const long block_bytes = IS_TILED<T> || rows <= TILE_ROWS ? BLOCK_BYTES : SHARED_BLOCK_BYTES;
+  const long block_bytes = IS_TILED<T> ? TILED_BLOCK_BYTES : rows <= TILE_ROWS ? BLOCK_BYTES : SHARED_BLOCK_BYTES;
   const long steps = steps_of<T>(w.k), blocks = (panel_bytes + block_bytes - 1) / block_bytes;
+  const long rest_bytes = IS_TILED<T> ? lines_of_row(panel_bytes, rows) * rows * 64 : 0;
   const PanelBias bias(w.bias, w.n, panel);
   const float* start = bias.values;
   long start_stride = 0;
   // Where a block begins must not change which elements are multiplied at once.
   constexpr long AT_ONCE = IS_TILED<T> ? TILE_STEPS : 1;
   const auto begin = [&](long b) { return steps * b / blocks / AT_ONCE * AT_ONCE * PACK<T>; };
+  const long far = rows > MOST_TILE_ROWS ? panel_bytes / blocks : AHEAD_BYTES;  // while rows share a block, the next one
+  ReadAhead ahead = ReadAhead::of(weights, panel_bytes, far, then);
   for (long b = 0; b < blocks; b++) {
     const long from = begin(b), to = b + 1 < blocks ? begin(b + 1) : w.k;
-    const T* ahead = b + 1 < blocks ? weights + to * PANEL : w.panels + next * panel_size<T>(w.k);
+    if (!IS_TILED<T>) ahead = ReadAhead::from(b + 1 < blocks ? weights + to * PANEL : then);
     multiply_block(x + from, x_stride, rows, to - from, PanelReader<T>{weights + from * PANEL}, start, start_stride,
-                   sums, ahead, panel_bytes / blocks);
+                   sums, ahead, (panel_bytes - rest_bytes) / blocks);
     start = sums;
     start_stride = PANEL;
   }
+  return ahead;
 }
 
 // How a layer is cut into items: its rows into blocks, and its panels into groups. An item is the product of one
@@ -253,15 +279,24 @@ long linear_items(const Weights& w, long rows, int threads) {
 
 // Multiplies rows of x with the panels from `first` to before `end`, and calls store(row, column, left, right) for each
 // row and panel: `left` has the columns column .. column + 15, and `right` the next 16. There are at most BLOCK_ROWS rows,
-// `x_stride` elements apart. `next` is the panel that this thread is likely to read afterwards.
+// `x_stride` elements apart. `next` is what this thread is likely to multiply afterwards.
 template <class Weights, class T, class Store>
-void multiply_panels(const Weights& w, const T* x, long x_stride, long rows, long first, long end, long next,
+void multiply_panels(const Weights& w, const T* x, long x_stride, long rows, long first, long end, Next<Weights> next,
                      Store&& store) {
   alignas(64) float sums[BLOCK_ROWS * PANEL];
   const Tiles<T> tiles;
   for (long panel = first; panel < end; panel++) {
-    multiply_panel(w, x, x_stride, rows, panel, sums, panel + 1 < end ? panel + 1 : next);
+    const Next<Weights> then = panel + 1 < end ? Next<Weights>{&w, panel + 1} : next;
+    ReadAhead ahead;
+    long lines = 0;
+    if constexpr (IS_TILED<T> && std::is_same_v<Weights, Linear<T>>) {
+      ahead = multiply_panel(w, x, x_stride, rows, panel, sums, then);
+      lines = lines_of_row(panel_size<T>(w.k) * long(sizeof(T)), rows);
+    } else {
+      multiply_panel(w, x, x_stride, rows, panel, sums, then);
+    }
     for (long row = 0; row < rows; row++) {
+      ahead.prefetch(lines);
       const float* from = sums + row * PANEL;
       store(row, panel * PANEL, load(from), load(from + LANES));
     }
@@ -277,9 +312,11 @@ void panel_item(const Weights& w, const T* x, long x_stride, long rows, int thre
   const long block = item / c.groups, group = item % c.groups;
   const long row = rows * block / c.blocks, end_row = rows * (block + 1) / c.blocks;
   const long first = panels * group / c.groups, end = panels * (group + 1) / c.groups;
-  // The panel with which this thread's next item is likely to begin.
-  const long likely_next = panels * ((group + threads) % c.groups) / c.groups;
-  multiply_panels(w, x + row * x_stride, x_stride, end_row - row, first, end, likely_next,
+  // The panel with which this thread's next item is likely to begin. Behind the last one is nothing that is not in the
+  // cache.
+  const bool is_last = item + threads >= long(c.blocks) * c.groups;
+  const long likely_next = is_last ? end - 1 : panels * ((group + threads) % c.groups) / c.groups;
+  multiply_panels(w, x + row * x_stride, x_stride, end_row - row, first, end, Next<Weights>{&w, likely_next},
                   [&](long r, long column, f32x16 left, f32x16 right) { store(row + r, column, left, right); });
 }
 

@@ -71,7 +71,7 @@ class ProjectHeads : public Operation {
   void run(const StepInput& step, int threads, long item) noexcept override {
     const long head = item % heads_, first = item / heads_ * BLOCK_ROWS, panels = panels_of(dim_);
     const long rows = std::min(BLOCK_ROWS, step.num_tokens - first);
-    const long next = (head + threads) % heads_ * panels;  // of the item that this thread is likely to take next
+    const Next<Weights> next{&weights_, (head + threads) % heads_ * panels};  // of the item this thread will likely take
     multiply_panels(weights_, x_.row(first) + head * x_each_, x_.stride(), rows, head * panels, (head + 1) * panels, next,
                     [&](long row, long column, f32x16 left, f32x16 right) {
                       const long own = column - head * panels * PANEL;

@@ -296,6 +296,7 @@ class Logits : public Operation {
                   values *= scale_;
                   if (softcap_ > 0) values = tanh(values / softcap_) * softcap_;
                   float* out = step.logits + row * vocab + column;
+                  __builtin_prefetch(out + PANEL, 1);  // rows are far apart, so writing each of them waits for memory
                   if (column + LANES <= vocab)
                     store(out, values);
                   else

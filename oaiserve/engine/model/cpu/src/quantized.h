@@ -28,6 +28,9 @@ struct Int8Linear {
   const float* bias;
 };
 
+template <class T>
+constexpr bool READS_OTHERS<Int8Linear<T>> = true;
+
 inline long groups_of(long k) { return (k + GROUP - 1) / GROUP; }
 template <class T>
 long int8_group_begin(long k, long group) {  // the first step of a group
@@ -139,13 +142,14 @@ inline void expand(const int8_t* weights, long steps, bf16* out) {
 
 // Multiplies as multiply_panel of gemm.h does. The sums over groups are added in the order of k.
 template <class T>
-void multiply_panel(const Int8Linear<T>& w, const T* x, long x_stride, long rows, long panel, float* sums, long next) {
+void multiply_panel(const Int8Linear<T>& w, const T* x, long x_stride, long rows, long panel, float* sums,
+                    Next<Int8Linear<T>> next) {
   constexpr long SCALES = PANEL * sizeof(bf16);
   alignas(64) T expanded[(GROUP + PACK<T>) * PANEL];
   const long panel_bytes = int8_panel_size<T>(w.k), groups = groups_of(w.k);
   const int8_t* at = w.panels + panel * panel_bytes;
   const int8_t* const end = at + panel_bytes;
-  const int8_t* const then = w.panels + next * panel_bytes;
+  const int8_t* const then = next.weights->panels + next.panel * panel_bytes;
   const PanelBias bias(w.bias, w.n, panel);
   const float* start = bias.values;
   long start_stride = 0;
@@ -155,7 +159,8 @@ void multiply_panel(const Int8Linear<T>& w, const T* x, long x_stride, long rows
     const bf16* scales = reinterpret_cast<const bf16*>(at);
     const int8_t* ahead = at + INT8_AHEAD < end ? at + INT8_AHEAD : then + (at + INT8_AHEAD - end);
     const auto add = [&](const auto& reader) {
-      multiply_block(x + from, x_stride, rows, to - from, reader, start, start_stride, sums, ahead,
+      ReadAhead lines = ReadAhead::from(ahead);
+      multiply_block(x + from, x_stride, rows, to - from, reader, start, start_stride, sums, lines,
                      panel_bytes / groups);
     };
     if (rows <= FUSED_ROWS) {
