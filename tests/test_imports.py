@@ -215,12 +215,12 @@ MODEL_ROWS = {
     "draft": "adapters batch cpu.build cpu.cores cpu.description cpu.native runner spec",
     # what starts a model that has been checked, without transformers
     "checkpoints.int4_weights": "checkpoints.tensor_files cpu.blocks cpu.encode cpu.library cpu.quantized_file",
-    "kept": "adapted_modules adapters attention.foreign checkpoints.gguf_config checkpoints.gguf_weights "
-    "checkpoints.int4_weights checkpoints.mxfp4_weights checkpoints.packed_weights checkpoints.weights "
-    "checkpoints.wrapper cpu.blocks cpu.build cpu.check cpu.checked cpu.cores cpu.describe cpu.description "
-    "cpu.kv_layout cpu.library cpu.native cpu.part cpu.reserved cpu.start device load memory model_config prepare "
-    "profiler runner spec started states",
-    "restart": "cpu.checked cpu.cores cpu.reserved draft memory profiler runner started states",
+    "kept": "adapted_modules adapter_weights adapters attention.foreign checkpoints.gguf_config "
+    "checkpoints.gguf_weights checkpoints.int4_weights checkpoints.mxfp4_weights checkpoints.packed_weights "
+    "checkpoints.weights checkpoints.wrapper cpu.blocks cpu.build cpu.check cpu.checked cpu.cores cpu.describe "
+    "cpu.description cpu.kv_layout cpu.library cpu.native cpu.part cpu.reserved cpu.start device load memory "
+    "model_config prepare profiler runner spec started states",
+    "restart": "adapter_weights cpu.checked cpu.cores cpu.reserved draft memory profiler runner started states",
     # what assembles all of these, by device, and the worker process, which is a program
     "start_on_cpu": "adapted_modules attention.select cpu.cores cpu.start draft eager executor memory profiler runner "
     "spec started states",
@@ -231,7 +231,8 @@ MODEL_ROWS = {
     "gpu.device_memory gpu.fast_paths gpu.graph_capture gpu.prompt_graphs gpu.sizes gpu.warm_up memory "
     "parallel.capture parallel.executor parallel.group parallel.messages parallel.part parallel.room parallel.workers "
     "profiler runner spec started",
-    "start": "cpu.start draft parallel.workers spec start_on_cpu start_on_gpu start_split started",
+    "start": "adapted_modules adapter_weights cpu.start draft parallel.workers spec start_on_cpu start_on_gpu "
+    "start_split started",
     "worker": "cpu.cores load parallel.group parallel.messages split start_split",
 }
 MODEL_FILES = {name: {f"{MODEL}.{imported}" for imported in row.split()} for name, row in MODEL_ROWS.items()}

@@ -24,6 +24,7 @@ from oaiserve.engine.drafting.draft_model import DraftModel
 from oaiserve.engine.drafting.load_draft import load_draft
 from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.loop import Runner
+from oaiserve.engine.model.cpu.cores import usable_cpus
 from oaiserve.engine.model.cpu.reserved import ReservedMemory, reserve
 from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.profiling import Profiler
@@ -76,6 +77,13 @@ def load_parts(
     model: str | Path, options: EngineOptions, times: StartTimes, meanwhile: Callable[[], object]
 ) -> EngineParts:
     """Load a model and return the parts of its engine. `Engine.from_pretrained` says what the arguments are."""
+    if options.device != "cuda" and (options.cpu_threads or 0) > usable_cpus():
+        log.warning(
+            "--cpu-threads is %d, but this process may run on %d CPUs only. Threads that share one wait for each "
+            "other, so steps take longer",
+            options.cpu_threads,
+            usable_cpus(),
+        )
     if model != "demo":
         return _load(model, options, times, meanwhile)
     folder = demo.fetched()

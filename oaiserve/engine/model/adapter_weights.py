@@ -5,14 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from mmap import ACCESS_COPY, mmap
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from oaiserve.adapter_files import AdapterFiles, BadAdapter, StoredTensor
+from oaiserve.adapter_files import AdapterFiles, BadAdapter, StoredTensor, read_adapter
 from oaiserve.engine.model.adapters import Adapter, AdapterPart
+from oaiserve.errors import StartupError
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+def refuse_unless_they_fit(adapters: Mapping[str, Path], adaptable: Mapping[str, tuple[int, int]]) -> None:
+    """Raise StartupError if one of these folders, by its adapter's name, has one for another model.
+
+    No weights are read, so this is for the beginning of a start, which may then take minutes.
+    """
+    for name, path in adapters.items():
+        try:
+            _refuse_unless_it_fits(read_adapter(path), adaptable)
+        except BadAdapter as error:
+            raise StartupError(f"--lora {name}={path} cannot be used: {error}.") from error
 
 
 def load_adapter(
@@ -22,18 +36,7 @@ def load_adapter(
 
     Raises BadAdapter if it is for another model, or if it has numbers that are not finite.
     """
-    for module, part in files.parts.items():
-        if module not in adaptable:
-            raise BadAdapter(
-                f"'{files.weights}': it adapts '{module[:200]}', which is no linear layer in the model's decoder"
-            )
-        rows, columns = adaptable[module]
-        for tensor, shape in ((part.a, (part.rank, columns)), (part.b, (rows, part.rank))):
-            if tensor.shape != shape:
-                raise BadAdapter(
-                    f"'{files.weights}': its tensor '{tensor.name[:200]}' has the shape {list(tensor.shape)}, and the "
-                    f"model's '{module}' needs {list(shape)}"
-                )
+    _refuse_unless_it_fits(files, adaptable)
     try:
         with files.weights.open("rb") as file:
             # The map is private, because torch warns of memory that it must not write to.
@@ -57,3 +60,19 @@ def load_adapter(
         name,
         {module: AdapterPart(read(part.a), read(part.b), part.scale) for module, part in files.parts.items()},
     )
+
+
+def _refuse_unless_it_fits(files: AdapterFiles, adaptable: Mapping[str, tuple[int, int]]) -> None:
+    """Raise BadAdapter unless each tensor has the shape that its layer of the model needs."""
+    for module, part in files.parts.items():
+        if module not in adaptable:
+            raise BadAdapter(
+                f"'{files.weights}': it adapts '{module[:200]}', which is no linear layer in the model's decoder"
+            )
+        rows, columns = adaptable[module]
+        for tensor, shape in ((part.a, (part.rank, columns)), (part.b, (rows, part.rank))):
+            if tensor.shape != shape:
+                raise BadAdapter(
+                    f"'{files.weights}': its tensor '{tensor.name[:200]}' has the shape {list(tensor.shape)}, and the "
+                    f"model's '{module}' needs {list(shape)}"
+                )

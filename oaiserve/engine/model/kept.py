@@ -27,6 +27,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.adapted_modules import adaptable
+from oaiserve.engine.model.adapter_weights import refuse_unless_they_fit
 from oaiserve.engine.model.adapters import Adapter, probe_adapter
 from oaiserve.engine.model.attention.foreign import share_caches
 from oaiserve.engine.model.checkpoints.gguf_config import read_config
@@ -267,6 +268,7 @@ def _load(
 
     model = _empty_model(config, dtype, weights)
     refuse_unless_whole(weights, _named_parameters(model))
+    refuse_unless_they_fit(options.adapters, adaptable(model))
     share_caches(model)
     kinds = _kinds(config)
     shown_by = {kind: kinds.index(kind) for kind in kinds}  # the layer of each kind that is compared

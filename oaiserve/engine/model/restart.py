@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.model.adapter_weights import refuse_unless_they_fit
 from oaiserve.engine.model.cpu.checked import CheckedModel, start_checked
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.cpu.reserved import ReservedMemory
@@ -29,6 +30,7 @@ def restart_runner(
     not compute what it did.
     """
     spec, device = checked.spec, torch.device("cpu")
+    refuse_unless_they_fit(options.adapters, checked.decoder.adaptable())
     num_blocks, most_states = cpu_sizes(spec, options, None if draft is None else draft.spec)
     num_threads = options.cpu_threads or default_threads()
     native = start_checked(checked, options, num_blocks=num_blocks, num_threads=num_threads, reserved=reserved)

@@ -17,6 +17,12 @@ from transformers import PreTrainedConfig
 
 from oaiserve.errors import StartupError
 
+# Families that transformers splits in a way in which no member can compute its part.
+_NOT_SPLIT = {
+    "doge": "transformers' plan for models of type 'doge' gives a part the keys of its own heads, and the masks of all",
+    "gpt_oss": "transformers can only share out whole experts of models of type 'gpt_oss', not split each of them",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Member:
@@ -54,6 +60,11 @@ def refuse_unless_divisible(config: PreTrainedConfig, size: int, name: str, *, i
     """Raise StartupError for a model that transformers cannot split into `size` equal parts."""
     if is_gguf:
         raise StartupError(f"--tensor-parallel {size} is not for GGUF files; '{name}' is one.")
+    if (reason := _NOT_SPLIT.get(config.model_type)) is not None:
+        raise StartupError(
+            f"'{name}' cannot be served with --tensor-parallel {size}: {reason}. Leave --tensor-parallel out, to serve "
+            "it on one device."
+        )
     if not config.base_model_tp_plan:
         raise StartupError(
             f"'{name}' cannot be served with --tensor-parallel {size}: transformers does not know how to split a model "

@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.model.adapted_modules import adaptable
+from oaiserve.engine.model.adapter_weights import refuse_unless_they_fit
 from oaiserve.engine.model.cpu.start import WhenChecked
 from oaiserve.engine.model.draft import DraftWeights
 from oaiserve.engine.model.spec import LoadedModel
@@ -74,3 +76,5 @@ def _refuse_unless_possible(loaded: LoadedModel, options: EngineOptions, *, is_s
         raise StartupError(f"{flag} is not for '{loaded.name}', which has layers that keep a state.")
     if options.tensor_parallel > 1 and not is_split:
         raise StartupError(f"--tensor-parallel is {options.tensor_parallel}, but the model is loaded as a whole.")
+    if options.adapters:
+        refuse_unless_they_fit(options.adapters, adaptable(loaded.model))

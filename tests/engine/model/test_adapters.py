@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from oaiserve.engine.model import adapted_modules
+from oaiserve.config import EngineOptions
+from oaiserve.engine.model import adapted_modules, start
 from oaiserve.engine.model.adapted_modules import adaptable, plain
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch, build_batch
@@ -17,10 +19,12 @@ from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
+from oaiserve.errors import StartupError
 from tests.engine.model.adapters_for_tests import merged, random_adapter
 from tests.engine.model.cpu.small_models import FAMILIES as NATIVE_FAMILIES
 from tests.engine.model.cpu.small_models import config
 from tests.engine.model.runners import eager_runner
+from tools.random_adapters import write_adapter
 from tools.random_models import FAMILIES, generate, random_model
 
 CPU = torch.device("cpu")
@@ -111,6 +115,18 @@ def test_triton_adds_what_plain_torch_adds(dtype: torch.dtype) -> None:
         assert torch.equal(found[1], products[1])  # the row without an adapter
         if name == "narrow":
             assert torch.equal(found[22:25], products[22:25])  # those whose adapter has nothing for this layer
+
+
+def test_an_adapter_for_another_model_stops_the_start_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start, "start_on_cpu", None)
+    write_adapter(tmp_path, {"model.layers.0.self_attn.q_proj": (7, 8)})
+    message = (
+        f"--lora sql={tmp_path} cannot be used: '{tmp_path}/adapter_model.safetensors': its tensor .* has the shape"
+    )
+    with pytest.raises(StartupError, match=message):
+        start.start_runner(prepare(random_model(FAMILIES["llama"])), EngineOptions(lora=(f"sql={tmp_path}",)))
 
 
 def test_an_adapter_that_is_dropped_is_gone() -> None:

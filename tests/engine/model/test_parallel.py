@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.distributed as dist
-from transformers import PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
@@ -414,6 +414,8 @@ def test_a_worker_that_does_not_start_is_noticed(saved: Callable[[str], Path], m
     ("config", "size", "message"),
     [
         (config_of("gpt2"), 2, "transformers does not know how to split a model of type 'gpt2'."),
+        (AutoConfig.for_model("doge"), 2, "keys of its own heads, and the masks of all. Leave --tensor-parallel out"),
+        (AutoConfig.for_model("gpt_oss"), 2, "can only share out whole experts of models of type 'gpt_oss'"),
         (config_of("llama"), 3, "'m' has 4 attention heads, which are to be split evenly. .* model: 1, 2."),
         (config_of("llama"), 4, "--tensor-parallel is 4, but 'm' has 2 key-value heads"),
         (config_of("llama", vocab_size=97), 2, "'m' has 97 tokens in its vocabulary, .* model: 1."),

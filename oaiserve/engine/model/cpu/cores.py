@@ -1,7 +1,8 @@
-"""The number of threads that compute on a CPU, if the user does not set it."""
+"""The number of threads that compute on a CPU if the user does not set it, and the most that make sense."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Collection
 from pathlib import Path
@@ -16,12 +17,21 @@ def default_threads(cpus: Collection[int] | None = None, root: Path = Path("/"))
     hardware threads of one core (SMT) share its arithmetic units, so they count as one core. `cpus` are the CPUs on
     which the process may run; by default, the system is asked. `root` is the folder that has sys/.
     """
-    if cpus is None:
-        cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    cores = len({_siblings(cpu, root) for cpu in cpus})
+    cores = len({_siblings(cpu, root) for cpu in (_allowed() if cpus is None else cpus)})
     if (quota := _quota(root)) is not None:
         cores = min(cores, max(1, int(quota)))
     return cores if cores < _FEW_CORES else cores - 1
+
+
+def usable_cpus(cpus: Collection[int] | None = None, root: Path = Path("/")) -> int:
+    """Return on how many CPUs this process may run at once: all hardware threads of its cores, within its quota."""
+    number = len(_allowed() if cpus is None else cpus)
+    quota = _quota(root)
+    return number if quota is None else min(number, max(1, math.ceil(quota)))
+
+
+def _allowed() -> Collection[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
 
 
 def _siblings(cpu: int, root: Path) -> str:

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from oaiserve.engine.model.cpu.cores import default_threads
+from oaiserve.config import EngineOptions
+from oaiserve.engine import pretrained
+from oaiserve.engine.model.cpu.cores import default_threads, usable_cpus
+from oaiserve.start_times import StartTimes
 
 
 def machine(root: Path, *, siblings: dict[int, str], quota: str | None = None) -> Path:
@@ -57,3 +60,21 @@ def test_without_information_each_cpu_counts_as_a_core(tmp_path: Path) -> None:
 
 def test_the_default_is_at_least_one_thread() -> None:
     assert default_threads() >= 1
+
+
+@pytest.mark.parametrize(("quota", "usable"), [(None, 4), ("max 100000", 4), ("250000 100000", 3), ("5000 100000", 1)])
+def test_all_hardware_threads_within_the_quota_can_be_used(tmp_path: Path, quota: str | None, usable: int) -> None:
+    root = machine(tmp_path, siblings={}, quota=quota)
+    assert usable_cpus({0, 1, 2, 3}, root) == usable
+
+
+@pytest.mark.parametrize(("threads", "device", "is_said"), [(3, "cpu", True), (2, "cpu", False), (3, "cuda", False)])
+def test_more_threads_than_cpus_are_remarked_on_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, threads: int, device: str, is_said: bool
+) -> None:
+    monkeypatch.setattr(pretrained, "usable_cpus", lambda: 2)
+    monkeypatch.setattr(pretrained, "_load", lambda *_: None)
+    options = EngineOptions(cpu_threads=threads, device=device)  # type: ignore[arg-type]
+    pretrained.load_parts("model", options, StartTimes(), lambda: None)
+    said = "--cpu-threads is 3, but this process may run on 2 CPUs only."
+    assert [message[: len(said)] for message in caplog.messages] == [said] * is_said
