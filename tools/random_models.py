@@ -194,6 +194,14 @@ def state_config(name: str) -> PreTrainedConfig:
     return AutoConfig.for_model(**STATE_FAMILIES[name])
 
 
+def with_layers(family: str, number: int) -> PreTrainedConfig:
+    """Return the configuration of one of FAMILIES, with its first layers alone."""
+    values = FAMILIES[family].to_dict()
+    if values.get("layer_types"):
+        values["layer_types"] = values["layer_types"][:number]
+    return type(FAMILIES[family])(**values | {"num_hidden_layers": number})
+
+
 def random_model(
     config: PreTrainedConfig,
     *,

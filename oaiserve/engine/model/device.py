@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import PreTrainedModel
 
 from oaiserve.errors import StartupError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # oneDNN compiles code for each shape of a bfloat16 product, nearly a MiB with all that belongs to it, and keeps it for
 # the 1,024 shapes used last; torch keeps as many in a list of its own. A step of another size has about five.

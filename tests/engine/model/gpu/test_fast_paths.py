@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,7 +42,7 @@ from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from tests.engine.model.gpu.test_graphs import Plain, padding_backend
-from tools.random_models import FAMILIES, byte_tokenizer, random_model
+from tools.random_models import FAMILIES, byte_tokenizer, random_model, with_layers
 
 NUM_BLOCKS, BLOCK_SIZE = 64, 4
 NO_COMPILER = "Failed to find C compiler. Please specify via CC environment variable."
@@ -73,8 +74,9 @@ def test_attention_that_computes_the_same_has_no_problem(family: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered in subtract")  # of rows that are not finite
-def test_triton_attention_and_sampling_have_no_problem(loaded: LoadedModel) -> None:
+def test_triton_attention_and_sampling_have_no_problem() -> None:
     pytest.importorskip("triton", reason="Triton has no wheels for this system")
+    loaded = prepare(random_model(with_layers("llama", 1)))
     from oaiserve.engine.model.attention.triton import TritonAttention
     from oaiserve.engine.model.sampling import triton_sampling
 
@@ -320,7 +322,7 @@ def test_adapters_whose_kernels_fail_are_added_in_plain_torch(
     device: Device, loaded: LoadedModel, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(start_on_gpu, "by_kernels", broken)
-    with caplog.at_level(logging.WARNING), started(loaded, lora=("a=b",)) as engine:
+    with caplog.at_level(logging.WARNING), started(loaded, lora_dir=Path("unread")) as engine:
         assert engine.features == ON | {"fused_projections": False, "fused_layers": False}
     assert [message.partition(":")[0] for message in caplog.messages] == ["Adapters by Triton's kernels"]
 

@@ -40,7 +40,7 @@ from oaiserve.engine.step import Chunk, ChunkResult, Step
 from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.engine.doubles import Inbox
 from tests.engine.model.runners import eager_runner
-from tools.random_models import FAMILIES, byte_tokenizer, random_model
+from tools.random_models import FAMILIES, byte_tokenizer, random_model, with_layers
 
 BLOCK_SIZE = 4
 MAX_LEN = 48
@@ -468,8 +468,9 @@ def test_a_row_with_nan_in_its_logits_has_an_error(loaded: LoadedModel) -> None:
 # -- with Triton's kernels --------------------------------------------------------------------------------------------
 
 
-def test_triton_kernels_ignore_padded_rows(loaded: LoadedModel) -> None:
+def test_triton_kernels_ignore_padded_rows() -> None:
     pytest.importorskip("triton", reason="Triton has no wheels for this system")
+    loaded = prepare(random_model(with_layers("llama", 1)))
     from oaiserve.engine.model.attention import triton
     from oaiserve.engine.model.sampling import triton_sampling
 

@@ -24,7 +24,7 @@ from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
 from tests.engine.model.gpu.test_graphs import Plain
-from tools.random_models import FAMILIES, random_model
+from tools.random_models import random_model, with_layers
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 
@@ -44,7 +44,7 @@ def run_again(run: Run) -> Run:
 
 @pytest.fixture(scope="module")
 def loaded() -> LoadedModel:
-    return prepare(random_model(FAMILIES["llama"]))
+    return prepare(random_model(with_layers("llama", 1)))  # each takes a while in Triton's interpreter
 
 
 @pytest.fixture(scope="module")
