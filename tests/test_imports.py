@@ -96,7 +96,8 @@ MODEL_ROWS = {
     "started": "profiler runner",
     # weights in blocks, or packed so that they can be
     "cpu": "",
-    "cpu.blocks": "",
+    "cpu.expand_blocks": "",
+    "cpu.blocks": "cpu.expand_blocks",
     "cpu.description": "cpu.blocks spec",
     "checkpoints.wrapped_names": "",
     "cpu.stored": "checkpoints.wrapped_names cpu.blocks cpu.description spec",

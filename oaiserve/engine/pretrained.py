@@ -6,6 +6,7 @@ wherever the check is remembered.
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -128,6 +129,8 @@ def _load(model: str | Path, options: EngineOptions, times: StartTimes, meanwhil
         from oaiserve.engine.model.cpu.start import with_native_cache
         from oaiserve.engine.model.load import load_model
         from oaiserve.engine.model.pooling.load import find_model_task, load_pooler
+    if not gc.isenabled():  # in a server that starts, which collects once, when the model is loaded
+        gc.freeze()  # so that it looks only at what the load leaves, not at a million objects that stay
 
     offline = not source.is_local and not hub.is_reachable()
     task = find_model_task(model, options, offline=offline)

@@ -351,6 +351,8 @@ def _ask_transformers(
         model.generation_config = generation_config
 
     tensors = {}
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # several would wait for each other, beside the thread that makes the tokenizer
     for name, _ in _named_parameters(model):
         name_in_file = part.name_in_whole(name)
         whole: Tensor | Blocks | ExpertBlocks | None = blocks_of(name_in_file)
@@ -363,6 +365,7 @@ def _ask_transformers(
             whole = part.of_layers(whole, config.num_hidden_layers, dim=0)
         tensors[name] = whole.expand(dtype) if isinstance(whole, Blocks) else whole
     _fill(model, {name: tensor.to(dtype) for name, tensor in tensors.items()})
+    torch.set_num_threads(num_threads)
 
     loaded = with_native_cache(replace(prepare(model), max_model_len=max_model_len), options)
     refuse_unless_it_fits(loaded.kv_shapes.values(), options.block_size)

@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from oaiserve.engine.model.cpu.expand_blocks import EXPANDERS
+
 
 class Format(NamedTuple):
     """The sizes of a block."""
@@ -41,7 +43,7 @@ FORMATS = {
 }
 MXFP4 = 39
 _Q4_0, _Q8_0, _Q4_Z, _Q8_Z = 2, 8, 1004, 1008
-_EXPANDED_AT_ONCE = 2**17  # numbers, in float32, for which L2 has room
+_EXPANDED_AT_ONCE = 2**18  # numbers, in float32, for which L2 has room
 _CONVERTED_AT_ONCE = 2**15  # torch has two threads convert more, which then wait for each other
 # A scale that 16 bits cannot hold as well as this makes `of_integers` refuse.
 _SCALE_ERROR = 2.0**-10
@@ -143,6 +145,9 @@ def expand(data: NDArray[np.uint8], kind: int) -> Tensor:
     """Return the weights of rows of any format in float32. Raises NotImplementedError for one that is not known."""
     if kind in (_Q4_Z, _Q8_Z):
         return _expand_with_zeros(data, kind)
+    if kind in EXPANDERS:
+        num_bytes, expander = EXPANDERS[kind]
+        return expander(torch.from_numpy(np.ascontiguousarray(data)).view(-1, num_bytes)).view(len(data), -1)
     import gguf  # only a few starts need it
 
     expanded = gguf.dequantize(data, gguf.GGMLQuantizationType(kind))

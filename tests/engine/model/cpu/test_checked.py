@@ -7,6 +7,7 @@ import logging
 import threading
 from dataclasses import fields, is_dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -127,6 +128,17 @@ def test_a_cache_in_eight_bits_is_remembered_apart(
     assert all(f": {num_blocks} KV blocks of 16 tokens (0.00 GiB in int8)" in line for line in lines)
     with pytest.raises(NotRemembered):
         recall_model(subject_of(folder, options := EngineOptions(**OPTIONS)), options)
+
+
+def test_a_first_start_of_a_server_has_its_garbage_looked_for_only_in_what_the_load_leaves(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    collector = SimpleNamespace(isenabled=lambda: False, freeze=lambda: calls.append("freeze"))
+    monkeypatch.setattr("oaiserve.engine.pretrained.gc", collector)
+    for _ in range(2):  # the second start imports nothing that would be worth it
+        answer(folder)
+    assert calls == ["freeze"]
 
 
 def test_a_start_counts_its_parts_and_leaves_time_to_import_more(folder: Path) -> None:
