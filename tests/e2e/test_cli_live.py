@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,6 +113,7 @@ def test_a_second_signal_cuts_off_running_requests_and_shuts_down_in_order(small
         server.process.terminate()
         while "Requests running: 1" not in server.log_file.read_text():
             assert server.process.poll() is None
+            time.sleep(0.01)  # the log gives no notice
         server.process.send_signal(signal.SIGINT)
         *_, error, done = [line.removeprefix("data: ") for line in lines if line]
         exit_code = server.process.wait(STOP_SECONDS)

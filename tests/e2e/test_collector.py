@@ -30,7 +30,7 @@ WAIT_SECONDS = 120
 ENVIRONMENT = {
     "OTEL_METRIC_EXPORT_INTERVAL": "200",
     "OTEL_BSP_SCHEDULE_DELAY": "100",
-    "OTEL_EXPORTER_OTLP_TIMEOUT": "1",  # seconds after which the exporter drops a batch
+    "OTEL_EXPORTER_OTLP_TIMEOUT": "2",  # seconds after which the exporter drops a batch
     "NO_PROXY": "127.0.0.1",
     "OMP_NUM_THREADS": "1",
 }
