@@ -117,6 +117,18 @@ template <Layout L>
   }
 }
 
+// Calls body(step) for so many steps. If there are high bits, how these are shifted depends on the step, which therefore
+// should be known to the compiler. Without them, this costs registers, and with AVX2 a sixth of the speed.
+template <Layout L, int STEPS_OF_RUN, class Body>
+[[gnu::always_inline]] inline void for_steps(Body&& body) {
+  if constexpr (L.high_bits > 0) {
+#pragma GCC unroll 8
+    for (int step = 0; step < STEPS_OF_RUN; step++) body(step);
+  } else {
+    for (int step = 0; step < STEPS_OF_RUN; step++) body(step);
+  }
+}
+
 inline Vector load_halves(const uint8_t* p) {
 #if defined(__AVX512F__)
   return (Vector)_mm512_maskz_cvtph_ps(0xffff, load_vector<__m256i>(p));
@@ -130,7 +142,12 @@ inline Vector load_halves(const uint8_t* p) {
 }
 
 inline Integers load_integers(const uint8_t* p) {  // of eight bits with a sign
-  return __builtin_convertvector(load_int8<Vector>(reinterpret_cast<const int8_t*>(p)), Integers);
+#if defined(__AVX512F__)
+  return (Integers)_mm512_maskz_cvtepi8_epi32(0xffff, load_vector<__m128i>(p));
+#else
+  typedef int8_t Bytes __attribute__((vector_size(WIDTH)));
+  return __builtin_convertvector(load_vector<Bytes>(p), Integers);
+#endif
 }
 
 inline Vector load_bfloat16s(const uint8_t* p) {

@@ -11,7 +11,9 @@
 
 namespace oaiserve {
 
-#if defined(__AVX512F__) || defined(__aarch64__)
+#if defined(__AVX512F__)
+constexpr int BLOCK_TILE_ROWS = 8;
+#elif defined(__aarch64__)
 constexpr int BLOCK_TILE_ROWS = 6;
 #else
 constexpr int BLOCK_TILE_ROWS = 2;
@@ -25,7 +27,7 @@ void block_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, c
   constexpr Layout L = P::L;
   for (long column = 0; column < LANES; column += WIDTH) {  // of the left ones, and so of the right ones
     Vector sum[ROWS][2];
-#pragma GCC unroll 6
+#pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++)
       for (int v = 0; v < 2; v++) sum[r][v] = load_vector<Vector>(bias + v * LANES + column);
     const uint8_t* chunk = panel;
@@ -33,27 +35,27 @@ void block_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, c
     for (long c = 0; c < k / BLOCK_GROUP; c++, chunk += P::CHUNK, groups++) {
       if (column == 0) ahead.prefetch();
       Integers dots[ROWS][2];
-#pragma GCC unroll 6
-      for (int r = 0; r < ROWS; r++) dots[r][0] = dots[r][1] = -L.offset * groups[r * x_stride].sum - Integers{};
 #pragma GCC unroll 8
-      for (int step = 0; step < STEPS; step++) {  // unrolled, because shifts of codes depend on the step
+      for (int r = 0; r < ROWS; r++) dots[r][0] = dots[r][1] = -L.offset * groups[r * x_stride].sum - Integers{};
+      const auto multiply = [&](int step) {
         VectorBits left, right;
         load_codes<L>(chunk + P::codes(0) + column * 4, P::LOW, step, left, right);
-#pragma GCC unroll 6
+#pragma GCC unroll 8
         for (int r = 0; r < ROWS; r++) {
           const QuadOfX quad = splat_quad(groups[r * x_stride].values + 4 * step);
           dots[r][0] = dot_quads<L.is_small()>(dots[r][0], left, quad);
           dots[r][1] = dot_quads<L.is_small()>(dots[r][1], right, quad);
         }
-      }
+      };
+      for_steps<L, STEPS>(multiply);
       for (int v = 0; v < 2; v++) {
         const Scaling scaling = load_scaling<FORMAT>(chunk, v * LANES + column);
-#pragma GCC unroll 6
+#pragma GCC unroll 8
         for (int r = 0; r < ROWS; r++)
           sum[r][v] = add_group<L.has_min>(sum[r][v], dots[r][v], groups[r * x_stride], scaling);
       }
     }
-#pragma GCC unroll 6
+#pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++)
       for (int v = 0; v < 2; v++) std::memcpy(sums + r * PANEL + v * LANES + column, &sum[r][v], sizeof(Vector));
   }
@@ -80,7 +82,7 @@ inline void multiply_panel(const BlockLinear& w, const RowLine* x, long x_stride
     const long groups = w.k / BLOCK_GROUP, panel_bytes = block_panel_bytes(FORMAT, w.k);
 #if defined(WITH_INTEGER_TILES)
     if constexpr (layout_of(FORMAT).is_super) {
-      if (rows >= LEAST_TILED_SUPER_ROWS)
+      if (rows >= least_tiled_rows(expansion_of(FORMAT)))
         return multiply_supers_in_tiles<FORMAT>(weights.data, x, x_stride, rows, w.k, bias.values, sums, next_data);
     } else if (rows >= LEAST_TILED_ROWS) {
       return multiply_groups_in_tiles<FORMAT>(weights.data, x, x_stride, rows, w.k, bias.values, sums, next_data);

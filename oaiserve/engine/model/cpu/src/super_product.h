@@ -40,24 +40,24 @@ void super_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, c
 #pragma GCC unroll 2
         for (int run = 0; run < RUNS; run++) {
           Integers dots[ROWS][2];
-#pragma GCC unroll 6
+#pragma GCC unroll 8
           for (int r = 0; r < ROWS; r++)
             dots[r][0] = dots[r][1] = -L.offset * sums_of(rows[r][c])[i * RUNS + run] - Integers{};
-#pragma GCC unroll 8
-          for (int s = 0; s < STEPS / RUNS; s++) {  // unrolled, because shifts of codes depend on the step
-            const int step = run * (STEPS / RUNS) + s;
+          const auto multiply = [&](int in_run) {
+            const int step = run * (STEPS / RUNS) + in_run;
             VectorBits left, right;
             load_codes<L>(codes, P::LOW, step, left, right);
-#pragma GCC unroll 6
+#pragma GCC unroll 8
             for (int r = 0; r < ROWS; r++) {
               const QuadOfX quad = splat_quad(rows[r][c].values + i * BLOCK_GROUP + 4 * step);
               dots[r][0] = dot_quads<L.is_small()>(dots[r][0], left, quad);
               dots[r][1] = dot_quads<L.is_small()>(dots[r][1], right, quad);
             }
-          }
+          };
+          for_steps<L, STEPS / RUNS>(multiply);
           for (int v = 0; v < 2; v++) {
             const Integers scales = load_small_scales<FORMAT>(chunk, i, run, v * LANES + column);
-#pragma GCC unroll 6
+#pragma GCC unroll 8
             for (int r = 0; r < ROWS; r++) totals[r][v] += dots[r][v] * scales;
           }
         }
@@ -72,7 +72,7 @@ void super_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, c
             mins[i] = in_pairs(load_small_mins<FORMAT>(chunk, first / RUNS, first % RUNS, at),
                                load_small_mins<FORMAT>(chunk, second / RUNS, second % RUNS, at));
           }
-#pragma GCC unroll 6
+#pragma GCC unroll 8
         for (int r = 0; r < ROWS; r++) {
           float* sum = sums + r * PANEL + at;
           const QuantizedSuper& super = rows[r][c];

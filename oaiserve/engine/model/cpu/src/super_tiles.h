@@ -16,7 +16,6 @@
 
 namespace oaiserve {
 
-constexpr long LEAST_TILED_SUPER_ROWS = 7;
 constexpr long OF_SUPERS = 2000;  // and how many rows: what tiles are configured for, see tile_rows of amx.h
 constexpr int DEPTH = 4;          // tiles along k of a chunk
 
@@ -39,6 +38,7 @@ constexpr Expansion expansion_of(Format format) {
 constexpr int levels_of(Expansion expansion) {
   return expansion == Expansion::ONE_LEVEL || expansion == Expansion::NEGATIVE ? 1 : 2;
 }
+constexpr long least_tiled_rows(Expansion expansion) { return levels_of(expansion) == 1 ? 5 : 9; }
 
 // Configures the tiles for up to 16 rows: 0 and 1 have the sums of both levels of the left 16 columns, 2 and 3 those of
 // the right ones, and 4 and 5 those of minimums; 6 has rows of x, and 7 weights.
@@ -245,13 +245,21 @@ void multiply_supers_in_tiles(const uint8_t* panel, const RowLine* x, long x_str
   constexpr Expansion EXPANSION = expansion_of(FORMAT);
   const long chunks = k / SUPER, panel_bytes = chunks * P::CHUNK, x_bytes = x_stride * long(sizeof(RowLine));
   const long height = std::min(rows, TILE_HEIGHT), times = (rows + height - 1) / height;
-  const long quarters = chunks * times * DEPTH;
-  Ahead ahead{panel, next, panel_bytes, panel_bytes, (panel_bytes / PLANE + quarters - 1) / quarters * PLANE};
   ExpandedChunk<levels_of(EXPANSION)> expanded;
+  // A panel is read ahead group by group, shortly before it is expanded, if that is most of the work. Else the next one
+  // is, with each quarter of the products.
+  const bool is_near = times == 1;
+  const long steps = is_near ? chunks * P::GROUPS : chunks * times * DEPTH;
+  Ahead ahead{panel, next, panel_bytes, is_near ? std::min(panel_bytes, BLOCK_AHEAD) : panel_bytes,
+              (panel_bytes / PLANE + steps - 1) / steps * PLANE};
+  const auto expand = [&](const uint8_t* chunk, long group) {
+    if (is_near) ahead.prefetch();
+    expand_group<FORMAT>(chunk, group, expanded);
+  };
   TiledSums found[2][2];
   configure_for_supers(height);
   for (long r = 0; r < rows; r++) std::memcpy(sums + r * PANEL, bias, PANEL * sizeof(float));
-  for (long group = 0; group < P::GROUPS; group++) expand_group<FORMAT>(panel, group, expanded);
+  for (long group = 0; group < P::GROUPS; group++) expand(panel, group);
 
   // While tiles multiply, the part before is scaled and added, and the next chunk is expanded: each quarter of it, when
   // the last rows are multiplied and tiles have what was in its place. Tiles always have the same height, because setting
@@ -265,11 +273,10 @@ void multiply_supers_in_tiles(const uint8_t* panel, const RowLine* x, long x_str
                            sums + row * PANEL, t * height - row, height};
       const bool expands = t + 1 == times && c + 1 < chunks;
       multiply_chunk<EXPANSION, P::L.has_min>(*part.x, x_bytes, expanded, found[number], [&, last](int quarter) {
-        ahead.prefetch();
+        if (!is_near) ahead.prefetch();
         last.template add<FORMAT>(quarter, x_bytes);
-        if (expands)
-          for (long i = 0; i < P::GROUPS / DEPTH; i++)
-            expand_group<FORMAT>(chunk + P::CHUNK, quarter * (P::GROUPS / DEPTH) + i, expanded);
+        for (long i = 0; expands && i < P::GROUPS / DEPTH; i++)
+          expand(chunk + P::CHUNK, quarter * (P::GROUPS / DEPTH) + i);
       });
       last = part;
     }
