@@ -147,7 +147,8 @@ def expand(data: NDArray[np.uint8], kind: int) -> Tensor:
         return _expand_with_zeros(data, kind)
     if kind in EXPANDERS:
         num_bytes, expander = EXPANDERS[kind]
-        return expander(torch.from_numpy(np.ascontiguousarray(data)).view(-1, num_bytes)).view(len(data), -1)
+        blocks = torch.from_numpy(np.require(data, requirements=["C", "W"]))  # a mapped file cannot be written
+        return expander(blocks.view(-1, num_bytes)).view(len(data), -1)
     import gguf  # only a few starts need it
 
     expanded = gguf.dequantize(data, gguf.GGMLQuantizationType(kind))

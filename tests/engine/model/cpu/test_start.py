@@ -184,8 +184,10 @@ def test_a_model_that_computes_more_than_its_modules_show_is_refused(caplog: pyt
     hook = loaded.model.base_model.layers[1].mlp.register_forward_hook(a_little_more)
     with pytest.raises(NotKnown, match=r"^its outputs differ by \d+\.\d% from those of transformers' code$"):
         native(loaded)
+    caplog.clear()
     started_runner(loaded)
-    line, attention = lines(caplog, logging.INFO)
+    by_layer, line, attention = lines(caplog, logging.INFO)
+    assert by_layer.startswith("Each layer is checked by itself, ")
     assert line.startswith(f"{SLOWER}its outputs differ by ")
     assert attention.startswith("Its attention is native after ")
     hook.remove()
