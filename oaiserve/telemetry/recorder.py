@@ -125,27 +125,25 @@ class Recorder:
         """
         try:
             function()
-        except OSError as error:
+        except Exception as error:
             self._count_error(name)
-            if self._is_time_to_log(name):
+            if not self._is_time_to_log(name):
+                return
+            reason = ""
+            bug: Exception | None = error
+            if isinstance(error, OSError):
+                bug = None
                 where = "" if error.filename is None else f" ({error.filename})"
-                logger.warning(
-                    "Telemetry consumer '%s' failed %s: %s%s. Further failures are logged once a minute; "
-                    "oaiserve_telemetry_errors_total counts them all.",
-                    name,
-                    when,
-                    error.strerror or error,
-                    where,
-                )
-        except Exception:
-            self._count_error(name)
-            if self._is_time_to_log(name):
-                logger.exception(
-                    "Telemetry consumer '%s' failed %s. Further failures are logged once a minute; "
-                    "oaiserve_telemetry_errors_total counts them all.",
-                    name,
-                    when,
-                )
+                reason = f": {error.strerror or error}{where}"
+            logger.log(
+                logging.ERROR if bug else logging.WARNING,
+                "Telemetry consumer '%s' failed %s%s. Further failures are logged once a minute; "
+                "oaiserve_telemetry_errors_total counts them all.",
+                name,
+                when,
+                reason,
+                exc_info=bug,
+            )
 
     def _is_time_to_log(self, name: str) -> bool:
         now_ns = self._clock_ns()

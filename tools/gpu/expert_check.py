@@ -59,7 +59,7 @@ def run(target: Target, part: str) -> Iterator[dict[str, Any]]:
 
 
 class _Gating:
-    """How experts combine gate and up: plainly, or as gpt-oss."""
+    """Says how experts combine gate and up: plainly, or as gpt-oss does it."""
 
     def __init__(self, kind: Kind) -> None:
         self.is_concatenated = kind != "mxfp4"

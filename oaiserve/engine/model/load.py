@@ -66,7 +66,7 @@ _EXPERTS_IN_GGUF = {"gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe"}
 
 
 class _Checkpoint(NamedTuple):
-    """What is loaded: where its files are, and what its configuration says."""
+    """Says where the files of the model are that is loaded, and what its configuration says of it."""
 
     name: str  # as the user gave it
     source: ModelSource

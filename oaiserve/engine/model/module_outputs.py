@@ -24,7 +24,7 @@ _NUMBERS = ("layer_idx", "layer_id")  # of their layers, which modules that atte
 
 
 class Differing(NamedTuple):
-    """How far the output of one module is from the recorded one."""
+    """Says how far the output of one module is from the recorded one."""
 
     difference: float  # as `rehearsal.difference` has it
     limit: float  # what rounding explains
@@ -32,7 +32,7 @@ class Differing(NamedTuple):
 
 
 class ModuleOutputs:
-    """What modules of one model gave in a run, and how far another run is from that."""
+    """Records what modules of a model give in a run, and compares another run with that."""
 
     def __init__(self, model: Module, dtype: torch.dtype, mixer: str | None) -> None:
         """Compare modules of the class `mixer`, and those that are running when `attends` is called."""

@@ -214,7 +214,7 @@ def answer_alone(engine: Engine) -> tuple[list[int], int]:
 
 
 class Compared(NamedTuple):
-    """What one process and two have answered to the same requests."""
+    """Holds what one process and two have answered to the same requests."""
 
     overlap: bool
     is_scarce: bool  # the other process has no room for some steps

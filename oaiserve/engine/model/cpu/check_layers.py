@@ -43,8 +43,7 @@ def refuse_unless_layers_are_equal(
     """Raise NotKnown unless each layer of the native step computes by itself what transformers' code does.
 
     A layer that reads the cache of another one is computed together with that, and an MLP that is a layer of its own
-    with one that is not. With a `probe`, both are compared with
-    that adapter, too.
+    with one that is not. With a `probe`, both are compared with that adapter, too.
     """
     rows = min(_ROWS, loaded.vocab_size)
     with _noted(loaded.model) as outputs:
