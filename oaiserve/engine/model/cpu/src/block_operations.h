@@ -67,7 +67,7 @@ class QuantizeRows : public Operation {
     for (long row = range.first; row < range.last; row++) {
       const T* x = x_.row(row);
       if (!order_) {
-        quantize_row(x, width_, forms_, out_.row(row));
+        quantize_part(x, 0, width_, width_, forms_, out_.row(row));
         continue;
       }
       // In pieces that both forms have a whole number of.
@@ -75,9 +75,7 @@ class QuantizeRows : public Operation {
       for (long first = 0; first < width_; first += piece) {
         alignas(64) T picked[SUPER];
         for (long i = 0; i < piece; i++) picked[i] = x[order_[first + i]];
-        if (forms_.supers) quantize_super(picked, supers_in(out_.row(row))[first / SUPER]);
-        for (long i = 0; forms_.groups && i < piece; i += BLOCK_GROUP)
-          quantize_group(picked + i, groups_in(out_.row(row), width_)[(first + i) / BLOCK_GROUP]);
+        quantize_part(picked, first, piece, width_, forms_, out_.row(row));
       }
     }
   }

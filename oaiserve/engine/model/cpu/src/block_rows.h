@@ -111,11 +111,13 @@ void quantize_super(const T* x, QuantizedSuper& out) {
   out.scale = most / 127 + whole * 0.0f;
 }
 
-// out = a row of x [k] in the forms that are read.
+// out, a row of k numbers in the forms that are read, gets `count` of them from `first` on: x [count]. Both are multiples
+// of how many share a scale.
 template <class T>
-void quantize_row(const T* x, long k, RowForms forms, RowLine* out) {
-  for (long i = 0; forms.supers && i < k / SUPER; i++) quantize_super(x + i * SUPER, supers_in(out)[i]);
-  for (long i = 0; forms.groups && i < k / BLOCK_GROUP; i++) quantize_group(x + i * BLOCK_GROUP, groups_in(out, k)[i]);
+void quantize_part(const T* x, long first, long count, long k, RowForms forms, RowLine* out) {
+  for (long i = 0; forms.supers && i < count; i += SUPER) quantize_super(x + i, supers_in(out)[(first + i) / SUPER]);
+  for (long i = 0; forms.groups && i < count; i += BLOCK_GROUP)
+    quantize_group(x + i, groups_in(out, k)[(first + i) / BLOCK_GROUP]);
 }
 
 // out = such a row times `factor`, which only scales have to know.
