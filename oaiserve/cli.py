@@ -154,8 +154,8 @@ def command_line(serve_app: ServeApp) -> App:
         Parameters
         ----------
         model
-            demo (a small model, fetched on first use), a folder in the Hugging Face format, a hub id such as
-            Qwen/Qwen3-0.6B, or a .gguf file.
+            demo (a small model, fetched on first use), a folder in the Hugging Face format, a .gguf file, or a hub id
+            such as Qwen/Qwen3-0.6B; one of its GGUF files is named by its format, as in unsloth/Qwen3-0.6B-GGUF:Q4_K_M.
         config
             Read settings from this file (.toml, .yaml or .json).
         """

@@ -28,12 +28,7 @@ _MOST_CONFIG_BYTES = 2**24
 
 
 def refuse_unless_sound(source: ModelSource) -> None:
-    """Raise StartupError if the files of a local model are cut, lie about their sizes, or could run code.
-
-    Of a model on the Hub, the files are not known yet.
-    """
-    if not source.is_local:
-        return
+    """Raise StartupError if the files of a local model are cut, lie about their sizes, or could run code."""
     folder = Path(source.location)
     path = folder / (source.gguf_file or "config.json")
     try:
@@ -57,7 +52,7 @@ def refuse_unless_sound(source: ModelSource) -> None:
 def refuse_without_tokenizer(source: ModelSource) -> None:
     """Raise StartupError if there is no file of a tokenizer in a local folder. A GGUF file has it in itself."""
     folder = Path(source.location)
-    if not source.is_local or source.gguf_file is not None:
+    if source.gguf_file is not None:
         return
     names = [path.name for path in folder.iterdir()]
     if not any(name.startswith(_TOKENIZERS) or name.endswith(_VOCABULARIES) for name in names):

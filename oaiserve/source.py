@@ -1,4 +1,4 @@
-"""Find the weights that MODEL names: a folder, a GGUF file, or an id on the Hugging Face hub. Stdlib only."""
+"""Find the weights that MODEL names: a folder, a GGUF file, or a repository of the Hugging Face hub. Stdlib only."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from pathlib import Path
 
 from oaiserve.errors import StartupError
 
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+# A repository, and behind a colon which of its GGUF files it is.
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?|[\w.-]+/[\w.-]+:[\w./-]+")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    location: str  # a folder or a hub id
+    location: str  # a folder, or what is to be fetched from the hub: an id, or ID:FORMAT for a GGUF file
     gguf_file: str | None  # the file's name within the folder
     is_local: bool
 
@@ -35,9 +36,9 @@ def find_model(model: str | Path, flag: str = "MODEL") -> ModelSource:
 
     `flag` is where the name was given, for the error.
     """
-    allowed = "It must be a folder, a .gguf file, a hub id, or demo."
+    allowed = "It must be a folder, a .gguf file, a hub id (of GGUF files ID:Q4_K_M), or demo."
     name, path = str(model), Path(model)
-    is_gguf = path.suffix == ".gguf"
+    is_gguf = path.suffix == ".gguf" and (":" not in name or path.is_file())
     if not name:
         raise StartupError(f"{flag} is empty. {allowed}")
     if path.is_file() and not is_gguf:

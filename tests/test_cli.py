@@ -216,7 +216,10 @@ def test_the_environment_splits_lists_at_blanks(served: Served, monkeypatch: pyt
         (["serve", "demo", "--host", "192.0.2.1"], "Cannot listen on 192.0.2.1 port 8000"),
         (["serve", "./no/such/folder"], "MODEL is './no/such/folder', which does not exist."),
         (["serve", "no-such.gguf"], "MODEL is 'no-such.gguf', which does not exist."),
-        (["serve", ""], "MODEL is empty. It must be a folder, a .gguf file, a hub id, or demo."),
+        (
+            ["serve", ""],
+            "MODEL is empty. It must be a folder, a .gguf file, a hub id (of GGUF files ID:Q4_K_M), or demo.",
+        ),
         (["serve", "demo", "--draft-model", "./none"], "--draft-model is './none', which does not exist."),
         (
             ["serve", "demo", "--record-requests", "/"],

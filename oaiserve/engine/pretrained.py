@@ -16,7 +16,7 @@ from threading import Thread
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from oaiserve import demo, hub
+from oaiserve import demo
 from oaiserve.adapter_files import BadAdapter, read_adapter
 from oaiserve.config import EngineOptions
 from oaiserve.engine.accounts.host_time import Ranges
@@ -31,6 +31,7 @@ from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.profiling import Profiler
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
+from oaiserve.hub_files import fetched
 from oaiserve.model_files import refuse_unless_sound, refuse_without_tokenizer
 from oaiserve.remembered import NoRecord, NotRemembered, Subject
 from oaiserve.source import ModelSource, find_model
@@ -99,32 +100,33 @@ def load_parts(
 
 def _load(model: str | Path, options: EngineOptions, times: StartTimes, meanwhile: Callable[[], object]) -> EngineParts:
     source = find_model(model)
+    if not source.is_local:
+        source = times.run("files of the hub", fetched, source)
+    model = source.path
     refuse_unless_sound(source)
     refuse_without_tokenizer(source)
     template = options.chat_template.read_text(encoding="utf-8") if options.chat_template else None
-    asked: Subject | None = None
     compiling: Thread | None = None
     # The system finds the memory for weights beside the imports, which leave a core idle. Packed, blocks take as much.
     reserved = None if source.gguf_file is None else reserve(source.path.stat().st_size)
-    if source.is_local:
-        with times.part("import of torch"):
-            from oaiserve.engine.model.cpu.build import build_beside
-            from oaiserve.engine.model.cpu.checked import block_dtype, checked_subject
+    with times.part("import of torch"):
+        from oaiserve.engine.model.cpu.build import build_beside
+        from oaiserve.engine.model.cpu.checked import block_dtype, checked_subject
 
-        dtype = block_dtype(source.path, options)
-        if reserved is not None and dtype is None:
-            reserved.keep(0)
-            reserved = None
-        asked = checked_subject(source.path, options)
-        if asked is not None and not options.recheck:
-            try:
-                return _of_checked(asked, source.path, template, options, times, meanwhile, reserved)
-            except NotRemembered as reason:
-                level = logging.DEBUG if isinstance(reason, NoRecord) else logging.INFO
-                text = "The check of this model is not remembered, so transformers' code is loaded: %s"
-                log.log(level, text, reason)
-        if dtype is not None:  # before the imports, which leave a core idle
-            compiling = build_beside(dtype, "blocks", native_build=options.native_build)
+    dtype = block_dtype(source.path, options)
+    if reserved is not None and dtype is None:
+        reserved.keep(0)
+        reserved = None
+    asked = checked_subject(source.path, options)
+    if asked is not None and not options.recheck:
+        try:
+            return _of_checked(asked, source.path, template, options, times, meanwhile, reserved)
+        except NotRemembered as reason:
+            level = logging.DEBUG if isinstance(reason, NoRecord) else logging.INFO
+            text = "The check of this model is not remembered, so transformers' code is loaded: %s"
+            log.log(level, text, reason)
+    if dtype is not None:  # before the imports, which leave a core idle
+        compiling = build_beside(dtype, "blocks", native_build=options.native_build)
     with times.part("import of transformers"):  # takes seconds
         from oaiserve.engine.model.cpu.start import with_native_cache
         from oaiserve.engine.model.load import load_model
@@ -132,17 +134,16 @@ def _load(model: str | Path, options: EngineOptions, times: StartTimes, meanwhil
     if not gc.isenabled():  # in a server that starts, which collects once, when the model is loaded
         gc.freeze()  # so that it looks only at what the load leaves, not at a million objects that stay
 
-    offline = not source.is_local and not hub.is_reachable()
-    task = find_model_task(model, options, offline=offline)
+    task = find_model_task(model, options)
     # The model is loaded in a thread that ends. Each thread that computes gets a pool of OpenMP workers. Once these
     # outnumber the cores, all of them sleep between operations instead of spinning, and a decode step on a CPU
     # takes two thirds longer. Afterwards only the engine thread computes.
     with ThreadPoolExecutor(1, thread_name_prefix="load") as loader:
         starting = None
         if task == "generate":
-            starting = _start_kept(source, options, times, loader, asked, compiling, reserved, offline=offline)
+            starting = _start_kept(source, options, times, loader, asked, compiling, reserved)
         with times.part("tokenizer"):  # beside the weights, most of which are packed in native code
-            tokenizer = Tokenizer.from_pretrained(model, template, offline=offline, recheck=options.recheck)
+            tokenizer = Tokenizer.from_pretrained(model, template, recheck=options.recheck)
         if starting is not None:
             meanwhile()
             if (kept := _of_kept(source, tokenizer, options, starting)) is not None:
@@ -155,12 +156,12 @@ def _load(model: str | Path, options: EngineOptions, times: StartTimes, meanwhil
                 raise StartupError(f"{flag} is for models that generate text, and '{model}' is for --task {task}.")
             if options.draft_model is not None:
                 raise StartupError(f"--draft-model is for models that generate text; the task of '{model}' is {task}.")
-            pooler = loader.submit(load_pooler, model, task, options, offline=offline).result()
+            pooler = loader.submit(load_pooler, model, task, options).result()
             return parts_of_pooler(pooler, tokenizer, options)
         if options.tensor_parallel > 1:
             from oaiserve.engine.model.parallel.workers import load_parallel
 
-            loaded, workers = loader.submit(load_parallel, model, options, offline=offline).result()
+            loaded, workers = loader.submit(load_parallel, model, options).result()
             try:
                 with workers.explained():
                     return parts_of_loaded(loaded, tokenizer, options, workers)
@@ -175,7 +176,6 @@ def _load(model: str | Path, options: EngineOptions, times: StartTimes, meanwhil
             device=options.device,
             dtype=options.dtype,
             max_model_len=options.max_model_len,
-            offline=offline,
         ).result()
     loaded = with_native_cache(loaded, options)
     draft = None if options.draft_model is None else load_draft(options.draft_model, tokenizer, options, times)
@@ -229,20 +229,18 @@ def _start_kept(
     asked: Subject | None,
     compiling: Thread | None,
     reserved: ReservedMemory | None,
-    *,
-    offline: bool,
 ) -> Future[tuple[ModelSpec, Started]] | None:
     """Start a model whose weights may be in blocks, in the loader's thread; return None if they are in none."""
     from oaiserve.engine.model.kept import is_kept, start_kept
 
-    if not is_kept(source, options, offline=offline):
+    if not is_kept(source, options):
         return None
 
     def start() -> tuple[ModelSpec, Started]:
         if compiling is not None:
             with times.part("native code"):
                 compiling.join()
-        return times.run("weights and check", start_kept, source, options, asked, offline=offline, reserved=reserved)
+        return times.run("weights and check", start_kept, source, options, asked, reserved=reserved)
 
     return loader.submit(start)
 

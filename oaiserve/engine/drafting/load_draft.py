@@ -9,13 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oaiserve import demo, hub
+from oaiserve import demo
 from oaiserve.config import EngineOptions
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
+from oaiserve.hub_files import local_source
 from oaiserve.model_files import refuse_unless_sound
 from oaiserve.remembered import NotRemembered
-from oaiserve.source import find_model
 from oaiserve.start_times import StartTimes
 
 if TYPE_CHECKING:
@@ -38,14 +38,14 @@ def load_draft(name: str, tokenizer: Tokenizer, options: EngineOptions, times: S
     if name == "demo":
         model = demo.fetched()
         times.run("digests of the draft model", demo.refuse_unless_unchanged, model)
-    source = find_model(model)
+    source = local_source(model)
+    model = source.path
     refuse_unless_sound(source)
-    offline = not source.is_local and not hub.is_reachable()
     with times.part("tokenizer of the draft model"):
-        own = Tokenizer.from_pretrained(model, offline=offline, recheck=options.recheck)
+        own = Tokenizer.from_pretrained(model, recheck=options.recheck)
     refuse_unless_same_vocabulary(name, own, tokenizer)
     asked = None
-    if source.is_local and source.gguf_file is None:
+    if source.gguf_file is None:
         asked = checked_subject(Path(source.location), options)
     if asked is not None and not options.recheck:
         try:
@@ -64,7 +64,6 @@ def load_draft(name: str, tokenizer: Tokenizer, options: EngineOptions, times: S
             model,
             device="cpu",
             dtype=options.dtype,
-            offline=offline,
         ).result()
     loaded = with_native_cache(loaded, options)
     when_checked = None if asked is None else partial(remember_checked, asked, loaded, options=options)

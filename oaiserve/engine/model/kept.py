@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -51,7 +52,7 @@ from oaiserve.engine.model.cpu.part import Part
 from oaiserve.engine.model.cpu.reserved import ReservedMemory
 from oaiserve.engine.model.cpu.start import refuse_unless_adaptable, transformers_logits, with_native_cache
 from oaiserve.engine.model.device import limit_compiled_shapes, select_device
-from oaiserve.engine.model.load import generation_defaults, local_folder
+from oaiserve.engine.model.load import generation_defaults
 from oaiserve.engine.model.memory import cpu_sizes, longest_request
 from oaiserve.engine.model.model_config import (
     context_length,
@@ -91,15 +92,15 @@ class _Files(NamedTuple):
     generation_config: GenerationConfig | None
 
 
-def is_kept(source: ModelSource, options: EngineOptions, *, offline: bool = False) -> bool:
+def is_kept(source: ModelSource, options: EngineOptions) -> bool:
     """Return whether the options have a model's weights in blocks, if its family is known.
 
-    With `offline`, a model on the Hub must be in its cache. Raises StartupError for --quantize int4 where there is
+    Raises StartupError for --quantize int4 where there is
     nothing to quantize, or nothing that computes with it.
     """
     if options.quantize == "int4":
         name, device = source.gguf_file or source.location, select_device(options.device)
-        if _is_quantized(source, offline=offline):
+        if _is_quantized(source):
             raise StartupError(
                 f"--quantize int4 is for weights that are not quantized yet; those of '{name}' are, and stay as they "
                 "are without the flag."
@@ -107,15 +108,15 @@ def is_kept(source: ModelSource, options: EngineOptions, *, offline: bool = Fals
         if device.type != "cpu":
             raise StartupError(f"--quantize int4 is for --device cpu; the model is on {device}.")
         return True
-    return keeps_blocks(options) and _is_quantized(source, offline=offline)
+    return keeps_blocks(options) and _is_quantized(source)
 
 
-def _is_quantized(source: ModelSource, *, offline: bool) -> bool:
+def _is_quantized(source: ModelSource) -> bool:
     """Return whether the files of a model have its weights in blocks, or packed so that they can be."""
     if source.gguf_file is not None:
         return True
     with reported(f"No model could be loaded from {source.shown}"):
-        config = _config(source, offline=offline)
+        config = _config(source)
         config = text_config(config) or config
         return is_mxfp4(config) or quantization_of(config, source.location) is not None
 
@@ -138,7 +139,6 @@ def start_kept(
     options: EngineOptions,
     asked: Subject | None = None,
     *,
-    offline: bool = False,
     reserved: ReservedMemory | None = None,
 ) -> tuple[ModelSpec, Started]:
     """Load a model and start its native step. Raises as `load_kept` does.
@@ -147,7 +147,7 @@ def start_kept(
     into `reserved`; all of it is given back where they cannot be.
     """
     try:
-        kept = load_kept(source, options, offline=offline, keeps_quantized=asked is not None, reserved=reserved)
+        kept = load_kept(source, options, keeps_quantized=asked is not None, reserved=reserved)
     except BaseException:
         if reserved is not None:
             reserved.keep(0)
@@ -181,7 +181,6 @@ def load_kept(
     source: ModelSource,
     options: EngineOptions,
     *,
-    offline: bool = False,
     keeps_quantized: bool = False,
     reserved: ReservedMemory | None = None,
 ) -> Kept:
@@ -191,7 +190,7 @@ def load_kept(
     for a model whose weights have to be expanded, and StartupError if there is no memory for what the options ask for.
     """
     try:
-        return _load(source, options, reserved, offline=offline, keeps_quantized=keeps_quantized)
+        return _load(source, options, reserved, keeps_quantized=keeps_quantized)
     except (BuildError, MemoryError, NotKnown) as error:
         raise NotKept(str(error)) from error
     except (NotKept, StartupError):
@@ -207,12 +206,11 @@ def _read(
     library: Library,
     num_threads: int,
     *,
-    offline: bool,
     keeps_quantized: bool,
 ) -> _Files:
     """Read the configuration of a model, and map its weights. Raises StartupError, NotKept, and what transformers
     raises."""
-    config = _config(source, offline=offline)
+    config = _config(source)
     if (text := text_config(config)) is not None:
         log.info("'%s' is multimodal: its text model is served, without images", source.location)
         config = text
@@ -223,7 +221,7 @@ def _read(
         if not in_file.has_blocks():
             raise NotKept("it has no quantized weights")
         return _Files(config, in_file, None)
-    folder, quantization = local_folder(source, offline=offline), quantization_of(config, source.location)
+    folder, quantization = Path(source.location), quantization_of(config, source.location)
     has_mxfp4 = is_mxfp4(config)
     config.__dict__.pop("quantization_config", None)  # for which transformers wants other packages
     if has_mxfp4:
@@ -252,7 +250,6 @@ def _load(
     options: EngineOptions,
     reserved: ReservedMemory | None,
     *,
-    offline: bool,
     keeps_quantized: bool,
 ) -> Kept:
     limit_compiled_shapes()
@@ -261,9 +258,7 @@ def _load(
     num_threads = options.cpu_threads or default_threads()
     has_adapters = options.has_adapters
     sizes: Any = {"block_size": options.block_size, "num_threads": num_threads, "has_adapters": has_adapters}
-    config, weights, _ = files = _read(
-        source, options, library, num_threads, offline=offline, keeps_quantized=keeps_quantized
-    )
+    config, weights, _ = files = _read(source, options, library, num_threads, keeps_quantized=keeps_quantized)
     max_model_len = options.max_model_len or context_length(config)
 
     model = _empty_model(config, dtype, weights)
@@ -404,11 +399,11 @@ def _lists(config: PreTrainedConfig) -> dict[str, list[object]]:
     return {name: list(values) for name, values in lists.items() if isinstance(values, list | tuple)}
 
 
-def _config(source: ModelSource, *, offline: bool) -> PreTrainedConfig:
+def _config(source: ModelSource) -> PreTrainedConfig:
     if source.gguf_file is not None:
         return read_config(source.path)
     config: PreTrainedConfig = AutoConfig.from_pretrained(
-        source.location, local_files_only=offline, trust_remote_code=False
+        source.location, local_files_only=True, trust_remote_code=False
     )
     return config
 

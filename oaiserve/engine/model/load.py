@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import logging
-import os
 import sys
 from collections.abc import Container
 from contextlib import nullcontext, redirect_stderr
@@ -54,12 +53,15 @@ from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.split import Member, place, refuse_unless_divisible
 from oaiserve.errors import StartupError
+from oaiserve.hub_files import local_source
 from oaiserve.model_errors import reported, tensors_named
-from oaiserve.model_files import refuse_unless_sound
 from oaiserve.quantization import Quantization
-from oaiserve.source import ModelSource, find_model
+from oaiserve.source import ModelSource
 
 log = logging.getLogger(__name__)
+
+# Code that comes with a model never runs, and nobody is asked about it at the terminal.
+_ARGUMENTS: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 # Families whose experts transformers does not read, or not of all sizes, from GGUF files.
 _EXPERTS_IN_GGUF = {"gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe"}
@@ -73,7 +75,6 @@ class _Checkpoint(NamedTuple):
     config: PreTrainedConfig
     quantization: Quantization | None
     is_wrapped: bool  # the text model within a multimodal one
-    offline: bool
 
     @property
     def is_gguf(self) -> bool:
@@ -86,20 +87,19 @@ def load_model(
     device: str = "auto",
     dtype: str = "auto",
     max_model_len: int | None = None,
-    offline: bool = False,
     member: Member | None = None,
 ) -> LoadedModel:
     """Load a model from a folder, a hub id or a GGUF file.
 
-    With `offline`, a model given by a hub id must be in the hub's cache. With `member`, only that member's part is
-    loaded. Raises StartupError with a message for the user, if possible before the weights are loaded.
+    With `member`, only that member's part is loaded. Raises StartupError with a message for the user, if possible
+    before the weights are loaded.
     """
-    source = find_model(model)
+    source = local_source(model)
     target = select_device(device)
     _set_up_libraries(target)
     if member is not None:
         target = place(target, member)
-    checkpoint = _read_config(source, str(model), offline=offline)
+    checkpoint = _read_config(source, str(model))
     refuse_longer(max_model_len, checkpoint.config)
     if member is not None:
         _plan_parts(checkpoint, member.size)
@@ -125,19 +125,16 @@ def _set_up_libraries(target: torch.device) -> None:
     if target.type == "cpu":  # transformers would ask for packages that have kernels for GPUs
         logging.getLogger("transformers.integrations.hub_kernels").setLevel(logging.ERROR)
     limit_compiled_shapes()
-    # Only safetensors and GGUF are read. For a model of the Hub that is pickled, transformers would also look for a
-    # conversion that anybody can propose there.
-    os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"
 
 
-def _read_config(source: ModelSource, name: str, *, offline: bool) -> _Checkpoint:
+def _read_config(source: ModelSource, name: str) -> _Checkpoint:
     """Read a model's configuration: that of the text model, if it is within a multimodal one. Raises StartupError for
     a model that is not served."""
     with reported(f"No model could be loaded from {source.shown}"):
         if source.gguf_file is not None:
             config = read_config(source.path)
         else:
-            config = AutoConfig.from_pretrained(source.location, **_hub_arguments(offline=offline))
+            config = AutoConfig.from_pretrained(source.location, **_ARGUMENTS)
         text = text_config(config)
         if text is not None:
             log.info("'%s' is multimodal (%s): its text model is served, without images", name, config.model_type)
@@ -145,12 +142,7 @@ def _read_config(source: ModelSource, name: str, *, offline: bool) -> _Checkpoin
             config = text
         refuse_unless_decoder_only(config, name)
         quantization = quantization_of(config, name)
-    return _Checkpoint(name, source, config, quantization, text is not None, offline)
-
-
-def _hub_arguments(*, offline: bool) -> dict[str, Any]:
-    # Code that comes with a model never runs, and nobody is asked about it at the terminal.
-    return {"local_files_only": offline, "trust_remote_code": False}
+    return _Checkpoint(name, source, config, quantization, text is not None)
 
 
 def _plan_parts(checkpoint: _Checkpoint, size: int) -> None:
@@ -172,24 +164,24 @@ def _load_weights(
 ) -> tuple[PreTrainedModel, PackedWeights | None]:
     """Make transformers' model with the weights of a checkpoint in `dtype`, and return what a checkpoint of integers
     has them from, too. Raises StartupError if a weight cannot be read, or if one is missing."""
-    _, source, config, quantization, is_wrapped, offline = checkpoint
+    _, source, config, quantization, is_wrapped = checkpoint
+    folder = Path(source.location)
     distributed: dict[str, Any] = (
         {} if member is None else {"distributed_config": DistributedConfig(tp_size=member.size)}
     )
     in_mxfp4: Mxfp4Weights | None = None
     if is_mxfp4(config) and _keeps_packed(target) and member is None:
-        in_mxfp4 = experts_in_mxfp4(local_folder(source, offline=offline))
+        in_mxfp4 = experts_in_mxfp4(folder)
     packed: PackedWeights | None = None
     # The progress bars of the GGUF conversion cannot be switched off.
     quiet = nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO())
     failure = f"The weights of '{checkpoint.name}' could not be loaded"
     with reported(failure), quiet, tensors_named(of_part=is_wrapped):
         if quantization is not None:
-            folder = local_folder(source, offline=offline)
             packed = PackedWeights(folder, quantization, of_wrapper=is_wrapped)
             loaded, found = _load_expanded(config, packed, dtype, generation_defaults(folder), **distributed)
         elif in_mxfp4 is not None:
-            generation = generation_defaults(local_folder(source, offline=offline))
+            generation = generation_defaults(folder)
             loaded, found = _load_expanded(config, in_mxfp4, dtype, generation, kept=in_mxfp4.of_experts())
             number = keep_mxfp4_experts(loaded, in_mxfp4)
             log.info("The weights of '%s' stay in MXFP4 in the experts of %d layers", checkpoint.name, number)
@@ -210,7 +202,7 @@ def _load_by_transformers(
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Let transformers load a model as it reads it, and say what it found. `distributed` are its arguments for a model
     that is split."""
-    arguments = _hub_arguments(offline=checkpoint.offline)
+    arguments = dict(_ARGUMENTS)
     if checkpoint.is_wrapped:
         arguments["key_mapping"] = KEYS
     if checkpoint.is_wrapped or distributed:
@@ -295,24 +287,6 @@ def _load_expanded(
 def _keeps_packed(device: torch.device) -> bool:
     """Return whether experts stay packed."""
     return device.type == "cuda"
-
-
-def local_folder(source: ModelSource, *, offline: bool) -> Path:
-    """Return the folder of a model, which is fetched as a whole if it is on the Hub. Raises StartupError."""
-    if source.is_local:
-        return Path(source.location)
-    from huggingface_hub import snapshot_download
-
-    with reported(f"The files of '{source.location}' could not be fetched"):
-        # Folders within have the same weights in the forms of other programs.
-        folder = snapshot_download(
-            source.location,
-            allow_patterns=["*.json", "*.safetensors"],
-            ignore_patterns=["*/*"],
-            local_files_only=offline,
-        )
-    refuse_unless_sound(find_model(folder))
-    return Path(folder)
 
 
 def generation_defaults(folder: Path) -> GenerationConfig | None:

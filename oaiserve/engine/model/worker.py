@@ -76,7 +76,6 @@ def _work(task: Task, inbox: SimpleQueue[Work], send: Send) -> None:
             device=options.device,
             dtype=options.dtype,
             max_model_len=options.max_model_len,
-            offline=task.offline,
             member=Member(task.rank, size, meet),
         )
         part = start_member(loaded, options)

@@ -100,17 +100,15 @@ class Tokenizer:
         self._made_of, self._template = tokenizer, template
 
     @classmethod
-    def from_pretrained(
-        cls, path: Path | str, chat_template: str | None = None, *, offline: bool = False, recheck: bool = False
-    ) -> Tokenizer:
-        """Load a tokenizer from a folder, a GGUF file or a hub id; if `offline`, from the hub's cache only.
+    def from_pretrained(cls, path: Path | str, chat_template: str | None = None, *, recheck: bool = False) -> Tokenizer:
+        """Load a tokenizer from a folder or a GGUF file.
 
         What transformers makes of local files is remembered for the next start, which `recheck` ignores. Raises
         StartupError if there is no tokenizer, or if it cannot be used.
         """
         source, gguf_file = str(path), None
-        if source.startswith(("/", ".", "~")) and not Path(path).exists():
-            raise StartupError(f"There is no model at '{path}': it must be a folder, a GGUF file or a hub id.")
+        if not Path(path).exists():
+            raise StartupError(f"There is no model at '{path}': it must be a folder or a GGUF file.")
         if source.endswith(".gguf"):
             source, gguf_file = str(Path(path).parent), Path(path).name
         failure = f"Could not load a tokenizer from '{path}'"
@@ -123,7 +121,7 @@ class Tokenizer:
                 except NotRemembered as reason:
                     log.debug("The tokenizer is loaded by transformers: %s", reason)
             if tokenizer is None:
-                tokenizer = _load(source, gguf_file, offline=offline)
+                tokenizer = _load(source, gguf_file)
                 if asked is not None:
                     remember_tokenizer(asked, tokenizer)
             return within(LOAD_SECONDS, partial(cls, tokenizer, chat_template), failure)
@@ -316,7 +314,7 @@ class Tokenizer:
         return self._table.token_text(token_id)[0]
 
 
-def _load(source: str, gguf_file: str | None, *, offline: bool) -> Any:
+def _load(source: str, gguf_file: str | None) -> Any:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast  # takes seconds to import
 
     kind: Any = AutoTokenizer
@@ -327,34 +325,21 @@ def _load(source: str, gguf_file: str | None, *, offline: bool) -> Any:
         from oaiserve.engine.text.gguf_head import without_vocabulary
 
         reading = without_vocabulary()
-    try:
-        with reading:
-            tokenizer: Any = kind.from_pretrained(
-                source, gguf_file=gguf_file, local_files_only=offline, trust_remote_code=False
-            )
-        if gguf_file is None and getattr(tokenizer, "chat_template", None) is None:
-            tokenizer.chat_template = _template_of_processor(source, offline=offline)
-        return tokenizer
-    except OSError as error:
-        if offline:
-            raise StartupError(f"The Hugging Face hub does not answer, and '{source}' is not in its cache.") from error
-        raise
+    with reading:
+        tokenizer: Any = kind.from_pretrained(
+            source, gguf_file=gguf_file, local_files_only=True, trust_remote_code=False
+        )
+    if gguf_file is None and getattr(tokenizer, "chat_template", None) is None:
+        tokenizer.chat_template = _template_of_processor(Path(source))
+    return tokenizer
 
 
-def _template_of_processor(source: str, *, offline: bool) -> str | None:
+def _template_of_processor(folder: Path) -> str | None:
     """Return the chat template where older multimodal checkpoints have it, in a file of its own."""
-    from transformers.utils import cached_file
-
-    path = cached_file(
-        source,
-        "chat_template.json",
-        local_files_only=offline,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
-    if path is None:
+    path = folder / "chat_template.json"
+    if not path.is_file():
         return None
-    found = json.loads(Path(path).read_text(encoding="utf-8"))
+    found = json.loads(path.read_text(encoding="utf-8"))
     return found.get("chat_template") if isinstance(found, dict) else None
 
 

@@ -43,7 +43,7 @@ from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from oaiserve.gguf import read_tensors
 from oaiserve.remembered import NotRemembered, Subject
-from oaiserve.source import ModelSource, find_model
+from oaiserve.source import find_model
 from tests.engine.model.adapters_for_tests import random_adapter
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, config, make_model
 from tools.random_gguf import random_blocks, write_gguf
@@ -306,17 +306,6 @@ def test_a_checkpoint_in_mxfp4_has_the_settings_of_its_files(tmp_path: Path) -> 
     loaded = load_kept(find_model(tmp_path), OPTIONS).loaded
     assert loaded.eos_token_ids == {2, 7}
     assert loaded.default_params["temperature"] == 0.5
-
-
-def test_a_checkpoint_of_the_hub_is_kept_as_its_cache_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    repository = tmp_path / "models--someone--gpt"
-    (repository / "refs").mkdir(parents=True)
-    (repository / "refs" / "main").write_text("0" * 40)
-    save_in_mxfp4(make_model(GPT_OSS), repository / "snapshots" / ("0" * 40))
-    source = ModelSource("someone/gpt", None, is_local=False)
-    assert is_kept(source, OPTIONS, offline=True)
-    assert load_kept(source, OPTIONS, offline=True).loaded.name == "GptOssForCausalLM"
 
 
 def test_an_engine_starts_with_a_checkpoint_in_mxfp4(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

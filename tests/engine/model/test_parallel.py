@@ -476,7 +476,7 @@ def no_workers(monkeypatch: pytest.MonkeyPatch) -> workers.Workers:
     """Return a supervisor without worker processes, and collectives that do nothing."""
     monkeypatch.setattr(dist, "broadcast", lambda tensor, src: None)
     monkeypatch.setattr(group, "all_agree", lambda yes: yes)
-    return workers.Workers("nowhere", EngineOptions(), offline=True)
+    return workers.Workers("nowhere", EngineOptions())
 
 
 def parallel_runner(no_workers: workers.Workers, room: Room | None = None) -> ModelRunner:

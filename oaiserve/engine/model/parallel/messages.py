@@ -14,7 +14,6 @@ class Task(NamedTuple):
     rank: int
     folder: Path  # the argument of `group.join`
     model: str | Path
-    offline: bool
     options: EngineOptions
 
 

@@ -38,12 +38,12 @@ EXPLAIN_SECONDS = 2.0  # how long to wait after an error for the end of a worker
 END_SECONDS = 10.0  # how long a worker may take to end before it is killed
 
 
-def load_parallel(model: str | Path, options: EngineOptions, *, offline: bool) -> tuple[LoadedModel, Workers]:
+def load_parallel(model: str | Path, options: EngineOptions) -> tuple[LoadedModel, Workers]:
     """Load this process's part of a model, and start the workers that hold the rest. The caller stops them.
 
     Raises StartupError as `load_model` does, and also if a worker fails.
     """
-    workers = Workers(model, options, offline=offline)
+    workers = Workers(model, options)
     try:
         with group.environment(0), workers.explained():
             loaded = load_model(
@@ -51,7 +51,6 @@ def load_parallel(model: str | Path, options: EngineOptions, *, offline: bool) -
                 device=options.device,
                 dtype=options.dtype,
                 max_model_len=options.max_model_len,
-                offline=offline,
                 member=Member(0, options.tensor_parallel, workers.meet),
             )
     except BaseException:
@@ -75,8 +74,8 @@ class Workers:
     waiting for them. The failure is a StartupError until all are ready, and a RuntimeError afterwards.
     """
 
-    def __init__(self, model: str | Path, options: EngineOptions, *, offline: bool) -> None:
-        self._model, self._options, self._offline = model, options, offline
+    def __init__(self, model: str | Path, options: EngineOptions) -> None:
+        self._model, self._options = model, options
         self._workers: list[_Worker] = []
         self._watchers: list[Thread] = []
         self._folder: Path | None = None
@@ -92,7 +91,7 @@ class Workers:
         """Start the workers, and join the group together with them. Raises StartupError if a worker ends."""
         self._folder = Path(tempfile.mkdtemp(prefix="oaiserve-"))
         for rank in range(1, self._options.tensor_parallel):
-            self._start(Task(rank, self._folder, self._model, self._offline, self._options))
+            self._start(Task(rank, self._folder, self._model, self._options))
         self._wait_for(Arrived)  # a worker that has got this far is unlikely to fail before it joins
         num_threads = self._options.cpu_threads or default_threads()
         group.join(0, self._options.tensor_parallel, device, self._folder, num_threads)

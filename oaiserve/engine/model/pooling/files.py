@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedConfig
-from transformers.utils import cached_file
 
 from oaiserve.config import TaskOption
 from oaiserve.engine.pooling import Task
@@ -32,14 +31,14 @@ class PoolingFiles:
     default_prompt: str = ""
 
 
-def find_task(option: TaskOption, config: PreTrainedConfig, source: ModelSource, *, offline: bool) -> Task:
+def find_task(option: TaskOption, config: PreTrainedConfig, source: ModelSource) -> Task:
     """Return what the model is for: what the user says, or else what its files do."""
     if option != "auto":
         return option
     architecture = (config.architectures or [""])[0]
     if architecture.endswith("ForSequenceClassification"):
         return "score"
-    if source.gguf_file is None and read_json(source, "modules.json", offline=offline) is not None:
+    if source.gguf_file is None and read_json(source, "modules.json") is not None:
         return "embed"
     # A folder of bare layers, or of an encoder with the head that it was trained with.
     is_bare = architecture.endswith(("Model", "ForMaskedLM")) and not architecture.endswith("LMHeadModel")
@@ -47,9 +46,9 @@ def find_task(option: TaskOption, config: PreTrainedConfig, source: ModelSource,
     return "embed" if is_bare and not has_more else "generate"
 
 
-def read_files(source: ModelSource, *, offline: bool) -> PoolingFiles:
+def read_files(source: ModelSource) -> PoolingFiles:
     """Read all of the files that there are. Raises StartupError if they ask for something that is not served."""
-    modules = read_json(source, "modules.json", offline=offline)
+    modules = read_json(source, "modules.json")
     if modules is None:
         return PoolingFiles()
     mode, dense_folders = None, []
@@ -58,7 +57,7 @@ def read_files(source: ModelSource, *, offline: bool) -> PoolingFiles:
         if kind == "Transformer" and folder:
             raise _unfit(source, f"its transformer lies in the folder {folder!r}")
         if kind == "Pooling":
-            mode = _pooling_mode(source, read_json(source, f"{folder}/config.json", offline=offline) or {})
+            mode = _pooling_mode(source, read_json(source, f"{folder}/config.json") or {})
         elif kind == "Dense":
             dense_folders.append(folder)
         elif kind not in ("Transformer", "Normalize"):  # vectors are brought to length 1 anyway
@@ -68,12 +67,12 @@ def read_files(source: ModelSource, *, offline: bool) -> PoolingFiles:
             )
     max_tokens = None
     for name in _LENGTH_FILES:
-        if (length := read_json(source, f"sentence_{name}_config.json", offline=offline)) is not None:
+        if (length := read_json(source, f"sentence_{name}_config.json")) is not None:
             if length.get("do_lower_case"):
                 raise _unfit(source, "its texts are to be lowercased first (do_lower_case), which is for its tokenizer")
             max_tokens = length.get("max_seq_length")
             break
-    given = read_json(source, "config_sentence_transformers.json", offline=offline) or {}
+    given = read_json(source, "config_sentence_transformers.json") or {}
     prompts = {name: text for name, text in (given.get("prompts") or {}).items() if isinstance(text, str)}
     default = given.get("default_prompt_name")
     if default is not None and default not in prompts:
@@ -81,9 +80,9 @@ def read_files(source: ModelSource, *, offline: bool) -> PoolingFiles:
     return PoolingFiles(mode, tuple(dense_folders), max_tokens, prompts, prompts.get(default, ""))
 
 
-def read_json(source: ModelSource, name: str, *, offline: bool) -> Any:
+def read_json(source: ModelSource, name: str) -> Any:
     """Return what a JSON file of the model holds, or None if there is none. Raises StartupError."""
-    path = find_file(source, name, offline=offline)
+    path = find_file(source, name)
     if path is None:
         return None
     try:
@@ -92,19 +91,10 @@ def read_json(source: ModelSource, name: str, *, offline: bool) -> Any:
         raise StartupError(f"The file {name} of '{source.location}' cannot be read: {error}") from error
 
 
-def find_file(source: ModelSource, name: str, *, offline: bool) -> Path | None:
+def find_file(source: ModelSource, name: str) -> Path | None:
     """Return where a file of the model lies on this machine, or None if the model has none of that name."""
-    if source.is_local:
-        path = Path(source.location) / name
-        return path if path.is_file() else None
-    found = cached_file(
-        source.location,
-        name,
-        local_files_only=offline,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
-    return None if found is None else Path(found)
+    path = Path(source.location) / name
+    return path if path.is_file() else None
 
 
 def _pooling_mode(source: ModelSource, config: dict[str, Any]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,8 +23,9 @@ from oaiserve.engine.model.pooling.linear import pack_linears
 from oaiserve.engine.model.rehearsal import difference, tolerance
 from oaiserve.engine.pooling import Pooling, Task
 from oaiserve.errors import StartupError
+from oaiserve.hub_files import local_source
 from oaiserve.model_errors import reported, tensors_named
-from oaiserve.source import ModelSource, find_model
+from oaiserve.source import ModelSource
 
 log = logging.getLogger(__name__)
 
@@ -70,30 +70,29 @@ class LoadedPooler:
         return hidden[0]
 
 
-def find_model_task(model: str | Path, options: EngineOptions, *, offline: bool) -> Task:
+def find_model_task(model: str | Path, options: EngineOptions) -> Task:
     """Return what a model is for. Raises StartupError if its config cannot be read."""
-    source = find_model(model)
+    source = local_source(model)
     if options.task == "generate" or (source.gguf_file is not None and options.task == "auto"):
         return "generate"
     if source.gguf_file is not None:
         raise StartupError(f"--task {options.task} needs a folder or a hub id; '{model}' is a GGUF file.")
     with reported(f"No model could be loaded from {source.shown}"):
-        config = AutoConfig.from_pretrained(source.location, local_files_only=offline, trust_remote_code=False)
-        return find_task(options.task, config, source, offline=offline)
+        config = AutoConfig.from_pretrained(source.location, local_files_only=True, trust_remote_code=False)
+        return find_task(options.task, config, source)
 
 
-def load_pooler(model: str | Path, task: Task, options: EngineOptions, *, offline: bool = False) -> LoadedPooler:
+def load_pooler(model: str | Path, task: Task, options: EngineOptions) -> LoadedPooler:
     """Load a model for `embed` or `score`. Raises StartupError with a message for the user."""
     if not sys.stderr.isatty():
         transformers.utils.logging.disable_progress_bar()
     _refuse_unless_possible(task, options)
-    source, device = find_model(model), select_device(options.device)
+    source, device = local_source(model), select_device(options.device)
     limit_compiled_shapes()
-    arguments: dict[str, Any] = {"local_files_only": offline, "trust_remote_code": False}
+    arguments: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     with reported(f"No model could be loaded from {source.shown}"):
         config = AutoConfig.from_pretrained(source.location, **arguments)
-        files = read_files(source, offline=offline) if task == "embed" else PoolingFiles()
-    os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"  # as for models that generate
+        files = read_files(source) if task == "embed" else PoolingFiles()
     kind: Any = AutoModel if task == "embed" else AutoModelForSequenceClassification
     with reported(f"The weights of '{model}' could not be loaded"), tensors_named():
         loaded, found = kind.from_pretrained(
@@ -105,7 +104,7 @@ def load_pooler(model: str | Path, task: Task, options: EngineOptions, *, offlin
             output_loading_info=True,
             **arguments,
         )
-        dense = [_dense(source, folder, offline=offline) for folder in files.dense_folders]
+        dense = [_dense(source, folder) for folder in files.dense_folders]
     # The layer behind BERT's first token is for classification, and many embedding models come without it.
     missing = sorted(name for name in found["missing_keys"] if task == "score" or not name.startswith("pooler."))
     if missing:  # transformers fills them with random numbers
@@ -210,9 +209,9 @@ def _shortened(pooler: LoadedPooler, max_model_len: int) -> LoadedPooler:
     return replace(pooler, max_model_len=max_model_len)
 
 
-def _dense(source: ModelSource, folder: str, *, offline: bool) -> torch.nn.Module:
-    config = read_json(source, f"{folder}/config.json", offline=offline) or {}
-    weights = find_file(source, f"{folder}/model.safetensors", offline=offline)
+def _dense(source: ModelSource, folder: str) -> torch.nn.Module:
+    config = read_json(source, f"{folder}/config.json") or {}
+    weights = find_file(source, f"{folder}/model.safetensors")
     return load_dense(config, weights, source.location)
 
 

@@ -47,23 +47,23 @@ def test_the_task_follows_from_the_files(
     config: PreTrainedConfig, has_modules: bool, task: str, tmp_path: Path
 ) -> None:
     where = source(tmp_path, **({"modules": [TRANSFORMER, POOLING]} if has_modules else {}))
-    assert find_task("auto", config, where, offline=True) == task
-    assert find_task("generate", config, where, offline=True) == "generate"
+    assert find_task("auto", config, where) == task
+    assert find_task("generate", config, where) == "generate"
 
 
 def test_the_task_is_read_before_the_weights(tmp_path: Path) -> None:
     BertConfig(architectures=["BertModel"]).save_pretrained(tmp_path)
     assert isinstance(AutoConfig.from_pretrained(tmp_path), BertConfig)
-    assert find_model_task(tmp_path, EngineOptions(), offline=True) == "embed"
-    assert find_model_task(tmp_path, EngineOptions(task="score"), offline=True) == "score"
+    assert find_model_task(tmp_path, EngineOptions()) == "embed"
+    assert find_model_task(tmp_path, EngineOptions(task="score")) == "score"
 
 
 def test_a_gguf_file_generates(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.touch()
-    assert find_model_task(path, EngineOptions(), offline=True) == "generate"
+    assert find_model_task(path, EngineOptions()) == "generate"
     with pytest.raises(StartupError, match="is a GGUF file"):
-        find_model_task(path, EngineOptions(task="embed"), offline=True)
+        find_model_task(path, EngineOptions(task="embed"))
 
 
 def test_only_known_tasks_are_options() -> None:
@@ -83,7 +83,7 @@ def test_only_known_tasks_are_options() -> None:
 )
 def test_the_mode_of_pooling_is_read_in_both_forms(config: dict[str, Any], mode: str, tmp_path: Path) -> None:
     where = source(tmp_path, **{"modules": [TRANSFORMER, POOLING], "1_Pooling_config": config})
-    assert read_files(where, offline=True).mode == mode
+    assert read_files(where).mode == mode
 
 
 def test_prompts_and_lengths_are_read(tmp_path: Path) -> None:
@@ -94,11 +94,11 @@ def test_prompts_and_lengths_are_read(tmp_path: Path) -> None:
         sentence_bert_config={"max_seq_length": 256, "do_lower_case": False},
         config_sentence_transformers={"prompts": {"query": "Q: ", "none": ""}, "default_prompt_name": "query"},
     )
-    assert read_files(where, offline=True) == PoolingFiles("cls", (), 256, {"query": "Q: ", "none": ""}, "Q: ")
+    assert read_files(where) == PoolingFiles("cls", (), 256, {"query": "Q: ", "none": ""}, "Q: ")
 
 
 def test_a_model_without_these_files_says_nothing(tmp_path: Path) -> None:
-    assert read_files(source(tmp_path), offline=True) == PoolingFiles()
+    assert read_files(source(tmp_path)) == PoolingFiles()
 
 
 @pytest.mark.parametrize(
@@ -117,10 +117,10 @@ def test_a_model_without_these_files_says_nothing(tmp_path: Path) -> None:
 def test_what_is_not_known_is_refused(files: dict[str, Any], says: str, tmp_path: Path) -> None:
     default = {"modules": [TRANSFORMER, POOLING], "1_Pooling_config": {"pooling_mode": "cls"}}
     with pytest.raises(StartupError, match=says):
-        read_files(source(tmp_path, **(default | files)), offline=True)
+        read_files(source(tmp_path, **(default | files)))
 
 
 def test_a_file_that_is_no_json_is_refused(tmp_path: Path) -> None:
     (tmp_path / "modules.json").write_text("[")
     with pytest.raises(StartupError, match=r"modules\.json of '.*' cannot be read"):
-        read_files(source(tmp_path), offline=True)
+        read_files(source(tmp_path))
