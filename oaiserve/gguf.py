@@ -1,9 +1,13 @@
-"""Reads the head of a GGUF file, and refuses one whose counts, sizes or numbers cannot be true. Stdlib only."""
+"""Reads the head of a GGUF file, and refuses one whose counts, sizes or numbers cannot be true. Stdlib only.
+
+A large model may be in several files, its parts. The first one has all values, and each has some of the tensors.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import math
+import re
 import struct
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -24,7 +28,8 @@ _BLOCKS = {
     16: (256, 66), 17: (256, 74), 18: (256, 98), 19: (256, 50), 21: (256, 110), 22: (256, 82), 23: (256, 136),
     29: (256, 56), 34: (256, 54), 35: (256, 66), 40: (64, 36), 41: (128, 18),
 }  # fmt: skip
-_ALIGNMENT = "general.alignment"
+_ALIGNMENT, _NUM_PARTS = "general.alignment", "split.count"
+_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf")
 # Readers make some objects of Python for each of these. The largest models have a tenth as many.
 _MOST_VALUES, _MOST_TENSORS, _MOST_ELEMENTS = 2**16, 2**18, 2**21
 _MOST_NAME_BYTES, _MOST_TEXT_BYTES = 2**16, 2**24
@@ -40,6 +45,7 @@ class GgufTensor(NamedTuple):
     name: str
     kind: int  # the number of its type
     shape: tuple[int, ...]  # the last dimension is that of neighbours
+    part: int = 0  # which of the model's files it is in
 
 
 class _Gguf:
@@ -122,13 +128,24 @@ class _Gguf:
 
 
 def check_gguf(path: Path) -> None:
-    """Raise BadFile if the counts, sizes, places or numbers in the head of a GGUF file cannot be true."""
+    """Raise BadFile if the counts, sizes, places or numbers in the heads of a model's files cannot be true."""
     read_tensors(path)
 
 
+def parts(path: Path) -> list[Path]:
+    """Return the files of the model whose first one is `path`, by their names. Raises BadFile if it is another one."""
+    found = _PART.search(path.name)
+    if found is None:
+        return [path]
+    names = [f"{path.name[: found.start()]}-{number + 1:05}-of-{found[2]}.gguf" for number in range(int(found[2]))]
+    if not names or path.name != names[0]:
+        raise BadFile(f"it is not the first part of its model, {path.name[: found.start()]}-00001-of-{found[2]}.gguf")
+    return [path.with_name(name) for name in names]
+
+
 def digest(path: Path, counts: Callable[[GgufTensor], bool]) -> str:
-    """Return the SHA-256 of a file's head, and of the data of those tensors that count. Raises as `check_gguf` does."""
-    tensors = sorted(read_tensors(path).values())
+    """Return the SHA-256 of one file's head, and of the data of its tensors that count. Raises as `check_gguf` does."""
+    tensors = sorted(_read_file(path)[1])
     found = hashlib.sha256()
     with path.open("rb") as file:
         found.update(file.read(tensors[0].begin if tensors else -1))
@@ -139,12 +156,12 @@ def digest(path: Path, counts: Callable[[GgufTensor], bool]) -> str:
 
 
 def read_tensors(path: Path) -> dict[str, GgufTensor]:
-    """Return the tensors of a GGUF file by name. Raises BadFile as `check_gguf` does."""
+    """Return the tensors of a model by name. Raises BadFile as `check_gguf` does."""
     return dict(_read(path)[1])
 
 
 def read_numbers(path: Path) -> dict[str, Any]:
-    """Return the values of a GGUF file by name, None for all but numbers. Raises BadFile as `check_gguf` does."""
+    """Return the values of a model by name, None for all but numbers. Raises BadFile as `check_gguf` does."""
     return dict(_read(path)[0])
 
 
@@ -155,14 +172,35 @@ def architecture(numbers: Mapping[str, Any]) -> str | None:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
+    """Return the values and the tensors of a model. Raises BadFile."""
+    files = parts(path)
+    values, _ = _read_file(path)
+    number = values.get(_NUM_PARTS) or 1
+    if number != len(files):
+        ending = f"-00001-of-{number:05}.gguf" if type(number) is int and 1 < number < 10**5 else ".gguf"
+        raise BadFile(f"its {_NUM_PARTS} is {number}, so its name must end with {ending}")
+    tensors: dict[str, GgufTensor] = {}
+    for part, file in enumerate(files):
+        try:
+            found = _read_file(file)[1]
+        except (BadFile, OSError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise BadFile(f"of its part {file.name}: {reason}" if part else str(reason)) from error
+        for tensor in found:
+            if tensor.name in tensors:
+                raise BadFile(f"two of its parts have the tensor {tensor.name[:100]!r}")
+            tensors[tensor.name] = tensor._replace(part=part)
+    check_numbers(values, len(tensors), sum(file.stat().st_size for file in files))
+    return values, tensors
+
+
+def _read_file(path: Path) -> tuple[dict[str, Any], list[GgufTensor]]:
     status = path.stat()
     return _read_version(path, status.st_size, (status.st_dev, status.st_ino, status.st_mtime_ns))
 
 
-@lru_cache(1)  # a start asks ten times, and passing over a vocabulary takes 50 ms
-def _read_version(
-    path: Path, size: int, version_of_file: tuple[int, ...]
-) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
+@lru_cache(16)  # a start asks ten times, and passing over a vocabulary takes 50 ms
+def _read_version(path: Path, size: int, version_of_file: tuple[int, ...]) -> tuple[dict[str, Any], list[GgufTensor]]:
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
             refuse_pointer(path)
@@ -188,11 +226,8 @@ def _read_version(
             raise BadFile(f"its {_ALIGNMENT} is {alignment}, but must be a power of two up to {2**16}")
         num_bytes = gguf.left_behind(alignment)
         _check_places(tensors, num_bytes, alignment)
-    check_numbers(values, num_tensors, size)
     start = size - num_bytes
-    return values, {
-        tensor.name: tensor._replace(begin=start + tensor.begin, end=start + tensor.end) for tensor in tensors
-    }
+    return values, [tensor._replace(begin=start + tensor.begin, end=start + tensor.end) for tensor in tensors]
 
 
 def _tensor(gguf: _Gguf) -> GgufTensor:

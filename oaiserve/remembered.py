@@ -15,7 +15,7 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
@@ -70,19 +70,21 @@ def subject(
     options: Mapping[str, str],
     packages: tuple[str, ...],
     digest: Callable[[Path], str] | None = None,
+    parts: Iterable[Path] = (),
 ) -> Subject:
     """Return the subject that consists of the files with these suffixes in a model's folder, as they are now.
 
-    A model that is a file is the subject alone, whatever its suffix.
+    A model that is a file is the subject alone, whatever its suffix, with the `parts` that are beside it.
     """
     model = model.resolve()
-    folder, files = (model.parent, [model]) if model.is_file() else (model, sorted(model.iterdir()))
+    of_model = {model, *(part.resolve() for part in parts)}
+    folder, files = (model.parent, sorted(of_model)) if model.is_file() else (model, sorted(model.iterdir()))
     return Subject(
         kind,
         model,
         dict(sorted(options.items())),
         {package: _version(package) for package in packages},
-        {p.name: _stat(p) for p in files if p == model or (p.suffix in suffixes and p.is_file())},
+        {p.name: _stat(p) for p in files if p in of_model or (p.suffix in suffixes and p.is_file())},
         folder,
         digest,
     )

@@ -386,6 +386,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "oaiserve.config",
         "oaiserve.demo",
         "oaiserve.errors",
+        "oaiserve.gguf",
         "oaiserve.hub_files",
         "oaiserve.model_files",
         "oaiserve.remembered",

@@ -236,18 +236,25 @@ def gguf(
     kind: int = 0,
     begin: int = 0,
     token: str = "a",
+    files: int = 0,
+    name: str = "t",
 ) -> bytes:
-    """Return a GGUF file with one tensor. Each argument replaces something in it that is right."""
+    """Return a GGUF file with one tensor. Each argument replaces something in it that is right.
+
+    With `files`, it says that the model is in so many.
+    """
     parts = [
         text("llama.block_count") + struct.pack("<II", 4, layers),
         text("general.name") + struct.pack("<I", 8) + text("small"),
         text("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, tokens) + text(token) + text("b"),
         text("tokenizer.ggml.scores") + struct.pack("<IIQ2f", 9, 6, 2, 0.0, 1.0),
     ]
+    if files:
+        parts.append(text("split.count") + struct.pack("<IH", 2, files))
     head = b"GGUF" + struct.pack(
         "<IQQ", version, 1 if tensors is None else tensors, len(parts) if values is None else values
     )
-    head += b"".join(parts) + text("t") + struct.pack("<IQQIQ", 2, 4, rows, kind, begin)
+    head += b"".join(parts) + text(name) + struct.pack("<IQQIQ", 2, 4, rows, kind, begin)
     return head + bytes(-len(head) % 32 + 64)
 
 
@@ -312,6 +319,20 @@ def test_the_digest_of_a_file_is_that_of_its_head_and_of_the_tensors_that_count(
     assert other[1] == head
     path.write_bytes(gguf().replace(text("small"), text("SMALL")))
     assert not {*digests()} & {whole, head}
+
+
+def test_a_model_in_several_files_needs_all_of_them_by_their_names(tmp_path: Path) -> None:
+    first, second = (f"model-0000{number}-of-00002.gguf" for number in (1, 2))
+    (tmp_path / first).write_bytes(gguf(files=2))
+    assert f"{first}' cannot be used: of its part {second}: No such file" in refusal(tmp_path / first)
+    (tmp_path / second).write_bytes(gguf(files=2))
+    assert "two of its parts have the tensor 't'" in refusal(tmp_path / first)
+    assert f"{second}' cannot be used: it is not the first part of its model, {first}." in refusal(tmp_path / second)
+    (tmp_path / second).write_bytes(gguf(files=2, name="other"))
+    refuse_unless_sound(find_model(tmp_path / first))
+    assert [(t.name, t.part) for t in read_tensors(tmp_path / first).values()] == [("t", 0), ("other", 1)]
+    (tmp_path / "model.gguf").write_bytes(gguf(files=2))
+    assert "its split.count is 2, so its name must end with -00001-of-00002.gguf" in refusal(tmp_path / "model.gguf")
 
 
 @given(cut=st.integers(0, len(gguf()) - 65))

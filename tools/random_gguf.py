@@ -59,15 +59,17 @@ def write_gguf(
     tokenizer: dict[str, Any] | None = None,
     rope_factors: NDArray[np.float32] | None = None,
     quantize: Callable[[NDArray[np.float32], Kind], NDArray[np.uint8]] = gguf.quantize,
+    most_tensors: int = 0,
 ) -> None:
     """Write a model, whose parameters have transformers' names, as llama.cpp's conversion does.
 
     `kind_of` says in which format a matrix is to be, by its name in the file. `tokenizer` has fields of the tokenizer;
     without them there are only as many tokens as the model has. `rope_factors` divide the frequencies of rotary
-    embeddings. `quantize` makes the blocks of a matrix.
+    embeddings. `quantize` makes the blocks of a matrix. With `most_tensors`, the model is in several files, of which
+    each has so many, and whose names llama.cpp gives them.
     """
     architecture = _ARCHITECTURES.get(config.model_type, config.model_type)
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=most_tensors)
     _add_sizes(writer, config)
     if tokenizer is None:
         tokenizer = {"model": "gpt2", "tokens": [f"<{i}>" for i in range(config.vocab_size)]}

@@ -31,6 +31,7 @@ from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.profiling import Profiler
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
+from oaiserve.gguf import parts
 from oaiserve.hub_files import fetched
 from oaiserve.model_files import refuse_unless_sound, refuse_without_tokenizer
 from oaiserve.remembered import NoRecord, NotRemembered, Subject
@@ -108,7 +109,7 @@ def _load(model: str | Path, options: EngineOptions, times: StartTimes, meanwhil
     template = options.chat_template.read_text(encoding="utf-8") if options.chat_template else None
     compiling: Thread | None = None
     # The system finds the memory for weights beside the imports, which leave a core idle. Packed, blocks take as much.
-    reserved = None if source.gguf_file is None else reserve(source.path.stat().st_size)
+    reserved = None if source.gguf_file is None else reserve(sum(part.stat().st_size for part in parts(source.path)))
     with times.part("import of torch"):
         from oaiserve.engine.model.cpu.build import build_beside
         from oaiserve.engine.model.cpu.checked import block_dtype, checked_subject

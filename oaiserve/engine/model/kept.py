@@ -171,7 +171,7 @@ def start_kept(
     if asked is not None:
         remember = partial(remember_checked, asked, loaded, kept.decoder, kept.expected, options, kept.compared)
         if isinstance(kept.weights, GgufWeights):
-            remember(in_files=kept.weights.places(asked.model.name))
+            remember(in_files=kept.weights.places())
         elif isinstance(kept.weights, Int4Weights) and kept.weights.file is not None:
             remember(quantized=kept.weights.file)
     return loaded, started

@@ -53,6 +53,7 @@ from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.split import Member, place, refuse_unless_divisible
 from oaiserve.errors import StartupError
+from oaiserve.gguf import parts
 from oaiserve.hub_files import local_source
 from oaiserve.model_errors import reported, tensors_named
 from oaiserve.quantization import Quantization
@@ -208,6 +209,11 @@ def _load_by_transformers(
     if checkpoint.is_wrapped or distributed:
         arguments["config"] = checkpoint.config
     if checkpoint.is_gguf:
+        if len(parts(checkpoint.source.path)) > 1:
+            raise StartupError(
+                f"'{checkpoint.name}' is the first of several parts, which only weights that stay quantized are read "
+                "from. Make one file of them: llama-gguf-split --merge FIRST_PART WHOLE_FILE"
+            )
         arguments["gguf_file"] = checkpoint.source.gguf_file
         if hasattr(transformers, "GgufConfig"):
             arguments["quantization_config"] = transformers.GgufConfig(dequantize=True)

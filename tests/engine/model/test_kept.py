@@ -41,7 +41,7 @@ from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams, TextPrompt
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
-from oaiserve.gguf import read_tensors
+from oaiserve.gguf import parts, read_tensors
 from oaiserve.remembered import NotRemembered, Subject
 from oaiserve.source import find_model
 from tests.engine.model.adapters_for_tests import random_adapter
@@ -85,8 +85,9 @@ def file_of(
     rest: Kind = Kind.Q4_0,
     rope_factors: NDArray[np.float32] | None = None,
     tokenizer: dict[str, Any] | None = None,
+    most_tensors: int = 0,
 ) -> Path:
-    """Write a model with random weights as a GGUF file."""
+    """Write a model with random weights as a GGUF file, or several of so many tensors, and return the first one."""
     path = folder / "model.gguf"
     model = make_model(asked)
     parameters = [(name, parameter.detach().float().numpy()) for name, parameter in model.named_parameters()]
@@ -94,8 +95,8 @@ def file_of(
     def kind_of(name: str) -> Kind:
         return next((kind for part, kind in mix.items() if part in name), rest)
 
-    write_gguf(path, asked, parameters, kind_of, tokenizer, rope_factors)
-    return path
+    write_gguf(path, asked, parameters, kind_of, tokenizer, rope_factors, most_tensors=most_tensors)
+    return min(folder.glob("model*.gguf")) if most_tensors else path
 
 
 def batch_of(num_tokens: int, vocab_size: int, adapter: Adapter | None = None) -> Batch:
@@ -433,11 +434,11 @@ def remembered_logits(path: Path, num_tokens: int) -> torch.Tensor:
 
 def flip(path: Path, name: str, at: int = 2) -> None:
     """Change a byte of a tensor, which is not in its first block of floats, and nothing else of the file."""
-    begin = read_tensors(path)[name].begin
-    with path.open("r+b") as file:
-        file.seek(begin + at)
+    tensor = read_tensors(path)[name]
+    with parts(path)[tensor.part].open("r+b") as file:
+        file.seek(tensor.begin + at)
         (byte,) = file.read(1)
-        file.seek(begin + at)
+        file.seek(tensor.begin + at)
         file.write(bytes([byte ^ 0x77]))
 
 
@@ -447,6 +448,21 @@ def test_a_file_that_was_checked_starts_again_with_the_same_numbers(family: str,
     path = file_of(FAMILIES[family], tmp_path)
     start_and_remember(path)
     assert torch.equal(remembered_logits(path, 20), kept_logits(path, 20))
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_model_in_several_files_has_the_numbers_of_one_file(tmp_path: Path) -> None:
+    (tmp_path / "whole").mkdir()
+    expected = kept_logits(file_of(FAMILIES["llama"], tmp_path / "whole"), 20)
+    path = file_of(FAMILIES["llama"], tmp_path, most_tensors=9)
+    assert path.name == "model-00001-of-00004.gguf"
+    assert torch.equal(kept_logits(path, 20), expected)
+    start_and_remember(path)
+    assert torch.equal(remembered_logits(path, 20), expected)
+    norm = next(name for name, tensor in read_tensors(path).items() if tensor.part == 1 and "norm" in name)
+    flip(path, norm)
+    with pytest.raises(NotRemembered, match=r"^model-00002-of-00004\.gguf has changed$"):
+        recall_model(subject_of(path), OPTIONS)
 
 
 @pytest.mark.usefixtures("cache")

@@ -32,7 +32,9 @@ def read_config(path: Path) -> PreTrainedConfig:
         numbers, tensors = read_numbers(path), read_tensors(path)
         if architecture(numbers) == _GPT_OSS:
             return _config_of_gpt_oss(numbers, tensors)
-        return _with_experts(_of_transformers(path), numbers, tensors)
+        config = _with_experts(_of_transformers(path), numbers, tensors)
+        config.tie_word_embeddings = "output.weight" not in tensors  # transformers looks into the first file alone
+        return config
     except BadFile as error:
         raise StartupError(f"'{path}' cannot be used: {error}.") from error
 

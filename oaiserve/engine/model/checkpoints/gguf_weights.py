@@ -25,7 +25,7 @@ from transformers import PreTrainedConfig
 from oaiserve.engine.model.checkpoints.weights import Weights
 from oaiserve.engine.model.cpu.blocks import FORMATS, Blocks, ExpertBlocks, expand
 from oaiserve.engine.model.cpu.stored import PlaceInFile
-from oaiserve.gguf import GgufTensor, read_tensors
+from oaiserve.gguf import GgufTensor, parts, read_tensors
 
 _FLOAT32, _FLOAT16, _BFLOAT16 = 0, 1, 30  # formats whose numbers torch has a type for
 _DTYPES = {_FLOAT32: torch.float32, _FLOAT16: torch.float16, _BFLOAT16: torch.bfloat16}
@@ -101,18 +101,26 @@ class NotKept(Exception):
     """The weights of the file cannot stay as they are; the message says why."""
 
 
+class _MappedFile:
+    """A file, or one of several that a model is in."""
+
+    def __init__(self, path: Path) -> None:
+        self.name = path.resolve().name  # as a record has it
+        with path.open("rb") as file:
+            self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.data = np.frombuffer(self.map, np.uint8)
+
+
 class GgufWeights:
-    """The weights of a mapped file: matrices in blocks, and all other tensors expanded."""
+    """The weights of mapped files: matrices in blocks, and all other tensors expanded."""
 
     def __init__(self, path: Path, config: PreTrainedConfig) -> None:
-        """Map the file. Raises BadFile, and NotKept for a family, or a tensor, that is not known."""
+        """Map the files. Raises BadFile, and NotKept for a family, or a tensor, that is not known."""
         family = _FAMILIES.get(config.model_type)
         if family is None:
             raise NotKept(f"models of type '{config.model_type}' are only known expanded")
         self._family, self._config = family, config
-        with path.open("rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self._file = np.frombuffer(self._map, np.uint8)
+        self._files = [_MappedFile(part) for part in parts(path)]
         tensors = read_tensors(path)
         factors = tensors.pop(_ROPE_FACTORS, None)
         # What the frequencies of rotary embeddings are divided by.
@@ -135,10 +143,10 @@ class GgufWeights:
         experts, rows, columns = shapes[0][0], sum(shape[1] for shape in shapes), shapes[0][2:]
         return (experts, *columns, rows) if self._family.turns_experts else (experts, rows, *columns)
 
-    def places(self, file: str) -> dict[str, PlaceInFile]:
-        """Return where the matrices are in `file`, which is this one, whose numbers torch has a type for."""
+    def places(self) -> dict[str, PlaceInFile]:
+        """Return where the matrices are in the files whose numbers torch has a type for."""
         return {
-            name: (file, tensors[0].begin, _DTYPES[tensors[0].kind], list(tensors[0].shape))
+            name: (self._file_of(tensors[0]).name, tensors[0].begin, _DTYPES[tensors[0].kind], list(tensors[0].shape))
             for name, tensors in self._tensors.items()
             if len(tensors) == 1 and tensors[0].kind in _DTYPES and len(tensors[0].shape) > 1
         }
@@ -157,7 +165,7 @@ class GgufWeights:
             return None
         (tensor,) = tensors
         order = self._order(name, tensor.shape[0])
-        return Blocks(self._rows(tensor), tensor.kind, order, self._map, tensor.begin)
+        return self._blocks(tensor, self._rows(tensor), order, tensor.begin)
 
     def tensor(self, name: str) -> Tensor:
         """Return a tensor expanded, as the model's code has it."""
@@ -180,19 +188,29 @@ class GgufWeights:
             return f"{layer}{inner}_bias" if found[3] == "bias" else f"{layer}{inner}"
         return f"{layer}{inner}.{found[3]}"
 
+    def _file_of(self, tensor: GgufTensor) -> _MappedFile:
+        return self._files[tensor.part]
+
+    def _bytes(self, tensor: GgufTensor) -> NDArray[np.uint8]:
+        return self._file_of(tensor).data[tensor.begin : tensor.end]
+
     def _rows(self, tensor: GgufTensor) -> NDArray[np.uint8]:
-        rows: NDArray[np.uint8] = self._file[tensor.begin : tensor.end].reshape(math.prod(tensor.shape[:-1]), -1)
-        return rows
+        return self._bytes(tensor).reshape(math.prod(tensor.shape[:-1]), -1)
+
+    def _blocks(self, tensor: GgufTensor, rows: NDArray[np.uint8], order: NDArray[np.int64], begin: int) -> Blocks:
+        file = self._file_of(tensor)
+        part = file.name if len(self._files) > 1 else None
+        return Blocks(rows, tensor.kind, order, file.map, begin, part=part)
 
     def _by_expert(self, tensor: GgufTensor) -> list[Blocks]:
         found, (number, n, _) = [], tensor.shape
         for place, rows in enumerate(np.split(self._rows(tensor), number)):
-            found.append(Blocks(rows, tensor.kind, np.arange(n), self._map, tensor.begin + place * rows.nbytes))
+            found.append(self._blocks(tensor, rows, np.arange(n), tensor.begin + place * rows.nbytes))
         return found
 
     def _expanded(self, tensor: GgufTensor) -> Tensor:
         if tensor.kind in _DTYPES:
-            data = torch.from_numpy(np.array(self._file[tensor.begin : tensor.end]))
+            data = torch.from_numpy(np.array(self._bytes(tensor)))
             return data.view(_DTYPES[tensor.kind]).view(tensor.shape)
         try:
             return expand(self._rows(tensor), tensor.kind).view(tensor.shape)

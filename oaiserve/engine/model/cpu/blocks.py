@@ -61,6 +61,7 @@ class Blocks:
     # The scales of blocks in MXFP4 [rows, blocks of a row] if they are not in `data`. Then a byte has neighbours.
     scales: NDArray[np.uint8] | None = None
     columns: NDArray[np.int32] | None = None  # [k], which column of the matrix each one of the data is; None: the same
+    part: str | None = None  # the name of the file if the model is in several
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -99,7 +99,11 @@ def checked_subject(model: Path, options: EngineOptions) -> Subject | None:
     digest: Callable[[Path], str] | None = None
     modules = [*_CODE]
     code = hashlib.sha256()
+    parts: list[Path] = []
     if is_gguf:
+        parts = gguf.parts(model)
+        if len({part.resolve().parent for part in parts}) > 1:  # a record is of one folder
+            return None
         # The record may have copies of these tensors. All others are read from the file at each start.
         packages, digest = (*_PACKAGES, "gguf"), partial(gguf.digest, counts=_is_copied)
         modules += [blocks, part]
@@ -110,7 +114,7 @@ def checked_subject(model: Path, options: EngineOptions) -> Subject | None:
         code.update(_QUANTIZER.read_bytes())
     for module in modules:
         code.update(Path(str(module.__file__)).read_bytes())
-    found = subject("model", model, _FILES, options=asked, packages=packages, digest=digest)
+    found = subject("model", model, _FILES, options=asked, packages=packages, digest=digest, parts=parts)
     return refound(found, description=code.hexdigest()[:16])
 
 

@@ -125,7 +125,8 @@ class StoredTensors:
         rows: Any = [first, first + n]
         if not np.array_equal(blocks.rows, np.arange(*rows)):
             rows = self.place(torch.from_numpy(blocks.rows.astype(np.int32)))
-        return {"offset": blocks.offset, "shape": list(blocks.data.shape), "kind": blocks.kind, "rows": rows}
+        place = {"offset": blocks.offset, "shape": list(blocks.data.shape), "kind": blocks.kind, "rows": rows}
+        return place if blocks.part is None else place | {"part": blocks.part}
 
     def _place_in_file(self, tensor: Tensor) -> dict[str, Any] | None:
         index = bisect_right(self._weights, tensor.data_ptr(), key=lambda weights: weights.address) - 1
@@ -174,7 +175,8 @@ class StoredFiles:
     """Reads stored tensors, from the model's files and from the bytes of a record that begin at `start`."""
 
     def __init__(self, folder: Path, content: bytearray, start: int, blocks_file: str = "") -> None:
-        """Read from a folder. Matrices in blocks are in `blocks_file`, which is there, or has a path of its own."""
+        """Read from a folder. Matrices in blocks whose place names no part of the model are in `blocks_file`, which is
+        there, or has a path of its own."""
         self._folder, self._content, self._start, self._blocks_file = folder, content, start, blocks_file
         self._maps: dict[str, mmap.mmap] = {}
 
@@ -188,10 +190,11 @@ class StoredFiles:
 
     def read_blocks(self, place: Mapping[str, Any]) -> Blocks:
         """Return the matrix in blocks at a place. Raises ValueError if it is outside of the file."""
-        mapped, shape, rows = self._map(self._blocks_file), place["shape"], place["rows"]
+        part, shape, rows = place.get("part"), place["shape"], place["rows"]
+        mapped = self._map(part or self._blocks_file)
         data = np.frombuffer(mapped, np.uint8, math.prod(shape), place["offset"]).reshape(shape)
         order = np.arange(*rows) if isinstance(rows, list) else self.read_tensor(rows).numpy().astype(np.int64)
-        return Blocks(data, place["kind"], order, mapped, place["offset"])
+        return Blocks(data, place["kind"], order, mapped, place["offset"], part=part)
 
     def give_back(self) -> None:
         """Have the system drop the pages that were read. Those that are needed again are read again."""
