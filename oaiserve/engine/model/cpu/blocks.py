@@ -40,9 +40,13 @@ FORMATS = {
     # Of no file: integers from which a zero, an integer too, is subtracted before they are scaled.
     1004: Format("4 bits with zeros", 32, 19),
     1008: Format("8 bits with zeros", 32, 35),
+    # The same, with a scale for 128 numbers. Eight bits have no zeros.
+    1104: Format("4 bits, scales of 128", 256, 134),
+    1108: Format("8 bits, scales of 128", 256, 260),
 }
 MXFP4 = 39
-_Q4_0, _Q8_0, _Q4_Z, _Q8_Z = 2, 8, 1004, 1008
+_Q4_0, _Q8_0, _Q4_Z, _Q8_Z, _Q4_128, _Q8_128 = 2, 8, 1004, 1008, 1104, 1108
+_WITH_ZEROS, _LONG = (_Q4_Z, _Q8_Z, _Q4_128), 128
 _EXPANDED_AT_ONCE = 2**18  # numbers, in float32, for which L2 has room
 _CONVERTED_AT_ONCE = 2**15  # torch has two threads convert more, which then wait for each other
 # A scale that 16 bits cannot hold as well as this makes `of_integers` refuse.
@@ -144,8 +148,8 @@ def _joined(codes: NDArray[np.uint8], scales: NDArray[np.uint8]) -> NDArray[np.u
 
 def expand(data: NDArray[np.uint8], kind: int) -> Tensor:
     """Return the weights of rows of any format in float32. Raises NotImplementedError for one that is not known."""
-    if kind in (_Q4_Z, _Q8_Z):
-        return _expand_with_zeros(data, kind)
+    if kind in (_Q4_Z, _Q8_Z, _Q4_128, _Q8_128):
+        return _expand_integers(data, kind)
     if kind in EXPANDERS:
         num_bytes, expander = EXPANDERS[kind]
         blocks = torch.from_numpy(np.require(data, requirements=["C", "W"]))  # a mapped file cannot be written
@@ -156,14 +160,37 @@ def expand(data: NDArray[np.uint8], kind: int) -> Tensor:
     return torch.from_numpy(np.require(expanded, np.float32, "W"))  # of numbers, it may be the file itself
 
 
-def _expand_with_zeros(data: NDArray[np.uint8], kind: int) -> Tensor:
-    blocks = torch.from_numpy(np.ascontiguousarray(data)).view(len(data), -1, FORMATS[kind].num_bytes)
-    scales = blocks[..., :2].contiguous().view(torch.float16)
-    zeros = blocks[..., 2:3].contiguous().view(torch.int8)
-    codes, half = blocks[..., 3:], 128
-    if kind == _Q4_Z:
-        codes, half = torch.cat([codes & 15, codes >> 4], dim=-1), 8
-    return ((codes.int() - half - zeros.int()).float() * scales.float()).flatten(1)
+def _expand_integers(data: NDArray[np.uint8], kind: int) -> Tensor:
+    scales, zeros, values = _parts(torch.from_numpy(np.ascontiguousarray(data)), kind)
+    codes, half = values, 128
+    if _bits(kind) == 4:
+        codes, half = torch.cat([values & 15, values >> 4], dim=-1), 8
+    integers = codes.int() - half
+    if zeros is not None:
+        integers = integers - zeros.view(torch.int8)[..., None, None].int()
+    return (integers.float() * scales.contiguous().view(torch.float16)[..., None].float()).flatten(1)
+
+
+def _bits(kind: int) -> int:
+    return 4 if kind in (_Q4_0, _Q4_Z, _Q4_128) else 8
+
+
+def _parts(data: Tensor, kind: int) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Return views of the blocks uint8 [n, bytes of a row] that `of_integers` makes.
+
+    They are the scales [n, blocks, scales of a block, 2 bytes], the zeros [n, blocks, scales of a block], or None, and
+    the values [n, blocks, scales of a block, groups of 32 that share it, bytes of a group].
+    """
+    form = FORMATS[kind]
+    blocks = data.view(len(data), -1, form.num_bytes)
+    scales = max(1, form.weights // _LONG)
+    sizes = [2 * scales, scales if kind in _WITH_ZEROS else 0, form.weights * _bits(kind) // 8]
+    of_scales, of_zeros, values = blocks.split(sizes, dim=-1)
+    return (
+        of_scales.unflatten(-1, (scales, 2)),
+        of_zeros if kind in _WITH_ZEROS else None,
+        values.unflatten(-1, (scales, form.weights // scales // 32, -1)),
+    )
 
 
 def of_integers(
@@ -184,22 +211,26 @@ def of_integers(
     half = 1 << (bits - 1)
     if zeros is not None and bool((zeros == half).all()):
         zeros = None
-    kind = {(4, False): _Q4_0, (8, False): _Q8_0, (4, True): _Q4_Z, (8, True): _Q8_Z}[bits, zeros is not None]
+    is_long = k // groups % _LONG == 0 and k % FORMATS[_Q4_128].weights == 0
+    if is_long and (bits == 4 or zeros is None):
+        kind = _Q4_128 if bits == 4 else _Q8_128
+    else:
+        kind = {(4, False): _Q4_0, (8, False): _Q8_0, (4, True): _Q4_Z, (8, True): _Q8_Z}[bits, zeros is not None]
     blocks = new_blocks(kind, n, k, columns)
-    data = torch.from_numpy(blocks.data).view(n, k // 32, FORMATS[kind].num_bytes)
+    of_scales, of_zeros, values = _parts(torch.from_numpy(blocks.data), kind)
 
     def of_blocks(of_groups: Tensor) -> Tensor:
-        return of_groups.repeat_interleave(k // groups // 32, dim=1)[..., None].contiguous().view(torch.uint8)
+        return of_groups.repeat_interleave(of_scales.shape[1] * of_scales.shape[2] // groups, dim=1)
 
-    data[..., :2] = of_blocks(halves)
-    if zeros is not None:
-        data[..., 2:3] = of_blocks((zeros.int() - half).to(torch.int8))
-    values = codes.view(n, k // 32, 32)
+    of_scales.copy_(of_blocks(halves).view(torch.uint8).view(of_scales.shape))
+    if of_zeros is not None:
+        signed = torch.zeros(n, groups, dtype=torch.int8) if zeros is None else (zeros.int() - half).to(torch.int8)
+        of_zeros.copy_(of_blocks(signed).view(torch.uint8).view(of_zeros.shape))
+    in_groups = codes.view(*values.shape[:-1], 32)
     if bits == 4:
-        values = values[..., :16] | values[..., 16:] << 4
-    elif zeros is None:
-        values = values ^ 128  # this format has signed integers
-    data[..., -values.shape[-1] :] = values
+        values.copy_(in_groups[..., :16] | in_groups[..., 16:] << 4)
+    else:
+        values.copy_(in_groups ^ 128 if kind == _Q8_0 else in_groups)  # that format has signed integers
     return blocks
 
 

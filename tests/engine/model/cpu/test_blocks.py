@@ -22,7 +22,9 @@ from tools.random_gguf import random_blocks
 pytestmark = pytest.mark.compiler
 KINDS = list(FORMATS)
 OUR_KINDS = [kind for kind in FORMATS if kind > 1000]
-SCALES = {10: (80, 82), 11: (108,), 12: (0, 2), 13: (0, 2), 14: (208,), 23: (0,)}  # where a block has scales of 16 bits
+SCALES = {  # where a block has scales of 16 bits
+    10: (80, 82), 11: (108,), 12: (0, 2), 13: (0, 2), 14: (208,), 23: (0,), 1104: (0, 2), 1108: (0, 2)
+}  # fmt: skip
 N, K, ROWS = 80, 512, 21  # the last panel has columns beyond n, and the rows make tiles of several heights
 
 
@@ -81,9 +83,11 @@ def random_matrix(kind: int) -> Blocks:
     if kind not in OUR_KINDS:
         # In another order than the file's, as the queries and keys of some families are.
         return Blocks(random_blocks(rng, Kind(kind), N, K), kind, rng.permutation(N))
-    bits = 4 if FORMATS[kind].num_bytes < 32 else 8
-    codes, zeros = (torch.from_numpy(rng.integers(0, 1 << bits, (N, k), np.uint8)) for k in (K, K // 64))
-    scales = torch.from_numpy(rng.uniform(-0.01, 0.01, (N, K // 64)).astype(np.float16))
+    weights, num_bytes = FORMATS[kind].weights, FORMATS[kind].num_bytes
+    bits, groups = 4 if num_bytes < weights else 8, K // 128 if weights == 256 else K // 64
+    codes, of_groups = (torch.from_numpy(rng.integers(0, 1 << bits, (N, k), np.uint8)) for k in (K, groups))
+    zeros = of_groups if bits == 4 or weights == 32 else None  # eight bits with zeros have scales of 32
+    scales = torch.from_numpy(rng.uniform(-0.01, 0.01, (N, groups)).astype(np.float16))
     # Columns in another order than the input's, as where GPTQ has quantized those first that matter most.
     blocks = of_integers(codes, scales, zeros, bits, torch.from_numpy(rng.permutation(K)))
     assert blocks is not None
@@ -94,8 +98,9 @@ def random_matrix(kind: int) -> Blocks:
 def in_eight_bits(x: NDArray[np.float32], kind: int) -> NDArray[np.float64]:
     """Round rows as a format reads them: as many numbers share a scale as weights of a block do."""
     groups = x.reshape(-1, FORMATS[kind].weights)
-    scales = np.abs(groups).max(1, keepdims=True) / np.float32(127)
-    return (np.rint(groups / scales) * scales.astype(np.float64)).reshape(x.shape)
+    most = np.abs(groups).max(1, keepdims=True)
+    integers = np.rint(groups * (np.float32(127) / most))  # near a half, a quotient may be rounded to the other one
+    return (integers * (most / np.float32(127)).astype(np.float64)).reshape(x.shape)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: FORMATS[kind].name)
@@ -175,6 +180,8 @@ def test_the_largest_sums_have_no_error(library: Library, kind: int) -> None:
         blocks = data.reshape(-1, FORMATS[kind].num_bytes)
         for at in SCALES[kind]:
             blocks[:, at : at + 2] = halves
+        if kind == 1104:  # whose zeros have four bits, too: 7 or -8
+            blocks[:, 4:6] = 7 if byte == 0 else 0xF8
         matrix = Blocks(data, kind, np.arange(N))
         table = torch.ones(ROWS, K)
         table[1::2] = -1

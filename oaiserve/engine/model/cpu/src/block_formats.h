@@ -2,8 +2,9 @@
 //
 // A weight is (code - offset) * scale + minimum, where the code has some bits of its own, and neighbours share scale and
 // minimum. Formats differ in how a file arranges these; `read_group` says it for each. In memory all have one
-// arrangement (blocks.h), which a few numbers describe: `Layout`. Two more formats, of no file, are for the checkpoints
-// whose weights are (code - zero) * scale with an integer zero: a minimum in 16 bits would round it.
+// arrangement (blocks.h), which a few numbers describe: `Layout`. Four more formats, of no file, are for the checkpoints
+// whose weights are (code - zero) * scale with an integer zero: a minimum in 16 bits would round it. Two of them are for
+// scales that 128 neighbours share, or a multiple of that.
 #pragma once
 
 #include <algorithm>
@@ -32,6 +33,8 @@ enum class Format : int32_t {
   MXFP4 = 39,
   Q4_Z = 1004,
   Q8_Z = 1008,
+  Q4_128 = 1104,
+  Q8_128 = 1108,
 };
 
 // The codes of some formats are places in a table.
@@ -41,7 +44,7 @@ constexpr int8_t E2M1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8,
 struct Layout {
   int low_bits, high_bits;  // of a code: its lowest 2, 4 or 8 bits, and 0 to 2 more
   int offset;
-  int run;        // how many neighbours share a scale: 16 or 32
+  int run;        // how many neighbours share a scale: 16, 32 or 128
   bool is_super;  // scales are small integers times a scale that 256 neighbours share
   bool has_min;
   bool is_codebook;
@@ -51,8 +54,12 @@ struct Layout {
   // Runs of 16 with minimums, of which there are many, have both integers in one byte.
   constexpr bool has_nibbles() const { return has_min && run == 16; }
   constexpr int runs() const { return int(BLOCK_GROUP) / run; }
+  constexpr bool is_long() const { return run > BLOCK_GROUP; }  // scales are floats of several groups
+  constexpr bool reads_supers() const { return is_super || is_long(); }  // of x
   constexpr int code_bits() const { return low_bits + high_bits; }
-  constexpr long chunk() const { return is_super ? SUPER : BLOCK_GROUP; }
+  constexpr long chunk() const { return reads_supers() ? SUPER : BLOCK_GROUP; }
+  constexpr long scales() const { return is_long() ? SUPER / run : 1; }  // 16-bit floats of a column in a chunk
+  constexpr long scale_of(long group) const { return is_long() ? group * BLOCK_GROUP / run : 0; }
   constexpr bool is_small() const { return code_bits() < 8 && (!is_codebook || is_e2m1); }  // a code is below 128
   // The entry of the table, plus the offset.
   constexpr int at_place(int place) const { return (is_e2m1 ? E2M1 : CODEBOOK)[place] + offset; }
@@ -75,6 +82,8 @@ constexpr Layout layout_of(Format format) {
     case Format::MXFP4: return {4, 0, 12, 32, false, false, true, true};
     case Format::Q4_Z: return {.low_bits = 4, .offset = 8, .run = 32, .has_min = true, .has_zero = true};
     case Format::Q8_Z: return {.low_bits = 8, .offset = 128, .run = 32, .has_min = true, .has_zero = true};
+    case Format::Q4_128: return {.low_bits = 4, .offset = 8, .run = 128, .has_zero = true};
+    case Format::Q8_128: return {.low_bits = 8, .offset = 128, .run = 128};
   }
   return {};
 }
@@ -97,6 +106,8 @@ constexpr long block_bytes(Format format) {
     case Format::MXFP4: return 17;
     case Format::Q4_Z: return 19;
     case Format::Q8_Z: return 35;
+    case Format::Q4_128: return 134;
+    case Format::Q8_128: return 260;
   }
   return 0;
 }
@@ -119,6 +130,8 @@ auto for_format(Format format, Body&& body) {
     case Format::MXFP4: return body.template operator()<Format::MXFP4>();
     case Format::Q4_Z: return body.template operator()<Format::Q4_Z>();
     case Format::Q8_Z: return body.template operator()<Format::Q8_Z>();
+    case Format::Q4_128: return body.template operator()<Format::Q4_128>();
+    case Format::Q8_128: return body.template operator()<Format::Q8_128>();
     default: return body.template operator()<Format::IQ4_XS>();
   }
 }
@@ -254,6 +267,14 @@ void read_group(const uint8_t* block, long group, Group& out) {
       read_nibbles(block + 3, out.codes);
     else
       std::memcpy(out.codes, block + 3, sizeof(out.codes));
+  } else if constexpr (FORMAT == Format::Q4_128) {
+    const long scale = layout_of(FORMAT).scale_of(group);
+    out.scale = half_at(block + 2 * scale);
+    out.mins[0] = int8_t(block[4 + scale]);
+    read_nibbles(block + 6 + group * 16, out.codes);
+  } else if constexpr (FORMAT == Format::Q8_128) {
+    out.scale = half_at(block + 2 * layout_of(FORMAT).scale_of(group));
+    std::memcpy(out.codes, block + 4 + group * BLOCK_GROUP, sizeof(out.codes));
   }
 }
 

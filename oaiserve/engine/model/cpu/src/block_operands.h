@@ -204,6 +204,23 @@ Vector add_super(Vector sum, Integers products, Vector mins, float x_scale, cons
   return multiply_add(scaled, x_scale - Vector{}, sum);
 }
 
+// What a format whose scales are floats of 128 neighbours subtracts from the codes of WIDTH columns.
+template <Format FORMAT>
+Integers load_zeros(const uint8_t* chunk, long scale, long column) {
+  using P = Places<FORMAT>;
+  if constexpr (P::L.has_zero) return load_integers(chunk + P::MINS + scale * PANEL + column) + P::L.offset;
+  return P::L.offset - Integers{};
+}
+
+// Adds to sums what 256 numbers of x and of weights make that have a scale for each 128. Zeros are in the products.
+template <Format FORMAT>
+Vector add_long(Vector sum, Integers first, Integers second, float x_scale, const uint8_t* chunk, long column) {
+  static_assert(layout_of(FORMAT).scales() == 2);
+  const Vector scaled = __builtin_convertvector(first, Vector) * load_halves(chunk + column * 2);
+  const Vector both = multiply_add(__builtin_convertvector(second, Vector), load_halves(chunk + (PANEL + column) * 2), scaled);
+  return multiply_add(both, x_scale - Vector{}, sum);
+}
+
 constexpr long BLOCK_AHEAD = 8 << 10;  // how far ahead one tile reads memory, in bytes
 
 // The bytes that a tile prefetches: `step` for each of its groups, from `place` on, of a panel and then of the next one.

@@ -2,7 +2,8 @@
 //
 // Weights whose scales are floats of 32 neighbours are multiplied with groups of 32 numbers of x that share a scale.
 // Where the scales of a format are integers times a float of 256 neighbours, so many numbers of x share one, too. Then
-// the sum of 256 products, each times the integer scale of its run, is an integer, and exact.
+// the sum of 256 products, each times the integer scale of its run, is an integer, and exact. Weights whose scales are
+// floats of 128 neighbours read the same: the sums of 128 products are exact.
 #pragma once
 
 #include <type_traits>
@@ -38,7 +39,8 @@ struct alignas(64) QuantizedSuper {
   int8_t values[SUPER];
   float scale;
   int16_t sums[SUPER / 32], half_sums[SUPER / 16];  // of the values, by runs of 32 and of 16
-  int32_t unused[3];
+  int32_t unused;
+  int32_t long_sums[SUPER / 128];  // by runs of 128
   // The sums of runs of 16 as two bfloat16 each, whose sum is exact: what a tile multiplies with minimums.
   bf16 parts[SUPER / 16][2];
 };
@@ -108,6 +110,10 @@ void quantize_super(const T* x, QuantizedSuper& out) {
     }
   }
   for (long i = 0; i < SUPER / 32; i++) out.sums[i] = int16_t(out.half_sums[2 * i] + out.half_sums[2 * i + 1]);
+  for (long i = 0; i < SUPER / 128; i++) {
+    out.long_sums[i] = 0;
+    for (long j = 0; j < 4; j++) out.long_sums[i] += out.sums[4 * i + j];
+  }
   out.scale = most / 127 + whole * 0.0f;
 }
 

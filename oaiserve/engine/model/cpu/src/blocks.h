@@ -20,10 +20,10 @@ template <Format FORMAT>
 struct Places {
   static constexpr Layout L = layout_of(FORMAT);
   static constexpr long GROUPS = L.chunk() / BLOCK_GROUP;  // of a chunk
-  static constexpr long FLOATS = PANEL * 2;                // 16-bit scales, or minimums
+  static constexpr long FLOATS = PANEL * 2 * L.scales();   // 16-bit scales, or minimums
   static constexpr long INTEGERS = L.is_super ? PANEL * L.runs() : 0;  // of a group
   static constexpr long MINS = FLOATS;
-  static constexpr long SMALL_SCALES = MINS + (L.has_zero ? PANEL : L.has_min ? FLOATS : 0);
+  static constexpr long SMALL_SCALES = MINS + (L.has_zero ? PANEL * L.scales() : L.has_min ? FLOATS : 0);
   static constexpr long SMALL_MINS = SMALL_SCALES + INTEGERS * GROUPS;
   static constexpr long HEAD = SMALL_MINS + (L.has_min && !L.has_nibbles() ? INTEGERS * GROUPS : 0);
   static constexpr long LOW = QUADS * PLANE * L.low_bits / 8, HIGH = QUADS * PLANE * L.high_bits / 8;
@@ -31,6 +31,7 @@ struct Places {
   static constexpr long codes(long group) { return HEAD + group * (LOW + HIGH); }
 };
 static_assert(Places<Format::Q4_K>::CHUNK % PLANE == 0 && Places<Format::IQ4_XS>::CHUNK % PLANE == 0);
+static_assert(Places<Format::Q4_128>::HEAD % PLANE == 0 && Places<Format::Q8_128>::HEAD % PLANE == 0);
 
 inline long block_panel_bytes(Format format, long k) {
   return for_format(format, [k]<Format FORMAT>() { return k / layout_of(FORMAT).chunk() * Places<FORMAT>::CHUNK; });
@@ -53,7 +54,7 @@ struct BlockLinear {
   RowForms forms() const {
     RowForms found;
     for (long panel = 0; panel < panels_of(n); panel++)
-      (layout_of(panels[panel].format).is_super ? found.supers : found.groups) = true;
+      (layout_of(panels[panel].format).reads_supers() ? found.supers : found.groups) = true;
     return found;
   }
 };
@@ -107,9 +108,10 @@ void pack_panel(const uint8_t* const* rows, const uint8_t* const* scales, long k
           read_apart(rows[column] + chunk * BLOCK_GROUP / 2, scales[column][chunk], group);
         else
           read_group<FORMAT>(rows[column] + chunk * block_bytes(FORMAT), i, group);
-        std::memcpy(panel + column * 2, &group.scale, 2);
+        const long place = L.scale_of(i) * PANEL + column;  // of its scale
+        std::memcpy(panel + place * 2, &group.scale, 2);
         if constexpr (L.has_zero)
-          panel[P::MINS + column] = uint8_t(group.mins[0]);
+          panel[P::MINS + place] = uint8_t(group.mins[0]);
         else if constexpr (L.has_min)
           std::memcpy(panel + P::MINS + column * 2, &group.min, 2);
         if constexpr (L.is_super)
@@ -150,14 +152,16 @@ void expand_column(const uint8_t* panel, long column, long k, float* out) {
   using P = Places<FORMAT>;
   constexpr Layout L = P::L;
   for (long chunk = 0; chunk < k / L.chunk(); chunk++, panel += P::CHUNK) {
-    const float scale = float_at<L>(panel + column * 2);
-    float min = 0;
-    if constexpr (L.has_zero)
-      min = -scale * float(int8_t(panel[P::MINS + column]));
-    else if constexpr (L.has_min)
-      min = float_at<L>(panel + P::MINS + column * 2);
-    for (long i = 0; i < P::GROUPS; i++)
-      for (int run = 0; run < L.runs(); run++, out += L.run) {
+    for (long i = 0; i < P::GROUPS; i++) {
+      const long place = L.scale_of(i) * PANEL + column;
+      const float scale = float_at<L>(panel + place * 2);
+      float min = 0;
+      if constexpr (L.has_zero)
+        min = -scale * float(int8_t(panel[P::MINS + place]));
+      else if constexpr (L.has_min)
+        min = float_at<L>(panel + P::MINS + place * 2);
+      constexpr int RUN = std::min(L.run, int(BLOCK_GROUP));
+      for (int run = 0; run < BLOCK_GROUP / RUN; run++, out += RUN) {
         const long at = P::SMALL_SCALES + i * P::INTEGERS + run * PANEL + column;
         float run_scale = scale, run_min = min;
         if constexpr (L.has_nibbles()) {
@@ -167,9 +171,10 @@ void expand_column(const uint8_t* panel, long column, long k, float* out) {
           run_scale *= float(int8_t(panel[at]));
           if constexpr (L.has_min) run_min *= -float(panel[at + P::SMALL_MINS - P::SMALL_SCALES]);
         }
-        for (int j = 0; j < L.run; j++)
-          out[j] = float(code_at<L>(panel + P::codes(i), P::LOW, column, run * L.run + j) - L.offset) * run_scale + run_min;
+        for (int j = 0; j < RUN; j++)
+          out[j] = float(code_at<L>(panel + P::codes(i), P::LOW, column, run * RUN + j) - L.offset) * run_scale + run_min;
       }
+    }
   }
 }
 
