@@ -327,9 +327,8 @@ def _qkv(reader: ModuleReader, attention: Module, shape: KVShape) -> list[Matrix
         parts, rest = divmod(len(matrix.weight), heads * shape.key_dim)
         if isinstance(matrix.weight, Blocks) or rest or shape.key_dim != shape.value_dim:
             raise NotKnown("its projections are sorted by head")
-        bias = None if matrix.bias is None else by_kind(matrix.bias, heads, parts)
-        weight = by_kind(matrix.weight, heads, parts)
-        return [replace(matrix, weight=weight, bias=bias, heads=heads, parts=parts)]
+        sorted_rows = matrix.picked(by_kind(torch.arange(len(matrix.weight)), heads, parts))
+        return [replace(sorted_rows, module=matrix.module, heads=heads, parts=parts)]
     if (together := reader.child(attention, "qkv_proj", "c_attn", "Wqkv", optional=True)) is not None:
         matrix = reader.matrix(together)
         return _in_groups(matrix) if reader.loaded.model.config.model_type == "codegen" else [matrix]
@@ -344,9 +343,11 @@ def _in_groups(matrix: Matrix) -> list[Matrix]:
     groups, parts = 4, 3
     if isinstance(matrix.weight, Blocks):
         raise NotKnown("its projections are sorted by groups of heads")
-    queries, values, keys = by_kind(matrix.weight, groups, parts).chunk(parts)
-    found = [replace(matrix, weight=rows, heads=groups, parts=parts) for rows in (queries, keys, values)]
-    return [replace(one, first_row=number * len(queries)) for one, number in zip(found, (0, 2, 1), strict=True)]
+    queries, values, keys = by_kind(torch.arange(len(matrix.weight)), groups, parts).chunk(parts)
+    return [
+        replace(matrix.picked(rows), module=matrix.module, heads=groups, parts=parts, first_row=number * len(rows))
+        for rows, number in zip((queries, keys, values), (0, 2, 1), strict=True)
+    ]
 
 
 def _latent(reader: ModuleReader, attention: Any) -> LatentProjection:

@@ -30,6 +30,17 @@ class Norm:
 
 
 @dataclass(frozen=True, slots=True)
+class Rows:
+    """Some rows of a matrix, in an order of their own."""
+
+    whole: Tensor  # [m, k]
+    order: Tensor  # int32 [n]
+
+    def copied(self) -> Tensor:
+        return self.whole.index_select(0, self.order)
+
+
+@dataclass(frozen=True, slots=True)
 class Matrix:
     weight: Tensor | Blocks  # [n, k], in the model's dtype or in the blocks of a file
     bias: Tensor | None  # [n]
@@ -39,14 +50,18 @@ class Matrix:
     # The module's rows are sorted by so many heads, each with so many parts: queries, key, value. 0: as they are here.
     heads: int = 0
     parts: int = 3
+    # What `weight` is a copy of, which may be in the model's files as it is; None: it is no copy of rows.
+    copy_of: Rows | None = None
 
     def picked(self, rows: Tensor | slice) -> Matrix:
         """Return the matrix of these rows, a slice or int64 [m], to which no adapter can add."""
+        bias = None if self.bias is None else self.bias[rows]
         if isinstance(self.weight, Blocks):
-            weight: Tensor | Blocks = self.weight[rows.numpy() if isinstance(rows, Tensor) else rows]
-        else:
-            weight = self.weight[rows]
-        return Matrix(weight, None if self.bias is None else self.bias[rows])
+            return Matrix(self.weight[rows.numpy() if isinstance(rows, Tensor) else rows], bias)
+        if isinstance(rows, slice):
+            return Matrix(self.weight[rows], bias)
+        copy_of = Rows(self.weight, rows.int())
+        return Matrix(copy_of.copied(), bias, copy_of=copy_of)
 
     def rows_of(self, rows: Tensor) -> Tensor:
         """Return the rows of this matrix, given those of its module."""

@@ -1,7 +1,8 @@
 """A description of a decoder as JSON and bytes, whose weights stay in the model's files.
 
 Tensors that are in a file as they are computed with, and matrices in the blocks of a GGUF file, are stored as their
-places in it. All others, such as norms in float32 and rotary tables, are stored themselves.
+places in it; copies of a matrix's rows as the place of the matrix, and the order of the rows. All others, such as norms
+in float32 and rotary tables, are stored themselves.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import math
 import mmap
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,6 +47,7 @@ from oaiserve.engine.model.cpu.description import (
     Norm,
     RotaryTable,
     Router,
+    Rows,
     ShortConvolution,
 )
 from oaiserve.engine.model.spec import KVShape
@@ -54,12 +56,14 @@ from oaiserve.safetensors_header import read_header
 # A model that needs more than this beside its files is not stored: its weights would be on the disk twice.
 MOST_BYTES = 2**28
 _ALIGNMENT = 64
+_BEGINNING_BYTES = 64  # by which tensors of a file are told apart, before all of their bytes are compared
 _CLASSES = {
     kind.__name__: kind
     for kind in (
         *(MLP, AltUp, Attention, AttentionParameters, ClampedGate, Convolution, Decoder, DeltaNet),
         *(Expert, ExpertProjections, Experts, HiddenStates, InputGate, KVShape, LatentProjection, Laurel, Layer),
-        *(LayerInputs, LowRank, Mamba, Mamba2, Matrix, MixtureNorms, Norm, RotaryTable, Router, ShortConvolution),
+        *(LayerInputs, LowRank, Mamba, Mamba2, Matrix, MixtureNorms, Norm, RotaryTable, Router, Rows),
+        ShortConvolution,
     )
 }
 _SAFETENSORS_DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32}
@@ -67,6 +71,7 @@ _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.bfloat16
 
 # File, offset, dtype and shape of a tensor.
 PlaceInFile = tuple[str, int, torch.dtype, list[int]]
+_Beginning = tuple[torch.dtype, tuple[int, ...], bytes]
 
 
 class TooLarge(Exception):
@@ -97,13 +102,21 @@ class StoredTensors:
             in_files = _tensors_in(folder)
         self._files = {name: torch.from_file(str(folder / name), size=_size(folder / name), dtype=torch.uint8)
                        for name in {place[0] for place in in_files.values()}}  # fmt: skip
+        # The places of tensors by how they begin, because those of a file may have other names, or be a part each of
+        # what transformers puts together.
+        self._by_beginning: dict[_Beginning, list[tuple[str, int]]] = {}
+        for file, offset, dtype, shape in in_files.values():
+            length = min(math.prod(shape) * dtype.itemsize, _BEGINNING_BYTES)
+            begins = bytes(self._files[file][offset : offset + length].numpy())
+            self._by_beginning.setdefault((dtype, tuple(shape), begins), []).append((file, offset))
         found = []
         for name, parameter in parameters:
-            if name in in_files and not parameter.is_meta and parameter.is_contiguous():
-                file, offset, dtype, shape = in_files[name]
-                if (dtype, shape) == (parameter.dtype, list(parameter.shape)):
-                    address = parameter.data_ptr()
-                    found.append(_Weights(address, address + parameter.nbytes, file, offset))
+            if not parameter.is_meta and parameter.is_contiguous():
+                address, own = parameter.data_ptr(), in_files.get(name)
+                if own is not None and own[2:] == (parameter.dtype, list(parameter.shape)):
+                    found.append(_Weights(address, address + parameter.nbytes, own[0], own[1]))
+                elif (place := self._find(parameter)) is not None:
+                    found.append(_Weights(address, address + parameter.nbytes, *place))
         self._weights = sorted(found)
         self._places: dict[tuple[int, torch.Size, torch.dtype], dict[str, Any]] = {}
         self._kept: list[Tensor] = []  # so that no other tensor gets an address of these
@@ -114,7 +127,8 @@ class StoredTensors:
         key = (tensor.data_ptr(), tensor.shape, tensor.dtype)
         if key not in self._places:
             self._kept.append(tensor)
-            place = self._place_in_file(tensor) or {"file": None, "offset": self._append(tensor)}
+            found = self._place_in_file(tensor) or self._find(tensor) or (None, self._append(tensor))
+            place: dict[str, Any] = {"file": found[0], "offset": found[1]}
             place |= {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
             self._places[key] = place
         return self._places[key]
@@ -128,7 +142,16 @@ class StoredTensors:
         place = {"offset": blocks.offset, "shape": list(blocks.data.shape), "kind": blocks.kind, "rows": rows}
         return place if blocks.part is None else place | {"part": blocks.part}
 
-    def _place_in_file(self, tensor: Tensor) -> dict[str, Any] | None:
+    def _find(self, tensor: Tensor) -> tuple[str, int] | None:
+        """Return the place in a file of a tensor with the same bytes, whatever its name."""
+        content = tensor.detach().flatten().view(torch.uint8)
+        key = (tensor.dtype, tuple(tensor.shape), bytes(content[:_BEGINNING_BYTES].numpy()))
+        for file, offset in self._by_beginning.get(key, []):
+            if torch.equal(self._files[file][offset : offset + tensor.nbytes], content):
+                return file, offset
+        return None
+
+    def _place_in_file(self, tensor: Tensor) -> tuple[str, int] | None:
         index = bisect_right(self._weights, tensor.data_ptr(), key=lambda weights: weights.address) - 1
         if index < 0 or tensor.data_ptr() + tensor.nbytes > self._weights[index].end:
             return None
@@ -139,7 +162,7 @@ class StoredTensors:
         in_file = self._files[weights.file][offset : offset + tensor.nbytes]
         if not torch.equal(in_file, tensor.flatten().view(torch.uint8)):
             return None
-        return {"file": weights.file, "offset": offset}
+        return weights.file, offset
 
     def _append(self, tensor: Tensor) -> int:
         if len(self.content) + tensor.nbytes > MOST_BYTES:
@@ -166,6 +189,8 @@ def to_json(part: Any, tensors: StoredTensors) -> Any:
         numbers[id(part)] = len(numbers)
         if isinstance(part, Blocks):
             return {"is": "Blocks"} | tensors.place_blocks(part)
+        if isinstance(part, Matrix) and part.copy_of is not None:
+            part = replace(part, weight=None)  # type: ignore[arg-type]  # it is copied again
         return {"is": type(part).__name__} | {field.name: convert(getattr(part, field.name)) for field in fields(part)}
 
     return convert(part)
@@ -229,6 +254,8 @@ def from_json(stored: Any, files: StoredFiles) -> Any:
             parts[number] = files.read_blocks(stored)
             return parts[number]
         values = {name: convert(value) for name, value in stored.items() if name != "is"}
+        if (copy_of := values.get("copy_of")) is not None:
+            values["weight"] = copy_of.copied()
         parts[number] = _CLASSES[stored["is"]](**values)
         return parts[number]
 
