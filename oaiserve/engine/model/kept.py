@@ -230,7 +230,9 @@ def _read(
     if quantization is None:
         weights = Int4Weights(folder, library, num_threads, of_wrapper=text is not None)
     else:
-        weights = PackedWeights(folder, quantization, of_wrapper=text is not None)
+        # Longer sums cost more without tiles, because x has two levels for them.
+        has_tiles = library.has_integer_tiles()
+        weights = PackedWeights(folder, quantization, of_wrapper=text is not None, is_long=has_tiles)
         if not weights.has_integers():
             raise NotKept("its weights are floats of 8 bits")
     if _EMBEDDING not in weights.names():

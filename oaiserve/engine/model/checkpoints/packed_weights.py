@@ -36,9 +36,14 @@ class PackedWeights:
 
     rope_factors = None  # which a GGUF file may have; here they follow from config.json
 
-    def __init__(self, folder: Path, quantization: Quantization, *, of_wrapper: bool = False) -> None:
-        """Map the files. Raises StartupError if they have no matrix that was packed."""
-        self._quantization = quantization
+    def __init__(
+        self, folder: Path, quantization: Quantization, *, of_wrapper: bool = False, is_long: bool = False
+    ) -> None:
+        """Map the files. Raises StartupError if they have no matrix that was packed.
+
+        With `is_long`, blocks have a scale for 128 numbers where `of_integers` can make such.
+        """
+        self._quantization, self._is_long = quantization, is_long
         self._files = files = TensorFiles(folder, of_wrapper=of_wrapper)
         self._found_by: dict[str, str] = {}  # the tensor that has the integers of a matrix, by the matrix's name
         for name in files.names():
@@ -82,7 +87,9 @@ class PackedWeights:
         if name not in self._found_by:
             return None
         matrix = self.matrix(name)
-        blocks = None if matrix is None or isinstance(matrix, Floats) else of_integers(*matrix)
+        blocks = None
+        if isinstance(matrix, Integers):
+            blocks = of_integers(*matrix, is_long=self._is_long)
         self._files.give_back()
         return blocks
 

@@ -194,13 +194,20 @@ def _parts(data: Tensor, kind: int) -> tuple[Tensor, Tensor | None, Tensor]:
 
 
 def of_integers(
-    codes: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, columns: Tensor | None = None
+    codes: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None,
+    bits: int,
+    columns: Tensor | None = None,
+    *,
+    is_long: bool = False,
 ) -> Blocks | None:
     """Return the weights (codes - zeros) * scales as blocks, which keep codes and zeros as they are.
 
     `codes` are uint8 [n, k] of 4 or 8 `bits`. `scales` [n, groups] are each for k / groups neighbours, and so are
-    `zeros` uint8; None: they are half of the range. `columns` are those of the Blocks. Returns None where blocks cannot
-    hold this: a group is no multiple of 32, or a scale does not fit into 16 bits.
+    `zeros` uint8; None: they are half of the range. `columns` are those of the Blocks. With `is_long`, the
+    format is one of those with a scale for 128 numbers if the groups allow it. Returns None where blocks cannot hold
+    this: a group is no multiple of 32, or a scale does not fit into 16 bits.
     """
     (n, k), groups = codes.shape, scales.shape[1]
     if k % groups or k // groups % 32:
@@ -211,8 +218,8 @@ def of_integers(
     half = 1 << (bits - 1)
     if zeros is not None and bool((zeros == half).all()):
         zeros = None
-    is_long = k // groups % _LONG == 0 and k % FORMATS[_Q4_128].weights == 0
-    if is_long and (bits == 4 or zeros is None):
+    fits = k // groups % _LONG == 0 and k % FORMATS[_Q4_128].weights == 0
+    if is_long and fits and (bits == 4 or zeros is None):
         kind = _Q4_128 if bits == 4 else _Q8_128
     else:
         kind = {(4, False): _Q4_0, (8, False): _Q8_0, (4, True): _Q4_Z, (8, True): _Q8_Z}[bits, zeros is not None]

@@ -272,6 +272,7 @@ _FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
 }
 # Of a library for weights in the blocks of GGUF files.
 _BLOCK_FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
+    "has_integer_tiles": ((), c_bool),
     "add_groups": ((_DECODER, c_long, c_long), _INDEX),
     "add_blocks": ((_DECODER, _POINTER, _POINTER, _POINTER, c_long, c_long, _POINTER), _INDEX),
     "add_blocks_apart": ((_DECODER, _POINTER, _POINTER, _POINTER, c_long, c_long, _POINTER), _INDEX),

@@ -17,6 +17,7 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.checkpoints.packed_weights import PackedWeights
 from oaiserve.engine.model.cpu.blocks import FORMATS
+from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.kept import is_kept, load_kept
 from oaiserve.engine.model.load import load_model
 from oaiserve.engine.model.prepare import prepare
@@ -68,10 +69,10 @@ def written(folder: Path, packing: Packing, family: str = "llama", **changes: An
     return model
 
 
-def weights_in(folder: Path) -> PackedWeights:
+def weights_in(folder: Path, *, is_long: bool = False) -> PackedWeights:
     quantization = read_quantization(json.loads((folder / "config.json").read_text()))
     assert quantization is not None
-    return PackedWeights(folder, quantization)
+    return PackedWeights(folder, quantization, is_long=is_long)
 
 
 @pytest.mark.parametrize("name", PACKINGS)
@@ -159,6 +160,29 @@ def test_logits_are_those_of_transformers_with_the_same_weights(tmp_path: Path) 
     # A number between two of the eight-bit ones may be rounded to either.
     assert difference(kept_logits(tmp_path, 20), expected) < 0.02
     assert difference(kept_logits(tmp_path, 20, dtype="bfloat16"), expected) < 0.1
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize(
+    "packing",
+    [
+        Packing("awq", group_size=128),
+        Packing("gptq", group_size=128, has_act_order=True),
+        Packing("int-quantized", bits=8, group_size=-1, is_symmetric=True),
+    ],
+    ids=lambda packing: packing.layout,
+)
+def test_groups_of_128_are_kept_exactly_and_read_numbers_with_more_bits(packing: Packing, tmp_path: Path) -> None:
+    model = written(tmp_path, packing, hidden_size=256, intermediate_size=512, num_attention_heads=16)
+    weights = weights_in(tmp_path, is_long=True)
+    for name in (f"{Q_PROJ}.weight", f"{DOWN_PROJ}.weight"):
+        blocks = weights.blocks(name)
+        assert blocks is not None
+        assert FORMATS[blocks.kind].name == f"{packing.bits} bits, scales of 128"
+        assert torch.equal(blocks.expand(), model.get_parameter(name).float())
+    if not Library(torch.float32, "blocks").has_integer_tiles():  # then they are kept with scales of 32
+        model = with_inputs_in_eight_bits(model, packing)
+    assert difference(kept_logits(tmp_path, 20), eager_logits(prepare(model), 20)) < 0.02
 
 
 @pytest.mark.compiler

@@ -22,6 +22,7 @@ from tools.random_gguf import random_blocks
 pytestmark = pytest.mark.compiler
 KINDS = list(FORMATS)
 OUR_KINDS = [kind for kind in FORMATS if kind > 1000]
+LONG_KINDS = [kind for kind in OUR_KINDS if FORMATS[kind].weights == 256]
 SCALES = {  # where a block has scales of 16 bits
     10: (80, 82), 11: (108,), 12: (0, 2), 13: (0, 2), 14: (208,), 23: (0,), 1104: (0, 2), 1108: (0, 2)
 }  # fmt: skip
@@ -84,23 +85,26 @@ def random_matrix(kind: int) -> Blocks:
         # In another order than the file's, as the queries and keys of some families are.
         return Blocks(random_blocks(rng, Kind(kind), N, K), kind, rng.permutation(N))
     weights, num_bytes = FORMATS[kind].weights, FORMATS[kind].num_bytes
-    bits, groups = 4 if num_bytes < weights else 8, K // 128 if weights == 256 else K // 64
+    bits, groups = 4 if num_bytes < weights else 8, K // 128 if kind in LONG_KINDS else K // 64
     codes, of_groups = (torch.from_numpy(rng.integers(0, 1 << bits, (N, k), np.uint8)) for k in (K, groups))
-    zeros = of_groups if bits == 4 or weights == 32 else None  # eight bits with zeros have scales of 32
+    zeros = of_groups if bits == 4 or kind not in LONG_KINDS else None  # eight bits with zeros have scales of 32
     scales = torch.from_numpy(rng.uniform(-0.01, 0.01, (N, groups)).astype(np.float16))
     # Columns in another order than the input's, as where GPTQ has quantized those first that matter most.
-    blocks = of_integers(codes, scales, zeros, bits, torch.from_numpy(rng.permutation(K)))
+    blocks = of_integers(codes, scales, zeros, bits, torch.from_numpy(rng.permutation(K)), is_long=True)
     assert blocks is not None
     assert blocks.kind == kind
     return blocks
 
 
-def in_eight_bits(x: NDArray[np.float32], kind: int) -> NDArray[np.float64]:
-    """Round rows as a format reads them: as many numbers share a scale as weights of a block do."""
-    groups = x.reshape(-1, FORMATS[kind].weights)
+def in_integers(x: NDArray[np.float32], kind: int) -> NDArray[np.float64]:
+    """Round rows as a format reads them: as many numbers share a scale as weights of a block do.
+
+    They have eight bits, or eleven for formats that have a scale for 128 weights.
+    """
+    groups, largest = x.reshape(-1, FORMATS[kind].weights), np.float32(127 * 8 + 3 if kind in LONG_KINDS else 127)
     most = np.abs(groups).max(1, keepdims=True)
-    integers = np.rint(groups * (np.float32(127) / most))  # near a half, a quotient may be rounded to the other one
-    return (integers * (most / np.float32(127)).astype(np.float64)).reshape(x.shape)
+    integers = np.rint(groups * (largest / most))  # near a half, a quotient may be rounded to the other one
+    return (integers * (most / largest).astype(np.float64)).reshape(x.shape)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: FORMATS[kind].name)
@@ -118,9 +122,10 @@ def test_packed_weights_are_those_of_the_reference(library: Library, kind: int) 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("has_zeros", [True, False])
 @pytest.mark.parametrize("groups", [1, 2, 4])
-def test_integers_in_blocks_are_exact(bits: int, has_zeros: bool, groups: int) -> None:
+@pytest.mark.parametrize("is_long", [False, True])
+def test_integers_in_blocks_are_exact(bits: int, has_zeros: bool, groups: int, is_long: bool) -> None:
     rng = np.random.default_rng(bits)
-    n, k, half = 5, 128, 1 << (bits - 1)
+    n, k, half = 5, 512 if is_long else 128, 1 << (bits - 1)
     codes = torch.from_numpy(rng.integers(0, 1 << bits, (n, k), np.uint8))
     zeros = torch.from_numpy(rng.integers(0, 1 << bits, (n, groups), np.uint8)) if has_zeros else None
     scales = torch.from_numpy(rng.uniform(-2, 2, (n, groups)).astype(np.float16))
@@ -131,8 +136,9 @@ def test_integers_in_blocks_are_exact(bits: int, has_zeros: bool, groups: int) -
             group = place // (k // groups)
             zero = half if zeros is None else int(zeros[row, group])
             expected[row, columns[place]] = (int(codes[row, place]) - zero) * float(scales[row, group])
-    blocks = of_integers(codes, scales, zeros, bits, columns)
+    blocks = of_integers(codes, scales, zeros, bits, columns, is_long=is_long)
     assert blocks is not None
+    assert (blocks.kind in LONG_KINDS) == (is_long and (bits == 4 or not has_zeros))
     assert torch.equal(blocks.expand(), expected)
     assert torch.equal(blocks[1:3].expand(), expected[1:3])
 
@@ -140,6 +146,11 @@ def test_integers_in_blocks_are_exact(bits: int, has_zeros: bool, groups: int) -
 def test_what_no_block_can_hold_makes_none() -> None:
     codes, scales = torch.zeros(3, 96, dtype=torch.uint8), torch.ones(3, 2)
     assert of_integers(codes, scales, None, 4) is None  # groups of 48
+    for size, groups in ((384, 3), (512, 8)):  # no whole blocks of 256, and groups of 64
+        matrix = torch.zeros(3, size, dtype=torch.uint8), torch.ones(3, groups)
+        blocks = of_integers(*matrix, None, 4, is_long=True)
+        assert blocks is not None
+        assert blocks.kind not in LONG_KINDS
     scales = torch.ones(3, 3)
     assert of_integers(codes, scales, None, 4) is not None
     for scale in (1e6, 1e-9):
@@ -154,7 +165,7 @@ def test_products_are_those_of_the_reference_and_do_not_depend_on_rows_or_thread
     product = Product(library, matrix, table, 1)
     together = product.of(list(range(ROWS)))
     columns = np.arange(K) if matrix.columns is None else matrix.columns
-    expected = in_eight_bits(table.numpy()[:, columns], kind) @ matrix.expand().double().numpy()[:, columns].T
+    expected = in_integers(table.numpy()[:, columns], kind) @ matrix.expand().double().numpy()[:, columns].T
     np.testing.assert_allclose(together, expected, atol=2e-6 * np.abs(expected).max() * 10)
     for rows in ([3], [0, 14], [5, 4, 3, 2, 1, 0], list(range(1, 14))):
         assert (product.of(rows) == together[rows]).all()

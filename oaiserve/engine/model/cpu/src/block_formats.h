@@ -55,9 +55,8 @@ struct Layout {
   constexpr bool has_nibbles() const { return has_min && run == 16; }
   constexpr int runs() const { return int(BLOCK_GROUP) / run; }
   constexpr bool is_long() const { return run > BLOCK_GROUP; }  // scales are floats of several groups
-  constexpr bool reads_supers() const { return is_super || is_long(); }  // of x
   constexpr int code_bits() const { return low_bits + high_bits; }
-  constexpr long chunk() const { return reads_supers() ? SUPER : BLOCK_GROUP; }
+  constexpr long chunk() const { return is_super || is_long() ? SUPER : BLOCK_GROUP; }
   constexpr long scales() const { return is_long() ? SUPER / run : 1; }  // 16-bit floats of a column in a chunk
   constexpr long scale_of(long group) const { return is_long() ? group * BLOCK_GROUP / run : 0; }
   constexpr bool is_small() const { return code_bits() < 8 && (!is_codebook || is_e2m1); }  // a code is below 128

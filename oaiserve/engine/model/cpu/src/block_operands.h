@@ -212,14 +212,18 @@ Integers load_zeros(const uint8_t* chunk, long scale, long column) {
   return P::L.offset - Integers{};
 }
 
-// Adds to sums what 256 numbers of x and of weights make that have a scale for each 128. Zeros are in the products.
-template <Format FORMAT>
-Vector add_long(Vector sum, Integers first, Integers second, float x_scale, const uint8_t* chunk, long column) {
-  static_assert(layout_of(FORMAT).scales() == 2);
-  const Vector scaled = __builtin_convertvector(first, Vector) * load_halves(chunk + column * 2);
-  const Vector both = multiply_add(__builtin_convertvector(second, Vector), load_halves(chunk + (PANEL + column) * 2), scaled);
-  return multiply_add(both, x_scale - Vector{}, sum);
-}
+// How products of 128 numbers become what 256 numbers of x and of weights make. Zeros are in the products.
+struct LongScaling {
+  Vector first, second;
+
+  LongScaling(const uint8_t* chunk, long column)
+      : first(load_halves(chunk + column * 2)), second(load_halves(chunk + (PANEL + column) * 2)) {}
+  Vector add(Vector sum, Integers of_first, Integers of_second, float x_scale) const {
+    const Vector scaled = __builtin_convertvector(of_first, Vector) * first;
+    const Vector both = multiply_add(__builtin_convertvector(of_second, Vector), second, scaled);
+    return multiply_add(both, x_scale - Vector{}, sum);
+  }
+};
 
 constexpr long BLOCK_AHEAD = 8 << 10;  // how far ahead one tile reads memory, in bytes
 

@@ -1,12 +1,13 @@
 // Products with weights in the formats of GGUF files: y = x W^T + bias.
 //
-// x is quantized to eight bits, see block_rows.h. The products of 32 numbers, or of 128 or 256, are summed as integers, without
+// x is quantized, see block_rows.h. The products of 32 numbers, or of 128 or 256, are summed as integers, without
 // error; then they are scaled and added in the order of k. A column is computed alike for any number of rows, so its
 // sums are bitwise the same.
 #pragma once
 
 #include "block_tiles.h"
 #include "long_product.h"
+#include "long_tiles.h"
 #include "super_product.h"
 #include "super_tiles.h"
 
@@ -85,9 +86,12 @@ inline void multiply_panel(const BlockLinear& w, const RowLine* x, long x_stride
   for_format(weights.format, [&]<Format FORMAT>() {
     const long groups = w.k / BLOCK_GROUP, panel_bytes = block_panel_bytes(FORMAT, w.k);
 #if defined(WITH_INTEGER_TILES)
-    if constexpr (layout_of(FORMAT).reads_supers()) {
+    if constexpr (layout_of(FORMAT).is_super) {
       if (rows >= least_tiled_rows(expansion_of(FORMAT)))
         return multiply_supers_in_tiles<FORMAT>(weights.data, x, x_stride, rows, w.k, bias.values, sums, next_data);
+    } else if constexpr (layout_of(FORMAT).is_long()) {
+      if (rows >= LEAST_TILED_LONG_ROWS)
+        return multiply_longs_in_tiles<FORMAT>(weights.data, x, x_stride, rows, w.k, bias.values, sums, next_data);
     } else if (rows >= LEAST_TILED_ROWS) {
       return multiply_groups_in_tiles<FORMAT>(weights.data, x, x_stride, rows, w.k, bias.values, sums, next_data);
     }

@@ -1,9 +1,11 @@
-// Rows of x in eight bits, as products with weights in the formats of GGUF files read them.
+// Rows of x in integers, as products with weights in the formats of GGUF files read them.
 //
 // Weights whose scales are floats of 32 neighbours are multiplied with groups of 32 numbers of x that share a scale.
 // Where the scales of a format are integers times a float of 256 neighbours, so many numbers of x share one, too. Then
-// the sum of 256 products, each times the integer scale of its run, is an integer, and exact. Weights whose scales are
-// floats of 128 neighbours read the same: the sums of 128 products are exact.
+// the sum of 256 products, each times the integer scale of its run, is an integer, and exact.
+//
+// With weights whose scales are floats of 128 neighbours, 256 numbers of x share a scale, too, but have eleven bits: checkpoints
+// with such weights are made for products with floats, and with eight bits for so many numbers answers would be worse.
 #pragma once
 
 #include <type_traits>
@@ -13,13 +15,13 @@
 
 namespace oaiserve {
 
-// Which of the two weights read. A matrix whose panels have several formats may read both.
+// Which of these weights read. A matrix whose panels have several formats may read several.
 struct RowForms {
-  bool groups = false, supers = false;
+  bool groups = false, supers = false, longs = false;
 };
 
-// 64 bytes of a row. A row of k numbers has its supers first, if k is a multiple of 256, and then its groups. Those
-// that are not read have no values.
+// 64 bytes of a row. A row of k numbers has its supers and its longs first, if k is a multiple of 256, and then its
+// groups. Those that are not read have no values.
 struct alignas(64) RowLine {
   char bytes[64];
 };
@@ -39,17 +41,29 @@ struct alignas(64) QuantizedSuper {
   int8_t values[SUPER];
   float scale;
   int16_t sums[SUPER / 32], half_sums[SUPER / 16];  // of the values, by runs of 32 and of 16
-  int32_t unused;
-  int32_t long_sums[SUPER / 128];  // by runs of 128
+  int32_t unused[3];
   // The sums of runs of 16 as two bfloat16 each, whose sum is exact: what a tile multiplies with minimums.
   bf16 parts[SUPER / 16][2];
 };
 static_assert(sizeof(QuantizedSuper) == 6 * sizeof(RowLine));
 
+constexpr int HIGH_LEVEL = 8;  // what a number of the high level counts
+
+// 256 numbers in two levels: (high[i] * 8 + low[i]) * scale.
+struct alignas(64) QuantizedLong {
+  int8_t high[SUPER], low[SUPER];
+  float scale;
+  int32_t sums[SUPER / 128];  // of high * 8 + low, by runs of 128
+  int32_t unused[13];
+};
+static_assert(sizeof(QuantizedLong) == 9 * sizeof(RowLine));
+
 constexpr long SUPER_LINES = sizeof(QuantizedSuper) / sizeof(RowLine);
+constexpr long LONG_LINES = sizeof(QuantizedLong) / sizeof(RowLine);
 inline long lines_of_supers(long k) { return k % SUPER == 0 ? k / SUPER * SUPER_LINES : 0; }
+inline long lines_of_longs(long k) { return k % SUPER == 0 ? k / SUPER * LONG_LINES : 0; }
 // Rows of k numbers or fewer have room in so many lines.
-inline long most_lines(long k) { return (k + SUPER - 1) / SUPER * SUPER_LINES + k / BLOCK_GROUP; }
+inline long most_lines(long k) { return (k + SUPER - 1) / SUPER * (SUPER_LINES + LONG_LINES) + k / BLOCK_GROUP; }
 
 template <class Line>  // RowLine, or const RowLine
 auto* supers_in(Line* row) {
@@ -57,9 +71,14 @@ auto* supers_in(Line* row) {
   return reinterpret_cast<Super*>(row);
 }
 template <class Line>
+auto* longs_in(Line* row, long k) {
+  using Long = std::conditional_t<std::is_const_v<Line>, const QuantizedLong, QuantizedLong>;
+  return reinterpret_cast<Long*>(row + lines_of_supers(k));
+}
+template <class Line>
 auto* groups_in(Line* row, long k) {
   using Group = std::conditional_t<std::is_const_v<Line>, const QuantizedGroup, QuantizedGroup>;
-  return reinterpret_cast<Group*>(row + lines_of_supers(k));
+  return reinterpret_cast<Group*>(row + lines_of_supers(k) + lines_of_longs(k));
 }
 
 // Writes 16 numbers times `per_value` as integers. Returns their sum, which is exact, or NaN unless all are finite.
@@ -110,11 +129,31 @@ void quantize_super(const T* x, QuantizedSuper& out) {
     }
   }
   for (long i = 0; i < SUPER / 32; i++) out.sums[i] = int16_t(out.half_sums[2 * i] + out.half_sums[2 * i + 1]);
-  for (long i = 0; i < SUPER / 128; i++) {
-    out.long_sums[i] = 0;
-    for (long j = 0; j < 4; j++) out.long_sums[i] += out.sums[4 * i + j];
-  }
   out.scale = most / 127 + whole * 0.0f;
+}
+
+template <class T>
+void quantize_long(const T* x, QuantizedLong& out) {
+  typedef int8_t i8x16 __attribute__((vector_size(16)));
+  constexpr float MOST = 127 * HIGH_LEVEL + HIGH_LEVEL / 2 - 1;
+  const f32x16 magic = splat(12582912.0f);  // as in quantize_lanes
+  const float most = largest(x, SUPER), per_value = most > 0 ? MOST / most : 0;
+  float whole = 0;
+  for (long run = 0; run < SUPER / 128; run++) {
+    float total = 0;  // exact: it has at most 17 bits
+    for (long i = run * 128; i < (run + 1) * 128; i += LANES) {
+      const f32x16 values = (load(x + i) * per_value + magic) - magic;
+      const f32x16 high = (values * (1.0f / HIGH_LEVEL) + magic) - magic, low = values - high * float(HIGH_LEVEL);
+      const i8x16 high_bytes = __builtin_convertvector(__builtin_convertvector(high, i32x16), i8x16);
+      const i8x16 low_bytes = __builtin_convertvector(__builtin_convertvector(low, i32x16), i8x16);
+      std::memcpy(out.high + i, &high_bytes, sizeof(high_bytes));
+      std::memcpy(out.low + i, &low_bytes, sizeof(low_bytes));
+      total += sum(values);
+    }
+    whole += total;
+    out.sums[run] = total == total ? int32_t(total) : 0;
+  }
+  out.scale = most / MOST + whole * 0.0f;
 }
 
 // out, a row of k numbers in the forms that are read, gets `count` of them from `first` on: x [count]. Both are multiples
@@ -122,6 +161,7 @@ void quantize_super(const T* x, QuantizedSuper& out) {
 template <class T>
 void quantize_part(const T* x, long first, long count, long k, RowForms forms, RowLine* out) {
   for (long i = 0; forms.supers && i < count; i += SUPER) quantize_super(x + i, supers_in(out)[(first + i) / SUPER]);
+  for (long i = 0; forms.longs && i < count; i += SUPER) quantize_long(x + i, longs_in(out, k)[(first + i) / SUPER]);
   for (long i = 0; forms.groups && i < count; i += BLOCK_GROUP)
     quantize_group(x + i, groups_in(out, k)[(first + i) / BLOCK_GROUP]);
 }
@@ -131,6 +171,10 @@ inline void copy_times(const RowLine* row, long k, RowForms forms, float factor,
   for (long i = 0; forms.supers && i < k / SUPER; i++) {
     supers_in(out)[i] = supers_in(row)[i];
     supers_in(out)[i].scale *= factor;
+  }
+  for (long i = 0; forms.longs && i < k / SUPER; i++) {
+    longs_in(out, k)[i] = longs_in(row, k)[i];
+    longs_in(out, k)[i].scale *= factor;
   }
   for (long i = 0; forms.groups && i < k / BLOCK_GROUP; i++) {
     QuantizedGroup& group = groups_in(out, k)[i] = groups_in(row, k)[i];

@@ -53,8 +53,10 @@ struct BlockLinear {
   // What its panels read of a row of x.
   RowForms forms() const {
     RowForms found;
-    for (long panel = 0; panel < panels_of(n); panel++)
-      (layout_of(panels[panel].format).reads_supers() ? found.supers : found.groups) = true;
+    for (long panel = 0; panel < panels_of(n); panel++) {
+      const Layout layout = layout_of(panels[panel].format);
+      (layout.is_super ? found.supers : layout.is_long() ? found.longs : found.groups) = true;
+    }
     return found;
   }
 };

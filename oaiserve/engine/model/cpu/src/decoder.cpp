@@ -258,6 +258,7 @@ RowForms forms_of(const Decoder& decoder, long first, long count) {
     const RowForms forms = weights ? weights->forms() : RowForms{};
     found.groups |= forms.groups;
     found.supers |= forms.supers;
+    found.longs |= forms.longs;
   }
   return found;
 }
@@ -333,6 +334,15 @@ long oaiserve_add_assignment(Decoder* decoder, long experts, long top_k) {
 }
 
 #if defined(BLOCK_WEIGHTS)
+// Whether products with weights in blocks are summed in tiles.
+bool oaiserve_has_integer_tiles() {
+#if defined(WITH_INTEGER_TILES)
+  return true;
+#else
+  return false;
+#endif
+}
+
 // A buffer RowLine[tokens * rows_each][most_lines(width)], for rows of up to `width` numbers.
 long oaiserve_add_groups(Decoder* decoder, long width, long rows_each) {
   return add_part(decoder->groups, Buffer<RowLine>(most_lines(width), rows_each));

@@ -11,10 +11,11 @@ void long_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, co
                Ahead ahead) {
   using P = Places<FORMAT>;
   constexpr Layout L = P::L;
-  constexpr long SCALES = L.scales(), GROUPS_EACH = P::GROUPS / SCALES;
-  const QuantizedSuper* rows[ROWS];
+  constexpr long SCALES = 2, GROUPS_EACH = P::GROUPS / SCALES;
+  static_assert(L.scales() == SCALES);
+  const QuantizedLong* rows[ROWS];
   for (int r = 0; r < ROWS; r++) {
-    rows[r] = supers_in(x + r * x_stride);
+    rows[r] = longs_in(x + r * x_stride, k);
     std::memcpy(sums + r * PANEL, bias, PANEL * sizeof(float));
   }
   for (long column = 0; column < LANES; column += WIDTH) {  // of the left ones, and so of the right ones
@@ -24,34 +25,49 @@ void long_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, co
 #pragma GCC unroll 2
       for (long scale = 0; scale < SCALES; scale++) {
         const auto dot = dots[scale];
+        // Small codes are multiplied with both levels for one sum. Others have a sum for the high level.
+        constexpr bool IS_SMALL = L.is_small();
+        Integers high[ROWS][2] = {};
         for (int v = 0; v < 2; v++) {
           const Integers zeros = load_zeros<FORMAT>(chunk, scale, v * LANES + column);
 #pragma GCC unroll 8
-          for (int r = 0; r < ROWS; r++) dot[r][v] = -rows[r][c].long_sums[scale] * zeros;
+          for (int r = 0; r < ROWS; r++) dot[r][v] = -rows[r][c].sums[scale] * zeros;
         }
         for (long i = scale * GROUPS_EACH; i < (scale + 1) * GROUPS_EACH; i++) {
           if (column == 0) ahead.prefetch();
           for_steps<L, STEPS>([&](int step) {
-            VectorBits left, right;
-            load_codes<L>(chunk + P::codes(i) + column * 4, P::LOW, step, left, right);
+            VectorBits codes[2];
+            load_codes<L>(chunk + P::codes(i) + column * 4, P::LOW, step, codes[0], codes[1]);
+            const long place = i * BLOCK_GROUP + 4 * step;
 #pragma GCC unroll 8
             for (int r = 0; r < ROWS; r++) {
-              const QuadOfX quad = splat_quad(rows[r][c].values + i * BLOCK_GROUP + 4 * step);
-              dot[r][0] = dot_quads<L.is_small()>(dot[r][0], left, quad);
-              dot[r][1] = dot_quads<L.is_small()>(dot[r][1], right, quad);
+              const QuadOfX of_high = splat_quad(rows[r][c].high + place), of_low = splat_quad(rows[r][c].low + place);
+              for (int v = 0; v < 2; v++) {
+                dot[r][v] = dot_quads<IS_SMALL>(dot[r][v], codes[v], of_low);
+                if constexpr (IS_SMALL)
+                  dot[r][v] = dot_quads<IS_SMALL>(dot[r][v], codes[v] * HIGH_LEVEL, of_high);
+                else
+                  high[r][v] = dot_quads<IS_SMALL>(high[r][v], codes[v], of_high);
+              }
             }
           });
         }
+        if constexpr (!IS_SMALL)
+#pragma GCC unroll 8
+          for (int r = 0; r < ROWS; r++)
+            for (int v = 0; v < 2; v++) dot[r][v] += high[r][v] * HIGH_LEVEL;
       }
-      for (int v = 0; v < 2; v++)
+      for (int v = 0; v < 2; v++) {
+        const long at = v * LANES + column;
+        const LongScaling scaling(chunk, at);
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; r++) {
-          const long at = v * LANES + column;
           float* const sum = sums + r * PANEL + at;
           const Vector found =
-              add_long<FORMAT>(load_vector<Vector>(sum), dots[0][r][v], dots[1][r][v], rows[r][c].scale, chunk, at);
+              scaling.add(load_vector<Vector>(sum), dots[0][r][v], dots[1][r][v], rows[r][c].scale);
           std::memcpy(sum, &found, sizeof(found));
         }
+      }
     }
   }
 }

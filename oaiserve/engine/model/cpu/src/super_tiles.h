@@ -1,5 +1,4 @@
-// Products with weights whose scales are integers times a float of 256 neighbours, in the tiles of AMX. And with those
-// whose scales are floats of 128 neighbours.
+// Products with weights whose scales are integers times a float of 256 neighbours, in the tiles of AMX.
 //
 // A chunk of a panel, 256 by 32 weights, is expanded once for all rows: to codes times their integer scales, which have
 // up to 14 bits, in two *levels* of eight bits. Tiles sum the products of each level over all 256 numbers, without error.
@@ -9,9 +8,6 @@
 //
 // With 16 rows and 16 columns, a chunk takes nine instructions of 16 cycles, and six vectors for each row to put together
 // what they sum.
-//
-// Codes whose scales are floats of 128 neighbours only lose their zeros, and fit into eight bits with a sign. Each half of
-// a chunk has sums of its own: these are in the place of levels, and eight instructions make them.
 #pragma once
 
 #include "block_tiles.h"
@@ -29,10 +25,8 @@ enum class Expansion {
   NEGATIVE,        // they fit in with the other sign
   SPLIT_SCALES,    // low + 8 * high: each level has three bits of the scales, and neither has a sign
   SPLIT_PRODUCTS,  // low + 256 * high: the low level has the last eight bits, and the high one the sign
-  NO_SCALES,       // codes are not multiplied; each half of the chunk has a sum
 };
 constexpr Expansion expansion_of(Format format) {
-  if (layout_of(format).is_long()) return Expansion::NO_SCALES;
   switch (format) {
     case Format::Q2_K: return Expansion::ONE_LEVEL;     // 3 * 15
     case Format::Q3_K: return Expansion::NEGATIVE;      // -4..3 times -32..31
@@ -42,7 +36,7 @@ constexpr Expansion expansion_of(Format format) {
   }
 }
 constexpr int levels_of(Expansion expansion) {
-  return expansion == Expansion::SPLIT_SCALES || expansion == Expansion::SPLIT_PRODUCTS ? 2 : 1;
+  return expansion == Expansion::ONE_LEVEL || expansion == Expansion::NEGATIVE ? 1 : 2;
 }
 constexpr long least_tiled_rows(Expansion expansion) { return levels_of(expansion) == 1 ? 5 : 9; }
 
@@ -100,23 +94,6 @@ template <Expansion EXPANSION>
   }
 }
 
-// Subtracts zeros from the codes of a group.
-template <Format FORMAT>
-void subtract_zeros(const uint8_t* chunk, long group, ExpandedChunk<1>& out) {
-  using P = Places<FORMAT>;
-  VectorBits zeros[2];
-  for (int half = 0; half < 2; half++)
-    zeros[half] = (VectorBits)load_zeros<FORMAT>(chunk, P::L.scale_of(group), half * LANES) * 0x01010101u;
-#pragma GCC unroll 8
-  for (int step = 0; step < STEPS; step++) {
-    VectorBits codes[2];
-    load_codes<P::L>(chunk + P::codes(group), P::LOW, step, codes[0], codes[1]);
-    for (int half = 0; half < 2; half++)
-      _mm512_store_si512(out.weights[half][0][group * STEPS + step],
-                         _mm512_sub_epi8((__m512i)codes[half], (__m512i)zeros[half]));
-  }
-}
-
 // Expands a group of a chunk.
 template <Format FORMAT, int LEVELS>
 void expand_group(const uint8_t* chunk, long group, ExpandedChunk<LEVELS>& out) {
@@ -147,7 +124,7 @@ void expand_group(const uint8_t* chunk, long group, ExpandedChunk<LEVELS>& out) 
   }
 }
 
-// What a tile of rows and 16 columns sums: the products of both levels, or both halves, and those of minimums.
+// What a tile of rows and 16 columns sums: the products of both levels, and those of minimums.
 struct alignas(64) TiledSums {
   int32_t products[2][TILE_HEIGHT][LANES];
   float mins[TILE_HEIGHT][LANES];
@@ -167,12 +144,11 @@ template <Expansion EXPANSION, bool HAS_MIN, class Between>
 void multiply_chunk(const QuantizedSuper& x, long x_bytes, const ExpandedChunk<levels_of(EXPANSION)>& chunk,
                     TiledSums* out, Between&& between) {
   constexpr int LEVELS = levels_of(EXPANSION);
-  constexpr bool HAS_HALVES = EXPANSION == Expansion::NO_SCALES, HAS_TWO_SUMS = LEVELS == 2 || HAS_HALVES;
-  constexpr bool LOW_IS_SIGNED = EXPANSION == Expansion::NEGATIVE || HAS_HALVES;
+  constexpr bool LOW_IS_SIGNED = EXPANSION == Expansion::NEGATIVE;
   constexpr bool HIGH_IS_SIGNED = EXPANSION == Expansion::SPLIT_PRODUCTS;
   _tile_zero(0);
   _tile_zero(2);
-  if constexpr (HAS_TWO_SUMS) {
+  if constexpr (LEVELS == 2) {
     _tile_zero(1);
     _tile_zero(3);
   }
@@ -186,19 +162,12 @@ void multiply_chunk(const QuantizedSuper& x, long x_bytes, const ExpandedChunk<l
     _tile_dpbf16ps(5, 6, 7);
   }
 #pragma GCC unroll 4
-  for (int i = 0; i < DEPTH; i++) {
-    const int depth = HAS_HALVES ? i % 2 * 2 + i / 2 : i;  // the halves in turns, so that a sum does not wait for the last
+  for (int depth = 0; depth < DEPTH; depth++) {
     LOAD_TILE(6, x.values + depth * TILE_BYTES, x_bytes);
     LOAD_TILE(7, chunk.weights[0][0][depth * TILE_HEIGHT], PLANE);
-    if (HAS_HALVES && i % 2)
-      MULTIPLY_WEIGHTS(LOW_IS_SIGNED, 1, 6, 7);
-    else
-      MULTIPLY_WEIGHTS(LOW_IS_SIGNED, 0, 6, 7);
+    MULTIPLY_WEIGHTS(LOW_IS_SIGNED, 0, 6, 7);
     LOAD_TILE(7, chunk.weights[1][0][depth * TILE_HEIGHT], PLANE);
-    if (HAS_HALVES && i % 2)
-      MULTIPLY_WEIGHTS(LOW_IS_SIGNED, 3, 6, 7);
-    else
-      MULTIPLY_WEIGHTS(LOW_IS_SIGNED, 2, 6, 7);
+    MULTIPLY_WEIGHTS(LOW_IS_SIGNED, 2, 6, 7);
     if constexpr (LEVELS == 2) {
       LOAD_TILE(7, chunk.weights[0][1][depth * TILE_HEIGHT], PLANE);
       MULTIPLY_WEIGHTS(HIGH_IS_SIGNED, 1, 6, 7);
@@ -213,7 +182,7 @@ void multiply_chunk(const QuantizedSuper& x, long x_bytes, const ExpandedChunk<l
   }
   _tile_stored(0, out[0].products[0], TILE_BYTES);
   _tile_stored(2, out[1].products[0], TILE_BYTES);
-  if constexpr (HAS_TWO_SUMS) {
+  if constexpr (LEVELS == 2) {
     _tile_stored(1, out[0].products[1], TILE_BYTES);
     _tile_stored(3, out[1].products[1], TILE_BYTES);
   }
@@ -222,31 +191,24 @@ void multiply_chunk(const QuantizedSuper& x, long x_bytes, const ExpandedChunk<l
 // sums += what a tile has for so many rows. They are PANEL floats apart, and those of x `x_bytes`.
 template <Format FORMAT>
 inline void add_rows(const TiledSums& from, long first, long count, const QuantizedSuper& x, long x_bytes,
-                     const uint8_t* chunk, long column, float* sums) {
+                     const Scaling& scaling, float* sums) {
   constexpr Expansion EXPANSION = expansion_of(FORMAT);
   const int32_t* products = from.products[0][first];
   const char* scale = reinterpret_cast<const char*>(&x.scale) + first * x_bytes;
-  const Scaling scaling = load_scaling<FORMAT>(chunk, column);
-  sums += first * PANEL + column;
+  sums += first * PANEL;
 #pragma GCC unroll 4
   for (long r = 0; r < count; r++, products += LANES, scale += x_bytes, sums += PANEL) {
+    Integers total = load_vector<Integers>(products);
+    if constexpr (levels_of(EXPANSION) == 2)
+      total += load_vector<Integers>(products + TILE_HEIGHT * LANES) << (EXPANSION == Expansion::SPLIT_SCALES ? 3 : 8);
+    if constexpr (EXPANSION == Expansion::NEGATIVE) total = -total;
+    Vector mins{};
+    if constexpr (layout_of(FORMAT).has_min)
+      mins = load_vector<Vector>(reinterpret_cast<const float*>(products) + 2 * TILE_HEIGHT * LANES);
     float x_scale;
     std::memcpy(&x_scale, scale, sizeof(x_scale));
     const Vector before = load_vector<Vector>(sums);
-    Integers total = load_vector<Integers>(products), second{};
-    if constexpr (EXPANSION != Expansion::ONE_LEVEL && EXPANSION != Expansion::NEGATIVE)
-      second = load_vector<Integers>(products + TILE_HEIGHT * LANES);
-    Vector sum;
-    if constexpr (EXPANSION == Expansion::NO_SCALES) {
-      sum = add_long<FORMAT>(before, total, second, x_scale, chunk, column);
-    } else {
-      if constexpr (levels_of(EXPANSION) == 2) total += second << (EXPANSION == Expansion::SPLIT_SCALES ? 3 : 8);
-      if constexpr (EXPANSION == Expansion::NEGATIVE) total = -total;
-      Vector mins{};
-      if constexpr (layout_of(FORMAT).has_min)
-        mins = load_vector<Vector>(reinterpret_cast<const float*>(products) + 2 * TILE_HEIGHT * LANES);
-      sum = add_super<layout_of(FORMAT).has_min>(before, total, mins, x_scale, scaling);
-    }
+    const Vector sum = add_super<layout_of(FORMAT).has_min>(before, total, mins, x_scale, scaling);
     std::memcpy(sums, &sum, sizeof(sum));
   }
 }
@@ -265,11 +227,12 @@ struct TiledPart {
     if (!found) return;
     const long rows = end - first, each = (rows + DEPTH - 1) / DEPTH, begin = std::min(quarter * each, rows);
     for (int half = 0; half < 2; half++) {
-      const long column = half * LANES;
+      const Scaling scaling = load_scaling<FORMAT>(chunk, half * LANES);
+      float* const to = sums + half * LANES;
       if (rows == TILE_HEIGHT)
-        add_rows<FORMAT>(found[half], quarter * (TILE_HEIGHT / DEPTH), TILE_HEIGHT / DEPTH, *x, x_bytes, chunk, column, sums);
+        add_rows<FORMAT>(found[half], quarter * (TILE_HEIGHT / DEPTH), TILE_HEIGHT / DEPTH, *x, x_bytes, scaling, to);
       else
-        add_rows<FORMAT>(found[half], first + begin, std::min(each, rows - begin), *x, x_bytes, chunk, column, sums);
+        add_rows<FORMAT>(found[half], first + begin, std::min(each, rows - begin), *x, x_bytes, scaling, to);
     }
   }
 };
@@ -291,10 +254,7 @@ void multiply_supers_in_tiles(const uint8_t* panel, const RowLine* x, long x_str
               (panel_bytes / PLANE + steps - 1) / steps * PLANE};
   const auto expand = [&](const uint8_t* chunk, long group) {
     if (is_near) ahead.prefetch();
-    if constexpr (EXPANSION == Expansion::NO_SCALES)
-      subtract_zeros<FORMAT>(chunk, group, expanded);
-    else
-      expand_group<FORMAT>(chunk, group, expanded);
+    expand_group<FORMAT>(chunk, group, expanded);
   };
   TiledSums found[2][2];
   configure_for_supers(height);

@@ -1,0 +1,211 @@
+// Products with weights whose scales are floats that 128 neighbours share, in the tiles of AMX.
+//
+// A chunk of a panel, 256 by 32 weights, is expanded once for all rows: to codes less their zeros, in eight bits with a
+// sign. Tiles sum the products of 128 numbers, without error; then these are scaled and added, as long_product.h does it,
+// so a row gets the same numbers from both.
+//
+// Weights of four bits are expanded a second time, times what the high level of x counts: they still fit into eight bits,
+// and one tile sums the products of both levels. With eight bits, each level has a tile.
+//
+// With 16 rows and 32 columns, a chunk takes sixteen instructions of 16 cycles, and 32 times five vectors to scale and add
+// what they sum; with eight bits, 32 times nine.
+#pragma once
+
+#include "block_tiles.h"
+
+#if defined(WITH_INTEGER_TILES)
+
+namespace oaiserve {
+
+constexpr long LEAST_TILED_LONG_ROWS = 5;
+constexpr long OF_LONGS = 3000;  // and how many rows: what tiles are configured for, see tile_rows of amx.h
+constexpr int LONG_RUNS = 2;     // of 128, in a chunk
+constexpr int RUN_DEPTH = 2;     // tiles along k of a run
+constexpr int QUARTERS = LONG_RUNS * RUN_DEPTH;
+
+// Configures the tiles for up to 16 rows: 0 to 3 have sums, 4 and 5 the levels of rows of x, and 6 and 7 weights.
+inline void configure_for_longs(long rows) {
+  if (tile_rows == OF_LONGS + rows) return;
+  alignas(64) TileConfig config;
+  for (const int tile : {0, 1, 2, 3, 4, 5}) config.set(tile, rows);
+  for (const int tile : {6, 7}) config.set(tile, TILE_HEIGHT);
+  load_config(config);
+  tile_rows = OF_LONGS + rows;
+}
+
+// A chunk of a panel, as tiles take it, for each level of x. A half has the left or the right 16 columns.
+template <bool IS_SMALL>
+struct alignas(64) LongChunk {
+  static constexpr int LEVELS = IS_SMALL ? 2 : 1;  // high and low, if they differ
+  int8_t weights[LEVELS][2][SUPER / 4][PLANE];
+};
+
+// Expands a group of a chunk.
+template <Format FORMAT, bool IS_SMALL>
+void subtract_zeros(const uint8_t* chunk, long group, LongChunk<IS_SMALL>& out) {
+  using P = Places<FORMAT>;
+  typedef uint8_t Bytes __attribute__((vector_size(PLANE)));
+  Bytes zeros[2];
+  for (int half = 0; half < 2; half++)
+    zeros[half] = (Bytes)((VectorBits)load_zeros<FORMAT>(chunk, P::L.scale_of(group), half * LANES) * in_each_byte(1));
+#pragma GCC unroll 8
+  for (int step = 0; step < STEPS; step++) {
+    VectorBits codes[2];
+    load_codes<P::L>(chunk + P::codes(group), P::LOW, step, codes[0], codes[1]);
+    for (int half = 0; half < 2; half++) {
+      const Bytes weights = (Bytes)codes[half] - zeros[half];
+      std::memcpy(out.weights[out.LEVELS - 1][half][group * STEPS + step], &weights, sizeof(weights));
+      if constexpr (IS_SMALL) {
+        const VectorBits times = ((VectorBits)weights & in_each_byte(0xff / HIGH_LEVEL)) * HIGH_LEVEL;
+        std::memcpy(out.weights[0][half][group * STEPS + step], &times, sizeof(times));
+      }
+    }
+  }
+}
+
+// What tiles of rows and 16 columns sum, by run of 128 and, with weights of eight bits, by level.
+struct alignas(64) LongSums {
+  int32_t products[LONG_RUNS][2][TILE_HEIGHT][LANES];
+};
+
+// out [2] = up to 16 rows of x, which are `x_bytes` apart, times both halves of a chunk of small weights. Calls
+// between(quarter) after each quarter of the products, with work for the rest of the core.
+template <class Between>
+void multiply_chunk(const QuantizedLong& x, long x_bytes, const LongChunk<true>& chunk, LongSums* out,
+                    Between&& between) {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+#pragma GCC unroll 4
+  for (int i = 0; i < QUARTERS; i++) {
+    // The runs in turns, because an instruction waits for the last one with the same sums.
+    const int run = i % LONG_RUNS, depth = run * RUN_DEPTH + i / LONG_RUNS;
+#pragma GCC unroll 2
+    for (int level = 0; level < 2; level++) {
+      LOAD_TILE(4, (level ? x.low : x.high) + depth * TILE_BYTES, x_bytes);
+      LOAD_TILE(6, chunk.weights[level][0][depth * TILE_HEIGHT], PLANE);
+      LOAD_TILE(7, chunk.weights[level][1][depth * TILE_HEIGHT], PLANE);
+      if (run == 0) {
+        _tile_dpbssd(0, 4, 6);
+        _tile_dpbssd(2, 4, 7);
+      } else {
+        _tile_dpbssd(1, 4, 6);
+        _tile_dpbssd(3, 4, 7);
+      }
+    }
+    between(depth);
+  }
+  _tile_stored(0, out[0].products[0][0], TILE_BYTES);
+  _tile_stored(1, out[0].products[1][0], TILE_BYTES);
+  _tile_stored(2, out[1].products[0][0], TILE_BYTES);
+  _tile_stored(3, out[1].products[1][0], TILE_BYTES);
+}
+
+// The same with weights of eight bits.
+template <class Between>
+void multiply_chunk(const QuantizedLong& x, long x_bytes, const LongChunk<false>& chunk, LongSums* out,
+                    Between&& between) {
+#pragma GCC unroll 2
+  for (int run = 0; run < LONG_RUNS; run++) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+#pragma GCC unroll 2
+    for (int depth = run * RUN_DEPTH; depth < (run + 1) * RUN_DEPTH; depth++) {
+      LOAD_TILE(4, x.high + depth * TILE_BYTES, x_bytes);
+      LOAD_TILE(6, chunk.weights[0][0][depth * TILE_HEIGHT], PLANE);
+      _tile_dpbssd(0, 4, 6);
+      LOAD_TILE(7, chunk.weights[0][1][depth * TILE_HEIGHT], PLANE);
+      _tile_dpbssd(2, 4, 7);
+      LOAD_TILE(5, x.low + depth * TILE_BYTES, x_bytes);
+      _tile_dpbssd(1, 5, 6);
+      _tile_dpbssd(3, 5, 7);
+      between(depth);
+    }
+    _tile_stored(0, out[0].products[run][0], TILE_BYTES);
+    _tile_stored(1, out[0].products[run][1], TILE_BYTES);
+    _tile_stored(2, out[1].products[run][0], TILE_BYTES);
+    _tile_stored(3, out[1].products[run][1], TILE_BYTES);
+  }
+}
+
+// Rows whose products with a chunk tiles have summed, where these are, and where they belong.
+struct TiledLongs {
+  const LongSums* found = nullptr;  // [2], of the left and the right columns
+  const uint8_t* chunk;
+  const QuantizedLong* x;
+  float* sums;
+  long first, end;  // the rows that are not added yet
+
+  // Adds a quarter of the rows to their sums.
+  template <bool IS_SMALL>
+  void add(int quarter, long x_bytes) const {
+    if (!found) return;
+    const long each = (end - first + QUARTERS - 1) / QUARTERS, begin = std::min(first + quarter * each, end);
+    for (int half = 0; half < 2; half++) {
+      const LongScaling scaling(chunk, half * LANES);
+      const auto total = [&](int run, long r) {
+        const auto& levels = found[half].products[run];
+        const Integers high = load_vector<Integers>(levels[0][r]);  // or both
+        return IS_SMALL ? high : high * HIGH_LEVEL + load_vector<Integers>(levels[1][r]);
+      };
+#pragma GCC unroll 4
+      for (long r = begin; r < std::min(begin + each, end); r++) {
+        float x_scale, *const to = sums + r * PANEL + half * LANES;
+        std::memcpy(&x_scale, reinterpret_cast<const char*>(&x->scale) + r * x_bytes, sizeof(x_scale));
+        const Vector sum = scaling.add(load_vector<Vector>(to), total(0, r), total(1, r), x_scale);
+        std::memcpy(to, &sum, sizeof(sum));
+      }
+    }
+  }
+};
+
+// sums [rows, PANEL] = bias + x [rows, k] times a panel, while a `Tiles` lives on this thread. While tiles multiply, the
+// part before is scaled and added, and the next chunk is expanded, as in multiply_supers_in_tiles.
+template <Format FORMAT>
+void multiply_longs_in_tiles(const uint8_t* panel, const RowLine* x, long x_stride, long rows, long k,
+                             const float* bias, float* sums, const uint8_t* next) {
+  using P = Places<FORMAT>;
+  static_assert(P::L.scales() == LONG_RUNS);
+  const long chunks = k / SUPER, panel_bytes = chunks * P::CHUNK, x_bytes = x_stride * long(sizeof(RowLine));
+  const long height = std::min(rows, TILE_HEIGHT), times = (rows + height - 1) / height;
+  constexpr bool IS_SMALL = P::L.code_bits() == 4;
+  LongChunk<IS_SMALL> expanded;
+  // A panel is read ahead group by group if expanding is most of the work, else the next one with each quarter.
+  const bool is_near = times == 1;
+  const long steps = is_near ? chunks * P::GROUPS : chunks * times * QUARTERS;
+  Ahead ahead{panel, next, panel_bytes, is_near ? std::min(panel_bytes, BLOCK_AHEAD) : panel_bytes,
+              (panel_bytes / PLANE + steps - 1) / steps * PLANE};
+  const auto expand = [&](const uint8_t* chunk, long group) {
+    if (is_near) ahead.prefetch();
+    subtract_zeros<FORMAT>(chunk, group, expanded);
+  };
+  LongSums found[2][2];
+  configure_for_longs(height);
+  for (long r = 0; r < rows; r++) std::memcpy(sums + r * PANEL, bias, PANEL * sizeof(float));
+  for (long group = 0; group < P::GROUPS; group++) expand(panel, group);
+
+  TiledLongs last;
+  for (long c = 0, number = 0; c < chunks; c++)
+    for (long t = 0; t < times; t++, number ^= 1) {
+      const uint8_t* const chunk = panel + c * P::CHUNK;
+      const long row = std::min(t * height, rows - height);
+      const TiledLongs part{found[number],      chunk,           &longs_in(x + row * x_stride, k)[c],
+                            sums + row * PANEL, t * height - row, height};
+      const bool expands = t + 1 == times && c + 1 < chunks;
+      multiply_chunk(*part.x, x_bytes, expanded, found[number], [&, last](int quarter) {
+        if (!is_near) ahead.prefetch();
+        last.template add<IS_SMALL>(quarter, x_bytes);
+        for (long i = 0; expands && i < P::GROUPS / QUARTERS; i++)
+          expand(chunk + P::CHUNK, quarter * (P::GROUPS / QUARTERS) + i);
+      });
+      last = part;
+    }
+  for (int quarter = 0; quarter < QUARTERS; quarter++) last.template add<IS_SMALL>(quarter, x_bytes);
+}
+
+}  // namespace oaiserve
+
+#endif
