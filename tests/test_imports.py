@@ -161,8 +161,9 @@ MODEL_ROWS = {
     "cpu.describe_mixers": "cpu.description cpu.module_reader spec",
     "cpu.describe_experts": "cpu.blocks cpu.description cpu.module_reader layer_operations spec",
     "cpu.describe_altup": "cpu.description cpu.module_reader",
+    "cpu.describe_shared": "cpu.description cpu.module_reader",
     "cpu.describe": "attention.rotation cpu.blocks cpu.describe_altup cpu.describe_experts cpu.describe_mixers "
-    "cpu.description cpu.fit cpu.module_reader spec",
+    "cpu.describe_shared cpu.description cpu.fit cpu.module_reader spec",
     "cpu.kv_layout": "attention cpu.description kv_cache spec",
     "cpu.attention": "attention batch cpu.kv_layout cpu.library spec",
     "cpu.packed_adapter": "adapters cpu.description cpu.kv_layout cpu.library",
@@ -178,8 +179,9 @@ MODEL_ROWS = {
     "cpu.check": "adapters batch cpu.description cpu.native rehearsal spec states",
     "cpu.check_layers": "adapters cpu.check cpu.description cpu.module_reader cpu.native cpu.part spec",
     "cpu.checked": "adapters attention.rotation cpu.altup_operations cpu.blocks cpu.build cpu.check "
-    "cpu.describe cpu.describe_altup cpu.describe_experts cpu.describe_mixers cpu.description cpu.expert_operations "
-    "cpu.fit cpu.library cpu.mixer_operations cpu.module_reader cpu.native cpu.operation_list cpu.operations "
+    "cpu.describe cpu.describe_altup cpu.describe_experts cpu.describe_mixers cpu.describe_shared cpu.description "
+    "cpu.expert_operations cpu.fit cpu.library cpu.mixer_operations cpu.module_reader cpu.native cpu.operation_list "
+    "cpu.operations "
     "cpu.pack_weights cpu.part cpu.quantized_file cpu.reserved cpu.stored layer_operations spec",
     "cpu.start": "adapted_modules adapters attention attention.reference batch cpu.attention cpu.build cpu.check "
     "cpu.check_layers cpu.describe cpu.description cpu.kv_layout cpu.library cpu.native eager executor runner spec",

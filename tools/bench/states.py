@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
-from oaiserve.config import Quantize
+from oaiserve.config import EngineOptions, Quantize
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.cpu.native import NativeDecoder
-from oaiserve.engine.model.cpu.start import native_attention, native_decoder
+from oaiserve.engine.model.cpu.start import native_attention, native_decoder, with_native_cache
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.prepare import prepare
@@ -61,6 +61,20 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_attention_heads": 16, "num_key_value_heads": 8, "block_ffn_dim_multiplier": 1.0,
         "layer_types": [("conv", "full_attention")[i in (2, 5, 8, 10, 12, 14)] for i in range(16)],
     },
+    "Zamba2-1.2B": {
+        "model_type": "zamba2", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 38,
+        "num_attention_heads": 32, "num_key_value_heads": 32, "n_mamba_heads": 64, "mamba_d_state": 128,
+        "use_shared_attention_adapter": True, "use_mem_rope": True, "adapter_rank": 128, "chunk_size": 256,
+        "layers_block_type": [("linear_attention", "hybrid")[i % 6 == 5] for i in range(38)],
+    },
+    "Kimi-Linear, 4 layers, 32 experts": {
+        "model_type": "kimi_linear", "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 4,
+        "num_attention_heads": 32, "num_key_value_heads": 32, "linear_head_dim": 128, "linear_num_heads": 32,
+        "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "head_dim": 64,
+        "num_experts": 32, "n_routed_experts": 32, "num_experts_per_tok": 8, "moe_intermediate_size": 1024,
+        "n_shared_experts": 1, "first_k_dense_replace": 1,
+        "layer_types": [("linear_attention", "full_attention")[i == 3] for i in range(4)],
+    },
 }  # fmt: skip
 
 
@@ -92,7 +106,7 @@ def measure_model(name: str, arguments: argparse.Namespace) -> dict[str, dict[st
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config_of(name, arguments.layers), dtype=torch.bfloat16)
     loaded = prepare(model.eval())
-    native = native_step(loaded, arguments.quantize)
+    native = native_step(with_native_cache(loaded, EngineOptions()), arguments.quantize)
     attention = native_attention(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, num_threads=default_threads())
     eager = EagerExecutor(loaded, attention.caches, attention.prepare)
     states = States(loaded.state_shapes, max(point.num_sequences for point in LOADS.values()), loaded.device)

@@ -30,6 +30,7 @@ from oaiserve.engine.model.cpu import (
     describe_altup,
     describe_experts,
     describe_mixers,
+    describe_shared,
     description,
     expert_operations,
     fit,
@@ -60,8 +61,17 @@ _FILES = (".json", ".safetensors")
 _PACKAGES = ("oaiserve", "torch", "transformers")
 # What describes a model, and makes operations of the description.
 _CODE = (
-    *(describe, describe_altup, describe_experts, describe_mixers, description, fit, module_reader, layer_operations),
-    *(altup_operations, expert_operations, mixer_operations, operation_list, operations, pack_weights, rotation),
+    *(describe, describe_altup, describe_experts, describe_mixers, describe_shared, description, fit, module_reader),
+    *(
+        layer_operations,
+        altup_operations,
+        expert_operations,
+        mixer_operations,
+        operation_list,
+        operations,
+        pack_weights,
+        rotation,
+    ),
 )
 # The settings that a start could refuse, or that change what the native step computes.
 _OPTIONS = (

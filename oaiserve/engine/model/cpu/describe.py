@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from oaiserve.engine.model.attention.rotation import query_factors
-from oaiserve.engine.model.cpu import describe_altup, describe_experts, describe_mixers
+from oaiserve.engine.model.cpu import describe_altup, describe_experts, describe_mixers, describe_shared
 from oaiserve.engine.model.cpu.blocks import Blocks, ExpertBlocks
 from oaiserve.engine.model.cpu.description import (
     MLP,
@@ -32,8 +32,10 @@ from oaiserve.engine.model.cpu.description import (
     LayerInputs,
     Matrix,
     Mixer,
+    Norm,
     NotKnown,
     RotaryTable,
+    SharedBlock,
     by_kind,
 )
 from oaiserve.engine.model.cpu.fit import fit
@@ -125,9 +127,12 @@ class _Description:
         reader = self._reader
         if not getattr(layer, "do_layer_norm_before", True):
             raise NotKnown("it norms the hidden state itself")
-        mixer = None if index not in self._loaded.state_shapes else describe_mixers.mixer(reader, index, layer)
+        with_state: Any = reader.child(layer, "mamba_decoder", optional=True) or layer
+        mixer = None if index not in self._loaded.state_shapes else describe_mixers.mixer(reader, index, with_state)
         if hasattr(layer, "norm"):
             return self._single_part(index, layer, mixer)
+        if mixer is not None and {name for name, _ in with_state.named_children()} == {"input_layernorm", "mamba"}:
+            return self._mixer_behind_block(index, layer, reader.norm(with_state.input_layernorm), mixer)
         attends = mixer is None or index in self._loaded.kv_shapes
         attention = reader.child(layer, "self_attn", "attn", "attention", "self_attention") if attends else None
         attention_norm = reader.norm_of(
@@ -204,6 +209,20 @@ class _Description:
             altup=None,
             input_gate=None,
             factor=1.0,
+        )
+
+    def _mixer_behind_block(self, index: int, layer: Any, norm: Norm, mixer: Mixer) -> Layer:
+        """Describe a layer that is a mixer, which may have a block before it that other layers share."""
+        reader = self._reader
+        found = Layer(norm, None, 1.0, mixer, 1.0, None, None, None, None, None, False, None, None, 1.0)
+        if (shared := reader.child(layer, "shared_transformer", optional=True)) is None:
+            return found
+        return replace(
+            found,
+            attention=describe_shared.attention(reader, index, shared, self._attention(index, shared.self_attn)),
+            mlp_norm=reader.norm(shared.pre_ff_layernorm),
+            mlp=describe_shared.mlp(reader, index, shared, _mlp(reader, shared.feed_forward)),
+            block=SharedBlock(reader.norm(shared.input_layernorm), reader.matrix(layer.linear)),
         )
 
     def _attention(self, index: int, attention: Any) -> Attention:

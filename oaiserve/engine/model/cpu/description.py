@@ -52,6 +52,8 @@ class Matrix:
     parts: int = 3
     # What `weight` is a copy of, which may be in the model's files as it is; None: it is no copy of rows.
     copy_of: Rows | None = None
+    # What the model adds to the products with all of the module's rows, where layers share `weight` but not this.
+    own: LowRank | None = None
 
     def picked(self, rows: Tensor | slice) -> Matrix:
         """Return the matrix of these rows, a slice or int64 [m], to which no adapter can add."""
@@ -411,6 +413,18 @@ class Laurel:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedBlock:
+    """Attention and an MLP before a mixer, whose matrices several layers share.
+
+    Attention reads norm([hidden state, embedding]), the MLP what attention gives, and the mixer the hidden state +
+    out(what the MLP gives). To the hidden state, only the mixer adds.
+    """
+
+    norm: Norm  # [2 * width]
+    out: Matrix  # [width, width]
+
+
+@dataclass(frozen=True, slots=True)
 class Layer:
     attention_norm: Norm | None  # before attention, or before the mixer
     attention: Attention | None
@@ -426,6 +440,7 @@ class Layer:
     altup: AltUp | None  # None: a token has one hidden state
     input_gate: InputGate | None  # which comes last
     factor: float  # of the hidden state behind the layer
+    block: SharedBlock | None = None  # that attention and the MLP make; the first norm is the mixer's
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,12 @@ def _fits(layer: Layer, width: int) -> bool:
         norms += [own.router, own.experts, own.experts_out, own.shared_out]
     return (
         all(norm is None or len(norm.weight) == width for norm in norms)
-        and (layer.attention is None or _fits_attention(layer.attention, width))
+        and (
+            layer.attention is None
+            or _fits_attention(layer.attention, width, width if layer.block is None else 2 * width)
+        )
+        and (layer.block is None or _fits_block(layer, width))
+        and all(_fits_own(matrix) for matrix in _with_own(layer))
         and (layer.mixer is None or _fits_mixer(layer.mixer, width))
         and (layer.laurel is None or _fits_low_rank(layer.laurel.product, width, width))
         and (layer.input_gate is None or _fits_gate(layer.input_gate, width))
@@ -77,7 +82,33 @@ def _fits(layer: Layer, width: int) -> bool:
     )
 
 
-def _fits_attention(attention: Attention, width: int) -> bool:
+def _fits_block(layer: Layer, width: int) -> bool:
+    return (
+        layer.block is not None
+        and None not in (layer.attention, layer.attention_norm, layer.mixer)
+        and isinstance(layer.mlp, MLP)
+        and len(layer.block.norm.weight) == 2 * width
+        and layer.block.out.weight.shape == (width, width)
+    )
+
+
+def _with_own(layer: Layer) -> list[Matrix]:
+    """Return the matrices of a layer to whose products it adds some of its own."""
+    qkv = layer.attention.qkv if layer.attention is not None and isinstance(layer.attention.qkv, list) else []
+    mlp = [layer.mlp.gate, layer.mlp.up] if isinstance(layer.mlp, MLP) else []
+    return [matrix for matrix in (*qkv, *mlp) if matrix is not None and matrix.own is not None]
+
+
+def _fits_own(matrix: Matrix) -> bool:
+    rows, columns = matrix.weight.shape
+    if (own := matrix.own) is None:
+        return True
+    all_rows = len(own.up.weight)
+    return matrix.first_row + rows <= all_rows and _fits_low_rank(own, all_rows, columns)
+
+
+def _fits_attention(attention: Attention, width: int, reads: int) -> bool:
+    """Return whether attention fits that reads `reads` numbers, and gives `width`."""
     shape, numbers = attention.shape, attention.heads * attention.shape.value_dim
     norms = [
         (attention.query_norm, {shape.key_dim, attention.heads * shape.key_dim}),
@@ -86,10 +117,10 @@ def _fits_attention(attention: Attention, width: int) -> bool:
     ]
     return (
         all(norm is None or len(norm.weight) in widths for norm, widths in norms)
-        and _fits_projection(attention, width)
+        and _fits_projection(attention, reads)
         and attention.out.weight.shape == (width, numbers)
         and (attention.factors is None or len(attention.factors) == _num_rows(attention.qkv))
-        and (attention.gate is None or attention.gate.weight.shape == (numbers, width))
+        and (attention.gate is None or attention.gate.weight.shape == (numbers, reads))
         and all(own is None or len(own) == attention.heads for own in (attention.sinks, attention.parameters.slopes))
         and (not attention.values_of_keys or shape.value_dim == shape.key_dim)
         and (attention.rotary is None or attention.rotary_offset + _rotated(attention.rotary) <= shape.key_dim)

@@ -248,6 +248,7 @@ _FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "add_to_states": ((_DECODER, _INDEX, _INDEX, c_long, Normalize), _INDEX),
     "match_length": ((_DECODER, _INDEX, _INDEX, c_long), _INDEX),
     "cut_off": ((_DECODER, _INDEX, c_long, c_float, c_int64), _INDEX),
+    "copy_columns": ((_DECODER, _INDEX, _INDEX, c_long, c_long), _INDEX),
     "add_rows": ((_DECODER, _INDEX, _INDEX, c_long), _INDEX),
     "attend": ((_DECODER, _INDEX, _INDEX, _INDEX, c_long, c_float, c_long, c_float, _POINTER, _POINTER), _INDEX),
     "convolve": ((_DECODER, _INDEX, Convolution), _INDEX),

@@ -5,7 +5,7 @@ Buffers, weights and operations are referred to by their indices, as src/decoder
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from torch import Tensor
@@ -19,13 +19,16 @@ from oaiserve.engine.model.cpu.pack_weights import WeightPacker
 class OperationList:
     """The operations of a decoder so far, with the weights and the buffers that they refer to."""
 
-    def __init__(self, library: Library, handle: int, pool: int, *, has_adapters: bool) -> None:
-        """Begin the operations of the decoder of this `handle`. Weights are packed by the threads of `pool`."""
+    def __init__(
+        self, library: Library, handle: int, pool: int, *, has_adapters: bool, shared: Collection[int] = ()
+    ) -> None:
+        """Begin the operations of the decoder of this `handle`. Weights are packed by the threads of `pool`, those at
+        the addresses `shared` once."""
         self.names: list[str] = []  # the kind of each operation, in order
         # Where adapters add: the matrices of each site, whose columns follow each other.
         self.sites: list[list[Matrix] | HeadRows] = []
         self.library, self.handle = library, handle
-        self.weights = WeightPacker(library, handle, pool)
+        self.weights = WeightPacker(library, handle, pool, shared)
         self._has_adapters = has_adapters
         self._kept: list[Tensor] = []  # tensors that native code has pointers to
         self._gates: dict[int, int] = {}  # buffers of gates that are computed before what they gate, by width
@@ -109,8 +112,11 @@ class OperationList:
         return self._groups
 
     def site(self, x: int, matrices: list[Matrix]) -> int:
-        """Let adapters add to the product of `x` with these matrices, which is the next operation. Return the site."""
-        if not self._has_adapters:
+        """Let adapters add to the product of `x` with these matrices, which is the next operation. Return the site.
+
+        What the model adds itself is such an adapter, too.
+        """
+        if not self._has_adapters and all(matrix.own is None for matrix in matrices):
             return NO_SITE
         self.sites.append(matrices)
         return self.add("adapters", self.library.site, x, 1, 0)

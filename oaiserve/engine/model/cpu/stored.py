@@ -48,6 +48,7 @@ from oaiserve.engine.model.cpu.description import (
     RotaryTable,
     Router,
     Rows,
+    SharedBlock,
     ShortConvolution,
 )
 from oaiserve.engine.model.spec import KVShape
@@ -63,7 +64,7 @@ _CLASSES = {
         *(MLP, AltUp, Attention, AttentionParameters, ClampedGate, Convolution, Decoder, DeltaNet),
         *(Expert, ExpertProjections, Experts, HiddenStates, InputGate, KVShape, LatentProjection, Laurel, Layer),
         *(LayerInputs, LowRank, Mamba, Mamba2, Matrix, MixtureNorms, Norm, RotaryTable, Router, Rows),
-        ShortConvolution,
+        *(SharedBlock, ShortConvolution),
     )
 }
 _SAFETENSORS_DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32}

@@ -268,6 +268,21 @@ STATE_FAMILIES: dict[str, PreTrainedConfig] = {
     "nemotron_h": config("nemotron_h", **NEMOTRON_H),  # experts without gates
     "nemotron_h with projections": config("nemotron_h", **NEMOTRON_H, moe_latent_size=32),
     "olmo_hybrid": config("olmo_hybrid", **DELTA, linear_allow_neg_eigval=True),  # norms before and behind
+    "zamba2": config(  # blocks before mixers that layers share, which read the embedding, too
+        "zamba2",
+        head_dim=None,
+        num_key_value_heads=4,
+        num_hidden_layers=4,
+        layers_block_type=["linear_attention", *["hybrid"] * 3],
+        num_mem_blocks=2,
+        use_shared_attention_adapter=True,
+        use_mem_rope=True,
+        adapter_rank=16,
+        n_mamba_heads=4,
+        mamba_ngroups=2,
+        mamba_d_state=32,
+        initializer_range=0.1,  # with less, its norms make much of what rounding changes
+    ),
     "kimi_linear": config("kimi_linear", **KIMI),  # decays of each row of a state, latent vectors beside states
 }
 FAMILIES |= STATE_FAMILIES

@@ -567,6 +567,10 @@ long oaiserve_layer_inputs(Decoder* decoder, long inputs, long embeddings, float
                                     layers);
 }
 
+long oaiserve_copy_columns(Decoder* decoder, long x, long out, long width, long first) {
+  return add_operation<CopyColumns>(*decoder, decoder->floats[x], decoder->floats[out], width, first);
+}
+
 // The hidden states are the buffers from `states` on. The arrays of `altup` stay the caller's.
 long oaiserve_predict(Decoder* decoder, long states, long hidden, AltUp altup) {
   const HiddenStates all(decoder->floats, states, altup.states);
