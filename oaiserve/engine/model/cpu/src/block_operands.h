@@ -225,17 +225,33 @@ struct LongScaling {
   }
 };
 
-constexpr long BLOCK_AHEAD = 8 << 10;  // how far ahead one tile reads memory, in bytes
+constexpr long BLOCK_AHEAD = 4 << 10;  // how far ahead a panel is read that is multiplied once, in bytes
+constexpr long BLOCK_NEAR = 1 << 10;   // and how far ahead what is in L2 by then
 
-// The bytes that a tile prefetches: `step` for each of its groups, from `place` on, of a panel and then of the next one.
+// What products with a panel prefetch, `step` bytes at a time: few, because many lines at once would fill the buffers
+// that weights and x are waiting for.
 struct Ahead {
   const uint8_t *panel, *next;
-  long panel_bytes, place, step;
+  long panel_bytes, place;  // of this panel and then of the next one; into L2, since L1 is too small for so much
+  long step;
+  const uint8_t* near = nullptr;  // as many bytes from there on, into L1
+  long left = 0;                  // of a line that is prefetched already
+
+  // For a panel that is multiplied in so many steps: its own end and the beginning of the next one if it is read once,
+  // and else all of the next one.
+  static Ahead of(const uint8_t* panel, const uint8_t* next, long panel_bytes, long steps, bool is_once) {
+    const long step = (panel_bytes + steps - 1) / steps;
+    if (!is_once) return {panel, next, panel_bytes, panel_bytes, step};
+    return {panel, next, panel_bytes, std::min(panel_bytes, BLOCK_AHEAD), step, panel + BLOCK_NEAR};
+  }
 
   void prefetch() {
-    const uint8_t* line = place < panel_bytes ? panel + place : next + (place - panel_bytes);
-    for (long at = 0; at < step; at += 64) __builtin_prefetch(line + at, 0, 2);  // into L2: L1 is too small for so much
-    place += step;
+    for (left -= step; left < 0; left += 64, place += 64) {
+      __builtin_prefetch(place < panel_bytes ? panel + place : next + (place - panel_bytes), 0, 2);
+      if (!near) continue;
+      __builtin_prefetch(near, 0, 3);
+      near += 64;
+    }
   }
 };
 

@@ -21,9 +21,9 @@ constexpr int BLOCK_TILE_ROWS = 6;
 constexpr int BLOCK_TILE_ROWS = 2;
 #endif
 
-// sums [ROWS, PANEL] = bias + x [ROWS, k] times a panel.
+// sums [ROWS, PANEL] = bias + x [ROWS, k] times a panel. Returns what is left to prefetch.
 template <Format FORMAT, int ROWS>
-void block_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, const float* bias, float* sums,
+Ahead block_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, const float* bias, float* sums,
                 Ahead ahead) {
   using P = Places<FORMAT>;
   constexpr Layout L = P::L;
@@ -35,11 +35,11 @@ void block_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, c
     const uint8_t* chunk = panel;
     const QuantizedGroup* groups = groups_in(x, k);
     for (long c = 0; c < k / BLOCK_GROUP; c++, chunk += P::CHUNK, groups++) {
-      if (column == 0) ahead.prefetch();
       Integers dots[ROWS][2];
 #pragma GCC unroll 8
       for (int r = 0; r < ROWS; r++) dots[r][0] = dots[r][1] = -L.offset * groups[r * x_stride].sum - Integers{};
       const auto multiply = [&](int step) {
+        if (column == 0) ahead.prefetch();
         VectorBits left, right;
         load_codes<L>(chunk + P::codes(0) + column * 4, P::LOW, step, left, right);
 #pragma GCC unroll 8
@@ -61,6 +61,7 @@ void block_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, c
     for (int r = 0; r < ROWS; r++)
       for (int v = 0; v < 2; v++) std::memcpy(sums + r * PANEL + v * LANES + column, &sum[r][v], sizeof(Vector));
   }
+  return ahead;
 }
 
 template <Format FORMAT, int... ROW>
@@ -84,7 +85,6 @@ inline void multiply_panel(const BlockLinear& w, const RowLine* x, long x_stride
   const BlockPanel& weights = w.panels[panel];
   const uint8_t* const next_data = w.panels[next].data;
   for_format(weights.format, [&]<Format FORMAT>() {
-    const long groups = w.k / BLOCK_GROUP, panel_bytes = block_panel_bytes(FORMAT, w.k);
 #if defined(WITH_INTEGER_TILES)
     if constexpr (layout_of(FORMAT).is_super) {
       if (rows >= least_tiled_rows(expansion_of(FORMAT)))
@@ -98,12 +98,12 @@ inline void multiply_panel(const BlockLinear& w, const RowLine* x, long x_stride
 #endif
     // The first of several tiles reads the whole panel, so together they prefetch the next one, while they compute.
     const long tiles = (rows + BLOCK_TILE_ROWS - 1) / BLOCK_TILE_ROWS;
-    const long ahead = tiles > 1 ? panel_bytes : std::min(panel_bytes, BLOCK_AHEAD), step = panel_bytes / groups / tiles;
+    const long steps = w.k / BLOCK_GROUP * STEPS * tiles;
+    Ahead ahead = Ahead::of(weights.data, next_data, block_panel_bytes(FORMAT, w.k), steps, tiles == 1);
     for (long t = 0, row = 0; t < tiles; t++) {
       const long height = rows / tiles + (t < rows % tiles);
       const auto tile = tile_of_blocks<FORMAT>(int(height), std::make_integer_sequence<int, BLOCK_TILE_ROWS>());
-      tile(weights.data, x + row * x_stride, x_stride, w.k, bias.values, sums + row * PANEL,
-           {weights.data, next_data, panel_bytes, ahead + t * groups * step, step});
+      ahead = tile(weights.data, x + row * x_stride, x_stride, w.k, bias.values, sums + row * PANEL, ahead);
       row += height;
     }
   });

@@ -127,7 +127,8 @@ void multiply_groups_in_tiles(const uint8_t* panel, const RowLine* x, long x_str
   constexpr Layout L = layout_of(FORMAT);
   const long groups = k / BLOCK_GROUP, whole = (rows - 1) / TILE_HEIGHT * TILE_HEIGHT;  // rows before the last ones
   const long panel_bytes = block_panel_bytes(FORMAT, k);
-  Ahead ahead{panel, next, panel_bytes, panel_bytes, panel_bytes / groups / ((rows + TILE_HEIGHT - 1) / TILE_HEIGHT)};
+  const long steps = groups * ((rows + TILE_HEIGHT - 1) / TILE_HEIGHT);
+  Ahead ahead = Ahead::of(panel, next, panel_bytes, steps, false);
   Tiles<RowLine>::set(rows - whole);
   UnpackedBlock block;
   const float* start = bias;

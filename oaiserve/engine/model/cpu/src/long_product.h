@@ -5,9 +5,9 @@
 
 namespace oaiserve {
 
-// sums [ROWS, PANEL] = bias + x [ROWS, k] times a panel.
+// sums [ROWS, PANEL] = bias + x [ROWS, k] times a panel. Returns what is left to prefetch.
 template <Format FORMAT, int ROWS>
-void long_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, const float* bias, float* sums,
+Ahead long_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, const float* bias, float* sums,
                Ahead ahead) {
   using P = Places<FORMAT>;
   constexpr Layout L = P::L;
@@ -34,8 +34,8 @@ void long_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, co
           for (int r = 0; r < ROWS; r++) dot[r][v] = -rows[r][c].sums[scale] * zeros;
         }
         for (long i = scale * GROUPS_EACH; i < (scale + 1) * GROUPS_EACH; i++) {
-          if (column == 0) ahead.prefetch();
           for_steps<L, STEPS>([&](int step) {
+            if (column == 0) ahead.prefetch();
             VectorBits codes[2];
             load_codes<L>(chunk + P::codes(i) + column * 4, P::LOW, step, codes[0], codes[1]);
             const long place = i * BLOCK_GROUP + 4 * step;
@@ -70,6 +70,7 @@ void long_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, co
       }
     }
   }
+  return ahead;
 }
 
 }  // namespace oaiserve

@@ -17,9 +17,9 @@ Vector multiply_mins(const Integers (&pairs)[PAIRS], const int16_t* sums_of_x) {
   return __builtin_convertvector(total, Vector);
 }
 
-// sums [ROWS, PANEL] = bias + x [ROWS, k] times a panel.
+// sums [ROWS, PANEL] = bias + x [ROWS, k] times a panel. Returns what is left to prefetch.
 template <Format FORMAT, int ROWS>
-void super_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, const float* bias, float* sums,
+Ahead super_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, const float* bias, float* sums,
                 Ahead ahead) {
   using P = Places<FORMAT>;
   constexpr Layout L = P::L;
@@ -36,7 +36,6 @@ void super_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, c
       Integers totals[ROWS][2] = {};
       for (long i = 0; i < P::GROUPS; i++) {
         const uint8_t* codes = chunk + P::codes(i) + column * 4;
-        if (column == 0) ahead.prefetch();
 #pragma GCC unroll 2
         for (int run = 0; run < RUNS; run++) {
           Integers dots[ROWS][2];
@@ -45,6 +44,7 @@ void super_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, c
             dots[r][0] = dots[r][1] = -L.offset * sums_of(rows[r][c])[i * RUNS + run] - Integers{};
           const auto multiply = [&](int in_run) {
             const int step = run * (STEPS / RUNS) + in_run;
+            if (column == 0) ahead.prefetch();
             VectorBits left, right;
             load_codes<L>(codes, P::LOW, step, left, right);
 #pragma GCC unroll 8
@@ -85,6 +85,7 @@ void super_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, c
       }
     }
   }
+  return ahead;
 }
 
 }  // namespace oaiserve

@@ -250,8 +250,7 @@ void multiply_supers_in_tiles(const uint8_t* panel, const RowLine* x, long x_str
   // is, with each quarter of the products.
   const bool is_near = times == 1;
   const long steps = is_near ? chunks * P::GROUPS : chunks * times * DEPTH;
-  Ahead ahead{panel, next, panel_bytes, is_near ? std::min(panel_bytes, BLOCK_AHEAD) : panel_bytes,
-              (panel_bytes / PLANE + steps - 1) / steps * PLANE};
+  Ahead ahead = Ahead::of(panel, next, panel_bytes, steps, is_near);
   const auto expand = [&](const uint8_t* chunk, long group) {
     if (is_near) ahead.prefetch();
     expand_group<FORMAT>(chunk, group, expanded);
