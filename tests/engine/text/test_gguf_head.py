@@ -94,14 +94,14 @@ def test_transformers_makes_the_same_configuration_and_tokenizer(tmp_path: Path,
 
 
 def test_two_threads_may_read_heads_at_once() -> None:
-    mapped = reader._mapped
+    read = reader._read_value
     with ExitStack() as second:
         with without_vocabulary():
             second.enter_context(without_vocabulary())
         assert gguf.GGUFReader is not GGUFReader
-        assert reader._mapped is not mapped
+        assert reader._read_value is not read
     assert gguf.GGUFReader is GGUFReader
-    assert reader._mapped is mapped
+    assert reader._read_value is read
 
 
 def test_the_reader_comes_back_after_an_error(tmp_path: Path) -> None:
