@@ -30,9 +30,13 @@ _BLOCKS = {
 }  # fmt: skip
 _ALIGNMENT, _NUM_PARTS = "general.alignment", "split.count"
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf")
+# Architectures whose configurations transformers reads as they are served.
+READ_BY_TRANSFORMERS = {"llama", "mistral", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3"}
 # Readers make some objects of Python for each of these. The largest models have a tenth as many.
 _MOST_VALUES, _MOST_TENSORS, _MOST_ELEMENTS = 2**16, 2**18, 2**21
 _MOST_NAME_BYTES, _MOST_TEXT_BYTES = 2**16, 2**24
+# What is returned of a head: names and numbers of layers are short, templates and vocabularies are not.
+_MOST_KEPT_BYTES, _MOST_KEPT_NUMBERS = 256, 1024
 _LENGTH = struct.Struct("<Q")
 _READ_BYTES = 2**20  # at once, of texts
 
@@ -70,28 +74,37 @@ class _Gguf:
             raise BadFile("it has a name that is no UTF-8") from error
 
     def value(self) -> Any:
-        """Return a number, or None for a value of another kind."""
+        """Return a number, a short text or a short list of numbers, or None for any other value."""
         kind = self.number("I")
         if kind in _SCALARS:
             return self.number(_SCALARS[kind])
         if kind == _STRING:
-            self.skip(self.number("Q"))
-        elif kind == _ARRAY:
-            self._skip_array()
-        else:
-            raise BadFile(f"it has a value of the unknown type {kind}")
-        return None
+            return self._text()
+        if kind == _ARRAY:
+            return self._array()
+        raise BadFile(f"it has a value of the unknown type {kind}")
 
-    def _skip_array(self) -> None:
+    def _text(self) -> str | None:
+        length = self.number("Q")
+        if length > _MOST_KEPT_BYTES:
+            self.skip(length)
+            return None
+        self._advance(length)
+        return self._file.read(length).decode(errors="replace")
+
+    def _array(self) -> list[Any] | None:
         kind, count = self.number("I"), self.number("Q")
         if count > _MOST_ELEMENTS:
             raise BadFile(f"it has an array of {count} values, but can have at most {_MOST_ELEMENTS}")
         if kind in _SCALARS:
+            if count <= _MOST_KEPT_NUMBERS:
+                return [self.number(_SCALARS[kind]) for _ in range(count)]
             self.skip(count * struct.calcsize(_SCALARS[kind]))
         elif kind == _STRING:
             self._skip_texts(self.at_most(count, 8))
         else:
             raise BadFile(f"it has an array of the unknown type {kind}")
+        return None
 
     def _skip_texts(self, count: int) -> None:
         """Skip so many texts. A vocabulary has hundreds of thousands, so this reads many at once."""
@@ -160,15 +173,16 @@ def read_tensors(path: Path) -> dict[str, GgufTensor]:
     return dict(_read(path)[1])
 
 
-def read_numbers(path: Path) -> dict[str, Any]:
-    """Return the values of a model by name, None for all but numbers. Raises BadFile as `check_gguf` does."""
+def read_values(path: Path) -> dict[str, Any]:
+    """Return the numbers, the short texts and the short lists of numbers of a model by name, and None for its other
+    values. Raises BadFile as `check_gguf` does."""
     return dict(_read(path)[0])
 
 
-def architecture(numbers: Mapping[str, Any]) -> str | None:
+def architecture(values: Mapping[str, Any]) -> str | None:
     """Return the family of a file's model, by which the names of its sizes begin."""
     count = ".block_count"
-    return next((key.removesuffix(count) for key in numbers if key.endswith(count)), None)
+    return next((key.removesuffix(count) for key in values if key.endswith(count)), None)
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:

@@ -31,7 +31,8 @@ class BadFile(Exception):
 
 def check_numbers(config: Mapping[str, Any], num_tensors: int, num_bytes: int, prefix: str = "") -> None:
     """Raise BadFile for a number that the weights cannot have: a layer has a tensor, and a row of one has some bits."""
-    for key, value in config.items():
+    each = [(key, one) for key, found in config.items() for one in (found if isinstance(found, list) else [found])]
+    for key, value in each:
         name = f"{prefix}{key}"
         if isinstance(value, dict):
             check_numbers(value, num_tensors, num_bytes, f"{name[:100]}.")

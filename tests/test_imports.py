@@ -103,8 +103,10 @@ MODEL_ROWS = {
     "checkpoints.wrapped_names": "",
     "cpu.stored": "checkpoints.wrapped_names cpu.blocks cpu.description spec",
     "checkpoints.weights": "cpu.blocks",
-    "checkpoints.gguf_config": "",
-    "checkpoints.gguf_weights": "checkpoints.weights cpu.blocks cpu.stored",
+    "checkpoints.gguf_names": "",
+    "checkpoints.gguf_numbers": "",
+    "checkpoints.gguf_config": "checkpoints.gguf_numbers",
+    "checkpoints.gguf_weights": "checkpoints.gguf_names checkpoints.weights cpu.blocks cpu.stored",
     "checkpoints.tensor_files": "checkpoints.wrapped_names",
     "checkpoints.packed_weights": "checkpoints.integer_layouts checkpoints.tensor_files cpu.blocks",
     "checkpoints.mxfp4_weights": "checkpoints.gguf_weights checkpoints.tensor_files cpu.blocks",
@@ -130,7 +132,8 @@ MODEL_ROWS = {
     "module_outputs parallel.sums rehearsal spec states",
     "gpu.keep_packed": "checkpoints.gguf_weights checkpoints.mxfp4_weights checkpoints.packed_weights "
     "gpu.device_experts gpu.device_matrices parallel.sums",
-    "load": "checkpoints.gguf_config checkpoints.gguf_weights checkpoints.mxfp4_weights checkpoints.packed_weights "
+    "load": "checkpoints.gguf_config checkpoints.gguf_names checkpoints.gguf_weights checkpoints.mxfp4_weights "
+    "checkpoints.packed_weights "
     "checkpoints.weights checkpoints.wrapped_names checkpoints.wrapper device gpu.keep_packed mixers model_config "
     "padded_head parallel.sums prepare spec split",
     "memory": "spec",
@@ -547,7 +550,11 @@ BUILDERS = ("oaiserve.cli", "oaiserve.front_ends.serve", "oaiserve.cluster.on_ra
 # Packages that are expensive, or that only one part shall know.
 ONLY_IN: dict[str, set[str]] = {
     "torch": {f"{ENGINE}.model"},
-    "transformers": {f"{ENGINE}.model", *(f"{ENGINE}.text.{m}" for m in ("gguf_head", "tokenizer")), "oaiserve.demo"},
+    "transformers": {
+        f"{ENGINE}.model",
+        *(f"{ENGINE}.text.{m}" for m in ("gguf_head", "gguf_splits", "tokenizer")),
+        "oaiserve.demo",
+    },
     "triton": {  # which are themselves imported late, where there is a GPU
         f"{ENGINE}.model.gpu",
         *(f"{ENGINE}.model.attention.{m}" for m in ("triton", "triton_kernels")),

@@ -32,7 +32,7 @@ from oaiserve.engine.model.adapter_weights import refuse_unless_they_fit
 from oaiserve.engine.model.adapters import Adapter, probe_adapter
 from oaiserve.engine.model.attention.foreign import share_caches
 from oaiserve.engine.model.checkpoints.gguf_config import read_config
-from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights, NotKept, refuse_unless_whole
+from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights, NotKept, refuse_unless_whole, scale_frequencies
 from oaiserve.engine.model.checkpoints.int4_weights import Int4Weights
 from oaiserve.engine.model.checkpoints.mxfp4_weights import Mxfp4Weights
 from oaiserve.engine.model.checkpoints.packed_weights import PackedWeights
@@ -77,10 +77,13 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _CHECKED_ROWS = 1024  # of the embedding
-_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_EMBEDDINGS = ("model.embed_tokens.weight", "model.embeddings.weight", "backbone.embeddings.weight")
+_HEAD = "lm_head.weight"
 _LAYER_INPUTS, _INPUT_PROJECTION = "model.embed_tokens_per_layer.weight", "model.per_layer_model_projection.weight"
 # What a configuration may have for each layer by itself.
 _OF_LAYERS = ("layer_types", "mlp_layer_types", "no_rope_layers", "intermediate_size", "activation_sparsity_pattern")
+# The number of first layers without experts.
+_FIRST_LAYERS = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
 Kind = tuple[object, ...]  # of a layer: what these have for it, and what it does with the keys and values of others
 
 
@@ -235,7 +238,7 @@ def _read(
         weights = PackedWeights(folder, quantization, of_wrapper=text is not None, is_long=has_tiles)
         if not weights.has_integers():
             raise NotKept("its weights are floats of 8 bits")
-    if _EMBEDDING not in weights.names():
+    if weights.names().isdisjoint(_EMBEDDINGS):
         raise NotKept(f"models of type '{config.model_type}' are only known expanded")
     weights.leave_out_beyond({name for name, _ in _named_parameters(_empty_model(config, library.dtype, weights))})
     if keeps_quantized and isinstance(weights, Int4Weights) and options.quantized_cache:
@@ -269,7 +272,8 @@ def _load(
     share_caches(model)
     kinds = _kinds(config)
     shown_by = {kind: kinds.index(kind) for kind in kinds}  # the layer of each kind that is compared
-    rows = min(_CHECKED_ROWS, weights.shape(_EMBEDDING)[0])
+    vocab_size = _vocab_size(weights)
+    rows = min(_CHECKED_ROWS, vocab_size)
     part = Part(sorted({*shown_by.values(), len(kinds) - 1}), rows)
     blocks_of = cache(weights.blocks)  # which may make them, and that takes a while
     known = _ask_transformers(files, blocks_of, part, max_model_len, dtype, options)
@@ -281,7 +285,7 @@ def _load(
     loaded = replace(
         known.loaded,
         model=model,
-        vocab_size=weights.shape(_EMBEDDING)[0],
+        vocab_size=vocab_size,
         kv_shapes=_of_layers(known.loaded.kv_shapes, kinds, shown_by),
         state_shapes=_of_layers(known.loaded.state_shapes, kinds, shown_by),
     )
@@ -304,6 +308,14 @@ def _load(
     native = NativeDecoder(library, decoder, num_blocks=num_blocks, reserved=reserved, **sizes)
     log.info("The native step is ready, with weights in blocks: %s", _counts(blocks, others))
     return Kept(loaded, weights, decoder, part, known.expected, native, num_blocks, most_states)
+
+
+def _vocab_size(weights: Weights) -> int:
+    """Return the number of rows of the embedding. Raises NotKept if it has another name than those that are known."""
+    found = next((name for name in _EMBEDDINGS if name in weights.names()), None)
+    if found is None:
+        raise NotKept("it has no embedding with a name that is known")
+    return weights.shape(found)[0]
 
 
 def _of_layers(found: Mapping[int, T], kinds: list[Kind], shown_by: Mapping[Kind, int]) -> dict[int, T]:
@@ -333,7 +345,11 @@ def _ask_transformers(
     small = copy.deepcopy(config)
     small.num_hidden_layers = len(layers)
     for name, values in _lists(config).items():
-        setattr(small, name, [values[layer] for layer in layers])
+        chosen = [values[layer] for layer in layers]
+        if list(getattr(small, name)) != chosen:  # some make their list of the number of layers
+            setattr(small, name, chosen)
+    for name in _leading(config):
+        setattr(small, name, sum(layer < getattr(config, name) for layer in layers))
     if sharing := getattr(config, "num_kv_shared_layers", 0):
         small.num_kv_shared_layers = sum(layer >= config.num_hidden_layers - sharing for layer in layers)
     if getattr(config, "vocab_size_per_layer_input", None):
@@ -354,7 +370,7 @@ def _ask_transformers(
         name_in_file = part.name_in_whole(name)
         whole: Tensor | Blocks | ExpertBlocks | None = blocks_of(name_in_file)
         whole = whole if isinstance(whole, Blocks) else weights.tensor(name_in_file)
-        if name in (_EMBEDDING, _HEAD):
+        if name in (*_EMBEDDINGS, _HEAD):
             whole = whole[:rows]
         elif name == _LAYER_INPUTS:
             whole = part.of_layers(whole[:rows], config.num_hidden_layers, dim=1)
@@ -392,7 +408,13 @@ def _kinds(config: PreTrainedConfig) -> list[Kind]:
     A layer whose keys and values others take is of a kind of its own, so that it is among those that are compared.
     """
     sharing = getattr(config, "kv_sharing_modes", None) or [None] * config.num_hidden_layers
-    return list(zip(*_lists(config).values(), sharing, strict=True))
+    leading = [[layer < getattr(config, name) for layer in range(len(sharing))] for name in _leading(config)]
+    return list(zip(*_lists(config).values(), *leading, sharing, strict=True))
+
+
+def _leading(config: PreTrainedConfig) -> list[str]:
+    """Return what a configuration has for a number of first layers, which differ from those behind them."""
+    return [name for name in _FIRST_LAYERS if isinstance(getattr(config, name, None), int)]
 
 
 def _lists(config: PreTrainedConfig) -> dict[str, list[object]]:
@@ -424,9 +446,7 @@ def _empty_model(config: PreTrainedConfig, dtype: torch.dtype, weights: Weights)
     """Make a model without the data of its parameters."""
     with init_empty_weights(include_buffers=False):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager")
-    if weights.rope_factors is not None:
-        rotary: Any = model.base_model.rotary_emb
-        rotary.inv_freq /= weights.rope_factors
+    scale_frequencies(model, weights.rope_factors)
     model.tie_weights()
     model.eval()
     return model

@@ -26,7 +26,8 @@ from transformers.distributed import DistributedConfig
 from transformers.utils.quantization_config import Mxfp4Config
 
 from oaiserve.engine.model.checkpoints.gguf_config import read_config
-from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights
+from oaiserve.engine.model.checkpoints.gguf_names import CHANGES
+from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights, scale_frequencies
 from oaiserve.engine.model.checkpoints.mxfp4_weights import Mxfp4Weights
 from oaiserve.engine.model.checkpoints.packed_weights import PackedWeights
 from oaiserve.engine.model.checkpoints.weights import Weights
@@ -64,8 +65,8 @@ log = logging.getLogger(__name__)
 # Code that comes with a model never runs, and nobody is asked about it at the terminal.
 _ARGUMENTS: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
-# Families whose experts transformers does not read, or not of all sizes, from GGUF files.
-_EXPERTS_IN_GGUF = {"gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe"}
+# Families whose GGUF files transformers reads itself, without leaving out experts.
+_BY_TRANSFORMERS = {"llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text"}
 
 
 class _Checkpoint(NamedTuple):
@@ -186,8 +187,10 @@ def _load_weights(
             loaded, found = _load_expanded(config, in_mxfp4, dtype, generation, kept=in_mxfp4.of_experts())
             number = keep_mxfp4_experts(loaded, in_mxfp4)
             log.info("The weights of '%s' stay in MXFP4 in the experts of %d layers", checkpoint.name, number)
-        elif checkpoint.is_gguf and config.model_type in _EXPERTS_IN_GGUF:
-            loaded, found = _load_expanded(config, GgufWeights(source.path, config), dtype)
+        elif checkpoint.is_gguf and config.model_type in CHANGES and config.model_type not in _BY_TRANSFORMERS:
+            in_file = GgufWeights(source.path, config)
+            loaded, found = _load_expanded(config, in_file, dtype)
+            scale_frequencies(loaded, in_file.rope_factors)
         else:
             loaded, found = _load_by_transformers(checkpoint, dtype, **distributed)
     if missing := sorted(found["missing_keys"]):  # transformers fills them with random numbers

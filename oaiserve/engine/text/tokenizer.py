@@ -27,7 +27,7 @@ from oaiserve.engine.text.stored_tokenizer import (
     tokenizer_subject,
 )
 from oaiserve.errors import InvalidRequest, StartupError
-from oaiserve.gguf import architecture, read_numbers
+from oaiserve.gguf import READ_BY_TRANSFORMERS, architecture, read_values
 from oaiserve.model_errors import reported, within
 from oaiserve.remembered import NotRemembered
 
@@ -318,7 +318,8 @@ def _load(source: str, gguf_file: str | None) -> Any:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast  # takes seconds to import
 
     kind: Any = AutoTokenizer
-    if gguf_file is not None and architecture(read_numbers(Path(source) / gguf_file)) == "gpt-oss":
+    values = {} if gguf_file is None else read_values(Path(source) / gguf_file)
+    if gguf_file is not None and architecture(values) not in READ_BY_TRANSFORMERS:
         kind = PreTrainedTokenizerFast  # the other one reads the configuration, too, and cannot in such a file
     reading: AbstractContextManager[None] = nullcontext()
     if gguf_file is not None:
@@ -329,6 +330,10 @@ def _load(source: str, gguf_file: str | None) -> Any:
         tokenizer: Any = kind.from_pretrained(
             source, gguf_file=gguf_file, local_files_only=True, trust_remote_code=False
         )
+    if values.get("tokenizer.ggml.model") == "gpt2":
+        from oaiserve.engine.text.gguf_splits import split_as_named
+
+        split_as_named(tokenizer, values.get("tokenizer.ggml.pre"))
     if gguf_file is None and getattr(tokenizer, "chat_template", None) is None:
         tokenizer.chat_template = _template_of_processor(Path(source))
     return tokenizer

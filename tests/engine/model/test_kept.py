@@ -27,7 +27,7 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch, build_batch
-from oaiserve.engine.model.checkpoints import gguf_config
+from oaiserve.engine.model.checkpoints import gguf_config, gguf_names
 from oaiserve.engine.model.checkpoints.gguf_config import read_config
 from oaiserve.engine.model.checkpoints.gguf_weights import NotKept
 from oaiserve.engine.model.cpu import build
@@ -46,6 +46,7 @@ from oaiserve.remembered import NotRemembered, Subject
 from oaiserve.source import find_model
 from tests.engine.model.adapters_for_tests import random_adapter
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, config, make_model
+from tools.gguf_models import Record, model_of
 from tools.random_gguf import random_blocks, write_gguf
 from tools.random_models import byte_tokenizer
 from tools.random_mxfp4 import save_in_mxfp4
@@ -365,11 +366,23 @@ def test_factors_of_rotary_frequencies_are_applied_though_transformers_leaves_th
     assert difference(found, expanded_logits(path, 60)) > 0.02
 
 
-def test_weights_without_blocks_and_unknown_families_are_expanded(tmp_path: Path) -> None:
+def test_weights_without_blocks_and_unknown_families_are_expanded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(NotKept, match="it has no quantized weights"):
         kept_logits(file_of(FAMILIES["llama"], tmp_path, mix={}, rest=Kind.F16), 20)
-    with pytest.raises(NotKept, match="models of type 'starcoder2' are only known expanded"):
-        kept_logits(file_of(config("starcoder2", **WIDE, rms_norm_eps=1e-5), tmp_path), 20)
+    monkeypatch.delitem(gguf_names.CHANGES, "llama")
+    with pytest.raises(NotKept, match="models of type 'llama' are only known expanded"):
+        kept_logits(file_of(FAMILIES["llama"], tmp_path), 20)
+
+
+def test_an_architecture_that_nothing_reads_is_refused_with_those_that_can_be_read(tmp_path: Path) -> None:
+    path = file_of(FAMILIES["llama"], tmp_path)
+    path.write_bytes(path.read_bytes().replace(b"llama", b"other"))
+    with pytest.raises(
+        StartupError, match=r"its architecture is 'other', and those that can be read are apertus, .*\.$"
+    ):
+        read_config(path)
 
 
 def test_only_options_of_the_native_step_keep_weights(tmp_path: Path) -> None:
@@ -393,7 +406,7 @@ def test_a_file_whose_tensors_are_not_those_of_the_model_is_not_kept(tmp_path: P
     with pytest.raises(NotKept, match="it has a tensor 'blk.1.attn_nurm.weight', which is not known"):
         kept_logits(path, 20)
     path.write_bytes(content.replace(b"blk.1.attn_norm.weight", b"blk.3.attn_norm.weight"))
-    with pytest.raises(NotKept, match="only the model has a tensor 'model.layers.1.input_layernorm.weight'"):
+    with pytest.raises(NotKept, match="it has a tensor 'blk.3.attn_norm.weight', which is not known"):
         kept_logits(path, 20)
 
 
@@ -463,6 +476,16 @@ def test_a_model_in_several_files_has_the_numbers_of_one_file(tmp_path: Path) ->
     flip(path, norm)
     with pytest.raises(NotRemembered, match=r"^model-00002-of-00004\.gguf has changed$"):
         recall_model(subject_of(path), OPTIONS)
+
+
+@pytest.mark.parametrize("name", ["qwen3_5_text", "qwen3_next"])  # columns in another order; two tensors as one
+@pytest.mark.usefixtures("cache")
+def test_matrices_whose_parts_are_in_another_order_are_found_again(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    Record(name).write(path, model_of(name), lambda _: Kind.Q8_0)
+    start_and_remember(path)
+    checked = recall_model(subject_of(path), OPTIONS)
+    start_checked(checked, OPTIONS, num_blocks=8, num_threads=2)  # which compares the logits
 
 
 @pytest.mark.usefixtures("cache")

@@ -1,7 +1,7 @@
 """The configuration of a GGUF file's model, as transformers has it for a checkpoint.
 
-Transformers reads those of most families. What it does not read of mixtures of experts is read here, and so is all of
-gpt-oss, whose files it cannot read.
+Transformers reads those of some families. What it does not read of their mixtures of experts is read here, and so is
+all of gpt-oss. All other families are in the table of `gguf_numbers.py`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import Any
 
 from transformers import AutoConfig, GptOssConfig, MixtralConfig, PreTrainedConfig
 
+from oaiserve.engine.model.checkpoints import gguf_numbers
 from oaiserve.engine.text.gguf_head import without_vocabulary
 from oaiserve.errors import StartupError
-from oaiserve.gguf import GgufTensor, architecture, read_numbers, read_tensors
+from oaiserve.gguf import READ_BY_TRANSFORMERS, GgufTensor, architecture, read_tensors, read_values
 from oaiserve.model_numbers import BadFile
 
 _GPT_OSS = "gpt-oss"  # as files name the family
@@ -29,19 +30,29 @@ def read_config(path: Path) -> PreTrainedConfig:
     Raises StartupError for a file that does not have all that it needs, and what transformers raises.
     """
     try:
-        numbers, tensors = read_numbers(path), read_tensors(path)
+        numbers, tensors = read_values(path), read_tensors(path)
         if architecture(numbers) == _GPT_OSS:
             return _config_of_gpt_oss(numbers, tensors)
-        config = _with_experts(_of_transformers(path), numbers, tensors)
+        if architecture(numbers) in gguf_numbers.ARCHITECTURES:
+            return gguf_numbers.read_numbers(numbers, tensors)
+        config = _with_experts(_of_transformers(path, architecture(numbers)), numbers, tensors)
         config.tie_word_embeddings = "output.weight" not in tensors  # transformers looks into the first file alone
         return config
     except BadFile as error:
         raise StartupError(f"'{path}' cannot be used: {error}.") from error
 
 
-def _of_transformers(path: Path) -> PreTrainedConfig:
-    with without_vocabulary():
-        config: PreTrainedConfig = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, trust_remote_code=False)
+def _of_transformers(path: Path, name: str | None) -> PreTrainedConfig:
+    try:
+        with without_vocabulary():
+            config: PreTrainedConfig = AutoConfig.from_pretrained(
+                path.parent, gguf_file=path.name, trust_remote_code=False
+            )
+    except ValueError as error:
+        if "is not supported" not in str(error):
+            raise
+        known = ", ".join(sorted({*READ_BY_TRANSFORMERS, _GPT_OSS, *gguf_numbers.ARCHITECTURES}))
+        raise BadFile(f"its architecture is '{name}', and those that can be read are {known}") from error
     return config
 
 

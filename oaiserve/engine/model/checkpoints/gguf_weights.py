@@ -1,7 +1,7 @@
 """The tensors of a GGUF file under the names that transformers' models have for them.
 
-Files have other names, and llama.cpp's conversion changes some tensors, which is undone here. What is listed are the
-families whose conversion is known; all tensors of a file must have found a place, and all parameters of the model.
+Files have other names, and llama.cpp's conversion changes some tensors, which is undone here (`gguf_names.py`). All
+tensors of a file must have found a place, and all parameters of the model.
 
 The weights of a layer's experts are one tensor in a file. Their gates and their up projections are two, which are
 one parameter of the model: one behind the other, or, in gpt-oss, their rows in turns.
@@ -12,89 +12,30 @@ from __future__ import annotations
 import math
 import mmap
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
+from accelerate import init_empty_weights
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import PreTrainedConfig
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from oaiserve.engine.model.checkpoints.gguf_names import CHANGES, VALUES, FileNames, change_of
 from oaiserve.engine.model.checkpoints.weights import Weights
-from oaiserve.engine.model.cpu.blocks import FORMATS, Blocks, ExpertBlocks, expand
+from oaiserve.engine.model.cpu.blocks import FORMATS, Blocks, ExpertBlocks, expand, one_behind_the_other
 from oaiserve.engine.model.cpu.stored import PlaceInFile
-from oaiserve.gguf import GgufTensor, parts, read_tensors
+from oaiserve.gguf import GgufTensor, architecture, parts, read_tensors, read_values
 
 _FLOAT32, _FLOAT16, _BFLOAT16 = 0, 1, 30  # formats whose numbers torch has a type for
 _DTYPES = {_FLOAT32: torch.float32, _FLOAT16: torch.float16, _BFLOAT16: torch.bfloat16}
 _ROPE_FACTORS = "rope_freqs.weight"
-
-_MODEL = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_LAYER = {
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "attn_output": "self_attn.o_proj",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_NORMS_AFTER = {
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_attention_norm": "post_attention_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-_FUSED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
-_EXPERTS = {
-    "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_exps": "mlp.experts.gate_up_proj",
-    "ffn_up_exps": "mlp.experts.gate_up_proj",
-    "ffn_down_exps": "mlp.experts.down_proj",
-}
-_SHARED_EXPERT = {
-    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-    "ffn_up_shexp": "mlp.shared_expert.up_proj",
-    "ffn_down_shexp": "mlp.shared_expert.down_proj",
-}
-_GPT_OSS = {
-    "post_attention_norm": "post_attention_layernorm",
-    "attn_sinks": "self_attn.sinks",
-    "ffn_gate_inp": "mlp.router",
-}
-# They decide about much, and are read as numbers to find out what they do.
-_NEVER_IN_BLOCKS = re.compile(r"\.mlp\.(gate|router|shared_expert_gate)\.weight")
-# Parameters of the model that are no `weight` and no `bias` of a module.
-_OF_NO_MODULE = re.compile(r"\.experts\.|\.sinks$")
-
-
-class _Family(NamedTuple):
-    layer: dict[str, str]  # names of a layer's tensors, in the file and in the model
-    turns_heads: bool = False  # rows of queries and keys are in the order in which llama.cpp rotates them
-    norms_add_one: bool = False  # the file has the weights of norms plus one
-    # The model has the columns of experts before their rows, and the rows of gates and of up projections in turns.
-    turns_experts: bool = False
-
-
-_FAMILIES = {
-    "llama": _Family(_LAYER, turns_heads=True),
-    "mistral": _Family(_LAYER, turns_heads=True),
-    "qwen2": _Family(_LAYER),
-    "qwen3": _Family(_LAYER),
-    "phi3": _Family(_LAYER | _FUSED),
-    "mixtral": _Family(_LAYER | _EXPERTS, turns_heads=True),
-    "qwen2_moe": _Family(_LAYER | _EXPERTS | _SHARED_EXPERT),
-    "qwen3_moe": _Family(_LAYER | _EXPERTS),
-    "gpt_oss": _Family(_LAYER | _EXPERTS | _GPT_OSS, turns_experts=True),
-    "gemma2": _Family(_LAYER | _NORMS_AFTER, norms_add_one=True),
-    "gemma3_text": _Family(_LAYER | _NORMS_AFTER, norms_add_one=True),
-}
+# Routers decide about much, and are read as numbers to find out what they do; so are the small matrices of AltUp.
+_NEVER_IN_BLOCKS = re.compile(r"ffn_gate_inp|altup")
+# Parameters that are numbers of each layer in the head of a file, and no tensors.
+_IN_HEAD = re.compile(r"\.layers\.(\d+)\..*\.act_fn\.(\w+)$")
 
 
 class NotKept(Exception):
@@ -116,77 +57,98 @@ class GgufWeights:
 
     def __init__(self, path: Path, config: PreTrainedConfig) -> None:
         """Map the files. Raises BadFile, and NotKept for a family, or a tensor, that is not known."""
-        family = _FAMILIES.get(config.model_type)
-        if family is None:
+        if config.model_type not in CHANGES:
             raise NotKept(f"models of type '{config.model_type}' are only known expanded")
-        self._family, self._config = family, config
+        self._config = config
         self._files = [_MappedFile(part) for part in parts(path)]
-        tensors = read_tensors(path)
+        values, tensors = read_values(path), read_tensors(path)
         factors = tensors.pop(_ROPE_FACTORS, None)
-        # What the frequencies of rotary embeddings are divided by.
-        self.rope_factors = None if factors is None else self._expanded(factors).float()
-        # Where a parameter consists of two tensors, that of gates comes first, as it does in the alphabet.
-        self._tensors: dict[str, list[GgufTensor]] = {}
-        for name in sorted(tensors):
-            tensor = tensors[name]
-            if "ffn_gate_inp_shexp" in name:  # a matrix of one row
-                tensor = tensor._replace(shape=(1, tensor.shape[-1]))
-            self._tensors.setdefault(self._model_name(name), []).append(tensor)
+        # What the frequencies of rotary embeddings are divided by. Gemma 4's are in its configuration.
+        self.rope_factors = None
+        if factors is not None and config.model_type != "gemma4_text":
+            self.rope_factors = self._expanded(factors).float()
+        guesses = tuple(f"blk.{layer}." for layer in _guessing(values, config.num_hidden_layers))
+        self._tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(guesses)}
+        self._shapes = _shapes(config)
+        self._numbers = _in_head(values, self._shapes)
+        self._parts = self._find_parts(architecture(values) or "")
+
+    def _find_parts(self, of_architecture: str) -> dict[str, list[GgufTensor]]:
+        """Return the tensors that each parameter is. Raises NotKept if there are more."""
+        try:
+            names = FileNames(of_architecture, self._config.num_hidden_layers, self._tensors)
+        except KeyError:
+            raise NotKept(f"the installed package gguf does not know the family '{of_architecture}'") from None
+        found = {parameter: names.of(parameter) for parameter in self._shapes if parameter not in self._numbers}
+        by_parameter = {parameter: [self._tensors[name] for name in own] for parameter, own in found.items() if own}
+        if unknown := sorted(self._tensors.keys() - {tensor.name for own in by_parameter.values() for tensor in own}):
+            raise NotKept(f"it has a tensor '{unknown[0][:100]}', which is not known")
+        return by_parameter
 
     def names(self) -> set[str]:
-        return set(self._tensors)
+        return self._parts.keys() | self._numbers.keys()
 
     def shape(self, name: str) -> tuple[int, ...]:
-        shapes = [tensor.shape for tensor in self._tensors[name]]
-        if ".experts." not in name or len(shapes[0]) < 2:
-            return shapes[0]
-        experts, rows, columns = shapes[0][0], sum(shape[1] for shape in shapes), shapes[0][2:]
-        return (experts, *columns, rows) if self._family.turns_experts else (experts, rows, *columns)
+        """Return the shape of the parameter, or that in the file if it has other numbers."""
+        asked = self._shapes[name]
+        if name in self._numbers:
+            return asked
+        shapes = [tensor.shape for tensor in self._parts[name]]
+        if (change := change_of(self._config, name)) is not None and change.joined is not None:
+            return asked
+        dim = 1 if len(shapes[0]) == 3 else 0
+        together = (*shapes[0][:dim], sum(shape[dim] for shape in shapes), *shapes[0][dim + 1 :])
+        is_same = _without_ones(together) == _without_ones(asked) or asked == (math.prod(together),)
+        return asked if is_same else together
 
     def places(self) -> dict[str, PlaceInFile]:
         """Return where the matrices are in the files whose numbers torch has a type for."""
         return {
             name: (self._file_of(tensors[0]).name, tensors[0].begin, _DTYPES[tensors[0].kind], list(tensors[0].shape))
-            for name, tensors in self._tensors.items()
+            for name, tensors in self._parts.items()
             if len(tensors) == 1 and tensors[0].kind in _DTYPES and len(tensors[0].shape) > 1
         }
 
     def has_blocks(self) -> bool:
-        return any(tensor.kind in FORMATS for tensors in self._tensors.values() for tensor in tensors)
+        return any(tensor.kind in FORMATS for tensors in self._parts.values() for tensor in tensors)
 
     def blocks(self, name: str) -> Blocks | ExpertBlocks | None:
         """Return a matrix, or those of each expert, in blocks, or None for a tensor that has to be expanded."""
-        tensors = self._tensors[name]
-        if any(tensor.kind not in FORMATS for tensor in tensors) or _NEVER_IN_BLOCKS.search(name):
+        tensors, change = self._parts.get(name, []), change_of(self._config, name)
+        if not tensors or any(tensor.kind not in FORMATS or _NEVER_IN_BLOCKS.search(tensor.name) for tensor in tensors):
             return None
-        if len(tensors[0].shape) == 3:
-            return list(zip(*map(self._by_expert, tensors), strict=True))
-        if len(tensors[0].shape) != 2:
+        if len(tensors[0].shape) == 3 and ".experts." in name:
+            return self._of_experts(tensors, pairs="gate_up" in name)
+        if len(tensors[0].shape) != 2 or (change is not None and (change.values or change.joined)):
             return None
-        (tensor,) = tensors
-        order = self._order(name, tensor.shape[0])
-        return self._blocks(tensor, self._rows(tensor), order, tensor.begin)
+        matrices = [
+            self._blocks(tensor, self._rows(tensor), np.arange(tensor.shape[0]), tensor.begin) for tensor in tensors
+        ]
+        if len({(tensor.kind, tensor.part) for tensor in tensors}) > 1:
+            return None
+        found = one_behind_the_other(matrices)
+        if change is not None and change.rows is not None:
+            found = found[change.rows(self._config, name)]
+        if change is not None and change.columns is not None:
+            found = found.with_columns(np.argsort(change.columns(self._config)))
+        return found
 
     def tensor(self, name: str) -> Tensor:
         """Return a tensor expanded, as the model's code has it."""
-        tensors = [self._expanded(tensor) for tensor in self._tensors[name]]
-        if self._family.turns_experts and ".experts." in name:
-            in_turns = torch.stack(tensors, dim=2).flatten(1, 2)
-            return in_turns.mT if in_turns.dim() == 3 else in_turns
-        tensor = torch.cat(tensors, dim=1) if len(tensors) > 1 else tensors[0]
-        order = self._order(name, tensor.shape[0])
-        tensor = tensor[torch.from_numpy(order)]
-        return tensor - 1 if self._family.norms_add_one and "norm" in name else tensor
-
-    def _model_name(self, name: str) -> str:
-        found = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
-        names = {} if found is None else _MODEL if found[1] is None else self._family.layer
-        if found is None or (inner := names.get(found[2])) is None:
-            raise NotKept(f"it has a tensor '{name[:100]}', which is not known")
-        layer = "" if found[1] is None else f"model.layers.{int(found[1])}."
-        if _OF_NO_MODULE.search(inner):
-            return f"{layer}{inner}_bias" if found[3] == "bias" else f"{layer}{inner}"
-        return f"{layer}{inner}.{found[3]}"
+        if name in self._numbers:
+            return self._numbers[name]
+        tensors, change = [self._expanded(tensor) for tensor in self._parts[name]], change_of(self._config, name)
+        if change is not None and change.joined is not None:
+            found = change.joined(self._config, name, tensors)
+            return found if found.shape == self._shapes[name] else found.view(self._shapes[name])
+        tensor = torch.cat(tensors, dim=1 if tensors[0].dim() == 3 else 0) if len(tensors) > 1 else tensors[0]
+        if change is not None and change.rows is not None:
+            tensor = tensor[torch.from_numpy(change.rows(self._config, name))]
+        if change is not None and change.columns is not None:
+            tensor = tensor[:, torch.from_numpy(change.columns(self._config))]
+        if change is not None and change.values is not None:
+            tensor = VALUES[change.values](tensor)
+        return tensor.reshape(self.shape(name))
 
     def _file_of(self, tensor: GgufTensor) -> _MappedFile:
         return self._files[tensor.part]
@@ -201,6 +163,13 @@ class GgufWeights:
         file = self._file_of(tensor)
         part = file.name if len(self._files) > 1 else None
         return Blocks(rows, tensor.kind, order, file.map, begin, part=part)
+
+    def _of_experts(self, tensors: list[GgufTensor], *, pairs: bool) -> ExpertBlocks:
+        """Return the matrices of each expert. With `pairs`, a tensor that is alone has gates and up projections."""
+        by_expert = [self._by_expert(tensor) for tensor in tensors]
+        if pairs and len(tensors) == 1:
+            return [tuple(both.chunk(2)) for both in by_expert[0]]
+        return list(zip(*by_expert, strict=True))
 
     def _by_expert(self, tensor: GgufTensor) -> list[Blocks]:
         found, (number, n, _) = [], tensor.shape
@@ -217,14 +186,43 @@ class GgufWeights:
         except NotImplementedError as error:
             raise NotKept(f"its tensor '{tensor.name}' has a format that cannot be expanded") from error
 
-    def _order(self, name: str, num_rows: int) -> NDArray[np.int64]:
-        """Return which rows of the file are the rows of the model's tensor."""
-        rows = np.arange(num_rows)
-        if not self._family.turns_heads or not re.search(r"\.[qk]_proj\.", name):
-            return rows
-        heads = self._config.num_attention_heads if ".q_proj." in name else self._config.num_key_value_heads
-        # The file has the pairs that are rotated together as neighbours, transformers as halves of a head.
-        return rows.reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+
+def _guessing(values: Mapping[str, Any], num_layers: int) -> range:
+    """Return the numbers of the layers behind the model's, which guess further tokens and are not used."""
+    number = values.get(f"{architecture(values)}.nextn_predict_layers") or 0
+    return range(num_layers, num_layers + number)
+
+
+def _shapes(config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the parameters that the file of a model has."""
+    with init_empty_weights():
+        model = AutoModelForCausalLM.from_config(config)
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    if config.tie_word_embeddings:
+        shapes.pop("lm_head.weight", None)
+    return shapes
+
+
+def _in_head(values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """Return the parameters that are numbers in the head of a file: those of Apertus' activation."""
+    found = {}
+    for name, shape in shapes.items():
+        asked = _IN_HEAD.search(name)
+        numbers = None if asked is None else values.get(f"xielu.{asked[2]}")
+        if asked is not None and isinstance(numbers, list) and int(asked[1]) < len(numbers):
+            found[name] = torch.full(shape, numbers[int(asked[1])])
+    return found
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size != 1)
+
+
+def scale_frequencies(model: PreTrainedModel, factors: Tensor | None) -> None:
+    """Divide the frequencies of a model's rotary embeddings by the factors of a file, if it has some."""
+    if factors is not None:
+        rotary: Any = model.base_model.rotary_emb
+        rotary.inv_freq /= factors
 
 
 def refuse_unless_whole(weights: Weights, parameters: Iterable[tuple[str, Tensor]]) -> None:

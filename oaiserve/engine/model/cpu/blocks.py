@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -92,6 +93,10 @@ class Blocks:
         data = self.data[self.rows].reshape(len(self), -1, form.num_bytes)[:, blocks]
         return Blocks(data.reshape(len(self), -1), self.kind, np.arange(len(self)))
 
+    def with_columns(self, columns: NDArray[np.int64]) -> Blocks:
+        """Return the matrix with its columns in another order: which one of it each column of the data is."""
+        return replace(self, columns=columns.astype(np.int32))
+
     def chunk(self, parts: int) -> list[Blocks]:
         """Return the matrix in parts of as many rows each, as a tensor does."""
         return [replace(self, rows=rows) for rows in np.split(self.rows, parts)]
@@ -108,7 +113,8 @@ class Blocks:
         """Have the system drop the file's pages from this process. Those that are needed again are read again."""
         if self.file is not None:
             start = self.offset // mmap.PAGESIZE * mmap.PAGESIZE
-            self.file.madvise(mmap.MADV_DONTNEED, start, self.offset + self.data.nbytes - start)
+            end = self.offset + (len(self.data) - 1) * self.data.strides[0] + self.data.shape[1]
+            self.file.madvise(mmap.MADV_DONTNEED, start, end - start)
 
     def expand(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return the weights in a dtype, to which those are rounded that the reference implementation has in float32.
@@ -144,6 +150,21 @@ def _joined(codes: NDArray[np.uint8], scales: NDArray[np.uint8]) -> NDArray[np.u
     in_order = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(*scales.shape, 32)
     blocks = np.concatenate([scales[..., None], in_order[..., :16] | in_order[..., 16:] << 4], axis=-1)
     return blocks.reshape(len(codes), -1)
+
+
+def one_behind_the_other(parts: list[Blocks]) -> Blocks:
+    """Return matrices of one format and width, with all rows of their files, as one matrix.
+
+    Its data begin with the first of the parts in the file, and a row of them with every few bytes.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    begins, width = [part.offset for part in parts], parts[0].data.shape[1]
+    first, step = min(begins), math.gcd(width, *(begin - min(begins) for begin in begins))
+    rows = np.concatenate([(part.offset - first + part.rows * width) // step for part in parts])
+    start = parts[begins.index(first)].data
+    data = np.lib.stride_tricks.as_strided(start, (int(rows.max()) + 1, width), (step, 1), writeable=False)
+    return replace(parts[0], data=data, rows=rows, offset=first)
 
 
 def expand(data: NDArray[np.uint8], kind: int) -> Tensor:

@@ -79,7 +79,10 @@ _OPTIONS = (
     "max_model_len",
 )
 # What reads a GGUF file: the configuration of its model, and the names of its tensors.
-_GGUF_READERS = [Path(__file__).parent.parent / "checkpoints" / name for name in ("gguf_config.py", "gguf_weights.py")]
+_GGUF_READERS = [
+    Path(__file__).parent.parent / "checkpoints" / f"gguf_{name}.py"
+    for name in ("config", "numbers", "names", "weights")
+]
 _QUANTIZER = Path(__file__).parent.parent / "checkpoints/int4_weights.py"  # which decides what is quantized how
 BLOCK_DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}  # by --dtype
 

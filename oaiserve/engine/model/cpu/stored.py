@@ -141,7 +141,11 @@ class StoredTensors:
         if not np.array_equal(blocks.rows, np.arange(*rows)):
             rows = self.place(torch.from_numpy(blocks.rows.astype(np.int32)))
         place = {"offset": blocks.offset, "shape": list(blocks.data.shape), "kind": blocks.kind, "rows": rows}
-        return place if blocks.part is None else place | {"part": blocks.part}
+        if blocks.columns is not None:
+            place["columns"] = self.place(torch.from_numpy(blocks.columns))
+        if blocks.part is not None:
+            place["part"] = blocks.part
+        return place | {"step": blocks.data.strides[0]}
 
     def _find(self, tensor: Tensor) -> tuple[str, int] | None:
         """Return the place in a file of a tensor with the same bytes, whatever its name."""
@@ -218,9 +222,12 @@ class StoredFiles:
         """Return the matrix in blocks at a place. Raises ValueError if it is outside of the file."""
         part, shape, rows = place.get("part"), place["shape"], place["rows"]
         mapped = self._map(part or self._blocks_file)
-        data = np.frombuffer(mapped, np.uint8, math.prod(shape), place["offset"]).reshape(shape)
+        num_bytes = (shape[0] - 1) * place["step"] + shape[1]
+        data = np.frombuffer(mapped, np.uint8, num_bytes, place["offset"])
+        data = np.lib.stride_tricks.as_strided(data, shape, (place["step"], 1))
         order = np.arange(*rows) if isinstance(rows, list) else self.read_tensor(rows).numpy().astype(np.int64)
-        return Blocks(data, place["kind"], order, mapped, place["offset"], part=part)
+        columns = self.read_tensor(place["columns"]).numpy() if "columns" in place else None
+        return Blocks(data, place["kind"], order, mapped, place["offset"], columns=columns, part=part)
 
     def give_back(self) -> None:
         """Have the system drop the pages that were read. Those that are needed again are read again."""

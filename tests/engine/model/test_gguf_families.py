@@ -1,0 +1,54 @@
+"""GGUF files of each family are read as llama.cpp's converter writes them, of which there are records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+from transformers import AutoModelForCausalLM
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.model.checkpoints.gguf_config import read_config
+from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights
+from oaiserve.engine.model.kept import load_kept
+from oaiserve.source import find_model
+from tools.gguf_models import Record, checksum, model_of, parameters_of, records
+
+OPTIONS = EngineOptions(block_size=16, kv_blocks=8, dtype="float32", cpu_threads=1)
+IDS = torch.arange(5, 25)[None]
+
+
+@pytest.mark.parametrize("name", records())
+def test_names_and_changes_are_those_of_the_converter(name: str) -> None:
+    record, model = Record(name), model_of(name)
+    found = record.file_tensors(model)
+    assert found.keys() == record.shapes.keys()
+    assert {key: checksum(values) for key, values in found.items()} == record.checksums
+
+
+@pytest.mark.parametrize("name", records())
+def test_a_model_of_the_numbers_in_a_file_answers_as_that_of_the_checkpoint(name: str) -> None:
+    record, model = Record(name), model_of(name)
+    config = record.config()
+    again = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    again.load_state_dict(model.state_dict())
+    with torch.inference_mode():
+        expected, found = (one(IDS, use_cache=False).logits for one in (model, again))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert config.eos_token_id == 2
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("name", records())
+def test_a_file_is_read_and_kept(name: str, tmp_path: Path) -> None:
+    record, model, path = Record(name), model_of(name), tmp_path / "model.gguf"
+    record.write(path, model, lambda _: Kind.F32)
+    weights, own = GgufWeights(path, read_config(path)), parameters_of(model)
+    assert weights.names() == own.keys()
+    for parameter, values in own.items():
+        torch.testing.assert_close(weights.tensor(parameter), torch.from_numpy(values), rtol=1e-5, atol=1e-6)
+    record.write(path, model, lambda _: Kind.Q8_0)
+    kept = load_kept(find_model(path), OPTIONS)
+    assert kept.weights.has_blocks()

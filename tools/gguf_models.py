@@ -1,0 +1,214 @@
+"""Small models of the families whose GGUF files are kept, and their files as llama.cpp's converter has written them.
+
+What the converter wrote of each is recorded in a folder of JSON files: the numbers of the head, and the name, the shape
+and a checksum of each tensor. Weights depend on the names of parameters alone, so that the records hold for other
+versions of torch and transformers, too. `python -m tools.gguf_families` makes the records.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as Kind
+from numpy.typing import NDArray
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+
+from oaiserve.engine.model.checkpoints.gguf_names import FileNames, change_of
+from oaiserve.engine.model.checkpoints.gguf_numbers import read_numbers
+from oaiserve.gguf import GgufTensor
+from tools.model_types import EXTRA, LIKE
+from tools.random_models import SMALL, STATE_FAMILIES, random_model
+
+RECORDS = Path(__file__).parent.parent / "tests" / "engine" / "model" / "gguf_records"
+_SIZES = {**SMALL, "vocab_size": 352, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
+_WINDOW = {"sliding_window": 6}
+_MIXED = {**_WINDOW, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+# By transformers' type of the model: sizes beside those that `tools.model_types` has for it.
+SMALL_MODELS: dict[str, dict[str, Any]] = {
+    "arcee": {},
+    "cohere": {},
+    "cohere2": {**_WINDOW, "num_hidden_layers": 5},
+    "deepseek_v2": {},
+    "deepseek_v3": {"num_hidden_layers": 4, "first_k_dense_replace": 2},
+    "dots1": {},
+    "ernie4_5": {},
+    "ernie4_5_moe": {"moe_num_experts": 5},
+    "exaone4": {**_WINDOW, "num_hidden_layers": 5},
+    "falcon_h1": {},
+    "falcon_mamba": {"intermediate_size": None},
+    "gemma": {},
+    "gemma3n_text": {"altup_num_inputs": 4, "vocab_size_per_layer_input": 352},
+    "glm4": {},
+    "glm4_moe": {},
+    "glm4_moe_lite": {},
+    "granite": {
+        "attention_multiplier": 0.3,
+        "embedding_multiplier": 2.0,
+        "residual_multiplier": 0.5,
+        "logits_scaling": 3.0,
+    },
+    "granitemoe": {},
+    "granitemoehybrid": {"num_local_experts": 5, "shared_intermediate_size": 32},
+    "granitemoeshared": {},
+    "hunyuan_v1_dense": {},
+    "hunyuan_v1_moe": {},
+    "lfm2": {},
+    "lfm2_moe": {},
+    "mamba": {"intermediate_size": None},
+    "mamba2": {"intermediate_size": None, "num_heads": 4, "head_dim": 32, "n_groups": 2},
+    "minimax_m2": {"rotary_dim": 16},
+    "nemotron": {},
+    "nemotron_h": {"moe_shared_expert_intermediate_size": 32},
+    "olmo": {},
+    "olmo2": {},
+    "olmo3": _MIXED,
+    "olmoe": {},
+    "qwen3_5_moe_text": {"shared_expert_intermediate_size": 32},
+    "qwen3_5_text": {},
+    "qwen3_next": {"shared_expert_intermediate_size": 32},
+    "seed_oss": {},
+    "smollm3": {"num_hidden_layers": 4},
+    "stablelm": {},
+    "starcoder2": {},
+}
+
+
+def config_of(name: str) -> PreTrainedConfig:
+    """Return the configuration of a small model of a type."""
+    sizes = {**STATE_FAMILIES.get(LIKE.get(name, name), {}), **_SIZES, **EXTRA.get(name, {})}
+    if "moe_intermediate_size" in sizes:
+        sizes["moe_intermediate_size"] = 32  # a whole block
+    values = sizes | SMALL_MODELS[name] | {"model_type": None}
+    found: PreTrainedConfig = AutoConfig.for_model(
+        name, **{key: value for key, value in values.items() if value is not None}
+    )
+    return found
+
+
+@torch.no_grad()
+def model_of(name: str) -> PreTrainedModel:
+    """Make a small model of a type, whose weights depend on their names."""
+    model = random_model(config_of(name))
+    for parameter, tensor in model.state_dict().items():
+        rng = np.random.default_rng(zlib.crc32(parameter.encode()))
+        values = 0.3 * rng.standard_normal(tuple(tensor.shape)) + ("norm" in parameter and tensor.dim() == 1)
+        tensor.copy_(torch.from_numpy(np.asarray(values)))
+    model.tie_weights()
+    return model
+
+
+def parameters_of(model: PreTrainedModel) -> dict[str, NDArray[np.float32]]:
+    """Return the parameters of a model that its file has."""
+    found = {name: tensor.float().numpy() for name, tensor in model.state_dict().items()}
+    if model.config.tie_word_embeddings:
+        found.pop("lm_head.weight", None)
+    return found
+
+
+class Record:
+    """What llama.cpp's converter has written of a small model."""
+
+    def __init__(self, name: str) -> None:
+        found = json.loads((RECORDS / f"{name}.json").read_text())
+        self.values: dict[str, Any] = found["values"]
+        self.shapes: dict[str, tuple[int, ...]] = {key: tuple(shape) for key, (shape, _) in found["tensors"].items()}
+        self.checksums: dict[str, int] = {key: checksum for key, (_, checksum) in found["tensors"].items()}
+
+    def config(self) -> PreTrainedConfig:
+        """Return the configuration that is read of the numbers."""
+        return read_numbers(
+            self.values, {name: GgufTensor(0, 0, name, 0, shape) for name, shape in self.shapes.items()}
+        )
+
+    def file_tensors(self, model: PreTrainedModel) -> dict[str, NDArray[np.float32]]:
+        """Return the tensors that a file has of a model: what is undone in reading them is done here."""
+        config = self.config()
+        names = FileNames(self.values["general.architecture"], config.num_hidden_layers, self.shapes)
+        found: dict[str, NDArray[np.float32]] = {}
+        for parameter, values in parameters_of(model).items():
+            if (in_file := names.of(parameter)) is None:
+                raise ValueError(f"there is no tensor for {parameter}")
+            found |= self._in_file(config, parameter, values, in_file, found)
+        return found
+
+    def _in_file(
+        self,
+        config: PreTrainedConfig,
+        parameter: str,
+        values: NDArray[np.float32],
+        names: tuple[str, ...],
+        found: Mapping[str, NDArray[np.float32]],
+    ) -> dict[str, NDArray[np.float32]]:
+        change = change_of(config, parameter)
+        shapes = [self.shapes[name] for name in names]
+        if change is not None and change.joined is not None:
+            if "kv_b_proj" in parameter:
+                heads, _, width = shapes[1]
+                of_heads = values.reshape(heads, -1, width)
+                keys, of_values = np.split(of_heads, [shapes[0][2]], axis=1)
+                return dict(zip(names, (keys.swapaxes(1, 2), of_values), strict=True))
+            stacked = np.zeros(shapes[0], np.float32) if names[0] not in found else found[names[0]]
+            stacked[int(parameter.split(".")[-2])] = values
+            return {names[0]: stacked}
+        if change is not None and change.values is not None:
+            values = values + 1 if change.values == "one added" else -np.exp(values)
+        if change is not None and change.rows is not None:
+            turned = np.empty_like(values)
+            turned[change.rows(config, parameter)] = values
+            values = turned
+        if change is not None and change.columns is not None:
+            turned = np.empty_like(values)
+            turned[:, change.columns(config)] = values
+            values = turned
+        dim = 1 if len(shapes[0]) == 3 and len(shapes) > 1 else 0
+        cuts = np.cumsum([shape[dim] for shape in shapes])[:-1] if len(shapes) > 1 else []
+        parts = np.split(values, cuts, axis=dim)
+        return {name: part.reshape(shape) for name, part, shape in zip(names, parts, shapes, strict=True)}
+
+    def write(self, path: Path, model: PreTrainedModel, kind_of: Callable[[str], Kind]) -> None:
+        """Write the file of a model, with matrices of experts and linear layers in the format that `kind_of` says."""
+        writer = gguf.GGUFWriter(path, self.values["general.architecture"])
+        for key, value in self.values.items():
+            if key != "general.architecture":
+                _add(writer, key, value)
+        writer.add_array("tokenizer.ggml.tokens", [f"<{i}>" for i in range(model.config.vocab_size)])
+        for name, values in self.file_tensors(model).items():
+            is_matrix = name.endswith(".weight") and values.ndim > 1 and values.shape[-1] % 32 == 0
+            kept_whole = any(part in name for part in ("ffn_gate_inp", "conv", "norm", "altup", "_b.weight"))
+            kind = kind_of(name) if is_matrix and not kept_whole else Kind.F32
+            writer.add_tensor(name, gguf.quantize(np.ascontiguousarray(values), kind), raw_dtype=kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+
+
+def checksum(values: NDArray[np.float32]) -> int:
+    """Return a checksum of numbers, rounded so that another exponential function does not matter."""
+    mantissas, exponents = np.frexp(values.astype(np.float64).ravel())
+    return zlib.crc32(np.rint(mantissas * 4096).astype(np.int32).tobytes() + exponents.astype(np.int32).tobytes())
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, list):
+        writer.add_array(key, value)
+    elif isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    else:
+        writer.add_float32(key, value)
+
+
+def records() -> list[str]:
+    """Return the types of which there are records."""
+    return sorted(path.stem for path in RECORDS.glob("*.json"))
