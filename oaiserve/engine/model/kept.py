@@ -282,6 +282,8 @@ def _load(
     others = {parameter: weights.tensor(parameter) for parameter in weights.names() if parameter not in blocks}
     # The native step has norms and biases in float32.
     _fill(model, {parameter: t.to(dtype) if t.dim() > 1 else t.float() for parameter, t in others.items()})
+    if isinstance(weights, PackedWeights):
+        weights.give_back()  # whose embedding is mostly in float16, and has been copied
     loaded = replace(
         known.loaded,
         model=model,

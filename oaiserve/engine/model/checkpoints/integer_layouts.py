@@ -13,8 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# AWQ stores eight columns in this order: column 0, column 2, and so on.
-_AWQ_ORDER = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # of the eight columns in an integer: column 0, column 2, and so on
 
 
 class Integers(NamedTuple):
@@ -108,8 +107,14 @@ def awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Integers:
     _check_groups(k, groups)
 
     def columns(packed: Tensor) -> Tensor:
-        found = _fields(packed, 4).unflatten(1, (-1, 8))
-        return torch.empty_like(found).index_copy_(2, _AWQ_ORDER, found).flatten(1).T.contiguous()
+        length, width = packed.shape
+        turned = packed.T.clone(memory_format=torch.contiguous_format)  # also where there is one row
+        in_bytes = turned.view(torch.uint8).view(width, length, 4)
+        found = torch.empty(width, 8, length, dtype=torch.uint8)
+        for place, column in enumerate(_AWQ_ORDER):
+            byte = in_bytes[..., place // 2]
+            found[:, column] = byte >> 4 if place % 2 else byte & 15
+        return found.flatten(0, 1)
 
     return Integers(columns(qweight), scales.T.contiguous(), columns(qzeros), 4)
 

@@ -90,8 +90,12 @@ class PackedWeights:
         blocks = None
         if isinstance(matrix, Integers):
             blocks = of_integers(*matrix, is_long=self._is_long)
-        self._files.give_back()
+        self.give_back()
         return blocks
+
+    def give_back(self) -> None:
+        """Have the system drop the pages that were read. Those that are needed again are read again."""
+        self._files.give_back()
 
     def tensor(self, name: str) -> Tensor:
         """Return a tensor as the model's code has it: one that is packed in float32."""

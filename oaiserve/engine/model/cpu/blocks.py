@@ -254,11 +254,12 @@ def of_integers(
     if of_zeros is not None:
         signed = torch.zeros(n, groups, dtype=torch.int8) if zeros is None else (zeros.int() - half).to(torch.int8)
         of_zeros.copy_(of_blocks(signed).view(torch.uint8).view(of_zeros.shape))
-    in_groups = codes.view(*values.shape[:-1], 32)
-    if bits == 4:
-        values.copy_(in_groups[..., :16] | in_groups[..., 16:] << 4)
-    else:
-        values.copy_(in_groups ^ 128 if kind == _Q8_0 else in_groups)  # that format has signed integers
+    if bits == 4:  # of 32, each of the first 16 shares a byte with one of the last; eight bytes are one integer here
+        in_words = codes.contiguous().view(torch.int64).view(n, k // 32, 2, 2)
+        both = in_words[:, :, 0] | in_words[:, :, 1] << 4
+        values.copy_(both.view(torch.uint8).view(values.shape))
+    else:  # Q8_0 has signed integers
+        values.copy_((codes ^ 128 if kind == _Q8_0 else codes).reshape(values.shape))
     return blocks
 
 
