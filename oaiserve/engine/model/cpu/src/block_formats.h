@@ -55,6 +55,7 @@ struct Layout {
   constexpr bool has_nibbles() const { return has_min && run == 16; }
   constexpr int runs() const { return int(BLOCK_GROUP) / run; }
   constexpr bool is_long() const { return run > BLOCK_GROUP; }  // scales are floats of several groups
+  constexpr bool is_whole() const { return low_bits == 8; }  // a code is a byte, and its offset 128
   constexpr int code_bits() const { return low_bits + high_bits; }
   constexpr long chunk() const { return is_super || is_long() ? SUPER : BLOCK_GROUP; }
   constexpr long scales() const { return is_long() ? SUPER / run : 1; }  // 16-bit floats of a column in a chunk

@@ -88,9 +88,9 @@ VectorBits look_up(VectorBits places) {
 template <Layout L>
 [[gnu::always_inline]] inline void load_codes(const uint8_t* p, long low_bytes, int step, VectorBits& left, VectorBits& right) {
   const auto plane = [p](long at) { return load_vector<VectorBits>(p + at * PLANE); };
-  if constexpr (L.low_bits == 8) {
-    left = plane(2 * step);
-    right = plane(2 * step + 1);
+  if constexpr (L.is_whole()) {
+    left = plane(2 * step) ^ in_each_byte(128);
+    right = plane(2 * step + 1) ^ in_each_byte(128);
   } else if constexpr (L.low_bits == 4) {
     const VectorBits both = plane(step);
     left = both & 0x0f0f0f0fu;

@@ -3,7 +3,8 @@
 // A panel has 32 columns, as in gemm.h. Along k it is a sequence of chunks, of 256 or 32 neighbours. A chunk begins with
 // the scales of its 32 columns and goes on with the codes of its groups. A group of codes consists of planes of 64 bytes:
 // four bytes for each of 16 columns. Each plane has a few bits of several *quads*, four neighbours along k that one
-// instruction multiplies; quad 2 i is of the left 16 columns, and 2 i + 1 is the same of the right 16.
+// instruction multiplies; quad 2 i is of the left 16 columns, and 2 i + 1 is the same of the right 16. Codes of eight
+// bits are stored less their offset, with a sign, because the tiles of AMX load them as they are.
 #pragma once
 
 #include "block_rows.h"
@@ -127,6 +128,9 @@ void pack_panel(const uint8_t* const* rows, const uint8_t* const* scales, long k
           }
         for (int step = 0; step < STEPS; step++) codes[step][column] = group.codes[step];
       }
+      if constexpr (L.is_whole())
+        for (auto& of_step : codes)
+          for (uint32_t& quad : of_step) quad ^= in_each_byte(128);  // as if 128 were subtracted
       pack_planes<L.low_bits>(codes, 0, panel + P::codes(i));
       if constexpr (L.high_bits > 0) pack_planes<L.high_bits>(codes, L.low_bits, panel + P::codes(i) + P::LOW);
     }
@@ -145,6 +149,7 @@ int code_at(const uint8_t* codes, long low_bytes, long column, long place) {
     const int high = codes[low_bytes + quad / HIGH_QUADS * PLANE + byte] >> quad % HIGH_QUADS * L.high_bits;
     code |= (high & ((1 << L.high_bits) - 1)) << L.low_bits;
   }
+  if constexpr (L.is_whole()) code ^= 128;
   return L.is_codebook ? L.at_place(code) : code;
 }
 
