@@ -88,9 +88,10 @@ class _ValueReader:
 
     def __call__(self, file: np.ndarray, place: int, kind: int, keep_strings: bool = False) -> tuple[Any, int]:
         """Return a value, or the number of the texts unless these are wanted, and the place behind it."""
-        if kind != GGUFValueType.ARRAY or _ARRAY.unpack_from(file, place)[0] != GGUFValueType.STRING:
+        data = file.data
+        if kind != GGUFValueType.ARRAY or _ARRAY.unpack_from(data, place)[0] != GGUFValueType.STRING:
             return self.others(file, place, kind, keep_strings)
-        data, (_, number), end = memoryview(file), _ARRAY.unpack_from(file, place), place + _ARRAY.size
+        (_, number), end = _ARRAY.unpack_from(data, place), place + _ARRAY.size
         if not keep_strings:
             return number, _end_of_texts(data, end, number)
         texts = []
