@@ -49,6 +49,8 @@ log = logging.getLogger(__name__)
 
 # What the first answer need not wait for, and would: most of it keeps the interpreter.
 AFTER_FIRST_ANSWER_SECONDS = 0.5
+# What takes longer, and new memory. The next start needs it.
+REMEMBER_AFTER_SECONDS = 3.0
 
 
 class EngineParts(NamedTuple):
@@ -241,7 +243,13 @@ def _start_kept(
         if compiling is not None:
             with times.part("native code"):
                 compiling.join()
-        return times.run("weights and check", start_kept, source, options, asked, reserved=reserved)
+        return times.run(
+            "weights and check",
+            start_kept,
+            *(source, options, asked),
+            reserved=reserved,
+            remember_after_seconds=REMEMBER_AFTER_SECONDS,
+        )
 
     return loader.submit(start)
 

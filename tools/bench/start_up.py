@@ -14,10 +14,12 @@ import statistics
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tools.server_process import CHAT, QUESTION, exit_on_sigterm, running_oaiserve
+from tools.server_process import CHAT, QUESTION, ROOT, exit_on_sigterm, running_oaiserve
 
 STAMPS = re.compile(r"Start, in ms since the process began: (.*)")
 PART = re.compile(r"(.+) (\d+) to (\d+)")
+COMPLETION = {"model": "demo", "prompt": "Hello", "max_tokens": 8}
+ANSWER = "HTTP, and the first answer"
 
 
 def main() -> None:
@@ -33,18 +35,23 @@ def main() -> None:
     print(table(starts))
 
 
-def one_start(model: str, flags: list[str]) -> dict[str, tuple[float, float]]:
-    """Return the begin and the end of each part, in ms, in the order in which they began."""
+def one_start(model: str, flags: list[str], tree: Path = ROOT) -> dict[str, tuple[float, float]]:
+    """Return the begin and the end of each part, in ms, in the order in which they began.
+
+    The sources are in `tree`.
+    """
     with TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         path, question = CHAT, QUESTION
         if model != "demo":
             flags = [*flags, "--served-model-name", "demo"]
-            path, question = "/v1/completions", {"model": "demo", "prompt": "Hello", "max_tokens": 8}
-        with running_oaiserve(*flags, model=model, log_file=log, ready_path=path, question=question) as server:
+            path, question = "/v1/completions", COMPLETION
+        with running_oaiserve(
+            *flags, model=model, cwd=tree, log_file=log, ready_path=path, question=question
+        ) as server:
             parts = parts_of(log.read_text())
             listening = max(end for _, end in parts.values())
-            return parts | {"HTTP, and the first answer": (listening, 1e3 * server.start_seconds)}
+            return parts | {ANSWER: (listening, 1e3 * server.start_seconds)}
 
 
 def parts_of(log: str) -> dict[str, tuple[float, float]]:

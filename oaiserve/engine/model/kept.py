@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -25,6 +26,7 @@ import torch
 from accelerate import init_empty_weights
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.adapted_modules import adaptable
@@ -143,11 +145,13 @@ def start_kept(
     asked: Subject | None = None,
     *,
     reserved: ReservedMemory | None = None,
+    remember_after_seconds: float = 0.0,
 ) -> tuple[ModelSpec, Started]:
     """Load a model and start its native step. Raises as `load_kept` does.
 
-    For `asked`, the check of a GGUF file is remembered, and so are weights that are quantized here. Weights are packed
-    into `reserved`; all of it is given back where they cannot be.
+    For `asked`, the check of a GGUF file is remembered, and so are weights that are quantized here, but only some
+    seconds after this returns, so that the first answer does not wait for it. Weights are packed into `reserved`; all
+    of it is given back where they cannot be.
     """
     try:
         kept = load_kept(source, options, keeps_quantized=asked is not None, reserved=reserved)
@@ -172,7 +176,11 @@ def start_kept(
         num_states=kept.num_states,
     )
     if asked is not None:
-        remember = partial(remember_checked, asked, loaded, kept.decoder, kept.expected, options, kept.compared)
+        remember = partial(
+            remember_checked,
+            *(asked, loaded, kept.decoder, kept.expected, options, kept.compared),
+            after_seconds=remember_after_seconds,
+        )
         if isinstance(kept.weights, GgufWeights):
             remember(in_files=kept.weights.places())
         elif isinstance(kept.weights, Int4Weights) and kept.weights.file is not None:
@@ -276,7 +284,7 @@ def _load(
     rows = min(_CHECKED_ROWS, vocab_size)
     part = Part(sorted({*shown_by.values(), len(kinds) - 1}), rows)
     blocks_of = cache(weights.blocks)  # which may make them, and that takes a while
-    known = _ask_transformers(files, blocks_of, part, max_model_len, dtype, options)
+    known = _ask_transformers(files, blocks_of, part, max_model_len, dtype, options, reserved)
 
     blocks = {parameter: found for parameter in weights.names() if (found := blocks_of(parameter)) is not None}
     others = {parameter: weights.tensor(parameter) for parameter in weights.names() if parameter not in blocks}
@@ -300,7 +308,7 @@ def _load(
     small = part.decoder(decoder)
     probe = probe_adapter(small.adaptable(), dtype) if has_adapters else None
     refuse_unless_equal(
-        NativeDecoder(library, small, num_blocks=1, **sizes),
+        NativeDecoder(library, small, num_blocks=1, reserved=reserved, is_passing=True, **sizes),
         part.spec(loaded),
         known.expected,
         block_size=options.block_size,
@@ -340,8 +348,9 @@ def _ask_transformers(
     max_model_len: int,
     dtype: torch.dtype,
     options: EngineOptions,
+    reserved: ReservedMemory | None,
 ) -> _Known:
-    """Expand a part of the model, and return what transformers' code makes of it."""
+    """Expand a part of the model, in reserved memory, and return what transformers' code makes of it."""
     config, weights, generation_config = files
     layers, rows = part.layers, part.rows
     small = copy.deepcopy(config)
@@ -365,7 +374,7 @@ def _ask_transformers(
     if generation_config is not None:
         model.generation_config = generation_config
 
-    tensors = {}
+    tensors: dict[str, Tensor | Blocks] = {}
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)  # several would wait for each other, beside the thread that makes the tokenizer
     for name, _ in _named_parameters(model):
@@ -378,8 +387,8 @@ def _ask_transformers(
             whole = part.of_layers(whole[:rows], config.num_hidden_layers, dim=1)
         elif name == _INPUT_PROJECTION:
             whole = part.of_layers(whole, config.num_hidden_layers, dim=0)
-        tensors[name] = whole.expand(dtype) if isinstance(whole, Blocks) else whole
-    _fill(model, {name: tensor.to(dtype) for name, tensor in tensors.items()})
+        tensors[name] = whole
+    _fill(model, _expanded(tensors, dtype, reserved))
     torch.set_num_threads(num_threads)
 
     loaded = with_native_cache(replace(prepare(model), max_model_len=max_model_len), options)
@@ -394,6 +403,23 @@ def _ask_transformers(
 
     kv_shapes, state_shapes = in_whole(loaded.kv_shapes), in_whole(loaded.state_shapes)
     return _Known(replace(loaded, kv_shapes=kv_shapes, state_shapes=state_shapes), in_whole(parameters), expected)
+
+
+def _expanded(
+    tensors: Mapping[str, Tensor | Blocks], dtype: torch.dtype, reserved: ReservedMemory | None
+) -> dict[str, Tensor]:
+    """Return tensors in a dtype. Blocks are expanded into reserved memory if it has room for all of them."""
+    blocks = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, Blocks)}
+    sizes = [math.prod(matrix.shape) for matrix in blocks.values()]
+    borrowed = None if reserved is None else reserved.borrow(dtype.itemsize * sum(sizes))
+    found = {name: tensor.to(dtype) for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
+    if borrowed is None or not blocks:
+        return found | {name: matrix.expand(dtype) for name, matrix in blocks.items()}
+    rooms = torch.frombuffer(borrowed, dtype=dtype).split(sizes)
+    return found | {
+        name: matrix.expand(dtype, room.view(matrix.shape))
+        for (name, matrix), room in zip(blocks.items(), rooms, strict=True)
+    }
 
 
 def _probe(model: PreTrainedModel, part: Part, dtype: torch.dtype) -> Adapter:
@@ -446,7 +472,7 @@ def _counts(blocks: Mapping[str, Blocks | ExpertBlocks], others: Mapping[str, Te
 
 def _empty_model(config: PreTrainedConfig, dtype: torch.dtype, weights: Weights) -> PreTrainedModel:
     """Make a model without the data of its parameters."""
-    with init_empty_weights(include_buffers=False):
+    with no_init_weights(), init_empty_weights(include_buffers=False):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager")
     scale_frequencies(model, weights.rope_factors)
     model.tie_weights()

@@ -31,7 +31,9 @@ from oaiserve.engine.model.checkpoints import gguf_config, gguf_names
 from oaiserve.engine.model.checkpoints.gguf_config import read_config
 from oaiserve.engine.model.checkpoints.gguf_weights import NotKept
 from oaiserve.engine.model.cpu import build
+from oaiserve.engine.model.cpu.blocks import Blocks
 from oaiserve.engine.model.cpu.checked import checked_subject, recall_model, start_checked
+from oaiserve.engine.model.cpu.reserved import ReservedMemory
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.kept import is_kept, load_kept, start_kept
 from oaiserve.engine.model.load import load_model
@@ -410,12 +412,33 @@ def test_a_file_whose_tensors_are_not_those_of_the_model_is_not_kept(tmp_path: P
         kept_logits(path, 20)
 
 
+def test_the_weights_of_the_check_are_in_memory_that_is_reserved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = file_of(FAMILIES["llama"], tmp_path)
+    expected = load_kept(find_model(path), OPTIONS)
+    reserved, expand, places = ReservedMemory(2**22), Blocks.expand, []
+
+    def expand_to(matrix: Blocks, dtype: torch.dtype, found: torch.Tensor) -> torch.Tensor:
+        places.append(found.data_ptr())
+        return expand(matrix, dtype, found)
+
+    monkeypatch.setattr(Blocks, "expand", expand_to)
+    kept = load_kept(find_model(path), OPTIONS, reserved=reserved)
+    assert places
+    assert all(reserved.address <= place < reserved.address + reserved.num_bytes for place in places)
+    assert all(torch.equal(*both) for both in zip(kept.expected, expected.expected, strict=True))
+    batch = batch_of(20, kept.loaded.vocab_size)
+    assert torch.equal(kept.native.forward(batch), expected.native.forward(batch))
+
+
 # -- what a start remembers of a file
 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a cache that is empty, apart from the libraries."""
+    """Have a cache that is empty, apart from the libraries, and that is written at once."""
+    monkeypatch.setattr("oaiserve.engine.pretrained.REMEMBER_AFTER_SECONDS", 0.0)
     libraries = build.build(torch.float32, "blocks").parent
     (tmp_path / "cache").mkdir(mode=0o700)
     (tmp_path / "cache" / "native").symlink_to(libraries)

@@ -116,12 +116,13 @@ class Blocks:
             end = self.offset + (len(self.data) - 1) * self.data.strides[0] + self.data.shape[1]
             self.file.madvise(mmap.MADV_DONTNEED, start, end - start)
 
-    def expand(self, dtype: torch.dtype = torch.float32) -> Tensor:
+    def expand(self, dtype: torch.dtype = torch.float32, found: Tensor | None = None) -> Tensor:
         """Return the weights in a dtype, to which those are rounded that the reference implementation has in float32.
 
-        Some rows at a time are in float32, because memory that was not used before takes longer than the arithmetic.
+        They are written to `found` [rows, columns] if it is there. Some rows at a time are in float32, because memory
+        that was not used before takes longer than the arithmetic.
         """
-        found = torch.empty(self.shape, dtype=dtype)
+        found = torch.empty(self.shape, dtype=dtype) if found is None else found
         at_once = max(1, _EXPANDED_AT_ONCE // self.shape[1])
         for start in range(0, len(self.rows), at_once):
             rows = self.rows[start : start + at_once]

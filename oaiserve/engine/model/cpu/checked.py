@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, astuple, fields
 from functools import partial
 from pathlib import Path
-from threading import Thread
+from threading import Thread, main_thread
 from typing import Any, NamedTuple
 
 import torch
@@ -247,7 +247,9 @@ def start_checked(
         compared = checked.decoder if checked.part is None else checked.part.decoder(checked.decoder)
         probe = probe_adapter(compared.adaptable(), checked.spec.dtype) if options.has_adapters else None
         if checked.part is not None:
-            compare(make(compared, num_blocks=1), checked.part.spec(checked.spec), probe=probe)
+            passing = make(compared, num_blocks=1, reserved=reserved, is_passing=True)
+            compare(passing, checked.part.spec(checked.spec), probe=probe)
+            del passing  # whose weights are where those of the whole decoder are packed
             native = make(checked.decoder, num_blocks=num_blocks, reserved=reserved)
         else:
             native = make(checked.decoder, num_blocks=num_blocks, reserved=reserved)
@@ -268,14 +270,18 @@ def remember_checked(
     compared: Part | None = None,
     in_files: Mapping[str, PlaceInFile] | None = None,
     quantized: QuantizedFile | None = None,
+    after_seconds: float = 0.0,
 ) -> Thread:
     """Remember a model that has just been checked, in a thread, which is returned: no request waits for it.
+
+    It begins `after_seconds`, or when the process ends.
 
     `compared` is the part of it that was, and `in_files` has the places of its parameters, if they are not in
     safetensors files. `quantized` has its blocks, if they were made at this start.
     """
 
     def run() -> None:
+        main_thread().join(after_seconds)
         try:
             tensors = StoredTensors(asked.folder, loaded.model.named_parameters(remove_duplicate=False), in_files)
             weights = _weights_of(asked, options)

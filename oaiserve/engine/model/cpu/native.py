@@ -38,9 +38,11 @@ class NativeDecoder:
         block_size: int,
         has_adapters: bool = False,
         reserved: ReservedMemory | None = None,
+        is_passing: bool = False,
     ) -> None:
-        """Copy the weights, except for the embeddings, to `reserved` if it is there, and the rest of it is given back.
-        With `has_adapters`, rows of a step may have adapters.
+        """Copy the weights, except for the embeddings, to `reserved` if it is there, and the rest of it is given back,
+        or left for the decoder that comes after one that `is_passing`. With `has_adapters`, rows of a step may have
+        adapters.
 
         Raises NotKnown for sizes that the native code does not support, and MemoryError.
         """
@@ -55,8 +57,10 @@ class NativeDecoder:
             raise MemoryError(f"The system has no memory for a decoder, or does not start {num_threads} threads.")
         self._reserved = reserved  # as long as the decoder
         if reserved is not None:
-            reserved.stop()
-            library.lend_memory(self._handle, reserved.address, reserved.num_bytes)
+            if not is_passing:
+                reserved.stop()
+            lent_bytes = reserved.taken_bytes if is_passing else reserved.num_bytes
+            library.lend_memory(self._handle, reserved.address, lent_bytes)
         self._operations = Operations(
             library,
             self._handle,
@@ -66,7 +70,7 @@ class NativeDecoder:
             block_size=block_size,
             has_adapters=has_adapters,
         )
-        if reserved is not None:
+        if reserved is not None and not is_passing:
             reserved.keep(library.lent_bytes(self._handle))
         self.caches = self._operations.caches
         matrices = [matrix for site in self._operations.sites if isinstance(site, list) for matrix in site]

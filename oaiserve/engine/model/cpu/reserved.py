@@ -5,6 +5,8 @@ then, too, which can take longer than to pack weights into it. On systems other 
 
 The thread writes zeros. To ask Linux for all pages of a piece at once (MADV_POPULATE_WRITE) would keep the imports
 waiting, which map files and memory: the map of the process is locked until the piece is there.
+
+Until weights are packed, what is taken can be borrowed. The layers that a start checks need memory only so long.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import ctypes
 import mmap
 import os
 import sys
-from threading import Event, Thread
+from threading import Condition, Event, Thread
 
 from oaiserve.engine.system_memory import available_bytes
 
@@ -31,16 +33,32 @@ class ReservedMemory:
         self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         first = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self.address = -(-first // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
+        self._offset = self.address - first
         self._advise = ctypes.CDLL(None, use_errno=True).madvise
         self._advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
         self._advise(self.address, self.num_bytes, mmap.MADV_HUGEPAGE)  # without huge pages, reading is only slower
         self._is_enough = Event()
+        self.taken_bytes = 0  # from the first one on
+        self._has_taken = Condition()
         self._thread = Thread(target=self._take, name="reserve", daemon=True)
         self._thread.start()
+
+    def borrow(self, num_bytes: int) -> memoryview | None:
+        """Return the first bytes when the system has given them, or None if there are not so many.
+
+        Their values are lost when weights are packed.
+        """
+        if num_bytes > self.num_bytes:
+            return None
+        with self._has_taken:
+            self._has_taken.wait_for(lambda: self.taken_bytes >= num_bytes or self._is_enough.is_set())
+        return memoryview(self._map)[self._offset : self._offset + num_bytes]
 
     def stop(self) -> None:
         """Take no more, so that the memory can be written. The rest is taken as it is."""
         self._is_enough.set()
+        with self._has_taken:
+            self._has_taken.notify_all()
         self._thread.join()
 
     def keep(self, num_bytes: int) -> None:
@@ -54,7 +72,11 @@ class ReservedMemory:
         for begin in range(0, self.num_bytes, _PIECE_BYTES):
             if self._is_enough.is_set():
                 return
-            ctypes.memset(self.address + begin, 0, min(_PIECE_BYTES, self.num_bytes - begin))
+            piece_bytes = min(_PIECE_BYTES, self.num_bytes - begin)
+            ctypes.memset(self.address + begin, 0, piece_bytes)
+            with self._has_taken:
+                self.taken_bytes = begin + piece_bytes
+                self._has_taken.notify_all()
 
 
 def reserve(num_bytes: int) -> ReservedMemory | None:

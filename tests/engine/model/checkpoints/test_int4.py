@@ -138,7 +138,8 @@ def answered(folder: Path, **options: Any) -> list[int]:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a cache that is empty, apart from the libraries."""
+    """Return a cache that is empty, apart from the libraries, and that is written at once."""
+    monkeypatch.setattr("oaiserve.engine.pretrained.REMEMBER_AFTER_SECONDS", 0.0)
     libraries = build.build(torch.float32, "blocks").parent
     cache = tmp_path / "cache"
     cache.mkdir(mode=0o700)

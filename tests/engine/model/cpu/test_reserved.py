@@ -52,6 +52,11 @@ def test_a_decoder_in_reserved_memory_computes_the_same_and_keeps_what_it_needs(
     batch = build_batch(step, BLOCK_SIZE, loaded.device)
     expected = NativeDecoder(Library(loaded.dtype), decoder, **SIZES).forward(batch)
     memory = ReservedMemory(2**22)
+    memory._thread.join()
+    passing = NativeDecoder(Library(loaded.dtype), decoder, **SIZES, reserved=memory, is_passing=True)
+    assert torch.equal(passing.forward(batch), expected)
+    assert resident_bytes(memory) == 2**22
+    del passing
     memory.num_bytes = num_bytes
     native = NativeDecoder(Library(loaded.dtype), decoder, **SIZES, reserved=memory)
     assert torch.equal(native.forward(batch), expected)
@@ -88,3 +93,23 @@ def test_what_is_reserved_is_taken_and_what_is_not_wanted_is_given_back() -> Non
 def test_more_than_half_of_what_is_there_is_not_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reserved, "available_bytes", lambda: 2**24 - 1)
     assert reserve(2**23) is None
+
+
+def test_what_is_taken_can_be_borrowed_until_weights_are_packed() -> None:
+    memory = ReservedMemory(3 * 2**25)
+    borrowed = memory.borrow(2**25 + 8)
+    assert borrowed is not None
+    borrowed[:] = b"\7" * len(borrowed)
+    memory._thread.join()  # what it takes lies behind
+    assert borrowed[0] == borrowed[-1] == 7
+    assert ctypes.addressof(ctypes.c_char.from_buffer(borrowed)) == memory.address
+    assert memory.borrow(memory.num_bytes + 1) is None
+
+
+def test_nobody_waits_for_memory_that_is_not_taken_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ReservedMemory, "_take", lambda memory: memory._is_enough.wait())
+    memory = ReservedMemory(2**22)
+    memory.stop()
+    borrowed = memory.borrow(2**20)
+    assert borrowed is not None
+    assert len(borrowed) == 2**20
