@@ -23,7 +23,7 @@ constexpr int TILE_ROWS = 6, TILE_COLUMNS = 4 * WIDTH;
 #else
 constexpr int TILE_ROWS = 6, TILE_COLUMNS = 2 * WIDTH;
 #endif
-// The most rows of an item. With more rows, the tiles of AMX wait for the weights less.
+// The most rows of an item, see most_rows. With more rows, the tiles of AMX wait for the weights less.
 constexpr long BLOCK_ROWS = IS_TILED<bf16> ? 256 : 128;
 
 // The size of a block, in bytes. A panel is multiplied in blocks along k. While all rows are multiplied with one block,
@@ -33,6 +33,7 @@ constexpr long BLOCK_ROWS = IS_TILED<bf16> ? 256 : 128;
 // whole panels, but for very long ones. A single one of these reads memory AHEAD_BYTES ahead.
 constexpr long BLOCK_BYTES = 16 << 10, SHARED_BLOCK_BYTES = 64 << 10, TILED_BLOCK_BYTES = 256 << 10;
 constexpr long AHEAD_BYTES = 16 << 10;
+constexpr unsigned ROWS_BYTES = 1280 << 10;  // of the rows of an item with AMX, which L2 has beside two panels
 
 // The weights W [n, k] of a linear layer, which the decoder owns. `panels` is
 // T[ceil(n / 32)][ceil(k / PACK)][32][PACK], zero beyond n and k, and aligned to 64 bytes. `bias` is [n] or null.
@@ -240,6 +241,14 @@ struct Cut {
   unsigned blocks, groups;
 };
 
+// Returns the most rows of an item, for rows of k numbers: with AMX, as many as stay in L2, because each panel reads
+// them again, and tiles do so faster than they can be read from elsewhere.
+constexpr unsigned most_rows(unsigned k) {
+  if (!IS_TILED<bf16>) return BLOCK_ROWS;
+  const unsigned fit = ROWS_BYTES / (std::max(k, 1u) * unsigned(sizeof(bf16)));
+  return std::clamp<unsigned>(fit / MOST_TILE_ROWS * MOST_TILE_ROWS, 2 * MOST_TILE_ROWS, BLOCK_ROWS);
+}
+
 // Cuts a layer so that all threads end at about the same time. Few items cost less, because taking an item and
 // beginning to read its weights takes time. Many items are shared better among threads that are not equally fast.
 inline Cut cut(unsigned panels, unsigned k, unsigned rows, unsigned threads) {
@@ -250,7 +259,7 @@ inline Cut cut(unsigned panels, unsigned k, unsigned rows, unsigned threads) {
   const unsigned item_time = 3200 / k;
   const auto panel_time = [&](unsigned blocks) { return std::max(ceil_div(rows, blocks), 12u); };
 
-  const unsigned fewest = ceil_div(rows, BLOCK_ROWS);
+  const unsigned fewest = ceil_div(rows, most_rows(k));
   unsigned blocks = fewest;
   if (fewest * panels < 8 * threads) {  // too few panels for all threads: several may read the same, for other rows
     const auto time = [&](unsigned n) { return ceil_div(n * panels, threads) * (panel_time(n) + item_time); };
