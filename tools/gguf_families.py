@@ -162,6 +162,7 @@ def _record(name: str, path: Path) -> None:
     tensors = {
         tensor.name: [[int(size) for size in reversed(tensor.shape)], checksum(tensor.data)]
         for tensor in gguf.GGUFReader(path).tensors
+        if tensor.name != "rope_freqs.weight"  # which is of no parameter
     }
     values = {"general.architecture": read_values(path)["general.architecture"]} | values
     lines = [f"{json.dumps(key)}: {json.dumps(entry)}" for key, entry in tensors.items()]

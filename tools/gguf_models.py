@@ -45,6 +45,7 @@ SMALL_MODELS: dict[str, dict[str, Any]] = {
     "falcon_mamba": {"intermediate_size": None},
     "gemma": {},
     "gemma3n_text": {"altup_num_inputs": 4, "vocab_size_per_layer_input": 352},
+    "gemma4_text": {"vocab_size": 320, "vocab_size_per_layer_input": 320},
     "glm4": {},
     "glm4_moe": {},
     "glm4_moe_lite": {},

@@ -81,6 +81,13 @@ class Numbers:
         return next((tensor.shape for name, tensor in self.tensors.items() if re.search(pattern, name)), None)
 
     @property
+    def vocab_size(self) -> int:
+        embedding = self.tensors.get("token_embd.weight")
+        if embedding is None or len(embedding.shape) != 2:
+            raise BadFile("it has no embedding")
+        return embedding.shape[0]
+
+    @property
     def num_layers(self) -> int:
         """Return the number of layers, without those behind them that only guess further tokens."""
         return int(self["block_count"] - self.get("nextn_predict_layers", 0))
@@ -361,6 +368,39 @@ def _gemma3n(numbers: Numbers) -> Fields:
     }
 
 
+def _gemma4(numbers: Numbers) -> Fields:
+    """Return what Gemma 4 has beside the rest. Of wide heads, a quarter is rotated in all published models."""
+    slides = numbers.of_layers("attention.sliding_window_pattern")
+    heads, widths = numbers.of_layers("attention.head_count_kv"), numbers.of_layers("feed_forward_length")
+    shared = numbers.get("attention.shared_kv_layers", 0)
+    wide = [layer for layer, own in enumerate(slides) if not own]
+    with_values = [layer for layer in wide if layer < numbers.num_layers - shared]
+    of_windows = [number for number, own in zip(heads, slides, strict=True) if own] or heads
+    layer_inputs = numbers.shape(r"^per_layer_token_embd")
+    return _windows(numbers) | {
+        "head_dim": numbers["attention.key_length_swa"],
+        "global_head_dim": numbers["attention.key_length"],
+        "num_key_value_heads": of_windows[0],
+        "num_global_key_value_heads": heads[wide[0]] if wide else None,
+        "attention_k_eq_v": any(f"blk.{layer}.attn_v.weight" not in numbers.tensors for layer in with_values),
+        "intermediate_size": min(widths),
+        "use_double_wide_mlp": max(widths) > min(widths),
+        "num_kv_shared_layers": shared,
+        "hidden_size_per_layer_input": numbers.get("embedding_length_per_layer_input", 0),
+        "vocab_size_per_layer_input": numbers.vocab_size if layer_inputs is None else layer_inputs[0],
+        "enable_moe_block": numbers.has("ffn_gate_inp"),
+        "top_k_experts": numbers.get("expert_used_count"),
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "proportional",
+                "partial_rotary_factor": 0.25,
+                "rope_theta": numbers["rope.freq_base"],
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": numbers.get("rope.freq_base_swa", 1e4)},
+        },
+    }
+
+
 # By architecture: transformers' type of the model, and its fields beside the common ones.
 _FAMILIES: dict[str, tuple[str, Callable[[Numbers], Fields]]] = {
     "apertus": ("apertus", lambda _: {}),
@@ -374,6 +414,7 @@ _FAMILIES: dict[str, tuple[str, Callable[[Numbers], Fields]]] = {
     "exaone4": ("exaone4", _exaone4),
     "falcon-h1": ("falcon_h1", _falcon_h1),
     "gemma": ("gemma", lambda _: {}),
+    "gemma4": ("gemma4_text", _gemma4),
     "gemma3n": ("gemma3n_text", _gemma3n),
     "glm4": ("glm4", lambda _: {}),
     "glm4moe": ("glm4_moe", _glm4_moe),
@@ -410,15 +451,12 @@ def read_numbers(values: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) -
     """Return the configuration of a file's model. Raises BadFile for a file that does not have all that it needs."""
     numbers = Numbers(values, tensors)
     model_type, of_family = _FAMILIES[numbers.architecture]
-    embedding = tensors.get("token_embd.weight")
-    if embedding is None or len(embedding.shape) != 2:
-        raise BadFile("it has no embedding")
     own = of_family(numbers)
     kind: Any = CONFIG_MAPPING[own.pop("model_type", model_type)]
     fields = {field: numbers.get(name) for field, name in _FIELDS.items()}
     ends = {end for name in ("eos", "eot", "eom") if (end := numbers.token(name)) is not None}
     fields |= {
-        "vocab_size": embedding.shape[0],
+        "vocab_size": numbers.vocab_size,
         "num_hidden_layers": numbers.num_layers,
         "rope_parameters": _rope(numbers),
         "attention_bias": numbers.has(r"attn_(q|qkv)\.bias$"),
