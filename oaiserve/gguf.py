@@ -29,7 +29,7 @@ _BLOCKS = {
     29: (256, 56), 34: (256, 54), 35: (256, 66), 40: (64, 36), 41: (128, 18),
 }  # fmt: skip
 _ALIGNMENT, _NUM_PARTS = "general.alignment", "split.count"
-_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf")
+PART = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)")  # in the name of one of a model's files
 # Architectures whose configurations transformers reads as they are served.
 READ_BY_TRANSFORMERS = {"llama", "mistral", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3"}
 # Readers make some objects of Python for each of these. The largest models have a tenth as many.
@@ -147,7 +147,7 @@ def check_gguf(path: Path) -> None:
 
 def parts(path: Path) -> list[Path]:
     """Return the files of the model whose first one is `path`, by their names. Raises BadFile if it is another one."""
-    found = _PART.search(path.name)
+    found = PART.search(path.name)
     if found is None:
         return [path]
     names = [f"{path.name[: found.start()]}-{number + 1:05}-of-{found[2]}.gguf" for number in range(int(found[2]))]

@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from oaiserve import hub
 from oaiserve.errors import StartupError
+from oaiserve.gguf import PART
 from oaiserve.model_errors import reported
 from oaiserve.source import ModelSource, find_model
 
@@ -23,7 +24,6 @@ log = logging.getLogger(__name__)
 _TEXTS = (".json", ".txt", ".model", ".tiktoken", ".jinja")
 _WEIGHTS = ".safetensors"
 _MODULE = re.compile(r"\d+_\w+")  # the folders in which sentence-transformers has what is behind a model
-_PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
 _MOST_SHOWN = 12
 
 
@@ -82,8 +82,8 @@ def gguf_files(repository: str, names: Iterable[str], named: str) -> list[str]:
     models: dict[str, list[str]] = defaultdict(list)
     for name in sorted(names):
         if name.endswith(".gguf") and "mmproj" not in name.lower():  # which is for images
-            models[_PART.sub("", name)].append(name)
-    named = _PART.sub("", named)
+            models[PART.sub("", name)].append(name)
+    named = PART.sub("", named)
     ending = re.compile(rf"(^|[-./]){re.escape(named.removesuffix('.gguf'))}\.gguf$", re.IGNORECASE)
     found = [name for name in models if name.lower() == named.lower()]
     found = found or [name for name in models if ending.search(name)]

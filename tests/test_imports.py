@@ -106,7 +106,9 @@ MODEL_ROWS = {
     "checkpoints.gguf_names": "",
     "checkpoints.gguf_numbers": "",
     "checkpoints.gguf_config": "checkpoints.gguf_numbers",
-    "checkpoints.gguf_weights": "checkpoints.gguf_names checkpoints.weights cpu.blocks cpu.stored",
+    "checkpoints.empty_model": "",
+    "checkpoints.gguf_weights": "checkpoints.empty_model checkpoints.gguf_names checkpoints.weights cpu.blocks "
+    "cpu.stored",
     "checkpoints.tensor_files": "checkpoints.wrapped_names",
     "checkpoints.packed_weights": "checkpoints.integer_layouts checkpoints.tensor_files cpu.blocks",
     "checkpoints.mxfp4_weights": "checkpoints.gguf_weights checkpoints.tensor_files cpu.blocks",
@@ -222,7 +224,8 @@ MODEL_ROWS = {
     "draft": "adapters batch cpu.build cpu.cores cpu.description cpu.native runner spec",
     # what starts a model that has been checked, without transformers
     "checkpoints.int4_weights": "checkpoints.tensor_files cpu.blocks cpu.encode cpu.library cpu.quantized_file",
-    "kept": "adapted_modules adapter_weights adapters attention.foreign checkpoints.gguf_config "
+    "kept": "adapted_modules adapter_weights adapters attention.foreign checkpoints.empty_model "
+    "checkpoints.gguf_config "
     "checkpoints.gguf_weights checkpoints.int4_weights checkpoints.mxfp4_weights checkpoints.packed_weights "
     "checkpoints.weights checkpoints.wrapper cpu.blocks cpu.build cpu.check cpu.checked cpu.cores cpu.describe "
     "cpu.description cpu.kv_layout cpu.library cpu.native cpu.part cpu.reserved cpu.start device load memory "
@@ -256,7 +259,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "oaiserve.response_database": {"oaiserve.errors", "oaiserve.private", "oaiserve.response_store"},
     "oaiserve.adapter_files": {"oaiserve.safetensors_header", "oaiserve.model_files", "oaiserve.model_numbers"},
     "oaiserve.hub": set(),
-    "oaiserve.hub_files": {"oaiserve.errors", "oaiserve.hub", "oaiserve.model_errors", "oaiserve.source"},
+    "oaiserve.hub_files": {
+        "oaiserve.errors",
+        "oaiserve.gguf",
+        "oaiserve.hub",
+        "oaiserve.model_errors",
+        "oaiserve.source",
+    },
     "oaiserve.source": {"oaiserve.errors"},
     "oaiserve.cache": set(),
     "oaiserve.private": set(),

@@ -114,7 +114,7 @@ def parameters_of(model: PreTrainedModel) -> dict[str, NDArray[np.float32]]:
 
 
 class Record:
-    """What llama.cpp's converter has written of a small model."""
+    """A record has what llama.cpp's converter has written of a small model."""
 
     def __init__(self, name: str) -> None:
         found = json.loads((RECORDS / f"{name}.json").read_text())

@@ -38,7 +38,7 @@ class Quantized(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How the matrices of a checkpoint are quantized and stored."""
+    """A packing says how the matrices of a checkpoint are quantized and stored."""
 
     layout: Layout
     bits: int = 4

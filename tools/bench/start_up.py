@@ -1,4 +1,4 @@
-"""Where the time of a start goes: python -m tools.bench.start_up
+"""Shows where the time of a start goes: python -m tools.bench.start_up
 
 Starts `oaiserve serve demo` several times, and prints the medians of its parts, from the stamps that the server logs,
 and of the time to the first answer over HTTP: a whole chat answer of eight tokens, or a completion where `--model`

@@ -23,16 +23,15 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from accelerate import init_empty_weights
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
-from transformers.initialization import no_init_weights
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.adapted_modules import adaptable
 from oaiserve.engine.model.adapter_weights import refuse_unless_they_fit
 from oaiserve.engine.model.adapters import Adapter, probe_adapter
 from oaiserve.engine.model.attention.foreign import share_caches
+from oaiserve.engine.model.checkpoints.empty_model import empty_model, named_parameters
 from oaiserve.engine.model.checkpoints.gguf_config import read_config
 from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights, NotKept, refuse_unless_whole, scale_frequencies
 from oaiserve.engine.model.checkpoints.int4_weights import Int4Weights
@@ -100,8 +99,7 @@ class _Files(NamedTuple):
 def is_kept(source: ModelSource, options: EngineOptions) -> bool:
     """Return whether the options have a model's weights in blocks, if its family is known.
 
-    Raises StartupError for --quantize int4 where there is
-    nothing to quantize, or nothing that computes with it.
+    Raises StartupError for --quantize int4 where there is nothing to quantize, or nothing that computes with it.
     """
     if options.quantize == "int4":
         name, device = source.gguf_file or source.location, select_device(options.device)
@@ -248,7 +246,7 @@ def _read(
             raise NotKept("its weights are floats of 8 bits")
     if weights.names().isdisjoint(_EMBEDDINGS):
         raise NotKept(f"models of type '{config.model_type}' are only known expanded")
-    weights.leave_out_beyond({name for name, _ in _named_parameters(_empty_model(config, library.dtype, weights))})
+    weights.leave_out_beyond({name for name, _ in named_parameters(_empty_model(config, library.dtype, weights))})
     if keeps_quantized and isinstance(weights, Int4Weights) and options.quantized_cache:
         try:
             weights.write_to_file(options.quantized_cache)
@@ -275,7 +273,7 @@ def _load(
     max_model_len = options.max_model_len or context_length(config)
 
     model = _empty_model(config, dtype, weights)
-    refuse_unless_whole(weights, _named_parameters(model))
+    refuse_unless_whole(weights, named_parameters(model))
     refuse_unless_they_fit(options.adapters, adaptable(model))
     share_caches(model)
     kinds = _kinds(config)
@@ -377,7 +375,7 @@ def _ask_transformers(
     tensors: dict[str, Tensor | Blocks] = {}
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)  # several would wait for each other, beside the thread that makes the tokenizer
-    for name, _ in _named_parameters(model):
+    for name, _ in named_parameters(model):
         name_in_file = part.name_in_whole(name)
         whole: Tensor | Blocks | ExpertBlocks | None = blocks_of(name_in_file)
         whole = whole if isinstance(whole, Blocks) else weights.tensor(name_in_file)
@@ -471,20 +469,12 @@ def _counts(blocks: Mapping[str, Blocks | ExpertBlocks], others: Mapping[str, Te
 
 
 def _empty_model(config: PreTrainedConfig, dtype: torch.dtype, weights: Weights) -> PreTrainedModel:
-    """Make a model without the data of its parameters."""
-    with no_init_weights(), init_empty_weights(include_buffers=False):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager")
+    """Make a model without the data of its parameters, whose rotary embeddings are as the files have them."""
+    model = empty_model(config, dtype)
     scale_frequencies(model, weights.rope_factors)
     model.tie_weights()
     model.eval()
     return model
-
-
-def _named_parameters(model: PreTrainedModel) -> list[tuple[str, Tensor]]:
-    """Return the parameters that a file has, and what it has beside them, such as the factors of Gemma 4's layers. An
-    output embedding that is the input embedding, it has not."""
-    is_tied = model.config.tie_word_embeddings
-    return [(name, tensor) for name, tensor in model.state_dict().items() if not (is_tied and name == _HEAD)]
 
 
 def _fill(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> None:

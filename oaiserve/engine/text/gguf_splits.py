@@ -1,4 +1,4 @@
-"""How vocabularies of GGUF files split a text before they merge bytes, by the name that a file has for it.
+"""Knows how vocabularies of GGUF files split a text before they merge bytes, by the name that a file has for it.
 
 A file names the way (`tokenizer.ggml.pre`), and transformers knows the expressions of some names. Those of more are
 here. Each entry is what the tokenizer of the model itself does: expressions one after the other, each of which cuts out

@@ -1,4 +1,4 @@
-"""What parameters of transformers' models are called in GGUF files, and what llama.cpp's conversion changes in them.
+"""Knows what parameters of transformers' models are called in GGUF files, and what llama.cpp's conversion changes.
 
 The package gguf has the names that most parameters have. Here are those that it does not know, because they consist of
 several tensors of a file, or are new; and, for each family, the changes of its conversion, which are undone.
@@ -25,7 +25,7 @@ VALUES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Change(NamedTuple):
-    """What is undone in the parameters whose names have a pattern."""
+    """A change of the conversion is undone in the parameters whose names have a pattern."""
 
     pattern: str
     # Which rows of the file, those of its tensors one behind the other, are the rows of the parameter.

@@ -1,4 +1,4 @@
-"""The configurations of families whose GGUF files transformers does not read, or not all of it, from their numbers.
+"""Makes the configurations of families whose GGUF files transformers does not read, or not whole, of their numbers.
 
 Each family is a row of a table: the architecture that a file names, and what the fields of transformers' configuration
 are in its numbers. Most fields are the same number in all families (`_FIELDS`); a row has those that are not.

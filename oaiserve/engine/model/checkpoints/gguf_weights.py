@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file under the names that transformers' models have for them.
+"""Reads the tensors of a GGUF file under the names that transformers' models have for them.
 
 Files have other names, and llama.cpp's conversion changes some tensors, which is undone here (`gguf_names.py`). All
 tensors of a file must have found a place, and all parameters of the model.
@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate import init_empty_weights
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
+from oaiserve.engine.model.checkpoints.empty_model import empty_model, named_parameters
 from oaiserve.engine.model.checkpoints.gguf_names import CHANGES, VALUES, FileNames, change_of
 from oaiserve.engine.model.checkpoints.weights import Weights
 from oaiserve.engine.model.cpu.blocks import FORMATS, Blocks, ExpertBlocks, expand, one_behind_the_other
@@ -195,12 +195,8 @@ def _guessing(values: Mapping[str, Any], num_layers: int) -> range:
 
 def _shapes(config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the parameters that the file of a model has."""
-    with init_empty_weights():
-        model = AutoModelForCausalLM.from_config(config)
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    if config.tie_word_embeddings:
-        shapes.pop("lm_head.weight", None)
-    return shapes
+    model = empty_model(config, torch.bfloat16)
+    return {name: tuple(tensor.shape) for name, tensor in named_parameters(model)}
 
 
 def _in_head(values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:

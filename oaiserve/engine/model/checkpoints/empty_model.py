@@ -1,0 +1,25 @@
+"""Makes transformers' models without the data of their parameters, which say what a file must have."""
+
+from __future__ import annotations
+
+import torch
+from accelerate import init_empty_weights
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
+
+_HEAD = "lm_head.weight"
+
+
+def empty_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """Return a model whose parameters have no data; its buffers have."""
+    with no_init_weights(), init_empty_weights(include_buffers=False):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager")
+    return model
+
+
+def named_parameters(model: PreTrainedModel) -> list[tuple[str, Tensor]]:
+    """Return the parameters that a file has, and what it has beside them, such as the factors of Gemma 4's layers. An
+    output embedding that is the input embedding, it has not."""
+    is_tied = model.config.tie_word_embeddings
+    return [(name, tensor) for name, tensor in model.state_dict().items() if not (is_tied and name == _HEAD)]
