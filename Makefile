@@ -1,6 +1,6 @@
 # make serve   serves the demo model on http://127.0.0.1:8000 (PORT=, MODEL=, ARGS= for more flags)
 # make test    runs the tests (ARGS= for pytest's flags)
-# make check   format, lint and types; `make format` puts the first two right
+# make check   format, lint, types and imports; `make format` puts the first two right
 # make bench   measures this server for three minutes: the six workloads in short, and where a step's time goes
 # make bench-peers   measures it against other servers for an hour, into docs/ (ARGS= for a part of it, which is printed)
 # make clients runs other people's clients, half an hour the first time, into docs/ (ARGS= for some, which are printed)
@@ -30,6 +30,7 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache --no-logo
 
 format: setup
 	$(BIN)/ruff format .

@@ -253,7 +253,7 @@ class EngineTarget:
 
     def _fill(self, sample: Sample, steps: Sequence[tuple[int, list[Event]]]) -> None:
         from oaiserve.engine.request import Aborted, Failed, Finished, TokenChunk
-        from oaiserve.times import PHASES, STAMPS
+        from oaiserve.facts.times import PHASES, STAMPS
 
         sample.is_stream = self._options.mode == "online"
         sample.must_fill = not self._workload.stop_on_eos

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from loadtest.errors import UsageError
-from oaiserve import recordings
+from oaiserve.facts import recordings
 
 Tokens = Callable[[random.Random, int], str | list[int]]  # draws so many tokens, as ids or as words
 

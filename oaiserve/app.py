@@ -19,42 +19,32 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.routing import Route
 
-from oaiserve import __version__, demo
+from oaiserve import __version__
 from oaiserve.config import Config, ServerOptions
-from oaiserve.engine.accounts.step_cost import StepCost
 from oaiserve.engine.shared_limit import SharedLimit
 from oaiserve.engine.streams import MAX_HELD_TOKENS, LoopStreams, RequestEngine
-from oaiserve.keys import Keyring
-from oaiserve.record import AccessRefusal, RequestRecord, StepRecord
-from oaiserve.response_database import ResponseDatabase
-from oaiserve.response_store import MemoryStore, ResponseStore, StoreLimits
-from oaiserve.routes import (
-    adapters,
-    chat,
-    completions,
-    dashboard,
-    debug,
-    embeddings,
-    health,
-    models,
-    responses,
-    scores,
-    stored_responses,
-    tokens,
-)
+from oaiserve.explain.step_cost import StepCost
+from oaiserve.facts.record import AccessRefusal, RequestRecord, StepRecord
+from oaiserve.facts.times import monotonic_ns
+from oaiserve.facts.trace import TraceContext
+from oaiserve.files import demo
+from oaiserve.http.keys import Keyring
+from oaiserve.routes import adapters, chat, completions, dashboard, debug, embeddings, health, models, scores, tokens
 from oaiserve.routes.access import APIKeys, CORSHeaders, CountRefusal, Hosts, Origins
+from oaiserve.routes.dialects.forms import answer_forms
 from oaiserve.routes.exchange import Accounting
 from oaiserve.routes.feed import Feed
 from oaiserve.routes.middleware import Errors, RequestHeaders, TidyPath, render_http_exception
 from oaiserve.routes.openapi import Published
-from oaiserve.routes.parse.forms import answer_forms
+from oaiserve.routes.responses import route as responses
+from oaiserve.routes.responses import stored as stored_responses
+from oaiserve.routes.responses.database import ResponseDatabase
+from oaiserve.routes.responses.store import MemoryStore, ResponseStore, StoreLimits
 from oaiserve.routes.serving import MOST_RECEIVED_BYTES, LiveSamples, RecentRequests, ServedEngine, Serving
 from oaiserve.telemetry import Snapshot, Telemetry
 from oaiserve.telemetry.log_limit import LogLimit
 from oaiserve.telemetry.recording import Recording
 from oaiserve.telemetry.snapshot import ConnectionCounts, FrontEndCounts
-from oaiserve.times import monotonic_ns
-from oaiserve.trace import TraceContext
 
 LAG_INTERVAL_SECONDS = 0.1
 KEYS_INTERVAL_SECONDS = 1.0  # how often files of keys are looked at

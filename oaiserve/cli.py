@@ -33,19 +33,21 @@ from cyclopts import (
 from cyclopts.argument import ArgumentCollection
 from cyclopts.config import Env, Json, Toml, Yaml
 
-from oaiserve import __version__, demo, private, response_database
-from oaiserve.adapter_files import BadAdapter, read_adapter
+from oaiserve import __version__
 from oaiserve.config import Config, EngineOptions, OptionError, RouteOptions, ServerOptions, TelemetryOptions
-from oaiserve.connections import Connections, allowed_connections
 from oaiserve.engine.pooling import Task
 from oaiserve.errors import StartupError
+from oaiserve.facts.start_times import StartTimes
+from oaiserve.files import demo, private
+from oaiserve.files.adapter_files import BadAdapter, read_adapter
+from oaiserve.files.source import find_model
 from oaiserve.foreign_flags import OUR_FLAGS
-from oaiserve.keys import Keyring, exposure
-from oaiserve.source import find_model
-from oaiserve.start_times import StartTimes
+from oaiserve.http.connections import Connections, allowed_connections
+from oaiserve.http.keys import Keyring, exposure
+from oaiserve.routes.responses import database as response_database
 
 if TYPE_CHECKING:
-    from oaiserve.front_ends.child import Child
+    from oaiserve.scale.front_ends.child import Child
 
 # Serves until it is stopped, on a socket that is bound but does not listen yet, and returns the exit code.
 ServeApp = Callable[[Config, socket.socket], int]
@@ -57,7 +59,7 @@ logger = logging.getLogger(__name__)
 SWITCH_SECONDS = 0.0005
 BACKLOG = 2048  # connections that the system keeps until they are accepted
 ENV_PREFIX = "OAISERVE_"
-VARIABLES_WITHOUT_FLAG = {"OAISERVE_CACHE"}  # read by `oaiserve.cache`
+VARIABLES_WITHOUT_FLAG = {"OAISERVE_CACHE"}  # read by `oaiserve.files.cache`
 # Commands that have a command line of their own, without the settings of a server, and what --help says of them.
 OTHER_COMMANDS = {
     "bench": "Measure a server, or the engine in process, under load.",
@@ -79,7 +81,7 @@ def main(argv: Sequence[str] | None = None, serve_app: ServeApp | None = None) -
 
         return plan(argv[1:])
     if argv[:1] == ["diff"]:
-        from oaiserve.diff.command import main as diff
+        from oaiserve.explain.diff.command import main as diff
 
         return diff(argv[1:])
     try:
@@ -334,7 +336,7 @@ def _serve_app(config: Config, sock: socket.socket) -> int:
     sys.setswitchinterval(SWITCH_SECONDS)
     children: list[Child] = []
     if config.server.front_ends:  # which import what they need while the model is loaded
-        from oaiserve.front_ends.child import start_child
+        from oaiserve.scale.front_ends.child import start_child
 
         children = [start_child(config, SWITCH_SECONDS) for _ in range(config.server.front_ends)]
 
@@ -354,7 +356,7 @@ def _serve_app(config: Config, sock: socket.socket) -> int:
         connections = allowed_connections(config.server)
         responses = response_store(config.server)
         if children:
-            from oaiserve.front_ends.supervisor import FrontEnds, Supervisor
+            from oaiserve.scale.front_ends.supervisor import FrontEnds, Supervisor
 
             front_ends = FrontEnds(engine)
             supervisor = Supervisor(
@@ -415,7 +417,7 @@ def run_until_signal(
 
 def _route(options: RouteOptions, sock: socket.socket) -> int:
     """Serve the gateway until a signal, and return the exit code."""
-    from oaiserve.gateway.app import create_gateway
+    from oaiserve.scale.gateway.app import create_gateway
     from oaiserve.telemetry import logs
 
     logs.configure(options.log_level, options.log_format)
@@ -441,7 +443,7 @@ def _run(
     on_drain: Callable[[], None],
     failure: Callable[[], BaseException | None] = lambda: None,
 ) -> None:
-    from oaiserve.server import Server
+    from oaiserve.http.server import Server
 
     server = Server(app, options, connections, on_drain=on_drain, failure=failure)
     # uvicorn restores these handlers when it has stopped. A further signal must then not kill the process, because the

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from oaiserve.times import RequestTimes
+from oaiserve.facts.times import RequestTimes
 
 
 def put_on_clock(patch: pytest.MonkeyPatch, clock_ns: Callable[[], int]) -> None:

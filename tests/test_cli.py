@@ -398,7 +398,7 @@ SERVE_A_TINY_APP = """
 import signal
 import sys
 from oaiserve import cli
-from oaiserve.connections import allowed_connections
+from oaiserve.http.connections import allowed_connections
 from oaiserve.telemetry import logs
 
 async def app(scope, receive, send):
@@ -440,8 +440,9 @@ LOAD_FOR_EVER = """
 import signal
 import sys
 import time
-from oaiserve import cli, demo
+from oaiserve import cli
 from oaiserve.engine.engine import Engine
+from oaiserve.files import demo
 
 def load(*_, **__):
     print("loading", file=sys.stderr, flush=True)
@@ -473,7 +474,7 @@ def test_ctrl_c_ends_a_server_whose_model_loads_at_once() -> None:
 HANG_AT_THE_END = """
 import sys
 from oaiserve import cli
-from oaiserve.connections import allowed_connections
+from oaiserve.http.connections import allowed_connections
 
 async def app(scope, receive, send):
     await receive()

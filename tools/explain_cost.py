@@ -18,16 +18,16 @@ from dataclasses import dataclass
 from itertools import count
 from threading import Event
 
-from oaiserve.engine.accounts.causes import RequestCauses
 from oaiserve.engine.accounts.host_time import HostTime
 from oaiserve.engine.accounts.machine_time import MachineTime
 from oaiserve.engine.accounts.step_account import StepAccount
 from oaiserve.engine.accounts.step_causes import StepCauses
-from oaiserve.engine.accounts.step_cost_fit import FitThread, Run, StepCostFit
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step, StepResult
+from oaiserve.explain.causes import RequestCauses
+from oaiserve.explain.step_cost_fit import FitThread, Run, StepCostFit
 from tools.engine_load import complete, random_prompts
 from tools.paired import Slices, trimmed_interval
 

@@ -39,8 +39,8 @@ from oaiserve.engine.model.load import load_model
 from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.rehearsal import difference
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.gguf import read_values
-from oaiserve.source import find_model
+from oaiserve.files.gguf import read_values
+from oaiserve.files.source import find_model
 from tools.gguf_models import RECORDS, SMALL_MODELS, checksum, model_of, parameters_of
 from tools.random_models import byte_tokenizer
 

@@ -22,7 +22,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from oaiserve.engine.model.checkpoints.gguf_names import FileNames, change_of
 from oaiserve.engine.model.checkpoints.gguf_numbers import read_numbers
-from oaiserve.gguf import GgufTensor
+from oaiserve.files.gguf import GgufTensor
 from tools.model_types import EXTRA, LIKE
 from tools.random_models import SMALL, STATE_FAMILIES, random_model
 

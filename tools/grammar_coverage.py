@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from oaiserve import demo
 from oaiserve.engine.grammars.grammar import CompiledGrammar, Grammars, GrammarViolation
 from oaiserve.engine.request import Grammar
 from oaiserve.engine.text.detokenize import TokenTable
 from oaiserve.errors import InvalidRequest
+from oaiserve.files import demo
 from tools.json_validity import error_of, instance_error
 from tools.markdown import as_markdown, write_between
 

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from oaiserve import demo
 from oaiserve.engine.grammars.grammar import GrammarGivenUp, Grammars
 from oaiserve.engine.request import Grammar, GrammarKind
 from oaiserve.errors import InvalidRequest
+from oaiserve.files import demo
 from tools.markdown import as_markdown, number
 
 NUM_ANSWERS = 5

@@ -29,8 +29,8 @@ from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.request import TERMINAL, Event, Request, SamplingParams, TokenPrompt
 from oaiserve.engine.step import Chunk, ChunkResult, Masks, Step, StepResult
 from oaiserve.engine.text.tokenizer import Tokenizer
-from oaiserve.record import HostPart, StepKind
-from oaiserve.times import monotonic_ns
+from oaiserve.facts.record import HostPart, StepKind
+from oaiserve.facts.times import monotonic_ns
 from tools import split_host_time
 from tools.host_doubles import BLOCK_SIZE, NoSampler, make_sequence, make_spec
 from tools.random_models import byte_tokenizer

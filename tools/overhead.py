@@ -24,14 +24,14 @@ from typing import Any
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from oaiserve.engine.accounts.step_account import EngineSnapshot
-from oaiserve.record import EngineAccount, EventKind, Outcome, RequestRecord, WaitReason
+from oaiserve.facts.record import EngineAccount, EventKind, Outcome, RequestRecord, WaitReason
+from oaiserve.facts.times import RequestTimes
+from oaiserve.facts.trace import TraceContext
 from oaiserve.telemetry import logs
 from oaiserve.telemetry.metrics import Metrics
 from oaiserve.telemetry.recent import RecentRequests
 from oaiserve.telemetry.recorder import Recorder
 from oaiserve.telemetry.tracing import Tracing
-from oaiserve.times import RequestTimes
-from oaiserve.trace import TraceContext
 from tools.load import StreamsLoad, StreamsResult
 from tools.paired import interval, measure_pairs
 from tools.server_process import exit_on_sigterm, free_port, running_oaiserve, running_process
@@ -200,7 +200,8 @@ def a_record(num_tokens: int = 64) -> RequestRecord:
 
 def serve_without_telemetry(arguments: list[str]) -> None:
     """Run the server with parts in place of its telemetry that do nothing."""
-    from oaiserve import app, cli, record
+    from oaiserve import app, cli
+    from oaiserve.facts import record
 
     class NoTelemetry:
         recent = live = None

@@ -10,8 +10,9 @@ import random
 from dataclasses import replace
 from typing import get_args
 
-from oaiserve import Engine, SamplingParams, demo
+from oaiserve import Engine, SamplingParams
 from oaiserve.config import Dtype, KVCacheDtype, Quantize
+from oaiserve.files import demo
 
 LEAST_ID = 100  # lower ids are special tokens
 

@@ -31,7 +31,7 @@ from oaiserve.engine.model.parallel.room import Room
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import ModelSpec
 from oaiserve.engine.step import Chunk, Step
-from oaiserve.times import monotonic_ns
+from oaiserve.facts.times import monotonic_ns
 from tools.host_doubles import BLOCK_SIZE, NoSampler, make_sequence, make_spec
 
 

@@ -18,14 +18,11 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
-from oaiserve.cluster.report import ReplicaReport
 from oaiserve.config import EngineOptions
 from oaiserve.engine.accounts.host_time import Ranges
 from oaiserve.engine.accounts.machine_time import MachineTime, throttling_file
 from oaiserve.engine.accounts.step_account import EngineSnapshot
 from oaiserve.engine.accounts.step_causes import Machine
-from oaiserve.engine.accounts.step_cost import StepCost
-from oaiserve.engine.accounts.step_cost_fit import Run
 from oaiserve.engine.adapters import AdapterTable, ServedAdapter
 from oaiserve.engine.blocks import BlockPool
 from oaiserve.engine.drafting.draft_model import DraftModel
@@ -61,9 +58,12 @@ from oaiserve.engine.text.detokenize import TokenTable
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.engine.tokenize import REST, Tokenized, TokenizeFailed, TokenizeStage, TokenizeStarted
 from oaiserve.errors import InvalidRequest, NotFound, Overloaded, Unavailable
-from oaiserve.record import HostPart, Profile, StepRecord
-from oaiserve.start_times import StartTimes
-from oaiserve.times import monotonic_ns
+from oaiserve.explain.step_cost import StepCost
+from oaiserve.explain.step_cost_fit import Run
+from oaiserve.facts.record import HostPart, Profile, StepRecord
+from oaiserve.facts.report import ReplicaReport
+from oaiserve.facts.start_times import StartTimes
+from oaiserve.facts.times import monotonic_ns
 
 # Of the bodies whose work waits or is under way. Parsed, a body takes up to four times its bytes, or more as ids.
 MAX_BODY_BYTES = 64 * 2**20

@@ -22,7 +22,6 @@ from typing import Any, Protocol
 from oaiserve.engine.accounts.host_time import HostTime, Ranges
 from oaiserve.engine.accounts.step_account import EngineSnapshot, StepAccount
 from oaiserve.engine.accounts.step_causes import Machine, StepCauses
-from oaiserve.engine.accounts.step_cost_fit import FitThread, Run, StepCostFit
 from oaiserve.engine.adapters import AdapterTable
 from oaiserve.engine.drafting.drafts import Drafts
 from oaiserve.engine.grammars.masks import fill_masks
@@ -38,8 +37,9 @@ from oaiserve.engine.step import Chunk, ChunkResult, Masks, OutOfMemory, Step, S
 from oaiserve.engine.text.detokenize import TokenTable
 from oaiserve.engine.tokenize import GrammarCompiled, Tokenized, TokenizeFailed, TokenizeStarted
 from oaiserve.errors import AdapterUnloaded, APIError, InternalError, Unavailable
-from oaiserve.record import EngineAccount, HostPart
-from oaiserve.times import RequestTimes
+from oaiserve.explain.step_cost_fit import FitThread, Run, StepCostFit
+from oaiserve.facts.record import EngineAccount, HostPart
+from oaiserve.facts.times import RequestTimes
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from random import getrandbits
 
-from oaiserve.engine.accounts.causes import RequestCauses
 from oaiserve.engine.accounts.step_account import RequestNotes, StepTotals
 from oaiserve.engine.accounts.step_causes import StepCauses
 from oaiserve.engine.backpressure import Deadlines, DrainRate
@@ -45,8 +44,9 @@ from oaiserve.engine.step import Chunk, ChunkResult, Logprobs, Step
 from oaiserve.engine.text.detokenize import StopStrings, TokenTable
 from oaiserve.engine.tokenize import Tokenized
 from oaiserve.errors import APIError, InternalError, InvalidRequest, Overloaded, RequestTimeout, Unavailable
-from oaiserve.record import EngineAccount, EventKind
-from oaiserve.times import RequestTimes
+from oaiserve.explain.causes import RequestCauses
+from oaiserve.facts.record import EngineAccount, EventKind
+from oaiserve.facts.times import RequestTimes
 
 log = logging.getLogger(__name__)
 

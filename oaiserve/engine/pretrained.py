@@ -16,8 +16,6 @@ from threading import Thread
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from oaiserve import demo
-from oaiserve.adapter_files import BadAdapter, read_adapter
 from oaiserve.config import EngineOptions
 from oaiserve.engine.accounts.host_time import Ranges
 from oaiserve.engine.adapters import AdapterTable
@@ -31,12 +29,14 @@ from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.profiling import Profiler
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
-from oaiserve.gguf import parts
-from oaiserve.hub_files import fetched
-from oaiserve.model_files import refuse_unless_sound, refuse_without_tokenizer
-from oaiserve.remembered import NoRecord, NotRemembered, Subject
-from oaiserve.source import ModelSource, find_model
-from oaiserve.start_times import StartTimes
+from oaiserve.facts.start_times import StartTimes
+from oaiserve.files import demo
+from oaiserve.files.adapter_files import BadAdapter, read_adapter
+from oaiserve.files.gguf import parts
+from oaiserve.files.hub_files import fetched
+from oaiserve.files.model_files import refuse_unless_sound, refuse_without_tokenizer
+from oaiserve.files.source import ModelSource, find_model
+from oaiserve.files.start_cache import NoRecord, NotRemembered, Subject
 
 if TYPE_CHECKING:
     from oaiserve.engine.model.draft import DraftWeights

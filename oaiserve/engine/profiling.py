@@ -13,7 +13,7 @@ from typing import Protocol
 
 from oaiserve.engine.accounts.host_time import HostTime, Ranges
 from oaiserve.errors import APIError, Conflict, InternalError, NotFound
-from oaiserve.record import Profile, Recording
+from oaiserve.facts.record import Profile, Recording
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from dataclasses import replace
 from secrets import token_hex
 from threading import Lock
 
-from oaiserve.cluster.report import HeldPrefixes, ReplicaReport
 from oaiserve.engine.accounts.step_account import EngineSnapshot
 from oaiserve.engine.blocks import BlockHash
+from oaiserve.facts.report import HeldPrefixes, ReplicaReport
 
 # A report that is asked for earlier is the one before again: several routers share one, and its means are of a while.
 LEAST_NS = 500_000_000

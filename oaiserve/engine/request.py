@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.errors import APIError
-from oaiserve.record import EngineAccount
-from oaiserve.times import RequestTimes
+from oaiserve.facts.record import EngineAccount
+from oaiserve.facts.times import RequestTimes
 
 if TYPE_CHECKING:
     Floats = array[float]

@@ -35,7 +35,7 @@ from oaiserve.engine.sequence import Place, Sequence
 from oaiserve.engine.states import StatePool
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.engine.waiting import WaitingQueue
-from oaiserve.record import WaitReason
+from oaiserve.facts.record import WaitReason
 
 _key = attrgetter("key")
 _client_and_key = attrgetter("client.service", "key")

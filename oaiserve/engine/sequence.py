@@ -5,12 +5,12 @@ from __future__ import annotations
 from array import array
 from enum import Enum
 
-from oaiserve.engine.accounts.causes import RequestCauses
 from oaiserve.engine.blocks import BlockHash
 from oaiserve.engine.drafting.lookup import Lookup
 from oaiserve.engine.grammars.constraint import Constraint
 from oaiserve.engine.request import SamplingParams
-from oaiserve.record import WaitReason
+from oaiserve.explain.causes import RequestCauses
+from oaiserve.facts.record import WaitReason
 
 
 class Place(Enum):

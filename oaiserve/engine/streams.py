@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from oaiserve.engine.request import TERMINAL, Deliver, Event, Pooled, PromptDone, Request, Terminal, TokenChunk
-from oaiserve.times import RequestTimes, monotonic_ns
+from oaiserve.facts.times import RequestTimes, monotonic_ns
 
 # These limits count tokens. An alternative of a logprob counts as one, because it is kept and rendered like one. A
 # token takes 20 to 60 bytes, and so do eight numbers of a vector.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from oaiserve.engine.request import Grammar, PairPrompt, Prompt, Request, TooManyTokens
 from oaiserve.engine.turn_workers import Task, TurnWorkers
 from oaiserve.errors import APIError, ContextLengthExceeded, InvalidRequest
-from oaiserve.times import monotonic_ns
+from oaiserve.facts.times import monotonic_ns
 
 if TYPE_CHECKING:
     from oaiserve.engine.grammars.grammar import CompiledGrammar

@@ -18,7 +18,7 @@ from typing import Any
 from oaiserve.engine.system_memory import give_back, take
 from oaiserve.engine.turns import Turns
 from oaiserve.errors import APIError, InternalError, Unavailable
-from oaiserve.times import monotonic_ns
+from oaiserve.facts.times import monotonic_ns
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,9 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
-from oaiserve import commands, slos
 from oaiserve.errors import StartupError
+from oaiserve.explain import commands
+from oaiserve.facts import slos
 from oaiserve.plan.calibration import calibrated
 from oaiserve.plan.plot import draw
 from oaiserve.plan.recorded import Cost, RecordedLoad, Server, busiest, read

@@ -16,9 +16,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from oaiserve.engine.accounts.step_cost import StepCost
 from oaiserve.errors import StartupError
-from oaiserve.recordings import block_hashes, is_recording
+from oaiserve.explain.step_cost import StepCost
+from oaiserve.facts.recordings import block_hashes, is_recording
 
 VOCAB = 2**60  # what the scheduler takes for token ids may be any numbers
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from oaiserve.engine.policy import POLICIES
+from oaiserve.facts.slos import Slos, kept
 from oaiserve.plan.recorded import Cost, RecordedLoad, Server, repeated
 from oaiserve.plan.replay import Replay, Replayed, Served
-from oaiserve.slos import Slos, kept
 
 LOAD_SECONDS = 60.0  # of a load that is replayed: queues take time to grow
 LEAST_PROMPTS, MOST_PROMPTS = 400, 1500  # of it: which of them are good is in part chance

@@ -17,9 +17,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from oaiserve.errors import APIError, Forbidden, InvalidRequest, Unauthorized
+from oaiserve.facts.record import AccessRefusal
 from oaiserve.hosts import Authority, host_name, is_address, is_loopback, is_same_origin, parse_authority
-from oaiserve.keys import Keyring
-from oaiserve.record import AccessRefusal
+from oaiserve.http.keys import Keyring
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from oaiserve.adapter_files import BadAdapter
 from oaiserve.errors import InvalidRequest, NotFound
+from oaiserve.files.adapter_files import BadAdapter
 from oaiserve.routes import protocol
 from oaiserve.routes.bodies import LoadAdapterBody, UnloadAdapterBody
 from oaiserve.routes.body import read_body

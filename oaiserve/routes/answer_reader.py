@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from oaiserve.engine.request import FinishReason, TokenChunk
-from oaiserve.record import ToolCallOutcome
-from oaiserve.routes.parse.answer import AnswerParser
-from oaiserve.routes.parse.parts import Part, joined
+from oaiserve.facts.record import ToolCallOutcome
+from oaiserve.routes.dialects.answer import AnswerParser
+from oaiserve.routes.dialects.parts import Part, joined
 
 
 class AnswerReader:

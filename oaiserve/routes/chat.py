@@ -9,11 +9,13 @@ import msgspec
 from starlette.requests import Request as HTTPRequest
 
 from oaiserve.engine.request import ChatPrompt
-from oaiserve.record import ToolCallOutcome
+from oaiserve.facts.record import ToolCallOutcome
 from oaiserve.routes import parameters
 from oaiserve.routes.bodies import ChatBody, TokenizeBody
 from oaiserve.routes.chat_shape import ChatCompletion, ChatCompletionChunk, ChatShape
 from oaiserve.routes.constraints import is_constrained
+from oaiserve.routes.conversation import Talk
+from oaiserve.routes.dialects.forms import AnswerForms
 from oaiserve.routes.invalid import invalid
 from oaiserve.routes.objects import (
     AssistantMessage,
@@ -26,13 +28,11 @@ from oaiserve.routes.objects import (
 )
 from oaiserve.routes.operation import Operation, documented
 from oaiserve.routes.parameters import Wanted, integer
-from oaiserve.routes.parse.forms import AnswerForms
 from oaiserve.routes.parsed_shape import ParsedChatShape
 from oaiserve.routes.prepare import OwnParams, prepare
 from oaiserve.routes.respond import Answer
 from oaiserve.routes.serving import serving_of
 from oaiserve.routes.shapes import Head
-from oaiserve.routes.talk import Talk
 from oaiserve.routes.tool_prompt import prompt_with_tools
 from oaiserve.routes.tools import requested_tools
 

@@ -20,7 +20,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from oaiserve.errors import NotFound, Overloaded
-from oaiserve.record import Cause
+from oaiserve.facts.record import Cause
 from oaiserve.routes import sse
 from oaiserve.routes.operation import Operation, documented
 from oaiserve.routes.serving import LiveSamples, RecentRequests, Serving, serving_of

@@ -19,16 +19,16 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, PlainTextResponse, Response
 
-from oaiserve import private
 from oaiserve.errors import Conflict, NotFound, RequestTimeout, Unavailable
-from oaiserve.record import Outcome, Recording
+from oaiserve.facts.record import Outcome, Recording
+from oaiserve.facts.times import PHASES
+from oaiserve.files import private
 from oaiserve.routes.accounts import AccountList, WholeAccount
 from oaiserve.routes.middleware import json_response
 from oaiserve.routes.operation import Operation, documented
 from oaiserve.routes.query import Parameter, read_query
 from oaiserve.routes.serving import serving_of
 from oaiserve.routes.waterfall import page
-from oaiserve.times import PHASES
 
 logger = logging.getLogger(__name__)
 

@@ -18,11 +18,11 @@ from oaiserve.engine.adapters import ServedAdapter
 from oaiserve.engine.request import Usage
 from oaiserve.engine.streams import LoopStream
 from oaiserve.errors import APIError, SlowReader, Unavailable
-from oaiserve.record import EngineAccount, Outcome, RequestRecord, ToolCallOutcome
+from oaiserve.facts.record import EngineAccount, Outcome, RequestRecord, ToolCallOutcome
+from oaiserve.facts.times import PHASES, STAMPS, RequestTimes, monotonic_ns
+from oaiserve.facts.trace import TraceContext
 from oaiserve.routes.middleware import as_api_error, error_response
 from oaiserve.routes.serving import serving_of
-from oaiserve.times import PHASES, STAMPS, RequestTimes, monotonic_ns
-from oaiserve.trace import TraceContext
 
 
 class RequestTimings(msgspec.Struct):

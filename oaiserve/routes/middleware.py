@@ -21,7 +21,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from oaiserve.cluster.decision_header import DECISION_HEADER, of_text
 from oaiserve.errors import (
     APIError,
     InternalError,
@@ -30,9 +29,10 @@ from oaiserve.errors import (
     NotFound,
     Unavailable,
 )
-from oaiserve.routes.extensions import CONNECTION
-from oaiserve.times import monotonic_ns
-from oaiserve.trace import TraceContext
+from oaiserve.facts.routing_decision import DECISION_HEADER, of_text
+from oaiserve.facts.times import monotonic_ns
+from oaiserve.facts.trace import TraceContext
+from oaiserve.http.extensions import CONNECTION
 
 logger = logging.getLogger(__name__)
 

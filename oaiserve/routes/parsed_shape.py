@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from msgspec import UNSET
 
 from oaiserve.engine.request import FinishReason, PromptDone, TokenChunk, Usage
-from oaiserve.record import ToolCallOutcome
+from oaiserve.facts.record import ToolCallOutcome
 from oaiserve.routes.answer_reader import AnswerReader
 from oaiserve.routes.chat_shape import (
     ChatChoice,
@@ -21,11 +21,11 @@ from oaiserve.routes.chat_shape import (
     ToolCall,
     ToolCallDelta,
 )
+from oaiserve.routes.conversation import Talk
+from oaiserve.routes.dialects.parts import Arguments, CallBegin, CallBroken, CallEnd, Content, Part, Reasoning
 from oaiserve.routes.logprobs import drop_end_logprob
 from oaiserve.routes.parameters import Wanted
-from oaiserve.routes.parse.parts import Arguments, CallBegin, CallBroken, CallEnd, Content, Part, Reasoning
 from oaiserve.routes.shapes import CompletionTokensDetails, Head, TokenUsage, usage_object
-from oaiserve.routes.talk import Talk
 
 
 class ParsedChatShape(ChatShape):

@@ -13,8 +13,8 @@ from typing import TypeVar
 import msgspec
 from starlette.requests import Request as HTTPRequest
 
-from oaiserve.cluster.prefix import beginnings_of, prompt_of_body
 from oaiserve.engine.request import Grammar, Prompt, Request, Usage
+from oaiserve.facts.prefix_keys import beginnings_of, prompt_of_body
 from oaiserve.routes import constraints, parameters, protocol
 from oaiserve.routes.bodies import MAX_CHOICES_PER_REQUEST, SamplingBody
 from oaiserve.routes.body import read_body

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from oaiserve.errors import InvalidRequest
+from oaiserve.facts.times import monotonic_ns
 from oaiserve.routes.invalid import invalid_type
-from oaiserve.times import monotonic_ns
 
 logger = logging.getLogger(__name__)
 

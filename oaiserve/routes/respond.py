@@ -27,9 +27,9 @@ from oaiserve.engine.request import (
 )
 from oaiserve.engine.streams import LoopStream, append
 from oaiserve.errors import APIError, Overloaded, SlowReader, Unavailable, WriteTimeout
+from oaiserve.http.extensions import CONNECTION, WRITE_TIMED_OUT
 from oaiserve.routes import sse
 from oaiserve.routes.exchange import Exchange, RequestTimings
-from oaiserve.routes.extensions import CONNECTION, WRITE_TIMED_OUT
 from oaiserve.routes.middleware import as_api_error
 from oaiserve.routes.serving import Serving
 

@@ -13,18 +13,18 @@ from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
 
-from oaiserve.cluster.report import ReplicaReport
 from oaiserve.engine.adapters import AdapterTable, ServedAdapter
 from oaiserve.engine.pooling import Pooling, Task
 from oaiserve.engine.request import Prompt
 from oaiserve.engine.shared_limit import SharedLimit
 from oaiserve.engine.streams import LoopStreams
 from oaiserve.errors import InvalidRequest, ModelNotFound
-from oaiserve.record import Profile, RequestRecord
-from oaiserve.response_store import MemoryStore, ResponseStore, StoreLimits
+from oaiserve.facts.record import Profile, RequestRecord
+from oaiserve.facts.report import ReplicaReport
+from oaiserve.routes.dialects.forms import AnswerForms, Template
 from oaiserve.routes.feed import Feed
-from oaiserve.routes.parse.forms import AnswerForms, Template
 from oaiserve.routes.protocol import UnknownNames
+from oaiserve.routes.responses.store import MemoryStore, ResponseStore, StoreLimits
 
 MOST_RECEIVED_BYTES = 256 * 2**20
 Result = TypeVar("Result")

@@ -18,13 +18,13 @@ from oaiserve.routes import protocol
 from oaiserve.routes.bodies import DetokenizeBody, TokenizeBody
 from oaiserve.routes.body import read_body
 from oaiserve.routes.chat import build_prompt
+from oaiserve.routes.dialects.forms import AnswerForms
 from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.middleware import json_response
 from oaiserve.routes.objects import Integer
 from oaiserve.routes.off_loop import in_turns, in_turns_if_large
 from oaiserve.routes.operation import Operation, documented
 from oaiserve.routes.parameters import token_ids
-from oaiserve.routes.parse.forms import AnswerForms
 from oaiserve.routes.serving import Serving, serving_of
 from oaiserve.routes.tools import shown_tools
 

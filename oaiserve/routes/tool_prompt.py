@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from oaiserve.engine.request import ChatPrompt
-from oaiserve.routes.parse.families import HERMES, CallFamily
-from oaiserve.routes.parse.forms import AnswerForms
+from oaiserve.routes.dialects.families import HERMES, CallFamily
+from oaiserve.routes.dialects.forms import AnswerForms
 
 Message = dict[str, Any]
 _EXAMPLE = ("name-of-the-function", '{"name-of-an-argument": "its value"}')

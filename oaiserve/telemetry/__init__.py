@@ -12,7 +12,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from oaiserve.errors import StartupError
-from oaiserve.record import AccessRefusal, RequestRecord, StepRecord
+from oaiserve.facts.record import AccessRefusal, RequestRecord, StepRecord
+from oaiserve.facts.times import monotonic_ns
+from oaiserve.facts.trace import TraceContext
 from oaiserve.telemetry import logs
 from oaiserve.telemetry.log_limit import LogLimit
 from oaiserve.telemetry.metrics import Metrics
@@ -21,8 +23,6 @@ from oaiserve.telemetry.recent import RecentRequests
 from oaiserve.telemetry.recorder import Consumer, Recorder
 from oaiserve.telemetry.recording import Recording
 from oaiserve.telemetry.snapshot import ConnectionCounts, FrontEndCounts, Snapshot, StoreCounts
-from oaiserve.times import monotonic_ns
-from oaiserve.trace import TraceContext
 
 if TYPE_CHECKING:
     from oaiserve.telemetry.otlp_metrics import MetricsExport

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from oaiserve.record import Cause, RequestRecord
+from oaiserve.facts.record import Cause, RequestRecord
 
 LEAST_PHASE = 0.1  # as a share of the duration, for a sentence
 LEAST_CAUSE = 0.01  # as a share of the phase

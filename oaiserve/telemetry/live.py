@@ -10,11 +10,11 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
-from oaiserve.record import Outcome
+from oaiserve.facts.record import Outcome
+from oaiserve.facts.times import monotonic_ns
 from oaiserve.telemetry.observations import Observations
 from oaiserve.telemetry.series import NS_PER_SECOND, Counter, Distribution, LabelValues
 from oaiserve.telemetry.snapshot import Snapshot, kv_cache_usage
-from oaiserve.times import monotonic_ns
 
 MOST_SAMPLES = 300
 # The telemetry thread wakes up once a second, sometimes slightly early by this clock.

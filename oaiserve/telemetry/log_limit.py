@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from threading import Lock
 from types import TracebackType
 
-from oaiserve.times import monotonic_ns
+from oaiserve.facts.times import monotonic_ns
 
 REQUESTS = "oaiserve.request"  # the logger of the lines of requests, which are not limited
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO
 
-from oaiserve.record import Outcome, RequestRecord
+from oaiserve.facts.record import Outcome, RequestRecord
 from oaiserve.telemetry.log_limit import REQUESTS, LogLimit
 from oaiserve.telemetry.summary import steps_of, token_gaps
 

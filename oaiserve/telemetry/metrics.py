@@ -16,7 +16,8 @@ from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 
-from oaiserve.record import AccessRefusal, Outcome, RequestRecord, StepRecord
+from oaiserve.facts.record import AccessRefusal, Outcome, RequestRecord, StepRecord
+from oaiserve.facts.times import monotonic_ns
 from oaiserve.telemetry import names
 from oaiserve.telemetry.live import Live
 from oaiserve.telemetry.observations import Observations
@@ -43,7 +44,6 @@ from oaiserve.telemetry.snapshot import (
     store_families,
 )
 from oaiserve.telemetry.vllm import vllm_families
-from oaiserve.times import monotonic_ns
 
 
 class Metrics:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from oaiserve.record import Cause, HostPart, ToolCallOutcome, WaitReason
+from oaiserve.facts.record import Cause, HostPart, ToolCallOutcome, WaitReason
 
 SERVICE_NAME = "oaiserve"
 
@@ -463,8 +463,8 @@ PROCESS_METRICS = (
 
 # -- spans ------------------------------------------------------------------------------------------------------------
 # A request is a tree of spans. The root is "{method} {route}" (SERVER), its child is "{operation} {model}" (INTERNAL),
-# and the children of that are the phases. Phases are named as in oaiserve.times.PHASES, and their events as in
-# oaiserve.record.EventKind. Each sampled step has a trace of its own.
+# and the children of that are the phases. Phases are named as in oaiserve.facts.times.PHASES, and their events as in
+# oaiserve.facts.record.EventKind. Each sampled step has a trace of its own.
 
 REQUEST_ID = "oaiserve.request.id"
 OUTCOME = "oaiserve.outcome"
@@ -478,7 +478,7 @@ NUM_FORCED_TOKENS = "oaiserve.grammar.forced_tokens"
 NUM_DRAFT_TOKENS = "oaiserve.draft.tokens"  # this and the next one only if drafts were verified
 NUM_ACCEPTED_TOKENS = "oaiserve.draft.accepted_tokens"
 NUM_TOOL_CALLS = {outcome: f"oaiserve.tool_calls.{outcome}" for outcome in ToolCallOutcome}  # only if there are any
-EVENTS_DROPPED = "oaiserve.events_dropped"  # only if there were more than oaiserve.record.MOST_EVENTS
+EVENTS_DROPPED = "oaiserve.events_dropped"  # only if there were more than oaiserve.facts.record.MOST_EVENTS
 ROUTING_PREFIX = "oaiserve.routing."  # only if a router chose this replica, with the fields of its decision
 REQUEST_PARAM_PREFIX = "oaiserve.request."  # prefix of parameters that have no standard name
 

@@ -8,7 +8,15 @@ from __future__ import annotations
 import re
 
 from oaiserve.errors import APIError
-from oaiserve.record import POOLING_OPERATIONS, Cause, Outcome, RequestRecord, StepRecord, ToolCallOutcome, WaitReason
+from oaiserve.facts.record import (
+    POOLING_OPERATIONS,
+    Cause,
+    Outcome,
+    RequestRecord,
+    StepRecord,
+    ToolCallOutcome,
+    WaitReason,
+)
 from oaiserve.telemetry import names, vllm_names
 from oaiserve.telemetry.series import NS_PER_SECOND, Counter, Distribution, Origin
 

@@ -17,6 +17,7 @@ from prometheus_client.exposition import choose_encoder, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.utils import floatToGoString
 
+from oaiserve.facts.times import monotonic_ns
 from oaiserve.telemetry.names import Metric
 from oaiserve.telemetry.series import (
     NS_PER_SECOND,
@@ -29,7 +30,6 @@ from oaiserve.telemetry.series import (
     LabelValues,
     Number,
 )
-from oaiserve.times import monotonic_ns
 
 
 class Form(StrEnum):

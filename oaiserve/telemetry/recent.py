@@ -9,7 +9,7 @@ from dataclasses import replace
 from threading import Lock
 from typing import Any, NamedTuple
 
-from oaiserve.record import POOLING_OPERATIONS, EngineAccount, RequestRecord
+from oaiserve.facts.record import POOLING_OPERATIONS, EngineAccount, RequestRecord
 from oaiserve.telemetry.explanation import sentences
 from oaiserve.telemetry.summary import Steps, TokenGaps, steps_of, token_gaps
 

@@ -17,8 +17,8 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
 
-from oaiserve.record import RequestRecord
-from oaiserve.times import monotonic_ns
+from oaiserve.facts.record import RequestRecord
+from oaiserve.facts.times import monotonic_ns
 
 Consumer = Callable[[RequestRecord], None]
 

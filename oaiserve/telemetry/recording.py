@@ -1,10 +1,9 @@
 """Writes ended requests to a file that a load can be repeated from: arrivals, lengths and shared beginnings, no text.
 
-The form is that of `oaiserve.recordings`: a line for each prompt of a request, with the fields that the load test's
-`--requests` reads, and now and then what steps cost. Of a prompt's tokens, a recording has hashes of 64 at a time,
-each with all before it: two prompts that begin alike have the same ones. The salt of the hashes is random and is never
-written, so a prompt cannot be guessed and looked up.
-"""
+The form is that of `oaiserve.facts.recordings`: a line for each prompt of a request, with the fields that the load
+test's `--requests` reads, and now and then what steps cost. Of a prompt's tokens, a recording has hashes of 64 at a
+time, each with all before it: two prompts that begin alike have the same ones. The salt of the hashes is random and is
+never written, so a prompt cannot be guessed and looked up."""
 
 from __future__ import annotations
 
@@ -20,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from oaiserve.errors import StartupError
-from oaiserve.private import FILE_MODE
-from oaiserve.record import POOLING_OPERATIONS, Cause, EngineAccount, RequestRecord
-from oaiserve.recordings import BLOCK_TOKENS, HASH_BYTES, head
+from oaiserve.facts.record import POOLING_OPERATIONS, Cause, EngineAccount, RequestRecord
+from oaiserve.facts.recordings import BLOCK_TOKENS, HASH_BYTES, head
+from oaiserve.files.private import FILE_MODE
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from oaiserve.record import HostPart
+from oaiserve.facts.record import HostPart
 from oaiserve.telemetry import names
 from oaiserve.telemetry.series import NS_PER_SECOND, CallbackFamily, Number
 

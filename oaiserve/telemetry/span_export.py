@@ -21,8 +21,8 @@ from opentelemetry.sdk.environment_variables import (
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
+from oaiserve.facts.times import monotonic_ns
 from oaiserve.telemetry.exporter_log import ExporterLog
-from oaiserve.times import monotonic_ns
 
 logger = logging.getLogger(__name__)
 

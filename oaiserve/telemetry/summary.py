@@ -6,7 +6,7 @@ from array import array
 from math import ceil
 from typing import NamedTuple
 
-from oaiserve.record import RequestRecord
+from oaiserve.facts.record import RequestRecord
 
 MOST_SORTED = 8192  # gaps to sort in one call, which holds the GIL for about a millisecond
 

@@ -23,13 +23,13 @@ from opentelemetry.sdk.util import BoundedList
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.util.types import Attributes, AttributeValue
 
-from oaiserve.record import POOLING_OPERATIONS, EventKind, Outcome, RequestRecord, StepRecord
+from oaiserve.facts.record import POOLING_OPERATIONS, EventKind, Outcome, RequestRecord, StepRecord
+from oaiserve.facts.times import PHASES, Phase
+from oaiserve.facts.trace import TraceContext
 from oaiserve.telemetry import names
 from oaiserve.telemetry.otel_environment import exporter_kind, resource
 from oaiserve.telemetry.span_export import CountSpans, SpanExport
 from oaiserve.telemetry.summary import steps_of
-from oaiserve.times import PHASES, Phase
-from oaiserve.trace import TraceContext
 
 _SAMPLED = otel.TraceFlags(otel.TraceFlags.SAMPLED)
 _UNSET, _ERROR = otel.Status(otel.StatusCode.UNSET), otel.Status(otel.StatusCode.ERROR)

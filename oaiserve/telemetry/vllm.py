@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from oaiserve.record import Outcome
+from oaiserve.facts.record import Outcome
 from oaiserve.telemetry import names, vllm_names
 from oaiserve.telemetry.observations import Observations
 from oaiserve.telemetry.series import CallbackFamily, CounterFamily, Family, HistogramFamily, Number

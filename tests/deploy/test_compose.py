@@ -21,7 +21,7 @@ from check_jsonschema.builtin_schemas import get_builtin_schema
 
 from oaiserve.app import TELEMETRY_CLOSE_SECONDS
 from oaiserve.config import ServerOptions
-from oaiserve.server import CUT_SECONDS
+from oaiserve.http.server import CUT_SECONDS
 from tests.deploy.paths import DEPLOY, ROOT
 from tools.server_process import free_port
 

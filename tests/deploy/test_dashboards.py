@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from deploy.grafana import build
+from oaiserve.facts.times import PHASES
 from oaiserve.telemetry import names
-from oaiserve.times import PHASES
 from tests.deploy import promql
 from tests.deploy.paths import DEPLOY
 

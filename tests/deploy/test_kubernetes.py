@@ -17,7 +17,7 @@ import yaml
 from deploy.kubernetes import build
 from oaiserve.app import TELEMETRY_CLOSE_SECONDS, routes
 from oaiserve.config import Config, ServerOptions
-from oaiserve.server import CUT_SECONDS
+from oaiserve.http.server import CUT_SECONDS
 from oaiserve.telemetry import names, vllm_names
 from tests.deploy import promql
 from tests.deploy.paths import DEPLOY

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from oaiserve.config import RouteOptions
-from oaiserve.gateway.app import create_gateway
+from oaiserve.scale.gateway.app import create_gateway
 from tests.deploy.paths import DEPLOY
 from tests.deploy.test_kubernetes import CONTAINER as SERVER
 from tests.deploy.test_kubernetes import KUBERNETES

@@ -10,7 +10,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from oaiserve.cluster.on_ray.settings import config_of
+from oaiserve.scale.on_ray.settings import config_of
 from tests.deploy.paths import DEPLOY
 from tests.deploy.test_kubernetes import KUBERNETES
 

@@ -7,7 +7,7 @@ import re
 from oaiserve.app import TELEMETRY_CLOSE_SECONDS
 from oaiserve.cli import VARIABLES_WITHOUT_FLAG
 from oaiserve.config import ServerOptions
-from oaiserve.server import CUT_SECONDS
+from oaiserve.http.server import CUT_SECONDS
 from tests.deploy.paths import DEPLOY
 
 LINES = (DEPLOY / "systemd" / "oaiserve.service").read_text().splitlines()

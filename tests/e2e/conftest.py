@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 
-from oaiserve import demo
+from oaiserve.files import demo
 from tests.engine.text.tokenizers_for_tests import CHATML
 from tests.published import checked, checking
 from tools.random_models import FAMILIES, byte_tokenizer, random_model

@@ -33,7 +33,7 @@ from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import ChunkResult, Step
 from oaiserve.engine.streams import LoopStreams
 from oaiserve.engine.text.tokenizer import Tokenizer
-from oaiserve.record import Outcome, RequestRecord
+from oaiserve.facts.record import Outcome, RequestRecord
 from oaiserve.telemetry.recorder import Recorder
 from tests.e2e.raw_client import SMALL_BUFFER_BYTES
 from tests.engine.doubles import EOS, TIMEOUT_SECONDS, TOKENIZER, ScriptedRunner, make_engine, next_letter

@@ -21,9 +21,9 @@ from oaiserve.app import create_app
 from oaiserve.config import Config
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.step import ChunkResult, Step
-from oaiserve.record import EventKind, Outcome, RequestRecord
+from oaiserve.facts.record import EventKind, Outcome, RequestRecord
+from oaiserve.facts.times import PHASES
 from oaiserve.telemetry import Telemetry, names
-from oaiserve.times import PHASES
 from tests.engine.doubles import ScriptedRunner, make_engine
 from tests.routes.conftest import run_server
 from tests.telemetry.collector import Collector, running_collector

@@ -7,7 +7,6 @@ from threading import Event
 
 import pytest
 
-from oaiserve import demo
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.load import load_model
@@ -15,6 +14,7 @@ from oaiserve.engine.model.runner import Launched, ModelRunner
 from oaiserve.engine.request import Finished, Request, SamplingParams, TextPrompt, TokenChunk
 from oaiserve.engine.step import Masks, Step, StepResult
 from oaiserve.engine.text.tokenizer import Tokenizer
+from oaiserve.files import demo
 from tests.engine.doubles import Inbox
 from tests.engine.model.runners import eager_runner
 

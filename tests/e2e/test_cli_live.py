@@ -18,7 +18,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from oaiserve.times import PHASES
+from oaiserve.facts.times import PHASES
 from tests.e2e.conftest import STOP_SECONDS, clean_environment, serve_process
 from tests.telemetry.collector import Collector, running_collector
 from tools.random_models import byte_tokenizer

@@ -17,8 +17,8 @@ import httpx
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from oaiserve.facts.times import PHASES
 from oaiserve.telemetry import names
-from oaiserve.times import PHASES
 from tests.e2e.conftest import serve_process
 from tests.telemetry.collector import Collector, running_collector
 from tests.telemetry.pages import samples_on

@@ -27,9 +27,9 @@ from oaiserve.engine.loop import EngineLoop
 from oaiserve.engine.request import ChatPrompt, Prompt, Request, SamplingParams, TextPrompt, TokenPrompt
 from oaiserve.engine.step import ChunkResult, Step
 from oaiserve.engine.tokenize import Tokenized, TokenizeStage
-from oaiserve.record import RequestRecord, WaitReason
+from oaiserve.facts.record import RequestRecord, WaitReason
+from oaiserve.facts.times import PHASES
 from oaiserve.telemetry import Telemetry, names
-from oaiserve.times import PHASES
 from tests.clocks import put_on_clock
 from tests.engine.doubles import (
     TIMEOUT_SECONDS,

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from oaiserve.errors import APIError, InternalError, InvalidRequest, Unavailable
-from oaiserve.record import Outcome
+from oaiserve.facts.record import Outcome
 from tests.e2e.harness import BAD_LOGITS, Harness, Panic, alphabet, events_of, running_harness, texts_in, wait_until
 from tests.e2e.raw_client import read_events, send_request
 from tests.engine.doubles import TIMEOUT_SECONDS

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from oaiserve.times import PHASES
+from oaiserve.facts.times import PHASES
 from tests.e2e.conftest import STOP_SECONDS, LiveServer, serve_process
 from tests.e2e.test_exit_code import FAILING_SEED, FAILING_SERVER, MESSAGE
 

@@ -10,7 +10,7 @@ import numpy as np
 import openai
 import pytest
 
-from oaiserve.times import PHASES
+from oaiserve.facts.times import PHASES
 from tests.e2e.conftest import API_KEY, LiveServer, serve_process
 from tests.e2e.harness import wait_until
 from tests.engine.model.pooling.reference import logits, vectors

@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 
-from oaiserve import demo
 from oaiserve.config import EngineOptions
 from oaiserve.engine.accounts.step_account import EngineSnapshot
 from oaiserve.engine.engine import Engine
@@ -18,6 +17,7 @@ from oaiserve.engine.model.load import load_model
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import Finished, Request, SamplingParams, TokenChunk, TokenPrompt
 from oaiserve.engine.text.tokenizer import Tokenizer
+from oaiserve.files import demo
 from tests.engine.doubles import Inbox
 from tests.engine.model.runners import eager_runner
 

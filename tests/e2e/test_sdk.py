@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from oaiserve.times import PHASES
+from oaiserve.facts.times import PHASES
 from tests.e2e.conftest import API_KEY, LiveServer
 
 QUESTION: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]

@@ -21,7 +21,7 @@ from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.step import ChunkResult, Step
-from oaiserve.record import Outcome
+from oaiserve.facts.record import Outcome
 from tests.engine.doubles import TIMEOUT_SECONDS, ScriptedRunner, make_engine
 from tests.routes.conftest import RunningServer, running_server
 from tests.routes.doubles import FakeTelemetry
@@ -87,7 +87,7 @@ def test_a_signal_takes_effect_before_the_server_stops_listening() -> None:
 
 
 def test_running_requests_may_finish_after_a_signal(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "oaiserve.server")
+    caplog.set_level(logging.INFO, "oaiserve.http.server")
     with serve(ScriptedRunner(gated=True)) as served:
         served.runner.permit(1)
         events = served.stream(max_tokens=5)

@@ -23,7 +23,7 @@ from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import TERMINAL, Deliver, Event, Request
-from oaiserve.record import Outcome
+from oaiserve.facts.record import Outcome
 from oaiserve.routes.respond import PIECE_BYTES
 from tests.e2e.raw_client import SMALL_BUFFER_BYTES, send_request
 from tests.engine.doubles import TIMEOUT_SECONDS, ScriptedRunner, make_engine

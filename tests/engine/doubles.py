@@ -14,7 +14,6 @@ from transformers import PreTrainedTokenizerFast
 from oaiserve.config import EngineOptions
 from oaiserve.engine.accounts.host_time import Ranges
 from oaiserve.engine.accounts.step_causes import Machine
-from oaiserve.engine.accounts.step_cost_fit import at_once
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.profiling import Profiler
@@ -33,7 +32,8 @@ from oaiserve.engine.request import (
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import ChunkResult, Logprobs, Masks, Step, StepResult
 from oaiserve.engine.text.tokenizer import Tokenizer
-from oaiserve.times import monotonic_ns
+from oaiserve.explain.step_cost_fit import at_once
+from oaiserve.facts.times import monotonic_ns
 from tests.engine.memory import NEVER
 from tests.engine.text.tokenizers_for_tests import CHATML, byte_level
 

@@ -24,9 +24,9 @@ from oaiserve.engine.request import (
     TokenPrompt,
 )
 from oaiserve.engine.streams import LoopStream, RequestEngine
-from oaiserve.record import RequestRecord
+from oaiserve.facts.record import RequestRecord
+from oaiserve.facts.trace import TraceContext
 from oaiserve.routes.exchange import Accounting, Exchange
-from oaiserve.trace import TraceContext
 
 NO_ENGINE = cast(RequestEngine, None)
 BLOCKED = "blocked"

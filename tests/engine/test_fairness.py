@@ -15,7 +15,7 @@ from oaiserve.engine.policy import Policy, fair, fcfs
 from oaiserve.engine.scheduler import Scheduler
 from oaiserve.engine.sequence import Place, Sequence
 from oaiserve.engine.waiting import GENERATED_WEIGHT, MOST_ABSENT, WaitingQueue
-from oaiserve.record import WaitReason
+from oaiserve.facts.record import WaitReason
 from tests.engine.doubles import TIMEOUT_SECONDS, Inbox, ScriptedRunner, make_engine, request
 from tests.engine.memory import Memory, make, sequence
 

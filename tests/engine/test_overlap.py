@@ -17,7 +17,7 @@ from oaiserve.engine.request import Event as RequestEvent
 from oaiserve.engine.scheduler import Scheduler
 from oaiserve.engine.sequence import Place, Sequence
 from oaiserve.engine.step import Masks, Step, StepResult
-from oaiserve.record import StepRecord
+from oaiserve.facts.record import StepRecord
 from tests.engine.doubles import (
     EOS,
     TIMEOUT_SECONDS,

@@ -17,7 +17,7 @@ from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.sequence import Place, Sequence
 from oaiserve.engine.step import ChunkResult, OutOfMemory, Step
 from oaiserve.errors import ContextLengthExceeded, InvalidRequest, Overloaded
-from oaiserve.record import StepKind
+from oaiserve.facts.record import StepKind
 from tests.engine.doubles import Inbox, Launched, ScriptedRunner, make_engine
 
 EMBEDS = Pooling("embed", 2)

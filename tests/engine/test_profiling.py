@@ -8,7 +8,7 @@ import pytest
 
 from oaiserve.engine.request import Failed, Finished
 from oaiserve.errors import APIError, Conflict, InternalError, NotFound, Unavailable
-from oaiserve.record import Profile
+from oaiserve.facts.record import Profile
 from tests.engine.doubles import (
     TIMEOUT_SECONDS,
     Clock,

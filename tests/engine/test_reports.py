@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections import deque
 
-from oaiserve.cluster.prefix import BLOCK_BYTES, beginnings_of, marked_depths, prompt_of, prompt_of_body
-from oaiserve.cluster.report import ReplicaReport
-from oaiserve.cluster.router import Reason, Router
 from oaiserve.engine.accounts.step_account import EngineSnapshot
 from oaiserve.engine.blocks import BlockHash
 from oaiserve.engine.load_totals import LoadTotals
 from oaiserve.engine.reports import LEAST_NS, Reports
 from oaiserve.engine.request import Request, SamplingParams, TextPrompt
+from oaiserve.facts.prefix_keys import BLOCK_BYTES, beginnings_of, marked_depths, prompt_of, prompt_of_body
+from oaiserve.facts.report import ReplicaReport
+from oaiserve.scale.router import Reason, Router
 from tests.engine.doubles import TIMEOUT_SECONDS, Clock, Inbox, ScriptedRunner, make_engine, request
 
 

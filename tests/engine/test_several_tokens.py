@@ -9,7 +9,7 @@ import pytest
 from oaiserve.engine.request import Aborted, Event, Finished, PromptDone, TokenChunk
 from oaiserve.engine.sequence import Place, Sequence
 from oaiserve.engine.step import Chunk
-from oaiserve.record import EventKind
+from oaiserve.facts.record import EventKind
 from tests.engine.device import Device, answers, some_requests
 from tests.engine.doubles import EOS, LETTERS, Clock, Inbox, ScriptedRunner, letter_id, make_engine, request
 from tests.engine.memory import NEVER, Memory, make, sequence

@@ -19,8 +19,8 @@ from oaiserve.engine.request import (
     Usage,
 )
 from oaiserve.engine.streams import MAX_CHUNK_TOKENS, STALLED_NS, HeldTokens, LoopStream
-from oaiserve.record import EngineAccount
-from oaiserve.times import RequestTimes
+from oaiserve.facts.record import EngineAccount
+from oaiserve.facts.times import RequestTimes
 
 USAGE, TIMES, ACCOUNT = Usage(0, 0, 0), RequestTimes(received=1), EngineAccount()
 

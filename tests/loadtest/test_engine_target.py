@@ -20,7 +20,7 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
-from oaiserve.times import PHASES
+from oaiserve.facts.times import PHASES
 from tests.engine.model.runners import eager_runner
 from tools.random_models import SMALL, byte_tokenizer, random_model
 

@@ -150,8 +150,8 @@ def test_a_scrape_waits_until_the_metrics_include_all_requests() -> None:
 
 
 def test_the_dialects_use_the_metric_names_of_the_server() -> None:
+    from oaiserve.facts.times import PHASES as SERVER_PHASES
     from oaiserve.telemetry import names, vllm_names
-    from oaiserve.times import PHASES as SERVER_PHASES
 
     assert OURS.ttft == names.TIME_TO_FIRST_TOKEN_SECONDS.name
     assert OURS.duration == names.DURATION_SECONDS.name

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from oaiserve.engine.accounts.step_cost import KNOTS, StepCost
 from oaiserve.errors import StartupError
+from oaiserve.explain.step_cost import KNOTS, StepCost
 from oaiserve.plan.recorded import Arrival, Cost, RecordedLoad, Server, busiest, read, repeated
 
 COST = {"rows_ns": [1e6] * len(KNOTS), "draw_ns": 5.0}

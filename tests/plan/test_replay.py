@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from oaiserve.engine.accounts.step_cost import KNOTS, StepCost
+from oaiserve.explain.step_cost import KNOTS, StepCost
 from oaiserve.plan import replay
 from oaiserve.plan.calibration import calibrated
 from oaiserve.plan.recorded import Arrival, Cost, RecordedLoad, Server

@@ -17,8 +17,8 @@ from starlette.applications import Starlette
 
 from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
-from oaiserve.connections import allowed_connections
-from oaiserve.server import Server
+from oaiserve.http.connections import allowed_connections
+from oaiserve.http.server import Server
 from tests.published import checked
 from tests.routes.doubles import FakeEngine, FakeTelemetry, FakeTemplate
 

@@ -12,8 +12,6 @@ from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
-from oaiserve.adapter_files import BadAdapter
-from oaiserve.cluster.report import ReplicaReport
 from oaiserve.engine.adapters import AdapterTable, ServedAdapter
 from oaiserve.engine.logprobs import TokenLogprob, TokenLogprobs, TopLogprob
 from oaiserve.engine.pooling import Pooling
@@ -37,12 +35,14 @@ from oaiserve.engine.request import (
     Usage,
 )
 from oaiserve.errors import APIError, InvalidRequest
-from oaiserve.record import EngineAccount, Profile, RequestRecord
+from oaiserve.facts.record import EngineAccount, Profile, RequestRecord
+from oaiserve.facts.report import ReplicaReport
+from oaiserve.facts.times import RequestTimes, monotonic_ns
+from oaiserve.facts.trace import TraceContext
+from oaiserve.files.adapter_files import BadAdapter
 from oaiserve.telemetry.live import Live
 from oaiserve.telemetry.observations import Observations
 from oaiserve.telemetry.recent import RecentRequests
-from oaiserve.times import RequestTimes, monotonic_ns
-from oaiserve.trace import TraceContext
 
 VOCAB_SIZE = 1000
 

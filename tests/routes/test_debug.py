@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.cluster.prefix import prompt_of
-from oaiserve.record import Cause, EngineAccount, EventKind, Outcome, RequestRecord, ToolCallOutcome, WaitReason
+from oaiserve.facts.prefix_keys import prompt_of
+from oaiserve.facts.record import Cause, EngineAccount, EventKind, Outcome, RequestRecord, ToolCallOutcome, WaitReason
+from oaiserve.facts.times import PHASES, STAMPS, RequestTimes
+from oaiserve.facts.trace import TraceContext
 from oaiserve.routes.debug import prefers_text
 from oaiserve.routes.waterfall import COLUMNS, page
 from oaiserve.telemetry.recent import RecentRequests
-from oaiserve.times import PHASES, STAMPS, RequestTimes
-from oaiserve.trace import TraceContext
 from tests.routes.conftest import Serve, Served
 
 MS = 1_000_000

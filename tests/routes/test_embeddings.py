@@ -11,7 +11,7 @@ import pytest
 from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.request import Prompt, SamplingParams, TextPrompt, TokenPrompt
 from oaiserve.errors import InternalError, Overloaded
-from oaiserve.record import Outcome
+from oaiserve.facts.record import Outcome
 from tests.routes.conftest import Served
 from tests.routes.doubles import fails, pools, starts
 from tests.routes.test_respond import send_raw

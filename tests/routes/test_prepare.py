@@ -17,7 +17,7 @@ from oaiserve.app import create_app
 from oaiserve.config import Config
 from oaiserve.engine.request import PromptDone, SamplingParams, TextPrompt, TokenChunk, Usage
 from oaiserve.errors import InternalError
-from oaiserve.record import Outcome
+from oaiserve.facts.record import Outcome
 from oaiserve.routes import sse
 from oaiserve.routes.bodies import SamplingBody
 from oaiserve.routes.exchange import Accounting

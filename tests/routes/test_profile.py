@@ -15,7 +15,7 @@ import pytest
 from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions, TelemetryOptions
 from oaiserve.errors import Conflict, Unavailable
-from oaiserve.record import Profile
+from oaiserve.facts.record import Profile
 from tests.routes.conftest import RunningServer, Serve, running_server
 from tests.routes.doubles import FakeEngine, FakeTelemetry
 

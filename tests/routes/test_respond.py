@@ -26,10 +26,10 @@ from oaiserve.config import Config, ServerOptions
 from oaiserve.engine.shared_limit import SharedLimit
 from oaiserve.engine.turn_workers import MUCH_BYTES
 from oaiserve.errors import ContextLengthExceeded, InternalError, InvalidRequest, Overloaded, RequestTimeout
-from oaiserve.record import Outcome
+from oaiserve.facts.record import Outcome
+from oaiserve.facts.times import PHASES
 from oaiserve.routes.body import read_body
 from oaiserve.routes.respond import PIECE_BYTES, write
-from oaiserve.times import PHASES
 from tests.routes.conftest import Serve, Served, run_server
 from tests.routes.doubles import FakeEngine, FakeTelemetry, Script, fails, says, starts
 

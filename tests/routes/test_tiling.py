@@ -18,8 +18,8 @@ from oaiserve.app import create_app
 from oaiserve.config import Config
 from oaiserve.engine.request import Deliver, FinishReason, Request, TokenChunk, Usage
 from oaiserve.errors import InternalError, Unavailable
-from oaiserve.record import Outcome, RequestRecord
-from oaiserve.times import PHASES, STAMPS, Phase, RequestTimes
+from oaiserve.facts.record import Outcome, RequestRecord
+from oaiserve.facts.times import PHASES, STAMPS, Phase, RequestTimes
 from tests.clocks import put_on_clock
 from tests.engine.doubles import Clock
 from tests.routes.doubles import FakeEngine, FakeTelemetry, failed, finished, prompts_done

@@ -14,8 +14,8 @@ from oaiserve.app import create_app
 from oaiserve.config import Config, TelemetryOptions
 from oaiserve.engine.request import Event, Finished, Request
 from oaiserve.errors import InternalError
-from oaiserve.record import EngineAccount, RequestRecord, WaitReason
-from oaiserve.times import PHASES
+from oaiserve.facts.record import EngineAccount, RequestRecord, WaitReason
+from oaiserve.facts.times import PHASES
 from tests.routes.conftest import Served, run_server
 from tests.routes.doubles import FakeEngine, FakeTelemetry, fails, says
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from oaiserve.record import EngineAccount, EventKind, HostPart, Outcome, RequestEvent, RequestRecord, WaitReason
-from oaiserve.times import STAMPS, RequestTimes
-from oaiserve.trace import TraceContext
+from oaiserve.facts.record import EngineAccount, EventKind, HostPart, Outcome, RequestEvent, RequestRecord, WaitReason
+from oaiserve.facts.times import STAMPS, RequestTimes
+from oaiserve.facts.trace import TraceContext
 
 MakeRecord = Callable[..., RequestRecord]
 

@@ -9,10 +9,10 @@ from fractions import Fraction
 
 from hypothesis import strategies as st
 
-from oaiserve.record import Cause, EngineAccount, Outcome, RequestRecord, ToolCallOutcome, WaitReason
+from oaiserve.facts.record import Cause, EngineAccount, Outcome, RequestRecord, ToolCallOutcome, WaitReason
+from oaiserve.facts.times import STAMPS, RequestTimes
+from oaiserve.facts.trace import TraceContext
 from oaiserve.telemetry import names, vllm_names
-from oaiserve.times import STAMPS, RequestTimes
-from oaiserve.trace import TraceContext
 from tests.telemetry.pages import Key, key
 
 MODEL = "demo"

@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from oaiserve.engine.request import Finished, Request, Usage
 from oaiserve.engine.streams import LoopStream, RequestEngine
-from oaiserve.record import (
+from oaiserve.facts.record import (
     EngineAccount,
     EventKind,
     Outcome,
@@ -29,12 +29,12 @@ from oaiserve.record import (
     ToolCallOutcome,
     WaitReason,
 )
+from oaiserve.facts.times import PHASES, STAMPS, RequestTimes
+from oaiserve.facts.trace import TraceContext
 from oaiserve.routes.exchange import Exchange
 from oaiserve.telemetry import Telemetry, logs, names
 from oaiserve.telemetry.recent import RecentRequests
 from oaiserve.telemetry.tracing import Tracing
-from oaiserve.times import PHASES, STAMPS, RequestTimes
-from oaiserve.trace import TraceContext
 from tests.telemetry.collector import running_collector
 from tests.telemetry.log_lines import json_log
 from tests.telemetry.records import causes

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from oaiserve.record import MOST_EVENTS, Cause, EventKind, HostPart, Outcome, WaitReason
+from oaiserve.facts.record import MOST_EVENTS, Cause, EventKind, HostPart, Outcome, WaitReason
+from oaiserve.facts.times import PHASES, STAMPS
 from oaiserve.telemetry import names
-from oaiserve.times import PHASES, STAMPS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "telemetry.md").read_text()
 CELL = re.compile(r"(?<!\\)\|")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from oaiserve.record import Cause, EngineAccount, RequestRecord, WaitReason
+from oaiserve.facts.record import Cause, EngineAccount, RequestRecord, WaitReason
+from oaiserve.facts.times import STAMPS, RequestTimes
 from oaiserve.telemetry.explanation import sentences
-from oaiserve.times import STAMPS, RequestTimes
 
 MS = 1_000_000
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.record import Outcome, StepKind, StepRecord
+from oaiserve.facts.record import Outcome, StepKind, StepRecord
 from oaiserve.telemetry.live import INTERVAL_NS, MOST_SAMPLES, Live
 from oaiserve.telemetry.observations import Observations
 from tests.routes.test_debug import make_record

@@ -9,7 +9,7 @@ from threading import Thread
 
 import pytest
 
-from oaiserve.record import Outcome
+from oaiserve.facts.record import Outcome
 from oaiserve.telemetry import logs
 from oaiserve.telemetry.log_limit import LogLimit
 

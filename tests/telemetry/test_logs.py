@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from opentelemetry.trace import TraceState
 
-from oaiserve.record import EngineAccount, Outcome, ToolCallOutcome, WaitReason
+from oaiserve.facts.record import EngineAccount, Outcome, ToolCallOutcome, WaitReason
+from oaiserve.facts.times import PHASES
 from oaiserve.telemetry import logs
-from oaiserve.times import PHASES
 
 TOUCHED = ("", "opentelemetry.trace.span", "uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi")
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from oaiserve.engine.adapters import MOST_ADAPTERS
 from oaiserve.errors import APIError
-from oaiserve.record import AccessRefusal, EngineAccount, Outcome, RequestRecord, StepKind, StepRecord, WaitReason
+from oaiserve.facts.record import AccessRefusal, EngineAccount, Outcome, RequestRecord, StepKind, StepRecord, WaitReason
+from oaiserve.facts.times import PHASES
 from oaiserve.telemetry import names, observations, vllm_names
 from oaiserve.telemetry.metrics import Metrics
-from oaiserve.times import PHASES
 from tests.telemetry.pages import FORMS, OPENMETRICS, TEXT, Key, families, key, samples
 from tests.telemetry.records import expected, records
 

@@ -14,7 +14,7 @@ import pytest
 from opentelemetry.sdk.metrics.export import ConsoleMetricExporter, MetricExporter, MetricExportResult, MetricsData
 from opentelemetry.sdk.resources import Resource
 
-from oaiserve.record import EngineAccount, Outcome, StepKind, StepRecord
+from oaiserve.facts.record import EngineAccount, Outcome, StepKind, StepRecord
 from oaiserve.telemetry import names, otlp_metrics
 from oaiserve.telemetry.metrics import Metrics
 from oaiserve.telemetry.otlp_metrics import Collect, MetricsExport, exporter_from_environment

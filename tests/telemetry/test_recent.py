@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.record import EngineAccount, Outcome, ToolCallOutcome
+from oaiserve.facts.record import EngineAccount, Outcome, ToolCallOutcome
+from oaiserve.facts.times import PHASES, RequestTimes
 from oaiserve.telemetry.recent import MOST_NEIGHBOURS, RecentRequests
-from oaiserve.times import PHASES, RequestTimes
 
 
 def ids(entries: list[dict[str, object]]) -> list[object]:

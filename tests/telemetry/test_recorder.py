@@ -7,7 +7,7 @@ from threading import Event, Semaphore, current_thread
 
 import pytest
 
-from oaiserve.record import RequestRecord
+from oaiserve.facts.record import RequestRecord
 from oaiserve.telemetry.recorder import Recorder
 
 

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from loadtest.prompts import Workload, make_calls
 from oaiserve.errors import StartupError
-from oaiserve.record import EngineAccount, Outcome, RequestRecord
-from oaiserve.recordings import BLOCK_TOKENS, block_hashes
+from oaiserve.facts.record import EngineAccount, Outcome, RequestRecord
+from oaiserve.facts.recordings import BLOCK_TOKENS, block_hashes
+from oaiserve.facts.times import RequestTimes
+from oaiserve.facts.trace import TraceContext
 from oaiserve.telemetry.recorder import Recorder
 from oaiserve.telemetry.recording import COST_EVERY, Recording, draft_runs
-from oaiserve.times import RequestTimes
-from oaiserve.trace import TraceContext
 
 COST = {"rows_ns": [5.0, 6.0]}
 EPOCH_NS = 1_000_000_000_000

@@ -11,10 +11,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from oaiserve.errors import StartupError
-from oaiserve.record import EngineAccount, StepKind, StepRecord
+from oaiserve.facts.record import EngineAccount, StepKind, StepRecord
+from oaiserve.facts.times import PHASES
 from oaiserve.telemetry import Telemetry, names
 from oaiserve.telemetry.log_limit import LogLimit
-from oaiserve.times import PHASES
 from tests.telemetry.collector import Collector, running_collector
 
 

@@ -19,11 +19,11 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased,
 from opentelemetry.trace import SpanKind, StatusCode
 
 from oaiserve.errors import StartupError
-from oaiserve.record import EngineAccount, HostPart, Outcome, RequestRecord, StepKind, StepRecord, ToolCallOutcome
+from oaiserve.facts.record import EngineAccount, HostPart, Outcome, RequestRecord, StepKind, StepRecord, ToolCallOutcome
+from oaiserve.facts.times import PHASES
+from oaiserve.facts.trace import TraceContext
 from oaiserve.telemetry import names
 from oaiserve.telemetry.tracing import Tracing, exporter_from_environment
-from oaiserve.times import PHASES
-from oaiserve.trace import TraceContext
 
 OFFSET_NS = 1_700_000_000_000_000_011
 Export = Callable[..., list[ReadableSpan]]

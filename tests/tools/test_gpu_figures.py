@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oaiserve.engine.request import Finished, Usage
-from oaiserve.record import EngineAccount, HostPart, StepKind, StepRecord
-from oaiserve.times import RequestTimes
+from oaiserve.facts.record import EngineAccount, HostPart, StepKind, StepRecord
+from oaiserve.facts.times import RequestTimes
 from tools import gpu_check
 from tools.engine_load import EngineRun, figures, percentile
 from tools.gpu import summary

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from oaiserve.start_times import StartTimes
+from oaiserve.facts.start_times import StartTimes
 from tools.bench.start_up import parts_of, table
 
 

@@ -39,7 +39,6 @@ from numpy.typing import NDArray
 from transformers import GptOssConfig, LlamaConfig, PreTrainedConfig
 
 from oaiserve import cli
-from oaiserve.cache import cache_folder
 from oaiserve.config import Config
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model import adapter_weights, kept, load, start  # noqa: F401 - imported once, for all processes
@@ -48,7 +47,8 @@ from oaiserve.engine.model.cpu import checked  # noqa: F401
 from oaiserve.engine.model.cpu.build import build
 from oaiserve.engine.model.pooling import load as pooling_load  # noqa: F401
 from oaiserve.engine.request import SamplingParams
-from oaiserve.model_files import INDEX
+from oaiserve.files.cache import cache_folder
+from oaiserve.files.model_files import INDEX
 from tools.fp8_checkpoints import write_fp8
 from tools.markdown import as_markdown, publish
 from tools.packed_checkpoints import Packing, write_checkpoint

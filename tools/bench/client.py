@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from oaiserve import demo
+from oaiserve.files import demo
 from tools.bench import prepare
 from tools.bench.process_usage import cpu_seconds, machine_cpu_seconds
 from tools.bench.workloads import Workload

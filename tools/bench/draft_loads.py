@@ -19,7 +19,7 @@ from queue import SimpleQueue
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import Event, Finished, Request, SamplingParams, TokenChunk
-from oaiserve.times import monotonic_ns
+from oaiserve.facts.times import monotonic_ns
 from tools.bench import machine
 from tools.bench.draft_pairs import save_deepened, save_random, save_shortened
 from tools.bench.drafts import Case

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from oaiserve import demo
+from oaiserve.files import demo
 from tools.random_models import byte_tokenizer, random_model, real_shape
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import Finished, Request, SamplingParams, TextPrompt, TokenChunk
-from oaiserve.times import monotonic_ns
+from oaiserve.facts.times import monotonic_ns
 from tools.bench import machine
 from tools.markdown import as_markdown, publish
 from tools.paired import interval, measure_pairs

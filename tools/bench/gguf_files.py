@@ -19,7 +19,7 @@ from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from oaiserve import demo
+from oaiserve.files import demo
 from tools.bench import prepare
 from tools.random_gguf import random_blocks, write_gguf
 from tools.random_models import REAL_SHAPES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from oaiserve import demo
+from oaiserve.files import demo
 from tools.bench import gguf_files, prepare
 from tools.bench.servers import ServerSpec
 from tools.bench.turns import CACHE_TOKENS, CLIENTS, measure_turns, report

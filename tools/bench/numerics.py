@@ -19,7 +19,6 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
-from oaiserve import demo
 from oaiserve.config import EngineOptions, KVCacheDtype, Quantize
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu.cores import default_threads
@@ -30,7 +29,8 @@ from oaiserve.engine.model.load import load_model
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
-from oaiserve.source import find_model
+from oaiserve.files import demo
+from oaiserve.files.source import find_model
 from tools.bench import gguf_files
 from tools.bench.llama_logits import llama_logits
 from tools.markdown import as_markdown, publish

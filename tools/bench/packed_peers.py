@@ -13,7 +13,7 @@ from typing import get_args
 import torch
 from transformers import AutoModelForCausalLM
 
-from oaiserve import demo
+from oaiserve.files import demo
 from tools.bench import prepare, servers
 from tools.bench.servers import ServerSpec
 from tools.bench.turns import CACHE_TOKENS, CLIENTS, measure_turns, report

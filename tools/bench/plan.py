@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from oaiserve import slos
+from oaiserve.facts import slos
 from oaiserve.plan.calibration import calibrated
 from oaiserve.plan.command import BUSIEST_PROMPTS, figures, milliseconds
 from oaiserve.plan.recorded import Cost, RecordedLoad, busiest, read

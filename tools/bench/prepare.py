@@ -15,7 +15,7 @@ import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from oaiserve import demo
+from oaiserve.files import demo
 
 FOLDER = Path(os.environ.get("BENCH_DIR") or "~/.cache/oaibench").expanduser()
 

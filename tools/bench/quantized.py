@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 
-from oaiserve import demo
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.cpu.start import native_decoder
 from oaiserve.engine.model.kept import load_kept
 from oaiserve.engine.model.load import load_model
-from oaiserve.source import find_model
+from oaiserve.files import demo
+from oaiserve.files.source import find_model
 from tools.bench import machine
 from tools.bench.gguf_in_process import LOADS
 from tools.bench.step import BLOCK_SIZE, StepBench, middle

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from oaiserve import demo
+from oaiserve.files import demo
 from tools.bench import prepare
 from tools.server_process import CHAT, QUESTION, ROOT, ServerProcess, free_port, running_process
 

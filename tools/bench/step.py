@@ -17,7 +17,6 @@ from typing import Any, get_args
 
 import torch
 
-from oaiserve import demo
 from oaiserve.config import EngineOptions, KVCacheDtype
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.batch import build_batch
@@ -31,7 +30,8 @@ from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.engine.text.tokenizer import Tokenizer
-from oaiserve.record import StepKind
+from oaiserve.facts.record import StepKind
+from oaiserve.files import demo
 from tools.bench import ceilings, floor, machine, step_table
 from tools.engine_load import complete, greedy
 from tools.markdown import add_publishing, publish, results_of

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from oaiserve.engine.engine import Engine
-from oaiserve.record import StepRecord
+from oaiserve.facts.record import StepRecord
 from tools.bench.workloads import WORKLOADS, Workload
 from tools.engine_load import complete, random_prompts
 from tools.markdown import write_json

@@ -22,7 +22,7 @@ from typing import Any
 
 import httpx
 
-from oaiserve import demo
+from oaiserve.files import demo
 from tools.bench import machine, prepare
 from tools.bench.process_usage import peak_rss_mib
 from tools.bench.servers import OURS, START_LIMIT_SECONDS, ServerSpec

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from oaiserve import demo
+from oaiserve.files import demo
 from tools.random_poolers import FAMILIES, random_pooler, save
 from tools.server_process import running_oaiserve
 

@@ -1,4 +1,4 @@
-"""The application of this package: replicas as in oaiserve.cluster, whose engines have a device double for a model."""
+"""The application of this package: replicas as in oaiserve.scale, whose engines have a device double for a model."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from oaiserve.cluster.on_ray.application import build
 from oaiserve.config import Config
 from oaiserve.engine.engine import Engine
+from oaiserve.scale.on_ray.application import build
 from tools.front_ends import make_engine
 
 

@@ -38,7 +38,7 @@ def front_settings(folder: Path) -> dict[str, str]:
     lines = FRONT_ENV.read_text().splitlines()
     settings = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
     program = folder / "oaiserve-haproxy"
-    start = "from oaiserve.cluster.on_ray.haproxy import main; main()"
+    start = "from oaiserve.scale.on_ray.haproxy import main; main()"
     program.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{start}' \"$@\"\n")
     program.chmod(0o755)
     return settings | {
@@ -100,7 +100,7 @@ class LocalCluster:
 
     def replicas(self) -> dict[str, int]:
         """Return the ports of the replicas that the front sends requests to, by name."""
-        from oaiserve.cluster.on_ray import private
+        from oaiserve.scale.on_ray import private
 
         return {target.name: target.port for target in asyncio.run(_awaited(private.targets)) if REPLICA in target.name}
 

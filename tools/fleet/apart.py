@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from oaiserve.cluster.report import ReplicaReport
+from oaiserve.facts.report import ReplicaReport
 from tools.fleet.coarse import CoarseReplica, Size
 from tools.fleet.figures import Histogram
 from tools.fleet.fleet import TICK_SECONDS

@@ -11,8 +11,8 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from oaiserve.cluster.prefix import marked_depths
-from oaiserve.cluster.report import HeldPrefixes
+from oaiserve.facts.prefix_keys import marked_depths
+from oaiserve.facts.report import HeldPrefixes
 from tools.fleet.figures import Histogram
 from tools.fleet.traffic import TOKENS_PER_KEY, Call
 from tools.simulate import BLOCK_SIZE, Costs

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from oaiserve.cluster.report import ReplicaReport
+from oaiserve.facts.report import ReplicaReport
 from tools.fleet.coarse import CoarseReplica, Size
 from tools.fleet.figures import Figures, Histogram
 from tools.fleet.policies import Ours, Policy

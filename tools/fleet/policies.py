@@ -12,10 +12,10 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from oaiserve.cluster.prefix import MOST_BLOCKS, Prompt, marked_depths
-from oaiserve.cluster.rendezvous import order, seed_of
-from oaiserve.cluster.report import ReplicaReport
-from oaiserve.cluster.router import Router
+from oaiserve.facts.prefix_keys import MOST_BLOCKS, Prompt, marked_depths
+from oaiserve.facts.report import ReplicaReport
+from oaiserve.scale.rendezvous import order, seed_of
+from oaiserve.scale.router import Router
 from tools.fleet.traffic import Call
 
 Numbers = npt.NDArray[np.int64]
@@ -125,7 +125,7 @@ class CacheAware:
 
 
 class Ours:
-    """The router of oaiserve.cluster, or several of them, to which requests come in turns."""
+    """The router of oaiserve.scale, or several of them, to which requests come in turns."""
 
     wants_reports = True
 

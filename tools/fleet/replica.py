@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 
-from oaiserve.cluster.prefix import marked_depths
-from oaiserve.cluster.report import HeldPrefixes
 from oaiserve.engine.blocks import BlockHash, BlockPool
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.sequence import Sequence
+from oaiserve.facts.prefix_keys import marked_depths
+from oaiserve.facts.report import HeldPrefixes
 from tools.fleet.coarse import Size
 from tools.fleet.figures import Histogram
 from tools.fleet.traffic import TOKENS_PER_KEY, Call

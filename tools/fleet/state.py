@@ -11,9 +11,9 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from oaiserve.cluster.prefix import Prompt, prompt_of
-from oaiserve.cluster.report import MOST_KEYS, ReplicaReport
-from oaiserve.cluster.router import Router
+from oaiserve.facts.prefix_keys import Prompt, prompt_of
+from oaiserve.facts.report import MOST_KEYS, ReplicaReport
+from oaiserve.scale.router import Router
 from tools.markdown import as_markdown
 
 FLEETS = (4, 64, 1000)

@@ -19,7 +19,7 @@ from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.start import start_runner
 from oaiserve.engine.sequence import Sequence as TokenSequence
 from oaiserve.engine.step import Chunk, Step
-from oaiserve.record import HostPart, StepKind, StepRecord
+from oaiserve.facts.record import HostPart, StepKind, StepRecord
 from tools.engine_load import complete, figures, greedy, percentile
 from tools.gpu.workload import BLOCK_SIZE, blocks_for
 

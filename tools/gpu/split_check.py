@@ -17,7 +17,7 @@ from transformers import AutoConfig
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.parallel.workers import Workers
 from oaiserve.engine.request import Event, Failed, Request, SamplingParams, TokenPrompt
-from oaiserve.times import monotonic_ns
+from oaiserve.facts.times import monotonic_ns
 from tools.engine_load import random_prompts
 from tools.gpu.layer_check import NUM_TOKENS, PROMPTS
 from tools.gpu.parts import measure_decodes

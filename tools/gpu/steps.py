@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.errors import StartupError
-from oaiserve.record import StepKind, StepRecord
+from oaiserve.facts.record import StepKind, StepRecord
 from tools.engine_load import complete, random_prompts
 from tools.gpu.parts import measure_decodes, profile_steps
 from tools.gpu.roofline import decode_bytes, prefill_operations

@@ -10,7 +10,7 @@ from typing import Any
 
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import TERMINAL, Event, Request, TokenChunk, TokenPrompt
-from oaiserve.record import StepKind, StepRecord
+from oaiserve.facts.record import StepKind, StepRecord
 from tools.engine_load import greedy, percentile, random_prompts
 from tools.gpu.parts import measure_decodes
 from tools.gpu.steps import weight_bytes

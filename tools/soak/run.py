@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from oaiserve.record import Outcome
+from oaiserve.facts.record import Outcome
 from oaiserve.telemetry import names
 from tools.soak.server import Sample
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from oaiserve.engine.accounts.step_causes import load_of
-from oaiserve.engine.accounts.step_cost import Load
 from oaiserve.engine.step import Step
-from oaiserve.record import HostPart, StepKind
+from oaiserve.explain.step_cost import Load
+from oaiserve.facts.record import HostPart, StepKind
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 
-from oaiserve.times import monotonic_ns
+from oaiserve.facts.times import monotonic_ns
 
 TASKS = Path("/proc/self/task")
 CGROUPS = Path("/proc/self/cgroup")

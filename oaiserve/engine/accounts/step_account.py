@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from oaiserve.engine.accounts.causes import RequestCauses
 from oaiserve.engine.accounts.host_time import HostTime, kind_of
 from oaiserve.engine.accounts.step_causes import StepCauses, load_of
 from oaiserve.engine.load_totals import LoadTotals
 from oaiserve.engine.scheduler import Scheduler
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step, StepResult
-from oaiserve.record import EngineAccount, EventKind, HostPart, StepKind, StepRecord
-from oaiserve.times import RequestTimes
+from oaiserve.explain.causes import RequestCauses
+from oaiserve.facts.record import EngineAccount, EventKind, HostPart, StepKind, StepRecord
+from oaiserve.facts.times import RequestTimes
 
 _MASKS = HostPart.MASKS
 MOST_STEPS_KEPT = 2**16  # until they are taken: minutes even on a fast GPU

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from oaiserve.engine.accounts.causes import NOTHING, Parts, RequestCauses
-from oaiserve.engine.accounts.step_cost import Load, StepCost
-from oaiserve.engine.accounts.step_cost_fit import StepCostFit
 from oaiserve.engine.step import Chunk, Step
+from oaiserve.explain.causes import NOTHING, Parts, RequestCauses
+from oaiserve.explain.step_cost import Load, StepCost
+from oaiserve.explain.step_cost_fit import StepCostFit
 
 WARM_UP = 2  # first steps, which are slow for reasons of their own
 # A step is slow if it takes longer than expected by both of these, so that it pays to ask what held it up.

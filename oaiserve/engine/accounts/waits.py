@@ -8,7 +8,7 @@ the totals from which on it counts. The few sequences with a reason of their own
 from __future__ import annotations
 
 from oaiserve.engine.sequence import Sequence
-from oaiserve.record import WaitReason
+from oaiserve.facts.record import WaitReason
 
 
 class QueueWaits:

@@ -24,7 +24,7 @@ from oaiserve.engine.drafting.lookup import COMMON_WEIGHT, moved_share
 from oaiserve.engine.drafting.step_times import StepTimes
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Masks, Step, StepResult
-from oaiserve.times import monotonic_ns
+from oaiserve.facts.times import monotonic_ns
 
 UNKNOWN = -1  # in place of each token of a draft that the draft model has yet to guess
 MOST_BEHIND = 16  # tokens that are computed together with a guess; more of them are computed before

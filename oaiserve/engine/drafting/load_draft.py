@@ -9,14 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oaiserve import demo
 from oaiserve.config import EngineOptions
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
-from oaiserve.hub_files import local_source
-from oaiserve.model_files import refuse_unless_sound
-from oaiserve.remembered import NotRemembered
-from oaiserve.start_times import StartTimes
+from oaiserve.facts.start_times import StartTimes
+from oaiserve.files import demo
+from oaiserve.files.hub_files import local_source
+from oaiserve.files.model_files import refuse_unless_sound
+from oaiserve.files.start_cache import NotRemembered
 
 if TYPE_CHECKING:
     from oaiserve.engine.model.draft import DraftWeights

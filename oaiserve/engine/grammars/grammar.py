@@ -24,7 +24,7 @@ from oaiserve.engine.grammars.refusal import Refused
 from oaiserve.engine.request import Grammar, GrammarKind
 from oaiserve.engine.text.detokenize import TokenTable
 from oaiserve.errors import InvalidRequest
-from oaiserve.times import monotonic_ns
+from oaiserve.facts.times import monotonic_ns
 
 if TYPE_CHECKING:
     import tokenizers

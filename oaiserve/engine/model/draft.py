@@ -17,7 +17,7 @@ from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import ModelSpec
 from oaiserve.errors import StartupError
-from oaiserve.remembered import NotRemembered
+from oaiserve.files.start_cache import NotRemembered
 
 log = logging.getLogger(__name__)
 

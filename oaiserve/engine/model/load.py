@@ -54,11 +54,11 @@ from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.split import Member, place, refuse_unless_divisible
 from oaiserve.errors import StartupError
-from oaiserve.gguf import parts
-from oaiserve.hub_files import local_source
-from oaiserve.model_errors import reported, tensors_named
-from oaiserve.quantization import Quantization
-from oaiserve.source import ModelSource
+from oaiserve.files.gguf import parts
+from oaiserve.files.hub_files import local_source
+from oaiserve.files.model_errors import reported, tensors_named
+from oaiserve.files.quantization import Quantization
+from oaiserve.files.source import ModelSource
 
 log = logging.getLogger(__name__)
 

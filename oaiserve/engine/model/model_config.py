@@ -10,8 +10,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from oaiserve.engine.model.mixers import MIXERS
 from oaiserve.errors import StartupError
-from oaiserve.model_numbers import BadFile
-from oaiserve.quantization import Quantization, read_quantization
+from oaiserve.files.model_numbers import BadFile
+from oaiserve.files.quantization import Quantization, read_quantization
 
 log = logging.getLogger(__name__)
 

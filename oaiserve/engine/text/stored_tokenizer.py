@@ -14,9 +14,9 @@ from typing import Any
 
 from tokenizers import Tokenizer as RustTokenizer
 
-from oaiserve import gguf
-from oaiserve.private import NotPrivate
-from oaiserve.remembered import NotRemembered, Subject, recall, remember, start_of_content, subject
+from oaiserve.files import gguf
+from oaiserve.files.private import NotPrivate
+from oaiserve.files.start_cache import NotRemembered, Subject, recall, remember, start_of_content, subject
 
 log = logging.getLogger(__name__)
 

@@ -27,9 +27,9 @@ from oaiserve.engine.text.stored_tokenizer import (
     tokenizer_subject,
 )
 from oaiserve.errors import InvalidRequest, StartupError
-from oaiserve.gguf import READ_BY_TRANSFORMERS, architecture, read_values
-from oaiserve.model_errors import reported, within
-from oaiserve.remembered import NotRemembered
+from oaiserve.files.gguf import READ_BY_TRANSFORMERS, architecture, read_values
+from oaiserve.files.model_errors import reported, within
+from oaiserve.files.start_cache import NotRemembered
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as RustTokenizer

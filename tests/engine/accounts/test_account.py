@@ -8,7 +8,7 @@ import pytest
 
 from oaiserve.engine.request import Request, Terminal
 from oaiserve.engine.step import ChunkResult, Step
-from oaiserve.record import MOST_EVENTS, EngineAccount, EventKind, StepKind
+from oaiserve.facts.record import MOST_EVENTS, EngineAccount, EventKind, StepKind
 from tests.engine.doubles import Clock, Inbox, ScriptedRunner, make_engine, request
 
 pytestmark = pytest.mark.usefixtures("overlap")

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oaiserve.engine import loop
-from oaiserve.engine.accounts.causes import settled
 from oaiserve.engine.accounts.step_causes import chunk_load, load_of
-from oaiserve.engine.accounts.step_cost import KNOTS, Load, StepCost
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import TERMINAL, Event, Grammar, Request, Terminal, TokenChunk
 from oaiserve.engine.step import ChunkResult, Step
-from oaiserve.record import Cause
+from oaiserve.explain.causes import settled
+from oaiserve.explain.step_cost import KNOTS, Load, StepCost
+from oaiserve.facts.record import Cause
 from tests.engine.doubles import Clock, Inbox, ScriptedRunner, make_engine, request, wait_until_idle
 
 MS = 1_000_000

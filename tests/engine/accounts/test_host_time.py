@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from oaiserve.engine.accounts.host_time import HostTime, describe
 from oaiserve.engine.request import Event
 from oaiserve.engine.step import Chunk, Step, StepResult
-from oaiserve.record import HostPart
+from oaiserve.facts.record import HostPart
 from tests.engine.doubles import (
     TIMEOUT_SECONDS,
     Clock,

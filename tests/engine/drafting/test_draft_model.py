@@ -15,7 +15,7 @@ from oaiserve.engine.drafting.step_times import StepTimes
 from oaiserve.engine.request import Aborted, Finished
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Step, StepResult
-from oaiserve.record import HostPart
+from oaiserve.facts.record import HostPart
 from tests.engine.device import Device, answers, some_requests
 from tests.engine.doubles import TOKENIZER, Clock, Inbox, ScriptedRunner, make_engine, request
 from tests.engine.drafting.test_drafts import CHEAP, DEAR

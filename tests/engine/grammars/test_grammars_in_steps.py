@@ -24,7 +24,7 @@ from oaiserve.engine.request import (
     TokenPrompt,
 )
 from oaiserve.engine.sequence import Sequence
-from oaiserve.record import HostPart
+from oaiserve.facts.record import HostPart
 from tests.engine.device import GRAMMARS, Device, answers, drawn_after, some_requests
 from tests.engine.doubles import EOS, TOKENIZER, Inbox, ScriptedRunner, ShownRanges, letter_id, make_engine, request
 from tests.engine.grammars.plain import allowed_ids

@@ -33,7 +33,7 @@ from oaiserve.engine.model.parallel import group, one_shot
 from oaiserve.engine.model.rehearsal import prompts_and_decodes
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.split import Member
-from oaiserve.quantization import read_quantization
+from oaiserve.files.quantization import read_quantization
 
 BLOCK_SIZE, NUM_BLOCKS, NUM_MEMBERS = 16, 8, 2
 CPU = torch.device("cpu")

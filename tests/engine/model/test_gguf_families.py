@@ -13,7 +13,7 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.model.checkpoints.gguf_config import read_config
 from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights
 from oaiserve.engine.model.kept import load_kept
-from oaiserve.source import find_model
+from oaiserve.files.source import find_model
 from tools.gguf_models import Record, checksum, model_of, parameters_of, records
 
 OPTIONS = EngineOptions(block_size=16, kv_blocks=8, dtype="float32", cpu_threads=1)

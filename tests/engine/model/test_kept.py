@@ -43,9 +43,9 @@ from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams, TextPrompt
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
-from oaiserve.gguf import parts, read_tensors
-from oaiserve.remembered import NotRemembered, Subject
-from oaiserve.source import find_model
+from oaiserve.files.gguf import parts, read_tensors
+from oaiserve.files.source import find_model
+from oaiserve.files.start_cache import NotRemembered, Subject
 from tests.engine.model.adapters_for_tests import random_adapter
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, config, make_model
 from tools.gguf_models import Record, model_of

@@ -19,8 +19,8 @@ from oaiserve.engine.request import ChatPrompt
 from oaiserve.engine.text import tokenizer
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import InvalidRequest, StartupError
-from oaiserve.model_files import refuse_unless_sound
-from oaiserve.source import find_model
+from oaiserve.files.model_files import refuse_unless_sound
+from oaiserve.files.source import find_model
 from tests.engine.text.tokenizers_for_tests import CHATML
 from tools.random_models import FAMILIES, FOREIGN_FAMILIES, byte_tokenizer, random_model
 from tools.random_mxfp4 import save_in_mxfp4

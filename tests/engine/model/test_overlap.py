@@ -31,7 +31,7 @@ from oaiserve.engine.request import (
     TokenPrompt,
 )
 from oaiserve.engine.text.tokenizer import Tokenizer
-from oaiserve.record import EventKind
+from oaiserve.facts.record import EventKind
 from tests.engine.doubles import Leaver
 from tests.engine.model.runners import eager_runner
 from tools.random_models import FAMILIES, byte_tokenizer, random_model

@@ -14,9 +14,9 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from tokenizers.trainers import BpeTrainer
 
-from oaiserve import demo
 from oaiserve.engine.text import encoding_rules
 from oaiserve.engine.text.encoding_rules import EncodingRules, _alternatives
+from oaiserve.files import demo
 from tests.engine.text.tokenizers_for_tests import byte_level, metaspace, sentencepiece, wordpiece
 
 LLAMA3 = (

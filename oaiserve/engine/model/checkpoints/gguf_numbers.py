@@ -13,8 +13,8 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
-from oaiserve.gguf import GgufTensor, architecture
-from oaiserve.model_numbers import BadFile
+from oaiserve.files.gguf import GgufTensor, architecture
+from oaiserve.files.model_numbers import BadFile
 
 # Fields of configurations, and the number of a file that is all of each. One that is missing keeps its default.
 _FIELDS = {

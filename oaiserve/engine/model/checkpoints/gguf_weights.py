@@ -27,7 +27,7 @@ from oaiserve.engine.model.checkpoints.gguf_names import CHANGES, VALUES, FileNa
 from oaiserve.engine.model.checkpoints.weights import Weights
 from oaiserve.engine.model.cpu.blocks import FORMATS, Blocks, ExpertBlocks, expand, one_behind_the_other
 from oaiserve.engine.model.cpu.stored import PlaceInFile
-from oaiserve.gguf import GgufTensor, architecture, parts, read_tensors, read_values
+from oaiserve.files.gguf import GgufTensor, architecture, parts, read_tensors, read_values
 
 _FLOAT32, _FLOAT16, _BFLOAT16 = 0, 1, 30  # formats whose numbers torch has a type for
 _DTYPES = {_FLOAT32: torch.float32, _FLOAT16: torch.float16, _BFLOAT16: torch.bfloat16}

@@ -18,7 +18,7 @@ from oaiserve.engine.model.checkpoints.integer_layouts import BadLayout, Floats,
 from oaiserve.engine.model.checkpoints.tensor_files import TensorFiles
 from oaiserve.engine.model.cpu.blocks import Blocks, of_integers
 from oaiserve.errors import StartupError
-from oaiserve.quantization import Quantization
+from oaiserve.files.quantization import Quantization
 
 # The last parts of the names of tensors that are no parameters of a model.
 _NO_PARAMETERS = {

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from oaiserve.engine.model.checkpoints.wrapped_names import own_name
 from oaiserve.errors import StartupError
-from oaiserve.model_files import json_object, weight_files
-from oaiserve.safetensors_header import read_header
+from oaiserve.files.model_files import json_object, weight_files
+from oaiserve.files.safetensors_header import read_header
 
 _DTYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64,

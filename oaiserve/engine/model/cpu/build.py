@@ -23,11 +23,11 @@ from typing import Literal
 
 import torch
 
-from oaiserve import private
-from oaiserve.cache import cache_folder
 from oaiserve.config import Quantize
 from oaiserve.engine.model.cpu import amx, prebuilt, variants
-from oaiserve.private import NotPrivate
+from oaiserve.files import private
+from oaiserve.files.cache import cache_folder
+from oaiserve.files.private import NotPrivate
 
 log = logging.getLogger(__name__)
 

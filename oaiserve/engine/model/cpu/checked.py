@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from oaiserve import gguf
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model import layer_operations
 from oaiserve.engine.model.adapters import probe_adapter
@@ -51,9 +50,19 @@ from oaiserve.engine.model.cpu.quantized_file import FileIdentity, QuantizedFile
 from oaiserve.engine.model.cpu.reserved import ReservedMemory
 from oaiserve.engine.model.cpu.stored import PlaceInFile, StoredFiles, StoredTensors, TooLarge, from_json, to_json
 from oaiserve.engine.model.spec import KVShape, LayerStateShapes, LoadedModel, ModelSpec, StateShape
-from oaiserve.gguf import GgufTensor
-from oaiserve.private import NotPrivate
-from oaiserve.remembered import NotRemembered, Subject, name_of, recall, refound, remember, start_of_content, subject
+from oaiserve.files import gguf
+from oaiserve.files.gguf import GgufTensor
+from oaiserve.files.private import NotPrivate
+from oaiserve.files.start_cache import (
+    NotRemembered,
+    Subject,
+    name_of,
+    recall,
+    refound,
+    remember,
+    start_of_content,
+    subject,
+)
 
 log = logging.getLogger(__name__)
 

@@ -20,10 +20,10 @@ from pathlib import Path
 
 import numpy as np
 
-from oaiserve import private
-from oaiserve.cache import cache_folder
 from oaiserve.engine.model.cpu.blocks import FORMATS, Blocks
-from oaiserve.private import NotPrivate
+from oaiserve.files import private
+from oaiserve.files.cache import cache_folder
+from oaiserve.files.private import NotPrivate
 
 _ALIGNMENT = 64
 _LEFT_BYTES = 2**31  # which the disk must have left for others

@@ -43,7 +43,7 @@ from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import KEY_GROUP, LoadedModel
 from oaiserve.errors import StartupError
-from oaiserve.times import monotonic_ns
+from oaiserve.facts.times import monotonic_ns
 
 log = logging.getLogger(__name__)
 

@@ -52,7 +52,7 @@ from oaiserve.engine.model.cpu.description import (
     ShortConvolution,
 )
 from oaiserve.engine.model.spec import KVShape
-from oaiserve.safetensors_header import read_header
+from oaiserve.files.safetensors_header import read_header
 
 # A model that needs more than this beside its files is not stored: its weights would be on the disk twice.
 MOST_BYTES = 2**28

@@ -24,7 +24,7 @@ from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.rehearsal import difference, prompt, tolerance
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.times import monotonic_ns
+from oaiserve.facts.times import monotonic_ns
 
 COMPILED_ATTENTION = "oaiserve_paged_compiled"
 USUAL_TOKENS = 256  # tokens of the step that kernels are tuned for; they are right for any number

@@ -24,7 +24,7 @@ from oaiserve.engine.model.parallel.messages import What
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.started import GPU_STEP_TOKENS
 from oaiserve.errors import StartupError
-from oaiserve.times import monotonic_ns
+from oaiserve.facts.times import monotonic_ns
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig
 from oaiserve.config import TaskOption
 from oaiserve.engine.pooling import Task
 from oaiserve.errors import StartupError
-from oaiserve.source import ModelSource
+from oaiserve.files.source import ModelSource
 
 MODES = ("cls", "mean", "max", "lasttoken")
 # The names of the file with the length at which sentence-transformers cuts texts.

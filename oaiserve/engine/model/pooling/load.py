@@ -23,9 +23,9 @@ from oaiserve.engine.model.pooling.linear import pack_linears
 from oaiserve.engine.model.rehearsal import difference, tolerance
 from oaiserve.engine.pooling import Pooling, Task
 from oaiserve.errors import StartupError
-from oaiserve.hub_files import local_source
-from oaiserve.model_errors import reported, tensors_named
-from oaiserve.source import ModelSource
+from oaiserve.files.hub_files import local_source
+from oaiserve.files.model_errors import reported, tensors_named
+from oaiserve.files.source import ModelSource
 
 log = logging.getLogger(__name__)
 

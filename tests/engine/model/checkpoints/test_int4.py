@@ -21,7 +21,7 @@ from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.rehearsal import difference
 from oaiserve.engine.request import SamplingParams
 from oaiserve.errors import StartupError
-from oaiserve.source import find_model
+from oaiserve.files.source import find_model
 from tests.engine.model.adapters_for_tests import random_adapter
 from tests.engine.model.checkpoints.test_packed_weights import OPTIONS, SIZES, kept_logits, written
 from tests.engine.model.cpu.small_models import config, make_model

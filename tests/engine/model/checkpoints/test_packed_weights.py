@@ -24,8 +24,8 @@ from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.rehearsal import difference
 from oaiserve.engine.request import SamplingParams
 from oaiserve.errors import StartupError
-from oaiserve.quantization import read_quantization
-from oaiserve.source import find_model
+from oaiserve.files.quantization import read_quantization
+from oaiserve.files.source import find_model
 from tests.engine.model.adapters_for_tests import random_adapter
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, config, make_model
 from tests.engine.model.test_kept import batch_of, eager_logits, in_eight_bits, round_inputs

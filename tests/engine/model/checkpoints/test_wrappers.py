@@ -29,8 +29,8 @@ from oaiserve.engine.model.states import States
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
-from oaiserve.model_files import refuse_unless_sound
-from oaiserve.source import find_model
+from oaiserve.files.model_files import refuse_unless_sound
+from oaiserve.files.source import find_model
 from tests.engine.model.cpu import small_models
 from tests.engine.text.tokenizers_for_tests import CHATML
 from tools.packed_checkpoints import Packing, write_checkpoint

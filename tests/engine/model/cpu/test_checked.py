@@ -24,8 +24,8 @@ from oaiserve.engine.model.cpu.start import native_decoder
 from oaiserve.engine.model.cpu.stored import StoredFiles, StoredTensors, TooLarge, from_json, to_json
 from oaiserve.engine.request import ChatPrompt, SamplingParams
 from oaiserve.engine.text.tokenizer import Tokenizer
-from oaiserve.remembered import NotRemembered, Subject
-from oaiserve.start_times import StartTimes
+from oaiserve.facts.start_times import StartTimes
+from oaiserve.files.start_cache import NotRemembered, Subject
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, FAMILIES, make_model
 from tests.engine.model.cpu.small_models import load as load_small
 from tests.engine.text.tokenizers_for_tests import CHATML

@@ -9,7 +9,7 @@ import pytest
 from oaiserve.config import EngineOptions
 from oaiserve.engine import pretrained
 from oaiserve.engine.model.cpu.cores import default_threads, usable_cpus
-from oaiserve.start_times import StartTimes
+from oaiserve.facts.start_times import StartTimes
 
 
 def machine(root: Path, *, siblings: dict[int, str], quota: str | None = None) -> Path:

@@ -14,7 +14,7 @@ import pytest
 
 from oaiserve.engine.model.cpu import quantized_file
 from oaiserve.engine.model.cpu.quantized_file import FileIdentity, QuantizedFile, file_bytes, find
-from oaiserve.private import NotPrivate
+from oaiserve.files.private import NotPrivate
 
 Q8_0 = 8
 MATRICES = [(Q8_0, 3, 64), (Q8_0, 5, 32)]

@@ -27,7 +27,7 @@ from oaiserve.engine.model.gpu.fused_projections import fuse_projections, produc
 from oaiserve.engine.model.gpu.keep_packed import keep_packed_matrices
 from oaiserve.engine.model.load import load_model
 from oaiserve.engine.model.prepare import prepare
-from oaiserve.quantization import read_quantization
+from oaiserve.files.quantization import read_quantization
 from tests.engine.model.cpu.small_models import config, make_model
 from tools.fp8_checkpoints import Layout, write_fp8
 from tools.packed_checkpoints import Packing, write_checkpoint

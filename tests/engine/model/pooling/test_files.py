@@ -13,7 +13,7 @@ from oaiserve.config import EngineOptions, OptionError
 from oaiserve.engine.model.pooling.files import PoolingFiles, find_task, read_files
 from oaiserve.engine.model.pooling.load import find_model_task
 from oaiserve.errors import StartupError
-from oaiserve.source import ModelSource
+from oaiserve.files.source import ModelSource
 
 TRANSFORMER = {"idx": 0, "path": "", "type": "sentence_transformers.models.Transformer"}
 POOLING = {"idx": 1, "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}

@@ -1,0 +1,175 @@
+"""The causes of one request's time in the phases `prefill` and `decode`. Engine thread only, stdlib.
+
+The time of all steps is added up once for all requests, in `Parts`. A request has the totals at which its phase began,
+and what differs for it: what its own tokens cost, and the steps that it missed because it was preempted. So a step
+costs a request an addition, and the parts of a phase are a difference of totals: they add up to the phase exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from oaiserve.facts.record import Cause
+
+
+class Parts(NamedTuple):
+    """The time of steps, in nanoseconds, by what it was for. The parts add up to the time between two ends of steps."""
+
+    decodes: int = 0  # expected, of all sequences that decode
+    prompts: int = 0  # expected, what all prompts added
+    constraint: int = 0
+    host: int = 0
+    machine: int = 0
+    unexplained: int = 0  # what is left, below zero where a step took less than was expected
+
+
+NOTHING = Parts()
+_EXPECTED = (Cause.ALONE, Cause.NEIGHBOUR_DECODES, Cause.NEIGHBOUR_PROMPTS, Cause.PREEMPTION)
+_MEASURED = (Cause.CONSTRAINT, Cause.HOST, Cause.MACHINE)
+
+
+class RequestCauses:
+    """Adds up the causes of the current phase of a request. StepCauses reports its steps, RequestNotes its phases."""
+
+    __slots__ = (
+        "_at",
+        "_missed",
+        "_num_preempted",
+        "_number",
+        "_of_prompts",
+        "_recomputed",
+        "_rest",
+        "_since",
+        "alone_ns",
+        "has_begun",
+        "has_several",
+        "is_plain",
+        "may_have_missed",
+    )
+
+    def __init__(self, *, has_several: bool) -> None:
+        self.has_several = has_several  # sequences, so perhaps several chunks in a step
+        # One token of its only sequence in a step is an addition to `alone_ns`: it has not missed the steps before.
+        self.is_plain = not has_several
+        self.has_begun = False
+        self._since = NOTHING  # the totals when its phase began
+        self._num_preempted = 0  # sequences
+        self.may_have_missed = False  # steps, because it was preempted. If so:
+        self._number = -1  # its last step
+        self._at = NOTHING  # the totals after that
+        # Of the current phase:
+        self.alone_ns = 0.0  # what its own tokens would have taken alone
+        self._recomputed = 0  # of this, those that it computed again
+        self._of_prompts = 0  # what its own prompts would have taken beside the decodes of its neighbours
+        self._rest = NOTHING  # of the step under way when it was scheduled
+        self._missed = NOTHING  # steps
+
+    def begin(self, totals: Parts, ended_ns: int, scheduled_ns: int, *, behind_prompts: bool) -> None:
+        """Begin with the first step of the request, at `scheduled_ns`. The step before ended at `ended_ns`.
+
+        If it was under way at `scheduled_ns`, with or without prompts, its rest was its neighbours' time.
+        """
+        self.has_begun = True
+        self._since = totals
+        rest_ns = ended_ns - scheduled_ns
+        if rest_ns <= 0:
+            self._rest = Parts(host=rest_ns)  # so much of the time between the steps was before
+        elif behind_prompts:
+            self._rest = Parts(prompts=rest_ns)
+        else:
+            self._rest = Parts(decodes=rest_ns)
+
+    def took_part(self, number: int, before: Parts, after: Parts) -> None:
+        """Note a step of a request that is not plain, by its number and the totals before and after it."""
+        if not self.may_have_missed:
+            return
+        if number - self._number > 1:
+            self._miss(self._at, before)
+        self._number, self._at = number, after
+        self.may_have_missed = self._num_preempted > 0
+        self.is_plain = not self.may_have_missed and not self.has_several
+
+    def computed(self, alone_ns: int, of_prompts_ns: int, recomputed_ns: int) -> None:
+        """Add what the tokens of a step were expected to take alone, what prompts among them beside the decodes of the
+        step, and, of the first, what had been computed before a sequence was preempted."""
+        self.alone_ns += alone_ns
+        self._of_prompts += of_prompts_ns
+        self._recomputed += recomputed_ns
+
+    def preempted(self, number: int, totals: Parts) -> None:
+        """Note that a sequence was preempted after so many steps. The steps in which the request has no other one are
+        lost for it."""
+        self._num_preempted += 1
+        self.is_plain = False
+        if not self.may_have_missed:
+            self.may_have_missed = True
+            self._number, self._at = number - 1, totals
+
+    def resumed(self) -> None:
+        """Note that a sequence which was preempted is in the next step."""
+        self._num_preempted -= 1
+
+    def phase_ended(self, totals: Parts) -> dict[Cause, int]:
+        """Return the causes of the phase that ends now, and begin the next one.
+
+        The causes add up to the time from the beginning of the phase to the end of the last step.
+        """
+        if self.may_have_missed:
+            self._miss(self._at, totals)
+            self._at = totals
+        since, rest, missed = self._since, self._rest, self._missed
+        alone_ns, of_prompts_ns = int(self.alone_ns), self._of_prompts
+        found = {
+            Cause.ALONE: alone_ns - self._recomputed,
+            Cause.NEIGHBOUR_DECODES: totals.decodes
+            - since.decodes
+            + rest.decodes
+            - missed.decodes
+            - (alone_ns - of_prompts_ns),
+            Cause.NEIGHBOUR_PROMPTS: totals.prompts - since.prompts + rest.prompts - missed.prompts - of_prompts_ns,
+            Cause.PREEMPTION: self._recomputed + sum(missed),
+            Cause.CONSTRAINT: totals.constraint - since.constraint - missed.constraint,
+            Cause.HOST: totals.host - since.host + rest.host - missed.host,
+            Cause.MACHINE: totals.machine - since.machine - missed.machine,
+            Cause.UNEXPLAINED: totals.unexplained - since.unexplained - missed.unexplained,
+        }
+        self._since = totals
+        self.alone_ns, self._recomputed, self._of_prompts = 0.0, 0, 0
+        self._rest = self._missed = NOTHING
+        return settled(found)
+
+    def _miss(self, since: Parts, totals: Parts) -> None:
+        self._missed = Parts(*(old + b - a for old, a, b in zip(self._missed, since, totals, strict=True)))
+
+
+def settled(parts: Mapping[Cause, int]) -> dict[Cause, int]:
+    """Return the same parts without any below zero, and without those that are zero. Their sum stays the same.
+
+    If less time passed than was expected, the expected parts are less, each by its share; if they do not suffice, so
+    are the measured ones. Raises ValueError if the sum is below zero.
+    """
+    total = sum(parts.values())
+    if total < 0:
+        raise ValueError(f"the causes {dict(parts)} add up to less than nothing")
+    found = {cause: max(0, ns) for cause, ns in parts.items()}
+    left = total - sum(found[cause] for cause in parts if cause is not Cause.UNEXPLAINED)
+    found[Cause.UNEXPLAINED] = max(0, left)
+    excess = -min(0, left)
+    for group in (_EXPECTED, _MEASURED):
+        excess = _shrink(found, group, excess)
+    return {cause: ns for cause, ns in found.items() if ns}
+
+
+def _shrink(found: dict[Cause, int], group: tuple[Cause, ...], excess: int) -> int:
+    """Take `excess` from the group, from each part by its share, and return what the group does not have."""
+    size = sum(found.get(cause, 0) for cause in group)
+    taken = min(excess, size)
+    left, left_size = taken, size
+    for cause in group:
+        ns = found.get(cause, 0)
+        if left_size:
+            part = left * ns // left_size if ns < left_size else left
+            found[cause] = ns - part
+            left, left_size = left - part, left_size - ns
+    return excess - taken

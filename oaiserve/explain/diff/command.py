@@ -1,0 +1,122 @@
+"""The command `oaiserve diff`: a paragraph and a table of how two times differ, by what was recorded or measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from cyclopts import App
+
+from loadtest.compare import compare, is_report, load_report
+from loadtest.errors import UsageError
+from oaiserve.errors import StartupError
+from oaiserve.explain import commands
+from oaiserve.explain.diff.accounts import read
+from oaiserve.explain.diff.difference import Change, Difference, difference
+
+MOST_NAMED = 4  # causes in the paragraph
+LEAST_SHARE = 0.05  # of the change of the duration, for a cause to be named
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command, and return the exit code: 2 if the user can correct the error."""
+    return commands.run(_command_line(), argv)
+
+
+def _command_line() -> App:
+    app = App(name="oaiserve diff", version_flags=[])
+
+    @app.default
+    def diff(a: Path, b: Path, /, *, table: bool = True) -> int:
+        """Say by what the requests of B differ from those of A: where they spent more or less time, and for what cause.
+
+        Parameters
+        ----------
+        a
+            A recording (serve --record-requests), an answer of /debug/requests, or a report of the load test: the
+            baseline.
+        b
+            What is compared with A: another recording, answer, or report.
+        table
+            Print all parts below the paragraph.
+        """
+        if is_report(a) and is_report(b):
+            try:
+                print(compare(load_report(a), load_report(b), with_tables=table), end="")
+            except UsageError as error:
+                raise StartupError(str(error)) from error
+            return 0
+        sides = []
+        for path in (a, b):
+            accounts = read(path)
+            if not accounts:
+                raise StartupError(f"'{path}' has no request that was answered.")
+            sides.append(accounts)
+        found = difference(*sides)
+        print(paragraph(found))
+        if table:
+            print("\n" + "\n".join(rows(found)))
+        return 0
+
+    return app
+
+
+def paragraph(found: Difference) -> str:
+    """Return what changed, in sentences."""
+    duration = found.duration
+    text = (
+        f"A request took {_seconds(duration.before)} on average, and then {_seconds(duration.after)}: "
+        f"{_signed(duration)}, over {found.num_before} and {found.num_after} requests."
+    )
+    if not duration.is_certain:
+        text += " That may be chance."
+    named = [
+        (part, change)
+        for part, change in sorted(found.parts.items(), key=lambda item: -abs(item[1].change))
+        if change.is_certain and abs(change.change) >= LEAST_SHARE * abs(duration.change)
+    ][:MOST_NAMED]
+    if named:
+        text += " By cause: " + "; ".join(f"{_name(part)} {_signed(change)}" for part, change in named) + "."
+    else:
+        text += " No cause changed for certain."
+    loads = [
+        f"{change.before:.4g} to {change.after:.4g} {name}"
+        for name, change in found.load.items()
+        if change.is_certain or (change.interval is None and change.before != change.after)
+    ]
+    return text + (f" The load went from {', '.join(loads)}." if loads else "")
+
+
+def rows(found: Difference) -> list[str]:
+    """Return the table of all parts, as markdown. Those marked * changed for certain."""
+    lines = ["| phase | cause | before | after | change | 95 % interval |", "|---|---|---|---|---|---|"]
+    whole = {("duration", ""): found.duration}
+    for (phase, cause), change in (found.parts | whole).items():
+        mark = "*" if change.is_certain else ""
+        lines.append(
+            f"| {phase} | {cause.replace('_', ' ')} | {_seconds(change.before)} | {_seconds(change.after)} "
+            f"| {_seconds(change.change, sign=True)}{mark} | {_interval(change)} |"
+        )
+    return lines
+
+
+def _name(part: tuple[str, str]) -> str:
+    phase, cause = part
+    return f"{phase} ({cause.replace('_', ' ')})" if cause else phase
+
+
+def _signed(change: Change) -> str:
+    interval = _interval(change)
+    return _seconds(change.change, sign=True) + (f" ({interval})" if interval else "")
+
+
+def _interval(change: Change) -> str:
+    if change.interval is None:
+        return ""
+    low, high = change.interval
+    return f"{_seconds(low, sign=True)} .. {_seconds(high, sign=True)}"
+
+
+def _seconds(seconds: float, *, sign: bool = False) -> str:
+    form = "+.3g" if sign else ".3g"
+    return f"{seconds:{form}} s" if abs(seconds) >= 1 else f"{seconds * 1e3:{form}} ms"

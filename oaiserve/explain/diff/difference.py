@@ -1,0 +1,99 @@
+"""Computes how two sets of accounts differ: means over requests, by phase and cause, with intervals.
+
+Requests that run side by side wait for the same things, so they say less than as many independent ones would. The
+interval of a mean is therefore by batch means: requests are divided into batches by arrival, and the means of these
+are taken for independent (Law and Kelton, "Simulation Modeling and Analysis", on the method of batch means).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from loadtest.intervals import t_quantile
+from oaiserve.explain.diff.accounts import Account
+
+NUM_BATCHES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The mean of a number before and after, and the 95 % interval of its change; None where there are too few."""
+
+    before: float
+    after: float
+    interval: tuple[float, float] | None
+
+    @property
+    def change(self) -> float:
+        return self.after - self.before
+
+    @property
+    def is_certain(self) -> bool:
+        """Return whether the interval has no zero in it."""
+        return self.interval is not None and (self.interval[0] > 0 or self.interval[1] < 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A comparison of two sets of requests. Times are in seconds, and means over the requests that were answered."""
+
+    num_before: int
+    num_after: int
+    duration: Change
+    parts: dict[tuple[str, str], Change]  # by phase and cause; their changes add up to that of the duration
+    load: dict[str, Change]  # the rate, and the tokens of a request
+
+
+def difference(before: Sequence[Account], after: Sequence[Account]) -> Difference:
+    """Return how the requests of `after` differ from those of `before`, both in the order of arrival, neither empty."""
+
+    def change(value: Callable[[Account], float]) -> Change:
+        return _change([value(one) for one in before], [value(one) for one in after])
+
+    def part_seconds(part: tuple[str, str]) -> Callable[[Account], float]:
+        return lambda account: account.parts_ns.get(part, 0) / 1e9
+
+    known = dict.fromkeys(part for account in (*before, *after) for part in account.parts_ns)
+    phases = [*dict.fromkeys(phase for phase, _ in known)]
+    parts = sorted(known, key=lambda part: phases.index(part[0]))
+    return Difference(
+        len(before),
+        len(after),
+        change(lambda account: sum(account.parts_ns.values()) / 1e9),
+        {part: change(part_seconds(part)) for part in parts},
+        {
+            "requests/s": Change(_rate(before), _rate(after), None),
+            "prompt tokens": change(lambda account: account.prompt_tokens),
+            "of these cached": change(lambda account: account.cached_tokens),
+            "answer tokens": change(lambda account: account.answer_tokens),
+        },
+    )
+
+
+def _rate(accounts: Sequence[Account]) -> float:
+    seconds = accounts[-1].arrived_seconds - accounts[0].arrived_seconds
+    return (len(accounts) - 1) / seconds if seconds else 0.0
+
+
+def _change(before: Sequence[float], after: Sequence[float]) -> Change:
+    means = statistics.fmean(before), statistics.fmean(after)
+    spreads = [_spread(values) for values in (before, after)]
+    if None in spreads:
+        return Change(*means, None)
+    (first, num_first), (second, num_second) = (spread for spread in spreads if spread is not None)
+    half = math.hypot(first, second) * t_quantile(min(num_first, num_second) - 1)
+    return Change(*means, (means[1] - means[0] - half, means[1] - means[0] + half))
+
+
+def _spread(values: Sequence[float]) -> tuple[float, int] | None:
+    """Return the standard error of the mean, and from how many batches it is; None if there are fewer than two."""
+    count = min(NUM_BATCHES, len(values))
+    if count < 2:
+        return None
+    cuts = [len(values) * k // count for k in range(count + 1)]
+    means = [statistics.fmean(values[start:end]) for start, end in itertools.pairwise(cuts)]
+    return statistics.stdev(means) / math.sqrt(count), count

@@ -1,0 +1,226 @@
+"""Learns the cost of steps while they run, robustly and in bounded memory. No torch.
+
+It is a least-squares fit of relative errors, in which a second of steps counts as much as any other. Steps that do not
+fit to the others count less (Huber's weights). What was learnt gives way to what new steps say, as in a Kalman filter:
+a machine becomes faster or slower as a whole within seconds, because others share its memory or its power, and one
+number in relation to the others changes more slowly. So a server that has had 64 sequences for an hour still knows what
+one costs.
+
+The engine thread gathers steps, and another thread renews the fit, twice a second. If several steps do not take what
+was expected, it is renewed sooner. However short steps are, the fits take a hundredth of their time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from queue import SimpleQueue
+from threading import Thread
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oaiserve.explain.step_cost import KNOTS, Load, StepCost
+
+Numbers = NDArray[np.float64]
+
+BATCH = 256  # steps that a fit learns from; of more, the first ones count
+FIT_NS = 500_000_000  # the time of steps between two fits, each of which takes half a millisecond
+LEAST_NS, LEAST_STEPS = 50_000_000, 4  # between two fits at least
+SURPRISE = 0.1  # a larger error
+LEAST_SURPRISING = 0.5  # weight of a step that took longer than expected
+SURPRISES = 4  # so many more than a quarter of the other steps: something is new, and is learnt at once
+SECOND = 100.0  # weight of a second of steps, beside the guess while nothing is known
+# How fast what is known gives way: steps of so many seconds say as much of a number as all before them. The first is
+# about the speed of the whole machine, by which all numbers change alike, the second about a number in relation to the
+# others; of that, only seconds count whose steps say something of the number.
+SPEED_SECONDS, NUMBER_SECONDS = 1.0, 3.0
+LEAST_SHARE = 0.01  # of a usual step: a number that is less changes as much as one that is so much
+HUBER = 0.7  # errors of more than so many usual ones count less
+LEAST_ERROR = 0.01  # that is usual; no machine is more exact
+# Two rows may cost so much less than one, as a share of that: the attention of a single sequence leaves cores idle. If
+# they might not, what more contexts cost would have to make up for it.
+MOST_FALL = 0.5
+log = logging.getLogger(__name__)
+_KNOTS = np.array(KNOTS, np.float64)
+# Of how much of what the other numbers count a usual step may cost as much as all else, for a guess while nothing is
+# known of them: tokens of decodes' contexts and of prompts', draws, edits, tokens of drafts, and having prompts.
+_SCALES = (2000.0, 2000.0, 30_000.0, 10.0, 10.0, 10.0, 1.0)
+_NUM = len(KNOTS) + len(_SCALES)
+_DECODE, _CACHED = len(KNOTS), len(KNOTS) + 1  # where the numbers of contexts are
+_SMOOTHNESS, _RIDGE = 2.0, 0.1  # of the guess, which data outweighs soon
+
+
+Run = Callable[[Callable[[], None]], object]  # runs a function, now or later
+
+
+def at_once(function: Callable[[], None]) -> None:
+    """Run a function now, on this thread."""
+    function()
+
+
+class FitThread:
+    """A thread that runs the fits it is given, one after the other. It begins with the first one.
+
+    Nobody waits for a fit, so to give it one is to put it into a queue: an executor takes ten times as long.
+    """
+
+    def __init__(self) -> None:
+        self._fits: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = Thread(target=self._work, name="step-cost", daemon=True)
+
+    def run(self, fit: Callable[[], None]) -> None:
+        """Run a fit when those before it are done. Only one thread may call this, and not after `stop`."""
+        if self._thread.ident is None:
+            self._thread.start()
+        self._fits.put(fit)
+
+    def stop(self) -> None:
+        """End the thread when it has run what it was given."""
+        self._fits.put(None)
+
+    def _work(self) -> None:
+        while (fit := self._fits.get()) is not None:
+            fit()
+
+
+class StepCostFit:
+    """StepCostFit has the cost of steps, as far as it is known by now, and learns from each step."""
+
+    def __init__(self, run: Run = at_once) -> None:
+        """Begin without knowledge. `run` is given each fit that is due, and may run it on another thread."""
+        self.cost: StepCost | None = None  # unknown before the first steps
+        self._run = run
+        self._rows: list[tuple[Load, int, float]] = []  # since the last fit: load, time, weight
+        self._surprise = 0.0  # since the last fit
+        self._since_ns = 0  # the time of the steps since then
+        self._is_fitting = False
+        # These are written by the fits, of which there is one at a time:
+        self._unit_ns = 0.0  # a usual step, of the shortest ones, to which the guess is relative
+        self._known = np.zeros((_NUM, _NUM))  # the normal equations
+        self._sums = np.zeros(_NUM)
+        self._numbers = np.zeros(_NUM)
+
+    def observe(self, load: Load, ns: int, weight: float = 1.0, error: float = 0.0) -> None:
+        """Learn from a step. `weight` is less than 1 where its time is less certain: it may have taken too long.
+
+        `error` is by how much more was expected than it took, by the cost so far, as a share of what it took.
+        """
+        # No lack of a core lets a step take less than expected.
+        if self.cost is None or error > SURPRISE or (error < -SURPRISE and weight > LEAST_SURPRISING):
+            self._surprise += 1.0
+        elif self._surprise:
+            self._surprise = max(0.0, self._surprise - 0.25)
+        if len(self._rows) < BATCH:
+            self._rows.append((load, ns, weight))
+        self._since_ns = since_ns = self._since_ns + ns
+        if since_ns >= LEAST_NS and (since_ns >= FIT_NS or self._surprise >= SURPRISES):
+            self._begin_fit()
+
+    def _begin_fit(self) -> None:
+        if self._is_fitting or len(self._rows) < LEAST_STEPS:
+            return
+        rows, self._rows, self._surprise, self._since_ns = self._rows, [], 0.0, 0
+        self._is_fitting = True
+        self._run(lambda: self._fit(rows))
+
+    def _fit(self, rows: list[tuple[Load, int, float]]) -> None:
+        try:
+            self.cost = self._fitted(rows)
+        except Exception:  # only what these steps say is lost
+            log.exception("The cost of steps could not be learnt from %d steps", len(rows))
+        finally:
+            self._is_fitting = False
+
+    def _fitted(self, rows: list[tuple[Load, int, float]]) -> StepCost:
+        loads = features([load for load, _, _ in rows])
+        times = np.array([max(1, ns) for _, ns, _ in rows], np.float64)
+        usual_ns = float(np.median(times))
+        self._unit_ns = min(self._unit_ns or usual_ns, usual_ns)
+        known, sums = self._faded(loads, times)
+        loads /= times[:, None]  # so that errors are relative
+        weights = np.array([weight for _, _, weight in rows]) * times * (SECOND / 1e9)
+        for _ in range(2):  # the second time, what does not fit counts less
+            weighed = loads * weights[:, None]
+            self._known, self._sums = known + loads.T @ weighed, sums + weighed.sum(axis=0)
+            self._numbers = self._solve()
+            errors = np.abs(loads @ self._numbers - 1)
+            usual = HUBER * max(LEAST_ERROR, 1.5 * float(np.median(errors)))
+            weights *= usual / np.maximum(usual, errors)
+        rows_ns, rest = self._numbers[: len(KNOTS)], self._numbers[len(KNOTS) :] / _SCALES
+        return StepCost(tuple(rows_ns.tolist()), *rest.tolist())
+
+    def _faded(self, loads: Numbers, times: Numbers) -> tuple[Numbers, Numbers]:
+        """Return what is left of the normal equations, (numbers, numbers) and (numbers,), after steps with these loads,
+        (steps, numbers), that took these times in ns."""
+        changes = np.maximum(self._numbers, LEAST_SHARE * self._unit_ns) / NUMBER_SECONDS
+        changed = np.diag((times @ (loads > 0)) * changes**2)
+        changed += times.sum() * np.outer(self._numbers, self._numbers) / SPEED_SECONDS**2
+        left = np.eye(_NUM) + self._known @ (changed / (1e9 * SECOND))
+        found = np.linalg.solve(left, np.column_stack([self._known, self._sums])).astype(np.float64)
+        known = found[:, :_NUM]
+        return (known + known.T) / 2, found[:, _NUM]
+
+    def _solve(self) -> Numbers:
+        """Return the numbers that fit best, of those that are allowed: not below 0, not less for more rows from two on,
+        and no more for cached tokens than for other ones."""
+        scale = self._unit_ns**-2
+        equations = _RISES.T @ (self._known + scale * _GUESS) @ _RISES
+        equations += np.eye(_NUM) * (1e-12 * equations.max())  # so that they can be solved, whatever was seen
+        sums = _RISES.T @ self._sums
+        free = np.ones(_NUM, bool)
+        while True:
+            found = np.zeros(_NUM)
+            found[free] = np.linalg.solve(equations[np.ix_(free, free)], sums[free])
+            below = found < 0
+            below[1] = found[1] < -MOST_FALL * found[0]
+            if not below.any():
+                return _RISES @ found
+            free &= ~below
+
+
+def features(loads: list[Load]) -> Numbers:
+    """Return how much each step has of each number of a StepCost. Of the two knots around its rows it has a part."""
+    columns, table, steps = np.array(loads, np.float64), np.zeros((len(loads), _NUM)), np.arange(len(loads))
+    rows = columns[:, 0] + columns[:, 3]
+    index = np.clip(np.searchsorted(_KNOTS, rows, side="right") - 1, 0, len(KNOTS) - 2)  # as in `place`
+    way = (rows - _KNOTS[index]) / (_KNOTS[index + 1] - _KNOTS[index])
+    table[steps, index], table[steps, index + 1] = 1 - way, way
+    columns = columns[:, [1, 2, 4, 5, 6, 7, 3]]  # in the order of StepCost, and last whether there are prompts
+    columns[:, -1] = columns[:, -1] > 0
+    table[:, len(KNOTS) :] = columns / _SCALES
+    return table
+
+
+def _guess() -> Numbers:
+    """Return the equations of what is likely while nothing is known: two rows cost what one does, the line over rows
+    is straight from there on, a cached token costs as much as another one, and all else costs nothing."""
+    equations = np.eye(_NUM) * 1e-9
+
+    def small(strength: float, parts: dict[int, float]) -> None:
+        """Say that the sum of these numbers, times what each is here, is small."""
+        vector = np.zeros(_NUM)
+        vector[list(parts)] = list(parts.values())
+        equations[:] += strength * np.outer(vector, vector)
+
+    small(_RIDGE, {0: 1, 1: -1})
+    for number in range(len(KNOTS), _NUM):
+        small(_RIDGE, {number: 1, _DECODE: -1} if number == _CACHED else {number: 1})
+    for middle in range(2, len(KNOTS) - 1):
+        before, after = KNOTS[middle] - KNOTS[middle - 1], KNOTS[middle + 1] - KNOTS[middle]
+        scale = min(before, after)
+        bend = {middle - 1: scale / before, middle: -scale / before - scale / after, middle + 1: scale / after}
+        small(_SMOOTHNESS, bend)
+    return equations
+
+
+def _rises() -> Numbers:
+    """Return the matrix that makes the numbers of rises: the first knot's cost, and how it grows from knot to knot, and
+    by how much other tokens cost more than cached ones."""
+    matrix = np.eye(_NUM)
+    matrix[_DECODE, _CACHED] = 1
+    matrix[: len(KNOTS), : len(KNOTS)] = np.tril(np.ones((len(KNOTS), len(KNOTS))))
+    return matrix
+
+
+_GUESS, _RISES = _guess(), _rises()

@@ -1,0 +1,1 @@
+"""Facts that all rooms share: records, stamps and traces of requests, reports of replicas, limits, recordings."""

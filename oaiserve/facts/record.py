@@ -1,0 +1,269 @@
+"""The records of ended requests, of the engine's steps and of profiles, which are all that telemetry is made from.
+
+The engine thread fills in the account of a request while it runs, and telemetry reads it afterwards. This module needs
+only the standard library.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from oaiserve.facts.times import RequestTimes
+from oaiserve.facts.trace import TraceContext
+
+if TYPE_CHECKING:
+    Integers = array[int]
+else:  # Python 3.11 has no array[int] when annotations are read, as they are for messages between processes
+    Integers = array
+
+# A request keeps its first events only, because it may have a thousand prefill chunks or be preempted all the time.
+MOST_EVENTS = 64
+# Operations whose answers are vectors or scores: no token is generated, so nothing is measured of tokens.
+POOLING_OPERATIONS = frozenset({"embeddings", "score", "rerank"})
+
+
+class Outcome(StrEnum):
+    """The ways in which a request can end."""
+
+    FINISHED = "finished"  # the client got its whole answer
+    CANCELLED = "cancelled"  # the client left, or did not read
+    REJECTED = "rejected"  # answered with a 4xx or a 503
+    FAILED = "failed"  # a fault of the server
+
+
+class ToolCallOutcome(StrEnum):
+    """The ways in which what looks like a call of a tool in an answer can turn out."""
+
+    CALLED = "called"  # the client got a call whose arguments are a JSON object
+    UNPARSED = "unparsed"  # it does not parse, or names no tool of the request: it stayed text
+
+
+class WaitReason(StrEnum):
+    """The reasons why a tokenized request was not in a step yet."""
+
+    STEP_UNDER_WAY = "step_under_way"  # it arrived during a step, and the engine admits requests between two steps
+    BATCH_FULL = "batch_full"  # --max-running sequences were running
+    TOKEN_BUDGET = "token_budget"  # other sequences used up the step (--max-step-tokens, prefill limits)
+    NO_BLOCKS = "no_blocks"  # the KV cache had no room for it
+    BEHIND_OTHERS = "behind_others"  # the KV cache had no room for requests before it
+    SAME_PREFIX = "same_prefix"  # another request was computing the same prefix
+
+
+class Cause(StrEnum):
+    """The causes of the time that a request spends in the phases `prefill` and `decode`. They add up to the phase.
+
+    The first three are by the learnt cost of steps (`oaiserve.explain.step_cost`), the next four were measured.
+    """
+
+    ALONE = "alone"  # what its own tokens would have taken without other requests
+    NEIGHBOUR_DECODES = "neighbour_decodes"  # what other requests that decoded added to its steps
+    NEIGHBOUR_PROMPTS = "neighbour_prompts"  # what the prompts of other requests added
+    PREEMPTION = "preemption"  # it was preempted and stood still, or was computed again
+    CONSTRAINT = "constraint"  # its steps waited for the masks of grammars
+    HOST = "host"  # between steps, and behind the last one
+    MACHINE = "machine"  # the engine was ready to run, and the machine did something else
+    UNEXPLAINED = "unexplained"  # its steps took so much longer than expected, or nothing was expected yet
+
+
+class AccessRefusal(StrEnum):
+    """The reasons for which a request is refused before it reaches a route. It makes no record."""
+
+    MISSING_KEY = "missing_key"
+    UNKNOWN_KEY = "unknown_key"
+    HOST = "host"  # it names the server by a name that is not allowed
+    ORIGIN = "origin"  # it comes from the web page of another site
+
+
+class EventKind(StrEnum):
+    """The kinds of events of a request in the engine. The comments name the details of each kind."""
+
+    GRAMMAR_COMPILED = "grammar_compiled"  # compile_ns, cache (hit or miss), kind
+    PREFIX_CACHE_HIT = "prefix_cache_hit"  # tokens
+    PREFILL_CHUNK = "prefill_chunk"  # start, tokens, batch (the sequences in the step)
+    FIRST_TOKEN = "first_token"  # batch
+    PREEMPTED = "preempted"  # tokens (to compute again, unless they stay cached)
+    RESUMED = "resumed"  # cached_tokens, stalled_ns
+    FINISHED = "finished"  # reason, batch
+
+
+class RequestEvent(NamedTuple):
+    """An event of a request. `choice` is the index of the sequence, and `kind` determines which details there are."""
+
+    kind: EventKind
+    at_ns: int
+    choice: int | None  # None: it concerns all choices
+    details: Mapping[str, int | str]
+
+
+@dataclass(slots=True)
+class EngineAccount:
+    """The facts that the engine thread notes about a request in addition to its stamps.
+
+    The account is complete when the terminal event is sent.
+    """
+
+    events: list[RequestEvent] = field(default_factory=list)
+    num_events_dropped: int = 0  # the number of events after the first MOST_EVENTS
+    waits_ns: dict[WaitReason, int] = field(default_factory=dict)  # the parts of the phase `queue`
+    inter_token_ns: Integers = field(default_factory=lambda: array("q"))  # of all choices
+    # The token ids of each prompt, for hashes of them: nothing may keep these. Empty if they were never known.
+    prompts: list[list[int]] = field(default_factory=list)
+    cache_salt: str = ""
+    num_choices: int = 0  # the choices that the request asked for, over all its prompts
+    longest_choice_tokens: int = 0  # generated tokens of the longest of them
+    num_preemptions: int = 0  # over all its sequences
+    stalled_ns: int = 0  # from preemption until the sequence is computed again, added up over its sequences
+    # These describe the steps from its first to its last, with the sequences of other requests included.
+    first_step: int | None = None  # steps are numbered from 0
+    num_steps: int = 0
+    model_ns: int = 0  # time of these steps; the rest is between steps, or of the step that ran when it was scheduled
+    num_step_sequences: int = 0  # added up over the steps, like num_step_tokens
+    num_step_tokens: int = 0
+    # These are the parts of the phases `prefill` and `decode`, up to the last step. They are empty with --no-explain.
+    prefill_causes_ns: dict[Cause, int] = field(default_factory=dict)
+    decode_causes_ns: dict[Cause, int] = field(default_factory=dict)
+    num_prefill_steps: int = 0  # of `num_steps`, those up to the first token
+    # These describe the grammar of the request, if it has one.
+    grammar_kind: str | None = None  # as in oaiserve.engine.request.GrammarKind; None: no grammar
+    grammar_compile_ns: int | None = None  # in the phase `tokenize`; None: no grammar, or it was not compiled
+    grammar_was_cached: bool = False
+    num_masked_draws: int = 0  # of all choices: draws of a token among those that the grammar let come next
+    num_forced_tokens: int = 0  # of all choices: the grammar left no other, so none was drawn
+    # Tokens of drafts, of all choices: those that were verified, and of these, those that the answer has.
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_model_draft_tokens: int = 0  # of these two, those of the draft model
+    num_accepted_model_tokens: int = 0
+
+    @property
+    def grammar_cache(self) -> str:
+        """Return whether the grammar had been compiled before: hit or miss."""
+        return "hit" if self.grammar_was_cached else "miss"
+
+    def note_length(self, num_tokens: int) -> None:
+        """Note how many tokens a choice has, which has ended."""
+        self.longest_choice_tokens = max(self.longest_choice_tokens, num_tokens)
+
+    def note(self, kind: EventKind, at_ns: int, choice: int | None, /, **details: int | str) -> None:
+        if len(self.events) < MOST_EVENTS:
+            self.events.append(RequestEvent(kind, at_ns, choice, details))
+        else:
+            self.num_events_dropped += 1
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """The record of one ended request. Telemetry makes everything about the request from it."""
+
+    request_id: str
+    trace: TraceContext
+    times: RequestTimes
+    outcome: Outcome
+    operation: str  # "chat", "text_completion" and "embeddings" as in the OpenTelemetry GenAI conventions, or another
+    http_method: str
+    http_route: str  # the pattern of the route, never the raw path
+    http_status: int | None  # None: the client left before the status line was sent
+    model: str  # the served name, never a name that a client sent
+    adapter: str | None = None  # its name, if `model` names one that was loaded
+    client: str | None = None  # the name of its API key; never its address, which is personal data
+    http_scheme: str = "http"
+    server_address: str | None = None  # the address that this server listens on, if it is known
+    server_port: int | None = None
+    response_id: str | None = None  # the `id` of the answer
+    conversation_id: str | None = None  # the `id` of the first answer of a talk that goes over several requests
+    error_type: str | None = None  # the class name of the error the request ended with
+    error_param: str | None = None  # the parameter that was wrong, by its name in the API
+    stream: bool = False
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    finish_reasons: tuple[str, ...] = ()
+    tool_calls: Mapping[ToolCallOutcome, int] = field(default_factory=dict)  # those in the answer
+    params: Mapping[str, str | int | float | bool] = field(
+        default_factory=dict
+    )  # the client's parameters, without text
+    prompt_text: str | None = None  # only with --trace-prompt-characters, cut to that length
+    routing: Mapping[str, str | int | float] = field(default_factory=dict)  # why this replica got it, if a router chose
+    account: EngineAccount = field(default_factory=EngineAccount)
+
+    @property
+    def tokens_per_choice(self) -> int:
+        """Return the mean number of tokens per choice, by which TPOT divides because choices run side by side."""
+        return self.completion_tokens // max(1, self.account.num_choices)
+
+    @property
+    def causes_ns(self) -> dict[str, dict[Cause, int]]:
+        """Return the causes of the phases `prefill` and `decode`, if they were reached. They add up to the phase.
+
+        What passed between the last step and the end of a request that ended early is the host's time. A request that
+        ended before its first step did has no causes, and neither has any with --no-explain.
+        """
+        if not self.account.prefill_causes_ns:
+            return {}
+        known = {"prefill": self.account.prefill_causes_ns, "decode": self.account.decode_causes_ns}
+        found = {}
+        for phase in self.times.phases():
+            if phase.name in known:
+                causes_ns = dict(known[phase.name])
+                if rest_ns := phase.duration_ns - sum(causes_ns.values()):
+                    causes_ns[Cause.HOST] = causes_ns.get(Cause.HOST, 0) + rest_ns
+                found[phase.name] = causes_ns
+        return found
+
+
+class StepKind(StrEnum):
+    PREFILL = "prefill"  # no sequence decoded
+    DECODE = "decode"  # all sequences decoded
+    MIXED = "mixed"
+
+
+class HostPart(StrEnum):
+    """The parts of the engine thread's time, in the order of a step. At any time the thread is in exactly one part."""
+
+    IDLE = "idle"  # it has nothing to compute, and waits for a command
+    COMMANDS = "commands"  # it takes new requests, aborts and deadlines
+    SCHEDULE = "schedule"  # it chooses what the next step computes
+    DRAFT = "draft"  # the draft model guesses tokens for the next step, or computes what it is behind
+    LAUNCH = "launch"  # it launches the step on the device; on a CPU, this computes the step
+    MASKS = "masks"  # it looks up which tokens grammars let come next; on a GPU, while that computes
+    WAIT = "wait"  # it waits for the results of a step
+    PROCESS = "process"  # it turns the results into text, and ends answers
+    HAND_OVER = "hand_over"  # it passes events to the event loop, and publishes its snapshot
+
+
+class StepRecord(NamedTuple):
+    """One step of the engine."""
+
+    kind: StepKind
+    started_ns: int
+    duration_ns: int  # time of the model, with sampling, and of the draft model before
+    idle_ns: int  # time before the step while there was work: host work, and waits for a core
+    num_sequences: int
+    num_tokens: int
+    number: int = 0  # steps are numbered from 0
+    host_ns: Mapping[HostPart, int] = MappingProxyType({})  # since the results of the step before
+    # These two are by the device's own clock, and None if it has none.
+    device_ns: int | None = None  # the time that the device was busy with this step
+    device_gap_ns: int | None = None  # since the end of the step before, with or without work
+    num_masked_draws: int = 0  # draws of a token among those that a grammar lets come next
+    cost_error: float | None = None  # of its expected time, as a share of its own; None: no time was expected
+
+
+class Recording(Protocol):
+    def save(self, path: Path) -> None:
+        """Write a trace for Chrome and Perfetto, compressed if the name ends in .gz. Takes seconds, on any thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """The result of profiling some of the engine's steps."""
+
+    recording: Recording
+    num_steps: int  # the steps that were launched during the recording
+    duration_ns: int

@@ -1,0 +1,191 @@
+"""Reads what the files of a LoRA adapter say, in PEFT's format, and refuses what is damaged or not supported.
+
+It knows nothing of the model that the adapter is for. Stdlib only, so that a refusal comes at once.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oaiserve.files.model_files import json_object
+from oaiserve.files.model_numbers import BadFile
+from oaiserve.files.safetensors_header import read_header
+
+MOST_RANK = 256
+_MOST_NAME = 500  # characters of a tensor's name
+_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+# What changes the computation in another way than LoRA does, by the setting that asks for it.
+_NOT_SUPPORTED = {
+    "use_dora": "it is a DoRA adapter",
+    "use_qalora": "it is a QALoRA adapter",
+    "use_bdlora": "it is a BD-LoRA adapter",
+    "alora_invocation_tokens": "it is an activated LoRA adapter",
+    "modules_to_save": "it replaces whole modules",
+    "target_parameters": "it adapts parameters that are no modules",
+    "trainable_token_indices": "it adapts single tokens of the embedding",
+    "layer_replication": "it repeats layers of the model",
+    "lora_bias": "it has biases",
+}
+# Ways to begin a training that also change the model's own weights.
+_CHANGES_MODEL = ("pissa", "olora", "corda", "loftq", "lora_ga")
+_TENSOR = re.compile(r"base_model\.model\.(.+)\.lora_([AB])(?:\.default)?\.weight")
+
+
+class BadAdapter(Exception):
+    """The adapter cannot be used. The message says why, and of what file, without a full stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    name: str
+    dtype: str  # a key of _DTYPE_BYTES
+    shape: tuple[int, int]
+    offset: int  # in the file
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPart:
+    """The tensors of an adapter for one module, to whose weights `scale * b @ a` is added."""
+
+    a: StoredTensor  # [rank, columns of the module]
+    b: StoredTensor  # [rows, rank]
+    scale: float
+
+    @property
+    def rank(self) -> int:
+        return self.a.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFiles:
+    weights: Path
+    parts: Mapping[str, StoredPart]  # by the name of the module in the model
+
+
+def read_adapter(folder: Path) -> AdapterFiles:
+    """Return what the files of an adapter say. Raises BadAdapter."""
+    path = folder / _CONFIG
+    try:
+        config = json_object(path)
+        _refuse_unless_supported(config)
+        scaling = _Scaling(config)
+        path = folder / _WEIGHTS
+        if not path.is_file() and (folder / "adapter_model.bin").is_file():
+            raise BadFile("it is missing; there is adapter_model.bin, but pickle can run code, so it is not opened")
+        return AdapterFiles(path, _parts(_tensors(path), scaling))
+    except (BadFile, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise BadAdapter(f"'{path}': {reason}") from error
+
+
+def _refuse_unless_supported(config: Mapping[str, Any]) -> None:
+    kind = config.get("peft_type")
+    if kind != "LORA":
+        raise BadFile(f"its peft_type is {kind!r}, and only LORA is supported")
+    for setting, reason in _NOT_SUPPORTED.items():
+        if config.get(setting):
+            raise BadFile(f"{reason} ({setting}), which is not supported")
+    if config.get("bias", "none") != "none":
+        raise BadFile(f"it has biases (bias: {config['bias']!r}), which is not supported")
+    begun = config.get("init_lora_weights")
+    if isinstance(begun, str) and begun.lower().startswith(_CHANGES_MODEL):
+        raise BadFile(
+            f"it is for a model whose own weights its training has changed (init_lora_weights: {begun!r}); PEFT "
+            "converts it when it is saved with path_initial_model_for_weight_conversion"
+        )
+
+
+class _Scaling:
+    """The rank and the scale of each module, as the configuration has them."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._rank = _number(config, "r", 8)
+        self._alpha = _number(config, "lora_alpha", 8)
+        self._is_rslora = bool(config.get("use_rslora"))
+        self._ranks = _pattern(config, "rank_pattern")
+        self._alphas = _pattern(config, "alpha_pattern")
+
+    def rank(self, module: str) -> float:
+        return next((rank for pattern, rank in self._ranks if pattern.match(module)), self._rank)
+
+    def scale(self, module: str) -> float:
+        alpha = next((alpha for pattern, alpha in self._alphas if pattern.match(module)), self._alpha)
+        rank = self.rank(module)
+        return alpha / (math.sqrt(rank) if self._is_rslora else rank)
+
+
+def _number(config: Mapping[str, Any], name: str, default: int) -> float:
+    value = config.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
+        raise BadFile(f"its {name} is {str(value)[:100]}, which is not a number above 0")
+    return value
+
+
+def _pattern(config: Mapping[str, Any], name: str) -> list[tuple[re.Pattern[str], float]]:
+    """Return the patterns of a setting that gives numbers to modules: expressions for the ends of their names."""
+    given = config.get(name) or {}
+    if not isinstance(given, dict):
+        raise BadFile(f"its {name} is not a JSON object")
+    found = []
+    for text in given:
+        # Other expressions could take for ever.
+        plain, repeated = re.subn(r"\\d\+|\.\*", "", text)
+        if len(text) > 500 or repeated > 3 or re.search(r"[*+?{(|]", plain):
+            raise BadFile(
+                f"its {name} has the expression {text[:100]!r}, and only names are supported, with up to three of "
+                r"\d+ and .* in them"
+            )
+        try:
+            pattern = re.compile(rf"(.*\.)?({text})$")
+        except re.error as error:
+            raise BadFile(f"its {name} has {text[:100]!r}, which is no regular expression ({error})") from error
+        found.append((pattern, _number(given, text, 0)))
+    return found
+
+
+def _tensors(path: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of a safetensors file. Raises BadFile unless all are matrices of floating-point numbers."""
+    header, start = read_header(path)
+    found = {}
+    for name, tensor in header.items():
+        dtype, shape, begin = tensor["dtype"], tensor["shape"], tensor["data_offsets"][0]
+        if dtype not in _DTYPE_BYTES:
+            raise BadFile(f"its tensor {name[:200]!r} has the dtype {dtype[:20]!r}, not one of F32, F16 and BF16")
+        if len(shape) != 2 or 0 in shape:
+            raise BadFile(f"its tensor {name[:200]!r} has the shape {str(shape)[:50]}, and is no matrix")
+        if (start + begin) % _DTYPE_BYTES[dtype]:
+            raise BadFile(f"its tensor {name[:200]!r} is not aligned to its numbers")
+        found[name] = StoredTensor(name, dtype, (shape[0], shape[1]), start + begin)
+    return found
+
+
+def _parts(tensors: Mapping[str, StoredTensor], scaling: _Scaling) -> dict[str, StoredPart]:
+    halves: dict[str, dict[str, StoredTensor]] = {}
+    for name, tensor in tensors.items():
+        match = _TENSOR.fullmatch(name) if len(name) <= _MOST_NAME else None
+        if match is None:
+            raise BadFile(f"its tensor {name[:200]!r} is not the lora_A or lora_B of a linear layer")
+        halves.setdefault(match[1], {})[match[2]] = tensor
+    parts = {}
+    for module, both in halves.items():
+        if both.keys() != {"A", "B"}:
+            raise BadFile(f"it has only the lora_{next(iter(both))} of '{module[:200]}'")
+        a, b, rank = both["A"], both["B"], scaling.rank(module)
+        if a.shape[0] > MOST_RANK:
+            raise BadFile(
+                f"its tensor '{a.name[:200]}' has the rank {a.shape[0]}, and at most {MOST_RANK} is supported"
+            )
+        for tensor, given in ((a, a.shape[0]), (b, b.shape[1])):
+            if given != rank:
+                shape = list(tensor.shape)
+                raise BadFile(f"its tensor '{tensor.name[:200]}' {shape} has not the rank {rank:g} of {_CONFIG}")
+        parts[module] = StoredPart(a, b, scaling.scale(module))
+    if not parts:
+        raise BadFile("it has no tensors")
+    return parts

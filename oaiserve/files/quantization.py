@@ -1,0 +1,137 @@
+"""A config.json says how weights were quantized before, and what is not read is refused here. Stdlib only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from oaiserve.files.model_numbers import BadFile
+
+Method = Literal["awq", "gptq", "compressed-tensors", "fp8", "fbgemm_fp8"]
+
+READ = "AWQ (gemm), GPTQ and compressed-tensors with integers of 4 or 8 bits, FP8, gpt-oss in MXFP4, and GGUF files"
+_INSTEAD = f"oaiserve reads {READ}; or take the model before it was quantized, which --quantize does here on a CPU"
+_NAMES = {
+    "awq": "AWQ",
+    "gptq": "GPTQ",
+    "compressed-tensors": "compressed-tensors",
+    "fp8": "FP8",
+    "fbgemm_fp8": "FP8 (fbgemm)",
+}
+_FLOAT_FORMATS = ("float-quantized", "naive-quantized")
+_INTEGER_FORMATS = ("pack-quantized", "int-quantized", "naive-quantized")
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """The weights of a checkpoint are packed in this way: as integers, or as floats of 8 bits."""
+
+    method: Method
+    bits: int | None  # None: not the same in all matrices
+    group_size: int | None  # None: the same; -1: all of a row
+    zeros_less_one: bool = False  # the zeros are stored minus one, as GPTQ's first format has them
+    block: tuple[int, int] | None = None  # the rows and columns that share a scale, of floats of 8 bits in blocks
+
+    @property
+    def name(self) -> str:
+        return _NAMES[self.method]
+
+
+def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
+    """Return how the weights of a checkpoint are packed, or None if transformers reads them as they are.
+
+    Raises BadFile for a way that is not read here, which it names.
+    """
+    given = config.get("quantization_config", config.get("compression_config"))
+    if given is None:
+        return None
+    if not isinstance(given, dict):
+        raise BadFile("its quantization_config is not a JSON object")
+    method = given.get("quant_method")
+    if method is None and (given.get("load_in_4bit") or given.get("load_in_8bit")):
+        method = "bitsandbytes"
+    if method == "mxfp4":
+        return None
+    if method == "awq":
+        return _awq(given)
+    if method == "gptq":
+        return _gptq(given)
+    if method == "compressed-tensors":
+        return _compressed(given)
+    if method == "fp8":
+        return Quantization("fp8", 8, None, block=_block(given.get("weight_block_size")))
+    if method == "fbgemm_fp8":
+        return Quantization("fbgemm_fp8", 8, None)
+    raise BadFile(f"its weights are quantized by {str(method)[:100]}, which is not read: {_INSTEAD}")
+
+
+def _awq(given: Mapping[str, Any]) -> Quantization:
+    version = given.get("version") or given.get("format") or "gemm"
+    if given.get("backend") == "llm-awq":
+        version = "llm-awq"
+    if str(version).lower() != "gemm":
+        raise BadFile(f"its weights are quantized by AWQ in the layout {str(version)[:100]}, not gemm: {_INSTEAD}")
+    return Quantization("awq", _bits(given.get("bits", 4), "AWQ", (4,)), _group_size(given.get("group_size", 128)))
+
+
+def _gptq(given: Mapping[str, Any]) -> Quantization:
+    layout = "marlin" if given.get("is_marlin_format") else given.get("checkpoint_format") or given.get("format")
+    layout = str(layout or "gptq").lower()
+    if layout not in ("gptq", "gptq_v2"):
+        raise BadFile(
+            f"its weights are quantized by GPTQ in the layout {layout[:100]}, not gptq or gptq_v2: {_INSTEAD}"
+        )
+    if given.get("pack_dtype") not in (None, "int32"):
+        raise BadFile(f"its weights are packed in {str(given['pack_dtype'])[:100]}, not in int32")
+    bits, group_size = _bits(given.get("bits"), "GPTQ", (4, 8)), _group_size(given.get("group_size", 128))
+    if given.get("dynamic"):  # patterns of names, with other settings for each
+        return Quantization("gptq", None, None, layout == "gptq")
+    return Quantization("gptq", bits, group_size, layout == "gptq")
+
+
+def _compressed(given: Mapping[str, Any]) -> Quantization:
+    groups = given.get("config_groups")
+    if not isinstance(groups, dict) or not groups:
+        raise BadFile("its quantization_config has no config_groups")
+    block: tuple[int, int] | None = None
+    for group in groups.values():
+        weights = group.get("weights") if isinstance(group, dict) else None
+        if not isinstance(weights, dict):
+            raise BadFile("its config_groups have one without weights")
+        layout = group.get("format") or given.get("format")
+        if weights.get("type") == "float" and layout in _FLOAT_FORMATS and weights.get("num_bits") == 8:
+            block = _block(weights.get("block_structure")) or block
+            continue
+        if weights.get("type") != "int" or layout not in _INTEGER_FORMATS:
+            kind = f"{str(weights.get('type'))[:20]} in the layout {str(layout)[:100]}"
+            raise BadFile(f"its weights are quantized by compressed-tensors to {kind}: {_INSTEAD}")
+        _bits(weights.get("num_bits"), "compressed-tensors", (4, 8))
+    sparsity = given.get("sparsity_config")
+    if isinstance(sparsity, dict) and sparsity.get("format") not in (None, "dense"):
+        raise BadFile(f"its weights are sparse ({str(sparsity['format'])[:100]}): {_INSTEAD}")
+    transform = given.get("transform_config")
+    if isinstance(transform, dict) and transform.get("config_groups"):
+        raise BadFile(f"its weights are rotated (transform_config): {_INSTEAD}")
+    return Quantization("compressed-tensors", None, None, block=block)
+
+
+def _block(sizes: Any) -> tuple[int, int] | None:
+    if sizes is None or sizes == []:
+        return None
+    if not isinstance(sizes, list) or len(sizes) != 2 or not all(type(n) is int and 0 < n < 2**31 for n in sizes):
+        raise BadFile(f"its weights have scales for blocks of {str(sizes)[:100]}, which are not two sizes")
+    return sizes[0], sizes[1]
+
+
+def _bits(bits: Any, name: str, allowed: tuple[int, ...]) -> int:
+    if type(bits) is not int or bits not in allowed:
+        shown = " or ".join(str(number) for number in allowed)
+        raise BadFile(f"its weights are quantized by {name} to {str(bits)[:20]} bits, not {shown}: {_INSTEAD}")
+    return bits
+
+
+def _group_size(size: Any) -> int:
+    if type(size) is not int or (size != -1 and not 1 <= size < 2**31):
+        raise BadFile(f"its group_size is {str(size)[:100]}, but must be -1 or at least 1")
+    return size

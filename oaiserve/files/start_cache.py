@@ -1,0 +1,224 @@
+"""Remembers what earlier starts have found out about a model's files, so that a later start need not do it again.
+
+What is remembered is signed by content: it holds for the files it was made of, and for the versions of what made it. A
+file counts as unchanged if its inode, size and times are the same, or else if its SHA-256 is, or that of as much of it
+as a subject says. Stdlib only.
+
+A record is one file in the user's cache: a line of JSON, then bytes, then the SHA-256 of all before it. It is read only
+where nobody else could have written it. This module does not know what is remembered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import date
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from oaiserve.files import private
+from oaiserve.files.cache import cache_folder
+from oaiserve.files.private import NotPrivate
+
+log = logging.getLogger(__name__)
+
+_FORMAT = 1
+_DIGEST_BYTES = hashlib.sha256().digest_size
+_ALIGNMENT = 64  # of the bytes that a record holds
+
+
+class NotRemembered(Exception):
+    """There is nothing to go by. The message says why, without a full stop."""
+
+
+class NoRecord(NotRemembered):
+    """There has not been such a start yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Something that is found out about the files of a model."""
+
+    kind: str
+    model: Path  # a folder, or a file
+    options: Mapping[str, str]  # each combination of which has a record of its own
+    versions: Mapping[str, str]  # of what finds it out
+    stats: Mapping[str, list[int]]  # of the files that it is found out from, by name, as they were at the start
+    folder: Path  # of these files
+    digest: Callable[[Path], str] | None = None  # of as much of a file as counts; None: its SHA-256
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    data: dict[str, Any]
+    content: bytearray  # which places in `data` point into
+    day: str  # on which it was found out
+    path: Path
+
+
+def subject(
+    kind: str,
+    model: Path,
+    suffixes: tuple[str, ...],
+    *,
+    options: Mapping[str, str],
+    packages: tuple[str, ...],
+    digest: Callable[[Path], str] | None = None,
+    parts: Iterable[Path] = (),
+) -> Subject:
+    """Return the subject that consists of the files with these suffixes in a model's folder, as they are now.
+
+    A model that is a file is the subject alone, whatever its suffix, with the `parts` that are beside it.
+    """
+    model = model.resolve()
+    of_model = {model, *(part.resolve() for part in parts)}
+    folder, files = (model.parent, sorted(of_model)) if model.is_file() else (model, sorted(model.iterdir()))
+    return Subject(
+        kind,
+        model,
+        dict(sorted(options.items())),
+        {package: _version(package) for package in packages},
+        {p.name: _stat(p) for p in files if p in of_model or (p.suffix in suffixes and p.is_file())},
+        folder,
+        digest,
+    )
+
+
+def recall(asked: Subject) -> Remembered:
+    """Return what is remembered of a subject. Raises NotRemembered if that is nothing, or if anything has changed."""
+    path = _path(asked)
+    try:
+        content = bytearray(private.read_file(private.verified(path.parent) / path.name))
+    except FileNotFoundError:
+        raise NoRecord("no earlier start has found it with these options") from None
+    except (NotPrivate, OSError) as error:
+        raise NotRemembered(str(error)) from error
+    end = len(content) - _DIGEST_BYTES
+    if end < 0 or hashlib.sha256(memoryview(content)[:end]).digest() != content[end:]:
+        raise NotRemembered(f"{path} is damaged")
+    header = json.loads(content[: content.index(b"\n")])
+    if header["format"] != _FORMAT:
+        raise NotRemembered(f"{path} has another format")
+    for package, now in asked.versions.items():
+        if header["versions"].get(package) != now:
+            raise NotRemembered(f"{package} is {now} now, and was {header['versions'].get(package)}")
+    known: dict[str, dict[str, Any]] = header["files"]
+    if differing := sorted(known.keys() ^ asked.stats.keys()):
+        raise NotRemembered(f"{differing[0]} was {'removed' if differing[0] in known else 'added'}")
+    moved = {name: known[name]["sha256"] for name, stat in asked.stats.items() if known[name]["stat"] != stat}
+    for name, digest in moved.items():
+        if _digest(asked, name) != digest:
+            raise NotRemembered(f"{name} has changed")
+    found = Remembered(header["data"], content, header["day"], path)
+    if moved:  # so that the next start need not read them again
+        files = {name: {"stat": stat, "sha256": known[name]["sha256"]} for name, stat in asked.stats.items()}
+        try:
+            _write(path, header | {"files": files}, bytes(content[start_of_content(found) : end]))
+        except OSError as error:
+            log.debug("%s could not be renewed: %s", path, error)
+    return found
+
+
+def remember(asked: Subject, data: Mapping[str, Any], content: bytes) -> Path | None:
+    """Write the record of a subject, and return its path; None if a file has changed since the start.
+
+    Places in `data` count from the start of `content`. Raises OSError, and NotPrivate if others could write there.
+    """
+    if _has_changed(asked):
+        return None
+    files = {name: {"stat": stat, "sha256": _digest(asked, name)} for name, stat in asked.stats.items()}
+    if _has_changed(asked):  # while it was read
+        return None
+    path = _path(asked)
+    private.make_folder(path.parent)
+    private.verified(path.parent)
+    _forget_lost_models(path.parent)
+    header = {
+        "format": _FORMAT,
+        "folder": str(asked.folder),
+        "day": date.today().isoformat(),
+        "versions": dict(asked.versions),
+        "files": files,
+        "data": data,
+    }
+    _write(path, header, content)
+    return path
+
+
+def start_of_content(found: Remembered) -> int:
+    """Return where the bytes begin that places in the data count from."""
+    line = found.content.index(b"\n") + 1
+    return line + -line % _ALIGNMENT
+
+
+def refound(asked: Subject, **versions: str) -> Subject:
+    """Return the subject with further versions, which are known only after the start."""
+    return replace(asked, versions={**asked.versions, **versions})
+
+
+def name_of(asked: Subject) -> str:
+    """Return a name for what is kept of a subject. It is the same at each start."""
+    name = json.dumps([str(asked.model), asked.options])
+    return f"{asked.kind}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+
+
+def _write(path: Path, header: Mapping[str, Any], content: bytes) -> None:
+    line = json.dumps(header).encode() + b"\n"
+    written = line + b"\0" * (-len(line) % _ALIGNMENT) + content
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
+        try:
+            file.write(written + hashlib.sha256(written).digest())
+            file.close()
+            os.chmod(file.name, private.FILE_MODE)
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+
+
+def _forget_lost_models(records: Path) -> None:
+    """Remove the records of models whose files are gone."""
+    for path in records.glob("*-*"):
+        try:
+            with path.open("rb") as file:
+                header = json.loads(file.readline())
+            if not all((Path(header["folder"]) / name).exists() for name in header["files"]):
+                path.unlink()
+        except (OSError, ValueError, KeyError):
+            path.unlink(missing_ok=True)
+
+
+def _path(asked: Subject) -> Path:
+    return cache_folder() / "remembered" / name_of(asked)
+
+
+def _has_changed(asked: Subject) -> bool:
+    return any(_stat(asked.folder / name) != stat for name, stat in asked.stats.items())
+
+
+def _stat(path: Path) -> list[int]:
+    stat = path.stat()
+    return [stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
+
+
+def _digest(asked: Subject, name: str) -> str:
+    path = asked.folder / name
+    return _sha256(path) if asked.digest is None else asked.digest(path)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"

@@ -1,0 +1,366 @@
+"""`Connection` is uvicorn's HTTP/1.1 protocol with bounds: on heads, on silence, and on bytes that nobody reads.
+
+Each request gets one answer, in the order of the requests, whatever its bytes are. This file knows no route and no
+engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable
+from enum import Enum, auto
+from typing import Any, NamedTuple
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from oaiserve.errors import APIError, HeadersTooLarge, InvalidRequest, MethodNotAllowed, RequestTimeout
+from oaiserve.http.connections import Refusal
+from oaiserve.http.extensions import CONNECTION, WRITE_TIMED_OUT
+
+MOST_HEAD_BYTES = 64 * 1024  # of a request line with its headers, and of the trailers of a body
+MOST_HEADERS = 128  # trailers included
+MOST_PIPELINED = 64  # requests that wait for the answer to an earlier one
+GOODBYE_SECONDS = 5.0  # for which what a client still sends is discarded before its connection is closed
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+
+class Timeouts(NamedTuple):
+    """The seconds after which a connection is closed."""
+
+    head_seconds: float  # without a complete head, from the connection or from the head's first byte
+    idle_seconds: float  # without a further request, from the end of the last answer
+    write_seconds: float  # without a client that reads, while data waits. 0: never
+
+
+class Reading(Enum):
+    """A connection is waiting for this part of a request from its client."""
+
+    NOTHING = auto()  # a request may begin
+    HEAD = auto()
+    BODY = auto()
+
+
+class Wait(Enum):
+    """A connection waits for one of these while no answer is under way, with a limit on the time."""
+
+    HEAD = auto()  # the complete head of a request
+    IDLE = auto()  # a further request
+    GOODBYE = auto()  # the client to close the connection, after the last answer
+
+
+class AnswerTransport:
+    """The transport as an answer sees it: `close` lets the client read the answer first."""
+
+    __slots__ = ("close", "is_closing", "write")
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self.write = transport.write  # the transport's own method: an answer may have thousands of chunks
+        self.is_closing = transport.is_closing
+        self.close = close
+
+
+class Connection(HttpToolsProtocol):
+    """The protocol of one connection.
+
+    `count` is called with the reason when the connection ends against the client's will, `on_lost` when it has ended.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        timeouts: Timeouts,
+        count: Callable[[Refusal], None] = lambda refusal: None,
+        on_lost: Callable[[], None] = lambda: None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._timeouts = timeouts
+        self._count = count
+        self._on_lost = on_lost
+        self._extensions: dict[str, dict[object, object]] = {
+            CONNECTION: {"cut": self._cut, "awaits_body": self._awaits_body}
+        }
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._wait: Wait | None = None
+        self._wait_timer: asyncio.TimerHandle | None = None
+        self._reading = Reading.NOTHING
+        self._has_begun = False  # a first request
+        self._running: RequestResponseCycle | None = None  # the request that is being answered, or was last
+        self._is_deaf = False  # further data is discarded, because the connection will be closed
+        self._last_words: bytes | None = None  # to be sent when all answers are complete, before the end
+        # What the present head, or the trailers of the present body, amount to so far.
+        self._num_headers = 0
+        self._head_bytes = 0
+        # Bytes since the parser last made something of them. Without a bound, one header could go on for ever.
+        self._has_progressed = False
+        self._unused_bytes = 0
+
+    # -- the connection -----------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        # Writing pauses as soon as the kernel accepts no more data, and resumes when it has accepted all. So a pause
+        # lasts as long as the client does not read, and little more than one piece of a body is ever buffered.
+        transport.set_write_buffer_limits(high=1, low=0)
+        self._answer_transport = AnswerTransport(transport, self._close_after_answer)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_write_timer()
+        self._wait_for(None)
+        running = self._running
+        if running is not None and not running.response_complete:
+            # With pipelined requests, it is not the `cycle` that uvicorn tells.
+            running.disconnected = True
+            running.message_event.set()
+        super().connection_lost(exc)
+        self._on_lost()
+
+    def shutdown(self) -> None:
+        if self._is_answering():
+            super().shutdown()
+        else:
+            self.transport.close()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._timeouts.write_seconds:
+            self._write_timer = self.loop.call_later(self._timeouts.write_seconds, self._cut)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_write_timer()
+
+    def _cut(self) -> None:
+        """Cut the connection by `abort`. `close` would wait until the client has read the buffered data."""
+        self._extensions[WRITE_TIMED_OUT] = {}
+        self.transport.abort()
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    # -- time ---------------------------------------------------------------------------------------------------------
+
+    def _is_answering(self) -> bool:
+        return self._running is not None and not self._running.response_complete
+
+    def _watch(self) -> None:
+        """Start the timer for what the connection waits for now, unless it runs already."""
+        if self._is_answering():
+            self._wait_for(None)
+        elif self._reading is Reading.HEAD or not self._has_begun:
+            self._wait_for(Wait.HEAD)
+        else:
+            self._wait_for(Wait.IDLE)
+
+    def _wait_for(self, wait: Wait | None) -> None:
+        if wait is self._wait:
+            return
+        if self._wait_timer is not None:
+            self._wait_timer.cancel()
+            self._wait_timer = None
+        self._wait = wait
+        if wait is not None:
+            seconds = GOODBYE_SECONDS
+            if wait is Wait.HEAD:
+                seconds = self._timeouts.head_seconds
+            elif wait is Wait.IDLE:
+                seconds = self._timeouts.idle_seconds
+            self._wait_timer = self.loop.call_later(seconds, self._time_is_up)
+
+    def _time_is_up(self) -> None:
+        self._wait_timer = None
+        if self._wait is Wait.HEAD and self._reading is Reading.HEAD:
+            limit = f"{self._timeouts.head_seconds:g} seconds"
+            error = RequestTimeout(f"The headers did not arrive within {limit}. Please try again.")
+            self._refuse(error, Refusal.HEADER_TIMEOUT)
+            return
+        if self._wait is Wait.HEAD:
+            self._count(Refusal.HEADER_TIMEOUT)
+        self.transport.close()
+
+    # -- data from the client -----------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_deaf:
+            return
+        self._has_progressed = False
+        try:
+            self._parse(data)
+            self._unused_bytes = 0 if self._has_progressed else self._unused_bytes + len(data)
+            if self._unused_bytes > MOST_HEAD_BYTES:
+                raise _headers_too_large()
+        except APIError as error:
+            self._refuse(error, Refusal.INVALID)
+        except httptools.HttpParserError as error:
+            # An exception of ours, raised in a callback of the parser, is its context.
+            own = error.__context__
+            if not isinstance(own, APIError):
+                own = InvalidRequest(f"This is not a valid HTTP request: {error}.")
+            self._refuse(own, Refusal.INVALID)
+        else:
+            self._watch()
+
+    def _parse(self, data: bytes | memoryview) -> None:
+        """Pass the data to the parser.
+
+        The parser takes what follows a request for another protocol, which this server does not speak. HTTP permits to
+        ignore the wish. Then the request is plain HTTP, its body follows, and a fresh parser reads it without the wish.
+        """
+        while True:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                method = self.parser.get_method()
+                if method == b"CONNECT":
+                    raise MethodNotAllowed("CONNECT is not allowed: this server is no proxy.") from None
+                head = [b"%b %b HTTP/%b\r\n" % (method, self.url, self.parser.get_http_version().encode())]
+                head += [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+                self.parser.feed_data(b"".join([*head, b"\r\n"]))
+                data = memoryview(data)[upgrade.args[0] :]
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = self._extensions
+        self._reading = Reading.HEAD
+        self._num_headers = self._head_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._has_progressed = True
+        self._head_bytes += len(url)
+        if self._head_bytes > MOST_HEAD_BYTES:
+            raise _headers_too_large()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._has_progressed = True
+        self._num_headers += 1
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > MOST_HEAD_BYTES or self._num_headers > MOST_HEADERS:
+            raise _headers_too_large()
+        if self._reading is Reading.HEAD:  # a trailer is none of the headers that have been checked, and is dropped
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._has_progressed = True
+        if self.parser.should_upgrade():
+            return  # `_parse` reads the head again
+        if len(self.pipeline) >= MOST_PIPELINED:
+            raise InvalidRequest(f"At most {MOST_PIPELINED} requests may wait for an answer on one connection.")
+        encodings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if encodings not in ([], [b"chunked"]):
+            # A proxy in front may have read another length from it: what is a body here would be a request there.
+            raise InvalidRequest("The transfer encoding must be 'chunked', once, or there must be none.")
+        super().on_headers_complete()
+        self.cycle.transport = self._answer_transport  # type: ignore[assignment]
+        self._reading = Reading.BODY
+        self._has_begun = True
+
+    def on_body(self, body: bytes) -> None:
+        self._has_progressed = True
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self._reading is Reading.BODY:
+            super().on_message_complete()
+            self._reading = Reading.NOTHING
+
+    # -- answers ------------------------------------------------------------------------------------------------------
+
+    def _awaits_body(self) -> bool:
+        return self._reading is Reading.BODY and self.cycle is self._running
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        """Go on with the next request. This stands in for uvicorn's method, which knows one timer only."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing() or self._wait is Wait.GOODBYE:
+            return
+        if self.pipeline:
+            self.flow.resume_reading()
+            self._start_asgi_task(*self.pipeline.pop())
+        elif self._last_words is not None:
+            self._say_last_words()
+        elif self._reading is Reading.BODY:
+            self._say_goodbye()  # nobody reads the rest
+        else:
+            self.flow.resume_reading()
+            self._watch()
+
+    def _close_after_answer(self) -> None:
+        if self._reading is Reading.NOTHING:
+            self.transport.close()
+        else:
+            self._say_goodbye()
+
+    def _refuse(self, error: APIError, refusal: Refusal) -> None:
+        """Answer the request that is being read with the error, after all before it, and end the connection."""
+        self._count(refusal)
+        self._is_deaf = True
+        self._last_words = closing_answer(error, self.server_state.default_headers)
+        if self._reading is Reading.BODY:
+            self._give_up_body()
+        if self._is_answering():
+            self.flow.pause_reading()
+        else:
+            self._say_last_words()
+
+    def _give_up_body(self) -> None:
+        """Take the request, whose body is broken, from the app, which must not answer it, too."""
+        cycle = self.cycle
+        if self.pipeline and self.pipeline[0][0] is cycle:
+            self.pipeline.popleft()
+        elif cycle.response_started:
+            self._last_words = b""
+        else:
+            cycle.disconnected = True
+            cycle.waiting_for_100_continue = False
+            cycle.message_event.set()
+            self._running = None
+
+    def _say_last_words(self) -> None:
+        if self._last_words:
+            self.transport.write(self._last_words)
+        self._say_goodbye()
+
+    def _say_goodbye(self) -> None:
+        """End the connection, but discard for a while what the client still sends: if a connection is closed while data
+        comes, the client's system may drop the answer before the client has read it."""
+        if self.transport.is_closing():
+            return
+        self._is_deaf = True
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.flow.resume_reading()
+        self._wait_for(Wait.GOODBYE)
+
+
+def _headers_too_large() -> HeadersTooLarge:
+    return HeadersTooLarge(
+        f"The headers are too large: this server reads at most {MOST_HEADERS}, of {MOST_HEAD_BYTES} bytes with the URL."
+    )
+
+
+def closing_answer(error: APIError, headers: Headers) -> bytes:
+    """Return a whole HTTP response with the error, after which the connection is closed. It needs no request."""
+    body = json.dumps(error.body()).encode()
+    own = {
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        "connection": "close",
+        **error.headers(),
+    }
+    lines = [b"%b: %b\r\n" % header for header in headers]
+    lines += [f"{name}: {value}\r\n".encode() for name, value in own.items()]
+    return b"".join([STATUS_LINE[error.status], *lines, b"\r\n", body])

@@ -1,0 +1,132 @@
+"""`Connections` counts the open connections, and refuses one that is too many: of all, or of its address.
+
+How many there may be follows from the files that the process may open. This file knows neither sockets nor HTTP.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from enum import StrEnum
+
+from oaiserve.config import ServerOptions
+from oaiserve.errors import StartupError
+from oaiserve.facts.times import monotonic_ns
+
+log = logging.getLogger(__name__)
+
+MOST_CONNECTIONS = 8192  # by default: an idle one takes 11 KiB, one with an incomplete head up to 75 KiB
+SPARE_FILES = 64  # files that the server may open while it serves: collectors, profiles, worker processes
+FEWEST_CONNECTIONS = 8
+NS_BETWEEN_LOG_LINES = 5_000_000_000
+
+
+class Refusal(StrEnum):
+    """A refusal is the reason for which the server has closed a connection against the client's will."""
+
+    ALL = "all"  # --max-connections were open
+    ADDRESS = "address"  # --max-connections-per-address of its address were open
+    HEADER_TIMEOUT = "header_timeout"  # no complete head within --header-timeout-seconds
+    HANDSHAKE = "handshake"  # TLS: a failed handshake, or none within --header-timeout-seconds
+    INVALID = "invalid"  # broken HTTP, headers without end, CONNECT
+
+
+class Connections:
+    """The open connections as numbers: in all and by address. `most_per_address` 0 means no limit by address.
+
+    An IPv6 client usually has a network of 2**64 addresses, so these count as one address. Only the event loop calls
+    the methods; any thread may read `num_open` and `refused`.
+    """
+
+    def __init__(self, most: int, most_per_address: int, now_ns: Callable[[], int] = monotonic_ns) -> None:
+        self.num_open = 0
+        self.refused: dict[str, int] = dict.fromkeys(
+            Refusal, 0
+        )  # all reasons from the start, so that its size never changes
+        self._most, self._most_per_address = most, most_per_address
+        self._by_client: dict[bytes, int] = {}
+        self._now_ns = now_ns
+        self._logged_ns = -NS_BETWEEN_LOG_LINES
+        self._num_unlogged = 0
+
+    def admit(self, address: str) -> Refusal | None:
+        """Count a connection from the address as open and return None, or refuse it and return why."""
+        client = _client_of(address)
+        of_client = self._by_client.get(client, 0)
+        if self.num_open >= self._most:
+            self._refuse(Refusal.ALL, f"all {self._most} connections of --max-connections are open")
+            return Refusal.ALL
+        if self._most_per_address and of_client >= self._most_per_address:
+            limit = f"--max-connections-per-address ({self._most_per_address})"
+            self._refuse(Refusal.ADDRESS, f"{address} has as many open as {limit} allows")
+            return Refusal.ADDRESS
+        self.num_open += 1
+        self._by_client[client] = of_client + 1
+        return None
+
+    def release(self, address: str) -> None:
+        """Count an admitted connection as closed."""
+        client = _client_of(address)
+        self.num_open -= 1
+        self._by_client[client] -= 1
+        if not self._by_client[client]:
+            del self._by_client[client]
+
+    def count(self, refusal: Refusal) -> None:
+        self.refused[refusal] += 1
+
+    def _refuse(self, refusal: Refusal, why: str) -> None:
+        """Count the refusal, and log how many there were since the last line, as often as people can read."""
+        self.count(refusal)
+        self._num_unlogged += 1
+        now_ns = self._now_ns()
+        if now_ns - self._logged_ns >= NS_BETWEEN_LOG_LINES:
+            log.warning("Connections refused: %d. The last one, because %s", self._num_unlogged, why)
+            self._logged_ns, self._num_unlogged = now_ns, 0
+
+
+def _client_of(address: str) -> bytes:
+    """Return the address as bytes: of IPv6 only the network, and an IPv4 address in IPv6's form as itself."""
+    if ":" not in address:
+        return address.encode()
+    packed = socket.inet_pton(socket.AF_INET6, address.partition("%")[0])
+    return packed[12:] if packed.startswith(b"\0" * 10 + b"\xff\xff") else packed[:8]
+
+
+def allowed_connections(options: ServerOptions) -> Connections:
+    """Raise the limit of open files, and return `Connections` with the limits that the options and it allow.
+
+    Call it once the model is loaded: what the process has open by then is not there for connections. Raises
+    StartupError if the limit of open files is too low.
+    """
+    num_open_files = len(os.listdir("/dev/fd"))
+    reserve = num_open_files + SPARE_FILES
+    asked = options.max_connections
+    limit = _raise_open_files(reserve + (asked or MOST_CONNECTIONS))
+    available = limit - reserve
+    if available < (asked or FEWEST_CONNECTIONS):
+        what = (
+            f"--max-connections is {asked}" if asked else f"at least {FEWEST_CONNECTIONS} connections must be possible"
+        )
+        raise StartupError(
+            f"This process may have {limit} files open and needs {reserve} itself, which leaves {max(0, available)} "
+            f"for connections, but {what}. Raise the limit with 'ulimit -n', LimitNOFILE or --ulimit nofile."
+        )
+    most = asked or min(available, MOST_CONNECTIONS)
+    per_address = options.max_connections_per_address
+    return Connections(most, max(1, most // 2) if per_address is None else per_address)
+
+
+def _raise_open_files(wanted: int) -> int:
+    """Raise the soft limit of open files to `wanted`, as far as the hard limit permits, and return the soft limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    target = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < target:
+        with suppress(ValueError, OSError):  # a system may allow less than the hard limit says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return target if soft == resource.RLIM_INFINITY else soft

@@ -1,0 +1,161 @@
+"""`Listener` accepts connections as far as `Connections` admits them, and `Connector` begins them, by TLS if need be.
+
+The listener accepts them itself, instead of the event loop: a connection counts from its first moment on, so that one
+without a handshake does, too, and one that is too many never becomes more than an accepted socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from oaiserve.http.connections import Refusal
+
+log = logging.getLogger(__name__)
+
+MOST_AT_ONCE = 128  # accepted in one turn of the event loop
+RETRY_SECONDS = 1.0  # after the system has refused to accept
+TLS_GOODBYE_SECONDS = 5.0  # that a client has to answer the end of TLS, before its connection is cut
+MOST_BYTES_READ = 64 * 1024  # of what a refused client has sent
+
+# Makes the protocol of a connection, which calls the callable when the connection is lost.
+MakeProtocol = Callable[[Callable[[], None]], asyncio.Protocol]
+
+
+class ListeningSocket(Protocol):
+    """The methods of a socket that a listener calls."""
+
+    def fileno(self) -> int: ...
+    def setblocking(self, flag: bool, /) -> None: ...
+    def accept(self) -> tuple[socket.socket, Any]: ...
+
+
+class Admission(Protocol):
+    """Counts connections by their addresses, and refuses those that are too many; `Connections` does."""
+
+    def admit(self, address: str) -> Refusal | None: ...
+    def release(self, address: str) -> None: ...
+    def count(self, refusal: Refusal) -> None: ...
+
+
+class Listener:
+    """Accepts connections from a listening socket until `close`, and passes those that are admitted to `begin`.
+
+    `refusal` returns the bytes for a client that is one too many. Without it, as with TLS, it gets none: it could not
+    read them before a handshake.
+    """
+
+    def __init__(
+        self,
+        sock: ListeningSocket,
+        connections: Admission,
+        begin: Callable[[socket.socket, str], None],
+        *,
+        refusal: Callable[[], bytes] | None,
+    ) -> None:
+        """Listen at once. `begin` gets an accepted socket and the client's address."""
+        self._sock = sock
+        self._connections = connections
+        self._begin = begin
+        self._refusal = refusal
+        self._loop = asyncio.get_running_loop()
+        self._retry: asyncio.TimerHandle | None = None
+        sock.setblocking(False)
+        self._listen()
+
+    def close(self) -> None:
+        """Accept no more connections."""
+        self._loop.remove_reader(self._sock)
+        if self._retry is not None:
+            self._retry.cancel()
+
+    def _listen(self) -> None:
+        self._loop.add_reader(self._sock, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(MOST_AT_ONCE):
+            try:
+                client, address = self._sock.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:  # no descriptor, no memory: asking again at once would keep a core busy
+                log.error("Cannot accept connections (%s), trying again in %g s", error, RETRY_SECONDS)
+                self._loop.remove_reader(self._sock)
+                self._retry = self._loop.call_later(RETRY_SECONDS, self._listen)
+                return
+            client.setblocking(False)
+            if self._connections.admit(address[0]) is None:
+                self._begin(client, address[0])
+            else:
+                self._turn_away(client)
+
+    def _turn_away(self, client: socket.socket) -> None:
+        with client:
+            if self._refusal is None:
+                return
+            try:
+                client.send(self._refusal())  # few bytes, which always fit into the empty buffer of the kernel
+                client.shutdown(socket.SHUT_WR)
+                client.recv(MOST_BYTES_READ)  # a close over unread data might take the answer back
+            except OSError:
+                pass  # the client has left, or has sent nothing yet
+
+
+class Connector:
+    """Connects accepted sockets with their protocols, after the handshake if there is TLS. `Admission` learns when a
+    connection has ended."""
+
+    def __init__(
+        self,
+        connections: Admission,
+        make_protocol: MakeProtocol,
+        *,
+        tls: ssl.SSLContext | None,
+        handshake_timeout_seconds: float,
+    ) -> None:
+        self._connections = connections
+        self._make_protocol = make_protocol
+        self._options: dict[str, Any] = {}
+        if tls is not None:
+            self._options = {
+                "ssl": tls,
+                "ssl_handshake_timeout": handshake_timeout_seconds,
+                "ssl_shutdown_timeout": TLS_GOODBYE_SECONDS,
+            }
+        self._loop = asyncio.get_running_loop()
+        self._beginning: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+
+    def begin(self, client: socket.socket, address: str) -> None:
+        """Begin a connection that has been admitted."""
+        task = self._loop.create_task(self._begin(client, address))
+        self._beginning.add(task)
+        task.add_done_callback(self._beginning.discard)
+
+    def close(self) -> None:
+        """Drop connections that only become ready from now on."""
+        self._is_closed = True
+
+    async def _begin(self, client: socket.socket, address: str) -> None:
+        is_lost = False
+
+        def on_lost() -> None:
+            nonlocal is_lost
+            if not is_lost:
+                is_lost = True
+                self._connections.release(address)
+
+        protocol = self._make_protocol(on_lost)
+        try:
+            transport, _ = await self._loop.connect_accepted_socket(lambda: protocol, client, **self._options)
+        except OSError as error:  # an ssl.SSLError, too
+            log.debug("A connection has failed before its first request: %s", error)
+            self._connections.count(Refusal.HANDSHAKE)
+            on_lost()
+        else:
+            if self._is_closed:
+                transport.close()

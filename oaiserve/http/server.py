@@ -1,0 +1,173 @@
+"""uvicorn with a listener of ours and an orderly shutdown, which waits for running requests and cuts off the rest.
+
+This module knows neither the engine nor the API. Callables report a failure to it and learn of the shutdown from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from types import FrameType
+
+import uvicorn
+from uvicorn.config import STARTUP_FAILURE
+
+from oaiserve.config import ServerOptions
+from oaiserve.errors import Unavailable
+from oaiserve.http.connection import Connection, Timeouts, closing_answer
+from oaiserve.http.listener import Admission, Connector, Listener, ListeningSocket
+
+log = logging.getLogger(__name__)
+
+CUT_SECONDS = 1.0  # the time that clients have to read the error when the shutdown cuts them off
+POLL_SECONDS = 0.02
+RETRY_AFTER_SECONDS = 5  # for clients whose connection is one too many
+HEADERS = [("x-content-type-options", "nosniff")]  # of every answer: a browser must not guess what it is
+ENCODED_HEADERS = [(name.encode(), value.encode()) for name, value in HEADERS]
+
+
+class Server(uvicorn.Server):
+    """A uvicorn server that serves until a signal arrives or `failure()` returns an exception.
+
+    `on_drain` is called when the shutdown begins. The call may come from a signal handler, and more than once. Without
+    `takes_signals`, the server ends only by `handle_exit`, which another part of the process then calls.
+    """
+
+    def __init__(
+        self,
+        app: Callable[..., Awaitable[None]],
+        options: ServerOptions,
+        connections: Admission,
+        *,
+        on_drain: Callable[[], None] = lambda: None,
+        failure: Callable[[], BaseException | None] = lambda: None,
+        takes_signals: bool = True,
+    ) -> None:
+        config = uvicorn.Config(
+            app,
+            loop="uvloop",
+            http=Connection,
+            headers=HEADERS,
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            ssl_certfile=options.tls_certificate,
+            ssl_keyfile=options.tls_key,
+        )
+        super().__init__(config)
+        self.connections = connections
+        self._timeouts = Timeouts(
+            head_seconds=options.header_timeout_seconds,
+            idle_seconds=options.idle_timeout_seconds,
+            write_seconds=options.write_timeout_seconds,
+        )
+        self._listeners: list[Listener] = []
+        self._connector: Connector | None = None
+        self._takes_signals = takes_signals
+        self._drain_timeout_seconds = options.drain_timeout_seconds
+        self._on_drain = on_drain
+        self._failure = failure
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Take SIGINT and SIGTERM in the block. uvicorn calls this around all that it does."""
+        with super().capture_signals() if self._takes_signals else nullcontext():
+            yield
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Handle a signal: the first begins the shutdown, the second skips the wait for running requests.
+
+        The third ends the process at once, without waiting for the engine's step and for telemetry.
+        """
+        if self.force_exit:
+            os._exit(1)
+        self.force_exit = self.should_exit
+        self.should_exit = True
+        if self.started:
+            self._on_drain()
+
+    async def startup(self, sockets: Sequence[ListeningSocket] | None = None) -> None:
+        """Start the app, then accept connections. This stands in for uvicorn's method, which has no limit on them."""
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            sys.exit(STARTUP_FAILURE)
+        tls = self.config.ssl
+        self._connector = Connector(
+            self.connections,
+            self._make_connection,
+            tls=tls,
+            handshake_timeout_seconds=self._timeouts.head_seconds,
+        )
+        refusal = None if tls else self._refusal
+        for sock in sockets or ():
+            self._listeners.append(Listener(sock, self.connections, self._connector.begin, refusal=refusal))
+        self.started = True
+
+    def _refusal(self) -> bytes:
+        return too_many_connections(self.server_state.default_headers)
+
+    def _make_connection(self, on_lost: Callable[[], None]) -> Connection:
+        return Connection(
+            self.config,
+            self.server_state,
+            self.lifespan.state,
+            timeouts=self._timeouts,
+            count=self.connections.count,
+            on_lost=on_lost,
+        )
+
+    async def on_tick(self, counter: int) -> bool:
+        """End the server if there is a failure. uvicorn calls this ten times a second."""
+        failure = self._failure()
+        if failure is not None:
+            log.error("The engine has stopped (%s: %s), so the server ends", type(failure).__name__, failure)
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._on_drain()
+        for listener in self._listeners:
+            listener.close()
+        if self._connector is not None:
+            self._connector.close()
+        for sock in sockets or ():
+            sock.close()
+        connections = self.server_state.connections
+        for connection in list(connections):
+            connection.shutdown()  # an idle connection closes now, any other after its answer
+        running = {connection for connection in connections if not connection.transport.is_closing()}
+        log.info("Shutting down. Requests running: %d, given %d s", len(running), self._drain_timeout_seconds)
+        await self._wait_until_idle(self._drain_timeout_seconds, may_skip=True)
+        cut = running & connections
+        for task in self.server_state.tasks:
+            task.cancel()
+        await self._wait_until_idle(CUT_SECONDS)
+        for connection in list(connections):
+            connection.transport.abort()
+        log.info("Shutting down. Requests finished: %d, cut off: %d", len(running - cut), len(cut))
+        await self.lifespan.shutdown()
+
+    async def _wait_until_idle(self, timeout_seconds: float, *, may_skip: bool = False) -> None:
+        """Wait until all answers are written and read, or until the timeout."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_seconds
+        while (self.server_state.tasks or self.server_state.connections) and loop.time() < deadline:
+            if may_skip and self.force_exit:
+                return
+            await asyncio.sleep(POLL_SECONDS)
+
+
+def too_many_connections(headers: Iterable[tuple[bytes, bytes]] = ENCODED_HEADERS) -> bytes:
+    """Return the answer to a connection that is one too many, with these headers."""
+    error = Unavailable(
+        "The server has too many open connections. Please try again later, and reuse connections.",
+        retry_after_seconds=RETRY_AFTER_SECONDS,
+    )
+    return closing_answer(error, headers)

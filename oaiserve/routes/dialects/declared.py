@@ -1,0 +1,51 @@
+"""Reads what a tokenizer's `response_template` declares, in the form of transformers, of calls and reasoning.
+
+Only marks that are plain text are taken, and calls that are JSON. A pattern, or a form that is read as a whole when it
+has ended, cannot be passed on as it comes: then the chat template decides, as if nothing were declared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from oaiserve.routes.dialects.families import CallFamily
+from oaiserve.routes.dialects.hermes import HermesCalls
+
+_REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+
+
+def declared_calls(response_template: Mapping[str, Any]) -> CallFamily | None:
+    """Return the declared form of calls, if it can be taken."""
+    field = _field(response_template, "tool_calls")
+    marks = _marks(field)
+    if marks is None or field.get("content") != "json" or field.get("content_args"):
+        return None
+
+    opening, closing = marks
+
+    class DeclaredCalls(HermesCalls):
+        opening_marks = (opening,)
+        marks = (opening, closing)
+
+    return CallFamily("declared", DeclaredCalls, f"{opening}\n", f"\n{closing}", "\n")
+
+
+def declared_reasoning(response_template: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the declared marks around the reasoning, if they can be taken."""
+    fields = (_field(response_template, name) for name in _REASONING_FIELDS)
+    return next((marks for field in fields if (marks := _marks(field)) is not None), None)
+
+
+def _field(response_template: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    fields = response_template.get("fields")
+    field = fields.get(name) if isinstance(fields, Mapping) else None
+    return field if isinstance(field, Mapping) else {}
+
+
+def _marks(field: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the marks around a field, without whitespace at their ends."""
+    opening, closing = field.get("open"), field.get("close")
+    if not (isinstance(opening, str) and isinstance(closing, str) and opening.strip() and closing.strip()):
+        return None
+    return opening.strip(), closing.strip()

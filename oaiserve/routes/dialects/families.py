@@ -1,0 +1,115 @@
+"""Each family of models writes calls in a form of its own, which a parser reads, and prompts and grammars have, too."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from oaiserve.routes.dialects.calls import CallParser
+from oaiserve.routes.dialects.hermes import HermesCalls
+from oaiserve.routes.dialects.llama import LlamaCalls
+from oaiserve.routes.dialects.mistral import MistralCalls
+from oaiserve.routes.dialects.qwen_coder import QwenCoderCalls
+
+MOST_FORCED_CALLS = 16  # so that a model which does not know how to end does not call for ever
+
+
+@dataclass(frozen=True, slots=True)
+class CallFamily:
+    """A family: calls are written as `before`, then each call in `opening` and `closing`, then `after`."""
+
+    name: str
+    parser: type[CallParser]
+    opening: str = ""
+    closing: str = ""
+    separator: str = ""
+    before: str = ""
+    after: str = ""
+    arguments_key: str = "arguments"  # "": a call is its name, `name_end` and the arguments, not one object
+    name_end: str = ""
+    short_ids: bool = False  # the templates refuse ids of calls that have not exactly nine letters or digits
+
+    def written(self, calls: Iterable[tuple[str, str]]) -> str:
+        """Return calls, which are names and JSON texts of arguments, as the models of this family write them."""
+        texts = []
+        for name, arguments in calls:
+            head, tail = self._around(name)
+            texts.append(f"{self.opening}{head}{arguments}{tail}{self.closing}")
+        return self.before + self.separator.join(texts) + self.after
+
+    def grammar(
+        self,
+        schemas: Mapping[str, Mapping[str, Any]],
+        *,
+        only_one: bool,
+        special_ids: Mapping[str, int],
+        answer: str | None = None,
+    ) -> str:
+        """Return the text of a grammar (`lark_with_schemas`) for one call of these tools, or for several.
+
+        The schemas are those of the arguments. Special tokens are text to the parsers, but a grammar needs their ids.
+        With the JSON text of a schema as `answer`, an instance of it may come instead of the calls.
+        """
+
+        def lark(text: str) -> str:
+            return _lark(text, special_ids)
+
+        bodies = []
+        for number, name in enumerate(schemas):
+            head, tail = self._around(name)
+            bodies.append(" ".join(filter(None, (lark(head), f"@schema_{number}", lark(tail)))))
+        more = "" if only_one else f"({lark(self.separator)} call){{0,{MOST_FORCED_CALLS - 1}}}"
+        start = " ".join(filter(None, (lark(self.before), "call", more, lark(self.after))))
+        if answer is not None:
+            start = f"@answer | {start}"
+        call = " ".join(filter(None, (lark(self.opening), "body", lark(self.closing))))
+        rules = f"start: {start}\ncall: {call}\nbody: {' | '.join(bodies)}"
+        return msgspec.json.encode({"lark": rules, "schemas": schemas, "answer": answer}).decode()
+
+    def _around(self, name: str) -> tuple[str, str]:
+        """Return what is written before and after the arguments of a call."""
+        if not self.arguments_key:
+            return name + self.name_end, ""
+        return f'{{"name": "{name}", "{self.arguments_key}": ', "}"
+
+
+def _lark(text: str, special_ids: Mapping[str, int]) -> str:
+    marks = [mark for mark in special_ids if mark in text]
+    pieces = re.split(f"({'|'.join(map(re.escape, marks))})", text) if marks else [text]
+    return " ".join(
+        f"<[{special_ids[piece]}]>" if piece in special_ids else msgspec.json.encode(piece).decode()
+        for piece in pieces
+        if piece
+    )
+
+
+HERMES = CallFamily("hermes", HermesCalls, "<tool_call>\n", "\n</tool_call>", "\n")
+LLAMA = CallFamily("llama3_json", LlamaCalls, separator="; ", arguments_key="parameters")
+MISTRAL = CallFamily("mistral", MistralCalls, before="[TOOL_CALLS][", separator=", ", after="]", short_ids=True)
+MISTRAL_NAMED = CallFamily("mistral", MistralCalls, "[TOOL_CALLS]", arguments_key="", name_end="[ARGS]", short_ids=True)
+# Values without quotes cannot follow every schema (patterns, lengths), so forced calls have the JSON form.
+QWEN_CODER = CallFamily("qwen3_coder", QwenCoderCalls, "<tool_call>\n", "\n</tool_call>", "\n")
+
+# A family is recognised by what its chat templates contain, in this order.
+_SIGNS: Sequence[tuple[str, CallFamily]] = (
+    ("[ARGS]", MISTRAL_NAMED),
+    ("[TOOL_CALLS]", MISTRAL),
+    ("<function=", QWEN_CODER),
+    ("<tool_call>", HERMES),
+    ("<|python_tag|>", LLAMA),
+)
+
+
+def family_of(name: str, template: str) -> CallFamily | None:
+    """Return the family that `--tool-call-parser` names; with "auto" that of the chat template, or else Hermes."""
+    recognised = [family for sign, family in _SIGNS if sign in template]
+    if name == "auto":
+        return recognised[0] if recognised else HERMES
+    if name == "none":
+        return None
+    named = {family.name: family for family in (HERMES, LLAMA, MISTRAL, QWEN_CODER)}
+    return next((family for family in recognised if family.name == name), named[name])

@@ -1,0 +1,146 @@
+"""Calls that are JSON objects with the name of a tool and its arguments."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from oaiserve.routes.dialects.calls import CallParser, NotACall
+from oaiserve.routes.dialects.json_scanner import Broken, JsonScanner
+from oaiserve.routes.dialects.parts import Arguments, CallBegin, Part
+
+# The usual order, in which arguments can be passed on as they come.
+_HEAD = re.compile(
+    r'\{\s*"name"\s*:\s*"(?P<name>[^"\\\x00-\x1f]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)', re.ASCII
+)
+_KEYS = ("name", "arguments", "parameters", "type", "id")
+_KEY_CHARACTERS = 64  # in which the first key of an object must begin
+
+
+class _Call(msgspec.Struct):
+    name: str
+    arguments: msgspec.Raw = msgspec.Raw()
+    parameters: msgspec.Raw = msgspec.Raw()
+
+
+_decoder = msgspec.json.Decoder(_Call)
+_object_decoder = msgspec.json.Decoder(dict[str, Any])
+
+
+class JsonCallParser(CallParser):
+    """Reads the objects. What is around them is up to the family."""
+
+    _scanner: JsonScanner
+    _object: int  # the number of pieces in `_raw` before the object
+    _arguments_depth: int  # of brackets around the arguments
+    _num_scanned: int  # characters of `_text`, while the object is waited for as a whole
+
+    def _begin_head(self, mark: str, before: str = "") -> None:
+        super()._begin_head(mark, before)
+        self._scanner, self._num_scanned = JsonScanner(), 0
+
+    def _head(self, parts: list[Part]) -> bool:
+        return self._head_of_object(parts, len(self._mark))
+
+    def _head_of_object(self, parts: list[Part], at: int) -> bool:
+        """Take the text up to the arguments of the object that begins at this place, or after whitespace there."""
+        text = self._text
+        while text[at : at + 1].isspace():
+            at += 1
+        if at == len(text):
+            return False
+        if text[at] != "{" or not _may_be_a_call(text[at + 1 : at + _KEY_CHARACTERS]):
+            raise NotACall
+        if match := _HEAD.match(text, at):
+            self._begin(parts, match["name"])
+            self._begin_arguments(at, match.end(), depth=1)
+            return True
+        return self._whole_object(parts, at)
+
+    def _begin_arguments(self, object_at: int, arguments_at: int, *, depth: int) -> None:
+        self._take(object_at)
+        self._object = len(self._raw)
+        self._take(arguments_at - object_at)
+        self._scanner = JsonScanner()
+        self._scanner.depth = self._arguments_depth = depth
+        self._step = self._in_arguments
+
+    def _whole_object(self, parts: list[Part], at: int) -> bool:
+        """Wait for the end of an object in another order, and take it as a whole."""
+        try:
+            end = self._scanner.scan(self._text, max(at, self._num_scanned), 0)
+        except Broken:
+            raise NotACall from None
+        self._num_scanned = len(self._text)
+        if end is None:
+            return False
+        call = _call(self._text[at:end])
+        if call is None or call[0] not in self._tools:
+            raise NotACall
+        parts += [CallBegin(call[0]), Arguments(call[1])]
+        self._take(end)
+        return self._end(parts)
+
+    def _in_arguments(self, parts: list[Part]) -> bool:
+        taken, is_done = self._scan(self._arguments_depth)
+        if taken:
+            parts.append(Arguments(taken))
+        if is_done is None:
+            return self._break(parts)
+        if is_done:
+            self._step = self._in_tail
+        return is_done
+
+    def _in_tail(self, parts: list[Part]) -> bool:
+        """Take the rest of the object, behind the arguments."""
+        if self._arguments_depth:
+            _, is_done = self._scan(0)
+            if is_done is None:
+                return self._break(parts)
+            if not is_done:
+                return False
+        text = "".join(self._raw[self._object :])
+        is_call = is_json_object(text) if self._arguments_depth == 0 else _call(text) is not None
+        return self._end(parts) if is_call else self._break(parts)
+
+    def _scan(self, to_depth: int) -> tuple[str, bool | None]:
+        """Take text until brackets are closed down to a depth. Return it, and whether they are; None if it is no JSON
+        from there on."""
+        try:
+            end = self._scanner.scan(self._text, 0, to_depth)
+        except Broken as broken:
+            return self._take(broken.at), None
+        return self._take(len(self._text) if end is None else end), end is not None
+
+
+def _may_be_a_call(text: str) -> bool:
+    """Return whether an object can be a call, by what follows its bracket: the first key decides."""
+    text = text.lstrip()
+    if not text or text[0] == "}":
+        return not text
+    key, quote, _ = text[1:].partition('"')
+    return text[0] == '"' and (key in _KEYS if quote else any(known.startswith(key) for known in _KEYS))
+
+
+def _call(text: str) -> tuple[str, str] | None:
+    """Return the name and the arguments, as JSON, of a whole object. Return None if it is no call."""
+    try:
+        call = _decoder.decode(text)
+        arguments = (bytes(call.arguments) or bytes(call.parameters) or b"{}").decode()
+        if arguments.startswith('"'):  # some models write JSON within JSON
+            arguments = msgspec.json.decode(arguments, type=str) or "{}"
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    if arguments == "null":
+        arguments = "{}"
+    return (call.name, arguments) if is_json_object(arguments) else None
+
+
+def is_json_object(text: str) -> bool:
+    try:
+        _object_decoder.decode(text)
+    except (msgspec.MsgspecError, RecursionError):
+        return False
+    return True

@@ -1,0 +1,47 @@
+"""Calls of Mistral: `[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, or newer `[TOOL_CALLS]name[ARGS]{...}`."""
+
+from __future__ import annotations
+
+import re
+
+from oaiserve.routes.dialects.calls import NotACall
+from oaiserve.routes.dialects.json_calls import JsonCallParser
+from oaiserve.routes.dialects.parts import Part
+
+_NAME = re.compile(r"\s*([A-Za-z0-9_-]+)(?:\[CALL_ID\][A-Za-z0-9]*)?\[ARGS\]\s*(?=\{)")
+# What the beginning of the newer form can be, while its arguments have not come.
+_NAME_SO_FAR = re.compile(r"\s*[A-Za-z0-9_-]*(?:\[[A-Z_]*\]?[A-Za-z0-9]*){0,2}\s*")
+
+
+class MistralCalls(JsonCallParser):
+    opening_marks = ("[TOOL_CALLS]",)
+    marks = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
+    _is_list = False
+
+    def _head(self, parts: list[Part]) -> bool:
+        text, at = self._text, len(self._mark)
+        if self._mark == ",":
+            return self._head_of_object(parts, at)
+        while text[at : at + 1].isspace():
+            at += 1
+        self._is_list = text.startswith("[", at)
+        if self._is_list:
+            return self._head_of_object(parts, at + 1)
+        if match := _NAME.match(text, at):
+            self._begin(parts, match[1])
+            self._begin_arguments(match.end(), match.end(), depth=0)
+            return True
+        if not _NAME_SO_FAR.fullmatch(text, at):
+            raise NotACall
+        return False
+
+    def _after_call(self, _parts: list[Part]) -> bool:
+        if not self._is_list:
+            self._step = self._in_text
+            return True
+        text = self._text.lstrip()
+        if text.startswith(","):
+            self._begin_head(",", self._text[: -len(text)])
+            self._text = text
+            return True
+        return self._close("]")

@@ -1,0 +1,115 @@
+"""Calls of Qwen 3 Coder: `<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`.
+
+Values are written without quotes. The schema of the tool tells which of them are strings. The JSON form of other Qwen
+models is read, too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from oaiserve.routes.dialects import marks
+from oaiserve.routes.dialects.calls import NotACall
+from oaiserve.routes.dialects.hermes import HermesCalls
+from oaiserve.routes.dialects.parts import Arguments, Part
+
+_FUNCTION = re.compile(r"(?:<tool_call>\s*)?<function=([^<>\n]*)>")
+_PARAMETER = re.compile(r"\s*<parameter=([^<>\n]*)>\n?")
+_END = re.compile(r"\s*</function>")
+_LITERALS = {"True": "true", "False": "false", "None": "null"}  # as Python writes them
+
+
+class QwenCoderCalls(HermesCalls):
+    opening_marks = ("<tool_call>", "<function=")
+    marks = ("<tool_call>", "</tool_call>")
+
+    def _head(self, parts: list[Part]) -> bool:
+        text = self._text
+        if match := _FUNCTION.match(text):
+            self._begin(parts, match[1])
+            self._schema = self._tools[match[1]].get("properties") or {}
+            self._separator = "{"
+            self._take(match.end())
+            self._step = self._in_function
+            return True
+        inner = text.removeprefix("<tool_call>").lstrip()
+        if _may_be_a_tag(inner, "<function="):
+            return False
+        if self._mark == "<function=":
+            raise NotACall
+        return super()._head(parts)
+
+    def _in_function(self, parts: list[Part]) -> bool:
+        text = self._text
+        if match := _PARAMETER.match(text):
+            if match.end() == len(text) and not match[0].endswith("\n"):
+                return False  # the line break behind it belongs to it
+            self._take(match.end())
+            key = msgspec.json.encode(match[1]).decode()
+            parts.append(Arguments(f"{self._separator}{key}: "))
+            self._separator = ", "
+            self._is_string = _is_string(self._schema.get(match[1]))
+            if self._is_string:
+                parts.append(Arguments('"'))
+            self._step = self._in_value
+            return True
+        if match := _END.match(text):
+            self._take(match.end())
+            parts.append(Arguments("{}" if self._separator == "{" else "}"))
+            return self._end(parts)
+        rest = text.lstrip()
+        if "</function>".startswith(rest) or _may_be_a_tag(rest, "<parameter="):
+            return False
+        return self._break(parts)
+
+    def _in_value(self, parts: list[Part]) -> bool:
+        text, closing = self._text, "</parameter>"
+        end = text.find(closing)
+        if end == -1 and not self._is_string:
+            return False
+        if end == -1:
+            # A line break before the closing mark belongs to the mark.
+            end = min(marks.unfinished(text, closing), marks.unfinished(text, "\n" + closing))
+            if end:
+                parts.append(Arguments(_in_quotes(self._take(end))))
+            return False
+        value = self._take(end).removesuffix("\n")
+        self._take(len(closing))
+        parts.append(Arguments(_in_quotes(value) + '"' if self._is_string else _as_json(value)))
+        self._step = self._in_function
+        return True
+
+
+def _may_be_a_tag(text: str, tag: str) -> bool:
+    """Return whether the text can be a beginning of this tag, which has a name."""
+    return tag.startswith(text[: len(tag)]) and not set(text[len(tag) :]) & set("<>\n")
+
+
+def _is_string(schema: Any) -> bool:
+    if not isinstance(schema, Mapping):
+        return False
+    return schema.get("type") == "string" or (
+        "type" not in schema
+        and isinstance(choices := schema.get("enum"), list)
+        and all(isinstance(choice, str) for choice in choices)
+    )
+
+
+def _in_quotes(text: str) -> str:
+    """Return the text as it is written within a JSON string."""
+    return msgspec.json.encode(text).decode()[1:-1]
+
+
+def _as_json(value: str) -> str:
+    """Return a value that need not be a string as JSON: itself if it is JSON, else a string."""
+    text = value.strip()
+    text = _LITERALS.get(text, text)
+    try:
+        msgspec.json.decode(text)
+    except (msgspec.MsgspecError, RecursionError):
+        return msgspec.json.encode(value).decode()
+    return text

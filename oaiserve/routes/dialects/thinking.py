@@ -1,0 +1,64 @@
+"""`ThinkingParser`: splits an answer into the reasoning, between two marks, and the answer proper."""
+
+from __future__ import annotations
+
+from oaiserve.routes.dialects import marks
+
+
+class ThinkingParser:
+    """Takes the text of one answer in pieces. Whitespace next to the marks belongs to them, except before the last.
+
+    The opening mark may be missing if the prompt ends with it: then `is_open`. Otherwise an answer that does not begin
+    with it has no reasoning.
+    """
+
+    def __init__(self, opening: str, closing: str, *, is_open: bool) -> None:
+        self.is_over = False
+        self.end = 0  # characters of the text up to the end of the reasoning, with its marks, as far as it has come
+        self._opening = opening
+        self._closing = closing
+        self._is_open = is_open
+        self._has_begun = False
+        self._held = ""
+        self._skips_space = True
+
+    def push(self, text: str) -> tuple[str, str]:
+        """Take the next piece of the text. Return the reasoning in it, and the text behind the reasoning."""
+        self._held += text
+        if not self._has_begun:
+            rest = self._held.lstrip()
+            if rest.startswith(self._opening):
+                self.end += len(self._held) - len(rest) + len(self._opening)
+                self._held, self._has_begun = rest[len(self._opening) :], True
+            elif self._opening.startswith(rest):
+                return "", ""
+            elif self._is_open:
+                self._has_begun = True
+            else:
+                self.is_over = True
+                return "", self._take(len(self._held))
+        if self._skips_space:
+            rest = self._held.lstrip()
+            self.end += len(self._held) - len(rest)
+            self._held = rest
+            self._skips_space = not rest
+        at, mark = marks.find(self._held, (self._closing,))
+        reasoning = self._take(at)
+        self.end += at
+        if not mark:
+            return reasoning, ""
+        self.end += len(mark)
+        self.is_over = True
+        return reasoning, self._take(len(self._held))[len(mark) :]
+
+    def finish(self) -> tuple[str, str]:
+        """Return what is left at the end of the text: reasoning, and the answer proper."""
+        text, self.is_over = self._take(len(self._held)), True
+        if self._has_begun or self._is_open:
+            self.end += len(text)
+            return text, ""
+        return "", text
+
+    def _take(self, length: int) -> str:
+        taken, self._held = self._held[:length], self._held[length:]
+        return taken

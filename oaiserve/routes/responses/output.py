@@ -1,0 +1,205 @@
+"""`ResponseOutput`: the items of an answer of /v1/responses as it grows, and the events that report how it does.
+
+It knows the API's items and events, and nothing of requests, of SSE, or of how tokens become parts.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from oaiserve.engine.logprobs import TokenLogprobs
+from oaiserve.routes.dialects.parts import Arguments, CallBegin, CallBroken, CallEnd, Content, Part, Reasoning
+from oaiserve.routes.logprobs import ContentToken, chat_entries, chat_entries_in_parts
+from oaiserve.routes.shapes import HOLE
+
+NO_LOGPROBS = msgspec.Raw(b"[]")
+
+Fillings = Sequence[Iterable[bytes]]
+Report = Callable[[str, dict[str, Any], Fillings], None]  # the type of an event, its fields, what fills their holes
+
+
+class OutputText(msgspec.Struct, tag_field="type", tag="output_text"):
+    """A text of the answer."""
+
+    text: str = ""
+    annotations: list[Any] = []
+    logprobs: list[ContentToken] | msgspec.Raw = msgspec.field(default_factory=lambda: NO_LOGPROBS)
+
+
+class ReasoningText(msgspec.Struct, tag_field="type", tag="reasoning_text"):
+    """The model thought this."""
+
+    text: str = ""
+
+
+class OutputMessage(msgspec.Struct, tag_field="type", tag="message"):
+    """A message of the answer. `status` is in_progress, completed or incomplete."""
+
+    id: str
+    status: str = "in_progress"
+    role: str = "assistant"
+    content: list[OutputText] = []
+
+
+class ReasoningItem(msgspec.Struct, tag_field="type", tag="reasoning"):
+    """The reasoning before an answer. There is no summary of it."""
+
+    id: str
+    status: str = "in_progress"
+    summary: list[Any] = []
+    content: list[ReasoningText] = []
+
+
+class FunctionCallItem(msgspec.Struct, tag_field="type", tag="function_call"):
+    """A call of a function, which the client makes."""
+
+    id: str
+    call_id: str
+    name: str
+    arguments: str = ""
+    status: str = "in_progress"
+
+
+Item = OutputMessage | ReasoningItem | FunctionCallItem
+
+
+class ResponseOutput:
+    """The items so far. At most one is open: the last one, which grows until another begins or the answer ends."""
+
+    def __init__(self, response_id: str, num_logprobs: int | None, report: Report | None) -> None:
+        """`report` is called for each event of a stream; without it the answer is not streamed, and a call that turns
+        out to be none is taken back. Log-probabilities have `num_logprobs` alternatives; None: there are none."""
+        self.items: list[Item] = []
+        self._unique_id = response_id.removeprefix("resp_")
+        self._num_logprobs = num_logprobs
+        self._on_event = report
+        self._is_open = False
+        self._texts: list[str] = []  # of the open item
+        self._logprobs: list[TokenLogprobs] = []  # of each message
+
+    def add(self, part: Part, logprobs: TokenLogprobs) -> None:
+        """Take the next part of the answer, with the log-probabilities of the tokens that it consists of."""
+        match part:
+            case Content(text):
+                self._add_text(text, logprobs)
+            case Reasoning(text):
+                item = self._opened(ReasoningItem)
+                self._texts.append(text)
+                self._report("response.reasoning_text.delta", **self._place(item), content_index=0, delta=text)
+            case CallBegin(name):
+                self.close()
+                self._open(FunctionCallItem(self._new_id("fc"), f"call_{uuid.uuid4().hex}", name))
+            case Arguments(text):
+                self._texts.append(text)
+                self._report("response.function_call_arguments.delta", **self._place(self.items[-1]), delta=text)
+            case CallBroken() if self._on_event is not None:  # the client has it already
+                self.close("incomplete")
+            case CallBroken(text):
+                del self.items[-1]
+                self._is_open = False
+                self._add_text(text, logprobs)
+            case CallEnd():
+                self.close()
+
+    def end(self, logprobs: TokenLogprobs, *, is_cut: bool, has_text: bool) -> None:
+        """Close what is open at the end of the answer, whose last tokens may have had no text. An answer that may have
+        text has a message in any case."""
+        if has_text and not self.items:
+            self._opened(OutputMessage)
+        if self._is_open and isinstance(self.items[-1], OutputMessage):
+            self._logprobs[-1].extend(logprobs)
+        self.close("incomplete" if is_cut else "completed")
+
+    def close(self, status: str = "completed") -> None:
+        """Close the open item, if there is one."""
+        if not self._is_open:
+            return
+        item, text = self.items[-1], "".join(self._texts)
+        item.status, self._is_open = status, False
+        place = self._place(item)
+        if isinstance(item, FunctionCallItem):
+            item.arguments = text
+            self._report("response.function_call_arguments.done", **place, name=item.name, arguments=text)
+        elif isinstance(item, ReasoningItem):
+            (thought,) = item.content
+            thought.text = text
+            self._report("response.reasoning_text.done", **place, content_index=0, text=text)
+            self._report("response.content_part.done", **place, content_index=0, part=thought)
+        else:
+            (part,) = item.content
+            part.text = text
+            part.logprobs = NO_LOGPROBS if self._num_logprobs is None else HOLE
+            done = {"text": text, "logprobs": part.logprobs}
+            self._report("response.output_text.done", *self._filling(-1), **place, content_index=0, **done)
+            self._report("response.content_part.done", *self._filling(-1), **place, content_index=0, part=part)
+        fillings = self._filling(-1) if isinstance(item, OutputMessage) else []
+        self._report("response.output_item.done", *fillings, output_index=place["output_index"], item=item)
+
+    def stop(self) -> None:
+        """Close what is open without an event: the answer has failed."""
+        self._on_event = None
+        self.close("incomplete")
+
+    def fillings(self) -> Fillings:
+        """Return what fills the holes of all items, once they are closed: the log-probabilities of each message."""
+        return [filling for number in range(len(self._logprobs)) for filling in self._filling(number)]
+
+    def _filling(self, message: int) -> list[Iterator[bytes]]:
+        if self._num_logprobs is None:
+            return []
+        return [chat_entries_in_parts(self._logprobs[message], self._num_logprobs, as_token_ids=False)]
+
+    def _report(self, kind: str, *fillings: Iterable[bytes], **fields: Any) -> None:
+        if self._on_event is not None:
+            self._on_event(kind, fields, fillings)
+
+    def _add_text(self, text: str, logprobs: TokenLogprobs) -> None:
+        item = self._opened(OutputMessage)
+        self._texts.append(text)
+        if logprobs:
+            self._logprobs[-1].extend(logprobs)
+        if self._on_event is not None:
+            entries = chat_entries(logprobs, self._num_logprobs or 0, as_token_ids=False) if logprobs else []
+            place = {"item_id": item.id, "output_index": len(self.items) - 1, "content_index": 0}
+            self._on_event("response.output_text.delta", {**place, "delta": text, "logprobs": entries}, ())
+
+    def _opened(self, kind: type[OutputMessage] | type[ReasoningItem]) -> Item:
+        """Return the open item if it is of this kind, or else a new one of it."""
+        if self._is_open and isinstance(self.items[-1], kind):
+            return self.items[-1]
+        self.close()
+        if kind is OutputMessage:
+            self._logprobs.append(TokenLogprobs())
+            item: OutputMessage | ReasoningItem = OutputMessage(self._new_id("msg"))
+            part: OutputText | ReasoningText = OutputText()
+        else:
+            item, part = ReasoningItem(self._new_id("rs")), ReasoningText()
+        self._open(item)
+        self._report("response.content_part.added", **self._place(item), content_index=0, part=part)
+        item.content = [part]  # type: ignore[assignment]
+        return item
+
+    def _open(self, item: Item) -> None:
+        self.items.append(item)
+        self._is_open, self._texts = True, []
+        self._report("response.output_item.added", output_index=len(self.items) - 1, item=item)
+
+    def _place(self, item: Item) -> dict[str, Any]:
+        return {"item_id": item.id, "output_index": len(self.items) - 1}
+
+    def _new_id(self, prefix: str) -> str:
+        return item_id(prefix, self._unique_id, f"{len(self.items)}")
+
+
+def item_id(prefix: str, unique_id: str, position: str) -> str:
+    """Return the id of an item: it tells of which response the item is, so that a reference to it can be followed."""
+    return f"{prefix}_{unique_id}_{position}"
+
+
+def response_ids(item_ids: Iterable[str]) -> set[str]:
+    """Return the ids of the responses that items with such ids are of."""
+    return {f"resp_{parts[1]}" for each in item_ids if len(parts := each.split("_")) == 3}

@@ -1,0 +1,174 @@
+"""The shape of the answers of /v1/responses: named events with sequence numbers, or one object."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from oaiserve.engine.logprobs import TokenLogprobs
+from oaiserve.engine.request import FinishReason, PromptDone, TokenChunk, Usage
+from oaiserve.facts.record import ToolCallOutcome
+from oaiserve.routes import sse
+from oaiserve.routes.conversation import Talk
+from oaiserve.routes.dialects.parts import Content
+from oaiserve.routes.logprobs import drop_end_logprob
+from oaiserve.routes.parameters import Wanted
+from oaiserve.routes.respond import Timings
+from oaiserve.routes.responses.output import Fillings, ResponseOutput
+from oaiserve.routes.responses.response_object import (
+    IncompleteDetails,
+    InputTokensDetails,
+    OutputTokensDetails,
+    ResponseError,
+    ResponseEvent,
+    ResponseObject,
+    ResponseUsage,
+)
+from oaiserve.routes.shapes import Head, encode, filled
+
+
+class ResponsesShape:
+    """Renders one answer. Whole or streamed, its last object is the same, and it is what the store keeps."""
+
+    def __init__(
+        self,
+        head: Head,
+        wanted: Wanted,
+        talk: Talk,
+        counted_calls: dict[ToolCallOutcome, int],
+        told: Mapping[str, Any],
+        *,
+        stream: bool,
+    ) -> None:
+        """`told` are the parameters that the answer repeats. The outcomes of calls are added to `counted_calls`."""
+        self._head = head
+        self._wanted = wanted
+        self._counted_calls = counted_calls
+        self._told = told
+        self._reader = talk.reader()
+        # The model can write nothing but calls then, so that text is a part of a call that was cut.
+        self._is_forced = talk.tools is not None and talk.tools.is_forced
+        self._is_parsed = talk.reads_calls or talk.reads_reasoning
+        self._output = ResponseOutput(head.id, wanted.num_logprobs, self._add_event if stream else None)
+        self._events: list[bytes] = []  # that were not returned yet
+        self._num_events = 0
+        self._held = TokenLogprobs()  # of tokens of which it is not known yet where they belong
+        self._is_cut = False
+        self._final: ResponseObject | None = None
+
+    def prompt(self, _event: PromptDone) -> Iterator[bytes]:
+        self._add_event("response.created", {"response": self._object("in_progress")})
+        self._add_event("response.in_progress", {"response": self._object("in_progress")})
+        yield self._taken_events()
+
+    def delta(self, chunk: TokenChunk) -> bytes:
+        self._read(chunk)
+        return self._taken_events()
+
+    def finished(self, usage: Usage, timings: Timings) -> Iterator[bytes]:
+        final = self.final(usage)
+        more = {"timings": timings(usage)} if self._wanted.include_timings else {}
+        fields = {"response": final, **more}
+        self._add_event(f"response.{final.status}", fields, self._output.fillings())
+        yield self._taken_events()
+
+    def failed(self, error: Mapping[str, Any]) -> bytes:
+        self._output.stop()
+        fields = {"response": self._object("failed", error=_response_error(error["error"]))}
+        self._add_event("response.failed", fields, self._output.fillings())
+        return self._taken_events()
+
+    def whole(self, _prompts: Sequence[PromptDone], choices: Sequence[TokenChunk], usage: Usage) -> Iterator[bytes]:
+        (chunk,) = choices
+        self._read(chunk)
+        return filled(encode(self.final(usage)), *self._output.fillings())
+
+    def final(self, usage: Usage) -> ResponseObject:
+        """Return the complete response, with holes where its log-probabilities are."""
+        if self._final is None:
+            status = "incomplete" if self._is_cut else "completed"
+            self._final = self._object(status, usage=self._usage_object(usage))
+        return self._final
+
+    def stored(self, usage: Usage) -> bytes:
+        """Return the response as it is kept: without its log-probabilities, which would take most of the room."""
+        return encode(self.final(usage)).replace(b"\0", b"[]")
+
+    def _read(self, chunk: TokenChunk) -> None:
+        drop_end_logprob(chunk)
+        pieces = _single_tokens(chunk) if self._is_parsed and chunk.logprobs is not None else (chunk,)
+        for piece in pieces:
+            parts = self._reader.read(piece)
+            if piece.logprobs is not None:
+                self._held.extend(piece.logprobs)
+            for part in parts:
+                if not (self._is_forced and isinstance(part, Content)):
+                    self._output.add(part, self._held)
+                if self._held:
+                    self._held = TokenLogprobs()
+        if chunk.finish_reason is not None:
+            self._is_cut = chunk.finish_reason == FinishReason.LENGTH
+            self._reader.add_calls(self._counted_calls)
+            self._output.end(self._held, is_cut=self._is_cut, has_text=not self._is_forced)
+
+    def _add_event(self, kind: str, fields: Mapping[str, Any], fillings: Fillings = ()) -> None:
+        data = encode(ResponseEvent(kind, self._num_events, **fields))
+        self._num_events += 1
+        self._events.append(sse.event(b"".join(filled(data, *fillings)) if fillings else data, kind))
+
+    def _taken_events(self) -> bytes:
+        taken, self._events = b"".join(self._events), []
+        return taken
+
+    def _object(
+        self, status: str, *, usage: ResponseUsage | None = None, error: ResponseError | None = None
+    ) -> ResponseObject:
+        return ResponseObject(
+            id=self._head.id,
+            created_at=self._head.created,
+            completed_at=int(time.time()) if status == "completed" else None,
+            status=status,
+            error=error,
+            incomplete_details=IncompleteDetails("max_output_tokens") if status == "incomplete" else None,
+            model=self._head.model,
+            output=self._output.items if status != "in_progress" else [],
+            **self._told,
+            usage=usage,
+        )
+
+    def _usage_object(self, usage: Usage) -> ResponseUsage:
+        return ResponseUsage(
+            usage.prompt_tokens,
+            InputTokensDetails(usage.cached_tokens),
+            usage.completion_tokens,
+            OutputTokensDetails(self._reader.num_reasoning_tokens),
+            usage.prompt_tokens + usage.completion_tokens,
+        )
+
+
+def _response_error(error: Mapping[str, Any]) -> ResponseError:
+    code = "rate_limit_exceeded" if error["code"] == "rate_limit_exceeded" else "server_error"
+    return ResponseError(code, **{key: error[key] for key in ("message", "request_id", "trace_id") if key in error})
+
+
+def _single_tokens(chunk: TokenChunk) -> Iterator[TokenChunk]:
+    """Yield a chunk with log-probabilities token by token, so that each of them goes with the part that it is of."""
+    assert chunk.logprobs is not None
+    assert chunk.text_lengths is not None
+    if not chunk.token_ids:
+        yield chunk
+    rows, start = chunk.logprobs.entries(), 0
+    for number, token_id in enumerate(chunk.token_ids, start=1):
+        is_last = number == len(chunk.token_ids)
+        length = chunk.text_lengths[number - 1]
+        end = len(chunk.text) if is_last else start + length
+        logprobs = TokenLogprobs()
+        if (row := next(rows, None)) is not None:
+            logprobs.add(*zip(*row, strict=True))
+        single = replace(
+            chunk, text=chunk.text[start:end], token_ids=[token_id], logprobs=logprobs, text_lengths=[length]
+        )
+        yield single if is_last else replace(single, finish_reason=None, stop_reason=None)
+        start = end

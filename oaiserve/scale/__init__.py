@@ -1,0 +1,19 @@
+"""Several replicas of the server: which of them a request goes to, and how Ray Serve runs them (`on_ray`).
+
+What is in this folder itself serves nothing, and needs neither a network nor Ray.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def app(args: Mapping[str, Any]) -> Any:
+    """Return the application for Ray Serve, as in `serve run oaiserve.scale:app model=demo`.
+
+    The arguments are the settings of `oaiserve serve`. It needs the extra `oaiserve[ray]`.
+    """
+    from oaiserve.scale.on_ray.application import build
+
+    return build(args)

@@ -1,0 +1,64 @@
+"""`EngineProcess` is the engine process as a front end sees it: what is sent there, and what is asked."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, NamedTuple, TypeVar
+
+from oaiserve.errors import Unavailable
+from oaiserve.scale.front_ends.link import Link
+from oaiserve.scale.front_ends.messages import Answer, Ask, Message, Refused, framed, value_of
+
+T = TypeVar("T")
+
+
+class _Asked(NamedTuple):
+    future: Future[Any]
+    kind: Any  # of the answer's value
+
+
+class EngineProcess:
+    """Sends messages and asks questions. Any thread may do both; answers arrive on the event loop."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self._numbers = itertools.count(1)
+        self._asked: dict[int, _Asked] = {}
+
+    def send(self, message: Message) -> None:
+        """Send a message. Raises UnicodeEncodeError for half of a surrogate pair, which has no bytes."""
+        self.link.send(framed(message))
+
+    def ask(self, make: Callable[[int], Ask], kind: Any) -> tuple[int, Future[Any]]:
+        """Ask a question, of which `make` makes a message by its number. The future gets a value of this kind, or the
+        error that it has led to."""
+        number = next(self._numbers)
+        future: Future[Any] = Future()
+        self._asked[number] = _Asked(future, kind)
+        if self.link.is_lost:
+            self._fail(number)
+        else:
+            self.send(make(number))
+        return number, future
+
+    def settle(self, reply: Answer | Refused) -> None:
+        """Pass an answer on to who has asked."""
+        asked = self._asked.pop(reply.number)
+        if not asked.future.set_running_or_notify_cancel():
+            return
+        if isinstance(reply, Refused):
+            asked.future.set_exception(reply.error)
+        else:
+            asked.future.set_result(value_of(reply, asked.kind))
+
+    def fail_all(self) -> None:
+        """Fail all that has been asked: the engine process is gone."""
+        for number in list(self._asked):
+            self._fail(number)
+
+    def _fail(self, number: int) -> None:
+        asked = self._asked.pop(number, None)
+        if asked is not None and asked.future.set_running_or_notify_cancel():
+            asked.future.set_exception(Unavailable("The server is shutting down.", retry_after_seconds=5))

@@ -1,0 +1,141 @@
+"""`Link` carries messages over one end of a pair of sockets, between the engine process and a front end.
+
+It knows frames of bytes, and nothing of what they mean. No thread waits for the other side: what the system does not
+take at once, the event loop writes when it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections import deque
+from collections.abc import Callable
+from threading import Condition
+
+from oaiserve.scale.front_ends.messages import LENGTH
+
+log = logging.getLogger(__name__)
+
+READ_BYTES = 2**18  # at once
+MOST_UNSENT_BYTES = 2**26  # for a side that does not read: then it is not waited for any longer
+
+
+class Link:
+    """One end of the pair. Any thread may `send`; everything else happens on the event loop."""
+
+    def __init__(self, sock: socket.socket, most_unsent_bytes: int = MOST_UNSENT_BYTES) -> None:
+        self._sock = sock
+        self._most_unsent_bytes = most_unsent_bytes
+        self._unsent: deque[memoryview] = deque()
+        self._num_unsent = 0
+        self._changed = Condition()  # guards these two, and is notified when all is sent
+        self._received = bytearray()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.is_lost = False
+
+    def start(self, take: Callable[[bytes], None], on_lost: Callable[[], None]) -> None:
+        """Pass the body of each frame that arrives to `take`, and call `on_lost` once when the other side is gone.
+
+        An error of `take` counts as if the other side were gone: what it sends makes no sense.
+        """
+        self._take, self._on_lost = take, on_lost
+        self._loop = asyncio.get_running_loop()
+        self._sock.setblocking(False)
+        self._loop.add_reader(self._sock, self._read)
+        with self._changed:
+            if self._unsent:
+                self._loop.add_writer(self._sock, self._write)
+
+    def send(self, frame: bytes | bytearray) -> None:
+        """Send a frame, or keep it until the other side takes more. What is sent to a side that is gone is dropped."""
+        with self._changed:
+            if self.is_lost:
+                return
+            num_sent = 0 if self._unsent or self._loop is None else self._try_to_send(frame)
+            if num_sent == len(frame):
+                return
+            is_first = not self._unsent
+            self._unsent.append(memoryview(frame)[num_sent:])
+            self._num_unsent += len(frame) - num_sent
+            is_too_much = self._num_unsent > self._most_unsent_bytes
+        if self._loop is None:
+            return  # `start` writes it
+        if is_too_much:
+            log.error("%d bytes wait for a process that does not read them. It is given up", self._num_unsent)
+            self._loop.call_soon_threadsafe(self.lose)
+        elif is_first:
+            self._loop.call_soon_threadsafe(self._begin_to_write)
+
+    def flush(self, timeout_seconds: float) -> bool:
+        """Wait until all is sent, in another thread than the event loop's. Return False if it is not."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.is_lost or not self._unsent, timeout_seconds)
+
+    def lose(self) -> None:
+        """Have nothing to do with the other side any more."""
+        with self._changed:
+            if self.is_lost:
+                return
+            self.is_lost = True
+            self._unsent.clear()
+            self._num_unsent = 0
+            self._changed.notify_all()
+        if self._loop is not None:
+            self._loop.remove_reader(self._sock)
+            self._loop.remove_writer(self._sock)
+            self._sock.close()
+            self._on_lost()
+
+    def _try_to_send(self, data: bytes | bytearray | memoryview) -> int:
+        try:
+            return self._sock.send(data)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError:  # it is gone, which the next read shows
+            return len(data)
+
+    def _begin_to_write(self) -> None:
+        if not self.is_lost and self._loop is not None:
+            self._loop.add_writer(self._sock, self._write)
+
+    def _write(self) -> None:
+        with self._changed:
+            while self._unsent:
+                data = self._unsent[0]
+                num_sent = self._try_to_send(data)
+                self._num_unsent -= num_sent
+                if num_sent < len(data):
+                    self._unsent[0] = data[num_sent:]
+                    return
+                self._unsent.popleft()
+            self._changed.notify_all()
+        assert self._loop is not None
+        self._loop.remove_writer(self._sock)
+
+    def _read(self) -> None:
+        try:
+            data = self._sock.recv(READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.lose()
+            return
+        received = self._received
+        received += data
+        begin = 0
+        try:
+            while len(received) - begin >= LENGTH.size:
+                (length,) = LENGTH.unpack_from(received, begin)
+                end = begin + LENGTH.size + length
+                if end > len(received):
+                    break
+                self._take(bytes(memoryview(received)[begin + LENGTH.size : end]))
+                begin = end
+        except Exception:
+            log.exception("A message between processes makes no sense, so the other process is given up")
+            self.lose()
+            return
+        del received[:begin]

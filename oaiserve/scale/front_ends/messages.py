@@ -1,0 +1,482 @@
+"""The messages between a front end and the engine process, and their bytes: msgpack, by msgspec.
+
+Requests and events travel as what they are. A front end may be attacked from outside, so nothing that it sends is
+unpickled: its messages are checked against the types here.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from array import array
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar, Union, get_type_hints
+
+import msgspec
+
+from oaiserve.config import Config
+from oaiserve.engine.adapters import ServedAdapter
+from oaiserve.engine.logprobs import TokenLogprobs
+from oaiserve.engine.pooling import Pooling
+from oaiserve.engine.request import (
+    Aborted,
+    Event,
+    Failed,
+    Finished,
+    Pooled,
+    PromptDone,
+    Request,
+    SamplingParams,
+    TokenChunk,
+    TokenPrompt,
+)
+from oaiserve.errors import APIError, InternalError, restored
+from oaiserve.facts.record import AccessRefusal, EngineAccount, RequestRecord
+from oaiserve.facts.trace import TraceContext
+from oaiserve.files.adapter_files import BadAdapter
+from oaiserve.http.connections import Refusal
+from oaiserve.routes.responses.store import StoredResponse, TalkTooLarge
+
+T = TypeVar("T")
+
+
+class Message(msgspec.Struct, array_like=True, tag=True):
+    """A message is an array: the name of its class, and its fields."""
+
+
+# -- what a front end begins with: two pickled messages ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """The settings, which come first: the front end makes itself ready while the model is loaded."""
+
+    config: Config
+    switch_seconds: float  # for which a Python thread may keep the others from running
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """All that a front end has to know of the model, its engine and its telemetry."""
+
+    tokenizer: bytes  # a pickled StoredTokenizer: to pickle a large one takes a while, and is done once
+    max_model_len: int
+    vocab_size: int
+    default_params: dict[str, float | int]
+    pooling: Pooling | None
+    adapters: list[ServedAdapter]
+    is_on_cpu: bool
+    is_reporting: bool
+    started_unix_seconds: float
+    live_boundaries_seconds: dict[str, list[float]]
+
+
+# -- from a front end --------------------------------------------------------------------------------------------------
+
+
+class Up(Message):
+    """The front end serves."""
+
+
+class Submit(Message):
+    """A request, whose prompts the front end encodes."""
+
+    request_id: str
+    num_prompts: int
+    params: SamplingParams
+    echo: bool
+    priority: int
+    cache_salt: str
+    adapter: int
+    stream_interval: int
+    client: str
+    num_bytes: int
+    received_ns: int | None
+    beginnings: tuple[tuple[int, float], ...]
+    submitted_ns: int
+
+    @classmethod
+    def of(cls, request: Request, submitted_ns: int) -> Submit:
+        return cls(
+            request.request_id,
+            len(request.prompts),
+            request.params,
+            request.echo,
+            request.priority,
+            request.cache_salt,
+            request.adapter,
+            request.stream_interval,
+            request.client,
+            request.num_bytes,
+            request.received_ns,
+            request.beginnings,
+            submitted_ns,
+        )
+
+    def request(self) -> Request:
+        """Return the request as the engine needs it: with prompts that hold nothing, for their ids come later."""
+        return Request(
+            self.request_id,
+            (TokenPrompt(()),) * self.num_prompts,
+            self.params,
+            echo=self.echo,
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+            adapter=self.adapter,
+            stream_interval=self.stream_interval,
+            client=self.client,
+            num_bytes=self.num_bytes,
+            received_ns=self.received_ns,
+            beginnings=self.beginnings,
+        )
+
+
+class EncodingStarted(Message):
+    """A thread of the front end has begun to encode the prompts of a request."""
+
+    request_id: str
+    at_ns: int
+
+
+class Encoded(Message):
+    """The token ids of the prompts of a request, as in the engine's `Tokenized`."""
+
+    request_id: str
+    token_ids: list[list[int]]
+    second_starts: list[int | None]
+    bad_words: list[list[int]]
+    at_ns: int | None
+
+
+class NotEncoded(Message):
+    """The prompts of a request cannot be encoded."""
+
+    request_id: str
+    error: APIError
+
+
+class AbortRequest(Message):
+    """The client of a request has left."""
+
+    request_id: str
+
+
+if TYPE_CHECKING:
+    RecordValues = Any
+else:  # the fields of a record, without those that have a form of their own here
+    _HINTS = get_type_hints(RequestRecord)
+    _VALUES = [name for name in _HINTS if name not in ("trace", "account")]
+    RecordValues = msgspec.defstruct("RecordValues", [(name, _HINTS[name]) for name in _VALUES], array_like=True)
+
+
+class Recorded(Message):
+    """The record of a request that has ended. The engine process has its account."""
+
+    trace_id: bytes  # of 128 bits, which no integer of msgpack has
+    span_id: int
+    parent_span_id: int | None
+    parent_sampled: bool
+    tracestate: str | None
+    values: RecordValues
+
+    @classmethod
+    def of(cls, record: RequestRecord) -> Recorded:
+        trace = record.trace
+        values = RecordValues(*(getattr(record, name) for name in RecordValues.__struct_fields__))
+        if record.prompt_text is not None:  # which may have half of a surrogate pair, as no export can
+            values.prompt_text = record.prompt_text.encode(errors="replace").decode()
+        return cls(
+            trace.trace_id.to_bytes(16),
+            trace.span_id,
+            trace.parent_span_id,
+            trace.parent_sampled,
+            trace.tracestate,
+            values,
+        )
+
+    def record(self, account: EngineAccount) -> RequestRecord:
+        trace_id = int.from_bytes(self.trace_id)
+        trace = TraceContext(trace_id, self.span_id, self.parent_span_id, self.parent_sampled, self.tracestate)
+        return RequestRecord(trace=trace, account=account, **msgspec.structs.asdict(self.values))
+
+
+class RoomBack(Message):
+    """The work is done for which `TakeRoom` with this number has got room."""
+
+    room: int
+
+
+class ConnectionEnded(Message):
+    address: str
+
+
+class ConnectionRefused(Message):
+    """A connection has ended against the client's will."""
+
+    refusal: Refusal
+
+
+class AccessRefused(Message):
+    reason: AccessRefusal
+
+
+class LoopLag(Message):
+    """The event loop has woken up a sleeping task so late, several times."""
+
+    seconds: list[float]
+
+
+class LogCounts(Message):
+    """The messages of the log since the last of these: level, result and number."""
+
+    more: list[tuple[str, str, int]]
+
+
+# -- what a front end asks ---------------------------------------------------------------------------------------------
+
+
+class Ask(Message):
+    """A question, which gets an `Answer` or a `Refused` with its number."""
+
+    number: int
+
+
+class TakeRoom(Ask):
+    """Ask for room for work on a body, among all that waits."""
+
+    client: str
+    num_bytes: int
+
+
+class RenderMetrics(Ask):
+    accept: str
+
+
+class ListRecent(Ask):
+    slowest: str | None
+    outcome: str | None
+    id_prefix: str
+    limit: int | None
+
+
+class GetRecent(Ask):
+    request_id: str
+
+
+class LiveAfter(Ask):
+    sample: int
+
+
+class MakeReport(Ask):
+    """Ask for the report for routers."""
+
+
+class PutResponse(Ask):
+    owner: str
+    stored: StoredResponse
+
+
+class GetResponse(Ask):
+    owner: str
+    response_id: str
+
+
+class GetTalk(Ask):
+    owner: str
+    response_id: str
+    most_bytes: int
+
+
+class DeleteResponse(Ask):
+    owner: str
+    response_id: str
+
+
+class LoadAdapter(Ask):
+    name: str
+    path: str
+
+
+class UnloadAdapter(Ask):
+    name: str
+
+
+class MakeProfile(Ask):
+    num_steps: int
+    timeout_seconds: float
+
+
+class SaveProfile(Ask):
+    """Ask to write what `MakeProfile` with this number has recorded."""
+
+    profile: int
+    path: str
+
+
+class EndProfile(Message):
+    """The profile that `MakeProfile` with this number has asked for is to end early."""
+
+    profile: int
+
+
+# -- to a front end ----------------------------------------------------------------------------------------------------
+
+
+class Events(Message):
+    """The events of one step, of all requests of a front end: those of each request and choice in their order."""
+
+    prompts: list[PromptDone]
+    chunks: list[TokenChunk]
+    pooled: list[Pooled]
+    finished: list[Finished]
+    failed: list[Failed]
+    aborted: list[Aborted]
+
+    @classmethod
+    def of(cls, events: list[Event]) -> Events:
+        message = cls([], [], [], [], [], [])
+        add = {
+            PromptDone: message.prompts.append,
+            TokenChunk: message.chunks.append,
+            Pooled: message.pooled.append,
+            Finished: message.finished.append,
+            Failed: message.failed.append,
+            Aborted: message.aborted.append,
+        }
+        for event in events:
+            add[type(event)](event)  # type: ignore[operator]
+        return message
+
+    def in_order(self) -> list[Event]:
+        """Return the events: what is of a prompt comes before what is of its choices, and an end comes last."""
+        return [*self.prompts, *self.chunks, *self.pooled, *self.finished, *self.failed, *self.aborted]
+
+
+class Adapters(Message):
+    """The adapters that there are from now on."""
+
+    served: list[ServedAdapter]
+
+
+class Reporting(Message):
+    """Routers ask for reports, so requests have their beginnings from now on."""
+
+
+class Shutdown(Message):
+    """The shutdown begins; the second time, running requests are not waited for."""
+
+
+class EngineFailed(Message):
+    """The engine has failed, and all requests with it."""
+
+    reason: str
+
+
+class Answer(Message):
+    """The answer to the question with this number."""
+
+    number: int
+    value: msgspec.Raw
+
+
+class Refused(Message):
+    """The error that the question with this number has led to."""
+
+    number: int
+    error: Exception
+
+
+# -- bytes -------------------------------------------------------------------------------------------------------------
+
+LENGTH = struct.Struct("<I")  # of a message, in front of it
+FROM_FRONT_END = (
+    *(Up, Submit, EncodingStarted, Encoded, NotEncoded, AbortRequest, Recorded, RoomBack, ConnectionEnded),
+    *(ConnectionRefused, AccessRefused, LoopLag, LogCounts, TakeRoom, RenderMetrics, ListRecent, GetRecent, LiveAfter),
+    *(PutResponse, GetResponse, GetTalk, DeleteResponse, LoadAdapter, UnloadAdapter, MakeProfile, SaveProfile),
+    *(EndProfile, MakeReport),
+)
+TO_FRONT_END = (Events, Adapters, Reporting, Shutdown, EngineFailed, Answer, Refused)
+
+
+def _error_kinds(kind: type[Exception]) -> dict[str, type[Exception]]:
+    found = {kind.__name__: kind}
+    for more in kind.__subclasses__():
+        found |= _error_kinds(more)
+    return found
+
+
+_ERRORS = {**_error_kinds(APIError), BadAdapter.__name__: BadAdapter, TalkTooLarge.__name__: TalkTooLarge}
+
+
+def _encoded(value: Any) -> Any:
+    """Return what stands for a value that msgspec does not know."""
+    if isinstance(value, array):
+        return value.typecode, value.tobytes()
+    if isinstance(value, TokenLogprobs):
+        ids, texts, logprobs, ends = value.columns()
+        return ids.tobytes(), texts, logprobs.tobytes(), ends.tobytes()
+    if isinstance(value, Exception):
+        text = str(value).encode(errors="surrogatepass")  # it may quote half of a surrogate pair
+        attributes = vars(value) if isinstance(value, APIError) else {}
+        return type(value).__name__, text, *map(attributes.get, ("param", "code", "retry_after_seconds"))
+    raise NotImplementedError(f"no message has a {type(value).__name__}")
+
+
+def _decoded(kind: Any, value: Any) -> Any:
+    """Return the value of this kind for which another one stands."""
+    if kind is array:
+        typecode, items = value
+        return array(typecode, items)
+    if kind is TokenLogprobs:
+        ids, texts, logprobs, ends = value
+        return TokenLogprobs.of_columns(array("i", ids), texts, array("d", logprobs), array("q", ends))
+    if isinstance(kind, type) and issubclass(kind, Exception):
+        name, text, param, code, retry_after_seconds = value
+        message = text.decode(errors="surrogatepass")
+        own: type[Exception] = _ERRORS.get(name, InternalError)
+        if not issubclass(own, APIError):
+            return own(message) if message else own()
+        attributes = {"message": message, "param": param, "code": code, "retry_after_seconds": retry_after_seconds}
+        return restored(own, (message,), attributes)
+    raise NotImplementedError(f"no message has a {kind}")
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_encoded)
+_of_front_end: Any = msgspec.msgpack.Decoder(Union[FROM_FRONT_END], dec_hook=_decoded)  # noqa: UP007
+_of_engine: Any = msgspec.msgpack.Decoder(Union[TO_FRONT_END], dec_hook=_decoded)  # noqa: UP007
+
+
+def framed(message: Message) -> bytearray:
+    """Return the bytes of a message, with their number in front."""
+    frame = bytearray(LENGTH.size)
+    _encoder.encode_into(message, frame, LENGTH.size)
+    LENGTH.pack_into(frame, 0, len(frame) - LENGTH.size)
+    return frame
+
+
+def pickled(first: Begin | Model) -> bytes:
+    """Return the bytes of one of the first messages, with their number in front."""
+    body = pickle.dumps(first, pickle.HIGHEST_PROTOCOL)
+    return LENGTH.pack(len(body)) + body
+
+
+def of_front_end(body: bytes) -> Message:
+    """Return the message of a front end. Raises msgspec.MsgspecError for anything else."""
+    message: Message = _of_front_end.decode(body)
+    return message
+
+
+def of_engine(body: bytes) -> Message:
+    """Return the message of the engine process."""
+    message: Message = _of_engine.decode(body)
+    return message
+
+
+def answer(number: int, value: object) -> Answer:
+    """Return the answer to a question."""
+    return Answer(number, msgspec.Raw(_encoder.encode(value)))
+
+
+def value_of(answer: Answer, kind: type[T]) -> T:
+    """Return the value of an answer."""
+    return msgspec.msgpack.decode(answer.value, type=kind, dec_hook=_decoded)

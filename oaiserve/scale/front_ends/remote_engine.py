@@ -1,0 +1,328 @@
+"""`RemoteEngine` is the engine for the routes of a front end: prompts are tokenized here, and computed elsewhere.
+
+It has the same face as `Engine`. The events of a step come in one message, on the event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from threading import Event as Flag
+from typing import TypeVar
+
+from oaiserve.engine.adapters import AdapterTable, ServedAdapter
+from oaiserve.engine.request import (
+    TERMINAL,
+    Deliver,
+    Event,
+    Failed,
+    PromptDone,
+    Request,
+    TextPrompt,
+    Usage,
+)
+from oaiserve.engine.text.tokenizer import Tokenizer
+from oaiserve.engine.tokenize import (
+    REST,
+    GrammarCompiled,
+    Tokenized,
+    TokenizeFailed,
+    TokenizeStage,
+    TokenizeStarted,
+)
+from oaiserve.errors import InternalError, InvalidRequest, Unavailable
+from oaiserve.facts.record import EngineAccount, Profile
+from oaiserve.facts.report import ReplicaReport
+from oaiserve.facts.times import RequestTimes, monotonic_ns
+from oaiserve.scale.front_ends.engine_process import EngineProcess
+from oaiserve.scale.front_ends.messages import (
+    AbortRequest,
+    Adapters,
+    Answer,
+    Encoded,
+    EncodingStarted,
+    EndProfile,
+    EngineFailed,
+    Events,
+    LoadAdapter,
+    MakeProfile,
+    MakeReport,
+    Message,
+    Model,
+    NotEncoded,
+    Refused,
+    Reporting,
+    RoomBack,
+    SaveProfile,
+    Shutdown,
+    Submit,
+    TakeRoom,
+    UnloadAdapter,
+    Up,
+    of_engine,
+)
+
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+
+class EngineGone(Exception):
+    """The engine of the other process has failed, or that process is gone. The message says which."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request that has not ended."""
+
+    request: Request
+    deliver: Deliver
+    submitted_ns: int
+    is_encoding: bool = True
+
+
+class RemoteEngine:
+    """The engine of the other process. Any thread may call its methods, `start` apart.
+
+    `on_shutdown` is called when the shutdown is to begin, and once more when it is not to wait for running requests;
+    `on_lost` when the other process is gone, after all streams have got an error.
+    """
+
+    def __init__(
+        self,
+        process: EngineProcess,
+        tokenizer: Tokenizer,
+        model: Model,
+        *,
+        num_workers: int,
+        on_shutdown: Callable[[], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        self._process = process
+        self._on_shutdown, self._on_lost = on_shutdown, on_lost
+        self.tokenizer = tokenizer
+        self.max_model_len, self.vocab_size = model.max_model_len, model.vocab_size
+        self.default_params = model.default_params
+        self.pooling = model.pooling
+        self.adapters = AdapterTable()
+        self.adapters.replace(model.adapters)
+        self.failure: Exception | None = None
+        self.is_ready = False
+        self.is_reporting = model.is_reporting
+        self._open: dict[str, _Open] = {}
+        self._profiles: dict[Future[Profile], int] = {}
+        self._is_stopping = False
+        self._all_ended = Flag()
+        self._tokenize = TokenizeStage(
+            tokenizer,
+            None,
+            self._post,
+            num_workers=num_workers,
+            encode_rest=REST if model.is_on_cpu and model.pooling is None else 0.0,
+            max_model_len=model.max_model_len,
+            vocab_size=model.vocab_size,
+        )
+
+    def start(self) -> None:
+        """Take messages, on the running event loop, and say that requests are welcome."""
+        self._process.link.start(self._take, self._lost)
+        self.is_ready = True
+        self._process.send(Up())
+
+    def drain(self) -> None:
+        """Welcome no more requests. The other process refuses them."""
+        self.is_ready = False
+
+    def stop(self, drain_timeout_seconds: float) -> None:
+        """End all threads and all requests, and wait for the ends of these."""
+        self.drain()
+        self._tokenize.stop()
+        self._is_stopping = True
+        for request_id in list(self._open):
+            self.abort(request_id)
+        while self._open and not self._process.link.is_lost:
+            self._all_ended.wait(1.0)
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request, deliver: Deliver) -> None:
+        """Accept a request. `deliver` gets its events on the event loop.
+
+        What the other process refuses ends with the event `Failed`, before any other. Raises Unavailable if there is no
+        other process any more, and InvalidRequest for text that cannot be sent.
+        """
+        if self._process.link.is_lost:
+            raise Unavailable("The server is shutting down. Please try again.", retry_after_seconds=5)
+        opened = _Open(request, deliver, monotonic_ns())
+        self._open[request.request_id] = opened
+        try:
+            self._process.send(Submit.of(request, opened.submitted_ns))
+        except UnicodeEncodeError as error:
+            del self._open[request.request_id]
+            raise InvalidRequest(
+                f"A text of this request has half of a surrogate pair (U+{ord(error.object[error.start]):04X}), which "
+                "is no character. Send valid Unicode text."
+            ) from None
+        self._tokenize.submit(request)
+
+    def abort(self, request_id: str) -> None:
+        """End a request early, in any phase. This does nothing if it has ended."""
+        self._process.send(AbortRequest(request_id))
+        self._tokenize.abort(request_id)
+
+    def run_in_turns(self, work: Generator[None, None, Result], *, client: str, num_bytes: int) -> Future[Result]:
+        """Run work with the tokenizer, as `Engine.run_in_turns` does, once the other process has room for it."""
+        future: Future[Result] = Future()
+        number, room = self._process.ask(lambda number: TakeRoom(number, client, num_bytes), type(None))
+
+        def begin(room: Future[None]) -> None:
+            if (error := room.exception()) is None:
+                on_end = partial(self._process.send, RoomBack(number))
+                self._tokenize.run(work, client=client, num_bytes=num_bytes, on_end=on_end, future=future)
+            elif future.set_running_or_notify_cancel():
+                future.set_exception(error)
+
+        room.add_done_callback(begin)
+        return future
+
+    def give_back_later(self) -> None:
+        """Give memory back to the system in a moment: a large body has been dropped before it was any work."""
+        self._tokenize.give_back_later()
+
+    def _post(self, event: TokenizeStarted | GrammarCompiled | Tokenized | TokenizeFailed) -> None:
+        """Send what a tokenize worker has to say of a request."""
+        request_id = event.request.request_id
+        match event:
+            case TokenizeStarted():
+                self._process.send(EncodingStarted(request_id, event.at_ns))
+            case Tokenized():
+                self._end_encoding(event.request)
+                self._process.send(
+                    Encoded(request_id, event.token_ids, event.second_starts, event.bad_words, event.at_ns)
+                )
+            case TokenizeFailed():
+                self._end_encoding(event.request)
+                self._process.send(NotEncoded(request_id, event.error))
+
+    def _end_encoding(self, request: Request) -> None:
+        if (opened := self._open.get(request.request_id)) is not None:
+            opened.is_encoding = False
+
+    # -- adapters, reports and profiles -------------------------------------------------------------------------------
+
+    def load_adapter(self, name: str, path: Path) -> ServedAdapter:
+        """Load an adapter, for all front ends. This takes a while. Raises what `AdapterTable.load` does."""
+        _, loaded = self._process.ask(lambda number: LoadAdapter(number, name, str(path)), ServedAdapter)
+        adapter: ServedAdapter = loaded.result()
+        return adapter
+
+    def unload_adapter(self, name: str) -> ServedAdapter:
+        """Let no further request name an adapter, at any front end. Raises NotFound."""
+        _, unloaded = self._process.ask(lambda number: UnloadAdapter(number, name), ServedAdapter)
+        adapter: ServedAdapter = unloaded.result()
+        return adapter
+
+    def report(self) -> ReplicaReport:
+        """Return what routers learn of the engine. This blocks."""
+        made: ReplicaReport = self._process.ask(MakeReport, ReplicaReport)[1].result()
+        return made
+
+    def profile(self, num_steps: int, timeout_seconds: float) -> Future[Profile]:
+        """Begin a profile of the next steps, as `Engine.profile` does."""
+        profile: Future[Profile] = Future()
+        number, made = self._process.ask(
+            lambda number: MakeProfile(number, num_steps, timeout_seconds), tuple[int, int]
+        )
+        self._profiles[profile] = number
+
+        def settle(made: Future[tuple[int, int]]) -> None:
+            del self._profiles[profile]
+            if not profile.set_running_or_notify_cancel():
+                return
+            if (error := made.exception()) is not None:
+                profile.set_exception(error)
+            else:
+                done, duration_ns = made.result()
+                profile.set_result(Profile(RemoteRecording(self._process, number), done, duration_ns))
+
+        made.add_done_callback(settle)
+        return profile
+
+    def end_profile(self, asked: Future[Profile]) -> None:
+        """End a profile early, with the steps that it has. This does nothing if it has ended."""
+        if (number := self._profiles.get(asked)) is not None:
+            self._process.send(EndProfile(number))
+
+    # -- what the other process sends, on the event loop --------------------------------------------------------------
+
+    def _take(self, body: bytes) -> None:
+        message: Message = of_engine(body)
+        match message:
+            case Events():
+                self._hand_out(message.in_order())
+            case Answer() | Refused():
+                self._process.settle(message)
+            case Adapters():
+                self.adapters.replace(message.served)
+            case Reporting():
+                self.is_reporting = True
+            case EngineFailed():
+                self.failure = EngineGone(message.reason)
+                self.drain()
+            case Shutdown():
+                self._on_shutdown()
+
+    def _hand_out(self, events: list[Event]) -> None:
+        outbox: dict[Deliver, list[Event]] = {}
+        for event in events:
+            opened = self._open[event.request_id]
+            outbox.setdefault(opened.deliver, []).append(event)
+            if isinstance(event, TERMINAL):
+                self._ended(opened)
+            elif isinstance(event, PromptDone) and opened.request.echo:
+                given = opened.request.prompts[event.prompt_index]
+                if isinstance(given, TextPrompt):  # of which the other process has the ids only
+                    event.text = given.text
+        for deliver, delivered in outbox.items():
+            deliver(delivered)
+        if self._is_stopping and not self._open:
+            self._all_ended.set()
+
+    def _ended(self, opened: _Open) -> None:
+        request_id = opened.request.request_id
+        del self._open[request_id]
+        if opened.is_encoding:
+            self._tokenize.abort(request_id)
+
+    def _lost(self) -> None:
+        """End all requests with an error: the other process is gone."""
+        self.failure = EngineGone("its process is gone")
+        self.drain()
+        self._process.fail_all()
+        error = InternalError("The engine's process is gone; the server must be restarted.")
+        self._hand_out([_failed(opened, error) for opened in self._open.values()])
+        self._all_ended.set()
+        self._on_lost()
+
+
+class RemoteRecording:
+    """The recording of a profile, which the other process has."""
+
+    def __init__(self, process: EngineProcess, number: int) -> None:
+        self._process = process
+        self._number = number
+
+    def save(self, path: Path) -> None:
+        """Have the other process write the recording. This takes seconds."""
+        _, saved = self._process.ask(lambda number: SaveProfile(number, self._number, str(path)), type(None))
+        saved.result()
+
+
+def _failed(opened: _Open, error: InternalError) -> Failed:
+    request = opened.request
+    times = RequestTimes(received=request.received_ns, submitted=opened.submitted_ns)
+    return Failed(request.request_id, error, Usage(0, 0, 0), times, EngineAccount())

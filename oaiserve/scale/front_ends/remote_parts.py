@@ -1,0 +1,182 @@
+"""A front end has these parts in place of telemetry, of the store of responses and of the count of connections.
+
+The engine process has these parts, one of each for all front ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from oaiserve.facts.record import AccessRefusal, RequestRecord
+from oaiserve.facts.trace import TraceContext
+from oaiserve.http.connections import Refusal
+from oaiserve.routes.responses.store import StoreCounts, StoredResponse
+from oaiserve.scale.front_ends.engine_process import EngineProcess
+from oaiserve.scale.front_ends.messages import (
+    AccessRefused,
+    Ask,
+    ConnectionEnded,
+    ConnectionRefused,
+    DeleteResponse,
+    GetRecent,
+    GetResponse,
+    GetTalk,
+    ListRecent,
+    LiveAfter,
+    LogCounts,
+    LoopLag,
+    PutResponse,
+    Recorded,
+    RenderMetrics,
+)
+from oaiserve.telemetry.log_limit import LogLimit
+
+LAGS_IN_MESSAGE = 5  # of those that the app observes ten times a second
+Entry = dict[str, Any]
+
+
+class RemoteTelemetry:
+    """Telemetry of the engine process. It has the face of `Telemetry`, as far as the app needs it."""
+
+    def __init__(
+        self,
+        process: EngineProcess,
+        *,
+        is_sampled: Callable[[TraceContext], bool],
+        log_limit: LogLimit | None,
+        boundaries_seconds: dict[str, builtins.list[float]],
+    ) -> None:
+        self._process = process
+        self.is_sampled = is_sampled
+        self._log_limit = log_limit
+        self._lags: list[float] = []  # that are not sent yet
+        self._told: Counter[tuple[str, ...]] = Counter()  # of the log's counts, what the engine process knows
+        self.recent = RemoteRecent(process)
+        self.live = RemoteLive(process, boundaries_seconds)
+
+    def record(self, record: RequestRecord) -> None:
+        self._process.send(Recorded.of(record))
+
+    def count_refused_access(self, reason: AccessRefusal) -> None:
+        self._process.send(AccessRefused(reason))
+
+    def observe_event_loop_lag(self, seconds: float) -> None:
+        """Send the lag twice a second, and what was logged meanwhile with it. So the engine process knows that this one
+        has not stopped."""
+        self._lags.append(seconds)
+        if len(self._lags) == LAGS_IN_MESSAGE:
+            self._process.send(LoopLag(self._lags))
+            self._lags = []
+            self._send_log_counts()
+
+    def _send_log_counts(self, *, at_once: bool = False) -> None:
+        if self._log_limit is None:
+            return
+        self._log_limit.tell(at_once=at_once)
+        now = Counter(self._log_limit.counts())
+        if more := now - self._told:
+            self._told = now
+            self._process.send(LogCounts([(level, result, number) for (level, result), number in more.items()]))
+
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """Return the page for /metrics and its content type. Call it in a worker thread."""
+        _, page = self._process.ask(lambda number: RenderMetrics(number, accept), tuple[bytes, str])
+        content, content_type = page.result()
+        return content, content_type
+
+    def close(self, timeout_seconds: float) -> bool:
+        """Send all that is left to send. Return False if it may be lost."""
+        self._send_log_counts(at_once=True)
+        return self._process.link.flush(timeout_seconds)
+
+
+class RemoteRecent:
+    """The accounts of the last requests of all front ends. Calls block, so they are made in worker threads."""
+
+    def __init__(self, process: EngineProcess) -> None:
+        self._process = process
+
+    def list(
+        self, *, slowest: str | None, outcome: str | None, id_prefix: str, limit: int | None
+    ) -> builtins.list[Entry]:
+        _, found = self._process.ask(
+            lambda number: ListRecent(number, slowest, outcome, id_prefix, limit), builtins.list[Entry]
+        )
+        entries: builtins.list[Entry] = found.result()
+        return entries
+
+    def get(self, request_id: str) -> Entry | None:
+        _, found = self._process.ask(lambda number: GetRecent(number, request_id), Entry | None)
+        entry: Entry | None = found.result()
+        return entry
+
+
+class RemoteLive:
+    """The samples of the live page. `after` blocks, so it is called in a worker thread."""
+
+    def __init__(self, process: EngineProcess, boundaries_seconds: dict[str, list[float]]) -> None:
+        self._process = process
+        self.boundaries_seconds = boundaries_seconds
+
+    def after(self, number: int) -> list[Entry]:
+        _, found = self._process.ask(lambda own_number: LiveAfter(own_number, number), list[Entry])
+        samples: list[Entry] = found.result()
+        return samples
+
+
+class RemoteStore:
+    """The store of responses of the engine process."""
+
+    def __init__(self, process: EngineProcess) -> None:
+        self._process = process
+
+    async def put(self, owner: str, stored: StoredResponse, /) -> None:
+        await self._ask(lambda number: PutResponse(number, owner, stored), type(None))
+
+    async def get(self, owner: str, response_id: str, /) -> StoredResponse | None:
+        found: StoredResponse | None = await self._ask(
+            lambda number: GetResponse(number, owner, response_id), StoredResponse | None
+        )
+        return found
+
+    async def talk(self, owner: str, response_id: str, most_bytes: int, /) -> list[StoredResponse]:
+        found: list[StoredResponse] = await self._ask(
+            lambda number: GetTalk(number, owner, response_id, int(most_bytes)), list[StoredResponse]
+        )
+        return found
+
+    async def delete(self, owner: str, response_id: str, /) -> bool:
+        was_there: bool = await self._ask(lambda number: DeleteResponse(number, owner, response_id), bool)
+        return was_there
+
+    def counts(self) -> StoreCounts:
+        """Return nothing: the engine process counts."""
+        return StoreCounts()
+
+    async def close(self) -> None:
+        """Do nothing: the engine process closes it."""
+
+    async def _ask(self, make: Callable[[int], Ask], kind: Any) -> Any:
+        asked: Future[Any] = self._process.ask(make, kind)[1]
+        return await asyncio.wrap_future(asked)
+
+
+class RemoteConnections:
+    """The count of connections, which the engine process has admitted before it has passed them on."""
+
+    def __init__(self, process: EngineProcess) -> None:
+        self._process = process
+
+    def admit(self, address: str) -> Refusal | None:
+        return None
+
+    def release(self, address: str) -> None:
+        self._process.send(ConnectionEnded(address))
+
+    def count(self, refusal: Refusal) -> None:
+        self._process.send(ConnectionRefused(refusal))

@@ -1,0 +1,112 @@
+"""The gateway's own metrics, for Prometheus. Those of the replicas are at the replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from oaiserve.scale.gateway.watch import Watch
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+CHOICE_SECONDS = (2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01)
+WAIT_SECONDS = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class Ending(StrEnum):
+    """An ending says how a request has ended, as the gateway sees it."""
+
+    ANSWERED = "answered"  # by a replica, whatever its status
+    REFUSED = "refused"  # by the gateway itself: too large, too slow, or for one replica only
+    CUT_OFF = "cut_off"  # the replica has ended before its answer was complete
+    NO_REPLICA = "no_replica"  # none could be reached
+    CANCELLED = "cancelled"  # the client has left
+
+
+class Metrics:
+    """Counters that the gateway adds to, and the state of the replicas, which is read when somebody asks."""
+
+    def __init__(self, watch: Watch) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter
+        self._registry = registry = CollectorRegistry()
+        self.choices = Counter(
+            "oaiserve_gateway_choices_total",
+            "Replicas that were chosen, by the reason.",
+            ["replica", "reason"],
+            registry=registry,
+        )
+        self.expected_hit_tokens = Counter(
+            "oaiserve_gateway_expected_hit_tokens_total",
+            "Prompt tokens that were expected in the prefix cache of the chosen replica, at least.",
+            registry=registry,
+        )
+        self.requests = Counter(
+            "oaiserve_gateway_requests_total", "Requests that have ended, by how.", ["ending"], registry=registry
+        )
+        self.moved = Counter(
+            "oaiserve_gateway_moved_total",
+            "Times a request was sent to another replica, by the reason: unreachable, or a status.",
+            ["reason"],
+            registry=registry,
+        )
+        self.refused_access = Counter(
+            "oaiserve_gateway_refused_access_total",
+            "Requests that were refused for the name of the server or the page that they came from.",
+            ["reason"],
+            registry=registry,
+        )
+        self.choice_seconds = Histogram(
+            "oaiserve_gateway_choice_seconds",
+            "Time to make the keys of a prompt and to choose a replica.",
+            buckets=CHOICE_SECONDS,
+            registry=registry,
+        )
+        self.wait_seconds = Histogram(
+            "oaiserve_gateway_wait_seconds",
+            "Time from the body of a request to the head of its answer, of which the replica has most.",
+            buckets=WAIT_SECONDS,
+            registry=registry,
+        )
+        registry.register(_Replicas(watch))
+        ProcessCollector(registry=registry)
+
+    def render(self) -> bytes:
+        """Return the page for /metrics."""
+        return generate_latest(self._registry)
+
+
+class _Replicas(Collector):
+    """The state of the replicas."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        watch = self._watch
+        yield _gauge(
+            "oaiserve_gateway_replica_up",
+            "Whether a replica has answered when it was last asked.",
+            ((name, float(name in watch.joined and name not in watch.silent)) for name in watch.upstreams),
+        )
+        yield _gauge(
+            "oaiserve_gateway_open_requests",
+            "Requests at a replica that have no complete answer yet.",
+            ((name, upstream.num_open) for name, upstream in watch.upstreams.items()),
+        )
+
+
+def _gauge(name: str, text: str, values: Iterable[tuple[str, float]]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, text, labels=["replica"])
+    for replica, value in values:
+        family.add_metric([replica], value)
+    return family

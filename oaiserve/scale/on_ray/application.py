@@ -1,0 +1,82 @@
+"""`build` makes the application that Ray Serve runs: the replicas, and the router that the front asks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+from ray.serve.schema import LoggingConfig
+
+from oaiserve.config import Config
+from oaiserve.scale.on_ray import private
+from oaiserve.scale.on_ray.front_router import FrontRouter
+from oaiserve.scale.on_ray.replica import LoadEngine, Replica, load_engine
+from oaiserve.scale.on_ray.request_router import PrefixRouter
+from oaiserve.scale.on_ray.settings import config_of
+
+REPORT_SECONDS = 1.0  # between two reports of a replica
+HEALTH_SECONDS = 1.0  # between two checks of its health
+SILENT_SECONDS = 10.0  # for which a check may wait; after three of these, the replica is replaced
+# Ray refuses what is above this with an answer of its own, so it is more than a replica ever has: the engine's 429
+# comes first.
+MOST_REQUESTS = 100_000
+DRAIN_MARGIN_SECONDS = 5
+
+log = logging.getLogger(__name__)
+
+
+def build(args: Mapping[str, Any], load: LoadEngine = load_engine) -> serve.Application:
+    """Return the application for these arguments, the settings of `oaiserve serve`. Raises OptionError.
+
+    How many replicas there are, and on what, is set where Ray Serve has it: under `deployments` of its configuration,
+    for the deployment `replica`. `load` makes the engine of a replica.
+    """
+    config = config_of(args)
+    replicas = serve.deployment(
+        serve.ingress()(Replica),
+        name="replica",
+        ray_actor_options=resources(config),
+        max_ongoing_requests=MOST_REQUESTS,
+        health_check_period_s=HEALTH_SECONDS,
+        health_check_timeout_s=SILENT_SECONDS,
+        graceful_shutdown_wait_loop_s=0.5,
+        graceful_shutdown_timeout_s=private.DRAIN_NOTICE_SECONDS
+        + config.server.drain_timeout_seconds
+        + DRAIN_MARGIN_SECONDS,
+        logging_config=LoggingConfig(enable_access_log=False),  # the server has a line for each request
+        **_routed() if private.HAS_HAPROXY else {},
+    ).bind(config, load)
+    if not private.HAS_HAPROXY:
+        log.warning(
+            "RAY_SERVE_ENABLE_HA_PROXY is not 1, so tokens pass through Ray's Python proxy, which is slow, and nothing "
+            "routes by prefix. deploy/ray/README.md says what to set before Ray is started."
+        )
+        return replicas
+    router = serve.deployment(
+        serve.ingress()(FrontRouter),
+        name="router",
+        ray_actor_options={"num_cpus": 0},
+        max_ongoing_requests=MOST_REQUESTS,
+        health_check_period_s=HEALTH_SECONDS,
+        logging_config=LoggingConfig(enable_access_log=False),
+    ).bind(replicas)
+    return private.with_router(replicas, router)
+
+
+def _routed() -> dict[str, Any]:
+    return {
+        "request_router_config": RequestRouterConfig(
+            request_router_class=PrefixRouter, request_routing_stats_period_s=REPORT_SECONDS
+        )
+    }
+
+
+def resources(config: Config) -> dict[str, float]:
+    """Return what Ray reserves for a replica: a GPU for each part of the model, or else the cores of --cpu-threads."""
+    engine = config.engine
+    if engine.device == "cuda" or engine.tensor_parallel > 1:
+        return {"num_cpus": 1, "num_gpus": engine.tensor_parallel}
+    return {"num_cpus": engine.cpu_threads or 1}

@@ -1,0 +1,55 @@
+"""`FrontRouter` tells HAProxy to which replica each request goes. There is one on each node that has a front.
+
+HAProxy posts the body of the request, or the beginning of one that is long, to /internal/route, and of its headers only
+the id and the session. If no answer comes in time, or another one than 200, the request goes to the replica with the
+fewest connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from ray.serve.exceptions import DeploymentUnavailableError
+from ray.serve.handle import DeploymentHandle
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from oaiserve.facts.prefix_keys import Prompt, prompt_of_body, prompt_of_text
+from oaiserve.facts.routing_decision import DECISION_HEADER, as_text
+from oaiserve.scale.on_ray import private
+from oaiserve.scale.on_ray.messages import Asked
+from oaiserve.scale.router import NoReplica
+
+SESSION = "x-session-id"
+TRUNCATED = "x-body-truncated"  # HAProxy sets it when it has not passed on the whole body
+MOST_SECONDS = 0.8  # for a decision; HAProxy waits for one second
+
+
+class FrontRouter:
+    """Answers HAProxy, by the request router of the replicas."""
+
+    def __init__(self, replicas: DeploymentHandle) -> None:
+        self._replicas = replicas
+        private.prepare(replicas)
+
+    def __serve_build_asgi_app__(self) -> Starlette:
+        return Starlette(routes=[Route("/internal/route", self.route, methods=["POST"])])
+
+    async def route(self, request: Request) -> Response:
+        body = await request.body()
+        asked = Asked(prompt_in(body, TRUNCATED in request.headers), request.headers.get(SESSION) or None)
+        try:
+            async with asyncio.timeout(MOST_SECONDS):
+                replica = await private.choose(self._replicas, asked)
+        except (NoReplica, DeploymentUnavailableError, TimeoutError) as error:
+            return Response(f"{type(error).__name__}: {error}", 503)
+        headers = {} if asked.decision is None else {DECISION_HEADER: as_text(asked.decision)}
+        return JSONResponse({"replica_id": replica, "request_headers": headers})
+
+
+def prompt_in(body: bytes, is_truncated: bool) -> Prompt:
+    """Return what is known of the prompt in a body. One that is not whole cannot be read as JSON, so its text stands
+    for the prompt: it is the same for the next turn of a talk, up to where that goes on."""
+    return prompt_of_text(body, b"truncated") if is_truncated else prompt_of_body(body)

@@ -1,0 +1,69 @@
+"""This module has all that is used of Ray Serve beyond its public API; pyproject.toml pins a minor version for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import ray
+from ray import serve
+from ray.serve._private.common import REPLICA_ID_FULL_ID_STR_PREFIX
+from ray.serve._private.constants import (
+    RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S,
+    RAY_SERVE_ENABLE_HA_PROXY,
+    SERVE_CONTROLLER_NAME,
+    SERVE_NAMESPACE,
+)
+from ray.serve.handle import DeploymentHandle
+
+from oaiserve.scale.on_ray.messages import Asked
+
+# Whether HAProxy is the front, as the environment of this process has it; and for how long a replica that is to be
+# drained still takes requests, until all fronts know that.
+HAS_HAPROXY = bool(RAY_SERVE_ENABLE_HA_PROXY)
+DRAIN_NOTICE_SECONDS = float(RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S)
+
+
+class Target(NamedTuple):
+    """A replica that the fronts send requests to."""
+
+    name: str
+    address: str
+    port: int
+
+
+def with_router(replicas: serve.Application, router: serve.Application) -> serve.Application:
+    """Let HAProxy ask the router where each POST to the replicas goes."""
+    return replicas._with_ingress_request_router(router)
+
+
+def prepare(replicas: DeploymentHandle) -> None:
+    """Let a handle follow its replicas from now on, instead of from its first use."""
+    replicas._init()
+
+
+async def choose(replicas: DeploymentHandle, asked: Asked) -> str:
+    """Let the deployment's request router decide, and return the name of the replica. Nothing is reserved there."""
+    async with replicas.choose_replica(asked, _reserve=False) as selection:
+        return name_of(selection._replica)
+
+
+def name_of(replica: Any) -> str:
+    """Return the name of a running replica, as HAProxy's configuration has it."""
+    name: str = replica.replica_id.to_full_id_str()
+    return name
+
+
+def own_name() -> str:
+    """Return the name of the replica that this process is."""
+    name: str = serve.get_replica_context().replica_id.to_full_id_str()
+    return name
+
+
+async def targets() -> Sequence[Target]:
+    """Return the replicas that there are now, of all applications. Where there are none, Ray names its proxies."""
+    controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
+    groups = await controller.get_target_groups.remote(from_proxy_manager=True)
+    named = (target for group in groups for target in group.targets)
+    replicas = (target for target in named if target.name.startswith(REPLICA_ID_FULL_ID_STR_PREFIX))
+    return [Target(target.name, target.ip, target.port) for target in replicas]

@@ -1,0 +1,85 @@
+"""`Replica` is one server under Ray Serve: the engine, and the app as `oaiserve serve` has it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from oaiserve.app import create_app, response_store, server_telemetry
+from oaiserve.config import Config
+from oaiserve.engine.engine import Engine
+from oaiserve.scale.on_ray import private
+from oaiserve.scale.on_ray.autoscaling import USE, use
+from oaiserve.scale.on_ray.edge import Edge
+from oaiserve.scale.on_ray.messages import REPORT, encode_report
+from oaiserve.telemetry import logs
+
+SWITCH_SECONDS = 0.0005  # as in a server without Ray: the engine thread must not wait for Python for long
+TARGETS_PATH = "/cluster/targets"
+
+LoadEngine = Callable[[Config], Engine]
+
+
+def load_engine(config: Config) -> Engine:
+    """Return the engine for the settings. This takes as long as the model takes to load."""
+    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    return Engine.from_pretrained(config.model, config.engine)
+
+
+class Replica:
+    """Ray calls these methods: once the process has started, for its health, for routers and for autoscaling."""
+
+    async def __init__(self, config: Config, load: LoadEngine = load_engine) -> None:  # type: ignore[misc]
+        self._config = config
+        self._log_limit = logs.configure(config.server.log_level, config.server.log_format)
+        sys.setswitchinterval(SWITCH_SECONDS)
+        # Off the loop, because Ray asks the process for its state while the model loads.
+        self._engine = await asyncio.to_thread(load, config)
+        gc.collect()
+        gc.freeze()
+        self._name = private.own_name()
+
+    def __serve_build_asgi_app__(self) -> Edge:
+        responses = response_store(self._config.server)
+        telemetry = server_telemetry(self._config, self._engine, None, responses, self._log_limit)
+        app = create_app(self._config, self._engine, telemetry, responses)
+        app.router.routes.append(Route(TARGETS_PATH, list_targets))
+        return Edge(app)
+
+    def check_health(self) -> None:
+        """Raise RuntimeError once the engine has failed, so that Ray replaces this replica."""
+        failure = self._engine.failure
+        if failure is not None:
+            raise RuntimeError(f"The engine has stopped ({type(failure).__name__}: {failure}).")
+
+    async def record_routing_stats(self) -> dict[str, Any]:
+        """Return the report for routers."""
+        return {REPORT: encode_report(await asyncio.to_thread(self._engine.report, self._name))}
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Return the use of this replica for the policy `ByUse`."""
+        report = await asyncio.to_thread(self._engine.report, self._name)
+        options = self._config.engine
+        kv_tokens = max(1, self._engine.snapshot().blocks_total) * options.block_size
+        num_running, num_waiting = report.num_running, report.num_waiting
+        return {
+            USE: use(report.kv_use, report.waiting_tokens, kv_tokens, num_running, num_waiting, options.max_running)
+        }
+
+
+async def list_targets(request: Request) -> Response:
+    """Answer with all replicas, as Prometheus' http_sd reads them: a scrape through the front reaches only one."""
+    return JSONResponse(
+        [
+            {"targets": [f"{target.address}:{target.port}"], "labels": {"replica": target.name.rpartition("#")[2]}}
+            for target in await private.targets()
+        ]
+    )

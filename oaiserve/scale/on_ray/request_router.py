@@ -1,0 +1,53 @@
+"""`PrefixRouter` is the router of oaiserve/scale as Ray Serve's request router for the replicas.
+
+Ray pickles this module as a whole. So what others compare by class is in `messages.py`.
+"""
+
+from __future__ import annotations
+
+from random import sample
+from typing import Any
+
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+
+from oaiserve.facts.times import monotonic_ns
+from oaiserve.scale.on_ray.messages import REPORT, Asked, decode_report
+from oaiserve.scale.on_ray.private import name_of
+from oaiserve.scale.router import Router
+
+
+class PrefixRouter(RequestRouter):
+    """Sends requests that begin alike to the same replica. Ray says which replicas there are, and brings their reports.
+
+    A replica without an open port, on a node that was started without the front's settings, is left out.
+    """
+
+    def initialize_state(self, **settings: Any) -> None:
+        self._router = Router()
+        self._open: dict[str, RunningReplica] = {}
+        self._reports: dict[str, bytes] = {}
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """Take over the replicas that there are. Ray calls this for each report, with the last ones of all others."""
+        super().update_replicas(replicas)
+        now_ns = monotonic_ns()
+        self._open = {name_of(replica): replica for replica in replicas if replica.backend_http_endpoint is not None}
+        self._router.update_replicas(self._open, now_ns)
+        reports = {name: replica.routing_stats.get(REPORT, b"") for name, replica in self._open.items()}
+        for name, report in reports.items():
+            if report and report != self._reports.get(name):
+                self._router.learn(decode_report(report, name), now_ns)
+        self._reports = reports
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """Return the one replica that the router chooses. Raises NoReplica.
+
+        What comes without a prompt, by a handle instead of the front, goes anywhere.
+        """
+        asked = pending_request.args[0] if pending_request is not None and pending_request.args else None
+        if not isinstance(asked, Asked):
+            return [[replica] for replica in sample(candidate_replicas, len(candidate_replicas))]
+        asked.decision = self._router.choose(asked.prompt, monotonic_ns(), asked.session)
+        return [[self._open[asked.decision.replica]]]

@@ -1,0 +1,273 @@
+"""The router chooses the replica for each request: one that holds the longest beginning of its prompt and is not busy.
+
+It is pure: it reads no clock, draws no random number and waits for nothing, so routers that know the same choose the
+same. It knows neither HTTP nor what starts and stops replicas.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from math import exp, sqrt
+
+import numpy as np
+
+from oaiserve.facts.prefix_keys import BLOCK_BYTES, BYTES_PER_TOKEN, Prompt, key_of_session, marked_depths
+from oaiserve.facts.report import ReplicaReport
+from oaiserve.facts.routing_decision import Decision, Reason
+from oaiserve.scale.holders import Holders
+from oaiserve.scale.rendezvous import order, score, seed_of
+
+# A replica takes no request that would bring it above so many times the mean load, as long as another one is below.
+BOUND = 1.25
+# Nor is it busy within so many standard deviations of the mean: numbers of requests scatter by their root, by chance.
+DEVIATIONS = 2
+IDLE_LOAD = 4  # is added to the mean for this, so that a few requests make no replica of an idle fleet busy
+# Load is counted in requests. So many prompt tokens that are still to be computed count as one more.
+TOKENS_PER_REQUEST = 1024
+# A shorter part of a prompt is not worth going where it is: the replicas that hold it would get all that begins alike.
+LEAST_PART = 1 / 4
+SILENT_NS = 10_000_000_000  # a replica without a report for so long is used only if all are silent
+FADING_NS = 2_000_000_000  # after so long, a request that was sent counts 1/e beside one that is sent now
+NEWS = 1 / 2  # of what a report changes: a load scatters from one second to the next, and reports with it
+_MOST_EXPONENT = 20
+_ROUNDING = 1e-6  # sums of loads are not exact
+MOST_PREFIXES = 1_000_000  # beginnings of prompts that are remembered, at about 200 bytes each
+
+
+class NoReplica(Exception):
+    """There is no replica that a request could be sent to."""
+
+
+class Router:
+    """The router knows the replicas that there are, from their reports what they hold, and what it sent since then.
+
+    `now_ns` is the caller's monotonic clock.
+    """
+
+    def __init__(self, *, most_prefixes: int = MOST_PREFIXES, silent_ns: int = SILENT_NS) -> None:
+        self._silent_ns = silent_ns
+        self._holders: Holders[_Replica] = Holders(most_prefixes)
+        self._members: dict[str, _Replica] = {}
+        # Those that can be chosen, by name, so that every router has them in the same order.
+        self._available: list[_Replica] = []
+        self._seeds = np.zeros(0, np.uint64)
+        self._total_sent = self._total_rest = 0.0  # of these, as in _Replica
+        self._fading_since_ns = 0
+        self._next_silent_ns = 0  # when one of them may have been silent for too long
+
+    @property
+    def num_prefixes(self) -> int:
+        """Return the number of beginnings of prompts that are remembered."""
+        return len(self._holders)
+
+    def update_replicas(self, names: Iterable[str], now_ns: int) -> None:
+        """Set the replicas that there are. One that is to be drained is left out, as is one without an open port."""
+        members = {name: self._members.get(name) or _Replica(name, now_ns) for name in names}
+        if members.keys() != self._members.keys():
+            self._members = members
+            self._find_available(now_ns)
+
+    def exclude(self, name: str, now_ns: int) -> None:
+        """Choose a replica no more until it reports again, because a request could not be delivered to it."""
+        replica = self._members.get(name)
+        if replica is not None:
+            replica.heard_ns = now_ns - self._silent_ns
+            self._find_available(now_ns)
+
+    def learn(self, report: ReplicaReport, now_ns: int) -> None:
+        """Take over what a replica reports. A report that is overtaken by a later one is ignored."""
+        replica = self._members.get(report.replica)
+        if replica is None:
+            return
+        if report.incarnation != replica.incarnation:
+            if replica.incarnation is not None:  # what is noted of the old one is not true of the new one
+                replica = self._members[replica.name] = _Replica(replica.name, now_ns)
+                self._find_available(now_ns)
+            replica.incarnation = report.incarnation
+        elif report.number <= replica.report_number:
+            return
+        was_silent = now_ns - replica.heard_ns >= self._silent_ns
+        is_first = was_silent or replica.report_number < 0
+        replica.report_number = report.number
+        replica.heard_ns = now_ns
+        if was_silent:
+            self._find_available(now_ns)
+        load = report.num_open + report.waiting_tokens / TOKENS_PER_REQUEST
+        fading = self._fading(now_ns)  # before `sent` is read: it may make all of them small
+        rest = load - replica.sent / fading
+        if not is_first:
+            rest = replica.rest + NEWS * (rest - replica.rest)
+        if replica.is_available:
+            self._total_rest += rest - replica.rest
+        replica.rest = rest
+        before, after = set(replica.reported), set(report.keys)
+        for key in after - before:
+            self._holders.add(key, replica)
+        if not report.is_full:  # otherwise it may hold them still
+            for key in before - after:
+                self._holders.discard(key, replica)
+        replica.reported = report.keys
+
+    def choose(
+        self, prompt: Prompt, now_ns: int, session: str | None = None, without: Collection[str] = ()
+    ) -> Decision:
+        """Choose the replica for a request, which is counted as sent to it.
+
+        Those that hold the same come into question in an order that is the talk's own. Of the first two that are not
+        busy, the less loaded one is chosen; for a `session` the first one, so that its requests stay together whatever
+        is known of its prompts. `without` has the names of those that have refused the request already. Raises
+        NoReplica.
+        """
+        if now_ns >= self._next_silent_ns:
+            self._find_available(now_ns)
+        if all(replica.name in without for replica in self._available):
+            raise NoReplica("there is no replica that the request could be sent to")
+        fading = self._fading(now_ns)
+        own = prompt.talk if session is None else key_of_session(session)
+        bound = self._bound(_weight(prompt.num_tokens), fading)
+        longest = num_holders = 0
+        for depth, replicas in self._holders_of(prompt, without):
+            if not longest:
+                longest, num_holders = depth, len(replicas)
+            hit_tokens = _num_tokens(prompt, depth)
+            most_load = bound - _weight(prompt.num_tokens - hit_tokens)
+            chosen = _first_below(most_load, _in_order(replicas, own), fading, session)
+            if chosen is not None:
+                reason = Reason.PREFIX if depth == longest else Reason.SHORTER_PREFIX
+                load = self._send(chosen, prompt, hit_tokens, fading)
+                return Decision(chosen.name, reason, hit_tokens, num_holders, load, bound)
+        key = own
+        if session is None and longest:  # it is soon where it spills to, if it always spills in the same order
+            key = prompt.keys[longest - 1]
+        elif session is None and prompt.keys and not self._holders.find(prompt.keys[0]):
+            key = prompt.keys[0]  # several routers that see something new agree on where it begins
+        everywhere = (self._available[position] for position in order(key, self._seeds))
+        allowed = (replica for replica in everywhere if replica.name not in without)
+        chosen = _first_below(bound - _weight(prompt.num_tokens), allowed, fading, session)
+        if chosen is None:
+            assert without, "the least loaded replica is below the bound"
+            rest = (replica for replica in self._available if replica.name not in without)
+            chosen = min(rest, key=lambda replica: replica.load(fading))
+        reason = Reason.SPILLED if longest else Reason.NEW
+        return Decision(chosen.name, reason, 0, num_holders, self._send(chosen, prompt, 0, fading), bound)
+
+    def _holders_of(self, prompt: Prompt, without: Collection[str]) -> Iterator[tuple[int, list[_Replica]]]:
+        """Return numbers of blocks, and the replicas that hold so many first blocks of a prompt and can be chosen.
+
+        The longest beginning that is known comes first, and none that is too short to be worth it.
+        """
+        num_before = 0
+        for depth in range(len(prompt.keys), 0, -1):
+            if _num_tokens(prompt, depth) < LEAST_PART * prompt.num_tokens:
+                return
+            holders = self._holders.find(prompt.keys[depth - 1])
+            if len(holders) > num_before:  # otherwise they are the same, since what holds more holds this, too
+                num_before = len(holders)
+                if replicas := [one for one in holders if one.is_available and one.name not in without]:
+                    yield depth, replicas
+
+    def _bound(self, weight: float, fading: float) -> float:
+        """Return the bound on the load of a replica that takes a request, which weighs so much where it is new.
+
+        One that holds much of a long prompt may be above the mean by chance, and by what it would take another one to
+        compute that. And the mean with the whole request on top is never below the least load with it, so there is
+        always a replica.
+        """
+        number = len(self._available)
+        mean = (self._total_sent / fading + self._total_rest) / number
+        chance = DEVIATIONS * sqrt(max(mean, 0) + IDLE_LOAD)
+        return max(BOUND * (mean + weight / number), mean + chance + weight - 1) + _ROUNDING
+
+    def _send(self, replica: _Replica, prompt: Prompt, hit_tokens: int, fading: float) -> float:
+        """Count a request as sent, and return the load with it. The replica is taken to hold its prompt from now on."""
+        weight = _weight(prompt.num_tokens - hit_tokens)
+        replica.sent += weight * fading
+        self._total_sent += weight * fading
+        for depth in marked_depths(len(prompt.keys)):
+            self._holders.add(prompt.keys[depth - 1], replica)
+        return replica.load(fading)
+
+    def _fading(self, now_ns: int) -> float:
+        """Return what a request that is sent now counts, so that those that were sent before count less beside it."""
+        exponent = (now_ns - self._fading_since_ns) / FADING_NS
+        if exponent > _MOST_EXPONENT:
+            for replica in self._members.values():
+                replica.sent *= exp(-exponent)
+            self._total_sent *= exp(-exponent)
+            self._fading_since_ns, exponent = now_ns, 0.0
+        return exp(exponent)
+
+    def _find_available(self, now_ns: int) -> None:
+        """Find the replicas that can be chosen: all that were heard of lately, or all if there is none."""
+        for replica in self._available:
+            replica.is_available = False
+        members = [replica for _, replica in sorted(self._members.items())]
+        self._available = [one for one in members if now_ns - one.heard_ns < self._silent_ns] or members
+        for replica in self._available:
+            replica.is_available = True
+        self._seeds = np.array([replica.seed for replica in self._available], np.uint64)
+        self._total_sent = sum(replica.sent for replica in self._available)
+        self._total_rest = sum(replica.rest for replica in self._available)
+        heard_ns = [one.heard_ns for one in self._available if now_ns - one.heard_ns < self._silent_ns]
+        self._next_silent_ns = min(heard_ns, default=now_ns) + self._silent_ns
+
+
+class _Replica:
+    """A replica as the router knows it."""
+
+    __slots__ = (
+        "heard_ns",
+        "incarnation",
+        "is_available",
+        "name",
+        "report_number",
+        "reported",
+        "rest",
+        "seed",
+        "sent",
+    )
+
+    def __init__(self, name: str, now_ns: int) -> None:
+        self.name = name
+        self.seed = seed_of(name)
+        self.incarnation: str | None = None
+        self.report_number = -1
+        self.reported: array[int] = array("Q")
+        # Its load is sent / fading + rest. What was sent fades, as requests end. The rest is what its reports had
+        # beyond that, the later ones the most: what others have sent, and what does not end as fast; less than nothing
+        # if it ends faster.
+        self.sent = 0.0
+        self.rest = 0.0
+        self.heard_ns = now_ns
+        self.is_available = False
+
+    def load(self, fading: float) -> float:
+        return self.sent / fading + self.rest
+
+
+def _weight(tokens_to_compute: int) -> float:
+    """Return the load that a request adds."""
+    return 1 + tokens_to_compute / TOKENS_PER_REQUEST
+
+
+def _num_tokens(prompt: Prompt, num_blocks: int) -> int:
+    return min(num_blocks * BLOCK_BYTES // BYTES_PER_TOKEN, prompt.num_tokens)
+
+
+def _first_below(most_load: float, replicas: Iterable[_Replica], fading: float, session: str | None) -> _Replica | None:
+    """Return the first replica with at most that load; without a session, the less loaded one of the first two. Return
+    None if there is none."""
+    first = None
+    for replica in replicas:
+        if replica.load(fading) <= most_load:
+            if session is not None:
+                return replica
+            if first is not None:
+                return replica if replica.load(fading) < first.load(fading) else first
+            first = replica
+    return first
+
+
+def _in_order(replicas: Sequence[_Replica], key: int) -> Sequence[_Replica]:
+    return sorted(replicas, key=lambda replica: -score(key, replica.seed)) if len(replicas) > 1 else replicas

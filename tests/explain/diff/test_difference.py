@@ -1,0 +1,117 @@
+"""A difference finds the part that changed, says how surely, and adds up."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oaiserve.cli import main
+from oaiserve.explain.diff.accounts import Account, read
+from oaiserve.explain.diff.difference import difference
+
+PARTS = [("queue", "batch_full"), ("prefill", "alone"), ("decode", "neighbour_decodes"), ("respond", "")]
+
+
+def accounts(rng: random.Random, number: int, **more_ms: float) -> list[Account]:
+    """Return accounts with parts of about 100 ms; the decode of each has `more_ms`."""
+    return [
+        Account(
+            float(index),
+            100,
+            0,
+            64,
+            {part: int(1e6 * (rng.gauss(100, 10) + more_ms.get(part[0], 0))) for part in PARTS},
+        )
+        for index in range(number)
+    ]
+
+
+def test_the_part_that_changed_is_certain_and_the_others_are_not() -> None:
+    rng = random.Random(1)
+    found = difference(accounts(rng, 200), accounts(rng, 200, decode=50))
+    assert [part for part, change in found.parts.items() if change.is_certain] == [("decode", "neighbour_decodes")]
+    assert found.parts["decode", "neighbour_decodes"].change == pytest.approx(0.05, abs=0.005)
+    assert found.duration.is_certain
+    assert found.load["requests/s"].before == 1
+
+
+def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
+    rng, inside = random.Random(2), 0
+    for _ in range(200):
+        interval = difference(accounts(rng, 40), accounts(rng, 60)).duration.interval
+        assert interval is not None
+        inside += interval[0] <= 0 <= interval[1]
+    assert 0.90 <= inside / 200 <= 0.995
+
+
+@settings(max_examples=30)
+@given(
+    data=st.lists(
+        st.lists(st.dictionaries(st.sampled_from(PARTS), st.integers(0, 10**10)), min_size=1, max_size=9),
+        min_size=2,
+        max_size=2,
+    )
+)
+def test_the_changes_of_parts_add_up(data: list[list[dict[tuple[str, str], int]]]) -> None:
+    before, after = ([Account(0.0, 1, 0, 1, parts) for parts in side] for side in data)
+    found = difference(before, after)
+    assert sum(change.change for change in found.parts.values()) == pytest.approx(found.duration.change, abs=1e-9)
+
+
+def recorded(path: Path, decode_ms: int, number: int = 40) -> Path:
+    rng = random.Random(path.name)
+    lines = [{"recording": 1, "block_tokens": 64, "server": {}}]
+    for index in range(number):
+        alone, queue = (int(rng.gauss(mean, 2) * 1e6) for mean in (decode_ms, 20))
+        lines.append(
+            {
+                "timestamp": index,
+                "input_length": 9,
+                "cached_tokens": 0,
+                "output_length": 4,
+                "outcome": "finished",
+                "phases_ns": {"receive": 5, "queue": queue, "decode": alone + 3},
+                "causes_ns": {"decode": {"alone": alone}},
+                "queue_waits_ns": {"batch_full": queue},
+            }
+        )
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_a_recording_has_phases_causes_and_what_has_none(tmp_path: Path) -> None:
+    (account, *_), parts = read(recorded(tmp_path / "a", 80)), {}
+    parts = dict(account.parts_ns)
+    assert (parts.pop(("receive", "")), parts.pop(("decode", ""))) == (5, 3)
+    assert set(parts) == {("queue", "batch_full"), ("decode", "alone")}
+
+
+def test_the_command_names_what_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before, after = recorded(tmp_path / "a", 80), recorded(tmp_path / "b", 130)
+    assert main(["diff", str(before), str(after)]) == 0
+    text, _, table = capsys.readouterr().out.partition("\n\n")
+    assert text.startswith("A request took 100 ms on average, and then 150 ms: +49")
+    assert "By cause: decode (alone) +49" in text
+    assert "queue" not in text
+    assert "| decode | alone |" in table
+    assert main(["diff", str(before), str(before), "--no-table"]) == 0
+    assert "That may be chance. No cause changed for certain." in capsys.readouterr().out
+
+
+def test_what_cannot_be_compared_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "report").write_text('{"schema": "oaiserve-loadtest/0"}')
+    (tmp_path / "neither").write_text("{}")
+    (tmp_path / "empty").write_text('{"requests": []}')
+    for name, message in (
+        ("report", "has the schema 'oaiserve-loadtest/0'"),
+        ("neither", "must be a recording (serve --record-requests), an answer of /debug/requests, or a report"),
+        ("empty", "has no request that was answered"),
+        ("missing", "cannot be read: No such file"),
+    ):
+        assert main(["diff", str(tmp_path / name), str(tmp_path / name)]) == 2
+        assert message in capsys.readouterr().err

@@ -1,0 +1,144 @@
+"""Models of the Hugging Face hub are fetched, no more of them than is read, and found again where the hub is away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from oaiserve.errors import StartupError
+from oaiserve.files.hub_files import files_of_model, gguf_files, local_source
+from oaiserve.files.source import ModelSource
+from tests.files.hub_double import REPOSITORY, hub_of
+
+GGUFS = [
+    "model-Q4_K_M.gguf",
+    "model-IQ4_XS.gguf",
+    "model-UD-Q4_K_XL.gguf",
+    "Q8_0/model-Q8_0-00001-of-00002.gguf",
+    "Q8_0/model-Q8_0-00002-of-00002.gguf",
+    "mmproj-Q4_K_M.gguf",
+]
+MODEL = [
+    "config.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "model.safetensors",
+    "modules.json",
+    "1_Pool/config.json",
+]
+NOT_READ = ["consolidated.safetensors", "onnx/model.onnx", "onnx/config.json", "README.md", "pytorch_model.bin", "x.py"]
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, list[str]]]:
+    """Run a hub, and return the folder of its repository, and the names of what it has sent."""
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    with hub_of(folder) as (address, sent):
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+        template = address + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr("huggingface_hub.file_download.HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+        yield folder, sent
+
+
+def put(folder: Path, names: list[str]) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(f"content of {name}")
+
+
+def away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oaiserve.files.hub.is_reachable", lambda: False)
+
+
+def test_of_a_repository_only_what_is_read_is_fetched(
+    hub: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, sent = hub
+    put(folder, MODEL + NOT_READ)
+    found = local_source(REPOSITORY)
+    assert found == ModelSource(found.location, None, is_local=True)
+    assert sorted(sent) == sorted(MODEL)
+    assert all((Path(found.location) / name).read_text() == f"content of {name}" for name in MODEL)
+    away(monkeypatch)
+    assert local_source(REPOSITORY) == found
+    assert len(sent) == len(MODEL)
+
+
+def test_the_gguf_file_that_is_named_is_fetched(hub: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, sent = hub
+    put(folder, GGUFS)
+    found = local_source(f"{REPOSITORY}:q4_k_m")
+    assert sent == ["model-Q4_K_M.gguf"]
+    assert found.path.name == "model-Q4_K_M.gguf"
+    assert found.path.read_text() == "content of model-Q4_K_M.gguf"
+    parts = local_source(f"{REPOSITORY}:Q8_0")
+    assert sorted(sent[1:]) == GGUFS[3:5]
+    assert parts.path.name == "model-Q8_0-00001-of-00002.gguf"
+    away(monkeypatch)
+    assert local_source(f"{REPOSITORY}:Q4_K_M") == found
+    with pytest.raises(
+        StartupError, match=r"not answer\. In its cache, .* no GGUF file of the name 'IQ4_XS': it has Q8_0"
+    ):
+        local_source(f"{REPOSITORY}:IQ4_XS")
+
+
+def test_a_repository_that_is_not_there(hub: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(StartupError, match="'someone/other', which is no folder here and so was looked for on the"):
+        local_source("someone/other")
+    away(monkeypatch)
+    with pytest.raises(StartupError, match=r"^'someone/other' is no folder here, the Hugging Face hub does not"):
+        local_source("someone/other")
+
+
+@pytest.mark.parametrize(
+    ("named", "files"),
+    [
+        ("Q4_K_M", GGUFS[:1]),
+        ("iq4_xs", GGUFS[1:2]),
+        ("Q4_K_XL", GGUFS[2:3]),
+        ("model-UD-Q4_K_XL.gguf", GGUFS[2:3]),
+        ("Q8_0", GGUFS[3:5]),
+        ("Q8_0/model-Q8_0-00001-of-00002.gguf", GGUFS[3:5]),
+    ],
+)
+def test_how_a_gguf_file_is_named(named: str, files: list[str]) -> None:
+    assert gguf_files("a/b", reversed(GGUFS), named) == files
+
+
+@pytest.mark.parametrize("named", ["Q4_K", "XS", "Q5_K_M", "model"])
+def test_a_name_of_no_gguf_file(named: str) -> None:
+    with pytest.raises(
+        StartupError, match=f"'a/b' has no GGUF file of the name '{named}': it has Q8_0/model-Q8_0.gguf, "
+    ):
+        gguf_files("a/b", GGUFS, named)
+
+
+def test_a_name_of_two_gguf_files() -> None:
+    with pytest.raises(
+        StartupError, match=r"more than one GGUF file of the name 'Q8_0': it has a-Q8_0.gguf, b-Q8_0.gguf\."
+    ):
+        gguf_files("a/b", ["a-Q8_0.gguf", "b-Q8_0.gguf"], "Q8_0")
+
+
+def test_a_repository_of_gguf_files_asks_for_one() -> None:
+    with pytest.raises(StartupError, match=r"behind a colon, .* such as 'a/b:model-Q4_K_M\.gguf': it has Q8_0/"):
+        files_of_model("a/b", GGUFS)
+
+
+def test_a_repository_of_pickled_weights_is_refused() -> None:
+    with pytest.raises(StartupError, match="there are neither safetensors nor GGUF files"):
+        files_of_model("a/b", ["config.json", "pytorch_model.bin"])
+
+
+def test_weights_of_another_name_are_fetched() -> None:
+    assert "gptq-4bit.safetensors" in files_of_model("a/b", ["config.json", "gptq-4bit.safetensors"])
+
+
+def test_a_local_model_is_where_it_is(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert local_source(tmp_path) == ModelSource(str(tmp_path), None, is_local=True)

@@ -1,0 +1,160 @@
+"""What is remembered holds for the files and the versions that it was found out from, and for no others."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oaiserve.files import start_cache as remembered
+from oaiserve.files.start_cache import NotRemembered, Subject, recall, refound, remember, start_of_content, subject
+
+DATA, CONTENT = {"answer": [1, "two"]}, b"bytes" * 100
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OAISERVE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "remembered"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "model"
+    made.mkdir()
+    (made / "config.json").write_text("{}")
+    (made / "weights.safetensors").write_text("weights")
+    (made / "README.md").write_text("read me")
+    return made
+
+
+def ask(folder: Path, **options: str) -> Subject:
+    return subject("kind", folder, (".json", ".safetensors"), options=options, packages=("pytest", "not-installed"))
+
+
+def remembered_path(folder: Path) -> Path:
+    path = remember(ask(folder), DATA, CONTENT)
+    assert path is not None
+    return path
+
+
+def rewrite(path: Path) -> None:
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(content)
+
+
+def test_what_was_found_out_is_there_for_the_next_start(folder: Path) -> None:
+    remembered_path(folder)
+    found = recall(ask(folder))
+    assert found.data == DATA
+    start = start_of_content(found)
+    assert start % 64 == 0
+    assert found.content[start : start + len(CONTENT)] == CONTENT
+
+
+def test_files_that_it_was_not_found_out_from_may_change(folder: Path) -> None:
+    remembered_path(folder)
+    (folder / "README.md").write_text("changed")
+    assert recall(ask(folder)).data == DATA
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda folder: (folder / "weights.safetensors").write_text("WEIGHTS"), "weights.safetensors has changed"),
+        (lambda folder: (folder / "config.json").unlink(), "config.json was removed"),
+        (lambda folder: (folder / "more.json").touch(), "more.json was added"),
+    ],
+)
+def test_a_changed_file_is_named(folder: Path, change: Callable[[Path], object], reason: str) -> None:
+    remembered_path(folder)
+    change(folder)
+    with pytest.raises(NotRemembered, match=f"^{reason}$"):
+        recall(ask(folder))
+
+
+def test_a_change_that_keeps_size_and_time_of_a_file_is_seen(folder: Path) -> None:
+    remembered_path(folder)
+    weights = folder / "weights.safetensors"
+    stat = weights.stat()
+    weights.write_text("WEIGHTS")
+    os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    with pytest.raises(NotRemembered, match="has changed"):
+        recall(ask(folder))
+
+
+def test_files_that_were_written_again_are_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    remembered_path(folder)
+    for path in list(folder.iterdir()):
+        rewrite(path)
+    read: list[str] = []
+    sha256 = remembered._sha256
+    monkeypatch.setattr(remembered, "_sha256", lambda path: (read.append(path.name), sha256(path))[1])
+    for _ in range(2):
+        found = recall(ask(folder))
+        assert (found.data, bytes(found.content[start_of_content(found) :][: len(CONTENT)])) == (DATA, CONTENT)
+    assert sorted(read) == ["config.json", "weights.safetensors"]
+
+
+def test_it_holds_for_these_versions_only(folder: Path) -> None:
+    remembered_path(folder)
+    older = replace(ask(folder), versions={"pytest": "0.1", "not-installed": "none"})
+    with pytest.raises(NotRemembered, match=r"^pytest is 0\.1 now, and was \d"):
+        recall(older)
+    with pytest.raises(NotRemembered, match="^code is abc now, and was None$"):
+        recall(refound(ask(folder), code="abc"))
+
+
+def test_each_combination_of_options_is_remembered_apart(folder: Path) -> None:
+    remembered_path(folder)
+    with pytest.raises(NotRemembered, match="^no earlier start has found it with these options$"):
+        recall(ask(folder, dtype="float32"))
+    remember(ask(folder, dtype="float32"), {"answer": 2}, b"")
+    assert recall(ask(folder)).data == DATA
+    assert recall(ask(folder, dtype="float32")).data == {"answer": 2}
+
+
+def test_nothing_is_remembered_of_a_file_that_changed_during_the_start(folder: Path, cache: Path) -> None:
+    asked = ask(folder)
+    (folder / "config.json").write_text("{ }")
+    assert remember(asked, DATA, CONTENT) is None
+    assert not cache.exists()
+
+
+@given(data=st.data())
+def test_a_damaged_record_is_not_used(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    root = tmp_path_factory.mktemp("damaged")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OAISERVE_CACHE", str(root))
+        (root / "config.json").write_text("{}")
+        path = remembered_path(root)
+        content = bytearray(path.read_bytes())
+        if data.draw(st.booleans()):
+            del content[data.draw(st.integers(0, len(content) - 1)) :]
+        else:
+            content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
+        path.write_bytes(content)
+        with pytest.raises(NotRemembered, match="is damaged$"):
+            recall(ask(root))
+
+
+def test_a_record_that_others_could_have_written_is_not_used(folder: Path, cache: Path) -> None:
+    path = remembered_path(folder)
+    path.chmod(0o666)
+    with pytest.raises(NotRemembered, match="other users can write to"):
+        recall(ask(folder))
+
+
+def test_records_of_models_that_are_gone_are_removed(folder: Path, cache: Path, tmp_path: Path) -> None:
+    gone = shutil.copytree(folder, tmp_path / "gone")
+    remembered_path(gone)
+    shutil.rmtree(gone)
+    path = remembered_path(folder)
+    assert list(cache.iterdir()) == [path]

@@ -1,0 +1,73 @@
+"""Tests of the count of connections and of its limits."""
+
+from __future__ import annotations
+
+import resource
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oaiserve.config import ServerOptions
+from oaiserve.errors import StartupError
+from oaiserve.http.connections import (
+    MOST_CONNECTIONS,
+    NS_BETWEEN_LOG_LINES,
+    Connections,
+    Refusal,
+    allowed_connections,
+)
+
+ADDRESSES = ("192.0.2.1", "192.0.2.2", "2001:db8::1")
+
+
+@given(st.integers(1, 6), st.integers(0, 3), st.lists(st.tuples(st.booleans(), st.sampled_from(ADDRESSES))))
+def test_limits_hold_whatever_is_opened_and_closed(most: int, most_per_address: int, events: list) -> None:
+    connections, open_by = Connections(most, most_per_address), Counter[str]()
+    for opens, address in events:
+        if opens:
+            refusal = connections.admit(address)
+            has_room = open_by.total() < most
+            address_has_room = not most_per_address or open_by[address] < most_per_address
+            assert refusal == (None if has_room and address_has_room else Refusal.ADDRESS if has_room else Refusal.ALL)
+            open_by[address] += refusal is None
+        elif open_by[address]:
+            connections.release(address)
+            open_by[address] -= 1
+        assert connections.num_open == open_by.total()
+
+
+def test_a_network_of_ipv6_counts_as_one_address_and_mapped_ipv4_as_itself() -> None:
+    connections = Connections(10, 1)
+    assert connections.admit("2001:db8::1") is None
+    assert connections.admit("2001:db8::ffff:2%eth0") is Refusal.ADDRESS
+    assert connections.admit("2001:db8:0:1::1") is None
+    assert connections.admit("::ffff:192.0.2.1") is None
+    assert connections.admit("::ffff:192.0.2.2") is None
+    assert connections.admit("::ffff:192.0.2.1") is Refusal.ADDRESS
+
+
+def test_refusals_are_counted_each_and_logged_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+    now_ns = 0
+    connections = Connections(1, 0, now_ns=lambda: now_ns)
+    connections.admit("192.0.2.1")
+    for _ in range(1000):
+        connections.admit("192.0.2.1")
+    now_ns = NS_BETWEEN_LOG_LINES
+    connections.admit("192.0.2.1")
+    assert connections.refused[Refusal.ALL] == 1001
+    why = "The last one, because all 1 connections of --max-connections are open"
+    assert caplog.messages == [f"Connections refused: 1. {why}", f"Connections refused: 1000. {why}"]
+
+
+def test_the_default_leaves_files_to_the_server_and_half_of_the_rest_to_an_address() -> None:
+    connections = allowed_connections(ServerOptions())
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert 0 < connections._most <= min(MOST_CONNECTIONS, limit - 64)
+    assert connections._most_per_address == connections._most // 2
+
+
+def test_more_connections_than_files_stop_the_start() -> None:
+    with pytest.raises(StartupError, match=r"--max-connections is 10000000000\. Raise the limit with 'ulimit -n'"):
+        allowed_connections(ServerOptions(max_connections=10**10))

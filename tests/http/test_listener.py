@@ -1,0 +1,85 @@
+"""Tests that connections with TLS are bounded from their first moment on, before there is a handshake."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import ssl
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from oaiserve.app import create_app
+from oaiserve.config import Config, ServerOptions
+from oaiserve.http.connections import Refusal
+from tests.engine.doubles import TIMEOUT_SECONDS
+from tests.routes.conftest import RunningServer, running_server
+from tests.routes.doubles import FakeEngine, FakeTelemetry
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("certificate")
+    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-subj", "/CN=localhost", "-days", "1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+    return certificate, key
+
+
+@pytest.fixture
+def server(certificate: tuple[Path, Path]) -> Iterator[tuple[tuple[str, int], RunningServer]]:
+    tls = {"tls_certificate": certificate[0], "tls_key": certificate[1]}
+    limits = {"max_connections": 2, "max_connections_per_address": 0, "header_timeout_seconds": 1}
+    options = ServerOptions(**tls, **limits)
+    with running_server(create_app(Config("demo", options), FakeEngine(), FakeTelemetry()), options) as (url, running):
+        address = urlsplit(url)
+        yield (str(address.hostname), int(address.port or 0)), running
+
+
+def ask(address: tuple[str, int]) -> bytes:
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with socket.create_connection(address, TIMEOUT_SECONDS) as sock, context.wrap_socket(sock) as tls:
+        tls.sendall(b"GET /version HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        return tls.recv(12)
+
+
+def wait_until_open(running: RunningServer, number: int) -> None:
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while running.connections.num_open != number:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_a_handshake_that_does_not_come_counts_and_ends(server: tuple[tuple[str, int], RunningServer]) -> None:
+    address, running = server
+    with (
+        socket.create_connection(address, TIMEOUT_SECONDS) as first,
+        socket.create_connection(address, TIMEOUT_SECONDS) as second,
+    ):
+        wait_until_open(running, 2)
+        with socket.create_connection(address, TIMEOUT_SECONDS) as refused:
+            assert refused.recv(1) == b""  # without a handshake it could not read an answer
+        assert first.recv(1) == second.recv(1) == b""
+    wait_until_open(running, 0)
+    assert (running.connections.refused[Refusal.ALL], running.connections.refused[Refusal.HANDSHAKE]) == (1, 2)
+    assert ask(address) == b"HTTP/1.1 200"
+
+
+def test_a_broken_handshake_leaves_nothing_open(server: tuple[tuple[str, int], RunningServer]) -> None:
+    address, running = server
+    for _ in range(5):
+        with socket.create_connection(address, TIMEOUT_SECONDS) as client:
+            client.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            while client.recv(1024):
+                pass
+    assert ask(address) == b"HTTP/1.1 200"
+    wait_until_open(running, 0)
+    assert running.connections.refused[Refusal.HANDSHAKE] == 5

@@ -1,0 +1,73 @@
+"""Reads texts with parsers in tests: at once, in pieces, and as a client puts the parts of a whole answer together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from hypothesis import strategies as st
+
+from oaiserve.routes.dialects.answer import AnswerParser
+from oaiserve.routes.dialects.parts import (
+    Arguments,
+    CallBegin,
+    CallBroken,
+    CallEnd,
+    Content,
+    Part,
+    Reasoning,
+    joined,
+)
+
+TOOLS = {
+    "get_time": {"type": "object", "properties": {"zone": {"type": "string"}, "at": {"type": "integer"}}},
+    "add": {"type": "object", "properties": {"a": {"type": "number"}, "text": {"type": "string"}}},
+}
+Make = Callable[[], AnswerParser]
+
+
+@dataclass
+class Read:
+    """What a client of a whole answer gets."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[tuple[str, str]] = field(default_factory=list)
+
+
+def parts_of(parser: AnswerParser, pieces: Iterable[str], *, is_cut: bool = False) -> list[Part]:
+    parts: list[Part] = []
+    for piece in pieces:
+        parts += parser.push(piece)
+    return joined(parts + parser.finish(is_cut=is_cut))
+
+
+def read(parts: Sequence[Part]) -> Read:
+    result = Read()
+    for part in parts:
+        match part:
+            case Content(text):
+                result.content += text
+            case Reasoning(text):
+                result.reasoning += text
+            case CallBegin(name):
+                result.calls.append((name, ""))
+            case Arguments(text):
+                name, so_far = result.calls[-1]
+                result.calls[-1] = (name, so_far + text)
+            case CallBroken(text):
+                result.calls.pop()
+                result.content += text
+            case CallEnd():
+                pass
+    return result
+
+
+def cut(text: str, places: Iterable[int]) -> list[str]:
+    """Cut a text at these places."""
+    at = sorted({place % (len(text) + 1) for place in places})
+    return [text[start:end] for start, end in zip([0, *at], [*at, len(text)], strict=True)]
+
+
+def cuts() -> st.SearchStrategy[list[int]]:
+    return st.lists(st.integers(0, 10_000), max_size=12)

@@ -1,0 +1,192 @@
+"""Tests the forms of the families: what a grammar forces, or a prompt shows, is what the parser reads."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
+from tokenizers import AddedToken, Tokenizer
+
+from oaiserve.engine.grammars.grammar import Grammars
+from oaiserve.engine.grammars.grammar_forms import translate
+from oaiserve.engine.request import Grammar
+from oaiserve.errors import InvalidRequest
+from oaiserve.routes.dialects.answer import AnswerParser
+from oaiserve.routes.dialects.families import (
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    MISTRAL_NAMED,
+    QWEN_CODER,
+    CallFamily,
+    family_of,
+)
+from tests.engine.text.tokenizers_for_tests import byte_level
+from tests.routes.dialects.reading import Read, parts_of, read
+
+FAMILIES = [HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, QWEN_CODER]
+SCHEMAS = {
+    "get_time": {
+        "type": "object",
+        "properties": {"zone": {"enum": ["utc", "cet"]}},
+        "required": ["zone"],
+        "additionalProperties": False,
+    },
+    "add-2": {
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/number"}, "text": {"type": "string", "pattern": '^[a-z \n"<>/_]*$'}},
+        "additionalProperties": False,
+        "$defs": {"number": {"type": "integer"}},
+    },
+}
+ZONES = st.sampled_from(["utc", "cet"]).map(lambda zone: ("get_time", {"zone": zone}))
+SUMS = st.fixed_dictionaries({}, optional={"a": st.integers(-99, 99), "text": st.text('ab \n"<>/_', max_size=5)}).map(
+    lambda given: ("add-2", {key: given[key] for key in ("a", "text") if key in given})
+)
+CALLS = st.lists(ZONES | SUMS, min_size=1, max_size=4)
+
+
+@cache
+def tokenizer(*special: str) -> tuple[Tokenizer, LLTokenizer, dict[str, int]]:
+    backend = byte_level()
+    backend.add_tokens([AddedToken(mark, special=True, normalized=False) for mark in special])
+    ids = {mark: backend.token_to_id(mark) for mark in special}
+    return backend, LLTokenizer(backend.to_str(), n_vocab=backend.get_vocab_size()), ids
+
+
+def grammar(family: CallFamily, *, only_one: bool, special_ids: dict[str, int]) -> str:
+    text = family.grammar(SCHEMAS, only_one=only_one, special_ids=special_ids)
+    return translate("lark_with_schemas", text).text
+
+
+def accepts(family: CallFamily, text: str, *, only_one: bool = False, special: tuple[str, ...] = ()) -> bool:
+    """Return whether the grammar of forced calls takes the whole text, and may end there."""
+    backend, guidance, special_ids = tokenizer(*special)
+    matcher = LLMatcher(guidance, grammar(family, only_one=only_one, special_ids=special_ids))
+    assert not matcher.get_error()
+    ids = backend.encode(text, add_special_tokens=False).ids
+    return bool(matcher.validate_tokens(ids) == len(ids) and matcher.consume_tokens(ids) and matcher.is_accepting())
+
+
+def written(family: CallFamily, calls: list[tuple[str, dict[str, object]]]) -> str:
+    return family.written((name, json.dumps(arguments)) for name, arguments in calls)
+
+
+def calls_in(family: CallFamily, text: str) -> Read:
+    return read(parts_of(AnswerParser(None, family.parser(SCHEMAS)), text))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=30)
+@given(calls=CALLS)
+def test_what_is_written_is_allowed_by_the_grammar_and_read_by_the_parser(
+    family: CallFamily, calls: list[tuple[str, dict[str, object]]]
+) -> None:
+    text = written(family, calls)
+    assert accepts(family, text)
+    assert accepts(family, text, only_one=True) == (len(calls) == 1)
+    assert calls_in(family, text) == Read(calls=[(name, json.dumps(given)) for name, given in calls])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("seed", range(5))
+def test_whatever_the_grammar_lets_a_model_write_is_read_as_calls(family: CallFamily, seed: int) -> None:
+    draw = random.Random(seed)
+    backend, guidance, _ = tokenizer()
+    matcher = LLMatcher(guidance, grammar(family, only_one=False, special_ids={}))
+    token_ids: list[int] = []
+    while not (matcher.is_accepting() and draw.random() < 0.5):
+        bits = matcher.compute_bitmask()
+        allowed = [i for i in range(backend.get_vocab_size()) if bits[i // 8] >> i % 8 & 1 and i != guidance.eos_token]
+        if not allowed:
+            break
+        token_ids.append(draw.choice(allowed))
+        assert matcher.consume_token(token_ids[-1])
+    result = calls_in(family, backend.decode(token_ids, skip_special_tokens=False))
+    assert result.calls
+    assert result.content == ""
+    assert accepts(family, written(family, [(name, json.loads(given)) for name, given in result.calls]))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_grammar_refuses_what_is_no_call_of_these_tools(family: CallFamily) -> None:
+    zone = {"zone": "utc"}
+    good = written(family, [("get_time", zone)])
+    assert accepts(family, good)
+    for bad in (
+        "",
+        f"Well. {good}",
+        f"{good} Well.",
+        f"{good}{family.separator or '}'}",
+        good[:-1],
+        written(family, [("unknown", zone)]),
+        written(family, [("get_time", {})]),
+        written(family, [("get_time", {"zone": "est"})]),
+        written(family, [("get_time", {**zone, "more": 1})]),
+        written(family, [("add-2", {"a": "1"})]),
+        good.replace('"utc"', '  "utc"'),
+    ):
+        assert not accepts(family, bad), bad
+
+
+@pytest.mark.parametrize(
+    ("family", "special"), [(HERMES, ("<tool_call>", "</tool_call>")), (MISTRAL_NAMED, ("[TOOL_CALLS]", "[ARGS]"))]
+)
+def test_marks_that_are_special_tokens_are_forced_as_these(family: CallFamily, special: tuple[str, ...]) -> None:
+    text = written(family, [("get_time", {"zone": "utc"}), ("add-2", {})])
+    assert accepts(family, text, special=special)
+    _, guidance, special_ids = tokenizer(*special)
+    matcher = LLMatcher(guidance, grammar(family, only_one=True, special_ids=special_ids))
+    assert matcher.consume_token(special_ids[special[0]])
+
+
+def test_the_engine_lets_through_exactly_the_special_tokens_that_are_marks() -> None:
+    backend, _, special_ids = tokenizer("[TOOL_CALLS]", "[ARGS]")
+    (eos,) = (backend.token_to_id("<|im_end|>"),)
+    grammars = Grammars(backend, vocab_size=backend.get_vocab_size(), eos_token_ids=frozenset({eos}))
+    text = MISTRAL_NAMED.grammar(SCHEMAS, only_one=True, special_ids=special_ids)
+    matcher = grammars.compile(Grammar("lark_with_schemas", text, param="tools")).matcher()
+    words = np.zeros(-(-backend.get_vocab_size() // 32), np.uint32)
+    answer = written(MISTRAL_NAMED, [("get_time", {"zone": "utc"})])
+    for token_id in backend.encode(answer, add_special_tokens=False).ids:
+        matcher.fill_mask(words)
+        assert words[token_id // 32] >> np.uint32(token_id % 32) & 1
+        assert not words[eos // 32] >> np.uint32(eos % 32) & 1
+        matcher.push(token_id)
+    assert matcher.is_complete
+
+
+@pytest.mark.parametrize("keyword", [{"not": {}}, {"properties": {"a": {"$ref": "https://example.com/a"}}}])
+def test_a_schema_that_cannot_be_obeyed_is_refused_by_the_name_of_its_tool(keyword: dict[str, object]) -> None:
+    backend, _, _ = tokenizer()
+    eos = backend.token_to_id("<|im_end|>")
+    grammars = Grammars(backend, vocab_size=backend.get_vocab_size(), eos_token_ids=frozenset({eos}))
+    text = HERMES.grammar({**SCHEMAS, "bad": {"type": "object", **keyword}}, only_one=True, special_ids={})
+    with pytest.raises(InvalidRequest, match="in the parameters of 'bad'") as caught:
+        grammars.compile(Grammar("lark_with_schemas", text, param="tools"))
+    assert caught.value.param == "tools"
+
+
+@pytest.mark.parametrize(
+    ("name", "template", "family"),
+    [
+        ("auto", "{{ messages }}", HERMES),
+        ("auto", "<tool_call>\n{{ call | tojson }}\n</tool_call>", HERMES),
+        ("auto", "<tool_call>\n<function=example>", QWEN_CODER),
+        ("auto", "[TOOL_CALLS] [", MISTRAL),
+        ("auto", "[TOOL_CALLS]{{ name }}[ARGS]", MISTRAL_NAMED),
+        ("auto", "<|python_tag|>", LLAMA),
+        ("none", "<tool_call>", None),
+        ("llama3_json", "<tool_call>", LLAMA),
+        ("mistral", "", MISTRAL),
+        ("mistral", "[ARGS]", MISTRAL_NAMED),
+    ],
+)
+def test_a_family_is_recognised_by_the_template_or_named(name: str, template: str, family: CallFamily | None) -> None:
+    assert family_of(name, template) is family

@@ -1,0 +1,81 @@
+"""Tests how reasoning is split from the answer proper."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oaiserve.routes.dialects.answer import AnswerParser
+from oaiserve.routes.dialects.hermes import HermesCalls
+from oaiserve.routes.dialects.parts import Content, Reasoning
+from oaiserve.routes.dialects.thinking import ThinkingParser
+from tests.routes.dialects.reading import TOOLS, Read, cut, cuts, parts_of, read
+
+
+def parser(*, is_open: bool, with_calls: bool = False) -> AnswerParser:
+    return AnswerParser(
+        ThinkingParser("<think>", "</think>", is_open=is_open), HermesCalls(TOOLS) if with_calls else None
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "is_open", "reasoning", "content"),
+    [
+        ("<think>\nWell.\n</think>\n\nYes.", False, "Well.\n", "Yes."),
+        ("<think>\nWell.\n</think>\n\nYes.", True, "Well.\n", "Yes."),
+        ("Well.</think>Yes.", True, "Well.", "Yes."),
+        ("Well.</think>Yes.", False, "", "Well.</think>Yes."),
+        ("<think>\n\n</think>\n\nYes.", False, "", "Yes."),
+        ("</think>Yes.", True, "", "Yes."),
+        (" Yes. <think>No.</think>", False, "", " Yes. <think>No.</think>"),
+        ("<think>Well, <b>", False, "Well, <b>", ""),
+        ("Well", True, "Well", ""),
+        ("<think>a</think>b</think>c", True, "a", "b</think>c"),
+        ("<thi", False, "", "<thi"),
+        ("<thi", True, "<thi", ""),
+        ("", True, "", ""),
+    ],
+)
+def test_reasoning_ends_with_its_mark(text: str, is_open: bool, reasoning: str, content: str) -> None:
+    assert read(parts_of(parser(is_open=is_open), [text])) == Read(content, reasoning)
+    assert read(parts_of(parser(is_open=is_open), text)) == Read(content, reasoning)
+
+
+def test_reasoning_is_held_back_only_while_it_may_be_a_mark() -> None:
+    reader = parser(is_open=False)
+    assert reader.push("<thi") == []
+    assert reader.push("nk> a") == [Reasoning("a")]
+    assert reader.push(" <") == [Reasoning(" ")]
+    assert reader.push("b> </thi") == [Reasoning("<b> ")]
+    assert reader.push("nk>") == []
+    assert reader.push("\n") == []
+    assert reader.push("c\n") == [Content("c\n")]
+
+
+def test_calls_are_found_behind_the_reasoning_only() -> None:
+    call = '<tool_call>{"name": "add"}</tool_call>'
+    result = read(parts_of(parser(is_open=True, with_calls=True), [f"So {call}?</think>\n\n{call}"]))
+    assert result == Read("", f"So {call}?", [("add", "{}")])
+
+
+SNIPPETS = st.sampled_from(["<think>", "</think>", "<thi", "</", "nk>", " ", "\n", "text", "<", "é"])
+
+
+@given(
+    text=st.lists(SNIPPETS | st.text(max_size=3), max_size=10).map("".join),
+    places=cuts(),
+    is_open=st.booleans(),
+    is_cut=st.booleans(),
+)
+def test_the_parts_do_not_depend_on_the_pieces(text: str, places: list[int], is_open: bool, is_cut: bool) -> None:
+    at_once, in_pieces, by_character = (parser(is_open=is_open, with_calls=True) for _ in range(3))
+    parts = parts_of(at_once, [text], is_cut=is_cut)
+    assert parts_of(in_pieces, cut(text, places), is_cut=is_cut) == parts
+    assert parts_of(by_character, text, is_cut=is_cut) == parts
+    ends = {reader.thinking.end for reader in (at_once, in_pieces, by_character) if reader.thinking is not None}
+    assert len(ends) == 1
+    (end,) = ends
+    result = read(parts)
+    assert text[end:].lstrip() == result.content.lstrip()
+    assert text[:end].endswith("</think>") or not result.content or not end

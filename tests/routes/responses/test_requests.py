@@ -1,0 +1,304 @@
+"""Tests what /v1/responses is asked: prompts and parameters that are those of chat, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from oaiserve.engine.request import ChatPrompt, Request
+from oaiserve.facts.record import Outcome
+from tests.routes.conftest import Serve, Served
+from tests.routes.responses.test_route import LOGPROBS, RESPONSES, STOP, TOOLS, WITH_CALLS, ask
+from tests.routes.test_reasoning import HYBRID
+from tests.routes.test_tools import CHATML, PARAMETERS, ZONE
+
+CHAT_TOOLS = [{"type": tool.pop("type"), "function": tool} for tool in map(dict, TOOLS)]
+
+
+def submitted(served: Served, **body: Any) -> tuple[Request, ChatPrompt]:
+    ask(served, **body)
+    return last_request(served)
+
+
+def last_request(served: Served) -> tuple[Request, ChatPrompt]:
+    request = served.engine.submitted.get()
+    (prompt,) = request.prompts
+    assert isinstance(prompt, ChatPrompt)
+    return request, prompt
+
+
+# The prompt.
+
+
+def test_instructions_come_first(served: Served) -> None:
+    _, prompt = submitted(served, instructions="Be brief.")
+    assert prompt.messages == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi"},
+    ]
+    assert prompt.add_generation_prompt
+
+
+ITEMS_AND_MESSAGES: list[tuple[list[dict[str, Any]], list[dict[str, Any]]]] = [
+    ([{"role": "user", "content": "Hi"}], [{"role": "user", "content": "Hi"}]),
+    (
+        [
+            {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Obey."}]},
+            {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]},
+        ],
+        [
+            {"role": "developer", "content": "Obey."},
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        ],
+    ),
+    (
+        [
+            {"role": "user", "content": "Hi"},
+            {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
+            {
+                "type": "message",
+                "id": "msg_1",
+                "status": "completed",
+                "role": "assistant",
+                "content": [{"type": "output_text", "text": "Well.", "annotations": [], "logprobs": []}],
+            },
+            {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "get_time", "arguments": ZONE},
+            {"type": "function_call", "call_id": "c2", "name": "stop", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c1", "output": "12:00"},
+            {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "done"}]},
+            {"role": "user", "content": "And?"},
+        ],
+        [
+            {"role": "user", "content": "Hi"},
+            {
+                "role": "assistant",
+                "content": "Well.",
+                "reasoning": "Hm.",
+                "tool_calls": [
+                    {"id": "c1", "type": "function", "function": {"name": "get_time", "arguments": ZONE}},
+                    {"id": "c2", "type": "function", "function": {"name": "stop", "arguments": "{}"}},
+                ],
+            },
+            {"role": "tool", "tool_call_id": "c1", "content": "12:00"},
+            {"role": "tool", "tool_call_id": "c2", "content": "done"},
+            {"role": "user", "content": "And?"},
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize("template", [None, HYBRID, CHATML], ids=["plain", "with-tools", "without-tools"])
+@pytest.mark.parametrize(("items", "messages"), ITEMS_AND_MESSAGES, ids=["text", "parts", "calls"])
+@pytest.mark.parametrize("tools", [[], TOOLS], ids=["no-tools", "tools"])
+def test_the_prompt_and_the_parameters_are_those_of_the_same_talk_over_chat(
+    serve: Serve,
+    template: str | None,
+    items: list[dict[str, Any]],
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]],
+) -> None:
+    served = serve() if template is None else serve(template=template)
+    request, prompt = submitted(served, input=items, tools=tools, temperature=0, max_output_tokens=9)
+    chat_tools = {"tools": CHAT_TOOLS} if tools else {}
+    assert served.chat(messages=messages, temperature=0, max_tokens=9, **chat_tools).status_code == 200
+    of_chat, chat_prompt = last_request(served)
+    assert (prompt.param, chat_prompt.param) == ("input", "messages")
+    assert {key: getattr(prompt, key) for key in ("messages", "tools", "template_kwargs", "opening")} == {
+        key: getattr(chat_prompt, key) for key in ("messages", "tools", "template_kwargs", "opening")
+    }
+    assert request.params == of_chat.params
+
+
+@pytest.mark.parametrize(
+    ("body", "of_chat"),
+    [
+        (
+            {"text": {"format": {"type": "json_schema", "name": "n", "schema": PARAMETERS, "strict": True}}},
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": PARAMETERS}}},
+        ),
+        ({"text": {"format": {"type": "json_object"}}}, {"response_format": {"type": "json_object"}}),
+        ({"text": {"format": {"type": "text"}, "verbosity": "low"}}, {"response_format": {"type": "text"}}),
+        ({"tools": TOOLS, "tool_choice": "required"}, {"tools": CHAT_TOOLS, "tool_choice": "required"}),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "function", "name": "stop"}},
+            {"tools": CHAT_TOOLS, "tool_choice": {"type": "function", "function": {"name": "stop"}}},
+        ),
+        (
+            {
+                "tools": TOOLS,
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "mode": "required",
+                    "tools": [{"type": "function", "name": "stop"}],
+                },
+            },
+            {
+                "tools": CHAT_TOOLS,
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {"mode": "required", "tools": [{"function": {"name": "stop"}}]},
+                },
+            },
+        ),
+        (
+            {"tools": TOOLS, "parallel_tool_calls": False, "tool_choice": "required"},
+            {"tools": CHAT_TOOLS, "parallel_tool_calls": False, "tool_choice": "required"},
+        ),
+        ({"structured_outputs": {"regex": "a+"}}, {"structured_outputs": {"regex": "a+"}}),
+        ({"reasoning": {"effort": "high"}}, {"reasoning_effort": "high"}),
+        ({"seed": 5, "top_k": 3, "stop": ["x"], "min_p": 0.1}, {"seed": 5, "top_k": 3, "stop": ["x"], "min_p": 0.1}),
+        (
+            {"include": LOGPROBS, "top_logprobs": 4},
+            {"logprobs": True, "top_logprobs": 4},
+        ),
+    ],
+)
+def test_what_is_asked_in_other_words_than_in_chat_is_the_same(
+    serve: Serve, body: dict[str, Any], of_chat: dict[str, Any]
+) -> None:
+    served = serve(template=HYBRID)
+    request, prompt = submitted(served, **body)
+    assert served.chat(**of_chat).status_code == 200
+    chat_request, chat_prompt = last_request(served)
+    if request.params.grammar is not None and "text" in body:
+        assert request.params.grammar.param == "text.format"
+        assert chat_request.params.grammar is not None
+        assert request.params.grammar.text == chat_request.params.grammar.text
+    else:
+        assert request.params.grammar == chat_request.params.grammar
+        assert request.params.logprobs == chat_request.params.logprobs
+        assert request.params.stop_after == chat_request.params.stop_after
+    assert (prompt.template_kwargs, prompt.opening) == (chat_prompt.template_kwargs, chat_prompt.opening)
+
+
+# What is refused.
+
+
+def tool(**fields: Any) -> dict[str, Any]:
+    return {"tools": [{"type": "function", "name": "f", **fields}]}
+
+
+def items(*given: Any) -> dict[str, Any]:
+    return {"input": list(given)}
+
+
+def chosen(choice: Any) -> dict[str, Any]:
+    return {"tools": TOOLS, "tool_choice": choice}
+
+
+def test_a_format_of_the_text_leaves_a_forced_call_as_it_is(serve: Serve) -> None:
+    served = serve(**WITH_CALLS)
+    forced = {"tools": TOOLS, "tool_choice": {"type": "function", "name": "stop"}}
+    alone, _ = submitted(served, **forced)
+    beside, _ = submitted(served, **forced, text={"format": {"type": "json_object"}})
+    assert alone.params.grammar is not None
+    assert beside.params.grammar == alone.params.grammar
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"input": None}, "input", "must be a string or a list"),
+        ({"input": 3}, "input", "must be"),
+        ({"input": []}, "input", "at least one item"),
+        ({"input": ["Hi"]}, "input", "an object"),
+        (items({"role": "critic", "content": "x"}), "input", "'system' or 'user', got 'critic'"),
+        (items({"role": "user"}), "input", "'input[0].content'"),
+        (items({"type": "web_search_call", "id": "ws_1"}), "input", "'input[0].type'"),
+        (items({"role": "user", "content": [{"type": "input_image"}]}), "input", "got 'input_image'"),
+        (items({"role": "user", "content": [{"type": "input_text"}]}), "input", "'input[0].content[0].text'"),
+        (items({"role": "user", "content": ["x"]}), "input", "must be an object"),
+        (items({"type": "function_call", "name": "f", "arguments": "{}"}), "input", "'input[0].call_id'"),
+        (items({"type": "function_call", "call_id": "c", "name": "f", "arguments": {}}), "input", "arguments"),
+        (items({"type": "function_call_output", "call_id": "c", "output": "x"}), "input", "no call 'c'"),
+        (items({"type": "function_call_output", "call_id": "c", "output": 1}), "input", "'input[0].output'"),
+        (items({"type": "reasoning", "summary": "x"}), "input", "'input[0].summary'"),
+        (items({"type": "item_reference", "id": "msg_1_0"}), "input", "no item 'msg_1_0'"),
+        (items({"type": "item_reference"}), "input", "'input[0].id'"),
+        ({"max_output_tokens": 0}, "max_output_tokens", ">= 1"),
+        ({"max_tokens": 5}, "max_tokens", "'max_output_tokens'"),
+        ({"max_completion_tokens": 5}, "max_completion_tokens", "'max_output_tokens'"),
+        ({"response_format": {"type": "text"}}, "response_format", "'text.format'"),
+        ({"n": 2}, "n", "must be 1"),
+        ({"return_token_ids": True}, "return_token_ids", "no place"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs", "no place"),
+        ({"temperature": 3}, "temperature", "<= 2"),
+        ({"top_logprobs": 2}, "top_logprobs", "'include'"),
+        ({"top_logprobs": 21, "include": LOGPROBS}, "top_logprobs", "<= 20"),
+        ({"include": ["everything"]}, "include", "'everything'"),
+        ({"truncation": "middle"}, "truncation", "'middle'"),
+        ({"background": True}, "background", "while the client waits"),
+        ({"conversation": "conv_1"}, "conversation", "'previous_response_id'"),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt", "'instructions'"),
+        ({"metadata": []}, "metadata", "an object"),
+        ({"metadata": {"a": 1}}, "metadata", "a string"),
+        ({"metadata": {str(i): "x" for i in range(17)}}, "metadata", "at most 16"),
+        ({"metadata": {"k" * 65: "x"}}, "metadata", "64 characters"),
+        ({"metadata": {"k": "x" * 513}}, "metadata", "512 characters"),
+        ({"reasoning": {"effort": 1}}, "reasoning", "must be a string"),
+        ({"text": {"format": "json"}}, "text", "an object"),
+        ({"text": {"format": {"type": "xml"}}}, "text", "'xml'"),
+        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text", "'text.format.schema'"),
+        ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text", "'text.format.name'"),
+        (
+            {"text": {"format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}}}},
+            "text",
+            "'text.format.json_schema'",
+        ),
+        ({"text": {"style": "x"}}, "text", "'text.style'"),
+        (
+            {"text": {"format": {"type": "json_object"}}, "structured_outputs": {"regex": "a"}},
+            "structured_outputs",
+            "only one constraint",
+        ),
+        ({"tools": [{"type": "web_search"}]}, "tools", "must be 'function', got 'web_search'"),
+        ({"tools": [{"type": "custom", "name": "f"}]}, "tools", "got 'custom'"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "'tools[0].name'"),
+        ({"tools": [{"type": "function"}]}, "tools", "'tools[0].name'"),
+        (tool(name="a b"), "tools", "'tools[0].name'"),
+        (tool(parameters=[]), "tools", "'tools[0].parameters'"),
+        ({"tools": [STOP, STOP]}, "tools", "two have the name 'stop'"),
+        ({"tool_choice": "required"}, "tool_choice", "only allowed with 'tools'"),
+        (chosen("any"), "tool_choice", "got 'any'"),
+        (chosen({"type": "function", "name": "g"}), "tool_choice", "no tool with the name 'g'"),
+        (chosen({"type": "function", "function": {"name": "stop"}}), "tool_choice", "'tool_choice.name'"),
+        (chosen({"type": "web_search"}), "tool_choice", "'tool_choice.type'"),
+        (chosen({"type": "allowed_tools", "mode": "never", "tools": [STOP]}), "tool_choice", "'tool_choice.mode'"),
+        (chosen({"type": "allowed_tools", "mode": "auto", "tools": []}), "tool_choice", "at least one tool"),
+    ],
+)
+def test_what_is_wrong_is_named_before_the_answer_begins(
+    served: Served, body: dict[str, Any], param: str, words: str
+) -> None:
+    for stream in (False, True):
+        response = served.post(RESPONSES, **{"input": "Hi", **body}, stream=stream)
+        assert response.status_code == 400, response.text
+        error = response.json()["error"]
+        assert error["param"] == param
+        assert words in error["message"]
+        assert served.telemetry.next_record().outcome == Outcome.REJECTED
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"background": False, "truncation": "auto", "service_tier": "auto", "safety_identifier": "x"},
+        {"prompt_cache_key": "k", "max_tool_calls": 2, "n": 1, "stream_options": None, "tool_choice": "auto"},
+        {"include": ["reasoning.encrypted_content"], "conversation": None, "prompt": None},
+        {"stream": True, "stream_options": {"include_obfuscation": False}},
+    ],
+)
+def test_what_changes_nothing_is_accepted(served: Served, body: dict[str, Any]) -> None:
+    assert served.post(RESPONSES, **{"input": "Hi", **body}).status_code == 200
+
+
+def test_another_model_is_not_found(served: Served) -> None:
+    response = served.post(RESPONSES, input="Hi", model="gpt-9")
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
+
+
+def test_calls_cannot_be_forced_where_none_are_read(serve: Serve) -> None:
+    served = serve(template=CHATML, tool_call_parser="none")
+    response = served.post(RESPONSES, input="Hi", tools=TOOLS, tool_choice="required")
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "tool_choice")

@@ -1,0 +1,376 @@
+"""Tests /v1/responses: its exact events, its items, what it tells back, and its errors."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from oaiserve.engine.request import FinishReason
+from oaiserve.errors import ContextLengthExceeded, InternalError
+from oaiserve.facts.record import Outcome
+from tests.routes.conftest import Serve, Served
+from tests.routes.doubles import fails, says, starts
+from tests.routes.test_reasoning import HYBRID, OPEN, THOUGHT
+from tests.routes.test_tools import CALL, CHATML, PARAMETERS, PIECES, ZONE
+
+RESPONSES = "/v1/responses"
+WITH_CALLS = {"template": CHATML}
+TIME = {"type": "function", "name": "get_time", "description": "The time.", "parameters": PARAMETERS, "strict": True}
+STOP = {"type": "function", "name": "stop"}
+TOOLS = [TIME, STOP]
+LOGPROBS = ["message.output_text.logprobs"]
+
+
+def ask(served: Served, **body: Any) -> dict[str, Any]:
+    response = served.post(RESPONSES, **{"input": "Hi", **body})
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def events_of(response: httpx.Response) -> list[dict[str, Any]]:
+    """Return the events of a stream, and check what holds for each of them."""
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    *blocks, rest = response.text.split("\n\n")
+    assert rest == ""
+    events = []
+    for number, block in enumerate(blocks):
+        name, data = block.split("\n")
+        events.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {events[-1]['type']}"
+        assert events[-1].pop("sequence_number") == number
+    return events
+
+
+def streamed(served: Served, **body: Any) -> list[dict[str, Any]]:
+    return events_of(served.post(RESPONSES, **{"input": "Hi", "stream": True, **body}))
+
+
+def without_ids(value: Any) -> Any:
+    """Return a value with the ids and times replaced by what kind they are of."""
+    if isinstance(value, dict):
+        return {key: without_ids(each) for key, each in value.items() if key not in ("created_at", "completed_at")}
+    if isinstance(value, list):
+        return [without_ids(each) for each in value]
+    if isinstance(value, str) and value.partition("_")[0] in ("resp", "msg", "fc", "rs", "call"):
+        return value.partition("_")[0]
+    return value
+
+
+MESSAGE = {"id": "msg", "type": "message", "status": "completed", "role": "assistant"}
+TEXT = {"type": "output_text", "annotations": [], "logprobs": []}
+TOLD = {
+    "background": False,
+    "error": None,
+    "instructions": None,
+    "max_output_tokens": None,
+    "max_tool_calls": None,
+    "metadata": {},
+    "model": "org/demo",
+    "object": "response",
+    "parallel_tool_calls": True,
+    "previous_response_id": None,
+    "reasoning": {"effort": None, "summary": None},
+    "store": True,
+    "temperature": 1.0,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_logprobs": 0,
+    "top_p": 1.0,
+    "truncation": "disabled",
+    "user": None,
+}
+USAGE = {
+    "input_tokens": 3,
+    "input_tokens_details": {"cached_tokens": 2, "cache_write_tokens": 0},
+    "output_tokens": 2,
+    "output_tokens_details": {"reasoning_tokens": 0},
+    "total_tokens": 5,
+}
+
+
+def whole(*output: dict[str, Any], status: str = "completed", **more: Any) -> dict[str, Any]:
+    usage = None if status == "in_progress" else USAGE
+    details = {"reason": "max_output_tokens"} if status == "incomplete" else None
+    answer = {"id": "resp", "status": status, "output": list(output), "usage": usage, "incomplete_details": details}
+    return {**TOLD, **answer, **more}
+
+
+# The answer.
+
+
+def test_a_whole_answer_has_the_documented_shape(served: Served) -> None:
+    answer = ask(served)
+    assert answer["created_at"] <= answer["completed_at"]
+    assert without_ids(answer) == whole({**MESSAGE, "content": [{**TEXT, "text": "Hello world"}]})
+    assert answer["output"][0]["id"].split("_")[1] == answer["id"].removeprefix("resp_")
+
+
+def test_a_stream_has_exactly_these_events(served: Served) -> None:
+    served.engine.script = says("Hel", "lo")
+    events = streamed(served)
+    begun = whole(status="in_progress")
+    place = {"item_id": "msg", "output_index": 0, "content_index": 0}
+    done = {**MESSAGE, "content": [{**TEXT, "text": "Hello"}]}
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    assert "".join(event["delta"] for event in deltas) == "Hello"
+    assert without_ids([event for event in events if event not in deltas[1:]]) == [
+        {"type": "response.created", "response": begun},
+        {"type": "response.in_progress", "response": begun},
+        {
+            "type": "response.output_item.added",
+            "output_index": 0,
+            "item": {**MESSAGE, "status": "in_progress", "content": []},
+        },
+        {"type": "response.content_part.added", **place, "part": {**TEXT, "text": ""}},
+        {"type": "response.output_text.delta", **place, "delta": deltas[0]["delta"], "logprobs": []},
+        {"type": "response.output_text.done", **place, "text": "Hello", "logprobs": []},
+        {"type": "response.content_part.done", **place, "part": {**TEXT, "text": "Hello"}},
+        {"type": "response.output_item.done", "output_index": 0, "item": done},
+        {"type": "response.completed", "response": whole(done)},
+    ]
+    assert {event["response"]["id"] for event in events if "response" in event} == {events[0]["response"]["id"]}
+    assert {event["item_id"] for event in events if "item_id" in event} == {events[2]["item"]["id"]}
+
+
+def test_a_streamed_call_has_exactly_these_events(serve: Serve) -> None:
+    served = serve(**WITH_CALLS)
+    served.engine.script = says("Well. ", *PIECES)
+    events = without_ids(streamed(served, tools=TOOLS))
+    call = {"id": "fc", "type": "function_call", "call_id": "call", "name": "get_time"}
+    message = {**MESSAGE, "content": [{**TEXT, "text": "Well. "}]}
+    done = {**call, "status": "completed", "arguments": ZONE}
+    kinds = [event["type"].removeprefix("response.") for event in events]
+    assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
+    end_of_text = ["output_text.done", "content_part.done", "output_item.done"]
+    assert kinds[kinds.index("output_text.done") :][:3] == end_of_text
+    of_call = events[kinds.index("output_item.done") + 1 :]
+    arguments = [event for event in of_call if event["type"] == "response.function_call_arguments.delta"]
+    assert all(event["delta"] and event["output_index"] == 1 for event in arguments)
+    assert "".join(event["delta"] for event in arguments) == ZONE
+    assert [event for event in of_call if event not in arguments] == [
+        {
+            "type": "response.output_item.added",
+            "output_index": 1,
+            "item": {**call, "status": "in_progress", "arguments": ""},
+        },
+        {
+            "type": "response.function_call_arguments.done",
+            "item_id": "fc",
+            "output_index": 1,
+            "name": "get_time",
+            "arguments": ZONE,
+        },
+        {"type": "response.output_item.done", "output_index": 1, "item": done},
+        {"type": "response.completed", "response": events[-1]["response"]},
+    ]
+    assert events[-1]["response"]["output"] == [message, done]
+
+
+def test_streamed_reasoning_has_exactly_these_events(serve: Serve) -> None:
+    served = serve(template=HYBRID)
+    served.engine.script = says(*THOUGHT)
+    events = without_ids(streamed(served))
+    place = {"item_id": "rs", "output_index": 0, "content_index": 0}
+    item = {"id": "rs", "type": "reasoning", "summary": []}
+    thought = {"type": "reasoning_text", "text": "I think."}
+    deltas = [event for event in events if event["type"] == "response.reasoning_text.delta"]
+    assert "".join(event["delta"] for event in deltas) == "I think."
+    of_reasoning = [event for event in events[2:] if event not in deltas][:5]
+    assert of_reasoning == [
+        {
+            "type": "response.output_item.added",
+            "output_index": 0,
+            "item": {**item, "status": "in_progress", "content": []},
+        },
+        {"type": "response.content_part.added", **place, "part": {"type": "reasoning_text", "text": ""}},
+        {"type": "response.reasoning_text.done", **place, "text": "I think."},
+        {"type": "response.content_part.done", **place, "part": thought},
+        {
+            "type": "response.output_item.done",
+            "output_index": 0,
+            "item": {**item, "status": "completed", "content": [thought]},
+        },
+    ]
+    last = events[-1]["response"]
+    assert [item["type"] for item in last["output"]] == ["reasoning", "message"]
+    assert last["usage"]["output_tokens_details"] == {"reasoning_tokens": 7}
+
+
+@pytest.mark.parametrize(
+    ("options", "texts", "body"),
+    [
+        ({}, ("Hello", " world"), {}),
+        ({}, ("Hello", " world"), {"include": LOGPROBS, "top_logprobs": 2}),
+        (WITH_CALLS, ("Well. ", *PIECES), {"tools": TOOLS}),
+        (WITH_CALLS, ("Well. ", *PIECES), {"tools": TOOLS, "include": LOGPROBS}),
+        (WITH_CALLS, (*PIECES, *PIECES), {"tools": TOOLS}),
+        (WITH_CALLS, PIECES, {"tools": TOOLS, "tool_choice": "required"}),
+        ({}, ("",), {}),
+        ({"template": OPEN}, THOUGHT[1:], {}),
+        ({"template": OPEN}, THOUGHT, {"include": LOGPROBS, "top_logprobs": 1}),
+        ({"template": OPEN}, ("I", " think"), {}),
+    ],
+)
+@pytest.mark.parametrize("finish", FinishReason)
+def test_the_end_of_a_stream_is_the_whole_answer_and_what_is_stored(
+    serve: Serve, options: dict[str, Any], texts: tuple[str, ...], body: dict[str, Any], finish: FinishReason
+) -> None:
+    served = serve(**options)
+    served.engine.script = says(*texts, finish=finish)
+    events = streamed(served, **body)
+    last = events[-1]
+    assert last["type"] == ("response.completed" if finish == FinishReason.STOP else "response.incomplete")
+    assert without_ids(last["response"]) == without_ids(ask(served, **body))
+    stored = served.http.get(f"{RESPONSES}/{last['response']['id']}").json()
+    for item in last["response"]["output"]:
+        for part in item.get("content", []):
+            part["logprobs"] = [] if "logprobs" in part else None
+    for item in stored["output"]:
+        for part in item.get("content", []):
+            part.setdefault("logprobs", None)
+    assert stored == last["response"]
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert without_ids([item["id"] for item in done]) == without_ids([item["id"] for item in stored["output"]])
+
+
+def test_logprobs_are_those_of_the_text(serve: Serve) -> None:
+    served = serve(template=OPEN)
+    served.engine.script = says(*THOUGHT[1:])
+    (_, message) = ask(served, include=LOGPROBS, top_logprobs=1)["output"]
+    (part,) = message["content"]
+    assert [entry["token"] for entry in part["logprobs"]][-2:] == ["Yes", "."]
+    assert "I" not in [entry["token"] for entry in part["logprobs"]]
+    assert len(part["logprobs"][0]["top_logprobs"]) == 1
+    events = streamed(served, include=LOGPROBS, top_logprobs=1)
+    deltas = [entry for event in events for entry in event.get("logprobs", []) if event["type"].endswith("text.delta")]
+    assert deltas == part["logprobs"]
+
+
+def test_an_answer_that_is_cut_is_incomplete(served: Served) -> None:
+    served.engine.script = says("Hel", finish=FinishReason.LENGTH)
+    answer = ask(served, max_output_tokens=1)
+    assert (answer["status"], answer["completed_at"]) == ("incomplete", None)
+    assert answer["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert answer["output"][0]["status"] == "incomplete"
+    assert answer["max_output_tokens"] == 1
+    events = streamed(served, max_output_tokens=1)
+    assert [event["type"] for event in events[-2:]] == ["response.output_item.done", "response.incomplete"]
+
+
+def test_a_call_that_is_cut_has_what_had_come(serve: Serve) -> None:
+    served = serve(**WITH_CALLS)
+    served.engine.script = says(*PIECES[:3], finish=FinishReason.LENGTH)
+    (item,) = ask(served, tools=TOOLS, tool_choice="required")["output"]
+    assert (item["type"], item["status"]) == ("function_call", "incomplete")
+    assert ZONE.startswith(item["arguments"])
+
+
+def test_a_forced_call_gives_no_message(serve: Serve) -> None:
+    served = serve(**WITH_CALLS)
+    for texts in (PIECES, ("<tool",)):
+        served.engine.script = says(*texts, finish=FinishReason.LENGTH)
+        output = ask(served, tools=TOOLS, tool_choice="required")["output"]
+        assert "message" not in [item["type"] for item in output]
+
+
+def test_a_call_of_no_tool_stays_text(serve: Serve) -> None:
+    served = serve(**WITH_CALLS)
+    served.engine.script = says('<tool_call>\n{"name": "other", "arguments": {}}\n</tool_call>')
+    (item,) = ask(served, tools=TOOLS)["output"]
+    assert item["content"][0]["text"].startswith("<tool_call>")
+
+
+def test_parameters_are_told_back_as_they_took_effect(served: Served) -> None:
+    served.engine.default_params = {"temperature": 0.25, "top_p": 0.5}
+    told = {
+        "instructions": "Be brief.",
+        "max_output_tokens": 7,
+        "max_tool_calls": 3,
+        "metadata": {"a": "b"},
+        "parallel_tool_calls": False,
+        "reasoning": {"effort": "low", "summary": None},
+        "store": False,
+        "temperature": 0.25,
+        "text": {"format": {"type": "json_schema", "name": "n", "schema": {}, "description": None, "strict": None}},
+        "tool_choice": "none",
+        "tools": [TIME, {**STOP, "description": None, "parameters": None, "strict": None}],
+        "top_p": 0.75,
+        "truncation": "disabled",
+        "user": "me",
+    }
+    asked = {key: value for key, value in told.items() if key != "temperature"}
+    as_sent = {
+        "tools": TOOLS,
+        "truncation": "auto",
+        "reasoning": {"effort": "low", "summary": "auto"},
+        "text": {"format": {"type": "json_schema", "name": "n", "schema": {}}},
+    }
+    answer = ask(served, **asked | as_sent)
+    assert {key: answer[key] for key in told} == told
+
+
+# Errors and accounts.
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_error_before_the_first_token_is_an_http_error(served: Served, stream: bool) -> None:
+    served.engine.script = fails(ContextLengthExceeded(8, 9, None, param="input"))
+    response = served.post(RESPONSES, input="Hi", stream=stream)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "input")
+    assert "your input resulted in 9 tokens" in error["message"]
+
+
+def test_an_error_in_a_stream_is_its_last_event(served: Served) -> None:
+    served.engine.script = fails(InternalError("The step failed."), "Hel")
+    events = streamed(served)
+    last = events[-1]
+    assert last["type"] == "response.failed"
+    assert last["response"]["status"] == "failed"
+    assert last["response"]["error"]["code"] == "server_error"
+    assert last["response"]["error"]["message"] == "The step failed."
+    (item,) = last["response"]["output"]
+    assert (item["status"], item["content"][0]["text"]) == ("incomplete", "Hel")
+    assert served.http.get(f"{RESPONSES}/{last['response']['id']}").status_code == 404
+    assert served.telemetry.next_record().outcome == Outcome.FAILED
+
+
+def test_a_client_that_leaves_stores_nothing(served: Served) -> None:
+    served.engine.script = starts("Hel")
+    with served.http.stream("POST", RESPONSES, json={"input": "Hi", "stream": True}) as response:
+        lines = response.iter_lines()
+        first = next(lines)
+        response_id = json.loads(next(lines).removeprefix("data: "))["response"]["id"]
+    assert first == "event: response.created"
+    served.engine.aborted.get(timeout=60)
+    assert served.telemetry.next_record().outcome == Outcome.CANCELLED
+    assert served.http.get(f"{RESPONSES}/{response_id}").status_code == 404
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_is_accounted_for_like_every_other_request(serve: Serve, stream: bool) -> None:
+    served = serve(**WITH_CALLS)
+    served.engine.script = says(CALL)
+    response = served.post(RESPONSES, input="Hi", tools=TOOLS, stream=stream, max_output_tokens=9)
+    record = served.telemetry.next_record()
+    assert (record.operation, record.http_route, record.outcome) == ("responses", RESPONSES, Outcome.FINISHED)
+    assert record.response_id is not None
+    assert record.response_id in response.text
+    assert record.conversation_id == record.response_id
+    assert record.finish_reasons == ("stop",)
+    assert record.params == {"max_tokens": 9}
+    assert dict(record.tool_calls) == {"called": 1}
+    assert (record.prompt_tokens, record.cached_tokens, record.completion_tokens) == (3, 2, 1)
+    assert served.telemetry.records.empty()
+
+
+def test_the_end_of_a_stream_has_the_timings_if_they_are_asked_for(served: Served) -> None:
+    events = streamed(served, stream_options={"include_timings": True})
+    assert set(events[-1]["timings"]["phases_ns"]) >= {"receive", "queue", "decode"}

@@ -1,0 +1,461 @@
+"""Tests the stores of responses: both keep what a plain list would keep, and the file survives what happens to it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oaiserve.errors import StartupError, Unavailable
+from oaiserve.routes.responses import database as response_database
+from oaiserve.routes.responses.database import ResponseDatabase
+from oaiserve.routes.responses.store import MemoryStore, ResponseStore, StoredResponse, StoreLimits, TalkTooLarge
+
+ROOT = Path(__file__).parent.parent
+WIDE = StoreLimits(1000, 2**20, 1000)
+T = TypeVar("T")
+MakeStore = Callable[..., ResponseStore]
+
+
+class Clock:
+    now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def turn(response_id: str, previous_id: str | None = None, num_bytes: int = 10) -> StoredResponse:
+    return StoredResponse(response_id, "talk", previous_id, b"r" * (num_bytes - 2), b"[]")
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(work)
+
+
+@pytest.fixture(params=["memory", "file"])
+def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeStore]:
+    made: list[ResponseStore] = []
+
+    def make(limits: StoreLimits = WIDE, clock: Callable[[], float] | None = None) -> ResponseStore:
+        clock = clock or Clock()
+        made.append(
+            MemoryStore(limits, clock)
+            if request.param == "memory"
+            else ResponseDatabase(tmp_path / "responses.db", limits, clock)
+        )
+        return made[-1]
+
+    yield make
+    for store in made:
+        run(store.close())
+
+
+class ListStore:
+    """What a store shall do, said as plainly as possible: a list of all responses, the oldest first."""
+
+    def __init__(self, limits: StoreLimits, clock: Clock) -> None:
+        self._limits, self._clock = limits, clock
+        self._rows: list[tuple[str, StoredResponse, float]] = []
+
+    def put(self, owner: str, stored: StoredResponse) -> None:
+        self._expire()
+        if stored.num_bytes > self._limits.num_bytes:
+            return
+        chain = {turn.id for turn in self._before(owner, stored.previous_id)}
+        used = [(o, turn, self._clock()) for o, turn, _ in self._rows if o == owner and turn.id in chain]
+        self._rows = [row for row in self._rows if not (row[0] == owner and row[1].id in chain)] + used
+        self._rows.append((owner, stored, self._clock()))
+        while len(self._rows) > self._limits.number:
+            self._drop_oldest_of(lambda rows: len(rows))
+        while sum(row[1].num_bytes for row in self._rows) > self._limits.num_bytes:
+            self._drop_oldest_of(lambda rows: sum(row[1].num_bytes for row in rows))
+
+    def _drop_oldest_of(self, size: Callable[[list[Any]], int]) -> None:
+        owners = {row[0] for row in self._rows}
+        most = max(owners, key=lambda owner: (size([row for row in self._rows if row[0] == owner]), owner))
+        self._rows.remove(next(row for row in self._rows if row[0] == most))
+
+    def get(self, owner: str, response_id: str) -> StoredResponse | None:
+        self._expire()
+        return next((turn for o, turn, _ in self._rows if (o, turn.id) == (owner, response_id)), None)
+
+    def talk(self, owner: str, response_id: str) -> list[StoredResponse]:
+        turns = self._before(owner, response_id)
+        return turns[::-1] if turns and turns[-1].previous_id is None else []
+
+    def delete(self, owner: str, response_id: str) -> bool:
+        found = self.get(owner, response_id)
+        self._rows = [row for row in self._rows if row[:2] != (owner, found)]
+        return found is not None
+
+    def counts(self) -> tuple[int, int]:
+        return len(self._rows), sum(turn.num_bytes for _, turn, _ in self._rows)
+
+    def _before(self, owner: str, response_id: str | None) -> list[StoredResponse]:
+        turns = []
+        while response_id is not None and (turn := self.get(owner, response_id)) is not None:
+            turns.append(turn)
+            response_id = turn.previous_id
+        return turns
+
+    def _expire(self) -> None:
+        self._rows = [row for row in self._rows if row[2] > self._clock() - self._limits.seconds]
+
+
+OWNERS = st.sampled_from("abc")
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), OWNERS, st.integers(2, 200), st.integers(0, 20)),
+        st.tuples(st.sampled_from(["get", "talk", "delete"]), OWNERS, st.integers(0, 20)),
+        st.tuples(st.just("wait"), st.integers(1, 40)),
+    ),
+    max_size=30,
+)
+LIMITS = st.builds(StoreLimits, st.integers(0, 12), st.integers(50, 900), st.integers(20, 100))
+
+
+@settings(max_examples=60, deadline=None)
+@given(actions=ACTIONS, limits=LIMITS)
+@pytest.mark.parametrize("kind", ["memory", "file"])
+def test_a_store_keeps_what_a_plain_list_keeps(kind: str, actions: list[Any], limits: StoreLimits) -> None:
+    async def compare(store: ResponseStore, clock: Clock) -> None:
+        plain, ids, num_deleted = ListStore(limits, clock), list[str](), 0
+        for number, (action, *values) in enumerate(actions):
+            if action == "wait":
+                clock.now += values[0]
+            elif action == "put":
+                owner, size, previous = values
+                previous_id = ids[previous] if previous < len(ids) else None
+                # What a store finds is checked before, so a turn never goes on from one that is not there.
+                if previous_id is not None and not plain.talk(owner, previous_id):
+                    previous_id = None
+                ids.append(f"r{number}")
+                stored = turn(ids[-1], previous_id, size)
+                plain.put(owner, stored)
+                await store.put(owner, stored)
+                counts = store.counts()
+                assert counts[:2] == plain.counts()
+                assert counts.number + sum(counts.dropped.values()) + num_deleted == len(ids)
+            else:
+                owner, position = values
+                response_id = ids[position] if position < len(ids) else "unknown"
+                arguments = (owner, response_id, 10_000) if action == "talk" else (owner, response_id)
+                expected = getattr(plain, action)(owner, response_id)
+                assert await getattr(store, action)(*arguments) == expected, action
+                num_deleted += action == "delete" and expected
+            for owner in "abc":
+                for response_id in ids:
+                    assert await store.get(owner, response_id) == plain.get(owner, response_id)
+
+    clock = Clock()
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "responses.db"
+        store = MemoryStore(limits, clock) if kind == "memory" else ResponseDatabase(path, limits, clock)
+        try:
+            run(compare(store, clock))
+        finally:
+            run(store.close())
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [(WIDE._replace(number=1), "room"), (WIDE._replace(num_bytes=15), "room"), (WIDE._replace(num_bytes=9), "size")],
+)
+def test_a_store_counts_why_it_drops(make_store: MakeStore, limits: StoreLimits, reason: str) -> None:
+    store = make_store(limits)
+    for number in range(3):
+        run(store.put("me", turn(f"r{number}")))
+    kept = 0 if reason == "size" else 1
+    assert store.counts() == (kept, 10 * kept, {"age": 0, "room": 0, "size": 0} | {reason: 3 - kept})
+
+
+def test_a_store_counts_what_became_too_old(make_store: MakeStore) -> None:
+    clock = Clock()
+    store = make_store(WIDE, clock)
+    run(store.put("me", turn("old")))
+    clock.now += WIDE.seconds
+    run(store.put("me", turn("new")))
+    assert store.counts() == (1, 10, {"age": 1, "room": 0, "size": 0})
+    run(store.delete("me", "new"))
+    assert store.counts()[:2] == (0, 0)
+
+
+def test_one_owner_cannot_push_out_what_others_have(make_store: MakeStore) -> None:
+    async def flood() -> list[bool]:
+        store = make_store(StoreLimits(10, 2**20, 1000))
+        for number in range(4):
+            await store.put("quiet", turn(f"q{number}"))
+        for number in range(100):
+            await store.put("loud", turn(f"l{number}"))
+        return [await store.get("quiet", f"q{number}") is not None for number in range(4)]
+
+    assert run(flood()) == [True] * 4
+
+
+def test_a_response_is_found_by_its_owner_only(make_store: MakeStore) -> None:
+    async def ask() -> list[Any]:
+        store = make_store()
+        await store.put("mine", turn("r1"))
+        return [
+            await store.get("yours", "r1"),
+            await store.talk("yours", "r1", 1000),
+            await store.delete("yours", "r1"),
+            await store.get("mine", "r1"),
+        ]
+
+    assert run(ask()) == [None, [], False, turn("r1")]
+
+
+def test_a_talk_can_go_on_twice_from_the_same_turn(make_store: MakeStore) -> None:
+    async def fork() -> list[list[str]]:
+        store = make_store()
+        for stored in (turn("a"), turn("b", "a"), turn("c", "a")):
+            await store.put("", stored)
+        return [[stored.id for stored in await store.talk("", last, 1000)] for last in ("b", "c")]
+
+    assert run(fork()) == [["a", "b"], ["a", "c"]]
+
+
+def test_a_talk_with_a_turn_missing_is_none(make_store: MakeStore) -> None:
+    async def ask() -> list[StoredResponse]:
+        store = make_store()
+        for stored in (turn("a"), turn("b", "a"), turn("c", "b")):
+            await store.put("", stored)
+        await store.delete("", "a")
+        return await store.talk("", "c", 1000)
+
+    assert run(ask()) == []
+
+
+def test_a_talk_that_goes_on_stays_whole(make_store: MakeStore) -> None:
+    async def talk() -> list[str]:
+        clock = Clock()
+        store = make_store(StoreLimits(1000, 2**20, 100), clock)
+        await store.put("", turn("t0"))
+        for number in range(1, 10):
+            clock.now += 60
+            await store.put("", turn(f"t{number}", f"t{number - 1}"))
+        return [stored.id for stored in await store.talk("", "t9", 1000)]
+
+    assert run(talk()) == [f"t{number}" for number in range(10)]
+
+
+def test_a_talk_that_is_larger_than_its_reader_can_take_is_refused(make_store: MakeStore) -> None:
+    async def ask() -> int:
+        store = make_store()
+        await store.put("", turn("a", None, 600))
+        await store.put("", turn("b", "a", 600))
+        with pytest.raises(TalkTooLarge):
+            await store.talk("", "b", 1199)
+        return len(await store.talk("", "b", 1200))
+
+    assert run(ask()) == 2
+
+
+def test_a_response_that_is_too_large_by_itself_pushes_nothing_out(make_store: MakeStore) -> None:
+    async def put() -> list[bool]:
+        store = make_store(StoreLimits(10, 1000, 1000))
+        await store.put("", turn("small"))
+        await store.put("", turn("large", None, 1001))
+        return [await store.get("", name) is not None for name in ("small", "large")]
+
+    assert run(put()) == [True, False]
+
+
+# The file.
+
+
+def test_a_file_keeps_its_responses_for_the_next_process_and_for_its_owner_only(tmp_path: Path) -> None:
+    path = tmp_path / "responses.db"
+
+    async def put() -> None:
+        store = ResponseDatabase(path, WIDE, Clock())
+        await store.put("mine", turn("r1"))
+        await store.close()
+
+    async def get() -> StoredResponse | None:
+        store = ResponseDatabase(path, WIDE, Clock())
+        try:
+            return await store.get("mine", "r1")
+        finally:
+            await store.close()
+
+    run(put())
+    assert run(get()) == turn("r1")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_what_is_deleted_is_not_in_the_file_any_more(tmp_path: Path) -> None:
+    store = ResponseDatabase(tmp_path / "responses.db", WIDE, Clock())
+    run(store.put("", StoredResponse("r1", "r1", None, b"a secret of some length" * 500, b"[]")))
+    assert b"secret" in b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert run(store.delete("", "r1"))
+    assert b"secret" not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    run(store.close())
+
+
+def test_what_waits_for_the_disk_is_stored_in_one_transaction(tmp_path: Path) -> None:
+    async def put_many() -> tuple[int, int]:
+        store = ResponseDatabase(tmp_path / "responses.db", WIDE, Clock())
+        statements: list[str] = []
+        store._connection.set_trace_callback(statements.append)
+        await asyncio.gather(*(store.put("", turn(f"r{number}")) for number in range(50)))
+        found = [await store.get("", f"r{number}") for number in range(50)]
+        await store.close()
+        return sum(statement.startswith("COMMIT") for statement in statements), len([each for each in found if each])
+
+    num_commits, num_found = run(put_many())
+    assert num_found == 50
+    assert num_commits < 50
+
+
+def test_what_its_client_no_longer_waits_for_is_not_stored(tmp_path: Path) -> None:
+    async def put() -> list[StoredResponse | None]:
+        store = ResponseDatabase(tmp_path / "responses.db", WIDE, Clock())
+        left, stays = (asyncio.ensure_future(store.put("", turn(name))) for name in ("left", "stays"))
+        blocked = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        gate = asyncio.run_coroutine_threadsafe
+        store._thread.submit(lambda: gate(blocked.wait(), loop).result())
+        await asyncio.sleep(0)  # both wait behind what blocks the thread
+        left.cancel()
+        blocked.set()
+        await stays
+        try:
+            return [await store.get("", name) for name in ("left", "stays")]
+        finally:
+            await store.close()
+
+    assert run(put()) == [None, turn("stays")]
+
+
+def test_an_error_of_the_disk_reaches_the_client_and_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def put() -> None:
+        store = ResponseDatabase(tmp_path / "responses.db", WIDE, Clock())
+        store._connection.execute("PRAGMA max_page_count = 1")  # as if the disk were full
+        try:
+            with pytest.raises(Unavailable, match="'store': false"):
+                await store.put("", turn("r1", None, 100_000))
+            store._connection.execute("PRAGMA max_page_count = 1000000")
+            await store.put("", turn("r1", None, 100_000))
+            assert await store.get("", "r1") is not None
+        finally:
+            await store.close()
+
+    run(put())
+    assert "The response store does not work: database or disk is full" in caplog.text
+
+
+@pytest.mark.parametrize("content", ["folder", "text", "other"])
+def test_a_file_that_is_no_store_ends_the_start(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "responses.db"
+    if content == "folder":
+        path.mkdir()
+    elif content == "text":
+        path.write_text("Not a database, and longer than its header would be. " * 10)
+    else:
+        with sqlite3.connect(path) as other:
+            other.execute("CREATE TABLE theirs (x)")
+        other.close()
+    with pytest.raises(StartupError, match="--response-store is"):
+        response_database.check(path)
+
+
+WRITER = """
+import asyncio, sys
+from pathlib import Path
+from oaiserve.routes.responses.database import ResponseDatabase
+from oaiserve.routes.responses.store import StoredResponse, StoreLimits
+
+async def write(path, name, number):
+    store = ResponseDatabase(Path(path), StoreLimits(100_000, 2**30, 1000))
+    for k in range(number):
+        await store.put("", StoredResponse(f"{name}-{k}", "talk", f"{name}-{k - 1}" if k else None, b"{}", b"[]"))
+        print(k, flush=True)  # as an answer that has been sent
+    await store.close()
+
+asyncio.run(write(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+"""
+
+
+def writer(path: Path, name: str, number: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", WRITER, str(path), name, str(number)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+
+
+def talk_in(path: Path, last: str) -> list[str]:
+    async def read() -> list[str]:
+        store = ResponseDatabase(path, StoreLimits(100_000, 2**30, 1000))
+        try:
+            return [stored.id for stored in await store.talk("", last, 2**30)]
+        finally:
+            await store.close()
+
+    return run(read())
+
+
+def test_a_process_that_is_killed_loses_nothing_that_was_answered(tmp_path: Path) -> None:
+    path = tmp_path / "responses.db"
+    with writer(path, "a", 10**9) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if int(line) == 20:
+                break
+        os.kill(process.pid, signal.SIGKILL)
+        answered = [20, *(int(line) for line in process.stdout if line.endswith("\n"))]
+    last = answered[-1]
+    assert talk_in(path, f"a-{last}") == [f"a-{k}" for k in range(last + 1)]
+
+
+OPENS_A_NEW_FILE = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("BEGIN IMMEDIATE")
+print("opened", flush=True)
+sys.stdin.readline()
+connection.execute("COMMIT")
+"""
+
+
+def test_a_new_file_may_be_opened_by_another_process_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replicas that start together find no file, and SQLite does not wait by itself for the switch to a log."""
+    path = tmp_path / "responses.db"
+    other = subprocess.Popen(
+        [sys.executable, "-c", OPENS_A_NEW_FILE, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert other.stdout is not None
+    assert other.stdout.readline() == b"opened\n"
+    waits = []
+
+    def until_the_other_is_done(seconds: float) -> None:
+        waits.append(seconds)
+        other.communicate(b"go on\n")
+
+    monkeypatch.setattr(response_database.time, "sleep", until_the_other_is_done)
+    response_database.check(path)
+    assert len(waits) == 1
+
+
+def test_two_processes_share_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "responses.db"
+    with writer(path, "a", 30) as one, writer(path, "b", 30) as other:
+        for process in (one, other):
+            assert process.stdout is not None
+            assert len(process.stdout.readlines()) == 30
+    assert (one.returncode, other.returncode) == (0, 0)
+    for name in "ab":
+        assert talk_in(path, f"{name}-29") == [f"{name}-{k}" for k in range(30)]

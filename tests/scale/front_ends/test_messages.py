@@ -1,0 +1,201 @@
+"""Messages between front ends and the engine process come out as they went in, whatever is in them."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from dataclasses import replace
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oaiserve.engine.logprobs import TokenLogprob, TokenLogprobs, TopLogprob
+from oaiserve.engine.request import (
+    Aborted,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    Grammar,
+    Pooled,
+    PromptDone,
+    Request,
+    SamplingParams,
+    TextPrompt,
+    TokenChunk,
+    TokenPrompt,
+    Usage,
+)
+from oaiserve.errors import APIError, ContextLengthExceeded, InvalidRequest, ModelNotFound, Overloaded
+from oaiserve.facts.record import Cause, EngineAccount, EventKind, Outcome, RequestRecord, ToolCallOutcome, WaitReason
+from oaiserve.facts.times import RequestTimes
+from oaiserve.facts.trace import TraceContext
+from oaiserve.files.adapter_files import BadAdapter
+from oaiserve.routes.responses.store import StoredResponse, TalkTooLarge
+from oaiserve.scale.front_ends.messages import (
+    LENGTH,
+    Events,
+    GetTalk,
+    Message,
+    Recorded,
+    Refused,
+    Submit,
+    answer,
+    framed,
+    of_engine,
+    of_front_end,
+    value_of,
+)
+from tests.engine.front_end import described, requests
+
+TIMES = RequestTimes(1, 2, 3, 4, 5, 6, 7)
+
+
+def body(message: Message) -> bytes:
+    frame = framed(message)
+    (length,) = LENGTH.unpack_from(frame)
+    assert length == len(frame) - LENGTH.size
+    return bytes(frame[LENGTH.size :])
+
+
+def account() -> EngineAccount:
+    account = EngineAccount(waits_ns={WaitReason.BATCH_FULL: 12}, num_choices=2, first_step=0, grammar_kind="regex")
+    account.decode_causes_ns = {Cause.ALONE: 5, Cause.HOST: 1}
+    account.note(EventKind.PREFILL_CHUNK, 40, None, start=0, tokens=64)
+    account.note(EventKind.FINISHED, 2**62, 1, reason="length")
+    account.inter_token_ns.extend([1, 2**40])
+    return account
+
+
+def logprobs() -> TokenLogprobs:
+    top = [TopLogprob(2, "\ufffd", b"\xff", -math.inf), TopLogprob(3, "b", b"b", -1.5)]
+    return TokenLogprobs([TokenLogprob(1, "a", b"a", -0.5, top), TokenLogprob(2, "c", b"c", -2.0)])
+
+
+def test_the_events_of_a_step_come_in_the_order_of_each_request() -> None:
+    events: list[Event] = [
+        TokenChunk("a", 0, "x", [1], None),
+        PromptDone("a", 1, [1, 2], None, None, TIMES),
+        TokenChunk("a", 1, "y", [2, 3], logprobs(), FinishReason.STOP, "\n", [1, 0], True),
+        Finished("a", Usage(1, 2, 3), TIMES, account()),
+        Failed("b", Overloaded("full", retry_after_seconds=7), Usage(0, 0, 0), RequestTimes(received=1), account()),
+        Pooled("c", 4, array("f", [0.5, -math.inf])),
+        Aborted("d", Usage(0, 0, 0), TIMES, EngineAccount()),
+    ]
+    message = of_engine(body(Events.of(events)))
+    assert isinstance(message, Events)
+    got = message.in_order()
+    assert sorted(map(described, got)) == sorted(map(described, events))
+    of_a = [event for event in got if event.request_id == "a"]
+    assert [type(event) for event in of_a] == [PromptDone, TokenChunk, TokenChunk, Finished]
+    assert [type(event.finish_reason) for event in of_a[1:3]] == [type(None), FinishReason]
+
+
+@given(st.text(), st.lists(st.integers(0, 2**31 - 1)), st.none() | st.text() | st.integers(0, 2**31 - 1))
+def test_any_chunk_comes_out_as_it_went_in(text: str, token_ids: list[int], stop_reason: str | int | None) -> None:
+    chunk = TokenChunk("id", 3, text, token_ids, None, FinishReason.LENGTH, stop_reason)
+    message = of_engine(body(Events.of([chunk])))
+    assert isinstance(message, Events)
+    assert message.chunks == [chunk]
+
+
+def errors() -> list[Exception]:
+    found = [kind("The message.", param="p", retry_after_seconds=3) for kind in kinds(InvalidRequest)]
+    found += [Overloaded("text", code="own"), ModelNotFound("a", "b", "c"), InvalidRequest("quotes '\ud83d'")]
+    return [*found, ContextLengthExceeded(8, 9, None, param="messages"), BadAdapter("it is broken"), TalkTooLarge()]
+
+
+def kinds(kind: type[APIError]) -> list[type[APIError]]:
+    return [kind] + [
+        more for below in kind.__subclasses__() for more in kinds(below) if more is not ContextLengthExceeded
+    ]
+
+
+@pytest.mark.parametrize("error", errors(), ids=lambda error: type(error).__name__)
+def test_errors_come_out_as_they_went_in(error: Exception) -> None:
+    message = of_engine(body(Refused(3, error)))
+    assert isinstance(message, Refused)
+    assert described(message.error) == described(error)
+    assert type(message.error) is type(error)
+
+
+@pytest.mark.parametrize("request_", requests(), ids=lambda request: request.request_id)
+def test_a_request_comes_out_without_its_prompts(request_: Request) -> None:
+    message = of_front_end(body(Submit.of(request_, 99)))
+    assert isinstance(message, Submit)
+    without = replace(request_, prompts=tuple(TokenPrompt(()) for _ in request_.prompts))
+    assert (message.request(), message.submitted_ns) == (without, 99)
+
+
+def test_all_fields_of_a_request_travel() -> None:
+    grammar = Grammar("json_schema", "{}", after="</think>")
+    params = SamplingParams(grammar=grammar, visible_special_ids=frozenset([1]), logit_bias={3: -1.5})
+    request = Request("r", (TextPrompt("x"),), params, True, 5, "salt", 3, 0, "client", 77, 88)
+    message = of_front_end(body(Submit.of(request, 1)))
+    assert isinstance(message, Submit)
+    assert message.request() == replace(request, prompts=(TokenPrompt(()),))
+
+
+def test_half_of_a_surrogate_pair_in_a_request_is_no_message() -> None:
+    request = Request("r", (TextPrompt("x"),), SamplingParams(stop=("\ud83d",)))
+    with pytest.raises(UnicodeEncodeError):
+        framed(Submit.of(request, 1))
+
+
+def record(**fields: object) -> RequestRecord:
+    values: dict[str, object] = {
+        "request_id": "own",
+        "trace": TraceContext(2**127 + 1, 2**64 - 1, 5, True, "a=b"),
+        "times": replace(TIMES, responded=8),
+        "outcome": Outcome.REJECTED,
+        "operation": "chat",
+        "http_method": "POST",
+        "http_route": "/v1/chat/completions",
+        "http_status": 429,
+        "model": "demo",
+        "finish_reasons": ("stop", "length"),
+        "tool_calls": {ToolCallOutcome.CALLED: 2},
+        "params": {"seed": -(2**63), "temperature": 0.5, "stream": True, "kind": "x"},
+        "account": account(),
+    }
+    return RequestRecord(**(values | fields))  # type: ignore[arg-type]
+
+
+def test_a_record_gets_its_account_where_it_arrives() -> None:
+    asked = record()
+    message = of_front_end(body(Recorded.of(asked)))
+    assert isinstance(message, Recorded)
+    got = message.record(asked.account)
+    assert got == asked
+    assert [type(value) for value in (got.outcome, got.times, *got.tool_calls)] == [
+        Outcome,
+        RequestTimes,
+        ToolCallOutcome,
+    ]
+
+
+def test_the_prompt_in_a_record_may_have_half_of_a_surrogate_pair() -> None:
+    message = of_front_end(body(Recorded.of(record(prompt_text="a\ud83db"))))
+    assert isinstance(message, Recorded)
+    assert message.record(EngineAccount()).prompt_text == "a?b"
+
+
+def test_answers_have_the_type_that_was_asked_for() -> None:
+    stored = [StoredResponse("a", "b", None, b"\0", b"{}")]
+    message = of_engine(body(answer(4, stored)))
+    assert value_of(message, list[StoredResponse]) == stored  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x93\xa6Submit\x01\x02", b"\x92\xa9Shutdown2\x01"])
+def test_what_is_no_message_of_a_front_end_is_refused(data: bytes) -> None:
+    with pytest.raises(msgspec.MsgspecError):
+        of_front_end(data)
+
+
+def test_messages_to_front_ends_are_none_of_front_ends() -> None:
+    with pytest.raises(msgspec.ValidationError):
+        of_front_end(body(Events.of([])))
+    with pytest.raises(msgspec.ValidationError):
+        of_engine(body(GetTalk(1, "o", "r", 5)))

@@ -1,0 +1,291 @@
+"""Requests through the gateway: the replicas' own answers, at the right replica, and what is left of them in faults."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import count
+from typing import Any
+
+import httpx
+import pytest
+
+from oaiserve.facts.prefix_keys import key_of_session, prompt_of
+from oaiserve.facts.routing_decision import of_text
+from oaiserve.scale.gateway.upstream import Address
+from oaiserve.scale.rendezvous import score, seed_of
+from tests.e2e.harness import alphabet, wait_until
+from tests.e2e.raw_client import send_request
+from tests.engine.doubles import TIMEOUT_SECONDS, wait_until_idle
+from tests.scale.gateway.doubles import QUICK, Fleet, Replica, fleet
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+LONG = "It is a truth universally acknowledged, that a single man in possession of a good fortune. " * 6
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Fleet]:
+    with fleet(4) as running:
+        yield running
+
+
+def meaning(answer: httpx.Response) -> tuple[int, str, list[str]]:
+    """Return what is the same in two answers to one request."""
+    text = re.sub(r"[0-9a-f]{32}|\"created\":\d+", "", answer.text)
+    text = re.sub(r'"(cached_tokens|duration_ns|\w+_ms|\w+_ns)":[0-9.]+', "", text)
+    return answer.status_code, text, sorted({*answer.headers} - {"x-oaiserve-route"})
+
+
+def replica_of(answer: httpx.Response) -> str:
+    return str(of_text(answer.headers["x-oaiserve-route"])["replica"])
+
+
+def reason_of(answer: httpx.Response) -> str:
+    return str(of_text(answer.headers["x-oaiserve-route"])["reason"])
+
+
+REQUESTS: list[tuple[str, str, dict[str, Any]]] = [
+    ("POST", COMPLETIONS, {"prompt": "Hello", "max_tokens": 20}),
+    ("POST", COMPLETIONS, {"prompt": "Hello", "max_tokens": 1, "stream": True}),
+    ("POST", COMPLETIONS, {"prompt": "Hello", "temperature": -1}),
+    ("POST", COMPLETIONS, {"prompt": "Hello", "model": "other"}),
+    ("POST", CHAT, {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}),
+    ("GET", "/v1/models", {}),
+    ("GET", "/v1/models/m?x=y", {}),
+    ("GET", "/nothing", {}),
+    ("POST", "/tokenize", {"prompt": "Hello"}),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body"), REQUESTS)
+def test_an_answer_is_the_replicas_own(four: Fleet, method: str, path: str, body: dict[str, Any]) -> None:
+    def ask(http: httpx.Client) -> httpx.Response:
+        return http.request(method, path, json=body or None, headers={"x-request-id": "mine"})
+
+    with httpx.Client(base_url=f"http://{next(iter(four.replicas))}", timeout=TIMEOUT_SECONDS) as alone:
+        expected, got = ask(alone), ask(four.http)
+    assert meaning(got) == meaning(expected)
+    assert got.headers["x-request-id"] == "mine"
+    assert replica_of(got) in four.replicas
+
+
+def test_the_record_of_a_request_has_its_id_its_trace_and_why_it_came_here(four: Fleet) -> None:
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    headers = {"x-request-id": "known", "traceparent": f"00-{trace_id}-b7ad6b7169203331-01"}
+    answer = four.ask(headers=headers)
+    records = four.replicas[replica_of(answer)].telemetry.records
+    while (record := records.get(timeout=TIMEOUT_SECONDS)).request_id != "known":
+        pass
+    assert record.trace.trace_id_hex == trace_id
+    assert record.routing == of_text(answer.headers["x-oaiserve-route"])
+    assert record.routing["replica"] == replica_of(answer)
+    assert answer.headers["traceresponse"].startswith(f"00-{trace_id}-")
+
+
+def test_the_turns_of_a_talk_stay_together_and_talks_are_shared_out(four: Fleet) -> None:
+    chosen: Counter[str] = Counter()
+    for number in range(8):
+        text, replicas = f"{number}: {LONG}", set()
+        for turn in range(3):
+            answer = four.ask(text)
+            replicas.add(replica_of(answer))
+            assert reason_of(answer) == ("prefix" if turn else "new")
+            text += "And then. " * 8
+        assert len(replicas) == 1
+        chosen.update(replicas)
+    assert len(chosen) > 1
+
+
+def test_the_requests_of_a_session_stay_together(four: Fleet) -> None:
+    router = four.made.gateway._router
+    wait_until(lambda: all(one.load(router._fading(time.monotonic_ns())) < 0.5 for one in router._available))
+    # So few make no replica busy, however fast they come.
+    assert len({replica_of(four.ask(f"{number}", headers={"x-session-id": "one"})) for number in range(4)}) == 1
+
+
+def test_what_a_replica_computed_for_others_is_known_from_its_reports(four: Fleet) -> None:
+    text = "Known to one. " + LONG
+    owner = [*four.replicas.values()][2]
+    key = prompt_of({"prompt": text}).keys[0]
+    with httpx.Client(base_url=f"http://{owner.name}", timeout=TIMEOUT_SECONDS) as http:
+        assert http.post(COMPLETIONS, json={"prompt": text, "max_tokens": 2}).status_code == 200
+    wait_until(lambda: bool(four.made.gateway._router._holders.find(key)))
+    answer = four.ask(text)
+    assert (replica_of(answer), reason_of(answer)) == (owner.name, "prefix")
+    assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 400
+
+
+def test_what_the_gateway_refuses_itself_is_an_error_in_openais_form(four: Fleet) -> None:
+    for status, answer in (
+        (404, four.http.get("/debug/requests")),
+        (404, four.http.post("/v1/load_lora_adapter", json={})),
+        (403, four.http.get("/v1/models", headers={"host": "evil.example"})),
+        (403, four.http.get("/v1/models", headers={"origin": "http://evil.example"})),
+    ):
+        assert answer.status_code == status
+        assert answer.json()["error"]["request_id"] == answer.headers["x-request-id"]
+
+
+def test_a_body_over_the_limit_is_refused(four: Fleet) -> None:
+    with httpx.Client(
+        base_url=four.http.base_url, timeout=TIMEOUT_SECONDS
+    ) as http:  # the connection is closed behind it
+        answer = http.post(COMPLETIONS, json={"prompt": "x" * 30_000})
+    assert answer.status_code == 413
+    assert answer.json()["error"]["request_id"] == answer.headers["x-request-id"]
+
+
+def test_health_readiness_and_metrics_are_its_own(four: Fleet) -> None:
+    assert [four.http.get(path).status_code for path in ("/health", "/ready", "/version")] == [200, 200, 200]
+    text = four.http.get("/metrics").text
+    for name in four.replicas:
+        assert f'oaiserve_gateway_replica_up{{replica="{name}"}} 1.0' in text
+
+
+def test_replicas_come_and_go() -> None:
+    with fleet(1) as running:
+        (first,) = running.replicas
+        second = running.add()
+        running.wait_until_known()
+        assert {replica_of(running.ask(f"{number}")) for number in range(8)} == {first, second.name}
+        del running.named[0]
+        running.wait_until_known()
+        assert {replica_of(running.ask(f"{number}")) for number in range(8)} == {second.name}
+        running.named.clear()
+        running.wait_until_known()
+        got = running.ask()
+        assert (got.status_code, got.json()["error"]["code"]) == (503, "service_unavailable")
+        assert running.http.get("/ready").status_code == 503
+
+
+def events_of(answer: httpx.Response) -> list[Any]:
+    lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def session_of(running: Fleet, name: str) -> str:
+    """Return a session whose first replica is this one."""
+    first = (max(running.replicas, key=lambda one: score(key_of_session(str(n)), seed_of(one))) for n in count())
+    return str(next(number for number, one in enumerate(first) if one == name))
+
+
+def test_a_replica_that_is_killed_loses_its_own_streams_only_and_these_end_with_an_error() -> None:
+    with fleet(4, gated=True) as running, ExitStack() as stack, ThreadPoolExecutor(4) as threads:
+        answers: dict[str, httpx.Response] = {}
+        for name, replica in running.replicas.items():
+            replica.runner.permit(3)
+            body = {"prompt": "Hello", "max_tokens": 30, "stream": True}
+            headers = {"x-session-id": session_of(running, name)}
+            asked = running.http.build_request("POST", COMPLETIONS, json=body, headers=headers)
+            answers[name] = running.http.send(asked, stream=True)
+            stack.callback(answers[name].close)
+            assert replica_of(answers[name]) == name
+        victim, *others = running.replicas
+        reading = [threads.submit(answer.read) for answer in answers.values()]
+        running.replicas[victim].server.kill()
+        reading[0].result(TIMEOUT_SECONDS)
+        for replica in running.replicas.values():
+            replica.runner.permit(1000)
+        for read in reading:
+            read.result(TIMEOUT_SECONDS)
+        *_, last = events_of(answers[victim])
+        assert last["error"]["code"] == "service_unavailable"
+        assert last["error"]["request_id"] == answers[victim].headers["x-request-id"]
+        for name in others:
+            events = events_of(answers[name])
+            assert "".join(event["choices"][0]["text"] for event in events) == alphabet(30)
+        assert running.metric("oaiserve_gateway_requests_total", ending="cut_off") == 1
+        # A report that it sent before may still arrive.
+        wait_until(lambda: running.metric("oaiserve_gateway_replica_up", replica=victim) == 0)
+        headers = {"x-session-id": session_of(running, victim)}
+        assert [running.ask(headers=headers).status_code for _ in range(4)] == [200] * 4
+
+
+def test_a_full_replica_passes_requests_on_and_a_client_learns_when_all_are_full() -> None:
+    with fleet(2, gated=True, max_running=1, max_waiting=1) as running, ThreadPoolExecutor(5) as threads:
+        asked = []
+
+        def ask() -> None:
+            """Send one more request, all of which have the same replica first."""
+            asked.append(threads.submit(running.ask, headers={"x-session-id": "one"}))
+
+        def is_waiting(replica: Replica) -> bool:
+            return replica.engine.num_waiting == 1
+
+        replicas = [*running.replicas.values()]
+        ask()
+        wait_until(lambda: any(not replica.runner.started.empty() for replica in replicas))
+        (first,) = (replica for replica in replicas if not replica.runner.started.empty())
+        (second,) = (replica for replica in replicas if replica is not first)
+        ask()
+        wait_until(lambda: is_waiting(first))
+        ask()
+        second.runner.started.get(timeout=TIMEOUT_SECONDS)
+        ask()
+        wait_until(lambda: is_waiting(second))
+        refused = running.ask(headers={"x-session-id": "one"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert running.metric("oaiserve_gateway_moved_total", reason="429") == 3
+        for replica in replicas:
+            replica.runner.permit(1000)
+        answered = [replica_of(one.result(TIMEOUT_SECONDS)) for one in asked]
+        assert answered == [first.name, first.name, second.name, second.name]
+
+
+def test_a_replica_that_hangs_gets_no_requests_until_it_answers_again() -> None:
+    with fleet(2, pace=QUICK._replace(answer_seconds=0.3)) as running:
+        hung, other = running.replicas.values()
+        with hung.server.hanging():
+            wait_until(lambda: hung.name in running.watch.silent)
+            answers = [running.ask(f"{number}") for number in range(8)]
+            assert {replica_of(answer) for answer in answers} == {other.name}
+        running.wait_until_known()
+        numbers = count()
+        wait_until(lambda: replica_of(running.ask(f"again {next(numbers)}")) == hung.name)
+
+
+def open_of(running: Fleet, name: str) -> int:
+    return int(running.watch.upstreams[name].num_open)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_takes_its_request_along(stream: bool) -> None:
+    with fleet(1, gated=True) as running:
+        (replica,) = running.replicas.values()
+        sock = send_request(str(running.http.base_url), prompt="Hi", max_tokens=20, stream=stream)
+        replica.runner.started.get(timeout=TIMEOUT_SECONDS)  # its prompt is being computed
+        sock.close()
+        wait_until(lambda: open_of(running, replica.name) == 0)
+        replica.runner.permit(100)  # the replica may learn of it some steps later
+        wait_until(lambda: replica.engine.snapshot().load.num_open == 0)
+        wait_until_idle(replica.engine)
+        assert running.metric("oaiserve_gateway_requests_total", ending="cancelled") == 1
+
+
+def test_an_address_where_nobody_listens_costs_a_try_and_no_request() -> None:
+    with fleet(1) as running, socket.create_server(("127.0.0.1", 0)) as sock:
+        port = sock.getsockname()[1]
+        sock.close()
+        dead = Address("127.0.0.1", port, "dead")
+        running.named.append(dead)
+        wait_until(lambda: dead.name in running.watch.upstreams)
+        assert dead.name not in running.watch.joined
+        assert [running.ask(f"{number}").status_code for number in range(4)] == [200] * 4
+
+
+def test_a_server_that_gives_no_reports_is_used_all_the_same() -> None:
+    with fleet(2) as running:
+        running.watch._mute |= running.replicas.keys()
+        members = running.made.gateway._router._members
+        wait_until(lambda: all(member.incarnation == "" for member in members.values()))
+        answers = [running.ask(f"{LONG}{number}") for number in range(4)]
+        assert len({replica_of(answer) for answer in answers}) == 1
+        assert [reason_of(answer) for answer in answers] == ["new", "prefix", "prefix", "prefix"]

@@ -1,0 +1,175 @@
+"""Checks replicas on a real cluster of Ray with two nodes: python -m tests.scale.on_a_cluster
+
+It is a program of its own, because Ray wants to be imported with the front's settings in the environment, and warns of
+much that pytest would take for errors. Each check is a function below, and raises AssertionError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import httpx
+
+from tests.telemetry.collector import Collector, running_collector
+from tools.cluster.clients import KEY, End, ask, question
+from tools.cluster.faults import clients_leave, long_bodies, replica_killed
+from tools.cluster.local import LocalCluster, start_local
+from tools.server_process import exit_on_sigterm
+
+REPLICAS = 3  # as the faults of the tool expect
+
+
+def post(cluster: LocalCluster, body: dict[str, object], **headers: str) -> httpx.Response:
+    url = f"http://127.0.0.1:{cluster.port}/v1/completions"
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return httpx.post(url, json=body, headers={"authorization": f"Bearer {KEY}", **named}, timeout=30, trust_env=False)
+
+
+def get(cluster: LocalCluster, path: str, port: int | None = None) -> httpx.Response:
+    url = f"http://127.0.0.1:{port or cluster.port}{path}"
+    return httpx.get(url, headers={"authorization": f"Bearer {KEY}"}, timeout=30, trust_env=False)
+
+
+def is_routed(cluster: LocalCluster) -> bool:
+    """Return whether requests come with the router's decision, as they do some moments after a start."""
+    if not cluster.answers():
+        return False
+    post(cluster, {"prompt": "x", "max_tokens": 1}, x_request_id="routed")
+    pages = [get(cluster, "/debug/requests?id=routed", port).json() for port in cluster.replicas().values()]
+    return any(entry["routing"].get("replica") for page in pages for entry in page["requests"])
+
+
+def there_is_one_request_id_and_one_trace(cluster: LocalCluster) -> None:
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    parent = f"00-{trace}-b7ad6b7169203331-01"
+    given = post(cluster, {"prompt": "x", "max_tokens": 2}, x_request_id="mine-1", traceparent=parent)
+    assert given.headers.get_list("x-request-id") == ["mine-1"], given.headers
+    assert given.headers["traceresponse"].split("-")[1] == trace
+    assert "server" not in given.headers
+    for wrong in ("", "not an id"):
+        (made,) = post(cluster, {"prompt": "x", "max_tokens": 2}, x_request_id=wrong).headers.get_list("x-request-id")
+        assert re.fullmatch(r"[A-Za-z0-9._-]+", made), made
+
+
+def requests_that_begin_alike_meet_and_say_why(cluster: LocalCluster) -> None:
+    text = "The same long beginning of a prompt. " * 60
+    for number in range(4):
+        post(cluster, {"prompt": f"{text} {number}", "max_tokens": 2}, x_request_id=f"alike-{number}")
+    found: dict[str, Any] = {}
+    give_up = time.monotonic() + 5
+    while len(found) < 4:  # an account is complete a moment after its answer
+        assert time.monotonic() < give_up, found
+        for port in cluster.replicas().values():
+            for entry in get(cluster, "/debug/requests?id=alike-", port).json()["requests"]:
+                found[entry["request_id"]] = entry
+    assert len({entry["routing"]["replica"] for entry in found.values()}) == 1, found
+    last = found["alike-3"]
+    assert last["routing"]["reason"] == "prefix"
+    assert last["cached_tokens"] >= last["routing"]["expected_hit_tokens"] > 0
+
+
+def errors_are_those_of_the_api(cluster: LocalCluster) -> None:
+    wrong = post(cluster, {"prompt": "x", "max_tokens": -1})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "max_tokens")
+
+
+def the_clients_trace_has_the_decision(cluster: LocalCluster, collector: Collector) -> None:
+    trace, parent = "1af7651916cd43dd8448eb211c80319c", "c7ad6b7169203331"
+    post(cluster, {"prompt": "x", "max_tokens": 2}, traceparent=f"00-{trace}-{parent}-01")
+    give_up = time.monotonic() + 20
+    while not (found := [span for span in collector.spans if span.trace_id.hex() == trace]):
+        assert time.monotonic() < give_up, "no span of the trace was exported"
+        time.sleep(0.1)
+    spans = [span for span in found if span.parent_span_id.hex() == parent]
+    assert len(spans) == 1, spans
+    attributes = {attribute.key: attribute.value for attribute in spans[0].attributes}
+    assert attributes["oaiserve.routing.replica"].string_value in cluster.replicas()
+    assert attributes["oaiserve.routing.reason"].string_value == "new"
+
+
+def all_replicas_are_listed_for_prometheus(cluster: LocalCluster) -> None:
+    listed = get(cluster, "/cluster/targets").json()
+    assert sorted(int(one["targets"][0].rpartition(":")[2]) for one in listed) == sorted(cluster.replicas().values())
+    assert all(one["labels"]["replica"] for one in listed)
+
+
+def too_many_requests_are_refused_by_the_server_itself(cluster: LocalCluster) -> None:
+    async def flood() -> list[tuple[End, str]]:
+        return await asyncio.gather(*(ask(cluster.port, question(f"{number}", 200)) for number in range(80)))
+
+    ends = asyncio.run(flood())
+    refused = [(end, detail) for end, detail in ends if end is not End.WHOLE]
+    assert refused, "nothing was refused"
+    assert all(end is End.ERROR and "429" in detail for end, detail in refused), refused[:3]
+
+
+def a_client_that_leaves_is_cancelled(cluster: LocalCluster) -> None:
+    seen = clients_leave(cluster)
+    assert seen.repaired_seconds is not None, "what clients have left goes on"
+    assert "cancelled" in seen.note, seen
+    assert "rejected" not in seen.note, seen
+    assert "failed" not in seen.note, seen
+
+
+def a_long_body_is_answered(cluster: LocalCluster) -> None:
+    assert list(long_bodies(cluster).answers) == [End.WHOLE]
+
+
+def a_replica_that_is_killed_costs_its_own_streams_only(cluster: LocalCluster) -> None:
+    seen = replica_killed(cluster)
+    bad = {end: number for end, number in seen.answers.items() if end != End.WHOLE}
+    assert seen.repaired_seconds is not None, "the replica was not replaced"
+    assert sum(bad.values()) <= 8, seen  # there are eight clients
+    assert bad.keys() <= {End.CUT, End.ERROR}, seen
+    assert seen.bad_seconds <= 1, seen
+
+
+CHECKS: tuple[Callable[[LocalCluster], None], ...] = (
+    there_is_one_request_id_and_one_trace,
+    requests_that_begin_alike_meet_and_say_why,
+    errors_are_those_of_the_api,
+    all_replicas_are_listed_for_prometheus,
+    too_many_requests_are_refused_by_the_server_itself,
+    a_client_that_leaves_is_cancelled,
+    a_long_body_is_answered,
+    a_replica_that_is_killed_costs_its_own_streams_only,
+)
+
+
+def main() -> None:
+    exit_on_sigterm()
+    with running_collector() as collector:
+        os.environ |= {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "500"}
+        with start_local(num_cpus=2) as cluster:
+            cluster.deploy(REPLICAS, step_ms=5, max_running=8, max_waiting=8, api_key=KEY)
+            cluster.wait_until(lambda: len(cluster.replicas()) == REPLICAS and is_routed(cluster), "the start")
+            failed = False
+            for check in CHECKS:
+                failed |= fails(check.__name__, partial(check, cluster))
+            traced = the_clients_trace_has_the_decision
+            failed |= fails(traced.__name__, partial(traced, cluster, collector))
+    sys.exit(1 if failed else 0)
+
+
+def fails(name: str, check: Callable[[], None]) -> bool:
+    """Return whether a check fails, and print why."""
+    began, has_failed = time.monotonic(), False
+    try:
+        check()
+    except Exception:
+        has_failed = True
+        traceback.print_exc()
+    print(f"{name}: {time.monotonic() - began:.1f} s", flush=True)
+    return has_failed
+
+
+if __name__ == "__main__":
+    main()

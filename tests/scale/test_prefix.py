@@ -1,0 +1,123 @@
+"""Keys of prompts: equal beginnings have equal keys, and nothing else does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oaiserve.facts.prefix_keys import (
+    BLOCK_BYTES,
+    MOST_BLOCKS,
+    key_of_session,
+    marked_depths,
+    prompt_of,
+    prompt_of_text,
+)
+
+texts = st.binary(max_size=4 * BLOCK_BYTES)
+
+
+@given(common=texts, one=texts, other=texts)
+def test_keys_are_equal_as_far_as_the_full_blocks_are(common: bytes, one: bytes, other: bytes) -> None:
+    first, second = prompt_of_text(common + one), prompt_of_text(common + other)
+    for depth, (a, b) in enumerate(zip(first.keys, second.keys, strict=False), 1):
+        end = depth * BLOCK_BYTES
+        assert (a == b) == ((common + one)[:end] == (common + other)[:end])
+    assert len(first.keys) == len(common + one) // BLOCK_BYTES
+
+
+@given(text=texts, salts=st.lists(st.binary(max_size=8), min_size=2, max_size=2, unique=True))
+def test_prompts_with_different_salts_share_no_key(text: bytes, salts: list[bytes]) -> None:
+    first, second = (prompt_of_text(text, salt) for salt in salts)
+    assert not {*first.keys, first.talk} & {*second.keys, second.talk}
+
+
+def test_a_salt_is_not_a_part_of_the_text() -> None:
+    text = bytes(2 * BLOCK_BYTES)
+    assert not {*prompt_of_text(b"a" + text).keys} & {*prompt_of_text(text, b"a").keys}
+
+
+def test_very_long_prompts_are_told_apart_by_their_first_blocks_only() -> None:
+    longest = b"x" * BLOCK_BYTES * MOST_BLOCKS
+    prompt = prompt_of_text(longest + b"y" * 10**6)
+    assert prompt.keys == prompt_of_text(longest).keys
+    assert len(prompt.keys) == MOST_BLOCKS
+    assert prompt.num_tokens == (len(longest) + 10**6) // 4
+
+
+def chat(*contents: str, **fields: Any) -> dict[str, Any]:
+    roles = ("system", "user", "assistant", "user", "assistant", "user")
+    messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=False)]
+    return {"model": "m", "messages": messages, **fields}
+
+
+LONG = "word " * 200
+TOOLS = [{"type": "function", "function": {"name": "find", "description": LONG}}]
+
+
+def test_the_next_turn_of_a_talk_has_the_keys_of_the_turn_before() -> None:
+    before = prompt_of(chat(LONG, LONG)).keys
+    after = prompt_of(chat(LONG, LONG, LONG, "and then?")).keys
+    assert len(before) > 6
+    assert after[: len(before)] == before
+    assert len(after) > len(before)
+
+
+def test_all_turns_of_a_talk_have_its_key_and_no_other_talk_has_it() -> None:
+    first = prompt_of(chat(LONG, "hello"))
+    assert prompt_of(chat(LONG, "hello", "hi", "and then?")).talk == first.talk
+    assert prompt_of(chat(LONG, "hello", tools=TOOLS)).talk != first.talk
+    assert prompt_of(chat(LONG, "good morning")).talk != first.talk
+    assert prompt_of({"model": "m", "prompt": "hello"}).talk != prompt_of({"model": "m", "prompt": "hello you"}).talk
+
+
+def test_the_order_of_fields_in_a_message_does_not_matter() -> None:
+    swapped = {"model": "m", "messages": [{"content": LONG, "role": "system"}]}
+    assert prompt_of(swapped).keys == prompt_of(chat(LONG)).keys
+
+
+@pytest.mark.parametrize("fields", [{"model": "adapter"}, {"cache_salt": "tenant"}, {"tools": TOOLS}])
+def test_adapter_salt_and_tools_make_other_keys(fields: dict[str, Any]) -> None:
+    plain, other = prompt_of(chat(LONG)), prompt_of(chat(LONG, **fields))
+    assert plain.keys
+    assert not {*plain.keys} & {*other.keys}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        chat(LONG),
+        {"model": "m", "prompt": LONG},
+        {"model": "m", "prompt": [*range(1000)]},
+        {"model": "m", "instructions": LONG, "input": LONG},
+        {"model": "m", "input": [{"role": "user", "content": LONG}]},
+    ],
+)
+def test_every_kind_of_body_has_keys(body: dict[str, Any]) -> None:
+    assert len(prompt_of(body).keys) >= 3
+
+
+def test_a_short_prompt_has_no_full_block() -> None:
+    assert prompt_of(chat("a")).keys == []
+
+
+def test_a_body_without_text_has_a_key_all_the_same() -> None:
+    assert prompt_of({"model": "m"}).num_tokens == 0
+
+
+def test_few_depths_are_marked_and_the_last_one_always_is() -> None:
+    assert [*marked_depths(0)] == []
+    assert [*marked_depths(11)] == [1, 2, 3, 4, 5, 6, 7, 8, 10, 11]
+    assert max(len([*marked_depths(number)]) for number in range(1000)) == 28
+    for number in range(1, MOST_BLOCKS + 1):
+        depths = [*marked_depths(number)]
+        assert depths[-1] == number
+        for common in range(1, number + 1):  # what another prompt shares with it
+            assert max(depth for depth in depths if depth <= common) >= 0.8 * common
+
+
+def test_sessions_have_different_keys() -> None:
+    assert key_of_session("a") == key_of_session("a") != key_of_session("b")
