@@ -39,7 +39,7 @@ from oaiserve.engine.pooling import Task
 from oaiserve.errors import StartupError
 from oaiserve.facts.start_times import StartTimes
 from oaiserve.files import demo, private
-from oaiserve.files.adapter_files import BadAdapter, read_adapter
+from oaiserve.files.adapters import BadAdapter, read_adapter
 from oaiserve.files.source import find_model
 from oaiserve.foreign_flags import OUR_FLAGS
 from oaiserve.http.connections import Connections, allowed_connections

@@ -31,10 +31,10 @@ from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from oaiserve.facts.start_times import StartTimes
 from oaiserve.files import demo
-from oaiserve.files.adapter_files import BadAdapter, read_adapter
+from oaiserve.files.adapters import BadAdapter, read_adapter
+from oaiserve.files.checkpoint import refuse_unless_sound, refuse_without_tokenizer
 from oaiserve.files.gguf import parts
-from oaiserve.files.hub_files import fetched
-from oaiserve.files.model_files import refuse_unless_sound, refuse_without_tokenizer
+from oaiserve.files.hub_download import fetched
 from oaiserve.files.source import ModelSource, find_model
 from oaiserve.files.start_cache import NoRecord, NotRemembered, Subject
 

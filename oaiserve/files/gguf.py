@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from oaiserve.files.git_lfs import refuse_pointer
-from oaiserve.files.model_numbers import BadFile, check_numbers
+from oaiserve.files.metadata_limits import BadFile, check_numbers
 
 _STRING, _ARRAY = 8, 9
 # By the number of the type: its format for `struct`.

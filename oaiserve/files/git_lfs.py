@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from oaiserve.files.model_numbers import BadFile
+from oaiserve.files.metadata_limits import BadFile
 
 _BEGINS = b"version https://git-lfs.github.com/spec/"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
 from oaiserve.files.git_lfs import refuse_pointer
-from oaiserve.files.model_numbers import BadFile
+from oaiserve.files.metadata_limits import BadFile
 
 _MOST_HEADER_BYTES = 10**8  # safetensors refuses longer ones
 _BITS = {

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from oaiserve.errors import InvalidRequest, NotFound
-from oaiserve.files.adapter_files import BadAdapter
+from oaiserve.files.adapters import BadAdapter
 from oaiserve.routes import protocol
 from oaiserve.routes.bodies import LoadAdapterBody, UnloadAdapterBody
 from oaiserve.routes.body import read_body

@@ -39,7 +39,7 @@ from oaiserve.facts.record import EngineAccount, Profile, RequestRecord
 from oaiserve.facts.report import ReplicaReport
 from oaiserve.facts.times import RequestTimes, monotonic_ns
 from oaiserve.facts.trace import TraceContext
-from oaiserve.files.adapter_files import BadAdapter
+from oaiserve.files.adapters import BadAdapter
 from oaiserve.telemetry.live import Live
 from oaiserve.telemetry.observations import Observations
 from oaiserve.telemetry.recent import RecentRequests

@@ -48,7 +48,7 @@ from oaiserve.engine.model.cpu.build import build
 from oaiserve.engine.model.pooling import load as pooling_load  # noqa: F401
 from oaiserve.engine.request import SamplingParams
 from oaiserve.files.cache import cache_folder
-from oaiserve.files.model_files import INDEX
+from oaiserve.files.checkpoint import INDEX
 from tools.fp8_checkpoints import write_fp8
 from tools.markdown import as_markdown, publish
 from tools.packed_checkpoints import Packing, write_checkpoint

@@ -14,8 +14,8 @@ from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from oaiserve.facts.start_times import StartTimes
 from oaiserve.files import demo
-from oaiserve.files.hub_files import local_source
-from oaiserve.files.model_files import refuse_unless_sound
+from oaiserve.files.checkpoint import refuse_unless_sound
+from oaiserve.files.hub_download import local_source
 from oaiserve.files.start_cache import NotRemembered
 
 if TYPE_CHECKING:

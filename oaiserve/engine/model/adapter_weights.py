@@ -12,7 +12,7 @@ from torch import Tensor
 
 from oaiserve.engine.model.adapters import Adapter, AdapterPart
 from oaiserve.errors import StartupError
-from oaiserve.files.adapter_files import AdapterFiles, BadAdapter, StoredTensor, read_adapter
+from oaiserve.files.adapters import AdapterFiles, BadAdapter, StoredTensor, read_adapter
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 

@@ -69,7 +69,7 @@ from oaiserve.engine.model.spec import LoadedModel, ModelSpec
 from oaiserve.engine.model.started import CPU_STEP_TOKENS, Started
 from oaiserve.engine.model.states import States
 from oaiserve.errors import StartupError
-from oaiserve.files.model_errors import reported
+from oaiserve.files.load_errors import reported
 from oaiserve.files.private import NotPrivate
 from oaiserve.files.source import ModelSource
 from oaiserve.files.start_cache import Subject

@@ -55,8 +55,8 @@ from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.split import Member, place, refuse_unless_divisible
 from oaiserve.errors import StartupError
 from oaiserve.files.gguf import parts
-from oaiserve.files.hub_files import local_source
-from oaiserve.files.model_errors import reported, tensors_named
+from oaiserve.files.hub_download import local_source
+from oaiserve.files.load_errors import reported, tensors_named
 from oaiserve.files.quantization import Quantization
 from oaiserve.files.source import ModelSource
 

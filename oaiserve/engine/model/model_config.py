@@ -10,7 +10,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from oaiserve.engine.model.mixers import MIXERS
 from oaiserve.errors import StartupError
-from oaiserve.files.model_numbers import BadFile
+from oaiserve.files.metadata_limits import BadFile
 from oaiserve.files.quantization import Quantization, read_quantization
 
 log = logging.getLogger(__name__)

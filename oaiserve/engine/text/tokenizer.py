@@ -28,7 +28,7 @@ from oaiserve.engine.text.stored_tokenizer import (
 )
 from oaiserve.errors import InvalidRequest, StartupError
 from oaiserve.files.gguf import READ_BY_TRANSFORMERS, architecture, read_values
-from oaiserve.files.model_errors import reported, within
+from oaiserve.files.load_errors import reported, within
 from oaiserve.files.start_cache import NotRemembered
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from oaiserve.facts.record import EngineAccount, Outcome, Profile, Recording, Re
 from oaiserve.facts.report import ReplicaReport
 from oaiserve.facts.times import RequestTimes
 from oaiserve.facts.trace import TraceContext
-from oaiserve.files.adapter_files import BadAdapter
+from oaiserve.files.adapters import BadAdapter
 from oaiserve.http.connections import Connections
 from oaiserve.routes.responses.store import ResponseStore, TalkTooLarge
 from oaiserve.scale.front_ends.link import Link

@@ -33,7 +33,7 @@ from oaiserve.engine.request import (
 from oaiserve.errors import APIError, InternalError, restored
 from oaiserve.facts.record import AccessRefusal, EngineAccount, RequestRecord
 from oaiserve.facts.trace import TraceContext
-from oaiserve.files.adapter_files import BadAdapter
+from oaiserve.files.adapters import BadAdapter
 from oaiserve.http.connections import Refusal
 from oaiserve.routes.responses.store import StoredResponse, TalkTooLarge
 

@@ -19,7 +19,7 @@ from oaiserve.engine.request import ChatPrompt
 from oaiserve.engine.text import tokenizer
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import InvalidRequest, StartupError
-from oaiserve.files.model_files import refuse_unless_sound
+from oaiserve.files.checkpoint import refuse_unless_sound
 from oaiserve.files.source import find_model
 from tests.engine.text.tokenizers_for_tests import CHATML
 from tools.random_models import FAMILIES, FOREIGN_FAMILIES, byte_tokenizer, random_model

@@ -32,7 +32,7 @@ from oaiserve.errors import APIError, ContextLengthExceeded, InvalidRequest, Mod
 from oaiserve.facts.record import Cause, EngineAccount, EventKind, Outcome, RequestRecord, ToolCallOutcome, WaitReason
 from oaiserve.facts.times import RequestTimes
 from oaiserve.facts.trace import TraceContext
-from oaiserve.files.adapter_files import BadAdapter
+from oaiserve.files.adapters import BadAdapter
 from oaiserve.routes.responses.store import StoredResponse, TalkTooLarge
 from oaiserve.scale.front_ends.messages import (
     LENGTH,

@@ -24,7 +24,7 @@ from oaiserve.engine.adapters import AdapterTable
 from oaiserve.engine.step import ChunkResult, Step
 from oaiserve.facts.prefix_keys import prompt_of
 from oaiserve.facts.times import PHASES
-from oaiserve.files.adapter_files import BadAdapter
+from oaiserve.files.adapters import BadAdapter
 from oaiserve.scale.front_ends.supervisor import MOST_SILENT
 from tests.e2e.harness import alphabet, wait_until
 from tests.e2e.raw_client import read_events, send_request

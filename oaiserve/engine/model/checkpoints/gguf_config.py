@@ -16,7 +16,7 @@ from oaiserve.engine.model.checkpoints import gguf_numbers
 from oaiserve.engine.text.gguf_head import without_vocabulary
 from oaiserve.errors import StartupError
 from oaiserve.files.gguf import READ_BY_TRANSFORMERS, GgufTensor, architecture, read_tensors, read_values
-from oaiserve.files.model_numbers import BadFile
+from oaiserve.files.metadata_limits import BadFile
 
 _GPT_OSS = "gpt-oss"  # as files name the family
 # Its tokens <|endoftext|>, <|return|> and <|call|> end an answer, or the call of a tool. A file names one of them.

@@ -14,7 +14,7 @@ from typing import Any
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from oaiserve.files.gguf import GgufTensor, architecture
-from oaiserve.files.model_numbers import BadFile
+from oaiserve.files.metadata_limits import BadFile
 
 # Fields of configurations, and the number of a file that is all of each. One that is missing keeps its default.
 _FIELDS = {

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from oaiserve.engine.model.checkpoints.wrapped_names import own_name
 from oaiserve.errors import StartupError
-from oaiserve.files.model_files import json_object, weight_files
+from oaiserve.files.checkpoint import json_object, weight_files
 from oaiserve.files.safetensors_header import read_header
 
 _DTYPES = {

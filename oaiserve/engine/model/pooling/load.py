@@ -23,8 +23,8 @@ from oaiserve.engine.model.pooling.linear import pack_linears
 from oaiserve.engine.model.rehearsal import difference, tolerance
 from oaiserve.engine.pooling import Pooling, Task
 from oaiserve.errors import StartupError
-from oaiserve.files.hub_files import local_source
-from oaiserve.files.model_errors import reported, tensors_named
+from oaiserve.files.hub_download import local_source
+from oaiserve.files.load_errors import reported, tensors_named
 from oaiserve.files.source import ModelSource
 
 log = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 The libraries that load a model believe its files: they make as many layers as config.json says, open the file that an
 index names, and ask at the terminal whether to run the model's own code. Stdlib only, so that a refusal comes at once.
-What only the libraries can judge fails in them (`model_errors`).
+What only the libraries can judge fails in them (`load_errors`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from oaiserve.errors import StartupError
 from oaiserve.files.gguf import check_gguf
 from oaiserve.files.git_lfs import refuse_pointer
-from oaiserve.files.model_numbers import BadFile, check_numbers
+from oaiserve.files.metadata_limits import BadFile, check_numbers
 from oaiserve.files.quantization import read_quantization
 from oaiserve.files.safetensors_header import read_header
 from oaiserve.files.source import ModelSource

@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oaiserve.errors import StartupError
+from oaiserve.files.checkpoint import INDEX, refuse_unless_sound, refuse_without_tokenizer
 from oaiserve.files.gguf import digest, read_tensors
-from oaiserve.files.model_errors import reported, within
-from oaiserve.files.model_files import INDEX, refuse_unless_sound, refuse_without_tokenizer
+from oaiserve.files.load_errors import reported, within
 from oaiserve.files.source import find_model
 
 CONFIG: dict[str, Any] = {

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from oaiserve.engine.model.adapter_weights import load_adapter
-from oaiserve.files.adapter_files import BadAdapter, read_adapter
+from oaiserve.files.adapters import BadAdapter, read_adapter
 from oaiserve.files.safetensors_header import read_header
 from tools.random_adapters import write_adapter
 

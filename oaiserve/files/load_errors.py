@@ -1,6 +1,6 @@
 """Turns the errors of the libraries that load a model into one sentence, and ends what would take for ever.
 
-The files of a model can make a library raise anything: `model_files` refuses before what it can, and the rest is for
+The files of a model can make a library raise anything: `checkpoint` refuses before what it can, and the rest is for
 `reported`. Stdlib only.
 """
 

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from oaiserve.errors import StartupError
 from oaiserve.files import hub
 from oaiserve.files.gguf import PART
-from oaiserve.files.model_errors import reported
+from oaiserve.files.load_errors import reported
 from oaiserve.files.source import ModelSource, find_model
 
 log = logging.getLogger(__name__)
