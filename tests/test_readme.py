@@ -50,6 +50,19 @@ def test_make_targets_exist(page: Path) -> None:
     assert named <= set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
+def test_the_architecture_has_a_row_for_each_room() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    named = set(re.findall(r"^\| `([a-z_/]+)/` \|", page, re.MULTILINE))
+    source = ROOT / "oaiserve"
+    rooms = {
+        str(file.parent.relative_to(source))
+        for part in (".", "engine")
+        for file in source.glob(f"{part}/*/__init__.py")
+    }
+    assert rooms <= named
+    assert {room for room in named if not (source / room).is_dir()} == set()
+
+
 LOADTEST_FLAGS = {
     flag
     for options in (RunOptions, Search, Workload, Arrivals, HttpOptions, EngineRun)
