@@ -25,9 +25,9 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import TERMINAL, Event, Request, SamplingParams, TokenPrompt
 from oaiserve.engine.text.tokenizer import Tokenizer
+from tests.models.decoders import byte_tokenizer
 from tools.host_time import DeviceDouble
 from tools.markdown import as_markdown
-from tools.random_models import byte_tokenizer
 from tools.server_process import ServerProcess, exit_on_sigterm, running_oaiserve
 
 MAX_MODEL_LEN = 4096

@@ -6,8 +6,8 @@ LLAMA_CPP is a folder of llama.cpp's sources, and PYTHON an interpreter that has
 (torch, transformers, sentencepiece), by default this one. For each type of transformers' models a small one with random
 weights is saved, converted to a file with all numbers in float32 and to another one in Q8_0, and read again. Prints one
 line per type: whether all weights and the logits are those of the model, and whether the weights of the second file are
-kept, or why not. Exits with 1 if something differs. Then the records of `tools.gguf_models`, with which tests compare,
-are written anew. Takes two minutes.
+kept, or why not. Exits with 1 if something differs. Then the records of `tests.models.gguf_records`, with which tests
+compare, are written anew. Takes two minutes.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from oaiserve.engine.model.rehearsal import difference
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.files.gguf import read_values
 from oaiserve.files.source import find_model
-from tools.gguf_models import RECORDS, SMALL_MODELS, checksum, model_of, parameters_of
-from tools.random_models import byte_tokenizer
+from tests.models.decoders import byte_tokenizer
+from tests.models.gguf_records import RECORDS, SMALL_MODELS, checksum, model_of, parameters_of
 
 # The converter knows tokenizers by a hash of what they make of a text, which those of small models are not known by. So
 # all are written as if they were Llama 3's; `tools.gguf_tokenizers` compares tokenizers. What guesses further tokens is

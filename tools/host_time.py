@@ -31,9 +31,9 @@ from oaiserve.engine.step import Chunk, ChunkResult, Masks, Step, StepResult
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.facts.record import HostPart, StepKind
 from oaiserve.facts.times import monotonic_ns
+from tests.models.decoders import byte_tokenizer
 from tools import split_host_time
 from tools.host_doubles import BLOCK_SIZE, NoSampler, make_sequence, make_spec
-from tools.random_models import byte_tokenizer
 
 TOKENS = 200  # of each answer
 TILE_TOKENS = 32  # of a prompt, that a program of a kernel computes at a time

@@ -15,8 +15,8 @@ import pytest
 
 from oaiserve.files import demo
 from tests.engine.text.tokenizers_for_tests import CHATML
+from tests.models.decoders import FAMILIES, byte_tokenizer, random_model
 from tests.published import checked, checking
-from tools.random_models import FAMILIES, byte_tokenizer, random_model
 from tools.server_process import ServerProcess, running_oaiserve
 
 API_KEY = "a-key-of-the-tests"

@@ -15,9 +15,9 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.engine.model.runners import eager_runner
+from tests.models.decoders import FAMILIES, byte_tokenizer, random_model
 from tests.routes.conftest import run_server
 from tests.routes.doubles import FakeTelemetry
-from tools.random_models import FAMILIES, byte_tokenizer, random_model
 
 SAMPLED = {"prompt": [[5, 6, 7], [40]], "seed": 3, "max_tokens": 9, "stop_token_ids": list(range(12)), "logprobs": 1}
 

@@ -20,8 +20,8 @@ from safetensors.torch import save_file
 
 from oaiserve.facts.times import PHASES
 from tests.e2e.conftest import STOP_SECONDS, clean_environment, serve_process
+from tests.models.decoders import byte_tokenizer
 from tests.telemetry.collector import Collector, running_collector
-from tools.random_models import byte_tokenizer
 
 # -- starts that fail -------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from oaiserve.facts.times import PHASES
 from tests.e2e.conftest import API_KEY, LiveServer, serve_process
 from tests.e2e.harness import wait_until
 from tests.engine.model.pooling.reference import logits, vectors
-from tools.random_poolers import FAMILIES, random_pooler, save, word_tokenizer
+from tests.models.poolers import FAMILIES, random_pooler, save, word_tokenizer
 
 TEXTS = ["aa cat", "b", "zz ab aa ad cat b", "cat"]
 FLAGS = ("--dtype", "float32", "--api-key", API_KEY, "--served-model-name", "small")

@@ -22,11 +22,11 @@ from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.engine.model.runners import eager_runner
 from tests.engine.text.tokenizers_for_tests import CHATML
+from tests.models.decoders import FAMILIES, byte_tokenizer, random_model
 from tests.published import published, validator
 from tests.routes.conftest import run_server
 from tests.routes.doubles import FakeTelemetry
 from tools.attack import schema
-from tools.random_models import FAMILIES, byte_tokenizer, random_model
 
 NUM_REQUESTS = 60  # of each route and each kind
 SEED = 20

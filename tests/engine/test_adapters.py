@@ -31,7 +31,7 @@ from oaiserve.engine.tokenize import TokenizeStage
 from oaiserve.errors import AdapterUnloaded, InvalidRequest, NotFound
 from tests.engine.model.adapters_for_tests import merged, random_adapter
 from tests.engine.model.runners import eager_runner
-from tools.random_models import FAMILIES, byte_tokenizer, generate, random_model
+from tests.models.decoders import FAMILIES, byte_tokenizer, generate, random_model
 
 MODEL = random_model(FAMILIES["llama"])
 PROMPT = [(7 * i + 1) % 97 for i in range(40)]

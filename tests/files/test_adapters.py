@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from oaiserve.engine.model.adapter_weights import load_adapter
 from oaiserve.files.adapters import BadAdapter, read_adapter
 from oaiserve.files.safetensors_header import read_header
-from tools.random_adapters import write_adapter
+from tests.models.adapters import write_adapter
 
 LAYER = "model.layers.0.self_attn.q_proj"
 OTHER = "model.layers.1.mlp.down_proj"

@@ -22,7 +22,7 @@ from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from oaiserve.facts.times import PHASES
 from tests.engine.model.runners import eager_runner
-from tools.random_models import SMALL, byte_tokenizer, random_model
+from tests.models.decoders import SMALL, byte_tokenizer, random_model
 
 
 @pytest.fixture(scope="module")

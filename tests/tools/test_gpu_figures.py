@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from oaiserve.engine.request import Finished, Usage
 from oaiserve.facts.record import EngineAccount, HostPart, StepKind, StepRecord
 from oaiserve.facts.times import RequestTimes
+from tests.models.decoders import random_model, real_shape
 from tools import gpu_check
 from tools.engine_load import EngineRun, figures, percentile
 from tools.gpu import summary
@@ -23,7 +24,6 @@ from tools.gpu.roofline import decode_bytes, prefill_operations
 from tools.gpu.sections import SECTIONS
 from tools.gpu.steps import linear_parameters, prefill_figures, weight_bytes
 from tools.gpu.target import NOT_ON_CPU
-from tools.random_models import random_model, real_shape
 
 
 def test_a_decode_step_reads_the_weights_once_and_the_keys_and_values_of_all_sequences() -> None:

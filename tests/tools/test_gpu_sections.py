@@ -14,13 +14,13 @@ import torch
 
 from oaiserve.engine.model.attention.hook import ATTENTION
 from tests.engine.model.runners import eager_runner
+from tests.models.decoders import byte_tokenizer
 from tools import gpu_check
 from tools.engine_load import complete, random_prompts
 from tools.gpu import answers, expert_check, layer_check, modes, overload, steps, teaching, uneven, waits
 from tools.gpu.peers import their_seconds
 from tools.gpu.target import NOT_ON_CPU, Target
 from tools.gpu.workload import load, running_engine
-from tools.random_models import byte_tokenizer
 
 CPU = Target(torch.device("cpu"), quick=True)
 

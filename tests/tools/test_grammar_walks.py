@@ -15,11 +15,11 @@ from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.request import Grammar, TokenPrompt
 from tests.engine.doubles import EOS, TOKENIZER
 from tests.engine.model.runners import eager_runner
+from tests.models.decoders import FAMILIES, random_model
 from tools.grammar_coverage import Vocabulary
 from tools.grammar_schemas import SCHEMAS
 from tools.grammar_walks import CASES, Answer, Case, choice_case, error_in, outcomes, regex_case, schema_case
 from tools.json_validity import error_of
-from tools.random_models import FAMILIES, random_model
 
 NUM_SEEDS, MAX_TOKENS = 4, 40
 PROMPT = TokenPrompt([5, 9, 3])

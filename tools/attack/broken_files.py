@@ -49,13 +49,13 @@ from oaiserve.engine.model.pooling import load as pooling_load  # noqa: F401
 from oaiserve.engine.request import SamplingParams
 from oaiserve.files.cache import cache_folder
 from oaiserve.files.checkpoint import INDEX
-from tools.fp8_checkpoints import write_fp8
+from tests.models.adapters import write_adapter
+from tests.models.decoders import byte_tokenizer, random_model
+from tests.models.fp8 import write_fp8
+from tests.models.gguf_files import random_blocks, write_gguf
+from tests.models.mxfp4 import save_in_mxfp4
+from tests.models.packed import Packing, write_checkpoint
 from tools.markdown import as_markdown, publish
-from tools.packed_checkpoints import Packing, write_checkpoint
-from tools.random_adapters import write_adapter
-from tools.random_gguf import random_blocks, write_gguf
-from tools.random_models import byte_tokenizer, random_model
-from tools.random_mxfp4 import save_in_mxfp4
 
 CPU_SECONDS, WALL_SECONDS = 60, 300
 MEMORY_BYTES = 4 << 30  # of address space, beyond what a process has before it opens a file

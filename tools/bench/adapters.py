@@ -15,11 +15,11 @@ from pathlib import Path
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
+from tests.models.adapters import write_adapter
 from tools.bench import machine
 from tools.engine_load import complete, random_prompts
 from tools.markdown import as_markdown, publish
 from tools.paired import interval, measure_pairs
-from tools.random_adapters import write_adapter
 
 PROMPT_TOKENS = 32
 HEADER = ["streams", "adapters", "rank", "tokens/s without", "tokens/s with", "ratio (95 % interval)"]

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from oaiserve.files import demo
-from tools.random_models import byte_tokenizer, random_model, real_shape
+from tests.models.decoders import byte_tokenizer, random_model, real_shape
 
 
 def save_deepened(folder: Path, *, times: int, noise: float) -> None:

@@ -39,7 +39,7 @@ OURS, PEER = "oaiserve", "sentence-transformers"
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--models", nargs="+", default=["minilm-l6", "bge-base"], help="of tools/random_poolers.py")
+    add("--models", nargs="+", default=["minilm-l6", "bge-base"], help="of tests/models/poolers.py")
     add("--dtype", choices=("float32", "bfloat16"), default="float32", help="of both (default float32)")
     add("--rounds", type=int, default=5, help="default 5")
     add("--quick", action="store_true", help="the smallest model and an eighth of the texts, for a first look")
@@ -138,7 +138,7 @@ def model_folder(name: str) -> Path:
     """Return the folder of a model with random weights, which is made once."""
     folder = prepare.FOLDER / "models" / "poolers" / name
     if not (folder / "modules.json").exists():
-        from tools.random_poolers import REAL_SHAPES, random_pooler, save
+        from tests.models.poolers import REAL_SHAPES, random_pooler, save
 
         config = REAL_SHAPES[name]
         folder.mkdir(parents=True, exist_ok=True)

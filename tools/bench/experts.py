@@ -33,12 +33,12 @@ from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
+from tests.models.decoders import random_model
+from tests.models.gguf_files import random_blocks
 from tools.bench import machine
 from tools.bench.table import spread
 from tools.engine_load import greedy
 from tools.markdown import add_publishing, as_markdown, publish, results_of
-from tools.random_gguf import random_blocks
-from tools.random_models import random_model
 
 BLOCK_SIZE = 16
 CONTEXT = 192

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from oaiserve.files import demo
+from tests.models.decoders import REAL_SHAPES
+from tests.models.gguf_files import random_blocks, write_gguf
 from tools.bench import prepare
-from tools.random_gguf import random_blocks, write_gguf
-from tools.random_models import REAL_SHAPES
 
 FORMATS = ("Q4_K_M", "Q8_0")
 LLAMA = "llama-3.2-1b"

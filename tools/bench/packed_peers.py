@@ -14,12 +14,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from oaiserve.files import demo
+from tests.models.decoders import REAL_SHAPES
+from tests.models.packed import Layout, Packing, write_checkpoint
 from tools.bench import prepare, servers
 from tools.bench.servers import ServerSpec
 from tools.bench.turns import CACHE_TOKENS, CLIENTS, measure_turns, report
 from tools.markdown import add_publishing, publish, results_of
-from tools.packed_checkpoints import Layout, Packing, write_checkpoint
-from tools.random_models import REAL_SHAPES
 from tools.server_process import exit_on_sigterm
 
 SHAPE, GROUP_SIZE = "llama-3.2-1b", 128

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from oaiserve.files import demo
-from tools.random_poolers import FAMILIES, random_pooler, save
+from tests.models.poolers import FAMILIES, random_pooler, save
 from tools.server_process import running_oaiserve
 
 FAMILY = "bert"

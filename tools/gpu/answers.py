@@ -17,10 +17,10 @@ from oaiserve.engine.model.gpu.compiled import restore_layers
 from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams
+from tests.models.decoders import FAMILIES, foreign_config, generate, random_model
 from tools.engine_load import greedy, random_prompts
 from tools.gpu.target import NOT_ON_CPU, Target
 from tools.gpu.workload import blocks_for, has_graphs, load, release, running_engine
-from tools.random_models import FAMILIES, foreign_config, generate, random_model
 
 PROMPTS = [[5, 9, 3, 17], list(range(20, 51)), [90], [7] * 12, [11, 40, 11, 40, 11]]
 NUM_TOKENS = 12

@@ -20,14 +20,14 @@ from oaiserve.engine.model.gpu.device_experts import ExpertMatrices, PackedExper
 from oaiserve.engine.model.gpu.device_matrices import Kind
 from oaiserve.engine.model.load import load_model
 from oaiserve.engine.request import SamplingParams
+from tests.models.decoders import SMALL, generate, random_model
+from tests.models.mxfp4 import save_in_mxfp4
+from tests.models.packed import Packing, write_checkpoint
 from tools.gpu import ceilings
 from tools.gpu.ceilings import seconds
 from tools.gpu.layer_check import NUM_TOKENS, PROMPTS, compare
 from tools.gpu.target import NOT_ON_CPU, Target
 from tools.gpu.workload import running_engine
-from tools.packed_checkpoints import Packing, write_checkpoint
-from tools.random_models import SMALL, generate, random_model
-from tools.random_mxfp4 import save_in_mxfp4
 
 ROWS = (1, 7, 64, 700)
 TIMED_ROWS = (1, 16, 64, 256, 2048, 8192)

@@ -23,12 +23,12 @@ from oaiserve.engine.model.gpu.device_matrices import PackedMatrix, expanded_pro
 from oaiserve.engine.model.layer_operations import RowNorm
 from oaiserve.engine.model.load import load_model
 from oaiserve.engine.request import SamplingParams
+from tests.models.decoders import SMALL, generate, random_model
+from tests.models.packed import Packing, write_checkpoint
 from tools.gpu import ceilings
 from tools.gpu.ceilings import seconds
 from tools.gpu.target import NOT_ON_CPU, Target
 from tools.gpu.workload import running_engine
-from tools.packed_checkpoints import Packing, write_checkpoint
-from tools.random_models import SMALL, generate, random_model
 
 TOLERANCE = 2e-2  # relative to the norm of the result, in bfloat16
 ROWS = (1, 7, 20, 50, 300)

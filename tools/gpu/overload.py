@@ -15,11 +15,11 @@ import torch
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.request import TERMINAL, Aborted, Event, Finished, Request, SamplingParams, TokenChunk, TokenPrompt
+from tests.models.decoders import FAMILIES, random_model
 from tools.engine_load import greedy, random_prompts
 from tools.gpu.answers import compare, ids
 from tools.gpu.target import NOT_ON_CPU, Target
 from tools.gpu.workload import blocks_for, load, running_engine
-from tools.random_models import FAMILIES, random_model
 
 COUNT = 48
 NUM_TOKENS = 24

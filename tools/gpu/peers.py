@@ -12,10 +12,10 @@ import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
 from transformers.generation.continuous_batching import ContinuousBatchingManager
 
+from tests.models.decoders import random_model, real_shape
 from tools.engine_load import complete, figures, random_prompts
 from tools.gpu.target import Target
 from tools.gpu.workload import blocks_for, load, release, running_engine
-from tools.random_models import random_model, real_shape
 
 log = logging.getLogger(__name__)
 

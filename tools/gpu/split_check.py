@@ -18,13 +18,13 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.parallel.workers import Workers
 from oaiserve.engine.request import Event, Failed, Request, SamplingParams, TokenPrompt
 from oaiserve.facts.times import monotonic_ns
+from tests.models.decoders import SMALL, byte_tokenizer, random_model, real_shape
+from tests.models.packed import Packing, write_checkpoint
 from tools.engine_load import random_prompts
 from tools.gpu.layer_check import NUM_TOKENS, PROMPTS
 from tools.gpu.parts import measure_decodes
 from tools.gpu.target import Target
 from tools.gpu.workload import release
-from tools.packed_checkpoints import Packing, write_checkpoint
-from tools.random_models import SMALL, byte_tokenizer, random_model, real_shape
 
 MODEL = "llama-3.2-1b"
 KILLED_SECONDS = 30.0  # within which an engine without its worker has to fail

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
+from tests.models.decoders import byte_tokenizer, random_model, real_shape
 from tools.engine_load import percentile
 from tools.front_ends import read_streams
 from tools.gpu.target import Target
-from tools.random_models import byte_tokenizer, random_model, real_shape
 from tools.server_process import running_oaiserve
 
 log = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.pretrained import parts_of_loaded
 from oaiserve.engine.text.tokenizer import Tokenizer
+from tests.models.decoders import byte_tokenizer, random_model, real_shape
 from tools.gpu.target import Target
-from tools.random_models import byte_tokenizer, random_model, real_shape
 
 BLOCK_SIZE = 16
 

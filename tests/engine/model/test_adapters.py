@@ -24,8 +24,8 @@ from tests.engine.model.adapters_for_tests import merged, random_adapter
 from tests.engine.model.cpu.small_models import FAMILIES as NATIVE_FAMILIES
 from tests.engine.model.cpu.small_models import config
 from tests.engine.model.runners import eager_runner
-from tools.random_adapters import write_adapter
-from tools.random_models import FAMILIES, generate, random_model
+from tests.models.adapters import write_adapter
+from tests.models.decoders import FAMILIES, generate, random_model
 
 CPU = torch.device("cpu")
 PROMPTS = [[5, 9, 2, 40, 11], [7] * 9, [3, 1, 4, 1, 5, 9, 2, 6], [8, 8]]

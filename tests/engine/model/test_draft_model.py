@@ -18,7 +18,7 @@ from oaiserve.engine.step import Step
 from tests.engine.drafting.test_draft_model import Busy
 from tests.engine.model.runners import eager_runner
 from tests.engine.model.test_overlap import Run, check_answers, run, some_requests
-from tools.random_models import FAMILIES, random_model
+from tests.models.decoders import FAMILIES, random_model
 
 BLOCK_SIZE = 4
 NUM_REQUESTS = 60

@@ -25,7 +25,7 @@ from tests.engine.grammars.plain import OneOf, constraint
 from tests.engine.model.cpu.small_models import config, load, native_runner
 from tests.engine.model.runners import eager_runner
 from tests.engine.model.test_overlap import Run, check_answers, run, some_requests
-from tools.random_models import FAMILIES, random_model
+from tests.models.decoders import FAMILIES, random_model
 
 PROMPT = [5, 9, 3, 17, 60]
 

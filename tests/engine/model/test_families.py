@@ -23,7 +23,7 @@ from oaiserve.engine.states import StatePool
 from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.engine.doubles import Inbox
 from tests.engine.model.runners import eager_runner
-from tools.random_models import (
+from tests.models.decoders import (
     FAMILIES,
     FOREIGN_FAMILIES,
     STATE_FAMILIES,

@@ -14,7 +14,7 @@ from oaiserve.engine.model.checkpoints.gguf_config import read_config
 from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights
 from oaiserve.engine.model.kept import load_kept
 from oaiserve.files.source import find_model
-from tools.gguf_models import Record, checksum, model_of, parameters_of, records
+from tests.models.gguf_records import Record, checksum, model_of, parameters_of, records
 
 OPTIONS = EngineOptions(block_size=16, kv_blocks=8, dtype="float32", cpu_threads=1)
 IDS = torch.arange(5, 25)[None]

@@ -20,7 +20,7 @@ from oaiserve.errors import InvalidRequest
 from tests.engine.doubles import Inbox
 from tests.engine.grammars.plain import allowed_ids
 from tests.engine.model.runners import eager_runner
-from tools.random_models import FAMILIES, byte_tokenizer, random_model
+from tests.models.decoders import FAMILIES, byte_tokenizer, random_model
 
 EOS = 40  # the token "I", which is no text therefore
 PROMPTS = [[5, 9, 3, 17, 60], [90, 4, 4], [7] * 6, [11, 40, 12], [80]]

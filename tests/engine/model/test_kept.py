@@ -48,10 +48,10 @@ from oaiserve.files.source import find_model
 from oaiserve.files.start_cache import NotRemembered, Subject
 from tests.engine.model.adapters_for_tests import random_adapter
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, config, make_model
-from tools.gguf_models import Record, model_of
-from tools.random_gguf import random_blocks, write_gguf
-from tools.random_models import byte_tokenizer
-from tools.random_mxfp4 import save_in_mxfp4
+from tests.models.decoders import byte_tokenizer
+from tests.models.gguf_files import random_blocks, write_gguf
+from tests.models.gguf_records import Record, model_of
+from tests.models.mxfp4 import save_in_mxfp4
 
 pytestmark = pytest.mark.compiler
 OPTIONS = EngineOptions(block_size=BLOCK_SIZE, kv_blocks=8, dtype="float32", cpu_threads=1)

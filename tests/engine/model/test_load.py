@@ -22,9 +22,9 @@ from oaiserve.errors import InvalidRequest, StartupError
 from oaiserve.files.checkpoint import refuse_unless_sound
 from oaiserve.files.source import find_model
 from tests.engine.text.tokenizers_for_tests import CHATML
-from tools.random_models import FAMILIES, FOREIGN_FAMILIES, byte_tokenizer, random_model
-from tools.random_mxfp4 import save_in_mxfp4
-from tools.random_wrappers import save_wrapper
+from tests.models.decoders import FAMILIES, FOREIGN_FAMILIES, byte_tokenizer, random_model
+from tests.models.mxfp4 import save_in_mxfp4
+from tests.models.wrappers import save_wrapper
 
 Spoil = Callable[[Path], object]
 OWN_CODE = "it needs code that comes with the model (auto_map), and oaiserve never runs such code"

@@ -22,7 +22,7 @@ from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, OutOfMemory, Step
 from tests.engine.model.runners import eager_runner
 from tests.engine.model.test_overlap import CountingExecutor, Run, check_answers, run, some_requests
-from tools.random_models import FAMILIES, random_model
+from tests.models.decoders import FAMILIES, random_model
 
 
 @pytest.fixture(scope="module")

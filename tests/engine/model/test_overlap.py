@@ -34,7 +34,7 @@ from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.facts.record import EventKind
 from tests.engine.doubles import Leaver
 from tests.engine.model.runners import eager_runner
-from tools.random_models import FAMILIES, byte_tokenizer, random_model
+from tests.models.decoders import FAMILIES, byte_tokenizer, random_model
 
 EOS = 40  # of 97 ids that are drawn; the tokenizer has one for each byte
 NUM_REQUESTS = 120

@@ -12,7 +12,7 @@ from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from tests.engine.model.sampling.sampling import next_rows
-from tools.random_models import FAMILIES, random_model
+from tests.models.decoders import FAMILIES, random_model
 
 VOCAB = 97
 

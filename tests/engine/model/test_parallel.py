@@ -54,7 +54,7 @@ from oaiserve.errors import InternalError, StartupError, Unavailable
 from tests.engine.doubles import Inbox
 from tests.engine.model.gpu.test_graphs import Plain
 from tests.engine.model.graph_worker import FAILS, Again, with_doubles
-from tools.random_models import FAMILIES, byte_tokenizer, random_model
+from tests.models.decoders import FAMILIES, byte_tokenizer, random_model
 
 ROOT = Path(__file__).parents[3]
 TIMEOUT_SECONDS = 60  # the limit of waits that end within seconds unless something is broken

@@ -16,7 +16,7 @@ from oaiserve.files.adapters import BadAdapter, read_adapter
 from tests.engine.model.cpu.small_models import FAMILIES as NATIVE_FAMILIES
 from tests.engine.model.runners import eager_runner
 from tests.engine.model.test_adapters import PROMPTS, decode
-from tools.random_models import FAMILIES, generate, random_model
+from tests.models.decoders import FAMILIES, generate, random_model
 
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of PEFT's own

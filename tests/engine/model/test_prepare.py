@@ -13,8 +13,8 @@ from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.prepare import prepare
 from oaiserve.errors import StartupError
 from tests.engine.model.cpu.small_models import DEEP, make_model
-from tools.model_types import config_of
-from tools.random_models import FAMILIES, SMALL, foreign_config, random_model
+from tests.models.decoders import FAMILIES, SMALL, foreign_config, random_model
+from tests.models.small_configs import config_of
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from oaiserve.engine.pretrained import parts_of_loaded
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from tests.engine.doubles import TIMEOUT_SECONDS, Inbox, request
-from tools.random_models import FAMILIES, byte_tokenizer, random_model
+from tests.models.decoders import FAMILIES, byte_tokenizer, random_model
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from oaiserve.engine.model.rehearsal import difference, sampling_steps, toleranc
 from oaiserve.engine.model.sampling import plain_sampling
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
 from tests.engine.model.runners import eager_runner
-from tools.random_models import FAMILIES, random_model
+from tests.models.decoders import FAMILIES, random_model
 
 
 def test_rehearsal_steps_cover_all_ways_to_sample_and_the_smallest_prompt() -> None:

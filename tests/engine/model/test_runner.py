@@ -26,7 +26,7 @@ from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.engine.grammars.plain import OneOf, constraint
 from tests.engine.model.runners import eager_runner
 from tests.engine.model.sampling.sampling import masks_of
-from tools.random_models import FAMILIES, byte_tokenizer, random_model
+from tests.models.decoders import FAMILIES, byte_tokenizer, random_model
 
 PROMPTS = [[5, 9, 3, 17, 60], [90, 4, 4], [7] * 6, [11, 40, 12]]
 

@@ -25,7 +25,7 @@ from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.errors import StartupError
 from tests.engine.model.runners import eager_runner
-from tools.random_models import STATE_FAMILIES, byte_tokenizer, generate, random_model, state_config
+from tests.models.decoders import STATE_FAMILIES, byte_tokenizer, generate, random_model, state_config
 
 PROMPT = [5, 9, 3, 17, 60, 2, 2, 41, 8, 33, 71, 12]
 # One of each kind: the first Mamba's scan, the second's, the delta rule, convolutions, states beside attention.

@@ -22,7 +22,7 @@ from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
 from tests.engine.model import test_families
 from tests.engine.model.runners import eager_runner
-from tools.random_models import generate, random_model, with_layers
+from tests.models.decoders import generate, random_model, with_layers
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 

@@ -18,7 +18,7 @@ from oaiserve.engine.model.attention.select import select_backend
 from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.spec import KVShape
 from oaiserve.errors import StartupError
-from tools.random_models import FAMILIES, random_model
+from tests.models.decoders import FAMILIES, random_model
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import pre_tokenizers
 
 from oaiserve.engine.text.gguf_splits import split_as_named
-from tools.random_models import byte_tokenizer
+from tests.models.decoders import byte_tokenizer
 
 
 def parts(name: str, text: str) -> list[str]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from oaiserve.engine.request import PairPrompt, TextPrompt, TooManyTokens
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import InvalidRequest
-from tools.random_poolers import word_tokenizer
+from tests.models.poolers import word_tokenizer
 
 REFERENCES = {family: word_tokenizer(family, 300) for family in ("bert", "roberta", "qwen3")}
 TOKENIZERS = {family: Tokenizer(word_tokenizer(family, 300)) for family in REFERENCES}

@@ -26,8 +26,8 @@ from tests.engine.model.adapters_for_tests import random_adapter
 from tests.engine.model.checkpoints.test_packed_weights import OPTIONS, SIZES, kept_logits, written
 from tests.engine.model.cpu.small_models import config, make_model
 from tests.engine.model.test_kept import FAMILIES, batch_of, eager_logits, file_of, round_inputs
-from tools.packed_checkpoints import Packing
-from tools.random_models import byte_tokenizer, generate
+from tests.models.decoders import byte_tokenizer, generate
+from tests.models.packed import Packing
 
 INT4 = replace(OPTIONS, quantize="int4")
 # Layers whose heads differ, and tensors that are no parameters: the factors of layers.

@@ -29,8 +29,8 @@ from oaiserve.files.source import find_model
 from tests.engine.model.adapters_for_tests import random_adapter
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, config, make_model
 from tests.engine.model.test_kept import batch_of, eager_logits, in_eight_bits, round_inputs
-from tools.packed_checkpoints import Packing, write_checkpoint
-from tools.random_models import byte_tokenizer, generate
+from tests.models.decoders import byte_tokenizer, generate
+from tests.models.packed import Packing, write_checkpoint
 
 OPTIONS = EngineOptions(block_size=BLOCK_SIZE, kv_blocks=8, dtype="float32", cpu_threads=1)
 SIZES = {

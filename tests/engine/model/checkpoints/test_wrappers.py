@@ -33,9 +33,9 @@ from oaiserve.files.checkpoint import refuse_unless_sound
 from oaiserve.files.source import find_model
 from tests.engine.model.cpu import small_models
 from tests.engine.text.tokenizers_for_tests import CHATML
-from tools.packed_checkpoints import Packing, write_checkpoint
-from tools.random_models import byte_tokenizer, generate
-from tools.random_wrappers import random_wrapper, save_wrapper, wrapper_config
+from tests.models.decoders import byte_tokenizer, generate
+from tests.models.packed import Packing, write_checkpoint
+from tests.models.wrappers import random_wrapper, save_wrapper, wrapper_config
 
 PROMPTS = [[5, 9, 3, 17], list(range(20, 51)), [90], [7] * 12]
 NUM_TOKENS, BLOCK_SIZE, NUM_BLOCKS = 12, 16, 16

@@ -24,7 +24,7 @@ from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.states import States
 from oaiserve.engine.text.tokenizer import Tokenizer
-from tools.random_models import SMALL, byte_tokenizer, random_model
+from tests.models.decoders import SMALL, byte_tokenizer, random_model
 
 BLOCK_SIZE = 16
 EMULATOR = Path(__file__).parent / "amx_emulator.h"

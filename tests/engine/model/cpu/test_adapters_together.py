@@ -23,7 +23,7 @@ from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.engine.model.adapters_for_tests import merged, random_adapter
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, config, make_model
 from tests.engine.test_adapters import collect
-from tools.random_models import byte_tokenizer, generate
+from tests.models.decoders import byte_tokenizer, generate
 
 pytestmark = pytest.mark.compiler
 NUM_TOKENS, EOS = 24, 2

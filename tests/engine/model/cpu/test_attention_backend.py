@@ -33,7 +33,7 @@ from tests.engine.model.cpu.small_models import (
     make_model,
     started_runner,
 )
-from tools.random_models import generate
+from tests.models.decoders import generate
 
 pytestmark = pytest.mark.compiler
 NUM_BLOCKS = 48

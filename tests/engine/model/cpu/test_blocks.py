@@ -17,7 +17,7 @@ from oaiserve.engine.model.cpu.blocks import FORMATS, Blocks, of_integers
 from oaiserve.engine.model.cpu.library import Library, Normalize, StepInput
 from oaiserve.engine.model.cpu.pack_weights import padded
 from tests.engine.model.cpu.small_models import EMULATED_AMX, compiled_for
-from tools.random_gguf import random_blocks
+from tests.models.gguf_files import random_blocks
 
 pytestmark = pytest.mark.compiler
 KINDS = list(FORMATS)

@@ -29,8 +29,8 @@ from oaiserve.files.start_cache import NotRemembered, Subject
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, FAMILIES, make_model
 from tests.engine.model.cpu.small_models import load as load_small
 from tests.engine.text.tokenizers_for_tests import CHATML
-from tools.random_adapters import write_adapter
-from tools.random_models import byte_tokenizer
+from tests.models.adapters import write_adapter
+from tests.models.decoders import byte_tokenizer
 
 pytestmark = pytest.mark.compiler
 PARTS = ["import of torch", "what is remembered", "weights and check", "tokenizer"]

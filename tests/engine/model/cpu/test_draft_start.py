@@ -21,7 +21,7 @@ from oaiserve.errors import StartupError
 from tests.engine.drafting.test_draft_model import Steady
 from tests.engine.model.cpu.small_models import config, make_model
 from tests.engine.text.tokenizers_for_tests import CHATML
-from tools.random_models import byte_tokenizer
+from tests.models.decoders import byte_tokenizer
 
 pytestmark = pytest.mark.compiler
 OPTIONS: dict[str, Any] = {"device": "cpu", "kv_blocks": 64, "cpu_threads": 1}

@@ -10,7 +10,7 @@ from gguf import GGMLQuantizationType as Kind
 
 from oaiserve.engine.model.cpu.blocks import expand
 from oaiserve.engine.model.cpu.expand_blocks import EXPANDERS
-from tools.random_gguf import random_blocks
+from tests.models.gguf_files import random_blocks
 
 
 @pytest.mark.parametrize("kind", EXPANDERS)

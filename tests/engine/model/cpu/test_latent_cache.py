@@ -24,7 +24,7 @@ from oaiserve.engine.request import SamplingParams
 from oaiserve.errors import StartupError
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, LATENT, compiled_for, config, load, make_model, native
 from tests.engine.model.cpu.two_steps import NUM_BLOCKS, two_steps
-from tools.random_models import byte_tokenizer, generate
+from tests.models.decoders import byte_tokenizer, generate
 
 pytestmark = pytest.mark.compiler
 CPU = torch.device("cpu")

@@ -33,7 +33,7 @@ from tests.engine.model.cpu.small_models import (
     started_runner,
     states_of,
 )
-from tools.random_models import generate, greedy
+from tests.models.decoders import generate, greedy
 
 pytestmark = pytest.mark.compiler
 PROMPTS = [[5, 9, 3, 17], list(range(20, 75)), [90], [7] * 20, [11, 40, 11], [*range(20, 60), 4]]

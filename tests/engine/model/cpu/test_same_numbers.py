@@ -46,7 +46,7 @@ from tests.engine.model.cpu.small_models import (
     make_engine,
     states_of,
 )
-from tools.random_gguf import random_blocks
+from tests.models.gguf_files import random_blocks
 
 pytestmark = pytest.mark.compiler
 NUM_BLOCKS = 96

@@ -33,7 +33,7 @@ from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
 from tests.engine.model import test_families
-from tools.random_models import FAMILIES, generate, random_model
+from tests.models.decoders import FAMILIES, generate, random_model
 
 CPU = torch.device("cpu")
 NUM_BLOCKS, BLOCK_SIZE = 256, 4

@@ -37,8 +37,8 @@ from oaiserve.engine.model.rehearsal import prompts_and_decodes
 from oaiserve.engine.model.spec import LoadedModel
 from tests.engine.model.cpu.small_models import EXPERTS, MOE, config, make_model
 from tests.engine.model.gpu.test_device_matrices import floats_in_blocks, integers, numbers
-from tools.packed_checkpoints import Packing, write_checkpoint
-from tools.random_mxfp4 import save_in_mxfp4
+from tests.models.mxfp4 import save_in_mxfp4
+from tests.models.packed import Packing, write_checkpoint
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 

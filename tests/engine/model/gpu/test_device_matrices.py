@@ -29,9 +29,9 @@ from oaiserve.engine.model.load import load_model
 from oaiserve.engine.model.prepare import prepare
 from oaiserve.files.quantization import read_quantization
 from tests.engine.model.cpu.small_models import config, make_model
-from tools.fp8_checkpoints import Layout, write_fp8
-from tools.packed_checkpoints import Packing, write_checkpoint
-from tools.random_models import byte_tokenizer
+from tests.models.decoders import byte_tokenizer
+from tests.models.fp8 import Layout, write_fp8
+from tests.models.packed import Packing, write_checkpoint
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 

@@ -24,7 +24,7 @@ from oaiserve.engine.model.rehearsal import largest_step
 from oaiserve.engine.model.sampling.sampler import NUM_TOP
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.errors import StartupError
-from tools.random_models import FAMILIES, random_model
+from tests.models.decoders import FAMILIES, random_model
 
 GIB = 2**30
 

@@ -42,7 +42,7 @@ from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from tests.engine.model.gpu.test_graphs import Plain, padding_backend
-from tools.random_models import FAMILIES, byte_tokenizer, random_model, with_layers
+from tests.models.decoders import FAMILIES, byte_tokenizer, random_model, with_layers
 
 NUM_BLOCKS, BLOCK_SIZE = 64, 4
 NO_COMPILER = "Failed to find C compiler. Please specify via CC environment variable."

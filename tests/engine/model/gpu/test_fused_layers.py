@@ -29,7 +29,7 @@ from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.step import Chunk, Step
 from tests.engine.model.cpu.small_models import FAMILIES as KNOWN
 from tests.engine.model.cpu.small_models import STATE_FAMILIES
-from tools.random_models import FAMILIES, random_model
+from tests.models.decoders import FAMILIES, random_model
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 

@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from oaiserve.engine.model.gpu.fused_projections import fuse_projections, separate_projections
-from tools.random_models import FAMILIES, random_model
+from tests.models.decoders import FAMILIES, random_model
 
 
 class Products(TorchDispatchMode):

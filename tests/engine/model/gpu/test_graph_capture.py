@@ -21,7 +21,7 @@ from oaiserve.engine.model.gpu.cuda_capture import CudaCapture
 from oaiserve.engine.model.gpu.graph_capture import capture_decodes
 from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.spec import LoadedModel
-from tools.random_models import FAMILIES, random_model
+from tests.models.decoders import FAMILIES, random_model
 
 SYNCHRONIZES = "called a synchronizing CUDA operation"
 GRAPH = inspect.signature(torch.cuda.graph)

@@ -40,7 +40,7 @@ from oaiserve.engine.step import Chunk, ChunkResult, Step
 from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.engine.doubles import Inbox
 from tests.engine.model.runners import eager_runner
-from tools.random_models import FAMILIES, byte_tokenizer, random_model, with_layers
+from tests.models.decoders import FAMILIES, byte_tokenizer, random_model, with_layers
 
 BLOCK_SIZE = 4
 MAX_LEN = 48

@@ -29,7 +29,7 @@ from oaiserve.engine.model.sampling.logit_edits import apply_masks_in_torch
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Masks, Step
-from tools.random_models import FAMILIES, random_model
+from tests.models.decoders import FAMILIES, random_model
 
 GPU = torch.device("meta")
 VOCAB = 97

@@ -24,7 +24,7 @@ from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
 from tests.engine.model.gpu.test_graphs import Plain
-from tools.random_models import random_model, with_layers
+from tests.models.decoders import random_model, with_layers
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 

@@ -22,8 +22,8 @@ from oaiserve.engine.model.pooling.load import load_pooler, prepare_pooler
 from oaiserve.engine.request import Finished, PairPrompt, Pooled, Prompt, Request, SamplingParams, TextPrompt
 from oaiserve.errors import StartupError
 from tests.engine.model.pooling.reference import logits, vectors
-from tools.random_models import SMALL
-from tools.random_poolers import ENCODERS, FAMILIES, random_pooler, save, word_tokenizer
+from tests.models.decoders import SMALL
+from tests.models.poolers import ENCODERS, FAMILIES, random_pooler, save, word_tokenizer
 
 _RANDOM = random.Random(1)
 # Of all lengths, some equal, and some longer than a step.
@@ -150,7 +150,7 @@ def test_usage_has_the_special_tokens_and_no_completion(tmp_path: Path) -> None:
 
 def test_a_decoder_of_a_chat_model_can_embed(tmp_path: Path) -> None:
     """Its files say that it generates, so --task embed is needed."""
-    from tools.random_models import random_model
+    from tests.models.decoders import random_model
 
     model = random_model(copy.deepcopy(FAMILIES["qwen3"]))
     folder = save(tmp_path, "qwen3", model)

@@ -30,7 +30,7 @@ from transformers import (
     XLMRobertaConfig,
 )
 
-from tools.random_models import SMALL
+from tests.models.decoders import SMALL
 
 SMALL_VOCAB = 300
 _ENCODER = {

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tools.packed_checkpoints import save
+from tests.models.packed import save
 
 Layout = Literal["blocks", "tensor", "fbgemm", "compressed"]
 BLOCK = 32  # rows, and columns, of a block that has a scale

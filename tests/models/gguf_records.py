@@ -23,14 +23,14 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from oaiserve.engine.model.checkpoints.gguf_names import FileNames, change_of
 from oaiserve.engine.model.checkpoints.gguf_numbers import read_numbers
 from oaiserve.files.gguf import GgufTensor
-from tools.model_types import EXTRA, LIKE
-from tools.random_models import SMALL, STATE_FAMILIES, random_model
+from tests.models.decoders import SMALL, STATE_FAMILIES, random_model
+from tests.models.small_configs import EXTRA, LIKE
 
-RECORDS = Path(__file__).parent.parent / "tests" / "engine" / "model" / "gguf_records"
+RECORDS = Path(__file__).parent.parent / "engine" / "model" / "gguf_records"
 _SIZES = {**SMALL, "vocab_size": 352, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
 _WINDOW = {"sliding_window": 6}
 _MIXED = {**_WINDOW, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
-# By transformers' type of the model: sizes beside those that `tools.model_types` has for it.
+# By transformers' type of the model: sizes beside those that `small_configs` has for it.
 SMALL_MODELS: dict[str, dict[str, Any]] = {
     "arcee": {},
     "cohere": {},

@@ -15,7 +15,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from tools.random_models import SMALL, STATE_FAMILIES
+from tests.models.decoders import SMALL, STATE_FAMILIES
 
 _TEXT = {**SMALL, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}  # sizes that the native step takes
 _VISION = {
