@@ -31,7 +31,7 @@ from oaiserve.files import demo
 from oaiserve.http.keys import Keyring
 from oaiserve.routes import adapters, chat, completions, dashboard, debug, embeddings, health, models, scores, tokens
 from oaiserve.routes.access import APIKeys, CORSHeaders, CountRefusal, Hosts, Origins
-from oaiserve.routes.dialects.forms import answer_forms
+from oaiserve.routes.dialects.dialect import dialect_of
 from oaiserve.routes.exchange import Accounting
 from oaiserve.routes.feed import Feed
 from oaiserve.routes.middleware import Errors, RequestHeaders, TidyPath, render_http_exception
@@ -137,7 +137,7 @@ def create_app(
             received_bytes=SharedLimit(MOST_RECEIVED_BYTES // num_sharing),
             responses=stored,
             stores_responses=config.server.response_store_number > 0,
-            forms=answer_forms(
+            dialect=dialect_of(
                 config.server.tool_call_parser,
                 config.server.reasoning_parser,
                 engine.tokenizer.chat_template,

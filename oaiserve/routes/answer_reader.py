@@ -1,11 +1,11 @@
-"""`AnswerReader`: takes the chunks of one choice, returns the parts of its answer, and counts tokens and calls."""
+"""`AnswerReader`: takes the chunks of one choice, returns the segments of its answer, and counts tokens and calls."""
 
 from __future__ import annotations
 
 from oaiserve.engine.request import FinishReason, TokenChunk
 from oaiserve.facts.record import ToolCallOutcome
 from oaiserve.routes.dialects.answer import AnswerParser
-from oaiserve.routes.dialects.parts import Part, joined
+from oaiserve.routes.dialects.segments import Segment, joined
 
 
 class AnswerReader:
@@ -22,14 +22,14 @@ class AnswerReader:
         """Return whether the answer so far has a call of a tool."""
         return self._parser.calls is not None and self._parser.calls.num_called > 0
 
-    def read(self, chunk: TokenChunk) -> list[Part]:
-        parts = self._parser.push(chunk.text)
+    def read(self, chunk: TokenChunk) -> list[Segment]:
+        segments = self._parser.push(chunk.text)
         if chunk.finish_reason is not None:
             is_cut = chunk.finish_reason == FinishReason.LENGTH or chunk.stop_reason is not None
-            parts += self._parser.finish(is_cut=is_cut)
+            segments += self._parser.finish(is_cut=is_cut)
         if chunk.text_lengths is not None:
             self._count(chunk.text_lengths)
-        return joined(parts) if len(parts) > 1 else parts
+        return joined(segments) if len(segments) > 1 else segments
 
     def add_calls(self, counted: dict[ToolCallOutcome, int]) -> None:
         """Add the outcomes of the calls in this answer, which has ended, to those of other choices."""

@@ -15,7 +15,7 @@ from oaiserve.routes.bodies import ChatBody, TokenizeBody
 from oaiserve.routes.chat_shape import ChatCompletion, ChatCompletionChunk, ChatShape
 from oaiserve.routes.constraints import is_constrained
 from oaiserve.routes.conversation import Talk
-from oaiserve.routes.dialects.forms import AnswerForms
+from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.invalid import invalid
 from oaiserve.routes.objects import (
     AssistantMessage,
@@ -50,7 +50,7 @@ _decoder = msgspec.json.Decoder(ChatBody)
     )
 )
 async def chat_completions(http: HTTPRequest) -> Answer:
-    chat = _Chat(serving_of(http).forms, http.state.exchange.tool_calls)
+    chat = _Chat(serving_of(http).dialect, http.state.exchange.tool_calls)
     return await prepare(
         http, _decoder, id_prefix="chatcmpl-", own_params=chat.own_params, prompts=chat.prompts, shape=chat.shape
     )
@@ -59,8 +59,8 @@ async def chat_completions(http: HTTPRequest) -> Answer:
 class _Chat:
     """One request to chat: what its parameters, its prompt and its answer share."""
 
-    def __init__(self, forms: AnswerForms, counted_calls: dict[ToolCallOutcome, int]) -> None:
-        self._forms = forms
+    def __init__(self, dialect: Dialect, counted_calls: dict[ToolCallOutcome, int]) -> None:
+        self._dialect = dialect
         self._counted_calls = counted_calls
         self._talk: Talk
 
@@ -68,17 +68,17 @@ class _Chat:
         """Return the parameters, and find out what the others need. So this is called first."""
         effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
         self._talk = Talk(
-            self._forms,
+            self._dialect,
             requested_tools(body),
             {**effort, **(body.chat_template_kwargs or {})},
             is_constrained=bool(body.stop) or is_constrained(body),
             asks_for_answer=body.add_generation_prompt is not False and not body.continue_final_message,
-            shows_marks=body.reasoning_format == "none",
+            shows_tags=body.reasoning_format == "none",
         )
         return self._talk.own_params(parameters.max_tokens(body), _num_logprobs(body))
 
     def prompts(self, body: ChatBody) -> tuple[ChatPrompt]:
-        prompt = build_prompt(body, body.messages, self._forms, self._talk.shown_tools)
+        prompt = build_prompt(body, body.messages, self._dialect, self._talk.shown_tools)
         return (self._talk.completed(prompt),)
 
     def shape(self, body: ChatBody, head: Head, wanted: Wanted) -> ChatShape:
@@ -100,7 +100,7 @@ def _num_logprobs(body: ChatBody) -> int | None:
 
 
 def build_prompt(
-    body: ChatBody | TokenizeBody, messages: Sequence[Message], forms: AnswerForms, shown: Sequence[Mapping[str, Any]]
+    body: ChatBody | TokenizeBody, messages: Sequence[Message], dialect: Dialect, shown: Sequence[Mapping[str, Any]]
 ) -> ChatPrompt:
     """Return the prompt of these messages, in which the tools `shown` are described."""
     if not messages:
@@ -112,7 +112,7 @@ def build_prompt(
     return prompt_with_tools(
         checked,
         shown,
-        forms,
+        dialect,
         add_generation_prompt=not continue_final and body.add_generation_prompt is not False,
         continue_final_message=continue_final,
         add_special_tokens=bool(body.add_special_tokens),

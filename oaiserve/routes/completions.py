@@ -1,4 +1,4 @@
-"""/v1/completions: its forms of a prompt, its own parameters, and the shape of its answer."""
+"""/v1/completions: its kinds of prompts, its own parameters, and the shape of its answer."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import msgspec
 from oaiserve.engine.request import ChatPrompt, Grammar
 from oaiserve.routes.answer_reader import AnswerReader
 from oaiserve.routes.dialects.answer import AnswerParser
-from oaiserve.routes.dialects.forms import AnswerForms
+from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.invalid import invalid
 from oaiserve.routes.prepare import OwnParams
 from oaiserve.routes.tools import Tools, forced_schema
@@ -27,29 +27,29 @@ class Talk:
 
     def __init__(
         self,
-        forms: AnswerForms,
+        dialect: Dialect,
         tools: Tools | None,
         template_kwargs: Mapping[str, Any],
         *,
         is_constrained: bool,
         asks_for_answer: bool = True,
-        shows_marks: bool = False,
+        shows_tags: bool = False,
     ) -> None:
         """`is_constrained`: the answer proper has a constraint or stop strings, which wait for the end of reasoning.
         Without `asks_for_answer`, the last message is continued. If the client wants the text as it is, it
-        `shows_marks` of reasoning. Raises InvalidRequest if calls are forced that this server does not read."""
-        if tools is not None and tools.is_forced and forms.calls is None:
+        `shows_tags` of reasoning. Raises InvalidRequest if calls are forced that this server does not read."""
+        if tools is not None and tools.is_forced and dialect.calls is None:
             param = "function_call" if tools.is_legacy else "tool_choice"
             raise invalid(param, "this server does not read calls (--tool-call-parser none), so none can be forced")
         self.tools = tools
-        self._forms = forms
+        self._dialect = dialect
         self._template_kwargs = template_kwargs
         self._mode = None
-        if forms.reasoning is not None:
+        if dialect.reasoning is not None:
             must_end = is_constrained or (tools is not None and tools.is_forced)
-            self._mode = forms.reasoning.of_request(template_kwargs, is_asked_for=asks_for_answer, must_end=must_end)
-        self.reads_reasoning = self._mode is not None and not shows_marks
-        self.reads_calls = tools is not None and forms.calls is not None
+            self._mode = dialect.reasoning.of_request(template_kwargs, is_asked_for=asks_for_answer, must_end=must_end)
+        self.reads_reasoning = self._mode is not None and not shows_tags
+        self.reads_calls = tools is not None and dialect.calls is not None
 
     def own_params(
         self,
@@ -60,7 +60,7 @@ class Talk:
         text_lengths: bool = False,
     ) -> OwnParams:
         """Return the parameters of the route, with what tools and reasoning add to them."""
-        forms = self._forms
+        dialect = self._dialect
         return OwnParams(
             max_tokens,
             num_logprobs,
@@ -68,16 +68,16 @@ class Talk:
             grammar=self._forced_calls(),
             or_calls=self._or_calls,
             answer_begins_after="" if self._mode is None else self._mode.ends_with,
-            visible_special_ids=forms.visible_ids(calls=self.tools is not None, reasoning=self.reads_reasoning),
+            visible_special_ids=dialect.visible_ids(calls=self.tools is not None, reasoning=self.reads_reasoning),
             text_lengths=self.reads_reasoning or text_lengths,
         )
 
     def _forced_calls(self) -> Grammar | None:
-        tools, family = self.tools, self._forms.calls
+        tools, family = self.tools, self._dialect.calls
         if tools is None or not tools.is_forced or family is None:
             return None
         schemas = {name: forced_schema(schema) for name, schema in tools.schemas.items()}
-        text = family.grammar(schemas, only_one=tools.only_one, special_ids=self._forms.special_ids)
+        text = family.grammar(schemas, only_one=tools.only_one, special_ids=self._dialect.special_ids)
         return Grammar("lark_with_schemas", text, param="functions" if tools.is_legacy else "tools")
 
     def _or_calls(self, constraint: Grammar) -> Grammar:
@@ -85,13 +85,13 @@ class Talk:
 
         Otherwise the model could never call a tool. The arguments are any object, as without a constraint.
         """
-        tools, family = self.tools, self._forms.calls
+        tools, family = self.tools, self._dialect.calls
         if tools is None or family is None or constraint.kind not in ("json_object", "json_schema"):
             return constraint
         text = family.grammar(
             dict.fromkeys(tools.schemas, ANY_OBJECT),
             only_one=tools.only_one,
-            special_ids=self._forms.special_ids,
+            special_ids=self._dialect.special_ids,
             answer=constraint.text if constraint.kind == "json_schema" else msgspec.json.encode(ANY_OBJECT).decode(),
         )
         return replace(constraint, kind="lark_with_schemas", text=text)
@@ -109,7 +109,7 @@ class Talk:
     def reader(self) -> AnswerReader:
         """Return what reads the answer of one choice."""
         thinking = self._mode.parser() if self.reads_reasoning and self._mode is not None else None
-        calls, tools, family = None, self.tools, self._forms.calls
+        calls, tools, family = None, self.tools, self._dialect.calls
         if tools is not None and family is not None:
             calls = family.parser(tools.schemas, only_one=tools.only_one)
         return AnswerReader(AnswerParser(thinking, calls))

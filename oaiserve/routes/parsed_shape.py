@@ -22,7 +22,7 @@ from oaiserve.routes.chat_shape import (
     ToolCallDelta,
 )
 from oaiserve.routes.conversation import Talk
-from oaiserve.routes.dialects.parts import Arguments, CallBegin, CallBroken, CallEnd, Content, Part, Reasoning
+from oaiserve.routes.dialects.segments import Arguments, CallBegin, CallBroken, CallEnd, Content, Reasoning, Segment
 from oaiserve.routes.logprobs import drop_end_logprob
 from oaiserve.routes.parameters import Wanted
 from oaiserve.routes.shapes import CompletionTokensDetails, Head, TokenUsage, usage_object
@@ -101,21 +101,21 @@ class ParsedChatShape(ChatShape):
             reader = self._readers[index] = self._talk.reader()
         return reader
 
-    def _deltas(self, index: int, parts: list[Part]) -> list[ChatDelta]:
-        """Return what the parts add to a streamed message."""
+    def _deltas(self, index: int, segments: list[Segment]) -> list[ChatDelta]:
+        """Return what the segments add to a streamed message."""
         deltas = []
-        for part in parts:
-            if isinstance(part, Content):
+        for segment in segments:
+            if isinstance(segment, Content):
                 if not self._is_forced:
-                    deltas.append(ChatDelta(UNSET, part.text))
-            elif isinstance(part, Reasoning):
+                    deltas.append(ChatDelta(UNSET, segment.text))
+            elif isinstance(segment, Reasoning):
                 if self._shows_reasoning:
-                    deltas.append(ChatDelta(reasoning=part.text, reasoning_content=part.text))
-            elif isinstance(part, Arguments):
-                deltas.append(self._call_delta(index, FunctionDelta(UNSET, part.text)))
-            elif isinstance(part, CallBegin):
+                    deltas.append(ChatDelta(reasoning=segment.text, reasoning_content=segment.text))
+            elif isinstance(segment, Arguments):
+                deltas.append(self._call_delta(index, FunctionDelta(UNSET, segment.text)))
+            elif isinstance(segment, CallBegin):
                 self._num_begun[index] = self._num_begun.get(index, 0) + 1
-                deltas.append(self._call_delta(index, FunctionDelta(part.name), is_first=True))
+                deltas.append(self._call_delta(index, FunctionDelta(segment.name), is_first=True))
         return deltas
 
     def _call_delta(self, index: int, function: FunctionDelta, *, is_first: bool = False) -> ChatDelta:
@@ -126,12 +126,12 @@ class ParsedChatShape(ChatShape):
             call.id, call.type = _new_id(), "function"
         return ChatDelta(tool_calls=[call])
 
-    def _message(self, parts: list[Part]) -> ChatMessage:
+    def _message(self, segments: list[Segment]) -> ChatMessage:
         """Return the message of a whole answer. A call that broke is text in it."""
         content, reasoning = "", ""
         calls: list[Function] = []
-        for part in parts:
-            match part:
+        for segment in segments:
+            match segment:
                 case Content(text):
                     content += text
                 case Reasoning(text):

@@ -21,7 +21,7 @@ from oaiserve.engine.streams import LoopStreams
 from oaiserve.errors import InvalidRequest, ModelNotFound
 from oaiserve.facts.record import Profile, RequestRecord
 from oaiserve.facts.report import ReplicaReport
-from oaiserve.routes.dialects.forms import AnswerForms, Template
+from oaiserve.routes.dialects.dialect import Dialect, Template
 from oaiserve.routes.feed import Feed
 from oaiserve.routes.protocol import UnknownNames
 from oaiserve.routes.responses.store import MemoryStore, ResponseStore, StoreLimits
@@ -147,7 +147,7 @@ class Serving:
     body_timeout_seconds: float = 60.0
     # of the bodies that are being received: a client may send many slowly
     received_bytes: SharedLimit = field(default_factory=lambda: SharedLimit(MOST_RECEIVED_BYTES))
-    forms: AnswerForms = field(default_factory=AnswerForms)  # of calls and reasoning in the model's answers
+    dialect: Dialect = field(default_factory=Dialect)  # of calls and reasoning in the model's answers
     responses: ResponseStore = field(default_factory=lambda: MemoryStore(StoreLimits(0, 0, 0)))
     stores_responses: bool = False
     stream_interval: int = 1  # tokens of a choice per event, for requests that do not set it

@@ -18,7 +18,7 @@ from oaiserve.routes import protocol
 from oaiserve.routes.bodies import DetokenizeBody, TokenizeBody
 from oaiserve.routes.body import read_body
 from oaiserve.routes.chat import build_prompt
-from oaiserve.routes.dialects.forms import AnswerForms
+from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.middleware import json_response
 from oaiserve.routes.objects import Integer
@@ -125,7 +125,7 @@ def _answer(content: bytes) -> Response:
 
 
 def _tokenize(serving: Serving, body: TokenizeBody) -> Generator[None, None, bytes]:
-    prompt = _prompt(body, serving.forms)
+    prompt = _prompt(body, serving.dialect)
     tokenizer, max_model_len = serving.engine.tokenizer, serving.engine.max_model_len
     most = max(MOST_TOKENS, max_model_len)
     try:
@@ -169,11 +169,11 @@ def _rendered(ids: list[int], values: Callable[[list[int]], Sequence[object]]) -
     return b"[" + b",".join(parts) + b"]"
 
 
-def _prompt(body: TokenizeBody, forms: AnswerForms) -> Prompt:
+def _prompt(body: TokenizeBody, dialect: Dialect) -> Prompt:
     if body.messages is not None and body.prompt is None:
         functions = [tool.function for tool in body.tools or []]
         shown = shown_tools("tools", functions, "tools[{}].function")
-        return build_prompt(body, body.messages, forms, shown)
+        return build_prompt(body, body.messages, dialect, shown)
     if body.prompt is not None and body.messages is None:
         return TextPrompt(body.prompt, body.add_special_tokens is not False)
     raise InvalidRequest("Give either 'prompt' or 'messages'.", param="prompt")

@@ -13,25 +13,25 @@ from typing import Any
 import msgspec
 
 from oaiserve.engine.request import ChatPrompt
+from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.dialects.families import HERMES, CallFamily
-from oaiserve.routes.dialects.forms import AnswerForms
 
 Message = dict[str, Any]
 _EXAMPLE = ("name-of-the-function", '{"name-of-an-argument": "its value"}')
 
 
 def prompt_with_tools(
-    messages: Iterable[Message], shown: Sequence[Mapping[str, Any]], forms: AnswerForms, **more: Any
+    messages: Iterable[Message], shown: Sequence[Mapping[str, Any]], dialect: Dialect, **more: Any
 ) -> ChatPrompt:
     """Return the prompt of checked messages, in which the tools `shown` are described. `more` are its other fields."""
-    tools = shown if forms.template_takes_tools else ()
-    return ChatPrompt(with_tools(messages, shown, forms), tools=tools, **more)
+    tools = shown if dialect.template_takes_tools else ()
+    return ChatPrompt(with_tools(messages, shown, dialect), tools=tools, **more)
 
 
-def with_tools(messages: Iterable[Message], shown: Sequence[Mapping[str, Any]], forms: AnswerForms) -> list[Message]:
-    """Return the messages for the template of these forms, with the tools in them unless it takes tools itself."""
-    family = forms.calls or HERMES
-    if forms.template_takes_tools:
+def with_tools(messages: Iterable[Message], shown: Sequence[Mapping[str, Any]], dialect: Dialect) -> list[Message]:
+    """Return the messages for the template of these dialect, with the tools in them unless it takes tools itself."""
+    family = dialect.calls or HERMES
+    if dialect.template_takes_tools:
         return [_with_short_ids(message) for message in messages] if family.short_ids else list(messages)
     result: list[Message] = []
     results_so_far = False  # the last message has results of calls, and takes further ones
@@ -50,7 +50,7 @@ def with_tools(messages: Iterable[Message], shown: Sequence[Mapping[str, Any]], 
             texts = [_text(message["content"]), family.written(map(_name_and_arguments, calls))]
             message["content"] = "\n".join(filter(None, texts))
         result.append(message)
-    return _introduced(result, _introduction(shown, family), forms) if shown else result
+    return _introduced(result, _introduction(shown, family), dialect) if shown else result
 
 
 def _with_short_ids(message: Message) -> Message:
@@ -75,9 +75,9 @@ def _introduction(shown: Sequence[Mapping[str, Any]], family: CallFamily) -> str
     )
 
 
-def _introduced(messages: list[Message], introduction: str, forms: AnswerForms) -> list[Message]:
+def _introduced(messages: list[Message], introduction: str, dialect: Dialect) -> list[Message]:
     """Return the messages with a text in front, in the system message if the template has such."""
-    host = "system" if forms.template_takes_system else "user"
+    host = "system" if dialect.template_takes_system else "user"
     roles = ("system", "developer") if host == "system" else (host,)
     if messages and messages[0]["role"] in roles:
         first = {**messages[0], "content": f"{introduction}\n\n{_text(messages[0]['content'])}"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from oaiserve.routes.dialects.calls import CallParser
-from oaiserve.routes.dialects.parts import Content, Part, Reasoning
+from oaiserve.routes.dialects.segments import Content, Reasoning, Segment
 from oaiserve.routes.dialects.thinking import ThinkingParser
 
 
@@ -14,31 +14,31 @@ class AnswerParser:
         self._thinks = thinking is not None
         self._skips_space = False  # between the reasoning and the answer proper
 
-    def push(self, text: str) -> list[Part]:
-        """Take the next piece of the text, and return the parts that it completes."""
-        parts: list[Part] = []
+    def push(self, text: str) -> list[Segment]:
+        """Take the next piece of the text, and return the segments that it completes."""
+        segments: list[Segment] = []
         if self._thinks and self.thinking is not None:
             reasoning, text = self.thinking.push(text)
             if reasoning:
-                parts.append(Reasoning(reasoning))
+                segments.append(Reasoning(reasoning))
             if not self.thinking.is_over:
-                return parts
+                return segments
             self._thinks, self._skips_space = False, self.thinking.end > 0
         if self._skips_space:
             text = text.lstrip()
             self._skips_space = not text
         answer = self._answer(text)
-        return parts + answer if parts else answer
+        return segments + answer if segments else answer
 
-    def finish(self, *, is_cut: bool) -> list[Part]:
+    def finish(self, *, is_cut: bool) -> list[Segment]:
         """Return what is left at the end of the text, which may have been cut before the model had ended it."""
-        parts: list[Part] = []
+        segments: list[Segment] = []
         if self._thinks and self.thinking is not None:
             reasoning, text = self.thinking.finish()
-            parts += [Reasoning(reasoning)] if reasoning else self._answer(text)
-        return parts if self.calls is None else parts + self.calls.finish(is_cut=is_cut)
+            segments += [Reasoning(reasoning)] if reasoning else self._answer(text)
+        return segments if self.calls is None else segments + self.calls.finish(is_cut=is_cut)
 
-    def _answer(self, text: str) -> list[Part]:
+    def _answer(self, text: str) -> list[Segment]:
         if not text:
             return []
         return [Content(text)] if self.calls is None else self.calls.push(text)

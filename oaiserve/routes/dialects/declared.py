@@ -1,6 +1,6 @@
 """Reads what a tokenizer's `response_template` declares, in the form of transformers, of calls and reasoning.
 
-Only marks that are plain text are taken, and calls that are JSON. A pattern, or a form that is read as a whole when it
+Only tags that are plain text are taken, and calls that are JSON. A pattern, or a form that is read as a whole when it
 has ended, cannot be passed on as it comes: then the chat template decides, as if nothing were declared.
 """
 
@@ -18,23 +18,23 @@ _REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 def declared_calls(response_template: Mapping[str, Any]) -> CallFamily | None:
     """Return the declared form of calls, if it can be taken."""
     field = _field(response_template, "tool_calls")
-    marks = _marks(field)
-    if marks is None or field.get("content") != "json" or field.get("content_args"):
+    tags = _tags(field)
+    if tags is None or field.get("content") != "json" or field.get("content_args"):
         return None
 
-    opening, closing = marks
+    opening, closing = tags
 
     class DeclaredCalls(HermesCalls):
-        opening_marks = (opening,)
-        marks = (opening, closing)
+        opening_tags = (opening,)
+        tags = (opening, closing)
 
     return CallFamily("declared", DeclaredCalls, f"{opening}\n", f"\n{closing}", "\n")
 
 
 def declared_reasoning(response_template: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return the declared marks around the reasoning, if they can be taken."""
+    """Return the declared tags around the reasoning, if they can be taken."""
     fields = (_field(response_template, name) for name in _REASONING_FIELDS)
-    return next((marks for field in fields if (marks := _marks(field)) is not None), None)
+    return next((tags for field in fields if (tags := _tags(field)) is not None), None)
 
 
 def _field(response_template: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -43,8 +43,8 @@ def _field(response_template: Mapping[str, Any], name: str) -> Mapping[str, Any]
     return field if isinstance(field, Mapping) else {}
 
 
-def _marks(field: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return the marks around a field, without whitespace at their ends."""
+def _tags(field: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the tags around a field, without whitespace at their ends."""
     opening, closing = field.get("open"), field.get("close")
     if not (isinstance(opening, str) and isinstance(closing, str) and opening.strip() and closing.strip()):
         return None

@@ -78,8 +78,8 @@ class CallFamily:
 
 
 def _lark(text: str, special_ids: Mapping[str, int]) -> str:
-    marks = [mark for mark in special_ids if mark in text]
-    pieces = re.split(f"({'|'.join(map(re.escape, marks))})", text) if marks else [text]
+    tags = [tag for tag in special_ids if tag in text]
+    pieces = re.split(f"({'|'.join(map(re.escape, tags))})", text) if tags else [text]
     return " ".join(
         f"<[{special_ids[piece]}]>" if piece in special_ids else msgspec.json.encode(piece).decode()
         for piece in pieces

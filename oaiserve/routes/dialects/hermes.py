@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import ClassVar
 
 from oaiserve.routes.dialects.json_calls import JsonCallParser
-from oaiserve.routes.dialects.parts import Part
+from oaiserve.routes.dialects.segments import Segment
 
 
 class HermesCalls(JsonCallParser):
-    opening_marks: ClassVar[tuple[str, ...]] = ("<tool_call>",)
-    marks: ClassVar[tuple[str, ...]] = ("<tool_call>", "</tool_call>")
+    opening_tags: ClassVar[tuple[str, ...]] = ("<tool_call>",)
+    tags: ClassVar[tuple[str, ...]] = ("<tool_call>", "</tool_call>")
 
-    def _after_call(self, _parts: list[Part]) -> bool:
-        return self._close(self.marks[1])
+    def _after_call(self, _segments: list[Segment]) -> bool:
+        return self._close(self.tags[1])

@@ -9,7 +9,7 @@ import msgspec
 
 from oaiserve.routes.dialects.calls import CallParser, NotACall
 from oaiserve.routes.dialects.json_scanner import Broken, JsonScanner
-from oaiserve.routes.dialects.parts import Arguments, CallBegin, Part
+from oaiserve.routes.dialects.segments import Arguments, CallBegin, Segment
 
 # The usual order, in which arguments can be passed on as they come.
 _HEAD = re.compile(
@@ -37,14 +37,14 @@ class JsonCallParser(CallParser):
     _arguments_depth: int  # of brackets around the arguments
     _num_scanned: int  # characters of `_text`, while the object is waited for as a whole
 
-    def _begin_head(self, mark: str, before: str = "") -> None:
-        super()._begin_head(mark, before)
+    def _begin_head(self, tag: str, before: str = "") -> None:
+        super()._begin_head(tag, before)
         self._scanner, self._num_scanned = JsonScanner(), 0
 
-    def _head(self, parts: list[Part]) -> bool:
-        return self._head_of_object(parts, len(self._mark))
+    def _head(self, segments: list[Segment]) -> bool:
+        return self._head_of_object(segments, len(self._tag))
 
-    def _head_of_object(self, parts: list[Part], at: int) -> bool:
+    def _head_of_object(self, segments: list[Segment], at: int) -> bool:
         """Take the text up to the arguments of the object that begins at this place, or after whitespace there."""
         text = self._text
         while text[at : at + 1].isspace():
@@ -54,10 +54,10 @@ class JsonCallParser(CallParser):
         if text[at] != "{" or not _may_be_a_call(text[at + 1 : at + _KEY_CHARACTERS]):
             raise NotACall
         if match := _HEAD.match(text, at):
-            self._begin(parts, match["name"])
+            self._begin(segments, match["name"])
             self._begin_arguments(at, match.end(), depth=1)
             return True
-        return self._whole_object(parts, at)
+        return self._whole_object(segments, at)
 
     def _begin_arguments(self, object_at: int, arguments_at: int, *, depth: int) -> None:
         self._take(object_at)
@@ -67,7 +67,7 @@ class JsonCallParser(CallParser):
         self._scanner.depth = self._arguments_depth = depth
         self._step = self._in_arguments
 
-    def _whole_object(self, parts: list[Part], at: int) -> bool:
+    def _whole_object(self, segments: list[Segment], at: int) -> bool:
         """Wait for the end of an object in another order, and take it as a whole."""
         try:
             end = self._scanner.scan(self._text, max(at, self._num_scanned), 0)
@@ -79,31 +79,31 @@ class JsonCallParser(CallParser):
         call = _call(self._text[at:end])
         if call is None or call[0] not in self._tools:
             raise NotACall
-        parts += [CallBegin(call[0]), Arguments(call[1])]
+        segments += [CallBegin(call[0]), Arguments(call[1])]
         self._take(end)
-        return self._end(parts)
+        return self._end(segments)
 
-    def _in_arguments(self, parts: list[Part]) -> bool:
+    def _in_arguments(self, segments: list[Segment]) -> bool:
         taken, is_done = self._scan(self._arguments_depth)
         if taken:
-            parts.append(Arguments(taken))
+            segments.append(Arguments(taken))
         if is_done is None:
-            return self._break(parts)
+            return self._break(segments)
         if is_done:
             self._step = self._in_tail
         return is_done
 
-    def _in_tail(self, parts: list[Part]) -> bool:
+    def _in_tail(self, segments: list[Segment]) -> bool:
         """Take the rest of the object, behind the arguments."""
         if self._arguments_depth:
             _, is_done = self._scan(0)
             if is_done is None:
-                return self._break(parts)
+                return self._break(segments)
             if not is_done:
                 return False
         text = "".join(self._raw[self._object :])
         is_call = is_json_object(text) if self._arguments_depth == 0 else _call(text) is not None
-        return self._end(parts) if is_call else self._break(parts)
+        return self._end(segments) if is_call else self._break(segments)
 
     def _scan(self, to_depth: int) -> tuple[str, bool | None]:
         """Take text until brackets are closed down to a depth. Return it, and whether they are; None if it is no JSON

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from oaiserve.routes.dialects.json_calls import JsonCallParser
-from oaiserve.routes.dialects.parts import Part
+from oaiserve.routes.dialects.segments import Segment
 
 
 class LlamaCalls(JsonCallParser):
-    opening_marks = ("<|python_tag|>",)
-    marks = opening_marks
+    opening_tags = ("<|python_tag|>",)
+    tags = opening_tags
 
     def _find(self, text: str) -> tuple[int, str]:
         if self._is_blank:
@@ -17,10 +17,10 @@ class LlamaCalls(JsonCallParser):
                 return num_spaces, "{"
         return super()._find(text)
 
-    def _head(self, parts: list[Part]) -> bool:
-        return self._head_of_object(parts, 0 if self._mark == "{" else len(self._mark))
+    def _head(self, segments: list[Segment]) -> bool:
+        return self._head_of_object(segments, 0 if self._tag == "{" else len(self._tag))
 
-    def _after_call(self, _parts: list[Part]) -> bool:
+    def _after_call(self, _segments: list[Segment]) -> bool:
         text = self._text.lstrip()
         if text.startswith(";"):
             self._begin_head(";", self._text[: -len(text)])

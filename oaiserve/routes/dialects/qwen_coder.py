@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from oaiserve.routes.dialects import marks
+from oaiserve.routes.dialects import tags
 from oaiserve.routes.dialects.calls import NotACall
 from oaiserve.routes.dialects.hermes import HermesCalls
-from oaiserve.routes.dialects.parts import Arguments, Part
+from oaiserve.routes.dialects.segments import Arguments, Segment
 
 _FUNCTION = re.compile(r"(?:<tool_call>\s*)?<function=([^<>\n]*)>")
 _PARAMETER = re.compile(r"\s*<parameter=([^<>\n]*)>\n?")
@@ -24,13 +24,13 @@ _LITERALS = {"True": "true", "False": "false", "None": "null"}  # as Python writ
 
 
 class QwenCoderCalls(HermesCalls):
-    opening_marks = ("<tool_call>", "<function=")
-    marks = ("<tool_call>", "</tool_call>")
+    opening_tags = ("<tool_call>", "<function=")
+    tags = ("<tool_call>", "</tool_call>")
 
-    def _head(self, parts: list[Part]) -> bool:
+    def _head(self, segments: list[Segment]) -> bool:
         text = self._text
         if match := _FUNCTION.match(text):
-            self._begin(parts, match[1])
+            self._begin(segments, match[1])
             self._schema = self._tools[match[1]].get("properties") or {}
             self._separator = "{"
             self._take(match.end())
@@ -39,47 +39,47 @@ class QwenCoderCalls(HermesCalls):
         inner = text.removeprefix("<tool_call>").lstrip()
         if _may_be_a_tag(inner, "<function="):
             return False
-        if self._mark == "<function=":
+        if self._tag == "<function=":
             raise NotACall
-        return super()._head(parts)
+        return super()._head(segments)
 
-    def _in_function(self, parts: list[Part]) -> bool:
+    def _in_function(self, segments: list[Segment]) -> bool:
         text = self._text
         if match := _PARAMETER.match(text):
             if match.end() == len(text) and not match[0].endswith("\n"):
                 return False  # the line break behind it belongs to it
             self._take(match.end())
             key = msgspec.json.encode(match[1]).decode()
-            parts.append(Arguments(f"{self._separator}{key}: "))
+            segments.append(Arguments(f"{self._separator}{key}: "))
             self._separator = ", "
             self._is_string = _is_string(self._schema.get(match[1]))
             if self._is_string:
-                parts.append(Arguments('"'))
+                segments.append(Arguments('"'))
             self._step = self._in_value
             return True
         if match := _END.match(text):
             self._take(match.end())
-            parts.append(Arguments("{}" if self._separator == "{" else "}"))
-            return self._end(parts)
+            segments.append(Arguments("{}" if self._separator == "{" else "}"))
+            return self._end(segments)
         rest = text.lstrip()
         if "</function>".startswith(rest) or _may_be_a_tag(rest, "<parameter="):
             return False
-        return self._break(parts)
+        return self._break(segments)
 
-    def _in_value(self, parts: list[Part]) -> bool:
+    def _in_value(self, segments: list[Segment]) -> bool:
         text, closing = self._text, "</parameter>"
         end = text.find(closing)
         if end == -1 and not self._is_string:
             return False
         if end == -1:
-            # A line break before the closing mark belongs to the mark.
-            end = min(marks.unfinished(text, closing), marks.unfinished(text, "\n" + closing))
+            # A line break before the closing tag belongs to the tag.
+            end = min(tags.unfinished(text, closing), tags.unfinished(text, "\n" + closing))
             if end:
-                parts.append(Arguments(_in_quotes(self._take(end))))
+                segments.append(Arguments(_in_quotes(self._take(end))))
             return False
         value = self._take(end).removesuffix("\n")
         self._take(len(closing))
-        parts.append(Arguments(_in_quotes(value) + '"' if self._is_string else _as_json(value)))
+        segments.append(Arguments(_in_quotes(value) + '"' if self._is_string else _as_json(value)))
         self._step = self._in_function
         return True
 

@@ -16,20 +16,20 @@ _SWITCHES = ("enable_thinking", "thinking")  # variables of templates that turn 
 class ReasoningMode:
     """The reasoning of the answers to one request."""
 
-    marks: tuple[str, str]
-    is_open: bool  # the answer begins within it, without the opening mark
+    tags: tuple[str, str]
+    is_open: bool  # the answer begins within it, without the opening tag
     prompt_opening: str = ""  # what is put behind the prompt so that the model reasons
 
     def parser(self) -> ThinkingParser:
-        return ThinkingParser(*self.marks, is_open=self.is_open)
+        return ThinkingParser(*self.tags, is_open=self.is_open)
 
     @property
     def ends_with(self) -> str:
         """Return the text with which the reasoning ends, or "" if there may be none."""
-        return self.marks[1] if self.is_open else ""
+        return self.tags[1] if self.is_open else ""
 
 
-class ReasoningForm:
+class ReasoningDialect:
     """The model of a server reasons in this form: always, never, or as its template is told to."""
 
     def __init__(
@@ -37,11 +37,11 @@ class ReasoningForm:
         name: str,
         template: str,
         generation_prompt: Callable[[Mapping[str, Any]], str],
-        marks: tuple[str, str] = THINK,
+        tags: tuple[str, str] = THINK,
     ) -> None:
         """`name` is the value of `--reasoning-parser`, and `generation_prompt` returns what the template puts behind
         the messages for some values of its variables."""
-        self.marks = marks
+        self.tags = tags
         self._name = name
         self._switch = next((switch for switch in _SWITCHES if switch in template), None)
         self._endings = {
@@ -59,29 +59,29 @@ class ReasoningForm:
         end of its prompt.
         """
         if not is_asked_for:
-            return ReasoningMode(self.marks, is_open=False)
-        opening, closing = self.marks
+            return ReasoningMode(self.tags, is_open=False)
+        opening, closing = self.tags
         asked = next((bool(value) for name in _SWITCHES if (value := template_kwargs.get(name)) is not None), None)
         ending = self._endings[asked]
         if ending.endswith(opening):
-            return ReasoningMode(self.marks, is_open=True)
+            return ReasoningMode(self.tags, is_open=True)
         is_off = ending.endswith(closing) or asked is False
         if must_end and self._switch is not None and not is_off:
-            return ReasoningMode(self.marks, is_open=True, prompt_opening=opening + "\n")
+            return ReasoningMode(self.tags, is_open=True, prompt_opening=opening + "\n")
         is_open = self._name == "deepseek_r1" or (self._name == "qwen3" and not is_off)
-        return ReasoningMode(self.marks, is_open=is_open)
+        return ReasoningMode(self.tags, is_open=is_open)
 
 
-def reasoning_form(
+def reasoning_dialect(
     name: str,
     template: str,
     generation_prompt: Callable[[Mapping[str, Any]], str],
     declared: tuple[str, str] | None = None,
-) -> ReasoningForm | None:
-    """Return the form that `--reasoning-parser` names. With "auto" it is the one with the `declared` marks, or else the
+) -> ReasoningDialect | None:
+    """Return the form that `--reasoning-parser` names. With "auto" it is the one with the `declared` tags, or else the
     usual one if the chat template knows that."""
     if name == "auto" and declared is not None:
-        return ReasoningForm(name, template, generation_prompt, declared)
+        return ReasoningDialect(name, template, generation_prompt, declared)
     if name == "none" or (name == "auto" and THINK[1] not in template):
         return None
-    return ReasoningForm(name, template, generation_prompt)
+    return ReasoningDialect(name, template, generation_prompt)

@@ -1,20 +1,20 @@
-"""`ThinkingParser`: splits an answer into the reasoning, between two marks, and the answer proper."""
+"""`ThinkingParser`: splits an answer into the reasoning, between two tags, and the answer proper."""
 
 from __future__ import annotations
 
-from oaiserve.routes.dialects import marks
+from oaiserve.routes.dialects import tags
 
 
 class ThinkingParser:
-    """Takes the text of one answer in pieces. Whitespace next to the marks belongs to them, except before the last.
+    """Takes the text of one answer in pieces. Whitespace next to the tags belongs to them, except before the last.
 
-    The opening mark may be missing if the prompt ends with it: then `is_open`. Otherwise an answer that does not begin
+    The opening tag may be missing if the prompt ends with it: then `is_open`. Otherwise an answer that does not begin
     with it has no reasoning.
     """
 
     def __init__(self, opening: str, closing: str, *, is_open: bool) -> None:
         self.is_over = False
-        self.end = 0  # characters of the text up to the end of the reasoning, with its marks, as far as it has come
+        self.end = 0  # characters of the text up to the end of the reasoning, with its tags, as far as it has come
         self._opening = opening
         self._closing = closing
         self._is_open = is_open
@@ -42,14 +42,14 @@ class ThinkingParser:
             self.end += len(self._held) - len(rest)
             self._held = rest
             self._skips_space = not rest
-        at, mark = marks.find(self._held, (self._closing,))
+        at, tag = tags.find(self._held, (self._closing,))
         reasoning = self._take(at)
         self.end += at
-        if not mark:
+        if not tag:
             return reasoning, ""
-        self.end += len(mark)
+        self.end += len(tag)
         self.is_over = True
-        return reasoning, self._take(len(self._held))[len(mark) :]
+        return reasoning, self._take(len(self._held))[len(tag) :]
 
     def finish(self) -> tuple[str, str]:
         """Return what is left at the end of the text: reasoning, and the answer proper."""

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from oaiserve.engine.logprobs import TokenLogprobs
-from oaiserve.routes.dialects.parts import Arguments, CallBegin, CallBroken, CallEnd, Content, Part, Reasoning
+from oaiserve.routes.dialects.segments import Arguments, CallBegin, CallBroken, CallEnd, Content, Reasoning, Segment
 from oaiserve.routes.logprobs import ContentToken, chat_entries, chat_entries_in_parts
 from oaiserve.routes.shapes import HOLE
 
@@ -81,9 +81,9 @@ class ResponseOutput:
         self._texts: list[str] = []  # of the open item
         self._logprobs: list[TokenLogprobs] = []  # of each message
 
-    def add(self, part: Part, logprobs: TokenLogprobs) -> None:
-        """Take the next part of the answer, with the log-probabilities of the tokens that it consists of."""
-        match part:
+    def add(self, segment: Segment, logprobs: TokenLogprobs) -> None:
+        """Take the next segment of the answer, with the log-probabilities of the its tokens."""
+        match segment:
             case Content(text):
                 self._add_text(text, logprobs)
             case Reasoning(text):

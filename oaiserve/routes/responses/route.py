@@ -131,7 +131,7 @@ class _Asked:
         self._stores = body.store is not False and self._serving.stores_responses
         asked = _asked_format(body)
         self._talk = Talk(
-            self._serving.forms,
+            self._serving.dialect,
             response_tools(body),
             {**_effort(body), **(body.chat_template_kwargs or {})},
             is_constrained=bool(body.stop) or asked is not None or is_constrained(body),
@@ -158,7 +158,7 @@ class _Asked:
         messages = chat_messages(_items_of(self._turns), self._items)
         if body.instructions is not None:
             messages.insert(0, {"role": "system", "content": body.instructions})
-        prompt = prompt_with_tools(messages, self._talk.shown_tools, self._serving.forms, param="input")
+        prompt = prompt_with_tools(messages, self._talk.shown_tools, self._serving.dialect, param="input")
         return (self._talk.completed(prompt),)
 
     def shape(self, body: ResponsesBody, head: Head, wanted: Wanted) -> ResponsesShape:

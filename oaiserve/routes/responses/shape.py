@@ -12,7 +12,7 @@ from oaiserve.engine.request import FinishReason, PromptDone, TokenChunk, Usage
 from oaiserve.facts.record import ToolCallOutcome
 from oaiserve.routes import sse
 from oaiserve.routes.conversation import Talk
-from oaiserve.routes.dialects.parts import Content
+from oaiserve.routes.dialects.segments import Content
 from oaiserve.routes.logprobs import drop_end_logprob
 from oaiserve.routes.parameters import Wanted
 from oaiserve.routes.respond import Timings

@@ -1,4 +1,4 @@
-"""Reads texts with parsers in tests: at once, in pieces, and as a client puts the parts of a whole answer together."""
+"""Reads texts with parsers in tests: at once, in pieces, and with the segments of an answer joined as a client does."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 
 from oaiserve.routes.dialects.answer import AnswerParser
-from oaiserve.routes.dialects.parts import (
+from oaiserve.routes.dialects.segments import (
     Arguments,
     CallBegin,
     CallBroken,
     CallEnd,
     Content,
-    Part,
     Reasoning,
+    Segment,
     joined,
 )
 
@@ -35,17 +35,17 @@ class Read:
     calls: list[tuple[str, str]] = field(default_factory=list)
 
 
-def parts_of(parser: AnswerParser, pieces: Iterable[str], *, is_cut: bool = False) -> list[Part]:
-    parts: list[Part] = []
+def segments_of(parser: AnswerParser, pieces: Iterable[str], *, is_cut: bool = False) -> list[Segment]:
+    segments: list[Segment] = []
     for piece in pieces:
-        parts += parser.push(piece)
-    return joined(parts + parser.finish(is_cut=is_cut))
+        segments += parser.push(piece)
+    return joined(segments + parser.finish(is_cut=is_cut))
 
 
-def read(parts: Sequence[Part]) -> Read:
+def read(segments: Sequence[Segment]) -> Read:
     result = Read()
-    for part in parts:
-        match part:
+    for segment in segments:
+        match segment:
             case Content(text):
                 result.content += text
             case Reasoning(text):

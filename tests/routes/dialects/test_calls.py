@@ -13,9 +13,9 @@ from oaiserve.routes.dialects.calls import CallParser
 from oaiserve.routes.dialects.hermes import HermesCalls
 from oaiserve.routes.dialects.llama import LlamaCalls
 from oaiserve.routes.dialects.mistral import MistralCalls
-from oaiserve.routes.dialects.parts import Arguments, CallBegin, CallBroken, CallEnd, Content
 from oaiserve.routes.dialects.qwen_coder import QwenCoderCalls
-from tests.routes.dialects.reading import TOOLS, Read, cut, cuts, parts_of, read
+from oaiserve.routes.dialects.segments import Arguments, CallBegin, CallBroken, CallEnd, Content
+from tests.routes.dialects.reading import TOOLS, Read, cut, cuts, read, segments_of
 
 FAMILIES = [HermesCalls, LlamaCalls, MistralCalls, QwenCoderCalls]
 ZONE = '{"zone": "utc"}'
@@ -26,7 +26,7 @@ def parser(family: type[CallParser], *, only_one: bool = False) -> AnswerParser:
 
 
 def whole(family: type[CallParser], text: str, *, is_cut: bool = False, only_one: bool = False) -> Read:
-    return read(parts_of(parser(family, only_one=only_one), [text], is_cut=is_cut))
+    return read(segments_of(parser(family, only_one=only_one), [text], is_cut=is_cut))
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def whole(family: type[CallParser], text: str, *, is_cut: bool = False, only_one
 def test_a_call_in_the_form_of_a_family(family: type[CallParser], text: str) -> None:
     text = text.replace("ZONE", ZONE).replace("QUOTED", json.dumps(ZONE))
     assert whole(family, text) == Read(calls=[("get_time", ZONE)])
-    assert read(parts_of(parser(family), text)) == Read(calls=[("get_time", ZONE)])
+    assert read(segments_of(parser(family), text)) == Read(calls=[("get_time", ZONE)])
 
 
 @pytest.mark.parametrize(
@@ -112,10 +112,10 @@ def test_text_around_calls_stays_and_whitespace_between_them_does_not() -> None:
 )
 def test_what_is_no_call_stays_text(family: type[CallParser], text: str) -> None:
     reader = parser(family)
-    assert read(parts_of(reader, [text])) == Read(text)
+    assert read(segments_of(reader, [text])) == Read(text)
     assert reader.calls is not None
     assert reader.calls.num_called == 0
-    assert read(parts_of(parser(family), text)) == Read(text)
+    assert read(segments_of(parser(family), text)) == Read(text)
 
 
 def test_a_call_is_found_behind_one_that_is_none() -> None:
@@ -175,7 +175,7 @@ def test_text_is_held_back_only_while_it_may_be_a_mark() -> None:
 
 
 def test_a_broken_call_tells_all_that_was_written_of_it() -> None:
-    assert parts_of(parser(HermesCalls), ['\n<tool_call>{"name": "add", "arguments": {"a": x}}']) == [
+    assert segments_of(parser(HermesCalls), ['\n<tool_call>{"name": "add", "arguments": {"a": x}}']) == [
         CallBegin("add"),
         Arguments('{"a": '),
         CallBroken('\n<tool_call>{"name": "add", "arguments": {"a": '),
@@ -202,9 +202,9 @@ def test_the_parts_do_not_depend_on_the_pieces(
     family: type[CallParser], text: str, places: list[int], is_cut: bool, only_one: bool
 ) -> None:
     at_once, in_pieces, by_character = (parser(family, only_one=only_one) for _ in range(3))
-    parts = parts_of(at_once, [text], is_cut=is_cut)
-    assert parts_of(in_pieces, cut(text, places), is_cut=is_cut) == parts
-    assert parts_of(by_character, text, is_cut=is_cut) == parts
+    segments = segments_of(at_once, [text], is_cut=is_cut)
+    assert segments_of(in_pieces, cut(text, places), is_cut=is_cut) == segments
+    assert segments_of(by_character, text, is_cut=is_cut) == segments
     for reader in (in_pieces, by_character):
         assert reader.calls is not None
         assert at_once.calls is not None

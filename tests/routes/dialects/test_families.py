@@ -1,4 +1,4 @@
-"""Tests the forms of the families: what a grammar forces, or a prompt shows, is what the parser reads."""
+"""Tests the dialect of the families: what a grammar forces, or a prompt shows, is what the parser reads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from oaiserve.routes.dialects.families import (
     family_of,
 )
 from tests.engine.text.tokenizers_for_tests import byte_level
-from tests.routes.dialects.reading import Read, parts_of, read
+from tests.routes.dialects.reading import Read, read, segments_of
 
 FAMILIES = [HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, QWEN_CODER]
 SCHEMAS = {
@@ -55,8 +55,8 @@ CALLS = st.lists(ZONES | SUMS, min_size=1, max_size=4)
 @cache
 def tokenizer(*special: str) -> tuple[Tokenizer, LLTokenizer, dict[str, int]]:
     backend = byte_level()
-    backend.add_tokens([AddedToken(mark, special=True, normalized=False) for mark in special])
-    ids = {mark: backend.token_to_id(mark) for mark in special}
+    backend.add_tokens([AddedToken(tag, special=True, normalized=False) for tag in special])
+    ids = {tag: backend.token_to_id(tag) for tag in special}
     return backend, LLTokenizer(backend.to_str(), n_vocab=backend.get_vocab_size()), ids
 
 
@@ -79,7 +79,7 @@ def written(family: CallFamily, calls: list[tuple[str, dict[str, object]]]) -> s
 
 
 def calls_in(family: CallFamily, text: str) -> Read:
-    return read(parts_of(AnswerParser(None, family.parser(SCHEMAS)), text))
+    return read(segments_of(AnswerParser(None, family.parser(SCHEMAS)), text))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

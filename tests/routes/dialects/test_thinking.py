@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from oaiserve.routes.dialects.answer import AnswerParser
 from oaiserve.routes.dialects.hermes import HermesCalls
-from oaiserve.routes.dialects.parts import Content, Reasoning
+from oaiserve.routes.dialects.segments import Content, Reasoning
 from oaiserve.routes.dialects.thinking import ThinkingParser
-from tests.routes.dialects.reading import TOOLS, Read, cut, cuts, parts_of, read
+from tests.routes.dialects.reading import TOOLS, Read, cut, cuts, read, segments_of
 
 
 def parser(*, is_open: bool, with_calls: bool = False) -> AnswerParser:
@@ -38,8 +38,8 @@ def parser(*, is_open: bool, with_calls: bool = False) -> AnswerParser:
     ],
 )
 def test_reasoning_ends_with_its_mark(text: str, is_open: bool, reasoning: str, content: str) -> None:
-    assert read(parts_of(parser(is_open=is_open), [text])) == Read(content, reasoning)
-    assert read(parts_of(parser(is_open=is_open), text)) == Read(content, reasoning)
+    assert read(segments_of(parser(is_open=is_open), [text])) == Read(content, reasoning)
+    assert read(segments_of(parser(is_open=is_open), text)) == Read(content, reasoning)
 
 
 def test_reasoning_is_held_back_only_while_it_may_be_a_mark() -> None:
@@ -55,7 +55,7 @@ def test_reasoning_is_held_back_only_while_it_may_be_a_mark() -> None:
 
 def test_calls_are_found_behind_the_reasoning_only() -> None:
     call = '<tool_call>{"name": "add"}</tool_call>'
-    result = read(parts_of(parser(is_open=True, with_calls=True), [f"So {call}?</think>\n\n{call}"]))
+    result = read(segments_of(parser(is_open=True, with_calls=True), [f"So {call}?</think>\n\n{call}"]))
     assert result == Read("", f"So {call}?", [("add", "{}")])
 
 
@@ -70,12 +70,12 @@ SNIPPETS = st.sampled_from(["<think>", "</think>", "<thi", "</", "nk>", " ", "\n
 )
 def test_the_parts_do_not_depend_on_the_pieces(text: str, places: list[int], is_open: bool, is_cut: bool) -> None:
     at_once, in_pieces, by_character = (parser(is_open=is_open, with_calls=True) for _ in range(3))
-    parts = parts_of(at_once, [text], is_cut=is_cut)
-    assert parts_of(in_pieces, cut(text, places), is_cut=is_cut) == parts
-    assert parts_of(by_character, text, is_cut=is_cut) == parts
+    segments = segments_of(at_once, [text], is_cut=is_cut)
+    assert segments_of(in_pieces, cut(text, places), is_cut=is_cut) == segments
+    assert segments_of(by_character, text, is_cut=is_cut) == segments
     ends = {reader.thinking.end for reader in (at_once, in_pieces, by_character) if reader.thinking is not None}
     assert len(ends) == 1
     (end,) = ends
-    result = read(parts)
+    result = read(segments)
     assert text[end:].lstrip() == result.content.lstrip()
     assert text[:end].endswith("</think>") or not result.content or not end

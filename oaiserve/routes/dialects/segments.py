@@ -1,4 +1,4 @@
-"""The parts that an answer consists of, as parsers return them."""
+"""The segments that an answer consists of, as parsers return them."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ class CallEnd:
 
 @dataclass(slots=True)
 class CallBroken:
-    """The call that has begun turns out not to be one. `text` is all that the model wrote of it so far, from the mark
+    """The call that has begun turns out not to be one. `text` is all that the model wrote of it so far, from the tag
     on, for whoever has not passed the call on yet."""
 
     text: str
 
 
-Part = Reasoning | Content | CallBegin | Arguments | CallEnd | CallBroken
+Segment = Reasoning | Content | CallBegin | Arguments | CallEnd | CallBroken
 
 
-def joined(parts: list[Part]) -> list[Part]:
-    """Return the parts with the texts of neighbours of one kind put together."""
-    result: list[Part] = []
-    for part in parts:
+def joined(segments: list[Segment]) -> list[Segment]:
+    """Return the segments with the texts of neighbours of one kind put together."""
+    result: list[Segment] = []
+    for segment in segments:
         last = result[-1] if result else None
-        if isinstance(part, Content | Reasoning | Arguments) and type(last) is type(part):
-            result[-1] = type(part)(last.text + part.text)
+        if isinstance(segment, Content | Reasoning | Arguments) and type(last) is type(segment):
+            result[-1] = type(segment)(last.text + segment.text)
         else:
-            result.append(part)
+            result.append(segment)
     return result

@@ -1,4 +1,4 @@
-"""Tests which forms of calls and reasoning a server chooses: by flags, by what is declared, by the chat template."""
+"""Tests which dialect of calls and reasoning a server chooses: by flags, by what is declared, by the chat template."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 from transformers.utils.chat_parsing import parse_response
 
 from oaiserve.routes.dialects.answer import AnswerParser
+from oaiserve.routes.dialects.dialect import Dialect, dialect_of
 from oaiserve.routes.dialects.families import HERMES, LLAMA
-from oaiserve.routes.dialects.forms import AnswerForms, answer_forms
-from tests.routes.dialects.reading import TOOLS, parts_of, read
+from tests.routes.dialects.reading import TOOLS, read, segments_of
 from tests.routes.doubles import FakeTemplate
 
 DECLARED: dict[str, Any] = {
@@ -31,22 +31,22 @@ DECLARED: dict[str, Any] = {
 }
 
 
-def forms(
+def dialect(
     source: str, declared: dict[str, Any] | None = None, calls: str = "auto", reasoning: str = "auto"
-) -> AnswerForms:
+) -> Dialect:
     template = FakeTemplate(source)
     template.response_template = declared or {}
-    return answer_forms(calls, reasoning, template, {"[THINK]": 7, "<|call|>": 8, "<|/call|>": 9})
+    return dialect_of(calls, reasoning, template, {"[THINK]": 7, "<|call|>": 8, "<|/call|>": 9})
 
 
 def test_declared_marks_are_read_as_transformers_reads_them() -> None:
-    chosen = forms("", DECLARED)
+    chosen = dialect("", DECLARED)
     assert chosen.calls is not None
     assert chosen.reasoning is not None
     call = {"name": "add", "arguments": {"a": 1}}
     text = f"[THINK]One and one.[/THINK]I add.<|call|>{json.dumps(call)}<|/call|><|call|>{json.dumps(call)}<|/call|>"
     parser = AnswerParser(chosen.reasoning.of_request({}).parser(), chosen.calls.parser(TOOLS))
-    result = read(parts_of(parser, text))
+    result = read(segments_of(parser, text))
     message = parse_response(text, DECLARED, prefix="")
     assert (result.reasoning, result.content) == (message["thinking"], message["content"])
     assert [{"name": name, "arguments": json.loads(given)} for name, given in result.calls] == [
@@ -67,19 +67,19 @@ def test_declared_marks_are_read_as_transformers_reads_them() -> None:
 )
 def test_what_cannot_be_passed_on_as_it_comes_is_left_to_the_chat_template(change: dict[str, Any]) -> None:
     field = {**DECLARED["fields"]["tool_calls"], **change}
-    assert forms("<|python_tag|>", {"fields": {"tool_calls": field}}).calls is LLAMA
-    assert forms("", {"fields": []}).calls is HERMES
+    assert dialect("<|python_tag|>", {"fields": {"tool_calls": field}}).calls is LLAMA
+    assert dialect("", {"fields": []}).calls is HERMES
 
 
 def test_flags_come_before_what_is_declared() -> None:
-    chosen = forms("", DECLARED, calls="hermes", reasoning="none")
+    chosen = dialect("", DECLARED, calls="hermes", reasoning="none")
     assert (chosen.calls, chosen.reasoning) == (HERMES, None)
-    chosen = forms("", DECLARED, calls="none", reasoning="qwen3")
+    chosen = dialect("", DECLARED, calls="none", reasoning="qwen3")
     assert chosen.calls is None
     assert chosen.reasoning is not None
-    assert chosen.reasoning.marks == ("<think>", "</think>")
+    assert chosen.reasoning.tags == ("<think>", "</think>")
 
 
 def test_a_template_shows_whether_it_takes_tools() -> None:
-    assert forms("{% if tools %}").template_takes_tools
-    assert not forms("{{ messages }} {# toolset #}").template_takes_tools
+    assert dialect("{% if tools %}").template_takes_tools
+    assert not dialect("{{ messages }} {# toolset #}").template_takes_tools
