@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import TERMINAL, Event, Request, SamplingParams, TokenPrompt
+from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.models.decoders import byte_tokenizer
 from tools.host_time import DeviceDouble
@@ -106,12 +107,14 @@ def engine_alone(num_streams: int, num_tokens: int, step_ms: float) -> Cost:
 def make_engine(step_ms: float, options: EngineOptions | None = None) -> Engine:
     most = 1024
     return Engine(
-        tokenizer=Tokenizer(byte_tokenizer()),
-        runner=DeviceDouble(int(step_ms * 1e6)),
-        num_blocks=most * MAX_MODEL_LEN // 16,
-        max_model_len=MAX_MODEL_LEN,
-        vocab_size=256,
-        options=options or EngineOptions(max_running=most, max_step_tokens=8 * most, max_waiting=2 * most),
+        ServedModel(
+            tokenizer=Tokenizer(byte_tokenizer()),
+            runner=DeviceDouble(int(step_ms * 1e6)),
+            num_blocks=most * MAX_MODEL_LEN // 16,
+            max_model_len=MAX_MODEL_LEN,
+            vocab_size=256,
+        ),
+        options or EngineOptions(max_running=most, max_step_tokens=8 * most, max_waiting=2 * most),
     )
 
 

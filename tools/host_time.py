@@ -27,6 +27,7 @@ from oaiserve.engine.model.gpu.graphs import DecodeGraphs
 from oaiserve.engine.model.gpu.prompt_graphs import MOST_PROMPTS, PromptGraphs
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.request import TERMINAL, Event, Request, SamplingParams, TokenPrompt
+from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.step import Chunk, ChunkResult, Masks, Step, StepResult
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.facts.record import HostPart, StepKind
@@ -81,12 +82,14 @@ def measure(num_sequences: int, num_waiting_rows: int, step_ns: int) -> dict[str
     """Return medians over the decode steps of `num_sequences`, of which some need the ids before for their draw."""
     double = DeviceDouble(step_ns)
     engine = Engine(
-        tokenizer=Tokenizer(byte_tokenizer()),
-        runner=double,
-        num_blocks=num_sequences * 32,
-        max_model_len=512,
-        vocab_size=256,
-        options=EngineOptions(max_running=num_sequences, max_step_tokens=num_sequences * 16, prefix_cache=False),
+        ServedModel(
+            tokenizer=Tokenizer(byte_tokenizer()),
+            runner=double,
+            num_blocks=num_sequences * 32,
+            max_model_len=512,
+            vocab_size=256,
+        ),
+        EngineOptions(max_running=num_sequences, max_step_tokens=num_sequences * 16, prefix_cache=False),
     )
     inbox: SimpleQueue[list[Event]] = SimpleQueue()
     with engine:

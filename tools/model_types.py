@@ -30,6 +30,7 @@ from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.states import States
 from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from tests.models.decoders import byte_tokenizer, generate, random_model
@@ -110,13 +111,15 @@ def answers(loaded: LoadedModel, executor: Executor, num_blocks: int) -> list[li
     num_states = options.max_running if loaded.state_shapes else 0
     states = States(loaded.state_shapes, num_states, loaded.device) if num_states else None
     engine = Engine(
-        tokenizer=Tokenizer(byte_tokenizer()),
-        runner=ModelRunner(executor, loaded.device, BLOCK_SIZE, states=states),
-        num_blocks=num_blocks,
-        max_model_len=48,
-        vocab_size=loaded.vocab_size,
-        num_states=num_states,
-        options=options,
+        ServedModel(
+            tokenizer=Tokenizer(byte_tokenizer()),
+            runner=ModelRunner(executor, loaded.device, BLOCK_SIZE, states=states),
+            num_blocks=num_blocks,
+            max_model_len=48,
+            vocab_size=loaded.vocab_size,
+            num_states=num_states,
+        ),
+        options,
     )
     with engine:
         params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)

@@ -16,24 +16,21 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.accounts.host_time import Ranges
 from oaiserve.engine.accounts.machine_time import MachineTime, throttling_file
 from oaiserve.engine.accounts.step_account import EngineSnapshot
 from oaiserve.engine.accounts.step_causes import Machine
-from oaiserve.engine.adapters import AdapterTable, ServedAdapter
+from oaiserve.engine.adapters import ServedAdapter
 from oaiserve.engine.blocks import BlockPool
-from oaiserve.engine.drafting.draft_model import DraftModel
 from oaiserve.engine.drafting.drafts import Drafts
 from oaiserve.engine.grammars.grammar import Grammars
-from oaiserve.engine.loop import Abort, Broken, DropAdapter, EngineLoop, Runner, Stop, Submitted
+from oaiserve.engine.loop import Abort, Broken, DropAdapter, EngineLoop, Stop, Submitted
 from oaiserve.engine.open_requests import Bounds
 from oaiserve.engine.policy import POLICIES
-from oaiserve.engine.pooling import Pooling
-from oaiserve.engine.pretrained import EngineParts, load_parts
-from oaiserve.engine.profiling import EndProfile, Profiler, StartProfile
+from oaiserve.engine.pretrained import load_parts
+from oaiserve.engine.profiling import EndProfile, StartProfile
 from oaiserve.engine.reports import Reports
 from oaiserve.engine.request import (
     TERMINAL,
@@ -52,10 +49,9 @@ from oaiserve.engine.request import (
     TokenPrompt,
 )
 from oaiserve.engine.scheduler import Limits, Scheduler
+from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.shared_limit import SharedLimit
 from oaiserve.engine.states import StatePool
-from oaiserve.engine.text.detokenize import TokenTable
-from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.engine.tokenize import REST, Tokenized, TokenizeFailed, TokenizeStage, TokenizeStarted
 from oaiserve.errors import InvalidRequest, NotFound, Overloaded, Unavailable
 from oaiserve.explain.step_cost import StepCost
@@ -81,82 +77,53 @@ class Completion:
     stop_reason: str | int | None = None
 
 
-class ModelProcesses(Protocol):
-    """The other processes that a model which is split runs in.
-
-    They have ended, or are about to, once `failure` is set.
-    """
-
-    failure: Exception | None
-
-    def watch(self, on_failure: Callable[[Exception], None], /) -> None: ...
-
-    def stop(self) -> None: ...
-
-
 class Engine:
     """The engine takes requests and delivers their events. All of its methods may be called from any thread.
 
-    `from_pretrained` builds one; tests build it of its parts. Request ids must be unique among the open requests.
+    `from_pretrained` starts the model that it serves; tests make a small one. Request ids must be unique among the open
+    requests.
     """
 
     def __init__(
         self,
-        *,
-        tokenizer: Tokenizer,
-        runner: Runner,
-        num_blocks: int,
-        max_model_len: int,
-        vocab_size: int,
-        eos_token_ids: frozenset[int] = frozenset(),
-        grammars: Grammars | None = None,
-        default_params: Mapping[str, float | int] | None = None,
+        model: ServedModel,
         options: EngineOptions | None = None,
-        max_step_tokens_default: int = 512,
-        device: str = "",
-        dtype: str = "",
-        ranges: Ranges | None = None,
-        profiler: Profiler | None = None,
-        processes: ModelProcesses | None = None,
-        pooling: Pooling | None = None,
-        adapters: AdapterTable | None = None,
-        draft_model: DraftModel | None = None,
-        num_states: int = 0,
-        warm_up: Callable[[], None] = lambda: None,
-        features: Mapping[str, bool] | None = None,
+        *,
         machine: Machine | None = None,
         learn: Run | None = None,
         clock_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
+        """Make an engine that has not been started. The last three are for tests; `EngineLoop` says what they do."""
         options = options or EngineOptions()
-        self.tokenizer = tokenizer
-        self.pooling = pooling  # None: the model generates text
-        self.adapters = adapters or AdapterTable()
-        self.max_model_len = max_model_len  # tokens of prompt and answer together
-        self.vocab_size = vocab_size
-        self.default_params = dict(default_params or {})  # what the model itself asks for
+        self.tokenizer = model.tokenizer
+        self.pooling = model.pooling
+        self.adapters = model.adapters
+        self.max_model_len = model.max_model_len
+        self.vocab_size = model.vocab_size
+        self.default_params = dict(model.default_params)
         self.model_info = {  # for telemetry
-            "dtype": dtype,
-            "device": device,
-            "max_model_len": str(max_model_len),
+            "dtype": model.dtype,
+            "device": model.device,
+            "max_model_len": str(model.max_model_len),
             "block_size": str(options.block_size),
-            "kv_blocks": str(num_blocks),
+            "kv_blocks": str(model.num_blocks),
         }
-        self.features = dict(features or {})  # for telemetry: what is optional on the device, and whether it is on
+        self.features = dict(model.features)
         limits = Limits(
-            max_running=min(options.max_running, num_states or options.max_running),
-            max_step_tokens=options.step_tokens(max_step_tokens_default),
+            max_running=min(options.max_running, model.num_states or options.max_running),
+            max_step_tokens=options.step_tokens(model.max_step_tokens_default),
             prefill_max_requests=options.prefill_max_requests,
             prefill_max_tokens=options.prefill_max_tokens,
             lookahead=options.lookahead,
         )
         # A state cannot go back to the tokens before a draft that has not come true.
-        has_drafts = not num_states and (options.drafts == "lookup" or (options.drafts == "auto" and device == "cpu"))
+        is_drafting = options.drafts == "lookup" or (options.drafts == "auto" and model.device == "cpu")
+        has_drafts = is_drafting and not model.num_states
         self.capacity = {  # for whoever simulates the scheduler
             "drafts": has_drafts,
             "block_size": options.block_size,
-            "kv_blocks": num_blocks,
-            "max_model_len": max_model_len,
+            "kv_blocks": model.num_blocks,
+            "max_model_len": model.max_model_len,
             "max_running": limits.max_running,
             "max_step_tokens": limits.max_step_tokens,
         }
@@ -165,55 +132,50 @@ class Engine:
         self._body_bytes = SharedLimit(MAX_BODY_BYTES)
         self._clock_ns = clock_ns
         self._is_draining = False
-        self._processes = processes
-        pool = BlockPool(num_blocks, options.block_size)
+        self._processes = model.processes
+        pool = BlockPool(model.num_blocks, options.block_size)
+        scheduler = Scheduler(
+            pool,
+            limits,
+            policy=POLICIES[options.policy],
+            prefix_cache=options.prefix_cache and model.pooling is None,
+            states=StatePool(model.num_states) if model.num_states else None,
+        )
         self._loop = EngineLoop(
-            Scheduler(
-                pool,
-                limits,
-                policy=POLICIES[options.policy],
-                prefix_cache=options.prefix_cache and pooling is None,
-                states=StatePool(num_states) if num_states else None,
-            ),
-            runner,
-            TokenTable(tokenizer.backend),
+            model,
+            scheduler,
             Bounds(
-                max_model_len=max_model_len,
+                max_model_len=model.max_model_len,
                 max_waiting_tokens=options.max_waiting_tokens,
                 queue_timeout_seconds=options.queue_timeout_seconds,
                 request_timeout_seconds=options.request_timeout_seconds,
                 **_default_limits(options, self.default_params),
             ),
             waiting=self._waiting,
-            vocab_size=vocab_size,
-            eos_token_ids=eos_token_ids,
             clock_ns=clock_ns,
             stop_tokenizing=lambda request_id: self._tokenize.abort(request_id),
-            adapters=self.adapters,
             give_back_later=lambda: self._tokenize.give_back_later(),
-            pools=pooling is not None,
             # What a draft follows must be known before the step is launched.
-            overlap=options.overlap and runner.is_asynchronous and not has_drafts,
-            drafts=Drafts(only_if_exact=options.drafts == "auto", model=draft_model)
-            if has_drafts and pooling is None
+            overlap=options.overlap and model.runner.is_asynchronous and not has_drafts,
+            drafts=Drafts(only_if_exact=options.drafts == "auto", model=model.draft_model)
+            if has_drafts and model.pooling is None
             else None,
             itl_target_seconds=options.itl_target_seconds,
             machine=(machine or MachineTime(throttling=throttling_file())) if options.explain else None,
             learn=learn,
-            ranges=ranges,
-            profiler=profiler,
-            warm_up=warm_up,
         )
-        grammars = grammars or Grammars(tokenizer.backend, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
+        grammars = model.grammars or Grammars(
+            model.tokenizer.backend, vocab_size=model.vocab_size, eos_token_ids=model.eos_token_ids
+        )
         self._tokenize = TokenizeStage(
-            tokenizer,
+            model.tokenizer,
             grammars.compile,
             self._loop.post,
             num_workers=options.tokenize_workers,
             # Encoding keeps no lock, but a core, and streams that decode would notice.
-            encode_rest=REST if device == "cpu" and pooling is None else 0.0,
-            max_model_len=max_model_len,
-            vocab_size=vocab_size,
+            encode_rest=REST if model.device == "cpu" and model.pooling is None else 0.0,
+            max_model_len=model.max_model_len,
+            vocab_size=model.vocab_size,
             clock=clock_ns,
         )
         self._reports = Reports(
@@ -222,8 +184,8 @@ class Engine:
             is_cached=lambda block_hash: pool.find(block_hash) is not None,
             clock_ns=clock_ns,
         )
-        if processes is not None:
-            processes.watch(lambda failure: self._loop.post(Broken(failure)))
+        if model.processes is not None:
+            model.processes.watch(lambda failure: self._loop.post(Broken(failure)))
 
     @classmethod
     def from_pretrained(
@@ -242,11 +204,7 @@ class Engine:
         Raises StartupError if the model cannot be loaded or served.
         """
         options = replace(options or EngineOptions(), **kwargs)
-        return cls.from_parts(load_parts(model, options, times or StartTimes(), meanwhile), options)
-
-    @classmethod
-    def from_parts(cls, parts: EngineParts, options: EngineOptions) -> Engine:
-        return cls(options=options, **parts._asdict())
+        return cls(load_parts(model, options, times or StartTimes(), meanwhile), options)
 
     def load_adapter(self, name: str, path: Path) -> ServedAdapter:
         """Load an adapter that requests can name then. This takes a while. Raises what `AdapterTable.load` does."""
@@ -507,10 +465,10 @@ def _as_prompt(prompt: str | Sequence[int] | Prompt) -> Prompt:
     return TokenPrompt(prompt)
 
 
-def _default_limits(options: EngineOptions, asked: Mapping[str, float | int]) -> dict[str, int]:
-    """Return the limits of answers whose requests set none: the operator's, or else what the model asks for."""
+def _default_limits(options: EngineOptions, params: Mapping[str, float | int]) -> dict[str, int]:
+    """Return the limits of answers whose requests set none: the operator's, or else the model's."""
     if options.default_max_tokens is not None:
         return {"default_max_tokens": options.default_max_tokens}
-    if "max_new_tokens" in asked:  # as in transformers, it beats max_length
-        return {"default_max_tokens": int(asked["max_new_tokens"])}
-    return {"default_max_length": int(asked["max_length"])} if "max_length" in asked else {}
+    if "max_new_tokens" in params:  # as in transformers, it beats max_length
+        return {"default_max_tokens": int(params["max_new_tokens"])}
+    return {"default_max_length": int(params["max_length"])} if "max_length" in params else {}

@@ -17,24 +17,23 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
-from typing import Any, Protocol
+from typing import Any
 
-from oaiserve.engine.accounts.host_time import HostTime, Ranges
+from oaiserve.engine.accounts.host_time import HostTime
 from oaiserve.engine.accounts.step_account import EngineSnapshot, StepAccount
 from oaiserve.engine.accounts.step_causes import Machine, StepCauses
-from oaiserve.engine.adapters import AdapterTable
 from oaiserve.engine.drafting.drafts import Drafts
 from oaiserve.engine.grammars.masks import fill_masks
 from oaiserve.engine.open_requests import Bounds, OpenRequest, OpenRequests
 from oaiserve.engine.pacing import PrefillBudget
-from oaiserve.engine.profiling import EndProfile, Profiler, Profiling, StartProfile
+from oaiserve.engine.profiling import EndProfile, Profiling, StartProfile
 from oaiserve.engine.request import Deliver, Failed, Request, Usage
 from oaiserve.engine.scheduler import Scheduler, is_void
 from oaiserve.engine.sequence import Place, Sequence
+from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.shared_limit import SharedLimit
-from oaiserve.engine.shortage import Copies, Shortage, compute_in_parts, copy_in_parts
+from oaiserve.engine.shortage import Shortage, compute_in_parts, copy_in_parts
 from oaiserve.engine.step import Chunk, ChunkResult, Masks, OutOfMemory, Step, StepResult
-from oaiserve.engine.text.detokenize import TokenTable
 from oaiserve.engine.tokenize import GrammarCompiled, Tokenized, TokenizeFailed, TokenizeStarted
 from oaiserve.errors import AdapterUnloaded, APIError, InternalError, Unavailable
 from oaiserve.explain.step_cost_fit import FitThread, Run, StepCostFit
@@ -44,43 +43,6 @@ from oaiserve.facts.times import RequestTimes
 log = logging.getLogger(__name__)
 
 WARN_INTERVAL_NS = 60_000_000_000  # between two equal warnings
-
-
-class Runner(Protocol):
-    """The runner computes steps in the order of their launches, and writes into none of them.
-
-    The draw of a chunk waits if its sequence `needs_ids` and the chunk ends with a token that the step in flight draws,
-    or if a grammar constrains the sequence. `Chunk.draws_late` is true of these.
-    """
-
-    is_asynchronous: bool  # `launch` returns before the step has been computed
-    kv_version: int  # sequences that began with different versions may have keys and values that differ in last bits
-
-    @property
-    def is_exact(self) -> bool:
-        """Return whether a token's logits are bitwise the same whatever else is in its step."""
-
-    def copy_blocks(self, copies: Copies) -> None:
-        """Copy blocks of the KV cache (from, to), before the step that needs them is launched.
-
-        May raise OutOfMemory, without having copied any.
-        """
-
-    def launch(self, step: Step) -> Any:
-        """Begin to compute the step, and to draw for all chunks whose draw does not wait.
-
-        Return what `draw` and `collect` are given. May raise OutOfMemory; the step may then come again in parts.
-        """
-
-    def draw(self, launched: Any, masks: Masks | None) -> None:
-        """Draw for the chunks that wait, now that the results of the step before are committed.
-
-        This is called once for each launched step, before its `collect` and before the next launch. A sequence may have
-        ended meanwhile, or its chunk may be void or superseded: its result is dropped.
-        """
-
-    def collect(self, launched: Any) -> StepResult:
-        """Wait until the step has been computed, and return its results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,49 +101,41 @@ class _Launched:
 class EngineLoop:
     def __init__(
         self,
+        model: ServedModel,
         scheduler: Scheduler,
-        runner: Runner,
-        table: TokenTable,
         bounds: Bounds,
         *,
         waiting: SharedLimit,
-        vocab_size: int,
-        eos_token_ids: frozenset[int],
         clock_ns: Callable[[], int],
         stop_tokenizing: Callable[[str], None],
-        adapters: AdapterTable,
-        give_back_later: Callable[[], None] = lambda: None,
-        pools: bool = False,
-        overlap: bool = False,
-        drafts: Drafts | None = None,
-        itl_target_seconds: float | None = None,
-        machine: Machine | None = None,
-        learn: Run | None = None,
-        ranges: Ranges | None = None,
-        profiler: Profiler | None = None,
-        warm_up: Callable[[], None] = lambda: None,
+        give_back_later: Callable[[], None],
+        overlap: bool,
+        drafts: Drafts | None,
+        itl_target_seconds: float | None,
+        machine: Machine | None,
+        learn: Run | None,
     ) -> None:
         """Make the loop. With the `machine`, the time of requests in steps is divided into its causes. `learn` runs the
         fits of what steps cost; by default, a thread of their own does. `give_back_later` is called when much memory
         has been freed."""
         self._scheduler = scheduler
-        self._runner = runner
-        self._adapters = adapters
+        self._runner = model.runner
+        self._adapters = model.adapters
         self._give_back_later = give_back_later
-        self._vocab_size = vocab_size
+        self._vocab_size = model.vocab_size
         self._clock_ns = clock_ns
         self._overlap = overlap
         self._drafts = drafts
         self._inbox: SimpleQueue[Command] = SimpleQueue()
-        self._warm_up = warm_up
+        self._warm_up = model.warm_up
         self._is_warm = Event()
         self._thread = Thread(target=self._run, name="engine", daemon=True)
         # owned by the engine thread
         self._draining = False
         self._dropping: list[int] = []  # adapters that are dropped when no request has them any more
         self._in_flight: _Launched | None = None
-        self._host = HostTime(clock_ns, ranges)
-        self._profiling = Profiling(profiler, self._host)
+        self._host = HostTime(clock_ns, model.ranges)
+        self._profiling = Profiling(model.profiler, self._host)
         self._fits = FitThread()
         self.causes = None if machine is None else StepCauses(machine, StepCostFit(learn or self._fits.run))
         self._account = StepAccount(self._host, self.causes)
@@ -192,16 +146,13 @@ class EngineLoop:
             self._pacing = PrefillBudget(itl_target_seconds, scheduler.limits.max_step_tokens)
         # written by the engine thread, read by any thread
         self.requests = OpenRequests(
+            model,
             scheduler,
-            table,
             self._account.totals,
             bounds,
             waiting=waiting,
-            vocab_size=vocab_size,
-            eos_token_ids=eos_token_ids,
             clock_ns=clock_ns,
             stop_tokenizing=stop_tokenizing,
-            pools=pools,
             causes=self.causes,
         )
         self.failure: BaseException | None = None

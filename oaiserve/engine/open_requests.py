@@ -39,6 +39,7 @@ from oaiserve.engine.request import (
 )
 from oaiserve.engine.scheduler import Scheduler, is_void
 from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.shared_limit import SharedLimit
 from oaiserve.engine.step import Chunk, ChunkResult, Logprobs, Step
 from oaiserve.engine.text.detokenize import StopStrings, TokenTable
@@ -109,32 +110,28 @@ class OpenRequests:
 
     def __init__(
         self,
+        model: ServedModel,
         scheduler: Scheduler,
-        table: TokenTable,
         totals: StepTotals,
         bounds: Bounds,
         *,
         waiting: SharedLimit,
-        vocab_size: int,
-        eos_token_ids: frozenset[int],
         clock_ns: Callable[[], int],
         stop_tokenizing: Callable[[str], None],
-        pools: bool = False,
         causes: StepCauses | None = None,
     ) -> None:
         """Begin without requests. `waiting` counts the choices until they enter a step or end; who submits a request
-        has taken their room. `stop_tokenizing` takes the id of a request that has ended before it was tokenized. If the
-        model `pools`, each prompt is computed in one step, and answered by a vector. With the `causes` of steps, each
-        request's account has its own."""
+        has taken their room. `stop_tokenizing` takes the id of a request that has ended before it was tokenized. With
+        the `causes` of steps, each request's account has its own."""
         self._scheduler = scheduler
-        self._table = table
+        self._table = TokenTable(model.tokenizer.backend)
         self._totals = totals
         self._bounds = bounds
-        self._vocab_size = vocab_size
-        self._eos_token_ids = eos_token_ids
+        self._vocab_size = model.vocab_size
+        self._eos_token_ids = model.eos_token_ids
+        self._pools = model.pooling is not None  # each prompt is computed in one step, and answered by a vector
         self._clock_ns = clock_ns
         self._stop_tokenizing = stop_tokenizing
-        self._pools = pools
         self._causes = causes
         self._open: dict[str, OpenRequest] = {}
         self._outbox: dict[Deliver, list[Event]] = {}

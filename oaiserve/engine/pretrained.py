@@ -8,25 +8,21 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.accounts.host_time import Ranges
 from oaiserve.engine.adapters import AdapterTable
 from oaiserve.engine.drafting.draft_model import DraftModel
 from oaiserve.engine.drafting.load_draft import load_draft
 from oaiserve.engine.grammars.grammar import Grammars
-from oaiserve.engine.loop import Runner
 from oaiserve.engine.model.cpu.cores import usable_cpus
 from oaiserve.engine.model.cpu.reserved import ReservedMemory, reserve
-from oaiserve.engine.pooling import Pooling
-from oaiserve.engine.profiling import Profiler
+from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from oaiserve.facts.start_times import StartTimes
@@ -53,34 +49,9 @@ AFTER_FIRST_ANSWER_SECONDS = 0.5
 REMEMBER_AFTER_SECONDS = 3.0
 
 
-class EngineParts(NamedTuple):
-    """The parts that an engine is built of. Their names are those of `Engine`'s arguments."""
-
-    tokenizer: Tokenizer
-    runner: Runner
-    num_blocks: int
-    max_model_len: int
-    vocab_size: int
-    max_step_tokens_default: int
-    device: str
-    dtype: str
-    eos_token_ids: frozenset[int] = frozenset()
-    grammars: Grammars | None = None
-    default_params: Mapping[str, float | int] | None = None
-    ranges: Ranges | None = None
-    profiler: Profiler | None = None
-    processes: Workers | None = None
-    pooling: Pooling | None = None
-    adapters: AdapterTable | None = None
-    draft_model: DraftModel | None = None
-    num_states: int = 0
-    warm_up: Callable[[], None] = lambda: None
-    features: Mapping[str, bool] = MappingProxyType({})
-
-
 def load_parts(
     model: str | Path, options: EngineOptions, times: StartTimes, meanwhile: Callable[[], object]
-) -> EngineParts:
+) -> ServedModel:
     """Load a model and return the parts of its engine. `Engine.from_pretrained` says what the arguments are."""
     if options.device != "cuda" and (options.cpu_threads or 0) > usable_cpus():
         log.warning(
@@ -101,7 +72,7 @@ def load_parts(
             unchanged.result()  # its error says why another one was raised
 
 
-def _load(model: str | Path, options: EngineOptions, times: StartTimes, meanwhile: Callable[[], object]) -> EngineParts:
+def _load(model: str | Path, options: EngineOptions, times: StartTimes, meanwhile: Callable[[], object]) -> ServedModel:
     source = find_model(model)
     if not source.is_local:
         source = times.run("files of the hub", fetched, source)
@@ -194,7 +165,7 @@ def _of_checked(
     times: StartTimes,
     meanwhile: Callable[[], object],
     reserved: ReservedMemory | None,
-) -> EngineParts:
+) -> ServedModel:
     """Return the parts of a model that an earlier start has checked. Raises NotRemembered."""
     with times.part("what is remembered"):
         from oaiserve.engine.model.cpu.checked import recall_model
@@ -256,7 +227,7 @@ def _start_kept(
 
 def _of_kept(
     source: ModelSource, tokenizer: Tokenizer, options: EngineOptions, starting: Future[tuple[ModelSpec, Started]]
-) -> EngineParts | None:
+) -> ServedModel | None:
     """Return the parts of a model whose weights are in blocks, or None if they have to be expanded."""
     from oaiserve.engine.model.checkpoints.gguf_weights import NotKept
 
@@ -279,7 +250,7 @@ def parts_of_loaded(
     workers: Workers | None = None,
     asked: Subject | None = None,
     draft: DraftWeights | None = None,
-) -> EngineParts:
+) -> ServedModel:
     """Return the parts of a loaded model. `workers` hold the other parts of a model that is split, and `draft` guesses
     tokens.
 
@@ -296,7 +267,7 @@ def parts_of_loaded(
     return _of_started(loaded, started, tokenizer, grammars, options, workers, draft)
 
 
-def parts_of_pooler(pooler: LoadedPooler, tokenizer: Tokenizer, options: EngineOptions) -> EngineParts:
+def parts_of_pooler(pooler: LoadedPooler, tokenizer: Tokenizer, options: EngineOptions) -> ServedModel:
     """Return the parts of a model that turns texts into vectors or scores. It has no KV cache."""
     from oaiserve.engine.model.pooling.start import start_pooling
 
@@ -309,7 +280,7 @@ def parts_of_pooler(pooler: LoadedPooler, tokenizer: Tokenizer, options: EngineO
         pooler.max_model_len,
     )
     started = start_pooling(pooler, options)
-    return EngineParts(
+    return ServedModel(
         tokenizer=tokenizer,
         runner=started.runner,
         num_blocks=0,
@@ -331,7 +302,7 @@ def _of_started(
     options: EngineOptions,
     workers: Workers | None = None,
     draft: DraftWeights | None = None,
-) -> EngineParts:
+) -> ServedModel:
     default_params = spec.default_params if options.generation_config else {}
     form = " of latent vectors" if spec.has_latent_cache else ""
     if options.kv_cache_dtype != "auto":
@@ -357,7 +328,7 @@ def _of_started(
         )
     if default_params:
         log.info("Defaults from the model's generation_config.json: %s", default_params)
-    return EngineParts(
+    return ServedModel(
         tokenizer=tokenizer,
         runner=started.runner,
         num_blocks=started.num_blocks,

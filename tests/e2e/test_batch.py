@@ -12,6 +12,7 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.load import load_model
 from oaiserve.engine.model.runner import Launched, ModelRunner
 from oaiserve.engine.request import Finished, Request, SamplingParams, TextPrompt, TokenChunk
+from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.step import Masks, Step, StepResult
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.files import demo
@@ -71,14 +72,14 @@ def runner() -> RecordingRunner:
 def engine(runner: RecordingRunner) -> Iterator[Engine]:
     tokenizer = Tokenizer.from_pretrained(demo.resolve())
     with Engine(
-        tokenizer=tokenizer,
-        runner=runner,
-        num_blocks=NUM_BLOCKS,
-        max_model_len=NUM_BLOCKS * BLOCK_SIZE,
-        vocab_size=tokenizer.vocab_size,
-        options=EngineOptions(
-            tokenize_workers=0, block_size=BLOCK_SIZE
-        ),  # so that submit returns with the request in the queue
+        ServedModel(
+            tokenizer=tokenizer,
+            runner=runner,
+            num_blocks=NUM_BLOCKS,
+            max_model_len=NUM_BLOCKS * BLOCK_SIZE,
+            vocab_size=tokenizer.vocab_size,
+        ),
+        EngineOptions(tokenize_workers=0, block_size=BLOCK_SIZE),
     ) as engine:
         yield engine
 

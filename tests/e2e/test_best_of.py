@@ -13,6 +13,7 @@ from oaiserve.app import create_app
 from oaiserve.config import Config, EngineOptions, ServerOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.prepare import prepare
+from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.engine.model.runners import eager_runner
 from tests.models.decoders import FAMILIES, byte_tokenizer, random_model
@@ -26,12 +27,14 @@ SAMPLED = {"prompt": [[5, 6, 7], [40]], "seed": 3, "max_tokens": 9, "stop_token_
 def http() -> Iterator[httpx.Client]:
     loaded = prepare(random_model(FAMILIES["llama"]))
     engine = Engine(
-        tokenizer=Tokenizer(byte_tokenizer()),
-        runner=eager_runner(loaded, num_blocks=64, block_size=4),
-        num_blocks=64,
-        max_model_len=48,
-        vocab_size=loaded.vocab_size,
-        options=EngineOptions(block_size=4),
+        ServedModel(
+            tokenizer=Tokenizer(byte_tokenizer()),
+            runner=eager_runner(loaded, num_blocks=64, block_size=4),
+            num_blocks=64,
+            max_model_len=48,
+            vocab_size=loaded.vocab_size,
+        ),
+        EngineOptions(block_size=4),
     )
     app = create_app(Config("random", ServerOptions()), engine, FakeTelemetry())
     with run_server(app) as url, httpx.Client(base_url=url, timeout=30) as client:

@@ -16,6 +16,7 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.load import load_model
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import Finished, Request, SamplingParams, TokenChunk, TokenPrompt
+from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.files import demo
 from tests.engine.doubles import Inbox
@@ -53,12 +54,14 @@ def answers(loaded: LoadedModel, num_blocks: int) -> tuple[Answers, EngineSnapsh
     tokenizer, inbox, found = Tokenizer.from_pretrained(demo.resolve()), Inbox(), defaultdict(list)
     asked = requests()
     engine = Engine(
-        tokenizer=tokenizer,
-        runner=eager_runner(loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE),
-        num_blocks=num_blocks,
-        max_model_len=MOST_PROMPT_TOKENS + MOST_TOKENS,
-        vocab_size=tokenizer.vocab_size,
-        options=EngineOptions(block_size=BLOCK_SIZE, max_waiting=2 * NUM_REQUESTS),
+        ServedModel(
+            tokenizer=tokenizer,
+            runner=eager_runner(loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE),
+            num_blocks=num_blocks,
+            max_model_len=MOST_PROMPT_TOKENS + MOST_TOKENS,
+            vocab_size=tokenizer.vocab_size,
+        ),
+        EngineOptions(block_size=BLOCK_SIZE, max_waiting=2 * NUM_REQUESTS),
     )
     with engine:
         for request in asked:

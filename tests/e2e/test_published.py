@@ -19,6 +19,7 @@ from oaiserve.app import create_app
 from oaiserve.config import Config, EngineOptions, ServerOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.prepare import prepare
+from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.engine.model.runners import eager_runner
 from tests.engine.text.tokenizers_for_tests import CHATML
@@ -50,12 +51,14 @@ def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     tokenizer.chat_template = CHATML
     loaded = prepare(random_model(FAMILIES["llama"]))
     engine = Engine(
-        tokenizer=Tokenizer(tokenizer),
-        runner=eager_runner(loaded, num_blocks=256, block_size=4),
-        num_blocks=256,
-        max_model_len=512,
-        vocab_size=loaded.vocab_size,
-        options=EngineOptions(block_size=4),
+        ServedModel(
+            tokenizer=Tokenizer(tokenizer),
+            runner=eager_runner(loaded, num_blocks=256, block_size=4),
+            num_blocks=256,
+            max_model_len=512,
+            vocab_size=loaded.vocab_size,
+        ),
+        EngineOptions(block_size=4),
     )
     adapters = EngineOptions(lora_dir=tmp_path_factory.mktemp("adapters"))
     app = create_app(Config("random", ServerOptions(), adapters), engine, FakeTelemetry())

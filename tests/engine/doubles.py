@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Event as Gate
 from threading import Semaphore
+from types import MappingProxyType
 
 from transformers import PreTrainedTokenizerFast
 
@@ -30,6 +31,7 @@ from oaiserve.engine.request import (
     TooManyTokens,
 )
 from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.step import ChunkResult, Logprobs, Masks, Step, StepResult
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.explain.step_cost_fit import at_once
@@ -236,7 +238,7 @@ def make_engine(
     ranges: Ranges | None = None,
     profiler: Profiler | None = None,
     machine: Machine | None = None,
-    default_params: Mapping[str, int] | None = None,
+    default_params: Mapping[str, int] = MappingProxyType({}),
     pooling: Pooling | None = None,
     **options: int,
 ) -> Engine:
@@ -251,20 +253,22 @@ def make_engine(
     num_states = options.pop("num_states", 0)
     defaults = {"block_size": 4, "max_running": 8, "max_step_tokens": 16}
     return kind(
-        tokenizer=tokenizer or TOKENIZER,
-        runner=runner or ScriptedRunner(),
-        num_blocks=num_blocks if pooling is None else 0,
-        max_model_len=max_model_len,
-        vocab_size=TOKENIZER.vocab_size,
-        eos_token_ids=frozenset([EOS]),
-        options=EngineOptions(**{**defaults, **options}),
-        ranges=ranges,
-        profiler=profiler,
+        ServedModel(
+            tokenizer=tokenizer or TOKENIZER,
+            runner=runner or ScriptedRunner(),
+            num_blocks=num_blocks if pooling is None else 0,
+            max_model_len=max_model_len,
+            vocab_size=TOKENIZER.vocab_size,
+            eos_token_ids=frozenset([EOS]),
+            ranges=ranges,
+            profiler=profiler,
+            default_params=default_params,
+            pooling=pooling,
+            num_states=num_states,
+        ),
+        EngineOptions(**{**defaults, **options}),
         machine=machine,
         learn=at_once,
-        default_params=default_params,
-        pooling=pooling,
-        num_states=num_states,
         clock_ns=clock_ns,
     )
 

@@ -26,6 +26,7 @@ from oaiserve.engine.request import (
     TokenChunk,
     TokenPrompt,
 )
+from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.engine.tokenize import TokenizeStage
 from oaiserve.errors import AdapterUnloaded, InvalidRequest, NotFound
@@ -62,13 +63,15 @@ def held() -> Held:
 @pytest.fixture
 def engine(held: Held) -> Iterator[Engine]:
     engine = Engine(
-        tokenizer=Tokenizer(byte_tokenizer()),
-        runner=held.runner,
-        num_blocks=64,
-        max_model_len=96,
-        vocab_size=97,
-        options=EngineOptions(block_size=16, drafts="lookup"),
-        adapters=AdapterTable(held.add, held.drop, SHAPES),
+        ServedModel(
+            tokenizer=Tokenizer(byte_tokenizer()),
+            runner=held.runner,
+            num_blocks=64,
+            max_model_len=96,
+            vocab_size=97,
+            adapters=AdapterTable(held.add, held.drop, SHAPES),
+        ),
+        EngineOptions(block_size=16, drafts="lookup"),
     )
     with engine:
         yield engine

@@ -18,6 +18,7 @@ from loadtest.sample import Sample
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.prepare import prepare
+from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from oaiserve.facts.times import PHASES
@@ -29,13 +30,15 @@ from tests.models.decoders import SMALL, byte_tokenizer, random_model
 def engine() -> Iterator[Engine]:
     loaded = prepare(random_model(LlamaConfig(**(SMALL | {"vocab_size": 300}))))
     engine = Engine(
-        tokenizer=Tokenizer(byte_tokenizer()),
-        runner=eager_runner(loaded, num_blocks=200, block_size=4),
-        num_blocks=200,
-        max_model_len=64,
-        vocab_size=loaded.vocab_size,
-        eos_token_ids=frozenset(range(0, 300, 2)),
-        options=EngineOptions(block_size=4),
+        ServedModel(
+            tokenizer=Tokenizer(byte_tokenizer()),
+            runner=eager_runner(loaded, num_blocks=200, block_size=4),
+            num_blocks=200,
+            max_model_len=64,
+            vocab_size=loaded.vocab_size,
+            eos_token_ids=frozenset(range(0, 300, 2)),
+        ),
+        EngineOptions(block_size=4),
     )
     with engine:
         yield engine

@@ -13,6 +13,7 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.request import Grammar, TokenPrompt
+from oaiserve.engine.served_model import ServedModel
 from tests.engine.doubles import EOS, TOKENIZER
 from tests.engine.model.runners import eager_runner
 from tests.models.decoders import FAMILIES, random_model
@@ -45,13 +46,15 @@ def engine() -> Iterator[Engine]:
     config.vocab_size = TOKENIZER.vocab_size
     loaded = prepare(random_model(config))
     with Engine(
-        tokenizer=TOKENIZER,
-        runner=eager_runner(loaded, num_blocks=200, block_size=4),
-        num_blocks=200,
-        max_model_len=64,
-        vocab_size=loaded.vocab_size,
-        eos_token_ids=frozenset([EOS]),
-        options=EngineOptions(block_size=4, max_running=16, max_step_tokens=24),
+        ServedModel(
+            tokenizer=TOKENIZER,
+            runner=eager_runner(loaded, num_blocks=200, block_size=4),
+            num_blocks=200,
+            max_model_len=64,
+            vocab_size=loaded.vocab_size,
+            eos_token_ids=frozenset([EOS]),
+        ),
+        EngineOptions(block_size=4, max_running=16, max_step_tokens=24),
     ) as engine:
         yield engine
 

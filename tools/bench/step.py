@@ -28,6 +28,7 @@ from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.sampling.sampler import Sampling
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.facts.record import StepKind
@@ -220,12 +221,14 @@ def engine_times_ms(loaded: LoadedModel, native: NativeDecoder, folder: Path, po
     runner = ModelRunner(native, loaded.device, BLOCK_SIZE)
     prompt = [(7 * i + 3) % loaded.vocab_size for i in range(CONTEXT)]
     engine = Engine(
-        tokenizer=Tokenizer.from_pretrained(folder),
-        runner=runner,
-        num_blocks=num_blocks,
-        max_model_len=loaded.max_model_len,
-        vocab_size=loaded.vocab_size,
-        options=EngineOptions(block_size=BLOCK_SIZE),
+        ServedModel(
+            tokenizer=Tokenizer.from_pretrained(folder),
+            runner=runner,
+            num_blocks=num_blocks,
+            max_model_len=loaded.max_model_len,
+            vocab_size=loaded.vocab_size,
+        ),
+        EngineOptions(block_size=BLOCK_SIZE),
     )
     medians = []
     with engine:

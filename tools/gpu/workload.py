@@ -35,7 +35,7 @@ def running_engine(loaded: LoadedModel, **settings: Any) -> Iterator[Engine]:
     if loaded.device.type == "cpu":
         settings |= {"compile": False}
     options = EngineOptions(**settings)
-    with Engine.from_parts(parts_of_loaded(loaded, _tokenizer(loaded.vocab_size), options), options) as engine:
+    with Engine(parts_of_loaded(loaded, _tokenizer(loaded.vocab_size), options), options) as engine:
         yield engine
     del engine
     release()

@@ -19,6 +19,7 @@ from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import Request, SamplingParams, TokenChunk, TokenPrompt
 from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.states import StatePool
 from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.engine.doubles import Inbox
@@ -91,13 +92,15 @@ def test_answers_are_those_of_transformers_however_they_are_packed(family: str) 
 
 def make_engine(loaded: LoadedModel, num_blocks: int, **options: Any) -> Engine:
     return Engine(
-        tokenizer=Tokenizer(byte_tokenizer()),
-        runner=eager_runner(loaded, num_blocks=num_blocks, block_size=4),
-        num_blocks=num_blocks,
-        max_model_len=48,
-        vocab_size=loaded.vocab_size,
-        num_states=8 if loaded.state_shapes else 0,
-        options=EngineOptions(block_size=4, **options),
+        ServedModel(
+            tokenizer=Tokenizer(byte_tokenizer()),
+            runner=eager_runner(loaded, num_blocks=num_blocks, block_size=4),
+            num_blocks=num_blocks,
+            max_model_len=48,
+            vocab_size=loaded.vocab_size,
+            num_states=8 if loaded.state_shapes else 0,
+        ),
+        EngineOptions(block_size=4, **options),
     )
 
 

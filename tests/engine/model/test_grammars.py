@@ -15,6 +15,7 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.request import Failed, Grammar, Request, SamplingParams, TokenPrompt
+from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import InvalidRequest
 from tests.engine.doubles import Inbox
@@ -37,13 +38,15 @@ def make_engine(*, overlap: bool) -> tuple[Engine, PreTrainedModel, Tokenizer]:
     runner = eager_runner(loaded, num_blocks=200, block_size=4)
     runner.is_asynchronous = overlap
     engine = Engine(
-        tokenizer=tokenizer,
-        runner=runner,
-        num_blocks=200,
-        max_model_len=64,
-        vocab_size=loaded.vocab_size,
-        eos_token_ids=frozenset([EOS]),
-        options=EngineOptions(block_size=4, max_running=8, max_step_tokens=24),
+        ServedModel(
+            tokenizer=tokenizer,
+            runner=runner,
+            num_blocks=200,
+            max_model_len=64,
+            vocab_size=loaded.vocab_size,
+            eos_token_ids=frozenset([EOS]),
+        ),
+        EngineOptions(block_size=4, max_running=8, max_step_tokens=24),
     )
     return engine, loaded.model, tokenizer
 

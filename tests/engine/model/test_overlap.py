@@ -30,6 +30,7 @@ from oaiserve.engine.request import (
     TokenChunk,
     TokenPrompt,
 )
+from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.facts.record import EventKind
 from tests.engine.doubles import Leaver
@@ -117,13 +118,15 @@ def run(
     runner = eager_runner(loaded, num_blocks=num_blocks, block_size=4, executor=executor)
     runner.is_asynchronous = overlap  # steps overlap as on a GPU
     engine = Engine(
-        tokenizer=Tokenizer(byte_tokenizer()),
-        runner=runner,
-        num_blocks=num_blocks,
-        max_model_len=48,
-        vocab_size=loaded.vocab_size,
-        eos_token_ids=frozenset([EOS]),
-        options=EngineOptions(block_size=4, max_running=12, max_step_tokens=24),
+        ServedModel(
+            tokenizer=Tokenizer(byte_tokenizer()),
+            runner=runner,
+            num_blocks=num_blocks,
+            max_model_len=48,
+            vocab_size=loaded.vocab_size,
+            eos_token_ids=frozenset([EOS]),
+        ),
+        EngineOptions(block_size=4, max_running=12, max_step_tokens=24),
     )
     engine._loop._drafts = drafts
     inbox = Leaver(engine, leaves or {})

@@ -31,7 +31,7 @@ def loaded() -> LoadedModel:
 @pytest.fixture(scope="module")
 def engine(loaded: LoadedModel) -> Iterator[Engine]:
     options = EngineOptions(block_size=4, kv_blocks=64, max_running=8, max_step_tokens=8, compile=False)
-    with Engine.from_parts(parts_of_loaded(loaded, Tokenizer(byte_tokenizer()), options), options) as engine:
+    with Engine(parts_of_loaded(loaded, Tokenizer(byte_tokenizer()), options), options) as engine:
         yield engine
 
 

@@ -21,6 +21,7 @@ from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.step import Chunk, ChunkResult, Logprobs, Step
 from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.engine.grammars.plain import OneOf, constraint
@@ -40,12 +41,14 @@ def loaded() -> LoadedModel:
 def engine(loaded: LoadedModel) -> Iterator[Engine]:
     runner = eager_runner(loaded, num_blocks=64, block_size=4)
     with Engine(
-        tokenizer=Tokenizer(byte_tokenizer()),
-        runner=runner,
-        num_blocks=64,
-        max_model_len=48,
-        vocab_size=loaded.vocab_size,
-        options=EngineOptions(block_size=4),
+        ServedModel(
+            tokenizer=Tokenizer(byte_tokenizer()),
+            runner=runner,
+            num_blocks=64,
+            max_model_len=48,
+            vocab_size=loaded.vocab_size,
+        ),
+        EngineOptions(block_size=4),
     ) as engine:
         yield engine
 

@@ -27,6 +27,7 @@ from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.states import States
 from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from oaiserve.files.checkpoint import refuse_unless_sound
@@ -45,13 +46,15 @@ def answers(loaded: LoadedModel, executor: Executor) -> list[list[int]]:
     num_states = 8 if loaded.state_shapes else 0
     states = States(loaded.state_shapes, num_states, loaded.device) if num_states else None
     with Engine(
-        tokenizer=Tokenizer(byte_tokenizer()),
-        runner=ModelRunner(executor, loaded.device, BLOCK_SIZE, states=states),
-        num_blocks=NUM_BLOCKS,
-        num_states=num_states,
-        max_model_len=48,
-        vocab_size=loaded.vocab_size,
-        options=EngineOptions(block_size=BLOCK_SIZE, max_running=8, max_step_tokens=9),
+        ServedModel(
+            tokenizer=Tokenizer(byte_tokenizer()),
+            runner=ModelRunner(executor, loaded.device, BLOCK_SIZE, states=states),
+            num_blocks=NUM_BLOCKS,
+            num_states=num_states,
+            max_model_len=48,
+            vocab_size=loaded.vocab_size,
+        ),
+        EngineOptions(block_size=BLOCK_SIZE, max_running=8, max_step_tokens=9),
     ) as engine:
         params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
         return [completion.token_ids for completion in engine.generate(PROMPTS, params)]

@@ -23,6 +23,7 @@ from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.states import States
+from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.models.decoders import SMALL, byte_tokenizer, random_model
 
@@ -385,11 +386,13 @@ def started_runner(
 
 def make_engine(loaded: LoadedModel, runner: ModelRunner, *, num_blocks: int = 64, **options: Any) -> Engine:
     return Engine(
-        tokenizer=Tokenizer(byte_tokenizer()),
-        runner=runner,
-        num_blocks=num_blocks,
-        max_model_len=96,
-        vocab_size=loaded.vocab_size,
-        num_states=NUM_STATES if loaded.state_shapes else 0,
-        options=EngineOptions(block_size=BLOCK_SIZE, **options),
+        ServedModel(
+            tokenizer=Tokenizer(byte_tokenizer()),
+            runner=runner,
+            num_blocks=num_blocks,
+            max_model_len=96,
+            vocab_size=loaded.vocab_size,
+            num_states=NUM_STATES if loaded.state_shapes else 0,
+        ),
+        EngineOptions(block_size=BLOCK_SIZE, **options),
     )

@@ -19,6 +19,7 @@ from oaiserve.engine.model.cpu.start import native_decoder
 from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.request import Grammar, Request, SamplingParams, TokenPrompt
+from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.engine.model.adapters_for_tests import merged, random_adapter
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, config, make_model
@@ -67,14 +68,16 @@ def make_engine(kv_cache_dtype: KVCacheDtype, num_blocks: int, **options: Any) -
     for number in range(len(ADAPTERS)):
         table.load(str(number), Path())
     return Engine(
-        tokenizer=Tokenizer(byte_tokenizer()),
-        runner=runner,
-        num_blocks=num_blocks,
-        max_model_len=96,
-        vocab_size=MODEL.config.vocab_size,
-        eos_token_ids=frozenset([EOS]),
-        options=EngineOptions(block_size=BLOCK_SIZE, **options),
-        adapters=table,
+        ServedModel(
+            tokenizer=Tokenizer(byte_tokenizer()),
+            runner=runner,
+            num_blocks=num_blocks,
+            max_model_len=96,
+            vocab_size=MODEL.config.vocab_size,
+            eos_token_ids=frozenset([EOS]),
+            adapters=table,
+        ),
+        EngineOptions(block_size=BLOCK_SIZE, **options),
     )
 
 

@@ -39,6 +39,7 @@ from oaiserve.engine.model.sampling.logit_edits import apply_masks_in_torch
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.start import start_runner
 from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from tests.engine.model.gpu.test_graphs import Plain, padding_backend
@@ -181,14 +182,16 @@ def started(loaded: LoadedModel, **settings: Any) -> Iterator[Engine]:
     made = start_runner(loaded, options)
     try:
         with Engine(
-            tokenizer=Tokenizer(byte_tokenizer()),
-            runner=made.runner,
-            num_blocks=made.num_blocks,
-            max_model_len=made.max_model_len,
-            vocab_size=loaded.vocab_size,
-            options=options,
-            warm_up=made.warm_up,
-            features=made.features,
+            ServedModel(
+                tokenizer=Tokenizer(byte_tokenizer()),
+                runner=made.runner,
+                num_blocks=made.num_blocks,
+                max_model_len=made.max_model_len,
+                vocab_size=loaded.vocab_size,
+                warm_up=made.warm_up,
+                features=made.features,
+            ),
+            options,
         ) as engine:
             yield engine
     finally:
@@ -378,12 +381,14 @@ def test_compiled_layers_that_do_not_run_on_the_engines_thread_are_reported(
 
 def test_a_warm_up_that_fails_ends_the_engine(loaded: LoadedModel) -> None:
     engine = Engine(
-        tokenizer=Tokenizer(byte_tokenizer()),
-        runner=SimpleNamespace(is_asynchronous=False, is_exact=True, kv_version=0),  # type: ignore[arg-type]
-        num_blocks=1,
-        max_model_len=4,
-        vocab_size=97,
-        warm_up=broken,
+        ServedModel(
+            tokenizer=Tokenizer(byte_tokenizer()),
+            runner=SimpleNamespace(is_asynchronous=False, is_exact=True, kv_version=0),
+            num_blocks=1,
+            max_model_len=4,
+            vocab_size=97,
+            warm_up=broken,
+        ),
     )
     engine.start()
     assert NO_COMPILER in str(engine.failure)

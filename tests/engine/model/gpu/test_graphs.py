@@ -36,6 +36,7 @@ from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.transfer import pack, unpack
 from oaiserve.engine.request import Finished, Grammar, Request, SamplingParams, TokenChunk, TokenPrompt
 from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.step import Chunk, ChunkResult, Step
 from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.engine.doubles import Inbox
@@ -202,13 +203,15 @@ def some_requests(seed: int, num_requests: int = 60) -> list[Request]:
 def answers(runner: GraphRunner, loaded: LoadedModel, requests: list[Request], num_blocks: int) -> dict[Any, list[Any]]:
     """Return the ids of each choice, and the log-probabilities if the request asks for them."""
     engine = Engine(
-        tokenizer=Tokenizer(byte_tokenizer()),
-        runner=runner,
-        num_blocks=num_blocks,
-        max_model_len=MAX_LEN,
-        vocab_size=loaded.vocab_size,
-        eos_token_ids=frozenset([40]),
-        options=EngineOptions(block_size=BLOCK_SIZE, max_running=SIZES[-1], max_step_tokens=16),
+        ServedModel(
+            tokenizer=Tokenizer(byte_tokenizer()),
+            runner=runner,
+            num_blocks=num_blocks,
+            max_model_len=MAX_LEN,
+            vocab_size=loaded.vocab_size,
+            eos_token_ids=frozenset([40]),
+        ),
+        EngineOptions(block_size=BLOCK_SIZE, max_running=SIZES[-1], max_step_tokens=16),
     )
     inbox = Inbox()
     with engine:

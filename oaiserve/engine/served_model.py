@@ -1,0 +1,53 @@
+"""The model that an engine serves, ready to compute: the one value that starting hands to `Engine`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from oaiserve.engine.accounts.host_time import Ranges
+from oaiserve.engine.adapters import AdapterTable
+from oaiserve.engine.drafting.draft_model import DraftModel
+from oaiserve.engine.grammars.grammar import Grammars
+from oaiserve.engine.pooling import Pooling
+from oaiserve.engine.profiling import Profiler
+from oaiserve.engine.runner import Runner
+from oaiserve.engine.text.tokenizer import Tokenizer
+
+
+class ModelProcesses(Protocol):
+    """The other processes of a tensor-parallel model. Once `failure` is set, they have ended or are about to."""
+
+    failure: Exception | None
+
+    def watch(self, on_failure: Callable[[Exception], None], /) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServedModel:
+    """A model with its runner and its tokenizer, the sizes that they allow, and the extras of its device."""
+
+    tokenizer: Tokenizer
+    runner: Runner
+    num_blocks: int  # of the KV cache
+    max_model_len: int  # tokens of prompt and answer together
+    vocab_size: int
+    num_states: int = 0  # of sequences, where layers keep one
+    max_step_tokens_default: int = 512
+    eos_token_ids: frozenset[int] = frozenset()
+    grammars: Grammars | None = None  # None: those of the tokenizer
+    default_params: Mapping[str, float | int] = field(default_factory=dict)  # the model's own sampling parameters
+    pooling: Pooling | None = None  # None: the model generates text
+    adapters: AdapterTable = field(default_factory=AdapterTable)
+    draft_model: DraftModel | None = None
+    processes: ModelProcesses | None = None
+    warm_up: Callable[[], None] = lambda: None  # called on the engine thread before the first step
+    ranges: Ranges | None = None
+    profiler: Profiler | None = None
+    # for telemetry
+    device: str = ""
+    dtype: str = ""
+    features: Mapping[str, bool] = field(default_factory=dict)  # the device's optional fast paths, on or off
