@@ -56,7 +56,9 @@ def test_the_build_of_a_wheel_needs_no_package() -> None:
     subprocess.run([sys.executable, "-S", "-c", code], check=True, cwd=ROOT, timeout=60)
 
 
-@pytest.mark.parametrize("module", ["oaiserve.engine.model.restart", "oaiserve.engine.text.tokenizer", "oaiserve.app"])
+@pytest.mark.parametrize(
+    "module", ["oaiserve.engine.start.ways.remembered", "oaiserve.engine.text.tokenizer", "oaiserve.app"]
+)
 def test_transformers_is_not_imported_for_a_model_that_has_been_checked(module: str) -> None:
     late = {"transformers", "torch._dynamo", "opentelemetry.sdk"}
     code = f"import sys, {module}; assert not {late} & sys.modules.keys()"

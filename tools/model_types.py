@@ -20,17 +20,17 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.checkpoints.wrapper import WRAPPERS
 from oaiserve.engine.model.cpu.description import NotKnown
-from oaiserve.engine.model.cpu.start import native_attention, native_decoder, with_native_cache
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
-from oaiserve.engine.model.load import load_model
 from oaiserve.engine.model.model_config import refuse_unless_decoder_only
-from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.states import States
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.served_model import ServedModel
+from oaiserve.engine.start.load import load_model
+from oaiserve.engine.start.native import native_attention, native_decoder, with_native_cache
+from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from tests.models.decoders import byte_tokenizer, generate, random_model

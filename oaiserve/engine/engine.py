@@ -29,7 +29,6 @@ from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.loop import Abort, Broken, DropAdapter, EngineLoop, Stop, Submitted
 from oaiserve.engine.open_requests import Bounds
 from oaiserve.engine.policy import POLICIES
-from oaiserve.engine.pretrained import load_parts
 from oaiserve.engine.profiling import EndProfile, StartProfile
 from oaiserve.engine.reports import Reports
 from oaiserve.engine.request import (
@@ -51,6 +50,7 @@ from oaiserve.engine.request import (
 from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.shared_limit import SharedLimit
+from oaiserve.engine.start.plan import load_parts
 from oaiserve.engine.states import StatePool
 from oaiserve.engine.tokenize import REST, Tokenized, TokenizeFailed, TokenizeStage, TokenizeStarted
 from oaiserve.errors import InvalidRequest, NotFound, Overloaded, Unavailable

@@ -9,10 +9,10 @@ import pytest
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.load import load_model
 from oaiserve.engine.model.runner import Launched, ModelRunner
 from oaiserve.engine.request import Finished, Request, SamplingParams, TextPrompt, TokenChunk
 from oaiserve.engine.served_model import ServedModel
+from oaiserve.engine.start.load import load_model
 from oaiserve.engine.step import Masks, Step, StepResult
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.files import demo

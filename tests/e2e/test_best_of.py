@@ -12,8 +12,8 @@ import pytest
 from oaiserve.app import create_app
 from oaiserve.config import Config, EngineOptions, ServerOptions
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.served_model import ServedModel
+from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.engine.model.runners import eager_runner
 from tests.models.decoders import FAMILIES, byte_tokenizer, random_model

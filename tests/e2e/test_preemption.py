@@ -13,10 +13,10 @@ from collections import defaultdict
 from oaiserve.config import EngineOptions
 from oaiserve.engine.accounts.step_account import EngineSnapshot
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.load import load_model
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import Finished, Request, SamplingParams, TokenChunk, TokenPrompt
 from oaiserve.engine.served_model import ServedModel
+from oaiserve.engine.start.load import load_model
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.files import demo
 from tests.engine.doubles import Inbox

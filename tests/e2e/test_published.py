@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from oaiserve.app import create_app
 from oaiserve.config import Config, EngineOptions, ServerOptions
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.served_model import ServedModel
+from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.engine.model.runners import eager_runner
 from tests.engine.text.tokenizers_for_tests import CHATML

@@ -14,7 +14,6 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.adapters import MOST_ADAPTERS, AdapterTable
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.adapted_modules import adaptable
-from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.request import (
     TERMINAL,
@@ -27,6 +26,7 @@ from oaiserve.engine.request import (
     TokenPrompt,
 )
 from oaiserve.engine.served_model import ServedModel
+from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.engine.tokenize import TokenizeStage
 from oaiserve.errors import AdapterUnloaded, InvalidRequest, NotFound

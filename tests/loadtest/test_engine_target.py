@@ -17,8 +17,8 @@ from loadtest.prompts import Workload
 from loadtest.sample import Sample
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.served_model import ServedModel
+from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from oaiserve.facts.times import PHASES

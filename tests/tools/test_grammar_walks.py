@@ -11,9 +11,9 @@ import pytest
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.request import Grammar, TokenPrompt
 from oaiserve.engine.served_model import ServedModel
+from oaiserve.engine.start.prepare import prepare
 from tests.engine.doubles import EOS, TOKENIZER
 from tests.engine.model.runners import eager_runner
 from tests.models.decoders import FAMILIES, random_model

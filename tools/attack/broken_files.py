@@ -41,12 +41,16 @@ from transformers import GptOssConfig, LlamaConfig, PreTrainedConfig
 from oaiserve import cli
 from oaiserve.config import Config
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model import adapter_weights, kept, load, start  # noqa: F401 - imported once, for all processes
+from oaiserve.engine.model import adapter_weights  # noqa: F401 - imported once, for all processes
 from oaiserve.engine.model.adapted_modules import adaptable
-from oaiserve.engine.model.cpu import checked  # noqa: F401
 from oaiserve.engine.model.cpu.build import build
-from oaiserve.engine.model.pooling import load as pooling_load  # noqa: F401
 from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.start import cache as checked  # noqa: F401
+from oaiserve.engine.start import (
+    load,  # noqa: F401
+    load_pooler,  # noqa: F401
+)
+from oaiserve.engine.start.ways import loaded, quantized  # noqa: F401
 from oaiserve.files.cache import cache_folder
 from oaiserve.files.checkpoint import INDEX
 from tests.models.adapters import write_adapter

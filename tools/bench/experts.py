@@ -26,12 +26,12 @@ from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.cpu.describe import describe
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
-from oaiserve.engine.model.cpu.start import native_attention, transformers_logits
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
-from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.start.native import native_attention, transformers_logits
+from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Step
 from tests.models.decoders import random_model
 from tests.models.gguf_files import random_blocks

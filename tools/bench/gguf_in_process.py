@@ -20,7 +20,7 @@ import torch
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.cpu.cores import default_threads
-from oaiserve.engine.model.kept import load_kept
+from oaiserve.engine.start.ways.quantized import load_kept
 from oaiserve.files.source import find_model
 from tools.bench import gguf_files, machine, prepare
 from tools.bench.step import BLOCK_SIZE, Point, StepBench

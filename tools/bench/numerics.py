@@ -23,11 +23,11 @@ from oaiserve.config import EngineOptions, KVCacheDtype, Quantize
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.cpu.native import NativeDecoder
-from oaiserve.engine.model.cpu.start import native_decoder
-from oaiserve.engine.model.kept import load_kept
-from oaiserve.engine.model.load import load_model
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.start.load import load_model
+from oaiserve.engine.start.native import native_decoder
+from oaiserve.engine.start.ways.quantized import load_kept
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.files import demo
 from oaiserve.files.source import find_model

@@ -17,9 +17,9 @@ import torch
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.cpu.native import NativeDecoder
-from oaiserve.engine.model.cpu.start import native_decoder
-from oaiserve.engine.model.kept import load_kept
-from oaiserve.engine.model.load import load_model
+from oaiserve.engine.start.load import load_model
+from oaiserve.engine.start.native import native_decoder
+from oaiserve.engine.start.ways.quantized import load_kept
 from oaiserve.files import demo
 from oaiserve.files.source import find_model
 from tools.bench import machine

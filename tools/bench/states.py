@@ -23,13 +23,13 @@ from oaiserve.config import EngineOptions, Quantize
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.cpu.native import NativeDecoder
-from oaiserve.engine.model.cpu.start import native_attention, native_decoder, with_native_cache
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
-from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.states import PartOfStep, States
 from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.start.native import native_attention, native_decoder, with_native_cache
+from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Step
 from tools.bench import machine
 from tools.bench.step import BLOCK_SIZE, Point

@@ -22,13 +22,13 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.cpu.native import NativeDecoder
-from oaiserve.engine.model.cpu.start import native_decoder
-from oaiserve.engine.model.load import load_model
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.sampling.sampler import Sampling
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.served_model import ServedModel
+from oaiserve.engine.start.load import load_model
+from oaiserve.engine.start.native import native_decoder
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.facts.record import StepKind

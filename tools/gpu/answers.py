@@ -13,10 +13,10 @@ import torch
 
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.attention.hook import ATTENTION
-from oaiserve.engine.model.gpu.compiled import restore_layers
-from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.start.gpu.compiled import restore_layers
+from oaiserve.engine.start.prepare import prepare
 from tests.models.decoders import FAMILIES, foreign_config, generate, random_model
 from tools.engine_load import greedy, random_prompts
 from tools.gpu.target import NOT_ON_CPU, Target

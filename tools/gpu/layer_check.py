@@ -18,11 +18,11 @@ from oaiserve.engine.model import layer_operations
 from oaiserve.engine.model.attention import FP8, LayerCache, ScaledCache, Scoring
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.attention.rotation import Rotation
-from oaiserve.engine.model.gpu.checks.matrices import ROUNDED_TOLERANCE
 from oaiserve.engine.model.gpu.device_matrices import PackedMatrix, expanded_product
 from oaiserve.engine.model.layer_operations import RowNorm
-from oaiserve.engine.model.load import load_model
 from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.start.gpu.checks.matrices import ROUNDED_TOLERANCE
+from oaiserve.engine.start.load import load_model
 from tests.models.decoders import SMALL, generate, random_model
 from tests.models.packed import Packing, write_checkpoint
 from tools.gpu import ceilings

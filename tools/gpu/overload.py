@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.request import TERMINAL, Aborted, Event, Finished, Request, SamplingParams, TokenChunk, TokenPrompt
+from oaiserve.engine.start.prepare import prepare
 from tests.models.decoders import FAMILIES, random_model
 from tools.engine_load import greedy, random_prompts
 from tools.gpu.answers import compare, ids

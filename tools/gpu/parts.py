@@ -16,8 +16,8 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.model.start import start_runner
 from oaiserve.engine.sequence import Sequence as TokenSequence
+from oaiserve.engine.start.ways.loaded import start_runner
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.facts.record import HostPart, StepKind, StepRecord
 from tools.engine_load import complete, figures, greedy, percentile

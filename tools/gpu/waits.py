@@ -11,9 +11,9 @@ import torch
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.runner import ModelRunner
-from oaiserve.engine.model.start import start_runner
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.start.ways.loaded import start_runner
 from oaiserve.engine.step import Chunk, Step
 from tools.gpu.target import NOT_ON_CPU, Target
 from tools.gpu.workload import load

@@ -12,9 +12,9 @@ import torch
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.pretrained import parts_of_loaded
+from oaiserve.engine.start.plan import parts_of_loaded
+from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.models.decoders import byte_tokenizer, random_model, real_shape
 from tools.gpu.target import Target

@@ -13,12 +13,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from oaiserve.engine.model import start_split, worker
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.gpu import fast_paths
 from oaiserve.engine.model.gpu.decode_forwards import Run
+from oaiserve.engine.start import worker
+from oaiserve.engine.start.gpu import fast_paths
+from oaiserve.engine.start.ways import split as start_split
 
 FAILS = "OAISERVE_TEST_GRAPHS_FAIL"
 TILE_TOKENS = 4

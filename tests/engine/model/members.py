@@ -16,23 +16,24 @@ import torch
 import torch.distributed as dist
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.model import layer_operations, start_split
+from oaiserve.engine.model import layer_operations
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.attention.triton import TritonAttention
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.checkpoints.packed_weights import PackedWeights
 from oaiserve.engine.model.executor import Executor
-from oaiserve.engine.model.gpu import fast_paths
-from oaiserve.engine.model.gpu.checks import attention, experts, layers, matrices
 from oaiserve.engine.model.gpu.device_experts import packed_experts, plain_experts
 from oaiserve.engine.model.gpu.device_matrices import expanded_product, packed_linears
 from oaiserve.engine.model.gpu.fused_layers import FusedExecutor
 from oaiserve.engine.model.gpu.keep_packed import keep_packed_experts, keep_packed_matrices
-from oaiserve.engine.model.load import load_model
 from oaiserve.engine.model.parallel import group, one_shot
 from oaiserve.engine.model.rehearsal import prompts_and_decodes
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.split import Member
+from oaiserve.engine.start.gpu import fast_paths
+from oaiserve.engine.start.gpu.checks import attention, experts, layers, matrices
+from oaiserve.engine.start.load import load_model
+from oaiserve.engine.start.ways import split as start_split
 from oaiserve.files.quantization import read_quantization
 
 BLOCK_SIZE, NUM_BLOCKS, NUM_MEMBERS = 16, 8, 2

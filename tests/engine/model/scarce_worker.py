@@ -3,9 +3,9 @@
 It has room for a single token always, so that each sequence can go on.
 """
 
-from oaiserve.engine.model import worker
 from oaiserve.engine.model.parallel.messages import Copies, Work
 from oaiserve.engine.model.parallel.room import Room
+from oaiserve.engine.start import worker
 
 num_asked = 0  # pieces of work
 

@@ -10,14 +10,15 @@ import pytest
 import torch
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.model import adapted_modules, start
+from oaiserve.engine.model import adapted_modules
 from oaiserve.engine.model.adapted_modules import adaptable, plain
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch, build_batch
-from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.start.prepare import prepare
+from oaiserve.engine.start.ways import loaded as start
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.errors import StartupError
 from tests.engine.model.adapters_for_tests import merged, random_adapter

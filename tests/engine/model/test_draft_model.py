@@ -10,10 +10,10 @@ import torch
 from oaiserve.engine import open_requests
 from oaiserve.engine.drafting.draft_model import DraftModel
 from oaiserve.engine.drafting.drafts import Drafts
-from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.runner import Launched, ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import Finished, Request, SamplingParams, TokenPrompt
+from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Step
 from tests.engine.drafting.test_draft_model import Busy
 from tests.engine.model.runners import eager_runner

@@ -15,11 +15,11 @@ from oaiserve.engine.drafting.drafts import Drafts, StepTimes
 from oaiserve.engine.draws import draw_key
 from oaiserve.engine.grammars.masks import fill_masks
 from oaiserve.engine.model.batch import Batch
-from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.runner import BAD_LOGITS, ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import Finished, Request, SamplingParams, TokenPrompt
 from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, ChunkResult, Step
 from tests.engine.grammars.plain import OneOf, constraint
 from tests.engine.model.cpu.small_models import config, load, native_runner

@@ -14,12 +14,12 @@ from transformers import (
 from oaiserve.config import EngineOptions
 from oaiserve.engine.blocks import BlockPool
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import Request, SamplingParams, TokenChunk, TokenPrompt
 from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.served_model import ServedModel
+from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.states import StatePool
 from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.engine.doubles import Inbox

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.checkpoints.gguf_config import read_config
 from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights
-from oaiserve.engine.model.kept import load_kept
+from oaiserve.engine.start.ways.quantized import load_kept
 from oaiserve.files.source import find_model
 from tests.models.gguf_records import Record, checksum, model_of, parameters_of, records
 

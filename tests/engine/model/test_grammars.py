@@ -13,9 +13,9 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine import open_requests
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.grammars.grammar import Grammars
-from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.request import Failed, Grammar, Request, SamplingParams, TokenPrompt
 from oaiserve.engine.served_model import ServedModel
+from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import InvalidRequest
 from tests.engine.doubles import Inbox

@@ -32,15 +32,15 @@ from oaiserve.engine.model.checkpoints.gguf_config import read_config
 from oaiserve.engine.model.checkpoints.gguf_weights import NotKept
 from oaiserve.engine.model.cpu import build
 from oaiserve.engine.model.cpu.blocks import Blocks
-from oaiserve.engine.model.cpu.checked import checked_subject, recall_model, start_checked
 from oaiserve.engine.model.cpu.reserved import ReservedMemory
 from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.kept import is_kept, load_kept, start_kept
-from oaiserve.engine.model.load import load_model
-from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.rehearsal import difference, prompt
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams, TextPrompt
+from oaiserve.engine.start.cache import checked_subject, recall_model, start_checked
+from oaiserve.engine.start.load import load_model
+from oaiserve.engine.start.prepare import prepare
+from oaiserve.engine.start.ways.quantized import is_kept, load_kept, start_kept
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from oaiserve.files.gguf import parts, read_tensors
@@ -438,7 +438,7 @@ def test_the_weights_of_the_check_are_in_memory_that_is_reserved(
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a cache that is empty, apart from the libraries, and that is written at once."""
-    monkeypatch.setattr("oaiserve.engine.pretrained.REMEMBER_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr("oaiserve.engine.start.plan.REMEMBER_AFTER_SECONDS", 0.0)
     libraries = build.build(torch.float32, "blocks").parent
     (tmp_path / "cache").mkdir(mode=0o700)
     (tmp_path / "cache" / "native").symlink_to(libraries)
@@ -627,5 +627,5 @@ def test_an_engine_that_starts_again_loads_no_code_of_transformers(
 
     expected = answer()
     monkeypatch.setattr("oaiserve.engine.text.tokenizer._load", None)
-    monkeypatch.setattr("oaiserve.engine.model.kept.start_kept", None)
+    monkeypatch.setattr("oaiserve.engine.start.ways.quantized.start_kept", None)
     assert answer() == expected

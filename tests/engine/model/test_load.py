@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from oaiserve.engine.model.load import load_model
 from oaiserve.engine.request import ChatPrompt
+from oaiserve.engine.start.load import load_model
 from oaiserve.engine.text import tokenizer
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import InvalidRequest, StartupError

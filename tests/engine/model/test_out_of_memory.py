@@ -15,10 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.kv_cache import copy_blocks
-from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import Finished, SamplingParams
 from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, OutOfMemory, Step
 from tests.engine.model.runners import eager_runner
 from tests.engine.model.test_overlap import CountingExecutor, Run, check_answers, run, some_requests

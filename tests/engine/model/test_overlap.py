@@ -17,7 +17,6 @@ from oaiserve.engine import open_requests
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import (
     Aborted,
@@ -31,6 +30,7 @@ from oaiserve.engine.request import (
     TokenPrompt,
 )
 from oaiserve.engine.served_model import ServedModel
+from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.facts.record import EventKind
 from tests.engine.doubles import Leaver

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from oaiserve.engine.model.padded_head import aligned, pad_head
-from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.start.prepare import prepare
 from tests.engine.model.sampling.sampling import next_rows
 from tests.models.decoders import FAMILIES, random_model
 

@@ -35,9 +35,7 @@ from oaiserve.engine.model.parallel import group, workers
 from oaiserve.engine.model.parallel.executor import ParallelExecutor
 from oaiserve.engine.model.parallel.messages import BatchShape, Copies, Replay, Task, Work
 from oaiserve.engine.model.parallel.room import ALWAYS_BYTES, Needs, Room
-from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.runner import ModelRunner
-from oaiserve.engine.model.start import start_runner
 from oaiserve.engine.request import (
     Failed,
     Finished,
@@ -49,6 +47,8 @@ from oaiserve.engine.request import (
     TokenPrompt,
 )
 from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.start.prepare import prepare
+from oaiserve.engine.start.ways.loaded import start_runner
 from oaiserve.engine.step import Chunk, OutOfMemory, Step
 from oaiserve.errors import InternalError, StartupError, Unavailable
 from tests.engine.doubles import Inbox

@@ -11,7 +11,7 @@ import torch
 
 from oaiserve.engine.model.adapted_modules import adaptable
 from oaiserve.engine.model.adapter_weights import load_adapter
-from oaiserve.engine.model.prepare import prepare
+from oaiserve.engine.start.prepare import prepare
 from oaiserve.files.adapters import BadAdapter, read_adapter
 from tests.engine.model.cpu.small_models import FAMILIES as NATIVE_FAMILIES
 from tests.engine.model.runners import eager_runner

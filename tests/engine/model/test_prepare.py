@@ -10,7 +10,7 @@ from transformers import AttentionInterface, AutoConfig, LlamaConfig, PreTrained
 from oaiserve.engine.model.attention import LayerCache, Scoring
 from oaiserve.engine.model.attention.hook import paged_attention
 from oaiserve.engine.model.attention.reference import ReferenceAttention
-from oaiserve.engine.model.prepare import prepare
+from oaiserve.engine.start.prepare import prepare
 from oaiserve.errors import StartupError
 from tests.engine.model.cpu.small_models import DEEP, make_model
 from tests.models.decoders import FAMILIES, SMALL, foreign_config, random_model
@@ -35,7 +35,7 @@ def test_a_model_with_attention_that_no_backend_supports_is_refused_for_its_outp
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The model is gpt-oss without its sinks, of which the attention function is not told."""
-    monkeypatch.setattr("oaiserve.engine.model.prepare.ATTENTION", "without_sinks")
+    monkeypatch.setattr("oaiserve.engine.start.prepare.ATTENTION", "without_sinks")
     AttentionInterface.register("without_sinks", lambda *args, s_aux, **kwargs: paged_attention(*args, **kwargs))
     with pytest.raises(StartupError, match="its outputs differ by"):
         prepare(random_model(foreign_config("gpt_oss")))
@@ -55,7 +55,7 @@ def test_a_model_that_makes_much_of_rounding_is_refused_only_for_what_is_wrong(
                 return super().__call__(query.flip(1), key, value, cache, scoring).flip(1)
             return super().__call__(query, key, value, cache, scoring)
 
-    monkeypatch.setattr("oaiserve.engine.model.prepare.ReferenceAttention", Attention)
+    monkeypatch.setattr("oaiserve.engine.start.prepare.ReferenceAttention", Attention)
     model = make_model(DEEP, dtype=torch.bfloat16)
     if wrong == "nothing":
         assert len(prepare(model).kv_shapes) == 20

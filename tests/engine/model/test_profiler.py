@@ -12,11 +12,11 @@ import torch
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.profiler import NvtxRanges
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.model.start import start_runner
-from oaiserve.engine.pretrained import parts_of_loaded
+from oaiserve.engine.start.plan import parts_of_loaded
+from oaiserve.engine.start.prepare import prepare
+from oaiserve.engine.start.ways.loaded import start_runner
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from tests.engine.doubles import TIMEOUT_SECONDS, Inbox, request

@@ -14,7 +14,6 @@ from oaiserve.engine.draws import noise_seed
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.runner import BAD_LOGITS, NO_MEMORY, Launched, ModelRunner
 from oaiserve.engine.model.sampling import plain_sampling
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
@@ -22,6 +21,7 @@ from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.served_model import ServedModel
+from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, ChunkResult, Logprobs, Step
 from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.engine.grammars.plain import OneOf, constraint

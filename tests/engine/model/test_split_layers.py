@@ -12,8 +12,8 @@ import torch
 
 from oaiserve.engine.model.checkpoints.integer_layouts import Floats, Integers, part_of
 from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.load import load_model
 from oaiserve.engine.model.parallel import one_shot
+from oaiserve.engine.start.load import load_model
 from tests.engine.model import members
 from tests.engine.model.cpu.small_models import GROUPED_MOE, LATENT, MOE, config, make_model
 from tests.engine.model.gpu.test_device_matrices import SIZES as TWO_LAYERS

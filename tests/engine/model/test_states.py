@@ -12,16 +12,16 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.cpu.description import NotKnown
-from oaiserve.engine.model.cpu.start import native_decoder
-from oaiserve.engine.model.load import load_model
 from oaiserve.engine.model.mixers import MIXERS
-from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.selective_scan import selective_scan
 from oaiserve.engine.model.spec import LayerStateShapes, LoadedModel, StateShape
 from oaiserve.engine.model.states import PartOfStep, StateCache, States, StepStates
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.start.load import load_model
+from oaiserve.engine.start.native import native_decoder
+from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.errors import StartupError
 from tests.engine.model.runners import eager_runner

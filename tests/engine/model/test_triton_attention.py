@@ -16,9 +16,9 @@ from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.attention.select import select_backend
 from oaiserve.engine.model.attention.tiles import BatchTiles
 from oaiserve.engine.model.batch import Batch, build_batch
-from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Step
 from tests.engine.model import test_families
 from tests.engine.model.runners import eager_runner

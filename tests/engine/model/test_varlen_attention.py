@@ -15,8 +15,8 @@ import torch
 from oaiserve.engine.model.attention import Scoring
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.attention.select import select_backend
-from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.spec import KVShape
+from oaiserve.engine.start.prepare import prepare
 from oaiserve.errors import StartupError
 from tests.models.decoders import FAMILIES, random_model
 

@@ -24,9 +24,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from oaiserve.engine.model.checkpoints.empty_model import empty_model, named_parameters
 from oaiserve.engine.model.checkpoints.gguf_names import CHANGES, VALUES, FileNames, change_of
-from oaiserve.engine.model.checkpoints.weights import Weights
+from oaiserve.engine.model.checkpoints.weights import PlaceInFile, Weights
 from oaiserve.engine.model.cpu.blocks import FORMATS, Blocks, ExpertBlocks, expand, one_behind_the_other
-from oaiserve.engine.model.cpu.stored import PlaceInFile
 from oaiserve.files.gguf import GgufTensor, architecture, parts, read_tensors, read_values
 
 _FLOAT32, _FLOAT16, _BFLOAT16 = 0, 1, 30  # formats whose numbers torch has a type for

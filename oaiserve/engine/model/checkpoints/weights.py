@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from oaiserve.engine.model.cpu.blocks import Blocks, ExpertBlocks
+
+# File, offset, dtype and shape of a tensor.
+PlaceInFile = tuple[str, int, torch.dtype, list[int]]
 
 
 class Weights(Protocol):

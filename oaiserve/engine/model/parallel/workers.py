@@ -24,39 +24,15 @@ import torch
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.cpu.cores import default_threads
-from oaiserve.engine.model.load import load_model
 from oaiserve.engine.model.parallel import group
 from oaiserve.engine.model.parallel.messages import Arrived, Logged, Ready, Task, Work, WorkerFailed
-from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.model.split import Member
 from oaiserve.errors import StartupError
 
 log = logging.getLogger(__name__)
 
-WORKER = "oaiserve.engine.model.worker"  # the module that a worker process runs
+WORKER = "oaiserve.engine.start.worker"  # the module that a worker process runs
 EXPLAIN_SECONDS = 2.0  # how long to wait after an error for the end of a worker, which may be its cause
 END_SECONDS = 10.0  # how long a worker may take to end before it is killed
-
-
-def load_parallel(model: str | Path, options: EngineOptions) -> tuple[LoadedModel, Workers]:
-    """Load this process's part of a model, and start the workers that hold the rest. The caller stops them.
-
-    Raises StartupError as `load_model` does, and also if a worker fails.
-    """
-    workers = Workers(model, options)
-    try:
-        with group.environment(0), workers.explained():
-            loaded = load_model(
-                model,
-                device=options.device,
-                dtype=options.dtype,
-                max_model_len=options.max_model_len,
-                member=Member(0, options.tensor_parallel, workers.meet),
-            )
-    except BaseException:
-        workers.stop()
-        raise
-    return loaded, workers
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from array import array
 
 import torch
 
-from oaiserve.engine.model.pooling.load import LoadedPooler
+from oaiserve.engine.model.pooling.pooler import LoadedPooler
 from oaiserve.engine.step import ChunkResult, Masks, OutOfMemory, Step, StepResult
 
 BAD_VECTOR = "The model produced no usable numbers (NaN or infinity) for this request."

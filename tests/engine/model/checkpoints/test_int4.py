@@ -16,10 +16,10 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.checkpoints.int4_weights import Int4Weights
 from oaiserve.engine.model.cpu import build
 from oaiserve.engine.model.cpu.library import Library
-from oaiserve.engine.model.kept import is_kept, load_kept
-from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.rehearsal import difference
 from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.start.prepare import prepare
+from oaiserve.engine.start.ways.quantized import is_kept, load_kept
 from oaiserve.errors import StartupError
 from oaiserve.files.source import find_model
 from tests.engine.model.adapters_for_tests import random_adapter
@@ -139,7 +139,7 @@ def answered(folder: Path, **options: Any) -> list[int]:
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a cache that is empty, apart from the libraries, and that is written at once."""
-    monkeypatch.setattr("oaiserve.engine.pretrained.REMEMBER_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr("oaiserve.engine.start.plan.REMEMBER_AFTER_SECONDS", 0.0)
     libraries = build.build(torch.float32, "blocks").parent
     cache = tmp_path / "cache"
     cache.mkdir(mode=0o700)
@@ -159,7 +159,7 @@ def test_what_a_start_has_quantized_is_there_for_later_ones(
     assert answered(tmp_path / "model") == in_memory
     (file,) = (cache / "quantized").iterdir()
     with monkeypatch.context() as patch:
-        patch.setattr("oaiserve.engine.model.kept.start_kept", None)
+        patch.setattr("oaiserve.engine.start.ways.quantized.start_kept", None)
         patch.setattr("oaiserve.engine.text.tokenizer._load", None)
         assert answered(tmp_path / "model") == in_memory
     file.write_bytes(bytes(file.stat().st_size))  # weights that are all zero

@@ -18,11 +18,11 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.checkpoints.packed_weights import PackedWeights
 from oaiserve.engine.model.cpu.blocks import FORMATS
 from oaiserve.engine.model.cpu.library import Library
-from oaiserve.engine.model.kept import is_kept, load_kept
-from oaiserve.engine.model.load import load_model
-from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.rehearsal import difference
 from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.start.load import load_model
+from oaiserve.engine.start.prepare import prepare
+from oaiserve.engine.start.ways.quantized import is_kept, load_kept
 from oaiserve.errors import StartupError
 from oaiserve.files.quantization import read_quantization
 from oaiserve.files.source import find_model

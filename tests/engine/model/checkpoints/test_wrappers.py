@@ -15,12 +15,8 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.checkpoints.wrapper import text_config
-from oaiserve.engine.model.cpu.start import native_decoder
-from oaiserve.engine.model.cpu.stored import StoredTensors
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
-from oaiserve.engine.model.kept import is_kept, load_kept
-from oaiserve.engine.model.load import load_model
 from oaiserve.engine.model.model_config import quantization_of
 from oaiserve.engine.model.rehearsal import prompt
 from oaiserve.engine.model.runner import ModelRunner
@@ -28,6 +24,10 @@ from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.states import States
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.served_model import ServedModel
+from oaiserve.engine.start.load import load_model
+from oaiserve.engine.start.native import native_decoder
+from oaiserve.engine.start.stored import StoredTensors
+from oaiserve.engine.start.ways.quantized import is_kept, load_kept
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from oaiserve.files.checkpoint import refuse_unless_sound

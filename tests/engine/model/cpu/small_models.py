@@ -17,13 +17,13 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.cpu import amx, build, prebuilt
 from oaiserve.engine.model.cpu.native import NativeDecoder
-from oaiserve.engine.model.cpu.start import native_decoder, start_native, with_native_cache
 from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.states import States
 from oaiserve.engine.served_model import ServedModel
+from oaiserve.engine.start.native import native_decoder, start_native, with_native_cache
+from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.models.decoders import SMALL, byte_tokenizer, random_model
 

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from oaiserve.engine.model.adapters import probe_adapter
-from oaiserve.engine.model.cpu import start
-from oaiserve.engine.model.cpu.check import own_logits
-from oaiserve.engine.model.cpu.check_layers import refuse_unless_layers_are_equal
 from oaiserve.engine.model.cpu.describe import describe
 from oaiserve.engine.model.cpu.description import MLP, Decoder, Layer, NotKnown
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
-from oaiserve.engine.model.cpu.start import native_decoder, transformers_logits
 from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.start import native as start
+from oaiserve.engine.start.check import own_logits
+from oaiserve.engine.start.check_layers import refuse_unless_layers_are_equal
+from oaiserve.engine.start.native import native_decoder, transformers_logits
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, DEEP, FAMILIES, load
 
 pytestmark = pytest.mark.compiler

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model import load
-from oaiserve.engine.model.cpu import build, stored
-from oaiserve.engine.model.cpu.checked import checked_subject, recall_model, start_checked
+from oaiserve.engine.model.cpu import build
 from oaiserve.engine.model.cpu.description import Decoder
-from oaiserve.engine.model.cpu.start import native_decoder
-from oaiserve.engine.model.cpu.stored import StoredFiles, StoredTensors, TooLarge, from_json, to_json
 from oaiserve.engine.request import ChatPrompt, SamplingParams
+from oaiserve.engine.start import load, stored
+from oaiserve.engine.start.cache import checked_subject, recall_model, start_checked
+from oaiserve.engine.start.native import native_decoder
+from oaiserve.engine.start.stored import StoredFiles, StoredTensors, TooLarge, from_json, to_json
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.facts.start_times import StartTimes
 from oaiserve.files.start_cache import NotRemembered, Subject
@@ -60,7 +60,7 @@ def answer(folder: Path, **options: Any) -> list[int]:
 
 def started_how(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Return how the model has been started, since the last call."""
-    found = [record.message for record in caplog.records if record.name == "oaiserve.engine.pretrained"]
+    found = [record.message for record in caplog.records if record.name == "oaiserve.engine.start.plan"]
     caplog.clear()
     return [line for line in found if "transformers' code" in line]
 
@@ -135,7 +135,7 @@ def test_a_first_start_of_a_server_has_its_garbage_looked_for_only_in_what_the_l
 ) -> None:
     calls: list[str] = []
     collector = SimpleNamespace(isenabled=lambda: False, freeze=lambda: calls.append("freeze"))
-    monkeypatch.setattr("oaiserve.engine.pretrained.gc", collector)
+    monkeypatch.setattr("oaiserve.engine.start.plan.gc", collector)
     for _ in range(2):  # the second start imports nothing that would be worth it
         answer(folder)
     assert calls == ["freeze"]

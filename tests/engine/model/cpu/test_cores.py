@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine import pretrained
 from oaiserve.engine.model.cpu.cores import default_threads, usable_cpus
+from oaiserve.engine.start import plan as pretrained
 from oaiserve.facts.start_times import StartTimes
 
 

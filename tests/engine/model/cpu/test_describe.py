@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from oaiserve.engine.model.cpu.check import may_round_more
 from oaiserve.engine.model.cpu.describe import describe
 from oaiserve.engine.model.cpu.description import AttentionParameters, Decoder, Experts, NotKnown
 from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.start.check import may_round_more
 from tests.engine.model.cpu.small_models import FAMILIES, load
 
 NO_WINDOW = AttentionParameters(scaling=0.25, sliding_window=None, softcap=None)

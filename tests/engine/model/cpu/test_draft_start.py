@@ -14,9 +14,9 @@ import torch
 from oaiserve.config import EngineOptions
 from oaiserve.engine.drafting.drafts import Drafts
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model import load
 from oaiserve.engine.model.cpu import build
 from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.start import load
 from oaiserve.errors import StartupError
 from tests.engine.drafting.test_draft_model import Steady
 from tests.engine.model.cpu.small_models import config, make_model

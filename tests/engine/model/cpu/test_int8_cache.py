@@ -20,11 +20,11 @@ from oaiserve.engine.model.cpu.attention import NativeAttention
 from oaiserve.engine.model.cpu.description import NotKnown
 from oaiserve.engine.model.cpu.kv_layout import LANES, new_cache, rounded
 from oaiserve.engine.model.cpu.library import Library
-from oaiserve.engine.model.cpu.start import native_decoder
 from oaiserve.engine.model.rehearsal import difference
 from oaiserve.engine.model.spec import KEY_GROUP, KVShape
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.start.native import native_decoder
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.errors import StartupError
 from tests.engine.model.cpu.small_models import (
@@ -242,7 +242,7 @@ def test_the_start_compares_with_rounded_keys_and_values(monkeypatch: pytest.Mon
     loaded = load(FAMILIES["qwen3"]).with_cache("int8")
     sizes = {"num_blocks": 4, "block_size": BLOCK_SIZE, "num_threads": 1}
     native_decoder(loaded, **sizes)
-    monkeypatch.setattr("oaiserve.engine.model.cpu.start.rounded", lambda numbers, group: 1.1 * numbers)
+    monkeypatch.setattr("oaiserve.engine.start.native.rounded", lambda numbers, group: 1.1 * numbers)
     with pytest.raises(NotKnown, match="its outputs differ by"):
         native_decoder(loaded, **sizes)
 

@@ -14,13 +14,13 @@ import torch
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model import load as loading
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu.kv_layout import LANES
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.start import load as loading
 from oaiserve.errors import StartupError
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, LATENT, compiled_for, config, load, make_model, native
 from tests.engine.model.cpu.two_steps import NUM_BLOCKS, two_steps

@@ -12,11 +12,11 @@ import torch
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu.description import NotKnown
-from oaiserve.engine.model.cpu.start import native_decoder, with_native_cache
-from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.states import PartOfStep
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.start.native import native_decoder, with_native_cache
+from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Step
 from tests.engine.model.cpu.small_models import (
     BLOCK_SIZE,

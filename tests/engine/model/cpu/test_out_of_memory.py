@@ -18,12 +18,13 @@ from torch import Tensor
 
 from oaiserve.engine.model.attention import Scoring
 from oaiserve.engine.model.batch import Batch, build_batch
-from oaiserve.engine.model.cpu import attention, build, start
+from oaiserve.engine.model.cpu import attention, build
 from oaiserve.engine.model.cpu.attention import NativeAttention
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.spec import KVShape
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.start import native as start
 from oaiserve.engine.step import Chunk, Step
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, config, load, native
 

@@ -16,9 +16,9 @@ from oaiserve.engine.model.cpu.description import Decoder
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.cpu.reserved import ReservedMemory, reserve
-from oaiserve.engine.model.cpu.start import native_decoder
 from oaiserve.engine.model.rehearsal import prompt
 from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.start.native import native_decoder
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, FAMILIES, load
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is reserved on Linux alone, which .ci/run is")

@@ -22,12 +22,12 @@ from oaiserve.engine.model.cpu.build import Form
 from oaiserve.engine.model.cpu.describe import describe
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
-from oaiserve.engine.model.cpu.start import native_decoder, transformers_logits
 from oaiserve.engine.model.runner import Launched, ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.states import PartOfStep, States
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.start.native import native_decoder, transformers_logits
 from oaiserve.engine.step import Chunk, Step
 from tests.engine.model.cpu.small_models import (
     BLOCK_SIZE,

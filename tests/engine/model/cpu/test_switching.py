@@ -12,12 +12,12 @@ from oaiserve.engine.model.attention import Backend
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.cpu.attention import NativeAttention
 from oaiserve.engine.model.cpu.native import NativeDecoder
-from oaiserve.engine.model.cpu.start import _hand_over, native_attention
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.runner import Launched, ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.start.native import _hand_over, native_attention
 from oaiserve.engine.step import Step
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, FAMILIES, WITHOUT_STEP, load, make_engine, native
 

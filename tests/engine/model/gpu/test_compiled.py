@@ -24,13 +24,13 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 from oaiserve.engine.model.attention.hook import ATTENTION
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.gpu.compiled import compile_layers, restore_layers
 from oaiserve.engine.model.gpu.fused_projections import fuse_projections
-from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.start.gpu.compiled import compile_layers, restore_layers
+from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Step
 from tests.engine.model import test_families
 from tests.models.decoders import FAMILIES, generate, random_model

@@ -10,17 +10,10 @@ import pytest
 import torch
 from torch.nn.functional import silu
 
-from oaiserve.engine.model import layer_operations, load
+from oaiserve.engine.model import layer_operations
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.gpu.checks import experts as checks
-from oaiserve.engine.model.gpu.checks.experts import (
-    compute_experts_checked,
-    compute_plain_experts_checked,
-    round_experts_checked,
-)
-from oaiserve.engine.model.gpu.checks.layers import described
 from oaiserve.engine.model.gpu.device_experts import (
     ExpertMatrices,
     PackedExperts,
@@ -31,10 +24,18 @@ from oaiserve.engine.model.gpu.device_experts import (
 )
 from oaiserve.engine.model.gpu.device_matrices import of_integers
 from oaiserve.engine.model.gpu.fused_layers import FusedExecutor, FusedLayers
-from oaiserve.engine.model.load import load_model
-from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.rehearsal import prompts_and_decodes
 from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.start import load
+from oaiserve.engine.start.gpu.checks import experts as checks
+from oaiserve.engine.start.gpu.checks.experts import (
+    compute_experts_checked,
+    compute_plain_experts_checked,
+    round_experts_checked,
+)
+from oaiserve.engine.start.gpu.checks.layers import described
+from oaiserve.engine.start.load import load_model
+from oaiserve.engine.start.prepare import prepare
 from tests.engine.model.cpu.small_models import EXPERTS, MOE, config, make_model
 from tests.engine.model.gpu.test_device_matrices import floats_in_blocks, integers, numbers
 from tests.models.mxfp4 import save_in_mxfp4

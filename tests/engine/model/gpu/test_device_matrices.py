@@ -13,7 +13,6 @@ import torch
 from oaiserve.engine.model.checkpoints.integer_layouts import BadLayout, Floats, Integers, floats
 from oaiserve.engine.model.checkpoints.packed_weights import PackedWeights
 from oaiserve.engine.model.cpu.description import Matrix
-from oaiserve.engine.model.gpu.checks.matrices import multiply_checked, scale_checked
 from oaiserve.engine.model.gpu.device_matrices import (
     PackedMatrix,
     expanded_product,
@@ -25,8 +24,9 @@ from oaiserve.engine.model.gpu.device_matrices import (
 from oaiserve.engine.model.gpu.fused_layers import _product
 from oaiserve.engine.model.gpu.fused_projections import fuse_projections, product_of
 from oaiserve.engine.model.gpu.keep_packed import keep_packed_matrices
-from oaiserve.engine.model.load import load_model
-from oaiserve.engine.model.prepare import prepare
+from oaiserve.engine.start.gpu.checks.matrices import multiply_checked, scale_checked
+from oaiserve.engine.start.load import load_model
+from oaiserve.engine.start.prepare import prepare
 from oaiserve.files.quantization import read_quantization
 from tests.engine.model.cpu.small_models import config, make_model
 from tests.models.decoders import byte_tokenizer

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from oaiserve.config import Bytes, EngineOptions
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import build_batch
-from oaiserve.engine.model.gpu import sizes
 from oaiserve.engine.model.gpu.device_memory import MemoryReading, measure
-from oaiserve.engine.model.gpu.fast_paths import Ways
-from oaiserve.engine.model.gpu.sizes import gpu_sizes
 from oaiserve.engine.model.memory import MemoryUse
-from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.rehearsal import largest_step
 from oaiserve.engine.model.sampling.sampler import NUM_TOP
 from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.start.gpu import sizes
+from oaiserve.engine.start.gpu.fast_paths import Ways
+from oaiserve.engine.start.gpu.sizes import gpu_sizes
+from oaiserve.engine.start.prepare import prepare
 from oaiserve.errors import StartupError
 from tests.models.decoders import FAMILIES, random_model
 

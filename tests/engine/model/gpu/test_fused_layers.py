@@ -19,13 +19,13 @@ from oaiserve.engine.model.attention.rotation import Rotation
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.cpu.description import NotKnown
 from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.gpu.checks.layers import described
 from oaiserve.engine.model.gpu.fused_layers import FusedExecutor, FusedLayers
 from oaiserve.engine.model.gpu.fused_projections import fuse_projections
 from oaiserve.engine.model.layer_operations import LayerOperations, RowNorm
-from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.rehearsal import prompts_and_decodes
 from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.start.gpu.checks.layers import described
+from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Step
 from tests.engine.model.cpu.small_models import FAMILIES as KNOWN
 from tests.engine.model.cpu.small_models import STATE_FAMILIES

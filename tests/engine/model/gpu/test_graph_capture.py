@@ -15,12 +15,12 @@ import pytest
 import torch
 
 from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.gpu import graph_capture
 from oaiserve.engine.model.gpu.block_tables import BlockTables
 from oaiserve.engine.model.gpu.cuda_capture import CudaCapture
-from oaiserve.engine.model.gpu.graph_capture import capture_decodes
-from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.start.gpu import graph_capture
+from oaiserve.engine.start.gpu.graph_capture import capture_decodes
+from oaiserve.engine.start.prepare import prepare
 from tests.models.decoders import FAMILIES, random_model
 
 SYNCHRONIZES = "called a synchronizing CUDA operation"

@@ -26,9 +26,7 @@ from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.gpu.block_tables import BlockTables
 from oaiserve.engine.model.gpu.decode_forwards import DecodeForwards, Run
-from oaiserve.engine.model.gpu.graph_capture import graph_memory_bytes, ladder
 from oaiserve.engine.model.gpu.graphs import DecodeGraphs
-from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.runner import Launched, ModelRunner
 from oaiserve.engine.model.sampling import plain_sampling
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
@@ -37,6 +35,8 @@ from oaiserve.engine.model.transfer import pack, unpack
 from oaiserve.engine.request import Finished, Grammar, Request, SamplingParams, TokenChunk, TokenPrompt
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.served_model import ServedModel
+from oaiserve.engine.start.gpu.graph_capture import graph_memory_bytes, ladder
+from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, ChunkResult, Step
 from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.engine.doubles import Inbox

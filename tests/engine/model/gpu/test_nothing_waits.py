@@ -22,12 +22,12 @@ from oaiserve.engine.model.attention.hook import AttentionCall, run_model
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.rehearsal import prompt
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.sampling.logit_edits import apply_masks_in_torch
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Masks, Step
 from tests.models.decoders import FAMILIES, random_model
 

@@ -15,13 +15,13 @@ from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.gpu.block_tables import BlockTables
 from oaiserve.engine.model.gpu.decode_forwards import DecodeForwards, Run
-from oaiserve.engine.model.gpu.graph_capture import capture_prompts, token_ladder
 from oaiserve.engine.model.gpu.graphs import DecodeGraphs
-from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.start.gpu.graph_capture import capture_prompts, token_ladder
+from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Step
 from tests.engine.model.gpu.test_graphs import Plain
 from tests.models.decoders import random_model, with_layers

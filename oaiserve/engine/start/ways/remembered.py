@@ -6,15 +6,15 @@ import torch
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.adapter_weights import refuse_unless_they_fit
-from oaiserve.engine.model.cpu.checked import CheckedModel, start_checked
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.cpu.reserved import ReservedMemory
-from oaiserve.engine.model.draft import DraftWeights
 from oaiserve.engine.model.memory import cpu_sizes, longest_request
 from oaiserve.engine.model.profiler import TorchProfiler
 from oaiserve.engine.model.runner import ModelRunner
-from oaiserve.engine.model.started import CPU_STEP_TOKENS, Started
 from oaiserve.engine.model.states import States
+from oaiserve.engine.start.cache import CheckedModel, start_checked
+from oaiserve.engine.start.draft_weights import DraftWeights
+from oaiserve.engine.start.started import CPU_STEP_TOKENS, Started
 
 
 def restart_runner(

@@ -23,16 +23,6 @@ from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.cpu.attention import NativeAttention
 from oaiserve.engine.model.cpu.build import BuildError, is_built
-from oaiserve.engine.model.cpu.check import (
-    NUM_TOKENS,
-    UNRELATED,
-    Differs,
-    batches,
-    may_round_more,
-    own_logits,
-    refuse_unless_equal,
-)
-from oaiserve.engine.model.cpu.check_layers import refuse_unless_layers_are_equal
 from oaiserve.engine.model.cpu.describe import describe
 from oaiserve.engine.model.cpu.description import AttentionParameters, Decoder, NotKnown
 from oaiserve.engine.model.cpu.kv_layout import latent_dim, refuse_unless_it_fits, rounded
@@ -42,6 +32,16 @@ from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import KEY_GROUP, LoadedModel
+from oaiserve.engine.start.check import (
+    NUM_TOKENS,
+    UNRELATED,
+    Differs,
+    batches,
+    may_round_more,
+    own_logits,
+    refuse_unless_equal,
+)
+from oaiserve.engine.start.check_layers import refuse_unless_layers_are_equal
 from oaiserve.errors import StartupError
 from oaiserve.facts.times import monotonic_ns
 

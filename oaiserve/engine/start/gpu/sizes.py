@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.gpu.device_memory import CudaMemory, measure
-from oaiserve.engine.model.gpu.fast_paths import Ways
-from oaiserve.engine.model.gpu.graph_capture import graph_memory_bytes
 from oaiserve.engine.model.memory import MemoryUse, gib, kv_blocks, num_states
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.model.started import GPU_STEP_TOKENS
+from oaiserve.engine.start.gpu.fast_paths import Ways
+from oaiserve.engine.start.gpu.graph_capture import graph_memory_bytes
+from oaiserve.engine.start.started import GPU_STEP_TOKENS
 
 log = logging.getLogger(__name__)
 

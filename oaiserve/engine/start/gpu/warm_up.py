@@ -33,7 +33,7 @@ def warm_up(
     """
     steps = sampling_steps()
     if compiled is not None:
-        from oaiserve.engine.model.gpu.compiled import runs_compiled
+        from oaiserve.engine.start.gpu.compiled import runs_compiled
 
         batch = build_batch(steps[0], block_size, loaded.device)
         if not runs_compiled(loaded, torch.inference_mode()(lambda: compiled.forward(batch))):

@@ -11,15 +11,15 @@ from oaiserve.engine.model.attention import Backend
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu.describe import describe
 from oaiserve.engine.model.cpu.description import Decoder, NotKnown
-from oaiserve.engine.model.cpu.start import transformers_logits
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
-from oaiserve.engine.model.gpu.checks.usable import is_usable
 from oaiserve.engine.model.gpu.fused_layers import FusedExecutor, FusedLayers
 from oaiserve.engine.model.gpu.fused_projections import fuse_projections, separate_projections
 from oaiserve.engine.model.layer_operations import LayerOperations
 from oaiserve.engine.model.rehearsal import difference, prompt, prompts_and_decodes, tolerance
 from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.start.gpu.checks.usable import is_usable
+from oaiserve.engine.start.native import transformers_logits
 from oaiserve.engine.step import Step
 
 log = logging.getLogger(__name__)

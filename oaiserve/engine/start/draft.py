@@ -19,7 +19,7 @@ from oaiserve.files.hub_download import local_source
 from oaiserve.files.start_cache import NotRemembered
 
 if TYPE_CHECKING:
-    from oaiserve.engine.model.draft import DraftWeights
+    from oaiserve.engine.start.draft_weights import DraftWeights
 
 log = logging.getLogger(__name__)
 
@@ -30,8 +30,8 @@ def load_draft(name: str, tokenizer: Tokenizer, options: EngineOptions, times: S
     What an earlier start has found out of it is taken from there. Raises StartupError if it cannot be loaded, or has
     another vocabulary.
     """
-    from oaiserve.engine.model.cpu.checked import checked_subject, recall_model, remember_checked, start_checked
-    from oaiserve.engine.model.draft import DraftWeights
+    from oaiserve.engine.start.cache import checked_subject, recall_model, remember_checked, start_checked
+    from oaiserve.engine.start.draft_weights import DraftWeights
 
     options = replace(options, draft_model=None, max_model_len=None)
     model: str | Path = name
@@ -53,10 +53,10 @@ def load_draft(name: str, tokenizer: Tokenizer, options: EngineOptions, times: S
             return DraftWeights(name, checked.spec, partial(start_checked, checked, options))
         except NotRemembered as reason:
             log.info("The check of the draft model is not remembered, so transformers' code is loaded: %s", reason)
-    from oaiserve.engine.model.cpu.start import native_decoder, with_native_cache
-    from oaiserve.engine.model.load import load_model
+    from oaiserve.engine.start.load import load_model
+    from oaiserve.engine.start.native import native_decoder, with_native_cache
 
-    with ThreadPoolExecutor(1, thread_name_prefix="load") as loader:  # see pretrained.py
+    with ThreadPoolExecutor(1, thread_name_prefix="load") as loader:  # see plan.py
         loaded = loader.submit(
             times.run,
             "weights of the draft model",

@@ -1,4 +1,4 @@
-"""The worker process, which holds a part of the model: `python -m oaiserve.engine.model.worker FD`.
+"""The worker process, which holds a part of the model: `python -m oaiserve.engine.start.worker FD`.
 
 `Workers` starts it with the file descriptor of a socket. It computes the batches that the server sends, and ends when
 the server closes the connection or ends for any reason.
@@ -23,11 +23,11 @@ import torch
 import transformers
 
 from oaiserve.engine.model.cpu.cores import default_threads
-from oaiserve.engine.model.load import load_model
 from oaiserve.engine.model.parallel.group import environment, join
 from oaiserve.engine.model.parallel.messages import Arrived, Logged, Ready, Report, Task, Work, WorkerFailed
 from oaiserve.engine.model.split import Member
-from oaiserve.engine.model.start_split import start_member
+from oaiserve.engine.start.load import load_model
+from oaiserve.engine.start.ways.split import start_member
 from oaiserve.errors import StartupError
 
 Send = Callable[[Report], None]

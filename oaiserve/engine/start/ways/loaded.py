@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.adapted_modules import adaptable
 from oaiserve.engine.model.adapter_weights import refuse_unless_they_fit
-from oaiserve.engine.model.cpu.start import WhenChecked
-from oaiserve.engine.model.draft import DraftWeights
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.model.start_on_cpu import start_on_cpu, start_with_latent_cache
-from oaiserve.engine.model.started import Started
+from oaiserve.engine.start.draft_weights import DraftWeights
+from oaiserve.engine.start.native import WhenChecked
+from oaiserve.engine.start.started import Started
+from oaiserve.engine.start.ways.expanded import start_on_cpu, start_with_latent_cache
 from oaiserve.errors import StartupError
 
 if TYPE_CHECKING:
@@ -50,12 +50,12 @@ def start_runner(
     """
     _refuse_unless_possible(loaded, options, is_split=workers is not None)
     if workers is not None:
-        from oaiserve.engine.model.start_split import start_split
+        from oaiserve.engine.start.ways.split import start_split
 
         return start_split(loaded, options, workers)
     if loaded.is_on_cpu:
         return start_on_cpu(loaded, options, when_checked, draft)
-    from oaiserve.engine.model.start_on_gpu import start_on_gpu
+    from oaiserve.engine.start.ways.gpu import start_on_gpu
 
     return start_on_gpu(loaded, options)
 

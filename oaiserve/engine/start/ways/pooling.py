@@ -8,10 +8,10 @@ import torch
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.cpu.cores import default_threads
-from oaiserve.engine.model.pooling.load import LoadedPooler
+from oaiserve.engine.model.pooling.pooler import LoadedPooler
 from oaiserve.engine.model.pooling.runner import PoolingRunner
 from oaiserve.engine.model.profiler import TorchProfiler
-from oaiserve.engine.model.started import CPU_STEP_TOKENS, GPU_STEP_TOKENS
+from oaiserve.engine.start.started import CPU_STEP_TOKENS, GPU_STEP_TOKENS
 
 
 class StartedPooling(NamedTuple):

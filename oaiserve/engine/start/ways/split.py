@@ -9,29 +9,18 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from functools import cache, partial
+from pathlib import Path
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.gpu.block_tables import BlockTables
-from oaiserve.engine.model.gpu.checks.layers import fuse_layers_checked
 from oaiserve.engine.model.gpu.cuda_capture import CudaCapture
 from oaiserve.engine.model.gpu.decode_forwards import DecodeForwards, Run
 from oaiserve.engine.model.gpu.device_memory import CudaMemory
-from oaiserve.engine.model.gpu.fast_paths import (
-    DECODE_GRAPHS,
-    FEATURES,
-    FUSED,
-    PROMPT_GRAPHS,
-    Ways,
-    find_ways,
-    may_fuse_layers,
-)
-from oaiserve.engine.model.gpu.graph_capture import Graphs, Members, capture_graphs, capture_part
 from oaiserve.engine.model.gpu.prompt_graphs import PromptGraphs
-from oaiserve.engine.model.gpu.sizes import gpu_sizes
-from oaiserve.engine.model.gpu.warm_up import warm_up
 from oaiserve.engine.model.memory import MemoryUse, cpu_sizes, longest_request
+from oaiserve.engine.model.parallel import group
 from oaiserve.engine.model.parallel.capture import MembersCapture
 from oaiserve.engine.model.parallel.executor import ParallelExecutor
 from oaiserve.engine.model.parallel.group import all_reduce_min
@@ -42,9 +31,45 @@ from oaiserve.engine.model.parallel.workers import Workers
 from oaiserve.engine.model.profiler import NvtxRanges, TorchProfiler
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.model.started import CPU_STEP_TOKENS, GPU_STEP_TOKENS, Started
+from oaiserve.engine.model.split import Member
+from oaiserve.engine.start.gpu.checks.layers import fuse_layers_checked
+from oaiserve.engine.start.gpu.fast_paths import (
+    DECODE_GRAPHS,
+    FEATURES,
+    FUSED,
+    PROMPT_GRAPHS,
+    Ways,
+    find_ways,
+    may_fuse_layers,
+)
+from oaiserve.engine.start.gpu.graph_capture import Graphs, Members, capture_graphs, capture_part
+from oaiserve.engine.start.gpu.sizes import gpu_sizes
+from oaiserve.engine.start.gpu.warm_up import warm_up
+from oaiserve.engine.start.load import load_model
+from oaiserve.engine.start.started import CPU_STEP_TOKENS, GPU_STEP_TOKENS, Started
 
 log = logging.getLogger(__name__)
+
+
+def load_parallel(model: str | Path, options: EngineOptions) -> tuple[LoadedModel, Workers]:
+    """Load this process's part of a model, and start the workers that hold the rest. The caller stops them.
+
+    Raises StartupError as `load_model` does, and also if a worker fails.
+    """
+    workers = Workers(model, options)
+    try:
+        with group.environment(0), workers.explained():
+            loaded = load_model(
+                model,
+                device=options.device,
+                dtype=options.dtype,
+                max_model_len=options.max_model_len,
+                member=Member(0, options.tensor_parallel, workers.meet),
+            )
+    except BaseException:
+        workers.stop()
+        raise
+    return loaded, workers
 
 
 def start_split(loaded: LoadedModel, options: EngineOptions, workers: Workers) -> Started:

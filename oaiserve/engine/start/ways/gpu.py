@@ -11,11 +11,16 @@ from oaiserve.engine.model.adapted_modules import adaptable, by_kernels, plain
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.gpu.block_tables import BlockTables
-from oaiserve.engine.model.gpu.checks.adapters import adapters_problem
-from oaiserve.engine.model.gpu.checks.layers import fuse_layers_checked
-from oaiserve.engine.model.gpu.checks.usable import is_usable
 from oaiserve.engine.model.gpu.cuda_capture import CudaCapture
-from oaiserve.engine.model.gpu.fast_paths import (
+from oaiserve.engine.model.memory import longest_request
+from oaiserve.engine.model.profiler import NvtxRanges, TorchProfiler
+from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.model.states import States
+from oaiserve.engine.start.gpu.checks.adapters import adapters_problem
+from oaiserve.engine.start.gpu.checks.layers import fuse_layers_checked
+from oaiserve.engine.start.gpu.checks.usable import is_usable
+from oaiserve.engine.start.gpu.fast_paths import (
     ADAPTERS,
     COMPILED,
     DECODE_GRAPHS,
@@ -24,16 +29,11 @@ from oaiserve.engine.model.gpu.fast_paths import (
     PROMPT_GRAPHS,
     find_ways,
 )
-from oaiserve.engine.model.gpu.graph_capture import Graphs, capture_graphs
-from oaiserve.engine.model.gpu.kv_scales import with_measured_scales
-from oaiserve.engine.model.gpu.sizes import gpu_sizes
-from oaiserve.engine.model.gpu.warm_up import warm_up
-from oaiserve.engine.model.memory import longest_request
-from oaiserve.engine.model.profiler import NvtxRanges, TorchProfiler
-from oaiserve.engine.model.runner import ModelRunner
-from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.model.started import GPU_STEP_TOKENS, Started
-from oaiserve.engine.model.states import States
+from oaiserve.engine.start.gpu.graph_capture import Graphs, capture_graphs
+from oaiserve.engine.start.gpu.kv_scales import with_measured_scales
+from oaiserve.engine.start.gpu.sizes import gpu_sizes
+from oaiserve.engine.start.gpu.warm_up import warm_up
+from oaiserve.engine.start.started import GPU_STEP_TOKENS, Started
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def start_on_gpu(loaded: LoadedModel, options: EngineOptions) -> Started:
         features[FUSED], executor = fused is not None, fused or eager
     tables = BlockTables.with_room(options.max_running, max_model_len, options.block_size, loaded.device)
     if options.compile and not options.has_adapters and not features.get(FUSED):
-        from oaiserve.engine.model.gpu.compiled import compile_layers  # late: it imports the compiler
+        from oaiserve.engine.start.gpu.compiled import compile_layers  # late: it imports the compiler
 
         features[COMPILED] = compile_layers(executor, loaded, **sizes)
     graphs = Graphs()

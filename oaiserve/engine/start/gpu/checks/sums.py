@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import torch
 
-from oaiserve.engine.model.gpu.checks.usable import is_usable
 from oaiserve.engine.model.parallel.sums import OneShot
 from oaiserve.engine.model.rehearsal import difference, tolerance
 from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.start.gpu.checks.usable import is_usable
 
 SUMMED_ROWS = (1, 8, 33)  # that members add up, one after the other
 

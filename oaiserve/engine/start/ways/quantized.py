@@ -7,7 +7,7 @@ transformers' code needs weights that are expanded, which is what this is there 
 a layer of each kind and the last one, with the first rows of the embedding. Transformers' code computes it, as it does
 any other model, and the native step of the same layers, in their blocks, must give the same logits. What this shows of
 a layer holds for all of its kind, since they are described and packed alike. Later starts, which remember these logits,
-compare the native step with them by `cpu/checked.py`.
+compare the native step with them by `start/cache.py`.
 """
 
 from __future__ import annotations
@@ -41,19 +41,14 @@ from oaiserve.engine.model.checkpoints.weights import Weights
 from oaiserve.engine.model.checkpoints.wrapper import text_config
 from oaiserve.engine.model.cpu.blocks import FORMATS, Blocks, ExpertBlocks
 from oaiserve.engine.model.cpu.build import BuildError
-from oaiserve.engine.model.cpu.check import refuse_unless_equal
-from oaiserve.engine.model.cpu.checked import BLOCK_DTYPES, keeps_blocks, remember_checked
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.cpu.describe import describe
 from oaiserve.engine.model.cpu.description import AttentionParameters, Decoder, NotKnown
 from oaiserve.engine.model.cpu.kv_layout import refuse_unless_it_fits
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
-from oaiserve.engine.model.cpu.part import Part
 from oaiserve.engine.model.cpu.reserved import ReservedMemory
-from oaiserve.engine.model.cpu.start import refuse_unless_adaptable, transformers_logits, with_native_cache
 from oaiserve.engine.model.device import limit_compiled_shapes, select_device
-from oaiserve.engine.model.load import generation_defaults
 from oaiserve.engine.model.memory import cpu_sizes, longest_request
 from oaiserve.engine.model.model_config import (
     context_length,
@@ -62,12 +57,17 @@ from oaiserve.engine.model.model_config import (
     refuse_longer,
     refuse_unless_decoder_only,
 )
-from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.profiler import TorchProfiler
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel, ModelSpec
-from oaiserve.engine.model.started import CPU_STEP_TOKENS, Started
 from oaiserve.engine.model.states import States
+from oaiserve.engine.start.cache import BLOCK_DTYPES, keeps_blocks, remember_checked
+from oaiserve.engine.start.check import refuse_unless_equal
+from oaiserve.engine.start.load import generation_defaults
+from oaiserve.engine.start.native import refuse_unless_adaptable, transformers_logits, with_native_cache
+from oaiserve.engine.start.prepare import prepare
+from oaiserve.engine.start.some_layers import Part
+from oaiserve.engine.start.started import CPU_STEP_TOKENS, Started
 from oaiserve.errors import StartupError
 from oaiserve.files.load_errors import reported
 from oaiserve.files.private import NotPrivate

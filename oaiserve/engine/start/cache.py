@@ -21,6 +21,7 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.model import layer_operations
 from oaiserve.engine.model.adapters import probe_adapter
 from oaiserve.engine.model.attention import rotation
+from oaiserve.engine.model.checkpoints.weights import PlaceInFile
 from oaiserve.engine.model.cpu import (
     altup_operations,
     blocks,
@@ -38,18 +39,18 @@ from oaiserve.engine.model.cpu import (
     operation_list,
     operations,
     pack_weights,
-    part,
 )
 from oaiserve.engine.model.cpu.build import BuildError
-from oaiserve.engine.model.cpu.check import may_round_more, refuse_unless_equal
 from oaiserve.engine.model.cpu.description import Decoder, NotKnown
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
-from oaiserve.engine.model.cpu.part import Part
 from oaiserve.engine.model.cpu.quantized_file import FileIdentity, QuantizedFile, find
 from oaiserve.engine.model.cpu.reserved import ReservedMemory
-from oaiserve.engine.model.cpu.stored import PlaceInFile, StoredFiles, StoredTensors, TooLarge, from_json, to_json
 from oaiserve.engine.model.spec import KVShape, LayerStateShapes, LoadedModel, ModelSpec, StateShape
+from oaiserve.engine.start import some_layers
+from oaiserve.engine.start.check import may_round_more, refuse_unless_equal
+from oaiserve.engine.start.some_layers import Part
+from oaiserve.engine.start.stored import StoredFiles, StoredTensors, TooLarge, from_json, to_json
 from oaiserve.files import gguf
 from oaiserve.files.gguf import GgufTensor
 from oaiserve.files.private import NotPrivate
@@ -89,10 +90,10 @@ _OPTIONS = (
 )
 # What reads a GGUF file: the configuration of its model, and the names of its tensors.
 _GGUF_READERS = [
-    Path(__file__).parent.parent / "checkpoints" / f"gguf_{name}.py"
+    Path(__file__).parent.parent / "model/checkpoints" / f"gguf_{name}.py"
     for name in ("config", "numbers", "names", "weights")
 ]
-_QUANTIZER = Path(__file__).parent.parent / "checkpoints/int4_weights.py"  # which decides what is quantized how
+_QUANTIZER = Path(__file__).parent.parent / "model/checkpoints/int4_weights.py"  # which decides what is quantized how
 BLOCK_DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}  # by --dtype
 
 
@@ -128,11 +129,11 @@ def checked_subject(model: Path, options: EngineOptions) -> Subject | None:
             return None
         # The record may have copies of these tensors. All others are read from the file at each start.
         packages, digest = (*_PACKAGES, "gguf"), partial(gguf.digest, counts=_is_copied)
-        modules += [blocks, part]
+        modules += [blocks, some_layers]
         for reader in _GGUF_READERS:
             code.update(reader.read_bytes())
     elif options.quantize == "int4":
-        modules += [blocks, part]
+        modules += [blocks, some_layers]
         code.update(_QUANTIZER.read_bytes())
     for module in modules:
         code.update(Path(str(module.__file__)).read_bytes())

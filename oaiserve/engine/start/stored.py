@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from oaiserve.engine.model.checkpoints.weights import PlaceInFile
 from oaiserve.engine.model.checkpoints.wrapped_names import text_name
 from oaiserve.engine.model.cpu.blocks import Blocks
 from oaiserve.engine.model.cpu.description import (
@@ -70,8 +71,6 @@ _CLASSES = {
 _SAFETENSORS_DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32}
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.bfloat16, torch.float32, torch.int32)}
 
-# File, offset, dtype and shape of a tensor.
-PlaceInFile = tuple[str, int, torch.dtype, list[int]]
 _Beginning = tuple[torch.dtype, tuple[int, ...], bytes]
 
 

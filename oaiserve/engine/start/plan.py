@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 from oaiserve.config import EngineOptions
 from oaiserve.engine.adapters import AdapterTable
 from oaiserve.engine.drafting.draft_model import DraftModel
-from oaiserve.engine.drafting.load_draft import load_draft
 from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.model.cpu.cores import usable_cpus
 from oaiserve.engine.model.cpu.reserved import ReservedMemory, reserve
 from oaiserve.engine.served_model import ServedModel
+from oaiserve.engine.start.draft import load_draft
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from oaiserve.facts.start_times import StartTimes
@@ -35,11 +35,11 @@ from oaiserve.files.source import ModelSource, find_model
 from oaiserve.files.start_cache import NoRecord, NotRemembered, Subject
 
 if TYPE_CHECKING:
-    from oaiserve.engine.model.draft import DraftWeights
     from oaiserve.engine.model.parallel.workers import Workers
-    from oaiserve.engine.model.pooling.load import LoadedPooler
+    from oaiserve.engine.model.pooling.pooler import LoadedPooler
     from oaiserve.engine.model.spec import LoadedModel, ModelSpec
-    from oaiserve.engine.model.started import Started
+    from oaiserve.engine.start.draft_weights import DraftWeights
+    from oaiserve.engine.start.started import Started
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ def _load(model: str | Path, options: EngineOptions, times: StartTimes, meanwhil
     reserved = None if source.gguf_file is None else reserve(sum(part.stat().st_size for part in parts(source.path)))
     with times.part("import of torch"):
         from oaiserve.engine.model.cpu.build import build_beside
-        from oaiserve.engine.model.cpu.checked import block_dtype, checked_subject
+        from oaiserve.engine.start.cache import block_dtype, checked_subject
 
     dtype = block_dtype(source.path, options)
     if reserved is not None and dtype is None:
@@ -102,9 +102,9 @@ def _load(model: str | Path, options: EngineOptions, times: StartTimes, meanwhil
     if dtype is not None:  # before the imports, which leave a core idle
         compiling = build_beside(dtype, "blocks", native_build=options.native_build)
     with times.part("import of transformers"):  # takes seconds
-        from oaiserve.engine.model.cpu.start import with_native_cache
-        from oaiserve.engine.model.load import load_model
-        from oaiserve.engine.model.pooling.load import find_model_task, load_pooler
+        from oaiserve.engine.start.load import load_model
+        from oaiserve.engine.start.load_pooler import find_model_task, load_pooler
+        from oaiserve.engine.start.native import with_native_cache
     if not gc.isenabled():  # in a server that starts, which collects once, when the model is loaded
         gc.freeze()  # so that it looks only at what the load leaves, not at a million objects that stay
 
@@ -133,7 +133,7 @@ def _load(model: str | Path, options: EngineOptions, times: StartTimes, meanwhil
             pooler = loader.submit(load_pooler, model, task, options).result()
             return parts_of_pooler(pooler, tokenizer, options)
         if options.tensor_parallel > 1:
-            from oaiserve.engine.model.parallel.workers import load_parallel
+            from oaiserve.engine.start.ways.split import load_parallel
 
             loaded, workers = loader.submit(load_parallel, model, options).result()
             try:
@@ -168,8 +168,8 @@ def _of_checked(
 ) -> ServedModel:
     """Return the parts of a model that an earlier start has checked. Raises NotRemembered."""
     with times.part("what is remembered"):
-        from oaiserve.engine.model.cpu.checked import recall_model
-        from oaiserve.engine.model.restart import restart_runner
+        from oaiserve.engine.start.cache import recall_model
+        from oaiserve.engine.start.ways.remembered import restart_runner
 
         checked = recall_model(asked, options)
     draft: DraftWeights | None = None
@@ -205,7 +205,7 @@ def _start_kept(
     reserved: ReservedMemory | None,
 ) -> Future[tuple[ModelSpec, Started]] | None:
     """Start a model whose weights may be in blocks, in the loader's thread; return None if they are in none."""
-    from oaiserve.engine.model.kept import is_kept, start_kept
+    from oaiserve.engine.start.ways.quantized import is_kept, start_kept
 
     if not is_kept(source, options):
         return None
@@ -257,8 +257,8 @@ def parts_of_loaded(
     If the native step computes what the model does, that is remembered for `asked`. Raises StartupError where the
     options ask for what the device or its memory does not have.
     """
-    from oaiserve.engine.model.cpu.checked import remember_checked
-    from oaiserve.engine.model.start import start_model
+    from oaiserve.engine.start.cache import remember_checked
+    from oaiserve.engine.start.ways.loaded import start_model
 
     grammars = _grammars(loaded, tokenizer)
     grammars.prepare()  # while the model's code is made ready, most of which is native
@@ -269,7 +269,7 @@ def parts_of_loaded(
 
 def parts_of_pooler(pooler: LoadedPooler, tokenizer: Tokenizer, options: EngineOptions) -> ServedModel:
     """Return the parts of a model that turns texts into vectors or scores. It has no KV cache."""
-    from oaiserve.engine.model.pooling.start import start_pooling
+    from oaiserve.engine.start.ways.pooling import start_pooling
 
     log.info(
         "%s on %s in %s, for --task %s: up to %d tokens a text",

@@ -11,16 +11,16 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.model.adapted_modules import adaptable
 from oaiserve.engine.model.attention.select import backend_for
 from oaiserve.engine.model.cpu.cores import default_threads
-from oaiserve.engine.model.cpu.start import WhenChecked, native_decoder, start_native
-from oaiserve.engine.model.draft import DraftWeights
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.memory import cpu_sizes, longest_request
 from oaiserve.engine.model.profiler import TorchProfiler
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.model.started import CPU_STEP_TOKENS, Started
 from oaiserve.engine.model.states import States
+from oaiserve.engine.start.draft_weights import DraftWeights
+from oaiserve.engine.start.native import WhenChecked, native_decoder, start_native
+from oaiserve.engine.start.started import CPU_STEP_TOKENS, Started
 from oaiserve.errors import StartupError
 
 

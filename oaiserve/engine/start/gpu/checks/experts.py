@@ -10,8 +10,6 @@ from typing import Protocol
 
 import torch
 
-from oaiserve.engine.model.gpu.checks.matrices import PRODUCT_ROWS
-from oaiserve.engine.model.gpu.checks.usable import is_usable
 from oaiserve.engine.model.gpu.device_experts import (
     Compute,
     PackedExperts,
@@ -23,6 +21,8 @@ from oaiserve.engine.model.gpu.device_experts import (
 )
 from oaiserve.engine.model.rehearsal import difference, layer_tolerance
 from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.start.gpu.checks.matrices import PRODUCT_ROWS
+from oaiserve.engine.start.gpu.checks.usable import is_usable
 
 ROUNDED_EXPERTS_TOLERANCE = 0.08  # of what follows from two products whose inputs are rounded to floats of 8 bits
 ROUNDED_EXPERT_ROWS = 300

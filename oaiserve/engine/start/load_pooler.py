@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.device import limit_compiled_shapes, move, select_device
 from oaiserve.engine.model.model_config import context_length, select_dtype
-from oaiserve.engine.model.pooling.attention import PACKED, runs_of
+from oaiserve.engine.model.pooling.attention import PACKED
 from oaiserve.engine.model.pooling.files import PoolingFiles, find_file, find_task, read_files, read_json
-from oaiserve.engine.model.pooling.heads import Head, embedding_head, load_dense, score_activation, score_head
+from oaiserve.engine.model.pooling.heads import embedding_head, load_dense, score_activation, score_head
 from oaiserve.engine.model.pooling.linear import pack_linears
+from oaiserve.engine.model.pooling.pooler import LoadedPooler, row
 from oaiserve.engine.model.rehearsal import difference, tolerance
 from oaiserve.engine.pooling import Pooling, Task
 from oaiserve.errors import StartupError
@@ -30,44 +31,6 @@ from oaiserve.files.source import ModelSource
 log = logging.getLogger(__name__)
 
 _PROBE_TOKENS = (5, 19, 19, 160)  # of the texts of the check; the last is beyond the windows of encoders
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedPooler:
-    """A model whose texts are computed whole, with its weights on the device."""
-
-    layers: PreTrainedModel  # up to the hidden states
-    head: Head
-    activation: torch.nn.Module | None  # of scores; vectors have none
-    device: torch.device
-    dtype: torch.dtype
-    vocab_size: int
-    max_model_len: int  # the most tokens of a text
-    longest: int  # that the model has positions for
-    first_position: int  # of a text: RoBERTa's begin behind that of padding
-    takes_types: bool  # whether token types tell the two texts of a pair apart
-    pooling: Pooling
-
-    @torch.inference_mode()
-    def pool(self, ids: list[int], types: list[int], lengths: list[int]) -> torch.Tensor:
-        """Return the vectors [texts, size] of texts that lie one behind the other, in float32."""
-        vectors = self.head(self.hidden(ids, types, lengths), lengths)
-        return vectors if self.activation is None else self.activation(vectors)
-
-    def hidden(self, ids: list[int], types: list[int], lengths: list[int]) -> torch.Tensor:
-        """Return the hidden states [T, hidden] of all tokens."""
-        arguments: dict[str, Any] = {"token_type_ids": _row(types, self.device)} if self.takes_types else {}
-        first = self.first_position
-        positions = [position for length in lengths for position in range(first, first + length)]
-        hidden: torch.Tensor = self.layers(
-            input_ids=_row(ids, self.device),
-            position_ids=_row(positions, self.device),
-            # A dummy with 4 dimensions, which keeps transformers from building a mask.
-            attention_mask=torch.empty(1, 1, 1, 1, device=self.device),
-            runs=runs_of(lengths),
-            **arguments,
-        ).last_hidden_state
-        return hidden[0]
 
 
 def find_model_task(model: str | Path, options: EngineOptions) -> Task:
@@ -252,9 +215,5 @@ def _probes(model: PreTrainedModel, longest: int) -> list[list[int]]:
 @torch.inference_mode()
 def _expected(model: PreTrainedModel, task: Task, texts: list[list[int]]) -> torch.Tensor:
     """Return what the model's own code computes of each text alone: all hidden states, or the logits of a score."""
-    outputs = [model(input_ids=_row(text, model.device)) for text in texts]
+    outputs = [model(input_ids=row(text, model.device)) for text in texts]
     return torch.cat([output.logits if task == "score" else output.last_hidden_state[0] for output in outputs])
-
-
-def _row(values: list[int], device: torch.device) -> torch.Tensor:
-    return torch.tensor([values], device=device)

@@ -15,18 +15,6 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.model.attention import Backend
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.attention.select import backend_for
-from oaiserve.engine.model.gpu.checks.attention import attention_problem
-from oaiserve.engine.model.gpu.checks.experts import (
-    RoundedExperts,
-    compute_experts_checked,
-    compute_plain_experts_checked,
-    round_experts_checked,
-)
-from oaiserve.engine.model.gpu.checks.layers import fuse_checked, fuse_layers
-from oaiserve.engine.model.gpu.checks.matrices import ScaledProducts, multiply_checked, scale_checked
-from oaiserve.engine.model.gpu.checks.sampling import sampling_problem
-from oaiserve.engine.model.gpu.checks.sums import one_shot_checked
-from oaiserve.engine.model.gpu.checks.usable import is_usable
 from oaiserve.engine.model.gpu.device_experts import Compute
 from oaiserve.engine.model.gpu.device_matrices import Multiply
 from oaiserve.engine.model.gpu.fused_layers import FusedLayers
@@ -34,6 +22,18 @@ from oaiserve.engine.model.parallel import one_shot
 from oaiserve.engine.model.sampling.draw_rows import SampleIds
 from oaiserve.engine.model.sampling.logit_edits import ApplyMasks
 from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.start.gpu.checks.attention import attention_problem
+from oaiserve.engine.start.gpu.checks.experts import (
+    RoundedExperts,
+    compute_experts_checked,
+    compute_plain_experts_checked,
+    round_experts_checked,
+)
+from oaiserve.engine.start.gpu.checks.layers import fuse_checked, fuse_layers
+from oaiserve.engine.start.gpu.checks.matrices import ScaledProducts, multiply_checked, scale_checked
+from oaiserve.engine.start.gpu.checks.sampling import sampling_problem
+from oaiserve.engine.start.gpu.checks.sums import one_shot_checked
+from oaiserve.engine.start.gpu.checks.usable import is_usable
 
 # The names under which /metrics says what is on.
 ATTENTION, SAMPLING, PROJECTIONS, COMPILED = "attention", "sampling", "fused_projections", "compiled_layers"

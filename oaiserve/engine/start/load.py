@@ -50,9 +50,9 @@ from oaiserve.engine.model.model_config import (
 )
 from oaiserve.engine.model.padded_head import pad_head
 from oaiserve.engine.model.parallel.sums import Sums, can_be_taken_over, split_by_heads, take_over
-from oaiserve.engine.model.prepare import prepare
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.split import Member, place, refuse_unless_divisible
+from oaiserve.engine.start.prepare import prepare
 from oaiserve.errors import StartupError
 from oaiserve.files.gguf import parts
 from oaiserve.files.hub_download import local_source

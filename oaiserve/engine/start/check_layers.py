@@ -16,12 +16,12 @@ from torch.nn import Module
 from transformers import PreTrainedModel
 
 from oaiserve.engine.model.adapters import Adapter
-from oaiserve.engine.model.cpu.check import refuse_unless_equal
 from oaiserve.engine.model.cpu.description import Decoder, Layer
 from oaiserve.engine.model.cpu.module_reader import layers_of
 from oaiserve.engine.model.cpu.native import NativeDecoder
-from oaiserve.engine.model.cpu.part import Part
 from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.start.check import refuse_unless_equal
+from oaiserve.engine.start.some_layers import Part
 
 _ROWS = 1024  # of the embedding and the head, which are packed again for each layer
 

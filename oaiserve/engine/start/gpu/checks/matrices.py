@@ -11,7 +11,6 @@ from typing import Protocol
 
 import torch
 
-from oaiserve.engine.model.gpu.checks.usable import is_usable, reason
 from oaiserve.engine.model.gpu.device_matrices import (
     Multiply,
     PackedLinear,
@@ -22,6 +21,7 @@ from oaiserve.engine.model.gpu.device_matrices import (
 )
 from oaiserve.engine.model.rehearsal import difference, layer_tolerance
 from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.start.gpu.checks.usable import is_usable, reason
 
 log = logging.getLogger(__name__)
 

@@ -21,11 +21,11 @@ from oaiserve.engine.model.model_config import (
     has_attention,
     refuse_unless_decoder_only,
 )
-from oaiserve.engine.model.module_outputs import Differing, ModuleOutputs
 from oaiserve.engine.model.parallel.sums import Sums
 from oaiserve.engine.model.rehearsal import difference, prompt, tolerance
 from oaiserve.engine.model.spec import KVShape, LayerStateShapes, LoadedModel
 from oaiserve.engine.model.states import PartOfStep, States
+from oaiserve.engine.start.module_outputs import Differing, ModuleOutputs
 from oaiserve.errors import StartupError
 
 # The parameters whose defaults come from a model's generation_config.json, if it has them.

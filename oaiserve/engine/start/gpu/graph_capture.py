@@ -13,8 +13,6 @@ import torch
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.gpu.block_tables import BlockTables
-from oaiserve.engine.model.gpu.checks.graphs import prompt_problem, replay_problem
-from oaiserve.engine.model.gpu.checks.usable import is_usable, reason
 from oaiserve.engine.model.gpu.decode_forwards import Capture, DecodeForwards, Run, Share
 from oaiserve.engine.model.gpu.graphs import DecodeGraphs
 from oaiserve.engine.model.gpu.prompt_graphs import PromptGraphs
@@ -22,7 +20,9 @@ from oaiserve.engine.model.parallel.capture import MembersCapture
 from oaiserve.engine.model.parallel.messages import Capture as Asked
 from oaiserve.engine.model.parallel.messages import What
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.model.started import GPU_STEP_TOKENS
+from oaiserve.engine.start.gpu.checks.graphs import prompt_problem, replay_problem
+from oaiserve.engine.start.gpu.checks.usable import is_usable, reason
+from oaiserve.engine.start.started import GPU_STEP_TOKENS
 from oaiserve.errors import StartupError
 from oaiserve.facts.times import monotonic_ns
 

@@ -1,0 +1,1 @@
+"""Everything that starts a model: the ways to do it, their checks, and the start cache."""
