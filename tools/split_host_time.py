@@ -24,10 +24,10 @@ from oaiserve.engine.model.gpu.block_tables import BlockTables
 from oaiserve.engine.model.gpu.decode_forwards import DecodeForwards, Run
 from oaiserve.engine.model.gpu.graphs import DecodeGraphs
 from oaiserve.engine.model.parallel import group
+from oaiserve.engine.model.parallel.capacity import Capacity
 from oaiserve.engine.model.parallel.executor import ParallelExecutor
 from oaiserve.engine.model.parallel.messages import Capture, Replay, TableChanges, What, Work
-from oaiserve.engine.model.parallel.part import Part
-from oaiserve.engine.model.parallel.room import Room
+from oaiserve.engine.model.parallel.shard import Shard
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import ModelSpec
 from oaiserve.engine.step import Chunk, Step
@@ -74,7 +74,7 @@ def other_member(connection: Connection[Any, Any], folder: Path, num_sequences: 
     with group.environment(1):
         group.join(1, 2, spec.device, folder, 2)
     executor = Logits(torch.zeros(num_sequences, spec.vocab_size))
-    part = Part(executor, Room(), make_tables(spec, num_sequences), lambda _: executor)  # type: ignore[arg-type]
+    part = Shard(executor, Capacity(), make_tables(spec, num_sequences), lambda _: executor)  # type: ignore[arg-type]
     while (work := connection.recv()) is not None:
         part.do(work)
 
@@ -108,7 +108,7 @@ def launch_us(num_sequences: int, length: int, *, replays: bool, num_steps: int)
         tables = make_tables(
             spec, num_sequences, tell=lambda places, blocks: workers.send(TableChanges(places, blocks))
         )
-        parallel = ParallelExecutor(executor, workers, Room(), tables)  # type: ignore[arg-type]
+        parallel = ParallelExecutor(executor, workers, Capacity(), tables)  # type: ignore[arg-type]
         graphs: DecodeGraphs | None = None
         if replays:
             workers.send(Capture("decodes", [num_sequences]))

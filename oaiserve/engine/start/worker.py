@@ -24,7 +24,7 @@ import transformers
 
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.parallel.group import environment, join
-from oaiserve.engine.model.parallel.messages import Arrived, Logged, Ready, Report, Task, Work, WorkerFailed
+from oaiserve.engine.model.parallel.messages import Arrived, Assignment, Logged, Ready, Report, Work, WorkerFailed
 from oaiserve.engine.model.split import Member
 from oaiserve.engine.start.load import load_model
 from oaiserve.engine.start.ways.split import start_member
@@ -38,7 +38,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
     try:
-        task: Task = connection.recv()
+        assignment: Assignment = connection.recv()
     except EOFError:  # the server has ended already
         return
     lock = Lock()
@@ -48,11 +48,11 @@ def main() -> None:
             connection.send(report)
 
     inbox: SimpleQueue[Work] = SimpleQueue()
-    Thread(target=_read, args=(connection, inbox, task.folder), name="read", daemon=True).start()
+    Thread(target=_read, args=(connection, inbox, assignment.folder), name="read", daemon=True).start()
     logging.basicConfig(level=logging.WARNING, handlers=[_ToServer(send)])
     logging.captureWarnings(True)
     try:
-        _work(task, inbox, send)
+        _work(assignment, inbox, send)
     except BaseException as error:
         is_known = isinstance(error, StartupError)
         reason = str(error) if is_known else f"{type(error).__name__}: {error}"
@@ -61,22 +61,22 @@ def main() -> None:
 
 
 @torch.inference_mode()
-def _work(task: Task, inbox: SimpleQueue[Work], send: Send) -> None:
+def _work(assignment: Assignment, inbox: SimpleQueue[Work], send: Send) -> None:
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()  # the server logs the same
-    options, size = task.options, task.options.tensor_parallel
+    options, size = assignment.options, assignment.options.tensor_parallel
 
     def meet(device: torch.device) -> None:
         send(Arrived())
-        join(task.rank, size, device, task.folder, options.cpu_threads or default_threads())
+        join(assignment.rank, size, device, assignment.folder, options.cpu_threads or default_threads())
 
-    with environment(task.rank), torch.inference_mode(False):  # weights are ordinary tensors, as in the server
+    with environment(assignment.rank), torch.inference_mode(False):  # weights are ordinary tensors, as in the server
         loaded = load_model(
-            task.model,
+            assignment.model,
             device=options.device,
             dtype=options.dtype,
             max_model_len=options.max_model_len,
-            member=Member(task.rank, size, meet),
+            member=Member(assignment.rank, size, meet),
         )
         part = start_member(loaded, options)
     send(Ready())

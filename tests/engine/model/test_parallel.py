@@ -32,9 +32,9 @@ from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.gpu.block_tables import BlockTables
 from oaiserve.engine.model.parallel import group, workers
+from oaiserve.engine.model.parallel.capacity import ALWAYS_BYTES, Capacity, Needs
 from oaiserve.engine.model.parallel.executor import ParallelExecutor
-from oaiserve.engine.model.parallel.messages import BatchShape, Copies, Replay, Task, Work
-from oaiserve.engine.model.parallel.room import ALWAYS_BYTES, Needs, Room
+from oaiserve.engine.model.parallel.messages import Assignment, BatchShape, Copies, Replay, Work
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.request import (
     Failed,
@@ -398,7 +398,7 @@ def test_workers_end_when_the_server_is_killed(saved: Callable[[str], Path], tmp
 def test_the_server_raises_the_startup_error_of_a_worker(
     saved: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "Task", lambda *task: Task(*task)._replace(model=Path("/nowhere/model")))
+    monkeypatch.setattr(workers, "Assignment", lambda *task: Assignment(*task)._replace(model=Path("/nowhere/model")))
     with pytest.raises(StartupError, match="/nowhere/model"), started(saved("llama"), 2):
         pass
 
@@ -479,11 +479,11 @@ def no_workers(monkeypatch: pytest.MonkeyPatch) -> workers.Workers:
     return workers.Workers("nowhere", EngineOptions())
 
 
-def parallel_runner(no_workers: workers.Workers, room: Room | None = None) -> ModelRunner:
+def parallel_runner(no_workers: workers.Workers, capacity: Capacity | None = None) -> ModelRunner:
     loaded = prepare(random_model(config_of("llama")))
     own = EagerExecutor.with_cache(loaded, num_blocks=4, block_size=4)
     tables = BlockTables(2, 4, 4, loaded.device)
-    executor = ParallelExecutor(own, no_workers, room or Room(), tables)
+    executor = ParallelExecutor(own, no_workers, capacity or Capacity(), tables)
     return ModelRunner(executor, loaded.device, 4, tables=tables, check_results=no_workers.check)
 
 
@@ -527,7 +527,7 @@ class Memory:
     def __init__(self, free: int) -> None:
         self.free = free
 
-    def has_room(self, needed: int) -> bool:
+    def fits(self, needed: int) -> bool:
         return needed <= self.free
 
 
@@ -537,7 +537,7 @@ def test_a_step_without_room_is_not_begun_and_may_be_repeated(no_workers: worker
     row = 2 * 96 * 4
     assert needs == (100, row, 4 * 2 * 2 * 8 * 4)
     memory = Memory(ALWAYS_BYTES + 3 * 100 + row - 1)
-    runner = parallel_runner(no_workers, Room(memory, needs))  # type: ignore[arg-type]
+    runner = parallel_runner(no_workers, Capacity(memory, needs))  # type: ignore[arg-type]
     with pytest.raises(OutOfMemory, match="a member of the model that is split has no room"):
         runner.launch(one_step())
     with pytest.raises(OutOfMemory):

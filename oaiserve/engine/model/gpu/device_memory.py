@@ -35,7 +35,7 @@ class DeviceMemory(Protocol):
     def read(self) -> MemoryReading:
         """Return a reading, made after torch has freed the memory that no tensor uses."""
 
-    def has_room(self, needed: int) -> bool:
+    def fits(self, needed: int) -> bool:
         """Return whether tensors of so many bytes in all can be made. The device is not waited for."""
 
 
@@ -55,7 +55,7 @@ class CudaMemory:
         in_tensors, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
         return MemoryReading(total, free, reserved, in_tensors, peak_in_tensors)
 
-    def has_room(self, needed: int) -> bool:
+    def fits(self, needed: int) -> bool:
         idle = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
         # The driver is asked only if what torch has kept of earlier steps is too little.
         return idle >= needed or idle + torch.cuda.mem_get_info(self._device)[0] >= needed

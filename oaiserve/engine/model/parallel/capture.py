@@ -1,4 +1,4 @@
-"""Captures a forward at all members of a model that is split: each has its part of it, with the sums, as a graph.
+"""Captures a forward at all members of a tensor-parallel model: each has its part of it, with the sums, as a graph.
 
 A capture runs what it captures once before, on the device. A member that failed there would leave the others waiting
 for its part of a sum. So each member first runs its part without the others, and all agree. While work is captured,
@@ -17,7 +17,7 @@ from oaiserve.errors import StartupError
 T = TypeVar("T")
 
 
-class Recorder(Protocol):
+class GraphRecorder(Protocol):
     """Captures work of one process, as `CudaCapture` does."""
 
     def rehearse(self, run: Run, *, may_wait: bool = False) -> None: ...
@@ -28,7 +28,7 @@ class Recorder(Protocol):
 class MembersCapture:
     """Captures forwards. All members call it at the same time, with the same work, while they `make` what has these."""
 
-    def __init__(self, recorder: Recorder, sums: Sums) -> None:
+    def __init__(self, recorder: GraphRecorder, sums: Sums) -> None:
         self._recorder = recorder
         self._sums = sums
         self._has_failed = False  # and the others know, or cannot be told

@@ -1,4 +1,4 @@
-"""The executor of a model that is split: it sends each batch to the workers, and all members compute it together."""
+"""The executor of a tensor-parallel model: it sends each batch to the workers, and all members compute it together."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import ALIGNMENT, Batch
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.gpu.block_tables import BlockTables
+from oaiserve.engine.model.parallel.capacity import Capacity
 from oaiserve.engine.model.parallel.messages import BatchShape, Copies
-from oaiserve.engine.model.parallel.room import Room
 from oaiserve.engine.model.parallel.workers import Workers
 
 
@@ -25,10 +25,10 @@ class ParallelExecutor:
 
     is_exact = False
 
-    def __init__(self, own: Executor, workers: Workers, room: Room, tables: BlockTables) -> None:
+    def __init__(self, own: Executor, workers: Workers, capacity: Capacity, tables: BlockTables) -> None:
         self._own = own
         self._workers = workers
-        self._room = room
+        self._capacity = capacity
         self._tables = tables
 
     def forward(self, batch: Batch) -> torch.Tensor:
@@ -50,12 +50,12 @@ class ParallelExecutor:
         """Send work to all workers, which begin it if all members have room for it."""
         with self._workers.explained():
             self._workers.send(work)
-            has_room = self._room.agreed(work)
+            has_room = self._capacity.agreed(work)
         if not has_room:
             raise torch.OutOfMemoryError("a member of the model that is split has no room for it")
 
     def prepare(self, adapter: Adapter) -> Adapter:
-        """Raise NotImplementedError: a model that is split has no adapters, and the options do not allow any."""
+        """Raise NotImplementedError: a tensor-parallel model has no adapters, and the options do not allow any."""
         raise NotImplementedError
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""The process group of a model that is split: how its members join and leave it, and what they do together."""
+"""The process group of a tensor-parallel model: how its members join and leave it, and what they do together."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from oaiserve.config import EngineOptions
 
 
-class Task(NamedTuple):
+class Assignment(NamedTuple):
     """The first message to a worker. It says which part of which model the worker holds."""
 
     rank: int

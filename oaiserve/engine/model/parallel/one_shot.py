@@ -38,16 +38,16 @@ class OneShotSums:
 
         assert dist.group.WORLD is not None
         self._group = dist.group.WORLD.group_name
-        self._room = _symmetric_memory.empty(
+        self._memory = _symmetric_memory.empty(
             _MOST_BYTES.get(size, _MOST_BYTES_OF_MANY), dtype=torch.uint8, device=device
         )
-        _symmetric_memory.rendezvous(self._room, self._group)
+        _symmetric_memory.rendezvous(self._memory, self._group)
 
     def fits(self, x: Tensor) -> bool:
-        return x.nbytes <= self._room.nbytes and x.nbytes % _ALIGNMENT == 0 and x.is_contiguous()
+        return x.nbytes <= self._memory.nbytes and x.nbytes % _ALIGNMENT == 0 and x.is_contiguous()
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the sum of a tensor that `fits`. It goes into the mapped memory in the same kernel."""
         return torch.ops.symm_mem.one_shot_all_reduce_copy(  # type: ignore[no-any-return]
-            self._room.view(x.dtype), x, "sum", self._group
+            self._memory.view(x.dtype), x, "sum", self._group
         )

@@ -1,4 +1,4 @@
-"""The members of a model that is split add up and put together in a forward what they need, by sums of ours.
+"""The members of a tensor-parallel model add up and put together in a forward what they need, by sums of ours.
 
 These take the place of transformers' hooks.
 

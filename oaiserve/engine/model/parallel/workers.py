@@ -1,4 +1,4 @@
-"""The server's side of a model that is split. It starts the worker processes, watches them, and ends them."""
+"""The server's side of a tensor-parallel model. It starts the worker processes, watches them, and ends them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ import torch
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.parallel import group
-from oaiserve.engine.model.parallel.messages import Arrived, Logged, Ready, Task, Work, WorkerFailed
+from oaiserve.engine.model.parallel.messages import Arrived, Assignment, Logged, Ready, Work, WorkerFailed
 from oaiserve.errors import StartupError
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Workers:
         """Start the workers, and join the group together with them. Raises StartupError if a worker ends."""
         self._folder = Path(tempfile.mkdtemp(prefix="oaiserve-"))
         for rank in range(1, self._options.tensor_parallel):
-            self._start(Task(rank, self._folder, self._model, self._options))
+            self._start(Assignment(rank, self._folder, self._model, self._options))
         self._wait_for(Arrived)  # a worker that has got this far is unlikely to fail before it joins
         num_threads = self._options.cpu_threads or default_threads()
         group.join(0, self._options.tensor_parallel, device, self._folder, num_threads)
@@ -142,7 +142,7 @@ class Workers:
             shutil.rmtree(self._folder, ignore_errors=True)  # a worker may have removed it already
         self._workers, self._watchers, self._before_leaving, self._folder = [], [], [], None
 
-    def _start(self, task: Task) -> None:
+    def _start(self, assignment: Assignment) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             # This does not use multiprocessing, which would import the program's main module again. The worker has a
@@ -155,13 +155,13 @@ class Workers:
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,
             )
-        worker = _Worker(task.rank, process, ours, Connection(os.dup(ours.fileno())))
-        watcher = Thread(target=self._watch, args=(worker,), name=f"watch-worker-{task.rank}", daemon=True)
+        worker = _Worker(assignment.rank, process, ours, Connection(os.dup(ours.fileno())))
+        watcher = Thread(target=self._watch, args=(worker,), name=f"watch-worker-{assignment.rank}", daemon=True)
         self._workers.append(worker)
         self._watchers.append(watcher)
         watcher.start()
         with suppress(OSError):  # the watcher notices a worker that has ended already
-            worker.connection.send(task)
+            worker.connection.send(assignment)
 
     def _wait_for(self, kind: type[Arrived | Ready]) -> None:
         """Block until every worker has sent a message of this kind. Raises the failure if a worker has failed."""

@@ -21,12 +21,12 @@ from oaiserve.engine.model.gpu.device_memory import CudaMemory
 from oaiserve.engine.model.gpu.prompt_graphs import PromptGraphs
 from oaiserve.engine.model.memory import MemoryUse, cpu_sizes, longest_request
 from oaiserve.engine.model.parallel import group
+from oaiserve.engine.model.parallel.capacity import Capacity, Needs
 from oaiserve.engine.model.parallel.capture import MembersCapture
 from oaiserve.engine.model.parallel.executor import ParallelExecutor
 from oaiserve.engine.model.parallel.group import all_reduce_min
 from oaiserve.engine.model.parallel.messages import Capture, Replay, TableChanges, What
-from oaiserve.engine.model.parallel.part import Part
-from oaiserve.engine.model.parallel.room import Needs, Room
+from oaiserve.engine.model.parallel.shard import Shard
 from oaiserve.engine.model.parallel.workers import Workers
 from oaiserve.engine.model.profiler import NvtxRanges, TorchProfiler
 from oaiserve.engine.model.runner import ModelRunner
@@ -101,7 +101,7 @@ def start_split(loaded: LoadedModel, options: EngineOptions, workers: Workers) -
         loaded.device,
         tell=lambda *changes: workers.send(TableChanges(*changes)),
     )
-    executor = ParallelExecutor(part, workers, _room(loaded, options, use), tables)
+    executor = ParallelExecutor(part, workers, _capacity(loaded, options, use), tables)
     graphs = Graphs()
     if options.cuda_graph and ways.have_graphs:
         capture = CudaCapture(loaded.device)  # all graphs share its memory
@@ -137,7 +137,7 @@ def start_split(loaded: LoadedModel, options: EngineOptions, workers: Workers) -
     )
 
 
-def start_member(loaded: LoadedModel, options: EngineOptions) -> Part:
+def start_member(loaded: LoadedModel, options: EngineOptions) -> Shard:
     """Get a worker's part of a model that is split ready for the server's messages."""
     ways = find_ways(loaded, options)
     options = _for_parts(loaded, options)
@@ -156,7 +156,7 @@ def start_member(loaded: LoadedModel, options: EngineOptions) -> Part:
         lengths = {"max_model_len": max_model_len, "block_size": options.block_size}
         return capture_part(asked, executor, loaded, tables, at_all, loaded.sums.share, **lengths)
 
-    return Part(executor, _room(loaded, options, use), tables, capture)
+    return Shard(executor, _capacity(loaded, options, use), tables, capture)
 
 
 def _for_parts(loaded: LoadedModel, options: EngineOptions) -> EngineOptions:
@@ -187,13 +187,13 @@ def _executor_of_part(loaded: LoadedModel, options: EngineOptions, ways: Ways, n
     return fuse_layers_checked(ways.layers, eager, loaded, ways.backend, **sizes) or eager
 
 
-def _room(loaded: LoadedModel, options: EngineOptions, use: MemoryUse | None) -> Room:
+def _capacity(loaded: LoadedModel, options: EngineOptions, use: MemoryUse | None) -> Capacity:
     """Return what knows the room of a member. `use` is that of a GPU's memory."""
     if use is None:
-        return Room()
+        return Capacity()
     max_step_tokens = options.step_tokens(GPU_STEP_TOKENS)
     sizes = {"largest_step_bytes": use.step, "max_step_tokens": max_step_tokens}
-    return Room(CudaMemory(loaded.device), Needs.of_model(loaded, options.block_size, **sizes))
+    return Capacity(CudaMemory(loaded.device), Needs.of_model(loaded, options.block_size, **sizes))
 
 
 def _members(part: Executor, loaded: LoadedModel, capture: CudaCapture, workers: Workers) -> Members:

@@ -1,4 +1,4 @@
-"""The members of a model that is split agree, before they begin a piece of work, whether all have room for it.
+"""The members of a tensor-parallel model agree, before they begin a piece of work, whether all have room for it.
 
 A member that ran out of memory in the middle would leave the others waiting for its part of a sum.
 """
@@ -41,7 +41,7 @@ class Needs(NamedTuple):
                 return ALWAYS_BYTES + work.num_tokens * self.of_token + rows * self.of_logits_row
 
 
-class Room:
+class Capacity:
     """The room of this member. Without `memory`, on a CPU, there is always some: the system gives it page by page."""
 
     def __init__(self, memory: DeviceMemory | None = None, needs: Needs | None = None) -> None:
@@ -56,4 +56,4 @@ class Room:
         """Return whether this member has room for it."""
         if self._memory is None or self._needs is None:
             return True
-        return self._memory.has_room(self._needs.of_work(work))
+        return self._memory.fits(self._needs.of_work(work))

@@ -1,4 +1,4 @@
-"""A worker's part of a model that is split: it does what the server's messages say."""
+"""A worker's part of a tensor-parallel model: it does what the server's messages say."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Protocol
 
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.gpu.block_tables import BlockTables
+from oaiserve.engine.model.parallel.capacity import Capacity
 from oaiserve.engine.model.parallel.executor import received
 from oaiserve.engine.model.parallel.messages import BatchShape, Capture, Copies, Replay, TableChanges, What, Work
-from oaiserve.engine.model.parallel.room import Room
 
 
 class Captured(Protocol):
@@ -18,18 +18,18 @@ class Captured(Protocol):
     def replay(self, size: int) -> None: ...
 
 
-class Part:
+class Shard:
     """Computes with `executor`, on block tables like the server's. `capture` returns None if any member has failed."""
 
     def __init__(
         self,
         executor: Executor,
-        room: Room,
+        capacity: Capacity,
         tables: BlockTables,
         capture: Callable[[Capture], Captured | None],
     ) -> None:
         self._executor = executor
-        self._room = room
+        self._capacity = capacity
         self._tables = tables
         self._capture = capture
         self._captured: dict[What, Captured | None] = {}
@@ -47,8 +47,8 @@ class Part:
                 assert captured is not None
                 captured.replay(size)
             case Copies(blocks):
-                if self._room.agreed(work):
+                if self._capacity.agreed(work):
                     self._executor.copy_blocks(blocks)
             case BatchShape():
-                if self._room.agreed(work):
+                if self._capacity.agreed(work):
                     self._executor.forward(received(work, self._tables.on_device))
