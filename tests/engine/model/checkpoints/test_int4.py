@@ -93,6 +93,28 @@ def with_quantized_weights(model: PreTrainedModel, folder: Path) -> PreTrainedMo
     return model
 
 
+@torch.inference_mode()
+def effect_of_noise(model: PreTrainedModel, ids: list[int]) -> float:
+    """The largest difference between the model's logits with and without noise as small as float32's rounding.
+
+    Each CPU adds in another order. An input between two integers of its 8 bits is then rounded up on one and down on
+    another, and many layers, or activations that cut at a threshold, carry that on into the logits.
+    """
+
+    def logits() -> torch.Tensor:
+        return model(input_ids=torch.tensor([ids])).logits[0, -1:]
+
+    expected, random = logits(), torch.Generator().manual_seed(0)
+
+    def add_noise(_module: torch.nn.Module, _inputs: object, embedded: torch.Tensor) -> torch.Tensor:
+        return embedded * (1 + 2e-6 * torch.randn(embedded.shape, generator=random))
+
+    hook = model.get_input_embeddings().register_forward_hook(add_noise)
+    effects = [difference(logits(), expected) for _ in range(12)]
+    hook.remove()
+    return max(effects)
+
+
 @pytest.mark.compiler
 @pytest.mark.parametrize("case", CASES)
 def test_logits_are_those_of_transformers_with_quantized_weights(case: str, tmp_path: Path) -> None:
@@ -103,8 +125,9 @@ def test_logits_are_those_of_transformers_with_quantized_weights(case: str, tmp_
         whole = model(input_ids=torch.tensor([ids])).logits[0, -1:]
         expected = with_quantized_weights(model, tmp_path)(input_ids=torch.tensor([ids])).logits[0, -1:]
     found = kept_logits(tmp_path, 20, quantize="int4")
-    assert difference(found, expected) < 0.02
-    assert difference(found, whole) > 0.02
+    bound = max(0.02, 2 * effect_of_noise(model, ids))
+    assert difference(found, expected) < bound
+    assert difference(found, whole) > bound
 
 
 @pytest.mark.compiler
