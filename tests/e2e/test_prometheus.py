@@ -28,7 +28,7 @@ pytestmark = pytest.mark.prometheus
 DOCS = Path(__file__).parents[2] / "docs"
 QUERIES = [
     query
-    for page in (DOCS / "questions.md", DOCS / "telemetry.md")
+    for page in (DOCS / "slow-requests.md", DOCS / "telemetry.md")
     for query in re.findall(r"^```promql\n(.*?)\n```$", page.read_text(), re.DOTALL | re.MULTILINE)
 ]
 FORMS = {"openmetrics": OPENMETRICS, "text": TEXT}  # by the name of the job that scrapes it

@@ -81,8 +81,8 @@ def test_parts_add_up_to_the_step_and_outliers_do_not_count(times: list[tuple[fl
 def results() -> dict[str, object]:
     def row(batch: int) -> dict[str, object]:
         point = {"num_sequences": batch, "num_tokens": 1, "context": 192}
-        parts = {"batch": 0.1, "qkv": 2.0}
-        return point | {"step_ms": 10.0 * batch, "floor_ms": 5.0, "parts_ms": parts, "floors_ms": {"qkv": 1.0}}
+        parts = {"batch": 0.1, "attention": 2.0}
+        return point | {"step_ms": 10.0 * batch, "floor_ms": 5.0, "parts_ms": parts, "floors_ms": {"attention": 1.0}}
 
     rows = [row(1), row(2)]
     return {
@@ -99,9 +99,10 @@ def results() -> dict[str, object]:
     }
 
 
-def test_a_report_has_floors_below_times_and_names_what_was_left_out() -> None:
+def test_a_report_has_steps_beside_their_floor_and_names_what_was_left_out() -> None:
     text = step_table.report(results())
-    assert "| 2 | 4.00 x floor | **20.00** | 100 | 0.10 | 2.00 | 0.50 |\n|  | floor | 5.00 |  |  | 1.00 |  |" in text
+    assert "| 2 | **20.00** | 4.00 | 100 | 0.10 | 2.00 | 0.50 |" in text
+    assert "| 2 | 192 | **20.00** | 4.00 | 100 | 2.00 |" in text
     assert "read at 52 GB/s" in text
     assert "64 x 8192" in text
 

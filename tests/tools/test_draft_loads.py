@@ -23,6 +23,6 @@ def test_a_row_has_medians_ratios_and_what_came_true() -> None:
 
 
 def test_each_part_has_a_table_on_the_page() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "benchmarks.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "measurements.md").read_text()
     for part in PARTS:
         assert f"<!-- drafts-{part} -->" in page

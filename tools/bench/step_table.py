@@ -23,38 +23,34 @@ def report(results: dict[str, Any]) -> str:
         lines += ["", head, "", *_decode_table(decode)]
     if context := results["context"]:
         columns = {"sequences": "num_sequences", "context": "context"}
-        lines += ["", "By context:", "", *_parts_table(context, columns)]
+        lines += ["", "By context:", "", *_attention_table(context, columns)]
     if prefill := results["prefill"]:
-        lines += ["", "A prompt in one step:", "", *_parts_table(prefill, {"tokens": "num_tokens"})]
+        lines += ["", "A prompt in one step:", "", *_attention_table(prefill, {"tokens": "num_tokens"})]
     if results["left_out"]:
         lines += ["", f"Left out, since the KV cache would not fit into memory: {', '.join(results['left_out'])}."]
     return "\n".join(lines)
 
 
 def _decode_table(rows: list[dict[str, Any]]) -> list[str]:
-    """Return a row for each step, with a row of its floors below."""
     parts = list(rows[0]["parts_ms"])
-    lines = [["sequences", "", "step", "tokens/s", *parts, "engine"]]
+    lines = [["sequences", "step", "x floor", "tokens/s", *parts, "engine"]]
     for row in rows:
-        batch = row["num_sequences"]
-        ratio = f"{row['step_ms'] / row['floor_ms']:.2f} x floor"
-        speed = number(batch / row["step_ms"] * 1e3)
         measured = [f"{row['parts_ms'][name]:.2f}" for name in parts]
-        lines.append([str(batch), ratio, f"**{row['step_ms']:.2f}**", speed, *measured, f"{row['engine_ms']:.2f}"])
-        floors = [f"{row['floors_ms'][name]:.2f}" if row["floors_ms"].get(name) else "" for name in parts]
-        lines.append(["", "floor", f"{row['floor_ms']:.2f}", "", *floors, ""])
+        lines.append([str(row["num_sequences"]), *_whole(row), *measured, f"{row['engine_ms']:.2f}"])
     return as_markdown(lines)
 
 
-def _parts_table(rows: list[dict[str, Any]], keys: dict[str, str]) -> list[str]:
-    parts = list(rows[0]["parts_ms"])
-    lines = [[*keys, "step", "floor", "x floor", "tokens/s", *parts]]
+def _attention_table(rows: list[dict[str, Any]], keys: dict[str, str]) -> list[str]:
+    """Return a row for each step, with attention, the only part that a context changes."""
+    lines = [[*keys, "step", "x floor", "tokens/s", "attention"]]
     for row in rows:
-        speed = row["num_sequences"] * row["num_tokens"] / row["step_ms"] * 1e3
-        times = [f"**{row['step_ms']:.2f}**", f"{row['floor_ms']:.2f}", f"{row['step_ms'] / row['floor_ms']:.2f}"]
-        measured = [f"{row['parts_ms'][name]:.2f}" for name in parts]
-        lines.append([*(f"{row[key]:,}" for key in keys.values()), *times, number(speed), *measured])
+        lines.append([*(f"{row[key]:,}" for key in keys.values()), *_whole(row), f"{row['parts_ms']['attention']:.2f}"])
     return as_markdown(lines)
+
+
+def _whole(row: dict[str, Any]) -> list[str]:
+    speed = row["num_sequences"] * row["num_tokens"] / row["step_ms"] * 1e3
+    return [f"**{row['step_ms']:.2f}**", f"{row['step_ms'] / row['floor_ms']:.2f}", number(speed)]
 
 
 def decode_plot(results: dict[str, Any]) -> str:

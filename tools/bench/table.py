@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tools.bench.servers import OURS
-from tools.bench.workloads import MEASURES, WORKLOADS, Measure
+from tools.bench.workloads import MEASURES, Measure
 from tools.markdown import as_markdown, number
 
 Rounds = list[dict[str, Any]]
@@ -76,28 +76,6 @@ def goal(measure: Measure) -> str:
     return "" if measure.goal is None else f"{sign} {measure.goal:g} times"
 
 
-def details(servers: dict[str, Any]) -> list[str]:
-    """Return medians of all figures of the load generator, by workload and server."""
-    keys = {
-        "output_throughput": "out/s",
-        "total_throughput": "in and out/s",
-        **{f"{kind}_{p}_ms": f"{kind.upper()} {p}" for kind in ("ttft", "tpot", "itl") for p in ("p50", "p99")},
-        "missing_requests": "requests lost",
-        "missing_tokens": "tokens lost",
-    }
-    rows = [["", "server", *keys.values()]]
-    for workload in WORKLOADS:
-        for name, server in servers.items():
-            found = [values(server["rounds"], Measure("", "", key, workload)).values() for key in keys]
-            problem = server["problems"].get(workload)
-            if problem is not None:
-                rows.append([workload, name, problem, *[""] * (len(keys) - 1)])
-            elif any(found):
-                medians = [number(statistics.median(f)) if f else "" for f in found]
-                rows.append([workload, name, *medians])
-    return as_markdown(rows)
-
-
 def report(results: dict[str, Any]) -> str:
     """Return the whole text, to stand between the markers of the page."""
     servers: dict[str, Any] = results["servers"]
@@ -118,9 +96,5 @@ def report(results: dict[str, Any]) -> str:
             for name, server in servers.items()
             for what, problem in server["problems"].items()
         ),
-        "",
-        "Medians of all figures; times in ms:",
-        "",
-        *details(servers),
     ]
     return "\n".join(lines)
