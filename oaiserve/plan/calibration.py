@@ -11,7 +11,7 @@ import statistics
 from dataclasses import replace
 
 from oaiserve.plan.recorded import Cost, RecordedLoad, busiest
-from oaiserve.plan.replay import Replay
+from oaiserve.plan.replay import LoadReplay
 
 MOST_SHARE = 1.0  # of the time of steps; a machine that adds more is overloaded
 NUM_HALVINGS = 9
@@ -35,5 +35,5 @@ def calibrated(load: RecordedLoad) -> RecordedLoad:
 
 
 def _mean_tpot(load: RecordedLoad, cost: Cost) -> float:
-    served = Replay(load.server, cost).run([(arrival.seconds, 0, arrival) for arrival in load.arrivals]).served
+    served = LoadReplay(load.server, cost).run([(arrival.seconds, 0, arrival) for arrival in load.arrivals]).served
     return statistics.fmean(tpot for one in served if (tpot := one.tpot) is not None)

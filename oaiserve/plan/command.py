@@ -18,9 +18,9 @@ from oaiserve.explain import commands
 from oaiserve.facts import slos
 from oaiserve.plan.calibration import calibrated
 from oaiserve.plan.plot import draw
-from oaiserve.plan.recorded import Cost, RecordedLoad, Server, busiest, read
-from oaiserve.plan.replay import Replayed
-from oaiserve.plan.search import Change, Highest, alone, changes, good_share, highest_rate, replay
+from oaiserve.plan.recorded import Cost, RecordedLoad, RecordedServer, busiest, read
+from oaiserve.plan.replay import ReplayedLoad
+from oaiserve.plan.search import Highest, SettingChange, alone, changes, good_share, highest_rate, replay
 
 BUSIEST_PROMPTS = 300  # that are replayed, as often as it takes: those of the busiest time, if more were recorded
 SHARES = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25)  # of the highest rate, which the table shows
@@ -139,7 +139,7 @@ def make_plan(
             found["rates"].append(figures(replayed, best.rate * share, limits))
     if with_settings:
         tried = [
-            Change(flag, rate_with(server, load, cost, limits, attainment, best))
+            SettingChange(flag, rate_with(server, load, cost, limits, attainment, best))
             for flag, server in changes(load.server, limits)
         ]
         found["settings"] = [asdict(change) for change in sorted(tried, key=lambda change: -change.rate)]
@@ -147,7 +147,7 @@ def make_plan(
 
 
 def rate_with(
-    server: Server, load: RecordedLoad, cost: Cost, limits: slos.Slos, attainment: float, best: Highest | None
+    server: RecordedServer, load: RecordedLoad, cost: Cost, limits: slos.Slos, attainment: float, best: Highest | None
 ) -> float:
     """Return the highest rate with other settings, 0 if there is none. `best` is the one with the load's own."""
     # Where a setting changes nothing, as a limit that is not reached, there is nothing to search for.
@@ -157,7 +157,7 @@ def rate_with(
     return 0.0 if found is None else found.rate
 
 
-def figures(replayed: Replayed, rate: float, limits: slos.Slos) -> dict[str, Any]:
+def figures(replayed: ReplayedLoad, rate: float, limits: slos.Slos) -> dict[str, Any]:
     """Return what became of a load at a rate: times in seconds, and shares."""
     served = replayed.served
     ttfts = [one.ttft for one in served if one.ttft is not None]

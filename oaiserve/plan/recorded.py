@@ -36,7 +36,7 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class RecordedServer:
     """The settings that decide how fast a server is, with the names of its flags. Times are in seconds."""
 
     block_size: int = 16
@@ -69,7 +69,7 @@ class RecordedLoad:
     """A load, the server that had it, and what its steps cost."""
 
     arrivals: list[Arrival]
-    server: Server
+    server: RecordedServer
     cost: Cost | None = None
     num_left_out: int = 0  # requests whose prompts are not known: they were refused before
     tpot_seconds: float | None = None  # the mean of the requests, as it was measured
@@ -116,7 +116,7 @@ def _recording(rows: list[dict[str, Any]]) -> RecordedLoad:
     block_tokens, settings = rows[0]["block_tokens"], rows[0]["server"]
     known = [row for row in rows if "input_length" in row and row["output_length"] > 0]
     left_out = sum("timestamp" in row for row in rows) - len(known)
-    fields = {name: settings[name] for name in Server.__dataclass_fields__ if name in settings}
+    fields = {name: settings[name] for name in RecordedServer.__dataclass_fields__ if name in settings}
     arrivals = [
         Arrival(
             row["timestamp"],
@@ -136,7 +136,7 @@ def _recording(rows: list[dict[str, Any]]) -> RecordedLoad:
     costs = [row["step_cost"] for row in rows if "step_cost" in row]
     cost = _cost(costs[-1], known) if costs else None
     tpot_seconds = statistics.fmean(tpots) if tpots else None
-    return RecordedLoad(_from_first(arrivals), Server(**fields), cost, left_out, tpot_seconds)
+    return RecordedLoad(_from_first(arrivals), RecordedServer(**fields), cost, left_out, tpot_seconds)
 
 
 _BEFORE_QUEUE = ("receive", "tokenize_wait", "tokenize")
@@ -163,7 +163,7 @@ def _plain(rows: list[dict[str, Any]]) -> RecordedLoad:
         for index, (seconds, tokens, answer) in enumerate(found)
         if answer and tokens
     ]
-    return RecordedLoad(_from_first(arrivals), Server(), num_left_out=len(rows) - len(arrivals))
+    return RecordedLoad(_from_first(arrivals), RecordedServer(), num_left_out=len(rows) - len(arrivals))
 
 
 def _arrival(row: dict[str, Any]) -> tuple[float, int, int]:

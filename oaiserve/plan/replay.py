@@ -22,7 +22,7 @@ from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Step
 from oaiserve.plan.drafting import RecordedGuesses, answer_id
-from oaiserve.plan.recorded import Arrival, Cost, Server
+from oaiserve.plan.recorded import Arrival, Cost, RecordedServer
 
 DISTURBANCE_SECONDS = 0.02  # the mean of one disturbance, which holds up one step
 
@@ -64,7 +64,7 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
+class ReplayedLoad:
     """A replayed load: its prompts in the order of arrival, and how the server fared."""
 
     served: list[Served]
@@ -74,10 +74,10 @@ class Replayed:
     num_refused: int  # prompts that do not fit into the KV cache at all
 
 
-class Replay:
+class LoadReplay:
     """A simulated engine with the settings of a server. Use it once."""
 
-    def __init__(self, server: Server, cost: Cost) -> None:
+    def __init__(self, server: RecordedServer, cost: Cost) -> None:
         self._cost = cost
         self._rng = random.Random(0)
         limits = Limits(
@@ -101,7 +101,9 @@ class Replay:
         self._now = self._busy = 0.0
         self._num_refused = 0
 
-    def run(self, arrivals: Iterable[tuple[float, int, Arrival]], give_up_seconds: float = float("inf")) -> Replayed:
+    def run(
+        self, arrivals: Iterable[tuple[float, int, Arrival]], give_up_seconds: float = float("inf")
+    ) -> ReplayedLoad:
         """Serve the arrivals (when, which copy of the load, and what), until all are answered or the time is over."""
         before, host_seconds = self._cost.before_queue_seconds, self._cost.host_seconds
         coming = [(at + before, index, copy, arrival) for index, (at, copy, arrival) in enumerate(arrivals)]
@@ -129,7 +131,7 @@ class Replay:
         served += [Served(ready - before, arrival.answer_tokens) for ready, _, _, arrival in coming]
         hits, queries = scheduler.num_prefix_hits, scheduler.num_prefix_queries
         busy_share, hit_share = self._busy / max(self._now, 1e-9), hits / max(1, queries)
-        return Replayed(served, busy_share, hit_share, scheduler.num_preemptions, self._num_refused)
+        return ReplayedLoad(served, busy_share, hit_share, scheduler.num_preemptions, self._num_refused)
 
     def _seconds(self, step: Step) -> float:
         """Return how long a step takes, with its disturbances. These come at random, and take exponential times."""

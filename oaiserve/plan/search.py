@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from oaiserve.engine.policy import POLICIES
 from oaiserve.facts.slos import Slos, kept
-from oaiserve.plan.recorded import Cost, RecordedLoad, Server, repeated
-from oaiserve.plan.replay import Replay, Replayed, Served
+from oaiserve.plan.recorded import Cost, RecordedLoad, RecordedServer, repeated
+from oaiserve.plan.replay import LoadReplay, ReplayedLoad, Served
 
 LOAD_SECONDS = 60.0  # of a load that is replayed: queues take time to grow
 LEAST_PROMPTS, MOST_PROMPTS = 400, 1500  # of it: which of them are good is in part chance
@@ -20,11 +20,11 @@ class Highest:
     """The highest rate that keeps the limits, in prompts a second, and what became of the load at it."""
 
     rate: float
-    replayed: Replayed
+    replayed: ReplayedLoad
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class SettingChange:
     """A setting with another value, and the highest rate with it."""
 
     flag: str
@@ -39,28 +39,28 @@ def is_good(served: Served, slos: Slos) -> bool:
     return kept(slos, ttft=ttft, latency=latency, tpot=served.tpot, gaps=served.gaps)
 
 
-def good_share(replayed: Replayed, slos: Slos) -> float:
+def good_share(replayed: ReplayedLoad, slos: Slos) -> float:
     return sum(is_good(served, slos) for served in replayed.served) / max(1, len(replayed.served))
 
 
-def replay(load: RecordedLoad, cost: Cost, server: Server, rate: float) -> Replayed:
+def replay(load: RecordedLoad, cost: Cost, server: RecordedServer, rate: float) -> ReplayedLoad:
     """Replay a load at a rate, in prompts a second."""
     number = min(max(LEAST_PROMPTS, LOAD_SECONDS * rate), MOST_PROMPTS)
     arrivals = list(repeated(load, rate, number / rate))
     # What is not answered long after the last arrival would not be good anyway.
-    return Replay(server, cost).run(arrivals, give_up_seconds=2 * arrivals[-1][0] + LOAD_SECONDS)
+    return LoadReplay(server, cost).run(arrivals, give_up_seconds=2 * arrivals[-1][0] + LOAD_SECONDS)
 
 
-def alone(load: RecordedLoad, cost: Cost, server: Server) -> Replayed:
+def alone(load: RecordedLoad, cost: Cost, server: RecordedServer) -> ReplayedLoad:
     """Replay a load with so much time between its prompts that each one is alone."""
     arrivals = [(index * 3600.0, 0, arrival) for index, arrival in enumerate(load.arrivals)]
-    return Replay(server, cost).run(arrivals)
+    return LoadReplay(server, cost).run(arrivals)
 
 
 def highest_rate(
     load: RecordedLoad,
     cost: Cost,
-    server: Server,
+    server: RecordedServer,
     slos: Slos,
     attainment: float,
     *,
@@ -75,7 +75,7 @@ def highest_rate(
     if good_share(alone(load, cost, server), slos) < attainment:
         return None
 
-    def holds(rate: float) -> Replayed | None:
+    def holds(rate: float) -> ReplayedLoad | None:
         replayed = replay(load, cost, server, rate)
         return replayed if good_share(replayed, slos) >= attainment else None
 
@@ -97,7 +97,7 @@ def highest_rate(
     return best
 
 
-def changes(server: Server, slos: Slos) -> Iterator[tuple[str, Server]]:
+def changes(server: RecordedServer, slos: Slos) -> Iterator[tuple[str, RecordedServer]]:
     """Yield what could be set otherwise: flags with their value, and the settings with it."""
     for factor in (0.5, 2):
         running = max(1, int(server.max_running * factor))

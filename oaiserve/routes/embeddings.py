@@ -17,10 +17,10 @@ from oaiserve.routes.objects import Integer, Prompts, described
 from oaiserve.routes.operation import Operation, documented
 from oaiserve.routes.parameters import integer, prompt_ids, types_of
 from oaiserve.routes.pooling import (
-    Head,
     PoolingBody,
+    PoolingHead,
     PoolingUsage,
-    Prepared,
+    PreparedPrompts,
     check_number,
     encode,
     most_tokens,
@@ -83,7 +83,7 @@ async def embeddings(http: HTTPRequest) -> Answer:
     return await prepare_pooled(http, _decoder, tasks=("embed",), id_prefix="embd-", prepared=_prepared)
 
 
-def _prepared(body: EmbeddingBody, serving: Serving, pooling: Pooling, head: Head) -> Prepared:
+def _prepared(body: EmbeddingBody, serving: Serving, pooling: Pooling, head: PoolingHead) -> PreparedPrompts:
     as_base64 = body.encoding_format == "base64"
     size = _size(body, pooling)
     shape = EmbeddingShape(head, size, as_base64=as_base64, normalize=body.normalize is not False)
@@ -92,7 +92,7 @@ def _prepared(body: EmbeddingBody, serving: Serving, pooling: Pooling, head: Hea
         params["dimensions"] = size
     if body.prompt_name is not None:
         params["prompt_name"] = body.prompt_name
-    return Prepared(build_prompts(body, pooling, most_tokens(body, serving)), shape, params)
+    return PreparedPrompts(build_prompts(body, pooling, most_tokens(body, serving)), shape, params)
 
 
 def _size(body: EmbeddingBody, pooling: Pooling) -> int | None:
@@ -145,7 +145,7 @@ def _text_before(name: str | None, pooling: Pooling) -> str:
 class EmbeddingShape:
     """Renders the answers of /v1/embeddings."""
 
-    def __init__(self, head: Head, size: int | None, *, as_base64: bool, normalize: bool) -> None:
+    def __init__(self, head: PoolingHead, size: int | None, *, as_base64: bool, normalize: bool) -> None:
         self._head = head
         self._size = size
         self._as_base64 = as_base64

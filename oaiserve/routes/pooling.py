@@ -48,7 +48,7 @@ Body = TypeVar("Body", bound=PoolingBody)
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class PoolingHead:
     """The values that identify an answer."""
 
     id: str
@@ -57,7 +57,7 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedPrompts:
     """A route makes this of its body."""
 
     prompts: tuple[Prompt, ...]
@@ -71,7 +71,7 @@ async def prepare_pooled(
     *,
     tasks: tuple[Task, ...],
     id_prefix: str,
-    prepared: Callable[[Body, Serving, Pooling, Head], Prepared],
+    prepared: Callable[[Body, Serving, Pooling, PoolingHead], PreparedPrompts],
 ) -> Answer:
     """Read and check the request, and return the answer that is ready to be submitted to the engine.
 
@@ -88,7 +88,7 @@ async def prepare_pooled(
         pooling = serving.engine.pooling
         assert pooling is not None
         response_id = exchange.response_id = f"{id_prefix}{exchange.unique_id}"
-        own = prepared(body, serving, pooling, Head(response_id, int(time.time()), serving.model_name))
+        own = prepared(body, serving, pooling, PoolingHead(response_id, int(time.time()), serving.model_name))
         exchange.params = own.params | {"num_inputs": len(own.prompts)}
         exchange.prompt_text = traced_prompts(own.prompts, serving.trace_prompt_characters)
         request = Request(

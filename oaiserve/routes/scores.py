@@ -23,10 +23,10 @@ from oaiserve.routes.operation import Operation, documented
 from oaiserve.routes.parameters import integer
 from oaiserve.routes.pooling import (
     MAX_TEXTS,
-    Head,
     PoolingBody,
+    PoolingHead,
     PoolingUsage,
-    Prepared,
+    PreparedPrompts,
     check_number,
     encode,
     most_tokens,
@@ -144,7 +144,7 @@ async def rerank(http: HTTPRequest) -> Answer:
     )
 
 
-def _prepared_score(body: ScoreBody, serving: Serving, pooling: Pooling, head: Head) -> Prepared:
+def _prepared_score(body: ScoreBody, serving: Serving, pooling: Pooling, head: PoolingHead) -> PreparedPrompts:
     has_queries = body.queries is not None or body.documents is not None
     if has_queries and not (body.text_1 is None and body.text_2 is None):
         raise InvalidRequest("Give either 'text_1' and 'text_2', or 'queries' and 'documents'.", param="queries")
@@ -153,10 +153,10 @@ def _prepared_score(body: ScoreBody, serving: Serving, pooling: Pooling, head: H
     if len(firsts) not in (1, len(seconds)):
         raise invalid(names[0], f"must be one text, or as many as '{names[1]}' ({len(seconds)}), got {len(firsts)}")
     pairing = Pairing(firsts, seconds, names, pooling, most_tokens(body, serving), is_search=has_queries)
-    return Prepared(pairing.prompts(), ScoreShape(head, pairing), {})
+    return PreparedPrompts(pairing.prompts(), ScoreShape(head, pairing), {})
 
 
-def _prepared_rerank(body: RerankBody, serving: Serving, pooling: Pooling, head: Head) -> Prepared:
+def _prepared_rerank(body: RerankBody, serving: Serving, pooling: Pooling, head: PoolingHead) -> PreparedPrompts:
     check_number(body.documents, "documents")
     documents = [each if isinstance(each, str) else each.text for each in body.documents]
     top_n = integer(body, "top_n")
@@ -164,7 +164,7 @@ def _prepared_rerank(body: RerankBody, serving: Serving, pooling: Pooling, head:
     pairing = Pairing([body.query], documents, names, pooling, most_tokens(body, serving), is_search=True)
     shown = documents if body.return_documents is not False else None
     params: dict[str, str | int | float | bool] = {} if top_n is None else {"top_n": top_n}
-    return Prepared(pairing.prompts(), RerankShape(head, pairing, shown, top_n or len(documents)), params)
+    return PreparedPrompts(pairing.prompts(), RerankShape(head, pairing, shown, top_n or len(documents)), params)
 
 
 class Pairing:
@@ -221,7 +221,7 @@ class Pairing:
 class ScoreShape:
     """Renders the answers of /v1/score."""
 
-    def __init__(self, head: Head, pairing: Pairing) -> None:
+    def __init__(self, head: PoolingHead, pairing: Pairing) -> None:
         self._head = head
         self._pairing = pairing
 
@@ -235,7 +235,7 @@ class ScoreShape:
 class RerankShape:
     """Renders the answers of /v1/rerank: the best documents, best first. Of equal ones the first is first."""
 
-    def __init__(self, head: Head, pairing: Pairing, documents: list[str] | None, number: int) -> None:
+    def __init__(self, head: PoolingHead, pairing: Pairing, documents: list[str] | None, number: int) -> None:
         self._head = head
         self._pairing = pairing
         self._documents = documents  # None: they are not shown

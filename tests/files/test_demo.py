@@ -20,7 +20,7 @@ def good(folder: Path) -> None:
 
 def unavailable(folder: Path) -> None:
     (folder.parent / "half").write_text("...")
-    raise demo.Unavailable("the hub does not answer")
+    raise demo.SourceUnavailable("the hub does not answer")
 
 
 def interrupted(folder: Path) -> None:

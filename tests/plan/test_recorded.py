@@ -10,7 +10,7 @@ import pytest
 
 from oaiserve.errors import StartupError
 from oaiserve.explain.step_cost import KNOTS, StepCost
-from oaiserve.plan.recorded import Arrival, Cost, RecordedLoad, Server, busiest, read, repeated
+from oaiserve.plan.recorded import Arrival, Cost, RecordedLoad, RecordedServer, busiest, read, repeated
 
 COST = {"rows_ns": [1e6] * len(KNOTS), "draw_ns": 5.0}
 
@@ -60,9 +60,9 @@ def test_a_recording_has_prompts_alike_as_far_as_their_blocks_are(tmp_path: Path
 
 def test_the_busiest_time_of_a_load_is_a_load() -> None:
     arrivals = [Arrival(seconds, [1], 1) for seconds in (0.0, 5.0, 6.0, 6.5, 20.0)]
-    part = busiest(RecordedLoad(arrivals, Server()), 3)
+    part = busiest(RecordedLoad(arrivals, RecordedServer()), 3)
     assert [one.seconds for one in part.arrivals] == [0, 1, 1.5]
-    assert busiest(RecordedLoad(arrivals, Server()), 9).arrivals == arrivals
+    assert busiest(RecordedLoad(arrivals, RecordedServer()), 9).arrivals == arrivals
 
 
 def test_accounts_and_traces_have_arrivals_and_lengths(tmp_path: Path) -> None:

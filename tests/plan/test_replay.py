@@ -10,16 +10,18 @@ import pytest
 from oaiserve.explain.step_cost import KNOTS, StepCost
 from oaiserve.plan import replay
 from oaiserve.plan.calibration import calibrated
-from oaiserve.plan.recorded import Arrival, Cost, RecordedLoad, Server
-from oaiserve.plan.replay import Replay, Replayed
+from oaiserve.plan.recorded import Arrival, Cost, RecordedLoad, RecordedServer
+from oaiserve.plan.replay import LoadReplay, ReplayedLoad
 from oaiserve.plan.search import changes, highest_rate, is_good
 
 FLAT = StepCost((10e6,) * len(KNOTS))  # 10 ms for any step
 LINEAR = StepCost(tuple(1e6 * knot for knot in KNOTS))  # 1 ms for each row
 
 
-def run(*arrivals: Arrival, cost: StepCost = FLAT, server: Server | None = None, **others: float) -> Replayed:
-    simulated = Replay(server or Server(), Cost(cost, **others))
+def run(
+    *arrivals: Arrival, cost: StepCost = FLAT, server: RecordedServer | None = None, **others: float
+) -> ReplayedLoad:
+    simulated = LoadReplay(server or RecordedServer(), Cost(cost, **others))
     return simulated.run([(arrival.seconds, 0, arrival) for arrival in arrivals])
 
 
@@ -37,7 +39,7 @@ def test_one_request_takes_its_steps() -> None:
 
 
 def test_a_long_prompt_takes_several_steps_and_holds_up_its_neighbour() -> None:
-    server = Server(max_step_tokens=64, max_running=8)
+    server = RecordedServer(max_step_tokens=64, max_running=8)
     short, long = run(
         Arrival(0, prompt(16), 9), Arrival(0.018, prompt(640, 1000), 1), cost=LINEAR, server=server
     ).served
@@ -54,14 +56,14 @@ def test_what_prompts_share_is_computed_once() -> None:
     first, second = (served.ttft for served in replayed.served)
     assert (first, second) == (pytest.approx(0.065), pytest.approx(0.001))
     assert replayed.hit_share == pytest.approx(64 / 130)
-    without = run(*alike, cost=LINEAR, server=Server(prefix_cache=False))
+    without = run(*alike, cost=LINEAR, server=RecordedServer(prefix_cache=False))
     assert without.served[1].ttft == pytest.approx(0.065)
 
 
 def test_choices_and_full_caches() -> None:
     several = run(Arrival(0, prompt(16), 3, num_choices=4)).served
     assert [len(served.gaps) for served in several] == [2]
-    tiny = Server(kv_blocks=6)
+    tiny = RecordedServer(kv_blocks=6)
     replayed = run(*(Arrival(0, prompt(30, 1000 * k), 40) for k in range(2)), server=tiny)
     assert replayed.num_preemptions > 0
     assert all(served.latency is not None for served in replayed.served)
@@ -71,7 +73,7 @@ def test_choices_and_full_caches() -> None:
 def load_of_one_second(rate: int = 20) -> RecordedLoad:
     rng = random.Random(3)
     arrivals = [Arrival(k / rate, prompt(rng.randint(10, 90), 1000 * k), 20) for k in range(rate + 1)]
-    return RecordedLoad(arrivals, Server(max_running=16, max_step_tokens=128), Cost(LINEAR))
+    return RecordedLoad(arrivals, RecordedServer(max_running=16, max_step_tokens=128), Cost(LINEAR))
 
 
 def test_the_highest_rate_is_between_one_that_holds_and_one_that_does_not() -> None:
@@ -92,14 +94,14 @@ def test_the_highest_rate_is_between_one_that_holds_and_one_that_does_not() -> N
 def test_drafts_take_the_steps_that_they_took_and_end_where_they_were_wrong() -> None:
     # A token alone, 20 from drafts, 19 alone. The first drafts are short: the engine learns that they come true.
     arrival = Arrival(0, prompt(20), 40, drafts=[1, 20, 19])
-    (drafted,) = run(arrival, server=Server(drafts=True)).served
+    (drafted,) = run(arrival, server=RecordedServer(drafts=True)).served
     (plain,) = run(arrival).served
     assert (drafted.num_tokens, plain.num_tokens) == (40, 40)
     assert len(plain.gaps) == 39
     assert 19 + 2 <= len(drafted.gaps) <= 19 + 8
     # Guesses have a cost: the rows of those that come true, and of those that do not.
     assert drafted.latency is not None
-    (slower,) = run(arrival, cost=LINEAR, server=Server(drafts=True)).served
+    (slower,) = run(arrival, cost=LINEAR, server=RecordedServer(drafts=True)).served
     assert sum(slower.gaps) >= 0.039
 
 
@@ -115,7 +117,7 @@ def test_the_disturbance_is_found_with_which_a_load_was_recorded(monkeypatch: py
 
 
 def test_settings_are_tried_one_at_a_time() -> None:
-    server = Server(max_running=16, max_step_tokens=128, policy="fcfs")
+    server = RecordedServer(max_running=16, max_step_tokens=128, policy="fcfs")
     flags = dict(changes(server, {"itl": 0.05}))
     assert {
         "--max-running 8",

@@ -12,7 +12,7 @@ from llguidance import LLMatcher, LLTokenizer
 from openai import pydantic_function_tool
 from pydantic import BaseModel
 
-from oaiserve.engine.grammars.grammar_forms import translate
+from oaiserve.engine.grammars.notations import translate
 from oaiserve.engine.grammars.refusal import Refused
 from oaiserve.engine.request import ChatPrompt, FinishReason, Grammar, Request
 from tests.engine.text.tokenizers_for_tests import byte_level

@@ -12,7 +12,7 @@ import pytest
 
 from oaiserve.facts.prefix_keys import prompt_of_text
 from oaiserve.facts.report import ReplicaReport
-from oaiserve.scale.on_ray.messages import REPORT, Asked, encode_report
+from oaiserve.scale.on_ray.messages import REPORT, RoutingRequest, encode_report
 from oaiserve.scale.router import NoReplica, Reason, Router
 
 with warnings.catch_warnings():
@@ -50,7 +50,7 @@ def choose(router: PrefixRouter, candidates: list[Any], *args: Any) -> list[list
 def test_a_prompt_goes_where_a_report_says_that_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = prompt_of_text(b"x" * 4096)
     replicas = [replica(name, keys=tuple(prompt.keys) if name == "b" else ()) for name in "abc"]
-    asked = Asked(prompt)
+    asked = RoutingRequest(prompt)
     assert choose(router_of(replicas, monkeypatch), replicas, asked) == [[replicas[1]]]
     assert asked.decision is not None
     assert (asked.decision.replica, asked.decision.reason) == ("b", Reason.PREFIX)
@@ -61,9 +61,9 @@ def test_a_replica_without_an_open_port_is_left_out(monkeypatch: pytest.MonkeyPa
     replicas = [replica("a", is_open=False), replica("b")]
     router = router_of(replicas, monkeypatch)
     for number in range(20):
-        assert choose(router, replicas, Asked(prompt_of_text(b"%d" % number))) == [[replicas[1]]]
+        assert choose(router, replicas, RoutingRequest(prompt_of_text(b"%d" % number))) == [[replicas[1]]]
     with pytest.raises(NoReplica):
-        choose(router_of(replicas[:1], monkeypatch), replicas[:1], Asked(prompt_of_text(b"")))
+        choose(router_of(replicas[:1], monkeypatch), replicas[:1], RoutingRequest(prompt_of_text(b"")))
 
 
 def test_what_comes_without_a_prompt_goes_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from loadtest.ceiling import null_server
-from oaiserve.engine.grammars.grammar_forms import translate
+from oaiserve.engine.grammars.notations import translate
 from tools.bench.structured_figures import OURS, OURS_FREE, PEER, fault_of, figures, report
 from tools.bench.structured_load import Answer, Run, run_load
 from tools.bench.structured_requests import SCHEMAS, Ask, asks

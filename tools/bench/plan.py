@@ -23,7 +23,7 @@ from oaiserve.facts import slos
 from oaiserve.plan.calibration import calibrated
 from oaiserve.plan.command import BUSIEST_PROMPTS, figures, milliseconds
 from oaiserve.plan.recorded import Cost, RecordedLoad, busiest, read
-from oaiserve.plan.replay import Replay
+from oaiserve.plan.replay import LoadReplay
 from oaiserve.plan.search import highest_rate
 from tools.markdown import as_markdown, write_json
 from tools.server_process import exit_on_sigterm, running_oaiserve
@@ -117,7 +117,7 @@ class Bench:
     def compared(self, load: Load, cost: Cost) -> dict[str, Any]:
         """Return the times of a load (seconds) as they were measured, and as the plan expects them."""
         recorded = self.recorded(load.name, (load,))
-        replayed = Replay(recorded.server, cost).run([(one.seconds, 0, one) for one in recorded.arrivals])
+        replayed = LoadReplay(recorded.server, cost).run([(one.seconds, 0, one) for one in recorded.arrivals])
         predicted = figures(replace(replayed, served=replayed.served[WARM_UP:]), recorded.rate, {})
         metrics = json.loads(self._report(load.name).read_text())["points"][0]["runs"][0]["metrics"]["distributions"]
         measured, expected = {}, {}

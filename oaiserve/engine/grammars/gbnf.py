@@ -31,7 +31,7 @@ class _Name:
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _GbnfGroup:
     """Alternatives, each a sequence of parts with what repeats them."""
 
     alternatives: list[list[tuple[_Part, str]]]
@@ -40,7 +40,9 @@ class _Group:
         found: set[str] = set()
         for sequence in self.alternatives:
             for part, _ in sequence:
-                found |= {part.name} if isinstance(part, _Name) else part.names() if isinstance(part, _Group) else set()
+                found |= (
+                    {part.name} if isinstance(part, _Name) else part.names() if isinstance(part, _GbnfGroup) else set()
+                )
         return found
 
     def written(self, names: dict[str, str]) -> str:
@@ -50,20 +52,20 @@ class _Group:
         )
 
 
-_Part = _Name | _Group | str  # a string is a regex
+_Part = _Name | _GbnfGroup | str  # a string is a regex
 
 
 def _written(part: _Part, names: dict[str, str]) -> str:
     if isinstance(part, _Name):
         return names[part.name]
-    if isinstance(part, _Group):
+    if isinstance(part, _GbnfGroup):
         return f"({part.written(names)})"
     return f"/{part}/" if part else '""'
 
 
 def as_lark(text: str) -> str:
     """Return the grammar in Lark's form. Raises Refused."""
-    rules = _Parser(text).rules()
+    rules = _GbnfParser(text).rules()
     if "root" not in rules:
         raise Refused("the grammar has no rule 'root'")
     for name, rule in rules.items():
@@ -76,7 +78,7 @@ def as_lark(text: str) -> str:
     )
 
 
-def _terminals(rules: dict[str, _Group]) -> set[str]:
+def _terminals(rules: dict[str, _GbnfGroup]) -> set[str]:
     """Return the names of the rules that refer to terminals only."""
     terminals: set[str] = set()
     waiting = {name: rule.names() for name, rule in rules.items()}
@@ -86,7 +88,7 @@ def _terminals(rules: dict[str, _Group]) -> set[str]:
     return terminals
 
 
-class _Parser:
+class _GbnfParser:
     def __init__(self, text: str) -> None:
         self._tokens: list[tuple[str, str]] = []
         at = 0
@@ -100,8 +102,8 @@ class _Parser:
             at = found.end()
         self._at = 0
 
-    def rules(self) -> dict[str, _Group]:
-        rules: dict[str, _Group] = {}
+    def rules(self) -> dict[str, _GbnfGroup]:
+        rules: dict[str, _GbnfGroup] = {}
         while self._at < len(self._tokens):
             name = self._tokens[self._at][1]
             if not self._is_definition():
@@ -117,7 +119,7 @@ class _Parser:
     def _is_definition(self) -> bool:
         return [kind for kind, _ in self._tokens[self._at : self._at + 2]] == ["name", "define"]
 
-    def _group(self, depth: int) -> _Group:
+    def _group(self, depth: int) -> _GbnfGroup:
         """Read alternatives up to the end of their group, or of their rule."""
         if depth > MOST_DEPTH:
             raise Refused(f"the grammar has more than {MOST_DEPTH} groups within each other")
@@ -133,7 +135,7 @@ class _Parser:
             part = self._part(kind, token, depth)
             repeat = self._repeat()
             alternatives[-1].append((part, repeat))
-        return _Group(alternatives)
+        return _GbnfGroup(alternatives)
 
     def _part(self, kind: str, token: str, depth: int) -> _Part:
         if token == "(":

@@ -19,7 +19,7 @@ import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
-from oaiserve.engine.grammars.grammar_forms import Translated, translate
+from oaiserve.engine.grammars.notations import Translated, translate
 from oaiserve.engine.grammars.refusal import Refused
 from oaiserve.engine.request import Grammar, GrammarKind
 from oaiserve.engine.text.detokenize import TokenTable

@@ -47,15 +47,15 @@ class Regex:
 
 def search(pattern: str) -> Regex:
     """Return a regex for the strings of JSON in which the pattern matches somewhere. Raises Refused."""
-    return _translated(_Parser(pattern, UNWRITABLE), ANYTHING)
+    return _translated(_RegexParser(pattern, UNWRITABLE), ANYTHING)
 
 
 def full_match(pattern: str) -> Regex:
     """Return a regex for the texts that the pattern matches as a whole, with or without anchors. Raises Refused."""
-    return _translated(_Parser(pattern), "")
+    return _translated(_RegexParser(pattern), "")
 
 
-def _translated(parser: _Parser, around: str) -> Regex:
+def _translated(parser: _RegexParser, around: str) -> Regex:
     group = parser.parse()
     if group.num_places > MOST_PLACES:
         raise Refused(f"is too large: its repetitions come to more than {MOST_PLACES} characters")
@@ -77,7 +77,7 @@ def _character(character: str) -> str:
 class _Atom:
     """An atom is what may be repeated: a character, a class or a group."""
 
-    item: str | _Group
+    item: str | _RegexGroup
     num_places: int = 1
     least: int = 1
 
@@ -87,7 +87,7 @@ class _Branch:
     """One alternative of a pattern or group."""
 
     is_start: bool = False  # it has "^" in front
-    items: list[str | _Group] = field(default_factory=list)
+    items: list[str | _RegexGroup] = field(default_factory=list)
     is_end: bool = False  # it has "$" at the end
     num_places: int = 0
     least: int = 0
@@ -99,7 +99,7 @@ class _Branch:
 
 
 @dataclass(slots=True)
-class _Group:
+class _RegexGroup:
     branches: list[_Branch]
 
     @property
@@ -115,12 +115,12 @@ class _Group:
         return any(
             branch.is_start
             or branch.is_end
-            or any(isinstance(item, _Group) and item.has_anchor for item in branch.items)
+            or any(isinstance(item, _RegexGroup) and item.has_anchor for item in branch.items)
             for branch in self.branches
         )
 
 
-def _emit(group: _Group, before: str | None, after: str | None) -> str:
+def _emit(group: _RegexGroup, before: str | None, after: str | None) -> str:
     """Return the regex of a group. `before` and `after` match what may stand around it, if it is at that end of the
     pattern. None: it is not, so an anchor there could never match."""
     emitted = []
@@ -142,7 +142,7 @@ def _emit(group: _Group, before: str | None, after: str | None) -> str:
     return f"(?:{'|'.join(emitted)})"
 
 
-class _Parser:
+class _RegexParser:
     """A parser reads one pattern, from left to right."""
 
     def __init__(self, pattern: str, unwritable: frozenset[str] = frozenset()) -> None:
@@ -154,7 +154,7 @@ class _Parser:
         self._at = 0
         self._depth = 0
 
-    def parse(self) -> _Group:
+    def parse(self) -> _RegexGroup:
         group = self._group()
         if self._at < len(self._text):
             raise Refused("has a ')' without a '('")
@@ -169,7 +169,7 @@ class _Parser:
         self._at += 1
         return self._text[self._at - 1]
 
-    def _group(self) -> _Group:
+    def _group(self) -> _RegexGroup:
         """Read alternatives up to the end of their group."""
         branches = [_Branch()]
         while (character := self._peek()) and character != ")":
@@ -188,7 +188,7 @@ class _Parser:
                 branch.is_end = True
             else:
                 branch.add(self._quantified(self._atom(character)))
-        return _Group(branches)
+        return _RegexGroup(branches)
 
     def _quantified(self, atom: _Atom) -> _Atom:
         quantifier = self._quantifier()
@@ -197,7 +197,7 @@ class _Parser:
         if self._quantifier() is not None:
             raise Refused("has two quantifiers in a row")
         text, low, high = quantifier
-        repeated = _emit(atom.item, None, None) if isinstance(atom.item, _Group) else atom.item
+        repeated = _emit(atom.item, None, None) if isinstance(atom.item, _RegexGroup) else atom.item
         return _Atom(repeated + text, atom.num_places * max(1, high), atom.least * low)
 
     def _quantifier(self) -> tuple[str, int, int] | None:
@@ -242,7 +242,7 @@ class _Parser:
             case _:
                 return _Atom(self._written(_unbroken(character)))
 
-    def _parenthesis(self) -> _Group:
+    def _parenthesis(self) -> _RegexGroup:
         if self._peek() == "?":
             start = self._at - 1
             if named := _NAMED.match(self._text, start):

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from oaiserve.routes.dialects.calls import CallParser, NotACall
-from oaiserve.routes.dialects.json_scanner import Broken, JsonScanner
+from oaiserve.routes.dialects.json_scanner import BrokenJson, JsonScanner
 from oaiserve.routes.dialects.segments import Arguments, CallBegin, Segment
 
 # The usual order, in which arguments can be passed on as they come.
@@ -71,7 +71,7 @@ class JsonCallParser(CallParser):
         """Wait for the end of an object in another order, and take it as a whole."""
         try:
             end = self._scanner.scan(self._text, max(at, self._num_scanned), 0)
-        except Broken:
+        except BrokenJson:
             raise NotACall from None
         self._num_scanned = len(self._text)
         if end is None:
@@ -110,7 +110,7 @@ class JsonCallParser(CallParser):
         from there on."""
         try:
             end = self._scanner.scan(self._text, 0, to_depth)
-        except Broken as broken:
+        except BrokenJson as broken:
             return self._take(broken.at), None
         return self._take(len(self._text) if end is None else end), end is not None
 

@@ -10,7 +10,7 @@ _IN_STRING = re.compile(r'[^"\\\x00-\x1f]*+(?:\\[^\x00-\x1f][^"\\\x00-\x1f]*+)*+
 _OUTSIDE = re.compile(r'["{}\[\]]|[^\s,:0-9.eE+\-truefalsn]')
 
 
-class Broken(Exception):
+class BrokenJson(Exception):
     """The text is no JSON from the place `at` on."""
 
     def __init__(self, at: int) -> None:
@@ -29,7 +29,7 @@ class JsonScanner:
     def scan(self, text: str, at: int, to_depth: int) -> int | None:
         """Go on with `text` from the place `at`, until a bracket closes down to the depth `to_depth`.
 
-        Return the place behind it, or None if the text ends first. Raises Broken.
+        Return the place behind it, or None if the text ends first. Raises BrokenJson.
         """
         while at < len(text):
             if self._in_string:
@@ -48,14 +48,14 @@ class JsonScanner:
                 if self.depth == to_depth:
                     return at
             else:
-                raise Broken(at - 1)
+                raise BrokenJson(at - 1)
         return None
 
     def _end_of_string(self, text: str, at: int) -> int:
-        """Return the place behind the string that `at` is in, or the end of the text. Raises Broken."""
+        """Return the place behind the string that `at` is in, or the end of the text. Raises BrokenJson."""
         if self._is_escaped:
             if text[at] < " ":
-                raise Broken(at)
+                raise BrokenJson(at)
             self._is_escaped = False
             at += 1
         if match := _IN_STRING.match(text, at):
@@ -67,5 +67,5 @@ class JsonScanner:
         elif text[at] == "\\" and at + 1 == len(text):
             self._is_escaped = True
         else:
-            raise Broken(at + (text[at] == "\\"))
+            raise BrokenJson(at + (text[at] == "\\"))
         return at + 1

@@ -24,7 +24,7 @@ from oaiserve.facts.record import AccessRefusal
 from oaiserve.routes.access import Hosts, Origins
 from oaiserve.routes.middleware import Errors, json_response, render_http_exception, request_ids
 from oaiserve.scale.gateway.gateway import Gateway
-from oaiserve.scale.gateway.metrics import CONTENT_TYPE, Metrics
+from oaiserve.scale.gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from oaiserve.scale.gateway.watch import USUAL, Pace, Resolve, Watch, addresses_of
 from oaiserve.scale.router import Router
 
@@ -63,7 +63,7 @@ def create_gateway(options: RouteOptions, resolve: Resolve = addresses_of, pace:
     """Return the gateway's app. `resolve` finds the replicas of a URL."""
     router = Router()
     watch = Watch(router, options.replica, options.replica_key, resolve, pace)
-    metrics = Metrics(watch)
+    metrics = GatewayMetrics(watch)
     gateway = Gateway(router, watch, metrics, options.body_limit)
 
     async def health(request: Request) -> Response:

@@ -23,8 +23,8 @@ from oaiserve.facts.routing_decision import DECISION_HEADER, Decision, as_text
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.http.extensions import CONNECTION
 from oaiserve.routes import sse
-from oaiserve.scale.gateway.metrics import Ending, Metrics
-from oaiserve.scale.gateway.upstream import Answer, CutOff, Unreachable, Upstream
+from oaiserve.scale.gateway.metrics import Ending, GatewayMetrics
+from oaiserve.scale.gateway.upstream import CutOff, Unreachable, Upstream, UpstreamAnswer
 from oaiserve.scale.gateway.watch import Watch
 from oaiserve.scale.router import NoReplica, Router
 
@@ -54,7 +54,7 @@ Result = TypeVar("Result")
 class _Begun:
     """An answer that a replica has begun."""
 
-    answer: Answer
+    answer: UpstreamAnswer
     decision: Decision
     upstream: Upstream
 
@@ -65,7 +65,7 @@ class Gateway:
     The layers around it have put `request_id`, `trace`, `client` and `send` into `scope["state"]`.
     """
 
-    def __init__(self, router: Router, watch: Watch, metrics: Metrics, body_limit: int) -> None:
+    def __init__(self, router: Router, watch: Watch, metrics: GatewayMetrics, body_limit: int) -> None:
         self._router = router
         self._watch = watch
         self._metrics = metrics

@@ -33,7 +33,7 @@ class Ending(StrEnum):
     CANCELLED = "cancelled"  # the client has left
 
 
-class Metrics:
+class GatewayMetrics:
     """Counters that the gateway adds to, and the state of the replicas, which is read when somebody asks."""
 
     def __init__(self, watch: Watch) -> None:

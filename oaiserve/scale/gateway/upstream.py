@@ -43,7 +43,7 @@ class Address(NamedTuple):
         return f"{ip}:{self.port}"
 
 
-class Answer:
+class UpstreamAnswer:
     """The answer to one request. Whoever has it reads it to its end, or closes it."""
 
     def __init__(self, connection: _Connection) -> None:
@@ -135,7 +135,9 @@ class Upstream:
         self._idle: list[_Connection] = []
         self._is_closed = False
 
-    async def ask(self, method: str, target: bytes, headers: Headers = (), body: bytes | bytearray = b"") -> Answer:
+    async def ask(
+        self, method: str, target: bytes, headers: Headers = (), body: bytes | bytearray = b""
+    ) -> UpstreamAnswer:
         """Send a request, and wait for the head of its answer. Raises Unreachable."""
         lines = [b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (method.encode(), target, self.address.host.encode())]
         lines += [b"%b: %b\r\n" % header for header in headers]
@@ -206,11 +208,11 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
-        self._answer: Answer | None = None
+        self._answer: UpstreamAnswer | None = None
         self._parser = httptools.HttpResponseParser(self)
 
-    def send(self, head: bytes, body: bytes | bytearray) -> Answer:
-        self._answer = answer = Answer(self)
+    def send(self, head: bytes, body: bytes | bytearray) -> UpstreamAnswer:
+        self._answer = answer = UpstreamAnswer(self)
         if self.transport.is_closing():
             answer.lost("the replica has closed the connection")
         else:

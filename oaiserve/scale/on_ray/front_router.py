@@ -19,7 +19,7 @@ from starlette.routing import Route
 from oaiserve.facts.prefix_keys import Prompt, prompt_of_body, prompt_of_text
 from oaiserve.facts.routing_decision import DECISION_HEADER, as_text
 from oaiserve.scale.on_ray import private
-from oaiserve.scale.on_ray.messages import Asked
+from oaiserve.scale.on_ray.messages import RoutingRequest
 from oaiserve.scale.router import NoReplica
 
 SESSION = "x-session-id"
@@ -39,13 +39,15 @@ class FrontRouter:
 
     async def route(self, request: Request) -> Response:
         body = await request.body()
-        asked = Asked(prompt_in(body, TRUNCATED in request.headers), request.headers.get(SESSION) or None)
+        routing_request = RoutingRequest(
+            prompt_in(body, TRUNCATED in request.headers), request.headers.get(SESSION) or None
+        )
         try:
             async with asyncio.timeout(MOST_SECONDS):
-                replica = await private.choose(self._replicas, asked)
+                replica = await private.choose(self._replicas, routing_request)
         except (NoReplica, DeploymentUnavailableError, TimeoutError) as error:
             return Response(f"{type(error).__name__}: {error}", 503)
-        headers = {} if asked.decision is None else {DECISION_HEADER: as_text(asked.decision)}
+        headers = {} if routing_request.decision is None else {DECISION_HEADER: as_text(routing_request.decision)}
         return JSONResponse({"replica_id": replica, "request_headers": headers})
 
 

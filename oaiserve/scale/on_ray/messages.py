@@ -1,4 +1,4 @@
-"""Replicas send reports to routers as bytes, through Ray, and the front asks with `Asked` where a request goes."""
+"""Messages through Ray: reports of replicas to routers, as bytes, and the questions of the front where requests go."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REPORT = "report"  # its key in the routing stats of a replica
 
 
 @dataclass(slots=True)
-class Asked:
+class RoutingRequest:
     """A request that is to be routed, and the decision once there is one."""
 
     prompt: Prompt

@@ -16,7 +16,7 @@ from ray.serve._private.constants import (
 )
 from ray.serve.handle import DeploymentHandle
 
-from oaiserve.scale.on_ray.messages import Asked
+from oaiserve.scale.on_ray.messages import RoutingRequest
 
 # Whether HAProxy is the front, as the environment of this process has it; and for how long a replica that is to be
 # drained still takes requests, until all fronts know that.
@@ -42,9 +42,9 @@ def prepare(replicas: DeploymentHandle) -> None:
     replicas._init()
 
 
-async def choose(replicas: DeploymentHandle, asked: Asked) -> str:
+async def choose(replicas: DeploymentHandle, request: RoutingRequest) -> str:
     """Let the deployment's request router decide, and return the name of the replica. Nothing is reserved there."""
-    async with replicas.choose_replica(asked, _reserve=False) as selection:
+    async with replicas.choose_replica(request, _reserve=False) as selection:
         return name_of(selection._replica)
 
 

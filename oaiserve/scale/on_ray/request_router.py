@@ -11,7 +11,7 @@ from typing import Any
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 from oaiserve.facts.times import monotonic_ns
-from oaiserve.scale.on_ray.messages import REPORT, Asked, decode_report
+from oaiserve.scale.on_ray.messages import REPORT, RoutingRequest, decode_report
 from oaiserve.scale.on_ray.private import name_of
 from oaiserve.scale.router import Router
 
@@ -46,8 +46,8 @@ class PrefixRouter(RequestRouter):
 
         What comes without a prompt, by a handle instead of the front, goes anywhere.
         """
-        asked = pending_request.args[0] if pending_request is not None and pending_request.args else None
-        if not isinstance(asked, Asked):
+        request = pending_request.args[0] if pending_request is not None and pending_request.args else None
+        if not isinstance(request, RoutingRequest):
             return [[replica] for replica in sample(candidate_replicas, len(candidate_replicas))]
-        asked.decision = self._router.choose(asked.prompt, monotonic_ns(), asked.session)
-        return [[self._open[asked.decision.replica]]]
+        request.decision = self._router.choose(request.prompt, monotonic_ns(), request.session)
+        return [[self._open[request.decision.replica]]]

@@ -22,7 +22,7 @@ from oaiserve.engine.grammars.grammar import (
     Matcher,
     Tokens,
 )
-from oaiserve.engine.grammars.grammar_forms import Translated, translate
+from oaiserve.engine.grammars.notations import Translated, translate
 from oaiserve.engine.request import Grammar, GrammarKind, SamplingParams
 from oaiserve.engine.text.detokenize import BYTE_LEVEL_CHARACTERS
 from oaiserve.errors import InvalidRequest

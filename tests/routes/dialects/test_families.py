@@ -14,7 +14,7 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, Tokenizer
 
 from oaiserve.engine.grammars.grammar import Grammars
-from oaiserve.engine.grammars.grammar_forms import translate
+from oaiserve.engine.grammars.notations import translate
 from oaiserve.engine.request import Grammar
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes.dialects.answer import AnswerParser

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from oaiserve.engine.grammars.json_schema.references import Document
+from oaiserve.engine.grammars.json_schema.references import SchemaDocument
 from oaiserve.engine.grammars.json_schema.terms import filled_list, kinds_of, values_of
 from oaiserve.engine.grammars.refusal import Refused
 
@@ -15,7 +15,7 @@ MOST_DEPTH = 5  # unions and properties within each other
 class Exclusion:
     """The comparisons of one document."""
 
-    def __init__(self, document: Document) -> None:
+    def __init__(self, document: SchemaDocument) -> None:
         self._document = document
         self._num_compared = 0
 

@@ -35,7 +35,7 @@ class Definition:
     joined: list[str] = field(default_factory=list)  # the targets that are copied into what stands beside them
 
 
-class Limits:
+class SchemaLimits:
     """The checks of one document that has been prepared."""
 
     def __init__(

@@ -20,8 +20,8 @@ from typing import Any
 from oaiserve.engine.grammars import regexes
 from oaiserve.engine.grammars.json_schema.exclusion import Exclusion
 from oaiserve.engine.grammars.json_schema.known_patterns import without_look_around
-from oaiserve.engine.grammars.json_schema.limits import Definition, Limits
-from oaiserve.engine.grammars.json_schema.references import Document, has_reference
+from oaiserve.engine.grammars.json_schema.limits import Definition, SchemaLimits
+from oaiserve.engine.grammars.json_schema.references import SchemaDocument, has_reference
 from oaiserve.engine.grammars.json_schema.rewrite import finish, modern
 from oaiserve.engine.grammars.json_schema.terms import (
     LARGEST_NUMBER,
@@ -64,7 +64,7 @@ _STRING = ("type", "string")
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedSchema:
     """A schema that llguidance can read."""
 
     document: dict[str, Any]
@@ -77,7 +77,7 @@ class Prepared:
             yield {**part, "$defs": definitions}, place
 
 
-def prepare(text: str) -> Prepared:
+def prepare(text: str) -> PreparedSchema:
     """Read, check and prepare the text of a schema. Raises Refused."""
     if len(text.encode(errors="surrogatepass")) > MOST_BYTES:
         raise Refused(f"the schema has more than {MOST_BYTES} bytes")
@@ -101,7 +101,7 @@ class _Preparation:
     """The preparation of one document."""
 
     def __init__(self, document: Any) -> None:
-        self._document = Document(document)
+        self._document = SchemaDocument(document)
         self._exclusion = Exclusion(self._document)
         self._unique_items = UniqueItems(self._document)
         self._definitions: dict[tuple[int, bool], Definition] = {}
@@ -113,7 +113,7 @@ class _Preparation:
         self._shortest: dict[str, int] = {}  # characters of the shortest match of each pattern
         self._num_schemas = self._num_items = 0
 
-    def run(self) -> Prepared:
+    def run(self) -> PreparedSchema:
         root = self._root
         root.prepared = self._schema(root.schema, "$", 1, True)
         while self._waiting:
@@ -121,11 +121,11 @@ class _Preparation:
             self._current.prepared = self._schema(self._current.schema, self._current.place, 1, self._current.is_alone)
         if root.prepared is False:
             raise Refused("no answer is valid under the schema, which is false")
-        Limits(root, self._by_name, self._places, self._shortest).check()
+        SchemaLimits(root, self._by_name, self._places, self._shortest).check()
         document = dict(root.prepared) if isinstance(root.prepared, dict) else {}
         if self._by_name:
             document["$defs"] = {name: definition.prepared for name, definition in self._by_name.items()}
-        return Prepared(document, self._places)
+        return PreparedSchema(document, self._places)
 
     def _schema(self, schema: Any, place: str, depth: int, is_alone: bool) -> dict[str, Any] | bool:
         """Prepare a schema. It is alone if what an instance is held to at its place is this schema and no other."""

@@ -11,7 +11,7 @@ from oaiserve.engine.grammars.json_schema.terms import shown, step
 from oaiserve.engine.grammars.refusal import Refused
 
 
-class Document:
+class SchemaDocument:
     """The whole schema, in which references are looked up."""
 
     def __init__(self, root: Any) -> None:

@@ -7,7 +7,7 @@ from itertools import permutations
 from math import perm
 from typing import Any
 
-from oaiserve.engine.grammars.json_schema.references import Document
+from oaiserve.engine.grammars.json_schema.references import SchemaDocument
 from oaiserve.engine.grammars.json_schema.terms import is_of, kind_of, kinds_of, plain, step
 from oaiserve.engine.grammars.refusal import Refused
 
@@ -23,7 +23,7 @@ _ANNOTATIONS = {"$comment", "$defs", "$id", "$schema", "default", "definitions",
 class UniqueItems:
     """The lists of one document."""
 
-    def __init__(self, document: Document) -> None:
+    def __init__(self, document: SchemaDocument) -> None:
         self._document = document
         self._num_lists = self._num_characters = 0
 
@@ -65,7 +65,7 @@ class UniqueItems:
                 )
 
 
-def _values(schema: Any, document: Document) -> list[Any] | None:
+def _values(schema: Any, document: SchemaDocument) -> list[Any] | None:
     """Return all instances that a schema has, each once; None if there may be others."""
     found: list[Any] = []
     waiting = [schema]

@@ -53,7 +53,7 @@ def part_of(
 ) -> Integers | Floats | None:
     """Return one of `number` equal parts of a matrix, cut along its rows (0) or its columns (1).
 
-    With `segments`, the rows are that many of one kind and then of another, and each of these is cut. Return None if
+    With `parts`, the rows are that many of one kind and then of another, and each of these is cut. Return None if
     such parts of the columns have no whole groups, or if the columns are in another order.
     """
     if dimension == 0:

@@ -12,12 +12,14 @@ from oaiserve.engine.model.gpu.device_experts import ExpertMatrices, PackedExper
 from oaiserve.engine.model.gpu.device_matrices import MXFP4_TILE, tile_columns
 from oaiserve.engine.model.gpu.triton_expert_kernels import expert_kernel, plan_experts_kernel
 from oaiserve.engine.model.gpu.triton_layers import combine
-from oaiserve.engine.model.gpu.triton_matrices import Tiles, counters, num_splits, tiles_for
+from oaiserve.engine.model.gpu.triton_matrices import MatrixTiles, counters, num_splits, tiles_for
 from oaiserve.engine.model.gpu.triton_scaled import rounded_rows
 
 PAIRS_AT_A_TIME = 1024
 LEAST_ROUNDED_ROWS = 128  # of an expert, on average: from fewer on, its arithmetic takes longer than reading it
-LARGEST = Tiles(64, 128, num_warps=8, num_stages=3)  # with more rows, whose places are numbers of their own, it spills
+LARGEST = MatrixTiles(
+    64, 128, num_warps=8, num_stages=3
+)  # with more rows, whose places are numbers of their own, it spills
 
 
 class Plan(NamedTuple):
@@ -27,7 +29,7 @@ class Plan(NamedTuple):
     tile_expert: Tensor
     tile_first: Tensor
     tile_end: Tensor
-    tiles: Tiles
+    tiles: MatrixTiles
 
 
 def compute(experts: PackedExperts, x: Tensor, chosen: Tensor, weights: Tensor, *, is_rounded: bool = False) -> Tensor:

@@ -15,7 +15,7 @@ PROGRAMS_PER_SM = 4  # so many programs load enough at once to keep the memory b
 MOST_SPLITS = 16
 
 
-class Tiles(NamedTuple):
+class MatrixTiles(NamedTuple):
     rows: int  # of x
     n: int  # rows of the matrix
     num_warps: int
@@ -77,15 +77,15 @@ def multiply_into(
     )
 
 
-def tiles_for(num_rows: int) -> Tiles:
+def tiles_for(num_rows: int) -> MatrixTiles:
     """Return the tiles for a product with so many rows. Up to 64 rows, it takes as long as reading the matrix."""
     if num_rows <= 16:
-        return Tiles(16, 64, num_warps=4, num_stages=4)
+        return MatrixTiles(16, 64, num_warps=4, num_stages=4)
     if num_rows <= 32:
-        return Tiles(32, 64, num_warps=4, num_stages=4)
+        return MatrixTiles(32, 64, num_warps=4, num_stages=4)
     if num_rows <= 64:
-        return Tiles(64, 64, num_warps=4, num_stages=3)
-    return Tiles(128, 128, num_warps=8, num_stages=3)
+        return MatrixTiles(64, 64, num_warps=4, num_stages=3)
+    return MatrixTiles(128, 128, num_warps=8, num_stages=3)
 
 
 def num_splits(num_programs: int, num_tiles: int, device: torch.device) -> int:

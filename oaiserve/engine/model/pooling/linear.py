@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 _DTYPES = (torch.float32, torch.bfloat16)
 
 
-class PackedLinear(torch.nn.Module):
+class OneDnnLinear(torch.nn.Module):
     """Computes what a linear layer does. Its weight is in oneDNN's own layout."""
 
     def __init__(self, linear: torch.nn.Linear) -> None:
@@ -33,11 +33,11 @@ def pack_linears(model: torch.nn.Module, device: torch.device, dtype: torch.dtyp
     if device.type != "cpu" or dtype not in _DTYPES or not torch.backends.mkldnn.is_available():
         return
     try:
-        PackedLinear(torch.nn.Linear(16, 16, dtype=dtype))(torch.zeros(1, 2, 16, dtype=dtype))
+        OneDnnLinear(torch.nn.Linear(16, 16, dtype=dtype))(torch.zeros(1, 2, 16, dtype=dtype))
     except (AttributeError, RuntimeError, TypeError) as error:  # these functions of torch are not for the public
         log.info("Linear layers are torch's own: %s", error)
         return
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if type(child) is torch.nn.Linear:
-                setattr(module, name, PackedLinear(child))
+                setattr(module, name, OneDnnLinear(child))

@@ -17,7 +17,7 @@ from transformers import AutoModel, AutoTokenizer, BertConfig, Gemma2Config, T5C
 from oaiserve.config import Bytes, EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.pooling.files import PoolingFiles
-from oaiserve.engine.model.pooling.linear import PackedLinear
+from oaiserve.engine.model.pooling.linear import OneDnnLinear
 from oaiserve.engine.request import Finished, PairPrompt, Pooled, Prompt, Request, SamplingParams, TextPrompt
 from oaiserve.engine.start.load_pooler import load_pooler, prepare_pooler
 from oaiserve.errors import StartupError
@@ -105,7 +105,7 @@ def test_linear_layers_are_packed_where_onednn_can_unless_compile_is_off(dtype: 
     found = []
     for compiles in (False, True):
         pooler = load_pooler(folder, "embed", EngineOptions(compile=compiles, dtype=dtype))
-        is_packed = any(isinstance(module, PackedLinear) for module in pooler.layers.modules())
+        is_packed = any(isinstance(module, OneDnnLinear) for module in pooler.layers.modules())
         assert is_packed == (compiles and ONEDNN_PACKS[dtype])
         found.append(pooler.pool(ids, [0] * 6, lengths).numpy())
     assert cosines(*found).min() >= (0.9999 if dtype == "float32" else 0.99)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from oaiserve.engine.grammars import gbnf, regexes
-from oaiserve.engine.grammars.json_schema.prepare import Prepared, prepare
+from oaiserve.engine.grammars.json_schema.prepare import PreparedSchema, prepare
 from oaiserve.engine.grammars.refusal import Refused
 from oaiserve.engine.request import GrammarKind
 
@@ -42,7 +42,7 @@ class Translated:
     """A grammar as llguidance reads it."""
 
     text: str
-    schema: Prepared | None = None
+    schema: PreparedSchema | None = None
 
     def parts(self) -> Iterator[tuple[str, str]]:
         """Yield the parts of a schema as grammars of their own, each with its place, the innermost ones first."""
