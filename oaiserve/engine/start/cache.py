@@ -23,14 +23,11 @@ from oaiserve.engine.model.adapters import probe_adapter
 from oaiserve.engine.model.attention import rotation
 from oaiserve.engine.model.checkpoints.weights import PlaceInFile
 from oaiserve.engine.model.cpu import (
-    altup_operations,
     blocks,
     build,
     describe,
-    describe_altup,
     describe_experts,
     describe_mixers,
-    describe_shared,
     description,
     expert_operations,
     fit,
@@ -71,10 +68,9 @@ _FILES = (".json", ".safetensors")
 _PACKAGES = ("oaiserve", "torch", "transformers")
 # What describes a model, and makes operations of the description.
 _CODE = (
-    *(describe, describe_altup, describe_experts, describe_mixers, describe_shared, description, fit, module_reader),
+    *(describe, describe_experts, describe_mixers, description, fit, module_reader),
     *(
         layer_operations,
-        altup_operations,
         expert_operations,
         mixer_operations,
         operation_list,

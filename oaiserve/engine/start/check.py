@@ -43,9 +43,9 @@ def may_round_more(decoder: Decoder, dtype: torch.dtype, *, is_quantized: bool) 
     """Return whether logits may differ by more than the rounding of `dtype` explains.
 
     Where weights are quantized they do. And where numbers are rounded to 16 bits, a router chooses another expert for a
-    token that likes two nearly as much, and an MLP that leaves out gates another one of two that are nearly as large.
+    token that likes two nearly as much.
     """
-    return is_quantized or (dtype != torch.float32 and (decoder.has_experts or decoder.leaves_out_gates))
+    return is_quantized or (dtype != torch.float32 and decoder.has_experts)
 
 
 class Differs(NotKnown):

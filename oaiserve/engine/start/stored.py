@@ -24,7 +24,6 @@ from oaiserve.engine.model.checkpoints.wrapped_names import text_name
 from oaiserve.engine.model.cpu.blocks import Blocks
 from oaiserve.engine.model.cpu.description import (
     MLP,
-    AltUp,
     Attention,
     AttentionParameters,
     ClampedGate,
@@ -34,10 +33,8 @@ from oaiserve.engine.model.cpu.description import (
     Expert,
     ExpertProjections,
     Experts,
-    HiddenStates,
     InputGate,
     LatentProjection,
-    Laurel,
     Layer,
     LayerInputs,
     LowRank,
@@ -49,7 +46,6 @@ from oaiserve.engine.model.cpu.description import (
     RotaryTable,
     Router,
     Rows,
-    SharedBlock,
     ShortConvolution,
 )
 from oaiserve.engine.model.spec import KVShape
@@ -62,10 +58,10 @@ _BEGINNING_BYTES = 64  # by which tensors of a file are told apart, before all o
 _CLASSES = {
     kind.__name__: kind
     for kind in (
-        *(MLP, AltUp, Attention, AttentionParameters, ClampedGate, Convolution, Decoder, DeltaNet),
-        *(Expert, ExpertProjections, Experts, HiddenStates, InputGate, KVShape, LatentProjection, Laurel, Layer),
+        *(MLP, Attention, AttentionParameters, ClampedGate, Convolution, Decoder, DeltaNet),
+        *(Expert, ExpertProjections, Experts, InputGate, KVShape, LatentProjection, Layer),
         *(LayerInputs, LowRank, Mamba, Mamba2, Matrix, MixtureNorms, Norm, RotaryTable, Router, Rows),
-        *(SharedBlock, ShortConvolution),
+        ShortConvolution,
     )
 }
 _SAFETENSORS_DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32}

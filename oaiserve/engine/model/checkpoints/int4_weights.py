@@ -22,7 +22,6 @@ _IQ4_NL, _Q5_1, _Q8_0 = 20, 7, 8
 # What an error costs most in: values that attention mixes, the last matrix of a layer, and the two of tokens.
 _MORE_BITS = re.compile(r"\.(v_proj|down_proj)\.weight$")
 _MOST_BITS = re.compile(r"(embed_tokens|embed_tokens_per_layer|lm_head)\.weight$")
-_NOT_QUANTIZED = re.compile(r"\.altup\.")  # a few numbers, which decide about all others
 
 
 class Int4Weights:
@@ -71,6 +70,6 @@ class Int4Weights:
         """Return the format in which a tensor is quantized, or None for one that stays as it is."""
         shape = self.shape(name)
         kind = _Q8_0 if _MOST_BITS.search(name) else _Q5_1 if _MORE_BITS.search(name) else _IQ4_NL
-        if len(shape) != 2 or shape[1] % FORMATS[kind].weights or _NOT_QUANTIZED.search(name):
+        if len(shape) != 2 or shape[1] % FORMATS[kind].weights:
             return None
         return kind

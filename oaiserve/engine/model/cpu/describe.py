@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from oaiserve.engine.model.attention.rotation import query_factors
-from oaiserve.engine.model.cpu import describe_altup, describe_experts, describe_mixers, describe_shared
+from oaiserve.engine.model.cpu import describe_experts, describe_mixers
 from oaiserve.engine.model.cpu.blocks import Blocks, ExpertBlocks
 from oaiserve.engine.model.cpu.description import (
     MLP,
@@ -32,16 +32,19 @@ from oaiserve.engine.model.cpu.description import (
     LayerInputs,
     Matrix,
     Mixer,
-    Norm,
     NotKnown,
     RotaryTable,
-    SharedBlock,
     by_kind,
 )
 from oaiserve.engine.model.cpu.fit import fit
 from oaiserve.engine.model.cpu.module_reader import ModuleReader, decoder_of, layers_of, unscaled_norm
 from oaiserve.engine.model.spec import KVShape, LoadedModel
 
+# Families with few users whose layers need operations of their own, by transformers' type.
+_WITHOUT_STEP = {
+    "gemma3n_text": "it has several hidden states of a token (AltUp)",
+    "zamba2": "its layers share blocks of attention, which read the embedding, too",
+}
 # In these families only the layers with a window rotate queries and keys by position.
 _ROTATE_IN_WINDOWS = {"cohere2", "exaone4", "exaone_moe"}
 # The names of norms of queries and keys, and those of norms that come after the rotation.
@@ -76,6 +79,8 @@ class _Description:
 
     def decoder(self) -> Decoder:
         reader = self._reader
+        if (reason := _WITHOUT_STEP.get(self._config.model_type)) is not None:
+            raise NotKnown(reason)
         embedding = reader.child(self._base, "embed_tokens", "wte", "embed_in", "word_embeddings", "embeddings")
         position = reader.child(self._base, "wpe", "embed_positions", optional=True)
         config = self._config
@@ -87,7 +92,6 @@ class _Description:
             embedding_scale=float(getattr(embedding, "embed_scale", 1)) * getattr(config, "embedding_multiplier", 1.0),
             position_embedding=None if position is None else reader.tensor(position)[getattr(position, "offset", 0) :],
             embedding_norm=reader.norm_of(self._base, "word_embeddings_layernorm"),
-            hidden_states=describe_altup.hidden_states(reader, self._base),
             layer_inputs=self._layer_inputs(),
             layers=[self._layer(index, layer) for index, layer in enumerate(layers)],
             residual_scale=getattr(config, "residual_multiplier", getattr(layers[0], "residual_scale", 1.0)),
@@ -127,12 +131,9 @@ class _Description:
         reader = self._reader
         if not getattr(layer, "do_layer_norm_before", True):
             raise NotKnown("it norms the hidden state itself")
-        with_state: Any = reader.child(layer, "mamba_decoder", optional=True) or layer
-        mixer = None if index not in self._loaded.state_shapes else describe_mixers.mixer(reader, index, with_state)
+        mixer = None if index not in self._loaded.state_shapes else describe_mixers.mixer(reader, index, layer)
         if hasattr(layer, "norm"):
             return self._single_part(index, layer, mixer)
-        if mixer is not None and {name for name, _ in with_state.named_children()} == {"input_layernorm", "mamba"}:
-            return self._mixer_behind_block(index, layer, reader.norm(with_state.input_layernorm), mixer)
         attends = mixer is None or index in self._loaded.kv_shapes
         attention = reader.child(layer, "self_attn", "attn", "attention", "self_attention") if attends else None
         attention_norm = reader.norm_of(
@@ -169,14 +170,12 @@ class _Description:
             mixer=mixer,
             mixer_factor=float(getattr(layer, "ssm_out_multiplier", 1.0)),
             attention_out_norm=after_attention,
-            laurel=describe_altup.laurel(reader, layer),
             mlp_norm=attention_norm if is_parallel and before_mlp is None else before_mlp,
             mlp=self._mlp_or_mixture(mlp, beside)
             if getattr(layer, "experts", None) is None
             else describe_experts.mixture_beside(reader, layer, _mlp(reader, mlp)),
             mlp_out_norm=mlp_out_norm,
             is_parallel=is_parallel,
-            altup=describe_altup.altup(reader, layer),
             input_gate=None
             if gate is None
             else InputGate(
@@ -201,28 +200,12 @@ class _Description:
             mixer=mixer,
             mixer_factor=1.0,
             attention_out_norm=None,
-            laurel=None,
             mlp_norm=norm if computes else None,
             mlp=self._mlp_or_mixture(reader.child(layer, "mixer"), None) if computes else None,
             mlp_out_norm=None,
             is_parallel=False,
-            altup=None,
             input_gate=None,
             factor=1.0,
-        )
-
-    def _mixer_behind_block(self, index: int, layer: Any, norm: Norm, mixer: Mixer) -> Layer:
-        """Describe a layer that is a mixer, which may have a block before it that other layers share."""
-        reader = self._reader
-        found = Layer(norm, None, 1.0, mixer, 1.0, None, None, None, None, None, False, None, None, 1.0)
-        if (shared := reader.child(layer, "shared_transformer", optional=True)) is None:
-            return found
-        return replace(
-            found,
-            attention=describe_shared.attention(reader, index, shared, self._attention(index, shared.self_attn)),
-            mlp_norm=reader.norm(shared.pre_ff_layernorm),
-            mlp=describe_shared.mlp(reader, index, shared, _mlp(reader, shared.feed_forward)),
-            block=SharedBlock(reader.norm(shared.input_layernorm), reader.matrix(layer.linear)),
         )
 
     def _attention(self, index: int, attention: Any) -> Attention:
@@ -419,7 +402,7 @@ def _mlp(reader: ModuleReader, mlp: Module) -> MLP:
     up_proj = reader.child(mlp, "up_proj", "c_fc", "fc1", "fc_in", "dense_h_to_4h", "w3")
     own_gate = None if gate_proj is None else reader.matrix(gate_proj)
     factors = [float(getattr(mlp, name, 1.0)) for name in ("gate_multiplier", "down_multiplier")]
-    return MLP(own_gate, reader.matrix(up_proj), down, activation, describe_altup.cutoff(mlp), *factors)
+    return MLP(own_gate, reader.matrix(up_proj), down, activation, *factors)
 
 
 def _of_pairs(table: Tensor) -> Tensor:

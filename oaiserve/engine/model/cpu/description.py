@@ -52,8 +52,6 @@ class Matrix:
     parts: int = 3
     # What `weight` is a copy of, which may be in the model's files as it is; None: it is no copy of rows.
     copy_of: Rows | None = None
-    # What the model adds to the products with all of the module's rows, where layers share `weight` but not this.
-    own: LowRank | None = None
 
     def picked(self, rows: Tensor | slice) -> Matrix:
         """Return the matrix of these rows, a slice or int64 [m], to which no adapter can add."""
@@ -239,8 +237,6 @@ class MLP:
     up: Matrix
     down: Matrix
     activation: str  # a name in library.ACTIVATIONS
-    # Only gates that are so many standard deviations above the mean of a token get into the activation, minus that.
-    cutoff: float | None = None
     gate_factor: float = 1.0  # of what the activation gets
     down_factor: float = 1.0  # of what `down` gives
 
@@ -379,52 +375,6 @@ class LayerInputs:
 
 
 @dataclass(frozen=True, slots=True)
-class HiddenStates:
-    """The hidden states of a token, of which there are several (alternating updates, AltUp).
-
-    The first one is the embedding, and the others are made of it. Behind the last layer, all become one.
-    """
-
-    projections: list[Matrix]  # [width, width], by which others than the first are made of the embedding
-    unprojections: list[Matrix]  # what the others are multiplied by in the end
-    active: int  # the one that layers compute with
-
-
-@dataclass(frozen=True, slots=True)
-class AltUp:
-    """The numbers by which a layer changes all hidden states of a token, as src/altup.h has them, in float32."""
-
-    epsilon: float
-    router: Tensor  # [states, width]
-    predictions: Tensor  # [states * states, states]
-    corrections: Tensor  # [states, states]
-    scale: Tensor | None  # [width]
-
-
-@dataclass(frozen=True, slots=True)
-class Laurel:
-    """A way around attention (learned augmented residual layer): (hidden state + x + norm(product(x))) / sqrt(2).
-
-    x is what attention reads, and the hidden state what attention has made of it.
-    """
-
-    product: LowRank
-    norm: Norm
-
-
-@dataclass(frozen=True, slots=True)
-class SharedBlock:
-    """Attention and an MLP before a mixer, whose matrices several layers share.
-
-    Attention reads norm([hidden state, embedding]), the MLP what attention gives, and the mixer the hidden state +
-    out(what the MLP gives). To the hidden state, only the mixer adds.
-    """
-
-    norm: Norm  # [2 * width]
-    out: Matrix  # [width, width]
-
-
-@dataclass(frozen=True, slots=True)
 class Layer:
     attention_norm: Norm | None  # before attention, or before the mixer
     attention: Attention | None
@@ -432,15 +382,12 @@ class Layer:
     mixer: Mixer | None
     mixer_factor: float
     attention_out_norm: Norm | None
-    laurel: Laurel | None
     mlp_norm: Norm | None
     mlp: MLP | Experts | None
     mlp_out_norm: Norm | None
     is_parallel: bool  # the MLP reads the hidden state that attention reads, without what attention adds to it
-    altup: AltUp | None  # None: a token has one hidden state
     input_gate: InputGate | None  # which comes last
     factor: float  # of the hidden state behind the layer
-    block: SharedBlock | None = None  # that attention and the MLP make; the first norm is the mixer's
 
 
 @dataclass(frozen=True, slots=True)
@@ -449,7 +396,6 @@ class Decoder:
     embedding_scale: float
     position_embedding: Tensor | None  # [positions, width]
     embedding_norm: Norm | None
-    hidden_states: HiddenStates | None  # None: a token has one
     layer_inputs: LayerInputs | None
     layers: list[Layer]
     residual_scale: float  # the factor of a layer's additions to the hidden state
@@ -461,10 +407,6 @@ class Decoder:
     @property
     def has_experts(self) -> bool:
         return any(isinstance(layer.mlp, Experts) for layer in self.layers)
-
-    @property
-    def leaves_out_gates(self) -> bool:
-        return any(isinstance(layer.mlp, MLP) and layer.mlp.cutoff is not None for layer in self.layers)
 
     def adaptable(self) -> dict[str, tuple[int, int]]:
         """Return rows and columns of each linear layer that adapters may name, by the name of its module."""

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from oaiserve.engine.model.cpu.description import (
     MLP,
-    AltUp,
     Attention,
     Decoder,
     DeltaNet,
     Experts,
-    HiddenStates,
     InputGate,
     LatentProjection,
     Layer,
@@ -27,11 +25,8 @@ def fit(decoder: Decoder) -> bool:
     width = decoder.embedding.shape[1]
     inputs, gates = decoder.layer_inputs, [layer.input_gate for layer in decoder.layers]
     numbers = 0 if inputs is None else len(inputs.norm.weight)  # of a layer
-    states = 1 if decoder.hidden_states is None else _num_states(decoder.hidden_states, width)
     return (
         all(_fits(layer, width) for layer in decoder.layers)
-        and all((layer.altup is None) == (states == 1) for layer in decoder.layers)
-        and all(layer.altup is None or _fits_altup(layer.altup, states, width) for layer in decoder.layers)
         and (decoder.embedding_norm is None or len(decoder.embedding_norm.weight) == width)
         and all(gate is None or len(gate.gate.weight) == numbers for gate in gates)
         and (
@@ -44,71 +39,21 @@ def fit(decoder: Decoder) -> bool:
     )
 
 
-def _num_states(states: HiddenStates, width: int) -> int:
-    """Return how many hidden states a token has, or 0 if their matrices do not fit."""
-    number = len(states.projections) + 1
-    matrices = [*states.projections, *states.unprojections]
-    fits = all(matrix.weight.shape == (width, width) for matrix in matrices)
-    return number if fits and len(states.unprojections) == number - 1 and 0 <= states.active < number else 0
-
-
-def _fits_altup(altup: AltUp, states: int, width: int) -> bool:
-    return (
-        altup.router.shape == (states, width)
-        and altup.predictions.shape == (states * states, states)
-        and altup.corrections.shape == (states, states)
-        and (altup.scale is None or len(altup.scale) == width)
-    )
-
-
 def _fits(layer: Layer, width: int) -> bool:
     norms = [layer.attention_norm, layer.attention_out_norm, layer.mlp_norm, layer.mlp_out_norm]
-    norms += [] if layer.laurel is None else [layer.laurel.norm]
     if isinstance(layer.mlp, Experts) and (own := layer.mlp.norms) is not None:
         norms += [own.router, own.experts, own.experts_out, own.shared_out]
     return (
         all(norm is None or len(norm.weight) == width for norm in norms)
-        and (
-            layer.attention is None
-            or _fits_attention(layer.attention, width, width if layer.block is None else 2 * width)
-        )
-        and (layer.block is None or _fits_block(layer, width))
-        and all(_fits_own(matrix) for matrix in _with_own(layer))
+        and (layer.attention is None or _fits_attention(layer.attention, width))
         and (layer.mixer is None or _fits_mixer(layer.mixer, width))
-        and (layer.laurel is None or _fits_low_rank(layer.laurel.product, width, width))
         and (layer.input_gate is None or _fits_gate(layer.input_gate, width))
         and (not isinstance(layer.mlp, MLP) or _fits_mlp(layer.mlp, width))
         and (not isinstance(layer.mlp, Experts) or _fits_experts(layer.mlp, width))
     )
 
 
-def _fits_block(layer: Layer, width: int) -> bool:
-    return (
-        layer.block is not None
-        and None not in (layer.attention, layer.attention_norm, layer.mixer)
-        and isinstance(layer.mlp, MLP)
-        and len(layer.block.norm.weight) == 2 * width
-        and layer.block.out.weight.shape == (width, width)
-    )
-
-
-def _with_own(layer: Layer) -> list[Matrix]:
-    """Return the matrices of a layer to whose products it adds some of its own."""
-    qkv = layer.attention.qkv if layer.attention is not None and isinstance(layer.attention.qkv, list) else []
-    mlp = [layer.mlp.gate, layer.mlp.up] if isinstance(layer.mlp, MLP) else []
-    return [matrix for matrix in (*qkv, *mlp) if matrix is not None and matrix.own is not None]
-
-
-def _fits_own(matrix: Matrix) -> bool:
-    rows, columns = matrix.weight.shape
-    if (own := matrix.own) is None:
-        return True
-    all_rows = len(own.up.weight)
-    return matrix.first_row + rows <= all_rows and _fits_low_rank(own, all_rows, columns)
-
-
-def _fits_attention(attention: Attention, width: int, reads: int) -> bool:
-    """Return whether attention fits that reads `reads` numbers, and gives `width`."""
+def _fits_attention(attention: Attention, width: int) -> bool:
     shape, numbers = attention.shape, attention.heads * attention.shape.value_dim
     norms = [
         (attention.query_norm, {shape.key_dim, attention.heads * shape.key_dim}),
@@ -117,10 +62,10 @@ def _fits_attention(attention: Attention, width: int, reads: int) -> bool:
     ]
     return (
         all(norm is None or len(norm.weight) in widths for norm, widths in norms)
-        and _fits_projection(attention, reads)
+        and _fits_projection(attention, width)
         and attention.out.weight.shape == (width, numbers)
         and (attention.factors is None or len(attention.factors) == _num_rows(attention.qkv))
-        and (attention.gate is None or attention.gate.weight.shape == (numbers, reads))
+        and (attention.gate is None or attention.gate.weight.shape == (numbers, width))
         and all(own is None or len(own) == attention.heads for own in (attention.sinks, attention.parameters.slopes))
         and (not attention.values_of_keys or shape.value_dim == shape.key_dim)
         and (attention.rotary is None or attention.rotary_offset + _rotated(attention.rotary) <= shape.key_dim)

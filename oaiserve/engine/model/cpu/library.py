@@ -14,7 +14,6 @@ ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid")
 NO_SITE = -1  # of an operation to whose product no adapter adds
 
 MOST_EXPERTS = 1024  # of a layer, as in src/experts.h
-MOST_HIDDEN_STATES = 8  # of a token, as in src/altup.h
 
 
 class Normalize(Structure):
@@ -139,21 +138,6 @@ class GatedNorm(Structure):
     )
 
 
-class AltUp(Structure):
-    """The numbers by which a token's hidden states are predicted and corrected, as src/altup.h has them."""
-
-    _fields_ = (
-        ("width", c_long),
-        ("states", c_long),
-        ("active", c_long),
-        ("epsilon", c_float),
-        ("router", c_void_p),
-        ("predictions", c_void_p),
-        ("corrections", c_void_p),
-        ("scale", c_void_p),
-    )
-
-
 class StepInput(Structure):
     """The input of a step, and where its logits go; src/step.h has the types and shapes of its arrays."""
 
@@ -243,13 +227,6 @@ _FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "project_heads": ((_DECODER, *(_INDEX,) * 4, *(c_long,) * 4), _INDEX),
     "layer_inputs": ((_DECODER, _INDEX, _INDEX, c_float, Normalize, c_long), _INDEX),
     "gate_inputs": ((_DECODER, _INDEX, _INDEX, _INDEX, _INDEX, c_int64, _INDEX, c_long), _INDEX),
-    "predict": ((_DECODER, _INDEX, _INDEX, AltUp), _INDEX),
-    "correct": ((_DECODER, _INDEX, _INDEX, AltUp), _INDEX),
-    "add_to_states": ((_DECODER, _INDEX, _INDEX, c_long, Normalize), _INDEX),
-    "match_length": ((_DECODER, _INDEX, _INDEX, c_long), _INDEX),
-    "cut_off": ((_DECODER, _INDEX, c_long, c_float, c_int64), _INDEX),
-    "copy_columns": ((_DECODER, _INDEX, _INDEX, c_long, c_long), _INDEX),
-    "add_rows": ((_DECODER, _INDEX, _INDEX, c_long), _INDEX),
     "attend": ((_DECODER, _INDEX, _INDEX, _INDEX, c_long, c_float, c_long, c_float, _POINTER, _POINTER), _INDEX),
     "convolve": ((_DECODER, _INDEX, Convolution), _INDEX),
     "prepare_delta": ((_DECODER, *(_INDEX,) * 3, DeltaHeads, _POINTER, _POINTER), _INDEX),

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from oaiserve.engine.model.adapters import Adapter, AdapterPart
+from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.model.batch import Batch
-from oaiserve.engine.model.cpu.description import Decoder, LowRank, NotKnown
+from oaiserve.engine.model.cpu.description import Decoder
 from oaiserve.engine.model.cpu.kv_layout import adopt
 from oaiserve.engine.model.cpu.library import Library, StepInput
 from oaiserve.engine.model.cpu.operations import Operations
@@ -50,7 +50,6 @@ class NativeDecoder:
         self.vocab_size = decoder.head.weight.shape[0]
         self._logits = torch.empty(0, self.vocab_size)
         self._packed: WeakKeyDictionary[Adapter, PackedAdapter] = WeakKeyDictionary()
-        self._own: Adapter | None = None  # of all tokens: what layers add to products that they share with others
         self._handle = library.decoder()
         self._pool = library.pool(num_threads)
         if self._handle is None or self._pool is None:
@@ -73,11 +72,6 @@ class NativeDecoder:
         if reserved is not None and not is_passing:
             reserved.keep(library.lent_bytes(self._handle))
         self.caches = self._operations.caches
-        matrices = [matrix for site in self._operations.sites if isinstance(site, list) for matrix in site]
-        if own := {matrix.module: _part(matrix.own) for matrix in matrices if matrix.own is not None}:
-            if has_adapters:
-                raise NotKnown("its layers have low-rank products of their own, which take the place of adapters")
-            self._own = Adapter("own", own)
 
     def __del__(self) -> None:
         self._library.free_decoder(self._handle)
@@ -109,12 +103,11 @@ class NativeDecoder:
             *(array.ctypes.data for array in arrays),
             logits.data_ptr(),
         )
-        adapters = batch.adapters if self._own is None else [self._own] * len(batch.query_lens)
-        if adapters:
-            packed = {adapter: self._packed_of(adapter) for adapter in adapters if adapter is not None}
+        if batch.adapters:
+            packed = {adapter: self._packed_of(adapter) for adapter in batch.adapters if adapter is not None}
             places = {adapter: place for place, adapter in enumerate(packed)}
             handles = np.array([one.handle for one in packed.values()], np.uintp)
-            of_chunks = [-1 if adapter is None else places[adapter] for adapter in adapters]
+            of_chunks = [-1 if adapter is None else places[adapter] for adapter in batch.adapters]
             of_tokens = np.repeat(np.array(of_chunks, np.int32), batch.query_lens)
             step.num_adapters, step.adapters, step.token_adapters = (
                 len(packed),
@@ -157,10 +150,3 @@ class NativeDecoder:
     def adopt(self, caches: list[LayerCache], num_blocks: int) -> None:
         """Copy the first blocks of another executor's cache, given by layer, which has the plain layout."""
         adopt(self.caches, caches, num_blocks)
-
-
-def _part(product: LowRank) -> AdapterPart:
-    a, b = product.down.weight, product.up.weight
-    assert isinstance(a, Tensor)
-    assert isinstance(b, Tensor)
-    return AdapterPart(a, b, scale=1.0)

@@ -5,7 +5,7 @@ Buffers, weights and operations are referred to by their indices, as src/decoder
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -19,19 +19,15 @@ from oaiserve.engine.model.cpu.pack_weights import WeightPacker
 class OperationList:
     """The operations of a decoder so far, with the weights and the buffers that they refer to."""
 
-    def __init__(
-        self, library: Library, handle: int, pool: int, *, has_adapters: bool, shared: Collection[int] = ()
-    ) -> None:
-        """Begin the operations of the decoder of this `handle`. Weights are packed by the threads of `pool`, those at
-        the addresses `shared` once."""
+    def __init__(self, library: Library, handle: int, pool: int, *, has_adapters: bool) -> None:
+        """Begin the operations of the decoder of this `handle`. Weights are packed by the threads of `pool`."""
         self.names: list[str] = []  # the kind of each operation, in order
         # Where adapters add: the matrices of each site, whose columns follow each other.
         self.sites: list[list[Matrix] | HeadRows] = []
         self.library, self.handle = library, handle
-        self.weights = WeightPacker(library, handle, pool, shared)
+        self.weights = WeightPacker(library, handle, pool)
         self._has_adapters = has_adapters
         self._kept: list[Tensor] = []  # tensors that native code has pointers to
-        self._gates: dict[int, int] = {}  # buffers of gates that are computed before what they gate, by width
         self._groups = -1  # the buffer of inputs in eight bits, which weights in blocks read
 
     def add(self, name: str, function: Callable[..., int], *arguments: Any) -> int:
@@ -85,16 +81,6 @@ class OperationList:
             site, weights = self.site(x, [mlp.up]), self.weights.pack([mlp.up])
             x = self.input_of(x, weights)
             self.add("up", self.library.activate, x, out, weights, site, activation)
-        elif mlp.cutoff is not None:
-            width = len(mlp.gate.weight)
-            if width not in self._gates:
-                self._gates[width] = self.floats(width)
-            gates = self._gates[width]
-            self.project("gate and up", x, gates, [mlp.gate])
-            self.add("gate and up", self.library.cut_off, gates, width, mlp.cutoff, activation)
-            site, weights = self.site(x, [mlp.up]), self.weights.pack([mlp.up])
-            x, none = self.input_of(x, weights), ACTIVATIONS.index("none")
-            self.add("gate and up", self.library.gate_inputs, x, out, weights, site, none, gates, 0)
         else:
             site, weights = self.site(x, [mlp.gate, mlp.up]), self.weights.pack_gated(mlp.gate, mlp.up)
             x = self.input_of(x, weights)
@@ -112,11 +98,8 @@ class OperationList:
         return self._groups
 
     def site(self, x: int, matrices: list[Matrix]) -> int:
-        """Let adapters add to the product of `x` with these matrices, which is the next operation. Return the site.
-
-        What the model adds itself is such an adapter, too.
-        """
-        if not self._has_adapters and all(matrix.own is None for matrix in matrices):
+        """Let adapters add to the product of `x` with these matrices, which is the next operation. Return the site."""
+        if not self._has_adapters:
             return NO_SITE
         self.sites.append(matrices)
         return self.add("adapters", self.library.site, x, 1, 0)

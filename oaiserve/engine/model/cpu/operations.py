@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import torch
 from torch import Tensor
 
 from oaiserve.engine.model.attention import LayerCache
-from oaiserve.engine.model.cpu.altup_operations import HiddenStateOperations
 from oaiserve.engine.model.cpu.blocks import Blocks
 from oaiserve.engine.model.cpu.description import (
     MLP,
@@ -23,7 +20,6 @@ from oaiserve.engine.model.cpu.description import (
     Matrix,
     Norm,
     NotKnown,
-    SharedBlock,
 )
 from oaiserve.engine.model.cpu.expert_operations import Buffers, ExpertOperations
 from oaiserve.engine.model.cpu.expert_operations import matrices_of as matrices_of_experts
@@ -62,11 +58,7 @@ class Operations:
 
         Raises NotKnown for sizes that the native code does not support, and MemoryError.
         """
-        addresses = Counter(
-            m.weight.data_ptr() for layer in decoder.layers for m in _matrices(layer) if isinstance(m.weight, Tensor)
-        )
-        shared = {address for address, count in addresses.items() if count > 1}
-        self._operations = operations = OperationList(library, handle, pool, has_adapters=has_adapters, shared=shared)
+        self._operations = operations = OperationList(library, handle, pool, has_adapters=has_adapters)
         self.names, self.sites = operations.names, operations.sites
         self.caches: list[LayerCache] = []
         self._library = library
@@ -80,11 +72,8 @@ class Operations:
         floats, elements = operations.floats, operations.elements
         width = self._width = decoder.embedding.shape[1]
         attention = [layer.attention for layer in decoder.layers if layer.attention is not None]
-        # Where layers read the embedding beside the hidden state, that is where it is.
-        has_blocks = any(layer.block is not None for layer in decoder.layers)
-        self._hidden, self._branch = floats(2 * width if has_blocks else width), floats(width)
+        self._hidden, self._branch = floats(width), floats(width)
         self._normed = elements(width)
-        self._normed_both = elements(2 * width) if has_blocks else self._normed
         if attention:
             self._qkv = floats(max(_qkv_width(layer) for layer in attention))
             self._queries = elements(
@@ -107,11 +96,6 @@ class Operations:
             self._own = elements(max(layer.heads * layer.rotary_offset for layer in attention))
             self._attended_latent = elements(max(layer.heads * layer.shape.latent_dim for layer in attention))
         matrices = [matrix.weight for layer in decoder.layers for matrix in _matrices(layer)]
-        self._hidden_states: HiddenStateOperations | None = None
-        if (states := decoder.hidden_states) is not None:
-            matrices += [matrix.weight for matrix in (*states.projections, *states.unprojections)]
-            laurels = [layer.laurel for layer in decoder.layers if layer.laurel is not None]
-            self._hidden_states = HiddenStateOperations(operations, states, laurels, buffers)
         if decoder.layer_inputs is not None:
             projected = decoder.layer_inputs.projection.weight
             matrices.append(projected)
@@ -129,14 +113,8 @@ class Operations:
             operations.add("embed", library.norm_floats, self._hidden, self._hidden, normalize)
         if decoder.layer_inputs is not None:
             self._inputs_of_layers(decoder.layer_inputs, len(decoder.layers))
-        if self._hidden_states is not None:
-            self._hidden_states.begin()
-        if any(layer.block is not None for layer in decoder.layers):
-            operations.add("embed", library.copy_columns, self._hidden, self._hidden, self._width, self._width)
         for index, layer in enumerate(decoder.layers):
             self._layer(index, layer, decoder.residual_scale)
-        if self._hidden_states is not None:
-            self._hidden_states.end()
         last = operations.elements(self._width)
         normalize = operations.normalize(decoder.final_norm)
         operations.add("norm", library.norm, self._hidden, last, normalize, True)
@@ -166,12 +144,6 @@ class Operations:
         operations.add("layer inputs", library.layer_inputs, *arguments, layers)
 
     def _layer(self, index: int, layer: Layer, residual_scale: float) -> None:
-        if layer.block is not None:
-            self._mixer_behind_block(index, layer, layer.block, residual_scale)
-            return
-        states = self._hidden_states
-        if states is not None and layer.altup is not None:
-            states.predict(layer.altup)
         if layer.attention is not None or layer.mixer is not None:
             self._norm(layer.attention_norm)
         if (mixer := layer.mixer) is not None:
@@ -179,13 +151,11 @@ class Operations:
             scale = residual_scale * layer.mixer_factor
             self._add("output", self._attended, mixer.out, layer.attention_out_norm, scale)
         if (attention := layer.attention) is not None:
-            self._attention(index, attention, self._normed)
+            self._attention(index, attention)
             if layer.is_parallel and layer.mlp_norm is not layer.attention_norm:
                 self._norm(layer.mlp_norm)
             scale = residual_scale * layer.attention_factor
             self._add("output", self._attended, attention.out, layer.attention_out_norm, scale)
-        if states is not None and layer.laurel is not None:
-            states.laurel(layer.laurel)
         if not layer.is_parallel and layer.mlp is not None:
             self._norm(layer.mlp_norm)
         factor = layer.factor if layer.input_gate is None else 1.0
@@ -197,30 +167,8 @@ class Operations:
             self._add("down", self._mlp, layer.mlp.down, layer.mlp_out_norm, scale, factor)
         else:
             self._experts.add(layer.mlp, layer.mlp_out_norm, residual_scale, factor)
-        if states is not None and layer.altup is not None:
-            states.correct(layer.altup)
         if layer.input_gate is not None:
             self._input_gate(index, layer.input_gate, layer.factor)
-
-    def _mixer_behind_block(self, index: int, layer: Layer, block: SharedBlock, residual_scale: float) -> None:
-        """Add the operations of a layer in which only the mixer adds to the hidden state."""
-        operations, library, branch = self._operations, self._library, self._branch
-        assert layer.attention is not None
-        assert layer.mixer is not None
-        assert isinstance(layer.mlp, MLP)
-        normalize = operations.normalize(block.norm)
-        operations.add("norm", library.norm, self._hidden, self._normed_both, normalize, False)
-        self._attention(index, layer.attention, self._normed_both)
-        operations.project("output", self._attended, branch, [layer.attention.out])
-        self._norm(layer.mlp_norm, branch)
-        operations.project_inner(layer.mlp, self._normed, self._mlp)
-        operations.project("down", self._mlp, branch, [layer.mlp.down])
-        self._norm(None, branch)
-        operations.add("output", library.copy_columns, self._hidden, branch, self._width, 0)
-        operations.project("output", self._normed, branch, [block.out], adds=True)
-        self._norm(layer.attention_norm, branch)
-        self._mixers.add(layer.mixer, self._normed, self._attended)
-        self._add("output", self._attended, layer.mixer.out, None, residual_scale)
 
     def _input_gate(self, index: int, gate: InputGate, factor: float) -> None:
         """Add the operations by which a layer adds to the hidden state what it makes of its inputs."""
@@ -230,27 +178,22 @@ class Operations:
         x, activation = operations.input_of(self._normed, weights), ACTIVATIONS.index(gate.activation)
         arguments = (x, self._gated, weights, site, activation, self._layer_inputs, index * len(gate.gate.weight))
         operations.add("layer inputs", library.gate_inputs, *arguments)
-        if self._hidden_states is None:
-            self._add("layer inputs", self._gated, gate.projection, gate.norm, 1.0, factor)
-        else:
-            operations.project("layer inputs", self._gated, self._branch, [gate.projection])
-            self._hidden_states.add(gate.norm)
+        self._add("layer inputs", self._gated, gate.projection, gate.norm, 1.0, factor)
 
-    def _norm(self, norm: Norm | None, x: int | None = None) -> None:
-        """Add the operation that norms the hidden state, or `x`, for the matrices. Without a norm it converts it."""
+    def _norm(self, norm: Norm | None) -> None:
+        """Add the operation that norms the hidden state for the matrices. Without a norm it converts it."""
         operations, library = self._operations, self._library
         normalize = Normalize(width=self._width) if norm is None else operations.normalize(norm)
-        operations.add("norm", library.norm, self._hidden if x is None else x, self._normed, normalize, False)
+        operations.add("norm", library.norm, self._hidden, self._normed, normalize, False)
 
-    def _attention(self, index: int, attention: Attention, x: int) -> None:
-        """Add the operations of attention that reads `x`."""
+    def _attention(self, index: int, attention: Attention) -> None:
         operations, library = self._operations, self._library
         heads, cache = attention.heads, self._cache(index, attention)
         if isinstance(attention.qkv, LatentProjection):
-            self._latent_attention(attention, attention.qkv, cache, x)
+            self._latent_attention(attention, attention.qkv, cache)
             return
         gates = [] if attention.gate is None else [attention.gate]
-        operations.project("qkv", x, self._qkv, [*attention.qkv, *gates])
+        operations.project("qkv", self._normed, self._qkv, [*attention.qkv, *gates])
         if attention.factors is not None:
             factors = attention.factors
             operations.add("rotary", library.scale_columns, self._qkv, operations.keep(factors), len(factors))
@@ -264,12 +207,12 @@ class Operations:
             first, width = _qkv_width(attention) - len(attention.gate.weight), len(attention.gate.weight)
             operations.add("attention", library.gate_rows, self._attended, self._qkv, first, width)
 
-    def _latent_attention(self, attention: Attention, qkv: LatentProjection, cache: int, normed: int) -> None:
-        """Add the operations of attention over latent vectors that reads `normed`, as src/latent.h has them."""
+    def _latent_attention(self, attention: Attention, qkv: LatentProjection, cache: int) -> None:
+        """Add the operations of attention over latent vectors, as src/latent.h has them."""
         operations, library = self._operations, self._library
         heads, shape = attention.heads, attention.shape
         own, rank = attention.rotary_offset, len(qkv.norm.weight)
-        x = normed
+        x = self._normed
         if qkv.query_down is not None:
             operations.project("qkv", x, self._latent, [qkv.query_down])
             width = len(qkv.query_down.weight)
@@ -277,7 +220,7 @@ class Operations:
             operations.add("norm", library.norm, self._latent, self._normed_latent, normalize, False)
             x = self._normed_latent
         operations.project("qkv", x, self._qkv, [qkv.query])
-        operations.project("qkv", normed, self._latent, [qkv.down])
+        operations.project("qkv", self._normed, self._latent, [qkv.down])
         operations.add("norm", library.norm, self._latent, self._normed_latent, operations.normalize(qkv.norm), False)
         arguments = (self._qkv, self._latent, self._normed_latent, self._own, self._queries, cache, heads)
         operations.add("rotary", library.prepare_latent, *arguments, self._rotary(attention))
@@ -371,10 +314,6 @@ def _matrices(layer: Layer) -> list[Matrix]:
         parts += [attention.gate, attention.out]
     if layer.mixer is not None:
         parts += matrices_of_mixer(layer.mixer)
-    if layer.block is not None:
-        parts.append(layer.block.out)
-    if layer.laurel is not None:
-        parts += [layer.laurel.product.down, layer.laurel.product.up]
     if layer.input_gate is not None:
         parts += [layer.input_gate.gate, layer.input_gate.projection]
     found = [matrix for matrix in parts if matrix is not None]

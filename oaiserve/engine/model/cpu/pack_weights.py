@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -21,18 +20,13 @@ PANEL = 32  # rows of a matrix that native code packs together; those of one pan
 class WeightPacker:
     """Packs the weights of one decoder, which operations refer to by their index."""
 
-    def __init__(self, library: Library, handle: int, pool: int, shared: Collection[int] = ()) -> None:
-        """Pack for the decoder of this `handle`, by the threads of `pool`.
-
-        Tensors at the addresses `shared` are packed once. They stay where they are until all is packed.
-        """
+    def __init__(self, library: Library, handle: int, pool: int) -> None:
+        """Pack for the decoder of this `handle`, by the threads of `pool`."""
         # Of weights in blocks, by their index: the width of their input, which is then in eight bits.
         self.widths: dict[int, int] = {}
         self.orders: dict[int, int] = {}  # where the order of their columns is in memory, unless it is the input's
         self._library, self._handle, self._pool = library, handle, pool
         self._kept: list[NDArray[np.int32]] = []  # orders, which native code has pointers to
-        self._addresses = shared
-        self._packed: dict[tuple[int, ...], int] = {}  # the index of tensors that are shared, by their addresses
         self._shared: dict[int, int] = {}  # the index of a matrix in blocks by its id(), because others may share it
 
     def pack(self, matrices: list[Matrix]) -> int:
@@ -48,16 +42,11 @@ class WeightPacker:
             and all(_have_one_order(blocks[0], rows) for rows in blocks[1:])
         ):
             return self.pack_blocks(blocks, bias)
-        if (shared := self._key(matrices)) in self._packed:
-            return self._packed[shared]
         tensors = [self.expanded(m.weight) for m in matrices]
         weight = torch.cat(tensors) if len(tensors) > 1 else tensors[0].contiguous()
         n, k = weight.shape
         bias_pointer = None if bias is None else bias.data_ptr()
-        index: int = self._library.add_weights(self._handle, weight.data_ptr(), n, k, bias_pointer)
-        if shared:
-            self._packed[shared] = index
-        return index
+        return self._library.add_weights(self._handle, weight.data_ptr(), n, k, bias_pointer)  # type: ignore[no-any-return]
 
     def pack_gated(self, gate: Matrix, up: Matrix) -> int:
         """Pack the gate and the up projection of an MLP so that their products lie side by side."""
@@ -80,22 +69,10 @@ class WeightPacker:
             gate.weight.give_back()
             up.weight.give_back()
             return index
-        if (shared := self._key([gate, up])) in self._packed:
-            return self._packed[shared]
         both = [self.expanded(matrix.weight).contiguous() for matrix in (gate, up)]
         pointers = [tensor.data_ptr() for tensor in both]
         bias_pointer = None if bias is None else bias.data_ptr()
-        index = int(self._library.add_gated_weights(self._handle, *pointers, n, k, bias_pointer))
-        if shared:
-            self._packed[shared] = index
-        return index
-
-    def _key(self, matrices: list[Matrix]) -> tuple[int, ...]:
-        """Return the addresses of matrices that are all shared with other layers, with their biases; else nothing."""
-        weights = [m.weight.data_ptr() for m in matrices if isinstance(m.weight, Tensor)]
-        if len(weights) < len(matrices) or not all(address in self._addresses for address in weights):
-            return ()
-        return (*weights, *(0 if m.bias is None else m.bias.data_ptr() for m in matrices))
+        return int(self._library.add_gated_weights(self._handle, *pointers, n, k, bias_pointer))
 
     def pack_blocks(self, parts: list[Blocks], bias: Tensor | None = None) -> int:
         """Pack the rows of all parts, whose formats may differ, as one matrix. One without a bias is packed once."""

@@ -109,8 +109,6 @@ class _FusedLayer:
             raise NotKnown("it has layers that keep a state, or gates or factors of attention")
         if layer.attention_factor != 1 or (isinstance(mlp, MLP) and not mlp.gate_factor == mlp.down_factor == 1):
             raise NotKnown("its layers have factors of their own")
-        if isinstance(mlp, MLP) and mlp.cutoff is not None:
-            raise NotKnown("its MLPs leave out gates")
         if not isinstance(attention.qkv, list):
             raise NotKnown("its keys and values are made from latent vectors")
         if attention.cache_of is not None or attention.values_of_keys or attention.value_norm is not None:
@@ -120,8 +118,8 @@ class _FusedLayer:
             raise NotKnown("it rotates pairs that are further apart")
         if attention.query_factors is not None:
             raise NotKnown("it scales queries by their positions")
-        if layer.input_gate is not None or layer.factor != 1.0 or layer.altup is not None or layer.laurel is not None:
-            raise NotKnown("its layers have inputs or factors of their own, or more than one hidden state")
+        if layer.input_gate is not None or layer.factor != 1.0:
+            raise NotKnown("its layers have inputs or factors of their own")
         attention_norm, own = _row_norm(layer.attention_norm), attention.parameters
         is_shared = layer.mlp_norm is layer.attention_norm
         norms = attention.query_norm, attention.key_norm

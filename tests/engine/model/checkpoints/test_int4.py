@@ -59,16 +59,6 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
         "gemma4_text",
         {"tie_word_embeddings": True, **SHARED, "global_head_dim": 64, "use_double_wide_mlp": True},
     ),
-    "gemma3n": (
-        "gemma3n_text",
-        {
-            "tie_word_embeddings": True,
-            **SHARED,
-            "activation_sparsity_pattern": [*[0.6] * 4, *[0.0] * 5],
-            "altup_num_inputs": 3,
-            "laurel_rank": 32,
-        },
-    ),
 }
 
 

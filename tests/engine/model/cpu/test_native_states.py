@@ -67,8 +67,3 @@ def test_a_state_that_native_code_does_not_compute_is_refused(case: str) -> None
     values, reason = NOT_KNOWN[case]
     with pytest.raises(NotKnown, match=reason):
         native(load(config("qwen3_5_text", **DELTA | values)))
-
-
-def test_matrices_that_layers_share_are_packed_once() -> None:
-    step = native(load(STATE_FAMILIES["zamba2"]))  # of three blocks, the first and the third have the same matrices
-    assert len(step._operations._operations.weights._packed) == len(["qkv", "output", "gate and up", "down"])

@@ -83,17 +83,6 @@ FIRST_MAMBA = config("mamba", **LONG, state_size=16, time_step_rank=16)
 CONVOLUTION = config("lfm2", **LONG | {"layer_types": CONVOLUTIONS["layer_types"][:2]})
 KIMIS = config("kimi_linear", **LONG | KIMI | {"layer_types": DELTA["layer_types"][:2], "num_hidden_layers": 2})
 WEIGHED = config("llama4_text", **LONG | {"intermediate_size": 96}, num_local_experts=12, num_experts_per_tok=3)
-STATES = config(  # several hidden states of a token
-    "gemma3n_text",
-    **LONG,
-    layer_types=["sliding_attention", "full_attention"],
-    sliding_window=37,
-    num_kv_shared_layers=0,
-    hidden_size_per_layer_input=16,
-    vocab_size_per_layer_input=97,
-    activation_sparsity_pattern=[0.6, 0.0],
-    laurel_rank=16,
-)
 RECURRENT = config("qwen3_next", **LONG | DELTA | {"layer_types": DELTA["layer_types"][:2]}, **MOE)
 BLOCKY = config("llama", **LONG | {"intermediate_size": 1120})
 NORMED = config("gpt2", n_embd=64, n_layer=2, n_head=4, max_position_embeddings=1024, initializer_range=0.2)
@@ -108,7 +97,7 @@ CASES = {
     "latent vectors with AVX2": (LATENTS, torch.bfloat16, "int8", "x86-64-v3"),
     "experts in eight bits": (MIXTURE, torch.float32, "int8", "native"),
     "experts with AVX2": (MIXTURE, torch.bfloat16, "none", "x86-64-v3"),
-    "bfloat16 with AVX-512 alone": (STATES, torch.bfloat16, "none", "x86-64-v4"),
+    "bfloat16 with AVX-512 alone": (CAPPED, torch.bfloat16, "none", "x86-64-v4"),
     "bfloat16 with AVX2": (WINDOW, torch.bfloat16, "none", "x86-64-v3"),
     "float32 with AVX2": (GROUPED, torch.float32, "none", "x86-64-v3"),
     "eight bits with AVX2": (GROUPED, torch.bfloat16, "int8", "x86-64-v3"),

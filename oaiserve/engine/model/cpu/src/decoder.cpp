@@ -16,7 +16,6 @@
 #include <sys/mman.h>
 #endif
 
-#include "altup.h"
 #include "convolution.h"
 #include "delta.h"
 #include "experts.h"
@@ -383,7 +382,7 @@ long oaiserve_add_cache(Decoder* decoder, CacheMemory memory) {
 }
 
 // The remaining parts are operations, which run in the order in which they are added. operations.h, attend.h, latent.h,
-// layer_inputs.h, altup.h, experts.h, convolution.h, delta.h, mamba.h, selective_scan.h and gates.h say what they compute.
+// layer_inputs.h, experts.h, convolution.h, delta.h, mamba.h, selective_scan.h and gates.h say what they compute.
 
 long oaiserve_embed(Decoder* decoder, long out, const Element* table, long table_rows, const Element* position_table,
                     long width, float scale) {
@@ -565,38 +564,6 @@ long oaiserve_layer_inputs(Decoder* decoder, long inputs, long embeddings, float
                            long layers) {
   return add_operation<LayerInputs>(*decoder, decoder->floats[inputs], decoder->floats[embeddings], scale, normalize,
                                     layers);
-}
-
-long oaiserve_copy_columns(Decoder* decoder, long x, long out, long width, long first) {
-  return add_operation<CopyColumns>(*decoder, decoder->floats[x], decoder->floats[out], width, first);
-}
-
-// The hidden states are the buffers from `states` on. The arrays of `altup` stay the caller's.
-long oaiserve_predict(Decoder* decoder, long states, long hidden, AltUp altup) {
-  const HiddenStates all(decoder->floats, states, altup.states);
-  return add_operation<Predict>(*decoder, all, decoder->floats[hidden], altup);
-}
-
-long oaiserve_correct(Decoder* decoder, long states, long hidden, AltUp altup) {
-  const HiddenStates all(decoder->floats, states, altup.states);
-  return add_operation<Correct>(*decoder, all, decoder->floats[hidden], altup);
-}
-
-long oaiserve_add_to_states(Decoder* decoder, long x, long states, long count, Normalize normalize) {
-  const HiddenStates all(decoder->floats, states, count);
-  return add_operation<AddToStates>(*decoder, decoder->floats[x], all, count, normalize);
-}
-
-long oaiserve_match_length(Decoder* decoder, long x, long like, long width) {
-  return add_operation<MatchLength>(*decoder, decoder->floats[x], decoder->floats[like], width);
-}
-
-long oaiserve_cut_off(Decoder* decoder, long gates, long width, float deviations, Activation activation) {
-  return add_operation<CutOff>(*decoder, decoder->floats[gates], width, deviations, activation);
-}
-
-long oaiserve_add_rows(Decoder* decoder, long x, long hidden, long width) {
-  return add_operation<AddRows<Element>>(*decoder, decoder->elements[x], decoder->floats[hidden], width);
 }
 
 // The layer's inputs are those from column `first` of `inputs` on.

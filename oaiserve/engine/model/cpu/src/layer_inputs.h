@@ -36,21 +36,4 @@ class LayerInputs : public Operation {
   long layers_;
 };
 
-// The numbers of `out` from `first` on = x, for layers that read the embedding beside the hidden state.
-class CopyColumns : public Operation {
- public:
-  CopyColumns(Buffer<float>& x, Buffer<float>& out, long width, long first)
-      : x_(x), out_(out), width_(width), first_(first) {}
-  long items(const StepInput& step, int) const noexcept override { return row_items(step.num_tokens, width_); }
-  void run(const StepInput& step, int, long item) noexcept override {
-    const RowRange rows(item, step.num_tokens, width_);
-    for (long row = rows.first; row < rows.last; row++)
-      memcpy(out_.row(row) + first_, x_.row(row), size_t(width_) * sizeof(float));
-  }
-
- private:
-  Buffer<float>&x_, &out_;
-  long width_, first_;
-};
-
 }  // namespace oaiserve
