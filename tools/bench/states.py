@@ -61,12 +61,6 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_attention_heads": 16, "num_key_value_heads": 8, "block_ffn_dim_multiplier": 1.0,
         "layer_types": [("conv", "full_attention")[i in (2, 5, 8, 10, 12, 14)] for i in range(16)],
     },
-    "Zamba2-1.2B": {
-        "model_type": "zamba2", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 38,
-        "num_attention_heads": 32, "num_key_value_heads": 32, "n_mamba_heads": 64, "mamba_d_state": 128,
-        "use_shared_attention_adapter": True, "use_mem_rope": True, "adapter_rank": 128, "chunk_size": 256,
-        "layers_block_type": [("linear_attention", "hybrid")[i % 6 == 5] for i in range(38)],
-    },
     "Kimi-Linear, 4 layers, 32 experts": {
         "model_type": "kimi_linear", "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 4,
         "num_attention_heads": 32, "num_key_value_heads": 32, "linear_head_dim": 128, "linear_num_heads": 32,
