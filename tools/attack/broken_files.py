@@ -483,18 +483,17 @@ def spoiled(spoil: Spoil, content: bytes, rng: random.Random) -> bytes:
 
 
 def markdown(starts: Sequence[Start]) -> str:
-    counts: dict[tuple[str, str], Counter[str]] = {}
+    """Return a row for each format."""
+    counts: dict[str, Counter[str]] = {}
     for one in starts:
-        if one.way == "none":
-            continue
-        outcome = "wrong" if one.is_wrong else one.outcome
-        counts.setdefault((one.format, one.way), Counter())[outcome] += 1
-    header = ["format", "what is spoiled", "files", *OUTCOMES.values(), "wrong", "most memory, MiB"]
+        if one.way != "none":
+            counts.setdefault(one.format, Counter())["wrong" if one.is_wrong else one.outcome] += 1
+    header = ["format", "files", *OUTCOMES.values(), "wrong", "most memory, MiB"]
     rows = []
-    for (name, way_name), counter in counts.items():
-        peak = max(one.peak_mib for one in starts if (one.format, one.way) == (name, way_name))
+    for name, counter in counts.items():
+        peak = max(one.peak_mib for one in starts if one.format == name and one.way != "none")
         numbers = [counter.total(), *(counter[outcome] for outcome in OUTCOMES), counter["wrong"]]
-        rows.append([name, way_name, *(f"{value:,}" for value in numbers), f"{peak:,.0f}"])
+        rows.append([name, *(f"{value:,}" for value in numbers), f"{peak:,.0f}"])
     return "\n".join(as_markdown([header, *rows]))
 
 

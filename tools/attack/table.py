@@ -1,4 +1,4 @@
-"""The table of what was found, for people, from what the JSON file has. That may be put together from several runs."""
+"""The tables of results for people, from the JSON file, which may be put together from several runs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from tools.markdown import as_markdown, number
 HEAD = (
     "attack", "sent", "came back", "CPU s", "cores busy, quiet / attack", "RSS before / peak / after, MiB",
     "ITL p99 ms, quiet / attack (ratio)", "ITL max ms", "TTFT max ms", "afterwards", "verdict",
+)  # fmt: skip
+FAMILY_HEAD = (
+    "family", "attacks", "sent", "ITL p99, times quiet", "ITL p99 ms", "RSS grows by, MiB", "verdict",
 )  # fmt: skip
 MOST_SHOWN = 3  # sentences of a verdict
 
@@ -51,4 +54,24 @@ def largest(seconds: dict[str, Any]) -> str:
 
 
 def markdown(attacks: Sequence[dict[str, Any]]) -> str:
-    return "\n".join(as_markdown([HEAD, *map(row, attacks)]))
+    """Return a row for each family of attacks, with the worst of each figure."""
+    families: dict[str, list[dict[str, Any]]] = {}
+    for found in attacks:
+        families.setdefault(found["family"], []).append(found)
+    return "\n".join(as_markdown([FAMILY_HEAD, *(family_row(name, ones) for name, ones in families.items())]))
+
+
+def family_row(name: str, attacks: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+    ratios = [found["itl_ratio"] for found in attacks if found["itl_ratio"] is not None]
+    slowest = [1000 * found["itl_attack"]["p99"] for found in attacks if "p99" in found["itl_attack"]]
+    growth = max(found["rss_peak_mib"] - found["rss_before_mib"] for found in attacks)
+    failed = [f"{found['name']}: {failure}" for found in attacks for failure in found["failures"][:MOST_SHOWN]]
+    return (
+        name,
+        str(len(attacks)),
+        f"{sum(found['num_sent'] for found in attacks):,}",
+        f"{max(ratios):.2f}" if ratios else "no tokens",
+        number(max(slowest)) if slowest else "no tokens",
+        f"{growth:,.0f}",
+        f"**fails**: {'; '.join(failed)}" if failed else "holds",
+    )
