@@ -200,7 +200,7 @@ class ChatBody(SamplingBody, kw_only=True):
 class ResponsesBody(SamplingBody, kw_only=True):
     """A client sends what to respond to, and says how."""
 
-    input: Annotated[str | list[InputItem], described("A text, or the items of a talk.", minItems=1)]
+    input: Annotated[str | list[InputItem], described("A text, or the items of a conversation.", minItems=1)]
     instructions: Annotated[str | None, described("The system's message, before all others.")] = None
     max_output_tokens: Annotated[
         Integer | None, described("Most tokens of the answer, those of its reasoning included.", 1, MAX_INT32)
@@ -225,7 +225,9 @@ class ResponsesBody(SamplingBody, kw_only=True):
     chat_template_kwargs: Annotated[dict[str, Any] | None, described("Variables of the chat template.")] = None
     previous_response_id: Annotated[str | None, described("The stored response that this one goes on from.")] = None
     store: Annotated[bool | None, described("Keep the response. Default: true.")] = None
-    truncation: Annotated[Literal["auto", "disabled"] | None, described("Nothing is ever cut off a talk.")] = None
+    truncation: Annotated[Literal["auto", "disabled"] | None, described("Nothing is ever cut off a conversation.")] = (
+        None
+    )
     metadata: Annotated[
         dict[str, Annotated[str, described("At most 512 characters.", maxLength=MAX_VALUE_CHARACTERS)]] | None,
         described(

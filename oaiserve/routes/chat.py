@@ -9,12 +9,10 @@ import msgspec
 from starlette.requests import Request as HTTPRequest
 
 from oaiserve.engine.request import ChatPrompt
-from oaiserve.facts.record import ToolCallOutcome
-from oaiserve.routes import parameters
+from oaiserve.routes import constraints, parameters
 from oaiserve.routes.bodies import ChatBody, TokenizeBody
 from oaiserve.routes.chat_shape import ChatCompletion, ChatCompletionChunk, ChatShape
-from oaiserve.routes.constraints import is_constrained
-from oaiserve.routes.conversation import Talk
+from oaiserve.routes.conversation import Conversation
 from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.invalid import invalid
 from oaiserve.routes.objects import (
@@ -27,12 +25,10 @@ from oaiserve.routes.objects import (
     ToolMessage,
 )
 from oaiserve.routes.operation import Operation, documented
-from oaiserve.routes.parameters import Wanted, integer
+from oaiserve.routes.parameters import integer
 from oaiserve.routes.parsed_shape import ParsedChatShape
-from oaiserve.routes.prepare import OwnParams, prepare
+from oaiserve.routes.prepare import Intake, Sampling, prepare
 from oaiserve.routes.respond import Answer
-from oaiserve.routes.serving import serving_of
-from oaiserve.routes.shapes import Head
 from oaiserve.routes.tool_prompt import prompt_with_tools
 from oaiserve.routes.tools import requested_tools
 
@@ -50,44 +46,39 @@ _decoder = msgspec.json.Decoder(ChatBody)
     )
 )
 async def chat_completions(http: HTTPRequest) -> Answer:
-    chat = _Chat(serving_of(http).dialect, http.state.exchange.tool_calls)
-    return await prepare(
-        http, _decoder, id_prefix="chatcmpl-", own_params=chat.own_params, prompts=chat.prompts, shape=chat.shape
+    return await prepare(http, _decoder, _answer, id_prefix="chatcmpl-")
+
+
+def _answer(intake: Intake[ChatBody]) -> Answer:
+    body, dialect = intake.body, intake.serving.dialect
+    effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
+    conversation = Conversation(
+        dialect,
+        requested_tools(body),
+        {**effort, **(body.chat_template_kwargs or {})},
+        is_constrained=bool(body.stop) or constraints.is_constrained(body),
+        asks_for_answer=body.add_generation_prompt is not False and not body.continue_final_message,
+        shows_tags=body.reasoning_format == "none",
     )
+    own = conversation.own_params(parameters.max_tokens(body), _num_logprobs(body), constraints.grammar(body))
+    sampling = intake.sampling(own)
+    prompt = conversation.completed(build_prompt(body, body.messages, dialect, conversation.shown_tools))
+    return intake.answer(sampling, (prompt,), _shape(intake, sampling, conversation))
 
 
-class _Chat:
-    """One request to chat: what its parameters, its prompt and its answer share."""
-
-    def __init__(self, dialect: Dialect, counted_calls: dict[ToolCallOutcome, int]) -> None:
-        self._dialect = dialect
-        self._counted_calls = counted_calls
-        self._talk: Talk
-
-    def own_params(self, body: ChatBody) -> OwnParams:
-        """Return the parameters, and find out what the others need. So this is called first."""
-        effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
-        self._talk = Talk(
-            self._dialect,
-            requested_tools(body),
-            {**effort, **(body.chat_template_kwargs or {})},
-            is_constrained=bool(body.stop) or is_constrained(body),
-            asks_for_answer=body.add_generation_prompt is not False and not body.continue_final_message,
-            shows_tags=body.reasoning_format == "none",
-        )
-        return self._talk.own_params(parameters.max_tokens(body), _num_logprobs(body))
-
-    def prompts(self, body: ChatBody) -> tuple[ChatPrompt]:
-        prompt = build_prompt(body, body.messages, self._dialect, self._talk.shown_tools)
-        return (self._talk.completed(prompt),)
-
-    def shape(self, body: ChatBody, head: Head, wanted: Wanted) -> ChatShape:
-        kind = "chat.completion.chunk" if body.stream else "chat.completion"
-        talk = self._talk
-        if not talk.reads_calls and not talk.reads_reasoning:
-            return ChatShape(kind, head, wanted)
-        shows_reasoning = body.include_reasoning is not False
-        return ParsedChatShape(kind, head, wanted, talk, self._counted_calls, shows_reasoning=shows_reasoning)
+def _shape(intake: Intake[ChatBody], sampling: Sampling, conversation: Conversation) -> ChatShape:
+    body = intake.body
+    kind = "chat.completion.chunk" if body.stream else "chat.completion"
+    if not conversation.reads_calls and not conversation.reads_reasoning:
+        return ChatShape(kind, intake.head, sampling.wanted)
+    return ParsedChatShape(
+        kind,
+        intake.head,
+        sampling.wanted,
+        conversation,
+        intake.exchange.tool_calls,
+        shows_reasoning=body.include_reasoning is not False,
+    )
 
 
 def _num_logprobs(body: ChatBody) -> int | None:

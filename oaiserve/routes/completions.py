@@ -13,7 +13,7 @@ from starlette.requests import Request as HTTPRequest
 from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.engine.request import Prompt, PromptDone, TextPrompt, TokenChunk, TokenPrompt, Usage
 from oaiserve.errors import ContextLengthExceeded
-from oaiserve.routes import parameters, protocol
+from oaiserve.routes import constraints, parameters, protocol
 from oaiserve.routes.bodies import CompletionBody
 from oaiserve.routes.invalid import invalid
 from oaiserve.routes.logprobs import (
@@ -25,8 +25,8 @@ from oaiserve.routes.logprobs import (
     prompt_logprobs_in_parts,
 )
 from oaiserve.routes.operation import Operation, documented
-from oaiserve.routes.parameters import Wanted, integer, prompt_ids, types_of
-from oaiserve.routes.prepare import OwnParams, prepare
+from oaiserve.routes.parameters import OwnParams, Wanted, integer, prompt_ids, types_of
+from oaiserve.routes.prepare import Intake, prepare
 from oaiserve.routes.respond import Answer
 from oaiserve.routes.serving import serving_of
 from oaiserve.routes.shapes import HOLE, ChoicesShape, Chunk, Head, Whole, encode, filled
@@ -73,25 +73,22 @@ async def completions(http: HTTPRequest) -> Answer:
         if (number := protocol.num_ids(given.get("prompt"))) > max_model_len:
             raise ContextLengthExceeded(max_model_len, number, None, param="prompt")
 
-    return await prepare(
-        http,
-        _decoder,
-        id_prefix="cmpl-",
-        own_params=_own_params,
-        prompts=build_prompts,
-        shape=lambda body, head, wanted: CompletionShape(head, wanted, echo=bool(body.echo)),
-        check_given=check_number,
-    )
+    return await prepare(http, _decoder, _answer, id_prefix="cmpl-", check_given=check_number)
 
 
-def _own_params(body: CompletionBody) -> OwnParams:
+def _answer(intake: Intake[CompletionBody]) -> Answer:
+    body = intake.body
     max_tokens = parameters.max_tokens(body)
-    return OwnParams(
+    own = OwnParams(
         max_tokens=16 if max_tokens is None else max_tokens,
         num_logprobs=_num_logprobs(body),
+        grammar=constraints.grammar(body),
         best_of=_best_of(body),
         echo=bool(body.echo),
     )
+    sampling = intake.sampling(own)
+    shape = CompletionShape(intake.head, sampling.wanted, echo=own.echo)
+    return intake.answer(sampling, build_prompts(body), shape)
 
 
 def _num_logprobs(body: CompletionBody) -> int | None:

@@ -1,4 +1,4 @@
-"""`Talk`: what tools and reasoning mean for the parameters, the prompt and the answer of a request with messages.
+"""`Conversation`: the tools and the reasoning of a request with messages, in its parameters, prompt and answer.
 
 Chat and responses share it. It knows neither the body of a route nor the shape of its answer.
 """
@@ -13,16 +13,17 @@ import msgspec
 
 from oaiserve.engine.request import ChatPrompt, Grammar
 from oaiserve.routes.answer_reader import AnswerReader
+from oaiserve.routes.constraints import TEXT_FORMATS
 from oaiserve.routes.dialects.answer import AnswerParser
 from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.invalid import invalid
-from oaiserve.routes.prepare import OwnParams
+from oaiserve.routes.parameters import OwnParams
 from oaiserve.routes.tools import Tools, forced_schema
 
 ANY_OBJECT = {"type": "object"}
 
 
-class Talk:
+class Conversation:
     """The tools and the reasoning of one request, which its parameters, its prompt and its answer share."""
 
     def __init__(
@@ -52,25 +53,31 @@ class Talk:
         self.reads_calls = tools is not None and dialect.calls is not None
 
     def own_params(
-        self,
-        max_tokens: int | None,
-        num_logprobs: int | None,
-        *,
-        asked: Grammar | None = None,
-        text_lengths: bool = False,
+        self, max_tokens: int | None, num_logprobs: int | None, grammar: Grammar | None, *, text_lengths: bool = False
     ) -> OwnParams:
-        """Return the parameters of the route, with what tools and reasoning add to them."""
-        dialect = self._dialect
+        """Return the parameters of the route, with the additions that tools and reasoning make. `grammar` is the one
+        that the client asks for. Raises InvalidRequest if it does not go together with tools."""
         return OwnParams(
-            max_tokens,
-            num_logprobs,
-            asked=asked,
-            grammar=self._forced_calls(),
-            or_calls=self._or_calls,
-            answer_begins_after="" if self._mode is None else self._mode.ends_with,
-            visible_special_ids=dialect.visible_ids(calls=self.tools is not None, reasoning=self.reads_reasoning),
+            max_tokens=max_tokens,
+            num_logprobs=num_logprobs,
+            grammar=self._constraint(grammar),
+            stop_after=self._end_of_reasoning,
+            visible_special_ids=self._dialect.visible_ids(calls=self.tools is not None, reasoning=self.reads_reasoning),
             text_lengths=self.reads_reasoning or text_lengths,
         )
+
+    @property
+    def _end_of_reasoning(self) -> str:
+        return "" if self._mode is None else self._mode.ends_with
+
+    def _constraint(self, grammar: Grammar | None) -> Grammar | None:
+        """Return the constraint on the answer: the client's, or that of forced calls. It begins after reasoning."""
+        forced = self._forced_calls()
+        if grammar is not None and forced is not None and grammar.param not in TEXT_FORMATS:
+            # A forced call has no text, which a text format is about; clients send both.
+            raise invalid(grammar.param, f"is not allowed together with '{forced.param}' of which one must be called")
+        constraint = forced or (None if grammar is None else self._or_calls(grammar))
+        return None if constraint is None else replace(constraint, after=self._end_of_reasoning)
 
     def _forced_calls(self) -> Grammar | None:
         tools, family = self.tools, self._dialect.calls
@@ -97,7 +104,7 @@ class Talk:
         return replace(constraint, kind="lark_with_schemas", text=text)
 
     def completed(self, prompt: ChatPrompt) -> ChatPrompt:
-        """Return a prompt with the variables of its template, and with what makes the model reason."""
+        """Return a prompt with the variables of its template, and with the text that makes the model reason."""
         opening = "" if self._mode is None else self._mode.prompt_opening
         return replace(prompt, template_kwargs=self._template_kwargs, opening=opening)
 
@@ -107,7 +114,7 @@ class Talk:
         return () if self.tools is None else self.tools.shown
 
     def reader(self) -> AnswerReader:
-        """Return what reads the answer of one choice."""
+        """Return the reader of the answer of one choice."""
         thinking = self._mode.parser() if self.reads_reasoning and self._mode is not None else None
         calls, tools, family = None, self.tools, self._dialect.calls
         if tools is not None and family is not None:

@@ -18,20 +18,19 @@ from oaiserve.routes.operation import Operation, documented
 from oaiserve.routes.parameters import integer, prompt_ids, types_of
 from oaiserve.routes.pooling import (
     PoolingBody,
-    PoolingHead,
     PoolingUsage,
-    PreparedPrompts,
     check_number,
     encode,
     most_tokens,
     parts,
-    prepare_pooled,
+    pooling_of,
     text_prompts,
     unit,
     values_of,
 )
+from oaiserve.routes.prepare import Intake, prepare
 from oaiserve.routes.respond import Answer
-from oaiserve.routes.serving import Serving
+from oaiserve.routes.shapes import Head
 
 
 class EmbeddingBody(PoolingBody, kw_only=True):
@@ -80,19 +79,20 @@ _decoder = msgspec.json.Decoder(EmbeddingBody)
     )
 )
 async def embeddings(http: HTTPRequest) -> Answer:
-    return await prepare_pooled(http, _decoder, tasks=("embed",), id_prefix="embd-", prepared=_prepared)
+    return await prepare(http, _decoder, _answer, tasks=("embed",), id_prefix="embd-")
 
 
-def _prepared(body: EmbeddingBody, serving: Serving, pooling: Pooling, head: PoolingHead) -> PreparedPrompts:
+def _answer(intake: Intake[EmbeddingBody]) -> Answer:
+    body, pooling = intake.body, pooling_of(intake)
     as_base64 = body.encoding_format == "base64"
     size = _size(body, pooling)
-    shape = EmbeddingShape(head, size, as_base64=as_base64, normalize=body.normalize is not False)
+    shape = EmbeddingShape(intake.head, size, as_base64=as_base64, normalize=body.normalize is not False)
     params: dict[str, str | int | float | bool] = {"encoding_format": "base64" if as_base64 else "float"}
     if size is not None:
         params["dimensions"] = size
     if body.prompt_name is not None:
         params["prompt_name"] = body.prompt_name
-    return PreparedPrompts(build_prompts(body, pooling, most_tokens(body, serving)), shape, params)
+    return intake.pooled_answer(build_prompts(body, pooling, most_tokens(intake)), shape, params)
 
 
 def _size(body: EmbeddingBody, pooling: Pooling) -> int | None:
@@ -145,7 +145,7 @@ def _text_before(name: str | None, pooling: Pooling) -> str:
 class EmbeddingShape:
     """Renders the answers of /v1/embeddings."""
 
-    def __init__(self, head: PoolingHead, size: int | None, *, as_base64: bool, normalize: bool) -> None:
+    def __init__(self, head: Head, size: int | None, *, as_base64: bool, normalize: bool) -> None:
         self._head = head
         self._size = size
         self._as_base64 = as_base64

@@ -59,7 +59,7 @@ class Exchange:
     tool_calls: dict[ToolCallOutcome, int] = field(default_factory=dict)  # by outcome, as in the record
     params: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     response_id: str | None = None  # as in the answer's `id`
-    conversation_id: str | None = None  # the same of the first answer of its talk, if there may be several
+    conversation_id: str | None = None  # the same of the first answer of its conversation, if there may be several
     prompt_text: str | None = None  # only if the operator wants it in traces
     routing: Mapping[str, str | int | float] = field(default_factory=dict)  # the decision of the router in front
 

@@ -1,4 +1,4 @@
-"""Parameters that are objects: messages, calls and tools, choices among tools, constraints, and the items of a talk.
+"""Parameters that are objects: messages, calls and tools, choices among tools, constraints, and items of responses.
 
 These types check what clients send and are published as they are. What they cannot say, such as that two tools have
 different names, is checked where they are used. This file knows nothing of routes.
@@ -268,7 +268,7 @@ class ReasoningOptions(msgspec.Struct):
     effort: Annotated[str | None, described("Passed on to the chat template.")] = None
 
 
-# -- items of a talk --------------------------------------------------------------------------------------------------
+# -- items of responses -----------------------------------------------------------------------------------------------
 
 
 class InputText(msgspec.Struct, tag_field="type", tag="input_text"):
@@ -296,11 +296,11 @@ class SummaryText(msgspec.Struct):
     type: Literal["summary_text"] | None = None
 
 
-TalkPart = InputText | EarlierText | RefusalPart
+ItemPart = InputText | EarlierText | RefusalPart
 
 
 class InputItem(msgspec.Struct, kw_only=True):
-    """An item of a talk. Its type says which of the other fields it needs; without a type it is a message."""
+    """An item of a conversation. Its type says which of the other fields it needs; without a type it is a message."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning", "item_reference", None] = None
     id: str | None = None
@@ -312,5 +312,5 @@ class InputItem(msgspec.Struct, kw_only=True):
     call_id: Annotated[str | None, described("Of a call, and of its output.")] = None
     name: Annotated[str | None, described("Of a call: the function.")] = None
     arguments: Annotated[str | None, described("Of a call, as JSON.")] = None
-    output: Annotated[str | list[TalkPart] | None, described("Of a call.")] = None
+    output: Annotated[str | list[ItemPart] | None, described("Of a call.")] = None
     summary: Annotated[list[SummaryText] | None, described("Of reasoning.")] = None

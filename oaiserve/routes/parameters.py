@@ -1,4 +1,4 @@
-"""Makes `SamplingParams`, and what a route wants to know besides, of a body whose types are right.
+"""Makes `SamplingParams`, and the other values that routes need, of a body whose types are right.
 
 The ranges are checked here: every refusal is an `InvalidRequest` that names the parameter. This file knows nothing of
 HTTP, and only the request types of the engine.
@@ -48,17 +48,26 @@ def max_tokens(body: SamplingBody) -> int | None:
     return older if newer is None else newer
 
 
-def sampling_params(
-    body: SamplingBody,
-    defaults: Mapping[str, float | int],
-    *,
-    max_tokens: int | None,
-    logprobs: int | None,
-    prompt_logprobs: int | None,
-    grammar: Grammar | None,
-) -> SamplingParams:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OwnParams:
+    """The parameters that each generation route names or limits in its own way."""
+
+    max_tokens: int | None  # None: the rest of the context
+    num_logprobs: int | None  # alternatives per generated token; None: no logprobs
+    grammar: Grammar | None = None
+    best_of: int | None = None  # candidates per prompt, of which the client gets the best n; None: n
+    echo: bool = False
+    stop_after: str = ""  # the text with which reasoning ends, for which stops do not count
+    visible_special_ids: frozenset[int] = frozenset()
+    text_lengths: bool = False
+
+
+def sampling_params(body: SamplingBody, own: OwnParams, defaults: Mapping[str, float | int]) -> SamplingParams:
     """Return the checked sampling parameters of the body. A value that the client did not set comes from `defaults`,
     which are the model's, or else from OpenAI."""
+    # With echo, the logprobs of the prompt are part of the same lists as those of the answer.
+    of_prompt = (own.num_logprobs if own.echo else None, prompt_logprobs(body))
+    max_tokens = own.max_tokens
     min_tokens = integer(body, "min_tokens") or 0
     if max_tokens is not None and min_tokens > max_tokens:
         raise invalid("min_tokens", f"must be <= max_tokens ({max_tokens}), got {min_tokens}")
@@ -89,9 +98,12 @@ def sampling_params(
         include_stop_str_in_output=bool(body.include_stop_str_in_output),
         ignore_eos=bool(body.ignore_eos),
         skip_special_tokens=body.skip_special_tokens is not False,
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
-        grammar=grammar,
+        logprobs=own.num_logprobs,
+        prompt_logprobs=max((number for number in of_prompt if number is not None), default=None),
+        grammar=own.grammar,
+        stop_after=own.stop_after,
+        visible_special_ids=own.visible_special_ids,
+        text_lengths=own.text_lengths,
     )
 
 
@@ -179,15 +191,15 @@ class Wanted:
     continuous_usage: bool  # usage so far in every chunk
 
 
-def wanted(body: SamplingBody, params: SamplingParams, num_logprobs: int | None, num_prompt: int | None) -> Wanted:
+def wanted(body: SamplingBody, own: OwnParams, params: SamplingParams) -> Wanted:
     options = body.stream_options or {}
     if options and not body.stream:
         raise invalid("stream_options", "is only allowed with 'stream': true")
     include_usage = bool(options.get("include_usage"))
     return Wanted(
         n=params.n,
-        num_logprobs=num_logprobs,
-        num_prompt_logprobs=num_prompt,
+        num_logprobs=own.num_logprobs,
+        num_prompt_logprobs=prompt_logprobs(body),
         as_token_ids=bool(body.return_tokens_as_token_ids),
         with_token_ids=bool(body.return_token_ids),
         include_usage=include_usage,

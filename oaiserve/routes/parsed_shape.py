@@ -21,7 +21,7 @@ from oaiserve.routes.chat_shape import (
     ToolCall,
     ToolCallDelta,
 )
-from oaiserve.routes.conversation import Talk
+from oaiserve.routes.conversation import Conversation
 from oaiserve.routes.dialects.segments import Arguments, CallBegin, CallBroken, CallEnd, Content, Reasoning, Segment
 from oaiserve.routes.logprobs import drop_end_logprob
 from oaiserve.routes.parameters import Wanted
@@ -38,17 +38,17 @@ class ParsedChatShape(ChatShape):
         kind: str,
         head: Head,
         wanted: Wanted,
-        talk: Talk,
+        conversation: Conversation,
         counted_calls: dict[ToolCallOutcome, int],
         *,
         shows_reasoning: bool,
     ) -> None:
-        """Read the calls and the reasoning of `talk`. The outcomes of calls are added to `counted_calls`."""
+        """Read the calls and the reasoning of the conversation. The outcomes of calls are added to `counted_calls`."""
         super().__init__(kind, head, wanted)
-        self._talk = talk
-        self._tools = talk.tools
+        self._conversation = conversation
+        self._tools = conversation.tools
         # The model can write nothing but calls then, so that text is a part of a call that was cut.
-        self._is_forced = talk.tools is not None and talk.tools.is_forced
+        self._is_forced = conversation.tools is not None and conversation.tools.is_forced
         self._shows_reasoning = shows_reasoning
         self._counted_calls = counted_calls
         self._readers: dict[int, AnswerReader] = {}  # by choice
@@ -90,7 +90,7 @@ class ParsedChatShape(ChatShape):
 
     def _usage_object(self, usage: Usage) -> TokenUsage:
         shown = usage_object(usage)
-        if self._talk.reads_reasoning:
+        if self._conversation.reads_reasoning:
             num_tokens = sum(reader.num_reasoning_tokens for reader in self._readers.values())
             shown.completion_tokens_details = CompletionTokensDetails(num_tokens)
         return shown
@@ -98,7 +98,7 @@ class ParsedChatShape(ChatShape):
     def _reader(self, index: int) -> AnswerReader:
         reader = self._readers.get(index)
         if reader is None:
-            reader = self._readers[index] = self._talk.reader()
+            reader = self._readers[index] = self._conversation.reader()
         return reader
 
     def _deltas(self, index: int, segments: list[Segment]) -> list[ChatDelta]:

@@ -1,29 +1,21 @@
-"""The routes for vectors and scores have this in common: parameters, prompts, and how they are submitted."""
+"""The parameters, the prompts and the vectors that the routes for embeddings and scores have in common."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
-from starlette.requests import Request as HTTPRequest
 
-from oaiserve.engine.pooling import Pooling, Task
-from oaiserve.engine.request import Pooled, Prompt, Request, SamplingParams, TextPrompt, Usage
+from oaiserve.engine.pooling import Pooling
+from oaiserve.engine.request import Pooled, Prompt, TextPrompt, Usage
 from oaiserve.errors import InvalidRequest
-from oaiserve.routes import protocol
 from oaiserve.routes.bodies import MAX_INT64
-from oaiserve.routes.body import read_body
-from oaiserve.routes.exchange import Exchange
 from oaiserve.routes.invalid import invalid
 from oaiserve.routes.objects import Integer, described
-from oaiserve.routes.off_loop import in_turns_if_large
-from oaiserve.routes.parameters import integer, traced_prompts
-from oaiserve.routes.respond import Answer, WholeShape
-from oaiserve.routes.serving import Serving, serving_of
+from oaiserve.routes.parameters import integer
+from oaiserve.routes.prepare import Intake
 
 MAX_TEXTS = 2048  # of one request: OpenAI's limit
 Vector = np.ndarray[tuple[int], np.dtype[np.float32]]
@@ -44,71 +36,17 @@ class PoolingBody(msgspec.Struct, kw_only=True):
     ] = None
 
 
-Body = TypeVar("Body", bound=PoolingBody)
+def pooling_of(intake: Intake[Any]) -> Pooling:
+    """Return the way in which the model pools, which has been checked to be for such a task."""
+    pooling = intake.serving.engine.pooling
+    assert pooling is not None
+    return pooling
 
 
-@dataclass(frozen=True, slots=True)
-class PoolingHead:
-    """The values that identify an answer."""
-
-    id: str
-    created: int  # Unix seconds
-    model: str
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedPrompts:
-    """A route makes this of its body."""
-
-    prompts: tuple[Prompt, ...]
-    shape: WholeShape
-    params: dict[str, str | int | float | bool]  # for the record
-
-
-async def prepare_pooled(
-    http: HTTPRequest,
-    decoder: msgspec.json.Decoder[Body],
-    *,
-    tasks: tuple[Task, ...],
-    id_prefix: str,
-    prepared: Callable[[Body, Serving, Pooling, PoolingHead], PreparedPrompts],
-) -> Answer:
-    """Read and check the request, and return the answer that is ready to be submitted to the engine.
-
-    The last of `tasks` is the one that is advised to a client whose model is for another one. Raises an APIError.
-    """
-    serving = serving_of(http)
-    exchange: Exchange = http.state.exchange
-    content = await read_body(http, serving)
-
-    def check() -> Generator[None, None, Answer]:
-        body = yield from protocol.parse(decoder, content, serving.unknown_names)
-        serving.check_model(body.model)
-        serving.check_task(*tasks)
-        pooling = serving.engine.pooling
-        assert pooling is not None
-        response_id = exchange.response_id = f"{id_prefix}{exchange.unique_id}"
-        own = prepared(body, serving, pooling, PoolingHead(response_id, int(time.time()), serving.model_name))
-        exchange.params = own.params | {"num_inputs": len(own.prompts)}
-        exchange.prompt_text = traced_prompts(own.prompts, serving.trace_prompt_characters)
-        request = Request(
-            response_id,
-            own.prompts,
-            SamplingParams(max_tokens=0),
-            priority=integer(body, "priority") or 0,
-            client=exchange.client,
-            num_bytes=len(content),
-            received_ns=exchange.received_ns,
-        )
-        return Answer(serving, exchange, request, own.shape, stream=False)
-
-    return await in_turns_if_large(http, check(), len(content))
-
-
-def most_tokens(body: PoolingBody, serving: Serving) -> int | None:
+def most_tokens(intake: Intake[PoolingBody]) -> int | None:
     """Return the length to which texts are cut, or None if they are not. -1 asks for as many tokens as there can be."""
-    limit = serving.engine.max_model_len
-    given = integer(body, "truncate_prompt_tokens", -1, limit)
+    limit = intake.serving.engine.max_model_len
+    given = integer(intake.body, "truncate_prompt_tokens", -1, limit)
     if given == 0:
         raise invalid("truncate_prompt_tokens", f"must be -1, or from 1 to {limit}, got 0")
     return limit if given == -1 else given

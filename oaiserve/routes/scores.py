@@ -24,21 +24,20 @@ from oaiserve.routes.parameters import integer
 from oaiserve.routes.pooling import (
     MAX_TEXTS,
     PoolingBody,
-    PoolingHead,
     PoolingUsage,
-    PreparedPrompts,
     check_number,
     encode,
     most_tokens,
     parts,
-    prepare_pooled,
+    pooling_of,
     strings,
     text_prompts,
     unit,
     values_of,
 )
+from oaiserve.routes.prepare import Intake, prepare
 from oaiserve.routes.respond import Answer
-from oaiserve.routes.serving import Serving
+from oaiserve.routes.shapes import Head
 
 Texts = str | Annotated[list[str], msgspec.Meta(extra_json_schema={"minItems": 1, "maxItems": MAX_TEXTS})]
 
@@ -124,9 +123,7 @@ _rerank_decoder = msgspec.json.Decoder(RerankBody)
     )
 )
 async def score(http: HTTPRequest) -> Answer:
-    return await prepare_pooled(
-        http, _score_decoder, tasks=("embed", "score"), id_prefix="score-", prepared=_prepared_score
-    )
+    return await prepare(http, _score_decoder, _score_answer, tasks=("embed", "score"), id_prefix="score-")
 
 
 @documented(
@@ -139,12 +136,11 @@ async def score(http: HTTPRequest) -> Answer:
     )
 )
 async def rerank(http: HTTPRequest) -> Answer:
-    return await prepare_pooled(
-        http, _rerank_decoder, tasks=("embed", "score"), id_prefix="rerank-", prepared=_prepared_rerank
-    )
+    return await prepare(http, _rerank_decoder, _rerank_answer, tasks=("embed", "score"), id_prefix="rerank-")
 
 
-def _prepared_score(body: ScoreBody, serving: Serving, pooling: Pooling, head: PoolingHead) -> PreparedPrompts:
+def _score_answer(intake: Intake[ScoreBody]) -> Answer:
+    body = intake.body
     has_queries = body.queries is not None or body.documents is not None
     if has_queries and not (body.text_1 is None and body.text_2 is None):
         raise InvalidRequest("Give either 'text_1' and 'text_2', or 'queries' and 'documents'.", param="queries")
@@ -152,19 +148,21 @@ def _prepared_score(body: ScoreBody, serving: Serving, pooling: Pooling, head: P
     firsts, seconds = (strings(getattr(body, name), name) for name in names)
     if len(firsts) not in (1, len(seconds)):
         raise invalid(names[0], f"must be one text, or as many as '{names[1]}' ({len(seconds)}), got {len(firsts)}")
-    pairing = Pairing(firsts, seconds, names, pooling, most_tokens(body, serving), is_search=has_queries)
-    return PreparedPrompts(pairing.prompts(), ScoreShape(head, pairing), {})
+    pairing = Pairing(firsts, seconds, names, pooling_of(intake), most_tokens(intake), is_search=has_queries)
+    return intake.pooled_answer(pairing.prompts(), ScoreShape(intake.head, pairing), {})
 
 
-def _prepared_rerank(body: RerankBody, serving: Serving, pooling: Pooling, head: PoolingHead) -> PreparedPrompts:
+def _rerank_answer(intake: Intake[RerankBody]) -> Answer:
+    body = intake.body
     check_number(body.documents, "documents")
     documents = [each if isinstance(each, str) else each.text for each in body.documents]
     top_n = integer(body, "top_n")
     names = ("query", "documents")
-    pairing = Pairing([body.query], documents, names, pooling, most_tokens(body, serving), is_search=True)
+    pairing = Pairing([body.query], documents, names, pooling_of(intake), most_tokens(intake), is_search=True)
     shown = documents if body.return_documents is not False else None
     params: dict[str, str | int | float | bool] = {} if top_n is None else {"top_n": top_n}
-    return PreparedPrompts(pairing.prompts(), RerankShape(head, pairing, shown, top_n or len(documents)), params)
+    shape = RerankShape(intake.head, pairing, shown, top_n or len(documents))
+    return intake.pooled_answer(pairing.prompts(), shape, params)
 
 
 class Pairing:
@@ -221,7 +219,7 @@ class Pairing:
 class ScoreShape:
     """Renders the answers of /v1/score."""
 
-    def __init__(self, head: PoolingHead, pairing: Pairing) -> None:
+    def __init__(self, head: Head, pairing: Pairing) -> None:
         self._head = head
         self._pairing = pairing
 
@@ -235,7 +233,7 @@ class ScoreShape:
 class RerankShape:
     """Renders the answers of /v1/rerank: the best documents, best first. Of equal ones the first is first."""
 
-    def __init__(self, head: PoolingHead, pairing: Pairing, documents: list[str] | None, number: int) -> None:
+    def __init__(self, head: Head, pairing: Pairing, documents: list[str] | None, number: int) -> None:
         self._head = head
         self._pairing = pairing
         self._documents = documents  # None: they are not shown

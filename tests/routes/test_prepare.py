@@ -21,7 +21,8 @@ from oaiserve.facts.record import Outcome
 from oaiserve.routes import sse
 from oaiserve.routes.bodies import SamplingBody
 from oaiserve.routes.exchange import Accounting
-from oaiserve.routes.prepare import OwnParams, prepare
+from oaiserve.routes.parameters import OwnParams
+from oaiserve.routes.prepare import Intake, prepare
 from oaiserve.routes.respond import Answer, Timings
 from tests.routes.conftest import Served, run_server
 from tests.routes.doubles import FakeEngine, FakeTelemetry, fails
@@ -57,14 +58,13 @@ class SpeechShape:
 
 
 async def speech(http: HTTPRequest) -> Answer:
-    return await prepare(
-        http,
-        msgspec.json.Decoder(SpeechBody),
-        id_prefix="speech_",
-        own_params=lambda body: OwnParams(body.max_output_tokens, num_logprobs=None),
-        prompts=lambda body: (TextPrompt(body.input),),
-        shape=lambda body, head, wanted: SpeechShape(head.id),
-    )
+    return await prepare(http, msgspec.json.Decoder(SpeechBody), speech_answer, id_prefix="speech_")
+
+
+def speech_answer(intake: Intake[SpeechBody]) -> Answer:
+    own = OwnParams(max_tokens=intake.body.max_output_tokens, num_logprobs=None)
+    sampling = intake.sampling(own)
+    return intake.answer(sampling, (TextPrompt(intake.body.input),), SpeechShape(intake.head.id))
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from oaiserve.routes.bodies import ChatBody, CompletionBody
 from oaiserve.routes.constraints import grammar
 from oaiserve.routes.logprobs import completion_logprobs
 from oaiserve.routes.off_loop import at_once
-from oaiserve.routes.parameters import sampling_params, traced_prompts
+from oaiserve.routes.parameters import OwnParams, sampling_params, traced_prompts
 from oaiserve.routes.protocol import UnknownNames, num_ids, parse
 
 decoder = msgspec.json.Decoder(CompletionBody)
@@ -32,7 +32,7 @@ json_values = st.recursive(
 def refusal(body: bytes) -> InvalidRequest | None:
     try:
         parsed = at_once(parse(decoder, body, UnknownNames()))
-        sampling_params(parsed, {}, max_tokens=16, logprobs=None, prompt_logprobs=None, grammar=grammar(parsed))
+        sampling_params(parsed, OwnParams(max_tokens=16, num_logprobs=None, grammar=grammar(parsed)), {})
     except InvalidRequest as error:
         return error
     return None

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from oaiserve.errors import StartupError, Unavailable
 from oaiserve.files.private import FILE_MODE
-from oaiserve.routes.responses.store import DROP_REASONS, StoreCounts, StoredResponse, StoreLimits, TalkTooLarge
+from oaiserve.routes.responses.store import DROP_REASONS, ConversationTooLarge, StoreCounts, StoredResponse, StoreLimits
 
 logger = logging.getLogger(__name__)
 
@@ -83,8 +83,8 @@ class ResponseDatabase:
     async def get(self, owner: str, response_id: str, /) -> StoredResponse | None:
         return await self._in_thread(partial(self._get, owner, response_id))
 
-    async def talk(self, owner: str, response_id: str, most_bytes: int, /) -> list[StoredResponse]:
-        return await self._in_thread(partial(self._talk, owner, response_id, most_bytes))
+    async def conversation(self, owner: str, response_id: str, most_bytes: int, /) -> list[StoredResponse]:
+        return await self._in_thread(partial(self._conversation, owner, response_id, most_bytes))
 
     async def delete(self, owner: str, response_id: str, /) -> bool:
         return await self._in_thread(partial(self._delete, owner, response_id))
@@ -131,10 +131,10 @@ class ResponseDatabase:
         (used,) = self._one("SELECT coalesce(max(used), 0) + 1 FROM responses")
         execute(
             """
-            WITH RECURSIVE talk (id) AS (
-                SELECT ? UNION SELECT previous_id FROM responses JOIN talk USING (id) WHERE owner = ?
+            WITH RECURSIVE conversation (id) AS (
+                SELECT ? UNION SELECT previous_id FROM responses JOIN conversation USING (id) WHERE owner = ?
             )
-            UPDATE responses SET used = ?, used_at = ? WHERE owner = ? AND id IN talk
+            UPDATE responses SET used = ?, used_at = ? WHERE owner = ? AND id IN conversation
             """,
             (stored.previous_id, owner, used, now, owner),
         )
@@ -166,7 +166,7 @@ class ResponseDatabase:
         ).fetchone()
         return None if row is None else StoredResponse(*row)
 
-    def _talk(self, owner: str, response_id: str, most_bytes: int) -> list[StoredResponse]:
+    def _conversation(self, owner: str, response_id: str, most_bytes: int) -> list[StoredResponse]:
         turns: list[StoredResponse] = []
         next_id: str | None = response_id
         too_large = False
@@ -181,7 +181,7 @@ class ResponseDatabase:
                     turns.append(stored)
                 next_id = stored.previous_id
         if too_large:
-            raise TalkTooLarge
+            raise ConversationTooLarge
         return turns[::-1]
 
     def _delete(self, owner: str, response_id: str) -> bool:

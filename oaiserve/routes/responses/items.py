@@ -1,4 +1,4 @@
-"""The items of a talk over /v1/responses: what a client may send, what is kept, and the messages that they stand for.
+"""The items of a conversation over /v1/responses: those of clients, those that are stored, and their messages.
 
 An item is a dictionary, checked and complete, in the form in which the API returns it. This file knows nothing of HTTP.
 """

@@ -11,7 +11,7 @@ from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.engine.request import FinishReason, PromptDone, TokenChunk, Usage
 from oaiserve.facts.record import ToolCallOutcome
 from oaiserve.routes import sse
-from oaiserve.routes.conversation import Talk
+from oaiserve.routes.conversation import Conversation
 from oaiserve.routes.dialects.segments import Content
 from oaiserve.routes.logprobs import drop_end_logprob
 from oaiserve.routes.parameters import Wanted
@@ -36,21 +36,21 @@ class ResponsesShape:
         self,
         head: Head,
         wanted: Wanted,
-        talk: Talk,
+        conversation: Conversation,
         counted_calls: dict[ToolCallOutcome, int],
-        told: Mapping[str, Any],
+        reported: Mapping[str, Any],
         *,
         stream: bool,
     ) -> None:
-        """`told` are the parameters that the answer repeats. The outcomes of calls are added to `counted_calls`."""
+        """`reported` are the parameters that the answer repeats. The outcomes of calls are added to `counted_calls`."""
         self._head = head
         self._wanted = wanted
         self._counted_calls = counted_calls
-        self._told = told
-        self._reader = talk.reader()
+        self._reported = reported
+        self._reader = conversation.reader()
         # The model can write nothing but calls then, so that text is a part of a call that was cut.
-        self._is_forced = talk.tools is not None and talk.tools.is_forced
-        self._is_parsed = talk.reads_calls or talk.reads_reasoning
+        self._is_forced = conversation.tools is not None and conversation.tools.is_forced
+        self._is_parsed = conversation.reads_calls or conversation.reads_reasoning
         self._output = ResponseOutput(head.id, wanted.num_logprobs, self._add_event if stream else None)
         self._events: list[bytes] = []  # that were not returned yet
         self._num_events = 0
@@ -134,7 +134,7 @@ class ResponsesShape:
             incomplete_details=IncompleteDetails("max_output_tokens") if status == "incomplete" else None,
             model=self._head.model,
             output=self._output.items if status != "in_progress" else [],
-            **self._told,
+            **self._reported,
             usage=usage,
         )
 

@@ -18,10 +18,10 @@ DROP_REASONS = ("age", "room", "size")
 
 
 class StoredResponse(NamedTuple):
-    """One answer, with what it answers to: one turn of a talk."""
+    """One answer, with what it answers to: one turn of a conversation."""
 
     id: str
-    conversation_id: str  # of the talk: the id of its first response
+    conversation_id: str  # of the conversation: the id of its first response
     previous_id: str | None  # the response that it goes on from
     response: bytes  # as JSON
     input_items: bytes  # of this turn only, as JSON
@@ -36,7 +36,7 @@ class StoreLimits(NamedTuple):
 
     number: int
     num_bytes: int
-    seconds: float  # since a response was stored, or since a talk through it went on
+    seconds: float  # since a response was stored, or since a conversation through it went on
 
 
 class StoreCounts(NamedTuple):
@@ -51,15 +51,15 @@ class StoreCounts(NamedTuple):
     dropped: Mapping[str, int] = MappingProxyType(dict.fromkeys(DROP_REASONS, 0))
 
 
-class TalkTooLarge(Exception):
-    """The turns of a talk have more bytes than the caller can take."""
+class ConversationTooLarge(Exception):
+    """The turns of a conversation have more bytes than the caller can take."""
 
 
 class ResponseStore(Protocol):
     """A store in which each response has an owner, and no owner finds those of another.
 
     If there are more responses or bytes than allowed, the owner that has most of them loses its oldest one. A response
-    is as old as the last turn of the talks that pass through it. One that is too large by itself is not kept.
+    is as old as the last turn of the conversations that pass through it. One that is too large by itself is not kept.
     """
 
     async def put(self, owner: str, stored: StoredResponse, /) -> None:
@@ -67,10 +67,10 @@ class ResponseStore(Protocol):
 
     async def get(self, owner: str, response_id: str, /) -> StoredResponse | None: ...
 
-    async def talk(self, owner: str, response_id: str, most_bytes: int, /) -> list[StoredResponse]:
-        """Return the turns of a talk up to this response, the first one first; none if one of them is not there.
+    async def conversation(self, owner: str, response_id: str, most_bytes: int, /) -> list[StoredResponse]:
+        """Return the turns of a conversation up to this response, in order; none if one of them is not there.
 
-        Raises TalkTooLarge.
+        Raises ConversationTooLarge.
         """
 
     async def delete(self, owner: str, response_id: str, /) -> bool:
@@ -132,12 +132,12 @@ class MemoryStore:
         kept = self._owned(owner).kept.get(response_id)
         return None if kept is None else kept.stored
 
-    async def talk(self, owner: str, response_id: str, most_bytes: int, /) -> list[StoredResponse]:
+    async def conversation(self, owner: str, response_id: str, most_bytes: int, /) -> list[StoredResponse]:
         chain = [kept.stored for kept in self._chain(self._owned(owner), response_id)]
         if not chain or chain[-1].previous_id is not None:
             return []
         if sum(stored.num_bytes for stored in chain) > most_bytes:
-            raise TalkTooLarge
+            raise ConversationTooLarge
         return chain[::-1]
 
     async def delete(self, owner: str, response_id: str, /) -> bool:
@@ -150,7 +150,7 @@ class MemoryStore:
         pass
 
     def _chain(self, owned: _Owned, response_id: str | None) -> list[_Kept]:
-        """Return a response and those before it in its talk, as far as they are there."""
+        """Return a response and those before it in its conversation, as far as they are there."""
         chain = []
         while response_id is not None and (kept := owned.kept.get(response_id)) is not None:
             chain.append(kept)

@@ -27,7 +27,7 @@ from oaiserve.facts.times import RequestTimes
 from oaiserve.facts.trace import TraceContext
 from oaiserve.files.adapters import BadAdapter
 from oaiserve.http.connections import Connections
-from oaiserve.routes.responses.store import ResponseStore, TalkTooLarge
+from oaiserve.routes.responses.store import ConversationTooLarge, ResponseStore
 from oaiserve.scale.front_ends.link import Link
 from oaiserve.scale.front_ends.messages import (
     AbortRequest,
@@ -331,7 +331,7 @@ class FrontEnd:
             return  # nobody would give back what it takes
         try:
             reply: Message = answer(ask.number, await self._value(ask))
-        except (APIError, BadAdapter, TalkTooLarge) as error:
+        except (APIError, BadAdapter, ConversationTooLarge) as error:
             reply = Refused(ask.number, error)
         except Exception as error:
             log.error("A front end has asked for something that failed: %s", type(ask).__name__, exc_info=error)
@@ -372,7 +372,7 @@ class FrontEnd:
             case GetResponse():
                 return await store.get(ask.owner, ask.response_id)
             case GetTalk():
-                return await store.talk(ask.owner, ask.response_id, ask.most_bytes)
+                return await store.conversation(ask.owner, ask.response_id, ask.most_bytes)
             case DeleteResponse():
                 return await store.delete(ask.owner, ask.response_id)
             case LoadAdapter():

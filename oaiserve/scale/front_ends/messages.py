@@ -35,7 +35,7 @@ from oaiserve.facts.record import AccessRefusal, EngineAccount, RequestRecord
 from oaiserve.facts.trace import TraceContext
 from oaiserve.files.adapters import BadAdapter
 from oaiserve.http.connections import Refusal
-from oaiserve.routes.responses.store import StoredResponse, TalkTooLarge
+from oaiserve.routes.responses.store import ConversationTooLarge, StoredResponse
 
 T = TypeVar("T")
 
@@ -405,7 +405,11 @@ def _error_kinds(kind: type[Exception]) -> dict[str, type[Exception]]:
     return found
 
 
-_ERRORS = {**_error_kinds(APIError), BadAdapter.__name__: BadAdapter, TalkTooLarge.__name__: TalkTooLarge}
+_ERRORS = {
+    **_error_kinds(APIError),
+    BadAdapter.__name__: BadAdapter,
+    ConversationTooLarge.__name__: ConversationTooLarge,
+}
 
 
 def _encoded(value: Any) -> Any:

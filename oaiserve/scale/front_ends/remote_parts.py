@@ -144,7 +144,7 @@ class RemoteStore:
         )
         return found
 
-    async def talk(self, owner: str, response_id: str, most_bytes: int, /) -> list[StoredResponse]:
+    async def conversation(self, owner: str, response_id: str, most_bytes: int, /) -> list[StoredResponse]:
         found: list[StoredResponse] = await self._ask(
             lambda number: GetTalk(number, owner, response_id, int(most_bytes)), list[StoredResponse]
         )

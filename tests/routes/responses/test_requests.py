@@ -91,7 +91,7 @@ ITEMS_AND_MESSAGES: list[tuple[list[dict[str, Any]], list[dict[str, Any]]]] = [
 @pytest.mark.parametrize("template", [None, HYBRID, CHATML], ids=["plain", "with-tools", "without-tools"])
 @pytest.mark.parametrize(("items", "messages"), ITEMS_AND_MESSAGES, ids=["text", "parts", "calls"])
 @pytest.mark.parametrize("tools", [[], TOOLS], ids=["no-tools", "tools"])
-def test_the_prompt_and_the_parameters_are_those_of_the_same_talk_over_chat(
+def test_the_prompt_and_the_parameters_are_those_of_the_same_conversation_over_chat(
     serve: Serve,
     template: str | None,
     items: list[dict[str, Any]],

@@ -21,7 +21,13 @@ from hypothesis import strategies as st
 from oaiserve.errors import StartupError, Unavailable
 from oaiserve.routes.responses import database as response_database
 from oaiserve.routes.responses.database import ResponseDatabase
-from oaiserve.routes.responses.store import MemoryStore, ResponseStore, StoredResponse, StoreLimits, TalkTooLarge
+from oaiserve.routes.responses.store import (
+    ConversationTooLarge,
+    MemoryStore,
+    ResponseStore,
+    StoredResponse,
+    StoreLimits,
+)
 
 ROOT = Path(__file__).parent.parent
 WIDE = StoreLimits(1000, 2**20, 1000)
@@ -91,7 +97,7 @@ class ListStore:
         self._expire()
         return next((turn for o, turn, _ in self._rows if (o, turn.id) == (owner, response_id)), None)
 
-    def talk(self, owner: str, response_id: str) -> list[StoredResponse]:
+    def conversation(self, owner: str, response_id: str) -> list[StoredResponse]:
         turns = self._before(owner, response_id)
         return turns[::-1] if turns and turns[-1].previous_id is None else []
 
@@ -118,7 +124,7 @@ OWNERS = st.sampled_from("abc")
 ACTIONS = st.lists(
     st.one_of(
         st.tuples(st.just("put"), OWNERS, st.integers(2, 200), st.integers(0, 20)),
-        st.tuples(st.sampled_from(["get", "talk", "delete"]), OWNERS, st.integers(0, 20)),
+        st.tuples(st.sampled_from(["get", "conversation", "delete"]), OWNERS, st.integers(0, 20)),
         st.tuples(st.just("wait"), st.integers(1, 40)),
     ),
     max_size=30,
@@ -139,7 +145,7 @@ def test_a_store_keeps_what_a_plain_list_keeps(kind: str, actions: list[Any], li
                 owner, size, previous = values
                 previous_id = ids[previous] if previous < len(ids) else None
                 # What a store finds is checked before, so a turn never goes on from one that is not there.
-                if previous_id is not None and not plain.talk(owner, previous_id):
+                if previous_id is not None and not plain.conversation(owner, previous_id):
                     previous_id = None
                 ids.append(f"r{number}")
                 stored = turn(ids[-1], previous_id, size)
@@ -151,7 +157,7 @@ def test_a_store_keeps_what_a_plain_list_keeps(kind: str, actions: list[Any], li
             else:
                 owner, position = values
                 response_id = ids[position] if position < len(ids) else "unknown"
-                arguments = (owner, response_id, 10_000) if action == "talk" else (owner, response_id)
+                arguments = (owner, response_id, 10_000) if action == "conversation" else (owner, response_id)
                 expected = getattr(plain, action)(owner, response_id)
                 assert await getattr(store, action)(*arguments) == expected, action
                 num_deleted += action == "delete" and expected
@@ -210,7 +216,7 @@ def test_a_response_is_found_by_its_owner_only(make_store: MakeStore) -> None:
         await store.put("mine", turn("r1"))
         return [
             await store.get("yours", "r1"),
-            await store.talk("yours", "r1", 1000),
+            await store.conversation("yours", "r1", 1000),
             await store.delete("yours", "r1"),
             await store.get("mine", "r1"),
         ]
@@ -218,28 +224,28 @@ def test_a_response_is_found_by_its_owner_only(make_store: MakeStore) -> None:
     assert run(ask()) == [None, [], False, turn("r1")]
 
 
-def test_a_talk_can_go_on_twice_from_the_same_turn(make_store: MakeStore) -> None:
+def test_a_conversation_can_go_on_twice_from_the_same_turn(make_store: MakeStore) -> None:
     async def fork() -> list[list[str]]:
         store = make_store()
         for stored in (turn("a"), turn("b", "a"), turn("c", "a")):
             await store.put("", stored)
-        return [[stored.id for stored in await store.talk("", last, 1000)] for last in ("b", "c")]
+        return [[stored.id for stored in await store.conversation("", last, 1000)] for last in ("b", "c")]
 
     assert run(fork()) == [["a", "b"], ["a", "c"]]
 
 
-def test_a_talk_with_a_turn_missing_is_none(make_store: MakeStore) -> None:
+def test_a_conversation_with_a_turn_missing_is_none(make_store: MakeStore) -> None:
     async def ask() -> list[StoredResponse]:
         store = make_store()
         for stored in (turn("a"), turn("b", "a"), turn("c", "b")):
             await store.put("", stored)
         await store.delete("", "a")
-        return await store.talk("", "c", 1000)
+        return await store.conversation("", "c", 1000)
 
     assert run(ask()) == []
 
 
-def test_a_talk_that_goes_on_stays_whole(make_store: MakeStore) -> None:
+def test_a_conversation_that_goes_on_stays_whole(make_store: MakeStore) -> None:
     async def talk() -> list[str]:
         clock = Clock()
         store = make_store(StoreLimits(1000, 2**20, 100), clock)
@@ -247,19 +253,19 @@ def test_a_talk_that_goes_on_stays_whole(make_store: MakeStore) -> None:
         for number in range(1, 10):
             clock.now += 60
             await store.put("", turn(f"t{number}", f"t{number - 1}"))
-        return [stored.id for stored in await store.talk("", "t9", 1000)]
+        return [stored.id for stored in await store.conversation("", "t9", 1000)]
 
     assert run(talk()) == [f"t{number}" for number in range(10)]
 
 
-def test_a_talk_that_is_larger_than_its_reader_can_take_is_refused(make_store: MakeStore) -> None:
+def test_a_conversation_that_is_larger_than_its_reader_can_take_is_refused(make_store: MakeStore) -> None:
     async def ask() -> int:
         store = make_store()
         await store.put("", turn("a", None, 600))
         await store.put("", turn("b", "a", 600))
-        with pytest.raises(TalkTooLarge):
-            await store.talk("", "b", 1199)
-        return len(await store.talk("", "b", 1200))
+        with pytest.raises(ConversationTooLarge):
+            await store.conversation("", "b", 1199)
+        return len(await store.conversation("", "b", 1200))
 
     assert run(ask()) == 2
 
@@ -399,7 +405,7 @@ def talk_in(path: Path, last: str) -> list[str]:
     async def read() -> list[str]:
         store = ResponseDatabase(path, StoreLimits(100_000, 2**30, 1000))
         try:
-            return [stored.id for stored in await store.talk("", last, 2**30)]
+            return [stored.id for stored in await store.conversation("", last, 2**30)]
         finally:
             await store.close()
 

@@ -1,4 +1,4 @@
-"""Tests what /v1/responses keeps: talks that go on, who finds what, and the routes that read and delete."""
+"""Tests what /v1/responses keeps: conversations that go on, who finds what, and the routes that read and delete."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def stored(served: Served, response_id: str, path: str = "", **query: Any) -> ht
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_talk_goes_on_from_the_turns_before_it(served: Served, stream: bool) -> None:
+def test_a_conversation_goes_on_from_the_turns_before_it(served: Served, stream: bool) -> None:
     first = ask(served, input="One", instructions="Be brief.")
     second = ask(served, input=[{"role": "user", "content": "Two"}], previous_response_id=first["id"])
     response = served.post(RESPONSES, input="Three", previous_response_id=second["id"], stream=stream)
@@ -112,7 +112,7 @@ def test_what_is_not_stored_cannot_be_read_or_continued(served: Served) -> None:
         refused(response, "previous_response_id", code="previous_response_not_found")
 
 
-def test_a_deleted_response_ends_the_talks_that_pass_through_it(served: Served) -> None:
+def test_a_deleted_response_ends_the_conversations_that_pass_through_it(served: Served) -> None:
     first = ask(served)
     second = ask(served, previous_response_id=first["id"])
     deleted = served.http.delete(f"{RESPONSES}/{first['id']}")
@@ -187,7 +187,7 @@ def test_a_server_that_shall_store_nothing_says_so(serve: Serve) -> None:
     refused(stored(served, answer["id"]), "response_id", 404)
 
 
-def test_a_talk_may_not_be_larger_than_a_body(serve: Serve) -> None:
+def test_a_conversation_may_not_be_larger_than_a_body(serve: Serve) -> None:
     served = serve(body_limit=2000)
     first = ask(served)
     assert served.post(RESPONSES, input="Hi", previous_response_id=first["id"]).status_code == 200

@@ -33,7 +33,7 @@ from oaiserve.facts.record import Cause, EngineAccount, EventKind, Outcome, Requ
 from oaiserve.facts.times import RequestTimes
 from oaiserve.facts.trace import TraceContext
 from oaiserve.files.adapters import BadAdapter
-from oaiserve.routes.responses.store import StoredResponse, TalkTooLarge
+from oaiserve.routes.responses.store import ConversationTooLarge, StoredResponse
 from oaiserve.scale.front_ends.messages import (
     LENGTH,
     Events,
@@ -104,7 +104,12 @@ def test_any_chunk_comes_out_as_it_went_in(text: str, token_ids: list[int], stop
 def errors() -> list[Exception]:
     found = [kind("The message.", param="p", retry_after_seconds=3) for kind in kinds(InvalidRequest)]
     found += [Overloaded("text", code="own"), ModelNotFound("a", "b", "c"), InvalidRequest("quotes '\ud83d'")]
-    return [*found, ContextLengthExceeded(8, 9, None, param="messages"), BadAdapter("it is broken"), TalkTooLarge()]
+    return [
+        *found,
+        ContextLengthExceeded(8, 9, None, param="messages"),
+        BadAdapter("it is broken"),
+        ConversationTooLarge(),
+    ]
 
 
 def kinds(kind: type[APIError]) -> list[type[APIError]]:
