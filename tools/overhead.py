@@ -23,7 +23,7 @@ from typing import Any
 
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from oaiserve.engine.accounts.step_account import EngineSnapshot
+from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import EngineAccount, EventKind, Outcome, RequestRecord, WaitReason
 from oaiserve.facts.times import RequestTimes
 from oaiserve.facts.trace import TraceContext
@@ -126,7 +126,7 @@ def print_parts() -> None:
     with open(os.devnull, "w") as sink:
         logs.configure(form="json", stream=sink)
         metrics = Metrics(
-            snapshot=EngineSnapshot,
+            snapshot=EngineNumbers,
             take_steps=list,
             model="demo",
             version="0",

@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.accounts.machine_time import MachineTime, throttling_file
-from oaiserve.engine.accounts.step_account import EngineSnapshot
 from oaiserve.engine.accounts.step_causes import Machine
 from oaiserve.engine.adapters import ServedAdapter
 from oaiserve.engine.blocks import BlockPool
@@ -56,6 +55,7 @@ from oaiserve.engine.tokenize import REST, Tokenized, TokenizeFailed, TokenizeSt
 from oaiserve.errors import InvalidRequest, NotFound, Overloaded, Unavailable
 from oaiserve.explain.step_cost import StepCost
 from oaiserve.explain.step_cost_fit import Run
+from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import HostPart, Profile, StepRecord
 from oaiserve.facts.report import ReplicaReport
 from oaiserve.facts.start_times import StartTimes
@@ -241,7 +241,7 @@ class Engine:
         for the tokenizer included."""
         return self._waiting.total
 
-    def snapshot(self) -> EngineSnapshot:
+    def snapshot(self) -> EngineNumbers:
         """Return the engine's numbers after the last step. This costs the engine thread nothing."""
         now_ns = self._clock_ns()  # before the snapshot, so that the idle time of a later call is never less
         snapshot = self._loop.snapshot
@@ -249,7 +249,7 @@ class Engine:
         if snapshot.idle_since_ns is not None:
             host_ns[HostPart.IDLE] += max(0, now_ns - snapshot.idle_since_ns)
         adapters = {adapter.name: snapshot.by_adapter.get(adapter.number, (0, 0)) for adapter in self.adapters.served}
-        return snapshot._replace(num_tokenizing=self._tokenize.num_waiting, adapters=adapters, host_ns=host_ns)
+        return replace(snapshot, num_tokenizing=self._tokenize.num_waiting, adapters=adapters, host_ns=host_ns)
 
     def report(self, replica: str = "") -> ReplicaReport:
         """Return what routers learn of this engine, under the name by which they know it: its load, and the beginnings

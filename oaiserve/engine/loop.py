@@ -20,7 +20,7 @@ from threading import Event, Thread
 from typing import Any
 
 from oaiserve.engine.accounts.host_time import HostTime
-from oaiserve.engine.accounts.step_account import EngineSnapshot, StepAccount
+from oaiserve.engine.accounts.step_account import StepAccount
 from oaiserve.engine.accounts.step_causes import Machine, StepCauses
 from oaiserve.engine.drafting.drafts import Drafts
 from oaiserve.engine.grammars.masks import fill_masks
@@ -148,7 +148,7 @@ class EngineLoop:
         self.requests = OpenRequests(
             model,
             scheduler,
-            self._account.totals,
+            self._account.numbers,
             bounds,
             waiting=waiting,
             clock_ns=clock_ns,
@@ -157,7 +157,8 @@ class EngineLoop:
         )
         self.failure: BaseException | None = None
         self.is_stopped = False
-        self.snapshot = EngineSnapshot(blocks_total=scheduler.pool.num_blocks, load=self._account.load)
+        self._account.numbers.blocks_total = scheduler.pool.num_blocks
+        self.snapshot = self._account.numbers.copy()
         self.steps = self._account.steps
 
     @property
@@ -340,7 +341,7 @@ class EngineLoop:
         step = launched.step
         ended_ns = self._host.enter(HostPart.PROCESS, step)
         for opened in launched.newcomers:
-            opened.notes.first_step_ended(self._account.totals)
+            opened.notes.first_step_ended(self._account.numbers)
         step_ns = self._account.step_ended(step, result, launched.at_ns, ended_ns)
         if self._drafts is not None:
             self._drafts.verified(step, result.chunks, step_ns - launched.draft_ns, launched.draft_ns)
@@ -407,12 +408,12 @@ class EngineLoop:
     def _wait_for_command(self) -> Command:
         """Wait for a command, and return it. Raises Empty if a deadline passes before."""
         since_ns = self._host.enter(HostPart.IDLE)
-        self.snapshot = self.snapshot._replace(host_ns=self._host.spent_ns.copy(), idle_since_ns=since_ns)
+        self.snapshot = self._account.copy(since_ns)
         try:
             return self._inbox.get(timeout=self._seconds_to_deadline())
         finally:
             self._account.work_arrived(self._host.enter(HostPart.COMMANDS))
-            self.snapshot = self.snapshot._replace(host_ns=self._host.spent_ns.copy(), idle_since_ns=None)
+            self.snapshot = self._account.copy(idle_since_ns=None)
 
     def _seconds_to_deadline(self) -> float | None:
         deadlines_ns = self.requests.deadlines_ns
@@ -469,20 +470,11 @@ class EngineLoop:
 
     def _publish(self) -> None:
         self.requests.observe_drain()
-        self.snapshot = self._account.snapshot(
-            self._scheduler,
-            now_ns=self._host.since_ns,
-            num_open=len(self.requests),
-            num_waiting_tokens=self.requests.num_waiting_tokens,
-            drain_rate=self.requests.drain_rate.per_second,
-            num_out_of_memory=self._shortage.num_steps,
-            num_forced_tokens=self.requests.num_forced_tokens,
-            num_drafts=self.requests.num_drafts,
-            num_draft_tokens=self.requests.num_draft_tokens,
-            num_accepted_tokens=self.requests.num_accepted_tokens,
-            num_model_draft_tokens=self.requests.num_model_draft_tokens,
-            num_accepted_model_tokens=self.requests.num_accepted_model_tokens,
-        )
+        numbers = self._account.numbers
+        numbers.num_waiting_tokens = self.requests.num_waiting_tokens
+        numbers.drain_rate = self.requests.drain_rate.per_second
+        numbers.num_out_of_memory = self._shortage.num_steps
+        self.snapshot = self._account.published(self._scheduler, self._host.since_ns, len(self.requests))
 
     def _close(self) -> None:
         """End all requests that have not ended, whatever has ended the loop."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from random import getrandbits
 
-from oaiserve.engine.accounts.step_account import RequestNotes, StepTotals
+from oaiserve.engine.accounts.step_account import RequestNotes
 from oaiserve.engine.accounts.step_causes import StepCauses
 from oaiserve.engine.backpressure import Deadlines, DrainRate
 from oaiserve.engine.banned import leaves_no_token
@@ -46,6 +46,7 @@ from oaiserve.engine.text.detokenize import StopStrings, TokenTable
 from oaiserve.engine.tokenize import Tokenized
 from oaiserve.errors import APIError, InternalError, InvalidRequest, Overloaded, RequestTimeout, Unavailable
 from oaiserve.explain.causes import RequestCauses
+from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import EngineAccount, EventKind
 from oaiserve.facts.times import RequestTimes
 
@@ -106,13 +107,13 @@ class OpenRequest:
 
 
 class OpenRequests:
-    """All open requests. `totals` are those of the steps so far, which the step account adds up."""
+    """All open requests. They count in the engine's `numbers`, in which the step account adds up the steps so far."""
 
     def __init__(
         self,
         model: ServedModel,
         scheduler: Scheduler,
-        totals: StepTotals,
+        numbers: EngineNumbers,
         bounds: Bounds,
         *,
         waiting: SharedLimit,
@@ -125,7 +126,7 @@ class OpenRequests:
         the `causes` of steps, each request's account has its own."""
         self._scheduler = scheduler
         self._table = TokenTable(model.tokenizer.backend)
-        self._totals = totals
+        self._numbers = numbers
         self._bounds = bounds
         self._vocab_size = model.vocab_size
         self._eos_token_ids = model.eos_token_ids
@@ -140,12 +141,6 @@ class OpenRequests:
         self._queue_deadlines = Deadlines(bounds.queue_timeout_seconds)
         self._request_deadlines = Deadlines(bounds.request_timeout_seconds)
         self._num_forceable = 0  # tokens that grammars may force as results of the step under way
-        self.num_forced_tokens = 0  # so far
-        self.num_drafts = 0  # that were verified so far
-        self.num_draft_tokens = 0  # of these
-        self.num_accepted_tokens = 0  # of these, those that came true
-        self.num_model_draft_tokens = 0  # of these two, those of the draft model
-        self.num_accepted_model_tokens = 0
         # read by any thread
         self.num_left_waiting = 0  # choices that entered a step, or ended before
         self.drain_rate = DrainRate()
@@ -472,16 +467,13 @@ class OpenRequests:
     def _note_draft(self, opened: OpenRequest, chunk: Chunk, token_ids: list[int]) -> None:
         """Note how much of a chunk's draft is in the answer."""
         num_accepted = chunk.num_accepted(token_ids)
-        self.num_drafts += 1
-        self.num_draft_tokens += len(chunk.draft)
-        self.num_accepted_tokens += num_accepted
-        opened.account.num_draft_tokens += len(chunk.draft)
-        opened.account.num_accepted_tokens += num_accepted
-        if chunk.sequence.draft_is_models:
-            self.num_model_draft_tokens += len(chunk.draft)
-            self.num_accepted_model_tokens += num_accepted
-            opened.account.num_model_draft_tokens += len(chunk.draft)
-            opened.account.num_accepted_model_tokens += num_accepted
+        self._numbers.num_drafts += 1
+        for counted in (self._numbers, opened.account):
+            counted.num_draft_tokens += len(chunk.draft)
+            counted.num_accepted_tokens += num_accepted
+            if chunk.sequence.draft_is_models:
+                counted.num_model_draft_tokens += len(chunk.draft)
+                counted.num_accepted_model_tokens += num_accepted
 
     def _tokens(
         self, opened: OpenRequest, sequence: Sequence, result: ChunkResult
@@ -498,7 +490,7 @@ class OpenRequests:
         while self._num_forceable > 0 and (forced_ids := constraint.forced_ids()):
             for token_id in forced_ids[: self._num_forceable]:
                 self._num_forceable -= 1
-                self.num_forced_tokens += 1
+                self._numbers.num_forced_tokens += 1
                 opened.account.num_forced_tokens += 1
                 yield token_id, None
 
@@ -536,7 +528,7 @@ class OpenRequests:
 
     def _close_account(self, opened: OpenRequest) -> None:
         now_ns = self._clock_ns()
-        opened.notes.close(self._totals, now_ns)
+        opened.notes.close(self._numbers, now_ns)
         for output in opened.outputs.values():
             opened.account.note_length(output.num_tokens)
         if opened.times.scheduled is None and opened.outputs:  # it never entered a step

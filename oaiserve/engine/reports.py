@@ -12,8 +12,8 @@ from dataclasses import replace
 from secrets import token_hex
 from threading import Lock
 
-from oaiserve.engine.accounts.step_account import EngineSnapshot
 from oaiserve.engine.blocks import BlockHash
+from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.report import HeldPrefixes, ReplicaReport
 
 # A report that is asked for earlier is the one before again: several routers share one, and its means are of a while.
@@ -31,7 +31,7 @@ class Reports:
 
     def __init__(
         self,
-        snapshot: Callable[[], EngineSnapshot],
+        snapshot: Callable[[], EngineNumbers],
         prompts: deque[ComputedPrompt],
         is_cached: Callable[[BlockHash], bool],
         clock_ns: Callable[[], int],
@@ -76,5 +76,5 @@ class Reports:
             keys=self._held.keys(self._is_cached),
             num_running=now.num_running,
             num_waiting=now.num_waiting + now.num_tokenizing,
-            kv_use=now.blocks_used / max(1, now.blocks_total),
+            kv_use=now.kv_usage,
         )

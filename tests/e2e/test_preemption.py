@@ -11,13 +11,13 @@ import random
 from collections import defaultdict
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.accounts.step_account import EngineSnapshot
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import Finished, Request, SamplingParams, TokenChunk, TokenPrompt
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.load import load_model
 from oaiserve.engine.text.tokenizer import Tokenizer
+from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.files import demo
 from tests.engine.doubles import Inbox
 from tests.engine.model.runners import eager_runner
@@ -49,7 +49,7 @@ def requests() -> list[Request]:
     return made
 
 
-def answers(loaded: LoadedModel, num_blocks: int) -> tuple[Answers, EngineSnapshot]:
+def answers(loaded: LoadedModel, num_blocks: int) -> tuple[Answers, EngineNumbers]:
     """Return the answers to all requests at once in an engine with this number of blocks, and its last snapshot."""
     tokenizer, inbox, found = Tokenizer.from_pretrained(demo.resolve()), Inbox(), defaultdict(list)
     asked = requests()

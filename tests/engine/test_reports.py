@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from dataclasses import replace
 
-from oaiserve.engine.accounts.step_account import EngineSnapshot
 from oaiserve.engine.blocks import BlockHash
-from oaiserve.engine.load_totals import LoadTotals
 from oaiserve.engine.reports import LEAST_NS, Reports
 from oaiserve.engine.request import Request, SamplingParams, TextPrompt
+from oaiserve.facts.engine_numbers import EngineNumbers
+from oaiserve.facts.load_totals import LoadTotals
 from oaiserve.facts.prefix_keys import BLOCK_BYTES, beginnings_of, marked_depths, prompt_of, prompt_of_body
 from oaiserve.facts.report import ReplicaReport
 from oaiserve.scale.router import Reason, Router
@@ -56,7 +57,7 @@ class Parts:
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self.now = EngineSnapshot(load=LoadTotals(self.clock()))
+        self.now = EngineNumbers(load=LoadTotals(self.clock()))
         self.prompts: deque[list[tuple[int, BlockHash]]] = deque()
         self.cached = {BlockHash(b"a"), BlockHash(b"b")}
         self.reports = Reports(lambda: self.now, self.prompts, lambda place: place in self.cached, self.clock)
@@ -66,11 +67,11 @@ def test_a_report_is_of_what_is_still_cached_and_has_the_means_since_the_one_bef
     parts = Parts()
     assert not parts.reports.is_asked
     parts.prompts.append([(1, BlockHash(b"a")), (2, BlockHash(b"b")), (3, BlockHash(b"c"))])
-    parts.now = EngineSnapshot(
+    parts.now = EngineNumbers(
         num_running=3, num_waiting=4, num_tokenizing=1, blocks_used=3, blocks_total=4, load=parts.now.load
     )
     parts.clock.now_ns += LEAST_NS
-    parts.now = parts.now._replace(load=parts.now.load.after(parts.clock(), 6, 100))
+    parts.now = replace(parts.now, load=parts.now.load.after(parts.clock(), 6, 100))
     parts.clock.now_ns += LEAST_NS
     report = parts.reports.report("a replica")
     assert (report.replica, report.number, [*report.keys]) == ("a replica", 0, [2, 1])

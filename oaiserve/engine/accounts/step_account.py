@@ -6,18 +6,15 @@ The engine loop reports what has happened and when; nothing in this module reads
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import NamedTuple
 
 from oaiserve.engine.accounts.host_time import HostTime, kind_of
 from oaiserve.engine.accounts.step_causes import StepCauses, load_of
-from oaiserve.engine.load_totals import LoadTotals
 from oaiserve.engine.scheduler import Scheduler
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step, StepResult
 from oaiserve.explain.causes import RequestCauses
+from oaiserve.facts.engine_numbers import EngineNumbers
+from oaiserve.facts.load_totals import LoadTotals
 from oaiserve.facts.record import EngineAccount, EventKind, HostPart, StepKind, StepRecord
 from oaiserve.facts.times import RequestTimes
 
@@ -25,54 +22,10 @@ _MASKS = HostPart.MASKS
 MOST_STEPS_KEPT = 2**16  # until they are taken: minutes even on a fast GPU
 
 
-class EngineSnapshot(NamedTuple):
-    """The engine's numbers after a step. Sequences are choices: a request has `prompts * n` of them."""
-
-    num_running: int = 0
-    num_waiting: int = 0  # tokenized, not yet in a step, or preempted
-    num_tokenizing: int = 0  # requests that no tokenize worker has taken yet; filled in by Engine.snapshot
-    by_adapter: Mapping[int, tuple[int, int]] = MappingProxyType({})  # sequences that run and wait, if any has one
-    # The same of each adapter that is loaded, by its name; filled in by Engine.snapshot.
-    adapters: Mapping[str, tuple[int, int]] = MappingProxyType({})
-    blocks_used: int = 0
-    blocks_cached: int = 0  # of all blocks, those that the prefix cache can find
-    blocks_reusable: int = 0  # of the free ones, those that the prefix cache can find
-    blocks_total: int = 0
-    num_preemptions: int = 0
-    num_out_of_memory: int = 0  # steps that the device had no memory for as a whole
-    num_masked_draws: int = 0  # draws of a token among those that a grammar lets come next
-    num_forced_tokens: int = 0  # tokens that grammars forced, so that none was drawn
-    num_drafts: int = 0  # drafts that were verified
-    num_draft_tokens: int = 0  # tokens of these
-    num_accepted_tokens: int = 0  # of these, those that came true
-    num_model_draft_tokens: int = 0  # of num_draft_tokens, those of the draft model
-    num_accepted_model_tokens: int = 0  # of num_accepted_tokens, those of the draft model
-    num_prefix_queries: int = 0  # prompt tokens that were looked up in the prefix cache
-    num_prefix_hits: int = 0  # prompt tokens that were found there
-    num_waiting_tokens: int = 0  # of the prompts of requests that have not entered a step
-    drain_rate: float = 0.0  # requests a second that leave the queue, while any wait
-    num_steps: int = 0
-    model_ns: int = 0  # of all steps
-    idle_with_work_ns: int = 0  # between steps, while there was something to compute
-    host_ns: Mapping[HostPart, int] = MappingProxyType(dict.fromkeys(HostPart, 0))  # of the engine thread, so far
-    idle_since_ns: int | None = None  # it is in this part since then, which is not in `host_ns` yet
-    load: LoadTotals = LoadTotals()
-
-
-@dataclass(slots=True)
-class StepTotals:
-    """Sums over all steps so far. The difference of two of them is what a request took part in between."""
-
-    num_steps: int = 0
-    model_ns: int = 0
-    num_sequences: int = 0
-    num_tokens: int = 0
-
-
 class RequestNotes:
     """Writes what happens to one request in steps into its account and its stamps."""
 
-    __slots__ = ("_account", "_causes", "_first_token_step", "_preempted_ns", "_steps", "_times", "_totals_before")
+    __slots__ = ("_account", "_before", "_causes", "_first_token_step", "_preempted_ns", "_steps", "_times")
 
     def __init__(
         self,
@@ -87,7 +40,7 @@ class RequestNotes:
         self._causes = causes
         self._first_token_step: int | None = None  # the number of steps so far
         self._times = times
-        self._totals_before: StepTotals | None = None  # when its first step began
+        self._before: EngineNumbers | None = None  # when its first step began
         self._preempted_ns: dict[Sequence, int] = {}  # the time since which each of these is stalled
 
     def preempted(self, sequence: Sequence, now_ns: int) -> None:
@@ -116,8 +69,8 @@ class RequestNotes:
         account.waits_ns = sequence.waits_ns.copy()
         return True
 
-    def first_step_ended(self, before: StepTotals) -> None:
-        self._totals_before = replace(before)
+    def first_step_ended(self, before: EngineNumbers) -> None:
+        self._before = before.copy()
         steps, scheduled_ns = self._steps, self._times.scheduled
         if steps is not None and self._causes is not None and scheduled_ns is not None:
             self._causes.begin(steps.totals, steps.ended_ns, scheduled_ns, behind_prompts=steps.had_prompts)
@@ -147,25 +100,27 @@ class RequestNotes:
             self._account.prefill_causes_ns = self._causes.phase_ended(self._steps.totals)
             self._first_token_step = self._steps.number
 
-    def _close_causes(self, steps: StepCauses, causes: RequestCauses, totals: StepTotals, before: StepTotals) -> None:
+    def _close_causes(
+        self, steps: StepCauses, causes: RequestCauses, numbers: EngineNumbers, before: EngineNumbers
+    ) -> None:
         if self._first_token_step is None:
             self._account.prefill_causes_ns = causes.phase_ended(steps.totals)
-            self._account.num_prefill_steps = totals.num_steps - before.num_steps
+            self._account.num_prefill_steps = numbers.num_steps - before.num_steps
         else:
             self._account.decode_causes_ns = causes.phase_ended(steps.totals)
             self._account.num_prefill_steps = self._first_token_step - before.num_steps
 
-    def close(self, totals: StepTotals, now_ns: int) -> None:
-        account, before = self._account, self._totals_before
+    def close(self, numbers: EngineNumbers, now_ns: int) -> None:
+        account, before = self._account, self._before
         account.stalled_ns += sum(now_ns - since_ns for since_ns in self._preempted_ns.values())
         if before is not None:
             account.first_step = before.num_steps
-            account.num_steps = totals.num_steps - before.num_steps
-            account.model_ns = totals.model_ns - before.model_ns
-            account.num_step_sequences = totals.num_sequences - before.num_sequences
-            account.num_step_tokens = totals.num_tokens - before.num_tokens
+            account.num_steps = numbers.num_steps - before.num_steps
+            account.model_ns = numbers.model_ns - before.model_ns
+            account.num_step_sequences = numbers.num_step_sequences - before.num_step_sequences
+            account.num_step_tokens = numbers.num_step_tokens - before.num_step_tokens
             if self._steps is not None and self._causes is not None:
-                self._close_causes(self._steps, self._causes, totals, before)
+                self._close_causes(self._steps, self._causes, numbers, before)
 
 
 class StepAccount:
@@ -175,14 +130,11 @@ class StepAccount:
         self._host = host
         self._causes = causes
         self._host_before_ns = host.spent_ns.copy()  # when the last step ended
-        self.totals = StepTotals()
+        self.numbers = EngineNumbers(load=LoadTotals(host.since_ns))
         self.steps: deque[StepRecord] = deque(maxlen=MOST_STEPS_KEPT)  # Engine.take_steps takes them out
-        self._num_masked = 0
         self._num_masked_before = 0  # when the last step ended
-        self._idle_ns = 0
         self._work_since_ns = 0
         self._last_ended_ns = 0
-        self.load = LoadTotals(host.since_ns)
         self._num_begun_tokens = 0  # uncomputed ones of prompts that the last step has computed a part of
 
     def work_arrived(self, now_ns: int) -> None:
@@ -191,7 +143,7 @@ class StepAccount:
 
     def masks_filled(self, number: int) -> None:
         """Note that so many draws of the step under way get a mask."""
-        self._num_masked += number
+        self.numbers.num_masked_draws += number
 
     def step_ended(self, step: Step, result: StepResult, launched_ns: int, ended_ns: int) -> int:
         """Record a step whose results are on the host. Return how long it took.
@@ -218,11 +170,12 @@ class StepAccount:
         if kind is not StepKind.DECODE:
             self._num_begun_tokens = sum(c.sequence.num_uncomputed for c in step.chunks if not c.max_draws)
         before_ns, self._host_before_ns = self._host_before_ns, self._host.spent_ns.copy()
-        num_masked_before, self._num_masked_before = self._num_masked_before, self._num_masked
+        numbers = self.numbers
+        num_masked_before, self._num_masked_before = self._num_masked_before, numbers.num_masked_draws
         cost_error = None
         if self._causes is not None:
             masks_ns = 0
-            if self._num_masked > num_masked_before:
+            if numbers.num_masked_draws > num_masked_before:
                 masks_ns = self._host_before_ns[_MASKS] - before_ns[_MASKS]
             cost_error = self._causes.step_ended(
                 step, load, ended_ns, duration_ns, idle_ns, masks_ns, result.device_ns is not None
@@ -235,64 +188,36 @@ class StepAccount:
                 idle_ns,
                 num_sequences,
                 num_tokens,
-                number=self.totals.num_steps,
+                number=numbers.num_steps,
                 host_ns={part: spent_ns - before_ns[part] for part, spent_ns in self._host_before_ns.items()},
                 device_ns=result.device_ns,
                 device_gap_ns=result.device_gap_ns,
-                num_masked_draws=self._num_masked - num_masked_before,
+                num_masked_draws=numbers.num_masked_draws - num_masked_before,
                 cost_error=cost_error,
             )
         )
-        self._idle_ns += idle_ns
-        self.totals.num_steps += 1
-        self.totals.model_ns += duration_ns
-        self.totals.num_sequences += num_sequences
-        self.totals.num_tokens += num_tokens
+        numbers.idle_with_work_ns += idle_ns
+        numbers.num_steps += 1
+        numbers.model_ns += duration_ns
+        numbers.num_step_sequences += num_sequences
+        numbers.num_step_tokens += num_tokens
         return duration_ns
 
-    def snapshot(
-        self,
-        scheduler: Scheduler,
-        *,
-        now_ns: int,
-        num_open: int,
-        num_waiting_tokens: int,
-        drain_rate: float,
-        num_out_of_memory: int,
-        num_forced_tokens: int,
-        num_drafts: int,
-        num_draft_tokens: int,
-        num_accepted_tokens: int,
-        num_model_draft_tokens: int,
-        num_accepted_model_tokens: int,
-    ) -> EngineSnapshot:
-        pool, num_running = scheduler.pool, len(scheduler.running)
+    def published(self, scheduler: Scheduler, now_ns: int, num_open: int) -> EngineNumbers:
+        """Bring the numbers of the moment up to date, with `num_open` requests, and return a copy of all numbers."""
+        numbers, pool = self.numbers, scheduler.pool
+        numbers.num_running = num_running = len(scheduler.running)
+        numbers.num_waiting = scheduler.num_waiting + scheduler.num_parked
+        numbers.by_adapter = scheduler.by_adapter()
+        numbers.blocks_used, numbers.blocks_total = pool.num_used, pool.num_blocks
+        numbers.blocks_cached, numbers.blocks_reusable = pool.num_cached, pool.num_reusable
+        numbers.num_preemptions = scheduler.num_preemptions
+        numbers.num_prefix_queries, numbers.num_prefix_hits = scheduler.num_prefix_queries, scheduler.num_prefix_hits
         num_begun_tokens = self._num_begun_tokens if num_running else 0
-        self.load = self.load.after(now_ns, num_open, num_waiting_tokens + num_begun_tokens)
-        return EngineSnapshot(
-            num_running=num_running,
-            num_waiting=scheduler.num_waiting + scheduler.num_parked,
-            by_adapter=scheduler.by_adapter(),
-            blocks_used=pool.num_used,
-            blocks_cached=pool.num_cached,
-            blocks_reusable=pool.num_reusable,
-            blocks_total=pool.num_blocks,
-            num_preemptions=scheduler.num_preemptions,
-            num_out_of_memory=num_out_of_memory,
-            num_masked_draws=self._num_masked,
-            num_forced_tokens=num_forced_tokens,
-            num_drafts=num_drafts,
-            num_draft_tokens=num_draft_tokens,
-            num_accepted_tokens=num_accepted_tokens,
-            num_model_draft_tokens=num_model_draft_tokens,
-            num_accepted_model_tokens=num_accepted_model_tokens,
-            num_prefix_queries=scheduler.num_prefix_queries,
-            num_prefix_hits=scheduler.num_prefix_hits,
-            num_waiting_tokens=num_waiting_tokens,
-            drain_rate=drain_rate,
-            num_steps=self.totals.num_steps,
-            model_ns=self.totals.model_ns,
-            idle_with_work_ns=self._idle_ns,
-            host_ns=self._host.spent_ns.copy(),
-            load=self.load,
-        )
+        numbers.load = numbers.load.after(now_ns, num_open, numbers.num_waiting_tokens + num_begun_tokens)
+        return self.copy(idle_since_ns=None)
+
+    def copy(self, idle_since_ns: int | None) -> EngineNumbers:
+        """Return a copy of the numbers. The engine thread is idle since then, or at work."""
+        self.numbers.host_ns, self.numbers.idle_since_ns = self._host.spent_ns.copy(), idle_since_ns
+        return self.numbers.copy()

@@ -22,9 +22,9 @@ from typing import Protocol
 import uvloop
 
 from oaiserve.config import ServerOptions
-from oaiserve.engine.accounts.step_account import EngineSnapshot
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.explain.step_cost import StepCost
+from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import StepRecord
 from oaiserve.http.connections import Connections
 from oaiserve.http.listener import Listener
@@ -83,7 +83,7 @@ class SupervisedEngine(SharedEngine, Protocol):
     @property
     def step_cost(self) -> StepCost | None: ...
 
-    def snapshot(self) -> EngineSnapshot: ...
+    def snapshot(self) -> EngineNumbers: ...
 
     def take_steps(self) -> list[StepRecord]: ...
 
@@ -117,11 +117,11 @@ class FrontEnds:
     def step_cost(self) -> StepCost | None:
         return self.engine.step_cost
 
-    def snapshot(self) -> EngineSnapshot:
+    def snapshot(self) -> EngineNumbers:
         """Return the engine's snapshot, with the prompts that wait for the threads of front ends."""
         now = self.engine.snapshot()
         num_encoding = sum(running.front_end.num_encoding for running in self.running)
-        return now._replace(num_tokenizing=now.num_tokenizing + num_encoding)
+        return replace(now, num_tokenizing=now.num_tokenizing + num_encoding)
 
     @property
     def num_up(self) -> int:

@@ -15,7 +15,6 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from oaiserve.config import KVCacheDtype, Quantize
-from oaiserve.engine.accounts.step_account import EngineSnapshot
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.cpu.blocks import Blocks, ExpertBlocks
 from oaiserve.engine.model.cpu.build import Form
@@ -29,6 +28,7 @@ from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.start.native import native_decoder, transformers_logits
 from oaiserve.engine.step import Chunk, Step
+from oaiserve.facts.engine_numbers import EngineNumbers
 from tests.engine.model.cpu.small_models import (
     BLOCK_SIZE,
     CONVOLUTIONS,
@@ -330,7 +330,7 @@ def test_requests_get_the_same_logits_alone_together_from_the_cache_and_after_pr
 ) -> None:
     loaded = load(asked, dtype=torch.bfloat16).with_cache(cache)
     prompts = [*SHORT, LONG_ENOUGH] if loaded.state_shapes else SHORT
-    found: list[tuple[list[list[int]], dict[tuple[int, ...], set[bytes]], EngineSnapshot]] = []
+    found: list[tuple[list[list[int]], dict[tuple[int, ...], set[bytes]], EngineNumbers]] = []
     for num_blocks, limits in (
         (64, {"max_running": 1, "prefix_cache": False}),
         (64, {"max_running": 16, "max_step_tokens": 100}),

@@ -1,0 +1,59 @@
+"""`Fact` is a row of the table of facts: the meaning of a number or a word, and its name in each place that shows it.
+
+The table is in the records themselves. A field of `RequestRecord`, `EngineAccount`, `StepRecord` and `EngineNumbers` is
+declared with its row, and the JSON of /debug, log lines, spans and metrics are made from the rows. Reading and writing
+a field costs as much as in any other dataclass. This module needs only the standard library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """The row of one field. An empty name means that the place does not show it.
+
+    A time is in nanoseconds, and its field ends in `_ns`. Metrics show it in seconds, log lines in milliseconds.
+    """
+
+    name: str  # of the field
+    meaning: str  # the help text of the metric, if there is one
+    json: str = ""  # in the JSON of /debug/requests; "grammar.kind" is in an object of its own
+    log: str = ""  # in the line of an ended request
+    span: str = ""  # the attribute of the span of the request's operation, or of a step
+    metric: str = ""  # at /metrics
+    when: str = ""  # a field of the same record: while that has no value, log line and span leave this one out
+
+
+def fact(
+    meaning: str,
+    default: Any = 0,
+    *,
+    new: Callable[[], Any] | None = None,
+    json: str | bool = False,
+    log: str | bool = False,
+    span: str = "",
+    metric: str = "",
+    when: str = "",
+) -> Any:
+    """Declare a field of a dataclass with its row. `json` and `log` are True where the name is that of the field.
+
+    `new` makes a default that can be changed. Without a default (`...`), the field must be given.
+    """
+    row = {"meaning": meaning, "json": json, "log": log, "span": span, "metric": metric, "when": when}
+    if new is not None:
+        return field(default_factory=new, metadata=row)
+    return field(metadata=row) if default is ... else field(default=default, metadata=row)
+
+
+def facts_of(record: type) -> tuple[Fact, ...]:
+    """Return the rows of a dataclass, in the order of its fields."""
+    return tuple(_fact(one.name, **one.metadata) for one in fields(record) if one.metadata)
+
+
+def _fact(name: str, *, json: str | bool, log: str | bool, **row: str) -> Fact:
+    in_log = f"{name.removesuffix('_ns')}_ms" if name.endswith("_ns") else name
+    return Fact(name, json=name if json is True else json or "", log=in_log if log is True else log or "", **row)
