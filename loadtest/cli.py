@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, CoercionError, CycloptsError, Group, Parameter
 
 from loadtest.arrivals import NEEDS_RATE, Arrivals
-from loadtest.compare import compare, load_report
 from loadtest.engine_target import EngineRun, run_engine
 from loadtest.errors import UsageError
 from loadtest.experiment import OnSamples, make_report, open_experiment
@@ -27,6 +26,8 @@ from loadtest.prompts import DEFAULT_NUM_REQUESTS, Workload
 from loadtest.report import render
 from loadtest.sample import Sample
 from loadtest.workers import loop_factory
+from oaiserve.errors import StartupError
+from oaiserve.explain.diff.load_reports import compare, load_report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +115,7 @@ def main(argv: Sequence[str] | None = None, name: str = "loadtest") -> int:
     except CycloptsError as error:
         cause = error.__context__ if isinstance(error, CoercionError) else None
         return _refuse(name, str(cause if isinstance(cause, UsageError) else error))
-    except UsageError as error:
+    except (UsageError, StartupError) as error:
         return _refuse(name, str(error))
     except KeyboardInterrupt:
         return 130

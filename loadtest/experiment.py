@@ -27,8 +27,8 @@ from loadtest.measure import QUANTILES, Slos, measure, oversaturation, series, s
 from loadtest.prompts import Call, Workload, make_calls
 from loadtest.sample import Sample
 from loadtest.workers import Job, Workers
+from oaiserve.explain.diff.load_reports import SCHEMA
 
-SCHEMA = "oaiserve-loadtest/1"
 MOST_REQUESTS = 1_000_000
 OnProgress = Callable[[str, Progress, int], None]  # takes the run's title, its progress, and its number of requests
 OnSamples = Callable[[str, Sequence[Sample]], None]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from loadtest.measure import LEAST_STEADY, distribution
+from oaiserve.explain.diff.load_reports import ms, number, table
 
 _TIMES = {
     "send_lag": "Send lag",
@@ -30,28 +31,6 @@ def render(report: dict[str, Any]) -> str:
         head, *rows = sweep_rows(report["points"])
         blocks.append(table(head, rows))
     return "\n\n".join(block for block in blocks if block) + "\n"
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table aligned for a terminal: the first column to the left, the others to the right."""
-    cells = [list(head), *map(list, rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
-    lines = [
-        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
-        for row in cells
-    ]
-    return "\n".join(line.rstrip() for line in [lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
-
-
-def ms(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    value = seconds * 1e3
-    return f"{value:.3f}" if abs(value) < 10 else f"{value:,.1f}"
-
-
-def number(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.2f}" if abs(value) < 100 else f"{value:,.0f}"
 
 
 def _heading(report: dict[str, Any]) -> str:

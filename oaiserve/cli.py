@@ -10,6 +10,7 @@ import difflib
 import gc
 import logging
 import os
+import runpy
 import signal
 import socket
 import ssl
@@ -73,9 +74,7 @@ def main(argv: Sequence[str] | None = None, serve_app: ServeApp | None = None) -
     """Run one command and return the exit code: 2 if the user can correct the error, 1 if the server failed."""
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv[:1] == ["bench"]:
-        from loadtest.cli import main as bench
-
-        return bench(argv[1:], "oaiserve bench")
+        return _bench(argv[1:])
     if argv[:1] == ["plan"]:
         from oaiserve.plan.command import main as plan
 
@@ -95,6 +94,18 @@ def main(argv: Sequence[str] | None = None, serve_app: ServeApp | None = None) -
         return _report(str(error))
     except KeyboardInterrupt:  # before the model loads
         return 130
+
+
+def _bench(argv: list[str]) -> int:
+    """Run the load test and return its exit code. The product does not import it: it is a client, run as a module."""
+    before, sys.argv = sys.argv, ["oaiserve bench", *argv]
+    try:
+        runpy.run_module("loadtest", run_name="__main__")
+    except SystemExit as done:
+        return int(done.code or 0)
+    finally:
+        sys.argv = before
+    return 0
 
 
 def _report(error: str) -> int:

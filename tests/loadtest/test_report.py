@@ -13,12 +13,12 @@ import pytest
 
 from loadtest.arrivals import Arrivals
 from loadtest.client_health import ProcessHealth
-from loadtest.compare import compare, load_report
-from loadtest.errors import UsageError
 from loadtest.experiment import describe_run, make_point, make_report
 from loadtest.html import plot, render_html
 from loadtest.measure import parse_slos
 from loadtest.report import render
+from oaiserve.errors import StartupError
+from oaiserve.explain.diff.load_reports import compare, load_report
 from tests.loadtest.samples import sample
 
 PHASES_NS = {"queue": 10_000_000, "prefill": 70_000_000, "decode": 40_000_000}
@@ -171,9 +171,9 @@ def test_files_that_are_not_reports_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     for content, sentence in (("{", "is not JSON"), ("{}", "has the schema None"), ("[]", "has the schema None")):
         path.write_text(content)
-        with pytest.raises(UsageError, match=sentence):
+        with pytest.raises(StartupError, match=sentence):
             load_report(path)
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(StartupError, match="cannot be read"):
         load_report(tmp_path / "none.json")
     path.write_text(json.dumps(make()))
     assert load_report(path)["target"] == "http"

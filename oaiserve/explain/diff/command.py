@@ -7,12 +7,11 @@ from pathlib import Path
 
 from cyclopts import App
 
-from loadtest.compare import compare, is_report, load_report
-from loadtest.errors import UsageError
 from oaiserve.errors import StartupError
 from oaiserve.explain import commands
 from oaiserve.explain.diff.accounts import read
 from oaiserve.explain.diff.difference import Change, Difference, difference
+from oaiserve.explain.diff.load_reports import compare, is_report, load_report
 
 MOST_NAMED = 4  # causes in the paragraph
 LEAST_SHARE = 0.05  # of the change of the duration, for a cause to be named
@@ -41,10 +40,7 @@ def _command_line() -> App:
             Print all parts below the paragraph.
         """
         if is_report(a) and is_report(b):
-            try:
-                print(compare(load_report(a), load_report(b), with_tables=table), end="")
-            except UsageError as error:
-                raise StartupError(str(error)) from error
+            print(compare(load_report(a), load_report(b), with_tables=table), end="")
             return 0
         sides = []
         for path in (a, b):

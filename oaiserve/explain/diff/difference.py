@@ -13,8 +13,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from loadtest.intervals import t_quantile
 from oaiserve.explain.diff.accounts import Account
+from oaiserve.explain.intervals import t_quantile
 
 NUM_BATCHES = 20
 

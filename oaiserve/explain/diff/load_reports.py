@@ -1,29 +1,26 @@
-"""Compare two reports: B's figures as a ratio to A's, with an interval where both were repeated.
+"""Compares two reports of the load test: B's figures as ratios to A's, with intervals where both were repeated.
 
-`bench compare` prints it, and so does `oaiserve diff` of two reports.
+`oaiserve bench compare` prints the comparison, and so does `oaiserve diff` of two reports.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from loadtest.errors import UsageError
-from loadtest.experiment import SCHEMA
-from loadtest.intervals import ratio_interval
-from loadtest.report import ms, number, table
+from oaiserve.errors import StartupError
+from oaiserve.explain.intervals import ratio_interval
 
+SCHEMA = "oaiserve-loadtest/1"
 SHOWN = (
     *("requests_per_second", "completion_tokens_per_second", "steady_completion_tokens_per_second"),
     *("total_tokens_per_second", "goodput_per_second"),
     *("submit_p50", "submit_p99", "phase_tokenize_p50", "phase_queue_p50", "phase_prefill_p50"),
     *("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99", "itl_p99", "latency_p50", "latency_p99"),
 )  # fmt: skip
-
-
 MOST_NAMED = 6  # figures of a point in the paragraph
 LEAST_CHANGE = 0.02  # for a figure to be in the paragraph, if it is not due to chance
 
@@ -38,16 +35,16 @@ def is_report(path: Path) -> bool:
 
 
 def load_report(path: Path) -> dict[str, Any]:
-    """Load a report from a JSON file. Raises UsageError for a file that is not a report of this version."""
+    """Load a report from a JSON file. Raises StartupError for a file that is not a report of this version."""
     try:
         report = json.loads(path.read_bytes())
     except OSError as error:
-        raise UsageError(f"'{path}' cannot be read: {error.strerror}.") from error
+        raise StartupError(f"'{path}' cannot be read: {error.strerror}.") from error
     except ValueError as error:
-        raise UsageError(f"'{path}' is not JSON.") from error
+        raise StartupError(f"'{path}' is not JSON.") from error
     schema = report.get("schema") if isinstance(report, dict) else None
     if schema != SCHEMA:
-        raise UsageError(f"'{path}' has the schema {schema!r}, but must have {SCHEMA!r}: write it with --json.")
+        raise StartupError(f"'{path}' has the schema {schema!r}, but must have {SCHEMA!r}: write it with --json.")
     return report  # type: ignore[no-any-return]
 
 
@@ -131,3 +128,25 @@ def _differences(a: dict[str, Any], b: dict[str, Any]) -> Iterator[str]:
             yield f"DIFFERENT: {part} is {old} in A, {new} in B"
     if any(len(report["points"][0]["runs"]) < 2 for report in (a, b) if report["points"]):
         yield "Without repeats on both sides there are no intervals, so a ratio may be due to chance."
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table aligned for a terminal: the first column to the left, the others to the right."""
+    cells = [list(head), *map(list, rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
+    lines = [
+        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
+        for row in cells
+    ]
+    return "\n".join(line.rstrip() for line in [lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+
+
+def ms(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    value = seconds * 1e3
+    return f"{value:.3f}" if abs(value) < 10 else f"{value:,.1f}"
+
+
+def number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.2f}" if abs(value) < 100 else f"{value:,.0f}"
