@@ -1,1 +1,1 @@
-"""Files of models: where they come from, what their heads say, what is refused, and what a start keeps of them."""
+"""Files of models: their sources, their heads and metadata, the refusal of broken ones, and the start cache."""

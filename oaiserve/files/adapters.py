@@ -1,6 +1,6 @@
-"""Reads what the files of a LoRA adapter say, in PEFT's format, and refuses what is damaged or not supported.
+"""Reads the files of a LoRA adapter, in PEFT's format, and refuses damaged or unsupported ones.
 
-It knows nothing of the model that the adapter is for. Stdlib only, so that a refusal comes at once.
+It knows nothing of the adapter's model. Stdlib only, so that a refusal comes at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST_RANK = 256
 _MOST_NAME = 500  # characters of a tensor's name
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
-# What changes the computation in another way than LoRA does, by the setting that asks for it.
+# Changes of the computation other than LoRA's, by their setting.
 _NOT_SUPPORTED = {
     "use_dora": "it is a DoRA adapter",
     "use_qalora": "it is a QALoRA adapter",
@@ -32,13 +32,13 @@ _NOT_SUPPORTED = {
     "layer_replication": "it repeats layers of the model",
     "lora_bias": "it has biases",
 }
-# Ways to begin a training that also change the model's own weights.
+# Initializations of a training, by which the model's own weights change too.
 _CHANGES_MODEL = ("pissa", "olora", "corda", "loftq", "lora_ga")
 _TENSOR = re.compile(r"base_model\.model\.(.+)\.lora_([AB])(?:\.default)?\.weight")
 
 
 class BadAdapter(Exception):
-    """The adapter cannot be used. The message says why, and of what file, without a full stop."""
+    """The adapter cannot be used. The message names the file and the reason, without a full stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class StoredTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredPart:
+class StoredModule:
     """The tensors of an adapter for one module, to whose weights `scale * b @ a` is added."""
 
     a: StoredTensor  # [rank, columns of the module]
@@ -65,11 +65,11 @@ class StoredPart:
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:
     weights: Path
-    parts: Mapping[str, StoredPart]  # by the name of the module in the model
+    modules: Mapping[str, StoredModule]  # by the name of the module in the model
 
 
 def read_adapter(folder: Path) -> AdapterFiles:
-    """Return what the files of an adapter say. Raises BadAdapter."""
+    """Read the configuration and the head of the weights of an adapter. Raises BadAdapter."""
     path = folder / _CONFIG
     try:
         config = json_object(path)
@@ -78,7 +78,7 @@ def read_adapter(folder: Path) -> AdapterFiles:
         path = folder / _WEIGHTS
         if not path.is_file() and (folder / "adapter_model.bin").is_file():
             raise BadFile("it is missing; there is adapter_model.bin, but pickle can run code, so it is not opened")
-        return AdapterFiles(path, _parts(_tensors(path), scaling))
+        return AdapterFiles(path, _modules(_tensors(path), scaling))
     except (BadFile, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise BadAdapter(f"'{path}': {reason}") from error
@@ -128,11 +128,11 @@ def _number(config: Mapping[str, Any], name: str, default: int) -> float:
 
 
 def _pattern(config: Mapping[str, Any], name: str) -> list[tuple[re.Pattern[str], float]]:
-    """Return the patterns of a setting that gives numbers to modules: expressions for the ends of their names."""
+    """Return the numbers of a setting by pattern: expressions for the ends of modules' names."""
     given = config.get(name) or {}
     if not isinstance(given, dict):
         raise BadFile(f"its {name} is not a JSON object")
-    found = []
+    numbers = []
     for text in given:
         # Other expressions could take for ever.
         plain, repeated = re.subn(r"\\d\+|\.\*", "", text)
@@ -145,14 +145,14 @@ def _pattern(config: Mapping[str, Any], name: str) -> list[tuple[re.Pattern[str]
             pattern = re.compile(rf"(.*\.)?({text})$")
         except re.error as error:
             raise BadFile(f"its {name} has {text[:100]!r}, which is no regular expression ({error})") from error
-        found.append((pattern, _number(given, text, 0)))
-    return found
+        numbers.append((pattern, _number(given, text, 0)))
+    return numbers
 
 
 def _tensors(path: Path) -> dict[str, StoredTensor]:
     """Return the tensors of a safetensors file. Raises BadFile unless all are matrices of floating-point numbers."""
     header, start = read_header(path)
-    found = {}
+    tensors = {}
     for name, tensor in header.items():
         dtype, shape, begin = tensor["dtype"], tensor["shape"], tensor["data_offsets"][0]
         if dtype not in _DTYPE_BYTES:
@@ -161,18 +161,18 @@ def _tensors(path: Path) -> dict[str, StoredTensor]:
             raise BadFile(f"its tensor {name[:200]!r} has the shape {str(shape)[:50]}, and is no matrix")
         if (start + begin) % _DTYPE_BYTES[dtype]:
             raise BadFile(f"its tensor {name[:200]!r} is not aligned to its numbers")
-        found[name] = StoredTensor(name, dtype, (shape[0], shape[1]), start + begin)
-    return found
+        tensors[name] = StoredTensor(name, dtype, (shape[0], shape[1]), start + begin)
+    return tensors
 
 
-def _parts(tensors: Mapping[str, StoredTensor], scaling: _Scaling) -> dict[str, StoredPart]:
+def _modules(tensors: Mapping[str, StoredTensor], scaling: _Scaling) -> dict[str, StoredModule]:
     halves: dict[str, dict[str, StoredTensor]] = {}
     for name, tensor in tensors.items():
         match = _TENSOR.fullmatch(name) if len(name) <= _MOST_NAME else None
         if match is None:
             raise BadFile(f"its tensor {name[:200]!r} is not the lora_A or lora_B of a linear layer")
         halves.setdefault(match[1], {})[match[2]] = tensor
-    parts = {}
+    modules = {}
     for module, both in halves.items():
         if both.keys() != {"A", "B"}:
             raise BadFile(f"it has only the lora_{next(iter(both))} of '{module[:200]}'")
@@ -185,7 +185,7 @@ def _parts(tensors: Mapping[str, StoredTensor], scaling: _Scaling) -> dict[str, 
             if given != rank:
                 shape = list(tensor.shape)
                 raise BadFile(f"its tensor '{tensor.name[:200]}' {shape} has not the rank {rank:g} of {_CONFIG}")
-        parts[module] = StoredPart(a, b, scaling.scale(module))
-    if not parts:
+        modules[module] = StoredModule(a, b, scaling.scale(module))
+    if not modules:
         raise BadFile("it has no tensors")
-    return parts
+    return modules

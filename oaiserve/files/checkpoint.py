@@ -1,8 +1,8 @@
-"""Look at the files of a model before they are loaded: none may run code, or take time or memory without end.
+"""Check the files of a model before they are loaded: none may run code, or take time or memory without end.
 
 The libraries that load a model believe its files: they make as many layers as config.json says, open the file that an
 index names, and ask at the terminal whether to run the model's own code. Stdlib only, so that a refusal comes at once.
-What only the libraries can judge fails in them (`load_errors`).
+The rest fails in the libraries (`load_errors`).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def refuse_without_tokenizer(source: ModelSource) -> None:
 
 
 def _check_rope_types(config: Mapping[str, Any], *, is_rope: bool = False) -> None:
-    """Raise BadFile for a kind of rotary embedding that is no name, anywhere in a configuration."""
+    """Raise BadFile for a type of rotary embedding other than a name, anywhere in a configuration."""
     for key, value in config.items():
         if key == "rope_type" or (is_rope and key == "type"):
             if not isinstance(value, str | None):
@@ -101,7 +101,7 @@ def _refuse_nan(constant: str) -> float:
 
 
 def weight_files(folder: Path, config: Mapping[str, Any]) -> list[Path]:
-    """Return the files that transformers will take the weights from. Raises BadFile, and StartupError without any."""
+    """Return the files of weights as transformers chooses them. Raises BadFile, and StartupError without any."""
     named = config.get("transformers_weights")
     if named is not None and not (
         isinstance(named, str) and named.endswith((".safetensors", ".safetensors.index.json"))

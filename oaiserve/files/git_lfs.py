@@ -1,4 +1,4 @@
-"""Tells the pointer that git leaves in place of a large file from the file itself. Stdlib only."""
+"""Refuses the pointers of Git LFS, which git leaves in place of large files. Stdlib only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _BEGINS = b"version https://git-lfs.github.com/spec/"
 
 
 def refuse_pointer(path: Path) -> None:
-    """Raise BadFile if a file is a pointer of Git LFS, as in a repository that was cloned without it."""
+    """Raise BadFile if a file is a pointer of Git LFS, as in a repository cloned without it."""
     with path.open("rb") as file:
         if file.read(len(_BEGINS)) == _BEGINS:
             raise BadFile("it is only a pointer of Git LFS; 'git lfs pull' in its folder fetches the file itself")

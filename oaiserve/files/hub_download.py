@@ -1,7 +1,7 @@
 """Fetch the files of a model from the Hugging Face hub into the hub's own cache, from where all starts read them.
 
-Of a repository, only what is read is fetched: not the weights in the forms of other programs, nor a second copy of
-them. Of GGUF files, which one repository has in many formats, it is the one that was named.
+Of a repository, only the files that are read are fetched: no weights of other programs, and no second copy of them. Of
+the many GGUF files in one repository, it is the named one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from oaiserve.errors import StartupError
 from oaiserve.files import hub
-from oaiserve.files.gguf import PART
+from oaiserve.files.gguf import SHARD
 from oaiserve.files.load_errors import reported
 from oaiserve.files.source import ModelSource, find_model
 
@@ -23,22 +23,21 @@ log = logging.getLogger(__name__)
 
 _TEXTS = (".json", ".txt", ".model", ".tiktoken", ".jinja")
 _WEIGHTS = ".safetensors"
-_MODULE = re.compile(r"\d+_\w+")  # the folders in which sentence-transformers has what is behind a model
+_MODULE = re.compile(r"\d+_\w+")  # the folders of sentence-transformers' modules behind a model
 _MOST_SHOWN = 12
 
 
 def local_source(model: str | Path) -> ModelSource:
-    """Return where a model lies on this machine, after fetching it if it is ID or ID:FORMAT on the hub.
+    """Return the place of a model on this machine, after fetching it if it is ID or ID:FORMAT on the hub.
 
-    If the hub does not answer, the model must be in its cache. Raises StartupError if it is not, or if there is no such
-    model.
+    If the hub does not answer, the model must be in its cache. Raises StartupError if there is no such model.
     """
     source = find_model(model)
     return source if source.is_local else fetched(source)
 
 
 def fetched(source: ModelSource) -> ModelSource:
-    """Return where a model of the hub lies on this machine, see `local_source`."""
+    """Return the place of a model of the hub on this machine, see `local_source`."""
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.utils import disable_progress_bars
 
@@ -75,15 +74,15 @@ def fetched(source: ModelSource) -> ModelSource:
 
 
 def gguf_files(repository: str, names: Iterable[str], named: str) -> list[str]:
-    """Return the GGUF file of a repository that is named, as Q4_K_M or as the file, or all parts of it in order.
+    """Return the named GGUF file of a repository, with all its shards in order. The name is Q4_K_M or the file's.
 
-    Raises StartupError unless there is exactly one.
+    Raises StartupError unless exactly one file has it.
     """
     models: dict[str, list[str]] = defaultdict(list)
     for name in sorted(names):
         if name.endswith(".gguf") and "mmproj" not in name.lower():  # which is for images
-            models[PART.sub("", name)].append(name)
-    named = PART.sub("", named)
+            models[SHARD.sub("", name)].append(name)
+    named = SHARD.sub("", named)
     ending = re.compile(rf"(^|[-./]){re.escape(named.removesuffix('.gguf'))}\.gguf$", re.IGNORECASE)
     found = [name for name in models if name.lower() == named.lower()]
     found = found or [name for name in models if ending.search(name)]
@@ -94,7 +93,7 @@ def gguf_files(repository: str, names: Iterable[str], named: str) -> list[str]:
 
 
 def files_of_model(repository: str, names: list[str]) -> list[str]:
-    """Return which files of a repository are read. Raises StartupError if there are no weights that can be."""
+    """Return the files of a repository that are read. Raises StartupError if none has readable weights."""
     at_root = [name for name in names if "/" not in name]
     weights = [name for name in at_root if name.endswith(_WEIGHTS)]
     weights = [name for name in weights if name.startswith("model")] or weights

@@ -1,6 +1,6 @@
 """Turns the errors of the libraries that load a model into one sentence, and ends what would take for ever.
 
-The files of a model can make a library raise anything: `checkpoint` refuses before what it can, and the rest is for
+The files of a model can make a library raise anything. `checkpoint` refuses most of them before; the rest is for
 `reported`. Stdlib only.
 """
 
@@ -25,8 +25,7 @@ T = TypeVar("T")
 def reported(failure: str) -> Iterator[None]:
     """Raise StartupError in place of any error in the `with` block, as in "No model could be loaded from 'x': why".
 
-    What reads files of a model can raise anything, even a panic of Rust code, which is no Exception. The traceback is
-    logged for those who look for it (--log-level debug).
+    A library may raise even a panic of Rust code, which is no Exception. The traceback is logged at --log-level debug.
     """
     try:
         yield
@@ -45,14 +44,13 @@ def reported(failure: str) -> Iterator[None]:
 
 
 @contextmanager
-def tensors_named(*, of_part: bool = False) -> Iterator[None]:
-    """Raise ValueError with the name of a tensor that does not fit, if transformers finds one in the `with` block.
+def tensors_named(*, allows_unread: bool = False) -> Iterator[None]:
+    """Raise ValueError with the name of a tensor of the wrong size, if transformers finds one in the `with` block.
 
-    Its own error refers to a report of many lines that it has logged before. Such a report, and one of tensors that are
-    missing, which the caller refuses, is logged for those who look for it (--log-level debug). So is one of tensors
-    that are not read, if the model is `of_part` of what the files have.
+    Its own error refers to a report of many lines in the log. Such a report, and one of missing tensors, which the
+    caller refuses, is logged at --log-level debug. So is one of unread tensors, if the model `allows_unread`.
     """
-    report = _ReportFilter(of_part)
+    report = _ReportFilter(allows_unread)
     logger = logging.getLogger("transformers.modeling_utils")
     logger.addFilter(report)
     try:
@@ -66,9 +64,9 @@ def tensors_named(*, of_part: bool = False) -> Iterator[None]:
 
 
 class _ReportFilter(logging.Filter):
-    def __init__(self, of_part: bool) -> None:
+    def __init__(self, allows_unread: bool) -> None:
         super().__init__()
-        self._unwanted = r"\| *(MISSING|UNEXPECTED)\b" if of_part else r"\| *MISSING\b"
+        self._unwanted = r"\| *(MISSING|UNEXPECTED)\b" if allows_unread else r"\| *MISSING\b"
         self.tensors: list[str] = []  # which could not be converted, or have another size
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -81,7 +79,7 @@ class _ReportFilter(logging.Filter):
 
 
 def within(seconds: float, make: Callable[[], T], failure: str) -> T:
-    """Return what `make` returns or raises, or raise StartupError if that takes longer. It then goes on in a thread."""
+    """Call `make` in a thread, and return its result. Raises its error, or StartupError if it takes longer."""
     future: Future[T] = Future()
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""Refuses numbers in a model's configuration that its weights cannot have. Libraries allocate what such numbers say."""
+"""Refuses sizes in a model's metadata that its weights cannot have: libraries would allocate as much."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _MOST_PER_BYTE = 4  # numbers in a byte of a file: the smallest formats have two
 
 
 class BadFile(Exception):
-    """A file is not as it has to be. The message goes on after the file's name."""
+    """A file is broken or not supported. The message goes on after the file's name."""
 
 
 def check_numbers(config: Mapping[str, Any], num_tensors: int, num_bytes: int, prefix: str = "") -> None:
-    """Raise BadFile for a number that the weights cannot have: a layer has a tensor, and a row of one has some bits."""
-    each = [(key, one) for key, found in config.items() for one in (found if isinstance(found, list) else [found])]
+    """Raise BadFile for a size or count above the limit that the number of tensors and their bytes set."""
+    each = [(key, one) for key, value in config.items() for one in (value if isinstance(value, list) else [value])]
     for key, value in each:
         name = f"{prefix}{key}"
         if isinstance(value, dict):
@@ -58,7 +58,7 @@ def check_numbers(config: Mapping[str, Any], num_tensors: int, num_bytes: int, p
 
 
 def _check_products(numbers: Mapping[str, Any], num_bytes: int) -> None:
-    """Raise BadFile for matrices that the files have no room for: each number may be possible, and not all of them."""
+    """Raise BadFile for matrices larger than the files: each size may be possible, and their product not."""
     for names in _MATRICES:
         found = [(name, numbers[name]) for of_kind in names for name in of_kind if type(numbers.get(name)) is int]
         if len(found) == len(names) and math.prod(value for _, value in found) > _MOST_PER_BYTE * num_bytes:

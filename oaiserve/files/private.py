@@ -1,6 +1,6 @@
-"""Folders that nobody but this user and root can change, so that what is loaded from them by name can be trusted.
+"""Private folders: only this user and root can change them, so their files can be trusted.
 
-Stdlib only. It does not know what the folders are for.
+Stdlib only. It does not know the purpose of the folders.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def make_folder(folder: Path) -> None:
 def verified(folder: Path) -> Path:
     """Return the folder without symbolic links in its path. Raises NotPrivate if somebody else could write to it.
 
-    Whoever can write to a folder above could put another folder in its place, so those are checked too. Where the
-    sticky bit is set, as on /tmp, others can write but cannot replace what is not theirs.
+    Whoever can write to a folder above could replace this one, so all are checked. With the sticky bit, as on /tmp,
+    others can write but cannot replace the files of this user.
     """
     real = folder.resolve(strict=True)
     for path in (real, *real.parents):

@@ -1,4 +1,4 @@
-"""A config.json says how weights were quantized before, and what is not read is refused here. Stdlib only."""
+"""Reads the quantization of a checkpoint from its config.json, and refuses unsupported methods. Stdlib only."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _INTEGER_FORMATS = ("pack-quantized", "int-quantized", "naive-quantized")
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """The weights of a checkpoint are packed in this way: as integers, or as floats of 8 bits."""
+    """The format of a checkpoint's packed weights: integers, or floats of 8 bits."""
 
     method: Method
     bits: int | None  # None: not the same in all matrices
@@ -39,10 +39,7 @@ class Quantization:
 
 
 def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
-    """Return how the weights of a checkpoint are packed, or None if transformers reads them as they are.
-
-    Raises BadFile for a way that is not read here, which it names.
-    """
+    """Return the quantization of a checkpoint, or None if transformers reads its weights. Raises BadFile for others."""
     given = config.get("quantization_config", config.get("compression_config"))
     if given is None:
         return None

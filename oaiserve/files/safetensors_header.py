@@ -1,4 +1,4 @@
-"""Reads the header of a safetensors file, and refuses one that does not describe the data behind it. Stdlib only."""
+"""Reads the header of a safetensors file, and refuses one at odds with the data behind it. Stdlib only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BITS = {
 
 
 class _DataRange(NamedTuple):
-    """The data of a tensor begin and end here, counted from the end of the header."""
+    """The bytes of a tensor, counted from the end of the header."""
 
     begin: int
     end: int
@@ -27,9 +27,9 @@ class _DataRange(NamedTuple):
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], int]:
-    """Return the header of a safetensors file, by the names of the tensors, and where their data begin in the file.
+    """Return the header of a safetensors file, by the names of the tensors, and the offset of the data in the file.
 
-    Raises BadFile unless the data of the tensors, one behind the other, are all that comes after the header.
+    Raises BadFile unless the rest of the file is the data of the tensors, one behind the other.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -44,7 +44,7 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
     if not isinstance(header, dict):
         raise BadFile("its header is not a JSON object")
     header.pop("__metadata__", None)
-    places = sorted(_place(name, tensor) for name, tensor in header.items())
+    places = sorted(_data_range(name, tensor) for name, tensor in header.items())
     end = 0
     for place in places:
         if place.begin != end:
@@ -56,8 +56,8 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
     return header, 8 + length
 
 
-def _place(name: str, tensor: Any) -> _DataRange:
-    """Return where a tensor is, after comparing that with its shape and type."""
+def _data_range(name: str, tensor: Any) -> _DataRange:
+    """Return the bytes of a tensor. Raises BadFile if they do not fit its shape and type."""
     shown = name[:100]
     described = tensor if isinstance(tensor, dict) else {}
     offsets, shape, dtype = (described.get(key) for key in ("data_offsets", "shape", "dtype"))

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from oaiserve.errors import StartupError
 
-# A repository, and behind a colon which of its GGUF files it is.
+# A repository, and behind a colon one of its GGUF files.
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?|[\w.-]+/[\w.-]+:[\w./-]+")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    location: str  # a folder, or what is to be fetched from the hub: an id, or ID:FORMAT for a GGUF file
+    location: str  # a folder, or a name on the hub: ID, or ID:FORMAT for a GGUF file
     gguf_file: str | None  # the file's name within the folder
     is_local: bool
 
@@ -25,17 +25,15 @@ class ModelSource:
 
     @property
     def shown(self) -> str:
-        """Return the model for an error. A folder's name that is misspelt looks like a hub id, so it says that, too."""
+        """Return the name for an error, which may be a hub id or a misspelt folder."""
         if self.is_local:
             return f"'{self.path}'"
         return f"'{self.location}', which is no folder here and so was looked for on the Hugging Face hub"
 
 
 def find_model(model: str | Path, flag: str = "MODEL") -> ModelSource:
-    """Return the source of a model, or raise StartupError for a name that cannot be a model. Nothing is loaded.
-
-    `flag` is where the name was given, for the error.
-    """
+    """Return the source of a model, without loading it. Raises StartupError, with the `flag`, for an impossible
+    name."""
     allowed = "It must be a folder, a .gguf file, a hub id (of GGUF files ID:Q4_K_M), or demo."
     name, path = str(model), Path(model)
     is_gguf = path.suffix == ".gguf" and (":" not in name or path.is_file())

@@ -1,7 +1,6 @@
-"""`Connection` is uvicorn's HTTP/1.1 protocol with bounds: on heads, on silence, and on bytes that nobody reads.
+"""`Connection` is uvicorn's HTTP/1.1 protocol with bounds: on heads, on silence, and on unread bytes.
 
-Each request gets one answer, in the order of the requests, whatever its bytes are. This file knows no route and no
-engine.
+Each request gets one answer, in the order of the requests. This file knows no route and no engine.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from oaiserve.http.extensions import CONNECTION, WRITE_TIMED_OUT
 MOST_HEAD_BYTES = 64 * 1024  # of a request line with its headers, and of the trailers of a body
 MOST_HEADERS = 128  # trailers included
 MOST_PIPELINED = 64  # requests that wait for the answer to an earlier one
-GOODBYE_SECONDS = 5.0  # for which what a client still sends is discarded before its connection is closed
+GOODBYE_SECONDS = 5.0  # for which further bytes of a client are discarded before its connection is closed
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -36,7 +35,7 @@ class Timeouts(NamedTuple):
 
 
 class Reading(Enum):
-    """A connection is waiting for this part of a request from its client."""
+    """The part of a request for which a connection is waiting."""
 
     NOTHING = auto()  # a request may begin
     HEAD = auto()
@@ -44,7 +43,7 @@ class Reading(Enum):
 
 
 class Wait(Enum):
-    """A connection waits for one of these while no answer is under way, with a limit on the time."""
+    """The event for which a connection waits while no answer is under way, within a time limit."""
 
     HEAD = auto()  # the complete head of a request
     IDLE = auto()  # a further request
@@ -91,7 +90,7 @@ class Connection(HttpToolsProtocol):
         self._running: RequestResponseCycle | None = None  # the request that is being answered, or was last
         self._is_deaf = False  # further data is discarded, because the connection will be closed
         self._last_words: bytes | None = None  # to be sent when all answers are complete, before the end
-        # What the present head, or the trailers of the present body, amount to so far.
+        # The size so far of the present head, or of the trailers of the present body.
         self._num_headers = 0
         self._head_bytes = 0
         # Bytes since the parser last made something of them. Without a bound, one header could go on for ever.
@@ -150,7 +149,7 @@ class Connection(HttpToolsProtocol):
         return self._running is not None and not self._running.response_complete
 
     def _watch(self) -> None:
-        """Start the timer for what the connection waits for now, unless it runs already."""
+        """Start the timer for the present wait of the connection, unless it runs already."""
         if self._is_answering():
             self._wait_for(None)
         elif self._reading is Reading.HEAD or not self._has_begun:
@@ -209,8 +208,8 @@ class Connection(HttpToolsProtocol):
     def _parse(self, data: bytes | memoryview) -> None:
         """Pass the data to the parser.
 
-        The parser takes what follows a request for another protocol, which this server does not speak. HTTP permits to
-        ignore the wish. Then the request is plain HTTP, its body follows, and a fresh parser reads it without the wish.
+        After a request for another protocol, the parser takes no more. This server speaks none, and HTTP permits to
+        ignore the wish: a fresh parser reads the request without it, as plain HTTP with a body.
         """
         while True:
             try:
@@ -257,7 +256,7 @@ class Connection(HttpToolsProtocol):
             raise InvalidRequest(f"At most {MOST_PIPELINED} requests may wait for an answer on one connection.")
         encodings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
         if encodings not in ([], [b"chunked"]):
-            # A proxy in front may have read another length from it: what is a body here would be a request there.
+            # A proxy in front may have read another length from it: a body here would be a request there.
             raise InvalidRequest("The transfer encoding must be 'chunked', once, or there must be none.")
         super().on_headers_complete()
         self.cycle.transport = self._answer_transport  # type: ignore[assignment]
@@ -305,7 +304,7 @@ class Connection(HttpToolsProtocol):
             self._say_goodbye()
 
     def _refuse(self, error: APIError, refusal: Refusal) -> None:
-        """Answer the request that is being read with the error, after all before it, and end the connection."""
+        """Answer the unfinished request with the error, after all before it, and end the connection."""
         self._count(refusal)
         self._is_deaf = True
         self._last_words = closing_answer(error, self.server_state.default_headers)
@@ -335,8 +334,9 @@ class Connection(HttpToolsProtocol):
         self._say_goodbye()
 
     def _say_goodbye(self) -> None:
-        """End the connection, but discard for a while what the client still sends: if a connection is closed while data
-        comes, the client's system may drop the answer before the client has read it."""
+        """End the connection, but discard for a while the further bytes of the client.
+
+        If a connection is closed while data comes, the client's system may drop the answer before it has been read."""
         if self.transport.is_closing():
             return
         self._is_deaf = True

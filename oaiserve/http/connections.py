@@ -1,6 +1,6 @@
-"""`Connections` counts the open connections, and refuses one that is too many: of all, or of its address.
+"""`Connections` counts the open connections, and refuses one too many: of all, or of its address.
 
-How many there may be follows from the files that the process may open. This file knows neither sockets nor HTTP.
+The limit follows from the number of files that the process may open. This file knows neither sockets nor HTTP.
 """
 
 from __future__ import annotations
@@ -98,10 +98,9 @@ def _client_of(address: str) -> bytes:
 
 
 def allowed_connections(options: ServerOptions) -> Connections:
-    """Raise the limit of open files, and return `Connections` with the limits that the options and it allow.
+    """Raise the limit of open files, and return `Connections` with limits by the options and the files left.
 
-    Call it once the model is loaded: what the process has open by then is not there for connections. Raises
-    StartupError if the limit of open files is too low.
+    Call it once the model is loaded: files open by then are taken. Raises StartupError if too few are left.
     """
     num_open_files = len(os.listdir("/dev/fd"))
     reserve = num_open_files + SPARE_FILES

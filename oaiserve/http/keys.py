@@ -1,4 +1,4 @@
-"""`Keyring` knows the API keys and whose they are: those of the settings, and those of files, which may change.
+"""`Keyring` knows the API keys and their owners, from the settings and from files, which may change.
 
 It keeps only digests of keys, and no message contains a key or a part of one.
 """
@@ -38,7 +38,7 @@ class Keyring:
         self._gather()
 
     def name_of(self, key: bytes) -> str | None:
-        """Return the name of the key, or None if it is unknown. It takes as long for a key that is nearly right."""
+        """Return the name of the key, or None if it is unknown. A nearly right key takes no longer."""
         given = _digest(key)
         matches = [known.name for known in self._keys if hmac.compare_digest(given, known.digest)]
         return matches[0] if matches else None
@@ -46,8 +46,8 @@ class Keyring:
     def refresh(self) -> None:
         """Read the files that have changed. It may block, so call it about once a second in a worker thread.
 
-        A file is read when it was the same in two calls, so that one that is being written is left alone. A file that
-        is broken leaves its former keys valid, and is an error in the log.
+        A file is read when it was the same in two calls, so an unfinished one is left alone. A broken file leaves its
+        former keys valid, and is an error in the log.
         """
         for file in self._files:
             file.refresh()
@@ -87,7 +87,7 @@ class _KeyFile:
 def exposure(path: Path) -> str | None:
     """Return a warning if other users of the machine can read the file or change it, and None if they cannot.
 
-    The file's group may read it: that is how a service gets a file that belongs to somebody else.
+    The file's group may read it, so that a service can get somebody else's file.
     """
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
@@ -107,8 +107,7 @@ def _version(path: Path) -> object:
 
 
 def _read(path: Path) -> list[_Key]:
-    """Return the keys of a file, one on each line: NAME KEY, or only KEY. Raises ValueError, which says what is wrong
-    with the file."""
+    """Return the keys of a file, one on each line: NAME KEY, or only KEY. Raises ValueError with the reason."""
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)

@@ -1,7 +1,7 @@
 """`Listener` accepts connections as far as `Connections` admits them, and `Connector` begins them, by TLS if need be.
 
-The listener accepts them itself, instead of the event loop: a connection counts from its first moment on, so that one
-without a handshake does, too, and one that is too many never becomes more than an accepted socket.
+The listener accepts them itself, instead of the event loop: a connection counts from its first moment on, even without
+a handshake, and one too many never becomes more than an accepted socket.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 MOST_AT_ONCE = 128  # accepted in one turn of the event loop
 RETRY_SECONDS = 1.0  # after the system has refused to accept
 TLS_GOODBYE_SECONDS = 5.0  # that a client has to answer the end of TLS, before its connection is cut
-MOST_BYTES_READ = 64 * 1024  # of what a refused client has sent
+MOST_BYTES_READ = 64 * 1024  # from a refused client
 
 # Makes the protocol of a connection, which calls the callable when the connection is lost.
 MakeProtocol = Callable[[Callable[[], None]], asyncio.Protocol]
@@ -35,7 +35,7 @@ class ListeningSocket(Protocol):
 
 
 class Admission(Protocol):
-    """Counts connections by their addresses, and refuses those that are too many; `Connections` does."""
+    """Counts connections by their addresses, and refuses those beyond the limits; see `Connections`."""
 
     def admit(self, address: str) -> Refusal | None: ...
     def release(self, address: str) -> None: ...
@@ -43,7 +43,7 @@ class Admission(Protocol):
 
 
 class Listener:
-    """Accepts connections from a listening socket until `close`, and passes those that are admitted to `begin`.
+    """Accepts connections from a listening socket until `close`, and passes admitted ones to `begin`.
 
     `refusal` returns the bytes for a client that is one too many. Without it, as with TLS, it gets none: it could not
     read them before a handshake.
@@ -131,13 +131,13 @@ class Connector:
         self._is_closed = False
 
     def begin(self, client: socket.socket, address: str) -> None:
-        """Begin a connection that has been admitted."""
+        """Begin an admitted connection."""
         task = self._loop.create_task(self._begin(client, address))
         self._beginning.add(task)
         task.add_done_callback(self._beginning.discard)
 
     def close(self) -> None:
-        """Drop connections that only become ready from now on."""
+        """Drop connections whose handshake ends later."""
         self._is_closed = True
 
     async def _begin(self, client: socket.socket, address: str) -> None:

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 CUT_SECONDS = 1.0  # the time that clients have to read the error when the shutdown cuts them off
 POLL_SECONDS = 0.02
 RETRY_AFTER_SECONDS = 5  # for clients whose connection is one too many
-HEADERS = [("x-content-type-options", "nosniff")]  # of every answer: a browser must not guess what it is
+HEADERS = [("x-content-type-options", "nosniff")]  # of every answer: a browser must not guess its type
 ENCODED_HEADERS = [(name.encode(), value.encode()) for name, value in HEADERS]
 
 
@@ -35,7 +35,7 @@ class Server(uvicorn.Server):
     """A uvicorn server that serves until a signal arrives or `failure()` returns an exception.
 
     `on_drain` is called when the shutdown begins. The call may come from a signal handler, and more than once. Without
-    `takes_signals`, the server ends only by `handle_exit`, which another part of the process then calls.
+    `takes_signals`, the server ends only when another component of the process calls `handle_exit`.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Take SIGINT and SIGTERM in the block. uvicorn calls this around all that it does."""
+        """Handle SIGINT and SIGTERM in the block. uvicorn calls this around its whole run."""
         with super().capture_signals() if self._takes_signals else nullcontext():
             yield
 
@@ -165,7 +165,7 @@ class Server(uvicorn.Server):
 
 
 def too_many_connections(headers: Iterable[tuple[bytes, bytes]] = ENCODED_HEADERS) -> bytes:
-    """Return the answer to a connection that is one too many, with these headers."""
+    """Return the answer to a connection one too many, with these headers."""
     error = Unavailable(
         "The server has too many open connections. Please try again later, and reuse connections.",
         retry_after_seconds=RETRY_AFTER_SECONDS,

@@ -48,7 +48,9 @@ class Conversation:
         self._mode = None
         if dialect.reasoning is not None:
             must_end = is_constrained or (tools is not None and tools.is_forced)
-            self._mode = dialect.reasoning.of_request(template_kwargs, is_asked_for=asks_for_answer, must_end=must_end)
+            self._mode = dialect.reasoning.of_request(
+                template_kwargs, has_generation_prompt=asks_for_answer, must_end=must_end
+            )
         self.reads_reasoning = self._mode is not None and not shows_tags
         self.reads_calls = tools is not None and dialect.calls is not None
 

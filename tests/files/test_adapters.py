@@ -24,22 +24,22 @@ SHAPES = {LAYER: (12, 8), OTHER: (8, 20)}
 
 
 def test_ranks_scales_and_shapes_are_those_of_the_files(tmp_path: Path) -> None:
-    parts = read_adapter(write_adapter(tmp_path, SHAPES, rank=4, lora_alpha=6)).parts
-    assert parts.keys() == SHAPES.keys()
-    assert (parts[LAYER].a.shape, parts[LAYER].b.shape) == ((4, 8), (12, 4))
-    assert parts[LAYER].scale == 1.5
+    modules = read_adapter(write_adapter(tmp_path, SHAPES, rank=4, lora_alpha=6)).modules
+    assert modules.keys() == SHAPES.keys()
+    assert (modules[LAYER].a.shape, modules[LAYER].b.shape) == ((4, 8), (12, 4))
+    assert modules[LAYER].scale == 1.5
 
 
 def test_rslora_divides_by_the_root_of_the_rank(tmp_path: Path) -> None:
-    parts = read_adapter(write_adapter(tmp_path, SHAPES, rank=4, lora_alpha=6, use_rslora=True)).parts
-    assert parts[LAYER].scale == 3.0
+    modules = read_adapter(write_adapter(tmp_path, SHAPES, rank=4, lora_alpha=6, use_rslora=True)).modules
+    assert modules[LAYER].scale == 3.0
 
 
 @pytest.mark.parametrize("pattern", ["q_proj", LAYER, r"layers.\d+.self_attn.q_proj", f"^{LAYER}", ".*q_proj"])
 def test_patterns_give_modules_ranks_and_scales_of_their_own(tmp_path: Path, pattern: str) -> None:
     config = {"r": 16, "lora_alpha": 16, "rank_pattern": {pattern: 4, "down_proj": 4}, "alpha_pattern": {pattern: 2}}
-    parts = read_adapter(write_adapter(tmp_path, SHAPES, rank=4, **config)).parts
-    assert (parts[LAYER].scale, parts[OTHER].scale) == (0.5, 4.0)
+    modules = read_adapter(write_adapter(tmp_path, SHAPES, rank=4, **config)).modules
+    assert (modules[LAYER].scale, modules[OTHER].scale) == (0.5, 4.0)
 
 
 @pytest.mark.parametrize(
@@ -147,5 +147,5 @@ def test_damaged_weights_are_refused_or_loaded(
 def test_the_header_has_what_the_library_reads(tmp_path: Path) -> None:
     write_adapter(tmp_path, SHAPES, rank=4)
     header, start = read_header(tmp_path / "adapter_model.safetensors")
-    assert start == min(tensor.a.offset for tensor in read_adapter(tmp_path).parts.values())
+    assert start == min(tensor.a.offset for tensor in read_adapter(tmp_path).modules.values())
     assert json.dumps(header)

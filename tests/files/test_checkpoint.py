@@ -330,7 +330,7 @@ def test_a_model_in_several_files_needs_all_of_them_by_their_names(tmp_path: Pat
     assert f"{second}' cannot be used: it is not the first part of its model, {first}." in refusal(tmp_path / second)
     (tmp_path / second).write_bytes(gguf(files=2, name="other"))
     refuse_unless_sound(find_model(tmp_path / first))
-    assert [(t.name, t.part) for t in read_tensors(tmp_path / first).values()] == [("t", 0), ("other", 1)]
+    assert [(t.name, t.shard) for t in read_tensors(tmp_path / first).values()] == [("t", 0), ("other", 1)]
     (tmp_path / "model.gguf").write_bytes(gguf(files=2))
     assert "its split.count is 2, so its name must end with -00001-of-00002.gguf" in refusal(tmp_path / "model.gguf")
 

@@ -58,13 +58,13 @@ def load_adapter(
 
     return Adapter(
         name,
-        {module: AdapterPart(read(part.a), read(part.b), part.scale) for module, part in files.parts.items()},
+        {module: AdapterPart(read(part.a), read(part.b), part.scale) for module, part in files.modules.items()},
     )
 
 
 def _refuse_unless_it_fits(files: AdapterFiles, adaptable: Mapping[str, tuple[int, int]]) -> None:
     """Raise BadAdapter unless each tensor has the shape that its layer of the model needs."""
-    for module, part in files.parts.items():
+    for module, part in files.modules.items():
         if module not in adaptable:
             raise BadAdapter(
                 f"'{files.weights}': it adapts '{module[:200]}', which is no linear layer in the model's decoder"

@@ -120,7 +120,7 @@ def checked_subject(model: Path, options: EngineOptions) -> Subject | None:
     code = hashlib.sha256()
     parts: list[Path] = []
     if is_gguf:
-        parts = gguf.parts(model)
+        parts = gguf.shard_paths(model)
         if len({part.resolve().parent for part in parts}) > 1:  # a record is of one folder
             return None
         # The record may have copies of these tensors. All others are read from the file at each start.

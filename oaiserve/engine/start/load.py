@@ -54,7 +54,7 @@ from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.split import Member, place, refuse_unless_divisible
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.errors import StartupError
-from oaiserve.files.gguf import parts
+from oaiserve.files.gguf import shard_paths
 from oaiserve.files.hub_download import local_source
 from oaiserve.files.load_errors import reported, tensors_named
 from oaiserve.files.quantization import Quantization
@@ -178,7 +178,7 @@ def _load_weights(
     # The progress bars of the GGUF conversion cannot be switched off.
     quiet = nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO())
     failure = f"The weights of '{checkpoint.name}' could not be loaded"
-    with reported(failure), quiet, tensors_named(of_part=is_wrapped):
+    with reported(failure), quiet, tensors_named(allows_unread=is_wrapped):
         if quantization is not None:
             packed = PackedWeights(folder, quantization, of_wrapper=is_wrapped)
             loaded, found = _load_expanded(config, packed, dtype, generation_defaults(folder), **distributed)
@@ -212,7 +212,7 @@ def _load_by_transformers(
     if checkpoint.is_wrapped or distributed:
         arguments["config"] = checkpoint.config
     if checkpoint.is_gguf:
-        if len(parts(checkpoint.source.path)) > 1:
+        if len(shard_paths(checkpoint.source.path)) > 1:
             raise StartupError(
                 f"'{checkpoint.name}' is the first of several parts, which only weights that stay quantized are read "
                 "from. Make one file of them: llama-gguf-split --merge FIRST_PART WHOLE_FILE"

@@ -29,7 +29,7 @@ from oaiserve.facts.start_times import StartTimes
 from oaiserve.files import demo
 from oaiserve.files.adapters import BadAdapter, read_adapter
 from oaiserve.files.checkpoint import refuse_unless_sound, refuse_without_tokenizer
-from oaiserve.files.gguf import parts
+from oaiserve.files.gguf import shard_paths
 from oaiserve.files.hub_download import fetched
 from oaiserve.files.source import ModelSource, find_model
 from oaiserve.files.start_cache import NoRecord, NotRemembered, Subject
@@ -82,7 +82,9 @@ def _load(model: str | Path, options: EngineOptions, times: StartTimes, meanwhil
     template = options.chat_template.read_text(encoding="utf-8") if options.chat_template else None
     compiling: Thread | None = None
     # The system finds the memory for weights beside the imports, which leave a core idle. Packed, blocks take as much.
-    reserved = None if source.gguf_file is None else reserve(sum(part.stat().st_size for part in parts(source.path)))
+    reserved = (
+        None if source.gguf_file is None else reserve(sum(path.stat().st_size for path in shard_paths(source.path)))
+    )
     with times.part("import of torch"):
         from oaiserve.engine.model.cpu.build import build_beside
         from oaiserve.engine.start.cache import block_dtype, checked_subject

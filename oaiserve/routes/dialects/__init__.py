@@ -1,4 +1,4 @@
-"""Parsers that read the text of an answer: reasoning, tool calls, and what is left for the reader.
+"""Parsers of the text of an answer: its reasoning, its tool calls, and its content.
 
-They take text as it comes, in any pieces, and know neither tokens, requests nor HTTP.
+They take text in any pieces, and know neither tokens, requests nor HTTP.
 """

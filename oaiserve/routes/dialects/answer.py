@@ -15,7 +15,7 @@ class AnswerParser:
         self._skips_space = False  # between the reasoning and the answer proper
 
     def push(self, text: str) -> list[Segment]:
-        """Take the next piece of the text, and return the segments that it completes."""
+        """Take the next piece of the text, and return the segments in it."""
         segments: list[Segment] = []
         if self._thinks and self.thinking is not None:
             reasoning, text = self.thinking.push(text)
@@ -31,7 +31,7 @@ class AnswerParser:
         return segments + answer if segments else answer
 
     def finish(self, *, is_cut: bool) -> list[Segment]:
-        """Return what is left at the end of the text, which may have been cut before the model had ended it."""
+        """Return the last segments at the end of the text, which may be cut."""
         segments: list[Segment] = []
         if self._thinks and self.thinking is not None:
             reasoning, text = self.thinking.finish()

@@ -1,4 +1,4 @@
-"""`CallParser`: finds calls of tools in a text. Each family of models writes them in its own form, and has its file."""
+"""`CallParser`: finds calls of tools in a text. Each family of models has its dialect, and its file."""
 
 from __future__ import annotations
 
@@ -13,29 +13,28 @@ Step = Callable[[list[Segment]], bool]
 
 
 class NotACall(Exception):
-    """What follows a tag is no call of a tool of the request."""
+    """No call of one of the request's tools follows a tag."""
 
 
 class CallParser(ABC):
     """Takes the text of one answer in pieces and returns its segments, each character as soon as its kind is certain.
 
-    A step is what comes next in the text. It takes what it can from the text that is left, adds segments, and returns
-    whether another step goes on from there; if not, more text is needed. So the segments do not depend on the pieces.
+    A step reads one element of the text: it takes as much as is certain, adds segments, and returns whether another
+    step can go on; if not, more text is needed. So the segments do not depend on the pieces.
 
-    Whitespace before a call, and between calls, belongs to the calls. What turns out not to be a call stays text.
+    Whitespace before a call, and between calls, belongs to the calls. A broken call stays text.
     """
 
     opening_tags: ClassVar[tuple[str, ...]]  # with each of these, a call may begin
     tags: ClassVar[tuple[str, ...]]  # all tags of the family
 
     def __init__(self, tools: Mapping[str, Mapping[str, Any]], *, only_one: bool = False) -> None:
-        """Read calls of these tools, which are schemas of parameters by name. With `only_one`, the text ends with the
-        first call."""
+        """`tools` are schemas of parameters by name. With `only_one`, the text ends with the first call."""
         self.num_called = 0
         self.num_unparsed = 0  # tags that no call followed, and calls that broke
         self._tools = tools
         self._only_one = only_one
-        self._text = ""  # what no step has taken yet
+        self._text = ""  # that no step has taken yet
         self._step: Step = self._in_text
         self._is_blank = True  # nothing but whitespace has come since the beginning, or since the last call
         self._tag = ""  # that the call has begun with
@@ -50,7 +49,8 @@ class CallParser(ABC):
         return segments
 
     def finish(self, *, is_cut: bool) -> list[Segment]:
-        """Return what is left at the end of the text. If the answer `is_cut` within a call, the call stays as it is."""
+        """Return the last segments at the end of the text. If the answer `is_cut` within a call, the call stays
+        open."""
         segments: list[Segment] = []
         if self._step == self._in_text:
             if self._text and not (self._is_blank and self.num_called and self._text.isspace()):
@@ -81,7 +81,7 @@ class CallParser(ABC):
         return bool(tag)
 
     def _find(self, text: str) -> tuple[int, str]:
-        """Return where a call may begin, and the tag that it begins with, as `tags.find` does."""
+        """Return the place and the opening tag of the next call, as `tags.find` does."""
         return tags.find(text, self.opening_tags)
 
     def _begin_head(self, tag: str, before: str = "") -> None:
@@ -120,7 +120,7 @@ class CallParser(ABC):
         return True
 
     def _break(self, segments: list[Segment]) -> bool:
-        """Give the call up: what comes from here on is text."""
+        """Give the call up: the text goes on from here."""
         self.num_unparsed += 1
         segments.append(CallBroken("".join(self._raw)))
         self._is_blank, self._step = False, self._in_text
@@ -128,14 +128,14 @@ class CallParser(ABC):
 
     @abstractmethod
     def _after_call(self, segments: list[Segment]) -> bool:
-        """Take what closes a call, or separates it from the next one."""
+        """Take the end of a call, or its separator from the next one."""
 
     def _after_last_call(self, _segments: list[Segment]) -> bool:
         self._text = ""
         return False
 
     def _close(self, tag: str) -> bool:
-        """Take whitespace and a tag that closes the call. A model may leave it out."""
+        """Take whitespace and the closing tag of the call, which a model may leave out."""
         rest = self._text.lstrip()
         if rest.startswith(tag):
             self._text = rest[len(tag) :]

@@ -1,7 +1,7 @@
-"""Reads what a tokenizer's `response_template` declares, in the form of transformers, of calls and reasoning.
+"""Reads the dialect of calls and reasoning in a tokenizer's `response_template`, as transformers defines it.
 
-Only tags that are plain text are taken, and calls that are JSON. A pattern, or a form that is read as a whole when it
-has ended, cannot be passed on as it comes: then the chat template decides, as if nothing were declared.
+Only plain text as tags and calls in JSON are supported. A pattern, or a format that can be read only as a whole, cannot
+be streamed: then the chat template decides, as if nothing were declared.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 
 
 def declared_calls(response_template: Mapping[str, Any]) -> CallFamily | None:
-    """Return the declared form of calls, if it can be taken."""
+    """Return the declared dialect of calls, if it is supported."""
     field = _field(response_template, "tool_calls")
     tags = _tags(field)
     if tags is None or field.get("content") != "json" or field.get("content_args"):
@@ -32,7 +32,7 @@ def declared_calls(response_template: Mapping[str, Any]) -> CallFamily | None:
 
 
 def declared_reasoning(response_template: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return the declared tags around the reasoning, if they can be taken."""
+    """Return the declared tags around the reasoning, if they are supported."""
     fields = (_field(response_template, name) for name in _REASONING_FIELDS)
     return next((tags for field in fields if (tags := _tags(field)) is not None), None)
 

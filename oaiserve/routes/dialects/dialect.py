@@ -1,4 +1,4 @@
-"""`Dialect`: how the model of a server writes calls and reasoning, and what its chat template knows of tools."""
+"""`Dialect`: the notation of calls and reasoning of a server's model, and the abilities of its chat template."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Dialect:
     special_ids: Mapping[str, int] = field(default_factory=dict)  # of the tokens that the tokenizer skips in answers
 
     def visible_ids(self, *, calls: bool, reasoning: bool) -> frozenset[int]:
-        """Return the special tokens that the parsers of these have to see."""
+        """Return the ids of the special tokens among the tags of calls and reasoning, by request."""
         tags: list[str] = []
         if calls and self.calls is not None:
             tags += self.calls.parser.tags
@@ -48,7 +48,7 @@ class Dialect:
 def dialect_of(
     tool_call_parser: str, reasoning_parser: str, template: Template | None, special_ids: Mapping[str, int]
 ) -> Dialect:
-    """Return the dialect that the flags name, or else those that the tokenizer declares or the chat template shows."""
+    """Return the dialect by the flags, or else by the tokenizer's declaration or the chat template."""
     if template is None:  # no chat then
         return Dialect()
     source, declared = template.source, template.response_template

@@ -1,4 +1,4 @@
-"""Each family of models writes calls in a form of its own, which a parser reads, and prompts and grammars have, too."""
+"""Families of models and their dialects of calls: the parser, the text in prompts, and the grammar."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from oaiserve.routes.dialects.llama import LlamaCalls
 from oaiserve.routes.dialects.mistral import MistralCalls
 from oaiserve.routes.dialects.qwen_coder import QwenCoderCalls
 
-MOST_FORCED_CALLS = 16  # so that a model which does not know how to end does not call for ever
+MOST_FORCED_CALLS = 16  # so that a model without an end does not call for ever
 
 
 @dataclass(frozen=True, slots=True)
 class CallFamily:
-    """A family: calls are written as `before`, then each call in `opening` and `closing`, then `after`."""
+    """A family of models. It writes `before`, then each call between `opening` and `closing`, then `after`."""
 
     name: str
     parser: type[CallParser]
@@ -34,7 +34,7 @@ class CallFamily:
     short_ids: bool = False  # the templates refuse ids of calls that have not exactly nine letters or digits
 
     def written(self, calls: Iterable[tuple[str, str]]) -> str:
-        """Return calls, which are names and JSON texts of arguments, as the models of this family write them."""
+        """Return the text of calls (names and JSON texts of arguments) in the dialect of this family."""
         texts = []
         for name, arguments in calls:
             head, tail = self._around(name)
@@ -71,7 +71,7 @@ class CallFamily:
         return msgspec.json.encode({"lark": rules, "schemas": schemas, "answer": answer}).decode()
 
     def _around(self, name: str) -> tuple[str, str]:
-        """Return what is written before and after the arguments of a call."""
+        """Return the texts before and after the arguments of a call."""
         if not self.arguments_key:
             return name + self.name_end, ""
         return f'{{"name": "{name}", "{self.arguments_key}": ', "}"
@@ -94,7 +94,7 @@ MISTRAL_NAMED = CallFamily("mistral", MistralCalls, "[TOOL_CALLS]", arguments_ke
 # Values without quotes cannot follow every schema (patterns, lengths), so forced calls have the JSON form.
 QWEN_CODER = CallFamily("qwen3_coder", QwenCoderCalls, "<tool_call>\n", "\n</tool_call>", "\n")
 
-# A family is recognised by what its chat templates contain, in this order.
+# A family is recognised by a text in its chat templates, in this order.
 _SIGNS: Sequence[tuple[str, CallFamily]] = (
     ("[ARGS]", MISTRAL_NAMED),
     ("[TOOL_CALLS]", MISTRAL),
@@ -105,7 +105,7 @@ _SIGNS: Sequence[tuple[str, CallFamily]] = (
 
 
 def family_of(name: str, template: str) -> CallFamily | None:
-    """Return the family that `--tool-call-parser` names; with "auto" that of the chat template, or else Hermes."""
+    """Return the family by `--tool-call-parser`; with "auto" by the chat template, or else Hermes."""
     recognised = [family for sign, family in _SIGNS if sign in template]
     if name == "auto":
         return recognised[0] if recognised else HERMES

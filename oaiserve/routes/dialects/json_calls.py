@@ -1,4 +1,4 @@
-"""Calls that are JSON objects with the name of a tool and its arguments."""
+"""Calls as JSON objects with the name of a tool and its arguments."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _object_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
 class JsonCallParser(CallParser):
-    """Reads the objects. What is around them is up to the family."""
+    """Reads the objects. The tags around them are the family's."""
 
     _scanner: JsonScanner
     _object: int  # the number of pieces in `_raw` before the object
@@ -45,7 +45,7 @@ class JsonCallParser(CallParser):
         return self._head_of_object(segments, len(self._tag))
 
     def _head_of_object(self, segments: list[Segment], at: int) -> bool:
-        """Take the text up to the arguments of the object that begins at this place, or after whitespace there."""
+        """Take the text up to the arguments of the object at this place, or behind whitespace there."""
         text = self._text
         while text[at : at + 1].isspace():
             at += 1
@@ -106,8 +106,8 @@ class JsonCallParser(CallParser):
         return self._end(segments) if is_call else self._break(segments)
 
     def _scan(self, to_depth: int) -> tuple[str, bool | None]:
-        """Take text until brackets are closed down to a depth. Return it, and whether they are; None if it is no JSON
-        from there on."""
+        """Take text until brackets are closed down to a depth. Return it, and whether they are: None if the text is no
+        JSON."""
         try:
             end = self._scanner.scan(self._text, 0, to_depth)
         except BrokenJson as broken:
@@ -116,7 +116,7 @@ class JsonCallParser(CallParser):
 
 
 def _may_be_a_call(text: str) -> bool:
-    """Return whether an object can be a call, by what follows its bracket: the first key decides."""
+    """Return whether an object can be a call, by its first key."""
     text = text.lstrip()
     if not text or text[0] == "}":
         return not text

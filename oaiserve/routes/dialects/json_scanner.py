@@ -1,4 +1,4 @@
-"""Follows the brackets and strings of JSON text that comes in pieces, to find where an object ends."""
+"""Finds the end of an object in JSON text that comes in pieces, by its brackets and strings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 # Characters of a string up to its end, or up to an escape that is not whole.
 _IN_STRING = re.compile(r'[^"\\\x00-\x1f]*+(?:\\[^\x00-\x1f][^"\\\x00-\x1f]*+)*+')
-# Brackets, quotes, and what JSON has nowhere outside of strings.
+# Brackets, quotes, and characters that JSON has only in strings.
 _OUTSIDE = re.compile(r'["{}\[\]]|[^\s,:0-9.eE+\-truefalsn]')
 
 
@@ -52,7 +52,7 @@ class JsonScanner:
         return None
 
     def _end_of_string(self, text: str, at: int) -> int:
-        """Return the place behind the string that `at` is in, or the end of the text. Raises BrokenJson."""
+        """Return the place behind the string at `at`, or the end of the text. Raises BrokenJson."""
         if self._is_escaped:
             if text[at] < " ":
                 raise BrokenJson(at)

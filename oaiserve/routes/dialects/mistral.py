@@ -9,7 +9,7 @@ from oaiserve.routes.dialects.json_calls import JsonCallParser
 from oaiserve.routes.dialects.segments import Segment
 
 _NAME = re.compile(r"\s*([A-Za-z0-9_-]+)(?:\[CALL_ID\][A-Za-z0-9]*)?\[ARGS\]\s*(?=\{)")
-# What the beginning of the newer form can be, while its arguments have not come.
+# The beginning of the newer format, without its arguments.
 _NAME_SO_FAR = re.compile(r"\s*[A-Za-z0-9_-]*(?:\[[A-Z_]*\]?[A-Za-z0-9]*){0,2}\s*")
 
 

@@ -1,7 +1,7 @@
 """Calls of Qwen 3 Coder: `<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`.
 
-Values are written without quotes. The schema of the tool tells which of them are strings. The JSON form of other Qwen
-models is read, too.
+Values are written without quotes; by the tool's schema, some of them are strings. The JSON of other Qwen models is
+read, too.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class QwenCoderCalls(HermesCalls):
 
 
 def _may_be_a_tag(text: str, tag: str) -> bool:
-    """Return whether the text can be a beginning of this tag, which has a name."""
+    """Return whether the text can begin this tag, which has a name."""
     return tag.startswith(text[: len(tag)]) and not set(text[len(tag) :]) & set("<>\n")
 
 
@@ -105,7 +105,7 @@ def _in_quotes(text: str) -> str:
 
 
 def _as_json(value: str) -> str:
-    """Return a value that need not be a string as JSON: itself if it is JSON, else a string."""
+    """Return a value in JSON: itself if it is JSON, else as a string."""
     text = value.strip()
     text = _LITERALS.get(text, text)
     try:

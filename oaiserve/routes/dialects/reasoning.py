@@ -1,4 +1,4 @@
-"""Decides, from the chat template and the flag, whether and how answers begin with reasoning."""
+"""The reasoning at the beginning of answers, by the chat template and the flag."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ReasoningMode:
 
     tags: tuple[str, str]
     is_open: bool  # the answer begins within it, without the opening tag
-    prompt_opening: str = ""  # what is put behind the prompt so that the model reasons
+    prompt_opening: str = ""  # put behind the prompt, to make the model reason
 
     def parser(self) -> ThinkingParser:
         return ThinkingParser(*self.tags, is_open=self.is_open)
@@ -30,7 +30,7 @@ class ReasoningMode:
 
 
 class ReasoningDialect:
-    """The model of a server reasons in this form: always, never, or as its template is told to."""
+    """The tags of a model's reasoning, and the template's switch: it reasons always, never, or by a variable."""
 
     def __init__(
         self,
@@ -39,8 +39,8 @@ class ReasoningDialect:
         generation_prompt: Callable[[Mapping[str, Any]], str],
         tags: tuple[str, str] = THINK,
     ) -> None:
-        """`name` is the value of `--reasoning-parser`, and `generation_prompt` returns what the template puts behind
-        the messages for some values of its variables."""
+        """`name` is the value of `--reasoning-parser`, and `generation_prompt` returns the template's text behind the
+        messages, by the values of its variables."""
         self.tags = tags
         self._name = name
         self._switch = next((switch for switch in _SWITCHES if switch in template), None)
@@ -50,22 +50,22 @@ class ReasoningDialect:
         }
 
     def of_request(
-        self, template_kwargs: Mapping[str, Any], *, is_asked_for: bool = True, must_end: bool = False
+        self, template_kwargs: Mapping[str, Any], *, has_generation_prompt: bool = True, must_end: bool = False
     ) -> ReasoningMode:
-        """Return how the model reasons with these variables of the template.
+        """Return the reasoning of a request with these variables of the template.
 
-        Without a generation prompt, as when the last message is continued, `is_asked_for` is False. A grammar and stop
-        strings wait for the end of the reasoning, so it `must_end`: a model that may choose is made to reason by the
-        end of its prompt.
+        Without a generation prompt, as when the last message is continued, `has_generation_prompt` is False. A grammar
+        and stop strings wait for the end of the reasoning, so it `must_end`: a model with the choice is made to reason
+        by the end of its prompt.
         """
-        if not is_asked_for:
+        if not has_generation_prompt:
             return ReasoningMode(self.tags, is_open=False)
         opening, closing = self.tags
-        asked = next((bool(value) for name in _SWITCHES if (value := template_kwargs.get(name)) is not None), None)
-        ending = self._endings[asked]
+        switch = next((bool(value) for name in _SWITCHES if (value := template_kwargs.get(name)) is not None), None)
+        ending = self._endings[switch]
         if ending.endswith(opening):
             return ReasoningMode(self.tags, is_open=True)
-        is_off = ending.endswith(closing) or asked is False
+        is_off = ending.endswith(closing) or switch is False
         if must_end and self._switch is not None and not is_off:
             return ReasoningMode(self.tags, is_open=True, prompt_opening=opening + "\n")
         is_open = self._name == "deepseek_r1" or (self._name == "qwen3" and not is_off)
@@ -78,8 +78,8 @@ def reasoning_dialect(
     generation_prompt: Callable[[Mapping[str, Any]], str],
     declared: tuple[str, str] | None = None,
 ) -> ReasoningDialect | None:
-    """Return the form that `--reasoning-parser` names. With "auto" it is the one with the `declared` tags, or else the
-    usual one if the chat template knows that."""
+    """Return the reasoning by `--reasoning-parser`. With "auto", it has the `declared` tags, or else the usual ones if
+    they are in the chat template."""
     if name == "auto" and declared is not None:
         return ReasoningDialect(name, template, generation_prompt, declared)
     if name == "none" or (name == "auto" and THINK[1] not in template):

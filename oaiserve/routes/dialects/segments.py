@@ -1,4 +1,4 @@
-"""The segments that an answer consists of, as parsers return them."""
+"""The segments of an answer, as parsers return them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CallBegin:
 
 @dataclass(slots=True)
 class Arguments:
-    """The next piece of the arguments of the call that has begun: JSON text."""
+    """The next piece of the arguments of the open call: JSON text."""
 
     text: str
 
@@ -40,8 +40,8 @@ class CallEnd:
 
 @dataclass(slots=True)
 class CallBroken:
-    """The call that has begun turns out not to be one. `text` is all that the model wrote of it so far, from the tag
-    on, for whoever has not passed the call on yet."""
+    """The open call is none. `text` is all of it so far, from the tag on, for readers that have not passed the call
+    on."""
 
     text: str
 
@@ -50,7 +50,7 @@ Segment = Reasoning | Content | CallBegin | Arguments | CallEnd | CallBroken
 
 
 def joined(segments: list[Segment]) -> list[Segment]:
-    """Return the segments with the texts of neighbours of one kind put together."""
+    """Join the texts of neighbouring segments of one kind."""
     result: list[Segment] = []
     for segment in segments:
         last = result[-1] if result else None

@@ -1,4 +1,4 @@
-"""Finds tags in a text whose end has not come yet."""
+"""Finds tags in an unfinished text."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 
 def find(text: str, tags: Sequence[str]) -> tuple[int, str]:
-    """Return where the first of the tags begins, and which it is.
+    """Return the place of the first tag, and the tag.
 
-    Without one, the tag is "", and the place is where the end of the text begins that may become a tag: the length of
-    the text if there is none. No tag may be the beginning of another.
+    Without one, the tag is "", and the place is that of an unfinished tag at the end, or else the length of the text.
+    No tag may be the beginning of another.
     """
     found, which, pending = -1, "", len(text)
     for tag in tags:
@@ -22,7 +22,7 @@ def find(text: str, tags: Sequence[str]) -> tuple[int, str]:
 
 
 def unfinished(text: str, tag: str) -> int:
-    """Return where the longest end of the text begins that is a beginning of the tag."""
+    """Return the place of an unfinished tag at the end of the text, or else the length of the text."""
     at = text.find(tag[0], max(0, len(text) - len(tag) + 1))
     while at != -1:
         if tag.startswith(text[at:]):

@@ -1,4 +1,4 @@
-"""`ThinkingParser`: splits an answer into the reasoning, between two tags, and the answer proper."""
+"""`ThinkingParser`: splits an answer into its reasoning, between two tags, and its content."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from oaiserve.routes.dialects import tags
 class ThinkingParser:
     """Takes the text of one answer in pieces. Whitespace next to the tags belongs to them, except before the last.
 
-    The opening tag may be missing if the prompt ends with it: then `is_open`. Otherwise an answer that does not begin
-    with it has no reasoning.
+    The opening tag may be missing if the prompt ends with it: then `is_open`. Otherwise an answer without it has no
+    reasoning.
     """
 
     def __init__(self, opening: str, closing: str, *, is_open: bool) -> None:
@@ -52,7 +52,7 @@ class ThinkingParser:
         return reasoning, self._take(len(self._held))[len(tag) :]
 
     def finish(self) -> tuple[str, str]:
-        """Return what is left at the end of the text: reasoning, and the answer proper."""
+        """Return the rest at the end of the text: reasoning, and content."""
         text, self.is_over = self._take(len(self._held)), True
         if self._has_begun or self._is_open:
             self.end += len(text)

@@ -43,7 +43,7 @@ from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.start.ways.quantized import is_kept, load_kept, start_kept
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
-from oaiserve.files.gguf import parts, read_tensors
+from oaiserve.files.gguf import read_tensors, shard_paths
 from oaiserve.files.source import find_model
 from oaiserve.files.start_cache import NotRemembered, Subject
 from tests.engine.model.adapters_for_tests import random_adapter
@@ -471,7 +471,7 @@ def remembered_logits(path: Path, num_tokens: int) -> torch.Tensor:
 def flip(path: Path, name: str, at: int = 2) -> None:
     """Change a byte of a tensor, which is not in its first block of floats, and nothing else of the file."""
     tensor = read_tensors(path)[name]
-    with parts(path)[tensor.part].open("r+b") as file:
+    with shard_paths(path)[tensor.part].open("r+b") as file:
         file.seek(tensor.begin + at)
         (byte,) = file.read(1)
         file.seek(tensor.begin + at)

@@ -26,7 +26,7 @@ from oaiserve.engine.model.checkpoints.empty_model import empty_model, named_par
 from oaiserve.engine.model.checkpoints.gguf_names import CHANGES, VALUES, FileNames, change_of
 from oaiserve.engine.model.checkpoints.weights import PlaceInFile, Weights
 from oaiserve.engine.model.cpu.blocks import FORMATS, Blocks, ExpertBlocks, expand, one_behind_the_other
-from oaiserve.files.gguf import GgufTensor, architecture, parts, read_tensors, read_values
+from oaiserve.files.gguf import GgufTensor, architecture, read_tensors, read_values, shard_paths
 
 _FLOAT32, _FLOAT16, _BFLOAT16 = 0, 1, 30  # formats whose numbers torch has a type for
 _DTYPES = {_FLOAT32: torch.float32, _FLOAT16: torch.float16, _BFLOAT16: torch.bfloat16}
@@ -59,7 +59,7 @@ class GgufWeights:
         if config.model_type not in CHANGES:
             raise NotKept(f"models of type '{config.model_type}' are only known expanded")
         self._config = config
-        self._files = [_MappedFile(part) for part in parts(path)]
+        self._files = [_MappedFile(shard) for shard in shard_paths(path)]
         values, tensors = read_values(path), read_tensors(path)
         factors = tensors.pop(_ROPE_FACTORS, None)
         # What the frequencies of rotary embeddings are divided by. Gemma 4's are in its configuration.
@@ -123,7 +123,7 @@ class GgufWeights:
         matrices = [
             self._blocks(tensor, self._rows(tensor), np.arange(tensor.shape[0]), tensor.begin) for tensor in tensors
         ]
-        if len({(tensor.kind, tensor.part) for tensor in tensors}) > 1:
+        if len({(tensor.kind, tensor.shard) for tensor in tensors}) > 1:
             return None
         found = one_behind_the_other(matrices)
         if change is not None and change.rows is not None:
@@ -150,7 +150,7 @@ class GgufWeights:
         return tensor.reshape(self.shape(name))
 
     def _file_of(self, tensor: GgufTensor) -> _MappedFile:
-        return self._files[tensor.part]
+        return self._files[tensor.shard]
 
     def _bytes(self, tensor: GgufTensor) -> NDArray[np.uint8]:
         return self._file_of(tensor).data[tensor.begin : tensor.end]
