@@ -30,7 +30,7 @@ from oaiserve.config import Config
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import Deliver, Event, Prompt, Request, TextPrompt, TokenChunk
 from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import ChunkResult, Step
+from oaiserve.engine.step import Step
 from oaiserve.engine.streams import LoopStreams
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.facts.record import Outcome, RequestRecord
@@ -88,11 +88,11 @@ class FaultyRunner(ScriptedRunner):
     """A runner that answers with the alphabet. Companions get it without end until they are released."""
 
     def __init__(self) -> None:
-        super().__init__(self._token_of, gated=True)
+        super().__init__(self._token_of, gated=True, computing=self._fail)
         self.companions_may_end = False
         self.error: BaseException | None = None  # raised by the next step, for all its sequences
 
-    def _token_of(self, sequence: Sequence) -> int:
+    def _token_of(self, sequence: Sequence) -> int | str:
         position = sequence.num_generated
         match prompt_of(sequence):
             case prompt if prompt.startswith("companion") and self.companions_may_end and position:
@@ -103,19 +103,17 @@ class FaultyRunner(ScriptedRunner):
                 return BrokenId(LookupError("a bug in the output"))
             case "output panics" if position == 2:
                 return BrokenId(Panic("a panic in the output"))
+            case "bad logits at once":
+                return BAD_LOGITS
+            case "bad logits" if position == 2:
+                return BAD_LOGITS
             case "output of one choice raises" if (position, sequence.index) == (2, 1):
                 return BrokenId(LookupError("a bug in the output"))
         return next_letter(sequence)
 
-    def run(self, step: Step) -> list[ChunkResult]:
-        results = super().run(step)
+    def _fail(self, _: Step) -> None:
         if self.error is not None:
             raise self.error
-        for chunk, result in zip(step.chunks, results, strict=True):
-            bad_at = {"bad logits at once": 0, "bad logits": 2}.get(prompt_of(chunk.sequence))
-            if chunk.max_draws and chunk.sequence.num_generated == bad_at:
-                result.token_ids, result.error = [], BAD_LOGITS
-        return results
 
 
 def prompt_of(sequence: Sequence) -> str:
@@ -152,8 +150,8 @@ def makes_text_unprintable(deliver: Deliver) -> Deliver:
 class FaultyEngine(Engine):
     """An engine that delivers events which break the server, and notes which requests the server aborts."""
 
-    def __init__(self, **parts: Any) -> None:
-        super().__init__(**parts)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self.aborted: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def submit(self, request: Request, deliver: Deliver) -> None:

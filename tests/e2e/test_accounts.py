@@ -20,26 +20,21 @@ from prometheus_client.parser import text_string_to_metric_families
 from oaiserve.app import create_app
 from oaiserve.config import Config
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.step import ChunkResult, Step
+from oaiserve.engine.sequence import Sequence
 from oaiserve.facts.record import EventKind, Outcome, RequestRecord
 from oaiserve.facts.times import PHASES
 from oaiserve.telemetry import Telemetry, names
-from tests.engine.doubles import ScriptedRunner, make_engine
+from tests.engine.doubles import ScriptedRunner, make_engine, next_letter
 from tests.routes.conftest import run_server
 from tests.telemetry.collector import Collector, running_collector
 
 FAILING_SEED = 13
 
 
-class FailingRunner(ScriptedRunner):
-    """A runner that fails on the third token of a request with the failing seed."""
-
-    def run(self, step: Step) -> list[ChunkResult]:
-        results = super().run(step)
-        for chunk, result in zip(step.chunks, results, strict=True):
-            if chunk.sequence.params.seed == FAILING_SEED and chunk.sequence.num_generated == 2:
-                result.token_ids, result.error = [], "The model produced no usable numbers."
-        return results
+def token_of(sequence: Sequence) -> int | str:
+    """The alphabet, and an error for the third token of a request with the failing seed."""
+    fails = sequence.params.seed == FAILING_SEED and sequence.num_generated == 2
+    return "The model produced no usable numbers." if fails else next_letter(sequence)
 
 
 class TappedTelemetry(Telemetry):
@@ -111,7 +106,7 @@ def accounts(collector: Collector) -> dict[Client, Accounted]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
         patch.setenv("NO_PROXY", "127.0.0.1")
-        engine = make_engine(FailingRunner(), kv_blocks=150_000)
+        engine = make_engine(ScriptedRunner(token_of), kv_blocks=150_000)
         telemetry = TappedTelemetry(engine)
         with (
             run_server(create_app(Config("demo"), engine, telemetry)) as url,

@@ -12,6 +12,7 @@ import itertools
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import httpx
@@ -25,7 +26,7 @@ from oaiserve.config import Config
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.loop import EngineLoop
 from oaiserve.engine.request import ChatPrompt, Prompt, Request, SamplingParams, TextPrompt, TokenPrompt
-from oaiserve.engine.step import ChunkResult, Step
+from oaiserve.engine.step import Step
 from oaiserve.engine.tokenize import Tokenized, TokenizeStage
 from oaiserve.facts.record import RequestRecord, WaitReason
 from oaiserve.facts.times import PHASES
@@ -140,23 +141,20 @@ class SlowTokenizer(BlockedTokenizer):
         return token_ids
 
 
-class SlowRunner(ScriptedRunner):
+def slow_runner(delays: Delays, slow_step: int | None) -> ScriptedRunner:
     """A runner that applies the delays of `prefill` and `decode` to the measured request, and that of `queue` to one
     step before it."""
+    numbers = count()
 
-    def __init__(self, delays: Delays, slow_step: int | None) -> None:
-        super().__init__(gated=True)
-        self._delays, self._slow_step = delays, slow_step
-
-    def run(self, step: Step) -> list[ChunkResult]:
-        number = len(self.steps)
-        results = super().run(step)
+    def computing(step: Step) -> None:
+        number = next(numbers)
         measured = [chunk.sequence for chunk in step.chunks if not is_other(chunk.sequence.request_id)]
         if measured:
-            self._delays.apply("decode" if measured[0].num_generated else "prefill")
-        elif number == self._slow_step:
-            self._delays.apply("queue")
-        return results
+            delays.apply("decode" if measured[0].num_generated else "prefill")
+        elif number == slow_step:
+            delays.apply("queue")
+
+    return ScriptedRunner(gated=True, computing=computing)
 
 
 def is_other(request_id: str) -> bool:
@@ -256,7 +254,7 @@ async def serve_one(case: Case, patch: pytest.MonkeyPatch, collector: Collector,
     queueing = QUEUEING.get(case.wait_reason)
     options = {"max_step_tokens": 64, "tokenize_workers": 1, **(queueing.options if queueing else {})}
     tokenizer = SlowTokenizer(delays, case.prompt)
-    runner = SlowRunner(delays, queueing.slow_step if queueing else None)
+    runner = slow_runner(delays, queueing.slow_step if queueing else None)
 
     def when_queued_for_the_tokenizer(request: Request) -> None:
         if not is_other(request.request_id):

@@ -20,20 +20,10 @@ from starlette.applications import Starlette
 from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.step import ChunkResult, Step
 from oaiserve.facts.record import Outcome
-from tests.engine.doubles import TIMEOUT_SECONDS, ScriptedRunner, make_engine
+from tests.engine.doubles import TIMEOUT_SECONDS, ScriptedRunner, make_engine, third_step_fails
 from tests.routes.conftest import RunningServer, running_server
 from tests.routes.doubles import FakeTelemetry
-
-
-class FailingRunner(ScriptedRunner):
-    """A runner that raises an error in its third step."""
-
-    def run(self, step: Step) -> list[ChunkResult]:
-        if len(self.steps) == 2:
-            raise RuntimeError("the device is gone")
-        return super().run(step)
 
 
 @dataclass
@@ -125,7 +115,7 @@ def test_requests_that_run_for_too_long_are_cut_off_with_an_error(
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_server_whose_engine_fails_answers_and_ends_by_itself(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
-    with serve(FailingRunner()) as served:
+    with serve(ScriptedRunner(computing=third_step_fails())) as served:
         answer = served.http.post("/v1/completions", json={"prompt": "Hi", "max_tokens": 9, "stream": stream})
         assert "The engine has stopped after an internal error" in answer.text
         assert answer.status_code == (200 if stream else 500)

@@ -37,8 +37,8 @@ WRITE_TIMEOUT_SECONDS = 0.05
 class WatchedEngine(Engine):
     """An engine that reports in `done` when it has delivered the terminal event of a request."""
 
-    def __init__(self, **parts: Any) -> None:
-        super().__init__(**parts)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self.done: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def submit(self, request: Request, deliver: Deliver) -> None:

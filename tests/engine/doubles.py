@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
+from itertools import count
 from queue import SimpleQueue
 from threading import Event as Gate
 from threading import Semaphore
@@ -69,10 +71,12 @@ class Launched:
 
 
 class ScriptedRunner:
-    """A runner that draws for each sequence the token, or the list of tokens, that `token_of` returns.
+    """A runner whose results are those that `token_of` returns: a token, several, a vector, or the text of an error.
 
     With `gated`, each step waits for `permit()`. An asynchronous one computes a step when its results are collected.
     With `max_draws`, sequences without a grammar get drafts of that many tokens less one, which never come true.
+    `launching` is called with each step that is launched, `computing` with each that is computed. They may move a
+    clock, or raise the error of a device.
     """
 
     is_exact = True
@@ -81,14 +85,21 @@ class ScriptedRunner:
 
     def __init__(
         self,
-        token_of: Callable[[Sequence], int | list[int]] = next_letter,
+        token_of: Callable[[Sequence], int | list[int] | array[float] | str] = next_letter,
         *,
         gated: bool = False,
         max_draws: int = 1,
+        is_asynchronous: bool | None = None,
+        launching: Callable[[Step], object] = lambda _: None,
+        computing: Callable[[Step], object] = lambda _: None,
     ) -> None:
         self.token_of = token_of
         self.max_draws = max_draws
+        if is_asynchronous is not None:
+            self.is_asynchronous = is_asynchronous
+        self.launched: list[Step] = []
         self.steps: list[list[tuple[str, int, int]]] = []  # (request id, choice, tokens) of each chunk
+        self._launching, self._computing = launching, computing
         self.started: SimpleQueue[Step] = SimpleQueue()
         self._permits = Semaphore(0) if gated else None
         self._last: Launched | None = None
@@ -105,6 +116,7 @@ class ScriptedRunner:
         assert copies
 
     def launch(self, step: Step) -> Launched:
+        self._launching(step)
         launched = self.begin(step)
         if not self.is_asynchronous:
             launched.results = self.run(step)
@@ -112,6 +124,7 @@ class ScriptedRunner:
 
     def begin(self, step: Step) -> Launched:
         assert self._last is None or self._last.is_drawn, "a step is launched before the draw of the one before"
+        self.launched.append(step)
         for chunk in step.chunks:
             if chunk.sequence.constraint is None:
                 chunk.sequence.draft = [NEVER] * (self.max_draws - 1)
@@ -132,13 +145,19 @@ class ScriptedRunner:
         self.started.put(step)
         if self._permits is not None:
             assert self._permits.acquire(timeout=TIMEOUT_SECONDS)
+        self._computing(step)
         results = []
         for chunk in step.chunks:
             result = ChunkResult()
             sequence = chunk.sequence
-            if chunk.max_draws:
+            if chunk.max_draws or sequence.is_whole:
                 drawn = self.token_of(sequence)
-                result.token_ids = drawn[: chunk.max_draws] if isinstance(drawn, list) else [drawn]
+                if isinstance(drawn, str):
+                    result.error = drawn
+                elif isinstance(drawn, array):
+                    result.vector = drawn
+                else:
+                    result.token_ids = drawn[: chunk.max_draws] if isinstance(drawn, list) else [drawn]
                 if sequence.params.logprobs is not None:
                     result.logprobs = [Logprobs(token_id, -0.5, [token_id], [-0.5]) for token_id in result.token_ids]
             if sequence.wants_prompt_logprobs:
@@ -148,6 +167,22 @@ class ScriptedRunner:
                 ]
             results.append(result)
         return results
+
+
+def device_is_gone(_: Step) -> None:
+    """Raise the error of a device that is gone, as `computing` of a runner."""
+    raise RuntimeError("the device is gone")
+
+
+def third_step_fails() -> Callable[[Step], object]:
+    """`computing` of a runner that raises an error in its third step."""
+    numbers = count(1)
+
+    def computing(step: Step) -> None:
+        if next(numbers) == 3:
+            device_is_gone(step)
+
+    return computing
 
 
 class BlockedTokenizer:

@@ -24,7 +24,6 @@ from oaiserve.engine.request import (
     TokenPrompt,
 )
 from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import ChunkResult, Step
 from oaiserve.errors import ContextLengthExceeded, InternalError, InvalidRequest, Overloaded, Unavailable
 from tests.engine.doubles import (
     TIMEOUT_SECONDS,
@@ -32,6 +31,7 @@ from tests.engine.doubles import (
     Clock,
     Inbox,
     ScriptedRunner,
+    device_is_gone,
     letter_id,
     make_engine,
     request,
@@ -123,12 +123,6 @@ def test_a_prompt_that_cannot_be_encoded_or_is_too_long_fails_alone() -> None:
         assert isinstance(list(engine.stream(request("fits", prompt_len=30, max_tokens=2)))[-1], Finished)
 
 
-class FailingRunner(ScriptedRunner):
-    def run(self, step: Step) -> list[ChunkResult]:
-        super().run(step)
-        raise RuntimeError("the device is gone")
-
-
 def test_a_grammar_that_cannot_be_obeyed_fails_its_request_before_anything_is_computed() -> None:
     runner = ScriptedRunner()
     with make_engine(runner) as engine:
@@ -140,7 +134,7 @@ def test_a_grammar_that_cannot_be_obeyed_fails_its_request_before_anything_is_co
 
 
 def test_if_a_step_fails_all_requests_fail_and_new_ones_are_refused() -> None:
-    runner, inbox = FailingRunner(gated=True), Inbox()
+    runner, inbox = ScriptedRunner(gated=True, computing=device_is_gone), Inbox()
     engine = make_engine(runner)
     engine.start()
     for name in ("running", "waiting"):
@@ -165,18 +159,12 @@ def test_a_request_that_is_posted_after_the_end_of_the_thread_fails() -> None:
     assert isinstance(inbox.wait_terminal("late")["late"], Failed)
 
 
-class OneBadSequence(ScriptedRunner):
-    def run(self, step: Step) -> list[ChunkResult]:
-        results = super().run(step)
-        for chunk, result in zip(step.chunks, results, strict=True):
-            if chunk.sequence.request_id == "bad":
-                result.token_ids, result.error = [], "not a number"
-        return results
-
-
 def test_bad_logits_end_their_request_and_no_other() -> None:
+    def token_of(sequence: Sequence) -> int | str:
+        return "not a number" if sequence.request_id == "bad" else letter_id("x")
+
     inbox = Inbox()
-    with make_engine(OneBadSequence()) as engine:
+    with make_engine(ScriptedRunner(token_of)) as engine:
         for name in ("good", "bad", "other"):
             engine.submit(request(name), inbox)
         ended = inbox.wait_terminal("good", "bad", "other")

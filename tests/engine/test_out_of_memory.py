@@ -12,7 +12,16 @@ import pytest
 from oaiserve.engine.request import TERMINAL, Aborted, Event, Failed, Finished, Request
 from oaiserve.engine.step import Step
 from tests.engine.device import Device, answers, some_requests
-from tests.engine.doubles import EOS, LETTERS, TIMEOUT_SECONDS, Clock, Inbox, Launched, make_engine, request
+from tests.engine.doubles import (
+    EOS,
+    LETTERS,
+    TIMEOUT_SECONDS,
+    Clock,
+    Inbox,
+    device_is_gone,
+    make_engine,
+    request,
+)
 
 pytestmark = pytest.mark.usefixtures("overlap")
 
@@ -160,17 +169,13 @@ def test_a_sequence_that_the_step_before_has_ended_is_not_in_the_parts_of_the_ne
     assert (ended["short"].usage.completion_tokens, ended["long"].usage.completion_tokens) == (1, 5)
 
 
-class Breaks(Device):
-    """A device that fails on the second launch, for another reason than memory."""
-
-    def launch(self, step: Step) -> Launched:
-        if len(self.tried) == 1:
-            raise RuntimeError("the device is gone")
-        return super().launch(step)
-
-
 def test_any_other_error_in_a_part_fails_the_engine() -> None:
-    device, inbox = Breaks(lambda step: step.num_tokens <= 2), Inbox()
+    def has_room(step: Step) -> bool:
+        if len(device.tried) == 1:
+            device_is_gone(step)
+        return step.num_tokens <= 2
+
+    device, inbox = Device(has_room), Inbox()
     engine = make_engine(device, tokenize_workers=0)
     engine.start()
     engine.submit(request("a"), inbox)

@@ -28,7 +28,9 @@ from tests.engine.doubles import (
     ShownRanges,
     letter_id,
     make_engine,
+    next_letter,
     request,
+    third_step_fails,
 )
 from tests.engine.memory import Memory, make, sequence
 
@@ -138,22 +140,18 @@ def test_blocks_of_a_sequence_that_is_removed_during_its_step_are_free_at_once()
 class Device(ScriptedRunner):
     """A device that computes one step after the other beside the host. Each takes `step_seconds` of the clock."""
 
-    is_asynchronous = True
-
-    def __init__(self, clock: Clock, step_seconds: float, token_of: Callable[[Sequence], int] | None = None) -> None:
-        super().__init__(*([token_of] if token_of else []))
+    def __init__(self, clock: Clock, step_seconds: float, token_of: Callable[[Sequence], int] = next_letter) -> None:
+        super().__init__(token_of, is_asynchronous=True)
         self._clock, self._step_ns = clock, int(step_seconds * 1e9)
         self._ended_ns = 0
         self._times_ns: dict[Launched, tuple[int, int]] = {}  # the gap before a step, and its end
         self.has_clock = False
-        self.launched: list[Step] = []
         self.num_pending: list[list[int]] = []  # at the launch of each step, of each sequence in it
         self.waiting: list[list[Sequence]] = []  # of each step, those whose draw waits
         self.calls: list[tuple[str, int]] = []  # with the number of the step
 
     def launch(self, step: Step) -> Launched:
         self.calls.append(("launch", len(self.launched)))
-        self.launched.append(step)
         self.num_pending.append([chunk.sequence.num_pending for chunk in step.chunks])
         self.waiting.append([c.sequence for c in step.chunks if c.sequence.needs_ids and c.sequence.num_pending])
         began_ns = max(self._clock.now_ns, self._ended_ns)
@@ -367,22 +365,13 @@ def test_only_a_draw_that_has_waited_is_a_part_of_its_own_in_the_time_of_the_hos
     assert names[1] == ["launch", "launch", "wait", "launch", "launch", "wait", "launch", "wait"]
 
 
-class Held(ScriptedRunner):
-    """A runner whose steps wait for `permit()` when they are collected. `launched` has them from their launch on."""
-
-    is_asynchronous = True
-
-    def __init__(self, token_of: Callable[[Sequence], int] | None = None) -> None:
-        super().__init__(*([token_of] if token_of else []), gated=True)
-        self.launched: list[Step] = []
-
-    def launch(self, step: Step) -> Launched:
-        self.launched.append(step)
-        return super().launch(step)
+def held(token_of: Callable[[Sequence], int] = next_letter) -> ScriptedRunner:
+    """A runner whose steps wait for `permit()` when they are collected."""
+    return ScriptedRunner(token_of, is_asynchronous=True, gated=True)
 
 
 def test_a_request_that_is_aborted_during_its_first_step_was_in_no_step() -> None:
-    runner, inbox = Held(), Inbox()
+    runner, inbox = held(), Inbox()
     first, gone = request("first", max_tokens=9), request("gone", max_tokens=9)
     with make_engine(runner, tokenize_workers=0) as engine:
         engine.submit(first, inbox)
@@ -406,7 +395,7 @@ def test_a_request_that_is_aborted_during_its_first_step_was_in_no_step() -> Non
 
 def test_a_request_gets_nothing_of_an_ended_one_with_its_id_whose_step_is_under_way() -> None:
     """Request ids are unique among open requests only."""
-    runner, inbox = Held(lambda s: EOS if s.params.max_tokens == 9 else letter_id("b")), Inbox()
+    runner, inbox = held(lambda s: EOS if s.params.max_tokens == 9 else letter_id("b")), Inbox()
     with make_engine(runner, tokenize_workers=0) as engine:
         engine.submit(request("r", max_tokens=9), inbox)
         runner.permit(1)
@@ -419,15 +408,8 @@ def test_a_request_gets_nothing_of_an_ended_one_with_its_id_whose_step_is_under_
     assert finished.usage.completion_tokens == 2
 
 
-class BreaksOnLaunch(Held):
-    def launch(self, step: Step) -> Launched:
-        if len(self.launched) == 2:
-            raise RuntimeError("the device is gone")
-        return super().launch(step)
-
-
 def test_a_launch_that_fails_with_a_step_under_way_ends_each_request_once() -> None:
-    runner, inbox = BreaksOnLaunch(), Inbox()
+    runner, inbox = ScriptedRunner(is_asynchronous=True, gated=True, launching=third_step_fails()), Inbox()
     engine = make_engine(runner, tokenize_workers=0)
     engine.start()
     engine.submit(request(max_tokens=9), inbox)
@@ -441,7 +423,7 @@ def test_a_launch_that_fails_with_a_step_under_way_ends_each_request_once() -> N
 
 
 def test_a_stop_with_steps_under_way_fails_the_requests_and_frees_their_blocks() -> None:
-    runner, inbox = Held(), Inbox()
+    runner, inbox = held(), Inbox()
     engine = make_engine(runner, tokenize_workers=0)
     engine.start()
     engine.submit(request(max_tokens=200), inbox)

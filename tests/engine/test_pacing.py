@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from oaiserve.engine.pacing import LEAST_TOKENS, PrefillBudget
-from oaiserve.engine.step import ChunkResult, Step
 from tests.engine.doubles import TIMEOUT_SECONDS, Clock, Inbox, ScriptedRunner, make_engine, request
 
 
@@ -41,22 +40,10 @@ def test_steps_without_decodes_or_without_prefill_change_nothing() -> None:
     assert budget.tokens == 512
 
 
-class SlowRunner(ScriptedRunner):
-    """A runner that takes a millisecond of the clock for each token."""
-
-    def __init__(self, clock: Clock) -> None:
-        super().__init__(gated=True)
-        self._clock = clock
-
-    def run(self, step: Step) -> list[ChunkResult]:
-        self._clock.move(0.001 * step.num_tokens)
-        return super().run(step)
-
-
 @pytest.mark.usefixtures("overlap")
 def test_a_long_prompt_is_cut_smaller_while_another_request_decodes() -> None:
     clock, inbox = Clock(), Inbox()
-    runner = SlowRunner(clock)
+    runner = ScriptedRunner(gated=True, computing=lambda step: clock.move(0.001 * step.num_tokens))
     options = {"max_step_tokens": 200, "kv_blocks": 400, "tokenize_workers": 0, "itl_target_seconds": 0.04}
     with make_engine(runner, clock_ns=clock, **options) as engine:
         engine.submit(request("decodes", prompt_len=2, max_tokens=60), inbox)

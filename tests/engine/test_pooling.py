@@ -15,36 +15,25 @@ from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.request import Aborted, Event, Failed, Finished, Pooled, Request, SamplingParams, TokenPrompt
 from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.sequence import Place, Sequence
-from oaiserve.engine.step import ChunkResult, OutOfMemory, Step
+from oaiserve.engine.step import OutOfMemory, Step
 from oaiserve.errors import ContextLengthExceeded, InvalidRequest, Overloaded
 from oaiserve.facts.record import StepKind
-from tests.engine.doubles import Inbox, Launched, ScriptedRunner, make_engine
+from tests.engine.doubles import Inbox, ScriptedRunner, make_engine
 
 EMBEDS = Pooling("embed", 2)
 
 
-class VectorRunner(ScriptedRunner):
-    """A runner that makes a vector of each text's length. The token `bad` makes a text one that comes to nothing."""
-
-    bad = 13
-
-    def run(self, step: Step) -> list[ChunkResult]:
-        super().run(step)
-        return [
-            ChunkResult(error="no usable numbers")
-            if chunk.sequence.token_ids[0] == self.bad
-            else ChunkResult(vector=array("f", [chunk.num_tokens] * 2))
-            for chunk in step.chunks
-        ]
+BAD = 13  # the token that makes a text one that comes to nothing
 
 
-class SmallDevice(VectorRunner):
-    """A device that has memory for ten tokens."""
+def vector_of(sequence: Sequence) -> array[float] | str:
+    """A vector of the text's length."""
+    return "no usable numbers" if sequence.token_ids[0] == BAD else array("f", [len(sequence.token_ids)] * 2)
 
-    def launch(self, step: Step) -> Launched:
-        if step.num_tokens > 10:
-            raise OutOfMemory("no memory")
-        return super().launch(step)
+
+def ten_tokens_fit(step: Step) -> None:
+    if step.num_tokens > 10:
+        raise OutOfMemory("no memory")
 
 
 def texts(request_id: str, *lengths: int, client: str = "", token: int = 1) -> Request:
@@ -53,7 +42,7 @@ def texts(request_id: str, *lengths: int, client: str = "", token: int = 1) -> R
 
 
 def pooling_engine(runner: ScriptedRunner | None = None, **options: int) -> Engine:
-    return make_engine(runner or VectorRunner(), pooling=EMBEDS, **options)
+    return make_engine(runner or ScriptedRunner(vector_of), pooling=EMBEDS, **options)
 
 
 def vectors(events: list[Event]) -> dict[int, list[float]]:
@@ -61,7 +50,7 @@ def vectors(events: list[Event]) -> dict[int, list[float]]:
 
 
 def test_each_text_is_computed_once_and_whole() -> None:
-    runner = VectorRunner()
+    runner = ScriptedRunner(vector_of)
     with pooling_engine(runner) as engine:  # 16 tokens a step
         events = list(engine.stream(texts("r", 5, 40, 6, 9, 2)))
         kinds = {step.kind for step in engine.take_steps()}
@@ -94,7 +83,7 @@ def test_texts_of_one_token_are_prefills_like_others() -> None:
 
 
 def test_requests_of_several_clients_share_steps_in_turns() -> None:
-    runner = VectorRunner(gated=True)
+    runner = ScriptedRunner(vector_of, gated=True)
     with pooling_engine(runner, max_step_tokens=8) as engine:
         inbox = Inbox()
         engine.submit(texts("first", 8), inbox)
@@ -108,7 +97,7 @@ def test_requests_of_several_clients_share_steps_in_turns() -> None:
 
 
 def test_an_aborted_request_computes_no_further_text() -> None:
-    runner = VectorRunner(gated=True)
+    runner = ScriptedRunner(vector_of, gated=True)
     with pooling_engine(runner, max_step_tokens=8) as engine:
         inbox = Inbox()
         engine.submit(texts("gone", 8, 8, 8), inbox)
@@ -124,7 +113,7 @@ def test_an_aborted_request_computes_no_further_text() -> None:
 
 
 def test_more_texts_than_may_wait_are_refused_unless_nothing_waits() -> None:
-    runner = VectorRunner(gated=True)
+    runner = ScriptedRunner(vector_of, gated=True)
     with pooling_engine(runner, max_waiting=4, max_step_tokens=8) as engine:
         inbox = Inbox()
         engine.submit(texts("r", *[8] * 6), inbox)
@@ -138,7 +127,7 @@ def test_more_texts_than_may_wait_are_refused_unless_nothing_waits() -> None:
 def test_a_text_that_comes_to_nothing_fails_its_request_and_no_other() -> None:
     with pooling_engine() as engine:
         inbox = Inbox()
-        engine.submit(texts("bad", 3, token=VectorRunner.bad), inbox)
+        engine.submit(texts("bad", 3, token=BAD), inbox)
         engine.submit(texts("good", 3), inbox)
         ended = inbox.wait_terminal("bad", "good")
     assert isinstance(ended["bad"], Failed)
@@ -160,7 +149,7 @@ def test_a_text_that_is_longer_than_the_context_is_refused_by_its_field() -> Non
 
 
 def test_without_memory_steps_are_halved_but_texts_are_not() -> None:
-    runner = SmallDevice()
+    runner = ScriptedRunner(vector_of, launching=ten_tokens_fit)
     with pooling_engine(runner) as engine:
         inbox = Inbox()
         engine.submit(texts("fits", 5, 5, 5), inbox)
@@ -173,7 +162,7 @@ def test_without_memory_steps_are_halved_but_texts_are_not() -> None:
 
 
 def test_shutdown_finishes_what_has_time_and_fails_the_rest() -> None:
-    runner = VectorRunner(gated=True)
+    runner = ScriptedRunner(vector_of, gated=True)
     engine = pooling_engine(runner, max_step_tokens=8)
     engine.start()
     inbox = Inbox()

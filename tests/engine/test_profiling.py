@@ -15,6 +15,7 @@ from tests.engine.doubles import (
     Inbox,
     ScriptedRunner,
     ShownRanges,
+    device_is_gone,
     make_engine,
     request,
     wait_until_idle,
@@ -174,11 +175,7 @@ def test_the_end_of_the_engine_ends_its_profile() -> None:
 
 
 def test_a_profile_fails_with_its_engine() -> None:
-    class Failing(ScriptedRunner):
-        def run(self, step: object) -> list:
-            raise RuntimeError("the device is gone")
-
-    with make_engine(Failing(), profiler=FakeProfiler(), tokenize_workers=0) as engine:
+    with make_engine(ScriptedRunner(computing=device_is_gone), profiler=FakeProfiler(), tokenize_workers=0) as engine:
         asked = engine.profile(3, HOUR)
         assert isinstance(list(engine.stream(request()))[-1], Failed)
         assert isinstance(asked.exception(TIMEOUT_SECONDS), APIError)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -204,22 +205,15 @@ def test_max_tokens_0_takes_none_of_several() -> None:
     assert (found, end.usage.completion_tokens) == ("", 0)
 
 
-class Timed(ScriptedRunner):
+def timed(clock: Clock, token_of: Callable[[Sequence], int | list[int]]) -> ScriptedRunner:
     """A runner whose steps take 10 ms of the clock each."""
-
-    def __init__(self, clock: Clock, token_of: object) -> None:
-        super().__init__(token_of, max_draws=3)
-        self._clock = clock
-
-    def run(self, step: object) -> list[object]:
-        self._clock.move(0.010)
-        return super().run(step)
+    return ScriptedRunner(token_of, max_draws=3, computing=lambda _: clock.move(0.010))
 
 
 @several
 def test_each_token_of_a_step_has_its_entry_between_tokens() -> None:
     clock, inbox = Clock(), Inbox()
-    with make_engine(Timed(clock, alphabet), clock_ns=clock, tokenize_workers=0) as engine:
+    with make_engine(timed(clock, alphabet), clock_ns=clock, tokenize_workers=0) as engine:
         engine.submit(request(prompt_len=20, max_tokens=8), inbox)
         ended = inbox.wait_terminal("r")["r"]
     gaps_ns = list(ended.account.inter_token_ns)
@@ -232,7 +226,7 @@ def test_each_token_of_a_step_has_its_entry_between_tokens() -> None:
 def test_the_account_of_a_sequence_that_left_and_waits_again_has_a_stall() -> None:
     clock, inbox = Clock(), Inbox()
     drawn = iter([[], [letter_id("x")]])
-    with make_engine(Timed(clock, lambda _: next(drawn)), clock_ns=clock, tokenize_workers=0) as engine:
+    with make_engine(timed(clock, lambda _: next(drawn)), clock_ns=clock, tokenize_workers=0) as engine:
         engine.submit(request(prompt_len=4, max_tokens=1), inbox)
         ended = inbox.wait_terminal("r")["r"]
         assert isinstance(ended, Finished)

@@ -7,25 +7,11 @@ from typing import NamedTuple
 import pytest
 
 from oaiserve.engine.request import Request, Terminal
-from oaiserve.engine.step import ChunkResult, Step
 from oaiserve.facts.record import MOST_EVENTS, EngineAccount, EventKind, StepKind
 from tests.engine.doubles import Clock, Inbox, ScriptedRunner, make_engine, request
 
 pytestmark = pytest.mark.usefixtures("overlap")
 STEP_NS = 10_000_000
-
-
-class TimedRunner(ScriptedRunner):
-    """A runner whose steps take 10 ms of the clock each."""
-
-    def __init__(self, clock: Clock) -> None:
-        super().__init__(gated=True)
-        self._clock = clock
-
-    def run(self, step: Step) -> list[ChunkResult]:
-        results = super().run(step)
-        self._clock.move(STEP_NS / 1e9)
-        return results
 
 
 class Ran(NamedTuple):
@@ -39,7 +25,7 @@ class Ran(NamedTuple):
 def run(*requests: Request, **options: int) -> Ran:
     """Run requests that are all submitted before the first step ends."""
     clock = Clock()
-    runner, inbox = TimedRunner(clock), Inbox()
+    runner, inbox = ScriptedRunner(gated=True, computing=lambda _: clock.move(STEP_NS / 1e9)), Inbox()
     with make_engine(runner, clock_ns=clock, tokenize_workers=0, **options) as engine:
         engine.submit(requests[0], inbox)
         runner.started.get(timeout=30)

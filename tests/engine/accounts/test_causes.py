@@ -13,7 +13,7 @@ from oaiserve.engine import loop
 from oaiserve.engine.accounts.step_causes import chunk_load, load_of
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import TERMINAL, Event, Grammar, Request, Terminal, TokenChunk
-from oaiserve.engine.step import ChunkResult, Step
+from oaiserve.engine.step import Step
 from oaiserve.explain.causes import settled
 from oaiserve.explain.step_cost import KNOTS, Load, StepCost
 from oaiserve.facts.record import Cause
@@ -71,30 +71,13 @@ class Machine:
         return 0
 
 
-class TimedRunner(ScriptedRunner):
-    """A runner whose steps take the true time of the clock, and what the machine steals. It logs the steps."""
-
-    def __init__(self, clock: Clock, machine: Machine) -> None:
-        super().__init__()
-        self._clock, self._machine = clock, machine
-        self.log: list[tuple[Load, dict[str, Load]]] = []  # of all, and of each request
-
-    def run(self, step: Step) -> list[ChunkResult]:
-        load, parts = load_of(step), dict[str, Load]()
-        for chunk in step.chunks:
-            own = parts.get(chunk.sequence.request_id, Load())
-            parts[chunk.sequence.request_id] = Load(*map(sum, zip(own, chunk_load(chunk), strict=True)))
-        self.log.append((load, parts))
-        self._clock.now_ns += TRUE.expected_ns(load) + self._machine.stolen_ns
-        return super().run(step)
-
-
 class Lab:
     """An engine that has learnt what steps cost, and a clock, a machine and consumers that tests disturb."""
 
     def __init__(self, **options: int) -> None:
         self.clock, self.machine = Clock(), Machine()
-        self.runner = TimedRunner(self.clock, self.machine)
+        self.runner = ScriptedRunner(computing=self._compute)
+        self.log: list[tuple[Load, dict[str, Load]]] = []  # of each step: of all, and of each request
         defaults = {"kv_blocks": 4096, "max_model_len": 4096, "max_running": 16, "max_step_tokens": 256}
         engine_options = {"tokenize_workers": 0, "prefix_cache": False, **defaults, **options}
         self.engine: Engine = make_engine(
@@ -103,6 +86,15 @@ class Lab:
             machine=self.machine,
             **engine_options,  # type: ignore[arg-type]
         )
+
+    def _compute(self, step: Step) -> None:
+        """Take the true time of the clock, and the time that the machine steals."""
+        load, parts = load_of(step), dict[str, Load]()
+        for chunk in step.chunks:
+            own = parts.get(chunk.sequence.request_id, Load())
+            parts[chunk.sequence.request_id] = Load(*map(sum, zip(own, chunk_load(chunk), strict=True)))
+        self.log.append((load, parts))
+        self.clock.now_ns += TRUE.expected_ns(load) + self.machine.stolen_ns
 
     def learn(self, longest: int = 700, number: int = 60) -> None:
         rng = random.Random(1)
@@ -115,7 +107,7 @@ class Lab:
 
     def run(self, *requests: Request, after: int = 0, deliver_ns: int = 0) -> dict[str, Terminal]:
         """Run requests: the first one, and the others when that has so many tokens. A hand-over takes `deliver_ns`."""
-        self.runner.log.clear()
+        self.log.clear()
         first, *others = requests
         inbox, left = Inbox(), {"tokens": after}
 
@@ -171,8 +163,8 @@ def near(ns: float) -> object:
 
 def test_a_request_alone_is_its_own_cause(lab: Lab) -> None:
     prefill, decode = causes_of(lab.run(request("a", prompt_len=300, max_tokens=40))["a"])
-    assert prefill[Cause.ALONE] == near(sum(TRUE.expected_ns(load) for load, _ in lab.runner.log[:2]))
-    assert decode[Cause.ALONE] == near(sum(TRUE.expected_ns(load) for load, _ in lab.runner.log[2:]))
+    assert prefill[Cause.ALONE] == near(sum(TRUE.expected_ns(load) for load, _ in lab.log[:2]))
+    assert decode[Cause.ALONE] == near(sum(TRUE.expected_ns(load) for load, _ in lab.log[2:]))
 
 
 def test_a_greedy_neighbour_is_found(lab: Lab) -> None:
@@ -180,7 +172,7 @@ def test_a_greedy_neighbour_is_found(lab: Lab) -> None:
     _, decode = causes_of(lab.run(request("a", prompt_len=4, max_tokens=40), greedy, after=4)["a"])
     added_ns = sum(
         TRUE.expected_ns(load.without_prompts()) - TRUE.expected_ns(parts["a"])
-        for load, parts in lab.runner.log
+        for load, parts in lab.log
         if "a" in parts and not parts["a"].prompt_tokens
     )
     assert decode[Cause.NEIGHBOUR_DECODES] == near(added_ns)
@@ -192,7 +184,7 @@ def test_a_long_prompt_of_a_neighbour_is_found(lab: Lab) -> None:
     _, decode = causes_of(lab.run(request("a", prompt_len=4, max_tokens=40), long, after=4)["a"])
     added_ns = sum(
         TRUE.expected_ns(load) - TRUE.expected_ns(load.without_prompts())
-        for load, parts in lab.runner.log
+        for load, parts in lab.log
         if "a" in parts and not parts["a"].prompt_tokens
     )
     assert decode[Cause.NEIGHBOUR_PROMPTS] == near(added_ns)
@@ -202,7 +194,7 @@ def test_a_long_prompt_of_a_neighbour_is_found(lab: Lab) -> None:
 def test_the_neighbours_of_a_prompt_are_found(lab: Lab) -> None:
     ended = lab.run(request("a", prompt_len=4, max_tokens=40, n=8), request("b", prompt_len=600, max_tokens=1), after=8)
     prefill, _ = causes_of(ended["b"])
-    in_steps = [(load, parts["b"]) for load, parts in lab.runner.log if "b" in parts]
+    in_steps = [(load, parts["b"]) for load, parts in lab.log if "b" in parts]
     alone_ns = sum(TRUE.expected_ns(own) for _, own in in_steps)
     assert prefill[Cause.ALONE] == near(alone_ns)
     assert prefill[Cause.NEIGHBOUR_DECODES] == near(sum(TRUE.expected_ns(load) for load, _ in in_steps) - alone_ns)
@@ -244,7 +236,7 @@ def test_a_preemption_and_what_is_computed_again_is_found() -> None:
     with small.engine:
         small.learn(longest=100, number=15)
         ended = small.run(*(request(f"{i}", prompt_len=30, max_tokens=50) for i in range(3)))
-        log = small.runner.log.copy()
+        log = small.log.copy()
     victims = [name for name, each in ended.items() if each.account.num_preemptions]
     assert victims
     for name in victims:

@@ -267,14 +267,9 @@ def test_its_time_is_a_part_of_the_engine_thread_and_of_the_step() -> None:
     """The step begins with the draft model, and all parts add up."""
     clock = Clock()
 
-    class Slow(ScriptedRunner):
-        def run(self, step: Step) -> list[ChunkResult]:
-            clock.move(0.008)
-            return super().run(step)
-
     runner = Guessing(lambda _: 1_000_000)
     runner.clock = clock
-    engine = make_engine(Slow(), clock_ns=clock, drafts="lookup")
+    engine = make_engine(ScriptedRunner(computing=lambda _: clock.move(0.008)), clock_ns=clock, drafts="lookup")
     engine._loop._drafts = Busy(draft_model(runner, clock))
     began_ns, inbox = clock.now_ns, Inbox()
     with engine:

@@ -21,14 +21,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from oaiserve.app import create_app
 from oaiserve.config import Config
 from oaiserve.engine.adapters import AdapterTable
-from oaiserve.engine.step import ChunkResult, Step
 from oaiserve.facts.prefix_keys import prompt_of
 from oaiserve.facts.times import PHASES
 from oaiserve.files.adapters import BadAdapter
 from oaiserve.scale.front_ends.supervisor import MOST_SILENT
 from tests.e2e.harness import alphabet, wait_until
 from tests.e2e.raw_client import read_events, send_request
-from tests.engine.doubles import TIMEOUT_SECONDS, ScriptedRunner, ShownRanges, make_engine
+from tests.engine.doubles import TIMEOUT_SECONDS, ScriptedRunner, ShownRanges, make_engine, third_step_fails
 from tests.routes.conftest import run_server
 from tests.routes.doubles import FakeTelemetry
 from tests.scale.front_ends.doubles import Served, SilentChild, ThreadChild, serving
@@ -404,17 +403,8 @@ def test_a_second_signal_cuts_off_what_runs(caplog: pytest.LogCaptureFixture) ->
         assert "Shutting down. Requests finished: 0, cut off: 2" in caplog.messages
 
 
-class FailingRunner(ScriptedRunner):
-    """A runner that raises an error in its third step."""
-
-    def run(self, step: Step) -> list[ChunkResult]:
-        if len(self.steps) == 2:
-            raise RuntimeError("the device is gone")
-        return super().run(step)
-
-
 def test_an_engine_that_fails_ends_all_requests_and_the_server(caplog: pytest.LogCaptureFixture) -> None:
-    with serving(FailingRunner(gated=True)) as served:
+    with serving(ScriptedRunner(gated=True, computing=third_step_fails())) as served:
         answer = begun(served, "fails", max_tokens=50)
         served.runner.permit(1000)
         *_, error, done = events_of(answer)
