@@ -20,8 +20,9 @@ from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
+from oaiserve.engine.model.checkpoints.gguf_config import config_of as config_of_metadata
 from oaiserve.engine.model.checkpoints.gguf_names import FileNames, change_of
-from oaiserve.engine.model.checkpoints.gguf_numbers import read_numbers
+from oaiserve.engine.model.families import family_of
 from oaiserve.files.gguf import GgufTensor
 from tests.models.decoders import SMALL, STATE_FAMILIES, random_model
 from tests.models.small_configs import EXTRA, LIKE
@@ -124,14 +125,16 @@ class Record:
 
     def config(self) -> PreTrainedConfig:
         """Return the configuration that is read of the numbers."""
-        return read_numbers(
+        return config_of_metadata(
             self.values, {name: GgufTensor(0, 0, name, 0, shape) for name, shape in self.shapes.items()}
         )
 
     def file_tensors(self, model: PreTrainedModel) -> dict[str, NDArray[np.float32]]:
         """Return the tensors that a file has of a model: what is undone in reading them is done here."""
         config = self.config()
-        names = FileNames(self.values["general.architecture"], config.num_hidden_layers, self.shapes)
+        names = FileNames(
+            family_of(config.model_type), self.values["general.architecture"], config.num_hidden_layers, self.shapes
+        )
         found: dict[str, NDArray[np.float32]] = {}
         for parameter, values in parameters_of(model).items():
             if (in_file := names.of(parameter)) is None:

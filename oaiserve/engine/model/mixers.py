@@ -13,56 +13,29 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from oaiserve.engine.model.attention.foreign import Handed
+from oaiserve.engine.model.families import family_of
+from oaiserve.engine.model.families.own_attention import Handed
 from oaiserve.engine.model.selective_scan import mix_prompt
 from oaiserve.engine.model.spec import LayerStateShapes, StateShape
 from oaiserve.engine.model.states import StateCache
 
-# The model types that can be served with states, and the class of their mixers.
-MIXERS = {
-    "bamba": "BambaMixer",
-    "falcon_h1": "FalconH1Mixer",
-    "falcon_mamba": "FalconMambaMixer",
-    "granitemoehybrid": "GraniteMoeHybridMambaLayer",
-    "jamba": "JambaMambaMixer",
-    "kimi_linear": "KimiLinearDeltaAttention",
-    "lfm2": "Lfm2ShortConv",
-    "lfm2_moe": "Lfm2MoeShortConv",
-    "lfm3": "Lfm3ShortConv",
-    "mamba": "MambaMixer",
-    "mamba2": "Mamba2Mixer",
-    "nemotron_h": "NemotronHMamba2Mixer",
-    "olmo_hybrid": "OlmoHybridGatedDeltaNet",
-    "qwen3_5_moe_text": "Qwen3_5MoeGatedDeltaNet",
-    "qwen3_5_text": "Qwen3_5GatedDeltaNet",
-    "qwen3_next": "Qwen3NextGatedDeltaNet",
-    "zamba2": "Zamba2MambaMixer",
-}
-# Of the first Mamba. Their own code scans a prompt from an empty state only.
-_SCANNING = {"FalconMambaMixer", "JambaMambaMixer", "MambaMixer"}
-
 
 def bring_states(model: PreTrainedModel) -> None:
-    """Let the mixers of a model, whose type is one of MIXERS, compute with the states of a step."""
-    handed = Handed()
+    """Let the mixers of a model compute with the states of a step."""
+    handed, family = Handed(), family_of(model.config.model_type)
     for module in model.modules():
-        name = type(module).__name__
-        if name == MIXERS[model.config.model_type]:
-            _bring(module, handed)
-        elif name == "Zamba2HybridLayer":
-            # Its attention is told the number of its layer in each call only.
-            module.shared_transformer.self_attn.layer_idx = module.mamba_decoder.layer_idx  # type: ignore[union-attr]
+        if type(module).__name__ == family.mixer:
+            _bring(module, handed, scans_from_zeros=family.scans_from_zeros)
     handed.take_from(model)
 
 
-def _bring(mixer: Any, handed: Handed) -> None:
+def _bring(mixer: Any, handed: Handed, *, scans_from_zeros: bool) -> None:
     compute = mixer.forward
     parameters = signature(compute).parameters
     name_of_cache = "cache_params" if "cache_params" in parameters else "past_key_values"
-    scans = type(mixer).__name__ in _SCANNING
 
     def mix(hidden: Tensor, cache: StateCache) -> Tensor:
-        if scans and hidden.shape[1] > 1:
+        if scans_from_zeros and hidden.shape[1] > 1:
             return mix_prompt(mixer, hidden, cache)
         return compute(hidden, **{name_of_cache: cache})  # type: ignore[no-any-return]
 
@@ -79,7 +52,7 @@ def state_shapes(output: Any) -> dict[int, LayerStateShapes]:
     cache = output.past_key_values if hasattr(output, "past_key_values") else output.cache_params
 
     def shape(states: dict[int, Tensor | None]) -> StateShape | None:
-        (state,) = states.values()  # no type of MIXERS has several
+        (state,) = states.values()  # no family has several
         return None if state is None else StateShape(tuple(state.shape[1:]), state.dtype)
 
     return {

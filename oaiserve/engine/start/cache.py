@@ -84,11 +84,10 @@ _OPTIONS = (
     *("task", "device", "dtype", "compile", "attention", "nvtx", "tensor_parallel", "quantize", "kv_cache_dtype"),
     "max_model_len",
 )
+_MODEL = Path(__file__).parent.parent / "model"
+_FAMILIES = sorted((_MODEL / "families").glob("*.py"))  # which say how layers are described, and files are read
 # What reads a GGUF file: the configuration of its model, and the names of its tensors.
-_GGUF_READERS = [
-    Path(__file__).parent.parent / "model/checkpoints" / f"gguf_{name}.py"
-    for name in ("config", "numbers", "names", "weights")
-]
+_GGUF_READERS = [_MODEL / "checkpoints" / f"gguf_{name}.py" for name in ("config", "names", "weights")]
 _QUANTIZER = Path(__file__).parent.parent / "model/checkpoints/int4_weights.py"  # which decides what is quantized how
 BLOCK_DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}  # by --dtype
 
@@ -118,6 +117,8 @@ def checked_subject(model: Path, options: EngineOptions) -> Subject | None:
     digest: Callable[[Path], str] | None = None
     modules = [*_CODE]
     code = hashlib.sha256()
+    for path in _FAMILIES:
+        code.update(path.read_bytes())
     parts: list[Path] = []
     if is_gguf:
         parts = gguf.shard_paths(model)

@@ -26,7 +26,6 @@ from transformers.distributed import DistributedConfig
 from transformers.utils.quantization_config import Mxfp4Config
 
 from oaiserve.engine.model.checkpoints.gguf_config import read_config
-from oaiserve.engine.model.checkpoints.gguf_names import CHANGES
 from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights, scale_frequencies
 from oaiserve.engine.model.checkpoints.mxfp4_weights import Mxfp4Weights
 from oaiserve.engine.model.checkpoints.packed_weights import PackedWeights
@@ -34,24 +33,25 @@ from oaiserve.engine.model.checkpoints.weights import Weights
 from oaiserve.engine.model.checkpoints.wrapped_names import KEYS
 from oaiserve.engine.model.checkpoints.wrapper import bring_layout, text_config
 from oaiserve.engine.model.device import limit_compiled_shapes, move, select_device
+from oaiserve.engine.model.families import family_of
 from oaiserve.engine.model.gpu.keep_packed import (
     experts_in_mxfp4,
     keep_mxfp4_experts,
     keep_packed_experts,
     keep_packed_matrices,
 )
-from oaiserve.engine.model.mixers import MIXERS
 from oaiserve.engine.model.model_config import (
     is_mxfp4,
     quantization_of,
     refuse_longer,
     refuse_unless_decoder_only,
+    refuse_unless_divisible,
     select_dtype,
 )
 from oaiserve.engine.model.padded_head import pad_head
 from oaiserve.engine.model.parallel.sums import Sums, can_be_taken_over, split_by_heads, take_over
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.model.split import Member, place, refuse_unless_divisible
+from oaiserve.engine.model.split import Member, place
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.errors import StartupError
 from oaiserve.files.gguf import shard_paths
@@ -150,7 +150,7 @@ def _read_config(source: ModelSource, name: str) -> _Checkpoint:
 def _plan_parts(checkpoint: _Checkpoint, size: int) -> None:
     """Set the plan by which a model is loaded in `size` parts. Raises StartupError if it cannot be."""
     config, name = checkpoint.config, checkpoint.name
-    if config.model_type in MIXERS:
+    if family_of(config.model_type).mixer is not None:
         raise StartupError(f"--tensor-parallel is not for '{name}', which has layers that keep a state.")
     refuse_unless_divisible(config, size, name, is_gguf=checkpoint.is_gguf)
     split_by_heads(config)
@@ -187,7 +187,11 @@ def _load_weights(
             loaded, found = _load_expanded(config, in_mxfp4, dtype, generation, kept=in_mxfp4.of_experts())
             number = keep_mxfp4_experts(loaded, in_mxfp4)
             log.info("The weights of '%s' stay in MXFP4 in the experts of %d layers", checkpoint.name, number)
-        elif checkpoint.is_gguf and config.model_type in CHANGES and config.model_type not in _BY_TRANSFORMERS:
+        elif (
+            checkpoint.is_gguf
+            and family_of(config.model_type).changes is not None
+            and config.model_type not in _BY_TRANSFORMERS
+        ):
             in_file = GgufWeights(source.path, config)
             loaded, found = _load_expanded(config, in_file, dtype)
             scale_frequencies(loaded, in_file.rope_factors)

@@ -9,12 +9,13 @@ import torch
 from transformers import PreTrainedModel
 
 from oaiserve.engine.model.attention import LayerCache, Scoring, StepAttention
-from oaiserve.engine.model.attention.foreign import bring_paged_attention, share_caches
 from oaiserve.engine.model.attention.hook import ATTENTION, AttentionCall, run_model
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.mixers import MIXERS, bring_states, state_shapes
+from oaiserve.engine.model.families import family_of
+from oaiserve.engine.model.foreign_attention import bring_paged_attention, share_caches
+from oaiserve.engine.model.mixers import bring_states, state_shapes
 from oaiserve.engine.model.model_config import (
     LENGTH_DEPENDENT_ROPE,
     context_length,
@@ -45,7 +46,7 @@ def prepare(model: PreTrainedModel, name: str = "the model", sums: Sums | None =
     _fix_rotary_frequencies(model)
     size = 1 if sums is None else sums.size
     config = model.config
-    outputs = ModuleOutputs(model, model.dtype, MIXERS.get(config.model_type))
+    outputs = ModuleOutputs(model, model.dtype, family_of(config.model_type).mixer)
     kv_shapes, states = _probe_attention(model, name, _rows(model.get_input_embeddings()) * size, outputs)
     defaults = model.generation_config.to_diff_dict() if model.generation_config else {}
     loaded = LoadedModel(
@@ -98,7 +99,7 @@ def _probe_attention(
     must the model. That excludes what paged attention does not support, and layers that do not use it. Raises
     StartupError for such a model.
     """
-    keeps_states = model.config.model_type in MIXERS
+    keeps_states = family_of(model.config.model_type).mixer is not None
     kept: dict[int, LayerStateShapes] = {}
     batch = build_batch(prompt(_PROBE_TOKENS, vocab_size, _PROBE_TOKENS), _PROBE_TOKENS, model.device)
     probe = _Probe(ReferenceAttention(batch), outputs)

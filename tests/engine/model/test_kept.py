@@ -27,13 +27,14 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch, build_batch
-from oaiserve.engine.model.checkpoints import gguf_config, gguf_names
 from oaiserve.engine.model.checkpoints.gguf_config import read_config
 from oaiserve.engine.model.checkpoints.gguf_weights import NotKept
 from oaiserve.engine.model.cpu import build
 from oaiserve.engine.model.cpu.blocks import Blocks
 from oaiserve.engine.model.cpu.reserved import ReservedMemory
 from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.families import FAMILIES as FAMILIES_OF_FILES
+from oaiserve.engine.model.families import gpt_oss
 from oaiserve.engine.model.rehearsal import difference, prompt
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams, TextPrompt
@@ -373,7 +374,7 @@ def test_weights_without_blocks_and_unknown_families_are_expanded(
 ) -> None:
     with pytest.raises(NotKept, match="it has no quantized weights"):
         kept_logits(file_of(FAMILIES["llama"], tmp_path, mix={}, rest=Kind.F16), 20)
-    monkeypatch.delitem(gguf_names.CHANGES, "llama")
+    monkeypatch.delitem(FAMILIES_OF_FILES, "llama")
     with pytest.raises(NotKept, match="models of type 'llama' are only known expanded"):
         kept_logits(file_of(FAMILIES["llama"], tmp_path), 20)
 
@@ -587,7 +588,7 @@ def test_a_gguf_file_of_gpt_oss_has_its_tokenizer_and_the_tokens_that_end_an_ans
     tokenizer = Tokenizer.from_pretrained(path)
     assert len(tokenizer.encode(TextPrompt("hello"))) == 2
     assert read_config(path).eos_token_id == [tokenizer.eos_token_id] == [len(TOKENS) - 1]
-    monkeypatch.setattr(gguf_config, "_VOCABULARY_OF_GPT_OSS", len(TOKENS))
+    monkeypatch.setattr(gpt_oss, "VOCABULARY", len(TOKENS))
     assert read_config(path).eos_token_id == [len(TOKENS) - 1, 199999, 200002, 200012]
 
 

@@ -27,7 +27,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model import sampling, split
+from oaiserve.engine.model import model_config, sampling, split
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.gpu.block_tables import BlockTables
@@ -426,7 +426,7 @@ def test_a_model_that_cannot_be_split_into_so_many_parts_is_refused(
     config: PreTrainedConfig, size: int, message: str
 ) -> None:
     with pytest.raises(StartupError, match=message):
-        split.refuse_unless_divisible(config, size, "m")
+        model_config.refuse_unless_divisible(config, size, "m")
 
 
 def test_a_refused_model_starts_no_process(saved: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -437,7 +437,7 @@ def test_a_refused_model_starts_no_process(saved: Callable[[str], Path], monkeyp
 
 def test_a_gguf_file_is_not_split() -> None:
     with pytest.raises(StartupError, match="--tensor-parallel 2 is not for GGUF files; 'm' is one."):
-        split.refuse_unless_divisible(config_of("llama"), 2, "m", is_gguf=True)
+        model_config.refuse_unless_divisible(config_of("llama"), 2, "m", is_gguf=True)
 
 
 def test_a_model_that_was_loaded_as_a_whole_is_not_split() -> None:

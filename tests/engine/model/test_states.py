@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.cpu.description import NotKnown
-from oaiserve.engine.model.mixers import MIXERS
+from oaiserve.engine.model.families import family_of
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.selective_scan import selective_scan
 from oaiserve.engine.model.spec import LayerStateShapes, LoadedModel, StateShape
@@ -143,7 +143,7 @@ def test_each_type_with_mixers_is_one_of_transformers_and_has_such_a_class() -> 
     for family in STATE_FAMILIES:
         config = state_config(family)
         names = {type(module).__name__ for module in random_model(config).modules()}
-        assert MIXERS[config.model_type] in names
+        assert family_of(config.model_type).mixer in names
 
 
 def test_a_model_whose_layers_forget_between_two_parts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

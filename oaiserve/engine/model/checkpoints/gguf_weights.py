@@ -23,18 +23,18 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from oaiserve.engine.model.checkpoints.empty_model import empty_model, named_parameters
-from oaiserve.engine.model.checkpoints.gguf_names import CHANGES, VALUES, FileNames, change_of
+from oaiserve.engine.model.checkpoints.gguf_names import FileNames, change_of
 from oaiserve.engine.model.checkpoints.weights import PlaceInFile, Weights
 from oaiserve.engine.model.cpu.blocks import FORMATS, Blocks, ExpertBlocks, expand, one_behind_the_other
+from oaiserve.engine.model.families import family_of
+from oaiserve.engine.model.families.family import Family
+from oaiserve.engine.model.families.gguf_changes import VALUES
 from oaiserve.files.gguf import GgufTensor, architecture, read_tensors, read_values, shard_paths
 
 _FLOAT32, _FLOAT16, _BFLOAT16 = 0, 1, 30  # formats whose numbers torch has a type for
 _DTYPES = {_FLOAT32: torch.float32, _FLOAT16: torch.float16, _BFLOAT16: torch.bfloat16}
 _ROPE_FACTORS = "rope_freqs.weight"
-# Routers decide about much, and are read as numbers to find out what they do; so are the small matrices of AltUp.
-_NEVER_IN_BLOCKS = re.compile(r"ffn_gate_inp|altup")
-# Parameters that are numbers of each layer in the head of a file, and no tensors.
-_IN_HEAD = re.compile(r"\.layers\.(\d+)\..*\.act_fn\.(\w+)$")
+_ROUTER = "ffn_gate_inp"  # decides about much, and is read as numbers to find out what it does
 
 
 class NotKept(Exception):
@@ -56,26 +56,27 @@ class GgufWeights:
 
     def __init__(self, path: Path, config: PreTrainedConfig) -> None:
         """Map the files. Raises BadFile, and NotKept for a family, or a tensor, that is not known."""
-        if config.model_type not in CHANGES:
+        self._family = family_of(config.model_type)
+        if self._family.changes is None:
             raise NotKept(f"models of type '{config.model_type}' are only known expanded")
         self._config = config
         self._files = [_MappedFile(shard) for shard in shard_paths(path)]
         values, tensors = read_values(path), read_tensors(path)
         factors = tensors.pop(_ROPE_FACTORS, None)
-        # What the frequencies of rotary embeddings are divided by. Gemma 4's are in its configuration.
+        # What the frequencies of rotary embeddings are divided by.
         self.rope_factors = None
-        if factors is not None and config.model_type != "gemma4_text":
+        if factors is not None and self._family.has_rope_factors:
             self.rope_factors = self._expanded(factors).float()
         guesses = tuple(f"blk.{layer}." for layer in _guessing(values, config.num_hidden_layers))
         self._tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(guesses)}
         self._shapes = _shapes(config)
-        self._numbers = _in_head(values, self._shapes)
+        self._numbers = _in_metadata(values, self._shapes, self._family)
         self._parts = self._find_parts(architecture(values) or "")
 
     def _find_parts(self, of_architecture: str) -> dict[str, list[GgufTensor]]:
         """Return the tensors that each parameter is. Raises NotKept if there are more."""
         try:
-            names = FileNames(of_architecture, self._config.num_hidden_layers, self._tensors)
+            names = FileNames(self._family, of_architecture, self._config.num_hidden_layers, self._tensors)
         except KeyError:
             raise NotKept(f"the installed package gguf does not know the family '{of_architecture}'") from None
         found = {parameter: names.of(parameter) for parameter in self._shapes if parameter not in self._numbers}
@@ -114,7 +115,7 @@ class GgufWeights:
     def blocks(self, name: str) -> Blocks | ExpertBlocks | None:
         """Return a matrix, or those of each expert, in blocks, or None for a tensor that has to be expanded."""
         tensors, change = self._parts.get(name, []), change_of(self._config, name)
-        if not tensors or any(tensor.kind not in FORMATS or _NEVER_IN_BLOCKS.search(tensor.name) for tensor in tensors):
+        if not tensors or any(tensor.kind not in FORMATS or _ROUTER in tensor.name for tensor in tensors):
             return None
         if len(tensors[0].shape) == 3 and ".experts." in name:
             return self._of_experts(tensors, pairs="gate_up" in name)
@@ -198,12 +199,15 @@ def _shapes(config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in named_parameters(model)}
 
 
-def _in_head(values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """Return the parameters that are numbers in the head of a file: those of Apertus' activation."""
-    found = {}
+def _in_metadata(values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], family: Family) -> dict[str, Tensor]:
+    """Return the parameters that are numbers of each layer in the head of a file, and no tensors."""
+    found: dict[str, Tensor] = {}
+    if family.in_metadata is None:
+        return found
+    pattern, prefix = family.in_metadata
     for name, shape in shapes.items():
-        asked = _IN_HEAD.search(name)
-        numbers = None if asked is None else values.get(f"xielu.{asked[2]}")
+        asked = re.search(pattern, name)
+        numbers = None if asked is None else values.get(f"{prefix}{asked[2]}")
         if asked is not None and isinstance(numbers, list) and int(asked[1]) < len(numbers):
             found[name] = torch.full(shape, numbers[int(asked[1])])
     return found

@@ -38,15 +38,9 @@ from oaiserve.engine.model.cpu.description import (
 )
 from oaiserve.engine.model.cpu.fit import fit
 from oaiserve.engine.model.cpu.module_reader import ModuleReader, decoder_of, layers_of, unscaled_norm
+from oaiserve.engine.model.families import family_of
 from oaiserve.engine.model.spec import KVShape, LoadedModel
 
-# Families with few users whose layers need operations of their own, by transformers' type.
-_WITHOUT_STEP = {
-    "gemma3n_text": "it has several hidden states of a token (AltUp)",
-    "zamba2": "its layers share blocks of attention, which read the embedding, too",
-}
-# In these families only the layers with a window rotate queries and keys by position.
-_ROTATE_IN_WINDOWS = {"cohere2", "exaone4", "exaone_moe"}
 # The names of norms of queries and keys, and those of norms that come after the rotation.
 _QUERY_NORMS, _KEY_NORMS = ("q_norm", "q_layernorm", "query_layernorm"), ("k_norm", "k_layernorm", "key_layernorm")
 _AFTER_ROTATION = ("query_layernorm", "qk_norm")
@@ -74,12 +68,13 @@ class _Description:
         self._loaded = reader.loaded
         self._config = reader.loaded.model.config
         self._base = decoder_of(reader.loaded.model)
+        self._family = family_of(self._config.model_type)
         self._parameters = parameters
         self._rotary_tables: dict[str | None, RotaryTable] = {}  # by layer type if tables differ between types
 
     def decoder(self) -> Decoder:
         reader = self._reader
-        if (reason := _WITHOUT_STEP.get(self._config.model_type)) is not None:
+        if (reason := self._family.no_native_step) is not None:
             raise NotKnown(reason)
         embedding = reader.child(self._base, "embed_tokens", "wte", "embed_in", "word_embeddings", "embeddings")
         position = reader.child(self._base, "wpe", "embed_positions", optional=True)
@@ -273,7 +268,7 @@ class _Description:
             sines, cosines = (table.contiguous() for table in of_layer.float().chunk(2, dim=-1))
             return RotaryTable(cosines, sines, True, 1)
         is_left_out = parameters.slopes is not None  # which tell positions apart
-        is_left_out |= self._config.model_type in _ROTATE_IN_WINDOWS and parameters.sliding_window is None
+        is_left_out |= self._family.rotates_in_windows and parameters.sliding_window is None
         if rotary is None or is_left_out or not getattr(attention, "use_rope", True):
             return None
         layer_type = None
@@ -333,16 +328,17 @@ def _qkv(reader: ModuleReader, attention: Module, shape: KVShape) -> list[Matrix
         return [replace(sorted_rows, module=matrix.module, heads=heads, parts=parts)]
     if (together := reader.child(attention, "qkv_proj", "c_attn", "Wqkv", optional=True)) is not None:
         matrix = reader.matrix(together)
-        return _in_groups(matrix) if reader.loaded.model.config.model_type == "codegen" else [matrix]
+        groups = family_of(reader.loaded.model.config.model_type).projection_groups
+        return _in_groups(matrix, groups) if groups else [matrix]
     names = ["q_proj", "k_proj", "v_proj"]
     if getattr(attention, "use_alternative_attention", False):  # whose values are its keys
         names.remove("v_proj")
     return [reader.matrix(reader.child(attention, name)) for name in names]
 
 
-def _in_groups(matrix: Matrix) -> list[Matrix]:
-    """Return CodeGen's queries, keys and values: each of four groups of heads has its queries, values and keys."""
-    groups, parts = 4, 3
+def _in_groups(matrix: Matrix, groups: int) -> list[Matrix]:
+    """Return queries, keys and values of a matrix of which each group of heads has its queries, values and keys."""
+    parts = 3
     if isinstance(matrix.weight, Blocks):
         raise NotKnown("its projections are sorted by groups of heads")
     queries, values, keys = by_kind(torch.arange(len(matrix.weight)), groups, parts).chunk(parts)

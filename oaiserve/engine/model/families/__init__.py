@@ -1,0 +1,21 @@
+"""The families of models, a file each: all that is known of one and not of others. A new file is found by itself."""
+
+from __future__ import annotations
+
+import pkgutil
+from importlib import import_module
+
+from oaiserve.engine.model.families.family import Family
+
+FAMILIES: dict[str, Family] = {
+    family.type: family
+    for module in pkgutil.iter_modules(__path__)
+    for family in getattr(import_module(f"{__name__}.{module.name}"), "FAMILIES", ())
+}
+# By the architecture that a GGUF file names.
+BY_ARCHITECTURE = {name: family for family in FAMILIES.values() for name in family.architectures}
+
+
+def family_of(model_type: str) -> Family:
+    """Return the facts of one of transformers' types, which may be none."""
+    return FAMILIES.get(model_type) or Family(type=model_type)

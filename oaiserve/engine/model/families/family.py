@@ -1,0 +1,50 @@
+"""The facts that set a family of models apart: one value for each of transformers' model types.
+
+A type without facts of its own needs none: its layers are found by the names of their modules, and its outputs are
+compared with those of its own code at each start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from oaiserve.engine.model.families.gguf_changes import Change
+
+if TYPE_CHECKING:
+    from oaiserve.engine.model.families.gguf_metadata import Fields, Metadata
+    from oaiserve.engine.model.families.own_attention import Handed
+
+# Makes a module compute paged attention; true if it needs what the forward was called with (`Handed`).
+Bring = Callable[[Any, Any, "Handed"], bool]
+# The tensors of a file that are a parameter, by a pattern of its name: several choices, of which the first counts that
+# is there. The name of a layer's tensor begins with `blk.` and its number.
+Tensors = tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    type: str  # transformers' name of it
+
+    # -- its GGUF files
+    # By the name that files have for it: the configuration's fields beside the common ones. They may name another type.
+    architectures: Mapping[str, Callable[[Metadata], Fields]] = field(default_factory=dict)
+    changes: tuple[Change, ...] | None = None  # of llama.cpp's conversion, which are undone; None: they are not known
+    tensors: Tensors = ()  # those that the package gguf does not know
+    base: str = "model"  # how names in published checkpoints begin, which the package gguf knows
+    # A pattern of parameters that are numbers of each layer in the head of a file, and how these begin there.
+    in_metadata: tuple[str, str] | None = None
+    has_rope_factors: bool = True  # those in a file are not in the configuration
+
+    # -- its code in transformers
+    mixer: str | None = None  # the class of what keeps a state in its layers
+    scans_from_zeros: bool = False  # that class computes a prompt from an empty state only
+    attention: Mapping[str, Bring] = field(default_factory=dict)  # by the class of a module
+    computes_attention: bool = False  # it asks transformers for no attention function
+    not_split: str | None = None  # the reason why no member of a group can compute its part
+
+    # -- its native step
+    no_native_step: str | None = None  # the reason why it has none
+    rotates_in_windows: bool = False  # only the layers with a window rotate queries and keys by position
+    projection_groups: int = 0  # of heads, each with its queries, values and keys, in one matrix; 0: in another order

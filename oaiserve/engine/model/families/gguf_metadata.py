@@ -1,0 +1,114 @@
+"""The metadata in the head of a GGUF file, and how fields of configurations follow from them in several families."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from oaiserve.files.gguf import GgufTensor, architecture
+from oaiserve.files.metadata_limits import BadFile
+
+_TOKENIZER = "tokenizer.ggml."
+_DEFAULT_THETA = 10000.0
+
+Fields = dict[str, Any]
+
+
+class Metadata:
+    """The metadata of a file, by the names that they have behind that of the architecture, and its tensors."""
+
+    def __init__(self, values: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) -> None:
+        found = architecture(values)
+        if found is None:
+            raise BadFile("it does not say how many layers its model has")
+        self.architecture, self._values, self.tensors = found, values, tensors
+
+    def get(self, name: str, default: Any = None) -> Any:
+        found = self._values.get(f"{self.architecture}.{name}")
+        return default if found is None else found
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a value. Raises BadFile if there is none of this name."""
+        if (found := self.get(name)) is None:
+            raise BadFile(f"it has no number {self.architecture}.{name}")
+        return found
+
+    def token(self, name: str) -> int | None:
+        return self._values.get(f"{_TOKENIZER}{name}_token_id")
+
+    def has(self, pattern: str) -> bool:
+        """Return whether a tensor's name has this pattern."""
+        return self.shape(pattern) is not None
+
+    def shape(self, pattern: str) -> tuple[int, ...] | None:
+        """Return the shape of the first tensor whose name has this pattern, or None if there is none."""
+        return next((tensor.shape for name, tensor in self.tensors.items() if re.search(pattern, name)), None)
+
+    @property
+    def vocab_size(self) -> int:
+        embedding = self.tensors.get("token_embd.weight")
+        if embedding is None or len(embedding.shape) != 2:
+            raise BadFile("it has no embedding")
+        return embedding.shape[0]
+
+    @property
+    def num_layers(self) -> int:
+        """The number of layers, without those behind them that only guess further tokens."""
+        return int(self["block_count"] - self.get("nextn_predict_layers", 0))
+
+    def of_layers(self, name: str) -> list[Any]:
+        """Return a value for each layer, of which a file has one for all, or a list."""
+        found = self[name]
+        return found[: self.num_layers] if isinstance(found, list) else [found] * self.num_layers
+
+    @property
+    def head_dim(self) -> int:
+        heads = self.get("attention.head_count") or 1  # a model without attention has none
+        return int(self.get("attention.key_length") or self["embedding_length"] // heads)
+
+
+def no_fields(_: Metadata) -> Fields:
+    """Return no fields beside the common ones."""
+    return {}
+
+
+def rope(metadata: Metadata, head_dim: int) -> Fields:
+    """Return the parameters of rotary embeddings for heads of this width."""
+    found: Fields = {"rope_type": "default", "rope_theta": metadata.get("rope.freq_base", _DEFAULT_THETA)}
+    rotated = metadata.get("rope.dimension_count", head_dim)
+    if rotated < head_dim:
+        found["partial_rotary_factor"] = rotated / head_dim
+    kind, factor = metadata.get("rope.scaling.type"), metadata.get("rope.scaling.factor")
+    if kind == "linear" and factor is not None:
+        found |= {"rope_type": "linear", "factor": factor}
+    if kind == "yarn" and factor is not None:
+        names = {
+            "original_max_position_embeddings": "original_context_length",
+            "attention_factor": "attn_factor",
+            "beta_fast": "yarn_beta_fast",
+            "beta_slow": "yarn_beta_slow",
+        }
+        scaling = {field: metadata.get(f"rope.scaling.{name}") for field, name in names.items()}
+        found |= {"rope_type": "yarn", "factor": factor} | {field: n for field, n in scaling.items() if n is not None}
+    return found
+
+
+def windows(metadata: Metadata) -> Fields:
+    """Return which layers have a sliding window, if the file says it."""
+    pattern = metadata.get("attention.sliding_window_pattern")
+    if not isinstance(pattern, list):
+        return {}
+    return {"layer_types": ["sliding_attention" if slides else "full_attention" for slides in pattern]}
+
+
+def mamba2_beside_attention(metadata: Metadata) -> Fields:
+    return {
+        "mamba_d_conv": metadata["ssm.conv_kernel"],
+        "mamba_d_state": metadata["ssm.state_size"],
+        "mamba_n_groups": metadata["ssm.group_count"],
+        "mamba_n_heads": metadata["ssm.time_step_rank"],
+        "mamba_d_head": metadata["ssm.inner_size"] // metadata["ssm.time_step_rank"],
+        "mamba_conv_bias": metadata.has(r"ssm_conv1d\.bias$"),
+        "mamba_proj_bias": metadata.has(r"ssm_(in|out)\.bias$"),
+    }

@@ -1,0 +1,67 @@
+"""gpt-oss: sinks, and experts whose matrices have their columns before their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oaiserve.engine.model.families.family import Family
+from oaiserve.engine.model.families.gguf_changes import Change
+from oaiserve.engine.model.families.gguf_metadata import Fields, Metadata
+
+# Its tokens <|endoftext|>, <|return|> and <|call|> end an answer, or the call of a tool. A file names one of them.
+_ENDS = {199999, 200002, 200012}
+VOCABULARY = 201088
+_REQUIRED = {
+    "hidden_size": "embedding_length",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "num_local_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "sliding_window": "attention.sliding_window",
+    "max_position_embeddings": "context_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+}
+
+
+def _fields(metadata: Metadata) -> Fields:
+    rope: Fields = {"rope_type": "default", "rope_theta": metadata["rope.freq_base"]}
+    if (factor := metadata.get("rope.scaling.factor")) is not None:
+        rope |= {
+            "rope_type": "yarn",
+            "factor": factor,
+            "original_max_position_embeddings": metadata["rope.scaling.original_context_length"],
+            "beta_fast": metadata.get("rope.scaling.yarn_beta_fast", 32.0),
+            "beta_slow": metadata.get("rope.scaling.yarn_beta_slow", 1.0),
+            "truncate": False,
+        }
+    end = metadata.token("eos")
+    ends = (set() if end is None else {end}) | (_ENDS if metadata.vocab_size == VOCABULARY else set())
+    return {field: metadata[name] for field, name in _REQUIRED.items()} | {
+        "architectures": ["GptOssForCausalLM"],
+        "intermediate_size": metadata.get("expert_feed_forward_length") or metadata["feed_forward_length"],
+        "rope_parameters": rope,
+        "eos_token_id": sorted(ends) or None,
+    }
+
+
+def _columns_first(config: Any, name: str, tensors: Sequence[Tensor]) -> Tensor:
+    """Join what gpt-oss has of its experts: columns before rows, and the rows of gates and of up projections in
+    turns."""
+    in_turns = torch.stack(list(tensors), dim=2).flatten(1, 2)
+    return in_turns.mT if in_turns.dim() == 3 else in_turns
+
+
+FAMILIES = (
+    Family(
+        type="gpt_oss",
+        architectures={"gpt-oss": _fields},
+        changes=(Change(r"\.experts\.", joined=_columns_first),),
+        tensors=((r"\.sinks$", (("attn_sinks.weight",),)),),
+        not_split="transformers can only share out whole experts of models of type 'gpt_oss', not split each of them",
+    ),
+)

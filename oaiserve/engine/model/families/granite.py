@@ -1,0 +1,62 @@
+"""Granite: factors of embedding, residual and logits; without and with experts, and as a hybrid of Mamba 2."""
+
+from __future__ import annotations
+
+from oaiserve.engine.model.families.family import Family, Tensors
+from oaiserve.engine.model.families.gguf_changes import RATES, TURNED
+from oaiserve.engine.model.families.gguf_metadata import Fields, Metadata, mamba2_beside_attention
+
+_TENSORS: Tensors = (
+    (r"block_sparse_moe\.router\.weight$", (("ffn_gate_inp.weight",),)),
+    (
+        r"shared_mlp\.input_linear\.weight$",
+        (("ffn_gate_shexp.weight", "ffn_up_shexp.weight"), ("ffn_gate.weight", "ffn_up.weight")),
+    ),
+    (r"shared_mlp\.output_linear\.weight$", (("ffn_down_shexp.weight",), ("ffn_down.weight",))),
+)
+
+
+def _fields(metadata: Metadata) -> Fields:
+    return {
+        "attention_multiplier": metadata.get("attention.scale", 1.0),
+        "embedding_multiplier": metadata.get("embedding_scale", 1.0),
+        "residual_multiplier": metadata.get("residual_scale", 1.0),
+        "logits_scaling": metadata.get("logit_scale", 1.0),
+    }
+
+
+def _with_experts(metadata: Metadata) -> Fields:
+    shared = metadata.get("expert_shared_feed_forward_length")
+    kind = {} if shared is None else {"model_type": "granitemoeshared", "shared_intermediate_size": shared}
+    return _fields(metadata) | kind
+
+
+def _hybrid(metadata: Metadata) -> Fields:
+    heads = metadata.of_layers("attention.head_count_kv")
+    shared = metadata.get("expert_shared_feed_forward_length", metadata.get("feed_forward_length"))
+    return (
+        _fields(metadata)
+        | mamba2_beside_attention(metadata)
+        | {
+            "num_key_value_heads": max(heads) or metadata["attention.head_count"],
+            "layer_types": ["full_attention" if number else "linear_attention" for number in heads],
+            "num_local_experts": metadata.get("expert_count", 0),
+            "shared_intermediate_size": shared,
+            "position_embedding_type": "rope" if metadata.get("rope.scaling.finetuned") else None,
+            "mamba_expand": metadata["ssm.inner_size"] // metadata["embedding_length"],
+        }
+    )
+
+
+FAMILIES = (
+    Family(type="granite", architectures={"granite": _fields}, changes=(TURNED,)),
+    Family(type="granitemoe", architectures={"granitemoe": _with_experts}, changes=(TURNED,), tensors=_TENSORS),
+    Family(type="granitemoeshared", changes=(TURNED,), tensors=_TENSORS),
+    Family(
+        type="granitemoehybrid",
+        architectures={"granitehybrid": _hybrid},
+        changes=(TURNED, RATES),
+        tensors=_TENSORS,
+        mixer="GraniteMoeHybridMambaLayer",
+    ),
+)

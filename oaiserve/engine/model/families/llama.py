@@ -1,0 +1,37 @@
+"""Llama, Mistral and Mixtral, whose GGUF files transformers reads, and Llama 4."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from oaiserve.engine.model.attention.rotation import query_factors
+from oaiserve.engine.model.families.family import Family
+from oaiserve.engine.model.families.gguf_changes import TURNED
+from oaiserve.engine.model.families.own_attention import Handed
+
+
+def _tune_by_positions(attention: Any, model: Any, handed: Handed) -> bool:
+    """Have Llama 4 scale queries by their positions; its own code counts from the first token of a step, which may be
+    that of another sequence. Return whether it does: in published models, not where all tokens see all before.
+    """
+    is_tuned = attention.attn_temperature_tuning and not attention.use_rope
+    attention.attn_temperature_tuning = False
+    config = model.config
+    if not is_tuned or bool((query_factors(config, torch.arange(config.attention_chunk_size - 1)) == 1).all()):
+        return False
+
+    def scale(_: Module, __: Any, queries: Tensor) -> Tensor:
+        return (queries * query_factors(config, handed.positions)[None, :, None]).to(queries.dtype)
+
+    attention.q_proj.register_forward_hook(scale)
+    return True
+
+
+FAMILIES = (
+    *(Family(type=name, changes=(TURNED,)) for name in ("llama", "mistral", "mixtral")),
+    Family(type="llama4_text", attention={"Llama4TextAttention": _tune_by_positions}),
+)
