@@ -496,7 +496,7 @@ def test_a_model_in_several_files_has_the_numbers_of_one_file(tmp_path: Path) ->
     assert torch.equal(kept_logits(path, 20), expected)
     start_and_remember(path)
     assert torch.equal(remembered_logits(path, 20), expected)
-    norm = next(name for name, tensor in read_tensors(path).items() if tensor.part == 1 and "norm" in name)
+    norm = next(name for name, tensor in read_tensors(path).items() if tensor.shard == 1 and "norm" in name)
     flip(path, norm)
     with pytest.raises(NotRemembered, match=r"^model-00002-of-00004\.gguf has changed$"):
         recall_model(subject_of(path), OPTIONS)
