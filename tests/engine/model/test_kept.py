@@ -472,7 +472,7 @@ def remembered_logits(path: Path, num_tokens: int) -> torch.Tensor:
 def flip(path: Path, name: str, at: int = 2) -> None:
     """Change a byte of a tensor, which is not in its first block of floats, and nothing else of the file."""
     tensor = read_tensors(path)[name]
-    with shard_paths(path)[tensor.part].open("r+b") as file:
+    with shard_paths(path)[tensor.shard].open("r+b") as file:
         file.seek(tensor.begin + at)
         (byte,) = file.read(1)
         file.seek(tensor.begin + at)
