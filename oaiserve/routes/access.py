@@ -1,8 +1,8 @@
-"""ASGI middleware that decides who may ask: by which names of the server, from which web pages, with which API keys.
+"""ASGI middleware for access: the allowed names of the server, origins of web pages, and API keys.
 
-A browser lends its user's place in the network to every page that it shows. A page can send requests to a server on the
-same machine, and if its own name is made to point to that machine, it can read the answers, too. So the server answers
-to its own names only, and to no page but its own and those that the operator allows.
+A browser lends its user's place in the network to every page. A page can send requests to a server on the same machine,
+and read the answers, too, if its own name is made to point to that machine. So the server answers to its own names
+only, and to no pages but its own and those allowed by the operator.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def _refuse(scope: Scope, reason: AccessRefusal, error: APIError, count: CountRe
 
 
 class Hosts:
-    """Accepts only requests that name this server by one of its names, and puts the name into `scope["state"]["host"]`.
+    """Accepts only requests by one of this server's names, and puts the name into `scope["state"]["host"]`.
 
     A server for this machine only (`listens_on` is a loopback address) has the loopback names and addresses, and
-    `allowed`. Any other has all names; if some are `allowed`, only these, the loopback names, and all IP addresses: a
-    page whose name is made to point elsewhere has a name, while probes often use addresses. A request of HTTP/1.0 may
-    name no host, as no browser does.
+    `allowed`. Any other has all names; if some are `allowed`, only these, the loopback names, and all IP addresses: an
+    attacking page needs a name, while probes often use addresses. A request of HTTP/1.0 may name no host, as no browser
+    does.
     """
 
     def __init__(self, app: ASGIApp, *, listens_on: str, allowed: tuple[str, ...], count: CountRefusal) -> None:
@@ -68,7 +68,7 @@ class Hosts:
         await self.app(scope, receive, send)
 
     def _checked(self, scope: Scope) -> Authority | None:
-        """Return the host that the request names. Raises InvalidRequest and Forbidden."""
+        """Return the host named by the request. Raises InvalidRequest and Forbidden."""
         given = Headers(scope=scope).getlist("host")
         if not given and scope["http_version"] == "1.0":
             return None
@@ -91,7 +91,7 @@ class Hosts:
 
 
 class CORSHeaders:
-    """Lets the web pages of the allowed origins read all answers, the errors that are made further inside included."""
+    """Lets the web pages of the allowed origins read all answers, errors from further inside included."""
 
     def __init__(self, app: ASGIApp, *, origins: tuple[str, ...], exposed: tuple[str, ...]) -> None:
         self.app = app
@@ -115,8 +115,11 @@ class CORSHeaders:
 
 
 class Origins:
-    """Refuses the requests of web pages that are neither this server's own nor of an allowed origin. It answers the
-    preflight requests of allowed ones, which browsers send before they ask for more than a form could."""
+    """Refuses requests of web pages of origins other than this server's own and the allowed ones, and answers
+    preflights.
+
+    Browsers send a preflight before any request beyond those of an HTML form.
+    """
 
     def __init__(self, app: ASGIApp, *, origins: tuple[str, ...], count: CountRefusal) -> None:
         self.app = app
@@ -152,7 +155,7 @@ def _is_among(origin: str, origins: tuple[str, ...]) -> bool:
 
 
 def _preflight(asked: Mapping[str, str]) -> Response:
-    """Allow what the server has. A page that asks for another method is kept from it by its browser."""
+    """Allow the methods and headers of the server. The browser keeps a page from any other."""
     headers = {"access-control-allow-methods": "GET, POST, DELETE", "access-control-max-age": "600"}
     if (names := asked.get("access-control-request-headers")) is not None:
         headers["access-control-allow-headers"] = names
@@ -165,8 +168,7 @@ _PAGE_FILES = ("/dashboard/static/", "/docs/static/")
 
 
 def is_open(path: str, *, guard_all: bool) -> bool:
-    """Return whether a route never asks for a key: those of the operator, unless all are guarded, and the pages, which
-    hold no data."""
+    """Return whether a route never asks for a key: the operator's, unless all are guarded, and pages without data."""
     return path in _PAGES or path.startswith(_PAGE_FILES) or (path in _OPEN_PATHS and not guard_all)
 
 

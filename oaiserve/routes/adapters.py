@@ -1,5 +1,4 @@
-"""/v1/load_lora_adapter and /v1/unload_lora_adapter, which change at run time what adapters there are, with the bodies
-of vLLM."""
+"""/v1/load_lora_adapter and /v1/unload_lora_adapter: adapters change at run time, with the bodies of vLLM."""
 
 from __future__ import annotations
 
@@ -76,7 +75,7 @@ async def load(request: Request) -> Response:
     )
 )
 async def unload(request: Request) -> Response:
-    """Let no further request name an adapter. Raises NotFound if there is none of that name."""
+    """Unload an adapter for all further requests. Raises NotFound if there is none of the name."""
     serving = serving_of(request)
     body = await _read(request, serving, _unload_decoder)
     adapter = await run_in_threadpool(serving.engine.unload_adapter, body.lora_name)
@@ -85,12 +84,12 @@ async def unload(request: Request) -> Response:
 
 
 async def switched_off(request: Request) -> Response:
-    """Raise NotFound with the setting that lets clients load adapters."""
+    """Raise NotFound with the setting for loading adapters."""
     raise NotFound("Adapters can be loaded and unloaded only where the server was started with --lora-dir FOLDER.")
 
 
 async def closed(request: Request) -> Response:
-    """Raise NotFound with the reason why this server has no such route."""
+    """Raise NotFound with the reason why this server lacks the route."""
     raise NotFound(
         f"{request.scope['path']} changes what others are served, so it is there only with an --api-key, or where "
         "--host is this machine alone, as in 127.0.0.1."

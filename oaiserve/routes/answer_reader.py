@@ -1,4 +1,4 @@
-"""`AnswerReader`: takes the chunks of one choice, returns the segments of its answer, and counts tokens and calls."""
+"""`AnswerReader`: turns the chunks of one choice into segments of its answer, and counts tokens and calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class AnswerReader:
         self.num_reasoning_tokens = 0
         self._parser = parser
         self._text_length = 0  # of the tokens so far
-        self._lengths: list[int] = []  # of the tokens of which it is not known yet
+        self._lengths: list[int] = []  # of the tokens not counted yet
 
     @property
     def has_called(self) -> bool:
@@ -32,7 +32,7 @@ class AnswerReader:
         return joined(segments) if len(segments) > 1 else segments
 
     def add_calls(self, counted: dict[ToolCallOutcome, int]) -> None:
-        """Add the outcomes of the calls in this answer, which has ended, to those of other choices."""
+        """Add the outcomes of the calls in this finished answer to those of other choices."""
         if (calls := self._parser.calls) is None:
             return
         for outcome, number in (

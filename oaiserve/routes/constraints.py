@@ -1,7 +1,7 @@
-"""The constraints on the text of an answer that clients may ask for, each made into a `Grammar`.
+"""The clients' constraints on the text of an answer, each made into a `Grammar`.
 
 OpenAI's name for them is response_format, vLLM's is structured_outputs (before that guided_json and the like), and
-llama.cpp's are grammar and json_schema. What is in a schema or a grammar is checked where it is compiled. This file
+llama.cpp's are grammar and json_schema. The content of a schema or a grammar is checked where it is compiled. This file
 knows nothing of HTTP, and only the request types of the engine.
 """
 
@@ -39,8 +39,9 @@ _KINDS = ("json", "regex", "choice", "grammar", "json_object")  # of structured_
 
 
 def grammar(body: SamplingBody, other: Grammar | None = None) -> Grammar | None:
-    """Return the constraint of the body, or None if it has none. `other` is one that it has under a name that only its
-    route knows. Raises InvalidRequest."""
+    """Return the constraint of the body, or None if it has none. Raises InvalidRequest.
+
+    `other` is a constraint under a name of the route alone."""
     found = [*([] if other is None else [other]), *_grammars(body)]
     if len(found) > 1:
         names = " and ".join(f"'{each.param}'" for each in found[:2])
@@ -49,7 +50,7 @@ def grammar(body: SamplingBody, other: Grammar | None = None) -> Grammar | None:
 
 
 def text_format(value: TextFormat) -> Grammar | None:
-    """Return the constraint that `text.format` of /v1/responses asks for. Raises InvalidRequest."""
+    """Return the constraint in `text.format` of /v1/responses. Raises InvalidRequest."""
     param = "text.format"
     match value:
         case PlainObject():
@@ -60,7 +61,7 @@ def text_format(value: TextFormat) -> Grammar | None:
 
 
 def is_constrained(body: SamplingBody) -> bool:
-    """Return whether the body has a constraint, without a look at what is in it."""
+    """Return whether the body has a constraint, without reading its content."""
     return not isinstance(body.response_format, AnyText | None) or any(
         getattr(body, name) for name in _PARAMS if name != "response_format"
     )

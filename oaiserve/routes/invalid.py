@@ -1,6 +1,6 @@
-"""The errors of bodies: what is wrong, where, which value came, and what is allowed.
+"""The errors of bodies: the fault, its place, the given value, and the allowed ones.
 
-msgspec's messages become sentences here, with the words that a place may have."""
+msgspec's messages become sentences here, with the words allowed at a place."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _top(path: str) -> str | None:
 
 
 def _allowed(body: type[msgspec.Struct], path: str) -> list[str]:
-    """Return the words that may stand at a place such as messages[0].role, where a body has only certain words."""
+    """Return the words allowed at a place such as messages[0].role, if there are only certain ones."""
     nodes = _members(inspect.type_info(body))
     for step in re.findall(r"[^.\[]+", path):
         is_entry = step.endswith("]")
@@ -105,11 +105,11 @@ def _cut(text: str) -> str:
 
 
 def invalid(param: str, reason: str, where: str = "") -> InvalidRequest:
-    """Return the error of a parameter. `where` is the place in it that is wrong, such as tools[0].function.name."""
+    """Return the error of a parameter. `where` is the wrong place in it, such as tools[0].function.name."""
     return InvalidRequest(f"Invalid '{where or param}': {reason}.", param=param)
 
 
 def check_name(param: str, where: str, name: str) -> None:
-    """Raise InvalidRequest unless it is the name that a tool or a schema may have."""
+    """Raise InvalidRequest unless the name is allowed for a tool or a schema."""
     if not _name.fullmatch(name):
         raise invalid(param, f"must have 1 to 64 letters, digits, '_' or '-', got {show(name)}", where)

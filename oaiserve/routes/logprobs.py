@@ -1,6 +1,6 @@
-"""Renders log-probabilities in the forms of chat, of completions, and of vLLM's `prompt_logprobs`.
+"""Renders log-probabilities as chat, completions and vLLM's `prompt_logprobs` have them.
 
-Each form has an object, for the few tokens of a chunk, and the same in parts, for a whole answer.
+Each of these has an object, for the few tokens of a chunk, and the same in pieces, for a whole answer.
 """
 
 from __future__ import annotations
@@ -65,8 +65,10 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]  # by token id; null for 
 
 
 def drop_end_logprob(chunk: TokenChunk) -> None:
-    """Drop the log-probability of a token that only ended the choice: chat and responses list the tokens of the
-    content, as OpenAI has it. Completions keep it, because evaluations count one entry for each token."""
+    """Drop the log-probability of a token that only ended the choice.
+
+    Chat and responses list the tokens of the content, as OpenAI has it. Completions keep it, because evaluations count
+    one entry for each token."""
     if chunk.has_end_token and chunk.logprobs is not None:
         chunk.logprobs.truncate(len(chunk.token_ids) - 1)
 
@@ -92,8 +94,8 @@ def chat_entries_in_parts(tokens: TokenLogprobs, num_top: int, as_token_ids: boo
 def completion_logprobs(
     tokens: TokenLogprobs, num_top: int, as_token_ids: bool, text_offset: int = 0
 ) -> CompletionLogprobs:
-    """Return OpenAI's four lists of equal length. `text_offset` is the number of characters in the tokens of the choice
-    that come before these."""
+    """Return OpenAI's four lists of equal length. `text_offset` is the number of characters of the earlier tokens of
+    the choice."""
     rows = list(tokens.entries())
     alone = [row[0] for row in rows]
     return CompletionLogprobs(
@@ -126,8 +128,8 @@ def completion_logprobs_in_parts(tokens: TokenLogprobs, num_top: int, as_token_i
 
 
 def prompt_logprobs_in_parts(tokens: TokenLogprobs, num_top: int) -> Iterator[bytes]:
-    """Yield the log-probabilities in vLLM's form, by token id. `rank` counts from 1, and is null for a token that is
-    not among the best."""
+    """Yield the log-probabilities by token id, as vLLM has them. `rank` counts from 1, and is null beyond the best
+    tokens."""
     return _list(_by_token_id(batch, num_top) for batch in _batches(tokens.entries(), 1 + num_top))
 
 
@@ -136,14 +138,14 @@ def num_characters(tokens: TokenLogprobs) -> int:
 
 
 def _batches(tokens: Iterable[T], num_entries: int) -> Iterator[list[T]]:
-    """Yield the tokens in batches that are rendered within half a millisecond. Each has so many entries."""
+    """Yield the tokens in batches, each of which is rendered within half a millisecond."""
     rest = iter(tokens)
     while batch := list(islice(rest, max(1, MAX_CHUNK_TOKENS // num_entries))):
         yield batch
 
 
 def _list(batches: Iterable[list[Any]]) -> Iterator[bytes]:
-    """Yield a JSON list in parts, one for each batch of its items."""
+    """Yield a JSON list in pieces, one for each batch of its items."""
     separator = b"["
     for batch in batches:
         yield separator + encode(batch)[1:-1]

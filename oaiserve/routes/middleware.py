@@ -1,6 +1,6 @@
-"""ASGI middleware that every request passes: ids and headers, slashes, and errors as OpenAI's error object.
+"""ASGI middleware for every request: ids and headers, slashes, and errors as OpenAI's error object.
 
-This file knows nothing of models or of the engine. Who may ask is decided in `access.py`.
+This file knows nothing of models or of the engine. Access is decided in `access.py`.
 """
 
 from __future__ import annotations
@@ -44,10 +44,9 @@ class RequestHeaders:
     """Gives the request its ids, and puts its id, its trace and its time so far into the headers of the response.
 
     `scope["state"]` gets `request_id` (the client's own if it is well-formed), `unique_id` (always ours), `trace`,
-    `client` (its address, until a key says more), `key_name` (None) and `owner` ("", likewise), `routing` (what a
-    router in front says of its choice, if there is one), and `send`, through which the chunks of a stream go straight
-    to the server: the layers between would only cost time. `is_sampled` returns whether the spans of a trace will be
-    exported. Requests without an account have none.
+    `client` (its address, until a key names it), `key_name` (None) and `owner` ("", likewise), `routing` (the decision
+    of a router in front, if there is one), and `send`, by which the chunks of a stream bypass the layers in between.
+    `is_sampled` returns whether the spans of a trace will be exported. Requests without an account have none.
     """
 
     def __init__(self, app: ASGIApp, *, is_sampled: Callable[[TraceContext], bool]) -> None:
@@ -84,7 +83,7 @@ class RequestHeaders:
 def request_ids(scope: Scope) -> dict[str, Any]:
     """Return the ids of a request for its state: `request_id`, `unique_id`, `trace`, and the address as `client`."""
     headers = Headers(scope=scope)
-    unique_id = token_hex(16)  # nobody can guess it: without API keys, the id of a response is what protects it
+    unique_id = token_hex(16)  # nobody can guess it: without API keys, only its id protects a response
     request_id = headers.get("x-request-id", "")
     if _REQUEST_ID.fullmatch(request_id) is None:
         request_id = f"req-{unique_id}"
@@ -132,10 +131,10 @@ class Errors:
 
 
 def as_api_error(error: BaseException, scope: Scope) -> APIError:
-    """Return the error that the client gets. An unexpected exception is logged, and its text is not shown."""
+    """Return the error for the client. An unexpected exception is logged, and its text is not shown."""
     if isinstance(error, APIError):
         return error
-    if isinstance(error, asyncio.CancelledError):  # the server cancels what still runs when the drain time is over
+    if isinstance(error, asyncio.CancelledError):  # the server cancels running requests when the drain time is over
         return Unavailable("The server is shutting down. Please try again.")
     request_id = scope["state"]["request_id"]
     logger.error("Request %s failed with an unexpected error.", request_id, exc_info=error)
@@ -152,8 +151,8 @@ def json_response(content: object, *, status: int = 200, headers: dict[str, str]
     return Response(msgspec.json.encode(content), status, headers, media_type="application/json")
 
 
-def what_is_there(path: str, routes: Sequence[Route]) -> str:
-    """Return what a client reads that asked for an unknown path: the route that it may have meant, and the API's."""
+def known_routes(path: str, routes: Sequence[Route]) -> str:
+    """Return the hint for a client with an unknown path: the route probably meant, and those of the API."""
     shown = {
         route.path: " and ".join(sorted((route.methods or set()) - {"HEAD"})) + f" {route.path}"
         for route in routes
@@ -174,7 +173,7 @@ async def render_http_exception(request: Request, error: Exception) -> Response:
         api_error = MethodNotAllowed(f"{request.method} is not allowed on {path}.")
     elif error.status_code == 404:
         routes: list[Route] = request.app.routes
-        api_error = NotFound(f"There is no {request.method} {path} on this server. {what_is_there(path, routes)}")
+        api_error = NotFound(f"There is no {request.method} {path} on this server. {known_routes(path, routes)}")
     else:
         api_error = InvalidRequest(error.detail)
         api_error.status = error.status_code

@@ -1,4 +1,4 @@
-"""/v1/models, which lists the model that is served, and its adapters."""
+"""/v1/models: the served model and its adapters."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def list_models(request: Request) -> Response:
 
 @documented(Operation(summary="The model of this name.", group="Models", answer=Model, errors=(NotFound,)))
 async def retrieve_model(request: Request) -> Response:
-    """Answer with the model of that name, which may hold slashes, plain or as %2F. Raises ModelNotFound."""
+    """Answer with a model by its name, which may hold slashes, plain or as %2F. Raises ModelNotFound."""
     serving = serving_of(request)
     return json_response(model_of(serving, serving.check_model(request.path_params["model_id"])))
 

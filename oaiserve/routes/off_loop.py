@@ -1,4 +1,4 @@
-"""Work of a request that takes too long for the event loop: it is done in the tokenize stage, in turns by client."""
+"""Long work of requests, away from the event loop: it is done in the tokenize stage, in turns by client."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Result = TypeVar("Result")
 
 
 async def in_turns(request: Request, work: Generator[None, None, Result], num_bytes: int) -> Result:
-    """Return what the work on a body of so many bytes returns. Each `yield` of it ends a turn.
+    """Do work on a body of `num_bytes` in the tokenize stage, and return its result. Each `yield` of it ends a turn.
 
     Raises its error, Overloaded and Unavailable if the stage takes no more work, and ClientDisconnect if the client has
-    left. Then the work ends early.
+    left, which ends the work early.
     """
     engine = serving_of(request).engine
     result = asyncio.wrap_future(engine.run_in_turns(work, client=request.state.client, num_bytes=num_bytes))
@@ -42,10 +42,9 @@ async def _client_left(request: Request) -> None:
 
 
 async def in_turns_if_large(request: Request, work: Generator[None, None, Result], num_bytes: int) -> Result:
-    """Return what the work on a body of so many bytes returns. If the body is large, it is done as `in_turns` says,
-    because it could hold up the event loop for more than a millisecond.
+    """Do work on a body: `in_turns` if the body is large, as it could hold up the event loop for over a millisecond.
 
-    Raises InvalidRequest for a body that is nested too deeply, and what the work and `in_turns` raise.
+    Raises InvalidRequest for a body with too deep a nesting, and the errors of the work and of `in_turns`.
     """
     guarded = _guarded(work)
     if num_bytes > LARGE_BYTES:
@@ -54,7 +53,7 @@ async def in_turns_if_large(request: Request, work: Generator[None, None, Result
 
 
 def at_once(work: Generator[None, None, Result]) -> Result:
-    """Do all turns of the work, and return what it returns."""
+    """Do all turns of the work, and return its result."""
     while True:
         try:
             next(work)
@@ -66,5 +65,5 @@ def at_once(work: Generator[None, None, Result]) -> Result:
 def _guarded(work: Generator[None, None, Result]) -> Generator[None, None, Result]:
     try:
         return (yield from work)
-    except RecursionError:  # of the decoder, or of what reads the values that it has made
+    except RecursionError:  # of the decoder, or of the readers of its values
         raise InvalidRequest("The body is nested too deeply.") from None

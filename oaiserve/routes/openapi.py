@@ -1,4 +1,4 @@
-"""/openapi.json: the schema of all routes, made of the types that check bodies, and of those that answers have."""
+"""/openapi.json: the schema of all routes, made of the types of bodies and answers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STATUSES = {
 
 
 class Published:
-    """Answers with the document of a server's routes, which is made when it is first asked for."""
+    """Answers with the document of a server's routes, which is made at the first request."""
 
     def __init__(self, routes: Sequence[Route], *, version: str, needs_key: bool, guard_all: bool) -> None:
         self._routes = routes
@@ -59,8 +59,9 @@ class Published:
 def document(
     routes: Iterable[Route], *, version: str, needs_key: bool, open_paths: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """Return the document in OpenAPI 3.1. Without keys (`needs_key`) sending one is allowed, as it always is for the
-    open paths. Routes that only say why they are not there are left out."""
+    """Return the document in OpenAPI 3.1. Without keys (`needs_key`), and for open paths, sending one is allowed.
+
+    Closed routes, which only tell the reason, are left out."""
     found = [(route, operation) for route in routes if (operation := operation_of(route.endpoint)) is not None]
     operations = [operation for _, operation in found]
     bodies = [operation.body for operation in operations if operation.body is not None]
@@ -164,8 +165,8 @@ def _schemas(kinds: Iterable[type[msgspec.Struct]], *, is_answer: bool) -> dict[
 
 
 def _tidied(value: Any, *, is_answer: bool) -> Any:
-    """Return a schema as the wire has it: an integer may be written as a float, a null is like nothing in a body, and
-    what has a default in an answer is always sent."""
+    """Return a schema as the wire has it: an integer may be written as a float, null in a body counts as absent, and an
+    answer has its defaults."""
     if isinstance(value, list):
         return [_tidied(item, is_answer=is_answer) for item in value]
     if not isinstance(value, Mapping):
@@ -185,8 +186,8 @@ def _tidied(value: Any, *, is_answer: bool) -> Any:
 
 
 def _union(members: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return a union without what is rendered in parts (a Raw, which can be anything), and with integers as JSON Schema
-    has them: 2.0 is one."""
+    """Return a union without Raw, which stands for pieces of JSON, and with integers as JSON Schema has them: 2.0 is
+    one."""
     kept = [member for member in members if member]
     if {"type": "integer"} in kept:
         kept = [member for member in kept if member != {"type": "number"}]

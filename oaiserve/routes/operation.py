@@ -1,6 +1,6 @@
-"""A route publishes this of itself: `documented` stands beside its function, and `openapi` reads it.
+"""The published description of a route: `documented` stands beside its function, and `openapi` reads it.
 
-The types of bodies are those that check them, and the types of answers those that are sent.
+The types of bodies and answers are those of the code.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Operation:
 
 
 def documented(operation: Operation) -> Callable[[Endpoint], Endpoint]:
-    """Return a decorator that puts the description beside the function of a route."""
+    """Return a decorator for the function of a route."""
 
     def decorate(endpoint: Endpoint) -> Endpoint:
         vars(endpoint)["operation"] = operation
@@ -63,7 +63,7 @@ def documented(operation: Operation) -> Callable[[Endpoint], Endpoint]:
 
 
 def operation_of(endpoint: Callable[..., Any]) -> Operation | None:
-    """Return what the function of a route is documented with; None for a route that only says why it is not there."""
+    """Return the description of a route by its function, or None for a closed route, which only tells the reason."""
     operation: Operation | None = getattr(endpoint, "operation", None)
     return operation
 

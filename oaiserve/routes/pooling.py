@@ -1,4 +1,4 @@
-"""The parameters, the prompts and the vectors that the routes for embeddings and scores have in common."""
+"""The common parameters, prompts and vectors of the routes for embeddings and scores."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PoolingBody(msgspec.Struct, kw_only=True):
 
 
 def pooling_of(intake: Intake[Any]) -> Pooling:
-    """Return the way in which the model pools, which has been checked to be for such a task."""
+    """Return the pooling of the model, which has been checked for the task."""
     pooling = intake.serving.engine.pooling
     assert pooling is not None
     return pooling
@@ -60,7 +60,7 @@ def text_prompts(
 
 
 def strings(value: str | list[str] | None, param: str) -> list[str]:
-    """Return the texts of a field that is a string or a list of strings. Raises InvalidRequest."""
+    """Return the texts of a field with a string or a list of strings. Raises InvalidRequest."""
     if value is None:
         raise InvalidRequest(f"Missing required parameter: '{param}'.", param=param)
     texts = [value] if isinstance(value, str) else value

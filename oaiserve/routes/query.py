@@ -27,7 +27,7 @@ class Parameter:
         return {"type": "string"} | ({} if self.allowed is None else {"enum": list(self.allowed)})
 
     def value(self, given: str) -> Any:
-        """Return the value that was given. Raises InvalidRequest."""
+        """Return the value of a given text. Raises InvalidRequest."""
         if self.is_integer:
             return self._integer(given)
         if self.allowed is not None and given not in self.allowed:
@@ -43,7 +43,7 @@ class Parameter:
 
 
 def read_query(query: QueryParams, parameters: Sequence[Parameter]) -> dict[str, Any]:
-    """Return the value of each parameter, None for one that was not given. Raises InvalidRequest."""
+    """Return the value of each parameter, or None without one. Raises InvalidRequest."""
     known = {parameter.name for parameter in parameters}
     for name in query:
         if name not in known:

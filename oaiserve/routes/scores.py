@@ -1,4 +1,4 @@
-"""/v1/score and /v1/rerank: how well texts go together, by a cross-encoder, or by the vectors of an embedding model.
+"""/v1/score and /v1/rerank: the similarity of texts, by a cross-encoder or by the vectors of an embedding model.
 
 The answers are those of vLLM, Jina and Cohere.
 """

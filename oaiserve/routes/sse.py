@@ -1,4 +1,4 @@
-"""Server-sent events, as every route that streams writes them."""
+"""Server-sent events, for all streaming routes."""
 
 from __future__ import annotations
 

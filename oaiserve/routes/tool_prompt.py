@@ -1,7 +1,7 @@
 """Tools, calls and their results in the messages for a chat template.
 
-A template that knows tools gets them as they are. For one that does not, they become text: a system message with the
-tools, calls in the form that the parser of the answer reads, and results as a turn of the user.
+A template with tools gets them as they are. For any other, they become text: a system message with the tools, calls in
+the dialect of the answer's parser, and results as a turn of the user.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def prompt_with_tools(
 
 
 def with_tools(messages: Iterable[Message], shown: Sequence[Mapping[str, Any]], dialect: Dialect) -> list[Message]:
-    """Return the messages for the template of these dialect, with the tools in them unless it takes tools itself."""
+    """Return the messages for the template of this dialect, with the tools in them unless it takes tools itself."""
     family = dialect.calls or HERMES
     if dialect.template_takes_tools:
         return [_with_short_ids(message) for message in messages] if family.short_ids else list(messages)
@@ -76,7 +76,7 @@ def _introduction(shown: Sequence[Mapping[str, Any]], family: CallFamily) -> str
 
 
 def _introduced(messages: list[Message], introduction: str, dialect: Dialect) -> list[Message]:
-    """Return the messages with a text in front, in the system message if the template has such."""
+    """Return the messages with a text in front, in a system message if the template has one."""
     host = "system" if dialect.template_takes_system else "user"
     roles = ("system", "developer") if host == "system" else (host,)
     if messages and messages[0]["role"] in roles:

@@ -1,4 +1,4 @@
-"""The tools that a chat request brings, and which of them the model may or must call.
+"""The tools of a chat request, and the choice of those that the model may or must call.
 
 `functions` and `function_call`, the older names, are translated. `response_tools.py` does the same for /v1/responses,
 whose entries have the function's fields beside the type. Every refusal is an `InvalidRequest` that names the parameter.
@@ -27,7 +27,7 @@ _KEYS_OF_PROPERTIES = {
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The tools of a request. `choice` is what its `tool_choice` says; "named" forces a call of one certain tool."""
+    """The tools of a request. `choice` is its `tool_choice`; "named" forces a call of one certain tool."""
 
     shown: Sequence[Mapping[str, Any]]  # to the model, in the form of the API
     schemas: Mapping[str, Mapping[str, Any]]  # of the arguments of those that may be called, by name
@@ -41,7 +41,7 @@ class Tools:
 
 
 def requested_tools(body: ChatBody) -> Tools | None:
-    """Return the tools that the model may call; None if there are none, or if `tool_choice` is "none"."""
+    """Return the tools for the model, or None without any or with the `tool_choice` "none"."""
     choice: ToolChoice | FunctionName | None
     is_legacy = body.functions is not None or body.function_call is not None
     if is_legacy:
@@ -106,12 +106,12 @@ def _check_parameters(param: str, where: str, schema: Mapping[str, Any]) -> None
 
 
 def schemas_of(shown: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Return the schemas of the arguments of these tools, by name."""
+    """Return the schemas of the tools' arguments, by name."""
     return {tool["function"]["name"]: tool["function"]["parameters"] for tool in shown}
 
 
 def _choice(choice: ToolChoice | FunctionName | None) -> tuple[Kind, Iterable[str] | None]:
-    """Return the kind of a choice, and the names of the tools that it leaves; None: all."""
+    """Return the kind of a choice, and the names of the remaining tools; None: all."""
     match choice:
         case FunctionName(name) | NamedChoice(FunctionName(name)):
             return "named", [name]
@@ -123,8 +123,7 @@ def _choice(choice: ToolChoice | FunctionName | None) -> tuple[Kind, Iterable[st
 def chosen_schemas(
     param: str, names: Iterable[str] | None, schemas: Mapping[str, Mapping[str, Any]]
 ) -> Mapping[str, Mapping[str, Any]]:
-    """Return the schemas of the tools with these names, or all. Raises InvalidRequest if a choice leaves none, or one
-    that is not there."""
+    """Return the schemas of the tools with these names, or all. Raises InvalidRequest for none, or a missing one."""
     if names is None:
         return schemas
     chosen = {}
@@ -138,8 +137,8 @@ def chosen_schemas(
 
 
 def forced_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a schema that forced arguments follow: `schema`, but without properties that it does not name.
+    """Return the schema of forced arguments: `schema` without further properties.
 
-    JSON Schema allows any others unless it is told not to, and a model that is forced would invent some for ever.
+    JSON Schema allows them unless they are forbidden, and a forced model would invent some for ever.
     """
     return schema if schema.keys() & _KEYS_OF_PROPERTIES else {**schema, "additionalProperties": False}

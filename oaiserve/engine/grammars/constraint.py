@@ -1,53 +1,26 @@
-"""The constraint of one choice: what its grammar lets come next, in accord with the request's other parameters.
+"""The constraint of one choice: the tokens that its grammar and the request's other parameters allow next.
 
-Engine thread only. It knows a grammar's matcher by its methods, and must not know how a grammar is compiled, or torch.
+Engine thread only. It knows a grammar by its matcher, and must not know how a grammar is compiled, or torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from oaiserve.engine.request import SamplingParams
 
-
-class Matcher(Protocol):
-    """A compiled grammar, after the tokens of one answer so far. `engine.grammar.Matcher` is one."""
-
-    @property
-    def is_free(self) -> bool:
-        """Return whether no constraint applies yet."""
-
-    @property
-    def is_complete(self) -> bool:
-        """Return whether nothing but the end can follow."""
-
-    def fill_mask(self, words: np.ndarray) -> None:
-        """Set bit i % 32 of `words[i // 32]`, uint32, to whether id i may come next, and all other bits to 0."""
-
-    def forced_ids(self) -> list[int]:
-        """Return ids that must come next, as far as that is known at little cost: each is the only one of its mask."""
-
-    def num_possible(self, token_ids: list[int]) -> int:
-        """Return how many of these may come next, one after the other, before it changes whether any id may come."""
-
-    def fill_masks_behind(self, token_ids: Sequence[int], rows: np.ndarray) -> None:
-        """Fill a row behind each of these tokens, as `fill_mask` will when they have come. All of them may come next.
-
-        Rows behind the end, or from one on that would take too much, are left as they are.
-        """
-
-    def push(self, token_id: int) -> None:
-        """Go on with this token. Raises GrammarViolation if it may not come next."""
+if TYPE_CHECKING:
+    from oaiserve.engine.grammars.grammar import Matcher
 
 
 class Constraint:
     """The constraint of one choice, whose tokens are pushed one by one. The end of its grammar wins.
 
-    End-of-sequence ids that the request ignores cannot be followed by anything in a grammar, so they are not drawn. And
-    before `min_tokens` nothing is drawn that ends the answer. But where the grammar has nothing else, the end comes.
+    In a grammar, nothing can follow end-of-sequence ids, so ignored ones are not drawn. Before `min_tokens`, no end of
+    the answer is drawn. But where the grammar has nothing else, the end comes.
     """
 
     __slots__ = ("_eos_token_ids", "_forces", "_ignores_eos", "_matcher", "_min_tokens", "_stop_ids")
@@ -83,17 +56,16 @@ class Constraint:
         self._matcher.push(token_id)
 
     def forced_ids(self) -> list[int]:
-        """Return the ids that come next whatever the model computes, if nobody asks what it would have computed."""
+        """Return the ids that the grammar forces, if the request needs none of the model's own probabilities."""
         return self._matcher.forced_ids() if self._forces else []
 
     def possible(self, draft: list[int]) -> list[int]:
-        """Return the first tokens of a draft: as many as may come next, and are all under the grammar or all free."""
+        """Return the first allowed tokens of a draft, either all under the grammar or all free."""
         return draft[: self._matcher.num_possible(draft)]
 
     def fill_masks(self, rows: np.ndarray, num_generated: int, draft: Sequence[int]) -> None:
-        """Fill a row for each of the draws after `num_generated` tokens and behind each token of a possible draft.
-
-        A row has the bits of the ids that may be drawn there, and no others.
+        """Fill a row with the bits of the allowed ids for each draw: after `num_generated` tokens, and behind each
+        token of a possible draft.
         """
         self._matcher.fill_mask(rows[0])
         if draft:
@@ -102,7 +74,7 @@ class Constraint:
             self._leave_end_out(words, num_generated + number)
 
     def fill_mask(self, words: np.ndarray, num_generated: int) -> None:
-        """Set the bits of the ids that may be drawn after `num_generated` tokens, and no others."""
+        """Set exactly the bits of the allowed ids after `num_generated` tokens."""
         self.fill_masks(words[None], num_generated, ())
 
     def _leave_end_out(self, words: np.ndarray, num_generated: int) -> None:
@@ -114,10 +86,10 @@ class Constraint:
 
 def _remove(words: np.ndarray, token_ids: Iterable[int]) -> None:
     """Clear the bits of these ids, unless no other bit is set."""
-    kept = words.copy()
+    rest = words.copy()
     for token_id in token_ids:
-        if token_id >= 32 * len(kept):
+        if token_id >= 32 * len(rest):
             continue  # a tokenizer may know more ids than its model
-        kept[token_id // 32] &= np.uint32(~(1 << token_id % 32) & 0xFFFFFFFF)
-    if kept.any():
-        words[:] = kept
+        rest[token_id // 32] &= np.uint32(~(1 << token_id % 32) & 0xFFFFFFFF)
+    if rest.any():
+        words[:] = rest

@@ -1,7 +1,7 @@
-"""GBNF, the form in which llama.cpp takes grammars, turned into Lark's, which llguidance reads.
+"""GBNF, llama.cpp's notation of grammars, translated into Lark's, which llguidance reads.
 
-Rules that refer to no rule of rules become terminals, which is the difference between fast and slow. The text between
-two names that are defined is one rule, whatever its line breaks. It must not know requests or tokens.
+Rules without references to rules of rules become terminals, which is the difference between fast and slow. The text
+between two defined names is one rule, across line breaks. It must not know requests or tokens.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Name:
 
 @dataclass(frozen=True, slots=True)
 class _GbnfGroup:
-    """Alternatives, each a sequence of parts with what repeats them."""
+    """Alternatives, each a sequence of elements with their repetitions."""
 
     alternatives: list[list[tuple[_Part, str]]]
 
@@ -64,7 +64,7 @@ def _written(part: _Part, names: dict[str, str]) -> str:
 
 
 def as_lark(text: str) -> str:
-    """Return the grammar in Lark's form. Raises Refused."""
+    """Translate a grammar into Lark's notation. Raises Refused."""
     rules = _GbnfParser(text).rules()
     if "root" not in rules:
         raise Refused("the grammar has no rule 'root'")
@@ -79,7 +79,7 @@ def as_lark(text: str) -> str:
 
 
 def _terminals(rules: dict[str, _GbnfGroup]) -> set[str]:
-    """Return the names of the rules that refer to terminals only."""
+    """Return the names of the rules that refer only to terminals."""
     terminals: set[str] = set()
     waiting = {name: rule.names() for name, rule in rules.items()}
     while found := {name for name, names in waiting.items() if names <= terminals}:

@@ -1,7 +1,7 @@
-"""Grammars: which tokens may come next, so that an answer is what its request asks for.
+"""Grammars: the tokens allowed next, so that an answer obeys its request's constraint.
 
-A grammar is compiled once for all requests that have the same one, by llguidance. Each choice gets a matcher, which is
-told the tokens of the choice one by one. It must not know HTTP, torch, the scheduler or how tokens are drawn.
+A grammar is compiled once for all requests with the same one, by llguidance. Each choice gets a matcher, to which its
+tokens are pushed one by one. It must not know HTTP, torch, the scheduler or how tokens are drawn.
 """
 
 from __future__ import annotations
@@ -40,19 +40,16 @@ _Key = tuple[GrammarKind, str]
 
 
 class GrammarViolation(Exception):
-    """A token came that the grammar does not allow. That is a fault of the server."""
+    """The grammar does not allow a token that came: a fault of the server."""
 
 
 class GrammarGivenUp(Exception):
-    """No token can come any more, or it takes too much to find out which. That is in the nature of the grammar."""
+    """The grammar allows no further token, or takes too much to compute the next ones."""
 
 
 @dataclass(slots=True, eq=False)
 class _Original:
-    """An original is the matcher of a grammar that all others are copies of.
-
-    They share the states that were made so far, and their limit.
-    """
+    """The original matcher of a grammar. Its copies share its states and their limit."""
 
     matcher: llguidance.LLMatcher
     is_spent: bool = False  # one of them has failed, and so others may
@@ -75,7 +72,7 @@ class Grammars:
         self._kept_bytes = 0
 
     def prepare(self, delay_seconds: float = 0.0) -> None:
-        """Begin to prepare the tokens of the model in a thread, so that the first grammar does not have to.
+        """Begin to prepare the tokens of the model in a thread, ahead of the first grammar.
 
         This takes a fraction of a second, and for half of that, no other thread runs Python code.
         """
@@ -96,9 +93,9 @@ class Grammars:
         return Tokens(table, self._vocab_size, eos) if table.has_bytes and eos else None
 
     def compile(self, grammar: Grammar) -> CompiledGrammar:
-        """Compile a grammar, or find the one that was compiled before. Raises InvalidRequest, naming `grammar.param`.
+        """Compile a grammar, or find an equal compiled one. Raises InvalidRequest with `grammar.param`.
 
-        This may take many milliseconds. If another thread is compiling the same one, it waits for that.
+        This may take many milliseconds. If another thread is compiling the same one, it waits.
         """
         begin_ns = monotonic_ns()
         tokens = self._prepared()
@@ -162,18 +159,18 @@ def _matcher(tokens: Tokens, text: str) -> llguidance.LLMatcher:
 
 
 def _place(tokens: Tokens, translated: Translated, error: str) -> str:
-    """Find the innermost part of a schema that has the same kind of error: llguidance does not say where it is."""
+    """Find the innermost subschema with the same kind of error, whose place llguidance does not tell."""
     kind = error.partition(":")[0]
     deadline_ns = monotonic_ns() + MOST_SEARCH_NS
-    for part, place in translated.parts():
+    for subschema, place in translated.subschemas():
         if monotonic_ns() > deadline_ns:
             break
-        if _matcher(tokens, part).get_error().startswith(kind):
+        if _matcher(tokens, subschema).get_error().startswith(kind):
             return f" at {place}"
     return ""
 
 
-# What one grammar, and one mask, may take of time and memory. A mask that would take more ends its choice.
+# The limits of time and memory of a grammar, and of a mask. A mask beyond them ends its choice.
 _LIMITS = llguidance.LLParserLimits(
     initial_lexer_fuel=1_000_000,
     step_lexer_fuel=200_000,
@@ -204,12 +201,12 @@ def _explained(error: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CompiledGrammar:
-    """A grammar that is ready for any number of choices. It is not picklable."""
+    """A grammar ready for any number of choices. It is not picklable."""
 
     _original: _Original
     _tokens: Tokens
     _after: bytes
-    compile_ns: int  # what it took this request
+    compile_ns: int  # for this request
     was_cached: bool  # it had been compiled before, for another request
 
     def matcher(self) -> Matcher:
@@ -218,10 +215,10 @@ class CompiledGrammar:
 
 
 class Matcher:
-    """A matcher knows how one choice may go on. One thread at a time may use it, and it is not picklable.
+    """Matches the tokens of one choice. One thread at a time may use it, and it is not picklable.
 
-    With `after`, any token may come until that text has come. Text that follows it within the same token is the
-    beginning of the answer, but for white space: tokens such as ">\\n\\n" end what comes before.
+    With `after`, any token is allowed until that text has come. Further text in the same token begins the answer, but
+    for white space: a token such as ">\\n\\n" belongs to the text before.
     """
 
     def __init__(self, original: _Original, tokens: Tokens, after: bytes) -> None:
@@ -236,7 +233,7 @@ class Matcher:
         """Nothing but the end can follow: the choice ends now, without an end-of-sequence token."""
 
     def fill_mask(self, words: Mask) -> None:
-        """Write which ids may come next: bit `i % 32` of word `i // 32` is for id `i`.
+        """Write the mask of the ids allowed next: bit `i % 32` of word `i // 32` is for id `i`.
 
         The bits of the end-of-sequence ids are set exactly where the grammar may end, those of other special tokens
         never. Raises GrammarGivenUp.
@@ -248,7 +245,7 @@ class Matcher:
         self._check(GrammarGivenUp)
 
     def forced_ids(self) -> list[int]:
-        """Return ids that must come next, as far as that is known at little cost: each is the only one of its mask."""
+        """Return the forced next ids, each the only one of its mask, as far as they cost little to find."""
         if self.is_free:
             return []
         forced_ids = self._matcher.compute_ff_tokens()
@@ -257,7 +254,7 @@ class Matcher:
         return [token_id for token_id, end in zip(forced_ids, ends, strict=True) if end <= MOST_FORCED_CHARACTERS // 2]
 
     def num_possible(self, token_ids: list[int]) -> int:
-        """Return how many of these may come next, one after the other, before it changes whether any id may come."""
+        """Return the number of these ids that may come next, in turn, before the matcher becomes free or not."""
         if not self.is_free:
             return self._matcher.validate_tokens(token_ids)
         text = self._tail
@@ -268,9 +265,9 @@ class Matcher:
         return len(token_ids)
 
     def fill_masks_behind(self, token_ids: Sequence[int], rows: Mask) -> None:
-        """Fill a row behind each of these tokens, as `fill_mask` will when they have come. All of them may come next.
+        """Fill a row behind each of these allowed tokens, as `fill_mask` would after them.
 
-        Rows behind the end, or from one on that would take too much, are left as they are.
+        Rows behind the end, or from a too costly one on, are left as they are.
         """
         ahead = self._matcher.deep_copy()  # if a mask behind these tokens fails, that is none of this matcher's errors
         for words, token_id in zip(rows, token_ids, strict=True):
@@ -289,8 +286,8 @@ class Matcher:
             self._check(GrammarViolation)
             return
         text = self._tail + self._tokens.table.bytes_of(token_id)
-        _, found, begun = text.partition(self._after)
-        if not found:
+        _, after, begun = text.partition(self._after)
+        if not after:
             self._tail = text[max(0, len(text) - len(self._after) + 1) :]
             return
         self.is_free, self._tail = False, b""
@@ -306,7 +303,7 @@ class Matcher:
 
 
 class Tokens:
-    """The tokens of a model as llguidance knows them: by their bytes, those of special tokens left out."""
+    """The tokens of a model for llguidance: their bytes, with none for special tokens."""
 
     def __init__(self, table: TokenTable, vocab_size: int, eos_token_ids: list[int]) -> None:
         self.table = table
@@ -322,8 +319,7 @@ class Tokens:
             self.all_ids[-1] = (1 << vocab_size % 32) - 1
 
     def __call__(self, text: str) -> list[int]:
-        """Return the ids of a text that the grammar forces, as the model is used to see it; of its beginning if it is
-        long, for only the first ones count."""
+        """Return the ids of a forced text as the model knows it; of a long one, only those of its beginning."""
         text = text[:MOST_FORCED_CHARACTERS]
         token_ids = self.table.backend.encode(text, add_special_tokens=False).ids
         if b"".join(self.tokens[i] for i in token_ids if i < len(self.tokens)) == text.encode():

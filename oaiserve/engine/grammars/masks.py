@@ -9,10 +9,9 @@ from oaiserve.engine.step import Chunk, Masks
 
 
 def fill_masks(chunks: list[Chunk], vocab_size: int) -> tuple[Masks | None, list[tuple[Sequence, BaseException]]]:
-    """Return the masks of these chunks, which draw tokens, and the sequences whose grammar has failed, with the error.
+    """Return the masks of drawing chunks, and the sequences with a failed grammar, with the error.
 
-    There is no mask for a chunk that may draw any id, nor for one whose draw is dropped. A chunk with a draft has one
-    for each of its draws.
+    A chunk without a constraint or with a dropped draw has no mask; one with a draft has one for each of its draws.
     """
     drawing = [
         (chunk, constraint)

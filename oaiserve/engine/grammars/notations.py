@@ -1,4 +1,4 @@
-"""The forms in which clients write grammars, each turned into the one form that llguidance reads.
+"""The notations of clients' grammars, each translated into the one that llguidance reads.
 
 It must not know llguidance's code, tokens or requests.
 """
@@ -44,10 +44,10 @@ class Translated:
     text: str
     schema: PreparedSchema | None = None
 
-    def parts(self) -> Iterator[tuple[str, str]]:
-        """Yield the parts of a schema as grammars of their own, each with its place, the innermost ones first."""
+    def subschemas(self) -> Iterator[tuple[str, str]]:
+        """Yield the subschemas as grammars of their own, each with its place, the innermost ones first."""
         if self.schema is not None:
-            for document, place in self.schema.parts():
+            for document, place in self.schema.subschemas():
                 yield _schema_grammar(document), place
 
 
@@ -88,7 +88,7 @@ def _unforced(lark: str) -> dict[str, str]:
 
 
 def _lark_with_schemas(lark: str, schemas: dict[str, Any], answer: str | None = None) -> Translated:
-    """Return a grammar that the server has made. Only the schemas in it come from a client."""
+    """Translate a grammar of the server's own. Only the schemas in it come from a client."""
     grammars: list[dict[str, Any]] = [_unforced(lark)]
     for number, (name, schema) in enumerate(schemas.items()):
         try:
@@ -114,8 +114,8 @@ def _check_size(text: str) -> None:
 
 
 def _check_lark(text: str) -> None:
-    """Refuse what would constrain something other than text, and what would take too long to compile."""
-    bare = _LARK_TEXTS.sub('""', text)  # what is not within a string, a regex or a comment
+    """Refuse rules about anything other than text, and too long a compilation."""
+    bare = _LARK_TEXTS.sub('""', text)  # the text outside of strings, regexes and comments
     if found := _LARK_REFUSED.search(bare):
         raise Refused(f"the grammar has {found[0].strip()[:40]!r}, which is not supported")
     if len(_LARK_DEFINITION.findall(bare)) > MOST_DEFINITIONS:

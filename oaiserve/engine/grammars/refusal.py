@@ -1,10 +1,10 @@
-"""Defines the error that says why a constraint cannot be obeyed. Stdlib only."""
+"""The error of a constraint that cannot be obeyed, with the reason. Stdlib only."""
 
 from __future__ import annotations
 
 
 class Refused(Exception):
-    """A constraint is broken, contradictory or too large, or asks for what this server cannot hold an answer to.
+    """A constraint is broken, contradictory, too large or not supported.
 
     The reason is the end of a sentence, such as "the schema's keyword 'not' at $.properties.a.not is not supported".
     """

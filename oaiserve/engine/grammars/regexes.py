@@ -1,8 +1,8 @@
-r"""Regular expressions as clients write them (ECMA-262), as regular expressions that llguidance reads (Rust's).
+r"""Regular expressions of clients (ECMA-262), translated into those that llguidance reads (Rust's).
 
 The dialects agree on most, and where they do not, an answer must be right in each: `\d` is 0-9 here, and `\D` is no
-digit of any script. What looks around itself or refers back has no automaton, and is refused. Anchors are worked out
-here, because they may stand in any alternative of a pattern.
+digit of any script. Look-around and back references have no automaton, and are refused. Anchors are worked out here,
+because they may stand in any alternative of a pattern.
 
 It must not know JSON Schema, and imports no library.
 """
@@ -23,8 +23,8 @@ ANYTHING = "(?s:.*)"
 # Control characters without a short escape in JSON. Strings of answers do not have them, and llguidance drops them from
 # what it is given.
 UNWRITABLE = frozenset(map(chr, {*range(0x20), 0x7F} - {8, 9, 10, 12, 13}))
-NOT_LINE_END = r"[^\n\r\u{2028}\u{2029}]"  # what "." stands for
-# For each class: what all dialects have in it, and what any dialect has in it.
+NOT_LINE_END = r"[^\n\r\u{2028}\u{2029}]"  # the meaning of "."
+# For each class: its characters in all dialects, and its characters in any dialect.
 _CLASSES = {
     "d": ("0-9", r"\p{Nd}"),
     "w": ("0-9A-Za-z_", r"\p{Alphabetic}\p{M}\p{N}\p{Pc}\u{200c}\u{200d}"),
@@ -51,7 +51,7 @@ def search(pattern: str) -> Regex:
 
 
 def full_match(pattern: str) -> Regex:
-    """Return a regex for the texts that the pattern matches as a whole, with or without anchors. Raises Refused."""
+    """Return a regex for the whole texts of a pattern, with or without anchors. Raises Refused."""
     return _translated(_RegexParser(pattern), "")
 
 
@@ -65,7 +65,7 @@ def _translated(parser: _RegexParser, around: str) -> Regex:
 
 
 def literal(text: str) -> str:
-    """Return a regex that matches this text only."""
+    """Return a regex for this text only."""
     return "".join(map(_character, text))
 
 
@@ -75,7 +75,7 @@ def _character(character: str) -> str:
 
 @dataclass(slots=True)
 class _Atom:
-    """An atom is what may be repeated: a character, a class or a group."""
+    """The unit of repetition: a character, a class or a group."""
 
     item: str | _RegexGroup
     num_places: int = 1
@@ -121,8 +121,9 @@ class _RegexGroup:
 
 
 def _emit(group: _RegexGroup, before: str | None, after: str | None) -> str:
-    """Return the regex of a group. `before` and `after` match what may stand around it, if it is at that end of the
-    pattern. None: it is not, so an anchor there could never match."""
+    """Return the regex of a group. `before` and `after` match the text around it, if it is at that end of the pattern.
+
+    None: it is not, so an anchor there could never match."""
     emitted = []
     for branch in group.branches:
         if (branch.is_start and before is None) or (branch.is_end and after is None):
@@ -224,7 +225,7 @@ class _RegexParser:
         return text, least, most
 
     def _atom(self, character: str) -> _Atom:
-        """Return what begins with this character."""
+        """Read the atom that begins with this character."""
         match character:
             case "(":
                 group = self._parenthesis()
@@ -284,7 +285,7 @@ class _RegexParser:
         return _character(character)
 
     def _escaped_character(self) -> str:
-        """Read what follows a backslash, where it is one character."""
+        """Read the single character behind a backslash."""
         if found := _CODE.match(self._text, self._at):
             self._at = found.end()
             if found[4]:

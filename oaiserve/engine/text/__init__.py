@@ -1,1 +1,1 @@
-"""This package turns text into token ids and back: tokenizers, chat templates, and the stage that encodes prompts."""
+"""Text into token ids and back: tokenizers and chat templates."""

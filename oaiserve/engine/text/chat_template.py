@@ -1,4 +1,4 @@
-"""The chat template of the model, and what prepares messages for it.
+"""The chat template of the model, and the preparation of messages for it.
 
 It must not know token ids, HTTP, torch or the scheduler.
 """
@@ -17,7 +17,7 @@ from oaiserve.engine.request import ChatPrompt
 from oaiserve.engine.text.jinja_template import JinjaTemplate, Message
 from oaiserve.errors import InvalidRequest, StartupError
 
-# What a template is given beside variables, by these names here or in transformers, so no client may set them.
+# The names beside a template's variables, here or in transformers: no client may set them.
 RESERVED = {
     *("self", "messages", "conversation", "conversations", "chat_template", "tokenize"),
     *("add_generation_prompt", "continue_final_message"),
@@ -25,15 +25,15 @@ RESERVED = {
 
 
 class ChatTemplate:
-    """The chat template of the model. What it accepts is found out once, by rendering a few small samples."""
+    """The chat template of the model. Its abilities are tried once, with a few small samples."""
 
     def __init__(
         self, source: str | Mapping[str, str], special_tokens: Mapping[str, str], response_template: object = None
     ) -> None:
         """Try a template, or several by name, with the special tokens as variables.
 
-        `response_template` is how the model writes the parts of an answer, as its tokenizer declares it in
-        transformers' form. Raises StartupError if the template does not compile.
+        `response_template` is the tokenizer's declaration of the segments of an answer, as transformers defines it.
+        Raises StartupError if the template does not compile.
         """
         self._sources = {"default": source} if isinstance(source, str) else dict(source)
         self._special_tokens = dict(special_tokens)
@@ -54,7 +54,7 @@ class ChatTemplate:
         self._knows_developer = re.search(r"""['"]developer['"]""", self.source) is not None
 
     def generation_prompt(self, template_kwargs: Mapping[str, Any]) -> str:
-        """Return what the template puts behind the last message to ask for an answer; "" if it cannot be told."""
+        """Return the template's text behind the last message, which asks for an answer; "" if it is unknown."""
         hello: list[Message] = [{"role": "user", "content": self._content("Hello.")}]
         try:
             bare, asking = (

@@ -20,7 +20,7 @@ _utf8_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 def _byte_level_table() -> dict[int, str]:
-    """Return the table for `str.translate` from each stand-in of byte-level BPE to the character with its byte's code.
+    """Return the table for `str.translate` from each character of byte-level BPE to the one with its byte's code.
 
     GPT-2 stores printable Latin-1 bytes as themselves and the other 68 as the characters from U+0100 on. A character
     below U+0100 that stands for no byte becomes U+FFFF, so that encoding the result as Latin-1 fails.
@@ -38,9 +38,9 @@ BYTE_LEVEL_CHARACTERS = {ord(byte): chr(character) for character, byte in _BYTE_
 
 
 class TokenTable:
-    """The table of the true bytes of each token id of one tokenizer. All detokenizers of the tokenizer share it.
+    """The true bytes of each token id of one tokenizer. All detokenizers of the tokenizer share the table.
 
-    The bytes of a token follow from the rules of the tokenizer's own decoder, which is recognised by its form:
+    The bytes of a token follow from the rules of the tokenizer's own decoder, which is recognised by its structure:
     byte-level BPE, sentencepiece's Replace / ByteFallback / Fuse / Strip, or Metaspace. With any other decoder, text is
     decoded by the tokenizer itself (`has_bytes` is False).
     """
@@ -80,7 +80,8 @@ class TokenTable:
                 self.has_bytes = False
 
     def bytes_of(self, token_id: int) -> bytes:
-        """Return the bytes that a token adds inside a text: maybe part of a character, none for an id without a token.
+        """Return the bytes of a token inside a text: maybe part of a character, none for an id without a token.
+
         The table must have bytes (`has_bytes`)."""
         data = self._cache.get(token_id)
         if data is None:
@@ -88,7 +89,7 @@ class TokenTable:
         return data
 
     def first_bytes_of(self, token_id: int) -> bytes:
-        """Return the bytes that a token adds as the first one of a text."""
+        """Return the bytes of a token at the beginning of a text."""
         if not self.drop_first_spaces:
             return self.bytes_of(token_id)
         return self._work_out(token_id, [(space, "") for space, _ in self._replace])
@@ -130,9 +131,9 @@ class TokenTable:
     def detokenizer(
         self, prompt_ids: Sequence[int], *, skip_special_tokens: bool, visible_ids: frozenset[int] = frozenset()
     ) -> Detokenizer:
-        """Return a detokenizer for one choice, for the text that its tokens add to `prompt_ids`, which may be empty.
+        """Return a detokenizer for one choice, whose tokens go on from `prompt_ids`, which may be empty.
 
-        Special tokens are skipped if asked for, except those in `visible_ids`.
+        With `skip_special_tokens`, only those in `visible_ids` are kept.
         """
         hidden = self.special_ids - visible_ids if skip_special_tokens else frozenset()
         return (ByteDetokenizer if self.has_bytes else WindowDetokenizer)(self, prompt_ids, hidden)
@@ -143,11 +144,11 @@ class Detokenizer(Protocol):
     together are the whole text."""
 
     def push(self, token_id: int) -> str:
-        """Take a token, and return the characters that it completes: often none, sometimes several."""
+        """Take a token, and return the completed characters: often none, sometimes several."""
         ...
 
     def finish(self) -> str:
-        """Return the rest, with U+FFFD for a character that was never completed. Call it once, after the last push."""
+        """Return the rest, with U+FFFD for an incomplete character. Call it once, after the last push."""
         ...
 
 
@@ -155,8 +156,8 @@ class ByteDetokenizer:
     """A detokenizer that joins the bytes of tokens. It holds back at most 3 bytes, while they may become a character.
 
     An invalid run of byte-fallback tokens costs one U+FFFD for each broken character. The Rust decoder sees the run as
-    a whole and returns one U+FFFD for each of its bytes, those of valid characters too. A stream cannot know that in
-    time, and it would be worse.
+    a whole and returns one U+FFFD for each of its bytes, those of valid characters too. A stream cannot know the
+    run in time, and it would be worse.
     """
 
     def __init__(self, table: TokenTable, prompt_ids: Sequence[int], hidden: frozenset[int]) -> None:
@@ -204,7 +205,7 @@ class WindowDetokenizer:
     """A detokenizer for tokenizers whose tokens have no fixed bytes. It decodes a short window of tokens with the new
     ones and without them, and returns the difference."""
 
-    MAX_HELD_TOKENS = 4  # a character has at most 4 bytes, so what is still broken after that many stays broken
+    MAX_HELD_TOKENS = 4  # a character has at most 4 bytes, so one still broken after as many tokens stays broken
 
     def __init__(self, table: TokenTable, prompt_ids: Sequence[int], hidden: frozenset[int]) -> None:
         self._backend = table.backend
@@ -241,8 +242,8 @@ class WindowDetokenizer:
 class StopStrings:
     """The stop strings of a request as one Aho-Corasick automaton, which the matchers of all its choices share.
 
-    A state stands for the longest end of the text so far that is the beginning of a stop string: exactly what must be
-    held back. In state 0 that is nothing. The cost of a character does not grow with the number or length of stops.
+    A state stands for the text to hold back: the longest end of the text so far that begins a stop string. In state 0,
+    it is empty. The cost of a character does not grow with the number or length of stops.
     """
 
     def __init__(self, stops: Sequence[str], *, include_in_output: bool = False) -> None:
@@ -297,7 +298,7 @@ class StopStrings:
 
 
 class StopMatcher:
-    """A stop matcher looks for stop strings in the pieces of text of one choice, and holds back what may become one."""
+    """Looks for stop strings in the pieces of text of one choice, and holds back the beginning of one."""
 
     def __init__(self, stops: StopStrings) -> None:
         self._stops = stops
@@ -305,10 +306,10 @@ class StopMatcher:
         self._held = ""
 
     def push(self, text: str, *, enabled: bool = True) -> tuple[str, str | None]:
-        """Take a piece of text. Return the text that may be sent now, and the stop string that has completed, if any.
+        """Take a piece of text. Return the text to send now, and the complete stop string, if any.
 
-        Without `enabled` (before min_tokens), a stop string that completes in this piece does not count. One that only
-        begins in it counts when it completes later. Do not push again after a match.
+        Without `enabled` (before min_tokens), a stop string that ends in this piece does not count; one that only
+        begins in it counts later. Do not push again after a match.
         """
         stops, state = self._stops, self._state
         text_before = len(self._held)
@@ -330,6 +331,6 @@ class StopMatcher:
         return held[:cut], None
 
     def finish(self) -> str:
-        """Return what is still held back, when the text ends for another reason."""
+        """Return the text held back, when the text ends for another reason."""
         held, self._held = self._held, ""
         return held

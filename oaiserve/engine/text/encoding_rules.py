@@ -1,10 +1,10 @@
-"""Finds out from the definition of a tokenizer how much text a token can stand for, and where a text can be cut.
+"""Bounds the text of a token, and finds the cuts of a text, by the definition of a tokenizer.
 
-Both must be certain. A bound that is too small would refuse prompts that fit, and a wrong cut would give wrong ids. So
-a tokenizer is taken apart only if each of its parts is one of those that this file knows; of any other, texts are
-encoded whole. It must not know HTTP, prompts or the length of the context.
+Both must be certain. Too small a bound would refuse prompts that fit, and a wrong cut would give wrong ids. So a
+tokenizer is analysed only if this file knows each of its components; for any other, texts are encoded whole. It must
+not know HTTP, prompts or the length of the context.
 
-Two families are known:
+Two families are supported:
 
 - Byte-level BPE (GPT-2, Llama 3, Qwen). A pattern splits the text, and each split is encoded on its own. So a position
   is a cut where no match of the pattern can contain both of its neighbours. In the patterns known here, that is between
@@ -12,8 +12,8 @@ Two families are known:
 - BPE over a whole text with "▁" for spaces (Llama 2, Gemma, Mistral). No pattern splits the text, but BPE makes only
   tokens of its vocabulary. Between a letter and a space is a cut if no token has that letter before a "▁".
 
-In both, a token that was added to the vocabulary is found in the text before anything else, and may take the white
-space around it. So none may touch a cut.
+In both, added tokens are matched before anything else, and may take the white space around them. So none may touch a
+cut.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ class EncodingRules:
             self._recognise_spaces(definition)
 
     def least_tokens(self, text: str, enough: int | None = None) -> int:
-        """Return a number of tokens that the text has at least, without encoding it. Stop counting beyond `enough`."""
+        """Return a lower bound of the number of tokens in a text, without encoding it. Counting stops beyond
+        `enough`."""
         num_characters = num_continuations = least = 0
         # Slice by slice, because a long text in one go would keep all other threads waiting.
         for start in range(0, len(text), SLICE_CHARACTERS):
@@ -150,7 +151,7 @@ class EncodingRules:
         return None
 
     def _is_cut(self, text: str, at: int) -> bool:
-        """Return whether a candidate is a cut. The tokenizer is asked as well, in case that it is not what it seems."""
+        """Return whether a candidate is a cut. The tokenizer has to agree, in case its definition misleads."""
         if self._left is not None and text[at - 1] not in self._left:
             return False
         right = at + self._drops_space

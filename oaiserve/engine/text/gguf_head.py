@@ -1,9 +1,9 @@
 """Reads the head of a GGUF file for transformers without the texts of its vocabulary.
 
 transformers has the package gguf read the head for a model's configuration, and once more for its tokenizer. That makes
-several objects for each token and each merge, of which there are hundreds of thousands, and takes seconds. All that is
-used of them is how many tokens there are: the tokenizer itself is then read in another way, which passes over the
-vocabulary once more, cuts each text out of an array, and takes four times as long as to cut it out of memory.
+several objects for each of hundreds of thousands of tokens and merges, and takes seconds. Only the number of tokens is
+used of them: the tokenizer itself is then read by a second pass over the vocabulary, which cuts each text out of an
+array, and takes four times as long as cutting it out of memory.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _HeadReader(GGUFReader):
         return begin + numbers.nbytes - orig_offs, [kind, count, *numbers[:, None]], list(range(2, 2 + number)), types
 
     def _push_field(self, field: ReaderField, skip_sum: bool = False) -> int:
-        """Keep a field, of those that describe the tokenizer only the tokens, and these only for their number."""
+        """Keep a field; of those of the tokenizer, keep only the tokens, for their number."""
         is_counted = field.name == _TOKENS and not any(name.endswith(_VOCAB_SIZE) for name in self.fields)
         if field.name.startswith(_TOKENIZER) and len(field.data) > 1 and not is_counted:
             field = field._replace(data=[])
@@ -66,7 +66,7 @@ def without_vocabulary() -> Iterator[None]:
 
 
 def _count(change: int) -> None:
-    """Count a block that begins or ends. The first one puts our readers in place, and the last one takes them away."""
+    """Count a `with` block at its start or end. The first one installs our readers, and the last one removes them."""
     global _num_reading
     from transformers.integrations.gguf import reader
 

@@ -1,8 +1,8 @@
-"""Knows how vocabularies of GGUF files split a text before they merge bytes, by the name that a file has for it.
+"""The expressions by which vocabularies of GGUF files split a text before bytes are merged, by name.
 
-A file names the way (`tokenizer.ggml.pre`), and transformers knows the expressions of some names. Those of more are
-here. Each entry is what the tokenizer of the model itself does: expressions one after the other, each of which cuts out
-what it matches.
+The name is in the file (`tokenizer.ggml.pre`), and transformers knows the expressions of some names. Those of more are
+here. Each entry is that of the model's own tokenizer: expressions one after the other, each of which cuts out its
+matches.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _SPLITS: dict[str, tuple[str, ...]] = {
     "seed-coder": _SEED,
     "starcoder": _ONE_DIGIT,
 }
-# What GPT-2's tokenizer does, which transformers has for names that it does not know.
+# GPT-2's expression, which transformers has for unknown names.
 _LIKE_GPT2 = {
     *("a.x-4.0", "exaone4", "gigachat", "gpt-2", "granite-docling", "jais", "jina-de", "jina-es", "jina-v1-en"),
     *("jina-v2-code", "jina-v2-de", "jina-v2-es", "mellum", "modern-bert", "mpt", "olmo", "phi-2", "roberta-bpe"),
@@ -72,7 +72,7 @@ _WHOLE_TOKENS = {"falcon-h1", "falcon3", "glm4", "glm5", "lfm2", "llama-bpe", "l
 
 
 def split_as_named(tokenizer: Any, name: str | None) -> None:
-    """Have a tokenizer of transformers with merges of bytes split texts in the way that a file names."""
+    """Make a byte-level tokenizer of transformers split texts by the expressions of a name."""
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
     backend = tokenizer.backend_tokenizer

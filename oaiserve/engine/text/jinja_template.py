@@ -1,8 +1,8 @@
 """Chat templates as programs in Jinja, in a sandbox: they come with models, so they are not trusted.
 
-The language is transformers', for whose renderer they are written: its settings of Jinja, its functions, its names for
-what a message has. It is here because importing transformers takes longer than the rest of a start; tests compare the
-two. It must not know tokens or requests.
+The language is transformers', for whose renderer they are written: its settings of Jinja, its functions, its names in
+messages. It is here because importing transformers takes longer than the rest of a start; tests compare the two. It
+must not know tokens or requests.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _END_OF_CONTINUED = "OAISERVE_END_OF_CONTINUED_MESSAGE "  # its space shows whet
 
 
 class _GenerationBlocks(Extension):
-    """`{% generation %}` marks what the model has written, for training. Here it changes nothing."""
+    """`{% generation %}` encloses the model's text, for training. Here it changes nothing."""
 
     tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
@@ -78,7 +78,7 @@ def _raise_exception(message: str) -> NoReturn:
 def _to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """Jinja's own filter escapes what HTML does not allow."""
+    """Jinja's own filter escapes text for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -114,7 +114,7 @@ class JinjaTemplate:
     ) -> str:
         """Return the text of the messages. `variables` may have tools and documents.
 
-        Raises ValueError for what no template could render, and whatever the template raises.
+        Raises ValueError for messages that no template could render, and the template's own errors.
         """
         if not messages:
             raise ValueError("There are no messages.")
@@ -125,12 +125,12 @@ class JinjaTemplate:
         for name in ("tools", "documents"):
             if given[name] is not None and not all(isinstance(item, dict) for item in given[name]):
                 raise ValueError(f"The {name} must be objects.")
-        continued = self._mark_end(prepared) if continue_final_message else ""
+        continued = self._tag_end(prepared) if continue_final_message else ""
         text = self._template.render(given | {"messages": prepared, "add_generation_prompt": add_generation_prompt})
         return _cut_behind(text, continued) if continue_final_message else text
 
-    def _mark_end(self, messages: list[Message]) -> str:
-        """Mark the end of the final message's text, which is returned."""
+    def _tag_end(self, messages: list[Message]) -> str:
+        """Put an end tag behind the final message's text, and return that text."""
         final = messages[-1]
         content = final.get("content")
         if content is None or "content" not in self._source:
@@ -148,8 +148,8 @@ class JinjaTemplate:
 
 
 def _prepared(message: Mapping[str, Any]) -> Message:
-    """Return a message without keys whose value is None, which templates would print, and with its reasoning under
-    each name that templates read."""
+    """Return a message without keys of None, which templates would print, and with its reasoning under each name that
+    templates read."""
     prepared = {key: value for key, value in message.items() if value is not None}
     reasoning = next((prepared[name] for name in _REASONING if name in prepared), None)
     if reasoning is not None:
@@ -158,10 +158,10 @@ def _prepared(message: Mapping[str, Any]) -> Message:
 
 
 def _cut_behind(text: str, continued: str) -> str:
-    """Return the text up to the mark, without it. The template may have stripped the final message."""
-    mark = _END_OF_CONTINUED.strip()
-    if continued.strip() not in text or mark not in text:
+    """Return the text before the end tag. The template may have stripped the final message."""
+    tag = _END_OF_CONTINUED.strip()
+    if continued.strip() not in text or tag not in text:
         raise ValueError("The template leaves out the final message, or a part of it, so it cannot be continued.")
-    end = text.rindex(mark)
+    end = text.rindex(tag)
     kept = text[:end]
     return kept if text[end:].startswith(_END_OF_CONTINUED) else kept.rstrip()

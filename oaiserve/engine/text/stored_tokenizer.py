@@ -1,4 +1,4 @@
-"""Remembers what transformers makes of a tokenizer's files, so that a later start reads it without transformers.
+"""Stores transformers' tokenizer in the start cache, so that a later start reads it without transformers.
 
 It has the whole definition of the Rust tokenizer, as transformers has set it up, so ids and texts are the same.
 """
@@ -30,7 +30,7 @@ _PARTS = (
 
 @dataclass(slots=True)
 class StoredTokenizer:
-    """A tokenizer as it is remembered, under the names that transformers has for its parts."""
+    """A tokenizer of the start cache, with transformers' names for its attributes."""
 
     class_name: str
     backend_tokenizer: RustTokenizer
@@ -47,7 +47,7 @@ class StoredTokenizer:
 
 
 def tokenizer_subject(model: Path) -> Subject | None:
-    """Return what the tokenizer of a folder or of a GGUF file depends on; None if it is not these files alone."""
+    """Return the subject of a tokenizer: its folder or GGUF file, or None if it depends on more."""
     if model.suffix == ".gguf" and model.is_file():
         head = partial(gguf.digest, counts=lambda _: False)
         return subject("tokenizer", model, (), options={}, packages=(*_PACKAGES, "gguf"), digest=head)
@@ -68,7 +68,7 @@ def recall_tokenizer(asked: Subject) -> StoredTokenizer:
 
 
 def stored(tokenizer: Any) -> StoredTokenizer:
-    """Return what there is of a tokenizer of transformers that has a Rust form, or of one that was stored."""
+    """Return the stored attributes of a tokenizer of transformers, which has a Rust tokenizer, or of a stored one."""
     response_template = getattr(tokenizer, "response_template", None)
     return StoredTokenizer(
         class_name=getattr(tokenizer, "class_name", type(tokenizer).__name__),
@@ -83,7 +83,7 @@ def stored(tokenizer: Any) -> StoredTokenizer:
 
 
 def remember_tokenizer(asked: Subject, tokenizer: Any) -> None:
-    """Remember a tokenizer of transformers, if it has a Rust form and if the cache can be written."""
+    """Write a tokenizer of transformers to the start cache, if it is a Rust one and the cache can be written."""
     if not getattr(tokenizer, "is_fast", False):
         return
     definition = tokenizer.backend_tokenizer.to_str().encode()

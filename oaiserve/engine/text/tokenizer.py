@@ -45,7 +45,7 @@ Result = TypeVar("Result")
 
 
 class TokenizerData(Protocol):
-    """The attributes of a tokenizer that are read, under transformers' names."""
+    """The attributes of a tokenizer, under transformers' names."""
 
     is_fast: bool
     split_special_tokens: bool
@@ -65,10 +65,10 @@ class Tokenizer:
     """The tokenizer turns text and messages into token ids. It never changes, so any number of threads may share it."""
 
     def __init__(self, tokenizer: TokenizerData, chat_template: str | None = None) -> None:
-        """Wrap a tokenizer of transformers, or one that is remembered.
+        """Wrap a tokenizer of transformers, or one of the start cache.
 
-        `chat_template` is Jinja source that replaces the model's own. Raises StartupError if the tokenizer has no Rust
-        form, or if the template is not valid.
+        `chat_template` is Jinja source in place of the model's own. Raises StartupError if the tokenizer is no Rust
+        one, or if the template is not valid.
         """
         if not getattr(tokenizer, "is_fast", False):
             raise StartupError(
@@ -103,8 +103,8 @@ class Tokenizer:
     def from_pretrained(cls, path: Path | str, chat_template: str | None = None, *, recheck: bool = False) -> Tokenizer:
         """Load a tokenizer from a folder or a GGUF file.
 
-        What transformers makes of local files is remembered for the next start, which `recheck` ignores. Raises
-        StartupError if there is no tokenizer, or if it cannot be used.
+        A tokenizer of local files is stored in the start cache for the next start, which `recheck` ignores. Raises
+        StartupError if there is no usable tokenizer.
         """
         source, gguf_file = str(path), None
         if not Path(path).exists():
@@ -127,7 +127,8 @@ class Tokenizer:
             return within(LOAD_SECONDS, partial(cls, tokenizer, chat_template), failure)
 
     def stored(self) -> StoredTokenizer:
-        """Return what another process makes the same tokenizer of, without transformers, with its template."""
+        """Return the data of the tokenizer and its template, from which another process makes it without
+        transformers."""
         return replace(stored(self._made_of), chat_template=self._template)
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -135,10 +136,10 @@ class Tokenizer:
         return _run(self.encode_in_pieces(prompt))
 
     def encode_in_pieces(self, prompt: Prompt, most_tokens: int | None = None) -> Generator[None, None, list[int]]:
-        """Return the token ids of a prompt. It stops after each piece of a long text, and after the template.
+        """Encode a prompt in turns: one for each piece of a long text, and one for the template. Return the token ids.
 
-        Raises InvalidRequest if the prompt cannot be encoded, or has no tokens, and TooManyTokens as soon as it is
-        certain that there are more than `most_tokens`.
+        Raises InvalidRequest if the prompt cannot be encoded, or has no tokens, and TooManyTokens as soon as there are
+        certainly more than `most_tokens`.
         """
         match prompt:
             case TokenPrompt():
@@ -168,7 +169,7 @@ class Tokenizer:
         return token_ids
 
     def encode_pair(self, prompt: PairPrompt, most_tokens: int | None = None) -> tuple[list[int], int]:
-        """Return the token ids of two texts, and where the second one begins, for models that tell them apart.
+        """Return the token ids of two texts, and the index of the second one, for models with token types.
 
         Raises as `encode_in_pieces` does.
         """
@@ -194,7 +195,7 @@ class Tokenizer:
     def encode_bad_words(self, words: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each word, both at the start of a text and after another word.
 
-        Raises InvalidRequest for a word that cannot be encoded, or that has no tokens.
+        Raises InvalidRequest for a word without tokens, or with an impossible encoding.
         """
         encoded: list[list[int]] = []
         for word in words:
@@ -260,7 +261,7 @@ class Tokenizer:
         return [*before, *so_far[:room], *after]
 
     def _find_affixes(self) -> tuple[list[int], list[int]] | None:
-        """Return the special tokens that are put before and after a text; None if they are put anywhere else."""
+        """Return the special tokens before and after a text; None if there are others."""
         try:
             bare, whole = (self._encode("a b", is_whole, "") for is_whole in (False, True))
         except InvalidRequest:
@@ -298,7 +299,8 @@ class Tokenizer:
         return "".join(texts)
 
     def _end_of_decoding(self, token_ids: Sequence[int], start: int) -> int | None:
-        """Return the end of the next piece to decode: after a token that ends in ASCII, so that no character is cut."""
+        """Return the end of the next piece to decode: after a token with ASCII at its end, where no character is
+        cut."""
         if not self._table.is_byte_level:
             return None
         for end in range(start + DECODE_TOKENS, len(token_ids)):

@@ -61,7 +61,7 @@ class Exclusion:
 
 
 def _property(schema: dict[str, Any], name: str) -> Any:
-    """Return a schema that a property must be valid under. There may be others."""
+    """Return one of the schemas of a property."""
     listed = schema.get("properties")
     if isinstance(listed, dict) and name in listed:
         return listed[name]

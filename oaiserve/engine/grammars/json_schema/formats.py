@@ -1,6 +1,6 @@
-"""Formats: those that JSON Schema defines, and those that pydantic, zod and OpenAPI put into schemas beside them.
+"""Formats: those of JSON Schema, and further ones of pydantic, zod and OpenAPI.
 
-A format is a demand on the text, and is obeyed like a pattern. An unknown one is not here, so it is refused.
+A format is a demand on the text, and is obeyed like a pattern. An unknown one is refused.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ FORMATS: dict[str, str | None] = {
     "ulid": "[0-7][0-9A-HJKMNP-TV-Z]{25}",
     "nanoid": "[a-zA-Z0-9_-]{21}",
     "e164": r"\+[1-9][0-9]{6,14}",
-    # They say what a string is for. Any string is one.
+    # They tell the purpose of a string. Any string is one.
     **dict.fromkeys(("password", "binary", "path", "file-path", "directory-path"), regexes.ANYTHING),
 }
 # Those of numbers, OpenAPI's and Rust's. Any number of JSON can be stored as a float.

@@ -1,7 +1,7 @@
-"""Patterns that widespread libraries put into schemas and that look around themselves, each without that.
+"""Patterns of widespread libraries with look-around, each rewritten without it.
 
-A regex that looks around itself has no automaton, so it is refused. But these few are in the schemas of many clients,
-and what they mean can be said plainly. All that matches the plain pattern matches the library's.
+A regex with look-around has no automaton, so it is refused. But these few are in the schemas of many clients, and have
+plain equivalents. Every match of the plain pattern is one of the library's.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _DIGITS = re.compile(
 
 
 def without_look_around(pattern: str) -> str:
-    """Return the plain pattern for one that is known, and any other as it is."""
+    """Return the plain pattern for a known one, and any other as it is."""
     if pattern == _ANY:
         return r"^[+-]?\d+(?:\.\d*)?$"
     if found := _PLACES.fullmatch(pattern):

@@ -1,7 +1,7 @@
-"""Refuses what would take llguidance too long, too deep or too much memory, because compiling cannot be interrupted.
+"""Refuses schemas too long, too deep or too large for llguidance, because compiling cannot be interrupted.
 
-A document is refused here by its definitions: those that refer to themselves without an end, go too deep, are copied
-too often, or demand too long a text.
+A document is refused by its definitions: those that refer to themselves without an end, go too deep, are copied too
+often, or demand too long a text.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST_FORCED = 2**14  # characters that an answer must have at some place: they a
 
 @dataclass(slots=True)
 class Definition:
-    """A part of the document that is prepared once, for all references to it."""
+    """A definition of the document, prepared once for all references to it."""
 
     name: str
     schema: Any
@@ -32,11 +32,11 @@ class Definition:
     prepared: dict[str, Any] | bool = True
     num_schemas: int = 0
     links: list[tuple[int, str]] = field(default_factory=list)  # in order: how deep it is, and the name of its target
-    joined: list[str] = field(default_factory=list)  # the targets that are copied into what stands beside them
+    joined: list[str] = field(default_factory=list)  # the targets that are copied into the schemas beside them
 
 
 class SchemaLimits:
-    """The checks of one document that has been prepared."""
+    """The checks of one prepared document."""
 
     def __init__(
         self,
@@ -80,9 +80,9 @@ class SchemaLimits:
         kinds: frozenset[str] = frozenset(TYPES),
         required: frozenset[str] = frozenset(),
     ) -> float:
-        """Return how many characters an instance has at least, from the same of the definitions; inf: it never ends.
+        """Return the least number of characters of an instance, by those of the definitions; inf: it never ends.
 
-        What stands around the schema leaves these types, and requires these properties.
+        The surroundings of the schema leave these types, and require these properties.
         """
         if not isinstance(prepared, dict):
             return 1
@@ -113,7 +113,7 @@ class SchemaLimits:
         return max(found)
 
     def _possible(self, prepared: Any) -> frozenset[str]:
-        """Return the types that an instance may have, or more of them."""
+        """Return a superset of the types of an instance."""
         if not isinstance(prepared, dict):
             return frozenset(TYPES)
         possible = frozenset(kinds_of(prepared))
@@ -126,8 +126,8 @@ class SchemaLimits:
         return possible
 
     def _check_links(self) -> None:
-        """Refuse what would take llguidance too deep: it goes into a reference where it first meets it."""
-        depths: dict[str, int] = {}  # of what is below a definition, at most
+        """Refuse references too deep for llguidance, which follows each where it first meets it."""
+        depths: dict[str, int] = {}  # below a definition, at most
 
         def is_known(each: Definition, done: set[str]) -> bool:
             if any(name not in done for _, name in each.links):
@@ -141,7 +141,7 @@ class SchemaLimits:
             raise Refused(f"the schema has more than {MOST_LINKED_DEPTH} schemas within each other, through '$ref'")
 
     def _never(self, is_done: Callable[[Definition, set[str]], bool]) -> list[Definition]:
-        """Return the definitions that are never done, as each may depend on those that were done before."""
+        """Return the definitions that are never done: each may depend on those done before."""
         done: set[str] = set()
         left = [self._root, *self._by_name.values()]
         while True:
@@ -155,7 +155,7 @@ class SchemaLimits:
                 return left
 
     def _check_joined(self) -> None:
-        """Refuse what would become too large when references that are joined with something are replaced."""
+        """Refuse schemas that become too large when references joined with others are replaced."""
         sizes: dict[str, int] = {}
         total = 0
         for definition in [self._root, *self._by_name.values()]:
@@ -198,7 +198,7 @@ class SchemaLimits:
 
 
 def _same_instance(prepared: Any) -> Iterator[str]:
-    """Yield the names of the definitions that an instance of the schema itself is held to."""
+    """Yield the names of the definitions that hold for an instance of the schema itself."""
     if isinstance(prepared, dict):
         if "$ref" in prepared:
             yield prepared["$ref"].removeprefix("#/$defs/")

@@ -1,11 +1,11 @@
 """JSON Schemas of clients, checked and prepared for llguidance.
 
-A schema is obeyed or refused, never ignored: every answer is valid under it. What a schema may contain is decided here,
-keyword by keyword, so that a refusal names the keyword and its place. Names that JSON Schema does not define are
-annotations, as it says, and are left out with the others. llguidance gets a document of what it is known to obey.
+A schema is obeyed or refused, never ignored: every answer is valid under it. The supported keywords are decided here,
+one by one, so that a refusal names the keyword and its place. Names undefined in JSON Schema are annotations, and are
+left out with the others. llguidance gets a document of only those keywords that it is known to obey.
 
-Answers may be narrower than the schema: no white space between tokens, properties in the order of the schema, none
-beyond those that are listed unless the schema says something about them, dates that every library accepts.
+Answers may be narrower than the schema: no white space between tokens, properties in the order of the schema, further
+ones only where the schema mentions them, dates that every library accepts.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MOST_LENGTH = 2**31 - 1
 MOST_MULTIPLE = 65_536
 MOST_PLACES = 6  # of a "multipleOf"
 
-# What is never obeyed, with the values that demand nothing.
+# Unsupported keywords, with the values that demand nothing.
 REFUSED: dict[str, tuple[Any, ...]] = {
     "not": (False,),
     "if": (),
@@ -57,7 +57,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "unevaluatedProperties": (True, {}),
     "$dynamicRef": (),
     "$recursiveRef": (),
-    "x-guidance": (),  # llguidance's own, which could tell it to ignore what it cannot obey
+    "x-guidance": (),  # llguidance's own, which could make it ignore keywords
 }
 _APPLICATORS = ("$ref", "allOf", "anyOf", "oneOf")
 _STRING = ("type", "string")
@@ -65,13 +65,13 @@ _STRING = ("type", "string")
 
 @dataclass(frozen=True, slots=True)
 class PreparedSchema:
-    """A schema that llguidance can read."""
+    """A schema for llguidance."""
 
     document: dict[str, Any]
     _places: list[tuple[dict[str, Any], str]]
 
-    def parts(self) -> Iterator[tuple[dict[str, Any], str]]:
-        """Yield each part as a document of its own, with its place, the innermost ones first."""
+    def subschemas(self) -> Iterator[tuple[dict[str, Any], str]]:
+        """Yield each subschema as a document of its own, with its place, the innermost ones first."""
         definitions = self.document.get("$defs", {})
         for part, place in self._places:
             yield {**part, "$defs": definitions}, place
@@ -128,7 +128,7 @@ class _Preparation:
         return PreparedSchema(document, self._places)
 
     def _schema(self, schema: Any, place: str, depth: int, is_alone: bool) -> dict[str, Any] | bool:
-        """Prepare a schema. It is alone if what an instance is held to at its place is this schema and no other."""
+        """Prepare a schema. It is alone if no other schema holds for an instance at its place."""
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
@@ -145,7 +145,7 @@ class _Preparation:
         joined = [name for name in _APPLICATORS if name in schema]
         own = [name for name in schema if name in _CHECKED]
         if not own and len(joined) == 1 and isinstance(schema[joined[0]], list) and len(schema[joined[0]]) == 1:
-            # A list of one schema is that schema, whatever the list is called.
+            # A list of one schema is that schema, under any keyword.
             return self._schema(schema[joined[0]][0], f"{place}.{joined[0]}[0]", depth + 1, is_alone)
         is_joined = bool(own) + len(joined) > 1 or "allOf" in joined
         is_alone = is_alone and not is_joined
@@ -188,7 +188,7 @@ class _Preparation:
         if "propertyNames" not in schema:
             return schema
         names = self._document.resolved(schema["propertyNames"])
-        if isinstance(names, dict):  # what it says, but for annotations and that it is a string, as every name is
+        if isinstance(names, dict):  # its keywords, but for annotations and the type string, which every name has
             names = {name: value for name, value in names.items() if _is_known(name) and (name, value) != _STRING}
         others = {name: value for name, value in schema.items() if name != "propertyNames"}
         if names in (True, {}):

@@ -20,7 +20,7 @@ class SchemaDocument:
         self._base = root.get("$id") if isinstance(root, dict) else None
 
     def find(self, reference: str, where: str) -> tuple[Any, str]:
-        """Return what a reference refers to, and its place."""
+        """Return the target of a reference, and its place."""
         base, _, fragment = reference.partition("#")
         if base and base != str(self._base).rstrip("#"):
             raise Refused(f"{where} refers to {shown(reference)}, outside the schema; nothing is fetched")
@@ -40,7 +40,7 @@ class SchemaDocument:
         return found, place
 
     def resolved(self, schema: Any) -> Any:
-        """Return what a schema that is a reference refers to, without what may stand beside it."""
+        """Return the target of a schema with a reference, without the keywords beside it."""
         for _ in range(10):
             if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
                 return schema

@@ -30,7 +30,7 @@ def modern(schema: dict[str, Any], place: str) -> dict[str, Any]:
 
 
 def finish(prepared: dict[str, Any], place: str, is_alone: bool) -> None:
-    """Check the keywords of a prepared schema against each other, and put those right that depend on others."""
+    """Check the keywords of a prepared schema against each other, and correct dependent ones."""
     _keep_values_of_types(prepared, place)
     _make_integers(prepared)
     _check_bounds(prepared, place)
@@ -47,7 +47,7 @@ def finish(prepared: dict[str, Any], place: str, is_alone: bool) -> None:
 
 
 def _keep_values_of_types(prepared: dict[str, Any], place: str) -> None:
-    """Drop the values of "enum" that are of another type. llguidance gets no type beside values."""
+    """Drop the values of other types from "enum". llguidance gets no type beside values."""
     if "enum" not in prepared and "const" not in prepared:
         return
     name = "enum" if "enum" in prepared else "const"
@@ -61,7 +61,7 @@ def _keep_values_of_types(prepared: dict[str, Any], place: str) -> None:
 
 
 def _make_integers(prepared: dict[str, Any]) -> None:
-    """Say that multiples of integers are integers, so that it is known when a number is complete."""
+    """Make multiples of integers integers, so that the end of a number is known."""
     if isinstance(prepared.get("multipleOf"), int):
         kinds = prepared.get("type", list(TYPES))
         kinds = kinds if isinstance(kinds, list) else [kinds]

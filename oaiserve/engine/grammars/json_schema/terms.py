@@ -13,7 +13,7 @@ TYPES = ("string", "number", "integer", "boolean", "null", "array", "object")
 
 
 def step(place: str, key: str | int) -> str:
-    """Return the place of what stands under a key, as in $.properties.a.items[0]."""
+    """Return the place of a key's value, as in $.properties.a.items[0]."""
     if isinstance(key, int):
         return f"{place}[{key}]"
     if re.fullmatch(r"[A-Za-z_$][A-Za-z0-9_$-]{0,60}", key, re.ASCII):
@@ -49,7 +49,7 @@ def is_of(value: Any, kinds: set[str]) -> bool:
 
 
 def kinds_of(schema: dict[str, Any]) -> set[str]:
-    """Return the types that an instance may have. Every integer is a number, too."""
+    """Return the types of an instance. Every integer is a number, too."""
     if (values := values_of(schema)) is not None:
         return {kind for value in values for kind in _types_of(json.loads(value))}
     kinds = schema.get("type", list(TYPES))
@@ -62,7 +62,7 @@ def _types_of(value: Any) -> set[str]:
 
 
 def values_of(schema: dict[str, Any]) -> set[str] | None:
-    """Return the only values that a schema allows, each in one spelling; None if there may be others."""
+    """Return the only values of a schema, each in one spelling; None if there may be others."""
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if not isinstance(values, list):
         return None

@@ -1,4 +1,4 @@
-"""Lists whose items all differ. No automaton remembers items, so such lists are written out where they are few."""
+"""Lists of unique items. No automaton remembers items, so a few such lists are written out."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class UniqueItems:
 
 
 def _values(schema: Any, document: SchemaDocument) -> list[Any] | None:
-    """Return all instances that a schema has, each once; None if there may be others."""
+    """Return all instances of a schema, each once; None if there may be others."""
     found: list[Any] = []
     waiting = [schema]
     for _ in range(MOST_PARTS):
@@ -86,7 +86,7 @@ def _values(schema: Any, document: SchemaDocument) -> list[Any] | None:
 
 
 def _listed(part: Any, keywords: set[str]) -> list[Any] | None:
-    """Return the values that a schema lists, by name or as the type of few values."""
+    """Return the listed values of a schema: its "enum", its "const", or those of a type with few values."""
     if not keywords or not keywords <= {"type", "enum", "const"}:
         return None
     kinds = kinds_of({"type": part["type"]} if "type" in part else {})
