@@ -46,10 +46,8 @@ bench: setup
 	$(BIN)/python -m tools.bench.step --json build/bench/step.json
 
 PEERS_INTO_DOCS := --once transformers-cb --json docs/benchmarks/cpu-peers.json --markdown docs/benchmarks.md
-IN_PROCESS_INTO_DOCS := --json docs/benchmarks/in-process.json --markdown docs/measurements.md
 bench-peers: setup
 	$(BIN)/python -m tools.bench.compare $(if $(ARGS),$(ARGS),$(PEERS_INTO_DOCS))
-	$(if $(ARGS),,$(BIN)/python -m tools.bench.in_process $(IN_PROCESS_INTO_DOCS))
 	$(if $(ARGS),,$(BIN)/python -m tools.charts)
 
 clients: setup

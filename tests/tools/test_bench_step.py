@@ -1,17 +1,15 @@
-"""The floor of a step, the tables and the plot of steps, and the distance of a variant to the reference."""
+"""The floor of a step, and the tables and the plot of steps."""
 
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tools.bench import floor, plot, step_table
 from tools.bench.ceilings import Ceilings
-from tools.bench.numerics import distance
 from tools.bench.step import BLOCK_SIZE, choose_points, middle
 
 DEMO = floor.DecoderShape(
@@ -122,24 +120,3 @@ def test_the_marks_of_an_axis_enclose_its_values(least: float, factor: float) ->
     assert marks[0] <= least * (1 + 1e-9)
     assert marks[-1] >= least * factor * (1 - 1e-9)
     assert marks == sorted(set(marks))
-
-
-def test_the_distance_of_a_variant_is_that_of_torch() -> None:
-    generator = torch.Generator().manual_seed(0)
-    expected, got = (torch.randn(6, 11, generator=generator) for _ in range(2))
-    ids = [3, 1, 4, 1, 5, 9]
-    found = distance(expected, got, ids)
-    divergence = torch.nn.functional.kl_div(
-        got.log_softmax(-1), expected.log_softmax(-1), reduction="batchmean", log_target=True
-    )
-    assert found.divergence == pytest.approx(float(divergence), rel=1e-5)
-    assert found.loss == pytest.approx(
-        float(torch.nn.functional.cross_entropy(got[:-1], torch.tensor(ids[1:]))), rel=1e-5
-    )
-    assert found.agreement == sum(a.argmax() == b.argmax() for a, b in zip(expected, got, strict=True)) / 6
-
-
-def test_the_distance_of_a_variant_to_itself_is_zero() -> None:
-    logits = torch.randn(4, 7, generator=torch.Generator().manual_seed(1))
-    found = distance(logits, logits, [0, 1, 2, 3])
-    assert (found.agreement, found.divergence) == (1.0, 0.0)

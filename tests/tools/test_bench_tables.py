@@ -109,7 +109,7 @@ def test_text_replaces_what_stands_between_its_markers(tmp_path: Path) -> None:
 
 def test_the_documentation_has_the_markers() -> None:
     docs = Path(__file__).parents[2] / "docs"
-    for name, file in (("cpu-peers", "benchmarks"), ("decode-step", "measurements"), ("numerics", "benchmarks")):
+    for name, file in (("cpu-peers", "benchmarks"), ("decode-step", "measurements")):
         page = (docs / f"{file}.md").read_text()
         assert f"<!-- {name} -->" in page
         assert f"<!-- end of {name} -->" in page

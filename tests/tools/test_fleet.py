@@ -1,4 +1,4 @@
-"""Simulated fleets: the model of a replica beside the real one, the policies, and what happens when parts fail."""
+"""Simulated fleets: the model of a replica, the policies, and what happens when parts fail."""
 
 from __future__ import annotations
 
@@ -8,35 +8,19 @@ from collections import Counter
 import pytest
 
 from tools import charts
-from tools.fleet import scale, slo
+from tools.fleet import __main__ as scale
 from tools.fleet.coarse import CoarseReplica, Size
 from tools.fleet.figures import Figures, Histogram
 from tools.fleet.fleet import Fleet, Plan
 from tools.fleet.policies import Ours, Policy, RoundRobin
-from tools.fleet.replica import FullReplica
 from tools.fleet.setups import GPU, POLICIES
 from tools.fleet.traffic import TOKENS_PER_KEY, Call, Mix, Traffic
 
 
-def simulate(policy: Policy, number: int, make: type = CoarseReplica, rate: float = 60, **plan: object) -> Figures:
+def simulate(policy: Policy, number: int, rate: float = 60, **plan: object) -> Figures:
     size = Size(200_000)
-    fleet = Fleet("", policy, number, make, size, GPU)
-    figures = fleet.run(Traffic(rate, Mix()), Plan(**{"seconds": 4, "warm_up": 1, **plan}))  # type: ignore[arg-type]
-    for replica in fleet._replicas:
-        if isinstance(replica, FullReplica):
-            replica.check_integrity()
-    return figures
-
-
-def test_a_replica_of_the_model_does_what_the_real_one_does() -> None:
-    real, model = (simulate(Ours(2), 2, make, rate=80, seconds=3) for make in (FullReplica, CoarseReplica))
-    assert len(model.ttfts) == len(real.ttfts) > 100
-    assert model.hit_rate == pytest.approx(real.hit_rate, abs=0.01)
-    assert model.prompt_tokens == real.prompt_tokens
-    for percent in (50, 99):
-        assert model.ttft(percent) == pytest.approx(real.ttft(percent), rel=0.05)
-        assert model.itl.percentile(percent / 100) == pytest.approx(real.itl.percentile(percent / 100), rel=0.05)
-    assert sum(model.work_seconds) == pytest.approx(sum(real.work_seconds), rel=0.02)
+    fleet = Fleet("", policy, number, size, GPU)
+    return fleet.run(Traffic(rate, Mix()), Plan(**{"seconds": 4, "warm_up": 1, **plan}))  # type: ignore[arg-type]
 
 
 def test_the_cache_of_the_model_loses_the_ends_of_what_was_not_used_first() -> None:
@@ -110,20 +94,6 @@ def test_requests_that_were_never_computed_count_only_with_their_wait() -> None:
     assert figures.hit_rate == 0.5
     assert [*figures.ttfts] == [0.5, 3.0]
     assert figures.num_unfinished == 1
-
-
-@pytest.mark.parametrize("bears", [0, slo.RATES[0], slo.RATES[7], slo.RATES[-1]])
-def test_the_highest_rate_within_a_slo_is_found_in_few_simulations(bears: float) -> None:
-    asked: list[float] = []
-
-    def simulate(rate: float) -> Figures:
-        asked.append(rate)
-        return Figures(f"{rate}")
-
-    rate, figures = slo.highest(simulate, lambda figures: float(figures.policy) <= bears)
-    assert rate == max(bears, slo.RATES[0])
-    assert figures.policy == f"{rate}"
-    assert len(asked) <= 7
 
 
 def test_the_plots_of_the_fleet_are_those_of_its_results() -> None:

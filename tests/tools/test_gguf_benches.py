@@ -1,48 +1,15 @@
-"""What the benchmarks of GGUF files read of other programs, and the files that they make."""
+"""The GGUF files that benchmarks make, and the programs that they compile."""
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 from gguf import GGMLQuantizationType as Kind
 from transformers import LlamaConfig
 
 from tools.bench import prepare
 from tools.bench.gguf_files import q4_k_m
-from tools.bench.gguf_in_process import LOADS, rates_in
-from tools.bench.llama_logits import read_logits
-
-TABLES = """
-main: n_kv_max = 3072, n_batch = 2048, n_ubatch = 512, flash_attn = 1, n_threads = 2, n_threads_batch = 2
-
-|    PP |     TG |    B |   N_KV |   T_PP s | S_PP t/s |   T_TG s | S_TG t/s |      T s |    S t/s |
-|-------|--------|------|--------|----------|----------|----------|----------|----------|----------|
-|   512 |      1 |    1 |    513 |    1.600 |   320.00 |    0.025 |    40.00 |    1.625 |   315.69 |
-|    16 |     32 |    1 |     96 |    0.200 |   319.00 |    0.800 |    41.00 |    1.000 |    96.00 |
-|    16 |     32 |    8 |    768 |    1.600 |   318.00 |    3.000 |    85.33 |    4.600 |   166.96 |
-|    16 |     32 |   32 |   3072 |    6.400 |   317.00 |   10.000 |   102.40 |   16.400 |   187.32 |
-"""
-
-
-def test_rates_are_read_from_the_tables_of_llama_batched_bench() -> None:
-    assert rates_in(TABLES) == dict(zip(LOADS, (41.0, 85.33, 102.4, 320.0), strict=True))
-
-
-def test_logits_are_read_from_the_file_of_llama_perplexity() -> None:
-    chunk_tokens, vocab, num_chunks = 6, 3, 2
-    ids = np.arange(12, dtype="<i4")
-    content = b"_logits_" + struct.pack("<3i", chunk_tokens, vocab, num_chunks) + ids.tobytes()
-    for row in range(num_chunks * 2):
-        content += struct.pack("<2f4H", 0.5, -4.0, row, 1, 2, 0)
-    found = read_logits(content)
-    assert list(found) == [(0, 1, 2, 3, 4, 5), (6, 7, 8, 9, 10, 11)]
-    second = torch.zeros(6, 3)
-    second[3], second[4] = torch.tensor([-3.0, -3.5, -3.0]), torch.tensor([-2.5, -3.5, -3.0])
-    assert torch.equal(found[6, 7, 8, 9, 10, 11], second)
 
 
 def test_matrices_have_the_formats_that_llama_cpp_gives_them() -> None:

