@@ -24,7 +24,7 @@ class LayerCache(NamedTuple):
 
     @property
     def scales(self) -> tuple[float, float]:
-        """Return what numbers of keys and of values are multiplied by when they are read."""
+        """Return the factors of stored keys and of stored values."""
         return 1.0, 1.0
 
     def copy(self) -> LayerCache:
@@ -64,7 +64,7 @@ class Scoring(NamedTuple):
 
 
 class StepAttention(Protocol):
-    """The attention of one step. It is called once for each layer, and keeps what all layers need of the batch."""
+    """The attention of one step. It is called once for each layer, and holds the data of the batch for all layers."""
 
     def __call__(
         self,

@@ -19,7 +19,7 @@ ATTENTION = "oaiserve_paged"
 
 
 class AttentionCall(NamedTuple):
-    """The arguments that `paged_attention` needs in addition to a layer's own tensors, and the states of a step."""
+    """The arguments of `paged_attention` beside a layer's own tensors, and the states of a step."""
 
     attention: StepAttention
     caches: dict[int, LayerCache]  # by layer index
@@ -41,7 +41,7 @@ def paged_attention(
     slopes: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute a layer's attention in the form of transformers' attention functions.
+    """Compute a layer's attention, with the signature of transformers' attention functions.
 
     The mask is not used: causality, windows and sequence bounds follow from the batch. `s_aux` are the layer's sinks.
     """

@@ -124,7 +124,7 @@ def _attention(
     if softcap is not None:
         scores = (scores / softcap).tanh() * softcap
     if slopes is not None:
-        # The distance to the last key in place of that to the query: what is the same for all keys changes no weight.
+        # The distance to the last key in place of that to the query: a constant for all keys changes no weight.
         distances = torch.arange(key.shape[2] - 1, -1, -1, device=key.device)
         scores = scores.float() - slopes[:, None, None] * distances
     scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)

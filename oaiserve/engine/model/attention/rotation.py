@@ -1,4 +1,4 @@
-"""Queries and keys are normed, and rotated by their positions, before a layer attends with them.
+"""The norms of queries and keys before attention, and their rotation by position.
 
 A backend that does this where it reads them gets a `Rotation`. Here it is in plain torch, for all others.
 """
@@ -46,6 +46,6 @@ class Rotation(NamedTuple):
 
 
 def query_factors(config: Any, positions: Tensor) -> Tensor:
-    """Return what Llama 4 multiplies queries at these positions by in layers that do not rotate them, float32."""
+    """Return Llama 4's factors of queries by position, in layers without rotation, float32."""
     factors: Tensor = ((positions.float() + 1) / config.floor_scale).floor().log1p() * config.attn_scale + 1
     return factors

@@ -14,9 +14,9 @@ from oaiserve.errors import StartupError
 
 
 def select_backend(device: torch.device, name: Attention = "auto") -> Backend:
-    """Return the attention backend of this name. `auto` is the fastest backend on the device that every model can use.
+    """Return the attention backend of this name. `auto` is the fastest one on the device for every model.
 
-    Raises StartupError for a backend that the device does not support or that needs a package which is not installed.
+    Raises StartupError for a backend without support by the device, or without its package.
     """
     has_triton = find_spec("triton") is not None
     if name == "auto":

@@ -1,4 +1,4 @@
-"""Cuts prompts into tiles: what a program of a kernel computes at a time."""
+"""Cuts prompts into tiles, each the work of one program of a kernel at a time."""
 
 from __future__ import annotations
 
@@ -46,8 +46,7 @@ class BatchTiles:
 class StaticTiles:
     """The tiles of up to `most_tokens` tokens of `most_prompts` prompts, always at the same addresses.
 
-    So work that reads them can be captured, and replayed for other prompts. What is left of them is tiles without
-    tokens.
+    So work that reads them can be captured, and replayed for other prompts. The remaining tiles have no tokens.
     """
 
     def __init__(self, most_tokens: int, most_prompts: int, device: torch.device) -> None:
@@ -63,7 +62,7 @@ class StaticTiles:
         return self._tiles[num_tokens]
 
     def known(self) -> list[torch.Tensor]:
-        """Return all tiles that have been asked for, in that order."""
+        """Return all requested tiles, in the order of requests."""
         return list(self._tiles.values())
 
     def update(self, query_lens: list[int], context_lens: list[int]) -> None:

@@ -1,8 +1,8 @@
 """The Triton backend: paged attention for CUDA devices, and anywhere in Triton's interpreter (TRITON_INTERPRET=1).
 
-This module makes every choice from numbers that are on the host; nothing is read back from the device. The grid of a
-decode step depends only on its number of rows. What its programs do is in a plan, a list of items of work, which a
-kernel makes of the lengths on the device. So the step can be captured in a CUDA graph, and replayed for sequences of
+This module makes every choice from numbers on the host; nothing is read back from the device. The grid of a decode step
+depends only on its number of rows. The work of its programs is in a plan, a list of items, which a kernel makes of the
+lengths on the device. So the step can be captured in a CUDA graph, and replayed for sequences of
 any lengths: a long one among short ones is many items, and a short one is a single item. A padded row has seq_len 0 and
 slot -1: nothing is written for it, and its result is zeros.
 """
@@ -41,7 +41,7 @@ DECODE_BYTES = 32 << 10  # the keys and values that a program of the decode kern
 
 
 class Tile(NamedTuple):
-    """A tile is the amount of work that a program of a kernel does at a time, and the resources it uses for that."""
+    """The amount of work of a program of a kernel at a time, and the resources for it."""
 
     rows: int  # tokens times the query heads that share a key head
     tokens: int  # tokens of the KV cache
@@ -96,7 +96,7 @@ class TritonAttention:
         scoring: Scoring,
         rotation: Rotation | None = None,
     ) -> None:
-        """Compute the rows of `out` of the batch's decodes. Layers that cut their work in the same way share a plan."""
+        """Compute the rows of `out` of the batch's decodes. Layers with equal cuts share a plan."""
         window, kv_heads = scoring.sliding_window or 0, key.shape[1]
         if (window, kv_heads) not in self._plans:
             wanted = num_items(kv_heads, query.device)
@@ -105,7 +105,7 @@ class TritonAttention:
 
 
 def _scalars(scoring: Scoring) -> tuple[float, float]:
-    """Return the factor that the kernels multiply scores by, and the softcap, both for weights in base 2."""
+    """Return the factor of scores in the kernels, and the softcap, both for weights in base 2."""
     log2_e = math.log2(math.e)
     if scoring.softcap is None:
         return scoring.scaling * log2_e, 0.0
@@ -114,7 +114,7 @@ def _scalars(scoring: Scoring) -> tuple[float, float]:
 
 
 def _of_heads(scoring: Scoring, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the sinks and the slopes. In place of what the layer does not have is a tensor that is not read."""
+    """Return the sinks and the slopes of a layer, with an unread tensor in place of a missing one."""
     return query if scoring.sinks is None else scoring.sinks, query if scoring.slopes is None else scoring.slopes
 
 
@@ -127,7 +127,7 @@ class DecodePlan(NamedTuple):
 
 
 def num_items(kv_heads: int, device: torch.device) -> int:
-    """Return into how many items the decodes of a step are cut, if that does not make them too small."""
+    """Return the number of items for the decodes of a step, unless they become too small."""
     return max(1, _num_multiprocessors(device) * PROGRAMS_PER_SM * ITEMS_PER_PROGRAM // kv_heads)
 
 
@@ -223,7 +223,7 @@ def write(
 
 
 def _rotation(rotation: Rotation | None, key: torch.Tensor) -> tuple[torch.Tensor | float, ...]:
-    """Return what kernels read of a rotation. In place of a tensor that it does not have is one that is not read."""
+    """Return the tensors of a rotation for kernels, with an unread one in place of a missing one."""
     if rotation is None:
         return key, key, key, key, key, 0.0
     tensors = rotation.cosines, rotation.sines, rotation.query_norm, rotation.key_norm
@@ -308,7 +308,7 @@ def prefill(
     tiles: Tiles,
     tile: Tile | None = None,
 ) -> None:
-    """Compute the rows of `out`, [T, heads, value_dim], that belong to prefills.
+    """Compute the rows of prefills in `out`, [T, heads, value_dim].
 
     Their keys and values must be in the cache already.
     """
@@ -352,7 +352,7 @@ def prefill(
 # The result is cached, as tiles are: triton's arithmetic is slow on the host, and every layer of every step needs it.
 @functools.cache
 def _constants(group: int, key_dim: int, value_dim: int, block_size: int) -> dict[str, int]:
-    """Return the constants that both attention kernels are compiled for.
+    """Return the constants of both attention kernels.
 
     Triton's matrix product needs at least 16 dimensions.
     """
@@ -368,7 +368,7 @@ def _constants(group: int, key_dim: int, value_dim: int, block_size: int) -> dic
 
 @functools.cache
 def _write_constants(heads: int, kv_heads: int, key_dim: int, value_dim: int, is_turned: bool) -> dict[str, int]:
-    """Return the constants that the kernel that writes into the cache is compiled for."""
+    """Return the constants of the kernel that writes into the cache."""
     tile_heads, tile_kv_heads = triton.next_power_of_2(heads), triton.next_power_of_2(kv_heads)
     tile_key_dim, tile_value_dim = triton.next_power_of_2(key_dim), triton.next_power_of_2(value_dim)
     numbers = (tile_heads if is_turned else tile_kv_heads) * max(tile_key_dim, tile_value_dim)

@@ -4,8 +4,7 @@ A *tile* is the work that one program does at a time: some rows of queries again
 one query head of one token. The heads that share a key head are rows of the same tile, so that its keys are read once
 for all of them. Scores are in base 2 (scaling times log2(e)), because the hardware has an instruction for exp2.
 
-Kernels are not specialised on values that differ from step to step, so that no kernel is compiled while a request
-waits.
+Kernels are not specialised on values of a step, so that no kernel is compiled while a request waits.
 """
 
 import triton
@@ -116,7 +115,7 @@ def write_kernel(
 ):
     """Write the keys and values of one token, of all heads, into its slot. The program is (token).
 
-    Keys are normed and rotated first, if the layer does that, and so are the queries of the token, in place.
+    If the layer has a rotation, keys are normed and rotated first, and so are the queries of the token, in place.
     """
     token = (first_token + tl.program_id(0)).to(tl.int64)
     slot = tl.load(slots + token)
@@ -155,9 +154,8 @@ def write_kernel(
 
 @triton.jit
 def _load_rows(pointers, is_row, dim, DIM: tl.constexpr, TILE_DIM: tl.constexpr, ALL_ROWS: tl.constexpr):
-    """Load `pointers` [R, TILE_DIM], with zeros for rows and dimensions that do not exist.
-
-    If all of them exist, the load has no mask.
+    """Load `pointers` [R, TILE_DIM], with zeros beyond the rows and dimensions. Without any beyond, the load has no
+    mask.
     """
     if ALL_ROWS and DIM == TILE_DIM:
         return tl.load(pointers)
@@ -177,7 +175,7 @@ def _blocks(table, token, last, BLOCK_SIZE: tl.constexpr):
 
 @triton.jit
 def _of_heads(numbers, head, is_row, other, HAS_NUMBERS: tl.constexpr):
-    """Load a number of each row's head, for scores in base 2; `other` for rows that do not exist."""
+    """Load a number of each row's head, for scores in base 2; `other` beyond the rows."""
     if HAS_NUMBERS:
         return tl.where(is_row, tl.load(numbers + head, mask=is_row, other=0.0) * LOG2_E, other)
     else:
@@ -374,7 +372,7 @@ def _seen(seq_len, WINDOW: tl.constexpr):
 
 @triton.jit
 def _items(seen, most, ITEM_ALIGNMENT: tl.constexpr):
-    """Return into how many items of up to `most` tokens what a query sees is cut, and the tokens of each."""
+    """Return the number of items of up to `most` tokens for the keys of a query, and the tokens of each."""
     number = tl.maximum((seen + most - 1) // most, 1)
     share = tl.maximum(_up_to((seen + number - 1) // number, ITEM_ALIGNMENT), ITEM_ALIGNMENT)
     return tl.maximum((seen + share - 1) // share, 1), share
@@ -395,10 +393,10 @@ def plan_kernel(
     KV_HEADS: tl.constexpr,
     TILE_KV_HEADS: tl.constexpr,
 ):
-    """Cut what the queries of all sequences see into items of about the same size. The program is (sequence).
+    """Cut the keys of all sequences' queries into items of about the same size. The program is (sequence).
 
-    The size is such that about `num_wanted` items of it would be all. Those of a sequence have equal shares of its
-    tokens. There are at most num_rows + num_wanted items, and one for a sequence without tokens.
+    There are about `num_wanted` items, at most num_rows + num_wanted. Those of a sequence have equal shares of its
+    tokens, and a sequence without tokens has one.
     """
     total = tl.zeros([TILE], tl.int64)
     for begin in range(0, num_rows, TILE):
@@ -497,9 +495,9 @@ def decode_kernel(
 ):
     """Compute attention of one token to the tokens of an item, for all query heads of a key head.
 
-    The program is (key head, item). The one whose item has the sequence's last token also writes the key and value of
-    that token into the cache. The one that is the last to end of a sequence's items combines their results. Query and
-    key are normed and rotated where they are read, if the layer does that.
+    The program is (key head, item). The one with the sequence's last token also writes its key and value into the
+    cache. The last one to end of a sequence's items combines their results. If the layer has a rotation, query and key
+    are normed and rotated where they are read.
     """
     kv_head = tl.program_id(0)
     number = tl.program_id(1)

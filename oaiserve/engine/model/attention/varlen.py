@@ -36,7 +36,7 @@ class PackedKeys(NamedTuple):
 
 
 def refuse_unless_supported(loaded: LoadedModel) -> None:
-    """Raise StartupError for a GPU or a model that FlashAttention does not support."""
+    """Raise StartupError for a GPU or a model without support by FlashAttention."""
     dims = {(shape.key_dim, shape.value_dim) for shape in loaded.kv_shapes.values()}
     problem = None
     if torch.cuda.get_device_capability(loaded.device) < (8, 0):

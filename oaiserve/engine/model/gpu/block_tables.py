@@ -1,7 +1,7 @@
-"""The block tables of sequences on the device, which gets only what is new of them.
+"""The block tables of sequences on the device, which gets only new entries.
 
-Each sequence has a row for as long as steps compute it. A decode needs a new entry when it begins a block, so to most
-steps the host says nothing, however long the sequences are.
+Each sequence has a row for as long as steps compute it. A decode needs a new entry when it begins a block, so for most
+steps the host sends nothing, for sequences of any length.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LEAST_ROWS = 3  # the sequences of a step that warms up or compares, which may b
 
 @dataclass(slots=True)
 class _Row:
-    """A row of the tables says what the device knows of a sequence's blocks."""
+    """The entries of a sequence's blocks on the device."""
 
     index: int
     blocks: list[int]  # the very list: a sequence that has lost its blocks gets another one
@@ -32,9 +32,8 @@ class _Row:
 class BlockTables:
     """Tables of up to `most` sequences, of up to `width` blocks of `block_size` tokens each.
 
-    Work that the device has been given reads what was there when it was given: all copies are in the order of the
-    stream. `tell` is called with what `write` is, before it: the other members of a model that is split have the same
-    tables.
+    Launched work reads the entries of its launch: all copies are in the order of the stream. `tell` is called before
+    `write` with the same arguments: the other members of a tensor-parallel model have the same tables.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class BlockTables:
         return cls(max(max_running, LEAST_ROWS), -(-max_model_len // block_size), block_size, device, tell)
 
     def update(self, step: Step) -> list[int]:
-        """Copy what is new of the blocks of a step to the device, without waiting. Return the row of each chunk."""
+        """Copy the new entries of a step to the device, without waiting. Return the row of each chunk."""
         try:
             rows, places, blocks = self._new(step)
             if places:
@@ -73,7 +72,7 @@ class BlockTables:
                     self._tell(places, blocks)
                 self.write(places, blocks)
         except BaseException:
-            self.forget()  # nobody knows what the device has
+            self.forget()  # the entries on the device are unknown
             raise
         return rows
 
@@ -83,12 +82,12 @@ class BlockTables:
         self.on_device.view(-1).index_copy_(0, on_both[0], on_both[1])
 
     def forget(self) -> None:
-        """Forget what the device has, so that the next step brings all of it."""
+        """Mark all entries as missing on the device, so that the next step brings them all."""
         self._free += [row.index for row in self._rows.values()]
         self._rows.clear()
 
     def _new(self, step: Step) -> tuple[list[int], list[int], list[int]]:
-        """Return the rows of a step, and the places and values of what is new in the flat tables."""
+        """Return the rows of a step, and the places and values of new entries in the flat tables."""
         rows: list[int] = []
         places: list[int] = []
         values: list[int] = []
@@ -104,7 +103,7 @@ class BlockTables:
             elif first == last == row.num_known - 1 and blocks[last] == row.last:
                 rows.append(row.index)
                 continue
-            # A block that is about to be written may have become a copy. Those before it stay what they are.
+            # The block to be written may have become a copy. Those before it stay the same.
             first = min(first, row.num_known)
             begin = row.index * self._width
             places += range(begin + first, begin + last + 1)

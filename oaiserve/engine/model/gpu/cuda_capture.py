@@ -13,7 +13,7 @@ from oaiserve.engine.model.gpu.decode_forwards import Run
 
 
 class CudaCapture:
-    """Captures CUDA graphs that share memory: replaying one graph overwrites the tensors that others have allocated."""
+    """Captures CUDA graphs that share memory: a replay of one overwrites the tensors of others."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
@@ -26,10 +26,10 @@ class CudaCapture:
         return self.record(run)
 
     def rehearse(self, run: Run, *, may_wait: bool = False) -> None:
-        """Run `run` as it will be captured: it compiles kernels, and libraries allocate the memory that they keep.
+        """Run `run` before its capture: kernels are compiled, and libraries allocate their memory.
 
-        If something in it waits for the device, which captured work cannot, the error leaves torch usable; unless it
-        `may_wait`.
+        Unless it `may_wait`, an operation that waits for the device, which no capture allows, raises an error that
+        leaves torch usable.
         """
         with self._on_stream():
             if may_wait:
@@ -38,7 +38,7 @@ class CudaCapture:
                 _run_without_waiting(run)
 
     def record(self, run: Run) -> Run:
-        """Capture `run`, which has been rehearsed, and return a function that replays it."""
+        """Capture a rehearsed `run`, and return a function that replays it."""
         graph = torch.cuda.CUDAGraph()
         # No other thread uses the device, so the capture does not have to watch other threads.
         with (
@@ -50,7 +50,7 @@ class CudaCapture:
         return graph.replay
 
     def release(self) -> None:
-        """Free what graphs hold, which nobody replays any more."""
+        """Free the memory of graphs that are no longer replayed."""
         for graph in self._graphs:
             graph.reset()
 

@@ -1,9 +1,9 @@
-"""Captures the forward of decode steps, and where it reads its inputs.
+"""Captures the forward of decode steps, with inputs at fixed addresses.
 
 A step in which every sequence decodes one token is the same work each time, except for its inputs. So it is captured
 for some numbers of rows, and replayed with its inputs at the same addresses. If a step has fewer rows, the rest is
-padding: nothing is written for these rows. Each member of a model that is split captures its part. `graphs` writes the
-inputs, and draws.
+padding: nothing is written for these rows. Each member of a tensor-parallel model captures its shard. `graphs` writes
+the inputs, and draws.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ PARAMETER_PADDING = GREEDY[:-1]  # all but the seed
 
 
 class DecodeForwards:
-    """The forwards of decode steps that were captured for `sizes` rows, in ascending order.
+    """The captured forwards of decode steps, for `sizes` rows in ascending order.
 
     `forward` is the one of an executor whose attention writes nothing for padded rows, and reads `tables`. `share` is
-    for a model that is split: all inputs are the first member's. The constructor raises what `capture` raises.
+    for a tensor-parallel model: all inputs are the first member's. The constructor raises the errors of `capture`.
     """
 
     @torch.inference_mode()
@@ -52,7 +52,7 @@ class DecodeForwards:
         self._forward, self._share = forward, share
         self._max_model_len = max_model_len
         most, device = sizes[-1], spec.device
-        # One tensor has what the last step drew, ids and whether logits were finite, followed by all inputs of rows
+        # One tensor has the draws of the last step, ids and whether logits were finite, followed by all inputs of rows
         # from the host. So a single look-up can take ids from either part, and a single copy brings all of it to the
         # other members.
         self.first_input = 2 * aligned_size(most)
@@ -76,7 +76,7 @@ class DecodeForwards:
     def pad(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Make all rows of a size padding, and return its inputs int64 [7, size] and its parameters float32 [4, size].
 
-        What is captured runs with these.
+        Captured work first runs with these.
         """
         width = aligned_size(size)
         num_inputs, num_parameters = len(INPUT_PADDING) * width, len(PARAMETER_PADDING) * width
@@ -102,7 +102,7 @@ class DecodeForwards:
     def _batch(self, inputs: torch.Tensor) -> Batch:
         """Return the batch that reads `inputs` int64 [7, R] and the block tables in place.
 
-        Its lengths on the host are the longest that there can be.
+        Its lengths on the host are the longest possible ones.
         """
         _, sources, positions, slots, seq_lens, table_rows, _ = inputs
         num_rows, none = len(sources), self._row_numbers[:0]

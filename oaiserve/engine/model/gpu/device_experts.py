@@ -1,7 +1,7 @@
 """Experts that stay on a GPU as a checkpoint has them: MXFP4, integers of 4 or 8 bits, or floats of 8 or 16 bits.
 
 The module of a layer's experts keeps its place in transformers' model. Its outputs are computed in plain torch, expert
-by expert, until `compute_by` sets another way: kernels that multiply the rows of all experts in one launch.
+by expert, until `compute_by` sets kernels that multiply the rows of all experts in one launch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Compute = Callable[["PackedExperts", Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class ExpertMatrices:
-    """A matrix [n, columns] of each expert, in the form of `PackedMatrix`, with one more dimension in front."""
+    """A matrix [n, columns] of each expert, as in `PackedMatrix`, with one more dimension in front."""
 
     kind: Kind
     codes: Tensor
@@ -77,7 +77,7 @@ def keep_experts(
 ) -> None:
     """Let a module of experts compute with these matrices, and free its own. They move with the module.
 
-    `add_up` returns the sum of the members' outputs if the model is split.
+    `add_up` returns the sum of the members' outputs of a tensor-parallel model.
     """
     packed = module.packed_experts = PackedExperts(module, gate_up, down)
     shapes = {name: module._parameters.pop(name).to("meta") for name in ("gate_up_proj", "down_proj")}
@@ -117,8 +117,8 @@ def _activation(module: Any) -> str | None:
 
 
 def plain_experts_of(module: Any) -> PackedExperts | None:
-    """Return experts whose matrices are those of a module as they are, or None if they lie in another order, or if
-    their columns are no multiples of 32. The module stays as it is."""
+    """Return experts with the matrices of a module, or None if these have another order, or columns that are no
+    multiples of 32. The module stays as it is."""
     gate_up, down = (module._parameters.get(name) for name in ("gate_up_proj", "down_proj"))
     is_known = gate_up is not None and down is not None and gate_up.dim() == 3 and hasattr(module, "_apply_gate")
     if not is_known or getattr(module, "is_transposed", True) or gate_up.shape[2] % LEAST_COLUMNS:
@@ -140,7 +140,7 @@ def compute_few_rows_by(
     module: Any, experts: PackedExperts, add_up: Callable[[Tensor], Tensor] | None, most_rows: int
 ) -> None:
     """Let a module compute with its experts' `compute` where these have up to so many rows on average, and as before
-    with more. `add_up` returns the sum of the members' outputs if the model is split."""
+    with more. `add_up` returns the sum of the members' outputs of a tensor-parallel model."""
     of_many = module.forward
 
     def forward(x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:

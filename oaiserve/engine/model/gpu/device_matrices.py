@@ -1,7 +1,7 @@
 """Matrices that stay on a GPU as a checkpoint has them: integers of 4 or 8 bits, and floats of 8 bits.
 
-A linear layer whose matrix is one is a `PackedLinear`. Products are computed in plain torch, which expands the whole
-matrix each time, until `multiply_by` sets another way: a kernel that unpacks the matrix tile by tile.
+A linear layer with one is a `PackedLinear`. Products are computed in plain torch, which expands the whole matrix each
+time, until `multiply_by` sets a kernel that unpacks the matrix tile by tile.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class PackedMatrix:
         return weights if self.order is None else torch.empty_like(weights).index_copy_(1, self.order, weights)
 
     def rows(self, begin: int, end: int) -> PackedMatrix:
-        """Return the matrix of some rows, whose tensors are parts of these."""
+        """Return the matrix of some rows, as views of these tensors."""
         zeros = None if self.zeros is None else self.zeros[:, begin:end]
         return PackedMatrix(self.kind, self.codes[begin:end], self.scales[:, begin:end], zeros, self.order)
 
@@ -87,7 +87,7 @@ class PackedMatrix:
 
 
 def tile_columns(group_columns: int) -> int:
-    """Return how many columns are unpacked at a time: a power of two that divides a group."""
+    """Return the number of columns that are unpacked at a time: a power of two that divides a group."""
     return min(TILE_COLUMNS, group_columns & -group_columns)
 
 
@@ -109,7 +109,7 @@ def of_integers(matrix: Integers | Floats) -> PackedMatrix | None:
 
 
 def joined(matrices: list[PackedMatrix]) -> PackedMatrix | None:
-    """Return a matrix with the rows of all of these, or None if they are stored in different ways."""
+    """Return a matrix with the rows of all of these, or None for matrices in different formats."""
     first = matrices[0]
     for other in matrices[1:]:
         same_zeros = (other.zeros is None) == (first.zeros is None)
@@ -139,7 +139,7 @@ class PackedLinear(Linear):
 
     @classmethod
     def replace(cls, module: Linear, matrix: PackedMatrix) -> None:
-        """Make a linear layer one of these."""
+        """Replace a linear layer by one with a packed matrix."""
         dtype = module.weight.dtype
         del module.weight
         module.__class__ = cls
@@ -148,7 +148,7 @@ class PackedLinear(Linear):
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
-        """Return a tensor of the shape and the type that the weights would have, without memory."""
+        """Return a tensor of the shape and the type of the weights, without memory."""
         codes = self.matrix.codes
         return torch.zeros(1, dtype=self._dtype, device=codes.device).expand(self.matrix.shape)
 

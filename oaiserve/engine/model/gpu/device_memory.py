@@ -33,7 +33,7 @@ class DeviceMemory(Protocol):
     """A source of memory readings: `CudaMemory`, or a double in tests."""
 
     def read(self) -> MemoryReading:
-        """Return a reading, made after torch has freed the memory that no tensor uses."""
+        """Return a reading, made after torch has freed unused memory."""
 
     def fits(self, needed: int) -> bool:
         """Return whether tensors of so many bytes in all can be made. The device is not waited for."""
@@ -57,7 +57,7 @@ class CudaMemory:
 
     def fits(self, needed: int) -> bool:
         idle = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
-        # The driver is asked only if what torch has kept of earlier steps is too little.
+        # The driver is asked only if the memory that torch holds from earlier steps is too little.
         return idle >= needed or idle + torch.cuda.mem_get_info(self._device)[0] >= needed
 
 

@@ -1,9 +1,9 @@
 """The executor that runs a decoder by its description, on a GPU: few launches for each layer, and nothing to compile.
 
 A layer of a decode is four matrix products, one kernel for attention with norms and rotation of queries and keys and
-the write into the cache, two for sums with the norms behind, and one for the activation. The description is the one
-that the native step of a CPU is built of. Matrix products are those of the model's modules, however their weights are
-stored. So are the sums and the logits of a model that is split: what its members add up is behind their modules.
+the write into the cache, two for sums with the norms behind, and one for the activation. The description is
+that of a CPU's native step. Matrix products are those of the model's modules, with weights of any format. So are the
+sums and the logits of a tensor-parallel model, which its modules add up.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Product = Callable[[Tensor], Tensor]  # [T, columns] to [T, rows]
 
 
 class FusedLayers:
-    """The layers of a model, ready to run. Raises NotKnown for a part that it has no operation for."""
+    """The layers of a model, ready to run. Raises NotKnown for a component without an operation here."""
 
     def __init__(self, loaded: LoadedModel, decoder: Decoder, operations: LayerOperations) -> None:
         if not isinstance(decoder.embedding, Tensor):
@@ -43,7 +43,7 @@ class FusedLayers:
         self._sums = loaded.sums
         self._head = loaded.model.get_output_embeddings()
         layers = [_FusedLayer.of(loaded, index, layer) for index, layer in enumerate(decoder.layers)]
-        # What follows the sum at the end of a layer is the first norm of the next one.
+        # The sum at the end of a layer is followed by the first norm of the next one.
         self._next_norms = [*(layer.attention_norm for layer in layers[1:]), _row_norm(decoder.final_norm)]
         self._layers = layers
 
@@ -142,7 +142,7 @@ class _FusedLayer:
         )
 
     def attend(self, x: Tensor, batch: Batch, attention: StepAttention, cache: LayerCache) -> Tensor:
-        """Return what attention adds to the hidden state."""
+        """Return the attention's addition to the hidden state."""
         described, shape = self.described, self.described.shape
         sizes = (described.heads * shape.key_dim, shape.kv_heads * shape.key_dim, shape.kv_heads * shape.value_dim)
         parts = self.qkv(x).split(sizes, dim=-1)
@@ -227,14 +227,14 @@ def _mixture(loaded: LoadedModel, index: int) -> Callable[[Tensor, LayerOperatio
 
     def compute(x: Tensor, _: LayerOperations) -> Tensor:
         out = module(x[None])
-        found: Tensor = out[0] if isinstance(out, tuple) else out  # some return what their router has found, too
-        return found.view(x.shape)
+        output: Tensor = out[0] if isinstance(out, tuple) else out  # some return their router's result, too
+        return output.view(x.shape)
 
     return compute
 
 
 def _is_of_heads(norm: Norm | None, attention: Attention) -> bool:
-    """Return whether a norm is one that attention computes of each head."""
+    """Return whether a norm is one of each head, which attention computes."""
     is_plain = norm is not None and norm.bias is None and not norm.subtracts_mean
     same = attention.query_norm is not None and norm is not None and norm.epsilon == attention.query_norm.epsilon
     return is_plain and same and norm is not None and len(norm.weight) == attention.shape.key_dim
@@ -245,7 +245,7 @@ def _row_norm(norm: Norm | None) -> RowNorm | None:
 
 
 def _product(loaded: LoadedModel, matrices: list[Matrix]) -> Product:
-    """Return the product with all rows of these matrices: one product if they are of one module, or fused."""
+    """Return the product with all rows of these matrices: a single one if they are of one module, or fused."""
     modules = [loaded.model.get_submodule(matrix.module) for matrix in matrices]
     if all(module is modules[0] for module in modules):
         (first, *_) = matrices
@@ -275,7 +275,7 @@ class FusedExecutor:
         return self._layers(batch, self._backend(batch), self._caches)
 
     def prepare(self, adapter: Adapter) -> Adapter:
-        """Raise NotImplementedError: layers that are fused have no place to add an adapter."""
+        """Raise NotImplementedError: fused layers have no place for an adapter."""
         raise NotImplementedError
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:

@@ -1,8 +1,7 @@
 """Computes projections of the same input as one matrix product on a GPU: query, key and value, and gate and up.
 
 One product of a wide matrix takes less time than several of narrow ones, and fewer launches. The modules stay: the
-first one that is called computes the product of all, and each returns its own columns. Their weights are parts of one
-matrix.
+first one called computes the product of all, and each returns its own columns. Their weights are slices of one matrix.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 class Product:
-    """The product of a group, whose parts are there from the call of its first module to that of its last."""
+    """The product of a group: its slices exist from the call of the first module to that of the last."""
 
     def __init__(self, modules: list[Linear], matrix: PackedMatrix | None) -> None:
         self.sizes = [module.out_features for module in modules]
@@ -42,7 +41,7 @@ class Product:
 
 
 class _Projection(Linear):
-    """A module of a group. Layers share compiled code, so what differs between them is in attributes."""
+    """A module of a group. Layers share compiled code, so their differences are in attributes."""
 
     product: Product
     index: int
@@ -71,7 +70,7 @@ def _part(product: Product, index: int, x: Tensor) -> Tensor:
 
 
 def _fused_matrix(group: list[Linear]) -> PackedMatrix | None:
-    """Return the matrix of all modules of a group, parts of which theirs become, if it can be one."""
+    """Return one matrix for all modules of a group, whose own become slices of it, or None if it is impossible."""
     modules = [module for module in group if isinstance(module, PackedLinear)]
     matrix = joined([module.matrix for module in modules]) if len(modules) == len(group) else None
     begin = 0
@@ -86,7 +85,7 @@ _FUSED: dict[type[Linear], type[Linear]] = {Linear: _Projection, PackedLinear: _
 
 @torch.no_grad()
 def fuse_projections(model: Module) -> int:
-    """Fuse the groups of a model that can be, and return how many these are."""
+    """Fuse the groups of a model where possible, and return their number."""
     number = 0
     for module in list(model.modules()):
         for names in GROUPS:
@@ -124,7 +123,7 @@ def product_of(modules: list[Module]) -> Product | None:
 
 
 def separate_projections(model: Module) -> None:
-    """Undo `fuse_projections`: each module computes its own product again, from its part of the matrix."""
+    """Undo `fuse_projections`: each module computes its own product again, from its slice of the matrix."""
     for module in model.modules():
         for plain, fused in _FUSED.items():
             if type(module) is fused:
@@ -133,7 +132,7 @@ def separate_projections(model: Module) -> None:
 
 
 def _together(parameters: list[Tensor]) -> Tensor:
-    """Return a tensor of all, parts of which they become."""
+    """Join tensors into one, whose slices they become."""
     tensor = torch.cat([parameter.data for parameter in parameters])
     for parameter, part in zip(parameters, tensor.split([len(one) for one in parameters]), strict=True):
         parameter.data = part  # the memory of the old one is free

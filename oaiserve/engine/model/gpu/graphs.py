@@ -1,7 +1,7 @@
 """Runs decode steps as graphs: a step is launched as two graphs instead of hundreds of kernels.
 
-`decode_forwards` has the first of the two, the forward; here are its inputs, and the draws. `graph_capture` decides
-what is captured and how; `ModelRunner` runs all other steps.
+`decode_forwards` has the first of the two, the forward; here are its inputs, and the draws. `graph_capture` decides on
+captures; `ModelRunner` runs all other steps.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Step
 
 T = TypeVar("T")
-# Replays what there is for a size by a function, and lets the other members of a model that is split do the same.
+# Replays the graph of a size by a function, as do the other members of a tensor-parallel model.
 Replay = Callable[[int, Run], object]
 
 
 def here(size: int, replay: Run) -> None:
-    """Replay a model that is not split."""
+    """Replay in this process alone."""
     replay()
 
 
@@ -57,11 +57,11 @@ class GraphSampler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """The graphs of draws for one number of rows: one for each way to sample.
+    """The graphs of draws for one number of rows: one for each kind of sampling.
 
-    With the forward in the same graph, it would have to be captured again for each way to sample, and once more for
-    steps that edit logits in between. The second launch takes some microseconds of the host, while the device runs the
-    first.
+    With the forward in the same graph, it would have to be captured again for each kind of sampling, and once more for
+    steps with edits of logits in between. The second launch takes some microseconds of the host, while the device runs
+    the first.
     """
 
     take_best: Run
@@ -70,7 +70,7 @@ class Draws:
 
 
 class Replayed:
-    """The tokens that a replayed step draws, while the device computes them. Other steps have a `Sampling` instead.
+    """The drawn tokens of a replayed step, while the device computes them. Other steps have a `Sampling` instead.
 
     `drawn` is int64. It has the ids of the step's rows first, and from `first_finite` on whether their logits were
     finite.
@@ -93,7 +93,7 @@ class Replayed:
 class DecodeGraphs:
     """The decode steps that `forwards` can replay, and their draws. No step has more rows than the largest size.
 
-    The KV cache has blocks of `block_size` tokens. The constructor raises what `capture` raises.
+    The KV cache has blocks of `block_size` tokens. The constructor raises the errors of `capture`.
     """
 
     @torch.inference_mode()
@@ -116,9 +116,9 @@ class DecodeGraphs:
         self._draws = {size: self._capture(size, capture) for size in reversed(forwards.sizes)}
 
     def num_replayed(self, step: Step) -> int:
-        """Return how many of a step's first chunks can be replayed: all that have one token, or none.
+        """Return the number of a step's first chunks for a replay: all those of one token, or none.
 
-        Each has to draw, and to want no log-probabilities of its prompt.
+        Each has to draw, without log-probabilities of its prompt.
         """
         number = 0
         for sequence, _, num_tokens, max_draws, _ in step.chunks:
@@ -139,9 +139,9 @@ class DecodeGraphs:
     ) -> tuple[torch.Tensor, Replayed | None]:
         """Launch a step without waiting, and return its logits [R, vocab], which the next launch overwrites.
 
-        If no logits are edited and no log-probabilities are asked for, sampling is launched too, and its result is
-        returned. `table_rows` are those that `tables` has for the step. `drawn_ids` int64 [R] are the ids of the step
-        before; for `drawn_rows` see `build_batch`. `began` is recorded when the device has the step's inputs.
+        Without edits of logits and log-probabilities, sampling is launched too, and its result is returned.
+        `table_rows` are those of `tables` for the step. `drawn_ids` int64 [R] are the ids of the step before; for
+        `drawn_rows` see `build_batch`. `began` is recorded when the device has the step's inputs.
         """
         chunks = step.chunks
         num_rows = len(chunks)

@@ -25,10 +25,10 @@ _CUTS = (ROWS, ROWS, COLUMNS)  # along which they are cut
 
 
 def keep_packed_matrices(model: PreTrainedModel, weights: PackedWeights, sums: Sums | None = None) -> int:
-    """Let the linear layers of a model have their matrices as a checkpoint packs them, and return how many these are.
+    """Give the linear layers of a model their matrices as a checkpoint packs them, and return their number.
 
-    The output matrix is none of them, and no matrix whose groups are not multiples of 32 columns. A member of a model
-    that is split has parts, if their groups are whole.
+    Excepted are the output matrix, and groups other than multiples of 32 columns. A member of a tensor-parallel model
+    has slices of whole groups.
     """
     number, names, head = 0, weights.names(), model.get_output_embeddings()
     for name, module in model.named_modules():
@@ -36,7 +36,7 @@ def keep_packed_matrices(model: PreTrainedModel, weights: PackedWeights, sums: S
             continue
         found = weights.matrix(f"{name}.weight") if f"{name}.weight" in names else None
         if found is not None and sums is not None:
-            found = sums.part_of(found, name)
+            found = sums.slice_of(found, name)
         if found is not None and (packed := of_integers(found)) is not None:
             PackedLinear.replace(module, packed.to(module.weight.device))
             number += 1
@@ -44,9 +44,10 @@ def keep_packed_matrices(model: PreTrainedModel, weights: PackedWeights, sums: S
 
 
 def keep_packed_experts(model: PreTrainedModel, weights: PackedWeights, sums: Sums | None = None) -> int:
-    """Let experts have their matrices as a checkpoint packs them, if all of a layer are packed alike in groups of
-    multiples of 32 columns. Return of how many layers these are. A member of a model that is split has a part of each
-    expert, if their groups are whole."""
+    """Give experts their matrices as a checkpoint packs them, and return the number of their layers.
+
+    All of a layer must be packed alike, in groups of multiples of 32 columns. A member of a tensor-parallel model has a
+    slice of each expert, of whole groups."""
     number, names = 0, weights.names()
     for name, module in model.named_modules():
         tensor = module._parameters.get("gate_up_proj")
@@ -71,10 +72,10 @@ def keep_packed_experts(model: PreTrainedModel, weights: PackedWeights, sums: Su
 
 
 def _packed(weights: PackedWeights, name: str, cut: int, sums: Sums | None) -> PackedMatrix | None:
-    """Return a matrix of an expert, or this member's part of it, or None if it is not packed."""
+    """Return a packed matrix of an expert, or this member's slice of it, or None without one."""
     found = weights.matrix(name)
     if found is not None and sums is not None:
-        found = sums.part(found, cut)
+        found = sums.slice(found, cut)
     return None if found is None else of_integers(found)
 
 

@@ -1,8 +1,8 @@
 """Runs prompts as graphs: the forward of all prompts of a step is one launch instead of hundreds.
 
 A small model computes some hundred tokens in less time than the host takes to launch the operations of all its layers.
-So a forward is captured for some numbers of tokens, and replayed for prompts of any lengths that are so many tokens
-together, or fewer: the rest is padding, which is not written into the cache. Larger steps are launched operation by
+So a forward is captured for some numbers of tokens, and replayed for prompts of any lengths with as many tokens
+together or fewer: the rest is padding, which is not written into the cache. Larger steps are launched operation by
 operation, while the device computes.
 """
 
@@ -29,11 +29,11 @@ _PADDING = (0, 0, -1)  # of a token: its id, position and slot
 
 
 class PromptGraphs:
-    """The forwards that were captured for `sizes` tokens, in ascending order.
+    """The captured forwards, for `sizes` tokens in ascending order.
 
     `forward` is the one of an executor whose attention asks `Batch.tiles` for its work, and reads `tables`. `share` is
-    for a model that is split, see `DecodeForwards`: each member has these graphs, and only the server launches steps.
-    The constructor raises what `capture` raises.
+    for a tensor-parallel model, see `DecodeForwards`: each member has these graphs, and only the server launches steps.
+    The constructor raises the errors of `capture`.
     """
 
     @torch.inference_mode()
@@ -84,7 +84,7 @@ class PromptGraphs:
         """Launch a step without waiting. Return its logits [R, vocab], which the next launch overwrites, and the chunk
         of each row.
 
-        `table_rows` are those that `tables` has for the step. `began` is recorded when the device has its inputs.
+        `table_rows` are those of `tables` for the step. `began` is recorded when the device has its inputs.
         """
         size = self._sizes[bisect_left(self._sizes, step.num_tokens)]
         sample_chunks = self._upload(step, table_rows, size)
@@ -132,7 +132,7 @@ class PromptGraphs:
         tokens = self._words[:num_words].view(len(_PADDING), -1)[:, :size]
         others = self._words[num_words:][: 4 * _up(MOST_PROMPTS + 1)].view(4, -1)
         words, tiles = self._words[: num_words + others.numel()], self._tiles[size]
-        # `capture` runs what it captures: all tokens are padding.
+        # `capture` runs the work first: all tokens are padding.
         self._words.zero_()
         tokens.copy_(torch.tensor(_PADDING)[:, None])
         table_rows, query_start, seq_lens, logits_rows = others

@@ -1,7 +1,7 @@
 """The device code of `triton_adapters`, which launches it and describes its arguments.
 
-Rows that have adapters are sorted into tiles of one adapter each, so that a program multiplies with the weights of one.
-The weights of an adapter are wherever it was loaded: a table has their addresses.
+Rows with adapters are sorted into tiles of one adapter each, so that a program multiplies with the weights of one. A
+table has the addresses of the adapters' weights.
 """
 
 import triton

@@ -1,4 +1,4 @@
-"""Adapters with Triton kernels: two launches add those of all rows to the product of a linear layer.
+"""Adapters with Triton kernels: two launches add all rows' adapters to the product of a linear layer.
 
 The rows of a step are sorted into tiles on the host, once for all layers. The host waits for nothing.
 """

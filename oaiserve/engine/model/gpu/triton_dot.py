@@ -1,4 +1,4 @@
-"""The product of two tiles, as device code that several kernels share."""
+"""The product of two tiles: device code of several kernels."""
 
 import triton
 import triton.language as tl

@@ -22,7 +22,7 @@ def plan_experts_kernel(
 ):
     """Sort pairs of a row and an expert by the expert, and cut those of each into tiles. The program is (expert).
 
-    Each program counts for itself what all have, so none waits for another one.
+    Each program counts the pairs of all, so none waits for another one.
     """
     expert = tl.program_id(0)
     lane = tl.arange(0, CHUNK)
@@ -90,7 +90,10 @@ def expert_kernel(
     TILE_COLUMNS: tl.constexpr,
 ):
     """Multiply a tile of rows with one of their expert's matrix. The program is (tile of the matrix, tile of pairs,
-    split), where splits are those of `matrix_kernel`."""
+    split).
+
+    Splits are those of `matrix_kernel`.
+    """
     tile, split = tl.program_id(1), tl.program_id(2)
     expert = tl.load(tile_expert + tile).to(tl.int64)
     if expert >= 0:

@@ -35,8 +35,8 @@ class Plan(NamedTuple):
 def compute(experts: PackedExperts, x: Tensor, chosen: Tensor, weights: Tensor, *, is_rounded: bool = False) -> Tensor:
     """Compute `plain_experts` in five launches. Sums of a product are in float32.
 
-    With `is_rounded`, for experts in floats of 8 bits, what is multiplied is rounded to such floats, in two launches
-    more, and the products are those of 8 bits.
+    With `is_rounded`, for experts in floats of 8 bits, inputs are rounded to such floats in two more launches, and the
+    products are those of 8 bits.
     """
     num_rows, top_k = chosen.shape
     plan = planned(chosen, experts.num_experts)

@@ -1,4 +1,4 @@
-"""The rounding to floats of eight bits, as device code that several kernels share."""
+"""The rounding to floats of eight bits: device code of several kernels."""
 
 import triton
 import triton.language as tl

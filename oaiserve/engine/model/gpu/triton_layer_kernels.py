@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def _normed(x, is_inside, weight, bias, column, epsilon, width, HAS_BIAS: tl.constexpr, HAS_MEAN: tl.constexpr):
-    """Return the norm of a row, float32 [TILE], of which numbers that are not inside are 0."""
+    """Return the norm of a row, float32 [TILE], with 0 beyond its end."""
     if HAS_MEAN:
         x = tl.where(is_inside, x - tl.sum(x, 0) / width, 0.0)
     x = x * tl.rsqrt(tl.sum(x * x, 0) / width + epsilon)
@@ -55,7 +55,7 @@ def add_and_norm_kernel(
             added = _normed(
                 added, is_inside, out_weight, out_bias, column, out_epsilon, width, HAS_OUT_BIAS, HAS_OUT_MEAN
             )
-        # Rounded as it is kept, so that the norm is one of what the next layer adds to.
+        # Rounded as it is stored, so that the norm is one of the next layer's input.
         x = (x + scale * added).to(hidden.dtype.element_ty)
         tl.store(hidden + row * hidden_stride + column, x, mask=is_inside)
         x = x.to(tl.float32)

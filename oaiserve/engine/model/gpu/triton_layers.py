@@ -96,7 +96,7 @@ def combine(products: Tensor, activation: str, *, is_interleaved: bool, alpha: f
 
 
 def _tensors(norm: RowNorm | None, unread: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the tensors of a norm. In place of what it does not have is one that is not read."""
+    """Return the tensors of a norm, with an unread one in place of a missing one."""
     if norm is None:
         return unread, unread
     return norm.weight, unread if norm.bias is None else norm.bias
@@ -104,6 +104,6 @@ def _tensors(norm: RowNorm | None, unread: Tensor) -> tuple[Tensor, Tensor]:
 
 @functools.cache
 def _row_tile(width: int) -> tuple[int, int]:
-    """Return the numbers of a tile that has a whole row, and the warps that compute it."""
+    """Return the size of a tile with a whole row, and the number of its warps."""
     tile = triton.next_power_of_2(width)
     return tile, min(16, max(1, tile // 256))

@@ -1,4 +1,4 @@
-"""Products with packed matrices by a Triton kernel: one launch, whatever the number of rows."""
+"""Products with packed matrices by a Triton kernel: one launch for any number of rows."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def multiply_into(
 ) -> None:
     """Write the product of `rows` [rows, columns] with the matrix into `out` [rows, n].
 
-    Rows that are rounded to floats of 8 bits, as the matrix is, have scales float32 [tiles of columns, rows or more].
+    Rows in floats of 8 bits, like the matrix, have scales float32 [tiles of columns, rows or more].
     """
     (n, columns), num_rows = matrix.shape, len(rows)
     tiles = tiles_for(num_rows)
@@ -89,7 +89,7 @@ def tiles_for(num_rows: int) -> MatrixTiles:
 
 
 def num_splits(num_programs: int, num_tiles: int, device: torch.device) -> int:
-    """Return into how many parts the columns are cut, a power of two, so that there are enough programs."""
+    """Return the number of splits of the columns, a power of two, for enough programs."""
     splits, enough = 1, _num_multiprocessors(device) * PROGRAMS_PER_SM
     while splits < MOST_SPLITS and num_programs * splits < enough:
         splits *= 2
@@ -98,7 +98,7 @@ def num_splits(num_programs: int, num_tiles: int, device: torch.device) -> int:
 
 @functools.cache
 def counters(device: torch.device) -> Tensor:
-    """Return counters of programs that have ended, one for each tile of a product that is split.
+    """Return counters of ended programs, one for each tile of a product with splits.
 
     Such a product has fewer tiles than programs fit on the device. Products follow each other on one stream.
     """

@@ -11,7 +11,7 @@ from oaiserve.engine.model.gpu.triton_float8 import to_float8
 def _less(code, zero, dtype: tl.constexpr):
     """Return small integers less a zero.
 
-    An integer in the lowest bits of 2^23 is that number more, which takes no instruction that converts. Those are slow.
+    An integer in the lowest bits of 2^23 adds its value, without an instruction for conversion, which would be slow.
     """
     return ((code.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + zero)).to(dtype)
 
@@ -112,7 +112,7 @@ def added_up(
     split,
     SPLITS: tl.constexpr,
 ):
-    """Return the sums of all splits of a tile and true in the program that is the last to end; false in the others."""
+    """Return the sums of all splits of a tile and true in the last program to end, and false in the others."""
     tl.store(partial + split.to(tl.int64) * size + place, acc, mask=is_number)
     # All threads of this program have written theirs before one of them says so, which releases it for the others.
     tl.debug_barrier()
@@ -161,7 +161,7 @@ def matrix_kernel(
 
     W is multiplied as it is stored, and each product of a tile of columns, which is within one group, by the scale
     afterwards. W is the first factor, so that tensor cores take it from registers, where it is unpacked. With several
-    splits, each has a part of the columns, and the one that is the last to end adds them up, in their order.
+    splits, each has some of the columns, and the last one to end adds them up, in their order.
     """
     tile, split = tl.program_id(0), tl.program_id(2)
     output = tile * TILE_N + tl.arange(0, TILE_N)
@@ -216,8 +216,8 @@ def round_rows_kernel(
     TILE_GROUPS: tl.constexpr,
     TILE: tl.constexpr,  # at least the columns of a group
 ):
-    """Round each group of a row to floats of 8 bits, times the scale that makes its largest number the largest float.
-    The program is (row, tile of groups)."""
+    """Round each group of a row to floats of 8 bits, scaled to use their whole range. The program is (row, tile of
+    groups)."""
     row = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1) * TILE_GROUPS + tl.arange(0, TILE_GROUPS)
     inside = tl.arange(0, TILE)

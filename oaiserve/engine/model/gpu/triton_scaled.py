@@ -1,6 +1,6 @@
 """Products of many rows with matrices in floats of 8 bits, by the tensor cores' products of 8 bits: twice the rate.
 
-The inputs are rounded to such floats, with a scale for each row, or for each row and 128 columns. That is for prompts,
+The inputs are rounded to such floats, with a scale for each row, or for each row and 128 columns. This is for prompts,
 whose products take as long as their arithmetic; decodes are not rounded, and take as long as reading the matrix.
 """
 
@@ -19,7 +19,7 @@ _NUMBERS_AT_A_TIME = 4096  # of a row that is rounded
 
 
 def ways(matrix: PackedMatrix) -> list[Multiply]:
-    """Return the products of 8 bits that there may be with such a matrix, the fastest first."""
+    """Return the possible products of 8 bits with such a matrix, the fastest first."""
     if matrix.kind != "float8":
         return []
     n, columns = matrix.shape
@@ -87,5 +87,5 @@ def rounded_rows(rows: Tensor, group_columns: int) -> tuple[Tensor, Tensor]:
 
 
 def _groups_are_torchs(matrix: PackedMatrix) -> bool:
-    """Return whether torch knows such scales: one for each row, or for each row and 128 columns."""
+    """Return whether torch supports such scales: one for each row, or for each row and 128 columns."""
     return len(matrix.scales) == 1 or matrix.group_columns == TILE_COLUMNS

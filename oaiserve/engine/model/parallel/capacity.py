@@ -1,6 +1,6 @@
-"""The members of a tensor-parallel model agree, before they begin a piece of work, whether all have room for it.
+"""The members of a tensor-parallel model agree before each piece of work whether it fits into the memory of all.
 
-A member that ran out of memory in the middle would leave the others waiting for its part of a sum.
+A member without memory in the middle would leave the others waiting for its part of a sum.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from oaiserve.engine.model.parallel import group
 from oaiserve.engine.model.parallel.messages import BatchShape, Copies
 from oaiserve.engine.model.spec import ModelSpec
 
-ALWAYS_BYTES = 64 << 20  # lists and partial results, whatever the number of tokens
+ALWAYS_BYTES = 64 << 20  # lists and partial results, for any number of tokens
 
 
 class Needs(NamedTuple):
-    """The memory that a member takes while it works, in bytes: upper bounds."""
+    """Upper bounds of the memory of a member's work, in bytes."""
 
     of_token: int
     of_logits_row: int
@@ -24,7 +24,7 @@ class Needs(NamedTuple):
 
     @classmethod
     def of_model(cls, spec: ModelSpec, block_size: int, *, largest_step_bytes: int, max_step_tokens: int) -> Needs:
-        """Return the needs of a model, of which the largest step has been measured."""
+        """Return the needs of a model, by its measured largest step."""
         widest = max((shape.num_bytes(spec.dtype) for shape in spec.kv_shapes.values()), default=0)
         return cls(
             of_token=-(-largest_step_bytes // max_step_tokens),
@@ -42,18 +42,18 @@ class Needs(NamedTuple):
 
 
 class Capacity:
-    """The room of this member. Without `memory`, on a CPU, there is always some: the system gives it page by page."""
+    """The memory of this member. Without `memory`, on a CPU, all work fits: the system gives memory page by page."""
 
     def __init__(self, memory: DeviceMemory | None = None, needs: Needs | None = None) -> None:
         self._memory = memory
         self._needs = needs
 
     def agreed(self, work: Copies | BatchShape) -> bool:
-        """Return whether all members have room for this work. Blocks until all have been asked."""
+        """Return whether this work fits at all members. Blocks until all have called it."""
         return group.all_agree(self.is_here(work))
 
     def is_here(self, work: Copies | BatchShape) -> bool:
-        """Return whether this member has room for it."""
+        """Return whether it fits into this member's memory."""
         if self._memory is None or self._needs is None:
             return True
         return self._memory.fits(self._needs.of_work(work))

@@ -1,8 +1,8 @@
-"""Captures a forward at all members of a tensor-parallel model: each has its part of it, with the sums, as a graph.
+"""Captures a forward at all members of a tensor-parallel model: each has its shard, with the sums, as a graph.
 
-A capture runs what it captures once before, on the device. A member that failed there would leave the others waiting
-for its part of a sum. So each member first runs its part without the others, and all agree. While work is captured,
-nothing runs, so a member may fail there, too.
+A capture runs the work once before, on the device. A member that failed there would leave the others waiting for its
+part of a sum. So each member first runs its shard without the others, and all agree. During a capture nothing runs, so
+a member may fail there, too.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class GraphRecorder(Protocol):
 
 
 class MembersCapture:
-    """Captures forwards. All members call it at the same time, with the same work, while they `make` what has these."""
+    """Captures forwards. All members call it at the same time, with the same work, within `make`."""
 
     def __init__(self, recorder: GraphRecorder, sums: Sums) -> None:
         self._recorder = recorder
         self._sums = sums
-        self._has_failed = False  # and the others know, or cannot be told
+        self._has_failed = False  # and the others know, or cannot learn it
 
     def make(self, make: Callable[[], T]) -> T:
-        """Return what `make` returns, or raise at all members if it raises at one, between two captures, too."""
+        """Call `make`, and return its result. If it raises at one member, even between two captures, raise at all."""
         self._has_failed = False
         try:
             made = make()
@@ -47,7 +47,7 @@ class MembersCapture:
         return made
 
     def __call__(self, run: Run) -> Run:
-        """Run `run`, capture it, and return a function that replays this member's part.
+        """Run `run`, capture it, and return a function that replays this member's shard.
 
         If a member fails, it raises its error, and all others an ElsewhereError.
         """

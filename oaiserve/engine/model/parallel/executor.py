@@ -18,9 +18,9 @@ from oaiserve.engine.model.parallel.workers import Workers
 
 
 class ParallelExecutor:
-    """Computes the server's part with `own` while the workers compute theirs. All have the same number of blocks.
+    """Computes the server's shard with `own` while the workers compute theirs. All have the same number of blocks.
 
-    `tables` are those that all members have, and that each batch reads.
+    `tables` are the same at all members, and each batch reads them.
     """
 
     is_exact = False
@@ -32,7 +32,8 @@ class ParallelExecutor:
         self._tables = tables
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        """Compute a batch. Raises torch.OutOfMemoryError, before anything is computed, if a member has no room."""
+        """Compute a batch. Raises torch.OutOfMemoryError, before anything is computed, if it does not fit at a
+        member."""
         assert batch.block_tables is self._tables.on_device
         tensor = packed(batch)
         self._begin(shape_of(batch))
@@ -47,7 +48,7 @@ class ParallelExecutor:
             self._own.copy_blocks(copies)
 
     def _begin(self, work: Copies | BatchShape) -> None:
-        """Send work to all workers, which begin it if all members have room for it."""
+        """Send work to all workers, which begin it if it fits at all members."""
         with self._workers.explained():
             self._workers.send(work)
             has_room = self._capacity.agreed(work)
@@ -69,7 +70,7 @@ class ParallelExecutor:
 
 
 def shape_of(batch: Batch) -> BatchShape:
-    """Return the lengths of a batch, which a worker needs to receive its tensors."""
+    """Return the lengths of a batch, by which a worker receives its tensors."""
     return BatchShape(
         num_tokens=len(batch.input_ids),
         num_logits_rows=len(batch.logits_rows),
@@ -80,7 +81,7 @@ def shape_of(batch: Batch) -> BatchShape:
 
 
 def packed(batch: Batch) -> torch.Tensor:
-    """Return the tensors of a batch that the model needs, but for the block tables, as one int64 tensor on its device.
+    """Return the model's inputs of a batch, without the block tables, as one int64 tensor on its device.
 
     `received` unpacks it.
     """
@@ -100,7 +101,7 @@ def packed(batch: Batch) -> torch.Tensor:
 
 
 def received(shape: BatchShape, tables: torch.Tensor) -> Batch:
-    """Receive the batch with the lengths `shape` that the server broadcasts, and return it. It reads `tables`."""
+    """Receive the server's broadcast of a batch with the lengths `shape`. The batch reads `tables`."""
     num_tokens, num_sequences = shape.num_tokens, len(shape.query_lens)
     lengths = [
         *(num_tokens, num_tokens, num_tokens),

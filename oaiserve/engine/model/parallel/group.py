@@ -1,4 +1,4 @@
-"""The process group of a tensor-parallel model: how its members join and leave it, and what they do together."""
+"""The process group of a tensor-parallel model: joining, leaving, and the members' agreements."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ import torch
 import torch.distributed as dist
 
 # This timeout is not how the end of a member is noticed. It only has to be longer than the difference between the times
-# that two members take to load their parts.
+# that two members take to load their shards.
 TIMEOUT = timedelta(hours=1)
 LEAVE_SECONDS = 5.0  # for which an abort of NCCL's group is waited for
 
 
 class _Host:
-    """The hosts of members on GPUs have a group of their own for what they tell each other. It ends with the others."""
+    """The group of the hosts of members on GPUs, for their own messages. It ends with the others."""
 
     group: dist.ProcessGroup | None = None  # None: the one group that there is on a CPU
 
 
 @contextmanager
 def environment(rank: int) -> Iterator[None]:
-    """Set the environment variables that torch.distributed and transformers read during a join and a load."""
+    """Set the environment variables of torch.distributed and transformers during a join and a load."""
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     ours = {
         # All members are on this machine, and nothing outside it needs to reach them.

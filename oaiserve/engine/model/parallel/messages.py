@@ -9,7 +9,7 @@ from oaiserve.config import EngineOptions
 
 
 class Assignment(NamedTuple):
-    """The first message to a worker. It says which part of which model the worker holds."""
+    """The first message to a worker: its shard of a model."""
 
     rank: int
     folder: Path  # the argument of `group.join`
@@ -28,13 +28,13 @@ class BatchShape(NamedTuple):
 
 
 class Copies(NamedTuple):
-    """The message that a worker has to copy blocks."""
+    """The message to copy blocks."""
 
     blocks: list[tuple[int, int]]  # (from, to)
 
 
 class TableChanges(NamedTuple):
-    """TableChanges has what is new in the block tables of all members: places in the flat tables, and blocks there."""
+    """The new entries in the block tables of all members: places in the flat tables, and blocks there."""
 
     places: list[int]
     blocks: list[int]
@@ -44,14 +44,14 @@ What = Literal["decodes", "prompts"]
 
 
 class Capture(NamedTuple):
-    """All members capture their parts of the forward now, for these sizes."""
+    """The message to capture the shards of a forward, at all members, for these sizes."""
 
     what: What
     sizes: list[int]
 
 
 class Replay(NamedTuple):
-    """A worker has to replay what it has captured for this size. A broadcast of the inputs is a part of that."""
+    """The message to replay the graph of this size, in which the inputs are broadcast."""
 
     what: What
     size: int
@@ -61,11 +61,11 @@ Work = BatchShape | Copies | TableChanges | Capture | Replay
 
 
 class Arrived(NamedTuple):
-    """A worker has imported what it needs, and is about to join the group."""
+    """A worker has ended its imports, and is about to join the group."""
 
 
 class Ready(NamedTuple):
-    """A worker has loaded its part of the model, and waits for work."""
+    """A worker has loaded its shard of the model, and waits for work."""
 
 
 class Logged(NamedTuple):
@@ -79,7 +79,7 @@ class WorkerFailed(NamedTuple):
     """A worker has failed and is about to end."""
 
     reason: str
-    traceback: str | None  # None for a StartupError, whose message says what the user can do
+    traceback: str | None  # None for a StartupError, whose message is enough for the user
 
 
 Report = Arrived | Ready | Logged | WorkerFailed

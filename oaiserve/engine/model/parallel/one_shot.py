@@ -1,6 +1,6 @@
-"""Sums of small messages in one kernel: each member reads those of the others, from memory that all map.
+"""Sums of small messages in one kernel: each member reads those of the others, from memory mapped by all.
 
-NCCL needs several messages for a sum, one after the other, which takes longer than the little that a decode adds up.
+NCCL needs several messages for a sum, one after the other, which takes longer than adding up the little of a decode.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _ALIGNMENT = 16  # bytes that a thread reads at a time
 
 
 def missing(device: torch.device, size: int) -> str | None:
-    """Return what one-shot sums lack here, if anything. No other member is asked."""
+    """Return the reason why one-shot sums are impossible here, or None, without asking other members."""
     try:
         from torch.distributed import _symmetric_memory  # noqa: F401
 

@@ -1,4 +1,4 @@
-"""A worker's part of a tensor-parallel model: it does what the server's messages say."""
+"""A worker's shard of a tensor-parallel model, which obeys the server's messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from oaiserve.engine.model.parallel.messages import BatchShape, Capture, Copies,
 
 
 class Captured(Protocol):
-    """Forwards that a member has captured."""
+    """The captured forwards of a member."""
 
     def replay(self, size: int) -> None: ...
 
@@ -42,7 +42,7 @@ class Shard:
             case Capture(what):
                 self._captured[what] = self._capture(work)
             case Replay(what, size):
-                # There is room for it: it has all its memory since it was captured.
+                # It fits: it has had all its memory since its capture.
                 captured = self._captured[what]
                 assert captured is not None
                 captured.replay(size)

@@ -1,11 +1,9 @@
-"""The members of a tensor-parallel model add up and put together in a forward what they need, by sums of ours.
+"""The sums and gathers among the members of a tensor-parallel model, in place of transformers' hooks.
 
-These take the place of transformers' hooks.
-
-A matrix is cut along its rows, so that a product of it needs nothing, or along its columns, so that products are added
-up. The embedding is cut along its rows, and what a member does not have it adds as zeros. The logits are put together.
-Each expert of a mixture is cut like an MLP. Queries, keys and values that one module makes are cut one by one, and the
-mean square of a norm of all heads is that of all members.
+A matrix is cut along its rows, so that its product needs nothing, or along its columns, so that products are added up.
+The embedding is cut along its rows, and a member adds zeros for the rows of others. The logits are gathered. Each
+expert of a mixture is cut like an MLP. Queries, keys and values of one module are cut one by one, and the mean square
+of a norm of all heads is that of all members.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ ROWS, COLUMNS = 0, 1
 IN_PARTS = "packed_colwise"  # along the rows, gates and ups one by one
 EXPERTS = "moe_tp_experts"  # each of a mixture like an MLP
 WHOLE = "replicated_with_grad_allreduce"  # transformers cuts nothing
-# What transformers' plan says of a module, and along which dimension its weights are cut.
+# The styles of transformers' plan, and the dimension along which each cuts weights.
 _CUTS = {
     "colwise": ROWS,
     "rowwise": COLUMNS,
@@ -46,7 +44,7 @@ _CUTS = {
 }
 
 
-# Where transformers gathers products, and cuts them again, because of what is between: ways that need neither.
+# Styles without a gather, in place of transformers', which gathers products and cuts them again.
 _UNGATHERED = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "colwise"),
     "qkv_proj": WHOLE,  # has uneven parts, which transformers does not cut one by one: that is done here
@@ -61,7 +59,7 @@ class _Cut(NamedTuple):
 
 
 class ElsewhereError(Exception):
-    """Another part of the model has a problem with what all members have tried."""
+    """Another member has failed in work of all members."""
 
     def __init__(self) -> None:
         super().__init__("another part of the model has a problem with it")
@@ -76,7 +74,7 @@ class OneShot(Protocol):
 
 
 class Sums:
-    """The sums of one member. While they are `left_out`, a forward computes what this member can compute alone."""
+    """The sums of one member. While they are `left_out`, a forward computes this member's shard alone."""
 
     def __init__(self, member: Member) -> None:
         self.rank, self.size = member.rank, member.size
@@ -121,8 +119,7 @@ class Sums:
         return self.add_up(own_rows(own.where(is_own, 0)).masked_fill(~is_own[..., None], 0))
 
     def normed(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        """Return rows divided by their root mean square, that of all members' parts of them, times this member's
-        weights."""
+        """Return rows divided by their root mean square over all members, times this member's weights."""
         parts = x.float()
         squares = parts.pow(2).mean(-1, keepdim=True)
         if not self._are_left_out:
@@ -142,18 +139,18 @@ class Sums:
         """Return whether all members say yes. Blocks until all have called it."""
         return group.all_agree(yes)
 
-    def part_of(self, matrix: Integers | Floats, name: str) -> Integers | Floats | None:
-        """Return this member's part of the matrix of a module, or None if its groups are not cut evenly."""
-        return self.part(matrix, *self._cuts[name])
+    def slice_of(self, matrix: Integers | Floats, name: str) -> Integers | Floats | None:
+        """Return this member's slice of the matrix of a module, or None if its groups are not cut evenly."""
+        return self.slice(matrix, *self._cuts[name])
 
-    def part(
+    def slice(
         self, matrix: Integers | Floats, dimension: int, segments: tuple[int, ...] = ()
     ) -> Integers | Floats | None:
-        """Return this member's part of a matrix, or None if its groups are not cut evenly."""
+        """Return this member's slice of a matrix, or None if its groups are not cut evenly."""
         return part_of(matrix, dimension, self.rank, self.size, segments)
 
     def take_over(self, name: str, module: Any, style: str) -> None:
-        """Let a module that transformers' plan names compute with its own weights, as plain tensors, and these sums."""
+        """Let a module of transformers' plan compute with its own weights, as plain tensors, and these sums."""
         del module.forward  # transformers' hook
         if style == EXPERTS:
             _keep_local(module)
@@ -179,8 +176,7 @@ class Sums:
             module.forward = lambda x: self.put_together(type(module).forward(module, x))
 
     def cut_heads(self, name: str, module: Any, attention: Any) -> None:
-        """Let a module that makes queries, keys and values make those of this member's heads, of which the attention
-        that it belongs to has as many fewer."""
+        """Cut a module of queries, keys and values, and its attention, to this member's heads."""
         config, dim = attention.config, attention.head_dim
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         segments = heads * dim, kv_heads * dim, kv_heads * dim
@@ -193,8 +189,8 @@ class Sums:
         attention.num_key_value_heads = kv_heads // self.size
 
     def cut_norm(self, norm: Any, width: int) -> None:
-        """Let a norm of all heads be one of this member's, which are `width` numbers. Raises StartupError for one that
-        is no plain RMS norm."""
+        """Cut a norm of all heads to the `width` numbers of this member's. Raises StartupError unless it is a plain RMS
+        norm."""
         epsilon = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
         weight, rows = norm.weight.data, torch.linspace(-1, 2, len(norm.weight), device=norm.weight.device)
         if epsilon is not None:
@@ -218,9 +214,9 @@ class _OfOwnHeads:
 
 
 def split_by_heads(config: PreTrainedConfig) -> None:
-    """Let a model be split by heads and by gates where transformers' plan gathers the products of all members.
+    """Cut a model by heads and by gates where transformers' plan gathers the products of all members.
 
-    That is where one module makes queries, keys and values, or gates and ups, and where a norm is one of all heads.
+    It does so for one module of queries, keys and values, or of gates and ups, and for a norm of all heads.
     """
     plan = dict(config.base_model_tp_plan or {})
     for name, style in list(plan.items()):
@@ -234,7 +230,7 @@ def split_by_heads(config: PreTrainedConfig) -> None:
 
 
 def can_be_taken_over(config: PreTrainedConfig) -> bool:
-    """Return whether the plan for a model has only sums behind the layers' matrices that are cut along columns."""
+    """Return whether a model's plan needs only sums, behind the matrices cut along columns."""
     return _has_our_sums(config.base_model_tp_plan or {})
 
 
@@ -243,7 +239,7 @@ def _has_our_sums(plan: dict[str, str]) -> bool:
 
 
 def take_over(model: PreTrainedModel, member: Member) -> Sums | None:
-    """Put our sums in the place of transformers' hooks, or return None for a plan with others. Those stay."""
+    """Replace transformers' hooks by our sums, or return None for a plan with other hooks, which stay."""
     hooked: dict[str, Module] = {name: module for name, module in model.named_modules() if "forward" in vars(module)}
     styles = {name: model.tp_plan.get(re.sub(r"\d+", "*", name), "") for name in hooked}
     if not can_be_taken_over(model.config) or not set(styles.values()) <= _CUTS.keys():
@@ -271,20 +267,20 @@ def take_over(model: PreTrainedModel, member: Member) -> Sums | None:
 
 
 def _makes_all_heads(name: str, style: str) -> bool:
-    """Return whether a module makes the queries, keys and values of all members, as `split_by_heads` has asked for."""
+    """Return whether a module makes the queries, keys and values of all members, by the plan of `split_by_heads`."""
     return style == WHOLE and name.endswith(".qkv_proj")
 
 
 def _normed_projection(name: str, attention: Module) -> Linear | None:
-    """Return the module that makes what a norm of queries or of keys norms. It is cut before its norm."""
+    """Return the projection before a norm of queries or of keys. It is cut before its norm."""
     found = getattr(attention, f"{name.rpartition('.')[2][0]}_proj", None)
     return found if isinstance(found, Linear) else None
 
 
 def _keep_local(module: Module) -> None:
-    """Make this member's part of a module's weights plain tensors.
+    """Make this member's slices of a module's weights plain tensors.
 
-    transformers' hooks accept distributed tensors too, but look up their local part in each call.
+    transformers' hooks accept distributed tensors too, but look up their local slice in each call.
     """
     for name, weight in list(module.named_parameters(recurse=False)):
         if isinstance(weight, DTensor):

@@ -44,7 +44,7 @@ class _Worker:
 
 
 class Workers:
-    """The worker processes, which hold all parts of the model except for the first. `meet` starts them.
+    """The worker processes, which hold all shards of the model except for the first. `meet` starts them.
 
     When a worker ends by itself, `failure` has the reason, the other workers are ended too, and this process stops
     waiting for them. The failure is a StartupError until all are ready, and a RuntimeError afterwards.
@@ -73,7 +73,7 @@ class Workers:
         group.join(0, self._options.tensor_parallel, device, self._folder, num_threads)
 
     def wait_until_ready(self) -> None:
-        """Block until all workers have loaded their parts. Raises StartupError if a worker fails."""
+        """Block until all workers have loaded their shards. Raises StartupError if a worker fails."""
         self._wait_for(Ready)
         with self._lock:
             self._is_ready = True
@@ -93,7 +93,7 @@ class Workers:
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Raise the failure of a worker in place of an error in the `with` block that it has caused."""
+        """Raise the failure of a worker in place of its consequence in the `with` block."""
         try:
             yield
         except Exception as error:
@@ -103,17 +103,14 @@ class Workers:
             raise
 
     def watch(self, on_failure: Callable[[Exception], None]) -> None:
-        """Arrange that `on_failure` is called once with the failure, from any thread.
-
-        If a worker has failed already, it is called at once.
-        """
+        """Have `on_failure` called once with the failure, from any thread; at once if a worker has failed already."""
         with self._lock:
             self._on_failure, failure = on_failure, self.failure
         if failure is not None:
             on_failure(failure)
 
     def before_leaving(self, release: Callable[[], object]) -> None:
-        """Call this before the group is left at the end: to release graphs that have collectives, see `group.leave`."""
+        """Have this called before the group is left: it releases graphs with collectives, see `group.leave`."""
         self._before_leaving.append(release)
 
     def stop(self) -> None:

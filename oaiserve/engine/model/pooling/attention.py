@@ -20,7 +20,7 @@ Runs = list[tuple[int, int]]  # (number of texts, tokens of each), in the order 
 
 
 def runs_of(lengths: list[int]) -> Runs:
-    """Return the runs of texts that are equally long: these are computed together."""
+    """Return the runs of texts of equal length, which are computed together."""
     return [(len(list(equal)), length) for length, equal in groupby(lengths)]
 
 
@@ -38,10 +38,10 @@ def packed_attention(
     is_causal: bool | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute a layer's attention in the form of transformers' attention functions, text by text.
+    """Compute a layer's attention text by text, with the signature of transformers' attention functions.
 
-    The mask is not used. A layer that is causal says so itself; with `sliding_window`, a token sees only tokens that
-    are less than so far away.
+    The mask is not used. A causal layer has an attribute of its own; with `sliding_window`, a token sees only tokens
+    less than so far away.
     """
     if softcap is not None:
         raise TypeError("packed attention has no softcap")
@@ -69,7 +69,7 @@ def packed_attention(
 def _in_bands(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None, window: int, *, causal: bool
 ) -> torch.Tensor:
-    """Attend to tokens that are less than `window` away. The time grows with the length, and not with its square."""
+    """Attend to tokens less than `window` away. The time grows with the length, and not with its square."""
     length, parts = query.shape[2], []
     for first in range(0, length, BAND_TOKENS):
         last = min(first + BAND_TOKENS, length)

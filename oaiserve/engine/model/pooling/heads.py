@@ -1,4 +1,4 @@
-"""Heads: what becomes of the hidden states of a step's texts, one row for each text.
+"""Heads: functions of the hidden states of a step's texts, with one row for each text.
 
 A head takes the hidden states of all tokens in one row, and the texts' lengths.
 """
@@ -41,7 +41,7 @@ def embedding_head(mode: str, dense: list[torch.nn.Module]) -> Head:
 
 
 def load_dense(config: dict[str, Any], weights: Path | None, name: str) -> torch.nn.Module:
-    """Return a linear layer that sentence-transformers puts behind the pooling, with its activation."""
+    """Return sentence-transformers' linear layer behind the pooling, with its activation."""
     if weights is None:
         raise StartupError(f"'{name}' cannot be served: a dense layer of it has no model.safetensors.")
     kind = str(config.get("activation_function", "Tanh")).rpartition(".")[2]
@@ -54,9 +54,9 @@ def load_dense(config: dict[str, Any], weights: Path | None, name: str) -> torch
 
 
 def score_head(model: PreTrainedModel) -> Head:
-    """Return the head of a model for classification, which knows where its hidden states are pooled.
+    """Return the head of a model for classification, which pools the hidden states at its own place.
 
-    That the parts are put together rightly is checked when the model is loaded.
+    The assembly is checked when the model is loaded.
     """
     base, parts = model.base_model, model._modules
     pooler, classifier = getattr(base, "pooler", None), parts.get("classifier")
@@ -74,7 +74,7 @@ def score_head(model: PreTrainedModel) -> Head:
 
 
 def score_activation(config: Any, name: str) -> torch.nn.Module:
-    """Return what turns the logit of a cross-encoder into its score: what its config says, or else a sigmoid."""
+    """Return the function from the logit of a cross-encoder to its score: the config's, or else a sigmoid."""
     given = (getattr(config, "sentence_transformers", None) or {}).get("activation_fn")
     given = given or getattr(config, "sbert_ce_default_activation_function", None) or "Sigmoid"
     kind = str(given).rpartition(".")[2]

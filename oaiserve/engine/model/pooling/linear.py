@@ -1,4 +1,4 @@
-"""Linear layers on a CPU by oneDNN, with weights that are packed once.
+"""Linear layers on a CPU by oneDNN, with weights packed once.
 
 torch's own ones call MKL in float32, which does not use the widest instructions of every CPU, and pack anew each time.
 """
@@ -15,7 +15,7 @@ _DTYPES = (torch.float32, torch.bfloat16)
 
 
 class OneDnnLinear(torch.nn.Module):
-    """Computes what a linear layer does. Its weight is in oneDNN's own layout."""
+    """A linear layer with its weight in oneDNN's own layout."""
 
     def __init__(self, linear: torch.nn.Linear) -> None:
         super().__init__()
@@ -23,8 +23,8 @@ class OneDnnLinear(torch.nn.Module):
         self._bias = None if linear.bias is None else linear.bias.detach()
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = torch.ops.mkldnn._linear_pointwise(states, self._weight, self._bias, "none", [], "")
-        return found
+        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(states, self._weight, self._bias, "none", [], "")
+        return product
 
 
 @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""Runs the steps of a model that pools: each chunk is a whole text, and comes to a vector. Nothing is kept."""
+"""Runs the steps of a pooling model: each chunk is a whole text, and becomes a vector. Nothing is cached."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BAD_VECTOR = "The model produced no usable numbers (NaN or infinity) for this re
 
 
 class PoolingRunner:
-    """The runner of the engine loop for a model that pools. A launch computes the step."""
+    """The engine loop's runner of a pooling model. A launch computes the step."""
 
     is_exact = False
     is_asynchronous = False
@@ -47,7 +47,7 @@ class PoolingRunner:
         return StepResult(results)
 
     def draw(self, launched: StepResult, masks: Masks | None) -> None:
-        """Do nothing: a text that is pooled draws no token."""
+        """Do nothing: a pooled text draws no token."""
 
     def collect(self, launched: StepResult) -> StepResult:
         return launched

@@ -22,7 +22,7 @@ SampledIds = tuple[torch.Tensor, torch.Tensor]  # ids, int64 [R], and whether th
 class DrawRow(NamedTuple):
     """The parameters of a draw. A greedy draw is one from the best id alone.
 
-    They are rounded to float32, in which a GPU gets them, so that all ways to sample read the same numbers.
+    They are rounded to float32, in which a GPU gets them, so that all samplers read the same numbers.
     """
 
     temperature: float
@@ -36,7 +36,7 @@ class DrawRow(NamedTuple):
         return self.top_k == 1
 
     def cuts(self, vocab: int) -> bool:
-        """Return whether top_k or top_p can exclude any of `vocab` ids from a draw that is not greedy."""
+        """Return whether top_k or top_p can exclude any of `vocab` ids from a non-greedy draw."""
         return not self.is_greedy and (0 < self.top_k < vocab or self.top_p < 1.0)
 
 
@@ -62,5 +62,5 @@ def numbers(rows: list[DrawRow]) -> np.ndarray:
 
 
 def seeds(rows: list[DrawRow]) -> np.ndarray:
-    """Return the seeds of the rows, whose 64 bits are those of an int64 [R]."""
+    """Return the 64-bit seeds of the rows as int64 [R]."""
     return np.array([row.seed for row in rows], np.uint64).view(np.int64)

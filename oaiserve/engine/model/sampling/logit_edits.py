@@ -1,4 +1,4 @@
-"""Edits logits as the requests' parameters ask, before temperature is applied, for the whole batch on its device.
+"""Edits logits by the requests' parameters, before temperature is applied, for the whole batch on its device.
 
 The host collects the ids that each row edits. Then each kind of edit is one look-up and one write for all rows. The
 order is vLLM's: allowed ids, bad words and min_tokens, logit bias, penalties. The masks of grammars come last, so that
@@ -24,7 +24,7 @@ Index = tuple[torch.Tensor, torch.Tensor]  # rows and ids, int64 [N] each
 # has the N rows of the logits that these masks belong to.
 ApplyMasks = Callable[[torch.Tensor, list[int], np.ndarray], None]
 
-# For each byte of a mask: what the eight logits are limited to that it is about, infinity or -infinity.
+# For each byte of a mask: the limits of its eight logits, infinity or -infinity.
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
 _LIMITS = np.where(_BITS == 1, np.inf, -np.inf).astype(np.float32)
 
@@ -32,10 +32,10 @@ _LIMITS = np.where(_BITS == 1, np.inf, -np.inf).astype(np.float32)
 def edit_logits(
     logits: torch.Tensor, chunks: list[Chunk], masks: Masks | None = None, apply_masks: ApplyMasks | None = None
 ) -> torch.Tensor:
-    """Edit row i of `logits` [R, vocab] as `chunks[i]` asks, and return the result.
+    """Edit row i of `logits` [R, vocab] by the parameters of `chunks[i]`, and return the result.
 
-    The result is in float32 if any row is edited. Logits that are float32 already are edited in place. `apply_masks`
-    replaces what this file does on the device.
+    The result is in float32 if any row is edited. Logits in float32 are edited in place. `apply_masks` replaces this
+    file's code for masks.
     """
     asking = [(row, chunk) for row, chunk in enumerate(chunks) if is_edited(chunk)]
     if not asking:
@@ -55,7 +55,7 @@ def edit_logits(
 
 
 def is_edited(chunk: Chunk) -> bool:
-    """Return whether the logits of the chunk's draw may be edited: a grammar decides that as late as at the draw."""
+    """Return whether the logits of the chunk's draw may be edited: a grammar decides at the draw."""
     params = chunk.sequence.params
     return bool(
         chunk.sequence.constraint is not None
@@ -150,8 +150,8 @@ def apply_masks_on_cpu(logits: torch.Tensor, rows: list[int], words: np.ndarray)
 def _token_counts(chunk: Chunk) -> TokenCounts:
     """Return the counts of the sequence's tokens and of the chunk's draft.
 
-    Those of its own tokens are kept with the sequence: counting thousands of tokens in each step would take longer than
-    all other edits.
+    Those of its own tokens stay with the sequence: counting thousands of tokens in each step would take longer than all
+    other edits.
     """
     sequence = chunk.sequence
     counts = sequence.token_counts

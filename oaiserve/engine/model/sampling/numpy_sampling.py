@@ -1,10 +1,10 @@
-"""Draws on a CPU, row by row in NumPy: the row's bytes and its `DrawRow` decide, and nothing else.
+"""Draws on a CPU, row by row in NumPy: a draw depends on the row's bytes and its `DrawRow` alone.
 
-Neither the other rows nor the number of threads can change an id. Every sum is over one row, in an order that follows
-from the row, and everything else is done for each id by itself. torch promises neither: its functions may round the
-numbers at the end of a row in another way than those within, and sum in as many parts as there are threads.
+Neither the other rows nor the number of threads can change an id. Every sum is over one row, in an order by the row,
+and everything else is done for each id by itself. torch promises neither: its functions may round the numbers at the
+end of a row differently, and sum in as many pieces as there are threads.
 
-NumPy only narrows the ids down to a few that may have the highest score. The scores of these are computed by the
+NumPy only narrows the ids down to a few with a chance of the highest score. The scores of these are computed by the
 definition in `draws`, in float64.
 """
 
@@ -60,7 +60,7 @@ def _draw(logits: np.ndarray, highest: np.float32, row: DrawRow) -> int:
     bounds += scaled
 
     def score(place: int) -> tuple[float, int]:
-        """Return what decides: the score, or the lower id of two with the same."""
+        """Return the order of candidates: the score, then the lower id."""
         token_id = place if ids is None else int(ids[place])
         exactly_scaled = (float(logits[token_id]) - float(highest)) / row.temperature
         return exactly_scaled + noise(row.seed, token_id), -token_id

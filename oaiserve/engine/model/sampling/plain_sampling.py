@@ -1,6 +1,6 @@
-"""Draws in plain torch, for all rows at once on their device: where there is no Triton, and to compare with.
+"""Draws in plain torch, for all rows at once on their device: without Triton, and as a reference.
 
-Rows of the same kind are drawn together, so a greedy row does not cost what a drawn row does.
+Rows of the same kind are drawn together, so a greedy row costs less than a drawn one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sampling: token ids and log-probabilities are computed from logits, for the whole batch at once on its device.
 
 A row is greedy (argmax), or drawn after temperature, min_p, top_k and top_p are applied in this order. A row costs only
-what its own request asks for. All results come back from the device in one copy, and the host waits for it only when it
+the work of its own request. All results come back from the device in one copy, and the host waits for it only when it
 needs them.
 """
 
@@ -52,7 +52,7 @@ class Sampling:
         self._num_rows = len(chunks)
         rows = logits[: len(chunks)]
         params = [chunk.sequence.params for chunk in chunks]
-        self._asking = [row for row, asked in enumerate(params) if asked.logprobs is not None]
+        self._asking = [row for row, its in enumerate(params) if its.logprobs is not None]
         self._num_top = [params[row].logprobs or 0 for row in self._asking]
         self._num_known_top = [count for _, count in known]
         unmodified = take(rows, self._asking).float().log_softmax(dim=-1) if self._asking else None
@@ -92,7 +92,7 @@ def _look_up(logprobs: torch.Tensor, token_ids: torch.Tensor, num_top: list[int]
     ids = token_ids[:, None]
     if any(num_top):
         # Which of several equal values `topk` takes depends on the number that it takes. So this number is the same
-        # whatever the other rows ask for.
+        # for any other requests.
         some = logprobs.topk(min(max(NUM_TOP, *num_top), logprobs.shape[-1]), dim=-1).indices.sort(dim=-1).values
         order = logprobs.gather(1, some).argsort(dim=-1, descending=True, stable=True)
         ids = torch.cat([ids, some.gather(1, order)[:, : max(num_top)]], dim=1)

@@ -1,8 +1,8 @@
 """Sampling with Triton kernels: a few launches, without a sort, replace the plain torch of `plain_sampling`.
 
-`sample_ids` and `apply_masks` are passed to `Sampling`. Sampled ids are those of `draws` up to float32 rounding: where
-the two best scores of a row are as close as that, the other of them may be drawn, and a token that close to the border
-of top_p or min_p may be on its other side. Of equal logits, the lower id comes first, as in plain torch.
+`sample_ids` and `apply_masks` are passed to `Sampling`. Sampled ids are those of `draws` up to float32 rounding: of two
+equally good scores within it, either may be drawn, and a token within it of the border of top_p or min_p may be on
+either side. Of equal logits, the lower id comes first, as in plain torch.
 
 `take_best` and `draw` read nothing back and wait for nothing, so they can be captured in a CUDA graph.
 """
@@ -65,7 +65,7 @@ def apply_masks(logits: torch.Tensor, rows: list[int], words: np.ndarray) -> Non
 def take_best(logits: torch.Tensor, out: SampledIds | None = None) -> SampledIds:
     """Return the id of the highest logit of each row [R, vocab]; of several equal logits, the lowest id.
 
-    `out` has the tensors that results are written to, both int64 [R].
+    `out` has the tensors of results, both int64 [R].
     """
     logits, num_rows, vocab, width, num_chunks = _sizes(logits)
     best = torch.empty(num_rows, num_chunks, dtype=torch.int64, device=logits.device)
@@ -84,8 +84,8 @@ def draw(
     """Draw an id from each row of `logits` [R, vocab]. `parameters` float32 [4, R] and `seeds` int64 [R] are those of
     the rows, see `draw_rows`.
 
-    Without `has_cuts`, their top_p is ignored, and so is a top_k except 1. `out` has the tensors that results are
-    written to, both int64 [R].
+    Without `has_cuts`, their top_p is ignored, and so is a top_k except 1. `out` has the tensors of results,
+    both int64 [R].
     """
     logits, num_rows, vocab, width, num_chunks = _sizes(logits)
     temperatures, min_ps, top_ks, top_ps = parameters
@@ -213,8 +213,8 @@ def _take(best: torch.Tensor, scores: torch.Tensor, out: SampledIds | None) -> S
 
 
 def _sizes(logits: torch.Tensor) -> tuple[torch.Tensor, int, int, int, int]:
-    """Return the logits with contiguous rows, and the numbers of rows, of ids, of numbers that may be read of a row,
-    and of chunks in a row."""
+    """Return the logits with contiguous rows, and the numbers of rows, of ids, of readable numbers in a row, and of
+    chunks in a row."""
     num_rows, vocab = logits.shape
     if logits.stride(1) != 1:
         logits = logits.contiguous()

@@ -3,8 +3,8 @@
 A *weight* is a token's probability divided by that of the likeliest token, so it is in [0, 1]. The bits of non-negative
 floats are ordered as the floats are. So a threshold is searched for bit by bit, and no row is sorted.
 
-Rows of logits may be longer than the vocabulary: `width` is how many numbers of a row may be read, of which those from
-`vocab` on mean nothing. If it is a multiple of 16, as after `padded_head`, and not else, a row is read in vectors. Rows
+Rows of logits may be longer than the vocabulary: `width` is the readable numbers of a row, of which those from `vocab`
+on mean nothing. If it is a multiple of 16, as after `padded_head`, and not else, a row is read in vectors. Rows
 of other tensors have `width` numbers, too.
 
 The alignment of the parameters depends on the number of rows. Kernels are not specialised on it, so that no kernel is
@@ -27,7 +27,7 @@ TWICE = tl.constexpr(1 << draws.NOISE_BITS + 1)  # twice the number of values th
 
 @triton.jit
 def _ordered(logits):
-    """Return int32 that are ordered as the float32 logits are, with -0.0 equal to 0.0, and NaN above infinity."""
+    """Return int32 in the order of the float32 logits, with -0.0 equal to 0.0, and NaN above infinity."""
     bits = tl.where(logits == 0.0, 0.0, logits).to(tl.int32, bitcast=True)
     bits = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     return tl.where(logits != logits, 0x7FFFFFFF, bits)
@@ -37,7 +37,7 @@ def _ordered(logits):
 def mask_kernel(logits, masks, stride, vocab, num_words, CHUNK: tl.constexpr):
     """Set the logits of a chunk to -infinity where the bit of their id is 0. The program is (mask, chunk).
 
-    A mask is int32 [1 + num_words]: the row of the logits that it belongs to, and the bits, 32 in a word.
+    A mask is int32 [1 + num_words]: its row of the logits, and the bits, 32 in a word.
     """
     mask, chunk = masks + tl.program_id(0).to(tl.int64) * (1 + num_words), tl.program_id(1)
     token_id = chunk * CHUNK + tl.arange(0, CHUNK)
@@ -48,15 +48,14 @@ def mask_kernel(logits, masks, stride, vocab, num_words, CHUNK: tl.constexpr):
 
 @triton.jit
 def _store_best(best, row, chunk, num_chunks, x, token_id):
-    """Store the highest number of a chunk and the lowest id that has it, as one number with the former in its upper
-    bits."""
+    """Store the highest number of a chunk and its lowest id, as one number with the former in its upper bits."""
     both = (_ordered(x).to(tl.int64) << 32) | (0x7FFFFFFF - token_id).to(tl.int64)
     tl.store(best + row * num_chunks + chunk, tl.max(both, 0))
 
 
 @triton.jit
 def _best(best, row, num_chunks, TILE_CHUNKS: tl.constexpr):
-    """Return the best of a row among those of its chunks, in the same form."""
+    """Return the best of a row among those of its chunks, in the same format."""
     chunk = tl.arange(0, TILE_CHUNKS)
     return tl.max(tl.load(best + row * num_chunks + chunk, mask=chunk < num_chunks, other=-(2**63)), 0)
 
@@ -153,8 +152,10 @@ def _is_cut(top_k, top_p, vocab):
 
 @triton.jit
 def _floor(floor_counts, floor_masses, masses, row, num_chunks, top_k, top_p, vocab, TILE_CHUNKS: tl.constexpr):
-    """Return the highest floor that leaves enough tokens, the number of tokens from it on in each chunk, and the same
-    floor's index, with what the next higher floor leaves: in each chunk, and as a sum of weights."""
+    """Return the highest floor with enough tokens, and the number of tokens from it on in each chunk.
+
+    Also return the floor's index, and the tokens from the next higher floor on: in each chunk, and as a sum of weights.
+    """
     chunks, floors = tl.arange(0, TILE_CHUNKS), tl.arange(0, NUM_FLOORS)
     place = (row * num_chunks + chunks[:, None]) * NUM_FLOORS + floors[None, :]
     is_chunk = (chunks < num_chunks)[:, None]
@@ -171,15 +172,15 @@ def _floor(floor_counts, floor_masses, masses, row, num_chunks, top_k, top_p, vo
 
 @triton.jit
 def _floor_bits(floor):
-    """Return the bits of a floor by its index. That before the first one is above all weights."""
+    """Return the bits of a floor by its index. The one before the first is above all weights."""
     bits = tl.where(floor < NUM_FLOORS - 1, 125 - 2 * floor, 1) << 23
     return tl.where(floor < 0, INFINITY_BITS, bits)
 
 
 @triton.jit
 def _pivot_bits(floor, pivot):
-    """Return the bits of pivots, by their index. They cut what is between a floor and the next higher one; the first
-    is the floor. After the last one comes that higher floor."""
+    """Return the bits of pivots, by their index. They cut the interval from a floor, the first one, to the next higher
+    floor, which comes after the last one."""
     low = _floor_bits(floor)
     high = tl.where(floor > 0, _floor_bits(floor - 1), 127 << 23)  # 1, the highest weight, is above the last pivot
     # Between powers of 4, pivots are 2**19 floats apart. Below the last of these, two are in each power of 2.
@@ -207,8 +208,8 @@ def narrow_kernel(
 ):
     """Count and add up the weights of a chunk from each pivot on. The program is (row, chunk).
 
-    This is for rows of which more than FEW tokens are from the floor on, as of flat distributions: what one program
-    searches later is shared out among those of the chunks. For other rows, nothing is stored.
+    This is for rows with more than FEW tokens from the floor on, as in flat distributions: the later search of one
+    program is shared out among those of the chunks. For other rows, nothing is stored.
     """
     row, chunk, num_chunks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     top_k, top_p = tl.load(top_ks + row), tl.load(top_ps + row)
@@ -250,13 +251,12 @@ def candidates_kernel(
     CHUNK: tl.constexpr,
     TILE_CHUNKS: tl.constexpr,
 ):
-    """Store the tokens of a chunk of which some may stay after top_k and top_p, and some may not: the candidates. The
-    program is (row, chunk).
+    """Store the candidates of a chunk: the tokens that top_k and top_p may exclude or not. The program is (row, chunk).
 
-    They are in the order of ids, after those of the chunks before. They are the tokens from the highest floor on that
-    leaves enough of them. If these are more than FEW, they are those from the highest pivot on that does, up to the
-    lowest one that does not: tokens above that stay in any case, and are counted. If neither top_k nor top_p can
-    exclude a token, nothing is stored.
+    They are in the order of ids, after those of the chunks before. They are the tokens from the highest floor with
+    enough of them on. If these are more than FEW, they are those from the highest pivot with enough of them, up to the
+    next pivot: tokens above it stay in any case, and are counted. If neither top_k nor top_p can exclude a token,
+    nothing is stored.
     """
     row, chunk, num_chunks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     top_k, top_p = tl.load(top_ks + row), tl.load(top_ps + row)
@@ -278,7 +278,7 @@ def candidates_kernel(
         reaches = (mass >= total * top_p) & (mass > 0.0)  # a goal of 0 is reached by the highest weight
         is_enough = tl.where(has_top_k, tl.sum(from_pivots, 0) >= top_k, reaches)
         first = tl.max(tl.where(is_enough, pivots, -1), 0)
-        # With both, top_p is of the sum of what top_k leaves, which is at least that of the tokens from the next pivot.
+        # With both, top_p is of the sum within top_k, which is at least that of the tokens from the next pivot.
         mass_from_end = tl.where(
             first == NUM_PIVOTS - 1, mass_from_next, tl.sum(tl.where(pivots == first + 1, mass, 0.0), 0)
         )
@@ -314,10 +314,10 @@ def candidates_kernel(
 
 @triton.jit
 def _threshold(weights, num, above, goal, lowest, highest, OF_COUNTS: tl.constexpr, TILE: tl.constexpr):
-    """Return the highest weight such that all weights from it on reach the goal together, with the amount `above`.
+    """Return the highest weight from which on all weights reach the goal together, with the amount `above`.
 
     With OF_COUNTS the goal is their number, otherwise their sum. Each pass finds three bits: it counts, or adds up, the
-    weights from each of eight pivots on. Bits that the lowest and the highest weight have in common take no pass. If
+    weights from each of eight pivots on. Common bits of the lowest and the highest weight take no pass. If
     there is no such weight, the result is not above the lowest.
     """
     pivot = tl.arange(0, 8)
@@ -355,11 +355,10 @@ def _cut(
     OF_COUNTS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Return how many candidates reach the goal together with what is above them, best first, and of equals the lowest
-    id first.
+    """Find the candidates that reach the goal together with the weights above, best first, and of equals the lowest id.
 
-    The result is the last candidate's weight, the number of candidates with that weight, and the sum of all weights up
-    to there. It does not go beyond the `last_count` first candidates with `last_weight`.
+    Return the last candidate's weight, the number of candidates with that weight, and the sum of all weights up to
+    there. It does not go beyond the `last_count` first candidates with `last_weight`.
     """
     above = count_above if OF_COUNTS else mass_above
     weight = tl.maximum(_threshold(weights, num, above, goal, lowest, highest, OF_COUNTS, TILE), last_weight)
@@ -394,7 +393,7 @@ def cut_kernel(
     TILE_CHUNKS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Find the last id that stays after top_k and top_p, and its weight. The program is (row).
+    """Find the last id within top_k and top_p, and its weight. The program is (row).
 
     Ids with a higher weight stay, and of those with the same weight the ones up to the last id. If neither top_k nor
     top_p can exclude an id, the last weight is 0, and all ids with some weight stay.
@@ -448,7 +447,7 @@ def _mix32(x):
 
 @triton.jit
 def _noise(seed, token_id):
-    """Return `draws.noise` of ids, float32. The bits that it is made of are those of `draws.noise_bits` exactly."""
+    """Return `draws.noise` of ids, float32. Its bits are exactly those of `draws.noise_bits`."""
     first, second = (seed >> 32).to(tl.uint32), seed.to(tl.uint32)
     mixed = _mix32(token_id.to(tl.uint32))
     high = (mixed ^ first) * FACTOR_1
@@ -458,7 +457,7 @@ def _noise(seed, token_id):
     # u and 1 - u are odd numbers of 2**-53. Both are made of integers, since one may be too close to 1 for a float32.
     odd = (high.to(tl.int64) << (33 - LEFT_OUT_BITS)) + ((low >> LEFT_OUT_BITS).to(tl.int64) << 1) + 1
     rest, u = odd.to(tl.float32) / TWICE, (-odd + TWICE).to(tl.float32) / TWICE
-    # -log(u) of a u that was rounded, times what corrects the rounding if u is close to 1.
+    # -log(u) of a rounded u, times a correction of the rounding for u close to 1.
     waited = tl.where(u == 1.0, rest, -tl.log(u) * (rest / (1.0 - u)))
     return -tl.log(waited)
 
@@ -482,7 +481,7 @@ def scores_kernel(
     CHUNK: tl.constexpr,
     TILE_CHUNKS: tl.constexpr,
 ):
-    """Find the best score of a chunk among the ids that stay. The program is (row, chunk).
+    """Find the best score of a chunk among the remaining ids. The program is (row, chunk).
 
     The score is the scaled logit plus noise. That of a greedy draw, with a top_k of 1, is the logit.
     """
