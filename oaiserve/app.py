@@ -1,6 +1,6 @@
-"""`create_app` builds the server: it makes telemetry, routes and middleware, and passes each part what it needs.
+"""`create_app` builds the server: telemetry, routes and middleware, each with the components that it needs.
 
-No part of the server is kept in a module's global variables, so that a process can build several servers.
+No component is in a module's global variables, so that a process can build several servers.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ TELEMETRY_CLOSE_SECONDS = 5.0  # the longest wait at shutdown for a collector th
 
 
 class AppEngine(ServedEngine, RequestEngine, Protocol):
-    """The engine as the app needs it: of this process, or of the one that this is a front end of."""
+    """The app's engine: of this process, or of the one behind this front end."""
 
     def start(self) -> None: ...
 
@@ -110,8 +110,8 @@ def create_app(
 ) -> Starlette:
     """Return the application, which starts and stops the engine, and closes telemetry and the store of responses.
 
-    Without `responses`, it makes the store that the settings ask for. `created` is when the server was started, in Unix
-    seconds; None is now. Raises StartupError for files of keys, and for a file of responses, that cannot be used.
+    Without `responses`, it makes the store of the settings. `created` is the start of the server in Unix seconds; None
+    is now. Raises StartupError for unusable files of keys or of responses.
     """
     model_name = config.server.served_model_name or config.model
     stored = response_store(config.server) if responses is None else responses
@@ -180,7 +180,7 @@ def server_telemetry(
     log_limit: LogLimit | None = None,
     front_ends: FrontEndCounts | None = None,
 ) -> Telemetry:
-    """Return the telemetry of a server with these parts, without `connections` if another server has these.
+    """Return the telemetry of a server with these components, without `connections` if another server has these.
 
     Raises StartupError for wrong OTEL_* variables.
     """
@@ -203,7 +203,7 @@ def server_telemetry(
 
 
 def _recording(config: Config, engine: MeasuredEngine, epoch_offset_ns: int) -> Recording:
-    """Return the recording that the settings ask for, with what a replay has to know of the server."""
+    """Return the recording of the settings, with the server's settings for a replay."""
     path, options = config.telemetry.record_requests, config.engine
     assert path is not None
     return Recording(
@@ -237,7 +237,7 @@ async def observe_event_loop_lag(observe: Callable[[float], None]) -> None:
 
 
 async def refresh_keys(keys: Keyring) -> None:
-    """Read files of keys that have changed, for ever. Files may be slow, so a worker thread reads them."""
+    """Read changed files of keys, for ever. Files may be slow, so a worker thread reads them."""
     while True:
         await asyncio.sleep(KEYS_INTERVAL_SECONDS)
         await run_in_threadpool(keys.refresh)
@@ -304,7 +304,7 @@ def routes(config: Config) -> list[Route]:
 
 
 def adapter_routes(config: Config) -> list[Route]:
-    """Return the routes that load and unload adapters, or those that say why they are closed."""
+    """Return the routes for adapters, or closed ones with the reason."""
     load, unload = adapters.load, adapters.unload
     if config.engine.lora_dir is None:
         load = unload = adapters.switched_off

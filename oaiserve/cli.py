@@ -61,7 +61,7 @@ SWITCH_SECONDS = 0.0005
 BACKLOG = 2048  # connections that the system keeps until they are accepted
 ENV_PREFIX = "OAISERVE_"
 VARIABLES_WITHOUT_FLAG = {"OAISERVE_CACHE"}  # read by `oaiserve.files.cache`
-# Commands that have a command line of their own, without the settings of a server, and what --help says of them.
+# Commands with a command line of their own, without the settings of a server, and their help.
 OTHER_COMMANDS = {
     "bench": "Measure a server, or the engine in process, under load.",
     "diff": "Say by what two recordings of requests, or two reports of bench, differ.",
@@ -115,7 +115,7 @@ def _report(error: str) -> int:
 
 
 def _message_for(error: CycloptsError) -> str:
-    """Return a message that says what to do. For most errors it is cyclopts' own."""
+    """Return a message for the user. For most errors it is cyclopts' own."""
     if isinstance(error, MissingArgumentError) and error.argument is not None and error.argument.name == "MODEL":
         return "MODEL is missing. Give a folder, a .gguf file, a hub id, or demo, as in: oaiserve serve demo"
     if isinstance(error, UnusedCliTokensError):
@@ -173,7 +173,7 @@ def command_line(serve_app: ServeApp) -> App:
             Read settings from this file (.toml, .yaml or .json).
         """
         settings = Config(model, server, engine, telemetry, file=config)
-        # What can be checked now is checked before torch is imported, which takes seconds.
+        # Checks come before the import of torch, which takes seconds.
         for flag, name in (("MODEL", model), ("--draft-model", engine.draft_model)):
             if name not in (None, "demo"):
                 find_model(name, flag)
@@ -226,7 +226,7 @@ def _check_variables(app: App, commands: tuple[str, ...], arguments: ArgumentCol
 
 
 def _read_config_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Take settings from the config file that neither flags nor the environment have set. Raises on unknown keys."""
+    """Take settings without a flag or a variable from the config file. Raises on unknown keys."""
     argument = arguments.get("--config")
     if argument is None or not argument.tokens:
         return
@@ -339,14 +339,14 @@ def _serve_app(config: Config, sock: socket.socket) -> int:
             logger.warning("%s", warning)
     logger.info("Loading %s ...", config.model)
     if config.model == "demo":
-        demo.fetched()  # as long as Ctrl-C removes what is half fetched
+        demo.fetched()  # as long as Ctrl-C removes a half fetched model
     # Until the server takes signals, Ctrl-C ends the process at once. An exception could be raised in a callback that
     # ignores it, and would have Python end with threads that run native code.
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.setswitchinterval(SWITCH_SECONDS)
     children: list[Child] = []
-    if config.server.front_ends:  # which import what they need while the model is loaded
+    if config.server.front_ends:  # which import their modules while the model is loaded
         from oaiserve.scale.front_ends.child import start_child
 
         children = [start_child(config, SWITCH_SECONDS) for _ in range(config.server.front_ends)]
@@ -390,7 +390,7 @@ def _serve_app(config: Config, sock: socket.socket) -> int:
         gc.collect()
     gc.freeze()
     gc.enable()
-    give_back()  # what the start has freed
+    give_back()  # memory that the start has freed
     keep_freed()
     logger.info("Start, in ms since the process began: %s", times)
     task: Task = "generate" if engine.pooling is None else engine.pooling.task
@@ -467,7 +467,7 @@ def _run(
 
 
 def _listen(options: ServerOptions, sock: socket.socket, banner: str) -> None:
-    """Listen, and print what to try, or log its first line. Raises StartupError if another process listens there."""
+    """Listen, and print the banner, or log its first line. Raises StartupError if another process listens there."""
     try:
         sock.listen(BACKLOG)
     except OSError as error:  # it has bound the port, too
@@ -478,7 +478,7 @@ def _listen(options: ServerOptions, sock: socket.socket, banner: str) -> None:
         logger.info("%s", banner.strip().partition("\n")[0])
 
 
-# What each task is tried with: a path, and a body without its model.
+# An example for each task: a path, and a body without its model.
 _TRIES: dict[Task, tuple[str, str]] = {
     "generate": (
         "/v1/chat/completions",

@@ -1,7 +1,7 @@
 """Every setting is defined once here. Flags, config file keys, environment variables and --help are generated from it.
 
-This module needs only the standard library and what it says of hosts. A constructor checks the values, opens no file,
-and raises OptionError for a wrong value.
+This module needs only the standard library and `hosts`. A constructor checks the values, opens no file, and raises
+OptionError for a wrong value.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")  # apps have schemes of the
 
 
 class OptionError(ValueError):
-    """A setting has a wrong value. The message names the flag, the value and what is allowed."""
+    """A setting has a wrong value. The message names the flag, the value and the allowed ones."""
 
 
 class Bytes(int):
@@ -612,7 +612,7 @@ class TelemetryOptions:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """All settings that a server was started with."""
+    """All settings of a server."""
 
     model: str  # as the user gave it: "demo", a folder, a hub id, or a .gguf file
     server: ServerOptions = field(default_factory=ServerOptions)

@@ -61,7 +61,7 @@ class APIError(Exception):
         """Return `{"error": {...}}` with all keys; `code` is a string or None.
 
         OpenAI's errors have no ids. `request_id` and `trace_id` are in the body for users who keep the error but not
-        the headers. A message may quote what was half of a surrogate pair, which JSON in UTF-8 cannot have.
+        the headers. A message may quote half of a surrogate pair, which JSON in UTF-8 cannot have.
         """
         return {
             "error": {
@@ -81,7 +81,7 @@ class APIError(Exception):
 
 
 def restored(kind: type[APIError], args: tuple[Any, ...], attributes: dict[str, Any]) -> APIError:
-    """Return the error of this kind that has had these arguments and attributes in another process."""
+    """Restore an error of another process from its kind, arguments and attributes."""
     error = kind.__new__(kind, *args)
     vars(error).update(attributes)
     return error
@@ -146,7 +146,7 @@ class ModelNotFound(NotFound):
     code = "model_not_found"
 
     def __init__(self, asked: str, *served: str) -> None:
-        """`served` are the names of all that is served, the model's own first."""
+        """`served` are the names of all models and adapters, the model's own first."""
         named = ", ".join(f"'{name}'" for name in served[:_MOST_NAMED])
         more = f" and {len(served) - _MOST_NAMED} more" if len(served) > _MOST_NAMED else ""
         super().__init__(f"The model '{asked[:200]}' does not exist. This server serves {named}{more}.", param="model")

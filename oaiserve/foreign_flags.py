@@ -1,4 +1,4 @@
-"""Names the flags here for those of vLLM, SGLang and llama.cpp's server, for whoever comes with their commands."""
+"""The flags of vLLM, SGLang and llama.cpp's server, with the names of ours."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def parse_authority(text: str) -> Authority | None:
 
 
 def host_name(text: str) -> str | None:
-    """Return the name of a host that was given without a port, as `Authority.name` has it, or None for other text."""
+    """Return the name of a host without a port, as `Authority.name` has it, or None for other text."""
     text = f"[{text}]" if text.count(":") > 1 and not text.startswith("[") else text
     authority = parse_authority(text)
     return None if authority is None or authority.port is not None or text.endswith(":") else authority.name
@@ -57,7 +57,7 @@ def is_loopback(name: str) -> bool:
 
 
 def is_same_origin(origin: str, scheme: str, host: Authority) -> bool:
-    """Return whether a page of this origin came from the server that a request over `scheme` names by `host`.
+    """Return whether a page of this origin came from the server named by a request's `scheme` and `host`.
 
     A server behind a proxy that speaks HTTPS sees HTTP, so there the schemes may differ.
     """

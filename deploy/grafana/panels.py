@@ -1,4 +1,4 @@
-"""The parts of the dashboards: queries, panels with a common look, and a board with its variables."""
+"""The elements of the dashboards: queries, panels with a common look, and a board with its variables."""
 
 from __future__ import annotations
 

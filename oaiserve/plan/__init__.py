@@ -1,1 +1,1 @@
-"""`oaiserve plan` says what a recorded load needs, by replaying it through the real scheduler without a model."""
+"""`oaiserve plan` finds the needs of a recorded load, by a replay through the real scheduler without a model."""

@@ -1,8 +1,8 @@
-"""Finds what else runs on a server's machine, so that a replay of what was recorded is as slow as that was.
+"""Finds the disturbance on a server's machine, so that a replay is as slow as the recorded load.
 
-The learnt cost is that of steps which nothing disturbs. On a server's own machine, its event loop, tokenizers, other
-programs and the load generator of a test take time from steps. How much is not known before, but it can be found: the
-recorded load is replayed, and the disturbance is the share with which the mean time for a token comes out as measured.
+The learnt cost is that of undisturbed steps. On a server's own machine, its event loop, tokenizers, other programs and
+the load generator of a test take time from steps. Their share is found by replays of the recorded load: it is the one
+with which the mean time for a token comes out as measured.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MOST_PROMPTS = 500
 
 
 def calibrated(load: RecordedLoad) -> RecordedLoad:
-    """Return the load with the disturbance in its cost. What has no measured times stays as it is."""
+    """Return the load with the disturbance in its cost. A load without measured times stays as it is."""
     cost, measured = load.cost, load.tpot_seconds
     if cost is None or measured is None:
         return load

@@ -1,4 +1,4 @@
-"""The command `oaiserve plan`: a recorded load and limits go in, a table of what would keep them comes out."""
+"""The command `oaiserve plan`: from a recorded load and limits to a table of settings that keep them."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def rate_with(
 
 
 def figures(replayed: ReplayedLoad, rate: float, limits: slos.Slos) -> dict[str, Any]:
-    """Return what became of a load at a rate: times in seconds, and shares."""
+    """Return the figures of a load at a rate: times in seconds, and shares."""
     served = replayed.served
     ttfts = [one.ttft for one in served if one.ttft is not None]
     gaps = [gap for one in served for gap in one.gaps]
@@ -269,7 +269,7 @@ def _ms(quantiles: dict[str, float] | None, name: str) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """Return a time in milliseconds with three digits that count."""
+    """Return a time in milliseconds with three significant digits."""
     return f"{float(f'{seconds * 1e3:.3g}'):,g}"
 
 

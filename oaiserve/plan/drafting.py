@@ -16,7 +16,7 @@ class RecordedGuesses(Lookup):
     """The guesses at the tokens of one answer.
 
     Where the recorded answer had several tokens in a step, there is a guess, and it comes true up to the end of that
-    run of tokens. Elsewhere there is none. The learning of how often guesses come true is that of the engine.
+    run of tokens. Elsewhere there is none. The engine learns the rate of right guesses, as always.
     """
 
     __slots__ = ("_ends", "_prompt_len")

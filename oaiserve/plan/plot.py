@@ -28,7 +28,7 @@ text { font: 13px system-ui, sans-serif; fill: #1a202b; }
 
 
 def draw(found: Mapping[str, Any]) -> str:
-    """Return an SVG of the TTFT and ITL of a plan (as `command.make_plan` returns it) that has a highest rate."""
+    """Draw the TTFT and ITL of a plan with a highest rate (see `command.make_plan`) as an SVG."""
     width = (WIDTH - LEFT - RIGHT - BETWEEN) / 2
     panels = (("TTFT", "ttft"), ("ITL", "itl"))
     parts = []
@@ -57,9 +57,9 @@ def _panel(title: str, metric: str, found: Mapping[str, Any], left: float, width
 
     parts = [_text(left, 16, f"{title}, ms, by prompts a second"), _text(left, 34, "p50 grey, p99 blue", "quiet")]
     parts.append(line([(0, most), (0, 0), (highest, 0)], "axis"))
-    for mark in range(int(most / step) + 1):
-        y = bottom - mark * step / most * (bottom - TOP)
-        parts.append(_text(left - 6, y + 4, f"{mark * step:g}", "quiet", "end"))
+    for tick in range(int(most / step) + 1):
+        y = bottom - tick * step / most * (bottom - TOP)
+        parts.append(_text(left - 6, y + 4, f"{tick * step:g}", "quiet", "end"))
     marked = -math.inf
     for row in found["rates"]:
         x = left + row["rate"] / highest * width
@@ -79,6 +79,6 @@ def _text(x: float, y: float, words: str, style: str = "", anchor: str = "start"
 
 
 def _round_step(most: float) -> float:
-    """Return the distance between the marks of an axis that ends at `most`: 1, 2 or 5 times a power of ten."""
+    """Return the distance between the ticks of an axis up to `most`: 1, 2 or 5 times a power of ten."""
     power: float = 10.0 ** math.floor(math.log10(most / 3))
     return power * max(factor for factor in (1, 2, 5) if factor == 1 or power * factor <= most / 3)

@@ -1,7 +1,7 @@
-"""Reads a recorded load: when requests arrived, how long they were, what they shared, and on what server.
+"""Reads a recorded load: the arrivals, lengths and common prefixes of requests, and the server.
 
-The source is a recording (`serve --record-requests`), which has all of it. A server's `/debug/requests` and its log in
-JSON have the arrivals and lengths, and so have the traces and the samples of the load test.
+The source is a recording (`serve --record-requests`), which has all of these. A server's `/debug/requests` and its log
+in JSON have the arrivals and lengths, and so have the traces and the samples of the load test.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from oaiserve.errors import StartupError
 from oaiserve.explain.step_cost import StepCost
 from oaiserve.facts.recordings import block_hashes, is_recording
 
-VOCAB = 2**60  # what the scheduler takes for token ids may be any numbers
+VOCAB = 2**60  # the scheduler takes any numbers as token ids
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A prompt that arrived, in seconds after the first one, and its answer in tokens of a choice."""
+    """The arrival of a prompt, in seconds after the first one, and its answer in tokens of a choice."""
 
     seconds: float
     prompt: list[int]
@@ -37,7 +37,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class RecordedServer:
-    """The settings that decide how fast a server is, with the names of its flags. Times are in seconds."""
+    """The settings of a server's speed, with the names of its flags. Times are in seconds."""
 
     block_size: int = 16
     kv_blocks: int = 4096
@@ -55,18 +55,18 @@ class RecordedServer:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Time goes to this on the machine and with the model of a server. Times are in seconds."""
+    """The costs on the machine and with the model of a server. Times are in seconds."""
 
     step: StepCost  # of a step that nothing disturbs
     host_seconds: float = 0.0  # between two steps
     before_queue_seconds: float = 0.0  # from the first byte of a request until its prompt is tokenized
     delivery_seconds: float = 0.0  # from the engine's thread to the client
-    disturbance_share: float = 0.0  # that what else runs on the machine adds to the time of steps, on average
+    disturbance_share: float = 0.0  # that other programs on the machine add to the time of steps, on average
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedLoad:
-    """A load, the server that had it, and what its steps cost."""
+    """A load, its server, and the cost of its steps."""
 
     arrivals: list[Arrival]
     server: RecordedServer
@@ -76,13 +76,13 @@ class RecordedLoad:
 
     @property
     def rate(self) -> float:
-        """Return the mean number of prompts that arrived in a second."""
+        """Return the mean number of prompts per second."""
         seconds = self.arrivals[-1].seconds if self.arrivals else 0.0
         return (len(self.arrivals) - 1) / seconds if seconds else 0.0
 
 
 def read(path: Path, flag: str = "--from") -> RecordedLoad:
-    """Read a recorded load of any of the forms. Raises StartupError, with the flag, if the file has none of them."""
+    """Read a recorded load in any of the formats. Raises StartupError, with the flag, for another file."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -179,7 +179,7 @@ def _arrival(row: dict[str, Any]) -> tuple[float, int, int]:
 
 
 def _prompt(length: int, hashes: list[str], block_tokens: int, index: int) -> list[int]:
-    """Return ids that are alike as far as the blocks of two prompts are. The rest is of this prompt alone."""
+    """Return ids by the hashes of a prompt's blocks: equal blocks have equal ids. The rest is of this prompt alone."""
     ids: list[int] = []
     for block in hashes:
         first = random.Random(block).randrange(VOCAB)
@@ -198,7 +198,7 @@ def _median(values: list[float]) -> float:
 
 
 def busiest(load: RecordedLoad, most_prompts: int) -> RecordedLoad:
-    """Return the part of a load with at most so many prompts in a row that came in the shortest time."""
+    """Return the busiest stretch of a load: of as many prompts in a row, those that came in the shortest time."""
     arrivals = load.arrivals
     starts = range(max(1, len(arrivals) - most_prompts + 1))
     start = min(starts, key=lambda k: arrivals[min(k + most_prompts, len(arrivals)) - 1].seconds - arrivals[k].seconds)
@@ -206,7 +206,7 @@ def busiest(load: RecordedLoad, most_prompts: int) -> RecordedLoad:
 
 
 def repeated(load: RecordedLoad, rate: float, least_seconds: float) -> Iterator[tuple[float, int, Arrival]]:
-    """Yield the arrivals at another rate, in order, as often as it takes to fill the time: when, which copy, and what.
+    """Yield the arrivals at another rate, in order, repeated to fill the time: the time, the copy, and the arrival.
 
     The gaps of the load keep their proportions. The copies share no prompts with each other.
     """

@@ -1,8 +1,9 @@
-"""Replays a load through the real scheduler, block pool, prefix cache and drafts. Only what steps take is an estimate.
+"""Replays a load through the real scheduler, block pool, prefix cache and drafts. Only the time of steps is an
+estimate.
 
-It is the engine's loop without a model: what has arrived is added between two steps, and a step takes as long as the
-learnt cost says, and the host's time between steps. Some steps are disturbed, by whatever else runs on the machine: the
-longer they take, the more often.
+It is the engine's loop without a model: arrivals are added between two steps, a step takes its learnt cost, and between
+steps is the host's time. Some steps are disturbed by other programs on the machine: the longer they take, the more
+often.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Served:
         return sum(self.gaps) / (self.num_tokens - 1) if self.num_tokens > 1 else None
 
     def tokens(self, number: int, at: float) -> None:
-        """Note that so many tokens came at a time."""
+        """Note the time of some tokens."""
         if self.ttft is None:
             self.ttft = at - self.arrived
         else:
@@ -104,7 +105,7 @@ class LoadReplay:
     def run(
         self, arrivals: Iterable[tuple[float, int, Arrival]], give_up_seconds: float = float("inf")
     ) -> ReplayedLoad:
-        """Serve the arrivals (when, which copy of the load, and what), until all are answered or the time is over."""
+        """Serve the arrivals (time, copy of the load, arrival), until all are answered or the time is over."""
         before, host_seconds = self._cost.before_queue_seconds, self._cost.host_seconds
         coming = [(at + before, index, copy, arrival) for index, (at, copy, arrival) in enumerate(arrivals)]
         heapq.heapify(coming)
@@ -134,7 +135,7 @@ class LoadReplay:
         return ReplayedLoad(served, busy_share, hit_share, scheduler.num_preemptions, self._num_refused)
 
     def _seconds(self, step: Step) -> float:
-        """Return how long a step takes, with its disturbances. These come at random, and take exponential times."""
+        """Return the seconds of a step, with its disturbances. These come at random, and take exponential times."""
         seconds = undisturbed = self._cost.step.expected_ns(load_of(step)) / 1e9
         if self._cost.disturbance_share:
             rng = self._rng
@@ -186,7 +187,7 @@ class LoadReplay:
 
 
 def _drawn(chunk: Chunk) -> list[int]:
-    """Return the tokens that a chunk draws: those of the answer up to the first one that is not in its draft."""
+    """Return the drawn tokens of a chunk: those of the answer up to the first one that is not in its draft."""
     if not chunk.max_draws:
         return []
     first = chunk.sequence.num_generated

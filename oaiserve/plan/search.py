@@ -1,4 +1,4 @@
-"""Finds the highest rate at which a simulated server keeps its limits, and which setting would raise it most."""
+"""Finds the highest rate at which a simulated server keeps its limits, and the settings that would raise it most."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from oaiserve.plan.recorded import Cost, RecordedLoad, RecordedServer, repeated
 from oaiserve.plan.replay import LoadReplay, ReplayedLoad, Served
 
 LOAD_SECONDS = 60.0  # of a load that is replayed: queues take time to grow
-LEAST_PROMPTS, MOST_PROMPTS = 400, 1500  # of it: which of them are good is in part chance
+LEAST_PROMPTS, MOST_PROMPTS = 400, 1500  # of it: the share of good ones is in part chance
 MOST_DOUBLINGS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Highest:
-    """The highest rate that keeps the limits, in prompts a second, and what became of the load at it."""
+    """The highest rate within the limits, in prompts a second, and the load replayed at it."""
 
     rate: float
     replayed: ReplayedLoad
@@ -47,12 +47,12 @@ def replay(load: RecordedLoad, cost: Cost, server: RecordedServer, rate: float) 
     """Replay a load at a rate, in prompts a second."""
     number = min(max(LEAST_PROMPTS, LOAD_SECONDS * rate), MOST_PROMPTS)
     arrivals = list(repeated(load, rate, number / rate))
-    # What is not answered long after the last arrival would not be good anyway.
+    # A prompt not answered long after the last arrival would not be good anyway.
     return LoadReplay(server, cost).run(arrivals, give_up_seconds=2 * arrivals[-1][0] + LOAD_SECONDS)
 
 
 def alone(load: RecordedLoad, cost: Cost, server: RecordedServer) -> ReplayedLoad:
-    """Replay a load with so much time between its prompts that each one is alone."""
+    """Replay a load with each of its prompts alone."""
     arrivals = [(index * 3600.0, 0, arrival) for index, arrival in enumerate(load.arrivals)]
     return LoadReplay(server, cost).run(arrivals)
 
@@ -69,8 +69,7 @@ def highest_rate(
 ) -> Highest | None:
     """Return the highest rate at which the share `attainment` of the requests is good, within `precision` as a share.
 
-    The search begins with the rate `first`, or the recorded one. Return None if no rate is low enough: requests that
-    are each alone are not good.
+    The search begins with the rate `first`, or the recorded one. Return None if requests are not good even alone.
     """
     if good_share(alone(load, cost, server), slos) < attainment:
         return None
@@ -81,8 +80,8 @@ def highest_rate(
 
     rate, best, fails, factor = first or load.rate or 1.0, None, None, 1.25 if first else 2.0
     for _ in range(MOST_DOUBLINGS):
-        if (found := holds(rate)) is not None:
-            best, rate = Highest(rate, found), rate * factor
+        if (replayed := holds(rate)) is not None:
+            best, rate = Highest(rate, replayed), rate * factor
         else:
             fails, rate = rate, rate / factor
         if best is not None and fails is not None:
@@ -90,15 +89,15 @@ def highest_rate(
         factor = min(factor**2, 2.0)
     while best is not None and fails is not None and fails > best.rate * (1 + precision):
         rate = (best.rate * fails) ** 0.5
-        if (found := holds(rate)) is not None:
-            best = Highest(rate, found)
+        if (replayed := holds(rate)) is not None:
+            best = Highest(rate, replayed)
         else:
             fails = rate
     return best
 
 
 def changes(server: RecordedServer, slos: Slos) -> Iterator[tuple[str, RecordedServer]]:
-    """Yield what could be set otherwise: flags with their value, and the settings with it."""
+    """Yield other settings: the flag with its value, and the server with it."""
     for factor in (0.5, 2):
         running = max(1, int(server.max_running * factor))
         yield f"--max-running {running}", replace(server, max_running=running)

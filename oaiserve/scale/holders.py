@@ -1,18 +1,17 @@
-"""`Holders` notes which replicas hold which beginnings of prompts, within a bound whatever the traffic."""
+"""`Holders` notes the replicas of each prefix key, within a bound for any traffic."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from typing import Generic, TypeVar
 
-MOST_HOLDERS = 64  # of one beginning; what so many hold, the next in its order most probably hold, too
+MOST_HOLDERS = 64  # of one prefix; what so many hold, the next in its order most probably hold, too
 
 Replica = TypeVar("Replica")
 
 
 class Holders(Generic[Replica]):
-    """Replicas by the key of what they hold. The least recently used keys are forgotten first, and of a key with too
-    many holders the one that was noted first, which may have left."""
+    """Replicas by prefix key. The least recently used keys are forgotten first, and of too many holders the oldest."""
 
     def __init__(self, most_keys: int) -> None:
         self._most_keys = most_keys
@@ -25,7 +24,7 @@ class Holders(Generic[Replica]):
         return self._holders.get(key, ())
 
     def add(self, key: int, replica: Replica) -> None:
-        """Note that a replica holds something, or is about to compute it."""
+        """Note a prefix that a replica holds, or is about to compute."""
         holders = self._holders.get(key)
         if holders is None:
             self._holders[key] = (replica,)
@@ -37,7 +36,7 @@ class Holders(Generic[Replica]):
             self._holders[key] = (*holders[len(holders) >= MOST_HOLDERS :], replica)
 
     def discard(self, key: int, replica: Replica) -> None:
-        """Note that a replica holds something no longer."""
+        """Note a prefix that a replica no longer holds."""
         holders = self._holders.get(key, ())
         if replica in holders:
             rest = tuple(one for one in holders if one is not replica)

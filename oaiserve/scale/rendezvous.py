@@ -1,7 +1,7 @@
-"""Rendezvous hashing: for each key, an order of replicas that every router finds by itself.
+"""Rendezvous hashing: for each key, every router finds the same order of replicas.
 
-The order of a key is that of the replicas' scores for it. If a replica leaves, only what it was first for moves; if one
-joins, only what it is first for.
+The order of a key is that of the replicas' scores for it. If a replica leaves or joins, only the keys with it in the
+first place move.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # of splitmix64's last step
 
 
 def seed_of(name: str) -> int:
-    """Return 64 bits that stand for a replica."""
+    """Return 64 bits for a replica."""
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little")
 
 

@@ -1,7 +1,7 @@
-"""The router chooses the replica for each request: one that holds the longest beginning of its prompt and is not busy.
+"""The router chooses the replica for each request: one that is not busy and holds the longest prefix of its prompt.
 
-It is pure: it reads no clock, draws no random number and waits for nothing, so routers that know the same choose the
-same. It knows neither HTTP nor what starts and stops replicas.
+It is pure: it reads no clock, draws no random number and waits for nothing, so routers with the same knowledge choose
+the same. It knows neither HTTP nor the start and stop of replicas.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ TOKENS_PER_REQUEST = 1024
 LEAST_PART = 1 / 4
 SILENT_NS = 10_000_000_000  # a replica without a report for so long is used only if all are silent
 FADING_NS = 2_000_000_000  # after so long, a request that was sent counts 1/e beside one that is sent now
-NEWS = 1 / 2  # of what a report changes: a load scatters from one second to the next, and reports with it
+NEWS = 1 / 2  # of a report's change: a load scatters from one second to the next, and reports with it
 _MOST_EXPONENT = 20
 _ROUNDING = 1e-6  # sums of loads are not exact
 MOST_PREFIXES = 1_000_000  # beginnings of prompts that are remembered, at about 200 bytes each
 
 
 class NoReplica(Exception):
-    """There is no replica that a request could be sent to."""
+    """There is no replica for a request."""
 
 
 class Router:
-    """The router knows the replicas that there are, from their reports what they hold, and what it sent since then.
+    """The present replicas, their prefixes and loads by their reports, and the requests sent since then.
 
     `now_ns` is the caller's monotonic clock.
     """
@@ -58,11 +58,11 @@ class Router:
 
     @property
     def num_prefixes(self) -> int:
-        """Return the number of beginnings of prompts that are remembered."""
+        """Return the number of prefix keys in memory."""
         return len(self._holders)
 
     def update_replicas(self, names: Iterable[str], now_ns: int) -> None:
-        """Set the replicas that there are. One that is to be drained is left out, as is one without an open port."""
+        """Set the present replicas. Draining ones are left out, as are those without an open port."""
         members = {name: self._members.get(name) or _Replica(name, now_ns) for name in names}
         if members.keys() != self._members.keys():
             self._members = members
@@ -76,12 +76,12 @@ class Router:
             self._find_available(now_ns)
 
     def learn(self, report: ReplicaReport, now_ns: int) -> None:
-        """Take over what a replica reports. A report that is overtaken by a later one is ignored."""
+        """Take over a replica's report, unless a later one has come before."""
         replica = self._members.get(report.replica)
         if replica is None:
             return
         if report.incarnation != replica.incarnation:
-            if replica.incarnation is not None:  # what is noted of the old one is not true of the new one
+            if replica.incarnation is not None:  # the notes of the old one are not true of the new one
                 replica = self._members[replica.name] = _Replica(replica.name, now_ns)
                 self._find_available(now_ns)
             replica.incarnation = report.incarnation
@@ -114,10 +114,9 @@ class Router:
     ) -> Decision:
         """Choose the replica for a request, which is counted as sent to it.
 
-        Those that hold the same come into question in an order that is the talk's own. Of the first two that are not
-        busy, the less loaded one is chosen; for a `session` the first one, so that its requests stay together whatever
-        is known of its prompts. `without` has the names of those that have refused the request already. Raises
-        NoReplica.
+        Replicas with the same prefix are considered in an order of the conversation's own. Of the first two that are
+        not busy, the less loaded one is chosen; for a `session` the first one, so that its requests stay together.
+        `without` has the names of those that have refused the request already. Raises NoReplica.
         """
         if now_ns >= self._next_silent_ns:
             self._find_available(now_ns)
@@ -153,26 +152,26 @@ class Router:
         return Decision(chosen.name, reason, 0, num_holders, self._send(chosen, prompt, 0, fading), bound)
 
     def _holders_of(self, prompt: Prompt, without: Collection[str]) -> Iterator[tuple[int, list[_Replica]]]:
-        """Return numbers of blocks, and the replicas that hold so many first blocks of a prompt and can be chosen.
+        """Return numbers of blocks, each with the available replicas that hold so many first blocks of a prompt.
 
-        The longest beginning that is known comes first, and none that is too short to be worth it.
+        The longest known prefix comes first, and too short ones are left out.
         """
         num_before = 0
         for depth in range(len(prompt.keys), 0, -1):
             if _num_tokens(prompt, depth) < LEAST_PART * prompt.num_tokens:
                 return
             holders = self._holders.find(prompt.keys[depth - 1])
-            if len(holders) > num_before:  # otherwise they are the same, since what holds more holds this, too
+            if len(holders) > num_before:  # otherwise they are the same, since a holder of more holds this, too
                 num_before = len(holders)
                 if replicas := [one for one in holders if one.is_available and one.name not in without]:
                     yield depth, replicas
 
     def _bound(self, weight: float, fading: float) -> float:
-        """Return the bound on the load of a replica that takes a request, which weighs so much where it is new.
+        """Return the bound on the load of a replica for a request, by its weight without any prefix.
 
-        One that holds much of a long prompt may be above the mean by chance, and by what it would take another one to
-        compute that. And the mean with the whole request on top is never below the least load with it, so there is
-        always a replica.
+        A replica with a long prefix may be above the mean by chance, and by the cost of computing that prefix
+        elsewhere. The mean with the whole request on top is never below the least load with it, so there is always a
+        replica.
         """
         number = len(self._available)
         mean = (self._total_sent / fading + self._total_rest) / number
@@ -189,7 +188,7 @@ class Router:
         return replica.load(fading)
 
     def _fading(self, now_ns: int) -> float:
-        """Return what a request that is sent now counts, so that those that were sent before count less beside it."""
+        """Return the weight of a request sent now, beside which those sent before count less."""
         exponent = (now_ns - self._fading_since_ns) / FADING_NS
         if exponent > _MOST_EXPONENT:
             for replica in self._members.values():
@@ -199,7 +198,7 @@ class Router:
         return exp(exponent)
 
     def _find_available(self, now_ns: int) -> None:
-        """Find the replicas that can be chosen: all that were heard of lately, or all if there is none."""
+        """Find the available replicas: all with recent reports, or all if there is none."""
         for replica in self._available:
             replica.is_available = False
         members = [replica for _, replica in sorted(self._members.items())]
@@ -234,7 +233,7 @@ class _Replica:
         self.incarnation: str | None = None
         self.report_number = -1
         self.reported: array[int] = array("Q")
-        # Its load is sent / fading + rest. What was sent fades, as requests end. The rest is what its reports had
+        # Its load is sent / fading + rest. Sent requests fade, as they end. The rest is the excess of its reports
         # beyond that, the later ones the most: what others have sent, and what does not end as fast; less than nothing
         # if it ends faster.
         self.sent = 0.0
@@ -247,7 +246,7 @@ class _Replica:
 
 
 def _weight(tokens_to_compute: int) -> float:
-    """Return the load that a request adds."""
+    """Return the load of a request."""
     return 1 + tokens_to_compute / TOKENS_PER_REQUEST
 
 
@@ -256,8 +255,8 @@ def _num_tokens(prompt: Prompt, num_blocks: int) -> int:
 
 
 def _first_below(most_load: float, replicas: Iterable[_Replica], fading: float, session: str | None) -> _Replica | None:
-    """Return the first replica with at most that load; without a session, the less loaded one of the first two. Return
-    None if there is none."""
+    """Return the first replica with at most that load, or None; without a session, the less loaded one of the first
+    two."""
     first = None
     for replica in replicas:
         if replica.load(fading) <= most_load:

@@ -1,1 +1,1 @@
-"""One address in front of several replicas: `oaiserve route` passes each request to the one that the router chooses."""
+"""One address in front of several replicas: `oaiserve route` passes each request to one by the router's choice."""

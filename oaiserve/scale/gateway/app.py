@@ -32,7 +32,7 @@ from oaiserve.scale.router import Router
 class Ids:
     """Gives the request its ids, which the replica gets, too.
 
-    The rest of what the server's own layer writes into the answer comes from the replica.
+    The other headers of the server's own layer come from the replica.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -53,7 +53,7 @@ class Ids:
 
 
 class GatewayApp(NamedTuple):
-    """The app, and the part of it that learns of the shutdown."""
+    """The app, and its watch, which learns of the shutdown."""
 
     app: Starlette
     gateway: Gateway

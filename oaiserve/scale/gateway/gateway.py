@@ -1,7 +1,7 @@
 """`Gateway` reads a request, chooses a replica, and passes the answer on as it comes.
 
-What a client sends and gets is the replica's, but for a few headers. A request moves to another replica as long as
-nothing of an answer has been sent: if the first one cannot be reached, is full (429) or takes none (503).
+Requests and answers are the replica's, but for a few headers. A request moves to another replica as long as nothing of
+an answer has been sent: if the first one cannot be reached, is full (429) or takes none (503).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LARGE_BYTES = 64 * 1024  # larger bodies are looked at in a worker thread
 SESSION_HEADER = "x-session-id"
 ROUTE_HEADER = DECISION_HEADER.encode()
 
-# What belongs to one connection, and not to the next one.
+# The headers of one connection, not of the next one.
 _OF_CONNECTION = {
     *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te"),
     *(b"trailer", b"transfer-encoding", b"upgrade", b"expect"),
@@ -52,7 +52,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """An answer that a replica has begun."""
+    """An answer begun by a replica."""
 
     answer: UpstreamAnswer
     decision: Decision
@@ -60,7 +60,7 @@ class _Begun:
 
 
 class Gateway:
-    """The ASGI app that passes requests on to replicas, and their answers back.
+    """The ASGI app: it passes requests on to replicas, and their answers back.
 
     The layers around it have put `request_id`, `trace`, `client` and `send` into `scope["state"]`.
     """
@@ -82,7 +82,7 @@ class Gateway:
         self.is_draining = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request. Raises the errors that are the gateway's own, before the status line."""
+        """Answer a request. Raises the gateway's own errors, before the status line."""
         ending = Ending.REFUSED
         try:
             ending = await self._pass_on(scope, receive, send)
@@ -188,7 +188,7 @@ class Gateway:
         return refused
 
     async def _relay(self, scope: Scope, send: Send, begun: _Begun, left: asyncio.Task[None]) -> Ending:
-        """Send what comes of an answer, until its end. Raises ClientDisconnect."""
+        """Send an answer as it comes, until its end. Raises ClientDisconnect."""
         answer, decision = begun.answer, begun.decision
         headers = [header for header in answer.headers if header[0] not in _NOT_ANSWERED]
         headers.append((ROUTE_HEADER, as_text(decision).encode()))
@@ -214,7 +214,7 @@ class Gateway:
             else:
                 scope["extensions"][CONNECTION]["cut"]()  # no status can say it any more
             return Ending.CUT_OFF
-        except asyncio.CancelledError:  # the shutdown cuts off what still runs
+        except asyncio.CancelledError:  # the shutdown cuts off running requests
             if not is_stream:
                 raise
             text = "The server is shutting down. Please try again."
@@ -230,7 +230,7 @@ async def _client_left(receive: Receive) -> None:
 
 
 async def _unless_left(work: Coroutine[Any, Any, Result], left: asyncio.Task[None]) -> Result:
-    """Return what the work returns. Raises its error, and ClientDisconnect, by which it is cancelled."""
+    """Return the result of the work, or raise its error. ClientDisconnect cancels it."""
     task = asyncio.create_task(work)
     try:
         await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
@@ -242,7 +242,7 @@ async def _unless_left(work: Coroutine[Any, Any, Result], left: asyncio.Task[Non
 
 
 def _last_events(scope: Scope, message: str) -> bytes:
-    """Return the end of a stream that its replica has not ended."""
+    """Return the end of a stream without an end from its replica."""
     state = scope["state"]
     body = Unavailable(message).body(request_id=state["request_id"], trace_id=state["trace"].trace_id_hex)
     if scope["path"].rstrip("/").endswith("/responses"):

@@ -26,7 +26,7 @@ WAIT_SECONDS = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 class Ending(StrEnum):
     """An ending says how a request has ended, as the gateway sees it."""
 
-    ANSWERED = "answered"  # by a replica, whatever its status
+    ANSWERED = "answered"  # by a replica, with any status
     REFUSED = "refused"  # by the gateway itself: too large, too slow, or for one replica only
     CUT_OFF = "cut_off"  # the replica has ended before its answer was complete
     NO_REPLICA = "no_replica"  # none could be reached
@@ -34,7 +34,7 @@ class Ending(StrEnum):
 
 
 class GatewayMetrics:
-    """Counters that the gateway adds to, and the state of the replicas, which is read when somebody asks."""
+    """The gateway's counters, and the state of the replicas, which is read at a scrape."""
 
     def __init__(self, watch: Watch) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter

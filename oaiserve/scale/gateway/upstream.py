@@ -1,7 +1,7 @@
-"""HTTP/1.1 to one replica: connections that are kept, requests, and answers part by part as they come.
+"""HTTP/1.1 to one replica: persistent connections, requests, and answers piece by piece as they come.
 
-A part of a stream costs a few microseconds here: it passes a parser in C, and nothing looks into it. This file knows
-neither the router nor what is asked.
+A piece of a stream costs a few microseconds here: it passes a parser in C, and is not read. This file knows neither the
+router nor the content of requests.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Unreachable(Exception):
 
 
 class CutOff(Exception):
-    """A replica has ended an answer that was not complete."""
+    """A replica has cut an answer short."""
 
 
 class Address(NamedTuple):
@@ -61,7 +61,7 @@ class UpstreamAnswer:
         return next((value for own, value in self.headers if own == name), b"")
 
     async def read(self) -> bytes:
-        """Wait for more of the body, and return all that has come; nothing at its end. Raises CutOff."""
+        """Wait for more of the body, and return all of it so far; nothing at its end. Raises CutOff."""
         while not self._parts:
             if self._is_complete:
                 return b""
@@ -85,7 +85,7 @@ class UpstreamAnswer:
         return b"".join(parts)
 
     def close(self) -> None:
-        """Read no further. A replica that has not ended the answer notices that nobody wants it."""
+        """Read no further. A replica with an unfinished answer notices the disconnect."""
         if not self._is_complete:
             self._connection.transport.abort()
 
@@ -159,7 +159,7 @@ class Upstream:
                 raise
 
     async def get(self, target: bytes, headers: Headers = ()) -> tuple[int, bytes]:
-        """Return status and body of what is at a path. Raises Unreachable and CutOff."""
+        """Get a path, and return status and body. Raises Unreachable and CutOff."""
         answer = await self.ask("GET", target, headers)
         try:
             return answer.status, await answer.read_all()
@@ -167,7 +167,7 @@ class Upstream:
             answer.close()
 
     def close(self) -> None:
-        """Close all connections that are idle, and keep none from now on."""
+        """Close all idle connections, and keep none from now on."""
         self._is_closed = True
         for connection in self._idle:
             connection.transport.close()
@@ -239,7 +239,7 @@ class _Connection(asyncio.Protocol):
             answer, self._answer = self._answer, None
             answer.lost("the replica has ended the connection" if exc is None else str(exc))
 
-    # -- what the parser finds ----------------------------------------------------------------------------------------
+    # -- callbacks of the parser --------------------------------------------------------------------------------------
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._answer is not None:

@@ -1,7 +1,7 @@
-"""Keeps the router informed: which replicas there are, and what each of them reports.
+"""Keeps the router informed of the present replicas and their reports.
 
-A replica belongs to the router from its first report until its address is gone. One that does not answer is not chosen,
-unless all are silent.
+A replica belongs to the router from its first report until its address is gone. A silent one is not chosen, unless all
+are.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ class Watch:
 
     @property
     def num_ready(self) -> int:
-        """Return the number of replicas that answer, and take requests."""
+        """Return the number of replicas that answer and take requests."""
         return len(self.joined - self.silent)
 
     async def run(self) -> None:
-        """Watch until it is cancelled. Then no connection to a replica is left, but those of answers under way."""
+        """Watch until it is cancelled. Then only connections of answers under way are left."""
         try:
             while True:
                 await self.look()
@@ -85,7 +85,7 @@ class Watch:
             await asyncio.sleep(0)  # for the event loop to close them
 
     async def look(self) -> None:
-        """Find out which replicas there are, and begin to ask those that are new."""
+        """Look up the present replicas, and begin to ask new ones for reports."""
         for url in self._found:
             try:
                 self._found[url] = [*await self._resolve(url)]
@@ -142,7 +142,7 @@ class Watch:
         self._router.learn(report, now_ns)
 
     async def _ask(self, upstream: Upstream, number: int) -> ReplicaReport:
-        """Return the report of a replica, or what is known without one. Raises NotReady, Unreachable and CutOff."""
+        """Return the report of a replica, or a substitute without one. Raises NotReady, Unreachable and CutOff."""
         name = upstream.name
         if name not in self._mute:
             status, content = await upstream.get(b"/debug/report", self._headers)
@@ -173,7 +173,7 @@ def _report(name: str, content: bytes) -> ReplicaReport:
 
 
 def _message(content: bytes) -> str:
-    """Return what an error says, as far as it is one of ours."""
+    """Return the message of an error of ours, or else ""."""
     try:
         message: str = msgspec.json.decode(content)["error"]["message"]
     except (msgspec.MsgspecError, LookupError, TypeError):
@@ -184,7 +184,7 @@ def _message(content: bytes) -> str:
 async def addresses_of(url: str) -> list[Address]:
     """Return the addresses of a URL's name: those of IPv4, or those of IPv6 if there are none. Raises OSError.
 
-    A machine with both would else be taken for two.
+    A machine with both would otherwise count as two.
     """
     parts = urlsplit(url)
     assert parts.hostname is not None

@@ -1,4 +1,4 @@
-"""`build` makes the application that Ray Serve runs: the replicas, and the router that the front asks."""
+"""`build` makes the application for Ray Serve: the replicas, and the router for the front."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from oaiserve.scale.on_ray.settings import config_of
 REPORT_SECONDS = 1.0  # between two reports of a replica
 HEALTH_SECONDS = 1.0  # between two checks of its health
 SILENT_SECONDS = 10.0  # for which a check may wait; after three of these, the replica is replaced
-# Ray refuses what is above this with an answer of its own, so it is more than a replica ever has: the engine's 429
+# Ray refuses requests above this with an answer of its own, so it is more than a replica ever has: the engine's 429
 # comes first.
 MOST_REQUESTS = 100_000
 DRAIN_MARGIN_SECONDS = 5
@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 def build(args: Mapping[str, Any], load: LoadEngine = load_engine) -> serve.Application:
     """Return the application for these arguments, the settings of `oaiserve serve`. Raises OptionError.
 
-    How many replicas there are, and on what, is set where Ray Serve has it: under `deployments` of its configuration,
-    for the deployment `replica`. `load` makes the engine of a replica.
+    The number of replicas and their resources are set in Ray Serve's configuration, under `deployments`, for the
+    deployment `replica`. `load` makes the engine of a replica.
     """
     config = config_of(args)
     replicas = serve.deployment(
@@ -75,7 +75,7 @@ def _routed() -> dict[str, Any]:
 
 
 def resources(config: Config) -> dict[str, float]:
-    """Return what Ray reserves for a replica: a GPU for each part of the model, or else the cores of --cpu-threads."""
+    """Return Ray's reservation for a replica: a GPU for each shard of the model, or else the cores of --cpu-threads."""
     engine = config.engine
     if engine.device == "cuda" or engine.tensor_parallel > 1:
         return {"num_cpus": 1, "num_gpus": engine.tensor_parallel}

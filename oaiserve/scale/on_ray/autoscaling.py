@@ -1,5 +1,4 @@
-"""`ByUse` is the policy by which Ray Serve adds and removes replicas: what they use of themselves, what waits included,
-decides.
+"""`ByUse` is the policy by which Ray Serve adds and removes replicas: by their use, waiting requests included.
 
 Ray pickles this module to its controller, so it imports nothing of oaiserve.
 """
@@ -13,7 +12,7 @@ USE = "use"  # the name of the number that each replica records
 
 
 class Context(Protocol):
-    """Ray tells the policy this of the deployment, as part of its AutoscalingContext."""
+    """The policy's view of the deployment: some attributes of Ray's AutoscalingContext."""
 
     @property
     def aggregated_metrics(self) -> Mapping[str, Mapping[Any, float]] | None: ...
@@ -26,10 +25,10 @@ class Context(Protocol):
 
 
 class ByUse:
-    """Asks for as many replicas as would each be used to `target_use`.
+    """Requests the number of replicas at which the use of each would be `target_use`.
 
-    The use of a replica is 1 if its KV cache or its batch is full, and above 1 if requests wait: those that wait count
-    as if they were in there. Ray applies the bounds and delays of the deployment's `autoscaling_config` to the answer.
+    The use of a replica is 1 if its KV cache or its batch is full, and above 1 if requests wait: these count as if they
+    were in there. Ray applies the bounds and delays of the deployment's `autoscaling_config` to the answer.
     """
 
     def __init__(self, target_use: float = 0.8) -> None:

@@ -1,4 +1,4 @@
-"""`Edge` is between the HTTP server that Ray runs in a replica and the server's own app, which it leaves unchanged."""
+"""`Edge` is between Ray's HTTP server in a replica and the server's own app, which it leaves unchanged."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ REQUEST_ID = b"x-request-id"
 
 
 class Edge:
-    """Gives the app what its own HTTP server would give it.
+    """Calls the app as its own HTTP server would.
 
     - When a client leaves, Ray cancels the request, and the app would record a shutdown. So the app runs in a task of
-      its own, which goes on until it has seen that the client left.
+      its own, which goes on until it has seen the client leave.
     - Ray puts the request's id into the headers of the answer, so the app's own is taken out if it is the same.
     """
 

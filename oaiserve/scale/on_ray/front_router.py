@@ -1,7 +1,7 @@
-"""`FrontRouter` tells HAProxy to which replica each request goes. There is one on each node that has a front.
+"""`FrontRouter` names the replica of each request for HAProxy. There is one on each node with a front.
 
-HAProxy posts the body of the request, or the beginning of one that is long, to /internal/route, and of its headers only
-the id and the session. If no answer comes in time, or another one than 200, the request goes to the replica with the
+HAProxy posts the body of the request, or the beginning of a long one, to /internal/route, and of its headers only the
+id and the session. If no answer comes in time, or another one than 200, the request goes to the replica with the
 fewest connections.
 """
 
@@ -52,6 +52,6 @@ class FrontRouter:
 
 
 def prompt_in(body: bytes, is_truncated: bool) -> Prompt:
-    """Return what is known of the prompt in a body. One that is not whole cannot be read as JSON, so its text stands
-    for the prompt: it is the same for the next turn of a talk, up to where that goes on."""
+    """Return the prompt in a body, as far as it is known. An incomplete body is no JSON, so its text stands for the
+    prompt: the next turn of a conversation begins with the same."""
     return prompt_of_text(body, b"truncated") if is_truncated else prompt_of_body(body)

@@ -1,8 +1,8 @@
-"""The command `oaiserve-haproxy` starts HAProxy for Ray Serve, after it has put some things right in its configuration.
+"""The command `oaiserve-haproxy` corrects the configuration of HAProxy for Ray Serve, and starts HAProxy.
 
-Ray writes the configuration and runs the program that RAY_SERVE_HAPROXY_BINARY_PATH names, at each change of replicas.
-This one changes the file and becomes HAProxy. A line that is not as expected stays as it is, so that the worst that a
-new version of Ray can bring about is what Ray does by itself.
+Ray writes the configuration and runs the program in RAY_SERVE_HAPROXY_BINARY_PATH, at each change of replicas. This one
+changes the file and becomes HAProxy. An unexpected line stays as it is, so with a new version of Ray the worst case is
+Ray's own behaviour.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from oaiserve.errors import APIError, BodyTooLarge, InvalidRequest, RequestTimeout, Unavailable
 
 MARK = "# changed by oaiserve-haproxy"
-FORMER = "haproxy.former.cfg"  # beside the configuration: a copy of what HAProxy has been started with
+FORMER = "haproxy.former.cfg"  # beside the configuration: a copy of the one in use
 _ID = "%[var(txn.request_id)]"
 _AWAY = "The replica that had the request is gone, or did not answer. Please try again."
 _ERRORS: dict[int, APIError] = {
@@ -29,7 +29,7 @@ _ERRORS: dict[int, APIError] = {
     504: Unavailable("The replica did not answer in time. Please try again.", retry_after_seconds=1),
 }
 
-# In front of all rules of the front. What Ray reads of these headers is not for clients, and
+# In front of all rules of the front. The headers that Ray reads are not for clients, and
 # the decision of the router is nobody else's to tell. An id that the server would
 # replace is dropped here, so that front, replica and client have the same one.
 _FRONT_RULES = """\
@@ -47,17 +47,17 @@ _ID_RULES = ("unique-id-format ", "http-request set-header x-request-id ")
 
 
 def changed(config: str, former: str = "") -> str:
-    """Return Ray's configuration of HAProxy with these changes. `former` is what this returned before, on this node.
+    """Return Ray's configuration of HAProxy with these changes. `former` is the last result on this node.
 
     - Errors of the front are OpenAI's objects. Where there is no application, the path is not at fault: that is a 503.
     - A request whose replica has gone before the first byte of its answer is sent to another one.
     - Clients' addresses are passed on (x-forwarded-for), by which clients without a key take turns.
-    - If the router does not answer, or names a replica that this front does not know yet, the request goes to the
-      replica with the fewest connections, instead of failing.
+    - If the router does not answer, or names a replica unknown to this front, the request goes to the replica with the
+      fewest connections, instead of failing.
     - The fallback, which would pass each token through Ray's Python proxy, is taken out.
-    - A backend without any server gets those that it had before. Ray takes them out while it builds an application
-      anew, although they run, and for good if that fails. HAProxy's own checks find those that are gone.
-    - What is said of headers and ids holds without a router, too.
+    - A backend without any server gets its former ones. Ray takes them out while it builds an application anew,
+      although they run, and for good if that fails. HAProxy's own checks find dead ones.
+    - The rules for headers and ids hold without a router, too.
     """
     if config.startswith(MARK):
         return config
@@ -85,7 +85,7 @@ def changed(config: str, former: str = "") -> str:
 
 
 def _with_servers(config: list[str], former: list[str]) -> list[str]:
-    """Return the lines of a configuration with the former servers of each backend that has none."""
+    """Return the lines of a configuration with the former servers of each backend without any."""
     sections, before = _sections(config), _sections(former)
     for name, lines in sections.items():
         if name.startswith("backend ") and not _servers(lines):

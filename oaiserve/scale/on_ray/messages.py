@@ -16,7 +16,7 @@ REPORT = "report"  # its key in the routing stats of a replica
 
 @dataclass(slots=True)
 class RoutingRequest:
-    """A request that is to be routed, and the decision once there is one."""
+    """A request to be routed, and later the decision."""
 
     prompt: Prompt
     session: str | None = None
@@ -24,7 +24,7 @@ class RoutingRequest:
 
 
 def encode_report(report: ReplicaReport) -> bytes:
-    """Return what routers need of a report, without the replica's name, which they know."""
+    """Encode a report for routers, without the replica's name, which they know."""
     fields = (report.incarnation, report.number, report.num_open, report.waiting_tokens, report.keys.tobytes())
     return msgspec.msgpack.encode(fields)
 

@@ -1,4 +1,4 @@
-"""This module has all that is used of Ray Serve beyond its public API; pyproject.toml pins a minor version for it."""
+"""All uses of Ray Serve beyond its public API, for which pyproject.toml pins a minor version."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ray.serve.handle import DeploymentHandle
 
 from oaiserve.scale.on_ray.messages import RoutingRequest
 
-# Whether HAProxy is the front, as the environment of this process has it; and for how long a replica that is to be
-# drained still takes requests, until all fronts know that.
+# Whether HAProxy is the front, by the environment of this process; and for how long a draining replica still takes
+# requests, until all fronts know.
 HAS_HAPROXY = bool(RAY_SERVE_ENABLE_HA_PROXY)
 DRAIN_NOTICE_SECONDS = float(RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S)
 
 
 class Target(NamedTuple):
-    """A replica that the fronts send requests to."""
+    """A replica as the fronts see it."""
 
     name: str
     address: str
@@ -55,13 +55,13 @@ def name_of(replica: Any) -> str:
 
 
 def own_name() -> str:
-    """Return the name of the replica that this process is."""
+    """Return the name of this process's replica."""
     name: str = serve.get_replica_context().replica_id.to_full_id_str()
     return name
 
 
 async def targets() -> Sequence[Target]:
-    """Return the replicas that there are now, of all applications. Where there are none, Ray names its proxies."""
+    """Return the present replicas of all applications. Where there are none, Ray names its proxies."""
     controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
     groups = await controller.get_target_groups.remote(from_proxy_manager=True)
     named = (target for group in groups for target in group.targets)

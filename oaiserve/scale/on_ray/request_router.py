@@ -1,6 +1,6 @@
 """`PrefixRouter` is the router of oaiserve/scale as Ray Serve's request router for the replicas.
 
-Ray pickles this module as a whole. So what others compare by class is in `messages.py`.
+Ray pickles this module as a whole. So classes that others compare are in `messages.py`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from oaiserve.scale.router import Router
 
 
 class PrefixRouter(RequestRouter):
-    """Sends requests that begin alike to the same replica. Ray says which replicas there are, and brings their reports.
+    """Sends requests with the same prefix to the same replica. Ray brings the present replicas and their reports.
 
-    A replica without an open port, on a node that was started without the front's settings, is left out.
+    A replica without an open port, on a node without the front's settings, is left out.
     """
 
     def initialize_state(self, **settings: Any) -> None:
@@ -28,7 +28,7 @@ class PrefixRouter(RequestRouter):
         self._reports: dict[str, bytes] = {}
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Take over the replicas that there are. Ray calls this for each report, with the last ones of all others."""
+        """Take over the present replicas. Ray calls this for each report, with the last ones of all others."""
         super().update_replicas(replicas)
         now_ns = monotonic_ns()
         self._open = {name_of(replica): replica for replica in replicas if replica.backend_http_endpoint is not None}
@@ -42,9 +42,9 @@ class PrefixRouter(RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Return the one replica that the router chooses. Raises NoReplica.
+        """Return the router's one choice. Raises NoReplica.
 
-        What comes without a prompt, by a handle instead of the front, goes anywhere.
+        A call without a prompt, by a handle instead of the front, goes anywhere.
         """
         request = pending_request.args[0] if pending_request is not None and pending_request.args else None
         if not isinstance(request, RoutingRequest):

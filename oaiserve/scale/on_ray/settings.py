@@ -1,4 +1,4 @@
-"""`config_of` makes the settings of a replica from the arguments that Ray Serve passes to the application.
+"""`config_of` makes the settings of a replica from Ray Serve's arguments of the application.
 
 They are those of `oaiserve serve`, written as flags without dashes (`max-running`) or as in Python (`max_running`).
 From a command line their values are text, from a YAML file they have types; both are taken.
@@ -24,12 +24,12 @@ FRONT_SETTINGS = {
 
 
 def config_of(args: Mapping[str, Any]) -> Config:
-    """Return the settings of a replica. Raises OptionError for one that is unknown, wrong, or the front's."""
+    """Return the settings of a replica. Raises OptionError for an unknown or wrong one, or one of the front."""
     given = {name.replace("-", "_"): value for name, value in args.items()}
     model = given.pop("model", None)
     if not isinstance(model, str) or not model:
         raise OptionError("'model' is missing. Give a folder, a .gguf file, a hub id, or demo, as in: model=demo")
-    # Clients come from everywhere, through the front, so what a server shows on loopback only stays closed.
+    # Clients come from everywhere, through the front, so routes for loopback alone stay closed.
     server = ServerOptions(host="0.0.0.0", **_taken(ServerOptions, given))
     config = Config(model, server, EngineOptions(**_taken(EngineOptions, given)), _telemetry(given))
     for name in given:
@@ -51,7 +51,7 @@ def _all_names() -> list[str]:
 
 
 def _taken(kind: type, given: dict[str, Any]) -> dict[str, Any]:
-    """Take the settings of this kind from those that were given, with the types that they have."""
+    """Take the settings of this kind from the given ones, with their types."""
     hints = get_type_hints(kind)
     own = [field for field in fields(kind) if field.name in given and field.name not in FRONT_SETTINGS]
     return {field.name: _value(field, hints[field.name], given.pop(field.name)) for field in own}
