@@ -1,6 +1,7 @@
 # make serve   serves the demo model on http://127.0.0.1:8000 (PORT=, MODEL=, ARGS= for more flags)
 # make test    runs the tests (ARGS= for pytest's flags)
-# make test-avx2   runs them as on a CPU with AVX2 and no AVX-512
+# make test-kernels   runs those that compile or interpret kernels; make test leaves them out
+# make test-avx2   runs both as on a CPU with AVX2 and no AVX-512
 # make check   format, lint, types and imports; `make format` puts the first two right
 # make bench   measures this server for three minutes: the six workloads in short, and where a step's time goes
 # make bench-peers   measures it against other servers for an hour, into docs/ (ARGS= for a part of it, which is printed)
@@ -16,20 +17,25 @@ MODEL ?= demo
 ARGS ?=
 
 BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 INSTALLED := $(VENV)/.installed
 DOCS_VENV := build/docs-venv
 
-.PHONY: serve test test-avx2 check format bench bench-peers clients docs wheel setup
+.PHONY: serve test test-kernels test-avx2 check format bench bench-peers clients docs wheel setup
 
 serve: setup
 	@exec $(BIN)/oaiserve serve $(MODEL) --port $(PORT) $(ARGS)
 
 test: setup
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(PYTEST) -m "not kernels" $(ARGS)
+
+# A part of its own, because it takes minutes of compilers and interpreters.
+test-kernels: setup
+	$(PYTEST) -m kernels $(ARGS)
 
 # The compiler, torch and oneDNN are limited. Native code that they make must not be taken for this CPU's own.
 test-avx2:
-	CXX="g++ -mno-avx512f" ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 OAISERVE_CACHE=$(CURDIR)/build/cache-avx2 $(MAKE) test
+	CXX="g++ -mno-avx512f" ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 OAISERVE_CACHE=$(CURDIR)/build/cache-avx2 $(MAKE) test test-kernels
 
 check: setup
 	$(BIN)/ruff format --check .

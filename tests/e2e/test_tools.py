@@ -88,8 +88,9 @@ def test_what_the_model_writes_is_read(sdk: openai.OpenAI, text: str, content: s
 @pytest.mark.parametrize("temperature", [0, 1.5])
 def test_beside_tools_an_answer_is_json_or_calls(sdk: openai.OpenAI, temperature: float) -> None:
     schema = {"type": "object", "properties": {"hour": {"enum": [1, 2]}}, "required": ["hour"]}
-    asked = {"response_format": {"type": "json_schema", "json_schema": {"name": "time", "schema": schema}}, "n": 8}
-    for choice in sdk.chat.completions.create(**CHAT, **asked, temperature=temperature).choices:
+    asked = {"response_format": {"type": "json_schema", "json_schema": {"name": "time", "schema": schema}}, "n": 4}
+    asked |= {"max_tokens": 60, "temperature": temperature}
+    for choice in sdk.chat.completions.create(**CHAT | asked).choices:
         if choice.finish_reason == "stop":
             assert json.loads(choice.message.content) in [{"hour": 1}, {"hour": 2}]
         elif choice.finish_reason == "tool_calls":

@@ -22,6 +22,8 @@ from tools.gpu.peers import their_seconds
 from tools.gpu.target import NOT_ON_CPU, Target
 from tools.gpu.workload import load, running_engine
 
+pytestmark = pytest.mark.kernels
+
 CPU = Target(torch.device("cpu"), quick=True)
 
 

@@ -11,7 +11,7 @@ from tools.gpu import kernel_check
 from tools.gpu.kernel_check import AttentionShape, Case
 
 # Rows without numbers are computed like the others, and then marked.
-pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in subtract")
+pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore:invalid value encountered in subtract")]
 CPU = torch.device("cpu")
 SHAPE = AttentionShape(4, 2, 16, 16)
 

@@ -29,7 +29,7 @@ pytest.importorskip("triton", reason="Triton has no wheels for this system")
 from oaiserve.engine.model.attention import triton as backend
 
 # exp2 of a score far above the softcap is infinity, and the score becomes the softcap, which is right.
-pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp2")
+pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore:overflow encountered in exp2")]
 
 CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}

@@ -325,7 +325,8 @@ def emulated_amx() -> Iterator[None]:
         pytest.skip("this CPU has no AVX512-BF16, which code with AMX uses, too")
     digest = hashlib.sha256(EMULATOR.read_bytes()).hexdigest()  # so that a changed emulator makes another library
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "FLAGS", [*build.FLAGS, amx.FLAG, f"-DEMULATOR={digest}", "-include", str(EMULATOR)])
+        flags = ["-O1" if flag == "-O3" else flag for flag in build.FLAGS]  # compiles in half the time
+        patch.setattr(build, "FLAGS", [*flags, amx.FLAG, f"-DEMULATOR={digest}", "-include", str(EMULATOR)])
         yield
 
 
@@ -334,14 +335,16 @@ def compiled_for(instructions: str) -> Iterator[None]:
     """Compile native code for another CPU, whose instructions this one must have too, except for AMX.
 
     On a CPU without them, such tests are left out. One with AVX-512 (Intel has it since 2017, AMD since Zen 4) runs
-    them all, one with AVX2 those of its own code and of x86-64-v3, and one of another architecture those of its own.
+    them all, one of another architecture those of its own. The own code of one with AVX2 is that of x86-64-v3.
     """
     if instructions == EMULATED_AMX:
         with emulated_amx():
             yield
         return
-    enough = ("AVX512",) if instructions == "x86-64-v4" else ("AVX2", "AVX512")
-    if instructions != "native" and torch.backends.cpu.get_cpu_capability() not in enough:
+    capability = torch.backends.cpu.get_cpu_capability()
+    if (instructions, capability) == ("x86-64-v3", "AVX2"):
+        instructions = "native"
+    if instructions != "native" and capability != "AVX512":
         pytest.skip(f"code for {instructions} does not run on this CPU")
     replaced = {"-march=native": f"-march={instructions}", "-O3": "-O1"} if instructions != "native" else {}
     with pytest.MonkeyPatch.context() as patch:

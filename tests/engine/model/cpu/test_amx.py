@@ -21,6 +21,8 @@ from torch import Tensor
 from oaiserve.engine.model.cpu import amx, build, prebuilt, variants
 from tests.engine.model.cpu.small_models import EMULATED_AMX, compiled_for
 
+pytestmark = pytest.mark.kernels
+
 LEAST_NORMAL = 2.0**-126
 WITH_AMX = frozenset({"avx512f", "amx_tile", "amx_bf16", "amx_int8"})
 

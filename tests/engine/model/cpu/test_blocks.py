@@ -19,7 +19,7 @@ from oaiserve.engine.model.cpu.pack_weights import padded
 from tests.engine.model.cpu.small_models import EMULATED_AMX, compiled_for
 from tests.models.gguf_files import random_blocks
 
-pytestmark = pytest.mark.compiler
+pytestmark = [pytest.mark.kernels, pytest.mark.compiler]
 KINDS = list(FORMATS)
 OUR_KINDS = [kind for kind in FORMATS if kind > 1000]
 LONG_KINDS = [kind for kind in OUR_KINDS if FORMATS[kind].weights == 256]

@@ -12,7 +12,7 @@ from oaiserve.engine.model.cpu.encode import Encoder
 from oaiserve.engine.model.cpu.library import Library
 from tests.engine.model.cpu.small_models import compiled_for
 
-pytestmark = pytest.mark.compiler
+pytestmark = [pytest.mark.kernels, pytest.mark.compiler]
 IQ4_NL, Q5_1, Q8_0 = 20, 7, 8
 KINDS = [IQ4_NL, Q5_1, Q8_0]
 CODEBOOK = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])

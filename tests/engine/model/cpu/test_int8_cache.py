@@ -38,7 +38,7 @@ from tests.engine.model.cpu.small_models import (
 )
 from tests.engine.model.cpu.test_attention_backend import NUM_BLOCKS, Layer, shapes, steps_of
 
-pytestmark = pytest.mark.compiler
+pytestmark = [pytest.mark.kernels, pytest.mark.compiler]
 CPU = torch.device("cpu")
 # Each has something that no other has: heads that are no multiple of the group, several heads for a key, a softcap.
 LAYERS = [

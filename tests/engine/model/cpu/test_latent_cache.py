@@ -26,7 +26,7 @@ from tests.engine.model.cpu.small_models import BLOCK_SIZE, LATENT, compiled_for
 from tests.engine.model.cpu.two_steps import NUM_BLOCKS, two_steps
 from tests.models.decoders import byte_tokenizer, generate
 
-pytestmark = pytest.mark.compiler
+pytestmark = [pytest.mark.kernels, pytest.mark.compiler]
 CPU = torch.device("cpu")
 # Without experts, which are chosen differently where numbers are rounded differently.
 SIZES: dict[str, Any] = {

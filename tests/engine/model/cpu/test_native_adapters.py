@@ -26,7 +26,7 @@ from oaiserve.engine.step import Chunk, Step
 from tests.engine.model.adapters_for_tests import merged, random_adapter
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, FAMILIES, compiled_for, config, load, make_model
 
-pytestmark = pytest.mark.compiler
+pytestmark = [pytest.mark.kernels, pytest.mark.compiler]
 CPU = torch.device("cpu")
 NUM_BLOCKS = 64
 GROUPED = config("llama", max_position_embeddings=512, intermediate_size=176)

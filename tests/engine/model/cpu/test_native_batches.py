@@ -27,7 +27,7 @@ from tests.engine.model.cpu.small_models import (
 )
 from tests.engine.model.cpu.two_steps import NUM_BLOCKS, two_steps
 
-pytestmark = pytest.mark.compiler
+pytestmark = [pytest.mark.kernels, pytest.mark.compiler]
 CPU = torch.device("cpu")
 LONG = {"max_position_embeddings": 1024, "num_hidden_layers": 2}
 CONFIGS = {

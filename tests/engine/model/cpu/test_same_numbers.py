@@ -48,7 +48,7 @@ from tests.engine.model.cpu.small_models import (
 )
 from tests.models.gguf_files import random_blocks
 
-pytestmark = pytest.mark.compiler
+pytestmark = [pytest.mark.kernels, pytest.mark.compiler]
 NUM_BLOCKS = 96
 CPU = torch.device("cpu")
 # Sums over 1,104 numbers are cut into several blocks, and contexts over 256 tokens into several runs.

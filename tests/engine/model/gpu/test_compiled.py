@@ -35,6 +35,8 @@ from oaiserve.engine.step import Chunk, Step
 from tests.engine.model import test_families
 from tests.models.decoders import FAMILIES, generate, random_model
 
+pytestmark = pytest.mark.kernels
+
 CPU = torch.device("cpu")
 NUM_BLOCKS, BLOCK_SIZE = 256, 4
 # (tokens in the cache, tokens of this step) of each sequence

@@ -46,7 +46,7 @@ pytest.importorskip("triton", reason="Triton has no wheels for this system")
 from oaiserve.engine.model.gpu import triton_experts, triton_matrices
 
 # exp of a large number is infinity, and the activation is the number itself, which is right.
-pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore:overflow encountered in exp")]
 
 NUM_EXPERTS, WIDTH, INNER = 5, 64, 96
 

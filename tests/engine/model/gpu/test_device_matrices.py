@@ -37,6 +37,8 @@ pytest.importorskip("triton", reason="Triton has no wheels for this system")
 
 from oaiserve.engine.model.gpu import triton_matrices, triton_scaled
 
+pytestmark = pytest.mark.kernels
+
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16, "num_hidden_layers": 2}
 
 

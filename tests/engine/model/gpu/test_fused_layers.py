@@ -38,7 +38,7 @@ from oaiserve.engine.model.attention.triton import TritonAttention
 from oaiserve.engine.model.gpu import triton_layer_kernels, triton_layers
 
 # exp of a large number is infinity, and the activation is the number itself, which is right.
-pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore:overflow encountered in exp")]
 
 BLOCK_SIZE, NUM_BLOCKS = 16, 24
 CPU = torch.device("cpu")

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.kernels
+
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 
 ROOT = Path(__file__).parents[4]

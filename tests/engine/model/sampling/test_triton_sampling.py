@@ -23,7 +23,7 @@ from tests.engine.grammars.plain import OneOf, constraint
 from tests.engine.model.sampling.sampling import next_rows, sample
 
 # Rows that are not finite are computed as the others are, and then marked.
-pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in subtract")
+pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore:invalid value encountered in subtract")]
 
 
 @pytest.fixture(autouse=True)
