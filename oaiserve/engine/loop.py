@@ -28,12 +28,12 @@ from oaiserve.engine.open_requests import Bounds, OpenRequest, OpenRequests
 from oaiserve.engine.pacing import PrefillBudget
 from oaiserve.engine.profiling import EndProfile, Profiling, StartProfile
 from oaiserve.engine.request import Deliver, Failed, Request, Usage
-from oaiserve.engine.scheduler import Scheduler, is_void
+from oaiserve.engine.scheduler import Scheduler
 from oaiserve.engine.sequence import Place, Sequence
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.shared_limit import SharedLimit
 from oaiserve.engine.shortage import Shortage, compute_in_parts, copy_in_parts
-from oaiserve.engine.step import Chunk, ChunkResult, Masks, OutOfMemory, Step, StepResult
+from oaiserve.engine.step import Chunk, ChunkResult, Draw, Masks, OutOfMemory, Step, StepResult
 from oaiserve.engine.tokenize import GrammarCompiled, Tokenized, TokenizeFailed, TokenizeStarted
 from oaiserve.errors import AdapterUnloaded, APIError, InternalError, Unavailable
 from oaiserve.explain.step_cost_fit import FitThread, Run, StepCostFit
@@ -95,7 +95,6 @@ class _Launched:
     at_ns: int
     draft_ns: int  # that the draft model took for it, from then on
     newcomers: list[OpenRequest]  # the requests whose first step it is
-    late: list[Chunk]  # those whose draws were not launched with the step
 
 
 class EngineLoop:
@@ -205,11 +204,10 @@ class EngineLoop:
         in_flight, self._in_flight = self._in_flight, launched
         if in_flight is not None:
             self._complete(in_flight)
+            if launched is not None:
+                self._scheduler.settle(launched.step)
         if launched is not None:
-            masks = self._fill_masks(launched.step, launched.late)
-            if launched.late:
-                self._host.enter(HostPart.LAUNCH, launched.step)
-            self._runner.draw(launched.handle, masks)
+            self._draw(launched.step, launched.handle)
         if launched is not None and not self._overlap:
             self._in_flight = None
             self._complete(launched)
@@ -238,7 +236,6 @@ class EngineLoop:
         if step.copies and not self._copy_blocks(step, now_ns):
             return None
         if self._shortage.allows(step) or self._scheduler.states is not None:
-            late = [chunk for chunk in step.chunks if chunk.draws_late]
             try:
                 handle = self._runner.launch(step)
             except OutOfMemory as error:
@@ -250,7 +247,7 @@ class EngineLoop:
             else:
                 self._profiling.launched()
                 self._scheduler.advance(step)
-                return _Launched(step, handle, at_ns, draft_ns, newcomers, late)
+                return _Launched(step, handle, at_ns, draft_ns, newcomers)
         self._compute_in_parts(step, at_ns, draft_ns, newcomers)
         return None
 
@@ -283,8 +280,13 @@ class EngineLoop:
         in_flight, self._in_flight = self._in_flight, None
         if in_flight is not None:
             self._complete(in_flight)  # parts need the ids that it draws, which only the device has
+            self._scheduler.settle(step)
         # The blocks of sequences that this has ended are free, but no other sequence has got them yet.
-        chunks = [chunk for chunk in step.chunks if chunk.sequence.place is Place.RUNNING and not is_void(chunk)]
+        chunks = [
+            chunk._replace(max_draws=0) if chunk.draw is Draw.SUPERSEDED else chunk
+            for chunk in step.chunks
+            if chunk.sequence.place is Place.RUNNING and chunk.draw is not Draw.VOID
+        ]
         if not chunks:
             return
         # Without their drafts they are smaller. Chunks of one token come first.
@@ -301,18 +303,23 @@ class EngineLoop:
         if computed:
             step = Step([chunk for chunk, _ in computed])
             self._scheduler.advance(step)
-            launched = _Launched(step, None, at_ns, draft_ns, newcomers, [])
+            launched = _Launched(step, None, at_ns, draft_ns, newcomers)
             self._end_step(launched, StepResult([result for _, result in computed]))
 
     def _compute(self, part: Step) -> list[ChunkResult]:
         self._host.enter(HostPart.LAUNCH, part)
         handle = self._runner.launch(part)
-        masks = self._fill_masks(part, [chunk for chunk in part.chunks if chunk.draws_late])
-        if self._host.part is not HostPart.LAUNCH:
-            self._host.enter(HostPart.LAUNCH, part)
-        self._runner.draw(handle, masks)
+        self._draw(part, handle)
         self._host.enter(HostPart.WAIT, part)
         return self._runner.collect(handle).chunks
+
+    def _draw(self, step: Step, handle: Any) -> None:
+        """Have the late draws of a settled step made, with the masks of grammars."""
+        late = [chunk for chunk in step.chunks if chunk.draw is Draw.LATE]
+        masks = self._fill_masks(step, late) if late else None
+        if late and self._host.part is not HostPart.LAUNCH:
+            self._host.enter(HostPart.LAUNCH, step)
+        self._runner.draw(handle, masks)
 
     def _fill_masks(self, step: Step, late: list[Chunk]) -> Masks | None:
         """Return the masks for the draws of a step. A request whose grammar fails has failed."""

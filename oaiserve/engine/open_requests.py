@@ -37,11 +37,11 @@ from oaiserve.engine.request import (
     TextPrompt,
     Usage,
 )
-from oaiserve.engine.scheduler import Scheduler, is_void
+from oaiserve.engine.scheduler import Scheduler
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.shared_limit import SharedLimit
-from oaiserve.engine.step import Chunk, ChunkResult, Logprobs, Step
+from oaiserve.engine.step import Chunk, ChunkResult, Draw, Logprobs, Step
 from oaiserve.engine.text.detokenize import StopStrings, TokenTable
 from oaiserve.engine.tokenize import Tokenized
 from oaiserve.errors import APIError, InternalError, InvalidRequest, Overloaded, RequestTimeout, Unavailable
@@ -335,7 +335,7 @@ class OpenRequests:
             opened = self._open.get(chunk.sequence.request_id)
             if opened is None or chunk.sequence not in opened.outputs:
                 continue  # it has ended since the step was scheduled
-            if is_void(chunk):
+            if chunk.draw is Draw.VOID:
                 continue  # it is scheduled again
             try:
                 self._process_chunk(opened, chunk, result, now_ns, batch=len(step.chunks))
@@ -393,7 +393,7 @@ class OpenRequests:
                 add_logprobs(prompt.logprobs, self._table, row)
         if chunk.num_known > 1 and (chunk.start < sequence.prompt_len or sequence.num_preemptions):
             notes.computed(chunk, now_ns, batch)
-        if chunk.is_superseded:
+        if chunk.draw is Draw.SUPERSEDED:
             self._scheduler.commit(chunk, [])
             return
         if result.error is not None:

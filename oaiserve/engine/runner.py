@@ -9,11 +9,7 @@ from oaiserve.engine.step import Masks, Step, StepResult
 
 
 class Runner(Protocol):
-    """The runner computes steps in the order of their launches, and writes into none of them.
-
-    The draw of a chunk waits if its sequence `needs_ids` and the chunk ends with a token that the step in flight draws,
-    or if a grammar constrains the sequence. `Chunk.draws_late` is true of these.
-    """
+    """The runner computes steps in the order of their launches, and writes into none of them."""
 
     is_asynchronous: bool  # `launch` returns before the step has been computed
     kv_version: int  # sequences that began with different versions may have keys and values that differ in last bits
@@ -29,16 +25,15 @@ class Runner(Protocol):
         """
 
     def launch(self, step: Step) -> Any:
-        """Begin to compute the step, and to draw for all chunks whose draw does not wait.
+        """Begin to compute the step, and the draws of it that are AT_LAUNCH.
 
-        Return what `draw` and `collect` are given. May raise OutOfMemory; the step may then come again in parts.
+        Return a handle for `draw` and `collect`. May raise OutOfMemory; the step may then come again in parts.
         """
 
     def draw(self, launched: Any, masks: Masks | None) -> None:
-        """Draw for the chunks that wait, now that the results of the step before are committed.
+        """Make the draws that are LATE, now that the step has been settled.
 
-        This is called once for each launched step, before its `collect` and before the next launch. A sequence may have
-        ended meanwhile, or its chunk may be void or superseded: its result is dropped.
+        This is called once for each launched step, before its `collect` and before the next launch.
         """
 
     def collect(self, launched: Any) -> StepResult:

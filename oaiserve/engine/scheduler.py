@@ -5,9 +5,10 @@ steps spend their token budget until the second has caught up with the first. Af
 choice of the same prompt, or a preemption, a sequence only starts with a higher number of computed tokens.
 
 Each step is scheduled, launched, advanced, and committed when its results are on the host. The next step may be
-scheduled before that commit. Then the ids that the first one draws are not known yet. Where it can draw only one token
-for a sequence, their number is known, and the sequence takes part in the next step. Where it can draw several, the
-number is not known either: the sequence is held until the commit, and takes no part in the next step.
+scheduled before that commit, and is settled after it: `Draw` tells what that decides. Then the ids that the first one
+draws are not known yet. Where it can draw only one token for a sequence, their number is known, and the sequence takes
+part in the next step. Where it can draw several, the number is not known either: the sequence is held until the commit,
+and takes no part in the next step.
 
 A sequence that `is_whole` is computed in one step and keeps nothing: it needs no blocks, and leaves with the launch of
 that step. If it is longer than the token budget, it has a step for itself.
@@ -17,7 +18,7 @@ tokens, and cannot go back to fewer of them: there are no drafts, and a cached p
 of which the state was kept. For that, chunks of prompts end where a state is to be copied.
 
 A commit may bring tokens that nobody has drawn, because a grammar forces them. The next steps compute these like a
-prompt. If a step is under way whose draw is one of them, that draw is superseded, and dropped.
+prompt.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from oaiserve.engine.policy import Policy, fcfs
 from oaiserve.engine.prefixes import Prefixes
 from oaiserve.engine.sequence import Place, Sequence
 from oaiserve.engine.states import StatePool
-from oaiserve.engine.step import Chunk, Step
+from oaiserve.engine.step import Chunk, Draw, Step
 from oaiserve.engine.waiting import WaitingQueue
 from oaiserve.facts.record import WaitReason
 
@@ -63,12 +64,11 @@ class Limits:
             )
 
 
-def is_void(chunk: Chunk) -> bool:
-    """Return whether a chunk was computed for a token that the step before was expected to draw, and did not.
-
-    The answer holds when it is the chunk's turn to be committed. The results of a void chunk mean nothing.
-    """
-    return chunk.known_end > len(chunk.sequence.token_ids)
+def _planned(sequence: Sequence, known_end: int) -> Draw:
+    """Return when a chunk that ends with the last token of its sequence draws, in the step that is being made."""
+    if sequence.needs_ids and (sequence.constraint is not None or known_end > len(sequence.token_ids)):
+        return Draw.LATE
+    return Draw.AT_LAUNCH
 
 
 class Scheduler:
@@ -198,7 +198,7 @@ class Scheduler:
         size = self.pool.block_size
         self._state_copies.clear()
         for chunk in step.chunks:
-            sequence, start, num_tokens, max_draws, draft = chunk
+            sequence, start, num_tokens, max_draws, draft, _ = chunk
             sequence.num_computed = end = start + num_tokens - len(draft)
             if end % size < end - start and end <= len(sequence.token_ids):  # it has filled a block
                 self._publish(sequence, start, end)
@@ -206,34 +206,38 @@ class Scheduler:
                 self._keep_state(sequence, end)
             if sequence.siblings and end >= self._fork_end(sequence):
                 self._fork(sequence)
-            if max_draws and not chunk.is_superseded:
+            if max_draws:
                 if end < sequence.max_len:
                     sequence.num_tokens = end + max_draws
                 if end + 1 >= sequence.max_len and max_draws == 1:
                     self.remove(sequence)
 
+    def settle(self, step: Step) -> None:
+        """Decide which draws of a launched step count, now that the step before has been committed: see `Draw`."""
+        chunks = step.chunks
+        for index, (sequence, start, num_tokens, max_draws, draft, _) in enumerate(chunks):
+            num_missing = start + num_tokens - len(draft) - len(sequence.token_ids)
+            if max_draws and num_missing:
+                chunks[index] = chunks[index]._replace(draw=Draw.VOID if num_missing > 0 else Draw.SUPERSEDED)
+
     def commit(self, chunk: Chunk, token_ids: list[int]) -> bool:
         """Append the tokens that a chunk has drawn to its sequence: at most its `max_draws`, none for `max_tokens=0`.
 
-        Behind at least one of these may be any number of forced ones. A superseded chunk appends nothing: its token is
-        known. Where the tokens are those of the chunk's draft, they have been computed already.
-        Chunks of a sequence are committed in their order, and none after the sequence was removed. A void chunk changes
-        nothing. If other than the reserved number of tokens came, the sequence goes on from those that are known.
+        Behind at least one of these may be any number of forced ones. A superseded chunk brings no tokens, and a void
+        one is not committed. Where the tokens are those of the chunk's draft, they have been computed already.
+        Chunks of a sequence are committed in their order, and none after the sequence was removed. If other than the
+        reserved number of tokens came, the sequence goes on from those that are known.
         Return True if it had left for its length and turns out to be shorter: then it waits again, like a preempted
         sequence.
         """
-        sequence, start, num_tokens, max_draws, draft = chunk
+        sequence, start, num_tokens, max_draws, draft, draw = chunk
         known, end = sequence.token_ids, chunk.known_end
-        if end > len(known):  # see is_void
-            return False
-        is_superseded = chunk.is_superseded
-        if not is_superseded:
-            known += token_ids
+        known += token_ids
         # A token whose id was not known when the step was launched may have filled a block. A sequence that was
         # preempted since has lost it.
         if num_tokens == 1 and end % self.pool.block_size == 0 and sequence.place is Place.RUNNING:
             self._publish(sequence, start, end)
-        if is_superseded:
+        if draw is Draw.SUPERSEDED:
             return False
         if draft and sequence.place is Place.RUNNING:
             # The last known token is computed again, also where it was in the draft: its logits draw the next one.
@@ -268,6 +272,8 @@ class Scheduler:
             if (index < len(blocks) and is_writable(blocks[index])) or self._make_room(sequence, index, step):
                 if sequence.draft:
                     drafting.append(sequence)
+                elif sequence.needs_ids:
+                    chunks.append(Chunk(sequence, start, 1, 1, (), _planned(sequence, start + 1)))
                 else:
                     chunks.append(Chunk(sequence, start, 1))
         # Drafts get what is left when all others have their tokens and blocks. A sequence may have been preempted.
@@ -275,7 +281,9 @@ class Scheduler:
         num_tokens = len(chunks) + len(drafting)
         for sequence in drafting:
             draft = self._fitting_draft(sequence, self.max_step_tokens - num_tokens)
-            chunk = Chunk(sequence, sequence.num_computed, 1 + len(draft), 1 + len(draft), draft)
+            start = sequence.num_computed
+            draw = _planned(sequence, start + 1)
+            chunk = Chunk(sequence, start, 1 + len(draft), 1 + len(draft), draft, draw)
             chunks.insert(len(chunks) if draft else 0, chunk)
             num_tokens += len(draft)
         return num_tokens
@@ -515,7 +523,8 @@ class Scheduler:
             draft = self._fitting_draft(sequence, budget - num_tokens)
             num_tokens += len(draft)
         max_draws = 1 + len(draft) if num_tokens >= num_uncomputed else 0
-        chunk = Chunk(sequence, sequence.num_computed, num_tokens, max_draws, draft)
+        draw = _planned(sequence, sequence.num_tokens) if max_draws else Draw.AT_LAUNCH
+        chunk = Chunk(sequence, sequence.num_computed, num_tokens, max_draws, draft, draw)
         self._waiting.charge_prompt(chunk)
         if num_tokens == 1:
             step.chunks.insert(0, chunk)  # with the decodes, which come first (see Step)

@@ -75,7 +75,7 @@ def compute_in_parts(
     half = chunk.num_tokens // 2
     parts = [
         Chunk(chunk.sequence, chunk.start, half, max_draws=0),
-        Chunk(chunk.sequence, chunk.start + half, chunk.num_tokens - half, chunk.max_draws),
+        chunk._replace(start=chunk.start + half, num_tokens=chunk.num_tokens - half),
     ]
     whole = ChunkResult()
     for part in parts:

@@ -1,17 +1,36 @@
-"""The data that passes between the scheduler and the model runner: what a step computes, and what came of it.
+"""The data that passes between the scheduler and the model runner: a step, its chunks, and their results.
 
-This is plain data: no torch, and nothing that knows how a step is scheduled or run.
+This is plain data: no torch, and no look at the state of a sequence, which changes while a step is computed.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import NamedTuple
 
 import numpy as np
 
 from oaiserve.engine.sequence import Sequence
+
+
+class Draw(Enum):
+    """The moment at which a chunk draws its tokens, and whether these count. The scheduler decides it, twice.
+
+    When it makes a step, a chunk draws AT_LAUNCH or LATE. Once the step before has been committed, `Scheduler.settle`
+    may make SUPERSEDED or VOID of either, and from then on nothing changes:
+
+        AT_LAUNCH, LATE    the last known token of the chunk is the last one of its sequence: the draw follows it
+        SUPERSEDED         the sequence has more tokens: a grammar has forced the token that the chunk was to draw
+        VOID               the sequence has fewer: the token that the chunk ends with was expected, and did not come
+    """
+
+    AT_LAUNCH = 1  # with the forward
+    LATE = 2  # after the commit of the step before: of its ids, or of a grammar's mask, the host edits the logits
+    SUPERSEDED = 3  # the draw is dropped; keys and values count
+    VOID = 4  # nothing of the chunk counts
 
 
 class Chunk(NamedTuple):
@@ -29,6 +48,7 @@ class Chunk(NamedTuple):
     num_tokens: int
     max_draws: int = 1
     draft: tuple[int, ...] = ()
+    draw: Draw = Draw.AT_LAUNCH  # of a chunk that draws
 
     @property
     def end(self) -> int:
@@ -47,12 +67,17 @@ class Chunk(NamedTuple):
         """Return the chunk up to each token that it draws after: the last known one, then each one of its draft."""
         if not self.draft:
             return [self] if self.max_draws else []
-        sequence, start, num_known, draft = self.sequence, self.start, self.num_known, self.draft
-        return [Chunk(sequence, start, num_known + i, 1, draft[:i]) for i in range(len(draft) + 1)]
+        sequence, start, num_known, draft, draw = self.sequence, self.start, self.num_known, self.draft, self.draw
+        return [Chunk(sequence, start, num_known + i, 1, draft[:i], draw) for i in range(len(draft) + 1)]
+
+    def with_draft(self, draft: Collection[int]) -> Chunk:
+        """Return the chunk of the known tokens with another draft, which is at most as long."""
+        num_tokens = self.num_known + len(draft)
+        return Chunk(self.sequence, self.start, num_tokens, 1 + len(draft), tuple(draft), self.draw)
 
     def without_draft(self) -> Chunk:
         """Return the chunk of the known tokens alone."""
-        return Chunk(self.sequence, self.start, self.num_known, 1) if self.draft else self
+        return self.with_draft(()) if self.draft else self
 
     def num_accepted(self, token_ids: list[int]) -> int:
         """Return how many tokens of the draft came true, given the tokens that follow the known ones."""
@@ -63,31 +88,9 @@ class Chunk(NamedTuple):
             number += 1
         return number
 
-    @property
-    def waits_for_ids(self) -> bool:
-        """Return whether the chunk's draw has to wait: it needs ids on the host that the step in flight still draws."""
-        sequence = self.sequence
-        return sequence.needs_ids and self.max_draws > 0 and self.known_end > len(sequence.token_ids)
-
-    @property
-    def ends_at_last_id(self) -> bool:
-        """Return whether all ids of the chunk are known but for its draft, and none after it, so that it may draw."""
-        return self.known_end == len(self.sequence.token_ids)
-
-    @property
-    def draws_late(self) -> bool:
-        """Return whether the chunk's draw is none of those that a launch makes: it waits for ids, or for a mask."""
-        sequence = self.sequence
-        return sequence.needs_ids and self.max_draws > 0 and (sequence.constraint is not None or self.waits_for_ids)
-
-    @property
-    def is_superseded(self) -> bool:
-        """Return whether the token that the chunk is to draw is known meanwhile, because a grammar has forced it."""
-        return self.max_draws > 0 and self.known_end < len(self.sequence.token_ids)
-
 
 class Masks(NamedTuple):
-    """The masks of a step's draws: the ids that may be drawn for those of its sequences that a grammar constrains now.
+    """The masks of a step's late draws: the ids that grammars let come next.
 
     Bit i % 32 of word i // 32 says whether id i may be drawn. The masks behind a draft's tokens follow the first one.
     """
@@ -98,7 +101,7 @@ class Masks(NamedTuple):
 
 @dataclass(slots=True)
 class Step:
-    """A step is what one run of the model computes. Chunks of one token come first: attention treats them as one batch.
+    """A step is one run of the model. Chunks of one token come first: attention treats them as one batch.
 
     `copies` are blocks to copy (from, to) before anything else, in this order. A block that was copied from may be
     written to in the same step, so a step that is computed in parts copies its blocks once. So it is
@@ -142,7 +145,7 @@ class ChunkResult:
     logprobs: list[Logprobs] | None = None  # one for each of `token_ids`, where the sequence asks for them
     prompt_logprobs: list[Logprobs] | None = None  # of tokens start+1 to min(end+1, prompt_len), where asked for
     error: str | None = None  # the sequence cannot go on, for this reason; the others can
-    vector: array[float] | None = None  # 32-bit floats: what a sequence that is pooled comes to
+    vector: array[float] | None = None  # 32-bit floats, of a sequence that is pooled
 
 
 class StepResult(NamedTuple):

@@ -19,7 +19,7 @@ from oaiserve.engine.request import (
     TokenPrompt,
 )
 from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Chunk, ChunkResult, Logprobs, Masks, OutOfMemory, Step
+from oaiserve.engine.step import Chunk, ChunkResult, Draw, Logprobs, Masks, OutOfMemory, Step
 from tests.engine.doubles import EOS, LETTERS, TOKENIZER, Launched, Leaver, ScriptedRunner, make_engine
 from tests.engine.grammars.plain import allowed_ids
 from tests.engine.memory import NEVER
@@ -88,8 +88,8 @@ class Device(ScriptedRunner):
         super().draw(launched, masks)
         assert launched.results is not None
         for chunk, result in zip(launched.step.chunks, launched.results, strict=True):
-            self.num_superseded += chunk.is_superseded
-            if chunk.sequence in self._waiting and chunk.known_end == len(chunk.sequence.token_ids):
+            self.num_superseded += chunk.draw is Draw.SUPERSEDED
+            if chunk.draw is Draw.LATE:
                 self._draw(chunk, chunk.sequence.token_ids, result, masks)
 
     def _compute(self, step: Step, ids_of: dict[Sequence, list[int]]) -> None:
@@ -105,7 +105,7 @@ class Device(ScriptedRunner):
             sequence, ids = chunk.sequence, ids_of[chunk.sequence]
             read = [self._slots[slot] for slot in self._slots_of(sequence, 0, chunk.end)]
             assert read == [tuple(ids[: position + 1]) for position in range(chunk.end)], "it attends to its own tokens"
-        self._waiting = {chunk.sequence for chunk in step.chunks if chunk.draws_late}
+        self._waiting = {chunk.sequence for chunk in step.chunks if chunk.draw is Draw.LATE}
         self.num_waited += len(self._waiting)
 
     def _result(self, chunk: Chunk, ids: list[int]) -> ChunkResult:

@@ -8,10 +8,10 @@ from typing import Any
 from oaiserve.engine.blocks import BlockPool
 from oaiserve.engine.policy import fcfs
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.scheduler import Limits, Scheduler, is_void
+from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.states import StatePool
-from oaiserve.engine.step import Chunk, Step
+from oaiserve.engine.step import Chunk, Draw, Step
 
 
 def make(
@@ -65,7 +65,8 @@ class Memory:
         self.num_void = 0  # chunks whose last token was never drawn
         self.num_superseded = 0  # chunks whose draw was forced meanwhile
         self._drawn: dict[Sequence, list[int]] = {}  # ids that the scheduler does not know yet
-        self._in_flight: list[tuple[Chunk, list[int]]] = []
+        self._in_flight = Step()
+        self._drawn_in_flight: dict[Sequence, list[int]] = {}  # by its step, of sequences that are still there
 
     def run(self, next_token: int = 7) -> list[tuple[str, int]]:
         step = self.scheduler.schedule()
@@ -77,27 +78,32 @@ class Memory:
     def execute(self, step: Step, next_token: int | Callable[[Sequence], int | list[int]] = 7) -> list[tuple[str, int]]:
         """Compute a step, and draw one token or a list of tokens for each chunk that draws, as far as it may."""
         self._compute(step)
-        drawn = [(chunk, self._draw(chunk, next_token)) for chunk in step.chunks]
+        drawn = {chunk.sequence: self._draw(chunk, next_token) for chunk in step.chunks}
         self.scheduler.advance(step)
         self.scheduler.check_integrity()
-        if self.overlap:
-            drawn, self._in_flight = self._in_flight, drawn
-        self._commit(drawn)
+        if not self.overlap:
+            self._commit(step, drawn)
+            return [(chunk.sequence.request_id, chunk.num_tokens) for chunk in step.chunks]
+        before, before_drawn = self._in_flight, self._drawn_in_flight
+        self._in_flight, self._drawn_in_flight = step, drawn
+        self._commit(before, before_drawn)
+        self.scheduler.settle(step)
         return [(chunk.sequence.request_id, chunk.num_tokens) for chunk in step.chunks]
 
     def settle(self) -> None:
         """Commit the step in flight."""
-        drawn, self._in_flight = self._in_flight, []
-        self._commit(drawn)
+        before, drawn = self._in_flight, self._drawn_in_flight
+        self._in_flight, self._drawn_in_flight = Step(), {}
+        self._commit(before, drawn)
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence that ends. What steps in flight draw for it is lost."""
         self.scheduler.remove(sequence)
-        self._in_flight = [(chunk, tokens) for chunk, tokens in self._in_flight if chunk.sequence is not sequence]
+        self._drawn_in_flight.pop(sequence, None)
         self._drawn.pop(sequence, None)
 
     def is_in_flight(self, sequence: Sequence) -> bool:
-        return any(chunk.sequence is sequence for chunk, _ in self._in_flight)
+        return sequence in self._drawn_in_flight
 
     def run_out(self) -> None:
         """Run steps until nothing is left to compute. Sequences leave at their max_len."""
@@ -152,14 +158,22 @@ class Memory:
                 found = self.slots[blocks[position // size], position % size]
                 assert found == tuple(ids[: position + 1]), f"position {position} of {chunk.sequence.request_id}"
 
-    def _commit(self, drawn: list[tuple[Chunk, list[int]]]) -> None:
-        for chunk, tokens in drawn:
+    def _commit(self, step: Step, drawn: dict[Sequence, list[int]]) -> None:
+        for chunk in step.chunks:
             sequence = chunk.sequence
-            if is_void(chunk) or chunk.is_superseded:
+            if sequence not in drawn:
+                continue  # it has been removed
+            tokens = drawn[sequence]
+            assert (chunk.draw in (Draw.AT_LAUNCH, Draw.LATE)) == (_standing(chunk) == 0), "it was settled, for good"
+            if chunk.draw is Draw.VOID:
+                assert _standing(chunk) > 0
+                self.num_void += 1
+                continue
+            if chunk.draw is Draw.SUPERSEDED:
+                assert _standing(chunk) < 0
                 before = (sequence.token_ids.copy(), sequence.num_tokens, sequence.num_computed, sequence.place)
-                self.num_void += is_void(chunk)
-                self.num_superseded += chunk.is_superseded
-                self.scheduler.commit(chunk, tokens)
+                self.num_superseded += 1
+                self.scheduler.commit(chunk, [])
                 assert before == (sequence.token_ids, sequence.num_tokens, sequence.num_computed, sequence.place)
                 continue
             assert self._drawn.get(sequence, [])[: len(tokens)] == tokens
@@ -178,3 +192,8 @@ class Memory:
             if self.last_token in tokens or len(sequence.token_ids) == sequence.max_len:
                 self.remove(sequence)
         self.scheduler.check_integrity()
+
+
+def _standing(chunk: Chunk) -> int:
+    """Return how many tokens a chunk that draws is ahead of its sequence: 0 if its draw is the next token."""
+    return chunk.known_end - len(chunk.sequence.token_ids) if chunk.max_draws else 0

@@ -314,7 +314,7 @@ def largest_difference(policy: Policy, seed: int, kv_blocks: int, num_steps: int
         if step is None:
             memory.settle()
             continue
-        for one, start, num_tokens, max_draws, _ in step.chunks:
+        for one, start, num_tokens, max_draws, _, _ in step.chunks:
             end = min(start + num_tokens, one.prompt_len)
             service[one.client_name] += max(0, end - max(start, computed[one])) + GENERATED_WEIGHT * max_draws
             computed[one] = max(end, computed[one])

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from oaiserve.engine.policy import POLICIES
 from oaiserve.engine.sequence import Place, Sequence
 from oaiserve.engine.states import StatePool
+from oaiserve.engine.step import Draw
 from tests.engine.memory import Memory, make, sequence
 
 LAST_TOKEN = 3  # of those that are drawn, 0 to 3
@@ -63,6 +64,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             name = f"{self.num_arrived}.{choice}"
             fields = {"priority": number, "cache_salt": salt, "client_name": client, "adapter": number + 1}
             self.open.append(sequence(name, prompt, max_tokens, **fields))
+            self.open[-1].needs_ids = number == 0
             self.scheduler.add(self.open[-1], leader, since_ns=self.now_ns)
             self.arrived_ns[self.open[-1]] = self.now_ns
             leader = leader or self.open[-1]
@@ -109,6 +111,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         admitted = [chunk.sequence for chunk in step.chunks if chunk.sequence in step.admitted]
         assert len(admitted) == len(step.admitted)
         for chunk in step.chunks:
+            lacks_ids = chunk.known_end > len(chunk.sequence.token_ids)
+            is_late = chunk.sequence.needs_ids and chunk.max_draws > 0 and lacks_ids
+            assert chunk.draw is (Draw.LATE if is_late else Draw.AT_LAUNCH)
             if (arrived_ns := self.arrived_ns.pop(chunk.sequence, None)) is not None:
                 assert chunk.sequence in admitted
                 waits_ns = chunk.sequence.waits_ns
@@ -317,7 +322,7 @@ def test_4000_steps_of_arrivals_departures_and_preemptions_leave_nothing_behind(
             scheduler.advance(step)
         ended, under_way = (under_way, step) if overlap else (step, None)
         for chunk in ended.chunks if ended else ():
-            if chunk.sequence not in alive:
+            if chunk.sequence not in alive or chunk.draw is Draw.VOID:
                 continue
             num_tokens = min(chunk.max_draws, rng.randint(int(most_draws == 1), 4))
             tokens = [*chunk.draft[: rng.randrange(most_draws)], *(rng.randrange(50) for _ in range(4))][:num_tokens]
@@ -326,6 +331,8 @@ def test_4000_steps_of_arrivals_departures_and_preemptions_leave_nothing_behind(
             if 0 in chunk.sequence.generated_ids or len(chunk.sequence.token_ids) == chunk.sequence.max_len:
                 scheduler.remove(chunk.sequence)
                 assert number - alive.pop(chunk.sequence) < 500
+        if under_way is not None:
+            scheduler.settle(under_way)
         if number % 25 == 0:
             scheduler.check_integrity()
     for left in list(alive):

@@ -9,7 +9,7 @@ import pytest
 
 from oaiserve.engine.request import Aborted, Event, Finished, PromptDone, TokenChunk
 from oaiserve.engine.sequence import Place, Sequence
-from oaiserve.engine.step import Chunk
+from oaiserve.engine.step import Chunk, Draw
 from oaiserve.facts.record import EventKind
 from tests.engine.device import Device, answers, some_requests
 from tests.engine.doubles import EOS, LETTERS, Clock, Inbox, ScriptedRunner, letter_id, make_engine, request
@@ -71,11 +71,14 @@ def test_a_chunk_for_a_token_that_did_not_come_is_void_and_the_sequence_goes_on(
     scheduler, one = make(), sequence("a")
     scheduler.add(one)
     (first,) = launch(scheduler)
-    (void,) = launch(scheduler)
+    step = scheduler.schedule()
+    assert step is not None
+    scheduler.advance(step)
     scheduler.commit(first, [])
+    scheduler.settle(step)
+    assert [chunk.draw for chunk in step.chunks] == [Draw.VOID]
     (again,) = launch(scheduler)
-    assert (again.start, again.num_tokens) == (3, 1)
-    scheduler.commit(void, [99])
+    assert (again.start, again.num_tokens, again.draw) == (3, 1, Draw.AT_LAUNCH)
     assert (one.generated_ids, one.num_tokens) == ([], 5)
     scheduler.commit(again, [7])
     assert (one.generated_ids, one.num_tokens) == ([7], 5)

@@ -105,7 +105,7 @@ class StepCauses:
         else:
             token_ns, context_ns, cached_ns = self._plain_ns
             for chunk in chunks:
-                sequence, start, num_tokens, _, _ = chunk
+                sequence, start, num_tokens, _, _, _ = chunk
                 own = sequence.causes
                 if own is None:
                     continue
@@ -249,7 +249,7 @@ def load_of(step: Step) -> Load:
     decodes = context = cached = draws = 0
     others = []
     for chunk in step.chunks:
-        sequence, start, num_tokens, max_draws, _ = chunk
+        sequence, start, num_tokens, max_draws, _, _ = chunk
         if num_tokens == 1 and not sequence.needs_ids:
             decodes += 1
             context += start
@@ -270,7 +270,7 @@ def sum_of(loads: Iterable[Load]) -> Load:
 
 def chunk_load(chunk: Chunk) -> Load:
     """Return what a chunk adds to a step. Its tokens attend to those before the chunk, and on average to half of it."""
-    sequence, start, num_tokens, max_draws, draft = chunk
+    sequence, start, num_tokens, max_draws, draft, _ = chunk
     drafted = len(draft)
     draws = max_draws if max_draws <= drafted else drafted + 1
     edits = draws if sequence.needs_ids else 0

@@ -23,7 +23,7 @@ from oaiserve.engine.blocks import BlockHash
 from oaiserve.engine.drafting.lookup import COMMON_WEIGHT, moved_share
 from oaiserve.engine.drafting.step_times import StepTimes
 from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Chunk, Masks, Step, StepResult
+from oaiserve.engine.step import Chunk, Draw, Masks, Step, StepResult
 from oaiserve.facts.times import monotonic_ns
 
 UNKNOWN = -1  # in place of each token of a draft that the draft model has yet to guess
@@ -174,7 +174,7 @@ class DraftModel:
         self._guess(lengths)
         guesses = {one.followed: one.guess for one in lengths}
         step.chunks[:] = [
-            _with_draft(chunk, guesses[chunk.sequence]) if chunk.sequence in guesses else chunk for chunk in step.chunks
+            chunk.with_draft(guesses[chunk.sequence]) if chunk.sequence in guesses else chunk for chunk in step.chunks
         ]
         step.chunks.sort(key=lambda chunk: chunk.num_tokens > 1)
 
@@ -221,7 +221,7 @@ class DraftModel:
             masks, going = self._fill_masks(going)
             if not going:
                 break
-            chunks = [Chunk(one.own, one.own.num_computed, one.own.num_uncomputed) for one in going]
+            chunks = [_next_chunk(one.own) for one in going]
             num_tokens = sum(chunk.num_tokens for chunk in chunks)
             took_ns, drawn = self._compute(chunks, masks)
             self.times.observe(num_tokens, took_ns)
@@ -273,6 +273,7 @@ class DraftModel:
         return Masks(rows, np.stack(words)) if words else None, able
 
 
-def _with_draft(chunk: Chunk, guess: list[int]) -> Chunk:
-    """Return the chunk with another draft, which is at most as long as the one that it has."""
-    return Chunk(chunk.sequence, chunk.start, chunk.num_known + len(guess), 1 + len(guess), tuple(guess))
+def _next_chunk(own: Sequence) -> Chunk:
+    """Return the chunk behind which the next token of a follower is guessed: late, if that has a mask."""
+    draw = Draw.AT_LAUNCH if own.constraint is None else Draw.LATE
+    return Chunk(own, own.num_computed, own.num_uncomputed, draw=draw)

@@ -9,14 +9,14 @@ from oaiserve.engine.step import Chunk, Masks
 
 
 def fill_masks(chunks: list[Chunk], vocab_size: int) -> tuple[Masks | None, list[tuple[Sequence, BaseException]]]:
-    """Return the masks of drawing chunks, and the sequences with a failed grammar, with the error.
+    """Return the masks of chunks that draw late, and the sequences with a failed grammar, with the error.
 
-    A chunk without a constraint or with a dropped draw has no mask; one with a draft has one for each of its draws.
+    A chunk without a constraint has no mask; one with a draft has one for each of its draws.
     """
     drawing = [
         (chunk, constraint)
         for chunk in chunks
-        if (constraint := chunk.sequence.constraint) is not None and not constraint.is_free and chunk.ends_at_last_id
+        if (constraint := chunk.sequence.constraint) is not None and not constraint.is_free
     ]
     if not drawing:
         return None, []

@@ -93,7 +93,7 @@ def build_batch(
     sample_chunks: list[int] = []
     prompt_rows: list[tuple[int, int, int]] = []
     num_decodes = 0
-    for index, (sequence, start, num_tokens, max_draws, draft) in enumerate(step.chunks):
+    for index, (sequence, start, num_tokens, max_draws, draft, _) in enumerate(step.chunks):
         first = len(input_ids)
         if num_tokens == 1:
             num_decodes += 1

@@ -25,7 +25,7 @@ from oaiserve.engine.model.sampling.sampler import Sampling, take
 from oaiserve.engine.model.states import PartOfStep, States
 from oaiserve.engine.model.transfer import ReadBack
 from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Chunk, ChunkResult, Masks, OutOfMemory, Step, StepResult
+from oaiserve.engine.step import Chunk, ChunkResult, Draw, Masks, OutOfMemory, Step, StepResult
 
 POLL_SECONDS = 50e-6  # between two looks at a device that is waited for with others
 BAD_LOGITS = "The model produced no usable numbers (NaN or infinity) for this request."
@@ -129,7 +129,7 @@ class ModelRunner:
         _without_torch(lambda: self._copy_blocks(copies))
 
     def launch(self, step: Step) -> Launched:
-        """Launch a step, with the draws that are not late. On CUDA, the host waits for nothing.
+        """Launch a step, with the draws that are AT_LAUNCH. On CUDA, the host waits for nothing.
 
         Ids that are not on the host yet are taken from the draws of the step before, on the device. Raises OutOfMemory
         if the device has no memory for the step.
@@ -180,7 +180,7 @@ class ModelRunner:
             sample_chunks += [num_replayed + index for index in of_rows]
         draws = [draw for chunk in step.chunks for draw in chunk.draws()]
         num_drawn = 0 if replayed is None else num_replayed
-        waiting_rows = [row for row in range(num_drawn, len(sample_chunks)) if draws[row].draws_late]
+        waiting_rows = [row for row in range(num_drawn, len(sample_chunks)) if draws[row].draw is Draw.LATE]
         logits = torch.cat(parts) if len(parts) > 1 and replayed is None else parts[-1]
         launched = Launched(
             step, logits, num_drawn, sample_chunks, draws, prompt_rows, waiting_rows, [], began, self._ended
@@ -219,14 +219,11 @@ class ModelRunner:
 
     @torch.inference_mode()
     def draw(self, launched: Launched, masks: Masks | None = None) -> None:
-        """Draw for the chunks that are late. Call this after the results of the step before have been committed.
-
-        A chunk whose sequence has ended with that step is skipped, and so is one that is superseded.
-        """
+        """Make the draws that are late, and still count, now that the step has been settled."""
         if not launched.waiting_rows:
             return
-        # A sequence that ended without the token that its draw waits for will never have that token.
-        rows = [row for row in launched.waiting_rows if launched.draws[row].ends_at_last_id]
+        chunks, of_row = launched.step.chunks, launched.sample_chunks
+        rows = [row for row in launched.waiting_rows if chunks[of_row[row]].draw in (Draw.AT_LAUNCH, Draw.LATE)]
         try:
             self._sample(launched, rows, launched.waiting_known, masks)
         except torch.OutOfMemoryError:

@@ -81,11 +81,11 @@ def test_an_end_of_sequence_ends_an_answer_under_a_grammar_also_if_it_is_ignored
 # -- the masks of a step
 
 
-def chunk(matcher: OneOf | None, *, num_known: int = 3, **params: object) -> Chunk:
+def chunk(matcher: OneOf | None, **params: object) -> Chunk:
     """Return a chunk that ends with the third token of a sequence. Its prompt has two."""
     made = None if matcher is None else constraint(matcher, **params)
     one = Sequence("r", 0, [1, 2], SamplingParams(), max_len=9, constraint=made)
-    one.token_ids = [1, 2, 3, 4][:num_known]
+    one.token_ids = [1, 2, 3]
     return Chunk(one, 2, 1)
 
 
@@ -96,8 +96,6 @@ def test_each_chunk_that_is_constrained_now_has_a_row() -> None:
         chunk(OneOf([5], free=7)),
         chunk(OneOf([], [3]), min_tokens=2),
         chunk(OneOf([], [3]), min_tokens=1),
-        chunk(OneOf([5]), num_known=2),  # its last id is not known, as its sequence has ended without it
-        chunk(OneOf([5]), num_known=4),  # what it is to draw is known
     ]
     masks, failed = fill_masks(chunks, VOCAB)
     assert masks is not None

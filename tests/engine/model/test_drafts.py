@@ -20,7 +20,7 @@ from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import Finished, Request, SamplingParams, TokenPrompt
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.start.prepare import prepare
-from oaiserve.engine.step import Chunk, ChunkResult, Step
+from oaiserve.engine.step import Chunk, ChunkResult, Draw, Step
 from tests.engine.grammars.plain import OneOf, constraint
 from tests.engine.model.cpu.small_models import config, load, native_runner
 from tests.engine.model.runners import eager_runner
@@ -113,9 +113,9 @@ def sequence_of(key: int = 0, *, first_block: int = 0, prompt: list[int] = PROMP
     return sequence
 
 
-def drafted(sequence: Sequence, draft: list[int]) -> Chunk:
+def drafted(sequence: Sequence, draft: list[int], draw: Draw = Draw.AT_LAUNCH) -> Chunk:
     num_tokens = len(sequence.token_ids) + len(draft)
-    return Chunk(sequence, 0, num_tokens, 1 + len(draft), tuple(draft))
+    return Chunk(sequence, 0, num_tokens, 1 + len(draft), tuple(draft), draw)
 
 
 def one_by_one(runner: ModelRunner, sequence: Sequence, number: int) -> ChunkResult:
@@ -163,7 +163,7 @@ def test_a_bad_word_that_ends_behind_a_draft_is_banned(loaded: LoadedModel) -> N
     runner = eager_runner(loaded, num_blocks=8, block_size=4)
     free = one_by_one(runner, sequence_of(temperature=0.0), 3)
     held = sequence_of(temperature=0.0)
-    held.bad_words, held.needs_ids = [free.token_ids[:3]], True
+    held.bad_words = [free.token_ids[:3]]
     launched = runner.launch(Step([drafted(held, free.token_ids[:2])]))
     runner.draw(launched)
     (found,) = runner.collect(launched).chunks
@@ -175,8 +175,8 @@ def test_a_bad_word_that_ends_behind_a_draft_is_banned(loaded: LoadedModel) -> N
 def test_each_draw_of_a_draft_has_its_own_mask(loaded: LoadedModel) -> None:
     runner = eager_runner(loaded, num_blocks=16, block_size=4)
     alone, held = sequence_of(temperature=0.0), sequence_of(first_block=4, temperature=0.0)
-    held.constraint, held.needs_ids = constraint(OneOf([11, 13, 14], [12, 13, 14], [11, 13, 15])), True
-    step = Step([drafted(alone, [96]), drafted(held, [11, 13])])
+    held.constraint = constraint(OneOf([11, 13, 14], [12, 13, 14], [11, 13, 15]))
+    step = Step([drafted(alone, [96]), drafted(held, [11, 13], Draw.LATE)])
     masks, failed = fill_masks(step.chunks[1:], 97)
     assert not failed
     launched = runner.launch(step)

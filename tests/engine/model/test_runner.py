@@ -22,7 +22,7 @@ from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.prepare import prepare
-from oaiserve.engine.step import Chunk, ChunkResult, Logprobs, Step
+from oaiserve.engine.step import Chunk, ChunkResult, Draw, Logprobs, Step
 from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.engine.grammars.plain import OneOf, constraint
 from tests.engine.model.runners import eager_runner
@@ -139,7 +139,9 @@ def decode_two_steps(loaded: LoadedModel, *, overlap: bool, count: CountingRows)
     first = runner.launch(Step([Chunk(s, 0, s.prompt_len) for s in sequences]))
     runner.draw(first)
     results = [] if overlap else [collect_into(sequences, runner, first)]
-    second = runner.launch(Step([Chunk(s, s.prompt_len, 1) for s in sequences]))
+    draws = [Draw.LATE if overlap and s.needs_ids else Draw.AT_LAUNCH for s in sequences]
+    chunks = [Chunk(s, s.prompt_len, 1, draw=draw) for s, draw in zip(sequences, draws, strict=True)]
+    second = runner.launch(Step(chunks))
     if overlap:
         results.append(collect_into(sequences, runner, first))
     runner.draw(second)
@@ -169,9 +171,11 @@ def test_a_waiting_row_whose_sequence_has_ended_is_not_drawn(loaded: LoadedModel
     ended.blocks, alive.blocks = [0], [1]
     first = runner.launch(Step([Chunk(ended, 0, 3), Chunk(alive, 0, 3)]))
     runner.draw(first)
-    second = runner.launch(Step([Chunk(ended, 3, 1), Chunk(alive, 3, 1)]))
+    step = Step([Chunk(one, 3, 1, draw=Draw.LATE) for one in (ended, alive)])
+    second = runner.launch(step)
     _, result = runner.collect(first).chunks
     alive.token_ids += result.token_ids  # the other sequence ends, for example because of unusable logits
+    step.chunks[0] = step.chunks[0]._replace(draw=Draw.VOID)
     runner.draw(second)
     dropped, drawn = runner.collect(second).chunks
     assert (dropped.token_ids, dropped.error, len(drawn.token_ids)) == ([], None, 1)
@@ -191,7 +195,7 @@ def test_a_waiting_draw_without_memory_ends_its_sequence_only(loaded: LoadedMode
         sequence.blocks = [i]
     first = runner.launch(Step([Chunk(sequence, 0, 3) for sequence in sequences]))
     runner.draw(first)
-    second = runner.launch(Step([Chunk(sequence, 3, 1) for sequence in sequences]))
+    second = runner.launch(Step([Chunk(sequence, 3, 1, draw=Draw.LATE) for sequence in sequences]))
     collect_into(sequences, runner, first)
     runner.draw(second)
     results = runner.collect(second).chunks
@@ -205,9 +209,9 @@ def test_a_waiting_draw_without_memory_ends_its_sequence_only(loaded: LoadedMode
 def prompts_under_grammars() -> tuple[Step, list[Sequence]]:
     """Return a step with `PROMPTS`, the first two of which have a grammar, and all sequences."""
     step = step_of([SamplingParams(temperature=0.0, logprobs=1)] * 4)
-    for chunk, answers in zip(step.chunks, ([[11], [14]], [[20]]), strict=False):
-        chunk.sequence.constraint = constraint(OneOf(*answers))
-        chunk.sequence.needs_ids = True
+    for index, answers in enumerate(([[11], [14]], [[20]])):
+        step.chunks[index].sequence.constraint = constraint(OneOf(*answers))
+        step.chunks[index] = step.chunks[index]._replace(draw=Draw.LATE)
     return step, [chunk.sequence for chunk in step.chunks]
 
 
@@ -243,7 +247,7 @@ def test_a_row_whose_token_a_grammar_has_forced_meanwhile_is_not_drawn(loaded: L
     runner.is_asynchronous = True
     step, sequences = prompts_under_grammars()
     launched = runner.launch(step)
-    sequences[0].token_ids += [11, 12]
+    step.chunks[0] = step.chunks[0]._replace(draw=Draw.SUPERSEDED)
     runner.draw(launched, masks_of(sequences[1:], loaded.vocab_size))
     results = runner.collect(launched).chunks
     assert [len(result.token_ids) for result in results] == [0, 1, 1, 1]

@@ -121,7 +121,7 @@ class DecodeGraphs:
         Each has to draw, without log-probabilities of its prompt.
         """
         number = 0
-        for sequence, _, num_tokens, max_draws, _ in step.chunks:
+        for sequence, _, num_tokens, max_draws, _, _ in step.chunks:
             if num_tokens > 1:
                 break
             if not max_draws or sequence.wants_prompt_logprobs:

@@ -103,7 +103,7 @@ class PromptGraphs:
         slots: list[int] = []
         query_start, logits_rows, sample_chunks = [0], [], []
         block_size = self._block_size
-        for index, (sequence, start, num_tokens, max_draws, _) in enumerate(step.chunks):
+        for index, (sequence, start, num_tokens, max_draws, _, _) in enumerate(step.chunks):
             end, blocks = start + num_tokens, sequence.blocks
             input_ids += sequence.token_ids[start:end]
             positions += range(start, end)

@@ -40,7 +40,6 @@ def edit_logits(
     asking = [(row, chunk) for row, chunk in enumerate(chunks) if is_edited(chunk)]
     if not asking:
         return logits
-    assert not any(chunk.waits_for_ids for _, chunk in asking), "the ids before the draw are not known yet"
     logits = logits.float()
     masked = [] if masks is None else [(row, chunk) for row, chunk in asking if chunk.sequence in masks.rows]
     _keep_allowed(logits, asking)

@@ -28,7 +28,7 @@ from oaiserve.engine.model.sampling.logit_edits import apply_masks_in_torch
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.start.prepare import prepare
-from oaiserve.engine.step import Chunk, Masks, Step
+from oaiserve.engine.step import Chunk, Draw, Masks, Step
 from tests.models.decoders import FAMILIES, random_model
 
 GPU = torch.device("meta")
@@ -129,7 +129,8 @@ def test_no_parameter_of_a_request_makes_launch_wait(asked: dict[str, Any]) -> N
         # The next step begins before the host has the ids that this one draws.
         for one in (first, *others):
             one.num_tokens += 1
-        launched = runner.launch(Step([Chunk(one, 3, 1) for one in (first, *others)]))
+        late = Draw.LATE if first.needs_ids else Draw.AT_LAUNCH
+        launched = runner.launch(Step([Chunk(first, 3, 1, draw=late), *(Chunk(one, 3, 1) for one in others)]))
         for one in (first, *others):
             one.token_ids.append(8)
         runner.draw(launched)
@@ -139,9 +140,9 @@ def test_no_parameter_of_a_request_makes_launch_wait(asked: dict[str, Any]) -> N
 def test_masks_of_grammars_make_nothing_wait() -> None:
     runner = ModelRunner(Logits(), GPU, 4)  # type: ignore[arg-type]
     one = sequence(SamplingParams(min_tokens=2))
-    one.constraint, one.needs_ids = object(), True  # type: ignore[assignment]
+    one.constraint = object()  # type: ignore[assignment]
     with watched():
-        launched = runner.launch(Step([Chunk(one, 0, 3)]))
+        launched = runner.launch(Step([Chunk(one, 0, 3, draw=Draw.LATE)]))
         assert launched.waiting_rows == [0]
         runner.draw(launched, Masks({one: 0}, np.ones((1, 4), np.uint32)))
         apply_masks_in_torch(torch.empty(2, VOCAB, device=GPU), [1], np.ones((1, 4), np.uint32))
