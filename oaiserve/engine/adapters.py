@@ -1,7 +1,7 @@
-"""The adapters that requests can name, and the numbers by which the engine knows them. No torch.
+"""The adapters for requests, and the engine's numbers for them. No torch.
 
-A number is given once: an adapter that is loaded anew has another one, so the prefix cache finds nothing for it that
-was computed with its namesake.
+A number is given once: an adapter loaded anew has another one, so the prefix cache finds nothing of its namesake for
+it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST_ADAPTERS = 256  # that are loaded at once
 
 @dataclass(frozen=True, slots=True)
 class ServedAdapter:
-    """An adapter that requests can name."""
+    """An adapter for requests."""
 
     name: str
     path: str  # of its folder, as it was given
@@ -92,7 +92,7 @@ class AdapterTable:
         return number in self._held
 
     def drop(self, number: int) -> None:
-        """Free an adapter that was unloaded and that no request has any more. Engine thread only."""
+        """Free an unloaded adapter, which no request has any more. Engine thread only."""
         assert self._drop is not None
         self._held.discard(number)
         self._drop(number)

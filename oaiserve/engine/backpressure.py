@@ -15,7 +15,7 @@ MOST_RETRY_SECONDS = 30  # the longest wait of OpenAI's SDK is in this range
 
 
 class DrainRate:
-    """The number of sequences that leave the queue in a second, measured while some wait."""
+    """The rate at which sequences leave the queue per second, measured while some wait."""
 
     def __init__(self) -> None:
         self.per_second = 0.0
@@ -35,14 +35,15 @@ class DrainRate:
         self._since_ns, self._num_left = now_ns, num_left
 
     def retry_after_seconds(self, num_waiting: int) -> int:
-        """Return the time until the sequences that wait now have left; one second if the rate is not known yet."""
+        """Return the expected time until all present sequences have left the queue; one second if the rate is
+        unknown."""
         if self.per_second <= 0:
             return 1
         return max(1, min(MOST_RETRY_SECONDS, math.ceil(num_waiting / self.per_second)))
 
 
 class Deadlines:
-    """The deadlines of requests that all have the same limit, so they expire in the order in which they began."""
+    """The deadlines of requests with a common limit, so they expire in the order of their beginnings."""
 
     def __init__(self, limit_seconds: float) -> None:
         """Start without requests. With a limit of 0 no deadline ever expires."""
@@ -54,7 +55,7 @@ class Deadlines:
             self._queue.append((now_ns + self._limit_ns, request_id))
 
     def take_expired(self, now_ns: int) -> Iterator[str]:
-        """Yield each request whose deadline has passed, once. Some of these may have ended before."""
+        """Yield each request once after its deadline. Some of these may have ended before."""
         while self._queue and self._queue[0][0] <= now_ns:
             yield self._queue.popleft()[1]
 

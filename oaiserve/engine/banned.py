@@ -1,4 +1,4 @@
-"""A request's own parameters forbid ids at a draw, whatever the model computes. Engine thread only, no torch."""
+"""The ids that a request's own parameters forbid at a draw. Engine thread only, no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def is_too_short(chunk: Chunk) -> bool:
 
 
 def banned_ids(chunk: Chunk, *, has_mask: bool) -> list[int]:
-    """Return the ids that would end the answer before min_tokens, or would complete a bad word.
+    """Return the ids that would end the answer before min_tokens, or complete a bad word.
 
     A grammar's mask has no ids that would end the answer before min_tokens, unless the grammar has no others.
     """
@@ -33,7 +33,8 @@ def _ids_between(chunk: Chunk, start: int) -> list[int]:
 
 
 def leaves_no_token(chunk: Chunk, vocab_size: int) -> bool:
-    """Return whether the parameters and the grammar together forbid all ids. Raises what the grammar's mask raises."""
+    """Return whether the parameters and the grammar together forbid all ids. Raises the errors of the grammar's
+    mask."""
     sequence = chunk.sequence
     words = np.full(-(-vocab_size // 32), 0xFFFFFFFF, dtype=np.uint32)
     has_mask = sequence.constraint is not None and not sequence.constraint.is_free

@@ -45,12 +45,12 @@ class BlockPool:
 
     @property
     def num_used(self) -> int:
-        """Return the number of blocks that sequences use. All others can be allocated, cached or not."""
+        """Return the number of blocks in use by sequences. All others can be allocated, cached or not."""
         return self.num_blocks - len(self._free)
 
     @property
     def num_cached(self) -> int:
-        """Return the number of blocks that can be found by their hash, used or free."""
+        """Return the number of blocks with a hash, used or free."""
         return len(self._published)
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -108,9 +108,9 @@ class BlockPool:
             self._hashes[block] = block_hash
 
     def find(self, block_hash: BlockHash) -> int | None:
-        """Return the block with that content, or None. The next `allocate` that does not share it may reuse it.
+        """Return the block with that content, or None. The next `allocate` may reuse it, unless it is shared there.
 
-        Any thread may ask whether there is one.
+        Any thread may use the result as a boolean.
         """
         return self._published.get(block_hash)
 

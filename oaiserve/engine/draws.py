@@ -1,8 +1,8 @@
 """The random noise behind sampling: pure functions of a seed, a choice, a position and a token id. Stdlib only.
 
 A token is drawn by the Gumbel-max trick: each id has a score, which is its logit divided by the temperature, plus noise
-of the standard Gumbel distribution. The id with the highest score is drawn, and that is each id with its probability.
-So a draw is a comparison of scores and needs no sum of probabilities. Logits whose last bits differ give the same id,
+of the standard Gumbel distribution. The id with the highest score is drawn, so each id comes with its probability. A
+draw is a comparison of scores and needs no sum of probabilities. Logits whose last bits differ give the same id,
 unless the two best scores are as close as that.
 
 There is no state. So a draw does not depend on the rest of the batch, a sequence that was preempted and computed again
@@ -32,16 +32,15 @@ def draw_key(seed: int, choice: int) -> int:
 
 
 def noise_seed(key: int, position: int) -> int:
-    """Return the 64 bits from which the noise of all ids is made, for the token at `position` of the sequence with that
-    key."""
+    """Return the 64 bits for the noise of all ids, for the token at `position` of the sequence with that key."""
     return _splitmix64(key, position)
 
 
 def noise_bits(seed: int, token_id: int) -> int:
     """Return 64 random bits for an id. For each id, they are a permutation of the seeds, so none is favoured.
 
-    Seeds are random already, and the ids are mixed once for all draws: so what is done for each id of each draw is
-    little. Sampling computes the upper half for all ids, and the lower half only for those that may be the best.
+    Seeds are random already, and the ids are mixed once for all draws: so the work for each id of each draw is little.
+    Sampling computes the upper half for all ids, and the lower half only for those that may be the best.
     """
     first, second = seed >> 32, seed & _MASK32
     mixed = mix32(token_id)
@@ -54,7 +53,7 @@ def noise_bits(seed: int, token_id: int) -> int:
 def noise(seed: int, token_id: int) -> float:
     """Return the noise of an id, -log(-log(u)) for a random u between 0 and 1.
 
-    Large noise needs a u close to 1, so 1 - u is what is made of the random bits: it can be as small as 2**-53.
+    Large noise needs a u close to 1, so 1 - u is made of the random bits: it can be as small as 2**-53.
     """
     rest = ((noise_bits(seed, token_id) >> 64 - NOISE_BITS) + 0.5) * 2.0**-NOISE_BITS
     return -log(-log1p(-rest))

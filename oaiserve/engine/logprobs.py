@@ -23,7 +23,7 @@ class TopLogprob:
 
 @dataclass(slots=True)
 class TokenLogprob(TopLogprob):
-    """A token that was sampled, or is in the prompt, and the best alternatives at its position, best first.
+    """A sampled token, or one of the prompt, and the alternatives at its position, best first.
 
     The first token of a prompt has no log-probability: it is NaN, and there are no alternatives.
     """
@@ -32,7 +32,7 @@ class TokenLogprob(TopLogprob):
 
 
 class TokenLogprobs(Sequence[TokenLogprob]):
-    """The log-probabilities of consecutive tokens, as arrays: a `TokenLogprob` is made each time that one is read.
+    """The log-probabilities of consecutive tokens, as arrays: a `TokenLogprob` is made at each access.
 
     An answer may have hundreds of thousands of alternatives, and wait for a client that does not read. In arrays an
     alternative takes 20 bytes, because tokens share their texts; as an object it takes more than 200.

@@ -23,7 +23,7 @@ class ChoiceOutput:
         stream_interval: int,
     ) -> None:
         params = sequence.params
-        self._sequence = sequence  # only what never changes is read: its tokens may be ahead of this output
+        self._sequence = sequence  # only constants of it are read: its tokens may be ahead of this output
         self._max_tokens = sequence.max_len - sequence.prompt_len
         self.num_tokens = 0
         self._table = table
@@ -84,7 +84,7 @@ class ChoiceOutput:
         self._finish(FinishReason.LENGTH)
 
     def take(self) -> TokenChunk | None:
-        """Return a chunk of what has gathered since the last one, or None if that is not enough to send."""
+        """Return a chunk of the text and tokens since the last one, or None if they are too few to send."""
         if self.finish_reason is None:
             if self._chunk_tokens == 0 or len(self._token_ids) < self._chunk_tokens:
                 return None
@@ -143,7 +143,8 @@ def add_logprobs(rows: TokenLogprobs, table: TokenTable, logprobs: Logprobs) -> 
 
 
 def prompt_logprobs(table: TokenTable, first_token_id: int) -> TokenLogprobs:
-    """Return what a prompt has at its beginning: its first token has no probability, because it follows nothing."""
+    """Return the log-probabilities at the beginning of a prompt: its first token has none, because it follows
+    nothing."""
     rows = TokenLogprobs()
     rows.add([first_token_id], [table.bytes_alone(first_token_id)], [float("nan")])
     return rows

@@ -10,7 +10,7 @@ MOST_SHRINK, MOST_GROWTH = 0.5, 1.25  # bounds, because one step may be slow or 
 
 
 class PrefillBudget:
-    """The prefill budget follows the measured time of steps, rather than being a constant.
+    """The budget of prompt tokens in a step, which follows the measured time of steps.
 
     `tokens` shrinks in proportion if a step with both decodes and prefill took longer than the target. It grows if such
     a step used all of it and took less.

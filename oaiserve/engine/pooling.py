@@ -1,4 +1,4 @@
-"""Routes need to know this of a model that turns texts into vectors or scores. Stdlib only."""
+"""A pooling model's task and prompts, for routes: it turns texts into vectors or scores. Stdlib only."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-Task = Literal["generate", "embed", "score"]  # what a model is served for
+Task = Literal["generate", "embed", "score"]  # the use of a served model
 
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """The task of a model that pools, and what its files say beyond its weights."""
+    """The task of a pooling model, and its settings in the files beside the weights."""
 
     task: Literal["embed", "score"]
     size: int  # of its vectors; 1 for `score`

@@ -1,9 +1,8 @@
-"""The prefix cache as the scheduler sees it: what of a sequence is cached, and what a running one is about to compute.
+"""The prefix cache for the scheduler: the cached blocks of a sequence, and those about to be computed by a running one.
 
 Engine thread only, no torch. A full block of tokens is found by the hash of its tokens and of all before them.
 
-Where layers of the model keep a state, a cached prefix is of use only up to a number of tokens of which the state was
-kept, too.
+Where layers of the model have a state, a cached prefix is of use only up to a number of tokens with a cached state.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from oaiserve.engine.states import StatePool
 
 
 class Prefixes:
-    """The full blocks of sequences by their hashes: those that are cached, and those that are being computed."""
+    """The full blocks of sequences by their hashes, cached or about to be computed."""
 
     def __init__(self, pool: BlockPool, states: StatePool | None) -> None:
         self._pool = pool
@@ -31,8 +30,8 @@ class Prefixes:
         return hashes
 
     def look_up(self, sequence: Sequence) -> tuple[list[int], BlockHash | None]:
-        """Return the cached blocks that a sequence can begin with, and the hash of a block to wait for, if there is
-        one: a running sequence is about to compute it."""
+        """Return the cached blocks at the beginning of a sequence, and the hash of a block to wait for, if a running
+        sequence is about to compute it."""
         # The last known token is always computed: its logits draw the next one.
         hashes = self.hashes(sequence)[: (len(sequence.token_ids) - 1) // self._pool.block_size]
         blocks: list[int] = []
@@ -49,8 +48,8 @@ class Prefixes:
     def _with_state(
         self, states: StatePool, hashes: list[BlockHash], blocks: list[int]
     ) -> tuple[list[int], BlockHash | None]:
-        """Return the cached blocks up to the last one of which there is a state, or the hash for which a running
-        sequence is about to leave one."""
+        """Return the cached blocks up to the last one with a state, or the hash for which a running sequence is about
+        to leave one."""
         for index in reversed(range(len(hashes))):
             if hashes[index] in self._computing:
                 return [], hashes[index]
@@ -59,10 +58,10 @@ class Prefixes:
         return [], None
 
     def ends_to_keep(self, states: StatePool, sequence: Sequence) -> list[int]:
-        """Return of how many tokens of a prompt the state is to be kept.
+        """Return the numbers of tokens of a prompt after which the state is to be cached.
 
-        One is of the tokens that it has in common with prompts before, as far as their blocks are cached: others that
-        begin alike may follow. One is of all its full blocks: the next prompt of a conversation begins with them.
+        One is the common prefix with prompts before, as far as their blocks are cached: others with it may follow. One
+        is all its full blocks: the next prompt of a conversation begins with them.
         """
         size, last = self._pool.block_size, sequence.num_computed
         hashes = self.hashes(sequence)[: (sequence.prompt_len - 1) // size]
@@ -75,7 +74,7 @@ class Prefixes:
         return ends
 
     def begin(self, sequence: Sequence) -> None:
-        """Note the blocks that others may wait for, because this sequence, which begins to run, will compute them."""
+        """Note the blocks that this sequence, which begins to run, will compute: others may wait for them."""
         hashes, size = self.hashes(sequence), self._pool.block_size
         if self._states is None:
             useful = hashes[sequence.num_computed // size :]
@@ -95,7 +94,7 @@ class Prefixes:
         return self._end(sequence, hashes[start // size : end // size])
 
     def leave(self, sequence: Sequence) -> list[BlockHash]:
-        """Forget what a sequence that stops running was about to compute, and return the hashes of that."""
+        """Forget the blocks that a stopping sequence was about to compute, and return their hashes."""
         return self._end(sequence, sequence.hashes[sequence.num_computed // self._pool.block_size :])
 
     def _end(self, sequence: Sequence, hashes: list[BlockHash]) -> list[BlockHash]:
@@ -105,6 +104,6 @@ class Prefixes:
         return ended
 
     def check_integrity(self, running: list[Sequence]) -> None:
-        """Raise AssertionError if a sequence that does not run is to compute a block."""
+        """Raise AssertionError if a block is to be computed by a sequence that does not run."""
         if len({id(sequence) for sequence in self._computing.values()} - {id(s) for s in running}):
             raise AssertionError("a block is marked as being computed by a sequence that does not run")

@@ -1,7 +1,7 @@
 """Profiles of the next steps, on request. Engine thread only; no torch, because the profiler is passed in.
 
-Profilers watch the thread that starts them, so the engine thread starts and stops them. The caller writes what has been
-recorded, because that takes longer than a step.
+Profilers watch the thread that starts them, so the engine thread starts and stops them. The caller writes the
+recording, because that takes longer than a step.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ log = logging.getLogger(__name__)
 
 
 class Profiler(Protocol):
-    """A profiler records the thread that starts it, and the device."""
+    """Records the thread that starts it, and the device."""
 
     def start(self) -> Ranges:
         """Begin to record. The ranges that are begun in the result become part of the recording."""
 
     def stop(self) -> Recording:
-        """Return the recording since `start`. This waits for the device, so that it contains all that was launched."""
+        """Return the recording since `start`. This waits for the device, so that it contains all launched work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Profiling:
                 log.info("A profile of %d steps begins", asked.num_steps)
 
     def launched(self) -> None:
-        """Count a step that has been launched."""
+        """Count a launched step."""
         if self._active is not None:
             self._active.num_launched += 1
 
@@ -102,7 +102,7 @@ class Profiling:
             self.finish(now_ns)
 
     def finish(self, now_ns: int, error: APIError | None = None) -> None:
-        """End the active profile, if there is one, with what has been recorded or with the error."""
+        """End the active profile, if there is one, with its recording or with the error."""
         active, self._active = self._active, None
         if active is None or self._profiler is None:
             return

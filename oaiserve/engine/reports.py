@@ -1,7 +1,7 @@
-"""`Reports` makes what a replica publishes for routers, of the engine's numbers and of the prompts it has computed.
+"""`Reports` makes a replica's reports for routers, of the engine's numbers and the computed prompts.
 
-The engine thread takes no part in it. It leaves the beginnings of each prompt in a queue, and its numbers in snapshots;
-the thread that asks for a report does the rest.
+The engine thread takes no part in it. It leaves the prefix keys of each prompt in a queue, and its numbers in
+snapshots; the thread that requests a report does the rest.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Reports:
         is_cached: Callable[[BlockHash], bool],
         clock_ns: Callable[[], int],
     ) -> None:
-        """`prompts` gets the prompts that the engine thread has computed. `is_cached` may be called on any thread."""
+        """`prompts` gets the prompts computed by the engine thread. `is_cached` may be called on any thread."""
         self._snapshot = snapshot
         self._prompts = prompts
         self._is_cached = is_cached

@@ -141,7 +141,7 @@ class Request:
     # Tokens of a choice per TokenChunk, after the first one, which comes at once; 0: all in one, when it has finished.
     stream_interval: int = 1
     client: str = ""  # whose request it is, so that clients can take turns
-    num_bytes: int = 0  # of the body that it came in, by which what waits is bounded
+    num_bytes: int = 0  # of its body, by which waiting requests are bounded
     received_ns: int | None = None  # when its caller received it; None: when it is submitted
     # Keys of the beginnings of its only prompt, by which routers know them, each with its share of the prompt.
     beginnings: tuple[tuple[int, float], ...] = ()
@@ -172,7 +172,7 @@ class PromptDone:
 
 @dataclass(slots=True)
 class TokenChunk:
-    """The text and tokens that a choice has gained since its last chunk. All texts together are the whole answer.
+    """The new text and tokens of a choice since its last chunk. All texts together are the whole answer.
 
     The last chunk of a choice has its finish_reason.
     """
@@ -235,7 +235,7 @@ class Failed:
 
 @dataclass(slots=True)
 class Aborted:
-    """The request has ended because its caller asked for that."""
+    """The request has ended by its caller's abort."""
 
     request_id: str
     usage: Usage

@@ -1,4 +1,4 @@
-"""A limit on what waits, which no client can use up so that others get nothing. Stdlib only."""
+"""A limit on waiting work, which no client can use up at the expense of others. Stdlib only."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from threading import Lock
 
 
 class SharedLimit:
-    """A shared limit counts what waits, by client and in any unit. Any thread may call its methods.
+    """A count of waiting work by client, in any unit, and its limit. Any thread may call its methods.
 
-    One client may take all of the limit while nobody else needs it. The others may still take their shares then, one of
-    as many as there are clients that wait: beyond the limit, as long as there were room without the client that has
-    taken the most. So all clients together take at most twice the limit, or the limit and one large request.
+    One client may take all of the limit while nobody else needs it. The others may still take their shares then, equal
+    for all waiting clients: beyond the limit, as long as they would fit without the client that has taken the most. So
+    all clients together take at most twice the limit, or the limit and one large request.
     """
 
     def __init__(self, most: int | None) -> None:
@@ -31,7 +31,7 @@ class SharedLimit:
             return True
 
     def give_back(self, client: str, number: int) -> None:
-        """Give back some of what the client has taken."""
+        """Give back some of the client's amount."""
         if not number:
             return
         with self._lock:

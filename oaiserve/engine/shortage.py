@@ -1,7 +1,7 @@
-"""Steps that the device has no memory for are computed in parts, and later steps are smaller for a while. No torch.
+"""Steps too large for the device's memory are computed in parts, and later steps are smaller for a while. No torch.
 
-No sequence is preempted for that. The KV cache was allocated at the start, so preemption frees none of the memory that
-a step lacks: that is for its intermediate results, and only computing less at once needs less of it.
+No sequence is preempted. The KV cache was allocated at the start, so preemption frees none of the memory for a step's
+intermediate results: only computing less at once does.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ RELIEF_NS = 10_000_000_000  # after this time without a shortage, steps may be t
 class Shortage:
     """The bound on the size of steps: halved after a step did not fit, and doubled when none failed for some time.
 
-    Decodes go on: if they alone are more, their step is computed in parts. Prompts get what decodes leave, which may be
-    nothing for a while. No new sequence decodes meanwhile, so decodes become fewer and prompts get their turn.
+    Decodes go on: if they alone are more, their step is computed in parts. Prompts get the rest, which may be nothing
+    for a while. No new sequence decodes meanwhile, so decodes become fewer and prompts get their turn.
     """
 
     def __init__(self, most_tokens: int) -> None:
@@ -52,12 +52,11 @@ class Shortage:
 def compute_in_parts(
     compute: Callable[[Step], list[ChunkResult]], step: Step, most_tokens: int
 ) -> list[ChunkResult | None]:
-    """Return the results of a step that is computed in parts, as if it had been computed as a whole.
+    """Compute a step in parts, with the results of a whole step.
 
     The result of a chunk is None where one token of it alone does not fit, or all of it if its sequence is whole. Parts
     have at most `most_tokens`, and fewer where `compute` raises OutOfMemory. Each part has ended before the next
-    begins. What a part that failed has written is written again, in the same places. The blocks of the step must have
-    been copied before.
+    begins. A failed part is written again, in the same places. The blocks of the step must have been copied before.
     """
     is_indivisible = len(step.chunks) == 1 and (step.num_tokens == 1 or step.chunks[0].sequence.is_whole)
     if step.num_tokens <= most_tokens or is_indivisible:
@@ -101,7 +100,7 @@ def copy_in_parts(copy: Callable[[Copies], None], copies: Copies) -> bool:
 
 
 def _middle(chunks: list[Chunk]) -> int:
-    """Return where to cut the chunks, so that both parts have about as many tokens, and at least one chunk."""
+    """Return the index of a cut of the chunks into two parts with about equal tokens, and at least one chunk each."""
     tokens_left = sum(chunk.num_tokens for chunk in chunks) // 2
     for index, chunk in enumerate(chunks[:-1]):
         tokens_left -= chunk.num_tokens

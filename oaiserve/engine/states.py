@@ -11,12 +11,11 @@ SHORTEST_KEPT = 64  # tokens that a kept state must save: where one is kept, a p
 
 
 class StatePool:
-    """The pool hands out `num_states` states, of models with layers that keep a state in place of keys and values.
+    """The pool of `num_states` states, of models whose layers have a state in place of keys and values.
 
-    A state has the same size however long its sequence is. It belongs to one sequence, or it is kept: a copy, found by
-    the hash of the last block of its tokens. Kept ones make room when a sequence needs a state, those first that were
-    not used for longest. The lowest free state is handed out first, so that memory which was never needed is never
-    touched.
+    A state has the same size for sequences of any length. It belongs to one sequence, or it is cached: a copy, found by
+    the hash of the last block of its tokens. When a sequence needs a state, the least recently used copies go first.
+    The lowest free state is handed out first, so that unneeded memory is never touched.
     """
 
     def __init__(self, num_states: int, shortest_kept: int = SHORTEST_KEPT) -> None:
@@ -29,7 +28,7 @@ class StatePool:
 
     @property
     def num_owned(self) -> int:
-        """Return the number of states that belong to sequences."""
+        """Return the number of sequences' own states."""
         return self.num_states - len(self._free) - len(self._kept)
 
     @property
@@ -37,7 +36,7 @@ class StatePool:
         return len(self._kept)
 
     def allocate(self) -> int | None:
-        """Return a state for a sequence, or None if all belong to others. What is in it, the last owner has left."""
+        """Return a state for a sequence, or None if all belong to others. It has the last owner's content."""
         if self._free:
             return heappop(self._free)
         return self._kept.popitem(last=False)[1] if self._kept else None
@@ -48,7 +47,7 @@ class StatePool:
         heappush(self._free, state)
 
     def keep(self, block_hash: BlockHash) -> int | None:
-        """Return the place for a copy that is found by this hash. None: there is one already, or no room."""
+        """Return the place for a copy under this hash, or None if there is one already, or no free state."""
         if self.find(block_hash) is not None:
             return None
         state = self.allocate()
@@ -62,7 +61,7 @@ class StatePool:
         self._kept.clear()
 
     def find(self, block_hash: BlockHash) -> int | None:
-        """Return the kept state of these tokens, or None. The next `allocate` may reuse it."""
+        """Return the cached state of these tokens, or None. The next `allocate` may reuse it."""
         state = self._kept.get(block_hash)
         if state is not None:
             self._kept.move_to_end(block_hash)

@@ -14,7 +14,7 @@ from oaiserve.facts.times import RequestTimes, monotonic_ns
 
 # These limits count tokens. An alternative of a logprob counts as one, because it is kept and rendered like one. A
 # token takes 20 to 60 bytes, and so do eight numbers of a vector.
-MAX_CHUNK_TOKENS = 256  # of chunks that are joined: about what is rendered within half a millisecond
+MAX_CHUNK_TOKENS = 256  # of joined chunks: rendered within about half a millisecond
 MAX_UNREAD_TOKENS = 2**18  # of one stream
 MAX_HELD_TOKENS = 2**23  # of all answers together, until they are written: 170 to 500 MB
 STALLED_NS = 1_000_000_000  # a client that takes nothing for so long does not keep up
@@ -29,10 +29,10 @@ class RequestEngine(Protocol):
 
 
 class LoopStream:
-    """The stream of the events of one request. It has `ended` with the terminal event, even if that is never read.
+    """The stream of the events of one request. It has `ended` with the terminal event, read or not.
 
     Tokens of a choice that gather while the reader is busy come in one chunk, or in few. If more than
-    `max_unread_tokens` gather, the stream is `too_slow`: the request is aborted, and what has gathered can be read.
+    `max_unread_tokens` gather, the stream is `too_slow`: the request is aborted, and the gathered tokens can be read.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class LoopStream:
         return self.terminal is not None
 
     async def next(self, *, keeps: bool = False) -> list[Event]:
-        """Wait for at least one event, and return all that are ready, in order for each choice.
+        """Wait for at least one event, and return all ready ones, in order for each choice.
 
-        A reader asks for more when it has written what it took, unless it `keeps` that. The last event is the terminal
+        By calling this, a reader has written its last events, unless it `keeps` them. The last event is the terminal
         one. Do not call this after it.
         """
         if not keeps:
@@ -86,7 +86,7 @@ class LoopStream:
         return events
 
     def progressed(self) -> None:
-        """Note that the client has taken a part of what the reader writes."""
+        """Note progress: the client has taken a piece of the reader's bytes."""
         self._busy_since_ns = monotonic_ns()
 
     def close(self) -> None:
@@ -97,7 +97,7 @@ class LoopStream:
         self.on_cut = _nothing  # it holds the reader, and the reader this stream: a circle, with the prompts in it
 
     def abort(self) -> None:
-        """Abort the request, unless it has ended. What it holds is free within a step."""
+        """Abort the request, unless it has ended. Its blocks are free within a step."""
         if not self.ended:
             self._engine.abort(self.request.request_id)
 
@@ -114,7 +114,7 @@ class LoopStream:
         return self._waiter is not None
 
     def stalled_ns(self, now_ns: int) -> int:
-        """Return for how long the client has not taken any of what the reader writes."""
+        """Return the time since the client last took any of the reader's bytes."""
         return 0 if self.is_waiting else now_ns - self._busy_since_ns
 
     def on_end(self, callback: Callable[[Terminal], None]) -> None:
@@ -183,11 +183,11 @@ class LoopStream:
 
 
 class HeldTokens:
-    """The tokens of all answers that have not been written yet, and the rule which stream is cut if they are too many.
+    """The unwritten tokens of all answers, and the rule by which a stream is cut if they are too many.
 
-    First those are cut whose clients have taken nothing for a second: the one that holds the most for the longest. If
-    there is none, most of what is held belongs to answers that are sent whole when they are complete, and the largest
-    of them is cut. A reader that keeps up comes last.
+    First come streams whose clients have taken nothing for a second: the one with the most tokens for the longest time.
+    If there is none, most tokens belong to answers that are sent whole when they are complete, and the largest of them
+    is cut. A reader that keeps up comes last.
     """
 
     def __init__(self, limit: int = MAX_HELD_TOKENS, stalled_ns: int = STALLED_NS) -> None:
@@ -202,7 +202,7 @@ class HeldTokens:
             max(self.streams, key=lambda stream: self._cost(stream, now_ns)).cut()
 
     def _cost(self, stream: LoopStream, now_ns: int) -> tuple[int, bool, int]:
-        """Return what a stream costs all others, for comparison."""
+        """Return the cost of a stream to all others, for comparison."""
         held, stalled_ns = stream.num_held_tokens, stream.stalled_ns(now_ns)
         return held * stalled_ns if stalled_ns >= self.stalled_ns else 0, stream.is_waiting and held > 0, held
 
@@ -252,8 +252,8 @@ class LoopStreams:
         return len(self._streams)
 
     def submit(self, request: Request) -> LoopStream:
-        """Submit a request, and return its stream, which its reader closes. Raises what the engine raises; then no
-        event will come."""
+        """Submit a request, and return its stream, which its reader closes. Raises the engine's errors; then no event
+        will come."""
         stream = LoopStream(request, self._engine, self._max_unread_tokens, self.held)
         self._streams[request.request_id] = stream
         try:

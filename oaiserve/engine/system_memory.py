@@ -35,14 +35,14 @@ _libc = _glibc()  # whose calls are made without the interpreter's lock
 
 
 def keep_freed() -> None:
-    """Keep what is freed in this process for what is allocated next, until `give_back`."""
+    """Keep freed memory in this process for the next allocations, until `give_back`."""
     if _libc is not None:
         _libc.mallopt(M_MMAP_THRESHOLD, MOST_MMAP_THRESHOLD_BYTES)
         _libc.mallopt(M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES)
 
 
 def take(num_bytes: int) -> None:
-    """Have the system find the pages for the next copies of a body of so many bytes that this thread makes.
+    """Have the system find the pages for this thread's next copies of a body.
 
     It helps where `keep_freed` has been called.
     """
@@ -57,17 +57,17 @@ def take(num_bytes: int) -> None:
 
 
 def give_back() -> None:
-    """Give all pages back that hold nothing any more.
+    """Give all empty pages back to the system.
 
-    glibc keeps what lies between two allocations that live, in an arena of each thread: after some large bodies, that
-    is a gigabyte. This takes milliseconds.
+    glibc keeps the memory between two living allocations, in an arena of each thread: after some large bodies, a
+    gigabyte. This takes milliseconds.
     """
     if _libc is not None:
         _libc.malloc_trim(0)
 
 
 def available_bytes() -> int:
-    """Return the bytes that can be used without swapping, or all memory if the system does not report these."""
+    """Return the bytes available without swapping, or all memory if the system does not report them."""
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         for line in meminfo.read_text().splitlines():

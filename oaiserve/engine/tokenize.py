@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from oaiserve.engine.grammars.grammar import CompiledGrammar
 
 # For how many times as long as it has worked the thread for large work rests, so that at most one step of the model in
-# a few meets it. What parses and renders keeps the interpreter's lock for up to 10 ms, for which a step waits.
+# a few meets it. Parsing and rendering hold the interpreter's lock for up to 10 ms, for which a step waits.
 REST = 3.0
 Result = TypeVar("Result")
 
@@ -63,14 +63,14 @@ class Tokenized:
 
 @dataclass(frozen=True, slots=True)
 class TokenizeFailed:
-    """The prompts of a request cannot be encoded, or the request asks for something that the model cannot do."""
+    """The prompts of a request cannot be encoded, or the model does not support the request."""
 
     request: Request
     error: APIError
 
 
 class Encoder(Protocol):
-    """The methods of a tokenizer that the stage calls."""
+    """The tokenizer's methods for the stage."""
 
     def encode_in_pieces(self, prompt: Prompt, most_tokens: int, /) -> Generator[None, None, list[int]]:
         """Return the token ids of a prompt, and stop after each piece.
@@ -90,7 +90,7 @@ Post = Callable[[TokenizeStarted | GrammarCompiled | Tokenized | TokenizeFailed]
 
 @dataclass(slots=True)
 class _Submitted:
-    """A request that is in the stage."""
+    """A request in the stage."""
 
     is_aborted: bool = False
 
@@ -105,9 +105,9 @@ def _nothing() -> None:
 class TokenizeStage:
     """The worker threads that encode prompts, in turns by client.
 
-    For each request that is submitted, the stage posts exactly one `Tokenized` or `TokenizeFailed`, also when it is
-    aborted or the stage stops. Before that it posts `TokenizeStarted` if a worker has begun with it, and
-    `GrammarCompiled` if it has a grammar that can be compiled.
+    For each submitted request, the stage posts exactly one `Tokenized` or `TokenizeFailed`, also when it is aborted or
+    the stage stops. Before, it posts `TokenizeStarted` if a worker has begun with it, and `GrammarCompiled` if its
+    grammar has been compiled.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class TokenizeStage:
         """Start the workers, which call `post`. `max_model_len` is in tokens, `vocab_size` is the model's, and `clock`
         returns nanoseconds. After a piece of a large prompt, its thread rests for `encode_rest` times as long. Without
         workers, `submit` encodes on the caller's thread, for comparisons. Without `compile_grammar`, another process
-        compiles grammars: it passes what has been encoded here to `compile`."""
+        compiles grammars: it passes the encoded prompts to `compile` here."""
         self._tokenizer = tokenizer
         self._compile_grammar = compile_grammar
         self._post = post
@@ -139,7 +139,7 @@ class TokenizeStage:
 
     @property
     def num_waiting(self) -> int:
-        """Return the number of requests, and of other work, that no worker has begun yet."""
+        """Return the number of requests and other work not yet begun."""
         return self._workers.num_waiting
 
     def submit(self, request: Request, on_end: OnEnd = _nothing) -> None:
@@ -229,7 +229,7 @@ class TokenizeStage:
                 submitted.is_aborted = True
 
     def stop(self) -> None:
-        """Fail all that waits, and what is under way unless its piece is the last one, and join the threads."""
+        """Fail all waiting work, and the work under way unless its piece is the last one, and join the threads."""
         self._workers.stop()
 
     def _tokenize(self, request: Request) -> Generator[None, None, Tokenized]:

@@ -1,9 +1,9 @@
-"""Worker threads that do pieces of work in turns by client, large work apart from small. Stdlib only.
+"""Worker threads for pieces of work, in turns by client, large work apart from small. Stdlib only.
 
 A piece is done within milliseconds, so nobody waits long for a turn. Large work is done by one thread, which rests
 between its pieces: all threads share the interpreter's lock, and on a CPU the model needs the cores.
 
-It must not know what the work is.
+It must not know the content of the work.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ logger = logging.getLogger(__name__)
 
 LARGE_BYTES = 2**16  # of a body whose work takes more than a moment
 MUCH_BYTES = 2**20  # of a body whose memory is worth taking before, and giving back after
-GIVE_BACK_SECONDS = 1.0  # after the last such body: by then, what has been made of it is free
+GIVE_BACK_SECONDS = 1.0  # after the last such body: by then, everything made of it is free
 
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """Work that is done in turns. It has exactly one of three ends, which are called on a worker's thread."""
+    """Work in turns. It has exactly one of three ends, which are called on a worker's thread."""
 
     client: str
     num_bytes: int  # of the body that it comes from
     work: Generator[None, None, Any]  # stops after each turn
-    done: Callable[[Any], None]  # takes what the work has returned
+    done: Callable[[Any], None]  # takes the work's result
     failed: Callable[[APIError], None]
     dropped: Callable[[], None]  # nobody wants it any more
     is_unwanted: Callable[[], bool]
@@ -44,7 +44,7 @@ class Task:
 
 
 class _Lane:
-    """The tasks that wait for the same threads."""
+    """The waiting tasks of the same threads."""
 
     def __init__(self, lock: threading.Lock) -> None:
         self.turns: Turns[Task] = Turns()
@@ -109,7 +109,7 @@ class TurnWorkers:
             self._large.changed.notify()
 
     def stop(self) -> None:
-        """Fail all that waits, and what is under way unless its piece is the last one, and join the threads."""
+        """Fail all waiting work, and the work under way unless its piece is the last one, and join the threads."""
         waiting = []
         with self._lock:
             self._is_stopped = True
@@ -147,7 +147,7 @@ class TurnWorkers:
         """Wait for the next turn. Return None once the workers have stopped."""
         while True:
             with self._lock:
-                # What is worth giving back is left by large work.
+                # Only large work leaves memory worth giving back.
                 at_ns = self._give_back_at_ns if lane is self._large else None
                 is_due = at_ns is not None and at_ns <= monotonic_ns()
                 if is_due:
@@ -199,7 +199,7 @@ class TurnWorkers:
         self._end(task, lambda: task.failed(Unavailable("The server is shutting down.")))
 
     def _end(self, task: Task, end: Callable[[], None]) -> None:
-        """End a task. What it holds is counted until then, and no longer."""
+        """End a task, which is counted until then."""
         task.work.close()
         self._begin(task)
         if task.num_bytes >= MUCH_BYTES:

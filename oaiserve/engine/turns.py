@@ -12,10 +12,10 @@ Item = TypeVar("Item")
 
 
 class Turns(Generic[Item]):
-    """The items that wait, first come, first served for each client, while the clients take turns.
+    """Waiting items, first come, first served for each client, while the clients take turns.
 
-    Between two items of a client, each other client that waited at the first of them has got one. A client of which
-    nothing waits is forgotten, so clients cost no memory.
+    Between two items of a client, each other client that waited at the first of them has got one. A client without
+    waiting items is forgotten, so clients cost no memory.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Turns(Generic[Item]):
         self._of(client).append(item)
 
     def put_back(self, client: str, item: Item) -> None:
-        """Let an item wait for another turn of its client, before what the client has added since."""
+        """Let an item wait for another turn of its client, before the client's later ones."""
         self._of(client).appendleft(item)
 
     def take(self) -> Item:

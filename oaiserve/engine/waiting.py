@@ -1,6 +1,6 @@
-"""The waiting sequences, and whose turn it is among their clients. Engine thread only, no torch.
+"""The waiting sequences, and the turns of their clients. Engine thread only, no torch.
 
-Clients take turns by the service that they got, as in Sheng et al., "Fairness in Serving Large Language Models" (OSDI
+Clients take turns by their service, as in Sheng et al., "Fairness in Serving Large Language Models" (OSDI
 2024), who call it virtual token counters. Each client has a counter of service. The next sequence to be admitted is the
 first one of the waiting client with the lowest counter. A client that had nothing waiting and comes back is lifted to
 the lowest counter of those that wait, or of the one that stopped waiting last if none does: being idle earns nothing.
@@ -26,7 +26,7 @@ from operator import attrgetter
 from oaiserve.engine.sequence import Client, Place, Sequence
 from oaiserve.engine.step import Chunk, Step
 
-# What a token is worth as service: a prompt token that is computed counts 1. These weights are the paper's default,
+# The worth of a token as service: a computed prompt token counts 1. These weights are the paper's default,
 # after the price lists of hosted models: a generated token costs a step, and prompt tokens share one. A token that was
 # in the prefix cache counts nothing, and neither does what is computed again after a preemption: the server decided to
 # forget it, and a client that already had to wait for that shall not pay for it as well.
@@ -38,10 +38,10 @@ _service = attrgetter("service")
 
 
 class WaitingQueue:
-    """The queue has the waiting sequences: first those of the client whose turn it is, and these by their key.
+    """The waiting sequences: first those of the client whose turn it is, and these by their key.
 
     A client that neither waits nor runs can be forgotten, without any difference, once its counter is not above the
-    one that it would be lifted to. Of those that are above, the MOST_ABSENT with the highest counters are remembered.
+    one that it would be lifted to. Of those above, the MOST_ABSENT with the highest counters are kept.
     """
 
     def __init__(self, *, by_client: bool) -> None:
@@ -89,7 +89,7 @@ class WaitingQueue:
         self._insert(sequence, client)
 
     def put_back(self, sequence: Sequence) -> None:
-        """Add a sequence that was taken for the step that is being scheduled, and is not in it."""
+        """Add a sequence again that was taken for the present step, and is not in it."""
         self._insert(sequence, self._clients.setdefault(sequence.client.name, sequence.client))
 
     def take(self) -> Sequence | None:
@@ -124,14 +124,14 @@ class WaitingQueue:
             sequence.num_charged = end
 
     def charge_draws(self, step: Step) -> None:
-        """Count one token as service for each chunk of a step that draws. Those behind it count when they have come."""
+        """Count one token as service for each drawing chunk of a step. Those behind it count when they have come."""
         if len(self._clients) > 1:  # the difference between a single client and nobody matters to nobody
             for chunk in step.chunks:
                 if chunk.max_draws:
                     chunk.sequence.client.service += GENERATED_WEIGHT
 
     def charge_further(self, sequence: Sequence, number: int) -> None:
-        """Count so many tokens as service that came behind the first one of a step: of a draft, or forced."""
+        """Count further tokens behind the first one of a step as service: of a draft, or forced."""
         if len(self._clients) > 1:
             sequence.client.service += GENERATED_WEIGHT * number
 
@@ -145,7 +145,7 @@ class WaitingQueue:
             heapq.heappush(self._turns, (client.service, next(self._numbers), client))
 
     def _floor(self) -> int:
-        """Return the counter below which a client that comes back does not begin."""
+        """Return the least counter of a returning client."""
         return (self.next_client() or self._last).service
 
     def _forget(self) -> None:

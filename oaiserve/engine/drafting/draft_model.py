@@ -2,10 +2,10 @@
 torch.
 
 It has a runner and a KV cache of its own, with as many blocks as the model's and under the same numbers. So a sequence
-has one list of blocks for both, and whatever becomes of these in the scheduler needs no second account. Each sequence
-that the draft model guesses for has a *follower* here: another sequence, with the same tokens and parameters and then
-the guessed tokens, which knows what the draft model has computed. That may be less than the model has: where a prompt
-was found in the prefix cache, or nobody asked for a guess, the draft model computes it later, if at all.
+has one list of blocks for both, and the scheduler needs no second account. Each sequence with guesses has a *follower*
+here: another sequence, with the same tokens and parameters and then the guessed tokens, which counts the tokens
+computed by the draft model. These may be fewer than the model's: a prompt from the prefix cache, or without a request
+for a guess, is computed later, if at all.
 
 A guess is drawn as the model draws: behind the same edits and masks, with the noise of the same position. So it comes
 true at any temperature where both models give the same id the highest score.
@@ -63,7 +63,7 @@ class _Follower:
         self.followed = followed
         self.num_preemptions = followed.num_preemptions
         self.blocks = followed.blocks.copy()  # those that it is computed in
-        self.num_noted = 0  # of these, the first ones, of which it is noted what they hold
+        self.num_noted = 0  # of these, the first ones, whose content is noted
         self.share = share  # of its guessed tokens that come true
         self.add(followed.generated_ids)
         self.num_known = len(self.own.token_ids)  # the others are guesses
@@ -77,7 +77,7 @@ class _Follower:
         self.own.num_tokens = len(self.own.token_ids)
 
     def take_ids(self) -> None:
-        """Take over the ids that the sequence has now. Guesses that came true stay computed."""
+        """Take over the sequence's present ids. Right guesses stay computed."""
         own, known, same = self.own, self.followed.token_ids, self.num_known
         if len(own.token_ids) == len(known) == same:
             return
@@ -91,7 +91,7 @@ class _Follower:
         own.token_counts = None if self.followed.token_counts is None else self.followed.token_counts.copy()
 
     def take_blocks(self, block_size: int) -> None:
-        """Take over the blocks that the sequence has now. What was computed in others is lost."""
+        """Take over the sequence's present blocks. The content of others is lost."""
         blocks = self.followed.blocks
         if self.blocks != blocks:
             pairs = enumerate(zip(self.blocks, blocks, strict=False))
@@ -103,7 +103,7 @@ class _Follower:
 
 
 class DraftModel:
-    """Writes guesses into the drafts of a step, as `ask` and `ask_to_catch_up` have asked for them."""
+    """Writes the guesses requested by `ask` and `ask_to_catch_up` into the drafts of a step."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class DraftModel:
         self._mask_words = -(-vocab_size // 32)
         self._clock_ns = clock_ns
         self._followers: dict[Sequence, _Follower] = {}
-        self._held: dict[int, BlockHash] = {}  # what a block holds of the draft model, if it is full
+        self._held: dict[int, BlockHash] = {}  # the draft model's content of a full block
         self._share = FIRST_SHARE
         self._catch_up_ns = 0.0  # of a token
         self._asked: set[Sequence] = set()
@@ -133,7 +133,7 @@ class DraftModel:
         return bool(self._asked) or self._late is not None
 
     def begin_step(self, running: list[Sequence]) -> None:
-        """Forget what was asked for, and all sequences that have ended."""
+        """Forget the requested guesses, and all ended sequences."""
         self._asked.clear()
         self._late = None
         if len(self._followers) > len(running):
@@ -148,7 +148,7 @@ class DraftModel:
         return self._follow(sequence).share
 
     def catch_up_ns(self, num_tokens: int) -> float:
-        """Return the time that it takes to compute so many tokens that the draft model is behind."""
+        """Return the time for computing so many tokens of the draft model's backlog."""
         return num_tokens * self._catch_up_ns
 
     def ask(self, sequence: Sequence, length: int) -> None:
@@ -157,11 +157,11 @@ class DraftModel:
         sequence.draft = [UNKNOWN] * length
 
     def ask_to_catch_up(self, sequence: Sequence) -> None:
-        """Ask to compute some of the tokens that the draft model is behind."""
+        """Request some tokens of the draft model's backlog."""
         self._late = sequence
 
     def write(self, step: Step) -> None:
-        """Write the drafts that were asked for into the chunks of a scheduled step, as far as there is room for them.
+        """Write the requested drafts into the chunks of a scheduled step, as far as they fit.
 
         A draft may become shorter: behind the end of a sequence, and where its grammar has nothing to follow.
         """
@@ -214,7 +214,7 @@ class DraftModel:
             self._catch_up_ns = before_ns + StepTimes.WEIGHT * (took_ns / num_tokens - before_ns)
 
     def _guess(self, lengths: dict[_Follower, int]) -> None:
-        """Guess so many tokens for each of these, one at a time."""
+        """Guess tokens for each of these, one at a time."""
         going = list(lengths)
         while going:
             going.sort(key=lambda one: one.own.num_uncomputed > 1)
@@ -238,7 +238,7 @@ class DraftModel:
                 del one.own.token_ids[one.num_known + len(possible) :]
 
     def _compute(self, chunks: list[Chunk], masks: Masks | None) -> tuple[int, list[list[int]]]:
-        """Compute the chunks of followers. Return the time that it took, and what was drawn behind each of them."""
+        """Compute the chunks of followers. Return the time, and the draws behind each of them."""
         began_ns = self._clock_ns()
         for chunk in chunks:
             for block in chunk.sequence.blocks[chunk.start // self._block_size : -(-chunk.end // self._block_size)]:
@@ -250,7 +250,7 @@ class DraftModel:
         return self._clock_ns() - began_ns, drawn
 
     def _fill_masks(self, going: list[_Follower]) -> tuple[Masks | None, list[_Follower]]:
-        """Return the masks of the next draws, and the followers that have such a draw.
+        """Return the masks of the next draws, and the followers with such a draw.
 
         Behind the end of a grammar there is none. A grammar that fails does so again when the step gets its masks.
         """

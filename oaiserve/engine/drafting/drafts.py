@@ -5,9 +5,9 @@ computed together with the last known one. The model draws behind each of them a
 same logits and with the same noise. Draws are taken up to the first one that is not the draft's, which is the right
 token there. So a draft changes no answer: only the number of steps.
 
-A guess is looked up in the sequence's own text, or made by a draft model. What decides about a draft is time. It is
-worth what it brings in tokens, by how often guesses in this sequence came true, and costs what a step with more tokens
-takes longer, and what the draft model takes, as measured.
+A guess is looked up in the sequence's own text, or made by a draft model. Time decides about a draft: its worth is the
+expected tokens, by the share of right guesses in this sequence, and its cost the measured time of further tokens in a
+step and of the draft model.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MOST_AHEAD = 256  # tokens that an answer is expected to get at most, when the d
 
 
 class _Option(NamedTuple):
-    """A draft that a sequence may get, of `most` tokens or fewer."""
+    """A possible draft of a sequence, of `most` tokens or fewer."""
 
     sequence: Sequence
     share: float  # the probability that the next token of it comes true
@@ -48,29 +48,29 @@ class _Plan(NamedTuple):
 
 
 class Drafts:
-    """Writes the drafts of sequences before each step, and learns from the step how good they were.
+    """Writes the drafts of sequences before each step, and learns from its results.
 
-    With `only_if_exact`, there are none while a token's logits may depend on what else is in its step: then the last
-    bits of its logits, and so an answer, could depend on how long a draft was.
+    With `only_if_exact`, there are none while a token's logits may depend on the rest of its step: then the last bits
+    of its logits, and so an answer, could depend on the length of a draft.
 
-    A draft model costs time before it brings any: it may be behind by a whole prompt, and it must be tried again where
-    its guesses were bad. Such time is taken from a credit, which grows by what its drafts have saved, and by a small
-    share of all steps. So a draft model that never guesses right costs no more than that share.
+    A draft model costs time before it saves any: it may be behind by a whole prompt, and must be tried again after bad
+    guesses. This time is taken from a credit, which grows by the time saved by its drafts, and by a small share of all
+    steps. So a draft model that never guesses right costs no more than that share.
     """
 
     def __init__(self, *, only_if_exact: bool = False, model: DraftModel | None = None) -> None:
         self.only_if_exact = only_if_exact
         self.model = model
         self._times = StepTimes()
-        self._acceptance = [*FIRST_GUESS]  # of what is looked up for any sequence, by the size of the match
+        self._acceptance = [*FIRST_GUESS]  # of look-ups for any sequence, by the size of the match
         self._drafted: list[Sequence] = []  # those that have a draft
         self._num_declined = 0  # steps in a row for which there was a guess, but none that was worth its time
         self._credit_steps = float(MOST_CREDIT_STEPS)
 
     def propose(self, running: list[Sequence], *, others_wait: bool) -> None:
-        """Write the drafts for the next step, which is of these sequences, as long as it has few tokens.
+        """Write the drafts for the next step, of these sequences, as long as it has few tokens.
 
-        If others wait to be admitted, or prompts are computed, the step is not of that kind.
+        A step with prompts, or with others waiting for admission, has more.
         """
         for sequence in self._drafted:
             sequence.draft = []
@@ -108,7 +108,7 @@ class Drafts:
                 self._write(option, length)
 
     def verified(self, step: Step, results: list[ChunkResult], step_ns: int, draft_ns: int = 0) -> None:
-        """Learn from a step that has been computed, before its tokens are committed.
+        """Learn from a computed step, before its tokens are committed.
 
         The draft model took `draft_ns` of the time before it.
         """
@@ -131,7 +131,7 @@ class Drafts:
             self._settle(step, num_drafted, num_accepted, draft_ns)
 
     def _settle(self, step: Step, num_drafted: int, num_accepted: int, draft_ns: int) -> None:
-        """Take what the draft model has cost in a step from its credit, and add what it has brought."""
+        """Take the draft model's cost of a step from its credit, and add its gain."""
         times_ns = self._times.expected_ns()
         without_ns = times_ns[step.num_tokens - num_drafted]
         spent_ns = draft_ns + times_ns[step.num_tokens] - without_ns
@@ -157,7 +157,7 @@ class Drafts:
         return _Option(sequence, model.share(sequence), most, num_behind=model.num_behind(sequence))
 
     def _plan(self, num_tokens: int, num_sequences: int, options: list[_Option]) -> _Plan:
-        """Return the lengths of these drafts that make for the most tokens of answers in a time.
+        """Return the lengths of these drafts with the most expected tokens of answers in a time.
 
         The most probable tokens are taken first. The draft model guesses the first tokens of all sequences at once,
         then the second ones, and so on.
@@ -188,9 +188,9 @@ class Drafts:
         return _Plan(options, [chosen.count(index) for index in range(len(options))], best_rate)
 
     def _catch_up(self, model: DraftModel, option: _Option, plan: _Plan, num_tokens: int, num_sequences: int) -> None:
-        """Let the draft model compute tokens that it is behind, if it is expected to save that time later.
+        """Let the draft model catch up by some tokens, if it is expected to save that time later.
 
-        While the credit is full it is done in any case, since nothing has been heard of the draft model for long.
+        With a full credit it does so in any case, since it has not been tried for long.
         """
         cost_ns = model.catch_up_ns(option.num_behind)
         if cost_ns > self._credit_steps * self._times.expected_ns()[num_tokens]:

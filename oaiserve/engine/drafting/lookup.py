@@ -1,13 +1,13 @@
 """The look-up of a sequence's next tokens in its own text: prompt and answer. No torch.
 
-Where a text repeats itself, what followed the last tokens when they came before is a good guess at what follows now.
+Where a text repeats itself, the tokens behind the earlier occurrence of the last tokens are a good guess.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-# The tokens by which a place in the text is found, longest first: what follows a long match comes true more often.
+# The tokens by which a place in the text is found, longest first: guesses behind a long match are better.
 SIZES = (5, 2)
 FIRST_GUESS = (0.8, 0.3)  # of the share of tokens that come true, before anything is known
 WEIGHT = 0.1  # of the newest token in the moving average of that share
@@ -29,7 +29,7 @@ class Lookup:
         self.acceptance = [*acceptance]  # by size
 
     def guess(self, token_ids: list[int], most: int) -> tuple[list[int], float]:
-        """Return at most `most` tokens that may come next, and the probability that the next one of them comes true."""
+        """Return at most `most` guessed tokens, and the probability of the first of them."""
         self._index(token_ids)
         for index, size in enumerate(SIZES):
             place = self._places[index].get(hash(tuple(token_ids[-size:])))
@@ -48,7 +48,7 @@ class Lookup:
         self.acceptance[self.size] = moved_share(self.acceptance[self.size], num_guessed, num_accepted)
 
     def _index(self, token_ids: list[int]) -> None:
-        """Index what is new: the place behind each run of tokens, where another token follows."""
+        """Index new tokens: the place behind each run of tokens, where another token follows."""
         start, end = self._num_indexed, len(token_ids)
         for size, places in zip(SIZES, self._places, strict=True):
             for place in range(max(start, size), end):
@@ -57,7 +57,7 @@ class Lookup:
 
 
 def moved_share(share: float, num_guessed: int, num_accepted: int, *, weight: float = WEIGHT) -> float:
-    """Return the moving average of the share of tokens that come true, after one more guess."""
+    """Return the moving average of the share of right tokens, after one more guess."""
     for _ in range(num_accepted):
         share += weight * (1 - share)
     if num_accepted < num_guessed:

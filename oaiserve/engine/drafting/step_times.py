@@ -10,7 +10,7 @@ MOST_STEP_TOKENS = 32  # of a step with drafts, in all; larger steps compute, an
 
 
 class StepTimes:
-    """Moving averages of the time that steps have taken lately, by their number of tokens."""
+    """Moving averages of the recent times of steps, by their number of tokens."""
 
     WEIGHT = 0.2  # of the newest step
     MOST_GROWTH = 2  # by one step, which may be slow for other reasons
@@ -28,7 +28,7 @@ class StepTimes:
         if self._is_known(num_tokens):
             before_ns = self._ns[num_tokens]
             after_ns = before_ns + self.WEIGHT * (min(step_ns, self.MOST_GROWTH * before_ns) - before_ns)
-            # What has not been measured since then has changed alike: the machine is slower, or sequences are longer.
+            # Times not measured since then have changed alike: the machine is slower, or sequences are longer.
             for number, measured in enumerate(self._measured):
                 if measured < self._measured[num_tokens]:
                     self._ns[number] *= after_ns / before_ns
@@ -40,9 +40,9 @@ class StepTimes:
     def expected_ns(self) -> list[float]:
         """Return the times of steps by their number of tokens, each at least those of smaller steps.
 
-        Numbers that were not measured are given the least that they may take, so they are tried, and then measured.
-        Between two that were, there is a line. It goes on behind the largest one, since further tokens cost more rather
-        than less; if only one was measured, it is flat. Below the smallest one, a number takes its share of that.
+        Unmeasured numbers get their least possible time, so they are tried, and then measured. Between two measured
+        ones, there is a line. It goes on behind the largest one, since further tokens cost more rather than less; with
+        only one measured, it is flat. Below the smallest one, a number takes its share of that.
         """
         known = [number for number in range(1, len(self._ns)) if self._is_known(number)]
         if not known:

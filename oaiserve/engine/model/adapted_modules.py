@@ -1,4 +1,4 @@
-"""Adds adapters to the products of transformers' modules, for the rows of a step that have them."""
+"""Adds adapters to the products of transformers' modules, for the rows of a step with adapters."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ AddTo = Callable[[str, Tensor, Tensor], None]
 
 
 def adaptable(model: PreTrainedModel) -> dict[str, tuple[int, int]]:
-    """Return rows and columns of each linear layer that adapters may name, by the name of its module.
+    """Return rows and columns of each linear layer for adapters, by the name of its module.
 
-    The output head is none of them, and no layer that gets only some of a step's tokens, as an expert does, or that
-    gives something else than its product, as some routers do.
+    Excepted are the output head, layers with only some of a step's tokens, such as experts, and layers whose result is
+    not their product, such as some routers.
     """
     head = model.get_output_embeddings()
     found: dict[str, tuple[int, int]] = {}
@@ -40,8 +40,9 @@ def adaptable(model: PreTrainedModel) -> dict[str, tuple[int, int]]:
 
 @contextmanager
 def adapted(model: PreTrainedModel, batch: Batch, way: Callable[[Batch], AddTo]) -> Iterator[None]:
-    """Let the modules of the model add the adapters of a batch, in calls of this thread, in a way that is `plain` or
-    `by_kernels`. Steps without adapters cost nothing."""
+    """Let the modules of the model add the adapters of a batch, `plain` or `by_kernels`, in calls of this thread.
+
+    Steps without adapters cost nothing."""
     if not batch.adapters:
         yield
         return
@@ -67,14 +68,14 @@ def adapted(model: PreTrainedModel, batch: Batch, way: Callable[[Batch], AddTo])
 
 
 def by_kernels(batch: Batch) -> AddTo:
-    """Return what adds the adapters of a batch in Triton's kernels."""
+    """Return the addition of a batch's adapters by Triton's kernels."""
     from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
 
     return TritonAdapters(batch)
 
 
 def plain(batch: Batch) -> AddTo:
-    """Return what adds the adapters of a batch in plain torch, one after the other."""
+    """Return the addition of a batch's adapters in plain torch, one after the other."""
     device = batch.input_ids.device
     on_device = {adapter: torch.tensor(indices, device=device) for adapter, indices in batch.adapter_rows().items()}
 

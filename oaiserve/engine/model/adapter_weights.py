@@ -1,4 +1,4 @@
-"""Loads the weights of an adapter for one model, after checking that its shapes are the model's."""
+"""Loads the weights of an adapter for one model, after a check of their shapes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def refuse_unless_they_fit(adapters: Mapping[str, Path], adaptable: Mapping[str, tuple[int, int]]) -> None:
-    """Raise StartupError if one of these folders, by its adapter's name, has one for another model.
+    """Raise StartupError if one of these folders, by its adapter's name, has an adapter for another model.
 
-    No weights are read, so this is for the beginning of a start, which may then take minutes.
+    No weights are read: this is for the beginning of a start, which may then take minutes.
     """
     for name, path in adapters.items():
         try:
@@ -32,9 +32,9 @@ def refuse_unless_they_fit(adapters: Mapping[str, Path], adaptable: Mapping[str,
 def load_adapter(
     name: str, files: AdapterFiles, adaptable: Mapping[str, tuple[int, int]], dtype: torch.dtype, device: torch.device
 ) -> Adapter:
-    """Load an adapter in the model's dtype. `adaptable` has rows and columns of the layers that it may name.
+    """Load an adapter in the model's dtype. `adaptable` has rows and columns of the model's layers.
 
-    Raises BadAdapter if it is for another model, or if it has numbers that are not finite.
+    Raises BadAdapter for an adapter of another model, or with numbers that are not finite.
     """
     _refuse_unless_it_fits(files, adaptable)
     try:
@@ -63,7 +63,7 @@ def load_adapter(
 
 
 def _refuse_unless_it_fits(files: AdapterFiles, adaptable: Mapping[str, tuple[int, int]]) -> None:
-    """Raise BadAdapter unless each tensor has the shape that its layer of the model needs."""
+    """Raise BadAdapter unless each tensor has the shape for its layer of the model."""
     for module, part in files.modules.items():
         if module not in adaptable:
             raise BadAdapter(
