@@ -50,6 +50,15 @@ def test_make_targets_exist(page: Path) -> None:
     assert named <= set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_modules_that_commands_run_exist(page: Path) -> None:
+    for module in re.findall(
+        r"(?:python -m |^(?=tools\.))((?:deploy|loadtest|tools)\b[\w.]*)", page.read_text(), re.MULTILINE
+    ):
+        path = ROOT / module.replace(".", "/")
+        assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), f"{page.name} runs {module}"
+
+
 def test_the_architecture_has_a_row_for_each_room() -> None:
     page = (ROOT / "docs/architecture.md").read_text()
     named = set(re.findall(r"^\| `([a-z_/]+)/` \|", page, re.MULTILINE))
