@@ -14,7 +14,7 @@ from oaiserve.engine.model.cpu.description import (
     NotKnown,
     Router,
 )
-from oaiserve.engine.model.cpu.library import ACTIVATIONS, MOST_EXPERTS, NO_SITE, Gating, Normalize, Routing
+from oaiserve.engine.model.cpu.library import MOST_EXPERTS, NO_SITE, Gating, Normalize, Routing
 from oaiserve.engine.model.cpu.operation_list import OperationList, whole_lanes
 
 
@@ -72,7 +72,7 @@ class ExpertOperations:
             self._compute(mixture, normed, assignment)
             self._combine(mixture, out, assignment, adds=adds, scale=factor)
         else:
-            short = Normalize(width=_width(mixture))  # which only converts
+            short = Normalize.of(None, _width(mixture))  # which only converts
             operations.project("experts' projections", normed, self._projected, [projections.before])
             operations.add("experts' projections", library.norm, self._projected, self._short, short, False)
             self._compute(mixture, self._short, assignment)
@@ -84,7 +84,7 @@ class ExpertOperations:
             operations.project_inner(mixture.shared, normed, mlp)
             if mixture.shared_gate is not None:
                 inner, site = len(mixture.shared.up.weight), operations.site(normed, [mixture.shared_gate])
-                gate = operations.keep(operations.weights.expanded(mixture.shared_gate.weight)[0].float())
+                gate = operations.weights.expanded(mixture.shared_gate.weight)[0].float()
                 operations.add("gate and up", library.scale_rows, normed, mlp, gate, site, width, inner)
             operations.project("down", mlp, out, [mixture.shared.down], adds=True, scale=factor)
         if out_norm is not None:
@@ -99,7 +99,7 @@ class ExpertOperations:
             raise NotKnown("its experts have norms, but no MLP beside them, or no norm behind both")
         operations.project_inner(mixture.shared, normed, mlp)
         operations.project("down", mlp, branch, [mixture.shared.down])
-        operations.add("norm", library.norm_floats, branch, self._both, operations.normalize(norms.shared_out))
+        operations.add("norm", library.norm_floats, branch, self._both, Normalize.of(norms.shared_out))
         self._norm(norms.router)
         assignment = self._route(mixture.router)
         self._norm(norms.experts)
@@ -110,8 +110,7 @@ class ExpertOperations:
 
     def _norm(self, norm: Norm) -> None:
         operations, buffers = self._operations, self._buffers
-        normalize = operations.normalize(norm)
-        operations.add("norm", self._library.norm, buffers.hidden, buffers.normed, normalize, False)
+        operations.add("norm", self._library.norm, buffers.hidden, buffers.normed, Normalize.of(norm), False)
 
     def _route(self, router: Router) -> int:
         """Add the operations that assign tokens to experts, and return the assignment."""
@@ -123,8 +122,8 @@ class ExpertOperations:
             router.top_k,
             router.groups,
             router.top_groups,
-            None if router.bias is None else operations.keep(router.bias),
-            None if router.factors is None else operations.keep(router.factors),
+            router.bias,
+            router.factors,
             router.scale,
             router.nearness,
             router.is_sigmoid,
@@ -162,7 +161,7 @@ class ExpertOperations:
         if mixture.experts[0].gate is not None:
             operations.add("gate and up", library.expert_gate, *arguments, _gating(mixture.activation))
         elif isinstance(mixture.activation, str):
-            operations.add("up", library.expert_activate, *arguments, ACTIVATIONS.index(mixture.activation))
+            operations.add("up", library.expert_activate, *arguments, mixture.activation)
         else:
             raise NotKnown("its experts have no gates, which their activation needs")
         downs = [weights.pack([expert.down]) for expert in mixture.experts]
@@ -194,5 +193,5 @@ def _width(mixture: Experts) -> int:
 
 def _gating(activation: str | ClampedGate) -> Gating:
     if isinstance(activation, ClampedGate):
-        return Gating(ACTIVATIONS.index("none"), activation.alpha, activation.limit)
-    return Gating(ACTIVATIONS.index(activation))
+        return Gating("none", activation.alpha, activation.limit)
+    return Gating(activation)

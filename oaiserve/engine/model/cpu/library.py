@@ -1,13 +1,21 @@
-"""The C interface of the native code, as src/decoder.cpp defines it: its functions and structures."""
+"""The C interface of the native code, as src/decoder.cpp defines it: a table of its functions, and their structures.
+
+The arguments of operations are dataclasses with the same fields as structures of C, which are made of them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from ctypes import POINTER, Structure, c_bool, c_float, c_int, c_int64, c_long, c_void_p
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from oaiserve.engine.model.cpu import build
+from oaiserve.engine.model.cpu.description import Norm
 
 # The order is that of `enum class Activation` in src/activation.h.
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid")
@@ -16,126 +24,164 @@ NO_SITE = -1  # of an operation to whose product no adapter adds
 MOST_EXPERTS = 1024  # of a layer, as in src/experts.h
 
 
-class Normalize(Structure):
+@dataclass(frozen=True, slots=True)
+class Normalize:
     """A norm over `width` numbers. Without a weight, it copies them."""
 
-    _fields_ = (
-        ("weight", c_void_p),
-        ("bias", c_void_p),
-        ("width", c_long),
-        ("epsilon", c_float),
-        ("subtracts_mean", c_bool),
-    )
+    weight: Tensor | None
+    bias: Tensor | None
+    width: int
+    epsilon: float
+    subtracts_mean: bool
+
+    @classmethod
+    def of(cls, norm: Norm | None, width: int = 0) -> Normalize:
+        """Return a norm of the description. Without one, `width` numbers are copied."""
+        if norm is None:
+            return cls(None, None, width, 0.0, False)
+        return cls(norm.weight, norm.bias, len(norm.weight), norm.epsilon, norm.subtracts_mean)
 
 
-class Rotary(Structure):
+@dataclass(frozen=True, slots=True)
+class Rotary:
     """A rotary position embedding of queries and keys. Without cosines, nothing is rotated."""
 
-    _fields_ = (
-        ("cosines", c_void_p),
-        ("sines", c_void_p),
-        ("offset", c_long),
-        ("pairs", c_long),
-        ("apart", c_long),
-        ("interleaved", c_bool),
-        ("before_norms", c_bool),
-        ("query_factors", c_void_p),
-    )
+    cosines: Tensor | None
+    sines: Tensor | None
+    offset: int
+    pairs: int
+    apart: int
+    interleaved: bool
+    before_norms: bool
+    query_factors: Tensor | None
 
 
-class Gating(Structure):
+@dataclass(frozen=True, slots=True)
+class Gating:
     """The way in which an expert combines its gate and its up projection, as src/experts.h has it."""
 
-    _fields_ = (("activation", c_int64), ("alpha", c_float), ("limit", c_float))
+    activation: str
+    alpha: float = 0.0
+    limit: float = 0.0
 
 
-class Routing(Structure):
+@dataclass(frozen=True, slots=True)
+class Routing:
     """The settings by which a router chooses experts; src/experts.h says what the fields mean."""
 
-    _fields_ = (
-        ("experts", c_long),
-        ("top_k", c_long),
-        ("groups", c_long),
-        ("top_groups", c_long),
-        ("bias", c_void_p),
-        ("factors", c_void_p),
-        ("scale", c_float),
-        ("nearness", c_float),
-        ("is_sigmoid", c_bool),
-        ("adds_best_two", c_bool),
-        ("renormalizes", c_bool),
-    )
+    experts: int
+    top_k: int
+    groups: int
+    top_groups: int
+    bias: Tensor | None
+    factors: Tensor | None
+    scale: float
+    nearness: float
+    is_sigmoid: bool
+    adds_best_two: bool
+    renormalizes: bool
 
 
-class Convolution(Structure):
+@dataclass(frozen=True, slots=True)
+class Convolution:
     """A convolution of some numbers of a row, as src/convolution.h has it."""
 
-    _fields_ = (
-        ("first", c_long),
-        ("channels", c_long),
-        ("taps", c_long),
-        ("weight", c_void_p),
-        ("bias", c_void_p),
-        ("activation", c_int64),
-        ("before", c_long),
-        ("after", c_long),
-        ("layer", c_long),
-    )
+    first: int
+    channels: int
+    taps: int
+    weight: Tensor
+    bias: Tensor | None
+    activation: str
+    before: int
+    after: int
+    layer: int
 
 
-class DeltaHeads(Structure):
+@dataclass(frozen=True, slots=True)
+class DeltaHeads:
     """The heads of a gated delta net, as src/delta.h has them."""
 
-    _fields_ = (
-        ("key_heads", c_long),
-        ("value_heads", c_long),
-        ("key_dim", c_long),
-        ("value_dim", c_long),
-        ("first_decay", c_long),
-        ("fades_by_row", c_bool),
-        ("rate_factor", c_float),
-    )
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    first_decay: int
+    fades_by_row: bool
+    rate_factor: float
 
 
-class ScanHeads(Structure):
+@dataclass(frozen=True, slots=True)
+class ScanHeads:
     """The heads of Mamba 2, as src/mamba.h has them."""
 
-    _fields_ = (
-        ("heads", c_long),
-        ("head_dim", c_long),
-        ("groups", c_long),
-        ("state_dim", c_long),
-        ("times", c_long),
-        ("least_time", c_float),
-        ("most_time", c_float),
-    )
+    heads: int
+    head_dim: int
+    groups: int
+    state_dim: int
+    times: int
+    least_time: float
+    most_time: float
 
 
-class Selection(Structure):
+@dataclass(frozen=True, slots=True)
+class Selection:
     """The weights of the first Mamba's recurrence, as src/selective_scan.h has them."""
 
-    _fields_ = (
-        ("channels", c_long),
-        ("state_dim", c_long),
-        ("first", c_long),
-        ("b_norm", Normalize),
-        ("c_norm", Normalize),
-        ("speeds", c_void_p),
-        ("skips", c_void_p),
-    )
+    channels: int
+    state_dim: int
+    first: int
+    b_norm: Normalize
+    c_norm: Normalize
+    speeds: Tensor
+    skips: Tensor
 
 
-class GatedNorm(Structure):
-    """GatedNorm says how a row is gated and normed, as src/gates.h has it."""
+@dataclass(frozen=True, slots=True)
+class GatedNorm:
+    """The gates and the norm of a row, as src/gates.h has them."""
 
-    _fields_ = (
-        ("x", c_long),
-        ("gates", c_long),
-        ("groups", c_long),
-        ("activation", c_int64),
-        ("gates_first", c_bool),
-        ("own_weights", c_bool),
-    )
+    x: int
+    gates: int
+    groups: int
+    activation: str
+    gates_first: bool = False
+    own_weights: bool = False
+
+
+# The C types of fields, by their annotations. Those of operations are indices of parts of the decoder, or sizes.
+_C_TYPES: dict[str, Any] = {
+    "int": c_long,
+    "float": c_float,
+    "bool": c_bool,
+    "str": c_int64,  # one of ACTIVATIONS
+    "Tensor": c_void_p,
+    "Tensor | None": c_void_p,
+}
+
+
+@cache
+def structure(kind: type) -> type[Structure]:
+    """Make the C structure with the fields of a dataclass, in their order."""
+    types = {field.name: str(field.type) for field in fields(kind)}
+    c_fields = [(name, _C_TYPES.get(of_field) or structure(globals()[of_field])) for name, of_field in types.items()]
+    return type(kind.__name__, (Structure,), {"_fields_": c_fields})
+
+
+def _c_type(kind: Any) -> Any:
+    has_fields = is_dataclass(kind)  # in a variable, because no type of mypy has both fields and a hash
+    return structure(kind) if has_fields else kind
+
+
+def argument(value: Any, keep: Callable[[Tensor], int]) -> Any:
+    """Return a value as C takes it: a structure for a dataclass, a number for an activation, and for a tensor what
+    `keep` returns, its place in memory."""
+    if isinstance(value, Tensor):
+        return keep(value)
+    if isinstance(value, str):
+        return ACTIVATIONS.index(value)
+    if is_dataclass(value):
+        return _c_type(type(value))(*(argument(getattr(value, field.name), keep) for field in fields(value)))
+    return value
 
 
 class StepInput(Structure):
@@ -191,7 +237,7 @@ class AttentionOptions(Structure):
 
 _POINTER, _DECODER, _ATTENTION, _ADAPTER = c_void_p, c_void_p, c_void_p, c_void_p
 _INDEX = c_long  # of a part of the decoder; as a result, -1 if there is no memory for the part
-# The types of each function's arguments and of its result.
+# The types of each function's arguments, of which dataclasses are structures, and of its result.
 _FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "pool": ((c_int,), _POINTER),
     "free_pool": ((_POINTER,), None),
@@ -276,7 +322,8 @@ class Library:
         functions = _FUNCTIONS | _BLOCK_FUNCTIONS if weights == "blocks" else _FUNCTIONS
         for name, (arguments, result) in functions.items():
             function = getattr(loaded, f"oaiserve_{name}")
-            function.argtypes, function.restype = arguments, result
+            function.argtypes = [_c_type(kind) for kind in arguments]
+            function.restype = result
             if result is _INDEX:
                 function.errcheck = _raise_if_negative
             setattr(self, name, function)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from oaiserve.engine.model.cpu import description
@@ -17,7 +19,6 @@ from oaiserve.engine.model.cpu.description import (
 )
 from oaiserve.engine.model.cpu.kv_layout import LANES
 from oaiserve.engine.model.cpu.library import (
-    ACTIVATIONS,
     Convolution,
     DeltaHeads,
     GatedNorm,
@@ -80,21 +81,18 @@ class MixerOperations:
             gates, first_gate = self._low_rank(net.gates, x, self._gates), 0
         sizes = (net.key_heads, net.value_heads, net.key_dim, net.value_dim, first_decay)
         heads = DeltaHeads(*sizes, net.decays is not None, net.rate_factor)
-        speeds, biases = operations.keep(net.speeds), operations.keep(net.biases)
         rows = (self._rows, self._rates, decays)
-        operations.add("recurrence", library.prepare_delta, *rows, heads, speeds, biases)
+        operations.add("recurrence", library.prepare_delta, *rows, heads, net.speeds, net.biases)
         operations.add("recurrence", library.delta_rule, *rows, heads, self._num_layers)
-        activation = ACTIVATIONS.index(net.gate_activation)
-        gated = GatedNorm(channels - net.value_heads * net.value_dim, first_gate, net.value_heads, activation)
-        normalize = operations.normalize(net.norm)
-        operations.add("recurrence", library.gate_and_norm, self._rows, gates, out, gated, normalize)
+        gated = GatedNorm(channels - net.value_heads * net.value_dim, first_gate, net.value_heads, net.gate_activation)
+        operations.add("recurrence", library.gate_and_norm, self._rows, gates, out, gated, Normalize.of(net.norm))
 
     def _low_rank(self, product: LowRank, x: int, out: int) -> int:
         """Add the operations that write a product to `out`, and return that."""
         operations, rank = self._operations, len(product.down.weight)
         _refuse_unless_whole(rank)
         operations.project("projections", x, self._low, [product.down])
-        operations.add("projections", self._library.norm, self._low, self._short_low, Normalize(width=rank), False)
+        operations.add("projections", self._library.norm, self._low, self._short_low, Normalize.of(None, rank), False)
         operations.project("projections", self._short_low, out, [product.up])
         return out
 
@@ -105,16 +103,13 @@ class MixerOperations:
         if dim > MAX_KEY_DIM:
             raise NotKnown(f"its states have {dim} numbers for a channel, which are more than {MAX_KEY_DIM}")
         self._convolve(mixer.convolution)
-        operations.add("convolution", library.norm, self._rows, self._inner, Normalize(width=channels), False)
+        operations.add("convolution", library.norm, self._rows, self._inner, Normalize.of(None, channels), False)
         operations.project("projections", self._inner, self._vectors, [mixer.vectors])
-        time_norm, b_norm, c_norm = (
-            Normalize(width=width) if norm is None else operations.normalize(norm)
-            for norm, width in ((mixer.time_norm, rank), (mixer.b_norm, dim), (mixer.c_norm, dim))
-        )
+        time_norm = Normalize.of(mixer.time_norm, rank)
         operations.add("projections", library.norm, self._vectors, self._short_times, time_norm, False)
         operations.project("projections", self._short_times, self._times, [mixer.times])
-        pointers = (operations.keep(mixer.speeds), operations.keep(mixer.skips))
-        selection = Selection(channels, dim, rank, b_norm, c_norm, *pointers)
+        norms = Normalize.of(mixer.b_norm, dim), Normalize.of(mixer.c_norm, dim)
+        selection = Selection(channels, dim, rank, *norms, mixer.speeds, mixer.skips)
         arguments = (self._rows, self._times, self._vectors, out, selection, self._num_layers)
         operations.add("recurrence", library.selective_scan, *arguments)
 
@@ -123,32 +118,27 @@ class MixerOperations:
         _refuse_unless_whole(mixer.head_dim, mixer.state_dim, mixer.head_dim * mixer.heads // mixer.groups)
         if (factors := mixer.factors) is not None:
             padded = torch.nn.functional.pad(factors, (0, -len(factors) % LANES))
-            arguments = (self._rows, operations.keep(padded), len(padded))
-            operations.add("projections", library.scale_columns, *arguments)
+            operations.add("projections", library.scale_columns, self._rows, padded, len(padded))
         channels = self._convolve(mixer.convolution)
         numbers = mixer.heads * mixer.head_dim
         sizes = (mixer.heads, mixer.head_dim, mixer.groups, mixer.state_dim, channels + numbers)
         heads = ScanHeads(*sizes, mixer.least_time, mixer.most_time)
-        speeds, biases = operations.keep(mixer.speeds), operations.keep(mixer.biases)
-        operations.add("recurrence", library.prepare_scan, self._rows, heads, speeds, biases)
-        operations.add("recurrence", library.scan, self._rows, heads, operations.keep(mixer.skips), self._num_layers)
-        activation = ACTIVATIONS.index("silu")
-        gated = GatedNorm(0, channels, mixer.groups, activation, not mixer.norms_first, True)
-        normalize = Normalize() if mixer.norm is None else operations.normalize(mixer.norm)
-        normalize.width = numbers // mixer.groups
+        operations.add("recurrence", library.prepare_scan, self._rows, heads, mixer.speeds, mixer.biases)
+        operations.add("recurrence", library.scan, self._rows, heads, mixer.skips, self._num_layers)
+        gated = GatedNorm(0, channels, mixer.groups, "silu", not mixer.norms_first, True)
+        normalize = replace(Normalize.of(mixer.norm), width=numbers // mixer.groups)
         operations.add("recurrence", library.gate_and_norm, self._rows, self._rows, out, gated, normalize)
 
     def _short_convolution(self, mixer: ShortConvolution, out: int) -> None:
         width = mixer.out.weight.shape[1]
         self._convolve(mixer.convolution, before=width, after=2 * width)
-        self._operations.add("convolution", self._library.norm, self._rows, out, Normalize(width=width), False)
+        self._operations.add("convolution", self._library.norm, self._rows, out, Normalize.of(None, width), False)
 
     def _convolve(self, convolution: description.Convolution, *, before: int = NONE, after: int = NONE) -> int:
         """Add the convolution of the first numbers of a row, and return how many these are.
 
         Those from `before` on multiply its inputs, and those from `after` on its outputs.
         """
-        keep, bias = self._operations.keep, convolution.bias
         taps, channels = convolution.weight.shape
         if channels % LANES:
             raise NotKnown(f"its convolutions have {channels} channels, which is no multiple of {LANES}")
@@ -156,9 +146,9 @@ class MixerOperations:
             0,
             channels,
             taps,
-            keep(convolution.weight),
-            None if bias is None else keep(bias),
-            ACTIVATIONS.index(convolution.activation),
+            convolution.weight,
+            convolution.bias,
+            convolution.activation,
             before,
             after,
             self._num_layers,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from oaiserve.engine.model.cpu.description import MLP, HeadRows, Matrix, Norm, NotKnown
 from oaiserve.engine.model.cpu.kv_layout import LANES
-from oaiserve.engine.model.cpu.library import ACTIVATIONS, NO_SITE, Library, Normalize
+from oaiserve.engine.model.cpu.library import NO_SITE, Library, Normalize, argument
 from oaiserve.engine.model.cpu.pack_weights import WeightPacker
 
 
@@ -31,9 +31,9 @@ class OperationList:
         self._groups = -1  # the buffer of inputs in eight bits, which weights in blocks read
 
     def add(self, name: str, function: Callable[..., int], *arguments: Any) -> int:
-        """Add an operation of the kind `name`, by a function of the library."""
+        """Add an operation of the kind `name`, by a function of the library, and keep the tensors that it gets."""
         self.names.append(name)
-        return function(self.handle, *arguments)
+        return function(self.handle, *(argument(value, self.keep) for value in arguments))
 
     def floats(self, width: int, rows_each: int = 1) -> int:
         """Add a buffer with so many numbers of each token, or of each of its `rows_each` rows. Return its index."""
@@ -57,14 +57,9 @@ class OperationList:
         self._kept.append(tensor)
         return tensor.data_ptr()
 
-    def normalize(self, norm: Norm) -> Normalize:
-        """Return a norm as native code takes it."""
-        bias = None if norm.bias is None else self.keep(norm.bias)
-        return Normalize(self.keep(norm.weight), bias, len(norm.weight), norm.epsilon, norm.subtracts_mean)
-
     def add_norm(self, x: int, hidden: int, norm: Norm, scale: float, factor: float = 1.0) -> None:
         """Add the operation that norms `x`, and adds it to `hidden`, which is then multiplied by `factor`."""
-        self.add("norm", self.library.add_norm, x, hidden, self.normalize(norm), scale, factor)
+        self.add("norm", self.library.add_norm, x, hidden, Normalize.of(norm), scale, factor)
 
     def project(
         self, name: str, x: int, out: int, matrices: list[Matrix], *, adds: bool = False, scale: float = 1.0
@@ -76,15 +71,14 @@ class OperationList:
 
     def project_inner(self, mlp: MLP, x: int, out: int) -> None:
         """Add the operation that writes what the last matrix of an MLP multiplies to `out`."""
-        activation = ACTIVATIONS.index(mlp.activation)
         if mlp.gate is None:
             site, weights = self.site(x, [mlp.up]), self.weights.pack([mlp.up])
             x = self.input_of(x, weights)
-            self.add("up", self.library.activate, x, out, weights, site, activation)
+            self.add("up", self.library.activate, x, out, weights, site, mlp.activation)
         else:
             site, weights = self.site(x, [mlp.gate, mlp.up]), self.weights.pack_gated(mlp.gate, mlp.up)
             x = self.input_of(x, weights)
-            self.add("gate and up", self.library.gate, x, out, weights, site, activation, mlp.gate_factor)
+            self.add("gate and up", self.library.gate, x, out, weights, site, mlp.activation, mlp.gate_factor)
 
     def input_of(self, x: int, weights: int, count: int = 1, *, of_logits_rows: bool = False) -> int:
         """Return what products with `count` weights from this index on read.

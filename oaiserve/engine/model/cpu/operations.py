@@ -25,7 +25,6 @@ from oaiserve.engine.model.cpu.expert_operations import Buffers, ExpertOperation
 from oaiserve.engine.model.cpu.expert_operations import matrices_of as matrices_of_experts
 from oaiserve.engine.model.cpu.kv_layout import LANES, new_cache
 from oaiserve.engine.model.cpu.library import (
-    ACTIVATIONS,
     CacheMemory,
     Library,
     Normalize,
@@ -109,15 +108,14 @@ class Operations:
         operations, library = self._operations, self._library
         self._embed(decoder.embedding, self._hidden, decoder.embedding_scale, decoder.position_embedding)
         if decoder.embedding_norm is not None:
-            normalize = operations.normalize(decoder.embedding_norm)
-            operations.add("embed", library.norm_floats, self._hidden, self._hidden, normalize)
+            norm = Normalize.of(decoder.embedding_norm)
+            operations.add("embed", library.norm_floats, self._hidden, self._hidden, norm)
         if decoder.layer_inputs is not None:
             self._inputs_of_layers(decoder.layer_inputs, len(decoder.layers))
         for index, layer in enumerate(decoder.layers):
             self._layer(index, layer, decoder.residual_scale)
         last = operations.elements(self._width)
-        normalize = operations.normalize(decoder.final_norm)
-        operations.add("norm", library.norm, self._hidden, last, normalize, True)
+        operations.add("norm", library.norm, self._hidden, last, Normalize.of(decoder.final_norm), True)
         head = operations.weights.pack([decoder.head])
         x = operations.input_of(last, head, of_logits_rows=True)
         operations.add("logits", library.logits, x, head, decoder.logits_scale, decoder.logits_softcap)
@@ -131,8 +129,7 @@ class Operations:
             operations.add("embed", library.embed_blocks, out, weights, scale)
             return
         rows, width = table.shape
-        positions = None if position is None else operations.keep(position)
-        operations.add("embed", library.embed, out, operations.keep(table), rows, positions, width, scale)
+        operations.add("embed", library.embed, out, table, rows, position, width, scale)
 
     def _inputs_of_layers(self, inputs: LayerInputs, layers: int) -> None:
         operations, library = self._operations, self._library
@@ -140,7 +137,7 @@ class Operations:
         self._norm(None)
         operations.project("layer inputs", self._normed, self._layer_inputs, [projection])
         self._embed(inputs.table, self._layer_embeddings, inputs.table_scale)
-        arguments = (self._layer_inputs, self._layer_embeddings, inputs.scale, operations.normalize(inputs.norm))
+        arguments = (self._layer_inputs, self._layer_embeddings, inputs.scale, Normalize.of(inputs.norm))
         operations.add("layer inputs", library.layer_inputs, *arguments, layers)
 
     def _layer(self, index: int, layer: Layer, residual_scale: float) -> None:
@@ -175,15 +172,15 @@ class Operations:
         operations, library = self._operations, self._library
         self._norm(None)
         site, weights = operations.site(self._normed, [gate.gate]), operations.weights.pack([gate.gate])
-        x, activation = operations.input_of(self._normed, weights), ACTIVATIONS.index(gate.activation)
-        arguments = (x, self._gated, weights, site, activation, self._layer_inputs, index * len(gate.gate.weight))
+        x = operations.input_of(self._normed, weights)
+        arguments = (x, self._gated, weights, site, gate.activation, self._layer_inputs, index * len(gate.gate.weight))
         operations.add("layer inputs", library.gate_inputs, *arguments)
         self._add("layer inputs", self._gated, gate.projection, gate.norm, 1.0, factor)
 
     def _norm(self, norm: Norm | None) -> None:
         """Add the operation that norms the hidden state for the matrices. Without a norm it converts it."""
         operations, library = self._operations, self._library
-        normalize = Normalize(width=self._width) if norm is None else operations.normalize(norm)
+        normalize = Normalize.of(norm, self._width)
         operations.add("norm", library.norm, self._hidden, self._normed, normalize, False)
 
     def _attention(self, index: int, attention: Attention) -> None:
@@ -196,9 +193,9 @@ class Operations:
         operations.project("qkv", self._normed, self._qkv, [*attention.qkv, *gates])
         if attention.factors is not None:
             factors = attention.factors
-            operations.add("rotary", library.scale_columns, self._qkv, operations.keep(factors), len(factors))
+            operations.add("rotary", library.scale_columns, self._qkv, factors, len(factors))
         own = (attention.query_norm, attention.key_norm, attention.value_norm)
-        norms = [Normalize() if norm is None else operations.normalize(norm) for norm in own]
+        norms = [Normalize.of(norm) for norm in own]
         parts = 1 if attention.cache_of is not None else 2 if attention.values_of_keys else 3
         arguments = (self._qkv, self._queries, cache, heads, self._rotary(attention), *norms, parts)
         operations.add("rotary", library.prepare, *arguments)
@@ -215,13 +212,12 @@ class Operations:
         x = self._normed
         if qkv.query_down is not None:
             operations.project("qkv", x, self._latent, [qkv.query_down])
-            width = len(qkv.query_down.weight)
-            normalize = Normalize(width=width) if qkv.query_norm is None else operations.normalize(qkv.query_norm)
+            normalize = Normalize.of(qkv.query_norm, len(qkv.query_down.weight))
             operations.add("norm", library.norm, self._latent, self._normed_latent, normalize, False)
             x = self._normed_latent
         operations.project("qkv", x, self._qkv, [qkv.query])
         operations.project("qkv", self._normed, self._latent, [qkv.down])
-        operations.add("norm", library.norm, self._latent, self._normed_latent, operations.normalize(qkv.norm), False)
+        operations.add("norm", library.norm, self._latent, self._normed_latent, Normalize.of(qkv.norm), False)
         arguments = (self._qkv, self._latent, self._normed_latent, self._own, self._queries, cache, heads)
         operations.add("rotary", library.prepare_latent, *arguments, self._rotary(attention))
         keys, values = (
@@ -250,20 +246,15 @@ class Operations:
         operations, library = self._operations, self._library
         parameters = attention.parameters
         window, softcap = parameters.sliding_window or 0, parameters.softcap or 0.0
-        sinks = None if attention.sinks is None else operations.keep(attention.sinks)
-        slopes = None if parameters.slopes is None else operations.keep(parameters.slopes)
-        arguments = (self._queries, out, cache, attention.heads, parameters.scaling, window, softcap, sinks, slopes)
-        operations.add("attention", library.attend, *arguments)
+        arguments = (self._queries, out, cache, attention.heads, parameters.scaling, window, softcap)
+        operations.add("attention", library.attend, *arguments, attention.sinks, parameters.slopes)
 
     def _rotary(self, attention: Attention) -> Rotary:
-        operations = self._operations
-        table = attention.rotary
-        factors = None if attention.query_factors is None else operations.keep(attention.query_factors)
+        table, offset, factors = attention.rotary, attention.rotary_offset, attention.query_factors
         if table is None:
-            return Rotary(offset=attention.rotary_offset, query_factors=factors)
-        tables = (operations.keep(table.cosines), operations.keep(table.sines))
-        sizes = (attention.rotary_offset, table.cosines.shape[1], table.apart)
-        return Rotary(*tables, *sizes, table.is_interleaved, attention.rotates_before_norms, factors)
+            return Rotary(None, None, offset, 0, 0, False, False, factors)
+        sizes = (offset, table.cosines.shape[1], table.apart)
+        return Rotary(table.cosines, table.sines, *sizes, table.is_interleaved, attention.rotates_before_norms, factors)
 
     def _cache(self, index: int, attention: Attention) -> int:
         owner = attention.cache_of

@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
 from oaiserve.engine.model.cpu.blocks import FORMATS, Blocks, of_integers
-from oaiserve.engine.model.cpu.library import Library, Normalize, StepInput
+from oaiserve.engine.model.cpu.library import Library, Normalize, StepInput, structure
 from oaiserve.engine.model.cpu.pack_weights import padded
 from tests.engine.model.cpu.small_models import EMULATED_AMX, compiled_for
 from tests.models.gguf_files import random_blocks
@@ -57,7 +57,7 @@ class Product:
             add, others = library.add_blocks_apart, padded(scales, 32)
         self.weights = add(self._decoder, self._pool, rows.ctypes.data, others.ctypes.data, n, k, None)
         library.embed(self._decoder, hidden, table.data_ptr(), len(table), None, k, 1.0)
-        library.norm(self._decoder, hidden, x, Normalize(width=k), True)
+        library.norm(self._decoder, hidden, x, structure(Normalize)(width=k), True)
         library.quantize(self._decoder, x, groups, k, self.weights, 1, True, order)
         library.logits(self._decoder, groups, self.weights, 1.0, 0.0)
 
