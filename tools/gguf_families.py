@@ -42,7 +42,7 @@ from oaiserve.engine.start.ways.quantized import load_kept
 from oaiserve.files.gguf import read_values
 from oaiserve.files.source import find_model
 from tests.models.decoders import byte_tokenizer
-from tests.models.gguf_records import RECORDS, SMALL_MODELS, checksum, model_of, parameters_of
+from tests.models.gguf_records import RECORDS, checksum, model_of, parameters_of, records
 
 # The converter knows tokenizers by a hash of what they make of a text, which those of small models are not known by. So
 # all are written as if they were Llama 3's; `tools.gguf_tokenizers` compares tokenizers. What guesses further tokens is
@@ -93,7 +93,7 @@ _TOKENS = re.compile(r"tokenizer\.ggml\.(bos|eos|padding)_token_id$")
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("llama_cpp", type=Path)
-    parser.add_argument("types", nargs="*", default=list(SMALL_MODELS))
+    parser.add_argument("types", nargs="*", default=records())
     parser.add_argument("--python", default=sys.executable)
     asked = parser.parse_args()
     transformers.utils.logging.set_verbosity_error()

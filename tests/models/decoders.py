@@ -100,57 +100,7 @@ FOREIGN_FAMILIES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
-_MIXED_STATES = ["linear_attention", "full_attention", "linear_attention"]
-_MAMBA2 = {
-    "mamba_n_heads": 4, "mamba_d_head": "auto", "mamba_d_state": 8, "mamba_n_groups": 2, "mamba_chunk_size": 8,
-}  # fmt: skip
-_DELTA = {
-    "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
-    "layer_types": _MIXED_STATES,
-}  # fmt: skip
-_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-_SMALL_MAMBA = {**_RANGE, "vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 3, "state_size": 8}
 _OF_STATES = ("A_log", "conv.weight", "conv1d.weight", "dt_bias", "dt_proj.bias")
-# Families with layers that keep a state: see `state_config`.
-STATE_FAMILIES: dict[str, dict[str, Any]] = {
-    "mamba": {"model_type": "mamba", **_SMALL_MAMBA},
-    "falcon_mamba": {"model_type": "falcon_mamba", **_SMALL_MAMBA},
-    "mamba2": {
-        "model_type": "mamba2", **_SMALL_MAMBA, "num_heads": 4, "head_dim": 16, "n_groups": 2, "chunk_size": 8,
-    },
-    "jamba": {
-        "model_type": "jamba", **SMALL, "num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1,
-        "num_experts": 4, "num_experts_per_tok": 2, "mamba_d_state": 8, "mamba_dt_rank": 4,
-    },
-    "bamba": {"model_type": "bamba", **SMALL, **_MAMBA2, "attn_layer_indices": [1]},
-    "falcon_h1": {"model_type": "falcon_h1", **SMALL, **_MAMBA2, "mamba_d_ssm": 64},
-    "granitemoehybrid": {
-        "model_type": "granitemoehybrid", **SMALL, **_MAMBA2, "layer_types": _MIXED_STATES, "num_local_experts": 4,
-        "num_experts_per_tok": 2, "shared_intermediate_size": 16,
-    },
-    "nemotron_h": {
-        "model_type": "nemotron_h", **SMALL, "num_hidden_layers": 5, "mamba_num_heads": 4, "mamba_head_dim": 16,
-        "ssm_state_size": 8, "n_groups": 2, "chunk_size": 8, "n_routed_experts": 4, "moe_intermediate_size": 16,
-        "moe_shared_expert_intermediate_size": 16,
-        "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "linear_attention"],
-    },
-    "zamba2": {
-        "model_type": "zamba2", **_FALCON, "num_key_value_heads": 4, "num_hidden_layers": 4, "mamba_d_state": 8,
-        "n_mamba_heads": 4, "mamba_ngroups": 2, "chunk_size": 8, "use_mem_rope": True,
-        "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
-    },
-    "lfm2": {"model_type": "lfm2", **_FALCON, "layer_types": ["conv", "full_attention", "conv"]},
-    "lfm2_moe": {
-        "model_type": "lfm2_moe", **_FALCON, **_EXPERTS, "layer_types": ["conv", "full_attention", "conv"],
-        "num_dense_layers": 1,
-    },
-    "qwen3_next": {
-        "model_type": "qwen3_next", **SMALL, **_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 16,
-    },
-    "qwen3_5_text": {"model_type": "qwen3_5_text", **SMALL, **_DELTA},
-    "olmo_hybrid": {"model_type": "olmo_hybrid", **SMALL, **_DELTA},
-}  # fmt: skip
-
 # The sizes of the published configs, without the weights.
 REAL_SHAPES: dict[str, PreTrainedConfig] = {
     "smollm2-135m": LlamaConfig(
@@ -187,11 +137,6 @@ def real_shape(name: str, *, tiny: bool = False) -> PreTrainedConfig:
 def foreign_config(name: str) -> PreTrainedConfig:
     """Return the configuration of one of FOREIGN_FAMILIES."""
     return AutoConfig.for_model(**FOREIGN_FAMILIES[name])
-
-
-def state_config(name: str) -> PreTrainedConfig:
-    """Return the configuration of one of STATE_FAMILIES."""
-    return AutoConfig.for_model(**STATE_FAMILIES[name])
 
 
 def with_layers(family: str, number: int) -> PreTrainedConfig:

@@ -18,80 +18,50 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from oaiserve.engine.model.checkpoints.gguf_config import config_of as config_of_metadata
 from oaiserve.engine.model.checkpoints.gguf_names import FileNames, change_of
 from oaiserve.engine.model.families import family_of
 from oaiserve.files.gguf import GgufTensor
-from tests.models.decoders import SMALL, STATE_FAMILIES, random_model
-from tests.models.small_configs import EXTRA, LIKE
+from tests.models import small_configs
+from tests.models.decoders import random_model
+from tests.models.small_configs import sizes_of
 
 RECORDS = Path(__file__).parent.parent / "engine" / "model" / "gguf_records"
-_SIZES = {**SMALL, "vocab_size": 352, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
 _WINDOW = {"sliding_window": 6}
 _MIXED = {**_WINDOW, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 # By transformers' type of the model: sizes beside those that `small_configs` has for it.
-SMALL_MODELS: dict[str, dict[str, Any]] = {
-    "arcee": {},
-    "cohere": {},
+_SIZES: dict[str, dict[str, Any]] = {
     "cohere2": {**_WINDOW, "num_hidden_layers": 5},
-    "deepseek_v2": {},
     "deepseek_v3": {"num_hidden_layers": 4, "first_k_dense_replace": 2},
-    "dots1": {},
-    "ernie4_5": {},
     "ernie4_5_moe": {"moe_num_experts": 5},
     "exaone4": {**_WINDOW, "num_hidden_layers": 5},
-    "falcon_h1": {},
     "falcon_mamba": {"intermediate_size": None},
-    "gemma": {},
     "gemma3n_text": {"altup_num_inputs": 4, "vocab_size_per_layer_input": 352},
     "gemma4_text": {"vocab_size": 320, "vocab_size_per_layer_input": 320},
-    "glm4": {},
-    "glm4_moe": {},
-    "glm4_moe_lite": {},
     "granite": {
         "attention_multiplier": 0.3,
         "embedding_multiplier": 2.0,
         "residual_multiplier": 0.5,
         "logits_scaling": 3.0,
     },
-    "granitemoe": {},
     "granitemoehybrid": {"num_local_experts": 5, "shared_intermediate_size": 32},
-    "granitemoeshared": {},
-    "hunyuan_v1_dense": {},
-    "hunyuan_v1_moe": {},
-    "lfm2": {},
-    "lfm2_moe": {},
     "mamba": {"intermediate_size": None},
     "mamba2": {"intermediate_size": None, "num_heads": 4, "head_dim": 32, "n_groups": 2},
     "minimax_m2": {"rotary_dim": 16},
-    "nemotron": {},
     "nemotron_h": {"moe_shared_expert_intermediate_size": 32},
-    "olmo": {},
-    "olmo2": {},
     "olmo3": _MIXED,
-    "olmoe": {},
     "qwen3_5_moe_text": {"shared_expert_intermediate_size": 32},
-    "qwen3_5_text": {},
     "qwen3_next": {"shared_expert_intermediate_size": 32},
-    "seed_oss": {},
     "smollm3": {"num_hidden_layers": 4},
-    "stablelm": {},
-    "starcoder2": {},
 }
 
 
 def config_of(name: str) -> PreTrainedConfig:
     """Return the configuration of a small model of a type."""
-    sizes = {**STATE_FAMILIES.get(LIKE.get(name, name), {}), **_SIZES, **EXTRA.get(name, {})}
-    if "moe_intermediate_size" in sizes:
-        sizes["moe_intermediate_size"] = 32  # a whole block
-    values = sizes | SMALL_MODELS[name] | {"model_type": None}
-    found: PreTrainedConfig = AutoConfig.for_model(
-        name, **{key: value for key, value in values.items() if value is not None}
-    )
-    return found
+    blocks = {"moe_intermediate_size": 32} if "moe_intermediate_size" in sizes_of(name) else {}  # whole ones
+    return small_configs.config_of(name, **{"vocab_size": 352} | blocks | _SIZES.get(name, {}))
 
 
 @torch.no_grad()

@@ -15,7 +15,9 @@ from transformers import (
     PreTrainedModel,
 )
 
-from tests.models.decoders import SMALL, STATE_FAMILIES
+from oaiserve.engine.model.families import family_of
+from oaiserve.engine.model.families.small_sizes import SHARED_KEYS
+from tests.models.decoders import SMALL
 
 _TEXT = {**SMALL, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}  # sizes that the native step takes
 _VISION = {
@@ -29,16 +31,6 @@ _MROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _QUARTER_MROPE = {**_MROPE, "mrope_section": [1, 1, 0], "mrope_interleaved": True, "partial_rotary_factor": 0.25}
 
 
-def _of_states(name: str) -> dict[str, Any]:
-    """Return what a family with states needs beside the common sizes."""
-    return {key: value for key, value in STATE_FAMILIES[name].items() if key not in {*SMALL, "model_type"}}
-
-
-# The last layers take their keys and values from those before.
-SHARED_KEYS = {
-    "num_hidden_layers": 4, "num_kv_shared_layers": 2, "sliding_window": 6, "hidden_size_per_layer_input": 16,
-    "layer_types": ["sliding_attention", "full_attention"] * 2, "vocab_size_per_layer_input": 97,
-}  # fmt: skip
 # What the text model of a wrapper needs beside the common sizes to run.
 _EXTRA: dict[str, dict[str, Any]] = {
     "aria_text": {"moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1},
@@ -56,15 +48,15 @@ _EXTRA: dict[str, dict[str, Any]] = {
     },
     "glm4v_text": {"rope_parameters": {**_MROPE, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}},
     "glm_ocr_text": {"rope_parameters": {**_MROPE, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}},
-    "lfm2": _of_states("lfm2"),
-    "lfm3": {"layer_types": ["conv", "full_attention", "sliding_attention"], "sliding_window": 6},
-    "llama4_text": {"num_local_experts": 4, "intermediate_size_mlp": 96, "no_rope_layer_interval": 2},
+    "lfm2": family_of("lfm2").small,
+    "lfm3": family_of("lfm3").small,
+    "llama4_text": family_of("llama4_text").small,
     "mistral": {"sliding_window": 6},
     "qwen2_5_omni_text": {"rope_parameters": {**_MROPE, "mrope_section": [2, 3, 3]}},
     "qwen2_5_vl_text": {"rope_parameters": {**_MROPE, "mrope_section": [2, 3, 3]}},
     "qwen2_vl_text": {"rope_parameters": {**_MROPE, "mrope_section": [2, 3, 3]}},
-    "qwen3_5_moe_text": {**_of_states("qwen3_next"), "rope_parameters": _QUARTER_MROPE},
-    "qwen3_5_text": {**_of_states("qwen3_5_text"), "rope_parameters": _QUARTER_MROPE},
+    "qwen3_5_moe_text": {**family_of("qwen3_next").small, "rope_parameters": _QUARTER_MROPE},
+    "qwen3_5_text": {**family_of("qwen3_5_text").small, "rope_parameters": _QUARTER_MROPE},
     "qwen3_omni_moe_text": {
         "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
         "rope_parameters": {**_MROPE, "mrope_section": [2, 3, 3], "mrope_interleaved": True},

@@ -95,8 +95,7 @@ def select_dtype(
 
 
 def quantization_of(config: PreTrainedConfig, name: str) -> Quantization | None:
-    """Return how the weights of a checkpoint are packed into integers, if they are. Raises StartupError for a way that
-    is not read."""
+    """Return the quantization of a checkpoint, or None. Raises StartupError for a kind that is not read."""
     try:
         return read_quantization(vars(config))
     except BadFile as error:

@@ -18,7 +18,7 @@ _PIECE = 64
 
 
 def mix_prompt(mixer: Any, hidden: Tensor, cache: StateCache) -> Tensor:
-    """Return what a mixer of the first Mamba computes of the tokens `hidden` [1, tokens, width] of one sequence."""
+    """Compute a mixer of the first Mamba for the tokens `hidden` [1, tokens, width] of one sequence."""
     num_tokens, weight = hidden.shape[1], mixer.conv1d.weight
     x, gate = mixer.in_proj(hidden).transpose(1, 2).chunk(2, dim=1)  # [1, channels, tokens] each
     known = cache.update_conv_state(x, mixer.layer_idx)

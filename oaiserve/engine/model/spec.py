@@ -132,5 +132,5 @@ def base_of(model: PreTrainedModel) -> Any:
 
 
 def is_linear(module: torch.nn.Module) -> TypeGuard[torch.nn.Linear]:
-    """Return whether a module gives its product with its weights, and not what a router chooses by it."""
+    """Tell a linear layer from a router, which chooses by its product."""
     return isinstance(module, torch.nn.Linear) and not hasattr(module, "top_k")

@@ -106,11 +106,11 @@ class StepStates:
         self._decodes = slice(first, end) if decodes == [*range(first, end)] else on_device(decodes, device)
 
     def addresses(self) -> list[int]:
-        """Return where the two parts of all states are in memory, layer by layer; 0 for a part that there is not."""
+        """Return the addresses of the two tensors of all states, layer by layer; 0 for a missing one."""
         return [0 if tensor is None else tensor.data_ptr() for layer in self._layers.values() for tensor in layer]
 
     def mix(self, layer: int, hidden: Tensor, mixer: Mixer) -> Tensor:
-        """Return what a layer computes of all tokens of the step, [1, tokens, width], sequence by sequence."""
+        """Compute a layer for all tokens of the step, [1, tokens, width], sequence by sequence."""
         states, out = self._layers[layer], []
         if num_decodes := self._num_decodes:
             chosen = LayerStates(*(None if tensor is None else tensor[self._decodes] for tensor in states))

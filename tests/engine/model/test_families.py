@@ -24,16 +24,15 @@ from oaiserve.engine.states import StatePool
 from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.engine.doubles import Inbox
 from tests.engine.model.runners import eager_runner
+from tests.models import small_configs
 from tests.models.decoders import (
     FAMILIES,
     FOREIGN_FAMILIES,
-    STATE_FAMILIES,
     byte_tokenizer,
     foreign_config,
     generate,
     greedy,
     random_model,
-    state_config,
 )
 
 PROMPTS = [[5, 9, 3, 17], list(range(20, 51)), [90], [7] * 12, [11, 40, 11, 40, 11]]
@@ -73,10 +72,10 @@ def run_all(
 def config_of(family: str) -> PreTrainedConfig:
     if family in FAMILIES:
         return FAMILIES[family]
-    return foreign_config(family) if family in FOREIGN_FAMILIES else state_config(family)
+    return foreign_config(family) if family in FOREIGN_FAMILIES else small_configs.config_of(family)
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *FOREIGN_FAMILIES, *STATE_FAMILIES])
+@pytest.mark.parametrize("family", [*FAMILIES, *FOREIGN_FAMILIES, *small_configs.STATE_FAMILIES])
 def test_answers_are_those_of_transformers_however_they_are_packed(family: str) -> None:
     model = random_model(config_of(family))
     loaded = prepare(copy.deepcopy(model))

@@ -58,7 +58,7 @@ def test_a_model_that_makes_much_of_rounding_is_refused_only_for_what_is_wrong(
     monkeypatch.setattr("oaiserve.engine.start.prepare.ReferenceAttention", Attention)
     model = make_model(DEEP, dtype=torch.bfloat16)
     if wrong == "nothing":
-        assert len(prepare(model).kv_shapes) == 20
+        assert len(prepare(model).kv_shapes) == 30
     else:
         with pytest.raises(StartupError, match=r"differ by .* in 'model\.layers\.0\.self_attn' from its own"):
             prepare(model)

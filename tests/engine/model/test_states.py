@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
@@ -25,7 +25,8 @@ from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.errors import StartupError
 from tests.engine.model.runners import eager_runner
-from tests.models.decoders import STATE_FAMILIES, byte_tokenizer, generate, random_model, state_config
+from tests.models.decoders import byte_tokenizer, generate, random_model
+from tests.models.small_configs import STATE_FAMILIES, config_of
 
 PROMPT = [5, 9, 3, 17, 60, 2, 2, 41, 8, 33, 71, 12]
 # One of each kind: the first Mamba's scan, the second's, the delta rule, convolutions, states beside attention.
@@ -48,7 +49,7 @@ def computed(runner: ModelRunner, *chunks: tuple[Sequence, int, int]) -> torch.T
 
 @pytest.fixture(scope="module", params=KINDS)
 def loaded(request: pytest.FixtureRequest) -> LoadedModel:
-    return prepare(random_model(state_config(request.param)))
+    return prepare(random_model(config_of(request.param)))
 
 
 @pytest.fixture
@@ -141,7 +142,7 @@ def test_a_scan_goes_on_from_its_state() -> None:
 
 def test_each_type_with_mixers_is_one_of_transformers_and_has_such_a_class() -> None:
     for family in STATE_FAMILIES:
-        config = state_config(family)
+        config = config_of(family)
         names = {type(module).__name__ for module in random_model(config).modules()}
         assert family_of(config.model_type).mixer in names
 
@@ -154,11 +155,11 @@ def test_a_model_whose_layers_forget_between_two_parts_is_refused(monkeypatch: p
 
     monkeypatch.setattr(States, "of_step", forget)
     with pytest.raises(StartupError, match="computed in parts, its outputs differ by"):
-        prepare(random_model(state_config("mamba2")))
+        prepare(random_model(config_of("mamba2")))
 
 
 def test_the_native_step_is_refused_with_its_reason() -> None:
-    loaded = prepare(random_model(state_config("olmo_hybrid")))
+    loaded = prepare(random_model(config_of("olmo_hybrid", head_dim=8)))
     with pytest.raises(NotKnown, match="its heads have 8 numbers"):
         native_decoder(loaded, num_blocks=4, block_size=16, num_threads=1)
 
@@ -167,9 +168,7 @@ def test_the_native_step_is_refused_with_its_reason() -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a small hybrid, of sizes that the native step takes."""
     folder = tmp_path_factory.mktemp("hybrid")
-    values = STATE_FAMILIES["granitemoehybrid"] | {"vocab_size": 256, "hidden_size": 64, "head_dim": 16}
-    values |= {"max_position_embeddings": 128, "mamba_d_state": 16, "shared_intermediate_size": 48}
-    random_model(AutoConfig.for_model(**values)).save_pretrained(folder)
+    random_model(config_of("granitemoehybrid", vocab_size=256)).save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     return folder
 
@@ -206,6 +205,6 @@ def test_what_states_do_not_go_with_is_refused(folder: Path, options: dict[str, 
 
 
 def test_a_model_without_positions_takes_any_length_that_is_asked_for(tmp_path: Path) -> None:
-    random_model(state_config("mamba")).save_pretrained(tmp_path)
+    random_model(config_of("mamba", max_position_embeddings=None)).save_pretrained(tmp_path)
     assert load_model(tmp_path, device="cpu").max_model_len == 2048
     assert load_model(tmp_path, device="cpu", max_model_len=100_000).max_model_len == 100_000

@@ -102,7 +102,7 @@ class GgufWeights:
         return asked if is_same else together
 
     def places(self) -> dict[str, PlaceInFile]:
-        """Return where the matrices are in the files whose numbers torch has a type for."""
+        """Return the places in the files of matrices in a type of torch."""
         return {
             name: (self._file_of(tensors[0]).name, tensors[0].begin, _DTYPES[tensors[0].kind], list(tensors[0].shape))
             for name, tensors in self._parts.items()

@@ -89,7 +89,7 @@ def own_rows(tensor: Tensor, sizes: Sequence[int], index: int, number: int) -> T
 
 
 def _part(length: int, index: int, number: int) -> tuple[int, int]:
-    """Return where a part begins, and how long it is."""
+    """Return the begin and the length of a part."""
     return index * (length // number), length // number
 
 

@@ -62,7 +62,7 @@ class PackedWeights:
         return others | self._found_by.keys()
 
     def has_integers(self) -> bool:
-        """Return whether any of the matrices is in integers, which blocks can have."""
+        """Tell integers, which quantization blocks can hold, from floats of 8 bits."""
         return any(self._files.kind(found_by) != "F8_E4M3" for found_by in self._found_by.values())
 
     def leave_out_beyond(self, parameters: Container[str]) -> None:

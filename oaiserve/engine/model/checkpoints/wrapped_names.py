@@ -17,7 +17,7 @@ _OF_TEXT = re.compile(r"(model\.(embed_tokens|layers|norm)|lm_head)\.")
 
 
 def text_name(name: str) -> str:
-    """Return how a tensor of a checkpoint is called in its text model alone."""
+    """Return the name that a tensor of a checkpoint has in its text model alone."""
     for pattern, replacement in KEYS.items():
         name = re.sub(pattern, replacement, name)
     return name

@@ -102,11 +102,11 @@ class Blocks:
         return [replace(self, rows=rows) for rows in np.split(self.rows, parts)]
 
     def addresses(self) -> NDArray[np.uintp]:
-        """Return where each row is in memory."""
+        """Return the address of each row."""
         return _addresses(self.data, self.rows)
 
     def scale_addresses(self) -> NDArray[np.uintp] | None:
-        """Return where the scales of each row are in memory if they are not in the row."""
+        """Return the address of each row's scales, or None if they are in the row."""
         return None if self.scales is None else _addresses(self.scales, self.rows)
 
     def give_back(self) -> None:

@@ -296,7 +296,7 @@ class _Description:
 
     @cached_property
     def _query_factors(self) -> Tensor | None:
-        """Return what queries are multiplied by at each position: in Llama 4, in layers that do not rotate them."""
+        """The factor of queries at each position: in Llama 4, in layers that do not rotate them."""
         config, positions = self._config, torch.arange(self._loaded.max_model_len)
         rope = getattr(config, "rope_parameters", None) or {}
         if (beta := rope.get("llama_4_scaling_beta")) is not None:
@@ -364,7 +364,7 @@ def _latent(reader: ModuleReader, attention: Any) -> LatentProjection:
 
 
 def _factors(config: Any, attention: Any, qkv: list[Matrix] | LatentProjection) -> Tensor | None:
-    """Return what queries, keys and values are multiplied by, row by row."""
+    """Return the factors of queries, keys and values, row by row."""
     of_keys = float(getattr(attention, "key_multiplier", 1.0))
     of_all = float(getattr(config, "attention_in_multiplier", 1.0))
     if (of_keys, of_all) == (1, 1):

@@ -118,13 +118,13 @@ def _matrices(reader: ModuleReader, experts: Module, name: str, parts: int) -> l
 
 
 def _are_transposed(experts: Any) -> bool:
-    """Return whether experts have their matrices the other way round, of which those with gates need not tell."""
+    """Detect experts with transposed matrices; those with gates need not declare it."""
     told: bool | None = getattr(experts, "is_transposed", None)
     return experts.gate_up_proj.shape[2] == 2 * experts.down_proj.shape[1] if told is None else told
 
 
 def _gating(reader: ModuleReader, experts: Any) -> str | ClampedGate:
-    """Return what experts do with gate and up: the name of an activation if it is activation(gate) * up.
+    """Return the way experts combine gate and up: the name of an activation for activation(gate) * up.
 
     Their outputs show it, for large numbers too, because some families clamp these.
     """

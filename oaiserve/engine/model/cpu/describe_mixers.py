@@ -186,7 +186,7 @@ def _short_convolution(reader: ModuleReader, index: int, mixer: Any) -> ShortCon
 
 
 def _speeds(reader: ModuleReader, mixer: Any) -> Tensor:
-    """Return how fast states fade, less than 0, of which a checkpoint has the logarithms."""
+    """Return the speeds at which states fade, less than 0; a checkpoint has their logarithms."""
     return -reader.parameter(mixer, "A_log").float().exp()
 
 

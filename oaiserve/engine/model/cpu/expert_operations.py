@@ -187,7 +187,7 @@ def matrices_of(mixture: Experts) -> list[Matrix]:
 
 
 def _width(mixture: Experts) -> int:
-    """Return how many numbers an expert reads, and gives."""
+    """Return the width of an expert's input, and of its output."""
     return len(mixture.experts[0].down.weight)
 
 

@@ -21,7 +21,7 @@ from oaiserve.engine.model.cpu.description import (
 
 
 def fit(decoder: Decoder) -> bool:
-    """Return whether the sizes of all weights fit together. Otherwise native code would read beyond their ends."""
+    """Compare the sizes of all weights. If they did not fit together, native code would read beyond their ends."""
     width = decoder.embedding.shape[1]
     inputs, gates = decoder.layer_inputs, [layer.input_gate for layer in decoder.layers]
     numbers = 0 if inputs is None else len(inputs.norm.weight)  # of a layer
@@ -161,7 +161,7 @@ def _fits_projection(attention: Attention, width: int) -> bool:
 
 
 def _rotated(rotary: RotaryTable) -> int:
-    """Return how many numbers of a head the rotation reaches."""
+    """Return the number of a head's elements that the rotation reaches."""
     pairs = rotary.cosines.shape[1]
     return 2 * pairs if rotary.is_interleaved else rotary.apart + pairs
 

@@ -34,7 +34,7 @@ def refuse_unless_it_fits(shapes: Iterable[KVShape], block_size: int) -> None:
 
 
 def latent_dim(loaded: LoadedModel) -> int:
-    """Return how many numbers of a token stand for its keys and values, or 0 if the layout has no room for them.
+    """Return the width of the vector in place of a token's keys and values, or 0 if the layout cannot hold it.
 
     These are the latent vector that heads make both from, and the numbers that the keys of all heads share.
     """

@@ -169,7 +169,7 @@ def matrices_of(mixer: Mixer) -> list[Matrix]:
 
 
 def _num_numbers(mixer: Mixer) -> int:
-    """Return how many numbers of a token are beside each other: what is projected, and decays."""
+    """Return the width of a token's row: its projections, and its decays."""
     projected = sum(len(matrix.weight) for matrix in mixer.projections)
     return projected + (mixer.heads if isinstance(mixer, Mamba2) else 0)
 

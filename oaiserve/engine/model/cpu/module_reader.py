@@ -40,7 +40,7 @@ class ModuleReader:
         return self._names[id(module)]
 
     def child(self, module: Module, *names: str, optional: bool = False) -> Any:
-        """Return what a module has under the first of these names that it has."""
+        """Return the attribute of a module under the first of these names that it has."""
         for name in names:
             if (child := getattr(module, name, None)) is not None:
                 return child
@@ -71,7 +71,7 @@ class ModuleReader:
         return found
 
     def expert_blocks(self, module: Module, name: str) -> ExpertBlocks | None:
-        """Return what there is of each expert, for a tensor of all experts in blocks."""
+        """Return the matrices of each expert, for a tensor of all experts in quantization blocks."""
         found = self._blocks.get(id(getattr(module, name)))
         return found if isinstance(found, list) else None
 

@@ -81,7 +81,7 @@ class OperationList:
             self.add("gate and up", self.library.gate, x, out, weights, site, mlp.activation, mlp.gate_factor)
 
     def input_of(self, x: int, weights: int, count: int = 1, *, of_logits_rows: bool = False) -> int:
-        """Return what products with `count` weights from this index on read.
+        """Return the buffer that products with `count` weights from this index on read.
 
         That is x, or x in eight bits, for which it adds an operation.
         """

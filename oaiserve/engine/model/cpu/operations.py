@@ -289,7 +289,7 @@ class Operations:
 
 
 def _qkv_width(attention: Attention) -> int:
-    """Return how many numbers of a token are computed at once: of latent attention, only queries."""
+    """Return the width of a token's queries, keys, values and gates: of latent attention, only queries."""
     if isinstance(attention.qkv, LatentProjection):
         return attention.heads * attention.shape.key_dim
     gates = 0 if attention.gate is None else len(attention.gate.weight)

@@ -123,13 +123,13 @@ def padded(numbers: NDArray[Any], multiple: int) -> NDArray[Any]:
 
 
 def _have_one_order(first: Blocks, second: Blocks) -> bool:
-    """Return whether two matrices have their columns in the same order, so that they can read the same input."""
+    """Compare the order of two matrices' columns: with the same one, they can read the same input."""
     if first.columns is None or second.columns is None:
         return first.columns is second.columns
     return np.array_equal(first.columns, second.columns)
 
 
 def _side_by_side(of_gate: NDArray[Any], of_up: NDArray[Any]) -> NDArray[Any]:
-    """Return what belongs to the rows of both matrices in the order of gated weights: a panel has sixteen of each."""
+    """Interleave values of the rows of both matrices as gated weights are: a panel has sixteen rows of each."""
     halves = [padded(numbers, LANES).reshape(-1, 1, LANES) for numbers in (of_gate, of_up)]
     return np.concatenate(halves, axis=1).reshape(-1)

@@ -92,7 +92,7 @@ def _in_groups(b: Tensor) -> Tensor:
 
 
 def _pack(dtype: torch.dtype) -> int:
-    """Return how many numbers a dot product multiplies at once, as in src/packs.h."""
+    """Return the number of elements that a dot product multiplies at once, as in src/packs.h."""
     return 2 if dtype == torch.bfloat16 else 1
 
 

@@ -37,4 +37,6 @@ def _attention(module: Any, model: Any, handed: Handed) -> bool:
     return True
 
 
-FAMILIES = (Family(type="falcon", attention={"FalconAttention": _attention}, computes_attention=True),)
+FAMILIES = (
+    Family(type="falcon", attention={"FalconAttention": _attention}, computes_attention=True, small={"head_dim": None}),
+)

@@ -44,6 +44,9 @@ class Family:
     computes_attention: bool = False  # it asks transformers for no attention function
     not_split: str | None = None  # the reason why no member of a group can compute its part
 
+    # -- the configuration of its small random model for tests, beside the sizes that all have
+    small: Mapping[str, Any] = field(default_factory=dict)
+
     # -- its native step
     no_native_step: str | None = None  # the reason why it has none
     rotates_in_windows: bool = False  # only the layers with a window rotate queries and keys by position

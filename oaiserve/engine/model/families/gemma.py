@@ -11,6 +11,7 @@ from torch import Tensor
 from oaiserve.engine.model.families.family import Family
 from oaiserve.engine.model.families.gguf_changes import NORMS_ADD_ONE, Change
 from oaiserve.engine.model.families.gguf_metadata import Fields, Metadata, no_fields, windows
+from oaiserve.engine.model.families.small_sizes import SHARED_KEYS
 
 
 def _gemma3n(metadata: Metadata) -> Fields:
@@ -57,7 +58,7 @@ def _gemma4(metadata: Metadata) -> Fields:
 
 
 def _layer_inputs(metadata: Metadata, default: int) -> int:
-    """Return how many tokens have inputs of layers."""
+    """Return the number of tokens with inputs of layers."""
     table = metadata.shape(r"^per_layer_token_embd")
     return default if table is None else table[0]
 
@@ -74,10 +75,16 @@ def _one_of_stacked(config: Any, name: str, tensors: Sequence[Tensor]) -> Tensor
     return tensors[0][int(name.split(".")[-2])]
 
 
+_SMALL = {
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"], "sliding_window": 6,
+    "global_head_dim": 32, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 97, "enable_moe_block": True, "num_experts": 4,
+    "top_k_experts": 2, "moe_intermediate_size": 16,
+}  # fmt: skip
 FAMILIES = (
     Family(type="gemma", architectures={"gemma": no_fields}, changes=(NORMS_ADD_ONE,)),
-    Family(type="gemma2", changes=(NORMS_ADD_ONE,)),
-    Family(type="gemma3_text", changes=(NORMS_ADD_ONE,)),
+    Family(type="gemma2", changes=(NORMS_ADD_ONE,), small={"query_pre_attn_scalar": 8}),
+    Family(type="gemma3_text", changes=(NORMS_ADD_ONE,), small={"query_pre_attn_scalar": 8}),
     Family(
         type="gemma3n_text",
         architectures={"gemma3n": _gemma3n},
@@ -88,6 +95,7 @@ FAMILIES = (
             (r"altup_unembed_projections\.\d+\.weight$", (("altup_unembd_proj.weight",),)),
         ),
         no_native_step="it has several hidden states of a token (AltUp)",
+        small={**SHARED_KEYS, "laurel_rank": 16, "altup_num_inputs": 2},
     ),
     Family(
         type="gemma4_text",
@@ -98,5 +106,6 @@ FAMILIES = (
             (r"router\.per_expert_scale$", (("ffn_down_exps.scale",),)),
         ),
         has_rope_factors=False,
+        small=_SMALL,
     ),
 )

@@ -38,7 +38,7 @@ class Metadata:
         return self._values.get(f"{_TOKENIZER}{name}_token_id")
 
     def has(self, pattern: str) -> bool:
-        """Return whether a tensor's name has this pattern."""
+        """Look for a tensor whose name has this pattern."""
         return self.shape(pattern) is not None
 
     def shape(self, pattern: str) -> tuple[int, ...] | None:
@@ -95,7 +95,7 @@ def rope(metadata: Metadata, head_dim: int) -> Fields:
 
 
 def windows(metadata: Metadata) -> Fields:
-    """Return which layers have a sliding window, if the file says it."""
+    """Return the kinds of layers, with a sliding window or without, if the file has them."""
     pattern = metadata.get("attention.sliding_window_pattern")
     if not isinstance(pattern, list):
         return {}

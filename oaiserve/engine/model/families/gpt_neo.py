@@ -22,4 +22,9 @@ def _attention(module: Any, model: Any, handed: Handed) -> bool:
     return True
 
 
-FAMILIES = (Family(type="gpt_neo", attention={"GPTNeoSelfAttention": _attention}, computes_attention=True),)
+_SMALL = {
+    "num_layers": 3, "num_heads": 4, "window_size": 6, "attention_types": [[["global", "local", "local"], 1]],
+}  # fmt: skip
+FAMILIES = (
+    Family(type="gpt_neo", attention={"GPTNeoSelfAttention": _attention}, computes_attention=True, small=_SMALL),
+)

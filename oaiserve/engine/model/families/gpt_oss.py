@@ -11,6 +11,7 @@ from torch import Tensor
 from oaiserve.engine.model.families.family import Family
 from oaiserve.engine.model.families.gguf_changes import Change
 from oaiserve.engine.model.families.gguf_metadata import Fields, Metadata
+from oaiserve.engine.model.families.small_sizes import EXPERTS
 
 # Its tokens <|endoftext|>, <|return|> and <|call|> end an answer, or the call of a tool. A file names one of them.
 _ENDS = {199999, 200002, 200012}
@@ -63,5 +64,6 @@ FAMILIES = (
         changes=(Change(r"\.experts\.", joined=_columns_first),),
         tensors=((r"\.sinks$", (("attn_sinks.weight",),)),),
         not_split="transformers can only share out whole experts of models of type 'gpt_oss', not split each of them",
+        small=EXPERTS,
     ),
 )

@@ -19,7 +19,14 @@ def _attention(module: Any, _: Any, handed: Handed) -> bool:
     return True
 
 
+_SMALL = {"n_embd": 64, "n_layer": 3, "n_head": 4, "rotary_dim": 8}
 FAMILIES = (
-    Family(type="gptj", attention={"GPTJAttention": _attention}, computes_attention=True),
-    Family(type="codegen", attention={"CodeGenAttention": _attention}, computes_attention=True, projection_groups=4),
+    Family(type="gptj", attention={"GPTJAttention": _attention}, computes_attention=True, small=_SMALL),
+    Family(
+        type="codegen",
+        attention={"CodeGenAttention": _attention},
+        computes_attention=True,
+        projection_groups=4,
+        small=_SMALL,
+    ),
 )

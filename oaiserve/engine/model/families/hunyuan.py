@@ -11,5 +11,6 @@ FAMILIES = (
         type="hunyuan_v1_moe",
         architectures={"hunyuan-moe": lambda metadata: {"moe_topk": metadata["expert_used_count"]}},
         changes=(),
+        small={"num_experts": 4, "moe_topk": 2},
     ),
 )

@@ -18,8 +18,23 @@ def _fields(metadata: Metadata) -> Fields:
     }
 
 
+_SMALL_LFM2_MOE = {
+    "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1, "num_experts": 4,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+}  # fmt: skip
+_SMALL = {
+    "layer_types": ["conv", "full_attention", "sliding_attention"], "sliding_window": 6,
+}  # fmt: skip
 FAMILIES = (
-    Family(type="lfm2", architectures={"lfm2": _fields}, changes=(), mixer="Lfm2ShortConv"),
-    Family(type="lfm2_moe", architectures={"lfm2moe": _fields}, changes=(), mixer="Lfm2MoeShortConv"),
-    Family(type="lfm3", mixer="Lfm3ShortConv"),
+    Family(
+        type="lfm2",
+        architectures={"lfm2": _fields},
+        changes=(),
+        mixer="Lfm2ShortConv",
+        small={"layer_types": ["conv", "full_attention", "conv"]},
+    ),
+    Family(
+        type="lfm2_moe", architectures={"lfm2moe": _fields}, changes=(), mixer="Lfm2MoeShortConv", small=_SMALL_LFM2_MOE
+    ),
+    Family(type="lfm3", mixer="Lfm3ShortConv", small=_SMALL),
 )

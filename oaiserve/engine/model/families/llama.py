@@ -12,6 +12,7 @@ from oaiserve.engine.model.attention.rotation import query_factors
 from oaiserve.engine.model.families.family import Family
 from oaiserve.engine.model.families.gguf_changes import TURNED
 from oaiserve.engine.model.families.own_attention import Handed
+from oaiserve.engine.model.families.small_sizes import EXPERTS
 
 
 def _tune_by_positions(attention: Any, model: Any, handed: Handed) -> bool:
@@ -31,7 +32,11 @@ def _tune_by_positions(attention: Any, model: Any, handed: Handed) -> bool:
     return True
 
 
+_SMALL = {
+    "num_local_experts": 4, "intermediate_size_mlp": 96, "no_rope_layer_interval": 2,
+}  # fmt: skip
 FAMILIES = (
-    *(Family(type=name, changes=(TURNED,)) for name in ("llama", "mistral", "mixtral")),
-    Family(type="llama4_text", attention={"Llama4TextAttention": _tune_by_positions}),
+    *(Family(type=name, changes=(TURNED,)) for name in ("llama", "mistral")),
+    Family(type="mixtral", changes=(TURNED,), small=EXPERTS),
+    Family(type="llama4_text", attention={"Llama4TextAttention": _tune_by_positions}, small=_SMALL),
 )

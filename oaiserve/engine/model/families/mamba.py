@@ -8,6 +8,7 @@ from oaiserve.engine.model.families.family import Family
 from oaiserve.engine.model.families.gguf_changes import RATES
 from oaiserve.engine.model.families.gguf_metadata import Fields, Metadata, mamba2_beside_attention
 from oaiserve.engine.model.families.own_attention import Handed
+from oaiserve.engine.model.families.small_sizes import HEADS_FOR_EACH, MAMBA2
 
 
 def _alone(metadata: Metadata) -> Fields:
@@ -49,6 +50,18 @@ def _number_layer(layer: Any, _: Any, __: Handed) -> bool:
     return False
 
 
+_SMALL_MAMBA2 = {
+    "state_size": 16, "num_heads": 4, "head_dim": 32, "n_groups": 2, "chunk_size": 8,
+}  # fmt: skip
+_SMALL_JAMBA = {
+    "num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4,
+    "num_experts_per_tok": 2, "mamba_d_state": 16, "mamba_dt_rank": 16,
+}  # fmt: skip
+_SMALL = {
+    **HEADS_FOR_EACH, "head_dim": None, "num_hidden_layers": 4, "mamba_d_state": 8, "n_mamba_heads": 4,
+    "mamba_ngroups": 2, "chunk_size": 8, "use_mem_rope": True,
+    "layers_block_type": ["linear_attention", "hybrid"] * 2,
+}  # fmt: skip
 FAMILIES = (
     Family(
         type="mamba",
@@ -56,16 +69,32 @@ FAMILIES = (
         changes=(RATES,),
         mixer="MambaMixer",
         scans_from_zeros=True,
+        small={"state_size": 16, "time_step_rank": 16},
     ),
-    Family(type="falcon_mamba", changes=(RATES,), mixer="FalconMambaMixer", scans_from_zeros=True),
-    Family(type="mamba2", architectures={"mamba2": _mamba2}, changes=(RATES,), mixer="Mamba2Mixer"),
-    Family(type="jamba", mixer="JambaMambaMixer", scans_from_zeros=True),
-    Family(type="bamba", mixer="BambaMixer"),
-    Family(type="falcon_h1", architectures={"falcon-h1": _falcon_h1}, changes=(RATES,), mixer="FalconH1Mixer"),
+    Family(
+        type="falcon_mamba",
+        changes=(RATES,),
+        mixer="FalconMambaMixer",
+        scans_from_zeros=True,
+        small={"state_size": 16, "time_step_rank": 16},
+    ),
+    Family(
+        type="mamba2", architectures={"mamba2": _mamba2}, changes=(RATES,), mixer="Mamba2Mixer", small=_SMALL_MAMBA2
+    ),
+    Family(type="jamba", mixer="JambaMambaMixer", scans_from_zeros=True, small=_SMALL_JAMBA),
+    Family(type="bamba", mixer="BambaMixer", small={**MAMBA2, "attn_layer_indices": [1]}),
+    Family(
+        type="falcon_h1",
+        architectures={"falcon-h1": _falcon_h1},
+        changes=(RATES,),
+        mixer="FalconH1Mixer",
+        small={**MAMBA2, "mamba_d_ssm": 64},
+    ),
     Family(
         type="zamba2",
         mixer="Zamba2MambaMixer",
         attention={"Zamba2HybridLayer": _number_layer},
         no_native_step="its layers share blocks of attention, which read the embedding, too",
+        small=_SMALL,
     ),
 )

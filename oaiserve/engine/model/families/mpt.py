@@ -29,4 +29,7 @@ def _attention(module: Any, model: Any, handed: Handed) -> bool:
     return True
 
 
-FAMILIES = (Family(type="mpt", attention={"MptAttention": _attention}, computes_attention=True),)
+_SMALL = {
+    "d_model": 64, "n_layers": 3, "n_heads": 4, "max_seq_len": 128,
+}  # fmt: skip
+FAMILIES = (Family(type="mpt", attention={"MptAttention": _attention}, computes_attention=True, small=_SMALL),)

@@ -38,6 +38,11 @@ def _hybrid(metadata: Metadata) -> Fields:
     }
 
 
+_SMALL = {
+    "num_hidden_layers": 5, "mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2,
+    "chunk_size": 8, "n_routed_experts": 4, "moe_intermediate_size": 16, "moe_shared_expert_intermediate_size": 16,
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "linear_attention"],
+}  # fmt: skip
 FAMILIES = (
     Family(
         type="nemotron",
@@ -51,5 +56,6 @@ FAMILIES = (
         changes=(TURNED, RATES),
         base="backbone",
         mixer="NemotronHMamba2Mixer",
+        small=_SMALL,
     ),
 )

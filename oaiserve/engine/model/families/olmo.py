@@ -5,6 +5,7 @@ from __future__ import annotations
 from oaiserve.engine.model.families.family import Family
 from oaiserve.engine.model.families.gguf_changes import TURNED
 from oaiserve.engine.model.families.gguf_metadata import Fields, Metadata, windows
+from oaiserve.engine.model.families.small_sizes import DELTA, EXPERTS
 
 
 def _olmo2(metadata: Metadata) -> Fields:
@@ -21,6 +22,6 @@ FAMILIES = (
     ),
     Family(type="olmo2", architectures={"olmo2": _olmo2}, changes=()),
     Family(type="olmo3", changes=()),
-    Family(type="olmoe", architectures={"olmoe": lambda _: {"norm_topk_prob": False}}, changes=()),
-    Family(type="olmo_hybrid", mixer="OlmoHybridGatedDeltaNet"),
+    Family(type="olmoe", architectures={"olmoe": lambda _: {"norm_topk_prob": False}}, changes=(), small=EXPERTS),
+    Family(type="olmo_hybrid", mixer="OlmoHybridGatedDeltaNet", small=DELTA),
 )

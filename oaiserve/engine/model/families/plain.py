@@ -5,7 +5,11 @@ from __future__ import annotations
 from oaiserve.engine.model.families.family import Family
 from oaiserve.engine.model.families.gguf_changes import TURNED
 from oaiserve.engine.model.families.gguf_metadata import no_fields
+from oaiserve.engine.model.families.small_sizes import EXPERTS, GROUPED_EXPERTS, HEADS_FOR_EACH
 
+_SMALL = {
+    **GROUPED_EXPERTS, **HEADS_FOR_EACH, "num_experts": 4, "num_shared_experts": 1,
+}  # fmt: skip
 FAMILIES = (
     Family(
         type="apertus",
@@ -23,8 +27,9 @@ FAMILIES = (
             }
         },
         changes=(),
+        small=_SMALL,
     ),
-    Family(type="minimax_m2", architectures={"minimax-m2": no_fields}, changes=()),
+    Family(type="minimax_m2", architectures={"minimax-m2": no_fields}, changes=(), small=EXPERTS),
     Family(type="phi3", changes=()),
     Family(type="seed_oss", architectures={"seed_oss": no_fields}, changes=()),
     Family(type="smollm3", architectures={"smollm3": no_fields}, changes=(TURNED,)),

@@ -9,6 +9,7 @@ import numpy as np
 from oaiserve.engine.model.families.family import Family
 from oaiserve.engine.model.families.gguf_changes import NORMS_ADD_ONE, RATES, Change, Order
 from oaiserve.engine.model.families.gguf_metadata import Fields, Metadata
+from oaiserve.engine.model.families.small_sizes import DELTA, EXPERTS
 
 
 def _delta(metadata: Metadata) -> Fields:
@@ -67,20 +68,33 @@ _GROUPED = (
     Change(r"A_log$", rows=_grouped_heads, values="minus exp"),
     Change(r"linear_attn\.out_proj\.weight$", columns=_grouped_values),
 )
+_SMALL = {
+    **DELTA, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+}  # fmt: skip
 FAMILIES = (
-    *(Family(type=name, changes=()) for name in ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")),
+    *(Family(type=name, changes=()) for name in ("qwen2", "qwen3")),
+    *(Family(type=name, changes=(), small=EXPERTS) for name in ("qwen2_moe", "qwen3_moe")),
     Family(
         type="qwen3_next",
         architectures={"qwen3next": _delta},
         changes=(*_NORMS, Change(r"in_proj_qkvz\.weight$", rows=_by_key_head), RATES),
         tensors=((r"in_proj_qkvz\.weight$", (("attn_qkv.weight", "attn_gate.weight"),)),),
         mixer="Qwen3NextGatedDeltaNet",
+        small=_SMALL,
     ),
-    Family(type="qwen3_5_text", architectures={"qwen35": _delta}, changes=_GROUPED, mixer="Qwen3_5GatedDeltaNet"),
+    Family(
+        type="qwen3_5_text",
+        architectures={"qwen35": _delta},
+        changes=_GROUPED,
+        mixer="Qwen3_5GatedDeltaNet",
+        small=DELTA,
+    ),
     Family(
         type="qwen3_5_moe_text",
         architectures={"qwen35moe": _delta},
         changes=_GROUPED,
         mixer="Qwen3_5MoeGatedDeltaNet",
+        small=_SMALL,
     ),
 )

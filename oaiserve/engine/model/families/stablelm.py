@@ -5,6 +5,7 @@ from __future__ import annotations
 from oaiserve.engine.model.families.family import Family
 from oaiserve.engine.model.families.gguf_metadata import Fields, Metadata
 from oaiserve.engine.model.families.own_attention import hand_over
+from oaiserve.engine.model.families.small_sizes import HEADS_FOR_EACH
 
 
 def _fields(metadata: Metadata) -> Fields:
@@ -22,5 +23,6 @@ FAMILIES = (
         architectures={"stablelm": _fields},
         changes=(),
         attention={"StableLmAttention": hand_over},
+        small=HEADS_FOR_EACH,
     ),
 )
