@@ -256,7 +256,7 @@ def answers(
 ) -> Answers:
     """Run requests on a device and return their answers. Check that each ends once and that nothing is left behind."""
     engine = make_engine(device, **{"max_running": 8, "max_step_tokens": 48, "tokenize_workers": 0, **options})
-    engine._loop._drafts = drafts  # type: ignore[assignment]
+    engine._loop._stepper._drafts = drafts  # type: ignore[assignment]
     inbox = Leaver(engine, leaves_after or {})
     with engine:
         for asked in requests:

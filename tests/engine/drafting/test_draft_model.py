@@ -270,7 +270,7 @@ def test_its_time_is_a_part_of_the_engine_thread_and_of_the_step() -> None:
     runner = Guessing(lambda _: 1_000_000)
     runner.clock = clock
     engine = make_engine(ScriptedRunner(computing=lambda _: clock.move(0.008)), clock_ns=clock, drafts="lookup")
-    engine._loop._drafts = Busy(draft_model(runner, clock))
+    engine._loop._stepper._drafts = Busy(draft_model(runner, clock))
     began_ns, inbox = clock.now_ns, Inbox()
     with engine:
         engine.submit(request(max_tokens=12, ignore_eos=True), inbox)

@@ -128,7 +128,7 @@ def run(
         ),
         EngineOptions(block_size=4, max_running=12, max_step_tokens=24),
     )
-    engine._loop._drafts = drafts
+    engine._loop._stepper._drafts = drafts
     inbox = Leaver(engine, leaves or {})
     with engine:
         for asked in requests:

@@ -72,7 +72,7 @@ def started(model: Path, draft_model: Path | None = None, **options: Any) -> Eng
     for thread in threading.enumerate():
         if thread.name == "remember":
             thread.join()
-    drafts = engine._loop._drafts
+    drafts = engine._loop._stepper._drafts
     assert isinstance(drafts, Drafts)
     if drafts.model is not None:
         drafts._times, drafts.model.times = Steady(1e15), Steady(0.0)
@@ -101,7 +101,7 @@ def test_answers_are_the_same_and_a_draft_model_that_is_the_model_is_right(
     with started(saved[model]) as engine:
         expected = {way: ask(engine, params)[0] for way, params in WAYS.items()}
     with started(saved[model], saved[draft]) as engine:
-        monkeypatch.setattr(engine._loop._drafts, "_look_up", lambda *_: None)
+        monkeypatch.setattr(engine._loop._stepper._drafts, "_look_up", lambda *_: None)
         for way, params in WAYS.items():
             found, num_drafted, num_accepted = ask(engine, params)
             assert found == expected[way]
@@ -116,7 +116,7 @@ def test_with_a_cache_in_eight_bits_answers_are_those_without_a_draft_model(
     with started(saved["model"], kv_cache_dtype="int8") as engine:
         expected = ask(engine, WAYS["greedy"])[0]
     with started(saved["model"], saved["model"], kv_cache_dtype="int8") as engine:
-        monkeypatch.setattr(engine._loop._drafts, "_look_up", lambda *_: None)
+        monkeypatch.setattr(engine._loop._stepper._drafts, "_look_up", lambda *_: None)
         found, num_drafted, num_accepted = ask(engine, WAYS["greedy"])
         assert found == expected
         assert num_accepted == num_drafted > 20
@@ -173,7 +173,7 @@ def test_its_files_are_checked_before_they_are_loaded(saved: dict[str, Path], tm
 def test_a_limit_of_the_model_is_none_of_the_draft_model(saved: dict[str, Path]) -> None:
     with started(saved["model"], saved["another"], max_model_len=64) as engine:
         assert engine.max_model_len == 64
-        drafts = engine._loop._drafts
+        drafts = engine._loop._stepper._drafts
         assert drafts is not None
         assert drafts.model is not None
         assert drafts.model.max_len == 128

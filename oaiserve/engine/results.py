@@ -1,0 +1,203 @@
+"""The results of a step: they become tokens of answers, are committed to the scheduler, and leave as events. No torch.
+
+The chunks are taken in the order of the step. Drawn tokens go to the output of their choice, up to its end, and tokens
+that a grammar forces follow. The scheduler gets all that were taken, and the output gives a chunk of the answer, once
+that is enough for one. Engine thread only.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections.abc import Iterator
+from dataclasses import replace
+
+from oaiserve.engine.banned import leaves_no_token
+from oaiserve.engine.grammars.grammar import GrammarGivenUp, GrammarViolation
+from oaiserve.engine.open_requests import OpenPrompt, OpenRequest, OpenRequests
+from oaiserve.engine.output import ChoiceOutput, add_logprobs
+from oaiserve.engine.request import Finished, Pooled, PromptDone, TextPrompt
+from oaiserve.engine.scheduler import Scheduler
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Chunk, ChunkResult, Draw, Logprobs, Step
+from oaiserve.errors import APIError, InternalError, InvalidRequest
+from oaiserve.facts.engine_numbers import EngineNumbers
+
+log = logging.getLogger(__name__)
+
+# Forced tokens are taken at once while a step has fewer tokens than this in all. So few cost little more than one,
+# since the weights are read once for all: on two CPU cores, the demo model takes 8.2 ms for one token and 10.0 ms for
+# 8, but 45 ms for 64. In larger steps, where each token makes the others wait, forced tokens are drawn like others.
+FEW_TOKENS = 8
+
+
+class Results:
+    """Takes the results of steps. It counts in the engine's `numbers`."""
+
+    def __init__(self, requests: OpenRequests, scheduler: Scheduler, numbers: EngineNumbers, vocab_size: int) -> None:
+        self._requests = requests
+        self._scheduler = scheduler
+        self._numbers = numbers
+        self._table = requests.table
+        self._vocab_size = vocab_size
+        self._num_forceable = 0  # tokens that grammars may force as results of the step under way
+
+    def take(self, step: Step, results: list[ChunkResult], now_ns: int) -> None:
+        """Take the results of a settled step, chunk by chunk."""
+        self._num_forceable = FEW_TOKENS - len(step.chunks)
+        for chunk, result in zip(step.chunks, results, strict=True):
+            opened = self._requests.of_choice(chunk.sequence)
+            if opened is None or chunk.draw is Draw.VOID:
+                continue  # it has ended since the step was scheduled, or it is scheduled again
+            try:
+                self._take_chunk(opened, chunk, result, now_ns, batch=len(step.chunks))
+            except (GrammarGivenUp, GrammarViolation) as error:
+                self._requests.grammar_failed(chunk.sequence, error)
+            except BaseException:  # the request's own data met a bug; a panic in the Rust detokenizer is no Exception
+                log.exception("Request %s failed", chunk.sequence.request_id)
+                self._fail(opened, InternalError("The server failed on this request's output."))
+
+    def _take_chunk(self, opened: OpenRequest, chunk: Chunk, result: ChunkResult, now_ns: int, *, batch: int) -> None:
+        sequence, notes = chunk.sequence, opened.notes
+        prompt = opened.prompts[sequence.index // opened.request.params.n]
+        if result.prompt_logprobs is not None and prompt.logprobs is not None:
+            # A prompt that was preempted half-way is computed again from its start.
+            prompt.logprobs.truncate(chunk.start + 1)
+            for row in result.prompt_logprobs:
+                add_logprobs(prompt.logprobs, self._table, row)
+        if chunk.num_known > 1 and (chunk.start < sequence.prompt_len or sequence.num_preemptions):
+            notes.computed(chunk, now_ns, batch)
+        if chunk.draw is Draw.SUPERSEDED:
+            self._scheduler.commit(chunk, [])
+            return
+        if result.error is not None:
+            chunk = chunk.without_draft()
+            is_exhausted = leaves_no_token(chunk, self._vocab_size)
+            self._fail(opened, _no_token_left(chunk) if is_exhausted else InternalError(result.error))
+            return
+        if result.vector is not None:
+            self._pooled(opened, sequence, result.vector, now_ns)
+            return
+        output = opened.outputs[sequence]
+        token_ids = self._push(opened, output, chunk, result, now_ns, batch) if chunk.max_draws else []
+        if chunk.draft:
+            self._note_draft(opened, chunk, token_ids)
+        if self._scheduler.commit(chunk, token_ids):
+            notes.preempted(sequence, now_ns)
+        self._emit_chunk(opened, prompt, sequence, output)
+        if output.finish_reason is not None:
+            notes.finished(sequence, output.finish_reason, now_ns, batch)
+            self._scheduler.remove(sequence)
+            del opened.outputs[sequence]
+            opened.account.note_length(output.num_tokens)
+            self._finish_if_complete(opened, now_ns)
+
+    def _pooled(self, opened: OpenRequest, sequence: Sequence, vector: array[float], now_ns: int) -> None:
+        """Emit the vector of a prompt. The last one of its request ends that, and with it the phase `prefill`."""
+        self._requests.emit(opened, Pooled(opened.request.request_id, sequence.index, vector))
+        del opened.outputs[sequence]
+        if not opened.outputs:
+            opened.times.first_token = now_ns
+        self._finish_if_complete(opened, now_ns)
+
+    def _push(
+        self, opened: OpenRequest, output: ChoiceOutput, chunk: Chunk, result: ChunkResult, now_ns: int, batch: int
+    ) -> list[int]:
+        """Push the tokens of a chunk's result to the output of its choice, one by one, up to the end of the choice.
+
+        Return those that were taken. What comes after the end counts nowhere.
+        """
+        sequence, notes = chunk.sequence, opened.notes
+        sequence.wants_prompt_logprobs = False
+        is_empty = sequence.max_len == sequence.prompt_len  # with max_tokens 0, the prompt is all that is computed
+        is_begun = sequence.last_token_ns is not None
+        if not is_begun and sequence.index % opened.request.params.n == 0 and (result.token_ids or is_empty):
+            opened.usage.cached_tokens += sequence.num_cached
+            if opened.request.beginnings:
+                self._note_prefix_keys(opened.request.beginnings, sequence)
+        if is_empty:
+            notes.drew(sequence, now_ns, batch)
+            output.finish_without_token()
+            return []
+        taken: list[int] = []
+        for token_id, logprobs in self._tokens(opened, sequence, result):
+            notes.drew(sequence, now_ns, batch)
+            opened.usage.completion_tokens += 1
+            output.push(token_id, logprobs)
+            taken.append(token_id)
+            if output.finish_reason is not None:
+                break
+        return taken
+
+    def _note_prefix_keys(self, keys: tuple[tuple[int, float], ...], sequence: Sequence) -> None:
+        """Note in which blocks the prefixes of a prompt end that have a key, now that all of it has been computed."""
+        size, hashes = self._scheduler.pool.block_size, sequence.hashes
+        ends = ((key, min(int(share * sequence.prompt_len) // size, len(hashes))) for key, share in keys)
+        self._requests.computed_prompts.append([(key, hashes[end - 1]) for key, end in ends if end])
+
+    def _note_draft(self, opened: OpenRequest, chunk: Chunk, token_ids: list[int]) -> None:
+        """Note how much of a chunk's draft is in the answer."""
+        num_accepted = chunk.num_accepted(token_ids)
+        self._numbers.num_drafts += 1
+        for counted in (self._numbers, opened.account):
+            counted.num_draft_tokens += len(chunk.draft)
+            counted.num_accepted_tokens += num_accepted
+            if chunk.sequence.draft_is_models:
+                counted.num_model_draft_tokens += len(chunk.draft)
+                counted.num_accepted_model_tokens += num_accepted
+
+    def _tokens(
+        self, opened: OpenRequest, sequence: Sequence, result: ChunkResult
+    ) -> Iterator[tuple[int, Logprobs | None]]:
+        """Yield the tokens that were drawn, and behind these the ones that a grammar forces, as many as may be taken.
+
+        The caller pushes each token before it asks for the next one.
+        """
+        for index, token_id in enumerate(result.token_ids):
+            yield token_id, None if result.logprobs is None else result.logprobs[index]
+        constraint = sequence.constraint
+        if constraint is None or not result.token_ids:
+            return
+        while self._num_forceable > 0 and (forced_ids := constraint.forced_ids()):
+            for token_id in forced_ids[: self._num_forceable]:
+                self._num_forceable -= 1
+                self._numbers.num_forced_tokens += 1
+                opened.account.num_forced_tokens += 1
+                yield token_id, None
+
+    def _emit_chunk(self, opened: OpenRequest, prompt: OpenPrompt, sequence: Sequence, output: ChoiceOutput) -> None:
+        token_chunk = output.take()
+        if token_chunk is None:
+            return
+        if not prompt.sent:
+            prompt.sent = True
+            self._requests.emit(opened, self._prompt_done(opened, sequence.index // opened.request.params.n, prompt))
+        self._requests.emit(opened, token_chunk)
+
+    def _prompt_done(self, opened: OpenRequest, prompt_index: int, prompt: OpenPrompt) -> PromptDone:
+        request, text = opened.request, None
+        if request.echo:
+            given = request.prompts[prompt_index]
+            text = given.text if isinstance(given, TextPrompt) else self._table.decode(prompt.token_ids)
+        times = replace(opened.times)
+        return PromptDone(request.request_id, prompt_index, prompt.token_ids, text, prompt.logprobs, times)
+
+    def _finish_if_complete(self, opened: OpenRequest, now_ns: int) -> None:
+        """End a request whose choices have all ended."""
+        if not opened.outputs:
+            opened.times.last_token = now_ns
+            finished = Finished(opened.request.request_id, opened.usage, opened.times, opened.account)
+            self._requests.end(opened, finished)
+
+    def _fail(self, opened: OpenRequest, error: APIError) -> None:
+        self._requests.fail(opened.request.request_id, error)
+
+
+def _no_token_left(chunk: Chunk) -> InvalidRequest:
+    """Return the error of a request whose own parameters leave no token to choose."""
+    params, num_tokens = chunk.sequence.params, chunk.end - chunk.sequence.prompt_len
+    names = [] if params.grammar is None else [params.grammar.param]
+    names += [name for name in ("allowed_token_ids", "bad_words", "min_tokens") if getattr(params, name)]
+    shown = ", ".join(f"'{name}'" for name in names)
+    message = f"After {num_tokens} tokens of an answer, no token is left that {shown} allow."
+    return InvalidRequest(message, param=names[0])
