@@ -124,7 +124,7 @@ class LoopStream:
         else:
             self._on_end = callback
 
-    def _push(self, event: Event) -> None:
+    def push(self, event: Event) -> None:
         if isinstance(event, TokenChunk):
             if not self._has_reader:
                 return
@@ -273,5 +273,5 @@ class LoopStreams:
             stream = self._streams[event.request_id]
             if isinstance(event, TERMINAL):
                 del self._streams[event.request_id]
-            stream._push(event)
+            stream.push(event)
         self.held.check()

@@ -72,7 +72,7 @@ def record_of(request: Request, events: list[Event]) -> RequestRecord:
             exchange.finish_reasons[event.index] = event.finish_reason
         if isinstance(event, Failed):
             exchange.error = event.error
-        exchange.stream._push(event)
+        exchange.stream.push(event)
     Accounting(cast(Any, None), operation="chat", http_route="/")._finish(scope, exchange)
     (record,) = records
     return replace(record, times=replace(record.times, responded=None))

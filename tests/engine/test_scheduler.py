@@ -10,6 +10,7 @@ from oaiserve.engine.blocks import BlockPool, hash_block
 from oaiserve.engine.policy import priority, shortest
 from oaiserve.engine.scheduler import MOST_OVERTAKEN, Scheduler
 from oaiserve.engine.sequence import Place, Sequence
+from oaiserve.facts.record import WaitReason
 from tests.engine.memory import Memory, make, sequence
 
 pytestmark = pytest.mark.usefixtures("overlap")
@@ -69,6 +70,19 @@ def test_a_sequence_waits_for_blocks_and_the_next_one_behind_it() -> None:
         "token_budget": 1_000,
         "no_blocks": 2_000,
     }
+
+
+def test_a_wait_for_blocks_that_is_reported_twice_counts_once() -> None:
+    scheduler, big = make(kv_blocks=6, lookahead=0), sequence("b", 20, 3)
+    scheduler.add(sequence("a", 8, max_tokens=3))
+    scheduler.add(big)
+    memory = Memory(scheduler)
+    for now_ns in (1_000, 2_000):
+        memory.execute(scheduler.schedule(now_ns))
+    for now_ns in (2_300, 2_600):
+        waits_ns = scheduler.waits.settle(big, now_ns)
+        assert sum(waits_ns.values()) == now_ns
+        assert waits_ns[WaitReason.NO_BLOCKS] == now_ns - 2_000
 
 
 def test_a_sequence_waits_for_another_one_that_computes_the_same_prefix() -> None:

@@ -50,7 +50,7 @@ def gathered(*events: Event) -> list[Event]:
     """Return what a reader gets that was busy during all these events."""
     stream = LoopStream(Request("r", ()), FakeEngine())
     for event in events:
-        stream._push(event)
+        stream.push(event)
     return asyncio.run(stream.next())
 
 
@@ -101,9 +101,9 @@ def test_a_chunk_is_no_larger_than_what_is_rendered_at_once(num_top: int | None,
 def test_a_chunk_that_was_read_does_not_change_any_more() -> None:
     async def read() -> None:
         stream = LoopStream(Request("r", ()), FakeEngine())
-        stream._push(chunk("a"))
+        stream.push(chunk("a"))
         events = await stream.next()
-        stream._push(chunk("b"))
+        stream.push(chunk("b"))
         assert (events, await stream.next()) == ([chunk("a")], [chunk("b")])
 
     asyncio.run(read())
@@ -116,18 +116,18 @@ def test_a_reader_that_falls_too_far_behind_is_aborted_once() -> None:
     engine = FakeEngine()
     stream = LoopStream(Request("r", ()), engine, max_unread_tokens=3)
     for letter in "abc":
-        stream._push(chunk(letter))
+        stream.push(chunk(letter))
     assert (stream.too_slow, engine.aborted) == (False, [])
     for letter in "de":
-        stream._push(chunk(letter))
+        stream.push(chunk(letter))
     assert (stream.too_slow, engine.aborted) == (True, ["r"])
-    stream._push(Aborted("r", USAGE, TIMES, ACCOUNT))
+    stream.push(Aborted("r", USAGE, TIMES, ACCOUNT))
     assert asyncio.run(stream.next()) == [chunk("abcde"), Aborted("r", USAGE, TIMES, ACCOUNT)]
 
 
 def test_alternatives_count_as_tokens() -> None:
     stream = LoopStream(Request("r", ()), FakeEngine(), max_unread_tokens=20)
-    stream._push(chunk("a", num_top=20))
+    stream.push(chunk("a", num_top=20))
     assert stream.too_slow
 
 
@@ -135,7 +135,7 @@ def test_a_reader_that_keeps_up_is_never_too_slow() -> None:
     async def read() -> bool:
         stream = LoopStream(Request("r", ()), FakeEngine(), max_unread_tokens=3)
         for _ in range(10):
-            stream._push(chunk("abc"))
+            stream.push(chunk("abc"))
             await stream.next()
         return stream.too_slow
 
@@ -148,7 +148,7 @@ def test_a_reader_that_waits_is_not_too_slow_however_much_a_step_brings() -> Non
         reader = asyncio.create_task(stream.next())
         await asyncio.sleep(0)
         for index in range(5):
-            stream._push(chunk("ab", index))
+            stream.push(chunk("ab", index))
         return await reader, stream.too_slow
 
     events, too_slow = asyncio.run(read())
@@ -162,7 +162,7 @@ async def reader_that_stopped(held: HeldTokens, engine: FakeEngine, name: str, t
     """Return a stream whose reader took this text, and has been writing it since."""
     stream = LoopStream(Request(name, ()), engine, held=held)
     held.streams.add(stream)
-    stream._push(chunk(text))
+    stream.push(chunk(text))
     await stream.next()
     return stream
 
@@ -209,8 +209,8 @@ def test_if_no_reader_is_behind_the_largest_answer_that_is_kept_is_cut() -> None
         await asyncio.sleep(0)
         held.check()
         assert (engine.aborted, writes.too_slow, held.number) == (["three"], False, 10)
-        kept[1]._push(chunk("more"))
-        kept[1]._push(Aborted("three", USAGE, TIMES, ACCOUNT))
+        kept[1].push(chunk("more"))
+        kept[1].push(Aborted("three", USAGE, TIMES, ACCOUNT))
         assert await waits[1] == [Aborted("three", USAGE, TIMES, ACCOUNT)]
         assert held.number == 10
         waits[0].cancel()
@@ -222,16 +222,16 @@ def test_what_was_written_or_left_is_not_held() -> None:
     async def run() -> None:
         held, engine = HeldTokens(), FakeEngine()
         stream = await reader_that_stopped(held, engine, "r", "abc")
-        stream._push(PromptDone("r", 0, [1, 2], None, None, TIMES))
-        stream._push(chunk("de"))
+        stream.push(PromptDone("r", 0, [1, 2], None, None, TIMES))
+        stream.push(chunk("de"))
         assert held.number == 7
         await stream.next()
         assert held.number == 4
-        stream._push(chunk("f"))
+        stream.push(chunk("f"))
         await stream.next(keeps=True)
         assert held.number == 5
         stream.close()
-        stream._push(chunk("gh"))
+        stream.push(chunk("gh"))
         assert (held.number, held.streams, engine.aborted) == (0, set(), ["r"])
 
     asyncio.run(run())

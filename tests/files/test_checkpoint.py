@@ -235,13 +235,14 @@ def gguf(
     rows: int = 4,
     kind: int = 0,
     begin: int = 0,
+    second: int | None = None,
     token: str = "a",
     files: int = 0,
     name: str = "t",
 ) -> bytes:
-    """Return a GGUF file with one tensor. Each argument replaces something in it that is right.
+    """A GGUF file with one tensor. Each argument replaces something in it that is right.
 
-    With `files`, it says that the model is in so many.
+    With `second`, another tensor begins there. With `files`, the file says that the model is in so many.
     """
     parts = [
         text("llama.block_count") + struct.pack("<II", 4, layers),
@@ -251,10 +252,12 @@ def gguf(
     ]
     if files:
         parts.append(text("split.count") + struct.pack("<IH", 2, files))
-    head = b"GGUF" + struct.pack(
-        "<IQQ", version, 1 if tensors is None else tensors, len(parts) if values is None else values
-    )
+    if tensors is None:
+        tensors = 1 if second is None else 2
+    head = b"GGUF" + struct.pack("<IQQ", version, tensors, len(parts) if values is None else values)
     head += b"".join(parts) + text(name) + struct.pack("<IQQIQ", 2, 4, rows, kind, begin)
+    if second is not None:
+        head += text("u") + struct.pack("<IQQIQ", 2, 4, rows, kind, second)
     return head + bytes(-len(head) % 32 + 64)
 
 
@@ -282,6 +285,7 @@ def test_a_sound_gguf_file_passes(tmp_path: Path) -> None:
         (gguf(tokens=2**60), "it has an array of 1152921504606846976 values, but can have at most 2097152"),
         (gguf(rows=2**40), "its tensor 't' ends behind the file"),
         (gguf(begin=32), "its tensor 't' ends behind the file"),
+        (gguf(rows=2, second=0), "its tensor 'u' overlaps another one"),
         (gguf(begin=8), "its tensor 't' begins at 8, which is no multiple of 32"),
         (gguf(kind=99), "its tensor 't' has the unknown type 99"),
         (gguf(kind=12), "its tensor 't' has rows of 4 numbers, which are no blocks of 256"),

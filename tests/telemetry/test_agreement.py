@@ -200,7 +200,7 @@ def test_spans_and_ring_have_the_causes_of_a_phase_and_these_add_up_to_it(record
 def test_the_header_and_the_timings_tell_the_same_of_what_is_over(record: RequestRecord) -> None:
     exchange = Exchange("req-1", "1", record.trace, "key-1")
     exchange.stream = LoopStream(Request("r", ()), NO_ENGINE)
-    exchange.stream._push(Finished("r", Usage(0, 0, 0), replace(record.times, responded=None), record.account))
+    exchange.stream.push(Finished("r", Usage(0, 0, 0), replace(record.times, responded=None), record.account))
     *over, _ = record.times.phases()
     timings = exchange.timings(Usage(0, record.cached_tokens, 0))
     assert msgspec.to_builtins(timings) == {

@@ -118,6 +118,11 @@ def test_what_is_no_call_stays_text(family: type[CallParser], text: str) -> None
     assert read(segments_of(parser(family), text)) == Read(text)
 
 
+def test_null_in_place_of_arguments_are_none() -> None:
+    text = '<tool_call>{"arguments": null, "name": "add"}</tool_call>'
+    assert whole(HermesCalls, text) == Read(calls=[("add", "{}")])
+
+
 def test_a_call_is_found_behind_one_that_is_none() -> None:
     call = '<tool_call>{"name": "add"}</tool_call>'
     assert whole(HermesCalls, f"<tool_call>{call}") == Read("<tool_call>", calls=[("add", "{}")])

@@ -208,6 +208,24 @@ def test_a_replica_that_is_killed_loses_its_own_streams_only_and_these_end_with_
         assert [running.ask(headers=headers).status_code for _ in range(4)] == [200] * 4
 
 
+def accepts(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_a_request_whose_replica_cannot_be_reached_has_another_one() -> None:
+    with fleet(2, pace=QUICK._replace(report_seconds=TIMEOUT_SECONDS)) as running:  # nobody hears of it before
+        victim, other = running.replicas
+        running.replicas[victim].server.kill()
+        wait_until(lambda: not accepts(running.replicas[victim].server.port))
+        answer = running.ask(headers={"x-session-id": session_of(running, victim)})
+        assert (answer.status_code, replica_of(answer)) == (200, other)
+        assert running.metric("oaiserve_gateway_moved_total", reason="unreachable") == 1
+
+
 def test_a_full_replica_passes_requests_on_and_a_client_learns_when_all_are_full() -> None:
     with fleet(2, gated=True, max_running=1, max_waiting=1) as running, ThreadPoolExecutor(5) as threads:
         asked = []
