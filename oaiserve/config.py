@@ -171,7 +171,7 @@ class ServerOptions:
     """Most bytes of the responses that are kept, with their input, of all API keys."""
 
     response_store_seconds: float = 30 * 24 * 3600
-    """Seconds for which a response is kept after its talk last went on. Default: 30 days."""
+    """Seconds for which a response is kept after its conversation last went on. Default: 30 days."""
 
     log_level: LogLevel = "info"
     """Lowest severity of messages to log."""

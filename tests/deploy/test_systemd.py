@@ -1,4 +1,4 @@
-"""The settings in the unit for systemd. systemd itself has checked it only by hand (see deploy/README.md)."""
+"""The settings in the unit for systemd."""
 
 from __future__ import annotations
 

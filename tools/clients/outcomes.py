@@ -13,7 +13,7 @@ FEATURES = {
     "tools_streamed": "the same call, streamed",
     "auto": "a tool is offered, and the model decides: nothing breaks",
     "structured": "an answer of a type that the user defines: it always validates",
-    "responses": "the same question to `/v1/responses`, whole, streamed, and as a talk that goes on",
+    "responses": "the same question to `/v1/responses`, whole, streamed, and as a conversation that goes on",
     "embeddings": "vectors of three texts: they are those that the server gives as plain numbers",
     "load": "a load generator's short run: no error, and as many answers and tokens as it was asked for",
     "loglikelihood": "log-probabilities of given texts: they are those of transformers, to 0.001 in float32",
