@@ -44,7 +44,7 @@ MAX_TOOLS = 128  # this one and the next three are OpenAI's limits
 MAX_METADATA = 16
 MAX_KEY_CHARACTERS = 64
 MAX_VALUE_CHARACTERS = 512
-# What else a client may ask /v1/responses to include. Reasoning is never encrypted here: its items have its text. The
+# Further values of `include` of /v1/responses. Reasoning is never encrypted here: its items have its text. The
 # others are of tools that run on OpenAI's servers, so no answer has them.
 LOGPROBS = "message.output_text.logprobs"
 Includable = Literal[
@@ -284,7 +284,7 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
 
 @cache
 def ranges(body: type[msgspec.Struct]) -> Mapping[str, tuple[float, float]]:
-    """Return the declared ranges of the fields that have one."""
+    """Return the declared ranges of the fields."""
     found = {}
     for name, hint in get_type_hints(body, include_extras=True).items():
         for meta in getattr(hint, "__metadata__", ()):

@@ -93,7 +93,7 @@ def _num_logprobs(body: ChatBody) -> int | None:
 def build_prompt(
     body: ChatBody | TokenizeBody, messages: Sequence[Message], dialect: Dialect, shown: Sequence[Mapping[str, Any]]
 ) -> ChatPrompt:
-    """Return the prompt of these messages, in which the tools `shown` are described."""
+    """Return the prompt of these messages, with a description of the tools `shown`."""
     if not messages:
         raise invalid("messages", "must hold at least one message")
     continue_final = bool(body.continue_final_message)

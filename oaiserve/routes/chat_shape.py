@@ -110,15 +110,14 @@ class ChatCompletionChunk(Chunk[ChatChunkChoice]):
 class ChatShape(ChoicesShape):
     """Renders answers whose text is for the reader as it is."""
 
-    no_content: str | None = ""  # what the first chunk of a choice has for its content
+    no_content: str | None = ""  # the content in the first chunk of a choice
 
     def delta(self, chunk: TokenChunk) -> bytes:
         drop_end_logprob(chunk)
         return super().delta(chunk)
 
     def prompt(self, event: PromptDone) -> Iterator[bytes]:
-        """Render the role of each choice, once and in the order of the choices, because the SDK concatenates what it
-        gets."""
+        """Render the role of each choice once, in the order of the choices, because the SDK concatenates roles."""
         self._usage.prompt_tokens += len(event.token_ids)
         choices = [ChatChunkChoice(index, ChatDelta("assistant", self.no_content)) for index in range(self._wanted.n)]
         if self._wanted.with_token_ids:
@@ -149,7 +148,7 @@ class ChatShape(ChoicesShape):
         return filled(encode(choice), chat_logprobs_in_parts(logprobs, wanted.num_logprobs, wanted.as_token_ids))
 
     def _message_choice(self, chunk: TokenChunk) -> ChatChoice:
-        """Return a choice of a whole answer, without what belongs to its tokens."""
+        """Return a choice of a whole answer, without its log-probabilities and ids."""
         message = ChatMessage("assistant", chunk.text)
         return ChatChoice(chunk.index, message, finish_reason=chunk.finish_reason, stop_reason=chunk.stop_reason)
 
@@ -157,7 +156,7 @@ class ChatShape(ChoicesShape):
         return self._delta_choice(chunk, ChatDelta(UNSET, chunk.text))
 
     def _delta_choice(self, chunk: TokenChunk, delta: ChatDelta) -> ChatChunkChoice:
-        """Return what a choice has gained, with what belongs to the tokens of the chunk."""
+        """Return the delta of a choice, with the log-probabilities and ids of the chunk's tokens."""
         choice = ChatChunkChoice(chunk.index, delta)
         if chunk.logprobs and self._wanted.num_logprobs is not None:
             choice.logprobs = chat_logprobs(chunk.logprobs, self._wanted.num_logprobs, self._wanted.as_token_ids)

@@ -100,7 +100,7 @@ def _num_logprobs(body: CompletionBody) -> int | None:
 def _best_of(body: CompletionBody) -> int | None:
     n = integer(body, "n") or 1
     best_of = integer(body, "best_of")
-    if best_of in (None, 1):  # OpenAI's default is 1, whatever n is
+    if best_of in (None, 1):  # OpenAI's default is 1, for any n
         return None
     if best_of < n:
         raise invalid("best_of", f"must be >= n ({n}), got {best_of}")
@@ -197,7 +197,7 @@ class CompletionShape(ChoicesShape):
         return CompletionChoice(chunk.index, "", None, chunk.finish_reason, chunk.stop_reason)
 
     def _next_logprobs(self, index: int, tokens: TokenLogprobs) -> CompletionLogprobs | None:
-        """Return the log-probabilities of the next tokens of a choice, with text offsets that continue those before."""
+        """Return the log-probabilities of the next tokens of a choice, with continued text offsets."""
         if self._wanted.num_logprobs is None:
             return None
         offset = self._offsets.get(index, 0)

@@ -57,8 +57,9 @@ class Conversation:
     def own_params(
         self, max_tokens: int | None, num_logprobs: int | None, grammar: Grammar | None, *, text_lengths: bool = False
     ) -> OwnParams:
-        """Return the parameters of the route, with the additions that tools and reasoning make. `grammar` is the one
-        that the client asks for. Raises InvalidRequest if it does not go together with tools."""
+        """Return the parameters of the route, with those of tools and reasoning.
+
+        `grammar` is the client's. Raises InvalidRequest if it does not go together with tools."""
         return OwnParams(
             max_tokens=max_tokens,
             num_logprobs=num_logprobs,
@@ -106,13 +107,13 @@ class Conversation:
         return replace(constraint, kind="lark_with_schemas", text=text)
 
     def completed(self, prompt: ChatPrompt) -> ChatPrompt:
-        """Return a prompt with the variables of its template, and with the text that makes the model reason."""
+        """Return a prompt with the variables of its template, and with the text that starts the reasoning."""
         opening = "" if self._mode is None else self._mode.prompt_opening
         return replace(prompt, template_kwargs=self._template_kwargs, opening=opening)
 
     @property
     def shown_tools(self) -> Sequence[Mapping[str, Any]]:
-        """Return the tools that the prompt describes."""
+        """Return the tools for the prompt's description."""
         return () if self.tools is None else self.tools.shown
 
     def reader(self) -> AnswerReader:

@@ -105,15 +105,15 @@ async def _file(request: Request, name: str) -> Response:
     )
 )
 async def feed(request: Request) -> Response:
-    """Stream the event `hello` once, with the last minutes, and then `update` about once a second, with what is new.
-    Raises Overloaded."""
+    """Stream the event `hello` once, with the last minutes, and then `update` about once a second. Raises
+    Overloaded."""
     if request.method == "HEAD":  # it would never end
         return Response(headers=_FEED_HEADERS)
     return _FeedResponse(serving_of(request))
 
 
 class _FeedResponse(StreamingResponse):
-    """A response that holds a place among the viewers until it ends."""
+    """A response with a place among the viewers until its end."""
 
     def __init__(self, serving: Serving) -> None:
         super().__init__(_events(serving), headers=_FEED_HEADERS)
@@ -149,7 +149,7 @@ def update(live: LiveSamples, recent: RecentRequests) -> bytes:
 
 
 def _recent_rows(recent: RecentRequests) -> list[dict[str, Any]]:
-    """Return what the waterfall shows of each of the last requests, newest first."""
+    """Return the waterfall's rows of the last requests, newest first."""
     entries = recent.list(slowest=None, outcome=None, id_prefix="", limit=MOST_REQUESTS)
     return [
         {
@@ -161,8 +161,8 @@ def _recent_rows(recent: RecentRequests) -> list[dict[str, Any]]:
 
 
 def _phase_row(phase: dict[str, Any]) -> list[Any]:
-    """Return the name of a phase and its time. Where its causes are known, what it would have taken alone follows, and
-    that with what its neighbours added."""
+    """Return the name of a phase and its time. With known causes, its time alone follows, and that plus its
+    neighbours'."""
     row, causes_ns = [phase["name"], phase["duration_ns"]], phase["causes_ns"]
     if not causes_ns:
         return row

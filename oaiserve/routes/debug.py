@@ -1,5 +1,5 @@
-"""These routes show what is inside the server: /debug/requests has the accounts of the last requests that ended,
-/debug/profile a trace of the next engine steps, /debug/report what a router learns of a replica.
+"""The inside of the server: /debug/requests has the accounts of the last ended requests, /debug/profile a trace of the
+next engine steps, /debug/report the report of a replica for routers.
 
 None of them holds text of prompts or answers.
 """
@@ -79,8 +79,9 @@ _REQUEST_QUERY = (Parameter("format", "Default: what the header Accept prefers."
     )
 )
 async def recent_request(request: Request) -> Response:
-    """Answer with the request that has this id in its header x-request-id: as text if the client prefers text or sends
-    `format=text`, or else as JSON. Raises NotFound if the request is not among the last."""
+    """Answer with the request of this id (header x-request-id), as text or JSON. Raises NotFound for an unknown one.
+
+    It is text if the client prefers text or sends `format=text`."""
     asked = read_query(request.query_params, _REQUEST_QUERY)["format"]
     as_text = asked == "text" if asked is not None else prefers_text(request.headers.get("accept", ""))
     request_id = request.path_params["request_id"]
@@ -146,7 +147,7 @@ async def profile(request: Request) -> Response:
 
 
 def _save(recording: Recording, path: Path) -> None:
-    """Write a trace that only this user can read, whatever the umask. It appears as a whole, or not at all."""
+    """Write a trace readable only by this user, with any umask. It appears as a whole, or not at all."""
     with TemporaryDirectory(prefix=".profile-", dir=path.parent) as folder:
         written = Path(folder) / path.name
         recording.save(written)

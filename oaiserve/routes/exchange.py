@@ -1,6 +1,6 @@
 """Keeps the account of one request to a generation route, from before its first byte is read until its one record.
 
-This file knows neither the shapes of the API nor what reads the record. It is where routes read a request's stamps.
+This file knows neither the shapes of the API nor the record's readers. Routes read a request's stamps here.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Exchange:
         )
 
     def _causes_ns(self) -> dict[str, dict[str, int]]:
-        """Return the causes of the phases that have some, which have ended with the last step."""
+        """Return the causes of phases, as far as they are known: those of phases that ended with the last step."""
         known = {"prefill": self.account.prefill_causes_ns, "decode": self.account.decode_causes_ns}
         return {
             phase: {str(cause): cause_ns for cause, cause_ns in causes_ns.items()}
@@ -109,7 +109,7 @@ class Exchange:
         }
 
     def _phases_ns(self) -> dict[str, int]:
-        """Return the phases that are over, computed from the same stamps as those of the record."""
+        """Return the past phases, computed from the same stamps as those of the record."""
         stamps = [getattr(self.times, stamp) for stamp in STAMPS]
         phases_ns = {}
         for phase, start_ns, end_ns in zip(PHASES, stamps, stamps[1:], strict=False):

@@ -17,8 +17,9 @@ RETRY_AFTER_SECONDS = 10
 
 
 class Feed:
-    """Hands each message that `render` makes to all viewers that wait. `render` may block: it runs in a worker thread.
-    All methods must be called on the event loop."""
+    """Hands each message of `render` to all waiting viewers. All methods must be called on the event loop.
+
+    `render` may block: it runs in a worker thread."""
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class Feed:
             self._num_viewers -= 1
 
     async def next(self) -> bytes:
-        """Return the next message that is made from now on. Raises what `render` raised."""
+        """Return the next message, made after this call. Raises the errors of `render`."""
         if self._producer is None or self._producer.done():
             self._next = asyncio.get_running_loop().create_future()
             self._producer = asyncio.create_task(self._produce())
@@ -65,7 +66,7 @@ class Feed:
                 await self._producer
 
     async def _produce(self) -> None:
-        """Make messages until no viewer has asked for one during an interval, or `render` fails."""
+        """Make messages until an interval without a viewer, or until `render` fails."""
         while True:
             await asyncio.sleep(self._interval_seconds)
             if not self._is_awaited:

@@ -1,7 +1,7 @@
 """Parameters that are objects: messages, calls and tools, choices among tools, constraints, and items of responses.
 
-These types check what clients send and are published as they are. What they cannot say, such as that two tools have
-different names, is checked where they are used. This file knows nothing of routes.
+These types check clients' bodies and are published as they are. Other demands, such as different names of tools, are
+checked where the objects are used. This file knows nothing of routes.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ NAME = "^[A-Za-z0-9_-]{1,64}$"  # of tools and schemas
 
 
 def described(text: str, low: float | None = None, high: float | None = None, **keywords: object) -> msgspec.Meta:
-    """Return what a field says of itself in the published schema: its meaning, its range, and other keywords of JSON
-    Schema. These are checked where the field is read, because msgspec's own messages do not show the value."""
+    """Return a field's part of the published schema: its meaning, its range, and other keywords of JSON Schema.
+
+    These are checked where the field is read, because msgspec's own messages do not show the value."""
     limits = {name: value for name, value in (("minimum", low), ("maximum", high)) if value is not None}
     return msgspec.Meta(description=text, extra_json_schema={**limits, **keywords})
 

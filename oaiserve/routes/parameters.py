@@ -1,4 +1,4 @@
-"""Makes `SamplingParams`, and the other values that routes need, of a body whose types are right.
+"""Makes `SamplingParams`, and the other values for routes, of a body with checked types.
 
 The ranges are checked here: every refusal is an `InvalidRequest` that names the parameter. This file knows nothing of
 HTTP, and only the request types of the engine.
@@ -43,14 +43,14 @@ def _within(name: str, value: float, low: float, high: float) -> float:
 
 
 def max_tokens(body: SamplingBody) -> int | None:
-    """Return the limit that the client set. OpenAI's newer name for it wins over the older one."""
+    """Return the client's limit. OpenAI's newer name for it wins over the older one."""
     older, newer = integer(body, "max_tokens"), integer(body, "max_completion_tokens")
     return older if newer is None else newer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OwnParams:
-    """The parameters that each generation route names or limits in its own way."""
+    """The parameters with a name or a limit of each generation route's own."""
 
     max_tokens: int | None  # None: the rest of the context
     num_logprobs: int | None  # alternatives per generated token; None: no logprobs
@@ -179,7 +179,7 @@ def prompt_logprobs(body: SamplingBody) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The parts of the answer that the client wants to see."""
+    """The optional parts of the answer for the client."""
 
     n: int  # choices per prompt
     num_logprobs: int | None  # alternatives per generated token; None: no logprobs
@@ -260,7 +260,7 @@ _RECORDED = (
 
 
 def recorded_params(body: SamplingBody, params: SamplingParams) -> dict[str, str | int | float | bool]:
-    """Return the checked values of the parameters that the client set itself."""
+    """Return the checked values of the client's own parameters."""
     given = {name for name in _RECORDED if getattr(body, name, None) is not None}  # no route has all of them
     if body.max_completion_tokens is not None or getattr(body, "max_output_tokens", None) is not None:
         given.add("max_tokens")

@@ -1,4 +1,4 @@
-"""The shape of chat answers in which calls of tools, or reasoning, are told apart from the text for the reader."""
+"""The shape of chat answers with calls of tools or reasoning apart from the content."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class ParsedChatShape(ChatShape):
         return reader
 
     def _deltas(self, index: int, segments: list[Segment]) -> list[ChatDelta]:
-        """Return what the segments add to a streamed message."""
+        """Return the deltas of a streamed message for segments of an answer."""
         deltas = []
         for segment in segments:
             if isinstance(segment, Content):

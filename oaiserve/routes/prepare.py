@@ -34,7 +34,7 @@ Made = TypeVar("Made")
 
 
 class Sampling(NamedTuple):
-    """The sampling parameters for the engine, and the parts of the answer that the client gets."""
+    """The sampling parameters for the engine, and the optional parts of the answer."""
 
     params: SamplingParams
     wanted: Wanted
@@ -42,10 +42,10 @@ class Sampling(NamedTuple):
 
 
 class Intake(Generic[OwnBody]):
-    """A request with its parsed body, and the server that it has reached.
+    """A request with its parsed body, and its server.
 
-    The exchange learns each fact as soon as it is known, so that the record of a refused request has it, too. Bodies
-    that are large are checked in a worker thread, so no method may touch the event loop.
+    The exchange learns each fact as soon as possible, so that the record of a refused request has it, too. Large bodies
+    are checked in a worker thread, so no method may touch the event loop.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Intake(Generic[OwnBody]):
         self._content = content
 
     def sampling(self: Intake[SamplingBody], own: OwnParams) -> Sampling:
-        """Check the parameters that all generation routes have, and join them with the route's own."""
+        """Check the common parameters of all generation routes, and join them with the route's own."""
         params = parameters.sampling_params(self.body, own, self.serving.engine.default_params)
         recorded = parameters.recorded_params(self.body, params)
         wanted = parameters.wanted(self.body, own, params)
@@ -107,7 +107,7 @@ class Intake(Generic[OwnBody]):
     def pooled_answer(
         self, prompts: tuple[Prompt, ...], shape: WholeShape, params: dict[str, str | int | float | bool]
     ) -> Answer:
-        """Return the answer that is made of the vectors of prompts. `params` are for the record."""
+        """Return the answer made of the vectors of prompts. `params` are for the record."""
         self.exchange.params = params | {"num_inputs": len(prompts)}
         priority = integer(self.body, "priority") or 0
         request = self.request(prompts, SamplingParams(max_tokens=0), priority=priority)
@@ -138,9 +138,9 @@ async def prepare(
     tasks: tuple[Task, ...] = ("generate",),
     check_given: Callable[[Mapping[str, msgspec.Raw]], None] | None = None,
 ) -> Made:
-    """Read and parse the body of a request, and return the answer that the route makes of it.
+    """Read and parse the body of a request, and return the route's answer.
 
-    The last of `tasks` is the one that is advised to a client whose model is for another one. `protocol.parse` calls
+    The last of `tasks` is the one advised to a client of a model for another one. `protocol.parse` calls
     `check_given`. Large bodies are parsed and checked in a worker thread. Raises an APIError.
     """
     serving = serving_of(http)

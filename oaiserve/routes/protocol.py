@@ -1,4 +1,4 @@
-"""Decodes the JSON bodies that clients send, and says which names in them are refused, ignored or unknown.
+"""Decodes clients' JSON bodies, and finds refused, ignored and unknown names in them.
 
 This file knows nothing of HTTP. Every refusal is an `InvalidRequest` that names the parameter.
 """
@@ -51,10 +51,10 @@ IGNORED = frozenset(
 
 
 class UnknownNames:
-    """Logs the unknown parameter names that clients send: at most ten in a line, and at most one line in 15 seconds.
+    """Logs clients' unknown parameter names: at most ten in a line, and at most one line in 15 seconds.
 
-    Clients choose the names, so only the last `limit` that were logged are remembered, and not logged again. Names that
-    come while no line may be written wait for the next line, up to `limit` of them.
+    Clients choose the names, so only the last `limit` logged ones are kept, and not logged again. Names that come while
+    no line may be written wait for the next line, up to `limit` of them.
     """
 
     _INTERVAL_NS = 15_000_000_000
@@ -97,16 +97,16 @@ def parse(
     unknown: UnknownNames,
     check_given: Callable[[Mapping[str, msgspec.Raw]], None] | None = None,
 ) -> Generator[None, None, Body]:
-    """Decode a JSON body and check its types, and stop after each part that takes long. The route checks the ranges.
+    """Decode a JSON body and check its types, and yield after each long part. The route checks the ranges.
 
-    `check_given` may refuse a body by its names and the JSON of their values, before anything is made of these. Raises
-    InvalidRequest, RecursionError, and what `check_given` raises.
+    `check_given` may refuse a body by its names and the JSON of their values, before these are decoded. Raises
+    InvalidRequest, RecursionError, and the errors of `check_given`.
     """
     try:
         try:
             given = _names_decoder.decode(body)
         except msgspec.DecodeError:
-            decoder.decode(body)  # it says better what is wrong
+            decoder.decode(body)  # its message is better
             raise
         if check_given is not None:
             check_given(given)

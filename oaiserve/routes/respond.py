@@ -1,7 +1,7 @@
 """Answers a prepared request on the event loop: submits it, waits for its first events, then streams or sends one body.
 
-What the bytes look like is up to the request's `Shape`. The status line of a stream is held back until its first token,
-so that whatever goes wrong before is a proper HTTP error.
+The request's `Shape` renders the bytes. The status line of a stream is held back until its first token, so that an
+error before is a proper HTTP error.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ Timings = Callable[[Usage], RequestTimings]  # called at the end of a stream, if
 
 
 class Shape(Protocol):
-    """Renders one answer to the bytes that one route of the API promises: either as a stream or whole.
+    """Renders one answer as the bytes of a route of the API, either as a stream or whole.
 
     In a stream, `prompt` and `delta` return any number of server-sent events, also none. `finished` and `failed` return
-    the last ones, with whatever the route ends its streams with. What may be large comes in parts, which are rendered
-    when they are written. `whole` reads the answer at once, and renders it in parts.
+    the last ones, with the route's own end of streams. Large ones come in pieces, which are rendered when they are
+    written. `whole` reads the answer at once, and renders it in pieces.
     """
 
     def prompt(self, event: PromptDone, /) -> Iterable[bytes]: ...
@@ -60,14 +60,13 @@ class Shape(Protocol):
 
 
 class WholeShape(Protocol):
-    """Renders an answer that is never streamed. It is made of the vectors of its prompts, in their order."""
+    """Renders an unstreamed answer, made of the vectors of its prompts, in their order."""
 
     def whole(self, prompts: Sequence[PromptDone], vectors: Sequence[Pooled], usage: Usage, /) -> Iterator[bytes]: ...
 
 
 async def write(send: Send, body: bytes, *, is_last: bool = False) -> None:
-    """Write `body` in pieces, and wait while the client does not read. Each piece that a slow reader takes shows that
-    it still reads."""
+    """Write `body` in pieces, and wait while the client does not read. Each piece taken shows a slow reader's life."""
     for start in range(0, max(len(body), 1), PIECE_BYTES):
         end = start + PIECE_BYTES
         more_body = not is_last or end < len(body)
@@ -91,7 +90,7 @@ class Answer:
         self._serving = serving
         self._exchange = exchange
         self._request = request
-        self._shape = cast(Shape, shape)  # of a WholeShape, only `whole` is called, with what it takes
+        self._shape = cast(Shape, shape)  # of a WholeShape, only `whole` is called, with its arguments
         self._is_streaming = stream
         self._before_end = before_end
 
@@ -116,7 +115,7 @@ class Answer:
             stream.close()
 
     def _cut(self, scope: Scope) -> None:
-        """Cut the connection, once an answer has begun: its client does not take what is written."""
+        """Cut the connection after the beginning of an answer, because its client does not read."""
         connection = scope.get("extensions", {}).get(CONNECTION)
         if connection is not None and self._exchange.http_status is not None:
             connection["cut"]()
@@ -159,8 +158,9 @@ class Answer:
                     raise error
 
     async def _write_whole(self, send: Send, stream: LoopStream, parts: Iterator[bytes]) -> None:
-        """Write an answer while it is rendered, so that it is never in memory as a whole. An answer that fits into one
-        piece, as nearly all do, is rendered first and has a content-length."""
+        """Write an answer while it is rendered, so that it is never in memory as a whole.
+
+        An answer of one piece, as nearly all are, is rendered first and has a content-length."""
         first, num_bytes = [], 0
         for part in parts:
             first.append(part)
@@ -210,8 +210,8 @@ class Answer:
     async def _write_full_pieces(self, send: Send, stream: LoopStream, parts: Iterable[bytes]) -> bytes:
         """Write each piece as soon as its parts are rendered, and return the bytes that fill no piece.
 
-        The events of one step hardly ever fill one. Those that have gathered for a slow reader do, and after each piece
-        the other streams get a turn. Nothing more is rendered once the client has left.
+        The events of one step hardly ever fill one. Those gathered for a slow reader do, and after each piece the other
+        streams get a turn. Nothing more is rendered once the client has left.
         """
         piece, num_bytes = [], 0
         for part in parts:

@@ -1,4 +1,4 @@
-"""Defines `Serving`, the one value through which routes reach the rest of the server, and what it consists of.
+"""Defines `Serving`, the one value through which routes reach the rest of the server, and its components.
 
 `app` makes it when the event loop runs, and puts it into `app.state.serving`.
 """
@@ -162,11 +162,11 @@ class Serving:
 
     @property
     def task(self) -> Task:
-        """Return what the model is for."""
+        """Return the task of the model."""
         return "generate" if self.engine.pooling is None else self.engine.pooling.task
 
     def check_task(self, *tasks: Task) -> None:
-        """Raise InvalidRequest if the model is for none of these tasks, and say what to start instead."""
+        """Raise InvalidRequest if the model is for none of these tasks, with the right command."""
         if self.task not in tasks:
             raise InvalidRequest(
                 f"'{self.model_name}' {_IS_FOR[self.task]}. {_INSTEAD[tasks[-1]]}", param="model", code="wrong_task"

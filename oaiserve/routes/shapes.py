@@ -1,7 +1,7 @@
-"""Renders what the answers of chat and completions have in common: chunks, whole answers, usage.
+"""Renders the common parts of chat and completions: chunks, whole answers, usage.
 
-What may be large is rendered part by part, while it is written: an answer in JSON takes five times the memory of the
-events that it is made of.
+Large values are rendered piece by piece, while they are written: an answer in JSON takes five times the memory of its
+events.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Head:
 
 
 class _Object(msgspec.Struct):
-    """The keys that every JSON object of an answer begins with."""
+    """The first keys of every JSON object of an answer."""
 
     id: str
     object: str
@@ -89,13 +89,14 @@ class Whole(_Object, Generic[Choice]):
 
 
 class ChoicesShape(ABC):
-    """Renders an answer that is a list of choices. This is the part of `respond.Shape` that chat and completions share:
-    each adds `prompt`, `whole`, and its own choices."""
+    """Renders an answer with a list of choices: the common part of chat's and completions' `respond.Shape`.
+
+    Each of them adds `prompt`, `whole`, and its own choices."""
 
     def __init__(self, kind: str, head: Head, wanted: Wanted) -> None:
         self._first_values = (head.id, kind, head.created, head.model, head.system_fingerprint)
         self._wanted = wanted
-        self._usage = Usage(0, 0, 0)  # of what was rendered so far
+        self._usage = Usage(0, 0, 0)  # of the answer so far
         # The frame of an event stays the same for the whole stream, and encoding it once saves a third of an event's
         # time. Quotes within JSON strings are escaped, so the separator occurs only once.
         before, after = self._chunk_event(()).split(b'"choices":[]')
@@ -103,7 +104,7 @@ class ChoicesShape(ABC):
 
     @abstractmethod
     def _text_choice(self, chunk: TokenChunk) -> msgspec.Struct:
-        """Return the text, and what else the choice has gained, without the finish reason."""
+        """Return the new text and log-probabilities of the choice, without the finish reason."""
 
     @abstractmethod
     def _end_choice(self, chunk: TokenChunk) -> msgspec.Struct:
@@ -120,8 +121,8 @@ class ChoicesShape(ABC):
         return events
 
     def finished(self, usage: Usage, timings: Timings) -> Iterator[bytes]:
-        """Render the end of the stream. A chunk without choices goes only to clients that asked for usage or timings,
-        because others read choices[0] of every chunk."""
+        """Render the end of the stream. A chunk without choices is only for requests with usage or timings, because
+        other clients read choices[0] of every chunk."""
         more: dict[str, Any] = {}
         if self._wanted.include_usage:
             more["usage"] = self._usage_object(usage)

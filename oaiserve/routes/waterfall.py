@@ -14,7 +14,7 @@ Entry = Mapping[str, Any]
 
 
 def page(entry: Entry) -> str:
-    """Return the page for `entry`, which is what the route answers as JSON. No line is longer than COLUMNS."""
+    """Return the page for `entry`, the route's JSON. No line is longer than COLUMNS."""
     lines = [*_head(entry), "", *_phases(entry), "", *_explanation(entry), *_engine(entry), *_events(entry)]
     lines += _neighbours(entry)
     return "".join(f"{_fit(line)}\n" for line in lines)

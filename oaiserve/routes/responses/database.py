@@ -101,7 +101,7 @@ class ResponseDatabase:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def _put_all(self) -> None:
-        """Store what waits, in one transaction. What clients no longer wait for is left out."""
+        """Store all waiting responses in one transaction, except those that clients no longer wait for."""
         batch = []
         while self._waiting:
             owner, stored, done = self._waiting.popleft()
@@ -211,7 +211,7 @@ class ResponseDatabase:
 
 @contextmanager
 def _reported() -> Iterator[None]:
-    """Turn an error of the database, such as a full disk, into one for the client. The log says what it was."""
+    """Turn an error of the database, such as a full disk, into one for the client, and log it."""
     try:
         yield
     except sqlite3.Error as error:
@@ -248,7 +248,7 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     try:
         _keep_a_log(connection)
         connection.execute("PRAGMA synchronous = FULL")  # a commit is on the disk when it returns
-        connection.execute("PRAGMA secure_delete = ON")  # what is deleted is gone from the file
+        connection.execute("PRAGMA secure_delete = ON")  # deleted data is gone from the file
         connection.execute("BEGIN IMMEDIATE")
         with connection, closing(connection.cursor()) as cursor:
             (tables,) = cursor.execute("SELECT count(*) FROM sqlite_schema").fetchone()

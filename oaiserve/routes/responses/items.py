@@ -15,7 +15,7 @@ Item = dict[str, Any]
 
 
 def references(given: str | Sequence[InputItem]) -> list[str]:
-    """Return the ids of the items that the client refers to instead of sending them."""
+    """Return the ids of the items to which the client refers."""
     if isinstance(given, str):
         return []
     numbered = enumerate(given)
@@ -25,8 +25,9 @@ def references(given: str | Sequence[InputItem]) -> list[str]:
 def input_items(
     given: str | Sequence[InputItem], new_id: Callable[[str], str], referred: Mapping[str, Item]
 ) -> list[Item]:
-    """Return the items that a client has sent. `new_id` makes the id of one that has none, out of its prefix, and
-    `referred` has the items that it only refers to. Raises InvalidRequest."""
+    """Return the items of a client. Raises InvalidRequest.
+
+    `new_id` makes the id of one without, by its prefix, and `referred` has the items for references."""
     if isinstance(given, str):
         given = [InputItem(role="user", content=given)]
     if not given:
@@ -87,15 +88,15 @@ def _thoughts(where: str, content: str | Sequence[object]) -> list[Item]:
 
 
 def _needed(where: str, item: InputItem, name: str) -> Any:
-    """Return a field that an item of this type must have."""
+    """Return a required field of an item."""
     if (value := getattr(item, name)) is None:
         raise invalid("input", f"is required for the type '{item.type or 'message'}'", f"{where}.{name}")
     return value
 
 
 def chat_messages(earlier: Iterable[Item], new: Sequence[Item]) -> list[dict[str, Any]]:
-    """Return the messages that the items stand for, in the form of chat. Raises InvalidRequest for a `new` item that
-    has the result of a call which nobody made."""
+    """Return the chat messages of the items. Raises InvalidRequest for a `new` item with the result of an unknown
+    call."""
     messages: list[dict[str, Any]] = []
     call_ids: set[str] = set()
     reasoning = ""  # of the message or the call that follows

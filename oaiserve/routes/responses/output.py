@@ -19,7 +19,9 @@ from oaiserve.routes.shapes import HOLE
 NO_LOGPROBS = msgspec.Raw(b"[]")
 
 Fillings = Sequence[Iterable[bytes]]
-Report = Callable[[str, dict[str, Any], Fillings], None]  # the type of an event, its fields, what fills their holes
+Report = Callable[
+    [str, dict[str, Any], Fillings], None
+]  # the type of an event, its fields, the fillings of their holes
 
 
 class OutputText(msgspec.Struct, tag_field="type", tag="output_text"):
@@ -71,8 +73,8 @@ class ResponseOutput:
     """The items so far. At most one is open: the last one, which grows until another begins or the answer ends."""
 
     def __init__(self, response_id: str, num_logprobs: int | None, report: Report | None) -> None:
-        """`report` is called for each event of a stream; without it the answer is not streamed, and a call that turns
-        out to be none is taken back. Log-probabilities have `num_logprobs` alternatives; None: there are none."""
+        """`report` is called for each event of a stream; without it the answer is not streamed, and a broken call is
+        taken back. Log-probabilities have `num_logprobs` alternatives; None: there are none."""
         self.items: list[Item] = []
         self._unique_id = response_id.removeprefix("resp_")
         self._num_logprobs = num_logprobs
@@ -106,8 +108,9 @@ class ResponseOutput:
                 self.close()
 
     def end(self, logprobs: TokenLogprobs, *, is_cut: bool, has_text: bool) -> None:
-        """Close what is open at the end of the answer, whose last tokens may have had no text. An answer that may have
-        text has a message in any case."""
+        """Close the open item at the end of the answer, whose last tokens may have had no text.
+
+        An answer that may have text has a message in any case."""
         if has_text and not self.items:
             self._opened(OutputMessage)
         if self._is_open and isinstance(self.items[-1], OutputMessage):
@@ -140,12 +143,12 @@ class ResponseOutput:
         self._report("response.output_item.done", *fillings, output_index=place["output_index"], item=item)
 
     def stop(self) -> None:
-        """Close what is open without an event: the answer has failed."""
+        """Close the open item without an event: the answer has failed."""
         self._on_event = None
         self.close("incomplete")
 
     def fillings(self) -> Fillings:
-        """Return what fills the holes of all items, once they are closed: the log-probabilities of each message."""
+        """Return the fillings for the holes of all closed items: the log-probabilities of each message."""
         return [filling for number in range(len(self._logprobs)) for filling in self._filling(number)]
 
     def _filling(self, message: int) -> list[Iterator[bytes]]:
@@ -201,5 +204,5 @@ def item_id(prefix: str, unique_id: str, position: str) -> str:
 
 
 def response_ids(item_ids: Iterable[str]) -> set[str]:
-    """Return the ids of the responses that items with such ids are of."""
+    """Return the ids of the responses of items, by the items' ids."""
     return {f"resp_{parts[1]}" for each in item_ids if len(parts := each.split("_")) == 3}

@@ -33,7 +33,7 @@ from oaiserve.routes.tool_prompt import prompt_with_tools
 _decoder = msgspec.json.Decoder(ResponsesBody)
 
 MAX_REFERENCES = 128  # to items of other responses
-# Parameters of the other routes, and what this one has for them.
+# Parameters of the other routes, and their equivalents here.
 _ELSEWHERE = {
     "max_tokens": "use 'max_output_tokens'",
     "max_completion_tokens": "use 'max_output_tokens'",
@@ -81,7 +81,7 @@ _stored_items = msgspec.json.Decoder(list[Item])
 
 
 class _Earlier(NamedTuple):
-    """The stored responses of an owner that a request needs: those before it, and those whose items it refers to."""
+    """The stored responses for a request of their owner: those before it, and those of items to which it refers."""
 
     owner: str
     turns: list[StoredResponse]
@@ -159,7 +159,7 @@ def _answer(intake: Intake[ResponsesBody], earlier: _Earlier) -> Answer:
     )
 
     async def store(usage: Usage) -> None:
-        """Store the answer, before the client knows that it is complete."""
+        """Store the answer, before the client knows of its end."""
         assert exchange.conversation_id is not None
         stored = StoredResponse(
             intake.head.id,
@@ -174,7 +174,7 @@ def _answer(intake: Intake[ResponsesBody], earlier: _Earlier) -> Answer:
 
 
 def _input_items(intake: Intake[ResponsesBody], earlier: _Earlier) -> list[Item]:
-    """Return the items of this turn, with those in place of references, and new ids for those that have none."""
+    """Return the items of this turn, with references resolved, and new ids for items without any."""
     numbers = itertools.count(1)
 
     def new_id(prefix: str) -> str:

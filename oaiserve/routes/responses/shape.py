@@ -30,7 +30,7 @@ from oaiserve.routes.shapes import Head, encode, filled
 
 
 class ResponsesShape:
-    """Renders one answer. Whole or streamed, its last object is the same, and it is what the store keeps."""
+    """Renders one answer. Whole or streamed, its last object is the same, and it goes to the store."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class ResponsesShape:
         *,
         stream: bool,
     ) -> None:
-        """`reported` are the parameters that the answer repeats. The outcomes of calls are added to `counted_calls`."""
+        """`reported` are the parameters to repeat in the answer. The outcomes of calls are added to `counted_calls`."""
         self._head = head
         self._wanted = wanted
         self._counted_calls = counted_calls
@@ -154,7 +154,7 @@ def _response_error(error: Mapping[str, Any]) -> ResponseError:
 
 
 def _single_tokens(chunk: TokenChunk) -> Iterator[TokenChunk]:
-    """Yield a chunk with log-probabilities token by token, so that each of them goes with the part that it is of."""
+    """Yield a chunk with log-probabilities token by token, so that each of them stays with its segment."""
     assert chunk.logprobs is not None
     assert chunk.text_lengths is not None
     if not chunk.token_ids:

@@ -1,7 +1,7 @@
-"""Keeps the answers of /v1/responses, so that clients can read them, delete them and go on from them.
+"""Stores the answers of /v1/responses, for clients to read, delete and go on from.
 
-`ResponseStore` is what routes know of a store. `MemoryStore` keeps responses in this process; a file is the matter of
-`response_database.py`. A store knows bytes and ids, and nothing of HTTP or of what is in a response.
+`ResponseStore` is the store for routes. `MemoryStore` has responses in this process, `database.py` in a file. A store
+knows bytes and ids, and nothing of HTTP or of the content of a response.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DROP_REASONS = ("age", "room", "size")
 
 
 class StoredResponse(NamedTuple):
-    """One answer, with what it answers to: one turn of a conversation."""
+    """One answer with its input: one turn of a conversation."""
 
     id: str
     conversation_id: str  # of the conversation: the id of its first response
@@ -40,10 +40,10 @@ class StoreLimits(NamedTuple):
 
 
 class StoreCounts(NamedTuple):
-    """The numbers of a store: how much it keeps, and how many responses it has dropped since it was opened.
+    """The numbers of a store: its responses and bytes, and the responses dropped since it was opened.
 
-    If processes share a file, what it keeps counts for all of them, as of the last time this one stored or deleted;
-    what was dropped counts for this one.
+    If processes share a file, the former count for all of them, as of the last time this one stored or deleted; the
+    latter count for this one.
     """
 
     number: int = 0
@@ -56,10 +56,10 @@ class ConversationTooLarge(Exception):
 
 
 class ResponseStore(Protocol):
-    """A store in which each response has an owner, and no owner finds those of another.
+    """A store of responses by owner: no owner finds those of another.
 
-    If there are more responses or bytes than allowed, the owner that has most of them loses its oldest one. A response
-    is as old as the last turn of the conversations that pass through it. One that is too large by itself is not kept.
+    If there are more responses or bytes than allowed, the owner of most of them loses the oldest one. A response is as
+    old as the last turn of its conversations. One too large by itself is not stored.
     """
 
     async def put(self, owner: str, stored: StoredResponse, /) -> None:
@@ -77,7 +77,7 @@ class ResponseStore(Protocol):
         """Forget a response, and return whether it was there."""
 
     def counts(self) -> StoreCounts:
-        """Return what the store keeps and has dropped. Any thread may call it; it waits for nothing."""
+        """Return the numbers of the store. Any thread may call it; it waits for nothing."""
 
     async def close(self) -> None: ...
 
@@ -162,7 +162,7 @@ class MemoryStore:
         return self._owners.get(owner) or _Owned()
 
     def _expire(self) -> float:
-        """Drop what is too old, and return the time."""
+        """Drop too old responses, and return the time."""
         now = self._clock()
         for owner, owned in list(self._owners.items()):
             while owned.kept and next(iter(owned.kept.values())).used_at <= now - self._limits.seconds:

@@ -1,4 +1,4 @@
-"""The routes of /v1/responses/{response_id}, which read and delete what was stored. They make no records."""
+"""The routes of /v1/responses/{response_id}, which read and delete stored responses. They make no records."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def delete(request: Request) -> Response:
     )
 )
 async def list_input_items(request: Request) -> Response:
-    """Answer with the input of the response, newest first. What it has from earlier responses is theirs."""
+    """Answer with the input of the response, newest first, without that of earlier responses."""
     query = request.query_params
     order = ORDER.value(query.get(ORDER.name, "desc"))
     limit = LIMIT.value(query.get(LIMIT.name, f"{LISTED}"))

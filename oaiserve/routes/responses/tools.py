@@ -13,7 +13,7 @@ from oaiserve.routes.tools import Kind, Tools, chosen_schemas, schemas_of, shown
 
 
 def response_tools(body: ResponsesBody) -> Tools | None:
-    """Return the tools that the model may call; None if there are none, or if `tool_choice` is "none"."""
+    """Return the tools for the model, or None without any or with the `tool_choice` "none"."""
     choice = body.tool_choice
     if not body.tools:
         if choice not in (None, "none", "auto"):
@@ -29,7 +29,7 @@ def response_tools(body: ResponsesBody) -> Tools | None:
 
 
 def _choice(choice: ResponseToolChoice | None) -> tuple[Kind, Iterable[str] | None]:
-    """Return the kind of a choice, and the names of the tools that it leaves; None: all."""
+    """Return the kind of a choice, and the names of the remaining tools; None: all."""
     match choice:
         case ResponseNamedChoice(name):
             return "named", [name]

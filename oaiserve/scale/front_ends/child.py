@@ -34,7 +34,7 @@ class Child:
 
 
 def start_child(config: Config, switch_seconds: float) -> Child:
-    """Start a process, which makes itself ready. It waits then for what it has to know of the model."""
+    """Start a process, which makes itself ready, and then waits for the data of the model."""
     messages, its_messages = socket.socketpair()
     connections, its_connections = socket.socketpair()
     with its_messages, its_connections:

@@ -1,4 +1,4 @@
-"""`EngineProcess` is the engine process as a front end sees it: what is sent there, and what is asked."""
+"""`EngineProcess` is the engine process for a front end: its messages and its questions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class EngineProcess:
         return number, future
 
     def settle(self, reply: Answer | Refused) -> None:
-        """Pass an answer on to who has asked."""
+        """Pass an answer on to the waiting question."""
         asked = self._asked.pop(reply.number)
         if not asked.future.set_running_or_notify_cancel():
             return
@@ -54,7 +54,7 @@ class EngineProcess:
             asked.future.set_result(value_of(reply, asked.kind))
 
     def fail_all(self) -> None:
-        """Fail all that has been asked: the engine process is gone."""
+        """Fail all open questions: the engine process is gone."""
         for number in list(self._asked):
             self._fail(number)
 

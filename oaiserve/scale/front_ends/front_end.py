@@ -1,7 +1,7 @@
-"""`FrontEnd` is a front end as the engine process sees it: its open requests, its connections, and what it asks.
+"""`FrontEnd` is a front end for the engine process: its open requests, its connections, and its questions.
 
 All of this happens on the event loop of the engine process, except for `_deliver`, which the engine thread calls. When
-the process of the front end has ended, all that it held is given back, and its requests are aborted and recorded.
+the process of the front end has ended, its limits are given back, and its requests are aborted and recorded.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ from oaiserve.telemetry.log_limit import LogLimit
 
 log = logging.getLogger(__name__)
 
-UNKNOWN = "unknown"  # stands for what only a front end knew of a request that is lost with it
+UNKNOWN = "unknown"  # stands for the facts of a request that were lost with its front end
 
 
 class SharedEngine(Protocol):
@@ -115,7 +115,7 @@ class SharedEngine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """The parts of the engine process that all front ends use."""
+    """The components of the engine process for all front ends."""
 
     engine: SharedEngine
     telemetry: Telemetry
@@ -150,7 +150,7 @@ class FrontEnd:
         self.ended = asyncio.get_running_loop().create_future()  # the number of requests that were lost
 
     def start(self) -> None:
-        """Take what the front end sends, from now on."""
+        """Take the front end's messages from now on."""
         self._link.start(self._take, self._lost)
 
     def send(self, message: Message) -> None:
@@ -162,16 +162,16 @@ class FrontEnd:
 
     @property
     def num_open(self) -> int:
-        """Return the number of requests that have no record yet."""
+        """Return the number of requests without a record."""
         return len(self._unrecorded)
 
     @property
     def num_encoding(self) -> int:
-        """Return the number of requests that no thread of the front end has begun to encode."""
+        """Return the number of requests whose encoding the front end has not begun."""
         return len(self._not_begun)
 
     def connected(self, address: str) -> None:
-        """Note that it has got a connection, which was admitted."""
+        """Note an admitted connection of the front end."""
         self._addresses[address] += 1
         self._num_connections += 1
 
@@ -278,7 +278,7 @@ class FrontEnd:
     # -- its end ------------------------------------------------------------------------------------------------------
 
     def _lost(self) -> None:
-        """Give back all that the front end held, abort its requests, and record them as failed."""
+        """Give back the front end's limits, abort its requests, and record them as failed."""
         self._is_lost = True
         left = dict(self._unrecorded)
         for request_id, terminal in left.items():
@@ -328,7 +328,7 @@ class FrontEnd:
 
     async def _answer(self, ask: Ask) -> None:
         if self._is_lost:
-            return  # nobody would give back what it takes
+            return  # nobody would give it back
         try:
             reply: Message = answer(ask.number, await self._value(ask))
         except (APIError, BadAdapter, ConversationTooLarge) as error:
@@ -339,7 +339,7 @@ class FrontEnd:
         self.send(reply)
 
     async def _value(self, ask: Ask) -> Any:
-        """Return the answer to a question. What takes milliseconds is done in a worker thread."""
+        """Return the answer to a question. Work of milliseconds is done in a worker thread."""
         telemetry, store, engine = self._telemetry, self._shared.responses, self._engine
         match ask:
             case TakeRoom():

@@ -24,7 +24,7 @@ def hand_over(channel: socket.socket, client: socket.socket, address: str) -> bo
 
 
 class HandedOver:
-    """The other end of the channel. It is used like a listening socket: what it accepts has been accepted already."""
+    """The other end of the channel, used like a listening socket: its connections have been accepted already."""
 
     def __init__(self, channel: socket.socket, on_dropped: Callable[[str], None]) -> None:
         """`on_dropped` gets the address of a client for whose connection this process has no descriptor left."""

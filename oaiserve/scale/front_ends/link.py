@@ -1,7 +1,7 @@
 """`Link` carries messages over one end of a pair of sockets, between the engine process and a front end.
 
-It knows frames of bytes, and nothing of what they mean. No thread waits for the other side: what the system does not
-take at once, the event loop writes when it does.
+It knows frames of bytes, and nothing of their meaning. No thread waits for the other side: the event loop writes the
+rest when the system takes more.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Link:
         self.is_lost = False
 
     def start(self, take: Callable[[bytes], None], on_lost: Callable[[], None]) -> None:
-        """Pass the body of each frame that arrives to `take`, and call `on_lost` once when the other side is gone.
+        """Pass the body of each frame to `take`, and call `on_lost` once when the other side is gone.
 
-        An error of `take` counts as if the other side were gone: what it sends makes no sense.
+        An error of `take` counts as its end: its bytes make no sense.
         """
         self._take, self._on_lost = take, on_lost
         self._loop = asyncio.get_running_loop()
@@ -48,7 +48,7 @@ class Link:
                 self._loop.add_writer(self._sock, self._write)
 
     def send(self, frame: bytes | bytearray) -> None:
-        """Send a frame, or keep it until the other side takes more. What is sent to a side that is gone is dropped."""
+        """Send a frame, or keep it until the other side takes more. It is dropped if the other side is gone."""
         with self._changed:
             if self.is_lost:
                 return

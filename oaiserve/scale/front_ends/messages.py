@@ -1,7 +1,7 @@
 """The messages between a front end and the engine process, and their bytes: msgpack, by msgspec.
 
-Requests and events travel as what they are. A front end may be attacked from outside, so nothing that it sends is
-unpickled: its messages are checked against the types here.
+Requests and events travel as they are. A front end may be attacked from outside, so none of its messages is unpickled:
+they are checked against the types here.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Message(msgspec.Struct, array_like=True, tag=True):
     """A message is an array: the name of its class, and its fields."""
 
 
-# -- what a front end begins with: two pickled messages ----------------------------------------------------------------
+# -- the beginning of a front end: two pickled messages ----------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """All that a front end has to know of the model, its engine and its telemetry."""
+    """A front end's data of the model, its engine and its telemetry."""
 
     tokenizer: bytes  # a pickled StoredTokenizer: to pickle a large one takes a while, and is done once
     max_model_len: int
@@ -170,7 +170,7 @@ else:  # the fields of a record, without those that have a form of their own her
 
 
 class Recorded(Message):
-    """The record of a request that has ended. The engine process has its account."""
+    """The record of an ended request. The engine process has its account."""
 
     trace_id: bytes  # of 128 bits, which no integer of msgpack has
     span_id: int
@@ -227,12 +227,12 @@ class LoopLag(Message):
 
 
 class LogCounts(Message):
-    """The messages of the log since the last of these: level, result and number."""
+    """The numbers of log messages since the last such message, by level and result."""
 
     more: list[tuple[str, str, int]]
 
 
-# -- what a front end asks ---------------------------------------------------------------------------------------------
+# -- questions of a front end ------------------------------------------------------------------------------------------
 
 
 class Ask(Message):
@@ -242,7 +242,7 @@ class Ask(Message):
 
 
 class TakeRoom(Ask):
-    """Ask for room for work on a body, among all that waits."""
+    """Ask for a share of the limit of waiting bytes, for work on a body."""
 
     client: str
     num_bytes: int
@@ -307,14 +307,14 @@ class MakeProfile(Ask):
 
 
 class SaveProfile(Ask):
-    """Ask to write what `MakeProfile` with this number has recorded."""
+    """Ask to write the recording of the `MakeProfile` with this number."""
 
     profile: int
     path: str
 
 
 class EndProfile(Message):
-    """The profile that `MakeProfile` with this number has asked for is to end early."""
+    """End the profile of the `MakeProfile` with this number early."""
 
     profile: int
 
@@ -348,18 +348,18 @@ class Events(Message):
         return message
 
     def in_order(self) -> list[Event]:
-        """Return the events: what is of a prompt comes before what is of its choices, and an end comes last."""
+        """Return the events in order: those of a prompt, those of its choices, the end."""
         return [*self.prompts, *self.chunks, *self.pooled, *self.finished, *self.failed, *self.aborted]
 
 
 class Adapters(Message):
-    """The adapters that there are from now on."""
+    """The new list of adapters."""
 
     served: list[ServedAdapter]
 
 
 class Reporting(Message):
-    """Routers ask for reports, so requests have their beginnings from now on."""
+    """Routers request reports, so requests have prefix keys from now on."""
 
 
 class Shutdown(Message):
@@ -380,7 +380,7 @@ class Answer(Message):
 
 
 class Refused(Message):
-    """The error that the question with this number has led to."""
+    """The error of the question with this number."""
 
     number: int
     error: Exception
@@ -413,7 +413,7 @@ _ERRORS = {
 
 
 def _encoded(value: Any) -> Any:
-    """Return what stands for a value that msgspec does not know."""
+    """Return a substitute for a value of a type unknown to msgspec."""
     if isinstance(value, array):
         return value.typecode, value.tobytes()
     if isinstance(value, TokenLogprobs):

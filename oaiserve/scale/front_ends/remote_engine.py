@@ -72,12 +72,12 @@ Result = TypeVar("Result")
 
 
 class EngineGone(Exception):
-    """The engine of the other process has failed, or that process is gone. The message says which."""
+    """The engine of the other process has failed, or that process is gone, by the message."""
 
 
 @dataclass(slots=True)
 class _Open:
-    """A request that has not ended."""
+    """An open request."""
 
     request: Request
     deliver: Deliver
@@ -128,7 +128,7 @@ class RemoteEngine:
         )
 
     def start(self) -> None:
-        """Take messages, on the running event loop, and say that requests are welcome."""
+        """Take messages on the running event loop, and become ready for requests."""
         self._process.link.start(self._take, self._lost)
         self.is_ready = True
         self._process.send(Up())
@@ -138,7 +138,7 @@ class RemoteEngine:
         self.is_ready = False
 
     def stop(self, drain_timeout_seconds: float) -> None:
-        """End all threads and all requests, and wait for the ends of these."""
+        """End all threads and all requests, and wait for the requests' ends."""
         self.drain()
         self._tokenize.stop()
         self._is_stopping = True
@@ -152,8 +152,8 @@ class RemoteEngine:
     def submit(self, request: Request, deliver: Deliver) -> None:
         """Accept a request. `deliver` gets its events on the event loop.
 
-        What the other process refuses ends with the event `Failed`, before any other. Raises Unavailable if there is no
-        other process any more, and InvalidRequest for text that cannot be sent.
+        A request refused by the other process ends with the event `Failed`, before any other. Raises Unavailable if
+        that process is gone, and InvalidRequest for text that cannot be sent.
         """
         if self._process.link.is_lost:
             raise Unavailable("The server is shutting down. Please try again.", retry_after_seconds=5)
@@ -194,7 +194,7 @@ class RemoteEngine:
         self._tokenize.give_back_later()
 
     def _post(self, event: TokenizeStarted | GrammarCompiled | Tokenized | TokenizeFailed) -> None:
-        """Send what a tokenize worker has to say of a request."""
+        """Send a tokenize worker's message about a request."""
         request_id = event.request.request_id
         match event:
             case TokenizeStarted():
@@ -215,7 +215,7 @@ class RemoteEngine:
     # -- adapters, reports and profiles -------------------------------------------------------------------------------
 
     def load_adapter(self, name: str, path: Path) -> ServedAdapter:
-        """Load an adapter, for all front ends. This takes a while. Raises what `AdapterTable.load` does."""
+        """Load an adapter, for all front ends. This takes a while. Raises the errors of `AdapterTable.load`."""
         _, loaded = self._process.ask(lambda number: LoadAdapter(number, name, str(path)), ServedAdapter)
         adapter: ServedAdapter = loaded.result()
         return adapter
@@ -227,7 +227,7 @@ class RemoteEngine:
         return adapter
 
     def report(self) -> ReplicaReport:
-        """Return what routers learn of the engine. This blocks."""
+        """Return the engine's report for routers. This blocks."""
         made: ReplicaReport = self._process.ask(MakeReport, ReplicaReport)[1].result()
         return made
 
@@ -253,11 +253,11 @@ class RemoteEngine:
         return profile
 
     def end_profile(self, asked: Future[Profile]) -> None:
-        """End a profile early, with the steps that it has. This does nothing if it has ended."""
+        """End a profile early, with its steps so far. This does nothing if it has ended."""
         if (number := self._profiles.get(asked)) is not None:
             self._process.send(EndProfile(number))
 
-    # -- what the other process sends, on the event loop --------------------------------------------------------------
+    # -- messages of the other process, on the event loop --------------------------------------------------------------
 
     def _take(self, body: bytes) -> None:
         message: Message = of_engine(body)

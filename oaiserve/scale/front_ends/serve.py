@@ -22,7 +22,7 @@ from oaiserve.scale.front_ends.remote_engine import RemoteEngine
 from oaiserve.scale.front_ends.remote_parts import RemoteConnections, RemoteStore, RemoteTelemetry
 from oaiserve.telemetry.log_limit import LogLimit
 
-LAST_WORDS_SECONDS = 0.05  # for streams to write their errors, before what still runs is cut off
+LAST_WORDS_SECONDS = 0.05  # for streams to write their errors, before they are cut off
 
 
 def serve(
@@ -35,7 +35,7 @@ def serve(
     log_limit: LogLimit | None = None,
     before: Callable[[], None] = lambda: None,
 ) -> int:
-    """Serve the connections that come over the channel, until the engine process ends that. Return the exit code.
+    """Serve the connections of the channel, until the engine process ends it. Return the exit code.
 
     `is_sampled` returns whether the spans of a trace will be exported, and `before` is called when all is ready.
     """
