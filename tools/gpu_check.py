@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
 
+from tools import machine
 from tools.gpu import summary
 from tools.gpu.run import run_all
 from tools.gpu.sections import SECTIONS, Section
@@ -56,7 +56,7 @@ def measure(arguments: argparse.Namespace, argv: Sequence[str]) -> dict[str, Any
     arguments.out.mkdir(parents=True, exist_ok=True)
     report: dict[str, Any] = {
         "created": date.today().isoformat(),
-        "version": version(),
+        "version": machine.version(),
         "command": f"python -m tools.gpu_check {' '.join(argv)}",
         "is_dry_run": dry_run(arguments.device, quick=arguments.quick),
         "sections": {},
@@ -87,15 +87,6 @@ def together(files: Sequence[Path]) -> dict[str, Any]:
     reports = [json.loads(file.read_text()) for file in files]
     sections = {name: result for report in reports for name, result in report["sections"].items()}
     return {**reports[0], "sections": {s.name: sections[s.name] for s in SECTIONS if s.name in sections}}
-
-
-def version() -> str:
-    """Return the commit of this checkout."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "of an unknown commit"
 
 
 if __name__ == "__main__":

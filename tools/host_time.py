@@ -3,8 +3,7 @@
 In the first table, the double computes one step after the other, beside the host, each in a set time. Some rows may
 have a penalty, so that their draw needs the ids of the step before. Printed are the host's time per step, and how long
 the device waits for it. In the second table, replayed graphs do nothing, and the time is that of the runner to launch a
-step: with sequences of equal lengths, with a long one among them, and with prompts beside decodes. The third table is
-about a model that is split in two: what a step takes beside its launches.
+step: with sequences of equal lengths, with a long one among them, and with prompts beside decodes.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import time
 from dataclasses import dataclass
 from itertools import pairwise
 from queue import SimpleQueue
+from typing import Any
 
 import torch
 
@@ -26,16 +26,18 @@ from oaiserve.engine.model.gpu.decode_forwards import DecodeForwards, Run
 from oaiserve.engine.model.gpu.graphs import DecodeGraphs
 from oaiserve.engine.model.gpu.prompt_graphs import MOST_PROMPTS, PromptGraphs
 from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.model.sampling.draw_rows import SampledIds
+from oaiserve.engine.model.spec import ModelSpec
 from oaiserve.engine.request import TERMINAL, Event, Request, SamplingParams, TokenPrompt
+from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.step import Chunk, ChunkResult, Masks, Step, StepResult
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.facts.record import HostPart, StepKind
 from oaiserve.facts.times import monotonic_ns
 from tests.models.decoders import byte_tokenizer
-from tools import split_host_time
-from tools.host_doubles import BLOCK_SIZE, NoSampler, make_sequence, make_spec
 
+BLOCK_SIZE = 16
 TOKENS = 200  # of each answer
 TILE_TOKENS = 32  # of a prompt, that a program of a kernel computes at a time
 
@@ -151,6 +153,39 @@ def launch_us(lengths: list[int], prompt_lengths: list[int], num_steps: int) -> 
     return statistics.median(times_us[2:])
 
 
+class NoSampler:
+    """Draws what has been drawn before."""
+
+    def take_best(self, logits: torch.Tensor, out: SampledIds | None = None) -> SampledIds:
+        assert out is not None
+        return out
+
+    def draw(self, *_: Any, out: SampledIds | None = None, **__: Any) -> SampledIds:
+        assert out is not None
+        return out
+
+
+def make_spec() -> ModelSpec:
+    return ModelSpec(
+        name="double",
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        vocab_size=256,
+        max_model_len=1 << 18,
+        eos_token_ids=frozenset(),
+        default_params={},
+        kv_shapes={},
+    )
+
+
+def make_sequence(num_tokens: int, num_slots: int) -> Sequence:
+    """Return a greedy sequence with blocks for `num_slots` tokens."""
+    made = Sequence("r", 0, [0] * num_slots, SamplingParams(temperature=0.0), max_len=num_slots + 1)
+    made.num_tokens = num_tokens
+    made.blocks = list(range(-(-num_slots // BLOCK_SIZE)))
+    return made
+
+
 class Nothing:
     """An executor that is not asked."""
 
@@ -187,15 +222,6 @@ def main() -> None:
     for name, (lengths, prompt_lengths) in LAUNCHES.items():
         values = [launch_us(lengths, prompt_lengths, num_steps=100) for _ in range(arguments.repeats)]
         print(f"| {name} | {statistics.median(values):.0f} µs ({min(values):.0f} to {max(values):.0f}) |")
-    print("\n| a split model: sequences of 300 tokens that decode | operation by operation | replayed |\n|---|---|---|")
-    for number in (1, 64, 256):
-        shown = []
-        for replays in (False, True):
-            values = [
-                split_host_time.launch_us(number, 300, replays=replays, num_steps=100) for _ in range(arguments.repeats)
-            ]
-            shown.append(f"{statistics.median(values):.0f} µs ({min(values):.0f} to {max(values):.0f})")
-        print(f"| {number} | {' | '.join(shown)} |")
 
 
 if __name__ == "__main__":

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from tools import machine
 
 
 def as_markdown(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -33,10 +36,17 @@ def write_between(page: Path, name: str, text: str) -> None:
 
 
 def write_json(path: Path | None, results: dict[str, Any]) -> None:
-    """Write the results where there is a path."""
+    """Write the results where there is a path, with the name and the command that found them, machine and version."""
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(results, indent=1) + "\n")
+        path.write_text(json.dumps(_about() | results, indent=1) + "\n")
+
+
+def _about() -> dict[str, str]:
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    name = spec.name.removesuffix(".__main__") if spec else Path(sys.argv[0]).stem
+    command = " ".join(["python -m", name, *sys.argv[1:]])
+    return {"name": name, "command": command, "machine": machine.sentence(), "version": machine.version()}
 
 
 def add_publishing(parser: ArgumentParser, markers: str, *, after: str = "") -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from itertools import islice
 from pathlib import Path
-from queue import Queue
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +15,7 @@ from tests.engine.model.runners import eager_runner
 from tests.models.decoders import byte_tokenizer
 from tools import gpu_check
 from tools.engine_load import complete, random_prompts
-from tools.gpu import answers, expert_check, layer_check, modes, overload, steps, teaching, uneven, waits
-from tools.gpu.peers import their_seconds
+from tools.gpu import answers, expert_check, layer_check, overload, steps, teaching, uneven, waits
 from tools.gpu.target import NOT_ON_CPU, Target
 from tools.gpu.workload import load, running_engine
 
@@ -126,7 +123,7 @@ def test_launches_can_be_watched_for_waits(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_on_a_cpu_there_is_one_mode() -> None:
-    assert modes.modes(CPU) == [{}]
+    assert answers.modes(CPU) == [{}]
     gpu = Target(torch.device("cuda"), quick=False)
     assert answers.modes(gpu)[-1] == {"compile": True, "cuda_graph": True, "overlap": True}
     assert len(answers.modes(gpu, is_compiled=False)) == 4
@@ -138,47 +135,6 @@ def test_a_request_that_does_not_finish_fails_the_measurement() -> None:
         engine.drain()
         with pytest.raises(Exception, match="shutting down"):
             complete(engine, [[1, 2, 3]], 4)
-
-
-class TheirManager:
-    """A double of transformers' manager, with the methods that are used."""
-
-    def __init__(self, results: list[Any]) -> None:
-        self.results: Queue[Any] = Queue()
-        for result in results:
-            self.results.put(result)
-
-    def add_requests(self, inputs: list[list[int]], max_new_tokens: int) -> None:
-        pass
-
-    def get_result(self, timeout: float) -> Any:
-        return None if self.results.empty() else self.results.get()
-
-    def is_running(self) -> bool:
-        return False
-
-
-def their_result(num_tokens: int, error: str | None = None, *, is_finished: bool = True) -> Any:
-    return SimpleNamespace(generated_tokens=[1] * num_tokens, error=error, is_finished=lambda: is_finished)
-
-
-def test_requests_to_transformers_count_when_all_their_tokens_are_there() -> None:
-    manager = TheirManager([their_result(1, is_finished=False), their_result(4), their_result(4)])
-    assert their_seconds(manager, [[1], [2]], 4) > 0  # type: ignore[arg-type]
-    assert manager.results.empty()
-
-
-@pytest.mark.parametrize(
-    ("results", "message"),
-    [
-        ([their_result(3)], "3 tokens of 4"),
-        ([their_result(4, "out of memory")], "out of memory"),
-        ([], "has ended"),
-    ],
-)
-def test_a_request_that_transformers_does_not_finish_fails_the_measurement(results: list[Any], message: str) -> None:
-    with pytest.raises(RuntimeError, match=message):
-        their_seconds(TheirManager(results), [[1]], 4)  # type: ignore[arg-type]
 
 
 def test_every_token_decodes_to_text_and_prompts_encode_to_bytes() -> None:

@@ -26,8 +26,6 @@ def test_kernels_equal_the_reference() -> None:
 
 def test_kernels_can_be_timed() -> None:
     limits = kernel_check.hardware_limits(CPU)
-    assert kernel_check.time_prefill(SHAPE, 1, 3, 5, device=CPU, limits=limits, tune=False)["us"] > 0
-    found = kernel_check.time_decode(SHAPE, 3, 5, 40, device=CPU, limits=limits, tune=False)
+    assert kernel_check.time_prefill(SHAPE, 1, 3, 5, device=CPU, limits=limits)["us"] > 0
+    found = kernel_check.time_decode(SHAPE, 3, 5, 40, device=CPU, limits=limits)
     assert (found["sequences"], found["context"], found["items"]) == (3, "5, one 40", 3)
-    assert all(row["triton_ms"] > 0 for row in kernel_check.time_sampling(CPU, quick=True))
-    assert kernel_check.time_masks(CPU, quick=True)["triton_ms"] > 0

@@ -15,7 +15,8 @@ import time
 from datetime import date
 from typing import Any
 
-from tools.bench import machine, prepare, table
+from tools import machine
+from tools.bench import prepare, table
 from tools.bench.client import Client, RunFailed
 from tools.bench.process_usage import peak_rss_mib
 from tools.bench.servers import IK, OURS, PEERS, ServerSpec, oaiserve

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from tools.bench import machine
+from tools import machine
 from tools.bench.process_usage import peak_rss_mib
 from tools.bench.servers import oaiserve
 from tools.bench.workloads import WORKLOADS, Workload

@@ -33,7 +33,8 @@ from oaiserve.engine.step import Chunk, Step
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.facts.record import StepKind
 from oaiserve.files import demo
-from tools.bench import ceilings, floor, machine, step_table
+from tools import machine
+from tools.bench import ceilings, floor, step_table
 from tools.engine_load import complete, greedy
 from tools.markdown import add_publishing, publish, results_of
 

@@ -23,7 +23,8 @@ from typing import Any
 import httpx
 
 from oaiserve.files import demo
-from tools.bench import machine, prepare
+from tools import machine
+from tools.bench import prepare
 from tools.bench.process_usage import peak_rss_mib
 from tools.bench.servers import OURS, START_LIMIT_SECONDS, ServerSpec
 from tools.markdown import as_markdown, number

@@ -1,28 +1,15 @@
 """Checks the Triton kernels against the reference, and measures how near they come to the ceilings of the device.
 
-    python -m tools.gpu.kernel_check --out FILE                          # on the GPU
-    python -m tools.gpu.kernel_check --out FILE --tune                   # and which tiles are the fastest
-    python -m tools.gpu.kernel_check --out FILE --device cpu --quick     # a dry run anywhere, in Triton's interpreter
-
-`tools.gpu_check` runs it in a process of its own and shows what it finds. A bandwidth counts each byte that must be
-moved once, such as the keys and values that a decode reads, whatever the kernel really moves.
+A bandwidth counts each byte that must be moved once, such as the keys and values that a decode reads, whatever the
+kernel really moves.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import os
-import statistics
 import sys
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, NamedTuple
-
-if any(argument.endswith("cpu") for argument in sys.argv):  # Triton reads it when it is imported
-    os.environ["TRITON_INTERPRET"] = "1"
 
 import numpy as np
 import torch
@@ -42,7 +29,6 @@ from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
 from tools.gpu import ceilings
 from tools.gpu.ceilings import seconds
-from tools.gpu.kernel_tables import as_markdown
 
 BLOCK_SIZE = 16
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -74,25 +60,6 @@ DECODES = [(1, 512), (1, 8192), (1, 32768), (8, 2048), (64, 512), (64, 4096), (2
 PREFILLS = [(1, 2048, 2048), (8, 256, 256), (1, 2048, 16384)]  # sequences, new tokens, and all tokens of each
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="the file for what is found, as JSON")
-    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--quick", action="store_true", help="few and small shapes")
-    parser.add_argument("--tune", action="store_true", help="time other tiles for each shape, too, which takes minutes")
-    arguments = parser.parse_args(argv)
-    device = torch.device(arguments.device)
-    report: dict[str, Any] = {}
-    for part in check(device, quick=arguments.quick):
-        report |= part
-    for part in measure(device, quick=arguments.quick, tune=arguments.tune):
-        report |= part
-    report["is_correct"] = all(row["equal"] for row in report["attention"] + report["sampling"] + report["masks"])
-    arguments.out.write_text(json.dumps(report, indent=1) + "\n")
-    print(as_markdown(report))
-    return 0 if report["is_correct"] else 1
-
-
 @torch.inference_mode()
 def check(device: torch.device, *, quick: bool) -> Iterator[dict[str, Any]]:
     """Compare the kernels with the reference."""
@@ -108,12 +75,11 @@ def check(device: torch.device, *, quick: bool) -> Iterator[dict[str, Any]]:
 
 
 @torch.inference_mode()
-def measure(device: torch.device, *, quick: bool, tune: bool = False) -> Iterator[dict[str, Any]]:
+def measure(device: torch.device, *, quick: bool) -> Iterator[dict[str, Any]]:
     """Time the kernels by themselves."""
     torch.manual_seed(0)
     limits = hardware_limits(device)
     yield {"limits": limits}
-    yield {"write": time_write(device, limits, quick=quick)}
     names = ["llama-3.2-1b"] if quick else list(SHAPES)
     timed: list[tuple[str, Any, Any]] = [("decode", time_decode, DECODES), ("prefill", time_prefill, PREFILLS)]
     for kind, time_kind, sizes in timed:
@@ -121,9 +87,8 @@ def measure(device: torch.device, *, quick: bool, tune: bool = False) -> Iterato
         rows = []
         for name in names:
             for size in sizes:
-                rows.append({"shape": name, **time_kind(SHAPES[name], *size, device=device, limits=limits, tune=tune)})
+                rows.append({"shape": name, **time_kind(SHAPES[name], *size, device=device, limits=limits)})
                 yield {kind: rows}
-    yield {"choose": [*time_sampling(device, quick=quick), time_masks(device, quick=quick)]}
 
 
 # Correctness
@@ -300,15 +265,6 @@ def hardware_limits(device: torch.device) -> dict[str, float]:
     return {"bytes_per_second": max(moved.values()), "operations_per_second": max(multiplied.values())}
 
 
-def time_write(device: torch.device, limits: dict[str, float], *, quick: bool) -> dict[str, Any]:
-    shape, num_tokens = SHAPES["llama-3.1-8b"], 64 if quick else 8192
-    batch = make_batch([(0, num_tokens)], BLOCK_SIZE, device)
-    _, key, value, cache = make_tensors(shape, num_tokens, num_tokens // BLOCK_SIZE, BLOCK_SIZE, device)
-    taken = seconds([lambda: backend.write(key, value, cache, batch.slots, first_token=0)] * 8, device)
-    rate = 2 * num_tokens * shape.kv_token_bytes / taken
-    return {"tokens": num_tokens, "us": taken * 1e6, "of_bandwidth": rate / limits["bytes_per_second"]}
-
-
 def time_decode(
     shape: AttentionShape,
     num_rows: int,
@@ -316,7 +272,6 @@ def time_decode(
     *longest: int,
     device: torch.device,
     limits: dict[str, float],
-    tune: bool,
 ) -> dict[str, Any]:
     lengths = [*longest, *[context] * (num_rows - len(longest))]
     batch = make_batch([(length - 1, 1) for length in lengths], BLOCK_SIZE, device)
@@ -328,11 +283,11 @@ def time_decode(
     scoring = Scoring(shape.key_dim**-0.5)
     chosen = backend.num_items(shape.kv_heads, device)
 
-    def taken(num_items: int, tile: backend.Tile | None = None) -> float:
+    def taken(num_items: int) -> float:
         plan = backend.plan_decodes(batch, 0, num_items, shape.kv_heads)  # once for all layers
         return seconds(
             [
-                lambda layer=layer: backend.decode(*layer, batch, out, scoring, plan, tile)  # type: ignore[misc]
+                lambda layer=layer: backend.decode(*layer, batch, out, scoring, plan)  # type: ignore[misc]
                 for layer in layers
             ],
             device,
@@ -347,16 +302,6 @@ def time_decode(
         "bytes_per_second": kv_bytes / whole,
         "of_bandwidth": kv_bytes / whole / limits["bytes_per_second"],
     }
-    if tune:
-        tiles = [
-            backend.Tile(max(16, triton.next_power_of_2(shape.heads // shape.kv_heads)), tokens, warps, stages)
-            for tokens in (32, 64, 128)
-            for warps in (4, 8)
-            for stages in (2, 3, 4)
-        ]
-        numbers = {max(1, chosen // 2), chosen, chosen * 2}
-        tried = {(number, tile): time_or_none(taken, number, tile) for number in numbers for tile in tiles}
-        found["best"] = best_of(tried)
     return found
 
 
@@ -368,7 +313,6 @@ def time_prefill(
     *,
     device: torch.device,
     limits: dict[str, float],
-    tune: bool,
 ) -> dict[str, Any]:
     batch = make_batch([(context - new, new)] * num_rows, BLOCK_SIZE, device)
     batch.num_decodes = 0  # a dry run may prefill a single token, which is no decode
@@ -377,10 +321,10 @@ def time_prefill(
     out = query.new_empty(num_rows * new, shape.heads, shape.value_dim)
     scoring = Scoring(shape.key_dim**-0.5)
 
-    def taken(tile: backend.Tile | None = None) -> float:
+    def taken() -> float:
         tiles = BatchTiles(batch)
-        backend.prefill(query, cache, batch, out, scoring, tiles, tile)  # makes the list of tiles outside of the graph
-        return seconds([lambda: backend.prefill(query, cache, batch, out, scoring, tiles, tile)] * 4, device)
+        backend.prefill(query, cache, batch, out, scoring, tiles)  # makes the list of tiles outside of the graph
+        return seconds([lambda: backend.prefill(query, cache, batch, out, scoring, tiles)] * 4, device)
 
     # A token attends to itself and all before it, with a product and a sum each for scores and for values.
     seen = num_rows * (new * (context - new) + new * (new + 1) / 2)
@@ -399,77 +343,4 @@ def time_prefill(
                    for n in (shape.heads, shape.kv_heads, shape.kv_heads))  # fmt: skip
         attention = torch.nn.functional.scaled_dot_product_attention
         found["torch_us"] = 1e6 * seconds([lambda: attention(q, k, v, is_causal=True, enable_gqa=True)] * 4, device)
-    if tune:
-        tiles = [
-            backend.Tile(rows, tokens, warps, stages)
-            for rows in (64, 128)
-            for tokens in (32, 64, 128)
-            for warps in (4, 8)
-            for stages in (2, 3, 4)
-            if rows * max(tokens, shape.value_dim) <= warps * 32 * 128  # half of a thread's registers
-        ]
-        found["best"] = best_of({(tile,): time_or_none(taken, tile) for tile in tiles})
     return found
-
-
-def time_or_none(taken: Callable[..., float], *arguments: Any) -> float | None:
-    try:
-        return taken(*arguments)
-    except triton.runtime.errors.OutOfResources:
-        return None
-
-
-def best_of(tried: dict[Any, float | None]) -> dict[str, Any]:
-    possible = {choice: taken for choice, taken in tried.items() if taken is not None}
-    best = min(possible, key=lambda choice: possible[choice])
-    return {"us": possible[best] * 1e6, "choice": str(best)}
-
-
-def time_sampling(device: torch.device, *, quick: bool) -> list[dict[str, Any]]:
-    """Time sampling until the host has the ids, as long as a step waits for them."""
-    num_rows, vocab = (4, 300) if quick else (64, 128_256)
-    kinds: dict[str, dict[str, float]] = {
-        "greedy": {"temperature": 0.0},
-        "temperature": {"temperature": 1.0},
-        "top_p 0.95": {"temperature": 1.0, "top_p": 0.95},
-        "top_k 50, top_p 0.9": {"temperature": 1.0, "top_k": 50, "top_p": 0.9},
-    }
-    rows = []
-    for spread in (0.5, 4.0):
-        logits = (torch.randn(num_rows, vocab, device=device) * spread).bfloat16()
-        for kind, params in kinds.items():
-            drawn = [make_row(row, **params) for row in range(num_rows)]
-            row: dict[str, Any] = {"rows": num_rows, "spread": spread, "kind": kind}
-            for name, sample_ids in (
-                ("triton_ms", triton_sampling.sample_ids),
-                ("plain_ms", plain_sampling.sample_ids),
-            ):
-                times = []
-                for _ in range(1 if device.type == "cpu" else 12):
-                    started = time.perf_counter()
-                    sample_ids(logits, drawn)[0].tolist()
-                    times.append(time.perf_counter() - started)
-                row[name] = statistics.median(times[2:] or times) * 1e3
-            rows.append(row)
-    return rows
-
-
-def time_masks(device: torch.device, *, quick: bool) -> dict[str, Any]:
-    """Time the masks of half of the rows, from the host's memory until the device has applied them."""
-    num_rows, vocab = (4, 300) if quick else (64, 128_256)
-    logits = torch.randn(num_rows, vocab, device=device)
-    rows, words = make_masks(num_rows, vocab)
-    row: dict[str, Any] = {"rows": num_rows, "spread": 1.0, "kind": "masks for half of the rows"}
-    for name, apply in (("triton_ms", triton_sampling.apply_masks), ("plain_ms", apply_masks_in_torch)):
-        times = []
-        for _ in range(1 if device.type == "cpu" else 12):
-            started = time.perf_counter()
-            apply(logits, rows, words)
-            logits[0, 0].item()
-            times.append(time.perf_counter() - started)
-        row[name] = statistics.median(times[2:] or times) * 1e3
-    return row
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -34,13 +34,8 @@ SECTIONS = (
     Section("gpt2", "tools.gpu.teaching", 70),
     Section("decode-8b", "tools.gpu.steps", 150, {"model": "llama-3.1-8b"}),
     Section("streams", "tools.gpu.streams", 90),
-    Section("start", "tools.gpu.start", 60),
     Section("kernel-speed", "tools.gpu.kernels", 90, {"part": "speed"}),
     Section("layer-speed", "tools.gpu.layer_check", 60, {"part": "speed"}),
     Section("expert-speed", "tools.gpu.expert_check", 40, {"part": "speed"}),
-    Section("modes", "tools.gpu.modes", 100),
-    Section("peers-1b", "tools.gpu.peers", 90, {"model": "llama-3.2-1b"}),
-    Section("peers-smollm2", "tools.gpu.peers", 90, {"model": "smollm2-135m"}),
-    Section("peers-gpt2", "tools.gpu.peers", 60, {"model": "gpt2-124m"}),
     Section("split", "tools.gpu.split_check", 150),  # where there are two GPUs
 )

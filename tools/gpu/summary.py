@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tools.gpu import kernel_tables
 from tools.markdown import as_markdown, number
 
 Sections = dict[str, dict[str, Any]]
@@ -20,7 +19,7 @@ NOMINAL = {
     "H100": {"bytes_per_second": 0.9 * 3.35e12, "operations_per_second": 0.78 * 989e12},
     "A100": {"bytes_per_second": 0.9 * 2.0e12, "operations_per_second": 0.85 * 312e12},
 }
-BATCHES = (1, 16, 64, 256)
+_ENDING = ("status", "seconds", "problem")
 MOST_SHOWN = 10  # wrong results of a section; the rest is in the JSON
 
 
@@ -74,22 +73,6 @@ def _prefill_share(sections: Sections) -> float:
     return 100 * sections["decode-8b"]["prefill"]["operations_per_second"] / peak  # type: ignore[no-any-return]
 
 
-def best_peer(section: dict[str, Any], batch: int) -> float:
-    """Return the tokens per second of the fastest settings that ran. Raises KeyError if none did."""
-    rates = [by_batch[str(batch)] for by_batch in section["transformers"].values() if str(batch) in by_batch]
-    if not rates:
-        raise KeyError("transformers")
-    return max(rates)  # type: ignore[no-any-return]
-
-
-def _ratio(name: str, batch: int) -> Callable[[Sections], float]:
-    def find(sections: Sections) -> float:
-        ours = sections[name]["oaiserve"][str(batch)]["output_tokens_per_second"]
-        return ours / best_peer(sections[name], batch)  # type: ignore[no-any-return]
-
-    return find
-
-
 SPEED_TARGETS = (
     SpeedTarget(
         "GPT-2 124M, 256 requests of 64 tokens, batch 64: output",
@@ -131,13 +114,6 @@ SPEED_TARGETS = (
         90_000,
         lambda s: s["streams"]["streams"]["output_tokens_per_second"],
         more_is_better=True,
-    ),
-    *(
-        SpeedTarget(
-            f"{title}, {batch} at once, to transformers' best", "times", 3, _ratio(name, batch), more_is_better=True
-        )
-        for title, name in (("1B", "peers-1b"), ("SmolLM2-135M", "peers-smollm2"))
-        for batch in BATCHES
     ),
 )
 
@@ -196,12 +172,9 @@ def as_text(report: dict[str, Any]) -> str:
     for name, result in sections.items():
         if "problem" in result:
             lines += ["", f"{name}:", "", "```", result["problem"], "```"]
-    for name, show in CHAPTERS.items():
-        if len(sections.get(name, {})) > 3 or sections.get(name, {}).get("status") == "done":
-            try:
-                lines += ["", *show(sections, name)]
-            except (KeyError, TypeError, IndexError):
-                lines += ["", f"{name}: not complete; gpu_check.json has what there is."]
+    for name, result in sections.items():
+        if name not in CORRECTNESS and (found := {key: result[key] for key in result if key not in _ENDING}):
+            lines += ["", f"### {name}", *_shown("", _with_floors(sections, found))]
     return "\n".join(lines) + "\n"
 
 
@@ -235,186 +208,51 @@ def _has_problem(found: Any) -> bool:
     return isinstance(found, dict) and "problem" in found
 
 
-def _environment(sections: Sections, name: str) -> list[str]:
-    found = sections[name]["ceilings"]
-    if isinstance(found, str):
-        return ["### What the device can do", "", found]
-    rows = [["", ""]]
-    rows += [[f"memory, {key}", f"{value / 1e9:,.0f} GB/s"] for key, value in found["bandwidth"].items()]
-    rows += [[f"product {key}", f"{value / 1e12:,.0f} TFLOP/s"] for key, value in found["products"].items()]
-    rows += [[f"launch, {key.removesuffix('_us')}", f"{value:.2f} us"] for key, value in found["launch"].items()]
-    rows += [[f"4 KiB, {key.removesuffix('_us')}", f"{value:.1f} us"] for key, value in found["pinned_copy"].items()]
-    return ["### What the device can do", "", *as_markdown(rows)]
-
-
-def _gpt2(sections: Sections, name: str) -> list[str]:
-    runs = {
-        "64 tokens each, all at once": "at_once",
-        "64 tokens each, from as many clients as the batch": "clients",
-        "one token each": "one_token",
-    }
-    rows = [{"GPT-2 124M": title, **sections[name][key]} for title, key in runs.items()]
-    keys = ["GPT-2 124M", "requests", "repeats", *_SPEED, "submit_p50_ms", "submit_p99_ms"]
-    return ["### GPT-2 124M", "", *_table(rows, keys), "", *_steps([sections[name]["steps"]])]
-
-
-_SPEED = ["output_tokens_per_second", "ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms"]
-_PERIOD = ["steps", "period_ms", "period_p10_ms", "period_p90_ms", "device_ms", "gap_ms", "gap_share"]
-
-
-def _steps(rows: list[dict[str, Any]]) -> list[str]:
-    flat = [row | {f"host {part}": value for part, value in row["host_ms"].items()} for row in rows]
-    parts = [key for key in flat[0] if key.startswith("host ")]
-    return ["Steps, in ms; of the host what it did in one:", "", *_table(flat, ["sequences", *_PERIOD, *parts])]
-
-
-def _model(sections: Sections, name: str) -> list[str]:
-    result = sections[name]
-    lines = [f"### {result['model']}, bfloat16, random weights", "", *_steps(result["decode"]), ""]
-    rows = []
-    for row in result["decode"]:
+def _with_floors(sections: Sections, found: Any) -> Any:
+    """Return what was found, with the floor of each step beside it where the ceilings are known."""
+    if isinstance(found, list):
+        return [_with_floors(sections, row) for row in found]
+    if not isinstance(found, dict):
+        return found
+    if "bytes" in found and "period_ms" in found:
         try:
-            floor = floor_ms(sections, row)
-            row = row | {"floor_ms": floor, "times_floor": row["period_ms"] / floor}
-        except (KeyError, TypeError):  # the ceilings were not measured
-            pass
-        rows.append(row)
-    keys = ["sequences", "context", "floor_ms", "times_floor", *_SPEED]
-    lines += [*_table(rows, [key for key in keys if key in rows[0]])]
-    for key, title in (("prefill", "our kernels"), ("prefill_varlen", "torch's varlen attention")):
-        if "ms" in (found := result.get(key, {})):
-            shown = ", ".join(number(ms) for ms in found["ms"])
-            lines += [
-                "",
-                f"Prompts of {found['prompt']} tokens in chunks of {found['chunk']}, {title}: {shown} ms by chunk, "
-                f"{found['operations_per_second'] / 1e12:,.0f} TFLOP/s.",
-            ]
-    for kind in ("decode", "prefill") if "parts" in result else ():
-        found = result["parts"][kind]
-        lines += [
-            "",
-            f"A {kind} step of {found['tokens']} tokens: launched in {number(found['launch_ms'])} ms, its results "
-            f"after {number(found['whole_ms'])} ms; the {found['on']} is busy for {number(found['busy_ms'])} ms of it:",
-            "",
-            *as_markdown(
-                [
-                    [f"on the {found['on']}", "calls", "us"],
-                    *([f"`{row['name'][:90]}`", f"{row['calls']:g}", number(row["us"])] for row in found["kernels"]),
-                ]
-            ),
-        ]
+            floor = floor_ms(sections, found)
+        except KeyError:
+            return found
+        return found | {"floor_ms": floor, "times_floor": found["period_ms"] / floor}
+    return {key: _with_floors(sections, value) for key, value in found.items()}
+
+
+def _shown(title: str, found: Any) -> list[str]:
+    """Return the lines of any result: rows as a table, numbers by name as one row, then the parts."""
+    if isinstance(found, list) and all(isinstance(row, dict) for row in found):
+        rows = [_flat(row) for row in found]
+        keys = list(dict.fromkeys(key for row in rows for key in row))
+        cells = [[_cell(row.get(key, "")) for key in keys] for row in rows]
+        return ["", f"{title}:", "", *(as_markdown([keys, *cells]) if keys else [])]
+    if not isinstance(found, dict):
+        return ["", f"{title}: {_cell(found)}"]
+    plain = {key: value for key, value in found.items() if not isinstance(value, dict | list)}
+    lines = ["", *([f"{title}:", ""] if title else []), *_row(plain)] if plain else []
+    for key, value in found.items():
+        if isinstance(value, dict | list):
+            lines += _shown(f"{title}, {key}" if title else key, value)
     return lines
 
 
-def _peers(sections: Sections, name: str) -> list[str]:
-    result = sections[name]
-    rates = {"oaiserve": {key: row["output_tokens_per_second"] for key, row in result["oaiserve"].items()}}
-    rates |= {f"transformers, {settings}": found for settings, found in result["transformers"].items()}
-    head = ["output tokens/s", *(f"{batch} at once" for batch in result["oaiserve"])]
-    rows = [
-        [who, *(number(found[batch]) if batch in found else "" for batch in result["oaiserve"])]
-        for who, found in rates.items()
-    ]
-    attention = result.get("attention", "no attention that worked")
-    about = f"{result['prompt_tokens']} tokens in, {result['num_tokens']} out; theirs with {attention}."
-    problems = [f"- {settings}: {problem}" for settings, problem in result.get("problems", {}).items()]
-    return [
-        f"### {result['model']}, beside transformers' continuous batching",
-        "",
-        about,
-        "",
-        *as_markdown([head, *rows]),
-        *(["", *problems] if problems else []),
-    ]
+def _row(values: dict[str, Any]) -> list[str]:
+    return as_markdown([list(values), [*map(_cell, values.values())]])
 
 
-def _modes(sections: Sections, name: str) -> list[str]:
-    lines = ["### With and without compiled layers, CUDA graphs and overlap"]
-    for model, rows in sections[name].items():
-        if isinstance(rows, list):
-            named = [dict.fromkeys(("compile", "cuda_graph", "overlap"), "") | row for row in rows]
-            lines += ["", f"{model}, {rows[0]['sequences']} sequences:", ""]
-            lines += _table(named, ["compile", "cuda_graph", "overlap", *_PERIOD, "output_tokens_per_second"])
-    return lines
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row in which the values of a dictionary are columns of their own. Lists are in the JSON alone."""
+    found: dict[str, Any] = {}
+    for key, value in row.items():
+        found |= {f"{key} {part}": one for part, one in value.items()} if isinstance(value, dict) else {key: value}
+    return {key: value for key, value in found.items() if not isinstance(value, list | dict)}
 
 
-def _uneven(sections: Sections, name: str) -> list[str]:
-    found = sections[name]
-    rows = [{"": kind, **found[kind]} for kind in ("even", "uneven") if kind in found]
-    lines = ["### Ragged steps of Llama 1B", "", *_table(rows, ["", "sequences", "context", *_PERIOD])]
-    if "arrivals" in found:
-        lines += ["", "64 decodes, and prompts that arrive beside them:", "", *_table([found["arrivals"]], _ARRIVALS)]
-    return lines
-
-
-_ARRIVALS = ["steps", "mixed_steps", "steady_ms", "mixed_p50_ms", "itl_p99_ms"]
-
-
-def _streams(sections: Sections, name: str) -> list[str]:
-    row = sections[name]["streams"]
-    return ["### GPT-2 124M over HTTP", "", *_table([row], list(row))]
-
-
-def _start(sections: Sections, name: str) -> list[str]:
-    rows = [{"model": model, **found} for model, found in sections[name].items() if isinstance(found, dict)]
-    return ["### A start with default settings", "", *_table(rows, list(rows[0]))] if rows else []
-
-
-def _kernels(sections: Sections, name: str) -> list[str]:
-    return [kernel_tables.as_markdown(sections.get("kernels", {}) | sections[name]).rstrip()]
-
-
-def _layers(sections: Sections, name: str) -> list[str]:
-    keys = ["matrix", "kind", "rows", "us", "bfloat16_us", "of_bandwidth"]
-    return ["### Products with packed weights", "", *_table(sections[name]["products"], keys)]
-
-
-def _experts(sections: Sections, name: str) -> list[str]:
-    keys = ["experts", "rows", "us", "of_bandwidth"]
-    return ["### Layers of packed experts", "", *_table(sections[name]["layers"], keys)]
-
-
-def _split(sections: Sections, name: str) -> list[str]:
-    found, title = sections[name], "### A model that is split over two GPUs"
-    if "left_out" in found:
-        return [title, "", f"Left out: {found['left_out']}."]
-    rows = found.get("decodes", [])
-    lines = [title, "", *_table(rows, list(rows[-1]))] if rows else []
-    if "killed_worker_noticed_s" in found:
-        lines += ["", f"A killed worker was noticed after {found['killed_worker_noticed_s']:.1f} s."]
-    return lines
-
-
-CHAPTERS: dict[str, Callable[[Sections, str], list[str]]] = {
-    "environment": _environment,
-    "gpt2": _gpt2,
-    "decode-1b": _model,
-    "uneven": _uneven,
-    "decode-8b": _model,
-    "streams": _streams,
-    "peers-1b": _peers,
-    "peers-smollm2": _peers,
-    "peers-gpt2": _peers,
-    "modes": _modes,
-    "start": _start,
-    "kernel-speed": _kernels,
-    "layer-speed": _layers,
-    "expert-speed": _experts,
-    "split": _split,
-}
-
-
-def _table(rows: list[dict[str, Any]], keys: list[str]) -> list[str]:
-    head = [key.removesuffix("_ms").replace("_", " ") + (", ms" if key.endswith("_ms") else "") for key in keys]
-    return as_markdown([head, *([_cell(key, row) for key in keys] for row in rows)])
-
-
-def _cell(key: str, row: dict[str, Any]) -> str:
-    value = row.get(key, "")
-    if f"{key}_least" in row:
-        return f"{number(value)} ({number(row[f'{key}_least'])}..{number(row[f'{key}_most'])})"
-    if key.endswith("_share"):
-        return f"{value:.1%}"
-    if key.endswith("_bytes"):
-        return f"{value / 2**30:.1f} GiB"
-    return number(value) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+def _cell(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return f"{value:.3g}" if abs(value) >= 1e9 else number(value)

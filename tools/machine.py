@@ -1,16 +1,18 @@
-"""Describes the machine that the figures were measured on."""
+"""The machine and the version of this project that figures were measured on."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
 import platform
+import subprocess
 from pathlib import Path
 
 _FEATURES = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")  # the widest first
 
 
 def sentence() -> str:
+    """Describe the machine in a sentence."""
     fields: dict[str, str] = {}
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         name, _, value = line.partition(":")
@@ -22,3 +24,12 @@ def sentence() -> str:
         f"{cpu} ({features}), {len(os.sched_getaffinity(0))} cores, {memory_gib:.0f} GiB, {platform.system()} "
         f"{platform.release()}; Python {platform.python_version()}, torch {importlib.metadata.version('torch')}"
     )
+
+
+def version() -> str:
+    """Return the commit of this checkout."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "of an unknown commit"

@@ -1,0 +1,43 @@
+"""The list of the laboratory's commands is the one that CONTRIBUTING.md has, and each of them is there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools.__main__ import COMMANDS, listing
+from tools.markdown import write_json
+
+ROOT = Path(__file__).parents[2]
+# Programs that others of these start, or that run in environments of their own.
+PARTS = {"tools", "tools.attack.neighbour", "tools.gpu.section"}
+
+
+def test_the_page_lists_the_commands_that_there_are() -> None:
+    assert listing() in (ROOT / "CONTRIBUTING.md").read_text()
+    found = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__")
+        for path in (ROOT / "tools").rglob("*.py")
+        if 'if __name__ == "__main__"' in path.read_text() and "scripts" not in path.parts
+    }
+    assert found - PARTS == {f"tools.{name}" for name in COMMANDS}
+
+
+def test_a_command_runs_by_its_name_in_the_list() -> None:
+    command = [sys.executable, "-m", "tools", "attack", "--list", "--only", "signals"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.startswith("signals ")
+
+
+def test_results_are_written_with_what_they_are_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import json
+
+    monkeypatch.setattr(sys, "argv", ["x", "--quick"])
+    write_json(tmp_path / "a/results.json", {"rows": [1], "machine": "another"})
+    found = json.loads((tmp_path / "a/results.json").read_text())
+    assert found.keys() == {"name", "command", "machine", "version", "rows"}
+    assert (found["machine"], found["rows"]) == ("another", [1])
+    assert found["command"].endswith(" --quick")

@@ -1,0 +1,61 @@
+"""Lists the measurements and checks, or runs one: python -m tools [NAME ...]
+
+Each is a module that runs by its own name, too. What one writes with --json is a record: `name`, `command`, `machine`
+and `version`, beside its results.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+
+COMMANDS = {
+    "figures": "speed and size, for docs/measurements.md",
+    "bench.compare": "against other servers: `make bench-peers`",
+    "bench.gguf_peers": "beside llama.cpp's server, on the same GGUF files",
+    "bench.packed_peers": "beside vLLM, on the same 4-bit checkpoints (AWQ, GPTQ)",
+    "bench.ours": "the same workloads on this server alone: `make bench`",
+    "bench.step": "where a step's time goes, and its floor: `make bench`",
+    "bench.start_up": "the parts of a start: docs/performance.md",
+    "bench.step_cost": "how well the learnt cost of steps expects them, by workload",
+    "bench.plan": "expectations of `oaiserve plan` for six loads, beside measurements",
+    "same_answers": "answers that change with their company in a step: docs/reproducible.md",
+    "host_time": "the engine thread's time in a step, and whether a device waits for it",
+    "front_ends": "the cost of streams for the engine's process, with and without front ends",
+    "overhead": "the cost of telemetry, in paired runs",
+    "explain_cost": "the cost of telling why, in slices of one run with and without",
+    "simulate": "the scheduler with thousands of sequences, without a model",
+    "fleet": "1,000 replicas under several policies of routing: docs/scale.md",
+    "gpu_check": "right and how fast on a GPU; --device cpu --quick is a dry run",
+    "model_types": "transformers' model types, served or refused: docs/models.md",
+    "gguf_families": "GGUF files of llama.cpp's converter, beside their models: docs/models.md",
+    "grammar_coverage": "keywords of JSON Schema, obeyed or refused: docs/structured-outputs.md",
+    "clients": "the first examples of other people's clients: `make clients`",
+    "soak": "random clients for minutes; fails where anything is left or lost",
+    "attack": "attacks beside a neighbour; fails where one harms it: docs/security.md",
+    "attack.fuzz": "20,000 generated requests; fails where an answer is a server error",
+    "attack.broken_files": "starts on 10,000 broken model files; fails where one is no sentence",
+    "reference": "writes the tables of docs/reference",
+    "charts": "draws the bars of docs/benchmarks.md and docs/security.md",
+    "board_drawings": "draws the panels of the dashboards",
+    "screenshots": "takes the pictures of the live page anew",
+}
+
+
+def listing() -> str:
+    """Return a line for each command, as CONTRIBUTING.md has them."""
+    width = max(map(len, COMMANDS))
+    return "\n".join(f"{name:{width}}  {about}" for name, about in COMMANDS.items())
+
+
+def main(argv: list[str]) -> int:
+    if not argv or argv[0] not in COMMANDS:
+        print(listing())
+        return 2 if argv and argv[0] not in ("-h", "--help") else 0
+    sys.argv = argv
+    runpy.run_module(f"tools.{argv[0]}", run_name="__main__", alter_sys=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
