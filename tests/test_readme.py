@@ -72,6 +72,12 @@ def test_the_architecture_has_a_row_for_each_room() -> None:
     assert {room for room in named if not (source / room).is_dir()} == set()
 
 
+@pytest.mark.parametrize("page", ["docs/architecture.md", "CONTRIBUTING.md"])
+def test_source_files_that_pages_name_exist(page: str) -> None:
+    for file in re.findall(r"`([a-z_]+/[\w/]+\.(?:py|h|cpp))`", (ROOT / page).read_text()):
+        assert any((folder / file).exists() for folder in (ROOT, ROOT / "oaiserve")), f"{page} names {file}"
+
+
 LOADTEST_FLAGS = {
     flag
     for options in (RunOptions, Search, Workload, Arrivals, HttpOptions, EngineRun)
