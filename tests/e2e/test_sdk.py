@@ -142,39 +142,3 @@ def test_a_stop_string_ends_the_answer_and_is_not_part_of_it(sdk: openai.OpenAI,
     text = "".join((choice.delta if stream else choice.message).content or "" for choice in choices)
     assert text == "The capital of France is"
     assert (choices[-1].finish_reason, choices[-1].stop_reason) == ("stop", " Par")
-
-
-def test_the_model_is_listed_and_found(sdk: openai.OpenAI) -> None:
-    assert [model.id for model in sdk.models.list()] == ["demo"]
-    assert sdk.models.retrieve("demo").id == "demo"
-
-
-def test_an_unknown_model_is_not_found(sdk: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError) as caught:
-        sdk.chat.completions.create(**CHAT | {"model": "gpt-9"})
-    assert (caught.value.param, caught.value.code) == ("model", "model_not_found")
-    with pytest.raises(openai.NotFoundError):
-        sdk.models.retrieve("gpt-9")
-
-
-@pytest.mark.parametrize(
-    ("wrong", "param", "code"),
-    [
-        ({"temperature": 3}, "temperature", None),
-        ({"max_tokens": 1_000_000}, "messages", "context_length_exceeded"),
-        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools", None),
-    ],
-)
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_bad_request_names_its_parameter(
-    sdk: openai.OpenAI, wrong: dict[str, Any], param: str, code: str | None, stream: bool
-) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        sdk.chat.completions.create(**CHAT | wrong, stream=stream)
-    assert (caught.value.param, caught.value.code) == (param, code)
-
-
-def test_a_wrong_key_is_an_authentication_error(sdk: openai.OpenAI) -> None:
-    with pytest.raises(openai.AuthenticationError) as caught:
-        sdk.with_options(api_key="another").models.list()
-    assert caught.value.code == "invalid_api_key"
