@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import partial
+from types import MappingProxyType
 from typing import Protocol
 
 from starlette.applications import Starlette
@@ -24,10 +25,12 @@ from oaiserve.config import Config, ServerOptions
 from oaiserve.engine.shared_limit import SharedLimit
 from oaiserve.engine.streams import MAX_HELD_TOKENS, LoopStreams, RequestEngine
 from oaiserve.explain.step_cost import StepCost
+from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import AccessRefusal, RequestRecord, StepRecord
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.facts.trace import TraceContext
 from oaiserve.files import demo
+from oaiserve.http.connections import Connections
 from oaiserve.http.keys import Keyring
 from oaiserve.routes import adapters, chat, completions, dashboard, debug, embeddings, health, models, scores, tokens
 from oaiserve.routes.access import APIKeys, CORSHeaders, CountRefusal, Hosts, Origins
@@ -41,10 +44,10 @@ from oaiserve.routes.responses import stored as stored_responses
 from oaiserve.routes.responses.database import ResponseDatabase
 from oaiserve.routes.responses.store import MemoryStore, ResponseStore, StoreLimits
 from oaiserve.routes.serving import MOST_RECEIVED_BYTES, LiveSamples, RecentRequests, ServedEngine, Serving
-from oaiserve.telemetry import Snapshot, Telemetry
+from oaiserve.telemetry import Measured, Telemetry, names
 from oaiserve.telemetry.log_limit import LogLimit
+from oaiserve.telemetry.metrics import Numbers
 from oaiserve.telemetry.recording import Recording
-from oaiserve.telemetry.snapshot import ConnectionCounts, FrontEndCounts
 
 LAG_INTERVAL_SECONDS = 0.1
 KEYS_INTERVAL_SECONDS = 1.0  # how often files of keys are looked at
@@ -68,7 +71,7 @@ class MeasuredEngine(Protocol):
     @property
     def features(self) -> Mapping[str, bool]: ...
 
-    def snapshot(self) -> Snapshot: ...
+    def snapshot(self) -> EngineNumbers: ...
 
     def take_steps(self) -> list[StepRecord]: ...
 
@@ -175,26 +178,35 @@ def create_app(
 def server_telemetry(
     config: Config,
     engine: MeasuredEngine,
-    connections: ConnectionCounts | None,
+    connections: Connections | None,
     responses: ResponseStore,
     log_limit: LogLimit | None = None,
-    front_ends: FrontEndCounts | None = None,
+    more: Mapping[names.Metric, Callable[[], Numbers]] = MappingProxyType({}),
 ) -> Telemetry:
     """Return the telemetry of a server with these components, without `connections` if another server has these.
 
-    Raises StartupError for wrong OTEL_* variables.
+    `more` has the numbers of further parts. Raises StartupError for wrong OTEL_* variables.
     """
+    elsewhere: dict[names.Metric, Callable[[], Numbers]] = {
+        names.ENGINE_FEATURE: lambda: {(name,): int(is_on) for name, is_on in engine.features.items()},
+        names.STORED_RESPONSES: lambda: {(): responses.counts().number},
+        names.STORED_RESPONSE_BYTES: lambda: {(): responses.counts().num_bytes},
+        names.STORED_RESPONSES_DROPPED: lambda: {(why,): number for why, number in responses.counts().dropped.items()},
+        **more,
+    }
+    if connections is not None:
+        elsewhere[names.CONNECTIONS] = lambda: {(): connections.num_open}
+        elsewhere[names.CONNECTIONS_REFUSED] = lambda: {(why,): n for why, n in connections.refused.items()}
     return Telemetry(
-        snapshot=engine.snapshot,
-        take_steps=engine.take_steps,
-        connections=connections,
-        front_ends=front_ends,
-        stored_responses=responses.counts,
-        model=config.server.served_model_name or config.model,
-        version=__version__,
+        Measured(
+            model=config.server.served_model_name or config.model,
+            version=__version__,
+            snapshot=engine.snapshot,
+            take_steps=engine.take_steps,
+            model_info=engine.model_info,
+            elsewhere=elsewhere,
+        ),
         recent_requests=config.telemetry.recent_requests,
-        model_info=engine.model_info,
-        features=engine.features,
         vllm_metrics=config.telemetry.vllm_metrics,
         trace_step_share=config.telemetry.trace_step_share,
         log_limit=log_limit,

@@ -375,7 +375,9 @@ def _serve_app(config: Config, sock: socket.socket) -> int:
                 children,
                 partial(start_child, config, SWITCH_SECONDS),
                 config.server,
-                telemetry=server_telemetry(config, front_ends, connections, responses, log_limit, front_ends),
+                telemetry=server_telemetry(
+                    config, front_ends, connections, responses, log_limit, front_ends.measured()
+                ),
                 responses=responses,
                 connections=connections,
                 log_limit=log_limit,

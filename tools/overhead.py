@@ -28,7 +28,7 @@ from oaiserve.facts.record import EngineAccount, EventKind, Outcome, RequestReco
 from oaiserve.facts.times import RequestTimes
 from oaiserve.facts.trace import TraceContext
 from oaiserve.telemetry import logs
-from oaiserve.telemetry.metrics import Metrics
+from oaiserve.telemetry.metrics import Measured, Metrics
 from oaiserve.telemetry.recent import RecentRequests
 from oaiserve.telemetry.recorder import Recorder
 from oaiserve.telemetry.tracing import Tracing
@@ -125,15 +125,7 @@ def print_parts() -> None:
     record = a_record()
     with open(os.devnull, "w") as sink:
         logs.configure(form="json", stream=sink)
-        metrics = Metrics(
-            snapshot=EngineNumbers,
-            take_steps=list,
-            model="demo",
-            version="0",
-            model_info={},
-            vllm=True,
-            epoch_offset_ns=0,
-        )
+        metrics = Metrics(Measured("demo", "0", EngineNumbers), vllm=True, epoch_offset_ns=0)
         tracing = Tracing(InMemorySpanExporter(), epoch_offset_ns=0, version="0", count_spans=lambda *_: None)
         recorder, recent = Recorder({}, lambda _: None), RecentRequests(256, 0)
         rows = [

@@ -9,26 +9,26 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from oaiserve.errors import StartupError
 from oaiserve.facts.record import AccessRefusal, RequestRecord, StepRecord
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.facts.trace import TraceContext
-from oaiserve.telemetry import logs
+from oaiserve.telemetry import logs, names
 from oaiserve.telemetry.log_limit import LogLimit
-from oaiserve.telemetry.metrics import Metrics
+from oaiserve.telemetry.metrics import Measured, Metrics
 from oaiserve.telemetry.otel_environment import export_interval_seconds, exporter_kind, resource
 from oaiserve.telemetry.recent import RecentRequests
 from oaiserve.telemetry.recorder import Consumer, Recorder
 from oaiserve.telemetry.recording import Recording
-from oaiserve.telemetry.snapshot import ConnectionCounts, FrontEndCounts, Snapshot, StoreCounts
 
 if TYPE_CHECKING:
     from oaiserve.telemetry.otlp_metrics import MetricsExport
     from oaiserve.telemetry.tracing import Tracing
 
-__all__ = ["Snapshot", "Telemetry", "sampling"]
+__all__ = ["Measured", "Telemetry", "sampling"]
 
 
 def sampling(version: str, environ: Mapping[str, str] = os.environ) -> Callable[[TraceContext], bool]:
@@ -43,27 +43,18 @@ def sampling(version: str, environ: Mapping[str, str] = os.environ) -> Callable[
 class Telemetry:
     """Metrics, spans, log lines and the ring of recent requests, all fed by one thread.
 
-    `take_steps` returns the engine's steps since its last call. `model_info` has values for the labels of
-    oaiserve_model_info, `features` those of oaiserve_engine_feature. `trace_step_share` is the share of steps that are
-    traced if tracing is on. `log_limit` is the limit on the log, whose summaries are written and whose numbers are on
-    /metrics. `recording` makes a recording of the requests, given the wall clock minus the monotonic clock. `environ`
-    is for tests: the OpenTelemetry SDK reads most of its variables from the process itself. Raises StartupError if an
-    OTEL_* variable is invalid or asks for something that this server does not have.
+    `trace_step_share` is the share of steps that are traced if tracing is on. `log_limit` is the limit on the log,
+    whose summaries are written and whose numbers are on /metrics. `recording` makes a recording of the requests, given
+    the wall clock minus the monotonic clock. `environ` is for tests: the OpenTelemetry SDK reads most of its variables
+    from the process itself. Raises StartupError if an OTEL_* variable is invalid or asks for something that this server
+    does not have.
     """
 
     def __init__(
         self,
+        measured: Measured,
         *,
-        snapshot: Callable[[], Snapshot],
-        take_steps: Callable[[], list[StepRecord]] = list,
-        connections: ConnectionCounts | None = None,
-        front_ends: FrontEndCounts | None = None,
-        stored_responses: Callable[[], StoreCounts] | None = None,
-        model: str,
-        version: str,
         recent_requests: int,
-        model_info: Mapping[str, str] | None = None,
-        features: Mapping[str, bool] | None = None,
         vllm_metrics: bool = True,
         trace_step_share: float = 0,
         log_limit: LogLimit | None = None,
@@ -72,23 +63,14 @@ class Telemetry:
     ) -> None:
         # The offset is taken once per process, and turns every stamp into epoch time.
         epoch_offset_ns = time.time_ns() - monotonic_ns()
-        self._steps_of_engine = take_steps
+        self._steps_of_engine = measured.take_steps
         self._tracing: Tracing | None = None
         self.recent = RecentRequests(recent_requests, epoch_offset_ns)
-        self._metrics = Metrics(
-            snapshot=snapshot,
-            take_steps=self._take_steps,
-            connections=connections,
-            front_ends=front_ends,
-            stored_responses=stored_responses,
-            model=model,
-            version=version,
-            model_info=model_info or {},
-            features=features or {},
-            vllm=vllm_metrics,
-            epoch_offset_ns=epoch_offset_ns,
-            log_messages=dict if log_limit is None else log_limit.counts,
-        )
+        elsewhere = dict(measured.elsewhere)
+        if log_limit is not None:
+            elsewhere[names.LOG_MESSAGES] = log_limit.counts
+        measured = replace(measured, take_steps=self._take_steps, elsewhere=elsewhere)
+        self._metrics = Metrics(measured, vllm=vllm_metrics, epoch_offset_ns=epoch_offset_ns)
         self._log_limit = log_limit
         self.live = self._metrics.live
         consumers: dict[str, Consumer] = {
@@ -111,7 +93,7 @@ class Telemetry:
                 self._tracing = tracing.Tracing(
                     span_exporter,
                     epoch_offset_ns=epoch_offset_ns,
-                    version=version,
+                    version=measured.version,
                     count_spans=self._metrics.count_spans,
                     step_share=trace_step_share,
                 )
@@ -124,8 +106,8 @@ class Telemetry:
                 self._metrics_export = otlp_metrics.MetricsExport(
                     metric_exporter,
                     self._metrics.collect,
-                    resource=resource(version),
-                    version=version,
+                    resource=resource(measured.version),
+                    version=measured.version,
                     interval_seconds=interval_seconds,
                 )
         except ValueError as error:  # the SDK raises this for an invalid value in the environment

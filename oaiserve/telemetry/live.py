@@ -8,17 +8,25 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Generic, TypeVar
 
+from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import Outcome
 from oaiserve.facts.times import monotonic_ns
+from oaiserve.telemetry import names
 from oaiserve.telemetry.observations import Observations
 from oaiserve.telemetry.series import NS_PER_SECOND, Counter, Distribution, LabelValues
-from oaiserve.telemetry.snapshot import Snapshot, kv_cache_usage
 
 MOST_SAMPLES = 300
 # The telemetry thread wakes up once a second, sometimes slightly early by this clock.
 INTERVAL_NS = 950_000_000
+
+_HISTOGRAMS = {
+    "time_to_first_token": names.TIME_TO_FIRST_TOKEN_SECONDS,
+    "inter_token": names.INTER_TOKEN_LATENCY_SECONDS,
+    "duration": names.DURATION_SECONDS,
+}
 
 Sample = dict[str, Any]
 Key = TypeVar("Key")
@@ -42,21 +50,16 @@ class Live:
         self._last_ns = clock_ns()
         self._num_made = 0
         self._samples: deque[Sample] = deque(maxlen=MOST_SAMPLES)
-        self._requests = _Increase(lambda: _by_first_label(observed.requests))
-        self._generation = _Increase(lambda: {"all": sum(observed.generation_tokens.values.values())})
-        self._computed = _Increase(
-            lambda: {"all": round(sum(child.total for child in observed.step_tokens.children.values()))}
-        )
-        self._distributions = {
-            "time_to_first_token": observed.time_to_first_token,
-            "inter_token": observed.inter_token_latency,
-            "duration": observed.duration,
-        }
+        self._requests = _Increase(lambda: _by_first_label(observed.counters[names.REQUESTS]))
+        self._generation = _Increase(lambda: {"all": sum(observed.counters[names.GENERATION_TOKENS].values.values())})
+        steps = observed.distributions[names.ENGINE_STEP_TOKENS].children
+        self._computed = _Increase(lambda: {"all": round(sum(child.total for child in steps.values()))})
+        self._distributions = {name: observed.distributions[metric] for name, metric in _HISTOGRAMS.items()}
+        # Cancelled and rejected requests say little about how long an answer takes.
+        outcomes = {"duration": Outcome.FINISHED}
         self._buckets = {
-            "time_to_first_token": _Increase(lambda: _buckets(observed.time_to_first_token)),
-            "inter_token": _Increase(lambda: _buckets(observed.inter_token_latency)),
-            # Cancelled and rejected requests say little about how long an answer takes.
-            "duration": _Increase(lambda: _buckets(observed.duration, outcome=Outcome.FINISHED)),
+            name: _Increase(partial(_buckets, distribution, outcomes.get(name)))
+            for name, distribution in self._distributions.items()
         }
 
     @property
@@ -67,7 +70,7 @@ class Live:
             for name, distribution in self._distributions.items()
         }
 
-    def sample(self, snapshot: Callable[[], Snapshot]) -> None:
+    def sample(self, snapshot: Callable[[], EngineNumbers]) -> None:
         """Make a sample if about a second has passed since the previous one."""
         now_ns = self._clock_ns()
         elapsed_ns = now_ns - self._last_ns
@@ -84,7 +87,7 @@ class Live:
                 "running": now.num_running,
                 "waiting": now.num_waiting,
                 "tokenizing": now.num_tokenizing,
-                "kv_usage": kv_cache_usage(now),
+                "kv_usage": now.kv_usage,
                 "kv_cached": now.blocks_reusable / max(1, now.blocks_total),
                 "requests": self._requests.take(),
                 "generation_tokens": self._generation.take().get("all", 0),

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from oaiserve.facts.record import Cause, HostPart, ToolCallOutcome, WaitReason
+from oaiserve.facts.engine_numbers import EngineNumbers
+from oaiserve.facts.fact import facts_of
+from oaiserve.facts.record import Cause, HostPart, Outcome, ToolCallOutcome, WaitReason
 
 SERVICE_NAME = "oaiserve"
 
@@ -38,7 +40,10 @@ ERROR_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)
 STEP_TOKEN_BUCKETS = tuple(float(2**exponent) for exponent in range(15))  # 1 to 16384
 
 
-@dataclass(frozen=True, slots=True)
+_UNITS = ("seconds", "tokens", "ratio", "bytes", "blocks", "sequences")
+
+
+@dataclass(frozen=True, eq=False)
 class Metric:
     """A metric as Prometheus names it: a counter ends in `_total`, a histogram gets `_bucket`, `_sum` and `_count`."""
 
@@ -49,411 +54,293 @@ class Metric:
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
     otel_name: str = ""  # the name over OTLP; if empty, it is `name` without `_total`
+    # It shows the series of another metric, or this number of the engine. Without either, it has a series of its own.
+    of: Metric | str | None = None
+    where: tuple[tuple[str, str], ...] = ()  # the values that labels of the series must have
 
 
-_REQUEST = ("outcome", "operation", "model")
+def unit_of(name: str) -> str:
+    """Return the unit that ends the name of a metric, or nothing."""
+    last = name.removesuffix("_total").rpartition("_")[2]
+    return last if last in _UNITS else ""
+
+
+def _counter(name: str, help: str, labels: str = "") -> Metric:
+    return Metric(name, "counter", help, unit_of(name), tuple(labels.split()))
+
+
+def _gauge(name: str, help: str, labels: str = "", of: str | None = None) -> Metric:
+    return Metric(name, "gauge", help, unit_of(name), tuple(labels.split()), of=of)
+
+
+def _histogram(name: str, buckets: tuple[float, ...], help: str, labels: str = "", unit: str = "") -> Metric:
+    return Metric(name, "histogram", help, unit or unit_of(name), tuple(labels.split()), buckets)
+
+
+def _info(name: str, help: str, labels: str) -> Metric:
+    return Metric(name, "info", help, labels=tuple(labels.split()))
+
+
+_REQUEST = "outcome operation model"  # labels
 
 # Metrics of ended requests, from their records.
-PHASE_SECONDS = Metric(
+PHASE_SECONDS = _histogram(
     "oaiserve_request_phase_seconds",
-    "histogram",
+    PHASE_BUCKETS,
     "Time that ended requests spent in each phase. The phases of a request add up to its duration.",
-    "seconds",
-    ("phase", *_REQUEST),
-    PHASE_BUCKETS,
+    f"phase {_REQUEST}",
 )
-DURATION_SECONDS = Metric(
+DURATION_SECONDS = _histogram(
     "oaiserve_request_duration_seconds",
-    "histogram",
+    PHASE_BUCKETS,
     "Time from the first byte of a request to the last byte of its answer.",
-    "seconds",
     _REQUEST,
-    PHASE_BUCKETS,
 )
-TIME_TO_FIRST_TOKEN_SECONDS = Metric(
+TIME_TO_FIRST_TOKEN_SECONDS = _histogram(
     "oaiserve_time_to_first_token_seconds",
-    "histogram",
-    "Time from the first byte of a request to its first token.",
-    "seconds",
-    _REQUEST,
     TIME_TO_FIRST_TOKEN_BUCKETS,
+    "Time from the first byte of a request to its first token.",
+    _REQUEST,
 )
-TIME_PER_OUTPUT_TOKEN_SECONDS = Metric(
+TIME_PER_OUTPUT_TOKEN_SECONDS = _histogram(
     "oaiserve_time_per_output_token_seconds",
-    "histogram",
+    TIME_PER_OUTPUT_TOKEN_BUCKETS,
     "Mean time between the tokens of a choice, one value per request with at least two tokens per choice.",
-    "seconds",
     _REQUEST,
-    TIME_PER_OUTPUT_TOKEN_BUCKETS,
 )
-INTER_TOKEN_LATENCY_SECONDS = Metric(
+INTER_TOKEN_LATENCY_SECONDS = _histogram(
     "oaiserve_inter_token_latency_seconds",
-    "histogram",
-    "Time between two consecutive tokens of a choice, for each pair of tokens of ended requests.",
-    "seconds",
-    _REQUEST,
     TIME_PER_OUTPUT_TOKEN_BUCKETS,
+    "Time between two consecutive tokens of a choice, for each pair of tokens of ended requests.",
+    _REQUEST,
 )
-PREEMPTION_STALL_SECONDS = Metric(
+PREEMPTION_STALL_SECONDS = _histogram(
     "oaiserve_preemption_stall_seconds",
-    "histogram",
-    "Time from preemption until a sequence is computed again, added up per request, for preempted requests only.",
-    "seconds",
-    ("operation", "model"),
     PHASE_BUCKETS,
+    "Time from preemption until a sequence is computed again, added up per request, for preempted requests only.",
+    "operation model",
 )
-REQUEST_PROMPT_TOKENS = Metric(
+REQUEST_PROMPT_TOKENS = _histogram(
     "oaiserve_request_prompt_tokens",
-    "histogram",
+    TOKEN_BUCKETS,
     "Prompt tokens per ended request. Requests that did not get past tokenization are left out.",
-    "tokens",
     _REQUEST,
-    TOKEN_BUCKETS,
 )
-REQUEST_GENERATION_TOKENS = Metric(
+REQUEST_GENERATION_TOKENS = _histogram(
     "oaiserve_request_generation_tokens",
-    "histogram",
+    TOKEN_BUCKETS,
     "Generated tokens per ended request, over all choices. Requests that did not get past tokenization are left out.",
-    "tokens",
     _REQUEST,
-    TOKEN_BUCKETS,
 )
-REQUEST_LONGEST_CHOICE_TOKENS = Metric(
+REQUEST_LONGEST_CHOICE_TOKENS = _histogram(
     "oaiserve_request_longest_choice_tokens",
-    "histogram",
-    "Generated tokens of the longest choice per ended request. Requests that did not get past tokenization are left "
-    "out.",
-    "tokens",
-    _REQUEST,
     TOKEN_BUCKETS,
+    "Generated tokens of the longest choice per ended request. Requests that did not get past tokenization are "
+    "left out.",
+    _REQUEST,
 )
-REQUEST_CHOICES = Metric(
+REQUEST_CHOICES = _histogram(
     "oaiserve_request_choices",
-    "histogram",
-    "Choices for each prompt that ended requests asked for (n). Requests that did not get past tokenization are left "
-    "out.",
-    "choices",
-    _REQUEST,
     CHOICE_BUCKETS,
-)
-REQUEST_MAX_TOKENS = Metric(
-    "oaiserve_request_max_tokens",
-    "histogram",
-    "Limit on the tokens of an answer, of ended requests that set one (max_tokens). Requests that did not get past "
-    "tokenization are left out.",
-    "tokens",
+    "Choices for each prompt that ended requests asked for (n). Requests that did not get past tokenization are "
+    "left out.",
     _REQUEST,
+    unit="choices",
+)
+REQUEST_MAX_TOKENS = _histogram(
+    "oaiserve_request_max_tokens",
     TOKEN_BUCKETS,
+    "Limit on the tokens of an answer, of ended requests that set one (max_tokens). Requests that did not get "
+    "past tokenization are left out.",
+    _REQUEST,
 )
-REQUESTS = Metric(
+REQUESTS = _counter(
     "oaiserve_requests_total",
-    "counter",
     "Ended requests. status: the HTTP status, empty if none was sent. error_type: the class of the error, or empty.",
-    labels=(*_REQUEST, "status", "error_type"),
+    f"{_REQUEST} status error_type",
 )
-REJECTED = Metric(
-    "oaiserve_rejected_total",
-    "counter",
-    "Rejected requests, by the class of the error.",
-    labels=("reason",),
-)
-FINISHED_CHOICES = Metric(
+REJECTED = _counter("oaiserve_rejected_total", "Rejected requests, by the class of the error.", "reason")
+FINISHED_CHOICES = _counter(
     "oaiserve_finished_choices_total",
-    "counter",
     "Choices of ended requests. reason: stop, length, or abort for unfinished ones of a cancelled or failed request.",
-    labels=("operation", "model", "reason"),
+    "operation model reason",
 )
-TOOL_CALLS = Metric(
+TOOL_CALLS = _counter(
     "oaiserve_tool_calls_total",
-    "counter",
     "Calls of tools in ended answers. outcome: called, or unparsed if it stayed text because it was no valid call.",
-    labels=("outcome",),
+    "outcome",
 )
-PROMPT_TOKENS = Metric(
-    "oaiserve_prompt_tokens_total", "counter", "Prompt tokens of ended requests.", "tokens", ("operation", "model")
-)
-CACHED_PROMPT_TOKENS = Metric(
+PROMPT_TOKENS = _counter("oaiserve_prompt_tokens_total", "Prompt tokens of ended requests.", "operation model")
+CACHED_PROMPT_TOKENS = _counter(
     "oaiserve_cached_prompt_tokens_total",
-    "counter",
     "Prompt tokens of ended requests that were found in the prefix cache.",
-    "tokens",
-    ("operation", "model"),
+    "operation model",
 )
-GENERATION_TOKENS = Metric(
-    "oaiserve_generation_tokens_total",
-    "counter",
-    "Generated tokens of ended requests, over all choices.",
-    "tokens",
-    ("operation", "model"),
+GENERATION_TOKENS = _counter(
+    "oaiserve_generation_tokens_total", "Generated tokens of ended requests, over all choices.", "operation model"
 )
-QUEUE_WAIT_SECONDS = Metric(
+QUEUE_WAIT_SECONDS = _counter(
     "oaiserve_queue_wait_seconds_total",
-    "counter",
     "Time that ended requests spent in the phase queue, by what they waited for.",
-    "seconds",
-    ("reason",),
+    "reason",
 )
-PHASE_CAUSE_SECONDS = Metric(
+PHASE_CAUSE_SECONDS = _counter(
     "oaiserve_phase_cause_seconds_total",
-    "counter",
     "Time that ended requests spent in the phases prefill and decode, by its cause: alone, neighbour_decodes, "
     "neighbour_prompts, preemption, constraint, host, machine or unexplained. The causes of a phase add up to it.",
-    "seconds",
-    ("phase", "cause"),
+    "phase cause",
 )
-GRAMMAR_COMPILE_SECONDS = Metric(
+GRAMMAR_COMPILE_SECONDS = _histogram(
     "oaiserve_grammar_compile_seconds",
-    "histogram",
-    "Time to compile the grammar of an ended request, within the phase tokenize. cache: hit, if an earlier request had "
-    "the same grammar, or miss.",
-    "seconds",
-    ("cache",),
     PHASE_BUCKETS,
+    "Time to compile the grammar of an ended request, within the phase tokenize. cache: hit, if an earlier "
+    "request had the same grammar, or miss.",
+    "cache",
 )
 
-# Metrics of the engine. They are read from its snapshot at each scrape, except the histograms, which have every step.
-REQUESTS_RUNNING = Metric("oaiserve_requests_running", "gauge", "Sequences that take part in steps of the engine.")
-REQUESTS_WAITING = Metric("oaiserve_requests_waiting", "gauge", "Sequences in the engine's queue.")
-ADAPTER_REQUESTS = Metric(
+# Metrics of the engine. They are read from its numbers at each scrape, except the histograms, which have every step.
+ENGINE = {
+    row.name: Metric(
+        row.metric,
+        "counter" if row.metric.endswith("_total") else "gauge",
+        row.meaning,
+        unit_of(row.metric),
+        of=row.name,
+    )
+    for row in facts_of(EngineNumbers)
+    if row.metric
+}  # by the field of EngineNumbers
+ADAPTER_REQUESTS = _gauge(
     "oaiserve_adapter_requests",
-    "gauge",
-    "Sequences of each adapter that is loaded, by its name. state: running, in steps of the engine; waiting, in its "
-    "queue.",
-    labels=("model", "state"),
+    "Sequences of each adapter that is loaded, by its name. state: running, in steps of the engine; waiting, in "
+    "its queue.",
+    "model state",
 )
-WAITING_PROMPT_TOKENS = Metric(
-    "oaiserve_waiting_prompt_tokens", "gauge", "Prompt tokens of requests that have not entered a step.", "tokens"
+KV_CACHE_USAGE = _gauge(
+    "oaiserve_kv_cache_usage_ratio", "Share of the KV cache's blocks in use, 0 to 1.", of="kv_usage"
 )
-DRAIN_RATE = Metric(
-    "oaiserve_drain_rate_requests_per_second",
-    "gauge",
-    "Requests that leave the queue per second, as last measured while requests were waiting.",
-)
-TOKENIZE_QUEUE_DEPTH = Metric(
-    "oaiserve_tokenize_queue_depth",
-    "gauge",
-    "Requests, also to /tokenize and /detokenize, that no tokenize worker has begun yet.",
-)
-KV_CACHE_USAGE = Metric(
-    "oaiserve_kv_cache_usage_ratio", "gauge", "Share of the KV cache's blocks in use, 0 to 1.", "ratio"
-)
-KV_BLOCKS = Metric(
+KV_BLOCKS = _gauge(
     "oaiserve_kv_blocks",
-    "gauge",
-    "Blocks of the KV cache. state: used by sequences; cached, which is unused but kept by the prefix cache; free. "
-    "The three add up to all blocks.",
-    "blocks",
-    ("state",),
+    "Blocks of the KV cache. state: used by sequences; cached, which is unused but kept by the prefix cache; "
+    "free. The three add up to all blocks.",
+    "state",
 )
-PREFIX_CACHE_QUERY_TOKENS = Metric(
-    "oaiserve_prefix_cache_query_tokens_total", "counter", "Prompt tokens looked up in the prefix cache.", "tokens"
-)
-PREFIX_CACHE_HIT_TOKENS = Metric(
-    "oaiserve_prefix_cache_hit_tokens_total", "counter", "Prompt tokens found in the prefix cache.", "tokens"
-)
-PREEMPTIONS = Metric(
-    "oaiserve_preemptions_total",
-    "counter",
-    "Preemptions: sequences put back into the queue because the KV cache had no free block.",
-)
-ENGINE_OUT_OF_MEMORY = Metric(
-    "oaiserve_engine_out_of_memory_total",
-    "counter",
-    "Steps for which the GPU ran out of memory, so that they were computed in parts.",
-)
-GRAMMAR_MASKED_DRAWS = Metric(
-    "oaiserve_grammar_masked_draws_total",
-    "counter",
-    "Tokens drawn from those that a grammar lets come next, those behind a draft that did not come true included. The "
-    "time to find which may come is the part masks of oaiserve_engine_host_seconds_total.",
-)
-GRAMMAR_FORCED_TOKENS = Metric(
-    "oaiserve_grammar_forced_tokens_total",
-    "counter",
-    "Tokens that were not drawn, because a grammar left no other.",
-    "tokens",
-)
-DRAFTS = Metric(
-    "oaiserve_drafts_total",
-    "counter",
-    "Drafts that steps have verified: guesses at the next tokens of a sequence.",
-)
-DRAFT_TOKENS = Metric(
+DRAFT_TOKENS = _counter(
     "oaiserve_draft_tokens_total",
-    "counter",
     "Tokens of drafts. lookup: they were found in the sequence's own text. model: the draft model guessed them. "
     "accepted: they came true, so the answer has them. rejected: they were computed in vain.",
-    "tokens",
-    labels=("source", "outcome"),
+    "source outcome",
 )
-ENGINE_STEPS = Metric("oaiserve_engine_steps_total", "counter", "Steps of the engine.")
-ENGINE_STEP_SECONDS = Metric(
+ENGINE_STEP_SECONDS = _histogram(
     "oaiserve_engine_step_seconds",
-    "histogram",
-    "Time that the model took for a step, on a GPU by the GPU's clock. kind: prefill, decode or mixed.",
-    "seconds",
-    ("kind",),
     STEP_BUCKETS,
+    "Time that the model took for a step, on a GPU by the GPU's clock. kind: prefill, decode or mixed.",
+    "kind",
 )
-ENGINE_STEP_SEQUENCES = Metric(
-    "oaiserve_engine_step_sequences",
-    "histogram",
-    "Sequences in a step.",
-    "sequences",
-    buckets=STEP_SEQUENCE_BUCKETS,
-)
-ENGINE_STEP_TOKENS = Metric(
-    "oaiserve_engine_step_tokens", "histogram", "Tokens computed in a step.", "tokens", buckets=STEP_TOKEN_BUCKETS
-)
-STEP_COST_ERROR = Metric(
+ENGINE_STEP_SEQUENCES = _histogram("oaiserve_engine_step_sequences", STEP_SEQUENCE_BUCKETS, "Sequences in a step.")
+ENGINE_STEP_TOKENS = _histogram("oaiserve_engine_step_tokens", STEP_TOKEN_BUCKETS, "Tokens computed in a step.")
+STEP_COST_ERROR = _histogram(
     "oaiserve_step_cost_error_ratio",
-    "histogram",
-    "How far the time that a step was expected to take is from what it took, as a share of that. kind: prefill, decode "
-    "or mixed.",
-    "ratio",
-    ("kind",),
     ERROR_BUCKETS,
+    "How far the time that a step was expected to take is from what it took, as a share of that. kind: prefill, "
+    "decode or mixed.",
+    "kind",
 )
-ENGINE_MODEL_SECONDS = Metric(
-    "oaiserve_engine_model_seconds_total",
-    "counter",
-    "Time that the model took, over all steps. On a GPU it is the time that the GPU was busy, by its own clock.",
-    "seconds",
-)
-ENGINE_IDLE_WITH_WORK_SECONDS = Metric(
-    "oaiserve_engine_idle_with_work_seconds_total",
-    "counter",
-    "Time between steps while there was work: the engine thread's own work and its waits for a core. On a GPU it is "
-    "the time that the GPU waited for the next launch, by its own clock.",
-    "seconds",
-)
-ENGINE_HOST_SECONDS = Metric(
+ENGINE_HOST_SECONDS = _counter(
     "oaiserve_engine_host_seconds_total",
-    "counter",
     "Time of the engine thread by what it did: idle, commands, schedule, draft, launch, masks, wait, process or "
     "hand_over. The parts add up to all of its time.",
-    "seconds",
-    ("part",),
+    "part",
 )
-ENGINE_FEATURE = Metric(
+ENGINE_FEATURE = _gauge(
     "oaiserve_engine_feature",
-    "gauge",
-    "1 for a faster way to compute that is on, 0 for one that is off, because it was not asked for or failed its check "
-    "at the start. On a GPU. feature: attention, sampling (by kernels of their own), packed_weights, "
+    "1 for a faster way to compute that is on, 0 for one that is off, because it was not asked for or failed its "
+    "check at the start. On a GPU. feature: attention, sampling (by kernels of their own), packed_weights, "
     "fp8_products, packed_experts, one_shot_sums, fused_projections, fused_layers, compiled_layers, adapters, "
     "decode_graphs or prompt_graphs.",
-    labels=("feature",),
+    "feature",
 )
 
 # Metrics of the process.
-CONNECTIONS = Metric("oaiserve_connections", "gauge", "Open connections, those in a TLS handshake included.")
-CONNECTIONS_REFUSED = Metric(
+CONNECTIONS = _gauge("oaiserve_connections", "Open connections, those in a TLS handshake included.")
+CONNECTIONS_REFUSED = _counter(
     "oaiserve_connections_refused_total",
-    "counter",
     "Connections that the server closed against the client's will. reason: all (--max-connections), address "
-    "(--max-connections-per-address), header_timeout, handshake (TLS: failed or too late), invalid (broken HTTP, or "
-    "headers that are too large).",
-    labels=("reason",),
+    "(--max-connections-per-address), header_timeout, handshake (TLS: failed or too late), invalid (broken HTTP, "
+    "or headers that are too large).",
+    "reason",
 )
-FRONT_ENDS = Metric("oaiserve_front_ends", "gauge", "Front ends that serve now (--front-ends).")
-FRONT_ENDS_ENDED = Metric(
-    "oaiserve_front_ends_ended_total", "counter", "Front ends that ended while the server went on, and start again."
+FRONT_ENDS = _gauge("oaiserve_front_ends", "Front ends that serve now (--front-ends).")
+FRONT_ENDS_ENDED = _counter(
+    "oaiserve_front_ends_ended_total", "Front ends that ended while the server went on, and start again."
 )
-FRONT_END_CPU_SECONDS = Metric(
+FRONT_END_CPU_SECONDS = _counter(
     "oaiserve_front_end_cpu_seconds_total",
-    "counter",
     "CPU time of each front end, by its number, since it was started last. That of the engine's process is "
     "process_cpu_seconds_total.",
-    labels=("front_end",),
+    "front_end",
 )
-FRONT_END_RESIDENT_BYTES = Metric(
-    "oaiserve_front_end_resident_memory_bytes", "gauge", "Memory of each front end.", "bytes", labels=("front_end",)
-)
-FRONT_END_OPEN_FDS = Metric(
-    "oaiserve_front_end_open_fds", "gauge", "Open files and sockets of each front end.", labels=("front_end",)
-)
-STORED_RESPONSES = Metric(
+FRONT_END_RESIDENT_BYTES = _gauge("oaiserve_front_end_resident_memory_bytes", "Memory of each front end.", "front_end")
+FRONT_END_OPEN_FDS = _gauge("oaiserve_front_end_open_fds", "Open files and sockets of each front end.", "front_end")
+STORED_RESPONSES = _gauge(
     "oaiserve_stored_responses",
-    "gauge",
     "Answers of /v1/responses in the store. If processes share a file, those of all, as of this one's last use of it.",
 )
-STORED_RESPONSE_BYTES = Metric(
-    "oaiserve_stored_response_bytes", "gauge", "Bytes of the answers in the store and of their inputs.", "bytes"
+STORED_RESPONSE_BYTES = _gauge(
+    "oaiserve_stored_response_bytes", "Bytes of the answers in the store and of their inputs."
 )
-STORED_RESPONSES_DROPPED = Metric(
+STORED_RESPONSES_DROPPED = _counter(
     "oaiserve_stored_responses_dropped_total",
-    "counter",
-    "Answers of /v1/responses that the store dropped. reason: age (--response-store-seconds), room (others needed it: "
-    "--response-store-number, --response-store-bytes) or size (larger than the whole store).",
-    labels=("reason",),
+    "Answers of /v1/responses that the store dropped. reason: age (--response-store-seconds), room (others needed "
+    "it: --response-store-number, --response-store-bytes) or size (larger than the whole store).",
+    "reason",
 )
-EVENT_LOOP_LAG_SECONDS = Metric(
-    "oaiserve_event_loop_lag_seconds",
-    "histogram",
-    "Delay with which the event loop wakes up a sleeping task.",
-    "seconds",
-    buckets=PHASE_BUCKETS,
+EVENT_LOOP_LAG_SECONDS = _histogram(
+    "oaiserve_event_loop_lag_seconds", PHASE_BUCKETS, "Delay with which the event loop wakes up a sleeping task."
 )
-REFUSED_ACCESS = Metric(
+REFUSED_ACCESS = _counter(
     "oaiserve_refused_access_total",
-    "counter",
-    "Requests refused before they reached a route. reason: missing_key, unknown_key, host (a name that the server does "
-    "not answer to) or origin (a web page of another site).",
-    labels=("reason",),
+    "Requests refused before they reached a route. reason: missing_key, unknown_key, host (a name that the server "
+    "does not answer to) or origin (a web page of another site).",
+    "reason",
 )
-BUILD_INFO = Metric(
+BUILD_INFO = _info(
     "oaiserve_build_info",
-    "info",
     "Versions of oaiserve and Python, and the model's name. The value is 1.",
-    labels=("version", "python", "model"),
+    "version python model",
 )
-MODEL_INFO = Metric(
+MODEL_INFO = _info(
     "oaiserve_model_info",
-    "info",
     "How the model is served. A label is empty if its value is unknown. The value is 1.",
-    labels=("model", "dtype", "device", "max_model_len", "block_size", "kv_blocks"),
+    "model dtype device max_model_len block_size kv_blocks",
 )
 
 # Metrics of telemetry itself.
 SCRAPE_DURATION_SECONDS = Metric("oaiserve_scrape_duration_seconds", "summary", "Time to render /metrics.", "seconds")
-TELEMETRY_ERRORS = Metric(
+TELEMETRY_ERRORS = _counter(
     "oaiserve_telemetry_errors_total",
-    "counter",
     "Failures of telemetry by consumer. recent, metrics, log, tracing, recording: it failed on a record. queue: a "
     "record was dropped because the queue was full. tick: the periodic update of the metrics failed.",
-    labels=("consumer",),
+    "consumer",
 )
-SPANS = Metric(
+SPANS = _counter(
     "oaiserve_spans_total",
-    "counter",
-    "Spans by result. Each span is counted as ended, and then as exported, failed (the collector did not accept it) or "
-    "dropped (the queue was full, or the time at shutdown too short).",
-    labels=("result",),
+    "Spans by result. Each span is counted as ended, and then as exported, failed (the collector did not accept "
+    "it) or dropped (the queue was full, or the time at shutdown too short).",
+    "result",
 )
-LOG_MESSAGES = Metric(
+LOG_MESSAGES = _counter(
     "oaiserve_log_messages_total",
-    "counter",
     "Messages of the log by level. result: written; left_out, because there were many of the same kind.",
-    labels=("level", "result"),
+    "level result",
 )
 
-METRICS = (
-    *(PHASE_SECONDS, DURATION_SECONDS, TIME_TO_FIRST_TOKEN_SECONDS, TIME_PER_OUTPUT_TOKEN_SECONDS),
-    *(INTER_TOKEN_LATENCY_SECONDS, PREEMPTION_STALL_SECONDS, REQUEST_PROMPT_TOKENS, REQUEST_GENERATION_TOKENS),
-    *(REQUEST_LONGEST_CHOICE_TOKENS, REQUEST_CHOICES, REQUEST_MAX_TOKENS),
-    *(REQUESTS, REJECTED, FINISHED_CHOICES, TOOL_CALLS, PROMPT_TOKENS, CACHED_PROMPT_TOKENS, GENERATION_TOKENS),
-    *(QUEUE_WAIT_SECONDS, PHASE_CAUSE_SECONDS, GRAMMAR_COMPILE_SECONDS),
-    *(REQUESTS_RUNNING, REQUESTS_WAITING, ADAPTER_REQUESTS, WAITING_PROMPT_TOKENS, DRAIN_RATE),
-    *(TOKENIZE_QUEUE_DEPTH, KV_CACHE_USAGE, KV_BLOCKS, PREFIX_CACHE_QUERY_TOKENS, PREFIX_CACHE_HIT_TOKENS),
-    *(PREEMPTIONS, ENGINE_OUT_OF_MEMORY, GRAMMAR_MASKED_DRAWS, GRAMMAR_FORCED_TOKENS, DRAFTS, DRAFT_TOKENS),
-    *(ENGINE_STEPS, ENGINE_STEP_SECONDS, ENGINE_STEP_SEQUENCES, ENGINE_STEP_TOKENS, STEP_COST_ERROR),
-    *(ENGINE_MODEL_SECONDS, ENGINE_IDLE_WITH_WORK_SECONDS, ENGINE_HOST_SECONDS, ENGINE_FEATURE),
-    EVENT_LOOP_LAG_SECONDS,
-    *(CONNECTIONS, CONNECTIONS_REFUSED, REFUSED_ACCESS),
-    *(FRONT_ENDS, FRONT_ENDS_ENDED, FRONT_END_CPU_SECONDS, FRONT_END_RESIDENT_BYTES, FRONT_END_OPEN_FDS),
-    *(STORED_RESPONSES, STORED_RESPONSE_BYTES, STORED_RESPONSES_DROPPED),
-    *(BUILD_INFO, MODEL_INFO, SCRAPE_DURATION_SECONDS, TELEMETRY_ERRORS, SPANS, LOG_MESSAGES),
-)  # fmt: skip
+METRICS: tuple[Metric, ...] = (
+    *(found for found in tuple(globals().values()) if isinstance(found, Metric)),
+    *ENGINE.values(),
+)
+# Only vLLM's names show it.
+INFERENCE_SECONDS = _histogram("", (), "Time in the phases prefill and decode together.", _REQUEST, "seconds")
 
 # Standard metrics that the Prometheus client adds on Linux.
 PROCESS_METRICS = (
@@ -554,30 +441,51 @@ GEN_AI_REQUEST_PARAMS = {
 }
 
 # -- OpenTelemetry's metrics ------------------------------------------------------------------------------------------
-# These show the measurements above under other names.
+# These show the series above under other names, and so do vLLM's. Where a label has another name, too:
+RENAMED = {
+    "model_name": "model",
+    "finished_reason": "reason",
+    "gen_ai_operation_name": "operation",
+    "gen_ai_request_model": "model",
+    "gen_ai_response_model": "model",
+}
+FINISHED = (("outcome", str(Outcome.FINISHED)),)  # only finished requests
 
 _GEN_AI_ATTRIBUTES = (GEN_AI_OPERATION_NAME, GEN_AI_PROVIDER_NAME, GEN_AI_REQUEST_MODEL, GEN_AI_RESPONSE_MODEL)
 
 
-def _gen_ai(name: str, help: str, buckets: tuple[float, ...], *more: str) -> Metric:
+def _gen_ai(
+    name: str,
+    of: Metric,
+    help: str,
+    buckets: tuple[float, ...],
+    *more: str,
+    where: tuple[tuple[str, str], ...] = FINISHED,
+) -> Metric:
     labels = tuple(attribute.replace(".", "_") for attribute in (*_GEN_AI_ATTRIBUTES, *more))
-    return Metric(name.replace(".", "_") + "_seconds", "histogram", help, "seconds", labels, buckets, otel_name=name)
+    return Metric(
+        f"{name.replace('.', '_')}_seconds", "histogram", help, "seconds", labels, buckets, name, of=of, where=where
+    )
 
 
 # Those of the conventions for a GenAI server, with the boundaries of the conventions.
 GEN_AI_REQUEST_DURATION = _gen_ai(
     "gen_ai.server.request.duration",
+    DURATION_SECONDS,
     "Time from the first byte of a request to the last byte of its answer.",
     (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92),
     ERROR_TYPE,
+    where=(),
 )
 GEN_AI_TIME_TO_FIRST_TOKEN = _gen_ai(
     "gen_ai.server.time_to_first_token",
+    TIME_TO_FIRST_TOKEN_SECONDS,
     "Time from the first byte of a finished request to its first token.",
     (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
 )
 GEN_AI_TIME_PER_OUTPUT_TOKEN = _gen_ai(
     "gen_ai.server.time_per_output_token",
+    TIME_PER_OUTPUT_TOKEN_SECONDS,
     "Mean time between the tokens of a choice, one value per finished request with at least two tokens per choice.",
     (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
 )

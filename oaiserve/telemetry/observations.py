@@ -10,6 +10,7 @@ import re
 from oaiserve.errors import APIError
 from oaiserve.facts.record import (
     POOLING_OPERATIONS,
+    AccessRefusal,
     Cause,
     Outcome,
     RequestRecord,
@@ -18,7 +19,8 @@ from oaiserve.facts.record import (
     WaitReason,
 )
 from oaiserve.telemetry import names, vllm_names
-from oaiserve.telemetry.series import NS_PER_SECOND, Counter, Distribution, Origin
+from oaiserve.telemetry.names import Metric
+from oaiserve.telemetry.series import NS_PER_SECOND, Counter, Distribution, LabelValues, Number, Origin
 
 OPERATIONS = frozenset({"chat", "responses", "text_completion"}) | POOLING_OPERATIONS
 FINISH_REASONS = frozenset({"stop", "length"})
@@ -27,6 +29,8 @@ OTHER = "other"
 MOST_ADAPTERS = 512  # that have series of their own
 EXPLAINED = ("prefill", "decode")  # the phases that have causes
 PER_RATIO = 1_000_000  # ratios are counted in millionths, as integers
+# Labels of a series that only another metric shows.
+_MORE_LABELS: dict[Metric, tuple[str, ...]] = {names.DURATION_SECONDS: ("error_type",)}
 
 
 # Prometheus keeps exemplar times in milliseconds, and warns of a second exemplar that has the same bucket and time.
@@ -35,7 +39,7 @@ EXEMPLAR_SPACING_NS = 2_000_000
 
 
 class Observations:
-    """The series of requests and steps.
+    """The series of all metrics, by metric, apart from numbers that are kept elsewhere.
 
     `model` is the served name, which has series from the start; adapters have series when they were asked.
     `epoch_offset_ns` is wall clock minus monotonic clock.
@@ -48,79 +52,47 @@ class Observations:
         self._exemplars_unix_ns = -EXEMPLAR_SPACING_NS  # when the last request that left exemplars ended
         self._error_types = _class_names(APIError)
 
-        request = ("outcome", "operation", "model")
-        self.phase = _seconds(
-            *("phase", *request),
-            shown_as=(names.PHASE_SECONDS, vllm_names.QUEUE, vllm_names.PREFILL, vllm_names.DECODE),
-        )
-        self.duration = _seconds(
-            *(*request, "error_type"),
-            shown_as=(names.DURATION_SECONDS, names.GEN_AI_REQUEST_DURATION, vllm_names.DURATION),
-        )
-        self.time_to_first_token = _seconds(
-            *request,
-            shown_as=(
-                names.TIME_TO_FIRST_TOKEN_SECONDS,
-                names.GEN_AI_TIME_TO_FIRST_TOKEN,
-                vllm_names.TIME_TO_FIRST_TOKEN,
-            ),
-        )
-        self.time_per_output_token = _seconds(
-            *request,
-            shown_as=(
-                names.TIME_PER_OUTPUT_TOKEN_SECONDS,
-                names.GEN_AI_TIME_PER_OUTPUT_TOKEN,
-                vllm_names.TIME_PER_OUTPUT_TOKEN,
-            ),
-        )
-        self.inter_token_latency = _seconds(
-            *request, shown_as=(names.INTER_TOKEN_LATENCY_SECONDS, vllm_names.INTER_TOKEN_LATENCY)
-        )
-        self.inference = _seconds(*request, shown_as=(vllm_names.INFERENCE,))
-        self.stall = _seconds("operation", "model", shown_as=(names.PREEMPTION_STALL_SECONDS,))
-        self.request_prompt_tokens = Distribution(
-            *request, shown_as=(names.REQUEST_PROMPT_TOKENS, vllm_names.REQUEST_PROMPT_TOKENS)
-        )
-        self.request_generation_tokens = Distribution(
-            *request, shown_as=(names.REQUEST_GENERATION_TOKENS, vllm_names.REQUEST_GENERATION_TOKENS)
-        )
-        self.request_longest_choice_tokens = Distribution(
-            *request, shown_as=(names.REQUEST_LONGEST_CHOICE_TOKENS, vllm_names.REQUEST_LONGEST_CHOICE_TOKENS)
-        )
-        self.request_choices = Distribution(*request, shown_as=(names.REQUEST_CHOICES, vllm_names.REQUEST_CHOICES))
-        self.request_max_tokens = Distribution(
-            *request, shown_as=(names.REQUEST_MAX_TOKENS, vllm_names.REQUEST_MAX_TOKENS)
-        )
-        self.requests = Counter(*request, "status", "error_type")
-        self.rejected = Counter("reason")
-        self.choices = Counter("operation", "model", "reason")
-        self.tool_calls = Counter("outcome")
-        self.prompt_tokens = Counter("operation", "model")
-        self.cached_tokens = Counter("operation", "model")
-        self.generation_tokens = Counter("operation", "model")
-        self.queue_wait = Counter("reason", per_unit=NS_PER_SECOND)
-        self.phase_cause = Counter("phase", "cause", per_unit=NS_PER_SECOND)
-        self.grammar_compile = _seconds("cache", shown_as=(names.GRAMMAR_COMPILE_SECONDS,))
-        self.step = _seconds("kind", shown_as=(names.ENGINE_STEP_SECONDS,))
-        self.step_sequences = Distribution(shown_as=(names.ENGINE_STEP_SEQUENCES,))
-        self.step_cost_error = Distribution("kind", shown_as=(names.STEP_COST_ERROR,), per_unit=PER_RATIO)
-        self.step_tokens = Distribution(shown_as=(names.ENGINE_STEP_TOKENS, vllm_names.STEP_TOKENS))
+        own = (*names.METRICS, names.INFERENCE_SECONDS)
+        every = (*own, *names.GEN_AI_METRICS, *vllm_names.METRICS)
+        self.counters = {
+            metric: Counter(*metric.labels, per_unit=_per_unit(metric)) for metric in own if metric.type == "counter"
+        }
+        self.distributions = {
+            metric: Distribution(
+                *(*metric.labels, *_MORE_LABELS.get(metric, ())),
+                shown_as=[shown for shown in every if metric in (shown, shown.of)],
+                per_unit=_per_unit(metric),
+            )
+            for metric in own
+            if metric.type in ("histogram", "summary")
+        }
 
         # These start at 0 so that PromQL's `rate` sees their first increment.
         for operation in sorted(OPERATIONS):
-            self.prompt_tokens.add((operation, model), 0)
+            self.count(names.PROMPT_TOKENS, (operation, model), 0)
         for operation in sorted(OPERATIONS - POOLING_OPERATIONS):
-            for counter in (self.cached_tokens, self.generation_tokens):
-                counter.add((operation, model), 0)
+            for metric in (names.CACHED_PROMPT_TOKENS, names.GENERATION_TOKENS):
+                self.count(metric, (operation, model), 0)
             for reason in (*sorted(FINISH_REASONS), ABORT):
-                self.choices.add((operation, model, reason), 0)
-        for outcome in ToolCallOutcome:
-            self.tool_calls.add((outcome,), 0)
-        for wait in WaitReason:
-            self.queue_wait.add((wait,), 0)
+                self.count(names.FINISHED_CHOICES, (operation, model, reason), 0)
+        for metric, label_values in (
+            (names.TOOL_CALLS, ToolCallOutcome),
+            (names.QUEUE_WAIT_SECONDS, WaitReason),
+            (names.REFUSED_ACCESS, AccessRefusal),
+        ):
+            for value in label_values:
+                self.count(metric, (value,), 0)
         for phase in EXPLAINED:
             for cause in Cause:
-                self.phase_cause.add((phase, cause), 0)
+                self.count(names.PHASE_CAUSE_SECONDS, (phase, cause), 0)
+
+    def count(self, metric: Metric, labels: LabelValues, amount: int = 1) -> None:
+        """Add to a counter: nanoseconds, if its unit is seconds."""
+        self.counters[metric].add(labels, amount)
+
+    def add(self, metric: Metric, labels: LabelValues, value: Number, origin: Origin | None = None) -> None:
+        """Add a value to a histogram: nanoseconds, if its unit is seconds."""
+        self.distributions[metric].add(labels, value, origin)
 
     def observe(self, record: RequestRecord) -> None:
         """Add one ended request to all series. Sums of times grow by exactly the nanoseconds of the record."""
@@ -133,26 +105,26 @@ class Observations:
         origin = self._origin(record, phases[-1].end_ns + self._epoch_offset_ns)
 
         for phase in phases:
-            self.phase.add((phase.name, *labels), phase.duration_ns, origin)
-        self.duration.add((*labels, error_type), times.duration_ns, origin)
+            self.add(names.PHASE_SECONDS, (phase.name, *labels), phase.duration_ns, origin)
+        self.add(names.DURATION_SECONDS, (*labels, error_type), times.duration_ns, origin)
         if times.scheduled is not None and times.last_token is not None:
-            self.inference.add(labels, times.last_token - times.scheduled, origin)
+            self.add(names.INFERENCE_SECONDS, labels, times.last_token - times.scheduled, origin)
         if account.num_preemptions:
-            self.stall.add((operation, model), account.stalled_ns, origin)
+            self.add(names.PREEMPTION_STALL_SECONDS, (operation, model), account.stalled_ns, origin)
         if account.grammar_compile_ns is not None:
-            self.grammar_compile.add((account.grammar_cache,), account.grammar_compile_ns, origin)
+            self.add(names.GRAMMAR_COMPILE_SECONDS, (account.grammar_cache,), account.grammar_compile_ns, origin)
         if record.prompt_tokens:
-            self.request_prompt_tokens.add(labels, record.prompt_tokens, origin)
+            self.add(names.REQUEST_PROMPT_TOKENS, labels, record.prompt_tokens, origin)
 
-        self.prompt_tokens.add((operation, model), record.prompt_tokens)
-        self.requests.add((*labels, _status(record.http_status), error_type))
+        self.count(names.PROMPT_TOKENS, (operation, model), record.prompt_tokens)
+        self.count(names.REQUESTS, (*labels, _status(record.http_status), error_type))
         if record.outcome is Outcome.REJECTED:
-            self.rejected.add((_snake_case(error_type or OTHER),))
+            self.count(names.REJECTED, (_snake_case(error_type or OTHER),))
         for wait, wait_ns in account.waits_ns.items():
-            self.queue_wait.add((wait,), wait_ns)
+            self.count(names.QUEUE_WAIT_SECONDS, (wait,), wait_ns)
         for phase_name, causes_ns in record.causes_ns.items():
             for cause, cause_ns in causes_ns.items():
-                self.phase_cause.add((phase_name, cause), cause_ns)
+                self.count(names.PHASE_CAUSE_SECONDS, (phase_name, cause), cause_ns)
         if operation not in POOLING_OPERATIONS:
             self._observe_generation(record, labels, origin)
 
@@ -161,26 +133,26 @@ class Observations:
         times, account, (_, operation, model) = record.times, record.account, labels
         ttft_ns = times.time_to_first_token_ns
         if ttft_ns is not None:
-            self.time_to_first_token.add(labels, ttft_ns, origin)
+            self.add(names.TIME_TO_FIRST_TOKEN_SECONDS, labels, ttft_ns, origin)
         tpot_ns = times.time_per_output_token_ns(record.tokens_per_choice)
         if tpot_ns is not None and record.tokens_per_choice > 1:
-            self.time_per_output_token.add(labels, tpot_ns, origin)
-        self.inter_token_latency.add_all(labels, account.inter_token_ns, origin)
+            self.add(names.TIME_PER_OUTPUT_TOKEN_SECONDS, labels, tpot_ns, origin)
+        self.distributions[names.INTER_TOKEN_LATENCY_SECONDS].add_all(labels, account.inter_token_ns, origin)
         if record.prompt_tokens:
-            self.request_generation_tokens.add(labels, record.completion_tokens, origin)
-            self.request_longest_choice_tokens.add(labels, account.longest_choice_tokens, origin)
-            self.request_choices.add(labels, int(record.params.get("n", 1)), origin)
+            self.add(names.REQUEST_GENERATION_TOKENS, labels, record.completion_tokens, origin)
+            self.add(names.REQUEST_LONGEST_CHOICE_TOKENS, labels, account.longest_choice_tokens, origin)
+            self.add(names.REQUEST_CHOICES, labels, int(record.params.get("n", 1)), origin)
             if "max_tokens" in record.params:
-                self.request_max_tokens.add(labels, int(record.params["max_tokens"]), origin)
-        self.cached_tokens.add((operation, model), record.cached_tokens)
-        self.generation_tokens.add((operation, model), record.completion_tokens)
+                self.add(names.REQUEST_MAX_TOKENS, labels, int(record.params["max_tokens"]), origin)
+        self.count(names.CACHED_PROMPT_TOKENS, (operation, model), record.cached_tokens)
+        self.count(names.GENERATION_TOKENS, (operation, model), record.completion_tokens)
         for reason in record.finish_reasons:
-            self.choices.add((operation, model, _known(reason, FINISH_REASONS)))
+            self.count(names.FINISHED_CHOICES, (operation, model, _known(reason, FINISH_REASONS)))
         for outcome, number in record.tool_calls.items():
-            self.tool_calls.add((outcome,), number)
+            self.count(names.TOOL_CALLS, (outcome,), number)
         if record.outcome in (Outcome.CANCELLED, Outcome.FAILED):
             num_aborted = account.num_choices - len(record.finish_reasons)
-            self.choices.add((operation, model, ABORT), max(0, num_aborted))
+            self.count(names.FINISHED_CHOICES, (operation, model, ABORT), max(0, num_aborted))
 
     def _known_adapter(self, name: str) -> str:
         """Return the name of an adapter. Adapters come and go, so not all of them can have series."""
@@ -198,16 +170,16 @@ class Observations:
         return Origin(record.trace.trace_id, record.trace.span_id, ended_unix_ns)
 
     def observe_step(self, step: StepRecord) -> None:
-        self.step.add((step.kind,), step.duration_ns)
-        self.step_sequences.add((), step.num_sequences)
-        self.step_tokens.add((), step.num_tokens)
+        self.add(names.ENGINE_STEP_SECONDS, (step.kind,), step.duration_ns)
+        self.add(names.ENGINE_STEP_SEQUENCES, (), step.num_sequences)
+        self.add(names.ENGINE_STEP_TOKENS, (), step.num_tokens)
         if step.cost_error is not None:
-            self.step_cost_error.add((step.kind,), round(step.cost_error * PER_RATIO))
+            self.add(names.STEP_COST_ERROR, (step.kind,), round(step.cost_error * PER_RATIO))
 
 
-def _seconds(*labels: str, shown_as: tuple[names.Metric, ...]) -> Distribution:
-    """Return a distribution of times, which are integers in nanoseconds and are shown in seconds."""
-    return Distribution(*labels, shown_as=shown_as, per_unit=NS_PER_SECOND)
+def _per_unit(metric: Metric) -> int:
+    """Return how many of the integers that are counted make a unit of the metric."""
+    return {"seconds": NS_PER_SECOND, "ratio": PER_RATIO}.get(metric.unit, 1)
 
 
 def _class_names(kind: type[APIError]) -> frozenset[str]:

@@ -14,14 +14,16 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from itertools import accumulate, islice, pairwise
 from operator import itemgetter
+from types import MappingProxyType
 from typing import NamedTuple
 
-from oaiserve.telemetry.names import Metric
+from oaiserve.telemetry.names import RENAMED, Metric
 
 LabelValues = tuple[str, ...]
 Number = int | float
 
 NS_PER_SECOND = 1_000_000_000
+NO_CONSTANTS: Mapping[str, str] = MappingProxyType({})
 
 # A single call into C, which holds the GIL, puts at most this many values into buckets: a fraction of a millisecond.
 _VALUES_PER_CALL = 4096
@@ -122,27 +124,19 @@ class Distribution:
 
 
 class Labelling:
-    """A labelling maps label values of a series to label values of a family, or to None if the family does not show
+    """A labelling maps label values of a series to label values of a metric, or to None if the metric does not show
     them.
 
-    `where` has the values that labels of the series must have. `renamed` maps a label of the family to its name in the
-    series. `constant` has labels of the family with one fixed value. The family adds up over labels of the series that
-    it does not have.
+    A label of the metric that the series does not have, under the same name or that of `names.RENAMED`, is one of the
+    `constants`. The metric adds up over labels of the series that it does not have.
     """
 
-    def __init__(
-        self,
-        metric: Metric,
-        labels: tuple[str, ...],
-        where: Mapping[str, str] | None = None,
-        renamed: Mapping[str, str] | None = None,
-        constant: Mapping[str, str] | None = None,
-    ) -> None:
-        self._where = [(labels.index(label), value) for label, value in (where or {}).items()]
-        constant, renamed = constant or {}, renamed or {}
+    def __init__(self, metric: Metric, labels: tuple[str, ...], constants: Mapping[str, str]) -> None:
+        self._where = [(labels.index(label), value) for label, value in metric.where]
+        names = [RENAMED.get(label, label) for label in metric.labels]
         self._parts: list[tuple[int, str]] = [  # the position in the labels of the series, or -1 and a constant
-            (-1, constant[label]) if label in constant else (labels.index(renamed.get(label, label)), "")
-            for label in metric.labels
+            (labels.index(name), "") if name in labels else (-1, constants[label])
+            for label, name in zip(metric.labels, names, strict=True)
         ]
 
     def __call__(self, values: LabelValues) -> LabelValues | None:
@@ -164,12 +158,12 @@ Points = Mapping[LabelValues, Number] | list[HistogramPoint]
 
 
 class CounterFamily:
-    """A counter family shows a `Counter` series. The keyword arguments are those of `Labelling`."""
+    """A counter family shows a `Counter` series. `constants` are those of `Labelling`."""
 
-    def __init__(self, metric: Metric, series: Counter, **labelling: Mapping[str, str]) -> None:
+    def __init__(self, metric: Metric, series: Counter, constants: Mapping[str, str] = NO_CONSTANTS) -> None:
         self.metric = metric
         self._series = series
-        self._shown = cache(Labelling(metric, series.labels, **labelling))
+        self._shown = cache(Labelling(metric, series.labels, constants))
 
     @property
     def num_changes(self) -> int:
@@ -216,14 +210,14 @@ class HistogramChild(NamedTuple):
 class HistogramFamily:
     """A histogram family shows a `Distribution` series, whose boundaries must include the buckets of `metric`.
 
-    The keyword arguments are those of `Labelling`.
+    `constants` are those of `Labelling`.
     """
 
-    def __init__(self, metric: Metric, series: Distribution, **labelling: Mapping[str, str]) -> None:
+    def __init__(self, metric: Metric, series: Distribution, constants: Mapping[str, str] = NO_CONSTANTS) -> None:
         self.metric = metric
         self.per_unit = series.per_unit
         self._series = series
-        self._labelling = Labelling(metric, series.labels, **labelling)
+        self._labelling = Labelling(metric, series.labels, constants)
         self._num_seen = 0  # children of the series that are in `_children`, or that this family does not show
         self._children: dict[LabelValues, HistogramChild] = {}
         ends = [series.boundaries.index(round(bound * series.per_unit)) for bound in metric.buckets]

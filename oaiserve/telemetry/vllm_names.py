@@ -1,11 +1,16 @@
-"""The metrics under vLLM's names: what they are called, their help texts, units, labels and buckets.
+"""The metrics under vLLM's names, for dashboards, autoscalers and routers that are made for vLLM.
 
-They show what `names` has under other names. Only the inference time is measured for its own sake.
+They show what `names` has under other names: its series, and the engine's numbers. Only the inference time is measured
+for its own sake. They are on /metrics only, and only with --vllm-metrics.
 """
 
 from __future__ import annotations
 
 from oaiserve.telemetry import names
+from oaiserve.telemetry.names import ENGINE, FINISHED, Metric
+
+ENGINE_INDEX = "0"  # of the only engine
+MOST_ADAPTERS = 256  # in one step: all that can be loaded
 
 _TIME_TO_FIRST_TOKEN_BUCKETS = (*names.GEN_AI_TIME_TO_FIRST_TOKEN.buckets, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
 _INTER_TOKEN_BUCKETS = (*names.GEN_AI_TIME_PER_OUTPUT_TOKEN.buckets, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
@@ -13,157 +18,93 @@ _REQUEST_BUCKETS = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )  # fmt: skip
+_LABELS = ("model_name", "engine")
 
 
-def _metric(
-    name: str, type: str, help: str, *, unit: str = "", more: tuple[str, ...] = (), buckets: tuple[float, ...] = ()
-) -> names.Metric:
-    return names.Metric(f"vllm:{name}", type, help, unit, ("model_name", "engine", *more), buckets)
+def _gauge(name: str, help: str, *more: str) -> Metric:
+    return Metric(f"vllm:{name}", "gauge", help, labels=(*_LABELS, *more))
 
 
-REQUESTS_RUNNING = _metric("num_requests_running", "gauge", "Same as oaiserve_requests_running.")
-REQUESTS_WAITING = _metric("num_requests_waiting", "gauge", "Same as oaiserve_requests_waiting.")
-LORA_REQUESTS = _metric(
+def _engine(name: str, field: str, help: str = "") -> Metric:
+    """Return the metric that shows a number of the engine."""
+    kind, name = "counter" if name.endswith("_total") else "gauge", f"vllm:{name}"
+    return Metric(name, kind, help or f"Same as {ENGINE[field].name}.", names.unit_of(name), _LABELS, of=field)
+
+
+def _same(name: str, of: Metric, *more: str, buckets: tuple[float, ...] = ()) -> Metric:
+    name = f"vllm:{name}"
+    return Metric(name, of.type, f"Same as {of.name}.", names.unit_of(name), (*_LABELS, *more), buckets, of=of)
+
+
+def _finished(name: str, of: Metric, buckets: tuple[float, ...] = names.TOKEN_BUCKETS) -> Metric:
+    """Return the metric that shows what another one has of finished requests."""
+    name, help = f"vllm:{name}", f"Same as {of.name}, for finished requests only."
+    return Metric(name, "histogram", help, names.unit_of(name), _LABELS, buckets, of=of, where=FINISHED)
+
+
+def _phases(name: str, of: Metric, help: str, *where: tuple[str, str]) -> Metric:
+    text = f"Time that finished requests spent in the {help}."
+    return Metric(
+        f"vllm:{name}", "histogram", text, "seconds", _LABELS, _REQUEST_BUCKETS, of=of, where=FINISHED + where
+    )
+
+
+REQUESTS_RUNNING = _engine("num_requests_running", "num_running")
+REQUESTS_WAITING = _engine("num_requests_waiting", "num_waiting")
+LORA_REQUESTS = _gauge(
     "lora_requests_info",
-    "gauge",
     "The adapters of oaiserve_adapter_requests that have sequences, as lists with commas. The value is the Unix time.",
-    more=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+    *("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
 )
-KV_CACHE_USAGE = _metric("kv_cache_usage_perc", "gauge", "Same as oaiserve_kv_cache_usage_ratio.")
-CACHE_CONFIG = _metric(
+KV_CACHE_USAGE = _engine("kv_cache_usage_perc", "kv_usage", f"Same as {names.KV_CACHE_USAGE.name}.")
+CACHE_CONFIG = _gauge(
     "cache_config_info",
-    "gauge",
     "Tokens per block and number of blocks of the KV cache. The value is 1.",
-    more=("block_size", "num_gpu_blocks"),
+    *("block_size", "num_gpu_blocks"),
 )
-PREFIX_CACHE_QUERIES = _metric(
-    "prefix_cache_queries_total", "counter", "Same as oaiserve_prefix_cache_query_tokens_total."
+PREFIX_CACHE_QUERIES = _engine("prefix_cache_queries_total", "num_prefix_queries")
+PREFIX_CACHE_HITS = _engine("prefix_cache_hits_total", "num_prefix_hits")
+PREEMPTIONS = _engine("num_preemptions_total", "num_preemptions")
+DRAFTS = _engine("spec_decode_num_drafts_total", "num_drafts")
+DRAFT_TOKENS = _engine(
+    "spec_decode_num_draft_tokens_total", "num_draft_tokens", f"The sum of {names.DRAFT_TOKENS.name}."
 )
-PREFIX_CACHE_HITS = _metric("prefix_cache_hits_total", "counter", "Same as oaiserve_prefix_cache_hit_tokens_total.")
-PREEMPTIONS = _metric("num_preemptions_total", "counter", "Same as oaiserve_preemptions_total.")
-DRAFTS = _metric("spec_decode_num_drafts_total", "counter", "Same as oaiserve_drafts_total.")
-DRAFT_TOKENS = _metric(
-    "spec_decode_num_draft_tokens_total", "counter", "The sum of oaiserve_draft_tokens_total.", unit="tokens"
-)
-ACCEPTED_TOKENS = _metric(
+ACCEPTED_TOKENS = _engine(
     "spec_decode_num_accepted_tokens_total",
-    "counter",
-    "Same as oaiserve_draft_tokens_total of the outcome accepted.",
-    unit="tokens",
+    "num_accepted_tokens",
+    f"Same as {names.DRAFT_TOKENS.name} of the outcome accepted.",
 )
-PROMPT_TOKENS = _metric("prompt_tokens_total", "counter", "Same as oaiserve_prompt_tokens_total.", unit="tokens")
-GENERATION_TOKENS = _metric(
-    "generation_tokens_total", "counter", "Same as oaiserve_generation_tokens_total.", unit="tokens"
+PROMPT_TOKENS = _same("prompt_tokens_total", names.PROMPT_TOKENS)
+GENERATION_TOKENS = _same("generation_tokens_total", names.GENERATION_TOKENS)
+REQUEST_SUCCESS = _same("request_success_total", names.FINISHED_CHOICES, "finished_reason")
+TIME_TO_FIRST_TOKEN = _same(
+    "time_to_first_token_seconds", names.TIME_TO_FIRST_TOKEN_SECONDS, buckets=_TIME_TO_FIRST_TOKEN_BUCKETS
 )
-REQUEST_SUCCESS = _metric(
-    "request_success_total", "counter", "Same as oaiserve_finished_choices_total.", more=("finished_reason",)
+INTER_TOKEN_LATENCY = _same(
+    "inter_token_latency_seconds", names.INTER_TOKEN_LATENCY_SECONDS, buckets=_INTER_TOKEN_BUCKETS
 )
-TIME_TO_FIRST_TOKEN = _metric(
-    "time_to_first_token_seconds",
-    "histogram",
-    "Same as oaiserve_time_to_first_token_seconds.",
-    unit="seconds",
-    buckets=_TIME_TO_FIRST_TOKEN_BUCKETS,
+TIME_PER_OUTPUT_TOKEN = _finished(
+    "request_time_per_output_token_seconds", names.TIME_PER_OUTPUT_TOKEN_SECONDS, _INTER_TOKEN_BUCKETS
 )
-INTER_TOKEN_LATENCY = _metric(
-    "inter_token_latency_seconds",
-    "histogram",
-    "Same as oaiserve_inter_token_latency_seconds.",
-    unit="seconds",
-    buckets=_INTER_TOKEN_BUCKETS,
-)
-TIME_PER_OUTPUT_TOKEN = _metric(
-    "request_time_per_output_token_seconds",
-    "histogram",
-    "Same as oaiserve_time_per_output_token_seconds, for finished requests only.",
-    unit="seconds",
-    buckets=_INTER_TOKEN_BUCKETS,
-)
-DURATION = _metric(
-    "e2e_request_latency_seconds",
-    "histogram",
-    "Same as oaiserve_request_duration_seconds, for finished requests only.",
-    unit="seconds",
-    buckets=_REQUEST_BUCKETS,
-)
-QUEUE = _metric(
-    "request_queue_time_seconds",
-    "histogram",
-    "Time that finished requests spent in the phase queue.",
-    unit="seconds",
-    buckets=_REQUEST_BUCKETS,
-)
-PREFILL = _metric(
-    "request_prefill_time_seconds",
-    "histogram",
-    "Time that finished requests spent in the phase prefill.",
-    unit="seconds",
-    buckets=_REQUEST_BUCKETS,
-)
-DECODE = _metric(
-    "request_decode_time_seconds",
-    "histogram",
-    "Time that finished requests spent in the phase decode.",
-    unit="seconds",
-    buckets=_REQUEST_BUCKETS,
-)
-INFERENCE = _metric(
-    "request_inference_time_seconds",
-    "histogram",
-    "Time that finished requests spent in the phases prefill and decode together.",
-    unit="seconds",
-    buckets=_REQUEST_BUCKETS,
-)
-REQUEST_PROMPT_TOKENS = _metric(
-    "request_prompt_tokens",
-    "histogram",
-    "Same as oaiserve_request_prompt_tokens, for finished requests only.",
-    unit="tokens",
-    buckets=names.TOKEN_BUCKETS,
-)
-REQUEST_GENERATION_TOKENS = _metric(
-    "request_generation_tokens",
-    "histogram",
-    "Same as oaiserve_request_generation_tokens, for finished requests only.",
-    unit="tokens",
-    buckets=names.TOKEN_BUCKETS,
-)
-REQUEST_LONGEST_CHOICE_TOKENS = _metric(
-    "request_max_num_generation_tokens",
-    "histogram",
-    "Same as oaiserve_request_longest_choice_tokens, for finished requests only.",
-    unit="tokens",
-    buckets=names.TOKEN_BUCKETS,
-)
-REQUEST_CHOICES = _metric(
-    "request_params_n",
-    "histogram",
-    "Same as oaiserve_request_choices, for finished requests only.",
-    buckets=(1.0, 2.0, 5.0, 10.0, 20.0),
-)
-REQUEST_MAX_TOKENS = _metric(
-    "request_params_max_tokens",
-    "histogram",
-    "Same as oaiserve_request_max_tokens, for finished requests only.",
-    unit="tokens",
-    buckets=names.TOKEN_BUCKETS,
-)
+DURATION = _finished("e2e_request_latency_seconds", names.DURATION_SECONDS, _REQUEST_BUCKETS)
+QUEUE = _phases("request_queue_time_seconds", names.PHASE_SECONDS, "phase queue", ("phase", "queue"))
+PREFILL = _phases("request_prefill_time_seconds", names.PHASE_SECONDS, "phase prefill", ("phase", "prefill"))
+DECODE = _phases("request_decode_time_seconds", names.PHASE_SECONDS, "phase decode", ("phase", "decode"))
+INFERENCE = _phases("request_inference_time_seconds", names.INFERENCE_SECONDS, "phases prefill and decode together")
+REQUEST_PROMPT_TOKENS = _finished("request_prompt_tokens", names.REQUEST_PROMPT_TOKENS)
+REQUEST_GENERATION_TOKENS = _finished("request_generation_tokens", names.REQUEST_GENERATION_TOKENS)
+REQUEST_LONGEST_CHOICE_TOKENS = _finished("request_max_num_generation_tokens", names.REQUEST_LONGEST_CHOICE_TOKENS)
+REQUEST_CHOICES = _finished("request_params_n", names.REQUEST_CHOICES, (1.0, 2.0, 5.0, 10.0, 20.0))
+REQUEST_MAX_TOKENS = _finished("request_params_max_tokens", names.REQUEST_MAX_TOKENS)
 # A histogram, although vLLM's name for it ends as a counter's.
-STEP_TOKENS = _metric(
-    "iteration_tokens_total",
+STEP_TOKENS = Metric(
+    "vllm:iteration_tokens_total",
     "histogram",
-    "Same as oaiserve_engine_step_tokens.",
-    buckets=(1.0, *(float(2**exponent) for exponent in range(3, 15))),
+    f"Same as {names.ENGINE_STEP_TOKENS.name}.",
+    "",
+    _LABELS,
+    (1.0, *(float(2**exponent) for exponent in range(3, 15))),
+    of=names.ENGINE_STEP_TOKENS,
 )
 
-# These are on /metrics only, and only with --vllm-metrics.
-METRICS = (
-    *(REQUESTS_RUNNING, REQUESTS_WAITING, LORA_REQUESTS, KV_CACHE_USAGE, CACHE_CONFIG),
-    *(PREFIX_CACHE_QUERIES, PREFIX_CACHE_HITS, PREEMPTIONS),
-    *(DRAFTS, DRAFT_TOKENS, ACCEPTED_TOKENS),
-    *(PROMPT_TOKENS, GENERATION_TOKENS, REQUEST_SUCCESS),
-    *(TIME_TO_FIRST_TOKEN, INTER_TOKEN_LATENCY, TIME_PER_OUTPUT_TOKEN, DURATION),
-    *(QUEUE, PREFILL, DECODE, INFERENCE),
-    *(REQUEST_PROMPT_TOKENS, REQUEST_GENERATION_TOKENS, REQUEST_LONGEST_CHOICE_TOKENS),
-    *(REQUEST_CHOICES, REQUEST_MAX_TOKENS, STEP_TOKENS),
-)  # fmt: skip
+METRICS = tuple(found for found in tuple(globals().values()) if isinstance(found, Metric))

@@ -124,12 +124,12 @@ def test_the_network_policy_opens_the_port_of_the_api_and_few_ways_out() -> None
 def test_the_autoscaler_follows_a_metric_of_the_server() -> None:
     autoscaler = MANIFESTS["horizontalpodautoscaler.yaml"]["spec"]
     (metric,) = autoscaler["metrics"]
-    assert metric["pods"]["metric"]["name"] == names.REQUESTS_WAITING.name
+    assert metric["pods"]["metric"]["name"] == names.ENGINE["num_waiting"].name
     target = {key: autoscaler["scaleTargetRef"][key] for key in ("apiVersion", "kind")}
     assert target == {key: DEPLOYMENT[key] for key in ("apiVersion", "kind")}
     assert autoscaler["scaleTargetRef"]["name"] == DEPLOYMENT["metadata"]["name"]
     (rule,) = manifest("prometheus-adapter.yaml")["rules"]["custom"]
-    assert rule["seriesQuery"].split("{")[0] == names.REQUESTS_WAITING.name
+    assert rule["seriesQuery"].split("{")[0] == names.ENGINE["num_waiting"].name
 
 
 def test_the_pods_have_the_labels_and_metrics_that_an_endpoint_picker_reads() -> None:

@@ -23,7 +23,7 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.sequence import Sequence
 from oaiserve.facts.record import EventKind, Outcome, RequestRecord
 from oaiserve.facts.times import PHASES
-from oaiserve.telemetry import Telemetry, names
+from oaiserve.telemetry import Measured, Telemetry, names
 from tests.engine.doubles import ScriptedRunner, make_engine, next_letter
 from tests.routes.conftest import run_server
 from tests.telemetry.collector import Collector, running_collector
@@ -41,7 +41,7 @@ class TappedTelemetry(Telemetry):
     """The real telemetry, which also puts the records into a queue for the test."""
 
     def __init__(self, engine: Engine) -> None:
-        super().__init__(snapshot=engine.snapshot, model="demo", version="1", recent_requests=9)
+        super().__init__(Measured("demo", "1", engine.snapshot), recent_requests=9)
         self.records: queue.Queue[RequestRecord] = queue.Queue()
 
     def record(self, record: RequestRecord) -> None:

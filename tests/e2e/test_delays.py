@@ -30,7 +30,7 @@ from oaiserve.engine.step import Step
 from oaiserve.engine.tokenize import Tokenized, TokenizeStage
 from oaiserve.facts.record import RequestRecord, WaitReason
 from oaiserve.facts.times import PHASES
-from oaiserve.telemetry import Telemetry, names
+from oaiserve.telemetry import Measured, Telemetry, names
 from tests.clocks import put_on_clock
 from tests.engine.doubles import (
     TIMEOUT_SECONDS,
@@ -271,9 +271,7 @@ async def serve_one(case: Case, patch: pytest.MonkeyPatch, collector: Collector,
     hook_after(patch, Telemetry, "record", records.append)
 
     engine = make_engine(runner, tokenizer, clock_ns=delays.clock, **options)  # type: ignore[arg-type]
-    telemetry = Telemetry(
-        snapshot=engine.snapshot, take_steps=engine.take_steps, model="demo", version="1", recent_requests=4
-    )
+    telemetry = Telemetry(Measured("demo", "1", engine.snapshot, take_steps=engine.take_steps), recent_requests=4)
 
     async def body() -> AsyncIterator[bytes]:
         yield case.body[:10]

@@ -72,7 +72,7 @@ def total(page: Page, name: str, **labels: str) -> float:
 
 
 def test_some_pages_were_scraped_while_streams_ran(pages: list[Page]) -> None:
-    assert sum(page[key(names.REQUESTS_RUNNING.name)] > 0 for page in pages) > 1
+    assert sum(page[key(names.ENGINE["num_running"].name)] > 0 for page in pages) > 1
 
 
 def test_the_values_of_a_page_are_consistent(pages: list[Page]) -> None:

@@ -157,7 +157,7 @@ def test_the_dialects_use_the_metric_names_of_the_server() -> None:
     assert OURS.duration == names.DURATION_SECONDS.name
     assert list(OURS.phases) == list(SERVER_PHASES)
     assert {name for name, _ in OURS.phases.values()} == {names.PHASE_SECONDS.name}
-    gauges = (names.REQUESTS_RUNNING, names.REQUESTS_WAITING, names.KV_CACHE_USAGE)
+    gauges = (names.ENGINE["num_running"], names.ENGINE["num_waiting"], names.KV_CACHE_USAGE)
     assert (OURS.gauges.running, OURS.gauges.waiting, OURS.gauges.kv_cache_usage) == tuple(g.name for g in gauges)
     compatible = (vllm_names.REQUESTS_RUNNING, vllm_names.REQUESTS_WAITING, vllm_names.KV_CACHE_USAGE)
     assert (VLLM.gauges.running, VLLM.gauges.waiting, VLLM.gauges.kv_cache_usage) == tuple(g.name for g in compatible)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import EngineAccount, EventKind, HostPart, Outcome, RequestEvent, RequestRecord, WaitReason
 from oaiserve.facts.times import STAMPS, RequestTimes
 from oaiserve.facts.trace import TraceContext
@@ -95,8 +95,8 @@ def constrained() -> EngineAccount:
 
 
 @pytest.fixture
-def snapshot() -> SimpleNamespace:
-    return SimpleNamespace(
+def snapshot() -> EngineNumbers:
+    return EngineNumbers(
         num_running=3,
         num_waiting=2,
         adapters={"sql": (2, 1)},

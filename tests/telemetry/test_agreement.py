@@ -6,7 +6,6 @@ import json
 from array import array
 from dataclasses import replace
 from itertools import pairwise
-from types import SimpleNamespace
 from typing import cast
 
 import msgspec
@@ -20,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from oaiserve.engine.request import Finished, Request, Usage
 from oaiserve.engine.streams import LoopStream, RequestEngine
+from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import (
     EngineAccount,
     EventKind,
@@ -32,7 +32,7 @@ from oaiserve.facts.record import (
 from oaiserve.facts.times import PHASES, STAMPS, RequestTimes
 from oaiserve.facts.trace import TraceContext
 from oaiserve.routes.exchange import Exchange
-from oaiserve.telemetry import Telemetry, logs, names
+from oaiserve.telemetry import Measured, Telemetry, logs, names
 from oaiserve.telemetry.recent import RecentRequests
 from oaiserve.telemetry.tracing import Tracing
 from tests.telemetry.collector import running_collector
@@ -234,8 +234,8 @@ def sums_ns(telemetry: Telemetry, metric: names.Metric, label: str) -> dict[str,
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])  # no test changes the snapshot
 @given(record=records())
-def test_histogram_sums_grow_by_the_nanoseconds_of_the_record(snapshot: SimpleNamespace, record: RequestRecord) -> None:
-    telemetry = Telemetry(snapshot=lambda: snapshot, model="demo", version="1", recent_requests=1, environ={})
+def test_histogram_sums_grow_by_the_nanoseconds_of_the_record(snapshot: EngineNumbers, record: RequestRecord) -> None:
+    telemetry = Telemetry(Measured("demo", "1", lambda: snapshot), recent_requests=1, environ={})
     telemetry.record(record)
     assert telemetry.close(5)
     assert sums_ns(telemetry, names.PHASE_SECONDS, "phase") == {
@@ -255,7 +255,7 @@ def test_spans_metrics_log_and_recent_requests_report_the_same_times(
     with running_collector() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-        telemetry = Telemetry(snapshot=lambda: snapshot, model="demo", version="1", recent_requests=1)
+        telemetry = Telemetry(Measured("demo", "1", lambda: snapshot), recent_requests=1)
         telemetry.record(record)
         assert telemetry.close(5)
     entry = telemetry.recent.get("req-1")

@@ -20,7 +20,7 @@ def rows(first_column: str) -> list[list[str]]:
 
 
 def test_the_page_names_every_attribute_and_no_other() -> None:
-    constants = {value for key, value in vars(names).items() if key.isupper() and isinstance(value, str)}
+    constants = {value for key, value in vars(names).items() if key[0].isupper() and isinstance(value, str)}
     prefixes = {names.REQUEST_PARAM_PREFIX, names.EVENT_PREFIX, names.ROUTING_PREFIX}
     attributes = constants - prefixes - {names.SERVICE_NAME, names.STEP_SPAN}
     attributes |= set(names.STEP_HOST_NS.values())

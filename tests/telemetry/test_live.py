@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import Outcome, StepKind, StepRecord
 from oaiserve.telemetry.live import INTERVAL_NS, MOST_SAMPLES, Live
 from oaiserve.telemetry.observations import Observations
 from tests.routes.test_debug import make_record
 
-NOW = SimpleNamespace(num_running=2, num_waiting=1, num_tokenizing=0, blocks_used=5, blocks_reusable=2, blocks_total=10)
+NOW = EngineNumbers(num_running=2, num_waiting=1, num_tokenizing=0, blocks_used=5, blocks_reusable=2, blocks_total=10)
 
 
 class Clock:

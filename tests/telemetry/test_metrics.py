@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from threading import Event, Lock, Thread
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,64 +15,53 @@ from hypothesis import strategies as st
 
 from oaiserve.engine.adapters import MOST_ADAPTERS
 from oaiserve.errors import APIError
+from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import AccessRefusal, EngineAccount, Outcome, RequestRecord, StepKind, StepRecord, WaitReason
 from oaiserve.facts.times import PHASES
 from oaiserve.telemetry import names, observations, vllm_names
-from oaiserve.telemetry.metrics import Metrics
+from oaiserve.telemetry.metrics import Measured, Metrics
 from tests.telemetry.pages import FORMS, OPENMETRICS, TEXT, Key, families, key, samples
 from tests.telemetry.records import expected, records
 
 LABELS = {"outcome": "finished", "operation": "chat", "model": "demo"}
 VLLM = {"model_name": "demo", "engine": "0"}
 ALL = (*names.METRICS, *names.GEN_AI_METRICS, *vllm_names.METRICS)
-SNAPSHOT = SimpleNamespace(
-    **dict.fromkeys(("num_running", "num_waiting", "num_waiting_tokens", "num_tokenizing", "drain_rate"), 0),
-    **dict.fromkeys(("blocks_used", "blocks_reusable", "blocks_total", "num_prefix_queries", "num_prefix_hits"), 0),
-    **dict.fromkeys(("num_preemptions", "num_out_of_memory", "num_steps", "model_ns", "idle_with_work_ns"), 0),
-    **dict.fromkeys(("num_masked_draws", "num_forced_tokens"), 0),
-    **dict.fromkeys(("num_drafts", "num_draft_tokens", "num_accepted_tokens"), 0),
-    **dict.fromkeys(("num_model_draft_tokens", "num_accepted_model_tokens"), 0),
-    host_ns={},
-    adapters={},
-)
-
 MakeMetrics = Callable[..., Metrics]
 
 
-def metrics_of(**changes: Any) -> Metrics:
-    arguments: dict[str, Any] = {
-        "snapshot": lambda: SNAPSHOT,
-        "take_steps": list,
-        "connections": SimpleNamespace(num_open=2, refused={"all": 3}),
-        "stored_responses": lambda: SimpleNamespace(number=4, num_bytes=500, dropped={"age": 6}),
-        "model": "demo",
-        "version": "1.2.3",
-        "model_info": {"dtype": "bfloat16", "block_size": "16"},
-        "features": {"attention": True},
-        "vllm": True,
-        "epoch_offset_ns": 1_700_000_000 * 10**9,
-        "front_ends": SimpleNamespace(
-            num_up=2,
-            num_ended=1,
-            processes=lambda: {1: SimpleNamespace(cpu_seconds=1.5, resident_bytes=7, open_files=3)},
-        ),
+def metrics_of(*, vllm: bool = True, **changes: Any) -> Metrics:
+    elsewhere = {
+        names.CONNECTIONS: lambda: {(): 2},
+        names.CONNECTIONS_REFUSED: lambda: {("all",): 3},
+        names.STORED_RESPONSES: lambda: {(): 4},
+        names.STORED_RESPONSE_BYTES: lambda: {(): 500},
+        names.STORED_RESPONSES_DROPPED: lambda: {("age",): 6},
+        names.ENGINE_FEATURE: lambda: {("attention",): 1},
+        names.FRONT_END_CPU_SECONDS: lambda: {("1",): 1.5},
+        names.FRONT_END_RESIDENT_BYTES: lambda: {("1",): 7},
+        names.FRONT_END_OPEN_FDS: lambda: {("1",): 3},
+        names.LOG_MESSAGES: lambda: {("warning", "left_out"): 3},
     }
-    return Metrics(**(arguments | changes))
+    measured = Measured(
+        model="demo",
+        version="1.2.3",
+        snapshot=EngineNumbers,
+        model_info={"dtype": "bfloat16", "block_size": "16"},
+        elsewhere=elsewhere,
+    )
+    return Metrics(replace(measured, **changes), vllm=vllm, epoch_offset_ns=1_700_000_000 * 10**9)
 
 
 @pytest.fixture
-def metrics(snapshot: SimpleNamespace) -> Metrics:
+def metrics(snapshot: EngineNumbers) -> Metrics:
     return metrics_of(snapshot=lambda: snapshot)
 
 
 def of_records(page: dict[Key, float]) -> dict[Key, float]:
     """Return the samples that are made of records, without counters that are 0."""
     others = ("oaiserve_event_loop", "oaiserve_engine", "oaiserve_scrape", "oaiserve_telemetry", "oaiserve_spans")
-    others += ("oaiserve_connections", "oaiserve_stored_responses", "oaiserve_front_end")
-    gauges = {m.name for m in ALL if m.type in ("gauge", "info")} | {
-        *(names.PREEMPTIONS.name, names.PREFIX_CACHE_HIT_TOKENS.name, names.PREFIX_CACHE_QUERY_TOKENS.name),
-        *(vllm_names.PREEMPTIONS.name, vllm_names.PREFIX_CACHE_HITS.name, vllm_names.PREFIX_CACHE_QUERIES.name),
-    }
+    others += ("oaiserve_connections", "oaiserve_stored_response", "oaiserve_front_end", "oaiserve_log_messages")
+    gauges = {m.name for m in ALL if m.type in ("gauge", "info") or isinstance(m.of, str)}
     counters = {m.name for m in ALL if m.type == "counter"}
     return {
         (name, labels): value
@@ -145,37 +133,26 @@ def test_sums_stay_exact_where_floats_would_not(metrics: Metrics, make_record) -
 # -- the engine -------------------------------------------------------------------------------------------------------
 
 
-def test_the_page_shows_the_current_snapshot(metrics: Metrics, snapshot: SimpleNamespace) -> None:
+def test_the_page_shows_the_current_numbers_of_the_engine(metrics: Metrics, snapshot: EngineNumbers) -> None:
     page = samples(metrics)
-    assert page[key(names.REQUESTS_RUNNING.name)] == page[key(vllm_names.REQUESTS_RUNNING.name, **VLLM)] == 3
-    assert page[key(names.REQUESTS_WAITING.name)] == page[key(vllm_names.REQUESTS_WAITING.name, **VLLM)] == 2
-    assert page[key(names.WAITING_PROMPT_TOKENS.name)] == 2000
-    assert page[key(names.DRAIN_RATE.name)] == 1.5
-    assert page[key(names.TOKENIZE_QUEUE_DEPTH.name)] == 1
-    assert page[key(names.KV_CACHE_USAGE.name)] == page[key(vllm_names.KV_CACHE_USAGE.name, **VLLM)] == 0.25
-    queries = key(vllm_names.PREFIX_CACHE_QUERIES.name, **VLLM)
-    assert page[key(names.PREFIX_CACHE_QUERY_TOKENS.name)] == page[queries] == 5000
-    assert page[key(names.PREFIX_CACHE_HIT_TOKENS.name)] == page[key(vllm_names.PREFIX_CACHE_HITS.name, **VLLM)] == 1200
-    assert page[key(names.PREEMPTIONS.name)] == page[key(vllm_names.PREEMPTIONS.name, **VLLM)] == 7
-    assert page[key(names.ENGINE_OUT_OF_MEMORY.name)] == 4
-    assert page[key(names.GRAMMAR_MASKED_DRAWS.name)] == 600
-    assert page[key(names.GRAMMAR_FORCED_TOKENS.name)] == 50
-    assert page[key(names.DRAFTS.name)] == page[key(vllm_names.DRAFTS.name, **VLLM)] == 20
+    for field, metric in names.ENGINE.items():
+        number = getattr(snapshot, field)
+        assert number, f"{field} is 0, so the test would not see whether it is on the page"
+        assert page[key(metric.name)] == (number / 10**9 if field.endswith("_ns") else number)
+    for metric in vllm_names.METRICS:
+        if isinstance(metric.of, str):
+            assert page[key(metric.name, **VLLM)] == getattr(snapshot, metric.of)
+    assert page[key(names.KV_CACHE_USAGE.name)] == 0.25
     drafted = {
         source: [page[key(names.DRAFT_TOKENS.name, source=source, outcome=it)] for it in ("accepted", "rejected")]
         for source in ("lookup", "model")
     }
     assert drafted == {"lookup": [45, 15], "model": [25, 5]}
-    assert page[key(vllm_names.DRAFT_TOKENS.name, **VLLM)] == 90
-    assert page[key(vllm_names.ACCEPTED_TOKENS.name, **VLLM)] == 70
-    assert page[key(names.ENGINE_STEPS.name)] == 99
-    assert page[key(names.ENGINE_MODEL_SECONDS.name)] == 2.500000003
-    assert page[key(names.ENGINE_IDLE_WITH_WORK_SECONDS.name)] == 0.100000007
     assert page[key(names.ENGINE_HOST_SECONDS.name, part="idle")] == 0
     assert page[key(names.ENGINE_HOST_SECONDS.name, part="hand_over")] == 8.000000008
     assert page[key(vllm_names.CACHE_CONFIG.name, **VLLM, block_size="16", num_gpu_blocks="120")] == 1
     snapshot.num_running = 5
-    assert samples(metrics)[key(names.REQUESTS_RUNNING.name)] == 5
+    assert samples(metrics)[key(names.ENGINE["num_running"].name)] == 5
 
 
 def test_the_states_of_blocks_add_up_to_all(metrics: Metrics) -> None:
@@ -184,7 +161,7 @@ def test_the_states_of_blocks_add_up_to_all(metrics: Metrics) -> None:
     assert blocks == {"used": 30, "cached": 25, "free": 65}
 
 
-def test_adapters_are_on_the_page_as_long_as_they_are_loaded(metrics: Metrics, snapshot: SimpleNamespace) -> None:
+def test_adapters_are_on_the_page_as_long_as_they_are_loaded(metrics: Metrics, snapshot: EngineNumbers) -> None:
     page, name = samples(metrics), names.ADAPTER_REQUESTS.name
     assert [page[key(name, model="sql", state=state)] for state in ("running", "waiting")] == [2, 1]
     labels = {**VLLM, "max_lora": str(MOST_ADAPTERS)}
@@ -196,7 +173,7 @@ def test_adapters_are_on_the_page_as_long_as_they_are_loaded(metrics: Metrics, s
     assert page[key(name, model="other", state="running")] == page[key(name, model="other", state="waiting")] == 0
 
 
-def test_an_engine_without_blocks_yet_uses_none(metrics: Metrics, snapshot: SimpleNamespace) -> None:
+def test_an_engine_without_blocks_yet_uses_none(metrics: Metrics, snapshot: EngineNumbers) -> None:
     snapshot.blocks_used = snapshot.blocks_reusable = snapshot.blocks_total = 0
     assert samples(metrics)[key(names.KV_CACHE_USAGE.name)] == 0
 
@@ -244,10 +221,9 @@ def use_everything(metrics: Metrics, record: RequestRecord) -> None:
 
 
 @pytest.fixture
-def full(snapshot: SimpleNamespace, make_record) -> Metrics:
+def full(snapshot: EngineNumbers, make_record) -> Metrics:
     steps = [StepRecord(StepKind.MIXED, 0, 1, 0, 1, 1, cost_error=0.03)]
-    messages = {("warning", "left_out"): 3}
-    metrics = metrics_of(snapshot=lambda: snapshot, take_steps=lambda: steps, log_messages=lambda: messages)
+    metrics = metrics_of(snapshot=lambda: snapshot, take_steps=lambda: steps)
     account = EngineAccount(num_preemptions=1, stalled_ns=5, grammar_compile_ns=7)
     account.inter_token_ns.append(5)
     use_everything(metrics, make_record(account=account, params={"max_tokens": 9}))
@@ -256,17 +232,13 @@ def full(snapshot: SimpleNamespace, make_record) -> Metrics:
     return metrics
 
 
-def test_connections_are_on_the_page_as_they_are_counted() -> None:
-    page = metrics_of().render(None)[0].decode()
-    assert "\noaiserve_connections 2" in page
-    assert '\noaiserve_connections_refused_total{reason="all"} 3' in page
-
-
-def test_the_store_of_responses_is_on_the_page_as_it_counts() -> None:
-    page = metrics_of().render(None)[0].decode()
-    assert "\noaiserve_stored_responses 4" in page
-    assert "\noaiserve_stored_response_bytes 500" in page
-    assert '\noaiserve_stored_responses_dropped_total{reason="age"} 6' in page
+def test_numbers_that_are_kept_elsewhere_are_on_the_page() -> None:
+    page = samples(metrics_of())
+    assert page[key(names.CONNECTIONS.name)] == 2
+    assert page[key(names.STORED_RESPONSES_DROPPED.name, reason="age")] == 6
+    assert page[key(names.FRONT_END_CPU_SECONDS.name, front_end="1")] == 1.5
+    assert page[key(names.LOG_MESSAGES.name, level="warning", result="left_out")] == 3
+    assert page[key(names.ENGINE_FEATURE.name, feature="attention")] == 1
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -286,15 +258,6 @@ def test_every_metric_in_names_is_on_the_page_and_no_other(form: str, full: Metr
 def test_openmetrics_has_the_units(full: Metrics) -> None:
     units = {family.name: family.unit for family in families(full.render(OPENMETRICS)[0], OPENMETRICS) if family.unit}
     assert units == {m.name.removesuffix("_total"): m.unit for m in ALL if m.unit}
-
-
-def test_the_numbers_of_front_ends_are_on_the_page() -> None:
-    page = metrics_of().render(None)[0].decode()
-    assert "\noaiserve_front_ends 2" in page
-    assert "\noaiserve_front_ends_ended_total 1" in page
-    assert '\noaiserve_front_end_cpu_seconds_total{front_end="1"} 1.5' in page
-    assert '\noaiserve_front_end_resident_memory_bytes{front_end="1"} 7' in page
-    assert '\noaiserve_front_end_open_fds{front_end="1"} 3' in page
 
 
 def test_process_metrics_are_on_the_page(metrics: Metrics) -> None:
@@ -326,12 +289,10 @@ def test_counters_with_known_labels_begin_at_0() -> None:
     assert page[key(names.REFUSED_ACCESS.name, reason="unknown_key")] == 0
 
 
-def test_refused_access_and_log_messages_are_counted() -> None:
-    metrics = metrics_of(log_messages=lambda: {("warning", "left_out"): 3})
+def test_refused_access_is_counted() -> None:
+    metrics = metrics_of()
     metrics.count_refused_access(AccessRefusal.HOST)
-    page = samples(metrics)
-    assert page[key(names.REFUSED_ACCESS.name, reason="host")] == 1
-    assert page[key(names.LOG_MESSAGES.name, level="warning", result="left_out")] == 3
+    assert samples(metrics)[key(names.REFUSED_ACCESS.name, reason="host")] == 1
 
 
 def test_the_info_metrics_have_version_and_model(metrics: Metrics) -> None:
@@ -340,12 +301,6 @@ def test_the_info_metrics_have_version_and_model(metrics: Metrics) -> None:
     assert 'version="1.2.3"} 1.0' in page
     labels = dict.fromkeys(names.MODEL_INFO.labels, "") | {"model": "demo", "dtype": "bfloat16", "block_size": "16"}
     assert samples(metrics)[key(names.MODEL_INFO.name, **labels)] == 1
-
-
-def test_each_optional_way_to_compute_is_on_or_off() -> None:
-    page = samples(metrics_of(features={"decode_graphs": True, "attention": False}))
-    assert page[key(names.ENGINE_FEATURE.name, feature="decode_graphs")] == 1
-    assert page[key(names.ENGINE_FEATURE.name, feature="attention")] == 0
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -505,11 +460,11 @@ def test_callers_that_arrive_while_a_page_is_rendered_share_the_next() -> None:
     snapshots, lock_takers = [], []
     is_making, all_came, go_on = Event(), Event(), Event()
 
-    def snapshot() -> SimpleNamespace:
+    def snapshot() -> EngineNumbers:
         snapshots.append(1)
         is_making.set()
         assert go_on.wait(60)
-        return SNAPSHOT
+        return EngineNumbers()
 
     def came() -> None:
         lock_takers.append(1)
@@ -545,10 +500,10 @@ def test_a_later_caller_gets_a_new_page(metrics: Metrics, make_record) -> None:
 def test_a_page_that_failed_to_render_is_not_shared() -> None:
     fail = [True]
 
-    def snapshot() -> SimpleNamespace:
+    def snapshot() -> EngineNumbers:
         if fail:
             raise RuntimeError("the engine is gone")
-        return SNAPSHOT
+        return EngineNumbers()
 
     metrics = metrics_of(snapshot=snapshot)
     with pytest.raises(RuntimeError, match="the engine is gone"):

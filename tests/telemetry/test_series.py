@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -11,14 +12,14 @@ from hypothesis import strategies as st
 from oaiserve.telemetry.names import Metric
 from oaiserve.telemetry.series import Counter, CounterFamily, Distribution, Exemplar, HistogramFamily, Origin
 
-FINE = Metric("fine", "histogram", "", "seconds", ("color", "size"), (0.001, 0.01, 0.1, 1.0))
-COARSE = Metric("coarse", "histogram", "", "seconds", ("shade",), (0.01, 1.0))
+FINE = Metric("fine", "histogram", "", "seconds", ("model", "size"), (0.001, 0.01, 0.1, 1.0))
+COARSE = Metric("coarse", "histogram", "", "seconds", ("model_name",), (0.01, 1.0))
 RED, BLUE = ("red", "small"), ("blue", "large")
 ORIGIN = Origin(1, 2, 3)
 
 
 def distribution() -> Distribution:
-    return Distribution("color", "size", shown_as=(FINE, COARSE), per_unit=1000)  # whole milliseconds
+    return Distribution("model", "size", shown_as=(FINE, COARSE), per_unit=1000)  # whole milliseconds
 
 
 def test_a_value_on_a_boundary_is_in_the_bucket_below() -> None:
@@ -34,13 +35,14 @@ def test_a_family_adds_up_over_labels_that_it_does_not_have() -> None:
     series.add(("red", "small"), 5)
     series.add(("red", "large"), 500)
     series.add(("blue", "small"), 5)
-    (point, _) = HistogramFamily(COARSE, series, renamed={"shade": "color"}).points()
+    (point, _) = HistogramFamily(COARSE, series).points()
     assert (point.labels, point.counts, point.total) == (("red",), [1, 1, 0], 0.505)
 
 
 def test_a_family_shows_only_values_that_match_where() -> None:
     series = distribution()
-    family = HistogramFamily(COARSE, series, where={"size": "large"}, constant={"shade": "dark"})
+    large = replace(COARSE, labels=("shade",), where=(("size", "large"),))
+    family = HistogramFamily(large, series, {"shade": "dark"})
     assert family.points() == []
     series.add(RED, 5)
     series.add(BLUE, 7)
@@ -53,7 +55,7 @@ def test_an_exemplar_of_a_wide_bucket_is_the_latest_of_the_narrow_ones() -> None
     series.add(("red", "small"), 1, ORIGIN._replace(at_unix_ns=20))
     series.add(("red", "large"), 10, ORIGIN._replace(at_unix_ns=10))
     series.add(("red", "large"), 5000, ORIGIN)
-    (point,) = HistogramFamily(COARSE, series, renamed={"shade": "color"}).points()
+    (point,) = HistogramFamily(COARSE, series).points()
     assert point.exemplars == {0: Exemplar(0.001, ORIGIN._replace(at_unix_ns=20)), 2: Exemplar(5.0, ORIGIN)}
 
 
@@ -80,9 +82,9 @@ def test_a_family_cannot_show_a_boundary_that_the_series_lacks() -> None:
 
 
 def test_counters_add_up_and_stay_whole() -> None:
-    series = Counter("color", "size", per_unit=10**9)
+    series = Counter("model", "size", per_unit=10**9)
     series.add(RED, 10**17)
     series.add(RED, 1)
     series.add(("red", "large"), 1)
-    family = CounterFamily(Metric("c", "counter", "", labels=("color",)), series)
+    family = CounterFamily(Metric("c", "counter", "", labels=("model",)), series)
     assert family.samples() == {("red",): (10**17 + 2) / 10**9}

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from oaiserve.errors import StartupError
 from oaiserve.facts.record import EngineAccount, StepKind, StepRecord
 from oaiserve.facts.times import PHASES
-from oaiserve.telemetry import Telemetry, names
+from oaiserve.telemetry import Measured, Telemetry, names
 from oaiserve.telemetry.log_limit import LogLimit
 from tests.telemetry.collector import Collector, running_collector
 
@@ -28,7 +28,7 @@ def collector() -> Iterator[Collector]:
 def traced(collector: Collector, snapshot, monkeypatch: pytest.MonkeyPatch) -> Telemetry:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    return Telemetry(snapshot=lambda: snapshot, model="demo", version="1", recent_requests=4)
+    return Telemetry(Measured("demo", "1", lambda: snapshot), recent_requests=4)
 
 
 def test_otlp_carries_the_records_trace_id_and_times(traced: Telemetry, collector: Collector, make_record) -> None:
@@ -69,10 +69,7 @@ def test_a_request_links_to_the_steps_before_its_record(collector, snapshot, mak
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     steps = [StepRecord(StepKind.DECODE, 0, 5, 0, 1, 1, number=number) for number in range(4)]
     telemetry = Telemetry(
-        snapshot=lambda: snapshot,
-        take_steps=lambda: [steps.pop(0) for _ in range(len(steps))],
-        model="demo",
-        version="1",
+        Measured("demo", "1", lambda: snapshot, take_steps=lambda: [steps.pop(0) for _ in range(len(steps))]),
         recent_requests=4,
         trace_step_share=1.0,
     )
@@ -99,11 +96,11 @@ def test_an_invalid_span_limit_stops_the_start(snapshot, monkeypatch: pytest.Mon
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
     monkeypatch.setenv("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "many")
     with pytest.raises(StartupError, match="OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT"):
-        Telemetry(snapshot=lambda: snapshot, model="demo", version="1", recent_requests=4)
+        Telemetry(Measured("demo", "1", lambda: snapshot), recent_requests=4)
 
 
 def test_spans_are_off_without_the_variables(snapshot, make_record) -> None:
-    telemetry = Telemetry(snapshot=lambda: snapshot, model="demo", version="1", recent_requests=4, environ={})
+    telemetry = Telemetry(Measured("demo", "1", lambda: snapshot), recent_requests=4, environ={})
     telemetry.record(make_record())
     assert telemetry.flush(5)
     page = telemetry.render(None)[0]
@@ -123,7 +120,7 @@ def test_metrics_are_sent_to_the_endpoint_of_traces(traced: Telemetry, collector
 def test_a_collector_for_traces_alone_gets_no_metrics(collector: Collector, snapshot, make_record, monkeypatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", f"{collector.url}/v1/traces")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    telemetry = Telemetry(snapshot=lambda: snapshot, model="demo", version="1", recent_requests=4)
+    telemetry = Telemetry(Measured("demo", "1", lambda: snapshot), recent_requests=4)
     telemetry.record(make_record())
     assert telemetry.close(5)
     assert collector.paths == ["/v1/traces"]
@@ -132,18 +129,14 @@ def test_a_collector_for_traces_alone_gets_no_metrics(collector: Collector, snap
 def test_an_invalid_export_interval_stops_the_start(snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "often")
     with pytest.raises(StartupError, match="OTEL_METRIC_EXPORT_INTERVAL is 'often'"):
-        Telemetry(snapshot=lambda: snapshot, model="demo", version="1", recent_requests=4)
+        Telemetry(Measured("demo", "1", lambda: snapshot), recent_requests=4)
 
 
 def test_steps_and_event_loop_lag_are_shown_without_a_request(snapshot) -> None:
     steps = [StepRecord(StepKind.DECODE, 0, 5_000_000, 0, 3, 3)]
     telemetry = Telemetry(
-        snapshot=lambda: snapshot,
-        take_steps=lambda: [steps.pop()] if steps else [],
-        model="demo",
-        version="1",
+        Measured("demo", "1", lambda: snapshot, lambda: [steps.pop()] if steps else [], {"device": "cpu"}),
         recent_requests=4,
-        model_info={"device": "cpu"},
         vllm_metrics=False,
         environ={},
     )
@@ -164,7 +157,7 @@ def test_the_log_says_what_it_left_out_when_telemetry_ends(snapshot) -> None:
     limit = LogLimit(handler)
     logger = logging.Logger("test")
     logger.addHandler(handler)
-    telemetry = Telemetry(snapshot=lambda: snapshot, model="demo", version="1", recent_requests=4, log_limit=limit)
+    telemetry = Telemetry(Measured("demo", "1", lambda: snapshot), recent_requests=4, log_limit=limit)
     for _ in range(9):
         logger.warning("odd")
     assert b'oaiserve_log_messages_total{level="warning",result="left_out"} 4.0' in telemetry.render(None)[0]

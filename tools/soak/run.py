@@ -123,7 +123,7 @@ def report(run: SoakRun) -> str:
         (f"requests in `{names.REQUESTS.name}`", run.gained(names.REQUESTS)),
         *((f"... {outcome}", run.gained(names.REQUESTS, outcome=outcome)) for outcome in Outcome),
         ("tokens generated", run.gained(names.GENERATION_TOKENS)),
-        ("preemptions", run.gained(names.PREEMPTIONS)),
+        ("preemptions", run.gained(names.ENGINE["num_preemptions"])),
         *((f"client: {kind}", number) for kind, number in [*kinds, ("bad request", num_bad)]),
         *((f"fault: {fault}", number) for fault, number in run.faults.items()),
         *([("requests that failed while descriptors were short", run.num_excused)] if run.faults else []),

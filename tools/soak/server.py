@@ -43,7 +43,7 @@ class Sample:
 
     @classmethod
     def of(cls, at_seconds: float, values: Metrics, num_threads: int | None = None) -> Sample:
-        gauges = names.REQUESTS_RUNNING, names.REQUESTS_WAITING, names.TOKENIZE_QUEUE_DEPTH
+        gauges = names.ENGINE["num_running"], names.ENGINE["num_waiting"], names.ENGINE["num_tokenizing"]
         in_engine = [int(_total(values, gauge)) for gauge in gauges]
         return cls(
             at_seconds,

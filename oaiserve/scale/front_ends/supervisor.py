@@ -35,9 +35,11 @@ from oaiserve.scale.front_ends.front_end import FrontEnd, Shared, SharedEngine
 from oaiserve.scale.front_ends.handed_over import hand_over
 from oaiserve.scale.front_ends.link import Link
 from oaiserve.scale.front_ends.messages import EngineFailed, Message, Model, Shutdown, pickled
-from oaiserve.scale.front_ends.process_numbers import ProcessNumbers, numbers_of
-from oaiserve.telemetry import Telemetry
+from oaiserve.scale.front_ends.process_numbers import numbers_of
+from oaiserve.telemetry import Telemetry, names
 from oaiserve.telemetry.log_limit import LogLimit
+from oaiserve.telemetry.metrics import Numbers
+from oaiserve.telemetry.names import Metric
 
 log = logging.getLogger(__name__)
 
@@ -123,14 +125,19 @@ class FrontEnds:
         num_encoding = sum(running.front_end.num_encoding for running in self.running)
         return replace(now, num_tokenizing=now.num_tokenizing + num_encoding)
 
-    @property
-    def num_up(self) -> int:
-        return sum(running.front_end.is_up for running in self.running)
+    def measured(self) -> dict[Metric, Callable[[], Numbers]]:
+        """Return the reads of their own metrics, those of their processes by the number of the front end."""
+        return {
+            names.FRONT_ENDS: lambda: {(): sum(running.front_end.is_up for running in self.running)},
+            names.FRONT_ENDS_ENDED: lambda: {(): self.num_ended},
+            names.FRONT_END_CPU_SECONDS: lambda: self._of_processes("cpu_seconds"),
+            names.FRONT_END_RESIDENT_BYTES: lambda: self._of_processes("resident_bytes"),
+            names.FRONT_END_OPEN_FDS: lambda: self._of_processes("open_files"),
+        }
 
-    def processes(self) -> dict[int, ProcessNumbers]:
-        """Return the numbers of the processes that run, by the number of the front end."""
+    def _of_processes(self, number: str) -> Numbers:
         found = {running.number: numbers_of(running.child.process.pid) for running in self.running}
-        return {number: numbers for number, numbers in found.items() if numbers is not None}
+        return {(str(at),): getattr(numbers, number) for at, numbers in found.items() if numbers is not None}
 
     def tell(self, message: Message) -> None:
         """Send all of them a message."""
