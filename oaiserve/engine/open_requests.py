@@ -178,8 +178,10 @@ class OpenRequests:
         if opened is None or asked is None:
             return
         account, compile_ns = opened.account, grammar.compile_ns
-        account.grammar_compile_ns, account.grammar_was_cached = compile_ns, grammar.was_cached
-        cache = account.grammar_cache
+        account.grammar_compile_ns, account.grammar_cache = (
+            compile_ns,
+            (cache := "hit" if grammar.was_cached else "miss"),
+        )
         account.note(EventKind.GRAMMAR_COMPILED, compiled_ns, None, compile_ns=compile_ns, cache=cache, kind=asked.kind)
 
     def tokenize_failed(self, request: Request, error: APIError) -> None:

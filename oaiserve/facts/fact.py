@@ -25,7 +25,9 @@ class Fact:
     log: str = ""  # in the line of an ended request
     span: str = ""  # the attribute of the span of the request's operation, or of a step
     metric: str = ""  # at /metrics
-    when: str = ""  # a field of the same record: while that has no value, log line and span leave this one out
+    # Fields of the same record. While one has no value, the log line or the span leaves this one out.
+    log_when: str = ""
+    span_when: str = ""
 
 
 def fact(
@@ -37,13 +39,17 @@ def fact(
     log: str | bool = False,
     span: str = "",
     metric: str = "",
+    log_when: str = "",
+    span_when: str = "",
     when: str = "",
 ) -> Any:
     """Declare a field of a dataclass with its row. `json` and `log` are True where the name is that of the field.
 
-    `new` makes a default that can be changed. Without a default (`...`), the field must be given.
+    `when` is both `log_when` and `span_when`. `new` makes a default that can be changed. A field whose default is `...`
+    must be given.
     """
-    row = {"meaning": meaning, "json": json, "log": log, "span": span, "metric": metric, "when": when}
+    row = {"meaning": meaning, "json": json, "log": log, "span": span, "metric": metric}
+    row |= {"log_when": log_when or when, "span_when": span_when or when}
     if new is not None:
         return field(default_factory=new, metadata=row)
     return field(metadata=row) if default is ... else field(default=default, metadata=row)

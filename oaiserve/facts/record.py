@@ -1,7 +1,7 @@
 """The records of ended requests, of the engine's steps and of profiles, which are all that telemetry is made from.
 
-The engine thread fills in the account of a request while it runs, and telemetry reads it afterwards. This module needs
-only the standard library.
+The engine thread fills in the account of a request while it runs, and telemetry reads it afterwards. Each fact
+is declared once, with its row (`fact.py`). Stdlib only.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from oaiserve.facts.fact import fact
 from oaiserve.facts.times import RequestTimes
 from oaiserve.facts.trace import TraceContext
 
@@ -109,16 +109,30 @@ class EngineAccount:
     """
 
     events: list[RequestEvent] = field(default_factory=list)
-    num_events_dropped: int = 0  # the number of events after the first MOST_EVENTS
+    num_events_dropped: int = fact(
+        "Events after the first MOST_EVENTS.", span="oaiserve.events_dropped", span_when="num_events_dropped"
+    )
     waits_ns: dict[WaitReason, int] = field(default_factory=dict)  # the parts of the phase `queue`
     inter_token_ns: Integers = field(default_factory=lambda: array("q"))  # of all choices
     # The token ids of each prompt, for hashes of them: nothing may keep these. Empty if they were never known.
     prompts: list[list[int]] = field(default_factory=list)
     cache_salt: str = ""
-    num_choices: int = 0  # the choices that the request asked for, over all its prompts
-    longest_choice_tokens: int = 0  # generated tokens of the longest of them
-    num_preemptions: int = 0  # over all its sequences
-    stalled_ns: int = 0  # from preemption until the sequence is computed again, added up over its sequences
+    num_choices: int = fact("Choices that the request asked for, over all its prompts.")
+    longest_choice_tokens: int = fact("Generated tokens of the longest choice.")
+    num_preemptions: int = fact(
+        "Preemptions, over all its sequences.",
+        json=True,
+        log=True,
+        span="oaiserve.preemptions",
+        span_when="num_preemptions",
+    )
+    stalled_ns: int = fact(
+        "Time from preemption until a sequence is computed again, added up over its sequences.",
+        json=True,
+        log=True,
+        span="oaiserve.preemption_stall_ns",
+        span_when="num_preemptions",
+    )
     # These describe the steps from its first to its last, with the sequences of other requests included.
     first_step: int | None = None  # steps are numbered from 0
     num_steps: int = 0
@@ -129,22 +143,59 @@ class EngineAccount:
     prefill_causes_ns: dict[Cause, int] = field(default_factory=dict)
     decode_causes_ns: dict[Cause, int] = field(default_factory=dict)
     num_prefill_steps: int = 0  # of `num_steps`, those up to the first token
-    # These describe the grammar of the request, if it has one.
-    grammar_kind: str | None = None  # as in oaiserve.engine.request.GrammarKind; None: no grammar
-    grammar_compile_ns: int | None = None  # in the phase `tokenize`; None: no grammar, or it was not compiled
-    grammar_was_cached: bool = False
-    num_masked_draws: int = 0  # of all choices: draws of a token among those that the grammar let come next
-    num_forced_tokens: int = 0  # of all choices: the grammar left no other, so none was drawn
-    # Tokens of drafts, of all choices: those that were verified, and of these, those that the answer has.
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    num_model_draft_tokens: int = 0  # of these two, those of the draft model
-    num_accepted_model_tokens: int = 0
-
-    @property
-    def grammar_cache(self) -> str:
-        """Return whether the grammar had been compiled before: hit or miss."""
-        return "hit" if self.grammar_was_cached else "miss"
+    # The next five are of the grammar that constrains the answer, if there is one.
+    grammar_kind: str | None = fact(
+        "The kind of the grammar, as in oaiserve.engine.request.GrammarKind.",
+        None,
+        json="grammar.kind",
+        log=True,
+        span="oaiserve.grammar.kind",
+        when="grammar_kind",
+    )
+    grammar_cache: str | None = fact(
+        "Whether the grammar had been compiled before: hit or miss. None: it was not compiled.",
+        None,
+        json="grammar.cache",
+        log=True,
+        log_when="grammar_cache",
+    )
+    grammar_compile_ns: int | None = fact(
+        "Time to compile the grammar, in the phase `tokenize`.",
+        None,
+        json="grammar.compile_ns",
+        log=True,
+        log_when="grammar_cache",
+    )
+    num_masked_draws: int = fact(
+        "Draws of a token among those that the grammar let come next, of all choices.",
+        json="grammar.num_masked_draws",
+        log=True,
+        span="oaiserve.grammar.masked_draws",
+        when="grammar_kind",
+    )
+    num_forced_tokens: int = fact(
+        "Tokens that were not drawn, because the grammar left no other, of all choices.",
+        json="grammar.num_forced_tokens",
+        log=True,
+        span="oaiserve.grammar.forced_tokens",
+        when="grammar_kind",
+    )
+    num_draft_tokens: int = fact(
+        "Tokens of drafts that were verified, of all choices.",
+        json=True,
+        log=True,
+        span="oaiserve.draft.tokens",
+        when="num_draft_tokens",
+    )
+    num_accepted_tokens: int = fact(
+        "Tokens of drafts that came true, so that the answer has them.",
+        json=True,
+        log=True,
+        span="oaiserve.draft.accepted_tokens",
+        when="num_draft_tokens",
+    )
+    num_model_draft_tokens: int = fact("Tokens of drafts of the draft model.", json=True)
+    num_accepted_model_tokens: int = fact("Tokens of drafts of the draft model that came true.", json=True)
 
     def note_length(self, num_tokens: int) -> None:
         """Note how many tokens a choice has, which has ended."""
@@ -161,35 +212,66 @@ class EngineAccount:
 class RequestRecord:
     """The record of one ended request. Telemetry makes everything about the request from it."""
 
-    request_id: str
     trace: TraceContext
     times: RequestTimes
-    outcome: Outcome
-    operation: str  # "chat", "text_completion" and "embeddings" as in the OpenTelemetry GenAI conventions, or another
     http_method: str
     http_route: str  # the pattern of the route, never the raw path
-    http_status: int | None  # None: the client left before the status line was sent
-    model: str  # the served name, never a name that a client sent
+    request_id: str = fact("The id in the header x-request-id.", ..., json=True, log=True)
+    outcome: Outcome = fact("The way in which it ended.", ..., json=True, log=True)
+    # "chat", "text_completion" and "embeddings" as in the OpenTelemetry GenAI conventions, or another.
+    operation: str = fact("The kind of request.", ..., json=True, log=True, span="gen_ai.operation.name")
+    http_status: int | None = fact(
+        "The status, or None if the client left before the status line was sent.", ..., json="status", log="status"
+    )
+    model: str = fact(
+        "The served name, never a name that a client sent.", ..., json=True, log=True, span="gen_ai.request.model"
+    )
     adapter: str | None = None  # its name, if `model` names one that was loaded
-    client: str | None = None  # the name of its API key; never its address, which is personal data
+    client: str | None = fact(
+        "The name of its API key; never its address, which is personal data.", None, json=True, log=True
+    )
     http_scheme: str = "http"
     server_address: str | None = None  # the address that this server listens on, if it is known
     server_port: int | None = None
-    response_id: str | None = None  # the `id` of the answer
-    conversation_id: str | None = None  # the `id` of the first answer of a talk that goes over several requests
-    error_type: str | None = None  # the class name of the error the request ended with
-    error_param: str | None = None  # the parameter that was wrong, by its name in the API
-    stream: bool = False
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-    finish_reasons: tuple[str, ...] = ()
-    tool_calls: Mapping[ToolCallOutcome, int] = field(default_factory=dict)  # those in the answer
-    params: Mapping[str, str | int | float | bool] = field(
-        default_factory=dict
-    )  # the client's parameters, without text
-    prompt_text: str | None = None  # only with --trace-prompt-characters, cut to that length
-    routing: Mapping[str, str | int | float] = field(default_factory=dict)  # why this replica got it, if a router chose
+    response_id: str | None = fact("The `id` of the answer.", None, json=True, span="gen_ai.response.id")
+    conversation_id: str | None = fact(
+        "The `id` of the first answer of a conversation over several requests.",
+        None,
+        json=True,
+        log=True,
+        span="gen_ai.conversation.id",
+    )
+    error_type: str | None = fact(
+        "The class name of the error it ended with.", None, json=True, log=True, span="error.type"
+    )
+    error_param: str | None = fact("The parameter that was wrong, by its name in the API.", None, log=True)
+    stream: bool = fact("Whether the answer was streamed.", False, json=True, log=True, span="gen_ai.request.stream")
+    prompt_tokens: int = fact("Tokens of all prompts.", json=True, log=True, span="gen_ai.usage.input_tokens")
+    cached_tokens: int = fact(
+        "Prompt tokens that were found in the prefix cache.",
+        json=True,
+        log=True,
+        span="gen_ai.usage.cache_read.input_tokens",
+    )
+    completion_tokens: int = fact(
+        "Generated tokens, over all choices.", json=True, log=True, span="gen_ai.usage.output_tokens"
+    )
+    finish_reasons: tuple[str, ...] = fact(
+        "The reason why each choice ended.",
+        (),
+        json=True,
+        log=True,
+        span="gen_ai.response.finish_reasons",
+        span_when="finish_reasons",
+    )
+    tool_calls: Mapping[ToolCallOutcome, int] = fact("Calls of tools in the answer, by outcome.", new=dict, json=True)
+    params: Mapping[str, str | int | float | bool] = fact("The client's parameters, without text.", new=dict, json=True)
+    prompt_text: str | None = fact(
+        "The prompt, cut to --trace-prompt-characters; only with these.", None, span="gen_ai.input.messages"
+    )
+    routing: Mapping[str, str | int | float] = fact(
+        "The decision of the router that chose this replica, if there is one.", new=dict, json=True
+    )
     account: EngineAccount = field(default_factory=EngineAccount)
 
     @property
@@ -237,21 +319,32 @@ class HostPart(StrEnum):
     HAND_OVER = "hand_over"  # it passes events to the event loop, and publishes its snapshot
 
 
-class StepRecord(NamedTuple):
-    """One step of the engine."""
+@dataclass(slots=True)
+class StepRecord:
+    """One step of the engine. Of its facts, those that have an attribute are on its span."""
 
-    kind: StepKind
-    started_ns: int
-    duration_ns: int  # time of the model, with sampling, and of the draft model before
-    idle_ns: int  # time before the step while there was work: host work, and waits for a core
-    num_sequences: int
-    num_tokens: int
-    number: int = 0  # steps are numbered from 0
-    host_ns: Mapping[HostPart, int] = MappingProxyType({})  # since the results of the step before
+    kind: StepKind = fact("The kind of the step.", ..., span="oaiserve.step.kind")
+    started_ns: int = fact("The time at which it began.", ...)
+    duration_ns: int = fact("Time of the model, with sampling, and of the draft model before.", ...)
+    idle_ns: int = fact(
+        "Time before the step while there was work: host work, and waits for a core.",
+        ...,
+        span="oaiserve.step.idle_ns",
+    )
+    num_sequences: int = fact("Sequences in the step.", ..., span="oaiserve.step.sequences")
+    num_tokens: int = fact("Tokens computed in the step.", ..., span="oaiserve.step.tokens")
+    number: int = fact("The number of the step, from 0.", span="oaiserve.step.number")
+    host_ns: Mapping[HostPart, int] = field(default_factory=dict)  # since the results of the step before
     # These two are by the device's own clock, and None if it has none.
-    device_ns: int | None = None  # the time that the device was busy with this step
-    device_gap_ns: int | None = None  # since the end of the step before, with or without work
-    num_masked_draws: int = 0  # draws of a token among those that a grammar lets come next
+    device_ns: int | None = fact(
+        "Time that the device was busy with the step.", None, span="oaiserve.step.device_busy_ns"
+    )
+    device_gap_ns: int | None = fact(
+        "Time since the end of the step before, with or without work.", None, span="oaiserve.step.device_gap_ns"
+    )
+    num_masked_draws: int = fact(
+        "Draws of a token among those that a grammar lets come next.", span="oaiserve.step.masked_draws"
+    )
     cost_error: float | None = None  # of its expected time, as a share of its own; None: no time was expected
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import msgspec
+
+from oaiserve.facts.fact import facts_of
+from oaiserve.facts.record import EngineAccount, Outcome, RequestRecord, ToolCallOutcome
 
 
 class AccountPhase(msgspec.Struct):
@@ -19,52 +23,48 @@ class AccountPhase(msgspec.Struct):
     causes_ns: dict[str, int]
 
 
-class AccountGrammar(msgspec.Struct):
-    """The grammar that constrained an answer, without its text."""
+def _types_of_facts() -> Iterator[tuple[str, Any]]:
+    """Yield the name and the type of each fact that the JSON of an account shows, in objects of their own too."""
+    for record in (RequestRecord, EngineAccount):
+        hints = get_type_hints(record)
+        for row in facts_of(record):
+            if row.json:
+                yield row.json, _JSON_TYPES.get(hints[row.name], hints[row.name])
 
-    kind: str
-    cache: str | None
-    compile_ns: int | None
-    num_masked_draws: int
-    num_forced_tokens: int
 
-
-class Account(msgspec.Struct):
-    """The account of a request that has ended."""
-
-    request_id: str
-    trace_id: str
-    response_id: str | None
-    conversation_id: str | None
-    operation: str
-    model: str
-    client: str | None
-    stream: bool
-    outcome: str
-    status: int | None
-    error_type: str | None
-    finish_reasons: list[str]
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
-    num_preemptions: int
-    stalled_ns: int
-    num_draft_tokens: int
-    num_accepted_tokens: int
-    num_model_draft_tokens: int
-    num_accepted_model_tokens: int
-    grammar: AccountGrammar | None
-    tool_calls: dict[str, int]
-    params: dict[str, Any]
-    routing: dict[str, Any]  # the decision of the router that chose this server, if there is one
-    received_unix_ns: int
-    duration_ns: int
-    duration_ms: float
-    time_to_first_token_ns: int | None
-    phases: list[AccountPhase]
-    queue_waits_ns: dict[str, int]
-    token_gaps: dict[str, Any] | None
-    steps: dict[str, Any] | None
+_JSON_TYPES: dict[Any, Any] = {  # of values that have another type in JSON
+    Outcome: str,
+    tuple[str, ...]: list[str],
+    Mapping[ToolCallOutcome, int]: dict[str, int],
+    Mapping[str, str | int | float | bool]: dict[str, Any],
+    Mapping[str, str | int | float]: dict[str, Any],
+}
+_FACTS = dict(_types_of_facts()) | {"grammar.kind": str}  # without a kind, there is no object
+AccountGrammar = msgspec.defstruct(
+    "AccountGrammar",
+    [(name.removeprefix("grammar."), kind) for name, kind in _FACTS.items() if "." in name],
+    namespace={"__doc__": "The grammar that constrained an answer, without its text."},
+)
+if TYPE_CHECKING:
+    Account = Any
+else:
+    Account = msgspec.defstruct(
+        "Account",
+        [
+            *((name, kind) for name, kind in _FACTS.items() if "." not in name),
+            ("grammar", AccountGrammar | None),
+            ("trace_id", str),
+            ("received_unix_ns", int),
+            ("duration_ns", int),
+            ("duration_ms", float),
+            ("time_to_first_token_ns", int | None),
+            ("phases", list[AccountPhase]),
+            ("queue_waits_ns", dict[str, int]),
+            ("token_gaps", dict[str, Any] | None),
+            ("steps", dict[str, Any] | None),
+        ],
+        namespace={"__doc__": "The account of a request that has ended."},
+    )
 
 
 class AccountEvent(msgspec.Struct):
@@ -96,15 +96,21 @@ class Neighbour(msgspec.Struct):
     phases: list[SharedPhase]
 
 
-class WholeAccount(Account):
-    """The account of a request, with why it took so long, what happened to it, and the requests that shared its
-    steps."""
-
-    explanation: list[str]
-    events: list[AccountEvent]
-    num_events_dropped: int
-    num_neighbours: int
-    neighbours: list[Neighbour]
+WholeAccount = msgspec.defstruct(
+    "WholeAccount",
+    [
+        ("explanation", list[str]),
+        ("events", list[AccountEvent]),
+        ("num_events_dropped", int),
+        ("num_neighbours", int),
+        ("neighbours", list[Neighbour]),
+    ],
+    bases=(Account,),
+    namespace={
+        "__doc__": "The account of a request, with why it took so long, its events, and the requests that shared its "
+        "steps."
+    },
+)
 
 
 class AccountList(msgspec.Struct):

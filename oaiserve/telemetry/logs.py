@@ -16,6 +16,7 @@ from typing import Any, Literal, TextIO
 
 from oaiserve.facts.record import Outcome, RequestRecord
 from oaiserve.telemetry.log_limit import REQUESTS, LogLimit
+from oaiserve.telemetry.shown import in_ms, log_fields
 from oaiserve.telemetry.summary import steps_of, token_gaps
 
 logger = logging.getLogger(REQUESTS)
@@ -99,29 +100,14 @@ def log_request(record: RequestRecord) -> None:
     if not logger.isEnabledFor(level):
         return
     times, account = record.times, record.account
-    phases_ms = {phase.name: _ms(phase.duration_ns) for phase in times.phases()}
-    waits_ms = {reason.value: _ms(wait_ns) for reason, wait_ns in account.waits_ns.items() if wait_ns}
-    duration_ms = _ms(times.duration_ns)
+    phases_ms = {phase.name: in_ms(phase.duration_ns) for phase in times.phases()}
+    waits_ms = {reason.value: in_ms(wait_ns) for reason, wait_ns in account.waits_ns.items() if wait_ns}
+    duration_ms = in_ms(times.duration_ns)
     steps, gaps = steps_of(record), token_gaps(account.inter_token_ns)
     fields = {
-        "request_id": record.request_id,
+        **log_fields(record),
         "trace_id": record.trace.trace_id_hex,
         "span_id": record.trace.span_id_hex,
-        "operation": record.operation,
-        "model": record.model,
-        "client": record.client,
-        "conversation_id": record.conversation_id,
-        "outcome": record.outcome.value,
-        "status": record.http_status,
-        "error_type": record.error_type,
-        "error_param": record.error_param,
-        "stream": record.stream,
-        "finish_reasons": record.finish_reasons,
-        "prompt_tokens": record.prompt_tokens,
-        "cached_tokens": record.cached_tokens,
-        "completion_tokens": record.completion_tokens,
-        "num_preemptions": account.num_preemptions,
-        "stalled_ms": _ms(account.stalled_ns),
         "duration_ms": duration_ms,
         **{f"{name}_ms": phase_ms for name, phase_ms in phases_ms.items()},
         **{f"queue_{reason}_ms": wait_ms for reason, wait_ms in waits_ms.items()},
@@ -136,22 +122,12 @@ def log_request(record: RequestRecord) -> None:
         f"{record.completion_tokens} generated, "
     )
     if account.grammar_kind is not None:
-        num_masked, num_forced = account.num_masked_draws, account.num_forced_tokens
-        fields |= {
-            "grammar_kind": account.grammar_kind,
-            "num_masked_draws": num_masked,
-            "num_forced_tokens": num_forced,
-        }
         message += f"grammar {account.grammar_kind}: "
         if account.grammar_compile_ns is not None:
-            compile_ms = _ms(account.grammar_compile_ns)
-            fields |= {"grammar_compile_ms": compile_ms, "grammar_cache": account.grammar_cache}
-            message += f"compiled in {compile_ms} ms ({account.grammar_cache}), "
-        message += f"masked draws {num_masked}, forced tokens {num_forced}, "
+            message += f"compiled in {in_ms(account.grammar_compile_ns)} ms ({account.grammar_cache}), "
+        message += f"masked draws {account.num_masked_draws}, forced tokens {account.num_forced_tokens}, "
     if account.num_draft_tokens:
-        accepted = account.num_accepted_tokens
-        fields |= {"num_draft_tokens": account.num_draft_tokens, "num_accepted_tokens": accepted}
-        message += f"draft tokens {account.num_draft_tokens}, accepted {accepted}, "
+        message += f"draft tokens {account.num_draft_tokens}, accepted {account.num_accepted_tokens}, "
     if calls:
         message += f"tool calls: {_named(calls)}, "
     if waits_ms:
@@ -161,16 +137,12 @@ def log_request(record: RequestRecord) -> None:
         fields |= {"num_steps": steps.number, "mean_batch": mean_batch}
         message += f"{steps.number} steps of {mean_batch}, "
     if gaps is not None:
-        fields |= {"itl_p50_ms": _ms(gaps.p50_ns), "itl_p99_ms": _ms(gaps.p99_ns), "itl_max_ms": _ms(gaps.max_ns)}
-        message += f"itl {_ms(gaps.p50_ns)} p50 {_ms(gaps.p99_ns)} p99, "
+        fields |= {"itl_p50_ms": in_ms(gaps.p50_ns), "itl_p99_ms": in_ms(gaps.p99_ns), "itl_max_ms": in_ms(gaps.max_ns)}
+        message += f"itl {in_ms(gaps.p50_ns)} p50 {in_ms(gaps.p99_ns)} p99, "
     if record.client is not None:
         message += f"client {record.client}, "
     message += f"request {record.request_id}, trace {record.trace.trace_id_hex}"
     logger.log(level, "%s", message, extra=fields)
-
-
-def _ms(duration_ns: int) -> float:
-    return round(duration_ns / 1e6, 3)
 
 
 def _named(values: Mapping[str, float]) -> str:

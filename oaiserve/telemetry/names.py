@@ -9,7 +9,16 @@ from dataclasses import dataclass
 
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.fact import facts_of
-from oaiserve.facts.record import Cause, HostPart, Outcome, ToolCallOutcome, WaitReason
+from oaiserve.facts.record import (
+    Cause,
+    EngineAccount,
+    HostPart,
+    Outcome,
+    RequestRecord,
+    StepRecord,
+    ToolCallOutcome,
+    WaitReason,
+)
 
 SERVICE_NAME = "oaiserve"
 
@@ -351,42 +360,29 @@ PROCESS_METRICS = (
 # -- spans ------------------------------------------------------------------------------------------------------------
 # A request is a tree of spans. The root is "{method} {route}" (SERVER), its child is "{operation} {model}" (INTERNAL),
 # and the children of that are the phases. Phases are named as in oaiserve.facts.times.PHASES, and their events as in
-# oaiserve.facts.record.EventKind. Each sampled step has a trace of its own.
+# oaiserve.facts.record.EventKind. Each sampled step has a trace of its own. The attributes of single facts of a record
+# are in its rows.
 
 REQUEST_ID = "oaiserve.request.id"
 OUTCOME = "oaiserve.outcome"
 CLIENT = "oaiserve.client"  # the name of the API key; only if the server asks for keys
-NUM_PREEMPTIONS = "oaiserve.preemptions"  # only if the request was preempted
-STALLED_NS = "oaiserve.preemption_stall_ns"
 DURATION_NS = "oaiserve.duration_ns"  # duration of the span, the same integer as in the record
-GRAMMAR_KIND = "oaiserve.grammar.kind"  # this and the next two only if a grammar constrains the answer
-NUM_MASKED_DRAWS = "oaiserve.grammar.masked_draws"
-NUM_FORCED_TOKENS = "oaiserve.grammar.forced_tokens"
-NUM_DRAFT_TOKENS = "oaiserve.draft.tokens"  # this and the next one only if drafts were verified
-NUM_ACCEPTED_TOKENS = "oaiserve.draft.accepted_tokens"
 NUM_TOOL_CALLS = {outcome: f"oaiserve.tool_calls.{outcome}" for outcome in ToolCallOutcome}  # only if there are any
-EVENTS_DROPPED = "oaiserve.events_dropped"  # only if there were more than oaiserve.facts.record.MOST_EVENTS
 ROUTING_PREFIX = "oaiserve.routing."  # only if a router chose this replica, with the fields of its decision
 REQUEST_PARAM_PREFIX = "oaiserve.request."  # prefix of parameters that have no standard name
 
 # Attributes of the operation's span: the engine's steps from the first to the last one of the request.
-STEPS_FIRST = "oaiserve.steps.first"
-STEPS_COUNT = "oaiserve.steps.count"
-STEPS_MEAN_SEQUENCES = "oaiserve.steps.mean_sequences"
-STEPS_MEAN_TOKENS = "oaiserve.steps.mean_tokens"
-STEPS_MODEL_NS = "oaiserve.steps.model_ns"
-STEPS_BETWEEN_NS = "oaiserve.steps.between_ns"  # only if there was a last token
+STEPS = {
+    "first": "oaiserve.steps.first",
+    "number": "oaiserve.steps.count",
+    "mean_sequences": "oaiserve.steps.mean_sequences",
+    "mean_tokens": "oaiserve.steps.mean_tokens",
+    "model_ns": "oaiserve.steps.model_ns",
+    "between_ns": "oaiserve.steps.between_ns",  # only if there was a last token
+}
 
 # Attributes of the span of a step.
 STEP_SPAN = "engine step"
-STEP_NUMBER = "oaiserve.step.number"
-STEP_KIND = "oaiserve.step.kind"
-STEP_SEQUENCES = "oaiserve.step.sequences"
-STEP_TOKENS = "oaiserve.step.tokens"
-STEP_MASKED_DRAWS = "oaiserve.step.masked_draws"
-STEP_IDLE_NS = "oaiserve.step.idle_ns"
-STEP_DEVICE_BUSY_NS = "oaiserve.step.device_busy_ns"  # this and the next only if the device has a clock
-STEP_DEVICE_GAP_NS = "oaiserve.step.device_gap_ns"
 STEP_HOST_NS = {part: f"oaiserve.step.host.{part}_ns" for part in HostPart}
 
 # Attributes of the span of the phase `queue`: its parts, by what the request waited for.
@@ -413,18 +409,10 @@ ERROR_TYPE = "error.type"
 
 GEN_AI_OPERATION_NAME = "gen_ai.operation.name"
 GEN_AI_PROVIDER_NAME = "gen_ai.provider.name"
-GEN_AI_CONVERSATION_ID = "gen_ai.conversation.id"
 GEN_AI_OUTPUT_TYPE = "gen_ai.output.type"
-GEN_AI_INPUT_MESSAGES = "gen_ai.input.messages"  # only with --trace-prompt-characters
 GEN_AI_REQUEST_MODEL = "gen_ai.request.model"
-GEN_AI_REQUEST_STREAM = "gen_ai.request.stream"
-GEN_AI_RESPONSE_ID = "gen_ai.response.id"
 GEN_AI_RESPONSE_MODEL = "gen_ai.response.model"
-GEN_AI_RESPONSE_FINISH_REASONS = "gen_ai.response.finish_reasons"
 GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK = "gen_ai.response.time_to_first_chunk"  # seconds
-GEN_AI_USAGE_INPUT_TOKENS = "gen_ai.usage.input_tokens"
-GEN_AI_USAGE_OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
-GEN_AI_USAGE_CACHE_READ_INPUT_TOKENS = "gen_ai.usage.cache_read.input_tokens"
 
 # The attribute of each parameter of the API.
 GEN_AI_REQUEST_PARAMS = {
@@ -439,6 +427,20 @@ GEN_AI_REQUEST_PARAMS = {
     "n": "gen_ai.request.choice.count",
     "dimensions": "gen_ai.embeddings.dimension.count",
 }
+
+_BY_VALUE = (STEPS, STEP_HOST_NS, NUM_TOOL_CALLS, QUEUE_WAITS_NS, CAUSES_NS, GEN_AI_REQUEST_PARAMS)
+# All names of attributes. NAME stands for a parameter that has no standard name.
+ATTRIBUTES = frozenset(
+    (
+        *(REQUEST_ID, OUTCOME, CLIENT, DURATION_NS, REQUEST_PARAM_PREFIX + "NAME"),
+        *(HTTP_REQUEST_METHOD, HTTP_ROUTE, HTTP_RESPONSE_STATUS_CODE, URL_PATH, URL_SCHEME),
+        *(SERVER_ADDRESS, SERVER_PORT, ERROR_TYPE, GEN_AI_OPERATION_NAME, GEN_AI_PROVIDER_NAME, GEN_AI_OUTPUT_TYPE),
+        *(GEN_AI_REQUEST_MODEL, GEN_AI_RESPONSE_MODEL, GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK),
+        *(EVENT_PREFIX + detail for detail in EVENT_DETAILS),
+        *(name for names in _BY_VALUE for name in names.values()),
+        *(row.span for record in (RequestRecord, EngineAccount, StepRecord) for row in facts_of(record) if row.span),
+    )
+)
 
 # -- OpenTelemetry's metrics ------------------------------------------------------------------------------------------
 # These show the series above under other names, and so do vLLM's. Where a label has another name, too:

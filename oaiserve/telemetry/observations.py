@@ -112,7 +112,9 @@ class Observations:
         if account.num_preemptions:
             self.add(names.PREEMPTION_STALL_SECONDS, (operation, model), account.stalled_ns, origin)
         if account.grammar_compile_ns is not None:
-            self.add(names.GRAMMAR_COMPILE_SECONDS, (account.grammar_cache,), account.grammar_compile_ns, origin)
+            self.add(
+                names.GRAMMAR_COMPILE_SECONDS, (account.grammar_cache or OTHER,), account.grammar_compile_ns, origin
+            )
         if record.prompt_tokens:
             self.add(names.REQUEST_PROMPT_TOKENS, labels, record.prompt_tokens, origin)
 

@@ -9,8 +9,9 @@ from dataclasses import replace
 from threading import Lock
 from typing import Any, NamedTuple
 
-from oaiserve.facts.record import POOLING_OPERATIONS, EngineAccount, RequestRecord
+from oaiserve.facts.record import POOLING_OPERATIONS, RequestRecord
 from oaiserve.telemetry.explanation import sentences
+from oaiserve.telemetry.shown import json_of
 from oaiserve.telemetry.summary import Steps, TokenGaps, steps_of, token_gaps
 
 MOST_NEIGHBOURS = 20  # requests listed as neighbours of one request
@@ -88,31 +89,8 @@ class RecentRequests:
         record = kept.record
         received_ns, duration_ns, causes_ns = _received_ns(record), record.times.duration_ns, record.causes_ns
         return {
-            "request_id": record.request_id,
+            **json_of(record),
             "trace_id": record.trace.trace_id_hex,
-            "response_id": record.response_id,
-            "conversation_id": record.conversation_id,
-            "operation": record.operation,
-            "model": record.model,
-            "client": record.client,
-            "stream": record.stream,
-            "outcome": record.outcome.value,
-            "status": record.http_status,
-            "error_type": record.error_type,
-            "finish_reasons": list(record.finish_reasons),
-            "prompt_tokens": record.prompt_tokens,
-            "cached_tokens": record.cached_tokens,
-            "completion_tokens": record.completion_tokens,
-            "num_preemptions": record.account.num_preemptions,
-            "stalled_ns": record.account.stalled_ns,
-            "num_draft_tokens": record.account.num_draft_tokens,
-            "num_accepted_tokens": record.account.num_accepted_tokens,
-            "num_model_draft_tokens": record.account.num_model_draft_tokens,
-            "num_accepted_model_tokens": record.account.num_accepted_model_tokens,
-            "grammar": _grammar(record.account),
-            "tool_calls": {outcome.value: number for outcome, number in record.tool_calls.items()},
-            "params": dict(record.params),
-            "routing": dict(record.routing),
             "received_unix_ns": received_ns + self._epoch_offset_ns,
             "duration_ns": duration_ns,
             "duration_ms": duration_ns / 1e6,
@@ -130,20 +108,6 @@ class RecentRequests:
             "token_gaps": kept.gaps._asdict() if kept.gaps is not None else None,
             "steps": kept.steps._asdict() | {"last": kept.steps.last} if kept.steps is not None else None,
         }
-
-
-def _grammar(account: EngineAccount) -> Entry | None:
-    """Return what is told of the grammar of a request, if it has one: nothing of its text, which is the client's."""
-    if account.grammar_kind is None:
-        return None
-    is_compiled = account.grammar_compile_ns is not None
-    return {
-        "kind": account.grammar_kind,
-        "cache": account.grammar_cache if is_compiled else None,
-        "compile_ns": account.grammar_compile_ns,
-        "num_masked_draws": account.num_masked_draws,
-        "num_forced_tokens": account.num_forced_tokens,
-    }
 
 
 def _phase_ns(record: RequestRecord, name: str) -> int | None:

@@ -28,6 +28,7 @@ from oaiserve.facts.times import PHASES, Phase
 from oaiserve.facts.trace import TraceContext
 from oaiserve.telemetry import names
 from oaiserve.telemetry.otel_environment import exporter_kind, resource
+from oaiserve.telemetry.shown import attributes, step_attributes
 from oaiserve.telemetry.span_export import CountSpans, SpanExport
 from oaiserve.telemetry.summary import steps_of
 
@@ -124,7 +125,10 @@ class Tracing:
         """
         if random() >= self._step_share:
             return
-        trace_id, attributes = getrandbits(128) or 1, _step_attributes(step)
+        trace_id, attributes = (
+            getrandbits(128) or 1,
+            step_attributes(step) | {names.STEP_HOST_NS[part]: ns for part, ns in step.host_ns.items()},
+        )
         sampling = self._sampling.sampler.should_sample(
             Context(), trace_id, names.STEP_SPAN, otel.SpanKind.INTERNAL, attributes, links=()
         )
@@ -291,23 +295,6 @@ def _client_span(trace: TraceContext) -> otel.SpanContext | None:
     )
 
 
-def _step_attributes(step: StepRecord) -> dict[str, AttributeValue]:
-    attributes: dict[str, AttributeValue] = {
-        names.STEP_NUMBER: step.number,
-        names.STEP_KIND: step.kind.value,
-        names.STEP_SEQUENCES: step.num_sequences,
-        names.STEP_TOKENS: step.num_tokens,
-        names.STEP_MASKED_DRAWS: step.num_masked_draws,
-        names.STEP_IDLE_NS: step.idle_ns,
-        **{names.STEP_HOST_NS[part]: spent_ns for part, spent_ns in step.host_ns.items()},
-    }
-    if step.device_ns is not None:
-        attributes[names.STEP_DEVICE_BUSY_NS] = step.device_ns
-    if step.device_gap_ns is not None:
-        attributes[names.STEP_DEVICE_GAP_NS] = step.device_gap_ns
-    return attributes
-
-
 def _http_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
     attributes: dict[str, AttributeValue] = {
         names.HTTP_REQUEST_METHOD: record.http_method,
@@ -340,58 +327,20 @@ def _common_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
 
 
 def _gen_ai_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
-    attributes: dict[str, AttributeValue] = {
-        names.GEN_AI_OPERATION_NAME: record.operation,
+    found: dict[str, AttributeValue] = {
         names.GEN_AI_PROVIDER_NAME: names.SERVICE_NAME,
-        names.GEN_AI_REQUEST_MODEL: record.model,
         names.GEN_AI_RESPONSE_MODEL: record.model,
-        names.GEN_AI_REQUEST_STREAM: record.stream,
-        names.GEN_AI_USAGE_INPUT_TOKENS: record.prompt_tokens,
-        names.GEN_AI_USAGE_CACHE_READ_INPUT_TOKENS: record.cached_tokens,
-        names.GEN_AI_USAGE_OUTPUT_TOKENS: record.completion_tokens,
         **_common_attributes(record),
+        **attributes(record),
     }
     if record.operation not in POOLING_OPERATIONS:
-        attributes[names.GEN_AI_OUTPUT_TYPE] = "json" if record.account.grammar_kind in _JSON_KINDS else "text"
-    if record.response_id is not None:
-        attributes[names.GEN_AI_RESPONSE_ID] = record.response_id
-    if record.conversation_id is not None:
-        attributes[names.GEN_AI_CONVERSATION_ID] = record.conversation_id
-    if record.prompt_text is not None:
-        attributes[names.GEN_AI_INPUT_MESSAGES] = record.prompt_text
+        found[names.GEN_AI_OUTPUT_TYPE] = "json" if record.account.grammar_kind in _JSON_KINDS else "text"
     for param, value in record.params.items():
-        attributes[names.GEN_AI_REQUEST_PARAMS.get(param, names.REQUEST_PARAM_PREFIX + param)] = value
-    if record.finish_reasons:
-        attributes[names.GEN_AI_RESPONSE_FINISH_REASONS] = record.finish_reasons
+        found[names.GEN_AI_REQUEST_PARAMS.get(param, names.REQUEST_PARAM_PREFIX + param)] = value
     if record.stream and record.times.time_to_first_token_ns is not None:
-        attributes[names.GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK] = record.times.time_to_first_token_ns / 1e9
-    if record.error_type is not None:
-        attributes[names.ERROR_TYPE] = record.error_type
-    attributes |= {names.NUM_TOOL_CALLS[outcome]: number for outcome, number in record.tool_calls.items()}
-    return attributes | _engine_attributes(record)
-
-
-def _engine_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
-    attributes: dict[str, AttributeValue] = {}
-    if record.account.num_preemptions:
-        attributes[names.NUM_PREEMPTIONS] = record.account.num_preemptions
-        attributes[names.STALLED_NS] = record.account.stalled_ns
-    if record.account.grammar_kind is not None:
-        attributes[names.GRAMMAR_KIND] = record.account.grammar_kind
-        attributes[names.NUM_MASKED_DRAWS] = record.account.num_masked_draws
-        attributes[names.NUM_FORCED_TOKENS] = record.account.num_forced_tokens
-    if record.account.num_draft_tokens:
-        attributes[names.NUM_DRAFT_TOKENS] = record.account.num_draft_tokens
-        attributes[names.NUM_ACCEPTED_TOKENS] = record.account.num_accepted_tokens
-    if record.account.num_events_dropped:
-        attributes[names.EVENTS_DROPPED] = record.account.num_events_dropped
-    steps = steps_of(record)
-    if steps is not None:
-        attributes[names.STEPS_FIRST] = steps.first
-        attributes[names.STEPS_COUNT] = steps.number
-        attributes[names.STEPS_MEAN_SEQUENCES] = steps.mean_sequences
-        attributes[names.STEPS_MEAN_TOKENS] = steps.mean_tokens
-        attributes[names.STEPS_MODEL_NS] = steps.model_ns
-        if steps.between_ns is not None:
-            attributes[names.STEPS_BETWEEN_NS] = steps.between_ns
-    return attributes
+        found[names.GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK] = record.times.time_to_first_token_ns / 1e9
+    found |= {names.NUM_TOOL_CALLS[outcome]: number for outcome, number in record.tool_calls.items()}
+    if (steps := steps_of(record)) is not None:
+        of_steps = {names.STEPS[name]: value for name, value in steps._asdict().items()}
+        found |= {name: value for name, value in of_steps.items() if value is not None}
+    return found

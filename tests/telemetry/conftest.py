@@ -87,7 +87,11 @@ def account() -> EngineAccount:
 def constrained() -> EngineAccount:
     """Return an account for the default record, whose answer a grammar constrains."""
     account = EngineAccount(
-        grammar_kind="json_schema", grammar_compile_ns=2_000_003, num_masked_draws=3, num_forced_tokens=2
+        grammar_kind="json_schema",
+        grammar_cache="miss",
+        grammar_compile_ns=2_000_003,
+        num_masked_draws=3,
+        num_forced_tokens=2,
     )
     told = {"compile_ns": 2_000_003, "cache": "miss", "kind": "json_schema"}
     account.events.append(RequestEvent(EventKind.GRAMMAR_COMPILED, STAMPS_NS[2] + 2_500_001, None, told))

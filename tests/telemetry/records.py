@@ -74,7 +74,7 @@ def records(draw: st.DrawFn) -> RequestRecord:
             num_preemptions=num_preemptions,
             stalled_ns=draw(NS) if num_preemptions else 0,
             grammar_compile_ns=draw(st.none() | NS),
-            grammar_was_cached=draw(st.booleans()),
+            grammar_cache=draw(st.sampled_from(["hit", "miss"])),
             **draw(causes(times)),
         ),
     )
@@ -152,8 +152,7 @@ def histogram_values(record: RequestRecord) -> Iterator[tuple[names.Metric, dict
         stall = {"operation": record.operation, "model": MODEL}
         yield n.PREEMPTION_STALL_SECONDS, stall, seconds(account.stalled_ns)
     if account.grammar_compile_ns is not None:
-        cache = "hit" if account.grammar_was_cached else "miss"
-        yield n.GRAMMAR_COMPILE_SECONDS, {"cache": cache}, seconds(account.grammar_compile_ns)
+        yield n.GRAMMAR_COMPILE_SECONDS, {"cache": account.grammar_cache}, seconds(account.grammar_compile_ns)
     if record.prompt_tokens:
         yield n.REQUEST_PROMPT_TOKENS, own, record.prompt_tokens
         yield n.REQUEST_GENERATION_TOKENS, own, record.completion_tokens

@@ -64,8 +64,8 @@ def records(draw: st.DrawFn) -> RequestRecord:
         model_ns=draw(DURATIONS_NS),
         num_step_sequences=draw(st.integers(0, 10**6)),
         grammar_kind=(grammar_kind := draw(st.none() | st.sampled_from(["json_schema", "lark"]))),
-        grammar_compile_ns=None if grammar_kind is None else draw(st.none() | DURATIONS_NS),
-        grammar_was_cached=draw(st.booleans()),
+        grammar_compile_ns=(grammar_compile_ns := None if grammar_kind is None else draw(st.none() | DURATIONS_NS)),
+        grammar_cache=None if grammar_compile_ns is None else draw(st.sampled_from(["hit", "miss"])),
         num_masked_draws=draw(st.integers(0, 10**6)),
         num_forced_tokens=draw(st.integers(0, 10**6)),
         num_draft_tokens=(num_drafted := draw(st.integers(0, 10**6))),
@@ -165,17 +165,23 @@ def test_spans_log_line_and_ring_tell_the_same_of_grammars_and_tool_calls(record
     account, line, entry = record.account, log_line_of(record), entry_of(record)
     attributes = spans_of(record)[1].attributes
     grammar = entry["grammar"] or {}
-    assert grammar.get("kind") == line.get("grammar_kind") == attributes.get(names.GRAMMAR_KIND) == account.grammar_kind
+    assert (
+        grammar.get("kind")
+        == line.get("grammar_kind")
+        == attributes.get("oaiserve.grammar.kind")
+        == account.grammar_kind
+    )
     assert grammar.get("compile_ns") == account.grammar_compile_ns
     ms = None if account.grammar_compile_ns is None else round(account.grammar_compile_ns / 1e6, 3)
     assert line.get("grammar_compile_ms") == ms
     assert grammar.get("cache") == line.get("grammar_cache")
     for name in ("num_masked_draws", "num_forced_tokens"):
         number = getattr(account, name) if grammar else None
-        assert grammar.get(name) == line.get(name) == attributes.get(getattr(names, name.upper())) == number
-    for name in ("num_draft_tokens", "num_accepted_tokens"):
+        attribute = f"oaiserve.grammar.{name.removeprefix('num_')}"
+        assert grammar.get(name) == line.get(name) == attributes.get(attribute) == number
+    for name, attribute in (("num_draft_tokens", "tokens"), ("num_accepted_tokens", "accepted_tokens")):
         number = getattr(account, name)
-        assert entry[name] == line.get(name, 0) == attributes.get(getattr(names, name.upper()), 0) == number
+        assert entry[name] == line.get(name, 0) == attributes.get(f"oaiserve.draft.{attribute}", 0) == number
     for outcome in ToolCallOutcome:
         number = record.tool_calls.get(outcome)
         assert entry["tool_calls"].get(outcome) == line.get(f"tool_calls_{outcome}") == number

@@ -79,7 +79,7 @@ def test_a_request_links_to_the_steps_before_its_record(collector, snapshot, mak
         span.span_id: attribute.value.int_value
         for span in collector.spans
         for attribute in span.attributes
-        if attribute.key == names.STEP_NUMBER
+        if attribute.key == "oaiserve.step.number"
     }
     (operation,) = (span for span in collector.spans if span.name == "chat demo")
     assert sorted(numbers.values()) == [0, 1, 2, 3]

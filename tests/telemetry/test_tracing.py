@@ -212,12 +212,18 @@ def test_the_queue_span_has_wait_reasons_and_the_operation_span_steps(export: Ex
     (queue,) = (span for span in phases if span.name == "queue")
     waits = {"oaiserve.queue.step_under_way_ns": 14, "oaiserve.queue.batch_full_ns": 10_000_000}
     assert queue.attributes == waits | {names.DURATION_NS: 10_000_014}
-    assert inner.attributes[names.STEPS_FIRST] == 100
-    assert inner.attributes[names.STEPS_COUNT] == 8
-    assert (inner.attributes[names.STEPS_MEAN_SEQUENCES], inner.attributes[names.STEPS_MEAN_TOKENS]) == (2.5, 7.5)
+    assert inner.attributes["oaiserve.steps.first"] == 100
+    assert inner.attributes["oaiserve.steps.count"] == 8
+    assert (inner.attributes["oaiserve.steps.mean_sequences"], inner.attributes["oaiserve.steps.mean_tokens"]) == (
+        2.5,
+        7.5,
+    )
     computed_ns = sum(phase.duration_ns for phase in record.times.phases() if phase.name in ("prefill", "decode"))
-    assert inner.attributes[names.STEPS_MODEL_NS] + inner.attributes[names.STEPS_BETWEEN_NS] == computed_ns
-    assert (inner.attributes[names.NUM_PREEMPTIONS], inner.attributes[names.STALLED_NS]) == (1, 50_000_000)
+    assert inner.attributes["oaiserve.steps.model_ns"] + inner.attributes["oaiserve.steps.between_ns"] == computed_ns
+    assert (inner.attributes["oaiserve.preemptions"], inner.attributes["oaiserve.preemption_stall_ns"]) == (
+        1,
+        50_000_000,
+    )
 
 
 def test_events_are_on_the_span_of_the_phase_they_happened_in(export: Export, make_record, account) -> None:
@@ -316,7 +322,7 @@ def test_a_step_is_a_trace_of_one_span_with_both_sides_of_its_time() -> None:
 
 def test_a_step_on_a_device_without_a_clock_has_no_device_times() -> None:
     (span,) = traced_steps(step_of(0))
-    assert not {names.STEP_DEVICE_BUSY_NS, names.STEP_DEVICE_GAP_NS} & span.attributes.keys()
+    assert not {"oaiserve.step.device_busy_ns", "oaiserve.step.device_gap_ns"} & span.attributes.keys()
 
 
 def test_steps_are_traced_by_their_share_and_by_the_sampler() -> None:
@@ -339,7 +345,9 @@ def test_a_request_links_to_the_steps_that_it_took_part_in(make_record) -> None:
     tracing.record(make_record(1))  # this request was in no step
     assert tracing.close(5)
     spans = exporter.get_finished_spans()
-    numbers = {span.context.span_id: span.attributes[names.STEP_NUMBER] for span in spans if span.name == "engine step"}
+    numbers = {
+        span.context.span_id: span.attributes["oaiserve.step.number"] for span in spans if span.name == "engine step"
+    }
     linked = [[numbers[link.context.span_id] for link in span.links] for span in spans if span.name == "chat demo"]
     assert linked == [[3, 4, 5, 6], []]
     assert not any(span.links for span in spans if span.name != "chat demo")
@@ -348,7 +356,7 @@ def test_a_request_links_to_the_steps_that_it_took_part_in(make_record) -> None:
 def test_dropped_events_are_counted_and_chunks_then_have_no_total(export: Export, make_record, account) -> None:
     account.num_events_dropped = 3
     _, inner, *phases = export(make_record(account=account))
-    assert inner.attributes[names.EVENTS_DROPPED] == 3
+    assert inner.attributes["oaiserve.events_dropped"] == 3
     chunks = [event for span in phases for event in span.events if event.name == "prefill_chunk"]
     assert [event.attributes["oaiserve.event.number"] for event in chunks] == [1, 2]
     assert not any(
