@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import partial
 from types import MappingProxyType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -24,9 +24,8 @@ from oaiserve import __version__
 from oaiserve.config import Config, ServerOptions
 from oaiserve.engine.shared_limit import SharedLimit
 from oaiserve.engine.streams import MAX_HELD_TOKENS, LoopStreams, RequestEngine
-from oaiserve.explain.step_cost import StepCost
 from oaiserve.facts.engine_numbers import EngineNumbers
-from oaiserve.facts.record import AccessRefusal, RequestRecord, StepRecord
+from oaiserve.facts.record import AccessRefusal, RequestRecord
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.facts.trace import TraceContext
 from oaiserve.files import demo
@@ -49,6 +48,9 @@ from oaiserve.telemetry.log_limit import LogLimit
 from oaiserve.telemetry.metrics import Numbers
 from oaiserve.telemetry.recording import Recording
 
+if TYPE_CHECKING:
+    from oaiserve.engine.engine import Engine  # a front end has none
+
 LAG_INTERVAL_SECONDS = 0.1
 KEYS_INTERVAL_SECONDS = 1.0  # how often files of keys are looked at
 TELEMETRY_CLOSE_SECONDS = 5.0  # the longest wait at shutdown for a collector that does not answer
@@ -60,26 +62,6 @@ class AppEngine(ServedEngine, RequestEngine, Protocol):
     def start(self) -> None: ...
 
     def stop(self, drain_timeout_seconds: float, /) -> None: ...
-
-
-class MeasuredEngine(Protocol):
-    """The numbers of the engine, as `server_telemetry` needs them."""
-
-    @property
-    def model_info(self) -> Mapping[str, str]: ...
-
-    @property
-    def features(self) -> Mapping[str, bool]: ...
-
-    def snapshot(self) -> EngineNumbers: ...
-
-    def take_steps(self) -> list[StepRecord]: ...
-
-    @property
-    def capacity(self) -> Mapping[str, int]: ...
-
-    @property
-    def step_cost(self) -> StepCost | None: ...
 
 
 class AppTelemetry(Protocol):
@@ -177,15 +159,17 @@ def create_app(
 
 def server_telemetry(
     config: Config,
-    engine: MeasuredEngine,
+    engine: Engine,
     connections: Connections | None,
     responses: ResponseStore,
     log_limit: LogLimit | None = None,
+    snapshot: Callable[[], EngineNumbers] | None = None,
     more: Mapping[names.Metric, Callable[[], Numbers]] = MappingProxyType({}),
 ) -> Telemetry:
     """Return the telemetry of a server with these components, without `connections` if another server has these.
 
-    `more` has the numbers of further parts. Raises StartupError for wrong OTEL_* variables.
+    `snapshot` stands in for that of the engine, and `more` has the numbers of further parts. Raises StartupError for
+    wrong OTEL_* variables.
     """
     elsewhere: dict[names.Metric, Callable[[], Numbers]] = {
         names.ENGINE_FEATURE: lambda: {(name,): int(is_on) for name, is_on in engine.features.items()},
@@ -201,7 +185,7 @@ def server_telemetry(
         Measured(
             model=config.server.served_model_name or config.model,
             version=__version__,
-            snapshot=engine.snapshot,
+            snapshot=snapshot or engine.snapshot,
             take_steps=engine.take_steps,
             model_info=engine.model_info,
             elsewhere=elsewhere,
@@ -214,7 +198,7 @@ def server_telemetry(
     )
 
 
-def _recording(config: Config, engine: MeasuredEngine, epoch_offset_ns: int) -> Recording:
+def _recording(config: Config, engine: Engine, epoch_offset_ns: int) -> Recording:
     """Return the recording of the settings, with the server's settings for a replay."""
     path, options = config.telemetry.record_requests, config.engine
     assert path is not None

@@ -376,7 +376,7 @@ def _serve_app(config: Config, sock: socket.socket) -> int:
                 partial(start_child, config, SWITCH_SECONDS),
                 config.server,
                 telemetry=server_telemetry(
-                    config, front_ends, connections, responses, log_limit, front_ends.measured()
+                    config, engine, connections, responses, log_limit, front_ends.snapshot, front_ends.measured()
                 ),
                 responses=responses,
                 connections=connections,

@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.accounts.machine_time import MachineTime, throttling_file
-from oaiserve.engine.accounts.step_causes import Machine
 from oaiserve.engine.adapters import ServedAdapter
 from oaiserve.engine.blocks import BlockPool
 from oaiserve.engine.drafting.drafts import Drafts
@@ -89,7 +88,7 @@ class Engine:
         model: ServedModel,
         options: EngineOptions | None = None,
         *,
-        machine: Machine | None = None,
+        machine: MachineTime | None = None,
         learn: Run | None = None,
         clock_ns: Callable[[], int] = monotonic_ns,
     ) -> None:

@@ -13,8 +13,9 @@ from queue import Empty, SimpleQueue
 from threading import Event, Thread
 
 from oaiserve.engine.accounts.host_time import HostTime
+from oaiserve.engine.accounts.machine_time import MachineTime
 from oaiserve.engine.accounts.step_account import StepAccount
-from oaiserve.engine.accounts.step_causes import Machine, StepCauses
+from oaiserve.engine.accounts.step_causes import StepCauses
 from oaiserve.engine.drafting.drafts import Drafts
 from oaiserve.engine.open_requests import Bounds, OpenRequests
 from oaiserve.engine.profiling import EndProfile, Profiling, StartProfile
@@ -87,7 +88,7 @@ class EngineLoop:
         overlap: bool,
         drafts: Drafts | None,
         itl_target_seconds: float | None,
-        machine: Machine | None,
+        machine: MachineTime | None,
         learn: Run | None,
     ) -> None:
         """Make the loop. With the `machine`, the time of requests in steps is divided into its causes. `learn` runs the

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.accounts.host_time import Ranges
-from oaiserve.engine.accounts.step_causes import Machine
+from oaiserve.engine.accounts.machine_time import MachineTime
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.profiling import Profiler
@@ -272,7 +272,7 @@ def make_engine(
     clock_ns: Callable[[], int] = monotonic_ns,
     ranges: Ranges | None = None,
     profiler: Profiler | None = None,
-    machine: Machine | None = None,
+    machine: MachineTime | None = None,
     default_params: Mapping[str, int] = MappingProxyType({}),
     pooling: Pooling | None = None,
     **options: int,

@@ -8,8 +8,8 @@ request in the step is told what its own tokens would have taken alone, and what
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
 
+from oaiserve.engine.accounts.machine_time import MachineTime
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.explain.causes import NOTHING, Parts, RequestCauses
 from oaiserve.explain.step_cost import Load, StepCost
@@ -23,22 +23,10 @@ LEAST_WEIGHT = 0.01
 ASK_NS, ASK_EVERY_NS = 200_000, 200_000_000
 
 
-class Machine(Protocol):
-    """A machine says for how long it did not run the engine. MachineTime asks Linux."""
-
-    num_threads: int  # that share the work of a step, so that each one's delay holds it up by a part
-
-    def delay_ns(self) -> int:
-        """Return how long the calling thread was ready to run, and did not run, since the last call."""
-
-    def more_ns(self, most_ns: int) -> int:
-        """Return how much of `most_ns`, by which a step was too slow, the machine held up other threads."""
-
-
 class StepCauses:
     """StepCauses adds up the causes of the time of all steps so far, and gives each step to what learns their cost."""
 
-    def __init__(self, machine: Machine, fit: StepCostFit) -> None:
+    def __init__(self, machine: MachineTime, fit: StepCostFit) -> None:
         self._machine = machine
         self._fit = fit
         self.number = 0  # of steps so far

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
@@ -31,17 +30,21 @@ class EngineProcess:
         """Send a message. Raises UnicodeEncodeError for half of a surrogate pair, which has no bytes."""
         self.link.send(framed(message))
 
-    def ask(self, make: Callable[[int], Ask], kind: Any) -> tuple[int, Future[Any]]:
-        """Ask a question, of which `make` makes a message by its number. The future gets a value of this kind, or the
-        error that it has led to."""
+    def ask(self, kind: type[Ask], *fields: object) -> tuple[int, Future[Any]]:
+        """Ask a question, with these fields behind its number. The future gets the answer, or the error that the
+        question has led to."""
         number = next(self._numbers)
         future: Future[Any] = Future()
-        self._asked[number] = _Asked(future, kind)
+        self._asked[number] = _Asked(future, kind.answer)
         if self.link.is_lost:
             self._fail(number)
         else:
-            self.send(make(number))
+            self.send(kind(number, *fields))
         return number, future
+
+    def answer(self, kind: type[Ask], *fields: object) -> Any:
+        """Ask a question and wait for its answer. Raises the error that it has led to."""
+        return self.ask(kind, *fields)[1].result()
 
     def settle(self, reply: Answer | Refused) -> None:
         """Pass an answer on to the waiting question."""

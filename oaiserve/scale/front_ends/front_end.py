@@ -14,15 +14,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from oaiserve.engine.adapters import AdapterTable, ServedAdapter
-from oaiserve.engine.pooling import Pooling
-from oaiserve.engine.request import TERMINAL, Deliver, Event, Failed, Request, Terminal, Usage
+from oaiserve.engine.engine import Engine
+from oaiserve.engine.request import TERMINAL, Event, Failed, Request, Terminal, Usage
 from oaiserve.engine.tokenize import Tokenized, TokenizeFailed, TokenizeStarted
 from oaiserve.errors import APIError, InternalError
 from oaiserve.facts.record import EngineAccount, Outcome, Profile, Recording, RequestRecord
-from oaiserve.facts.report import ReplicaReport
 from oaiserve.facts.times import RequestTimes
 from oaiserve.facts.trace import TraceContext
 from oaiserve.files.adapters import BadAdapter
@@ -41,9 +39,9 @@ from oaiserve.scale.front_ends.messages import (
     EncodingStarted,
     EndProfile,
     Events,
+    GetConversation,
     GetRecent,
     GetResponse,
-    GetTalk,
     ListRecent,
     LiveAfter,
     LoadAdapter,
@@ -76,48 +74,11 @@ log = logging.getLogger(__name__)
 UNKNOWN = "unknown"  # stands for the facts of a request that were lost with its front end
 
 
-class SharedEngine(Protocol):
-    """The engine as front ends share it; `Engine` has these attributes."""
-
-    @property
-    def adapters(self) -> AdapterTable: ...
-
-    @property
-    def pooling(self) -> Pooling | None: ...
-
-    def open(self, request: Request, deliver: Deliver, submitted_ns: int | None, /) -> None: ...
-
-    def encoding_started(self, started: TokenizeStarted, /) -> None: ...
-
-    def encoded(self, tokenized: Tokenized, /) -> None: ...
-
-    def not_encoded(self, failed: TokenizeFailed, /) -> None: ...
-
-    def abort(self, request_id: str, /) -> None: ...
-
-    def take_room(self, client: str, num_bytes: int, /) -> None: ...
-
-    def give_room_back(self, client: str, num_bytes: int, /) -> None: ...
-
-    def load_adapter(self, name: str, path: Path, /) -> ServedAdapter: ...
-
-    def unload_adapter(self, name: str, /) -> ServedAdapter: ...
-
-    def profile(self, num_steps: int, timeout_seconds: float, /) -> Future[Profile]: ...
-
-    def end_profile(self, asked: Future[Profile], /) -> None: ...
-
-    @property
-    def is_reporting(self) -> bool: ...
-
-    def report(self) -> ReplicaReport: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Shared:
     """The components of the engine process for all front ends."""
 
-    engine: SharedEngine
+    engine: Engine
     telemetry: Telemetry
     responses: ResponseStore
     connections: Connections
@@ -371,7 +332,7 @@ class FrontEnd:
                 return await store.put(ask.owner, ask.stored)
             case GetResponse():
                 return await store.get(ask.owner, ask.response_id)
-            case GetTalk():
+            case GetConversation():
                 return await store.conversation(ask.owner, ask.response_id, ask.most_bytes)
             case DeleteResponse():
                 return await store.delete(ask.owner, ask.response_id)

@@ -10,7 +10,7 @@ import pickle
 import struct
 from array import array
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, Union, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, Union, get_type_hints
 
 import msgspec
 
@@ -26,12 +26,12 @@ from oaiserve.engine.request import (
     Pooled,
     PromptDone,
     Request,
-    SamplingParams,
     TokenChunk,
     TokenPrompt,
 )
 from oaiserve.errors import APIError, InternalError, restored
 from oaiserve.facts.record import AccessRefusal, EngineAccount, RequestRecord
+from oaiserve.facts.report import ReplicaReport
 from oaiserve.facts.trace import TraceContext
 from oaiserve.files.adapters import BadAdapter
 from oaiserve.http.connections import Refusal
@@ -71,6 +71,24 @@ class Model:
     live_boundaries_seconds: dict[str, list[float]]
 
 
+def _values_type(kind: type, *left_out: str) -> Any:
+    """Return a struct with the fields of a dataclass, apart from those that have a form of their own here."""
+    fields = [(name, hint) for name, hint in get_type_hints(kind).items() if name not in left_out]
+    return msgspec.defstruct(f"{kind.__name__}Values", fields, array_like=True)
+
+
+def _values_of(filled: object, kind: Any) -> Any:
+    return kind(*(getattr(filled, name) for name in kind.__struct_fields__))
+
+
+if TYPE_CHECKING:
+    RequestValues = Any
+    RecordValues = Any
+else:
+    RequestValues = _values_type(Request, "prompts")
+    RecordValues = _values_type(RequestRecord, "trace", "account")
+
+
 # -- from a front end --------------------------------------------------------------------------------------------------
 
 
@@ -81,54 +99,17 @@ class Up(Message):
 class Submit(Message):
     """A request, whose prompts the front end encodes."""
 
-    request_id: str
     num_prompts: int
-    params: SamplingParams
-    echo: bool
-    priority: int
-    cache_salt: str
-    adapter: int
-    stream_interval: int
-    client: str
-    num_bytes: int
-    received_ns: int | None
-    beginnings: tuple[tuple[int, float], ...]
     submitted_ns: int
+    values: RequestValues
 
     @classmethod
     def of(cls, request: Request, submitted_ns: int) -> Submit:
-        return cls(
-            request.request_id,
-            len(request.prompts),
-            request.params,
-            request.echo,
-            request.priority,
-            request.cache_salt,
-            request.adapter,
-            request.stream_interval,
-            request.client,
-            request.num_bytes,
-            request.received_ns,
-            request.beginnings,
-            submitted_ns,
-        )
+        return cls(len(request.prompts), submitted_ns, _values_of(request, RequestValues))
 
     def request(self) -> Request:
         """Return the request as the engine needs it: with prompts that hold nothing, for their ids come later."""
-        return Request(
-            self.request_id,
-            (TokenPrompt(()),) * self.num_prompts,
-            self.params,
-            echo=self.echo,
-            priority=self.priority,
-            cache_salt=self.cache_salt,
-            adapter=self.adapter,
-            stream_interval=self.stream_interval,
-            client=self.client,
-            num_bytes=self.num_bytes,
-            received_ns=self.received_ns,
-            beginnings=self.beginnings,
-        )
+        return Request(prompts=(TokenPrompt(()),) * self.num_prompts, **msgspec.structs.asdict(self.values))
 
 
 class EncodingStarted(Message):
@@ -161,14 +142,6 @@ class AbortRequest(Message):
     request_id: str
 
 
-if TYPE_CHECKING:
-    RecordValues = Any
-else:  # the fields of a record, without those that have a form of their own here
-    _HINTS = get_type_hints(RequestRecord)
-    _VALUES = [name for name in _HINTS if name not in ("trace", "account")]
-    RecordValues = msgspec.defstruct("RecordValues", [(name, _HINTS[name]) for name in _VALUES], array_like=True)
-
-
 class Recorded(Message):
     """The record of an ended request. The engine process has its account."""
 
@@ -182,7 +155,7 @@ class Recorded(Message):
     @classmethod
     def of(cls, record: RequestRecord) -> Recorded:
         trace = record.trace
-        values = RecordValues(*(getattr(record, name) for name in RecordValues.__struct_fields__))
+        values = _values_of(record, RecordValues)
         if record.prompt_text is not None:  # which may have half of a surrogate pair, as no export can
             values.prompt_text = record.prompt_text.encode(errors="replace").decode()
         return cls(
@@ -238,6 +211,7 @@ class LogCounts(Message):
 class Ask(Message):
     """A question, which gets an `Answer` or a `Refused` with its number."""
 
+    answer: ClassVar[Any] = type(None)  # the type of the answer's value
     number: int
 
 
@@ -249,10 +223,12 @@ class TakeRoom(Ask):
 
 
 class RenderMetrics(Ask):
+    answer = tuple[bytes, str]
     accept: str
 
 
 class ListRecent(Ask):
+    answer = list[dict[str, Any]]
     slowest: str | None
     outcome: str | None
     id_prefix: str
@@ -260,15 +236,19 @@ class ListRecent(Ask):
 
 
 class GetRecent(Ask):
+    answer = dict[str, Any] | None
     request_id: str
 
 
 class LiveAfter(Ask):
+    answer = list[dict[str, Any]]
     sample: int
 
 
 class MakeReport(Ask):
     """Ask for the report for routers."""
+
+    answer = ReplicaReport
 
 
 class PutResponse(Ask):
@@ -277,31 +257,37 @@ class PutResponse(Ask):
 
 
 class GetResponse(Ask):
+    answer = StoredResponse | None
     owner: str
     response_id: str
 
 
-class GetTalk(Ask):
+class GetConversation(Ask):
+    answer = list[StoredResponse]
     owner: str
     response_id: str
     most_bytes: int
 
 
 class DeleteResponse(Ask):
+    answer = bool
     owner: str
     response_id: str
 
 
 class LoadAdapter(Ask):
+    answer = ServedAdapter
     name: str
     path: str
 
 
 class UnloadAdapter(Ask):
+    answer = ServedAdapter
     name: str
 
 
 class MakeProfile(Ask):
+    answer = tuple[int, int]
     num_steps: int
     timeout_seconds: float
 
@@ -392,7 +378,7 @@ LENGTH = struct.Struct("<I")  # of a message, in front of it
 FROM_FRONT_END = (
     *(Up, Submit, EncodingStarted, Encoded, NotEncoded, AbortRequest, Recorded, RoomBack, ConnectionEnded),
     *(ConnectionRefused, AccessRefused, LoopLag, LogCounts, TakeRoom, RenderMetrics, ListRecent, GetRecent, LiveAfter),
-    *(PutResponse, GetResponse, GetTalk, DeleteResponse, LoadAdapter, UnloadAdapter, MakeProfile, SaveProfile),
+    *(PutResponse, GetResponse, GetConversation, DeleteResponse, LoadAdapter, UnloadAdapter, MakeProfile, SaveProfile),
     *(EndProfile, MakeReport),
 )
 TO_FRONT_END = (Events, Adapters, Reporting, Shutdown, EngineFailed, Answer, Refused)

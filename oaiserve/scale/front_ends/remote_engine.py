@@ -177,7 +177,7 @@ class RemoteEngine:
     def run_in_turns(self, work: Generator[None, None, Result], *, client: str, num_bytes: int) -> Future[Result]:
         """Run work with the tokenizer, as `Engine.run_in_turns` does, once the other process has room for it."""
         future: Future[Result] = Future()
-        number, room = self._process.ask(lambda number: TakeRoom(number, client, num_bytes), type(None))
+        number, room = self._process.ask(TakeRoom, client, num_bytes)
 
         def begin(room: Future[None]) -> None:
             if (error := room.exception()) is None:
@@ -216,27 +216,23 @@ class RemoteEngine:
 
     def load_adapter(self, name: str, path: Path) -> ServedAdapter:
         """Load an adapter, for all front ends. This takes a while. Raises the errors of `AdapterTable.load`."""
-        _, loaded = self._process.ask(lambda number: LoadAdapter(number, name, str(path)), ServedAdapter)
-        adapter: ServedAdapter = loaded.result()
+        adapter: ServedAdapter = self._process.answer(LoadAdapter, name, str(path))
         return adapter
 
     def unload_adapter(self, name: str) -> ServedAdapter:
         """Let no further request name an adapter, at any front end. Raises NotFound."""
-        _, unloaded = self._process.ask(lambda number: UnloadAdapter(number, name), ServedAdapter)
-        adapter: ServedAdapter = unloaded.result()
+        adapter: ServedAdapter = self._process.answer(UnloadAdapter, name)
         return adapter
 
     def report(self) -> ReplicaReport:
         """Return the engine's report for routers. This blocks."""
-        made: ReplicaReport = self._process.ask(MakeReport, ReplicaReport)[1].result()
+        made: ReplicaReport = self._process.answer(MakeReport)
         return made
 
     def profile(self, num_steps: int, timeout_seconds: float) -> Future[Profile]:
         """Begin a profile of the next steps, as `Engine.profile` does."""
         profile: Future[Profile] = Future()
-        number, made = self._process.ask(
-            lambda number: MakeProfile(number, num_steps, timeout_seconds), tuple[int, int]
-        )
+        number, made = self._process.ask(MakeProfile, num_steps, timeout_seconds)
         self._profiles[profile] = number
 
         def settle(made: Future[tuple[int, int]]) -> None:
@@ -318,8 +314,7 @@ class RemoteRecording:
 
     def save(self, path: Path) -> None:
         """Have the other process write the recording. This takes seconds."""
-        _, saved = self._process.ask(lambda number: SaveProfile(number, self._number, str(path)), type(None))
-        saved.result()
+        self._process.answer(SaveProfile, self._number, str(path))
 
 
 def _failed(opened: _Open, error: InternalError) -> Failed:

@@ -9,7 +9,6 @@ import asyncio
 import builtins
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any
 
 from oaiserve.facts.record import AccessRefusal, RequestRecord
@@ -23,9 +22,9 @@ from oaiserve.scale.front_ends.messages import (
     ConnectionEnded,
     ConnectionRefused,
     DeleteResponse,
+    GetConversation,
     GetRecent,
     GetResponse,
-    GetTalk,
     ListRecent,
     LiveAfter,
     LogCounts,
@@ -85,9 +84,8 @@ class RemoteTelemetry:
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """Return the page for /metrics and its content type. Call it in a worker thread."""
-        _, page = self._process.ask(lambda number: RenderMetrics(number, accept), tuple[bytes, str])
-        content, content_type = page.result()
-        return content, content_type
+        page: tuple[bytes, str] = self._process.answer(RenderMetrics, accept)
+        return page
 
     def close(self, timeout_seconds: float) -> bool:
         """Send all that is left to send. Return False if it may be lost."""
@@ -104,15 +102,11 @@ class RemoteRecent:
     def list(
         self, *, slowest: str | None, outcome: str | None, id_prefix: str, limit: int | None
     ) -> builtins.list[Entry]:
-        _, found = self._process.ask(
-            lambda number: ListRecent(number, slowest, outcome, id_prefix, limit), builtins.list[Entry]
-        )
-        entries: builtins.list[Entry] = found.result()
+        entries: builtins.list[Entry] = self._process.answer(ListRecent, slowest, outcome, id_prefix, limit)
         return entries
 
     def get(self, request_id: str) -> Entry | None:
-        _, found = self._process.ask(lambda number: GetRecent(number, request_id), Entry | None)
-        entry: Entry | None = found.result()
+        entry: Entry | None = self._process.answer(GetRecent, request_id)
         return entry
 
 
@@ -124,8 +118,7 @@ class RemoteLive:
         self.boundaries_seconds = boundaries_seconds
 
     def after(self, number: int) -> list[Entry]:
-        _, found = self._process.ask(lambda own_number: LiveAfter(own_number, number), list[Entry])
-        samples: list[Entry] = found.result()
+        samples: list[Entry] = self._process.answer(LiveAfter, number)
         return samples
 
 
@@ -136,22 +129,18 @@ class RemoteStore:
         self._process = process
 
     async def put(self, owner: str, stored: StoredResponse, /) -> None:
-        await self._ask(lambda number: PutResponse(number, owner, stored), type(None))
+        await self._ask(PutResponse, owner, stored)
 
     async def get(self, owner: str, response_id: str, /) -> StoredResponse | None:
-        found: StoredResponse | None = await self._ask(
-            lambda number: GetResponse(number, owner, response_id), StoredResponse | None
-        )
+        found: StoredResponse | None = await self._ask(GetResponse, owner, response_id)
         return found
 
     async def conversation(self, owner: str, response_id: str, most_bytes: int, /) -> list[StoredResponse]:
-        found: list[StoredResponse] = await self._ask(
-            lambda number: GetTalk(number, owner, response_id, int(most_bytes)), list[StoredResponse]
-        )
+        found: list[StoredResponse] = await self._ask(GetConversation, owner, response_id, int(most_bytes))
         return found
 
     async def delete(self, owner: str, response_id: str, /) -> bool:
-        was_there: bool = await self._ask(lambda number: DeleteResponse(number, owner, response_id), bool)
+        was_there: bool = await self._ask(DeleteResponse, owner, response_id)
         return was_there
 
     def counts(self) -> StoreCounts:
@@ -161,9 +150,8 @@ class RemoteStore:
     async def close(self) -> None:
         """Do nothing: the engine process closes it."""
 
-    async def _ask(self, make: Callable[[int], Ask], kind: Any) -> Any:
-        asked: Future[Any] = self._process.ask(make, kind)[1]
-        return await asyncio.wrap_future(asked)
+    async def _ask(self, kind: type[Ask], *fields: object) -> Any:
+        return await asyncio.wrap_future(self._process.ask(kind, *fields)[1])
 
 
 class RemoteConnections:

@@ -17,21 +17,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import uvloop
 
 from oaiserve.config import ServerOptions
-from oaiserve.engine.text.tokenizer import Tokenizer
-from oaiserve.explain.step_cost import StepCost
+from oaiserve.engine.engine import Engine
 from oaiserve.facts.engine_numbers import EngineNumbers
-from oaiserve.facts.record import StepRecord
 from oaiserve.http.connections import Connections
 from oaiserve.http.listener import Listener
 from oaiserve.http.server import too_many_connections
 from oaiserve.routes.responses.store import ResponseStore
 from oaiserve.scale.front_ends.child import Child
-from oaiserve.scale.front_ends.front_end import FrontEnd, Shared, SharedEngine
+from oaiserve.scale.front_ends.front_end import FrontEnd, Shared
 from oaiserve.scale.front_ends.handed_over import hand_over
 from oaiserve.scale.front_ends.link import Link
 from oaiserve.scale.front_ends.messages import EngineFailed, Message, Model, Shutdown, pickled
@@ -55,47 +52,6 @@ CALM_SECONDS = 60.0  # after which a front end does not keep ending
 CLOSE_SECONDS = 5.0  # the longest wait for a collector that does not answer
 
 
-class SupervisedEngine(SharedEngine, Protocol):
-    """The engine as the supervisor needs it; `Engine` has these attributes."""
-
-    @property
-    def tokenizer(self) -> Tokenizer: ...
-
-    @property
-    def max_model_len(self) -> int: ...
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def default_params(self) -> dict[str, float | int]: ...
-
-    @property
-    def failure(self) -> BaseException | None: ...
-
-    @property
-    def model_info(self) -> dict[str, str]: ...
-
-    @property
-    def features(self) -> dict[str, bool]: ...
-
-    @property
-    def capacity(self) -> dict[str, int]: ...
-
-    @property
-    def step_cost(self) -> StepCost | None: ...
-
-    def snapshot(self) -> EngineNumbers: ...
-
-    def take_steps(self) -> list[StepRecord]: ...
-
-    def start(self) -> None: ...
-
-    def drain(self) -> None: ...
-
-    def stop(self, drain_timeout_seconds: float, /) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class _Running:
     number: int
@@ -106,18 +62,10 @@ class _Running:
 class FrontEnds:
     """The front ends that run now. It has the engine's numbers with theirs, for telemetry."""
 
-    def __init__(self, engine: SupervisedEngine) -> None:
+    def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.model_info = engine.model_info
-        self.features = engine.features
-        self.capacity = engine.capacity
-        self.take_steps = engine.take_steps
         self.running: list[_Running] = []  # replaced as a whole, so that any thread may read it
         self.num_ended = 0  # that were not told to end
-
-    @property
-    def step_cost(self) -> StepCost | None:
-        return self.engine.step_cost
 
     def snapshot(self) -> EngineNumbers:
         """Return the engine's snapshot, with the prompts that wait for the threads of front ends."""
@@ -328,7 +276,7 @@ class Supervisor:
             self._shared.connections.release(address)
 
 
-def model_of(engine: SupervisedEngine, telemetry: Telemetry) -> Model:
+def model_of(engine: Engine, telemetry: Telemetry) -> Model:
     """Return what front ends have to know of the engine and of telemetry."""
     return Model(
         tokenizer=pickle.dumps(engine.tokenizer.stored(), pickle.HIGHEST_PROTOCOL),

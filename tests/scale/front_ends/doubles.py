@@ -154,7 +154,9 @@ def serving(
     options = ServerOptions(front_ends=number, **({"drain_timeout_seconds": 5} | (server or {})))
     config = Config("demo", options, EngineOptions(lora_dir=lora_dir), TelemetryOptions(profile_dir=profile_dir))
     front_ends, connections, responses = FrontEnds(engine), Connections(most_connections, 0), response_store(options)
-    telemetry = server_telemetry(config, front_ends, connections, responses, more=front_ends.measured())
+    telemetry = server_telemetry(
+        config, engine, connections, responses, None, front_ends.snapshot, front_ends.measured()
+    )
 
     def start() -> Child:
         return cast(Child, ThreadChild(config))

@@ -37,7 +37,7 @@ from oaiserve.routes.responses.store import ConversationTooLarge, StoredResponse
 from oaiserve.scale.front_ends.messages import (
     LENGTH,
     Events,
-    GetTalk,
+    GetConversation,
     Message,
     Recorded,
     Refused,
@@ -203,4 +203,4 @@ def test_messages_to_front_ends_are_none_of_front_ends() -> None:
     with pytest.raises(msgspec.ValidationError):
         of_front_end(body(Events.of([])))
     with pytest.raises(msgspec.ValidationError):
-        of_engine(body(GetTalk(1, "o", "r", 5)))
+        of_engine(body(GetConversation(1, "o", "r", 5)))
