@@ -1,8 +1,8 @@
 """The causes of one request's time in the phases `prefill` and `decode`. Engine thread only, stdlib.
 
-The time of all steps is added up once for all requests, in `Parts`. A request has the totals at which its phase began,
-and what differs for it: what its own tokens cost, and the steps that it missed because it was preempted. So a step
-costs a request an addition, and the parts of a phase are a difference of totals: they add up to the phase exactly.
+The time of all steps is added up once for all requests, in `Parts`. A request has the totals at the begin of its phase,
+and its own differences: the cost of its own tokens, and the steps that it missed while it was preempted. So a step
+costs a request one addition, and the causes of a phase are a difference of totals: they add up to the phase exactly.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from oaiserve.facts.record import Cause
 
 
 class Parts(NamedTuple):
-    """The time of steps, in nanoseconds, by what it was for. The parts add up to the time between two ends of steps."""
+    """The time of steps by purpose, in nanoseconds. The numbers add up to the time between two ends of steps."""
 
     decodes: int = 0  # expected, of all sequences that decode
     prompts: int = 0  # expected, what all prompts added
     constraint: int = 0
     host: int = 0
     machine: int = 0
-    unexplained: int = 0  # what is left, below zero where a step took less than was expected
+    unexplained: int = 0  # the rest, below zero where a step took less than expected
 
 
 NOTHING = Parts()
@@ -30,7 +30,7 @@ _MEASURED = (Cause.CONSTRAINT, Cause.HOST, Cause.MACHINE)
 
 
 class RequestCauses:
-    """Adds up the causes of the current phase of a request. StepCauses reports its steps, RequestNotes its phases."""
+    """The causes of the current phase of a request. StepCauses reports its steps, RequestNotes its phases."""
 
     __slots__ = (
         "_at",
@@ -59,9 +59,9 @@ class RequestCauses:
         self._number = -1  # its last step
         self._at = NOTHING  # the totals after that
         # Of the current phase:
-        self.alone_ns = 0.0  # what its own tokens would have taken alone
-        self._recomputed = 0  # of this, those that it computed again
-        self._of_prompts = 0  # what its own prompts would have taken beside the decodes of its neighbours
+        self.alone_ns = 0.0  # the expected time of its own tokens alone
+        self._recomputed = 0  # of this, the time of tokens that were computed again
+        self._of_prompts = 0  # the expected time of its own prompts beside the decodes of its neighbours
         self._rest = NOTHING  # of the step under way when it was scheduled
         self._missed = NOTHING  # steps
 
@@ -91,15 +91,15 @@ class RequestCauses:
         self.is_plain = not self.may_have_missed and not self.has_several
 
     def computed(self, alone_ns: int, of_prompts_ns: int, recomputed_ns: int) -> None:
-        """Add what the tokens of a step were expected to take alone, what prompts among them beside the decodes of the
-        step, and, of the first, what had been computed before a sequence was preempted."""
+        """Add the expected times of its tokens in a step: of all alone, of prompts among them beside the step's
+        decodes, and, of the first time, the part for tokens that a preemption had dropped."""
         self.alone_ns += alone_ns
         self._of_prompts += of_prompts_ns
         self._recomputed += recomputed_ns
 
     def preempted(self, number: int, totals: Parts) -> None:
-        """Note that a sequence was preempted after so many steps. The steps in which the request has no other one are
-        lost for it."""
+        """Note the preemption of a sequence after so many steps. Steps without another sequence of the request are
+        missed."""
         self._num_preempted += 1
         self.is_plain = False
         if not self.may_have_missed:
@@ -107,7 +107,7 @@ class RequestCauses:
             self._number, self._at = number - 1, totals
 
     def resumed(self) -> None:
-        """Note that a sequence which was preempted is in the next step."""
+        """Note that a preempted sequence is in the next step."""
         self._num_preempted -= 1
 
     def phase_ended(self, totals: Parts) -> dict[Cause, int]:
@@ -144,10 +144,10 @@ class RequestCauses:
 
 
 def settled(parts: Mapping[Cause, int]) -> dict[Cause, int]:
-    """Return the same parts without any below zero, and without those that are zero. Their sum stays the same.
+    """Return the causes without negative and zero times, with the same sum.
 
-    If less time passed than was expected, the expected parts are less, each by its share; if they do not suffice, so
-    are the measured ones. Raises ValueError if the sum is below zero.
+    If less time passed than expected, the expected causes shrink, each by its share, and then the measured ones. Raises
+    ValueError if the sum is below zero.
     """
     total = sum(parts.values())
     if total < 0:
@@ -162,7 +162,7 @@ def settled(parts: Mapping[Cause, int]) -> dict[Cause, int]:
 
 
 def _shrink(found: dict[Cause, int], group: tuple[Cause, ...], excess: int) -> int:
-    """Take `excess` from the group, from each part by its share, and return what the group does not have."""
+    """Take `excess` from the group, from each cause by its share, and return the excess beyond the whole group."""
     size = sum(found.get(cause, 0) for cause in group)
     taken = min(excess, size)
     left, left_size = taken, size

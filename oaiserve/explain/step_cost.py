@@ -1,7 +1,7 @@
-"""The cost of a step: how long it takes, by what is in it. Data and arithmetic only: no torch, no clock.
+"""The cost of a step: its expected duration by its load. Data and arithmetic only: no torch, no clock.
 
-`step_cost_fit.py` learns a cost from steps while the server runs. Whatever wants to know how long other steps would
-take evaluates it: what a request would have cost alone, what its neighbours added, how long another load would take.
+`step_cost_fit.py` learns a cost from steps while the server runs. It gives the durations of steps that did not run: of
+a request alone, of its neighbours, of another load.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 
 
 
 class Load(NamedTuple):
-    """A load says what is in a step, or what one request has in it."""
+    """The load of a step, or one request's part of it."""
 
     decodes: int = 0  # tokens of sequences that decode, with their drafts
     decode_context: int = 0  # tokens that these attend to, added up, without the next ones
@@ -32,15 +32,15 @@ class Load(NamedTuple):
         return self.decodes + self.prompt_tokens
 
     def without_prompts(self) -> Load:
-        """Return what is left without its prompts. Of draws, as many as decodes have."""
+        """Return the load without its prompts, with as many draws as decodes have."""
         draws = min(self.draws, self.decodes)
         edits = min(self.edits, draws)
         return Load(self.decodes, self.decode_context, self.cached_context, 0, 0, draws, edits, self.drafted)
 
 
 def place(rows: int) -> tuple[int, float]:
-    """Return the knot below a number of rows, and how far it is on the way to the next one. Beyond the last knot, the
-    line goes on."""
+    """Return the knot below a number of rows, and the position between it and the next one, 0 to 1. Beyond the last
+    knot, the line goes on."""
     index = min(max(bisect_right(KNOTS, rows) - 1, 0), len(KNOTS) - 2)
     return index, (rows - KNOTS[index]) / (KNOTS[index + 1] - KNOTS[index])
 
@@ -51,7 +51,7 @@ _PLACES = [place(max(1, rows)) for rows in range(_MANY)]
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """A cost says how long steps take, in nanoseconds.
+    """The cost of steps, in nanoseconds.
 
     All numbers are at least 0, and from two rows on `rows_ns` does not fall, so more is never cheaper. One row may cost
     more than two.
@@ -67,7 +67,7 @@ class StepCost:
     prompts_ns: float = 0.0  # of a step with prompts, beyond its rows
 
     def expected_ns(self, load: Load) -> int:
-        """Return how long a step with this in it takes."""
+        """Return the expected duration of a step with this load."""
         decodes, decode_context, cached_context, prompt_tokens, prompt_context, draws, edits, drafted = load
         rows = decodes + prompt_tokens
         if rows == 0:

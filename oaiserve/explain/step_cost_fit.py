@@ -1,13 +1,12 @@
 """Learns the cost of steps while they run, robustly and in bounded memory. No torch.
 
-It is a least-squares fit of relative errors, in which a second of steps counts as much as any other. Steps that do not
-fit to the others count less (Huber's weights). What was learnt gives way to what new steps say, as in a Kalman filter:
-a machine becomes faster or slower as a whole within seconds, because others share its memory or its power, and one
-number in relation to the others changes more slowly. So a server that has had 64 sequences for an hour still knows what
-one costs.
+It is a least-squares fit of relative errors, in which a second of steps counts as much as any other. Outliers count
+less (Huber's weights). New steps replace old knowledge as in a Kalman filter: a machine becomes faster or slower as a
+whole within seconds, because others share its memory or its power, and one number in relation to the others changes
+more slowly. So a server that has had 64 sequences for an hour still knows the cost of one.
 
-The engine thread gathers steps, and another thread renews the fit, twice a second. If several steps do not take what
-was expected, it is renewed sooner. However short steps are, the fits take a hundredth of their time.
+The engine thread gathers steps, and another thread renews the fit twice a second, or sooner after several surprising
+durations. However short steps are, the fits take a hundredth of their time.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ class FitThread:
 
 
 class StepCostFit:
-    """StepCostFit has the cost of steps, as far as it is known by now, and learns from each step."""
+    """The fit of the cost of steps, which learns from each step."""
 
     def __init__(self, run: Run = at_once) -> None:
         """Begin without knowledge. `run` is given each fit that is due, and may run it on another thread."""
@@ -102,9 +101,9 @@ class StepCostFit:
         self._numbers = np.zeros(_NUM)
 
     def observe(self, load: Load, ns: int, weight: float = 1.0, error: float = 0.0) -> None:
-        """Learn from a step. `weight` is less than 1 where its time is less certain: it may have taken too long.
+        """Learn from a step. `weight` is less than 1 for a step whose time may have been too long.
 
-        `error` is by how much more was expected than it took, by the cost so far, as a share of what it took.
+        `error` is the expected time, by the cost so far, less the real time, as a share of the real time.
         """
         # No lack of a core lets a step take less than expected.
         if self.cost is None or error > SURPRISE or (error < -SURPRISE and weight > LEAST_SURPRISING):
@@ -151,8 +150,8 @@ class StepCostFit:
         return StepCost(tuple(rows_ns.tolist()), *rest.tolist())
 
     def _faded(self, loads: Numbers, times: Numbers) -> tuple[Numbers, Numbers]:
-        """Return what is left of the normal equations, (numbers, numbers) and (numbers,), after steps with these loads,
-        (steps, numbers), that took these times in ns."""
+        """Return the rest of the normal equations, (numbers, numbers) and (numbers,), after steps with these loads,
+        (steps, numbers), and times in ns."""
         changes = np.maximum(self._numbers, LEAST_SHARE * self._unit_ns) / NUMBER_SECONDS
         changed = np.diag((times @ (loads > 0)) * changes**2)
         changed += times.sum() * np.outer(self._numbers, self._numbers) / SPEED_SECONDS**2
@@ -180,7 +179,7 @@ class StepCostFit:
 
 
 def features(loads: list[Load]) -> Numbers:
-    """Return how much each step has of each number of a StepCost. Of the two knots around its rows it has a part."""
+    """Return the amount of each number of a StepCost in each step. The two knots around its rows have a share each."""
     columns, table, steps = np.array(loads, np.float64), np.zeros((len(loads), _NUM)), np.arange(len(loads))
     rows = columns[:, 0] + columns[:, 3]
     index = np.clip(np.searchsorted(_KNOTS, rows, side="right") - 1, 0, len(KNOTS) - 2)  # as in `place`
@@ -193,8 +192,8 @@ def features(loads: list[Load]) -> Numbers:
 
 
 def _guess() -> Numbers:
-    """Return the equations of what is likely while nothing is known: two rows cost what one does, the line over rows
-    is straight from there on, a cached token costs as much as another one, and all else costs nothing."""
+    """Return the equations of the guess before any step: two rows cost as much as one, the line over rows is straight
+    from there on, a cached token costs as much as another one, and all else costs nothing."""
     equations = np.eye(_NUM) * 1e-9
 
     def small(strength: float, parts: dict[int, float]) -> None:

@@ -12,7 +12,7 @@ from oaiserve.facts.record import Cause, RequestRecord
 
 LEAST_PHASE = 0.1  # as a share of the duration, for a sentence
 LEAST_CAUSE = 0.01  # as a share of the phase
-_TOLD = {
+_SAID = {
     Cause.PREEMPTION: "it was preempted and waited, or was computed again",
     Cause.CONSTRAINT: "its steps waited for the masks of grammars",
     Cause.HOST: "no step ran",
@@ -21,11 +21,11 @@ _TOLD = {
 
 
 class Neighbour(NamedTuple):
-    """Another request had this in the steps of a phase."""
+    """Another request in the steps of a phase, with its expected times in them."""
 
     record: RequestRecord
-    prompt_ns: float  # what its own prompt was expected to take in these steps, about
-    decode_ns: float  # and its own decodes
+    prompt_ns: float  # of its own prompt, about
+    decode_ns: float  # of its own decodes
 
 
 def sentences(record: RequestRecord, others: Iterable[RequestRecord]) -> Iterator[str]:
@@ -54,22 +54,22 @@ def _causes(causes_ns: Mapping[Cause, int], phase_ns: int, neighbours: list[Neig
     if decodes_ns + prompts_ns >= least_ns:
         yield f"{_seconds(decodes_ns + prompts_ns)} came from {_named(decodes_ns, prompts_ns, neighbours)}"
     for cause, ns in sorted(causes_ns.items(), key=lambda item: -item[1]):
-        if cause in _TOLD and ns >= least_ns:
-            yield f"for {_seconds(ns)} {_TOLD[cause]}"
+        if cause in _SAID and ns >= least_ns:
+            yield f"for {_seconds(ns)} {_SAID[cause]}"
     unexplained_ns = causes_ns.get(Cause.UNEXPLAINED, 0)
     if unexplained_ns >= least_ns:
         yield f"{_seconds(unexplained_ns)} are unexplained"
 
 
 def _named(decodes_ns: int, prompts_ns: int, neighbours: list[Neighbour]) -> str:
-    """Return who the neighbours were, and which of them had most of what they added."""
+    """Return the neighbours in words, and the one that added most."""
     kinds = [f"{_seconds(ns)} {kind}" for ns, kind in ((decodes_ns, "decodes"), (prompts_ns, "prompts")) if ns]
     if not neighbours:
         return f"neighbours that have not ended ({' and '.join(kinds)})"
     number = "one neighbour" if len(neighbours) == 1 else f"{len(neighbours)} neighbours"
     prompt_share = _share(prompts_ns, sum(one.prompt_ns for one in neighbours))
     decode_share = _share(decodes_ns, sum(one.decode_ns for one in neighbours))
-    told = f"{number} ({' and '.join(kinds)})"
+    said = f"{number} ({' and '.join(kinds)})"
     most = max(neighbours, key=lambda one: prompt_share * one.prompt_ns + decode_share * one.decode_ns)
     if len(neighbours) == 1:
         most_text = most.record.request_id
@@ -78,8 +78,8 @@ def _named(decodes_ns: int, prompts_ns: int, neighbours: list[Neighbour]) -> str
         part = "most" if added_ns > (prompts_ns + decodes_ns) / 2 else "the largest part"
         most_text = f"{part} from {most.record.request_id}"
     if prompt_share * most.prompt_ns > decode_share * most.decode_ns:
-        return f"{told}, {most_text} and its prompt of {most.record.prompt_tokens:,} tokens"
-    return f"{told}, {most_text} and its {most.record.completion_tokens:,} tokens"
+        return f"{said}, {most_text} and its prompt of {most.record.prompt_tokens:,} tokens"
+    return f"{said}, {most_text} and its {most.record.completion_tokens:,} tokens"
 
 
 def _share(added_ns: int, all_ns: float) -> float:
@@ -87,7 +87,7 @@ def _share(added_ns: int, all_ns: float) -> float:
 
 
 def _neighbours(record: RequestRecord, phase: str, others: Iterable[RequestRecord]) -> Iterator[Neighbour]:
-    """Yield the other requests that were in the steps of a phase, and what they had in these."""
+    """Yield the other requests that were in the steps of a phase."""
     own = _steps(record).get(phase, range(0))
     for other in others:
         if other is record:

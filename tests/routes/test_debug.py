@@ -57,6 +57,7 @@ def full_record() -> RequestRecord:
         num_events_dropped=2,
         grammar_kind="json_schema",
         grammar_compile_ns=3 * MS,
+        grammar_cache="miss",
         num_masked_draws=3,
         num_forced_tokens=1,
         num_draft_tokens=7,

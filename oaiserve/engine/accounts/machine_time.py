@@ -1,8 +1,8 @@
-"""The time that the machine did not run the engine though it was ready to run, as Linux accounts for it. Stdlib only.
+"""The time in which the engine was ready to run and the machine did not run it, by Linux's own accounts. Stdlib only.
 
-It is asked for when a step, or the time before it, was long. What held up the threads of native code, page faults that
-had to read a disk, and a cgroup's limit are only asked for when a step was much too slow. What the system does not tell
-counts as nothing. Of the files, only that of the engine thread stays open: other threads come and go.
+It is read after a long step or a long gap. Delays of native threads, page faults that read a disk, and the limit of a
+cgroup are read only after a step that was much too slow. Accounts that the system does not have count as 0. Only the
+file of the engine thread stays open: other threads come and go.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ TASKS = Path("/proc/self/task")
 CGROUPS = Path("/proc/self/cgroup")
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 LOOK_NS = 1_000_000_000  # after which threads are looked at again
-FIND_NS = 5_000_000_000  # after which it is asked again which threads there are
+FIND_NS = 5_000_000_000  # after which the threads are listed again
 WORKING = 0.25  # a thread works if it ran for this part of the time of the one that ran most
 
 
 def major_faults() -> int:
-    """Return how many pages the process has waited for that had to be read from a disk."""
+    """Return the number of pages that the process has waited for while a disk was read."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
 
 
 class MachineTime:
-    """Reads the delays of the thread that calls it first, and of the threads of native code beside it."""
+    """The delays of the thread that asks first, and of the native threads beside it."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class MachineTime:
         self._throttled_ns = 0
 
     def delay_ns(self) -> int:
-        """Return how long the calling thread was ready to run, and did not run, since the last call."""
+        """Return the time since the last call in which the calling thread was ready to run and did not run."""
         if self._own is None:
             self._own = self._opened(str(threading.get_native_id()))
             self._delay_ns = self._own_delay_ns(self._own)
@@ -81,11 +81,10 @@ class MachineTime:
             return self._delay_ns
 
     def more_ns(self, most_ns: int) -> int:
-        """Return how much of `most_ns`, by which a step was too slow, the machine held up other threads.
+        """Return the part of a step's excess `most_ns` that the machine caused by delays of other threads.
 
-        That is the delay of the threads of native code, shared among those that worked, and the time for which the
-        limit of a cgroup let nothing run. How long a page fault takes is not told: if there was one, all of it is the
-        machine's.
+        It is the mean delay of the native threads that worked, or the time in which the limit of a cgroup stopped the
+        process. The length of a page fault is unknown: after one, all of the excess is the machine's.
         """
         num_faults, throttled_ns = self._num_faults, self._throttled_ns
         delay_ns = self._look()
@@ -94,7 +93,7 @@ class MachineTime:
         return min(most_ns, max(delay_ns // self.num_threads, self._throttled_ns - throttled_ns))
 
     def _look(self) -> int:
-        """Look at what Linux tells of the process. Return the delays of the threads that worked since the last look."""
+        """Read Linux's accounts of the process. Return the delays of the threads that worked since the last look."""
         self._looked_ns = self._clock_ns()
         before, self._others = self._others, {name: _read(self._statistics(name)) for name in self._others}
         ran = {thread: now[0] - before[thread][0] for thread, now in self._others.items()}
@@ -106,7 +105,7 @@ class MachineTime:
         return sum(self._others[thread][1] - before[thread][1] for thread in working)
 
     def _find_others(self) -> None:
-        """Find the threads that Python does not know: those of native code."""
+        """List the threads of native code, which Python does not know."""
         try:
             names = set(os.listdir(self._tasks))
         except OSError:
@@ -120,8 +119,7 @@ class MachineTime:
 
 
 def _read(path: Path) -> tuple[int, int]:
-    """Return for how long a thread was on a core, and for how long it was ready to be. Nothing, if it has ended, or if
-    Linux does not tell."""
+    """Return the time of a thread on a core, and its time of waiting for one: 0 if it has ended."""
     try:
         return _numbers(_content(path))
     except (OSError, ValueError):
@@ -134,7 +132,7 @@ def _numbers(content: bytes) -> tuple[int, int]:
 
 
 def _content(path: Path) -> bytes:
-    """Return what a small file has, in a third of the time of `path.read_bytes`."""
+    """Return the content of a small file, in a third of the time of `path.read_bytes`."""
     file = os.open(path, os.O_RDONLY)
     try:
         return os.read(file, 1000)
@@ -143,7 +141,7 @@ def _content(path: Path) -> bytes:
 
 
 def throttling_file(cgroups: Path = CGROUPS, root: Path = CGROUP_ROOT) -> Path | None:
-    """Return where Linux tells for how long a CPU limit has stopped this process, if it tells."""
+    """Return the file with the time for which a CPU limit has stopped this process, or None."""
     try:
         lines = cgroups.read_text().splitlines()
     except OSError:
@@ -160,7 +158,7 @@ def throttling_file(cgroups: Path = CGROUPS, root: Path = CGROUP_ROOT) -> Path |
 
 
 def _throttled_ns(path: Path | None) -> int:
-    """Return for how long a CPU limit has stopped the process: of version 2 of cgroups in µs, of version 1 in ns."""
+    """Return the time for which a CPU limit has stopped the process: cgroups count µs in version 2, ns in version 1."""
     if path is None:
         return 0
     try:

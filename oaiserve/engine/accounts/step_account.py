@@ -1,6 +1,6 @@
 """The accounts of steps, and of requests in steps, for telemetry. Engine thread only, no torch.
 
-The engine loop reports what has happened and when; nothing in this module reads a clock, or changes what the loop does.
+The engine loop reports events and their times. This module reads no clock and has no influence on the loop.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST_STEPS_KEPT = 2**16  # until they are taken: minutes even on a fast GPU
 
 
 class RequestNotes:
-    """Writes what happens to one request in steps into its account and its stamps."""
+    """The writer of one request's account and stamps, by the events of its sequences in steps."""
 
     __slots__ = ("_account", "_before", "_causes", "_first_token_step", "_preempted_ns", "_steps", "_times")
 
@@ -34,7 +34,7 @@ class RequestNotes:
         steps: StepCauses | None = None,
         causes: RequestCauses | None = None,
     ) -> None:
-        """Begin with what has not been in a step. With the causes of all steps, write its own into its account."""
+        """Begin with a request that was in no step. With the causes of all steps, its account gets its own causes."""
         self._account = account
         self._steps = steps
         self._causes = causes
@@ -124,7 +124,7 @@ class RequestNotes:
 
 
 class StepAccount:
-    """Records each step: how long it took, how long the device waited before it, and what the engine thread did."""
+    """The records of steps, with the device's wait before each and the parts of the engine thread's time."""
 
     def __init__(self, host: HostTime, causes: StepCauses | None = None) -> None:
         self._host = host
@@ -146,11 +146,11 @@ class StepAccount:
         self.numbers.num_masked_draws += number
 
     def step_ended(self, step: Step, result: StepResult, launched_ns: int, ended_ns: int) -> int:
-        """Record a step whose results are on the host. Return how long it took.
+        """Record a step whose results are on the host, and return its duration.
 
-        Steps run one after the other, so a step begins when it is launched, or when the step before has ended. The host
-        sees that end when it takes the results, which may be late. If the device has a clock of its own, its times are
-        used instead. A step for which the draft model computes begins with that, which counts as its launch.
+        Steps run one after the other, so a step begins with its launch, or with the end of the step before. The host
+        notices that end when it takes the results, which may be late. The times of a device with a clock of its own are
+        used instead. The work of the draft model for a step is the begin of the step.
         """
         last_ns, since_ns = self._last_ended_ns, self._work_since_ns
         began_ns = launched_ns if launched_ns > last_ns else last_ns

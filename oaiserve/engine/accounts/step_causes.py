@@ -1,8 +1,8 @@
-"""Divides the time of each step into its causes, by what steps were learnt to cost. Engine thread only, no torch.
+"""Divides the time of each step into its causes, by the learnt cost of steps. Engine thread only, no torch.
 
-What is measured comes first: the time between steps, masks, and what the machine took. The rest of a step is what its
-decodes and its prompts were expected to take, by the cost of the steps before, and what is unexplained. Then each
-request in the step is told what its own tokens would have taken alone, and what its neighbours added to that.
+Measured times come first: between steps, of masks, and the delays of the machine. The rest of a step is the expected
+time of its decodes and prompts, by the cost of the steps before, and an unexplained remainder. Then each request in the
+step gets the expected time of its own tokens alone, and the time that its neighbours added.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ WARM_UP = 2  # first steps, which are slow for reasons of their own
 # A step is slow if it takes longer than expected by both of these, so that it pays to ask what held it up.
 SLOW_SHARE, SLOW_NS = 0.1, 1_000_000
 LEAST_WEIGHT = 0.01
-# The machine is asked about a step that took so much longer than expected, or began so late; and in any case so often.
+# The machine is asked about a step that was so much longer than expected, or began so late, and at least so often.
 ASK_NS, ASK_EVERY_NS = 200_000, 200_000_000
 
 
 class StepCauses:
-    """StepCauses adds up the causes of the time of all steps so far, and gives each step to what learns their cost."""
+    """The sums of the causes over all steps so far. Each step is also a sample for the learnt cost of steps."""
 
     def __init__(self, machine: MachineTime, fit: StepCostFit) -> None:
         self._machine = machine
@@ -32,12 +32,12 @@ class StepCauses:
         self.number = 0  # of steps so far
         self.ended_ns = 0  # when the last step ended
         self.had_prompts = False  # the last step
-        # Of all steps. What is left of their time is unexplained, and what is left until now was between them.
+        # Sums over all steps. The rest of their time is unexplained, and the rest of all time was between steps.
         self._model_ns = self._decodes_ns = self._prompts_ns = self._constraint_ns = self._lost_ns = 0
-        self._late_ns = 0  # that they began because of the machine
-        self._asked_ns = 0  # the machine, when
+        self._late_ns = 0  # by which steps began late because of the machine
+        self._asked_ns = 0  # the time of the last question to the machine
         self._cost: StepCost | None = None  # by which the last step was divided
-        # What that says of a token drawn alone, of each that it attends to, and what is added if that one is cached.
+        # Its times for a token drawn alone, for each token of context, and on top of that for each cached one.
         self._plain_ns = (0.0, 0.0, 0.0)
 
     @property
@@ -60,17 +60,17 @@ class StepCauses:
         return self._fit.cost
 
     def begin(self) -> None:
-        """Ask the machine once, on the engine thread, so that what it tells next is about steps."""
+        """Ask the machine once, on the engine thread, so that its next answer is about steps."""
         self._machine.delay_ns()
 
     def step_ended(
         self, step: Step, load: Load, ended_ns: int, model_ns: int, gap_ns: int, masks_ns: int, has_clock: bool, /
     ) -> float | None:
-        """Divide the time since the last step, and return the error of what was expected, as a share of the time.
+        """Divide the time since the last step, and return the error of the expected time as a share of the real one.
 
-        In this time, the model took `model_ns` for the `load`; there was work for `gap_ns` before; masks were filled
-        for `masks_ns`. With a clock of the device, `model_ns` is by that: the engine thread may have filled masks, or
-        have waited for a core, meanwhile.
+        The model took `model_ns` for the `load`, after `gap_ns` with work but without a step; filling masks took
+        `masks_ns`. With a clock of the device, `model_ns` is by that clock: meanwhile, the engine thread may have
+        filled masks or waited for a core.
         """
         whole_ns, took_ns = ended_ns - self.ended_ns, model_ns
         if model_ns > whole_ns:  # a device may have begun before the last results came
@@ -109,7 +109,7 @@ class StepCauses:
         weight, lost_ns = 1.0, 0
         # The usual step is not slow: only others are looked into.
         if masks_ns or model_ns - expected_ns > ASK_NS or gap_ns > ASK_NS or ended_ns - self._asked_ns > ASK_EVERY_NS:
-            constraint_ns, lost_ns, late_ns, weight = self._held_up(
+            constraint_ns, lost_ns, late_ns, weight = self._delays(
                 ended_ns, took_ns, model_ns, expected_ns, min(gap_ns, whole_ns - model_ns), masks_ns, has_clock
             )
             self._constraint_ns += constraint_ns
@@ -122,7 +122,7 @@ class StepCauses:
         if has_prompts:
             self._prompts_ns += expected_ns - decodes_ns
         if others is not None:
-            self._tell(others, step, load, before, expected_ns, decodes_ns)
+            self._charge(others, step, load, before, expected_ns, decodes_ns)
         self.number += 1
         if self.number <= WARM_UP:
             return None
@@ -134,7 +134,7 @@ class StepCauses:
         self._fit.observe(load, took_ns, weight, error)
         return error if error >= 0 else -error
 
-    def _held_up(
+    def _delays(
         self,
         ended_ns: int,
         took_ns: int,
@@ -144,8 +144,8 @@ class StepCauses:
         masks_ns: int,
         has_clock: bool,
     ) -> tuple[int, int, int, float]:
-        """Return what masks took of a step, what the machine took of it and of the gap before it, and how much the
-        step says about its cost."""
+        """Return the times of masks in a step, of the machine in the step and in the gap before, and the step's weight
+        as a sample of the cost."""
         excess_ns = model_ns - expected_ns
         constraint_ns = lost_ns = late_ns = 0
         if masks_ns:
@@ -155,14 +155,14 @@ class StepCauses:
         weight = 1.0
         is_long = excess_ns > ASK_NS or gap_ns > ASK_NS
         if is_long or ended_ns - self._asked_ns > ASK_EVERY_NS:
-            # To ask is a system call, for which the thread gives up Python's lock. Where an event loop is busy, it gets
-            # that back late, so most steps do not ask. What they lost is asked for, and dropped, after a while.
+            # The question is a system call, for which the thread gives up Python's lock. Beside a busy event loop it
+            # gets the lock back late, so most steps do not ask. Their delays are read, and dropped, after a while.
             self._asked_ns, delay_ns = ended_ns, self._machine.delay_ns()
             if is_long:
                 if not has_clock:
                     lost_ns = self._stolen_ns(max(0, excess_ns), delay_ns, expected_ns)
-                    # A step that lacked a core counts next to nothing beside others. It is learnt as it was: without
-                    # the time that is thought to be lost, it would confirm whatever is expected.
+                    # A step that lacked a core has next to no weight. Its whole time is learnt: without the time that
+                    # is thought to be lost, it would confirm any expectation.
                     weight = max(LEAST_WEIGHT, (1 - min(1.0, max(lost_ns, delay_ns) / max(1, took_ns))) ** 8)
                 late_ns = min(max(0, delay_ns - lost_ns), gap_ns)
         return constraint_ns, lost_ns, late_ns, weight
@@ -175,21 +175,20 @@ class StepCauses:
             self._plain_ns = token_ns, cost.decode_context_ns, cost.cached_context_ns - cost.decode_context_ns
 
     def _stolen_ns(self, excess_ns: int, delay_ns: int, expected_ns: int) -> int:
-        """Return how much of the time by which a step took too long the machine held it up, this thread for
-        `delay_ns`."""
+        """Return the part of a step's excess that the machine caused, with a delay of this thread of `delay_ns`."""
         lost_ns = min(delay_ns // self._machine.num_threads, excess_ns)
         left_ns = excess_ns - lost_ns
         if expected_ns and left_ns > SLOW_NS and left_ns > SLOW_SHARE * expected_ns:
             lost_ns += self._machine.more_ns(left_ns)
         return lost_ns
 
-    def _tell(
+    def _charge(
         self, chunks: list[Chunk], step: Step, load: Load, before: Parts | None, expected_ns: int, decodes_ns: int
     ) -> None:
-        """Tell the requests that have these chunks in a step, of more than a token or not only one, what it was for
-        them. `before` are the totals before the step, if one of them may have missed steps."""
+        """Charge the step to the requests of these chunks, which have more than a token, or several chunks. `before`
+        are the totals before the step, if a request may have missed steps."""
         parts: dict[RequestCauses, Load] = {}
-        again: list[RequestCauses] = []  # those that compute again what they had lost
+        again: list[RequestCauses] = []  # requests that compute lost tokens again
         for chunk in chunks:
             own, part = chunk.sequence.causes, load if len(step.chunks) == 1 else chunk_load(chunk)
             if own is None:
@@ -208,8 +207,8 @@ class StepCauses:
 def _costs_ns(
     cost: StepCost, part: Load, load: Load, expected_ns: int, decodes_ns: int, *, is_again: bool
 ) -> tuple[int, int, int]:
-    """Return what the part of a step's load that one request has was expected to take alone, its prompts beside the
-    decodes of the step, and these alone, if they are computed again."""
+    """Return three expected times of one request's part of a step: of the part alone, of its prompts beside the
+    decodes of the step, and of these prompts alone if they are computed again."""
     alone_ns = expected_ns if part == load else min(cost.expected_ns(part), expected_ns)
     if not part.prompt_tokens:
         return min(alone_ns, decodes_ns), 0, 0
@@ -233,7 +232,7 @@ def _costs_ns(
 
 
 def load_of(step: Step) -> Load:
-    """Return what is in a step."""
+    """Return the load of a step."""
     decodes = context = cached = draws = 0
     others = []
     for chunk in step.chunks:
@@ -252,12 +251,12 @@ def load_of(step: Step) -> Load:
 
 
 def sum_of(loads: Iterable[Load]) -> Load:
-    """Return what these have together; there is at least one."""
+    """Return the sum of at least one load."""
     return Load(*map(sum, zip(*loads, strict=True)))
 
 
 def chunk_load(chunk: Chunk) -> Load:
-    """Return what a chunk adds to a step. Its tokens attend to those before the chunk, and on average to half of it."""
+    """Return the load of a chunk. Its tokens attend to those before the chunk, and on average to half of the chunk."""
     sequence, start, num_tokens, max_draws, draft, _ = chunk
     drafted = len(draft)
     draws = max_draws if max_draws <= drafted else drafted + 1

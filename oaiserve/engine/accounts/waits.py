@@ -1,8 +1,8 @@
-"""The account of waits: how long each sequence has waited for which reason, in nanoseconds. Engine thread only.
+"""The account of waits: the waiting time of each sequence by reason, in nanoseconds. Engine thread only.
 
 Its cost per step does not grow with the number of waiting sequences. Most of them wait for one common reason, which the
 scheduler knows when it stops admitting. The time of common reasons is added up once for all, and each sequence keeps
-the totals from which on it counts. The few sequences with a reason of their own are kept apart.
+the totals at the begin of its wait. The few sequences with a reason of their own are kept apart.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class QueueWaits:
         sequence.wait_totals_ns = self._totals_ns.copy()
 
     def settle(self, sequence: Sequence, now_ns: int) -> dict[WaitReason, int]:
-        """Return how long a waiting sequence has waited until now, by reason. `now_ns` is not before the last step."""
+        """Return the waiting time of a sequence until now, by reason. `now_ns` is not before the last step."""
         if sequence.own_wait is not None:
             reason, since_ns = sequence.own_wait
             _add(sequence.waits_ns, reason, now_ns - since_ns)
