@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oaiserve.engine import loop
+from oaiserve.engine import stepper
 from oaiserve.engine.accounts.step_causes import chunk_load, load_of
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import TERMINAL, Event, Grammar, Request, Terminal, TokenChunk
@@ -207,13 +207,13 @@ def test_a_stolen_core_is_found(lab: Lab) -> None:
 
 
 def test_a_slow_mask_is_found(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill = loop.fill_masks
+    fill = stepper.fill_masks
 
     def slow(*arguments: object) -> object:
         lab.clock.now_ns += 3 * MS
         return fill(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(loop, "fill_masks", slow)
+    monkeypatch.setattr(stepper, "fill_masks", slow)
     constrained = request("a", prompt_len=4, max_tokens=21, grammar=Grammar("regex", "[a-z]{60}"))
     _, decode = causes_of(lab.run(constrained)["a"])
     assert decode[Cause.CONSTRAINT] == near(20 * 3 * MS)
