@@ -8,6 +8,7 @@ the reason where it is refused, and exits with 1 if an answer differs. Takes a m
 
 from __future__ import annotations
 
+import argparse
 import logging
 import sys
 from copy import deepcopy
@@ -127,4 +128,6 @@ def answers(loaded: LoadedModel, executor: Executor, num_blocks: int) -> list[li
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("types", nargs="*", metavar="TYPE", help="default: all")
+    sys.exit(main(parser.parse_args().types))

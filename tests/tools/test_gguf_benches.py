@@ -1,26 +1,12 @@
-"""The GGUF files that benchmarks make, and the programs that they compile."""
+"""The programs of llama.cpp that benchmarks compile."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from gguf import GGMLQuantizationType as Kind
-from transformers import LlamaConfig
 
 from tools.bench import prepare
-from tools.bench.gguf_files import q4_k_m
-
-
-def test_matrices_have_the_formats_that_llama_cpp_gives_them() -> None:
-    kind_of = q4_k_m(LlamaConfig(num_hidden_layers=16, tie_word_embeddings=True))
-    more = {layer for layer in range(16) if kind_of(f"blk.{layer}.ffn_down.weight") is Kind.Q6_K}
-    assert more == {layer for layer in range(16) if kind_of(f"blk.{layer}.attn_v.weight") is Kind.Q6_K}
-    assert more == {0, 1, 4, 7, 10, 13, 14, 15}
-    assert kind_of("blk.0.attn_q.weight") is Kind.Q4_K
-    assert kind_of("token_embd.weight") is Kind.Q6_K
-    untied = q4_k_m(LlamaConfig(num_hidden_layers=16, tie_word_embeddings=False))
-    assert (untied("token_embd.weight"), untied("output.weight")) == (Kind.Q4_K, Kind.Q6_K)
 
 
 def test_programs_are_compiled_again_where_their_options_or_what_they_include_have_changed(
@@ -30,13 +16,13 @@ def test_programs_are_compiled_again_where_their_options_or_what_they_include_ha
     header.write_text("// first\n")
     monkeypatch.setattr(prepare, "FOLDER", tmp_path / "cache")
     monkeypatch.setattr(prepare, "TILES_HEADER", header)
-    monkeypatch.setattr(prepare, "IK_SOURCE", str(tmp_path))
+    monkeypatch.setattr(prepare, "_llama_source", lambda: tmp_path)
     monkeypatch.setattr(prepare.shutil, "which", lambda name: name)
     monkeypatch.setattr(prepare, "_run", lambda *command: commands.append(command))
-    (tmp_path / "cache/ik-llama-build").mkdir(parents=True)
+    (tmp_path / "cache/llama-build").mkdir(parents=True)
 
     def times() -> int:
-        prepare.ik_llama_cpp()
+        prepare.llama_cpp()
         return len(commands) // 2
 
     assert (times(), times()) == (1, 1)

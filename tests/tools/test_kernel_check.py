@@ -22,10 +22,3 @@ def test_kernels_equal_the_reference() -> None:
     assert kernel_check.check_captured(SHAPE, CPU)["equal"]
     assert kernel_check.check_sampling(0.5, CPU, quick=True)["equal"]
     assert kernel_check.check_masks(100, CPU)["equal"]
-
-
-def test_kernels_can_be_timed() -> None:
-    limits = kernel_check.hardware_limits(CPU)
-    assert kernel_check.time_prefill(SHAPE, 1, 3, 5, device=CPU, limits=limits)["us"] > 0
-    found = kernel_check.time_decode(SHAPE, 3, 5, 40, device=CPU, limits=limits)
-    assert (found["sequences"], found["context"], found["items"]) == (3, "5, one 40", 3)

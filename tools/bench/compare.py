@@ -19,7 +19,7 @@ from tools import machine
 from tools.bench import prepare, table
 from tools.bench.client import Client, RunFailed
 from tools.bench.process_usage import peak_rss_mib
-from tools.bench.servers import IK, OURS, PEERS, ServerSpec, oaiserve
+from tools.bench.servers import OURS, PEERS, ServerSpec, oaiserve
 from tools.bench.workloads import WORKLOADS, Workload
 from tools.markdown import add_publishing, publish, results_of, write_json
 from tools.server_process import ServerProcess, StartFailed, exit_on_sigterm
@@ -30,9 +30,7 @@ WARM_UP = Workload("W0", "warm-up", 16, 16, 128, 16, concurrency=16)
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    at_hand = [name for name in PEERS if name != IK or prepare.IK_SOURCE]
-    peers_help = "default: all, ik-llama-cpp only if IK_LLAMA_CPP is set to a folder with its source"
-    add("--peers", nargs="*", default=at_hand, choices=list(PEERS), help=peers_help)
+    add("--peers", nargs="*", default=list(PEERS), choices=list(PEERS), help="default: all")
     add("--once", nargs="*", default=[], choices=list(PEERS), help="slow peers that get one round only")
     add("--only", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS), help="workloads (default: all)")
     add("--repeats", type=int, default=3, help="rounds (default 3)")

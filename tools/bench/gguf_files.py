@@ -1,15 +1,13 @@
 """Makes the GGUF files that this server and llama.cpp are compared on.
 
-They are the demo model and Llamas with random weights. llama.cpp's own program quantizes the demo model and a 1B Llama;
-larger ones are written in blocks of random bits, in the formats that this program would choose.
+They are the demo model and a Llama of the shape of Llama 3.2 1B with random weights, which llama.cpp's own program
+quantizes.
 """
 
 from __future__ import annotations
 
-import re
 import subprocess
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +19,11 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from oaiserve.files import demo
 from tests.models.decoders import REAL_SHAPES
-from tests.models.gguf_files import random_blocks, write_gguf
+from tests.models.gguf_files import write_gguf
 from tools.bench import prepare
 
 FORMATS = ("Q4_K_M", "Q8_0")
 LLAMA = "llama-3.2-1b"
-LARGER, LARGER_FORMAT = ("llama-3.2-3b", "llama-3.1-8b"), "Q4_K_M"
 _TOKENIZER = ("model", "pre", "tokens", "token_type", "merges", "bos_token_id", "eos_token_id")
 
 
@@ -44,44 +41,6 @@ def llama_1b(form: str) -> Path:
         write_gguf(unfinished, config, _random_parameters(config), lambda _: Kind.BF16, _tokenizer(config.vocab_size))
         unfinished.replace(whole)
     return _quantized(whole, LLAMA, form)
-
-
-def larger_llama(name: str, form: str) -> Path:
-    """Return a model of one of the LARGER shapes in the formats of Q4_K_M."""
-    path, config = prepare.FOLDER / f"models/gguf/{name}.{form}.gguf", REAL_SHAPES[name]
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished, rng = path.with_suffix(".part"), np.random.default_rng(0)
-        # The numbers of matrices do not matter, since their blocks are random.
-        parameters = (
-            (name, np.ones(shape, np.float32) if len(shape) == 1 else np.broadcast_to(np.float32(0), shape))
-            for name, shape in _shapes(config)
-        )
-
-        def quantize(values: NDArray[np.float32], kind: Kind) -> NDArray[np.uint8]:
-            return random_blocks(rng, kind, *values.shape, scale=1e-4)
-
-        tokenizer = _tokenizer(config.vocab_size)
-        write_gguf(unfinished, config, parameters, q4_k_m(config), tokenizer, quantize=quantize)
-        unfinished.replace(path)
-    return path
-
-
-def q4_k_m(config: PreTrainedConfig) -> Callable[[str], Kind]:
-    """Return the format that llama.cpp gives each matrix, by its name: some layers have more bits for some of them."""
-    layers, head = config.num_hidden_layers, "token_embd" if config.tie_word_embeddings else "output."
-
-    def kind_of(name: str) -> Kind:
-        found = re.match(r"blk\.(\d+)\.(attn_v|ffn_down)\.", name)
-        if name.startswith(head):
-            return Kind.Q6_K
-        if found is None:
-            return Kind.Q4_K
-        layer, eighth = int(found[1]), layers // 8
-        has_more = layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
-        return Kind.Q6_K if has_more else Kind.Q4_K
-
-    return kind_of
 
 
 def _quantized(whole: Path, name: str, form: str) -> Path:
@@ -122,16 +81,9 @@ def _tokenizer(vocab_size: int) -> dict[str, Any]:
     return found
 
 
-MODELS: dict[str, Callable[[str], Path]] = {
-    demo.NAME: demo_model,
-    LLAMA: llama_1b,
-    **{name: partial(larger_llama, name) for name in LARGER},
-}
+MODELS: dict[str, Callable[[str], Path]] = {demo.NAME: demo_model, LLAMA: llama_1b}
 
 
 def chosen(models: list[str], formats: list[str]) -> dict[str, Path]:
-    """Return the files of these models in these formats, by title. Larger models are there in one format alone."""
-    of_larger = [form for form in formats if form == LARGER_FORMAT]
-    return {
-        f"{name} {form}": MODELS[name](form) for name in models for form in (of_larger if name in LARGER else formats)
-    }
+    """Return the files of these models in these formats, by title."""
+    return {f"{name} {form}": MODELS[name](form) for name in models for form in formats}

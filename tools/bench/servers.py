@@ -106,19 +106,11 @@ def vllm_server(model: Path, *, max_len: int, max_running: int) -> ServerSpec:
 
 
 def llama_cpp() -> ServerSpec:
-    return _llama_server("llama-cpp", prepare.llama_cpp())
-
-
-def ik_llama_cpp() -> ServerSpec:
-    return _llama_server("ik-llama-cpp", prepare.ik_llama_cpp())
-
-
-def _llama_server(name: str, programs: Path) -> ServerSpec:
-    program, model = programs / "llama-server", prepare.gguf()
+    program, model = prepare.llama_cpp() / "llama-server", prepare.gguf()
     slots = ("--parallel", "64", "--ctx-size", str(64 * 2048))
     version = _output(str(program), "--version")
     return ServerSpec(
-        name,
+        "llama-cpp",
         version.splitlines()[0].removeprefix("version: "),
         (str(program), "--model", str(model), "--alias", demo.NAME, *slots),
         (model, program),
@@ -141,11 +133,9 @@ def transformers() -> ServerSpec:
     )
 
 
-IK = "ik-llama-cpp"
 PEERS: dict[str, Callable[[], ServerSpec]] = {
     "vllm-cpu": vllm,
     "llama-cpp": llama_cpp,
-    IK: ik_llama_cpp,
     "transformers-cb": transformers,
 }
 

@@ -1,7 +1,4 @@
-"""Checks experts that stay packed on a GPU, by kernels, against plain torch, and times them.
-
-The bandwidth of a layer counts the bytes of the experts that its rows have, which are read once if these are few.
-"""
+"""Checks experts that stay packed on a GPU, by kernels, against plain torch."""
 
 from __future__ import annotations
 
@@ -23,14 +20,11 @@ from oaiserve.engine.start.load import load_model
 from tests.models.decoders import SMALL, generate, random_model
 from tests.models.mxfp4 import save_in_mxfp4
 from tests.models.packed import Packing, write_checkpoint
-from tools.gpu import ceilings
-from tools.gpu.ceilings import seconds
 from tools.gpu.layer_check import NUM_TOKENS, PROMPTS, compare
-from tools.gpu.target import NOT_ON_CPU, Target
+from tools.gpu.target import Target
 from tools.gpu.workload import running_engine
 
 ROWS = (1, 7, 64, 700)
-TIMED_ROWS = (1, 16, 64, 256, 2048, 8192)
 # Experts, how many of them a row has, the width of the model, and what is between the layers of an expert.
 SHAPES: dict[str, tuple[Kind, int, int, int, int]] = {
     "gpt-oss-20b, MXFP4": ("mxfp4", 32, 4, 2880, 2880),
@@ -45,17 +39,13 @@ MIXTURES: dict[str, dict[str, Any]] = {
 }
 
 
-def run(target: Target, part: str) -> Iterator[dict[str, Any]]:
+def run(target: Target) -> Iterator[dict[str, Any]]:
     if find_spec("triton") is None:
         yield {"problem": "Triton is not installed: there are no kernels of ours."}
-    elif part == "correctness":
+    else:
         yield {"experts": list(check_experts(target))}
         for family in MIXTURES:
             yield {family: check_checkpoint(family, target)}
-    elif not target.is_gpu:
-        yield {"problem": NOT_ON_CPU}
-    else:
-        yield from measure(target)
 
 
 class _Gating:
@@ -139,23 +129,3 @@ def check_checkpoint(family: str, target: Target) -> dict[str, Any]:
     if target.is_gpu and not (features["packed_experts"] and features["fused_layers"] and features["decode_graphs"]):
         different.append(f"not everything is on: {features}")
     return {"equal": not different, "different": different}
-
-
-@torch.inference_mode()
-def measure(target: Target) -> Iterator[dict[str, Any]]:
-    from oaiserve.engine.model.gpu.triton_experts import compute, compute_rounding_many
-
-    bytes_per_second = max(ceilings.bandwidth(target.device).values())
-    rows: list[dict[str, Any]] = []
-    for name, (kind, number, top_k, width, inner) in SHAPES.items():
-        experts = random_experts(kind, number, width, inner, target.device)
-        way = compute_rounding_many if kind == "float8" else compute
-        bytes_each = sum(one.codes.nbytes + one.scales.nbytes for one in (experts.gate_up, experts.down)) / number
-        for num_rows in TIMED_ROWS:
-            given = inputs(num_rows, number, top_k, width, target.device)
-            run = [lambda given=given, own=experts, way=way: way(own, *given)] * 8  # type: ignore[misc]
-            taken = seconds(run, target.device)
-            read = len(given[1].unique()) * bytes_each
-            share = read / taken / bytes_per_second
-            rows.append({"experts": name, "rows": num_rows, "us": taken * 1e6, "of_bandwidth": share})
-            yield {"layers": rows}

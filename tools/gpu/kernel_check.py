@@ -1,8 +1,4 @@
-"""Checks the Triton kernels against the reference, and measures how near they come to the ceilings of the device.
-
-A bandwidth counts each byte that must be moved once, such as the keys and values that a decode reads, whatever the
-kernel really moves.
-"""
+"""Checks the Triton kernels of attention, sampling and masks against the reference."""
 
 from __future__ import annotations
 
@@ -19,7 +15,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from oaiserve.engine.model.attention import LayerCache, Scoring
 from oaiserve.engine.model.attention import triton as backend
 from oaiserve.engine.model.attention.reference import ReferenceAttention
-from oaiserve.engine.model.attention.tiles import BatchTiles
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.sampling import plain_sampling, triton_sampling
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, draw_row
@@ -27,12 +22,9 @@ from oaiserve.engine.model.sampling.logit_edits import apply_masks_in_torch
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
-from tools.gpu import ceilings
-from tools.gpu.ceilings import seconds
 
 BLOCK_SIZE = 16
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-COLD_BYTES = 256 << 20  # moved between two calls for the same layer: several times the L2 cache
 
 
 class AttentionShape(NamedTuple):
@@ -44,10 +36,6 @@ class AttentionShape(NamedTuple):
     value_dim: int
     dtype: torch.dtype = torch.bfloat16
 
-    @property
-    def kv_token_bytes(self) -> int:
-        return self.kv_heads * (self.key_dim + self.value_dim) * self.dtype.itemsize
-
 
 SHAPES = {
     "gpt2-124m": AttentionShape(12, 12, 64, 64),
@@ -55,9 +43,6 @@ SHAPES = {
     "llama-3.1-8b": AttentionShape(32, 8, 128, 128),
     "gemma-2-9b": AttentionShape(16, 8, 256, 256),
 }
-# Sequences, tokens of each, and those of one of them that is longer.
-DECODES = [(1, 512), (1, 8192), (1, 32768), (8, 2048), (64, 512), (64, 4096), (256, 512), (64, 300, 65536)]
-PREFILLS = [(1, 2048, 2048), (8, 256, 256), (1, 2048, 16384)]  # sequences, new tokens, and all tokens of each
 
 
 @torch.inference_mode()
@@ -72,26 +57,6 @@ def check(device: torch.device, *, quick: bool) -> Iterator[dict[str, Any]]:
     yield {"attention": rows + [check_captured(shape, device) for shape in SHAPES.values()]}
     yield {"sampling": [check_sampling(spread, device, quick=quick) for spread in (0.1, 3.0, 20.0)]}
     yield {"masks": [check_masks(vocab, device) for vocab in ([300] if quick else [32_000, 49_152, 151_669, 262_144])]}
-
-
-@torch.inference_mode()
-def measure(device: torch.device, *, quick: bool) -> Iterator[dict[str, Any]]:
-    """Time the kernels by themselves."""
-    torch.manual_seed(0)
-    limits = hardware_limits(device)
-    yield {"limits": limits}
-    names = ["llama-3.2-1b"] if quick else list(SHAPES)
-    timed: list[tuple[str, Any, Any]] = [("decode", time_decode, DECODES), ("prefill", time_prefill, PREFILLS)]
-    for kind, time_kind, sizes in timed:
-        sizes = [tuple(max(1, n // 64) for n in size) for size in sizes[:2]] if quick else sizes
-        rows = []
-        for name in names:
-            for size in sizes:
-                rows.append({"shape": name, **time_kind(SHAPES[name], *size, device=device, limits=limits)})
-                yield {kind: rows}
-
-
-# Correctness
 
 
 class Case(NamedTuple):
@@ -252,95 +217,3 @@ def make_sequence(draw_key: int = 0, num_tokens: int = 1, **params: Any) -> Sequ
 def make_row(draw_key: int, **params: Any) -> DrawRow:
     """Return the row that draws the second token of a sequence."""
     return draw_row(make_sequence(draw_key, **params), 1)
-
-
-# Speed
-
-
-def hardware_limits(device: torch.device) -> dict[str, float]:
-    """Measure bytes and bfloat16 operations per second."""
-    small = device.type == "cpu"
-    moved = ceilings.bandwidth(device, 1 << 24) if small else ceilings.bandwidth(device)
-    multiplied = ceilings.products(device, ((256, 256, 256),)) if small else ceilings.products(device)
-    return {"bytes_per_second": max(moved.values()), "operations_per_second": max(multiplied.values())}
-
-
-def time_decode(
-    shape: AttentionShape,
-    num_rows: int,
-    context: int,
-    *longest: int,
-    device: torch.device,
-    limits: dict[str, float],
-) -> dict[str, Any]:
-    lengths = [*longest, *[context] * (num_rows - len(longest))]
-    batch = make_batch([(length - 1, 1) for length in lengths], BLOCK_SIZE, device)
-    kv_bytes = sum(lengths) * shape.kv_token_bytes
-    num_blocks = int(batch.block_tables.max()) + 1
-    num_layers = 1 if device.type == "cpu" else max(2, min(256, COLD_BYTES // kv_bytes))
-    layers = [make_tensors(shape, num_rows, num_blocks, BLOCK_SIZE, device) for _ in range(num_layers)]
-    out = layers[0][0].new_empty(num_rows, shape.heads, shape.value_dim)
-    scoring = Scoring(shape.key_dim**-0.5)
-    chosen = backend.num_items(shape.kv_heads, device)
-
-    def taken(num_items: int) -> float:
-        plan = backend.plan_decodes(batch, 0, num_items, shape.kv_heads)  # once for all layers
-        return seconds(
-            [
-                lambda layer=layer: backend.decode(*layer, batch, out, scoring, plan)  # type: ignore[misc]
-                for layer in layers
-            ],
-            device,
-        )
-
-    whole = taken(chosen)
-    found = {
-        "sequences": num_rows,
-        "context": context if not longest else f"{context}, one {longest[0]}",
-        "items": int(backend.plan_decodes(batch, 0, chosen, shape.kv_heads).first_items[-1]),
-        "us": whole * 1e6,
-        "bytes_per_second": kv_bytes / whole,
-        "of_bandwidth": kv_bytes / whole / limits["bytes_per_second"],
-    }
-    return found
-
-
-def time_prefill(
-    shape: AttentionShape,
-    num_rows: int,
-    new: int,
-    context: int,
-    *,
-    device: torch.device,
-    limits: dict[str, float],
-) -> dict[str, Any]:
-    batch = make_batch([(context - new, new)] * num_rows, BLOCK_SIZE, device)
-    batch.num_decodes = 0  # a dry run may prefill a single token, which is no decode
-    num_blocks = int(batch.block_tables.max()) + 1
-    query, _, _, cache = make_tensors(shape, num_rows * new, num_blocks, BLOCK_SIZE, device)
-    out = query.new_empty(num_rows * new, shape.heads, shape.value_dim)
-    scoring = Scoring(shape.key_dim**-0.5)
-
-    def taken() -> float:
-        tiles = BatchTiles(batch)
-        backend.prefill(query, cache, batch, out, scoring, tiles)  # makes the list of tiles outside of the graph
-        return seconds([lambda: backend.prefill(query, cache, batch, out, scoring, tiles)] * 4, device)
-
-    # A token attends to itself and all before it, with a product and a sum each for scores and for values.
-    seen = num_rows * (new * (context - new) + new * (new + 1) / 2)
-    operations = 2 * shape.heads * (shape.key_dim + shape.value_dim) * seen
-    whole = taken()
-    found = {
-        "sequences": num_rows,
-        "new_tokens": new,
-        "context": context,
-        "us": whole * 1e6,
-        "operations_per_second": operations / whole,
-        "of_matmul": operations / whole / limits["operations_per_second"],
-    }
-    if new == context:  # the same without a cache, as torch does it
-        q, k, v = (torch.randn(num_rows, n, new, shape.key_dim, dtype=shape.dtype, device=device)
-                   for n in (shape.heads, shape.kv_heads, shape.kv_heads))  # fmt: skip
-        attention = torch.nn.functional.scaled_dot_product_attention
-        found["torch_us"] = 1e6 * seconds([lambda: attention(q, k, v, is_causal=True, enable_gqa=True)] * 4, device)
-    return found

@@ -1,12 +1,9 @@
-"""Checks the kernels of layers beside attention, and those of packed weights, against plain torch, and times them.
-
-The bandwidth of a product counts the bytes of the packed matrix, which a product of few rows reads once.
-"""
+"""Checks the kernels of layers beside attention, and those of packed weights, against plain torch."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,15 +22,11 @@ from oaiserve.engine.start.gpu.checks.matrices import ROUNDED_TOLERANCE
 from oaiserve.engine.start.load import load_model
 from tests.models.decoders import SMALL, generate, random_model
 from tests.models.packed import Packing, write_checkpoint
-from tools.gpu import ceilings
-from tools.gpu.ceilings import seconds
-from tools.gpu.target import NOT_ON_CPU, Target
+from tools.gpu.target import Target
 from tools.gpu.workload import running_engine
 
 TOLERANCE = 2e-2  # relative to the norm of the result, in bfloat16
 ROWS = (1, 7, 20, 50, 300)
-SHAPES = {"8B, query, key and value": (6144, 4096), "8B, down": (4096, 14336)}  # n and columns
-TIMED_ROWS = (1, 16, 64, 256, 2048)
 PACKINGS = {
     "AWQ": Packing("awq"),
     "GPTQ, any order": Packing("gptq", has_act_order=True),
@@ -44,20 +37,16 @@ PROMPTS = [[5, 9, 3, 17], list(range(20, 51)), [90], [7] * 12]
 NUM_TOKENS = 12
 
 
-def run(target: Target, part: str) -> Iterator[dict[str, Any]]:
+def run(target: Target) -> Iterator[dict[str, Any]]:
     if find_spec("triton") is None:
         yield {"problem": "Triton is not installed: there are no kernels of ours."}
-    elif part == "correctness":
+    else:
         yield {"operations": list(check_operations(target))}
         yield {"rotation": list(check_attention(target))}
         yield {"matrices": list(check_matrices(target))}
         yield {"products of 8 bits": list(check_scaled(target))}
         for name, packing in PACKINGS.items():
             yield {name: check_checkpoint(packing, target)}
-    elif not target.is_gpu:
-        yield {"problem": NOT_ON_CPU}
-    else:
-        yield from measure(target)
 
 
 def matrices(n: int, columns: int, device: torch.device) -> dict[str, PackedMatrix]:
@@ -197,54 +186,3 @@ def check_checkpoint(packing: Packing, target: Target) -> dict[str, Any]:
         if target.is_gpu and not (features["packed_weights"] and features["fused_layers"]):
             different.append(f"not everything is on: {features}")
     return {"equal": not different, "different": different}
-
-
-@torch.inference_mode()
-def measure(target: Target) -> Iterator[dict[str, Any]]:
-    from oaiserve.engine.model.gpu.triton_matrices import multiply
-    from oaiserve.engine.model.gpu.triton_scaled import LEAST_ROWS
-
-    bytes_per_second = max(ceilings.bandwidth(target.device).values())
-    rows: list[dict[str, Any]] = []
-    for name, (n, columns) in SHAPES.items():
-        kinds = matrices(n, columns, target.device)
-        weight = torch.randn(n, columns, dtype=torch.bfloat16, device=target.device)
-        for num_rows in TIMED_ROWS:
-            x = torch.randn(num_rows, columns, dtype=torch.bfloat16, device=target.device)
-            plain_us = 1e6 * seconds(_times(lambda x=x, weight=weight: x @ weight.T), target.device)  # type: ignore[misc]
-            ways = [(kind, multiply, matrix) for kind, matrix in kinds.items()]
-            if num_rows >= LEAST_ROWS:
-                ways += list(_scaled_ways(x, {"FP8 by row": in_rows(n, columns, target.device), "FP8": kinds["FP8"]}))
-            for kind, way, matrix in ways:
-                run = _times(lambda x=x, matrix=matrix, way=way: way(x, matrix, None))  # type: ignore[misc]
-                taken = seconds(run, target.device)
-                rows.append(
-                    {
-                        "matrix": name,
-                        "kind": kind,
-                        "rows": num_rows,
-                        "us": taken * 1e6,
-                        "bfloat16_us": plain_us,
-                        "of_bandwidth": matrix.codes.nbytes / taken / bytes_per_second,
-                    }
-                )
-                yield {"products": rows}
-
-
-def _scaled_ways(
-    x: torch.Tensor, kinds: dict[str, PackedMatrix]
-) -> Iterator[tuple[str, Callable[..., object], PackedMatrix]]:
-    """Return the products of 8 bits that this device has."""
-    from oaiserve.engine.model.gpu.triton_scaled import ways
-
-    for kind, matrix in kinds.items():
-        for way in ways(matrix):
-            try:
-                way(x, matrix, None)
-            except (NotImplementedError, RuntimeError, ValueError):
-                continue
-            yield f"{kind}, in 8 bits, {way.__name__}", way, matrix
-
-
-def _times(run: Callable[[], object]) -> list[Callable[[], object]]:
-    return [run] * 8

@@ -21,9 +21,9 @@ SECTIONS = (
     Section("environment", "tools.gpu.environment", 120),
     # Whether answers are right, the widest question first. These measure no time.
     Section("families", "tools.gpu.answers", 170, {"part": "families"}, side_by_side=True),
-    Section("kernels", "tools.gpu.kernels", 170, {"part": "correctness"}, side_by_side=True),
-    Section("layers", "tools.gpu.layer_check", 170, {"part": "correctness"}, side_by_side=True),
-    Section("experts", "tools.gpu.expert_check", 170, {"part": "correctness"}, side_by_side=True),
+    Section("kernels", "tools.gpu.kernels", 170, side_by_side=True),
+    Section("layers", "tools.gpu.layer_check", 170, side_by_side=True),
+    Section("experts", "tools.gpu.expert_check", 170, side_by_side=True),
     Section("graphs", "tools.gpu.answers", 170, {"part": "shapes"}, side_by_side=True),
     Section("compiled", "tools.gpu.answers", 170, {"part": "compiled"}, side_by_side=True),
     Section("overload", "tools.gpu.overload", 170, side_by_side=True),
@@ -34,8 +34,5 @@ SECTIONS = (
     Section("gpt2", "tools.gpu.teaching", 70),
     Section("decode-8b", "tools.gpu.steps", 150, {"model": "llama-3.1-8b"}),
     Section("streams", "tools.gpu.streams", 90),
-    Section("kernel-speed", "tools.gpu.kernels", 90, {"part": "speed"}),
-    Section("layer-speed", "tools.gpu.layer_check", 60, {"part": "speed"}),
-    Section("expert-speed", "tools.gpu.expert_check", 40, {"part": "speed"}),
     Section("split", "tools.gpu.split_check", 150),  # where there are two GPUs
 )
