@@ -18,9 +18,9 @@ from oaiserve.facts.report import HeldPrefixes, ReplicaReport
 
 # A report that is asked for earlier is the one before again: several routers share one, and its means are of a while.
 LEAST_NS = 500_000_000
-MOST_PROMPTS_KEPT = 4096  # whose beginnings wait for a report
+MOST_PROMPTS_KEPT = 4096  # whose prefix keys wait for a report
 
-ComputedPrompt = list[tuple[int, BlockHash]]  # the keys of its beginnings, and the block that each of them ends in
+ComputedPrompt = list[tuple[int, BlockHash]]  # its prefix keys, and the block in which each prefix ends
 
 
 class Reports:

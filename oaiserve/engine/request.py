@@ -143,8 +143,8 @@ class Request:
     client: str = ""  # whose request it is, so that clients can take turns
     num_bytes: int = 0  # of its body, by which waiting requests are bounded
     received_ns: int | None = None  # when its caller received it; None: when it is submitted
-    # Keys of the beginnings of its only prompt, by which routers know them, each with its share of the prompt.
-    beginnings: tuple[tuple[int, float], ...] = ()
+    # The prefix keys of its only prompt, for routers, each with its share of the prompt.
+    prefix_keys: tuple[tuple[int, float], ...] = ()
 
     @property
     def num_choices(self) -> int:

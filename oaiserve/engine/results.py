@@ -113,8 +113,8 @@ class Results:
         is_begun = sequence.last_token_ns is not None
         if not is_begun and sequence.index % opened.request.params.n == 0 and (result.token_ids or is_empty):
             opened.usage.cached_tokens += sequence.num_cached
-            if opened.request.beginnings:
-                self._note_prefix_keys(opened.request.beginnings, sequence)
+            if opened.request.prefix_keys:
+                self._note_prefix_keys(opened.request.prefix_keys, sequence)
         if is_empty:
             notes.drew(sequence, now_ns, batch)
             output.finish_without_token()

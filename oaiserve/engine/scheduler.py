@@ -41,14 +41,14 @@ from oaiserve.facts.record import WaitReason
 _key = attrgetter("key")
 _client_and_key = attrgetter("client.service", "key")
 MOST_OVERTAKEN = 16  # how often a sequence that does not fit is overtaken
-# What a prompt token counts in a step in which others decode, if its log-probabilities are wanted: the model's last
+# The weight of a prompt token with log-probabilities in a step in which others decode: the model's last
 # layer is computed for it, and the whole vocabulary is searched for the best. The number is chosen, not measured.
 PROMPT_LOGPROBS_COST = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of a step, and of what runs at once."""
+    """The limits of a step, and of running sequences."""
 
     max_running: int
     max_step_tokens: int
@@ -65,14 +65,14 @@ class Limits:
 
 
 def _planned(sequence: Sequence, known_end: int) -> Draw:
-    """Return when a chunk that ends with the last token of its sequence draws, in the step that is being made."""
+    """Return the moment of the draw of a chunk with the last token of its sequence, in the new step."""
     if sequence.needs_ids and (sequence.constraint is not None or known_end > len(sequence.token_ids)):
         return Draw.LATE
     return Draw.AT_LAUNCH
 
 
 class Scheduler:
-    """The scheduler has each sequence in one place: it is waiting, parked, running or nowhere.
+    """Chooses the chunks of steps. Each sequence is in one place: waiting, parked, running or nowhere.
 
     A running sequence owns blocks for all its tokens but the one that it decodes next; and if it had a draft, for that.
     A waiting one owns blocks only if it shares them with another choice of its prompt (`_forked`). If there are states,
@@ -98,7 +98,7 @@ class Scheduler:
         self._num_arrived = 0
         self._waiting = WaitingQueue(by_client=policy.by_client)
         self.running: list[Sequence] = []  # by key
-        # By what they wait for: a block that is being computed, or a sequence that computes their prompt.
+        # By the reason: a block under way, or a sequence that computes their prompt.
         self._parked: dict[Hashable, list[Sequence]] = {}
         self.num_parked = 0
         self._by_adapter: dict[int, tuple[int, int]] = {}
@@ -122,11 +122,11 @@ class Scheduler:
         return bool(self.running or self._waiting)
 
     def by_adapter(self) -> dict[int, tuple[int, int]]:
-        """Return how many sequences run, and how many wait or are parked, with each adapter that any of them has."""
+        """Return the numbers of running sequences, and of waiting or parked ones, by adapter."""
         return self._by_adapter.copy()
 
     def add(self, sequence: Sequence, leader: Sequence | None = None, *, since_ns: int = 0) -> None:
-        """Add a sequence that has been ready since `since_ns`.
+        """Add a sequence, ready since `since_ns`.
 
         A `leader` has the same prompt and was added before: it computes the prompt for both. Raises ValueError if the
         sequence can never fit in the KV cache.
@@ -147,7 +147,7 @@ class Scheduler:
             self._wait(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Remove a sequence that has finished, failed or was aborted. This does nothing if it has been removed."""
+        """Remove a finished, failed or aborted sequence. This does nothing if it has been removed."""
         place, sequence.place = sequence.place, Place.NOWHERE
         if place is Place.RUNNING:
             self._leave_running(sequence)
@@ -180,9 +180,9 @@ class Scheduler:
         return step
 
     def lose_states(self) -> list[Sequence]:
-        """Forget what was kept of states, or was to be copied, because a step has failed that may have changed states.
+        """Forget all cached states and pending copies, because a failed step may have changed states.
 
-        Return the sequences that have one: they cannot go on.
+        Return the sequences with one: they cannot go on.
         """
         assert self.states is not None
         self.states.forget_kept()
@@ -190,7 +190,7 @@ class Scheduler:
         return [*self.running, *self._forked]
 
     def advance(self, step: Step) -> None:
-        """Count the tokens of a launched step as computed, and reserve room for the tokens that it draws.
+        """Count the tokens of a launched step as computed, and reserve places for its draws.
 
         Steps run one after the other, so a later step that gets a block finds in it what this one wrote. A sequence
         that draws its last token by length leaves at once. The token is committed as all others are.
@@ -213,7 +213,7 @@ class Scheduler:
                     self.remove(sequence)
 
     def settle(self, step: Step) -> None:
-        """Decide which draws of a launched step count, now that the step before has been committed: see `Draw`."""
+        """Decide on the draws of a launched step that count, after the commit of the step before: see `Draw`."""
         chunks = step.chunks
         for index, (sequence, start, num_tokens, max_draws, draft, _) in enumerate(chunks):
             num_missing = start + num_tokens - len(draft) - len(sequence.token_ids)
@@ -221,7 +221,7 @@ class Scheduler:
                 chunks[index] = chunks[index]._replace(draw=Draw.VOID if num_missing > 0 else Draw.SUPERSEDED)
 
     def commit(self, chunk: Chunk, token_ids: list[int]) -> bool:
-        """Append the tokens that a chunk has drawn to its sequence: at most its `max_draws`, none for `max_tokens=0`.
+        """Append the drawn tokens of a chunk to its sequence: at most its `max_draws`, none for `max_tokens=0`.
 
         Behind at least one of these may be any number of forced ones. A superseded chunk brings no tokens, and a void
         one is not committed. Where the tokens are those of the chunk's draft, they have been computed already.
@@ -260,10 +260,10 @@ class Scheduler:
     # -- the parts of a step ------------------------------------------------------------------------------------------
 
     def _continue_decodes(self, step: Step) -> int:
-        """Add the sequences that decode, and return the tokens that they take of the step, with those of drafts."""
+        """Add the decoding sequences, and return their number of tokens in the step, with those of drafts."""
         chunks, size, is_writable = step.chunks, self.pool.block_size, self.pool.is_writable
         drafting: list[Sequence] = []
-        for sequence in self.running.copy():  # the one loop whose cost grows with what runs, in every step
+        for sequence in self.running.copy():  # the one loop of every step whose cost grows with the running sequences
             start, blocks = sequence.num_computed, sequence.blocks
             if sequence.num_tokens - start != 1 or sequence.place is not Place.RUNNING:
                 self._make_room_for_several(sequence, step)
@@ -276,7 +276,7 @@ class Scheduler:
                     chunks.append(Chunk(sequence, start, 1, 1, (), _planned(sequence, start + 1)))
                 else:
                     chunks.append(Chunk(sequence, start, 1))
-        # Drafts get what is left when all others have their tokens and blocks. A sequence may have been preempted.
+        # Drafts get the rest when all others have their tokens and blocks. A sequence may have been preempted.
         drafting = [sequence for sequence in drafting if sequence.place is Place.RUNNING]
         num_tokens = len(chunks) + len(drafting)
         for sequence in drafting:
@@ -289,12 +289,12 @@ class Scheduler:
         return num_tokens
 
     def _fitting_draft(self, sequence: Sequence, most_tokens: int) -> tuple[int, ...]:
-        """Return the part of a sequence's draft that fits, and give the sequence blocks for it.
+        """Cut a sequence's draft to fit, and give the sequence blocks for it.
 
         It takes only blocks that no running sequence needs for its next token, so no draft costs a preemption.
         """
         if sequence.num_pending:
-            return ()  # what the draft would follow is not known
+            return ()  # the token before the draft is not known
         end, blocks, pool = sequence.num_tokens, sequence.blocks, self.pool
         length = max(0, min(len(sequence.draft), most_tokens, sequence.max_len - end - 1))
         while pool.blocks_for(end + length) > len(blocks):
@@ -305,7 +305,7 @@ class Scheduler:
         return tuple(sequence.draft[: max(0, length)])
 
     def _make_room_for_several(self, sequence: Sequence, step: Step) -> None:
-        """Give a sequence that has drawn several tokens in one step the blocks to compute them.
+        """Give a sequence with several draws in one step the blocks to compute them.
 
         `_continue_prefills` gives it the tokens. The blocks are allocated before that because a sequence can only be
         preempted while it has no chunk in the step. A prompt got its blocks when it was admitted.
@@ -339,7 +339,7 @@ class Scheduler:
         return True
 
     def _last_in_turn(self, sequences: list[Sequence]) -> Sequence:
-        """Return the sequence that is preempted first: the last one by key of the client that got most service."""
+        """Return the sequence to preempt first: the last one by key of the client with most service."""
         return max(sequences, key=_client_and_key) if self._waiting.has_several_clients else sequences[-1]
 
     def _copy_on_write(self, sequence: Sequence, index: int, new_block: int, step: Step) -> None:
@@ -360,7 +360,7 @@ class Scheduler:
         sequence.num_computed = 0
 
     def _continue_prefills(self, step: Step, budget: int) -> tuple[int, int]:
-        """Add chunks of running sequences that prefill. Return how many prefill, and the tokens they got."""
+        """Add chunks of prefilling sequences. Return their number, and that of their tokens."""
         num_prefills, spent = 0, 0
         running = self.running
         if self._waiting.has_several_clients:
@@ -459,9 +459,9 @@ class Scheduler:
         return True
 
     def _give_state(self, states: StatePool, sequence: Sequence, step: Step) -> None:
-        """Give a sequence that is about to run a state, with what was kept of the tokens that it need not compute.
+        """Give a sequence that is about to run a state, with the cached one of the tokens that it need not compute.
 
-        There is a state for each sequence that runs, so if none is free, one that waits with its state loses it.
+        There is a state for each running sequence, so if none is free, a waiting one with a state loses it.
         """
         num_blocks = sequence.num_computed // self.pool.block_size
         kept = states.find(sequence.hashes[num_blocks - 1]) if num_blocks else None
@@ -479,8 +479,8 @@ class Scheduler:
         return client is not None and client.num_running == 0
 
     def _is_behind_prompts(self) -> bool:
-        """Return whether there is a place for the client whose turn it is, and all prompts that are being computed are
-        of clients that got more."""
+        """Return whether there is a place for the client in turn, while all prompts under way are of clients with more
+        service."""
         if not self._waiting.has_several_clients or len(self.running) >= self.limits.max_running:
             return False
         client = self._waiting.next_client()
@@ -492,9 +492,9 @@ class Scheduler:
     def _make_way(self, sequence: Sequence, shared: list[int], step: Step) -> bool:
         """Admit a sequence in place of others, if its client has none running. Return False if that is not possible.
 
-        Otherwise a client would wait for as long as the answers of one that came before, which may be minutes. Each
-        preempted sequence is of a client that got more service and has another one running, so whoever waits gets
-        something, and nobody loses all. One client at most gets in this way in a step.
+        Otherwise a client would wait for as long as the answers of an earlier one, which may be minutes. Each preempted
+        sequence is of a client with more service and another one running, so the waiting one gets something, and nobody
+        loses all. One client at most gets in this way in a step.
         """
         if sequence.client.num_running or step.admitted:
             return False
@@ -507,7 +507,7 @@ class Scheduler:
         return False
 
     def _add_chunk(self, sequence: Sequence, step: Step, budget: int) -> int:
-        """Add a chunk of a sequence with as many tokens as the budget allows, and return what it takes of that."""
+        """Add a chunk of a sequence with as many tokens as the budget allows, and return its cost."""
         num_uncomputed = sequence.num_uncomputed
         others_decode = bool(step.chunks) and step.chunks[0].num_tokens == 1
         cost = PROMPT_LOGPROBS_COST if sequence.wants_prompt_logprobs and others_decode else 1
@@ -533,20 +533,20 @@ class Scheduler:
         return cost * num_tokens
 
     def _blocks_for(self, sequence: Sequence, num_tokens: int) -> int:
-        """Return the number of blocks that a sequence needs for so many tokens."""
+        """Return the number of blocks of a sequence for so many tokens."""
         return 0 if sequence.is_whole else self.pool.blocks_for(num_tokens)
 
     # -- sharing ------------------------------------------------------------------------------------------------------
 
     def _look_up(self, sequence: Sequence) -> tuple[list[int], BlockHash | None]:
-        """Return the cached blocks that a waiting sequence can begin with, and the hash of one that it has to wait for
-        because a running sequence is about to compute it."""
+        """Return the cached blocks at the beginning of a waiting sequence, and the hash of one that a running sequence
+        is about to compute, to wait for."""
         if self._prefixes is None or sequence in self._forked or sequence.wants_prompt_logprobs:
             return [], None  # prompt logprobs need the logits of every position
         return self._prefixes.look_up(sequence)
 
     def _keep_state(self, sequence: Sequence, end: int) -> None:
-        """Keep a copy of the state that a sequence has behind its first `end` tokens, which are full blocks."""
+        """Cache a copy of a sequence's state behind its first `end` tokens, which are full blocks."""
         assert self.states is not None
         assert sequence.state is not None
         kept = self.states.keep(sequence.hashes[end // self.pool.block_size - 1])
@@ -567,7 +567,7 @@ class Scheduler:
         return leader.prompt_len if self.states is None else leader.prompt_len - 1
 
     def _fork(self, leader: Sequence) -> None:
-        """Let the siblings of a leader share the blocks of the prompt, which it has computed, and copy its state.
+        """Let the siblings of a leader share its computed blocks of the prompt, and copy its state.
 
         Each sibling computes the last token again, for its own logits. A sequence that writes into a shared block
         copies it before. A sibling for which no state is free computes all of its prompt; and so do all of them if the
@@ -598,7 +598,7 @@ class Scheduler:
         self._waiting.add(sequence)
 
     def _wait_again(self, sequence: Sequence) -> None:
-        """Let a sequence that has lost its blocks wait. It is computed again from what is still cached."""
+        """Let a sequence without its blocks wait. It is computed again from the still cached prefix."""
         sequence.num_computed = 0
         sequence.num_preemptions += 1
         self.num_preemptions += 1
@@ -607,7 +607,7 @@ class Scheduler:
         self._wait(sequence)
 
     def _count(self, sequence: Sequence, *, running: int = 0, waiting: int = 0) -> None:
-        """Note that one more sequence of its adapter runs or waits, or one less."""
+        """Change the count of running or waiting sequences of its adapter."""
         if sequence.adapter:
             before = self._by_adapter.pop(sequence.adapter, (0, 0))
             after = (before[0] + running, before[1] + waiting)

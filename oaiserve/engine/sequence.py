@@ -18,7 +18,7 @@ class Place(Enum):
 
     NOWHERE = 0
     WAITING = 1
-    PARKED = 2  # until another sequence has computed what both need
+    PARKED = 2  # until another sequence has computed their common prefix
     RUNNING = 3
 
 
@@ -42,7 +42,7 @@ class TokenCounts:
         self.num_added += len(generated)
 
     def copy(self) -> TokenCounts:
-        """Return counts that can go on without these."""
+        """Return an independent copy of the counts."""
         copied = TokenCounts([])
         copied._places, copied.ids, copied.times = self._places.copy(), self.ids[:], self.times[:]
         copied.num_added = self.num_added
@@ -50,7 +50,7 @@ class TokenCounts:
 
 
 class Client:
-    """A client whose sequences wait or run, and the service that it got. Written by WaitingQueue."""
+    """A client with waiting or running sequences, and its service. Written by WaitingQueue."""
 
     __slots__ = ("has_turn", "name", "num_running", "num_waiting", "service", "waiting")
 
@@ -68,9 +68,9 @@ class Client:
 
 
 class Sequence:
-    """A sequence is one choice of one prompt. Its state follows from two numbers, `num_computed <= num_tokens`.
+    """One choice of one prompt. Its state follows from two numbers, `num_computed <= num_tokens`.
 
-    It decodes if one token is left to compute. With more it prefills: a prompt, or what it has lost by preemption.
+    It decodes if one token is left to compute. With more it prefills: a prompt, or tokens lost by preemption.
     `num_tokens` includes tokens that a step under way draws, whose ids are not in `token_ids` yet. Each group of fields
     has one writer, which its comment names.
     """
@@ -197,7 +197,7 @@ class Sequence:
 
     @property
     def num_pending(self) -> int:
-        """Return the number of tokens that a step under way may draw, whose ids are not known yet."""
+        """Return the number of possible draws of a step under way, whose ids are not known yet."""
         return self.num_tokens - len(self.token_ids)
 
     @property
@@ -207,12 +207,12 @@ class Sequence:
 
     @property
     def num_uncomputed(self) -> int:
-        """Return the number of tokens that are left to compute."""
+        """Return the number of tokens left to compute."""
         return self.num_tokens - self.num_computed
 
     @property
     def num_generated(self) -> int:
-        """Return the number of tokens of the answer that are known."""
+        """Return the number of known tokens of the answer."""
         return len(self.token_ids) - self.prompt_len
 
     @property

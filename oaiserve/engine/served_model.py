@@ -1,4 +1,4 @@
-"""The model that an engine serves, ready to compute: the one value that starting hands to `Engine`."""
+"""The served model of an engine, ready to compute: the one value from the start to `Engine`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ModelProcesses(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServedModel:
-    """A model with its runner and its tokenizer, the sizes that they allow, and the extras of its device."""
+    """A model with its runner and its tokenizer, their sizes, and the extras of its device."""
 
     tokenizer: Tokenizer
     runner: Runner

@@ -1,4 +1,4 @@
-"""The data that passes between the scheduler and the model runner: a step, its chunks, and their results.
+"""The data between the scheduler and the model runner: a step, its chunks, and their results.
 
 This is plain data: no torch, and no look at the state of a sequence, which changes while a step is computed.
 """
@@ -17,7 +17,7 @@ from oaiserve.engine.sequence import Sequence
 
 
 class Draw(Enum):
-    """The moment at which a chunk draws its tokens, and whether these count. The scheduler decides it, twice.
+    """The moment of a chunk's draws, and whether these count. The scheduler decides it, twice.
 
     When it makes a step, a chunk draws AT_LAUNCH or LATE. Once the step before has been committed, `Scheduler.settle`
     may make SUPERSEDED or VOID of either, and from then on nothing changes:
@@ -34,13 +34,13 @@ class Draw(Enum):
 
 
 class Chunk(NamedTuple):
-    """A chunk is a sequence's part in a step: the keys and values of tokens `start` to `start + num_tokens`.
+    """A sequence's part in a step: the keys and values of tokens `start` to `start + num_tokens`.
 
     With `max_draws`, the last known token of the sequence is in the chunk, so that tokens after it are drawn: at most
     so many, at least one unless the sequence cannot go on. 0: the rest of the sequence is computed in later steps.
 
-    The last tokens of a chunk may be a `draft`: a guess at the tokens that follow the known ones, computed with these
-    to draw behind each of them. What is drawn counts up to the first token that is not the draft's.
+    The last tokens of a chunk may be a `draft`: a guess at the next tokens, computed with the known ones to draw behind
+    each of them. Draws count up to the first token that is not the draft's.
     """
 
     sequence: Sequence
@@ -56,7 +56,7 @@ class Chunk(NamedTuple):
 
     @property
     def known_end(self) -> int:
-        """Return the end of the tokens that are the sequence's own: what follows is the draft."""
+        """Return the end of the sequence's own tokens, before the draft."""
         return self.start + self.num_tokens - len(self.draft)
 
     @property
@@ -64,7 +64,7 @@ class Chunk(NamedTuple):
         return self.num_tokens - len(self.draft)
 
     def draws(self) -> list[Chunk]:
-        """Return the chunk up to each token that it draws after: the last known one, then each one of its draft."""
+        """Return the chunk up to each token before a draw: the last known one, then each one of its draft."""
         if not self.draft:
             return [self] if self.max_draws else []
         sequence, start, num_known, draft, draw = self.sequence, self.start, self.num_known, self.draft, self.draw
@@ -80,7 +80,7 @@ class Chunk(NamedTuple):
         return self.with_draft(()) if self.draft else self
 
     def num_accepted(self, token_ids: list[int]) -> int:
-        """Return how many tokens of the draft came true, given the tokens that follow the known ones."""
+        """Return the number of the draft's right tokens, by the tokens that follow the known ones."""
         number = 0
         for guess, token_id in zip(self.draft, token_ids, strict=False):
             if guess != token_id:
@@ -101,11 +101,10 @@ class Masks(NamedTuple):
 
 @dataclass(slots=True)
 class Step:
-    """A step is one run of the model. Chunks of one token come first: attention treats them as one batch.
+    """One run of the model. Chunks of one token come first: attention treats them as one batch.
 
-    `copies` are blocks to copy (from, to) before anything else, in this order. A block that was copied from may be
-    written to in the same step, so a step that is computed in parts copies its blocks once. So it is
-    with `state_copies`, which are in order, too.
+    `copies` are blocks to copy (from, to) before anything else, in this order. The source of a copy may be written to
+    in the same step, so a step in parts copies its blocks once. So it is with `state_copies`, which are in order, too.
     """
 
     chunks: list[Chunk] = field(default_factory=list)
@@ -124,7 +123,7 @@ class Step:
 
 
 class OutOfMemory(Exception):
-    """The device had no memory for what the runner was asked to do. It has done nothing of it, and is as it was."""
+    """The device had no memory for the runner's work. None of it is done, and the runner is as before."""
 
 
 @dataclass(slots=True)

@@ -1,6 +1,6 @@
-"""The load of the engine, summed up over time: what routers learn of it. Stdlib only.
+"""The load of the engine, summed up over time for routers. Stdlib only.
 
-A number of a moment scatters, so that many who look at it flee from chance. The mean of a while does not.
+A momentary number scatters, so that many who look at it flee from chance. A mean over time does not.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class LoadTotals(NamedTuple):
-    """The load since a moment, and its sums up to then. Two of these give the mean between them."""
+    """The present load with its beginning, and its sums up to then. Two of these give the mean between them."""
 
     at_ns: int = 0
     num_open: int = 0  # requests that have been submitted and have not ended
@@ -18,7 +18,7 @@ class LoadTotals(NamedTuple):
     uncomputed_token_ns: int = 0  # tokens times nanoseconds
 
     def after(self, now_ns: int, num_open: int, uncomputed_tokens: int) -> LoadTotals:
-        """Return the totals with the load that begins now."""
+        """Return the totals with the load from now on."""
         past_ns = now_ns - self.at_ns
         return LoadTotals(
             now_ns,

@@ -1,8 +1,8 @@
-"""Keys for the beginnings of a prompt, made of its text, because a router knows no tokens.
+"""Prefix keys of a prompt, made of its text, because a router knows no tokens.
 
 The text is cut into blocks, and the key of a block is a hash of it and of all blocks before it, as with the blocks of
-the KV cache (engine/blocks.py). So equal keys mean equal beginnings, and most probably the same cached blocks. Unlike
-there, a collision can only send a request to a replica that has less of it cached.
+the KV cache (engine/blocks.py). So equal keys mean equal prefixes, and most probably the same cached blocks. Unlike
+there, a collision can only send a request to a replica with less of it cached.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 BLOCK_BYTES = 256
-# Beginnings longer than this are not told apart: what shares so much belongs together, and routing takes bounded time.
+# Longer prefixes are not distinguished: prompts with so much in common belong together, and routing takes bounded time.
 MOST_BLOCKS = 256
 BYTES_PER_TOKEN = 4  # about, in English text; only sizes are estimated by it
 
@@ -27,15 +27,15 @@ _encode = msgspec.json.Encoder(order="sorted").encode
 
 
 class Prompt(NamedTuple):
-    """The facts that a router knows of a prompt."""
+    """A router's knowledge of a prompt."""
 
     keys: Sequence[int]  # of its full blocks
-    talk: int  # of its text up to the end of the first message of a user, which all turns of a talk have in common
+    conversation: int  # of its text up to the end of the first user message, the same in all turns of a conversation
     num_tokens: int  # about
 
 
 def prompt_of_body(content: bytes | bytearray) -> Prompt:
-    """Return what a router knows of the prompt in a body as it was received, which may be anything.
+    """Return a router's knowledge of the prompt in a received body, which may be anything.
 
     Router and replica both call this, so that they give the same prompt the same keys.
     """
@@ -44,12 +44,12 @@ def prompt_of_body(content: bytes | bytearray) -> Prompt:
         if isinstance(body, dict):
             return prompt_of(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        pass  # the replica that gets it says what is wrong with it
+        pass  # the replica refuses it with the reason
     return prompt_of_text(b"", bytes(content[:BLOCK_BYTES]))
 
 
 def prompt_of(body: Mapping[str, Any]) -> Prompt:
-    """Return what a router knows of the prompt in the body of a request to any generation route.
+    """Return a router's knowledge of the prompt in a body of any generation route.
 
     Two bodies share keys only if model (or adapter) and `cache_salt` are the same, as with the prefix cache.
     """
@@ -64,22 +64,23 @@ def prompt_of(body: Mapping[str, Any]) -> Prompt:
     return prompt_of_text(b",".join(parts), salt, len(b",".join(parts[:num_first])))
 
 
-def prompt_of_text(text: bytes, salt: bytes = b"", talk_bytes: int | None = None) -> Prompt:
-    """Return what a router knows of a prompt with this text, the first `talk_bytes` of which (or all of it) all turns
-    of its talk have in common. Prompts with different salts have no key in common."""
+def prompt_of_text(text: bytes, salt: bytes = b"", conversation_bytes: int | None = None) -> Prompt:
+    """Return a router's knowledge of a prompt with this text. Prompts with different salts have no key in common.
+
+    The first `conversation_bytes` (None: all) are the same in all turns of its conversation."""
     chain = blake2b(blake2b(salt).digest(), digest_size=8)
     keys = []
     end = min(len(text) // BLOCK_BYTES, MOST_BLOCKS) * BLOCK_BYTES
     for start in range(0, end, BLOCK_BYTES):
         chain.update(text[start : start + BLOCK_BYTES])
         keys.append(_number(chain.copy().digest()))
-    talk = blake2b(b"talk" + blake2b(salt).digest(), digest_size=8)
-    talk.update(text[:talk_bytes][: BLOCK_BYTES * MOST_BLOCKS])
-    return Prompt(keys, _number(talk.digest()), len(text) // BYTES_PER_TOKEN)
+    conversation = blake2b(b"talk" + blake2b(salt).digest(), digest_size=8)
+    conversation.update(text[:conversation_bytes][: BLOCK_BYTES * MOST_BLOCKS])
+    return Prompt(keys, _number(conversation.digest()), len(text) // BYTES_PER_TOKEN)
 
 
-def beginnings_of(prompt: Prompt) -> tuple[tuple[int, float], ...]:
-    """Return the keys by which a replica reports that it holds a prompt, each with its share of the whole prompt.
+def prefix_keys_of(prompt: Prompt) -> tuple[tuple[int, float], ...]:
+    """Return the keys by which a replica reports a prompt, each with its share of the whole prompt.
 
     The share of the text stands for that of the tokens, which only the replica knows.
     """
@@ -95,10 +96,10 @@ def key_of_session(session: str) -> int:
 
 
 def marked_depths(num_blocks: int) -> Iterable[int]:
-    """Return the numbers of blocks for which it is noted who holds a prompt of `num_blocks`: 28 at most, not all.
+    """Return the numbers of blocks at which holders of a prompt of `num_blocks` are noted: 28 at most, not all.
 
     These are the numbers with at most three significant bits (1 to 8, 10, 12, 14, 16, 20, ...), so that the longest
-    common beginning of two prompts is known to a fifth; and the prompt's own, on which the next turn of a talk builds.
+    common prefix of two prompts is known to a fifth; and the prompt's own, which the next turn continues.
     """
     return _MARKED_DEPTHS[min(num_blocks, MOST_BLOCKS)]
 

@@ -20,7 +20,7 @@ def head(server: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_recording(first_row: Mapping[str, Any]) -> bool:
-    """Return whether a file that begins with this row is a recording. Raises ValueError for one of another version."""
+    """Return whether a file is a recording, by its first row. Raises ValueError for one of another version."""
     version = first_row.get("recording")
     if version not in (None, VERSION):
         raise ValueError(f"it is a recording of version {version}, but this reads version {VERSION}")

@@ -1,7 +1,7 @@
-"""The report that a replica publishes for routers: its load, and which beginnings of prompts it holds.
+"""A replica's report for routers: its load, and its prefix keys.
 
-A report is whole: it replaces the one before, so one that gets lost is made good by the next. It is bounded: however
-large the cache, it has at most MOST_KEYS keys, which are 8 KiB. One a second is enough.
+A report is whole: it replaces the one before, so the next one makes up for a lost one. It is bounded: for any size of
+the cache, it has at most MOST_KEYS keys, which are 8 KiB. One a second is enough.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class ReplicaReport:
     """The report of one replica at one moment."""
 
     replica: str  # the name by which requests are sent to it
-    incarnation: str  # of its process: one that was started again holds nothing of what it held
+    incarnation: str  # of its process: a restarted one holds nothing any more
     number: int  # of the report; a later one has a higher number
     # Means since the report before: the numbers of a moment scatter so much that routers would flee from chance.
     num_open: float  # requests that it has taken and not finished, those that wait included
     waiting_tokens: float  # tokens of their prompts that are still to be computed
-    keys: Keys  # type "Q": the beginnings of prompts that it holds, the most useful ones first
+    keys: Keys  # type "Q": its prefix keys, the most useful ones first
     # As they are now, for whoever starts and stops replicas:
     num_running: int = 0  # sequences in steps
     num_waiting: int = 0  # sequences that wait for a step, or for the tokenizer
@@ -45,11 +45,11 @@ class ReplicaReport:
 
 
 class HeldPrefixes(Generic[Place]):
-    """The beginnings of prompts that a replica has computed, from which it makes the keys of its reports.
+    """The prefix keys of a replica's computed prompts, for its reports.
 
-    `Place` is where the cache has the last token of a beginning, such as the hash of its block. What was used again, by
-    another prompt or by the next turn of a talk, comes before what was used once. Either part is bounded, and loses the
-    least recently used keys first, as the cache does.
+    `Place` is the cache's place of the last token of a prefix, such as the hash of its block. Keys used again, by
+    another prompt or by the next turn of a conversation, come before those used once. Either half is bounded, and loses
+    the least recently used keys first, as the cache does.
     """
 
     def __init__(self, most_keys: int = MOST_KEYS) -> None:
@@ -57,10 +57,10 @@ class HeldPrefixes(Generic[Place]):
         self._used_again: OrderedDict[int, Place] = OrderedDict()
         self._used_once: OrderedDict[int, Place] = OrderedDict()
 
-    def note(self, beginnings: Iterable[tuple[int, Place]]) -> None:
-        """Note the beginnings of a prompt, by key, the shortest one first."""
+    def note(self, keys: Iterable[tuple[int, Place]]) -> None:
+        """Note the prefix keys of a prompt with their places, the shortest one first."""
         again, once = self._used_again, self._used_once
-        for key, place in beginnings:
+        for key, place in keys:
             if key in again:
                 again.move_to_end(key)
                 again[key] = place
@@ -73,7 +73,7 @@ class HeldPrefixes(Generic[Place]):
                 part.popitem(last=False)
 
     def keys(self, is_cached: Callable[[Place], bool]) -> Keys:
-        """Return the keys for a report, and forget those that are no longer cached."""
+        """Return the keys for a report, and forget those no longer cached."""
         found = array("Q")
         for part in (self._used_again, self._used_once):
             gone = [key for key, place in part.items() if not is_cached(place)]

@@ -29,7 +29,7 @@ class Reason(StrEnum):
 
 
 class Decision(NamedTuple):
-    """The replica that was chosen for a request, and why: what a span says of it."""
+    """The chosen replica of a request, with the reason, for a span."""
 
     replica: str
     reason: Reason
@@ -46,7 +46,7 @@ def as_text(decision: Decision) -> str:
 
 
 def of_text(text: str) -> Mapping[str, str | int | float]:
-    """Return the fields of a decision by name; none if the text, which anybody may have sent, is not of that form."""
+    """Return the fields of a decision by name; none for any other text, since anybody may send one."""
     found = _PATTERN.fullmatch(text)
     if found is None:
         return {}

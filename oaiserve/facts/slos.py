@@ -30,8 +30,7 @@ def parse(text: str) -> dict[str, float]:
 
 
 def kept(slos: Slos, *, ttft: float, latency: float, tpot: float | None, gaps: Sequence[float]) -> bool:
-    """Return whether a request that took this long, in seconds, keeps the limits. An answer of one token keeps any
-    `tpot` and `itl`."""
+    """Return whether a request with these times in seconds keeps the limits. One token keeps any `tpot` and `itl`."""
     times = {"ttft": ttft, "latency": latency, "tpot": tpot or 0.0}
     if any(time > slos.get(name, time) for name, time in times.items()):
         return False

@@ -1,4 +1,4 @@
-"""Stamps the parts of a start, for one line of the log: what it waited for, since the process began.
+"""Stamps the parts of a start, for one line of the log, since the process began.
 
 Parts may overlap, as some run in threads beside the others. Stdlib only.
 """
@@ -37,7 +37,7 @@ class StartTimes:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Count what happens in the block, also where it raises."""
+        """Count the time of the `with` block, also where it raises."""
         begin_ns = monotonic_ns()
         try:
             yield

@@ -16,7 +16,7 @@ from starlette.requests import Request as HTTPRequest
 
 from oaiserve.engine.pooling import Task
 from oaiserve.engine.request import Prompt, Request, SamplingParams, Usage
-from oaiserve.facts.prefix_keys import beginnings_of, prompt_of_body
+from oaiserve.facts.prefix_keys import prefix_keys_of, prompt_of_body
 from oaiserve.routes import parameters, protocol
 from oaiserve.routes.bodies import MAX_CHOICES_PER_REQUEST, SamplingBody
 from oaiserve.routes.body import read_body
@@ -91,7 +91,7 @@ class Intake(Generic[OwnBody]):
         # Stored responses that a request goes on from are not in its body, and routers know bodies only.
         is_all = self.num_bytes == len(self._content)
         if self.serving.engine.is_reporting and len(prompts) == 1 and is_all:
-            prefix_keys = beginnings_of(prompt_of_body(self._content))
+            prefix_keys = prefix_keys_of(prompt_of_body(self._content))
         request = self.request(
             prompts,
             params,
@@ -99,7 +99,7 @@ class Intake(Generic[OwnBody]):
             priority=integer(body, "priority") or 0,
             cache_salt=parameters.cache_salt(body),
             stream_interval=parameters.stream_interval(body, self.serving.stream_interval),
-            beginnings=prefix_keys,
+            prefix_keys=prefix_keys,
         )
         streams = self.exchange.is_streaming
         return Answer(self.serving, self.exchange, request, shape, stream=streams, before_end=before_end)

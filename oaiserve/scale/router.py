@@ -32,7 +32,7 @@ FADING_NS = 2_000_000_000  # after so long, a request that was sent counts 1/e b
 NEWS = 1 / 2  # of a report's change: a load scatters from one second to the next, and reports with it
 _MOST_EXPONENT = 20
 _ROUNDING = 1e-6  # sums of loads are not exact
-MOST_PREFIXES = 1_000_000  # beginnings of prompts that are remembered, at about 200 bytes each
+MOST_PREFIXES = 1_000_000  # prefix keys, at about 200 bytes each
 
 
 class NoReplica(Exception):
@@ -123,7 +123,7 @@ class Router:
         if all(replica.name in without for replica in self._available):
             raise NoReplica("there is no replica that the request could be sent to")
         fading = self._fading(now_ns)
-        own = prompt.talk if session is None else key_of_session(session)
+        own = prompt.conversation if session is None else key_of_session(session)
         bound = self._bound(_weight(prompt.num_tokens), fading)
         longest = num_holders = 0
         for depth, replicas in self._holders_of(prompt, without):

@@ -11,7 +11,7 @@ from oaiserve.engine.reports import LEAST_NS, Reports
 from oaiserve.engine.request import Request, SamplingParams, TextPrompt
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.load_totals import LoadTotals
-from oaiserve.facts.prefix_keys import BLOCK_BYTES, beginnings_of, marked_depths, prompt_of, prompt_of_body
+from oaiserve.facts.prefix_keys import BLOCK_BYTES, marked_depths, prefix_keys_of, prompt_of, prompt_of_body
 from oaiserve.facts.report import ReplicaReport
 from oaiserve.scale.router import Reason, Router
 from tests.engine.doubles import TIMEOUT_SECONDS, Clock, Inbox, ScriptedRunner, make_engine, request
@@ -24,8 +24,8 @@ def body(text: str, **more: object) -> bytes:
 def asked(content: bytes) -> Request:
     """Return the request that a route makes of a body."""
     prompt = TextPrompt(json.loads(content)["prompt"])
-    beginnings = beginnings_of(prompt_of_body(content))
-    return Request("r", (prompt,), SamplingParams(max_tokens=2), beginnings=beginnings)
+    prefix_keys = prefix_keys_of(prompt_of_body(content))
+    return Request("r", (prompt,), SamplingParams(max_tokens=2), prefix_keys=prefix_keys)
 
 
 def test_the_mean_of_the_load_is_over_time() -> None:
@@ -37,7 +37,7 @@ def test_the_mean_of_the_load_is_over_time() -> None:
 
 def test_the_beginnings_of_a_prompt_end_with_all_of_it() -> None:
     prompt = prompt_of({"prompt": "x" * 10_000})
-    keys, shares = zip(*beginnings_of(prompt), strict=True)
+    keys, shares = zip(*prefix_keys_of(prompt), strict=True)
     assert keys == tuple(prompt.keys[depth - 1] for depth in marked_depths(len(prompt.keys)))
     assert [*shares] == sorted(shares)
     assert abs(shares[0] - BLOCK_BYTES / 10_002) < 1e-3
@@ -92,7 +92,7 @@ def test_a_report_is_of_what_is_still_cached_and_has_the_means_since_the_one_bef
 def test_an_engine_reports_the_prompts_that_it_has_computed_and_forgets_those_whose_blocks_are_taken() -> None:
     clock = Clock()
     first, second = body("The quick brown fox. " * 60), body("Pack my box with five dozen jugs. " * 40)
-    keys = [{key for key, _ in asked(content).beginnings} for content in (first, second)]
+    keys = [{key for key, _ in asked(content).prefix_keys} for content in (first, second)]
     with make_engine(kv_blocks=512, clock_ns=clock) as engine:
         assert not engine.is_reporting
         assert not engine.report().keys

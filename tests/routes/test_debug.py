@@ -314,16 +314,16 @@ def test_requests_have_the_beginnings_of_their_prompt_once_a_report_has_been_ask
     text = "It was a dark and stormy night. " * 30
     body = {"prompt": text, "max_tokens": 3}
 
-    def beginnings(body: dict[str, Any]) -> tuple[tuple[int, float], ...]:
+    def prefix_keys(body: dict[str, Any]) -> tuple[tuple[int, float], ...]:
         assert served.http.post("/v1/completions", json=body).status_code == 200
-        return served.engine.submitted.get(timeout=60).beginnings
+        return served.engine.submitted.get(timeout=60).prefix_keys
 
     served.engine.reset()
-    assert beginnings(body) == ()
+    assert prefix_keys(body) == ()
     served.http.get("/debug/report")
-    keys = [key for key, _ in beginnings(body)]
+    keys = [key for key, _ in prefix_keys(body)]
     assert keys == prompt_of(body).keys
-    assert [key for key, _ in beginnings(body | {"prompt": text + "It rained."})] == keys
-    assert not {*keys} & {key for key, _ in beginnings(body | {"cache_salt": "other"})}
-    assert beginnings(body | {"prompt": [text, text]}) == ()
+    assert [key for key, _ in prefix_keys(body | {"prompt": text + "It rained."})] == keys
+    assert not {*keys} & {key for key, _ in prefix_keys(body | {"cache_salt": "other"})}
+    assert prefix_keys(body | {"prompt": [text, text]}) == ()
     served.engine.reset()

@@ -32,7 +32,7 @@ def test_keys_are_equal_as_far_as_the_full_blocks_are(common: bytes, one: bytes,
 @given(text=texts, salts=st.lists(st.binary(max_size=8), min_size=2, max_size=2, unique=True))
 def test_prompts_with_different_salts_share_no_key(text: bytes, salts: list[bytes]) -> None:
     first, second = (prompt_of_text(text, salt) for salt in salts)
-    assert not {*first.keys, first.talk} & {*second.keys, second.talk}
+    assert not {*first.keys, first.conversation} & {*second.keys, second.conversation}
 
 
 def test_a_salt_is_not_a_part_of_the_text() -> None:
@@ -68,10 +68,13 @@ def test_the_next_turn_of_a_talk_has_the_keys_of_the_turn_before() -> None:
 
 def test_all_turns_of_a_talk_have_its_key_and_no_other_talk_has_it() -> None:
     first = prompt_of(chat(LONG, "hello"))
-    assert prompt_of(chat(LONG, "hello", "hi", "and then?")).talk == first.talk
-    assert prompt_of(chat(LONG, "hello", tools=TOOLS)).talk != first.talk
-    assert prompt_of(chat(LONG, "good morning")).talk != first.talk
-    assert prompt_of({"model": "m", "prompt": "hello"}).talk != prompt_of({"model": "m", "prompt": "hello you"}).talk
+    assert prompt_of(chat(LONG, "hello", "hi", "and then?")).conversation == first.conversation
+    assert prompt_of(chat(LONG, "hello", tools=TOOLS)).conversation != first.conversation
+    assert prompt_of(chat(LONG, "good morning")).conversation != first.conversation
+    assert (
+        prompt_of({"model": "m", "prompt": "hello"}).conversation
+        != prompt_of({"model": "m", "prompt": "hello you"}).conversation
+    )
 
 
 def test_the_order_of_fields_in_a_message_does_not_matter() -> None:

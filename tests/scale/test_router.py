@@ -182,7 +182,7 @@ def test_when_a_replica_leaves_or_joins_only_its_own_talks_move() -> None:
         chosen = []
         for one in prompts:
             router = make(names)  # idle, so that loads decide nothing
-            chosen.append(router.choose(one, 0, session=f"session {one.talk}").replica)
+            chosen.append(router.choose(one, 0, session=f"session {one.conversation}").replica)
         return chosen
 
     with_it, without_it = places(NAMES), places(NAMES[1:])

@@ -19,7 +19,7 @@ ALIGNMENT = 16  # in integers: each tensor of a batch begins at a multiple of 12
 
 
 class Tiles(Protocol):
-    """The prompts of a batch, cut into what programs of a kernel compute at a time."""
+    """The prompts of a batch, cut into the work of a kernel's programs at a time."""
 
     def of(self, num_tokens: int) -> torch.Tensor:
         """Return the tiles of up to `num_tokens` tokens, int32 [N, 4], as `attention.tiles` describes them."""
@@ -59,7 +59,7 @@ class Batch:
         return self.block_tables.index_select(0, self.table_rows)
 
     def adapter_rows(self) -> dict[Adapter, list[int]]:
-        """Return the rows of tokens that each adapter has, of those in the batch."""
+        """Return the rows of tokens of each adapter in the batch."""
         rows: dict[Adapter, list[int]] = {}
         first = 0
         for adapter, num_tokens in zip(self.adapters, self.query_lens, strict=True):
@@ -78,7 +78,7 @@ def build_batch(
 ) -> Batch:
     """Pack a step into tensors on the device.
 
-    `tables` are block tables that the device has already, and the row of each chunk in them. Without these, the batch
+    `tables` are block tables on the device, and the row of each chunk in them. Without these, the batch
     has its own, padded to the longest. `drawn_rows` is needed if the ids of some tokens are not on the host yet. It
     maps each sequence that drew a token in the step before to its row among the ids of that step.
     """

@@ -47,8 +47,8 @@ def move(model: PreTrainedModel, device: torch.device, name: str) -> None:
 
 
 def limit_compiled_shapes() -> None:
-    """Limit the code that is kept for a CPU, unless the user has set a limit. Both libraries read theirs when they
-    first compute in bfloat16."""
+    """Limit the cached code for a CPU, unless the user has set a limit. Both libraries read theirs at the first work in
+    bfloat16."""
     for variable in _CODE_LIMITS:
         os.environ.setdefault(variable, str(_MOST_SHAPES))
 

@@ -11,9 +11,9 @@ from oaiserve.engine.model.batch import Batch
 
 
 class Executor(Protocol):
-    """An executor runs the model, and owns the KV cache in the layout that suits it."""
+    """Runs the model, and owns the KV cache in a layout of its own."""
 
-    is_exact: bool  # a token's logits are bitwise the same whatever else is in its step
+    is_exact: bool  # a token's logits are bitwise the same in any step
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Return the logits [R, vocab] of `batch.logits_rows`.
@@ -25,7 +25,7 @@ class Executor(Protocol):
         """Copy the keys and values of whole blocks (from, to). Raises torch.OutOfMemoryError before any copy."""
 
     def prepare(self, adapter: Adapter) -> Adapter:
-        """Make an adapter ready, on any thread, so that the first step that has it need not do that.
+        """Make an adapter ready, on any thread, ahead of its first step.
 
-        Return what steps are to have in its place: where the executor has weights of its own form, one without any.
+        Return the adapter for steps: one without weights, where the executor has its own copy.
         """

@@ -15,9 +15,9 @@ from oaiserve.engine.model.families.own_attention import Handed
 
 
 def bring_paged_attention(model: PreTrainedModel) -> bool:
-    """Change the attention modules of a model where its family needs that.
+    """Change the attention modules of a model where its family needs it.
 
-    Return whether it computes attention by itself, so that it asks transformers for no attention function.
+    Return whether the model computes attention by itself, without an attention function of transformers.
     """
     handed, family = Handed(), family_of(model.config.model_type)
     changed = [
@@ -31,7 +31,7 @@ def bring_paged_attention(model: PreTrainedModel) -> bool:
 
 
 def share_caches(model: PreTrainedModel) -> int:
-    """Have layers that take their keys and values from another layer use its cache. Return how many there are."""
+    """Let layers with keys and values of another layer use its cache. Return their number."""
     stored: dict[str, int] = {}  # the layer that others take from, by their type
     num_sharing = 0
     for module in model.modules():

@@ -49,7 +49,7 @@ def add_and_norm(
     norm: RowNorm | None,
     scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """Return hidden + scale * out_norm(the sum of `added`), and the norm of that. Without a norm, both are the same.
+    """Return hidden + scale * out_norm(the sum of `added`), and its norm. Without a norm, both are the same.
 
     `hidden` may be overwritten.
     """

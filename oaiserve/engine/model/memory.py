@@ -1,5 +1,5 @@
-"""Decides how many blocks the KV cache gets, and how many states there are: from what is left of a GPU's memory, or a
-share of the main memory."""
+"""Decides on the numbers of blocks of the KV cache and of states: from the rest of a GPU's memory, or a share of the
+main memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from oaiserve.errors import StartupError
 log = logging.getLogger(__name__)
 
 CPU_SHARE = 0.25
-STATES_SHARE = 0.5  # the part of this memory, or of what a GPU has left, that states may take from the KV cache
+STATES_SHARE = 0.5  # the share of this memory, or of a GPU's rest, that states may take from the KV cache
 # On a CPU, other programs need memory too. A cache of more tokens than this would only serve the prefix cache: a CPU
 # computes too slowly to have more in use.
 CPU_TOKENS = 65_536
@@ -27,15 +27,15 @@ class MemoryUse:
 
     total: int
     weights: int
-    step: int  # what the largest step needs in addition to the weights, while it is computed
-    graphs: int  # an estimate of what CUDA graphs will take
+    step: int  # of the largest step, in addition to the weights
+    graphs: int  # an estimate for CUDA graphs
     others: int  # memory outside this process's tensors: of the driver and of other programs
     utilization: float
     states: int = 0  # of sequences, in layers that keep one
 
     @property
     def left(self) -> int:
-        """Return the bytes that are left for the KV cache."""
+        """Return the bytes left for the KV cache."""
         used = self.weights + self.step + self.graphs + self.others + self.states
         return max(0, int(self.total * self.utilization) - used)
 
@@ -49,10 +49,10 @@ class MemoryUse:
 
 
 def num_states(spec: ModelSpec, options: EngineOptions, use: MemoryUse | None = None) -> int:
-    """Return how many states of sequences there are: 0 if the model's layers keep none.
+    """Return the number of states of sequences: 0 if the model's layers have none.
 
-    Each sequence that runs needs one. With a prefix cache there are twice as many as may run, if there is room. `use`
-    is given for a model on a GPU. Raises StartupError if that has no room for one.
+    Each running sequence needs one. With a prefix cache there are twice as many as may run, if they fit. `use` is given
+    for a model on a GPU. Raises StartupError if not even one fits.
     """
     if not spec.state_shapes:
         return 0
@@ -88,10 +88,10 @@ def kv_blocks(
 ) -> int:
     """Return the number of blocks of the KV cache.
 
-    The options give that number, or the memory that blocks may take. Otherwise the cache gets as many blocks as there
-    is room for, but not more than all running sequences can use. `use` is given for a model on a GPU. A
-    draft model keeps as many blocks, and their memory counts. `state_bytes` go to states. Raises StartupError if the
-    options ask for more than there is, or if a GPU has no room for `least_tokens`.
+    The options give that number, or the memory of the blocks. Otherwise the cache gets as many blocks as fit, but not
+    more than all running sequences can use. `use` is given for a model on a GPU. A draft model has as many blocks, and
+    their memory counts. `state_bytes` go to states. Raises StartupError if the options demand more than there is, or if
+    `least_tokens` do not fit on a GPU.
     """
     bytes_per_token = spec.kv_bytes_per_token + (0 if draft is None else draft.kv_bytes_per_token)
     block_bytes = bytes_per_token * options.block_size
@@ -129,7 +129,7 @@ def cpu_sizes(spec: ModelSpec, options: EngineOptions, draft: ModelSpec | None =
 
 
 def longest_request(spec: ModelSpec, capacity: int) -> int:
-    """Return the most tokens that a request can have with a KV cache of `capacity` tokens."""
+    """Return the most tokens of a request with a KV cache of `capacity` tokens."""
     if capacity >= spec.max_model_len:
         return spec.max_model_len
     log.warning(

@@ -1,8 +1,8 @@
-"""Brings the pool of states to the layers of transformers' models that keep one.
+"""Brings the pool of states to the layers of transformers' models with states.
 
-Their parts that do are called *mixers*. Transformers hands each of them a cache with the states of a batch in which all
-sequences have equally many tokens. Here, a mixer is called for all decodes of a step, and for each of its prompts, with
-the states of these in place of such a cache. Whether a model then computes the same is checked when it is loaded.
+Their modules with states are called *mixers*. Transformers hands each of them a cache with the states of a batch in
+which all sequences have equally many tokens. Here, a mixer is called for all decodes of a step, and for each of its
+prompts, with their states in place of that cache. The model's results are compared when it is loaded.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _bring(mixer: Any, handed: Handed, *, scans_from_zeros: bool) -> None:
 
 
 def state_shapes(output: Any) -> dict[int, LayerStateShapes]:
-    """Return the shapes of the states that a model has left in transformers' cache, by layer, given its `output`."""
+    """Return the shapes of the states in transformers' cache after a model's `output`, by layer."""
     cache = output.past_key_values if hasattr(output, "past_key_values") else output.cache_params
 
     def shape(states: dict[int, Tensor | None]) -> StateShape | None:

@@ -1,7 +1,7 @@
 """Pads the output head of a model on a GPU, so that each row of logits begins at an aligned address.
 
 A vocabulary of an odd size, such as GPT-2's 50,257, makes matrix products write their rows unaligned, and kernels read
-them number by number. The logits that a model returns are a view without the padding.
+them number by number. A model's logits are a view without the padding.
 """
 
 from __future__ import annotations

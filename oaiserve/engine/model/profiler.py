@@ -31,7 +31,7 @@ class NvtxRanges:
 
 
 class _RecordedRanges:
-    """Marks ranges that torch's profiler records among its operations."""
+    """Marks ranges among the recorded operations of torch's profiler."""
 
     def __init__(self) -> None:
         self._open: record_function | None = None
@@ -54,7 +54,7 @@ class TorchRecording:
         self._recorded = recorded
 
     def save(self, path: Path) -> None:
-        """Write the trace, compressed. Torch could do that, but by way of a folder that all users share."""
+        """Write the trace, compressed. Torch could do so, but by way of a folder of all users."""
         plain = path.with_suffix("")
         self._recorded.export_chrome_trace(str(plain))
         with plain.open("rb") as source, gzip.open(path, "wb") as target:

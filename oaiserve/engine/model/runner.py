@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Launched:
-    """A step that has been launched, and whose results have not been collected yet."""
+    """A launched step, whose results have not been collected yet."""
 
     step: Step
     logits: torch.Tensor  # [R, vocab], valid until the next launch, without the rows that a graph has drawn
@@ -57,9 +57,9 @@ class ModelRunner:
     """Runs steps on an executor, whose KV cache has blocks of `block_size` tokens.
 
     `sample_ids` and `apply_masks` replace NumPy and plain torch, see `Sampling`. `graphs` and `prompt_graphs` are
-    captured from the executor, and run what they can of a step. `tables` are where a GPU keeps the block tables of
-    sequences, which `graphs` read, too. `states` are those of a model with layers that keep one. `check_results` is
-    called while results are waited for, and when they have arrived. It raises if they may be wrong, or never come.
+    captured from the executor, and run as much of a step as they can. `tables` are a GPU's block tables of sequences,
+    which `graphs` read, too. `states` are those of a model with layers with states. `check_results` is called during
+    the wait for results, and after it. It raises if they may be wrong, or never come.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class ModelRunner:
 
     @property
     def is_exact(self) -> bool:
-        """Return whether a token's logits are bitwise the same whatever else is in its step."""
+        """Return whether a token's logits are bitwise the same in any step."""
         return self._executor.is_exact
 
     @property
@@ -117,11 +117,11 @@ class ModelRunner:
         self.kv_version += 1  # after that, so that all that is computed for this version is the new executor's
 
     def add_adapter(self, number: int, adapter: Adapter) -> None:
-        """Let sequences have an adapter, by a number above 0 that no other one has had. Any thread may call this."""
+        """Add an adapter for sequences, by an unused number above 0. Any thread may call this."""
         self._adapters[number] = self._executor.prepare(adapter)
 
     def drop_adapter(self, number: int) -> None:
-        """Forget an adapter that no sequence has any more. The thread that runs the steps calls this."""
+        """Forget an adapter without sequences. Only the thread that runs the steps may call this."""
         del self._adapters[number]
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
@@ -129,9 +129,9 @@ class ModelRunner:
         _without_torch(lambda: self._copy_blocks(copies))
 
     def launch(self, step: Step) -> Launched:
-        """Launch a step, with the draws that are AT_LAUNCH. On CUDA, the host waits for nothing.
+        """Launch a step, with the draws AT_LAUNCH. On CUDA, the host waits for nothing.
 
-        Ids that are not on the host yet are taken from the draws of the step before, on the device. Raises OutOfMemory
+        Ids not yet on the host are taken from the draws of the step before, on the device. Raises OutOfMemory
         if the device has no memory for the step.
         """
         return _without_torch(lambda: self._launch(step))
@@ -151,7 +151,7 @@ class ModelRunner:
         parts: list[torch.Tensor] = []  # of the logits
         replayed: Replayed | None = None
         if self._graphs is not None and num_replayed:
-            # The device computes the decodes while the host packs what else there is.
+            # The device computes the decodes while the host packs the rest.
             decodes = Step(step.chunks[:num_replayed])
             assert table_rows is not None
             logits, replayed = self._graphs.launch(
@@ -194,7 +194,7 @@ class ModelRunner:
         return launched
 
     def _pack(self, step: Step, table_rows: list[int] | None) -> Batch:
-        """Return the batch of a step, with the ids that the step before draws and the states that it goes on from."""
+        """Return the batch of a step, with the draws of the step before and the states of its sequences."""
         tables = None if self._tables is None or table_rows is None else (self._tables.on_device, table_rows)
         batch = build_batch(step, self._block_size, self._device, self._drawn_rows, tables)
         if len(batch.unknown_rows):
@@ -206,7 +206,7 @@ class ModelRunner:
         return batch
 
     def _sample_what_can_be(self, launched: Launched, known: list[tuple[int, int]]) -> None:
-        """Sample from the rows that have not been drawn, except for those that wait."""
+        """Sample from the rows not yet drawn, except for waiting ones."""
         rows = list(range(launched.num_drawn, len(launched.sample_chunks)))
         if launched.waiting_rows and not self.is_asynchronous:
             # Where the forward has been computed by now, all rows are drawn together, which saves copies of logits.
@@ -219,7 +219,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def draw(self, launched: Launched, masks: Masks | None = None) -> None:
-        """Make the draws that are late, and still count, now that the step has been settled."""
+        """Make the late draws that still count, after the step has been settled."""
         if not launched.waiting_rows:
             return
         chunks, of_row = launched.step.chunks, launched.sample_chunks
@@ -265,7 +265,7 @@ class ModelRunner:
         )
 
     def _wait_for(self, read_back: ReadBack) -> None:
-        """Wait for results of a model that is split. If a member ends, kernels of the others may wait for it forever;
+        """Wait for results of a tensor-parallel model. If a member ends, kernels of the others may wait for it forever;
         the host does not."""
         if self._check_results is None or read_back.arrived is None:
             return
@@ -314,7 +314,7 @@ class ModelRunner:
                 launched.rows_without_memory.append(row)
 
     def _keep_drawn(self, launched: Launched) -> None:
-        """Keep what the next step may need of this one, all of whose draws have been launched."""
+        """Keep the draws of this step, which are all launched, for the next one."""
         samplings = [sampling for _, sampling in launched.samplings]
         rows = [row for rows, _ in launched.samplings for row in rows]
         ids = [sampling.token_ids for sampling in samplings]
@@ -341,7 +341,7 @@ def _parts(step: Step) -> list[PartOfStep]:
 
 
 def _known_tokens(step: Step, batch: Batch) -> list[tuple[int, int]]:
-    """Return the prompt tokens that `batch.prompt_rows` predict, each with the number of alternatives wanted."""
+    """Return the prompt tokens predicted by `batch.prompt_rows`, each with its number of alternatives."""
     known: list[tuple[int, int]] = []
     for index, _, num_rows in batch.prompt_rows:
         sequence, start, *_ = step.chunks[index]

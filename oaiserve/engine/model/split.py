@@ -1,8 +1,8 @@
-"""The processes that a model is split over, called its *members*, and the device of each.
+"""The processes of a tensor-parallel model, called its *members*, and the device of each.
 
-Each member holds a part of every large weight and of the KV cache. transformers defines how a model is split, loads
-each member's part, and calls the collectives in its forward. So members run the same forward with the same batch at the
-same time, and member 0, the server, gets the whole logits.
+Each member holds a shard of every large weight and of the KV cache. transformers defines the shards of a model, loads
+each member's, and calls the collectives in its forward. So members run the same forward with the same batch at the same
+time, and member 0, the server, gets the whole logits.
 """
 
 from __future__ import annotations
