@@ -1,4 +1,4 @@
-"""Makes transformers' models without the data of their parameters, which say what a file must have."""
+"""Makes transformers' models without the data of their parameters, as a list of a file's required tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def empty_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel
 
 
 def named_parameters(model: PreTrainedModel) -> list[tuple[str, Tensor]]:
-    """Return the parameters that a file has, and what it has beside them, such as the factors of Gemma 4's layers. An
-    output embedding that is the input embedding, it has not."""
+    """Return the parameters and buffers in a file, such as the factors of Gemma 4's layers.
+
+    A shared output embedding is not among them."""
     is_tied = model.config.tie_word_embeddings
     return [(name, tensor) for name, tensor in model.state_dict().items() if not (is_tied and name == _HEAD)]

@@ -1,7 +1,7 @@
 """The configuration of a GGUF file's model, as transformers has it for a checkpoint.
 
-Most fields are the same metadata in all families; those that are not follow from the family's own. Transformers reads
-the files of some families itself, except for what there is of their experts.
+Most fields are the same metadata in all families; the others are the family's own. Transformers reads the files of some
+families itself, except for their experts.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _FIELDS = {
 def read_config(path: Path) -> PreTrainedConfig:
     """Return the configuration of a file's model.
 
-    Raises StartupError for a file that does not have all that it needs, and what transformers raises.
+    Raises StartupError for a file without all required metadata, and transformers' own errors.
     """
     try:
         values, tensors = read_values(path), read_tensors(path)
@@ -69,7 +69,7 @@ def read_config(path: Path) -> PreTrainedConfig:
 
 
 def config_of(values: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) -> PreTrainedConfig:
-    """Return the configuration that follows from metadata. Raises BadFile for a file without all that it needs."""
+    """Return the configuration by metadata. Raises BadFile for a file without all required ones."""
     metadata = Metadata(values, tensors)
     family = BY_ARCHITECTURE[metadata.architecture]
     own = family.architectures[metadata.architecture](metadata)
@@ -115,7 +115,7 @@ def _of_transformers(path: Path, name: str | None) -> PreTrainedConfig:
 
 
 def _with_experts(config: PreTrainedConfig, values: dict[str, Any], tensors: dict[str, GgufTensor]) -> PreTrainedConfig:
-    """Return a configuration with what transformers does not read of a model's experts."""
+    """Return a configuration with the metadata of experts that transformers does not read."""
     gates = tensors.get("blk.0.ffn_gate_exps.weight")
     if config.model_type in ("llama", "mistral") and gates is not None:
         sizes = {key: value for key, value in config.to_dict().items() if key not in ("model_type", "architectures")}

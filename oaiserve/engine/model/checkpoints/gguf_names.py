@@ -34,10 +34,10 @@ def change_of(config: PreTrainedConfig, name: str) -> Change | None:
 
 
 class FileNames:
-    """The names that the parameters of a model have in its file."""
+    """The names of a model's parameters in its file."""
 
     def __init__(self, family: Family, architecture: str, num_layers: int, tensors: Container[str]) -> None:
-        """Raises KeyError for an architecture that the installed package gguf does not know."""
+        """Raises KeyError for an architecture unknown to the installed package gguf."""
         import gguf  # only a first start needs it
 
         number = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}[architecture]
@@ -45,7 +45,7 @@ class FileNames:
         self._family = family
 
     def of(self, parameter: str) -> tuple[str, ...] | None:
-        """Return the tensors that a parameter is, or None if they are not in the file."""
+        """Return the tensors of a parameter, or None if they are not in the file."""
         layer = re.search(r"\.layers\.(\d+)\.", parameter)
         start = "" if layer is None else f"blk.{layer[1]}."
         for pattern, choices in (*self._family.tensors, *_TENSORS):

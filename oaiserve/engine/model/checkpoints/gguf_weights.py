@@ -1,4 +1,4 @@
-"""Reads the tensors of a GGUF file under the names that transformers' models have for them.
+"""Reads the tensors of a GGUF file under transformers' names.
 
 Files have other names, and llama.cpp's conversion changes some tensors, which is undone here (`gguf_names.py`). All
 tensors of a file must have found a place, and all parameters of the model.
@@ -34,7 +34,7 @@ from oaiserve.files.gguf import GgufTensor, architecture, read_tensors, read_val
 _FLOAT32, _FLOAT16, _BFLOAT16 = 0, 1, 30  # formats whose numbers torch has a type for
 _DTYPES = {_FLOAT32: torch.float32, _FLOAT16: torch.float16, _BFLOAT16: torch.bfloat16}
 _ROPE_FACTORS = "rope_freqs.weight"
-_ROUTER = "ffn_gate_inp"  # decides about much, and is read as numbers to find out what it does
+_ROUTER = "ffn_gate_inp"  # decides about much, and is read as numbers to find its rules
 
 
 class NotKept(Exception):
@@ -42,7 +42,7 @@ class NotKept(Exception):
 
 
 class _MappedFile:
-    """A file, or one of several that a model is in."""
+    """A file, or one shard of a model."""
 
     def __init__(self, path: Path) -> None:
         self.name = path.resolve().name  # as a record has it
@@ -63,7 +63,7 @@ class GgufWeights:
         self._files = [_MappedFile(shard) for shard in shard_paths(path)]
         values, tensors = read_values(path), read_tensors(path)
         factors = tensors.pop(_ROPE_FACTORS, None)
-        # What the frequencies of rotary embeddings are divided by.
+        # The divisors of rotary embeddings' frequencies.
         self.rope_factors = None
         if factors is not None and self._family.has_rope_factors:
             self.rope_factors = self._expanded(factors).float()
@@ -74,7 +74,7 @@ class GgufWeights:
         self._parts = self._find_parts(architecture(values) or "")
 
     def _find_parts(self, of_architecture: str) -> dict[str, list[GgufTensor]]:
-        """Return the tensors that each parameter is. Raises NotKept if there are more."""
+        """Return the tensors of each parameter. Raises NotKept if there are more."""
         try:
             names = FileNames(self._family, of_architecture, self._config.num_hidden_layers, self._tensors)
         except KeyError:
@@ -89,7 +89,7 @@ class GgufWeights:
         return self._parts.keys() | self._numbers.keys()
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of the parameter, or that in the file if it has other numbers."""
+        """Return the shape of the parameter, or that in the file if it has another size."""
         asked = self._shapes[name]
         if name in self._numbers:
             return asked
@@ -113,7 +113,7 @@ class GgufWeights:
         return any(tensor.kind in FORMATS for tensors in self._parts.values() for tensor in tensors)
 
     def blocks(self, name: str) -> Blocks | ExpertBlocks | None:
-        """Return a matrix, or those of each expert, in blocks, or None for a tensor that has to be expanded."""
+        """Return a matrix, or those of each expert, in quantization blocks, or None for a tensor to be expanded."""
         tensors, change = self._parts.get(name, []), change_of(self._config, name)
         if not tensors or any(tensor.kind not in FORMATS or _ROUTER in tensor.name for tensor in tensors):
             return None
@@ -194,13 +194,13 @@ def _guessing(values: Mapping[str, Any], num_layers: int) -> range:
 
 
 def _shapes(config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the parameters that the file of a model has."""
+    """Return the shapes of the parameters in a model's file."""
     model = empty_model(config, torch.bfloat16)
     return {name: tuple(tensor.shape) for name, tensor in named_parameters(model)}
 
 
 def _in_metadata(values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], family: Family) -> dict[str, Tensor]:
-    """Return the parameters that are numbers of each layer in the head of a file, and no tensors."""
+    """Return the parameters in the metadata of a file: numbers of each layer, and no tensors."""
     found: dict[str, Tensor] = {}
     if family.in_metadata is None:
         return found

@@ -19,13 +19,13 @@ from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.quantized_file import QuantizedFile, file_bytes
 
 _IQ4_NL, _Q5_1, _Q8_0 = 20, 7, 8
-# What an error costs most in: values that attention mixes, the last matrix of a layer, and the two of tokens.
+# The matrices with the most costly errors: attention's values, the last matrix of a layer, and the two of tokens.
 _MORE_BITS = re.compile(r"\.(v_proj|down_proj)\.weight$")
 _MOST_BITS = re.compile(r"(embed_tokens|embed_tokens_per_layer|lm_head)\.weight$")
 
 
 class Int4Weights:
-    """The weights in the mapped files of a checkpoint, quantized when they are asked for."""
+    """The weights in the mapped files of a checkpoint, quantized at each access."""
 
     rope_factors = None  # which a GGUF file may have; here they follow from config.json
 
@@ -39,7 +39,7 @@ class Int4Weights:
         return {name for name in self._files.names() if not name.endswith("inv_freq")}
 
     def leave_out_beyond(self, parameters: Container[str]) -> None:
-        """Leave out what the model has no parameter for, and does not need."""
+        """Leave out tensors without a parameter in the model."""
         self._files.leave_out_beyond(parameters)
 
     def write_to_file(self, most_bytes: int) -> None:
@@ -55,7 +55,7 @@ class Int4Weights:
         return self._files.shape(name)
 
     def blocks(self, name: str) -> Blocks | None:
-        """Return a matrix, quantized, or None for a tensor that stays as it is. A file has room for each once."""
+        """Return a quantized matrix, or None for a tensor that stays as it is. A file has space for each once."""
         kind = self._kind(name)
         if kind is None:
             return None
@@ -67,7 +67,7 @@ class Int4Weights:
         return self._files.tensor(name)
 
     def _kind(self, name: str) -> int | None:
-        """Return the format in which a tensor is quantized, or None for one that stays as it is."""
+        """Return the quantized format of a tensor, or None for one that stays as it is."""
         shape = self.shape(name)
         kind = _Q8_0 if _MOST_BITS.search(name) else _Q5_1 if _MORE_BITS.search(name) else _IQ4_NL
         if len(shape) != 2 or shape[1] % FORMATS[kind].weights:

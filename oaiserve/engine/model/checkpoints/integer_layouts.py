@@ -1,8 +1,7 @@
-"""The layouts in which AWQ, GPTQ and compressed-tensors store a matrix: where its integers, scales and zeros are. And
-those of FP8, whose codes are floats.
+"""The layouts of a matrix in AWQ, GPTQ and compressed-tensors: its integers, scales and zeros; and in FP8, with floats.
 
 A weight is (integer - zero) * scale, and neighbours of a row share scale and zero. All layouts put several integers
-into one of 32 bits, the first into the lowest bits; they differ in the direction, the order, and in what a zero is.
+into one of 32 bits, the first into the lowest bits; they differ in the direction, the order, and the zeros.
 """
 
 from __future__ import annotations
@@ -182,8 +181,7 @@ def whole(weight: Tensor, scale: Tensor, zero_point: Tensor | None, g_idx: Tenso
 
 
 def floats(weight: Tensor, scale: Tensor, block: tuple[int, int] | None) -> Floats:
-    """Return a matrix in floats of 8 bits [n, k], with a scale for all, for each row, or for each `block` of rows and
-    columns."""
+    """Return a matrix in floats of 8 bits [n, k], with a scale for all, for each row, or for each `block`."""
     is_right = weight.dtype == torch.float8_e4m3fn and weight.dim() == 2
     _check(is_right, f"has {weight.dim()} dimensions and numbers of the type {weight.dtype}, and not 2 and FP8 (E4M3)")
     (n, k), scale = weight.shape, scale.float()

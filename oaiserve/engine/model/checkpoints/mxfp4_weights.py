@@ -55,7 +55,7 @@ class Mxfp4Weights:
         return experts, blocks * FORMATS[MXFP4].weights, rows
 
     def blocks(self, name: str) -> ExpertBlocks | None:
-        """Return the matrices of each expert in blocks, or None for a tensor that has none.
+        """Return the matrices of each expert in quantization blocks, or None for a tensor without blocks.
 
         The rows of a gate and of an up projection are in turns.
         """
@@ -65,7 +65,7 @@ class Mxfp4Weights:
         return [tuple(matrix[part::parts] for part in range(parts)) for matrix in self._matrices(name)]
 
     def of_experts(self) -> set[str]:
-        """Return the names of the tensors that are in blocks."""
+        """Return the names of the tensors in quantization blocks."""
         return self._experts
 
     def codes_and_scales(self, name: str) -> tuple[Tensor, Tensor]:

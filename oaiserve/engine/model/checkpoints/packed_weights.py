@@ -1,7 +1,7 @@
-"""The weights of a checkpoint that was quantized before, under the names that transformers' models have for them.
+"""The weights of a quantized checkpoint, under transformers' names.
 
 Each matrix is several tensors there, which begin with the name of its module: AWQ's and GPTQ's `qweight`, `qzeros` and
-`scales`, or compressed-tensors' `weight_packed` (or `weight`) and `weight_scale`. The packages that wrote them are not
+`scales`, or compressed-tensors' `weight_packed` (or `weight`) and `weight_scale`. The packages of their authors are not
 needed.
 """
 
@@ -24,7 +24,7 @@ from oaiserve.files.quantization import Quantization
 _NO_PARAMETERS = {
     *("qweight", "qzeros", "scales", "g_idx"),
     *("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx", "weight_scale_inv"),
-    # Of activations, keys and values in 8 bits, which are rounded by what they are instead, or not at all.
+    # Of activations, keys and values in 8 bits, which are rounded by their own values instead, or not at all.
     *("input_scale", "input_zero_point", "output_scale", "output_zero_point", "q_scale", "k_scale", "v_scale"),
     *("input_scale_ub", "activation_scale", "kv_scale"),
     "inv_freq",  # which follows from config.json
@@ -39,9 +39,9 @@ class PackedWeights:
     def __init__(
         self, folder: Path, quantization: Quantization, *, of_wrapper: bool = False, is_long: bool = False
     ) -> None:
-        """Map the files. Raises StartupError if they have no matrix that was packed.
+        """Map the files. Raises StartupError if they have no packed matrix.
 
-        With `is_long`, blocks have a scale for 128 numbers where `of_integers` can make such.
+        With `is_long`, blocks have a scale for 128 numbers where `of_integers` can make them.
         """
         self._quantization, self._is_long = quantization, is_long
         self._files = files = TensorFiles(folder, of_wrapper=of_wrapper)
@@ -66,7 +66,7 @@ class PackedWeights:
         return any(self._files.kind(found_by) != "F8_E4M3" for found_by in self._found_by.values())
 
     def leave_out_beyond(self, parameters: Container[str]) -> None:
-        """Leave out what the model has no parameter for, and does not need."""
+        """Leave out tensors without a parameter in the model."""
         self._files.leave_out_beyond(parameters)
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -83,7 +83,7 @@ class PackedWeights:
         return columns, rows * 32 // self._bits_of_gptq(base)
 
     def blocks(self, name: str) -> Blocks | None:
-        """Return a matrix in blocks that have the same integers, or None for a tensor that has to be expanded."""
+        """Return a matrix in quantization blocks with the same integers, or None for a tensor to be expanded."""
         if name not in self._found_by:
             return None
         matrix = self.matrix(name)
@@ -94,7 +94,7 @@ class PackedWeights:
         return blocks
 
     def give_back(self) -> None:
-        """Have the system drop the pages that were read. Those that are needed again are read again."""
+        """Have the system drop the read pages, which are read again when needed."""
         self._files.give_back()
 
     def tensor(self, name: str) -> Tensor:
@@ -103,7 +103,7 @@ class PackedWeights:
         return self._files.tensor(name) if matrix is None else matrix.expand()
 
     def matrix(self, name: str) -> Integers | Floats | None:
-        """Return a matrix as it is packed, or None for a tensor that is not."""
+        """Return a matrix as it is packed, or None for another tensor."""
         if name not in self._found_by:
             return None
         found_by, size = self._found_by[name], self._quantization.group_size

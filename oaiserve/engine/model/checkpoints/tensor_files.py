@@ -1,4 +1,4 @@
-"""The tensors in the safetensors files of a folder, mapped, whatever their names mean."""
+"""The tensors in the safetensors files of a folder, mapped, by name."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class TensorFiles:
     """Reads tensors from mapped files, whose headers have been checked."""
 
     def __init__(self, folder: Path, *, of_wrapper: bool = False) -> None:
-        """Read the headers. Raises BadFile for a header that does not describe its file.
+        """Read the headers. Raises BadFile for a header at odds with its file.
 
-        With `of_wrapper`, of a multimodal checkpoint, they are the tensors of its text model, as that names them alone.
+        With `of_wrapper`, of a multimodal checkpoint, they are the tensors of its text model, under that model's names.
         """
         self._places: dict[str, _Place] = {}
         self._maps: dict[Path, mmap.mmap] = {}
@@ -56,9 +56,9 @@ class TensorFiles:
         return list(self._places)
 
     def leave_out_beyond(self, parameters: Container[str]) -> None:
-        """Leave out what a model has no parameter for, and does not need.
+        """Leave out tensors without a parameter in the model, which it does not need.
 
-        That are biases of zeros, which some programs write for each matrix, and an output matrix that is the embedding.
+        These are biases of zeros, which some programs write for each matrix, and a shared output matrix.
         """
         for name in self.names():
             if name not in parameters and (
@@ -77,11 +77,11 @@ class TensorFiles:
         return self._places[name].dtype
 
     def place(self, name: str) -> tuple[mmap.mmap, int]:
-        """Return the mapped file that a tensor is in, and where it begins there."""
+        """Return the mapped file of a tensor, and its offset there."""
         return self._map(self._places[name].path), self._places[name].begin
 
     def refusal(self, name: str, reason: str) -> StartupError:
-        """Return the error that says what is wrong with a tensor."""
+        """Return the error for a wrong tensor."""
         return StartupError(f"'{self._places[name].path}' cannot be used: its tensor {name[:100]!r} {reason}.")
 
     def tensor(self, name: str) -> Tensor:
@@ -99,7 +99,7 @@ class TensorFiles:
         return (data.clone() if begin % dtype.itemsize else data).view(dtype).view(shape)
 
     def give_back(self) -> None:
-        """Have the system drop the pages that were read. Those that are needed again are read again."""
+        """Have the system drop the read pages, which are read again when needed."""
         for mapped in self._maps.values():
             mapped.madvise(mmap.MADV_DONTNEED)
 

@@ -1,4 +1,4 @@
-"""AMX, the tile registers of some Intel CPUs. Linux lets a process use them after it has asked, and may refuse."""
+"""AMX, the tile registers of some Intel CPUs. Linux lets a process use them on request, and may refuse."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import cache
 log = logging.getLogger(__name__)
 
 FEATURES = frozenset({"amx_tile", "amx_bf16", "amx_int8"})  # as /proc/cpuinfo calls them
-FLAG = "-DWITH_AMX"  # makes src/amx.h use what the compiler has of it
+FLAG = "-DWITH_AMX"  # makes src/amx.h use the compiler's support
 _ARCH_PRCTL = 158  # the number of the system call on x86-64
 _ARCH_REQ_XCOMP_PERM = 0x1023
 _TILE_DATA = 18  # the number of the part of a thread's state

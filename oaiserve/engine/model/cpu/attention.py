@@ -101,9 +101,9 @@ class NativeAttention:
 
 
 def openmp() -> int | None:
-    """Return the address of the function that runs another function on all threads of torch's OpenMP.
+    """Return the address of OpenMP's function that runs another one on all threads of torch, or None without it.
 
-    GCC's, LLVM's and Intel's OpenMP all have it. If there is no such function, return None.
+    GCC's, LLVM's and Intel's OpenMP all have it.
     """
     function = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
     return ctypes.cast(function, ctypes.c_void_p).value if function else None

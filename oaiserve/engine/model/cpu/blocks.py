@@ -1,4 +1,4 @@
-"""Matrices in the blocks of a GGUF file, or in such blocks: a few bits a weight, and scales that neighbours share."""
+"""Matrices in quantization blocks, as in GGUF files: a few bits a weight, and scales shared by neighbours."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Blocks:
             self.file.madvise(mmap.MADV_DONTNEED, start, end - start)
 
     def expand(self, dtype: torch.dtype = torch.float32, found: Tensor | None = None) -> Tensor:
-        """Return the weights in a dtype, to which those are rounded that the reference implementation has in float32.
+        """Return the weights in a dtype, rounded from the reference implementation's float32.
 
         They are written to `found` [rows, columns] if it is there. Some rows at a time are in float32, because memory
         that was not used before takes longer than the arithmetic.
@@ -137,7 +137,7 @@ class Blocks:
         return found
 
 
-# What a layer has of each of its experts: its gate and its up projection, or its down projection.
+# The matrices of each expert of a layer: its gate and its up projection, or its down projection.
 ExpertBlocks = list[tuple[Blocks, ...]]
 
 
@@ -198,7 +198,7 @@ def _bits(kind: int) -> int:
 
 
 def _parts(data: Tensor, kind: int) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Return views of the blocks uint8 [n, bytes of a row] that `of_integers` makes.
+    """Return views of the components of `of_integers`' blocks uint8 [n, bytes of a row].
 
     They are the scales [n, blocks, scales of a block, 2 bytes], the zeros [n, blocks, scales of a block], or None, and
     the values [n, blocks, scales of a block, groups of 32 that share it, bytes of a group].

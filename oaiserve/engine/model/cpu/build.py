@@ -3,8 +3,8 @@
 The name of a compiled library has a hash of the sources, the compiler, its flags and the features of the CPU. So it is
 never used with other sources or on another kind of CPU, and several servers may build it at the same time.
 
-The server runs what is in that file, so it is loaded only from a folder that nobody else can write to. The file ends
-with the SHA-256 of all before it, which loaders ignore: a file that was cut or has rotten would crash the server.
+The server runs the code in that file, so it is loaded only from a folder without write access for others. The file ends
+with the SHA-256 of all before it, which loaders ignore: a cut or rotten file would crash the server.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FLAGS = [*variants.FLAGS, "-march=native"]
 _FORMAT = "with digest"  # of the file, since older versions wrote none
 
 
-# What weights a library multiplies with: the setting's, or those of GGUF files beside the ones of the dtype.
+# The weights that a library supports: the setting's, or those of GGUF files beside the ones of the dtype.
 Form = Quantize | Literal["blocks"]
 
 
@@ -46,10 +46,10 @@ class BuildError(Exception):
 
 
 def library_path(dtype: torch.dtype, weights: Form = "none", *, native_build: bool = False) -> Path:
-    """Return the path of the library that `load` takes, whether or not it has been compiled.
+    """Return the path of the library for `load`, compiled or not.
 
-    It is the wheel's where one fits and `native_build` does not ask for one that is compiled here. Raises BuildError if
-    there is no compiler for that, or if the native code does not support the dtype.
+    It is the wheel's where one fits, unless `native_build` demands one compiled here. Raises BuildError without a
+    compiler for it, or for a dtype without native code.
     """
     kind = _kind(dtype, weights)
     if not native_build and (path := prebuilt.find(kind)):
@@ -89,9 +89,9 @@ def build(dtype: torch.dtype, weights: Form = "none") -> Path:
 
 
 def build_beside(dtype: torch.dtype, weights: Form, *, native_build: bool) -> Thread:
-    """Build the library in a thread, which is returned, unless it is there. What goes wrong, `load` will say.
+    """Build the library in a thread, which is returned, unless it is there. `load` will report errors.
 
-    A start that fails does not wait for the thread.
+    A failing start does not wait for the thread.
     """
 
     def run() -> None:
@@ -105,7 +105,7 @@ def build_beside(dtype: torch.dtype, weights: Form, *, native_build: bool) -> Th
 
 
 def _compile(path: Path, dtype: torch.dtype, weights: Form) -> Path:
-    """Compile the library to this path, in a folder that is there for nothing else."""
+    """Compile the library to this path, in a folder of its own."""
     compiler = _compiler()
     command = [*compiler, *_flags(_kind(dtype, weights)), str(SOURCES / variants.MAIN_SOURCE), "-o", str(path)]
     # The compiler runs with low priority, because the server answers requests on its slower path meanwhile.
@@ -174,7 +174,7 @@ def _cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def load(dtype: torch.dtype, weights: Form = "none", *, native_build: bool = False) -> ctypes.CDLL:
-    """Load the wheel's library, or one that is compiled first if it is not on disk. Raises BuildError.
+    """Load the wheel's library, or one compiled here, now if it is not on disk. Raises BuildError.
 
     `native_build` does without the wheel's. If others can write to the folder of a compiled library, it is compiled and
     loaded in a folder of its own instead, which is then removed.

@@ -1,4 +1,4 @@
-"""The number of threads that compute on a CPU if the user does not set it, and the most that make sense."""
+"""The default number of threads on a CPU, and the largest sensible one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _FEW_CORES = 4
 
 
 def default_threads(cpus: Collection[int] | None = None, root: Path = Path("/")) -> int:
-    """Return one thread for each core that this process may use, within the quota of its cgroup.
+    """Return one thread for each core of this process, within the quota of its cgroup.
 
     From 4 cores on, it is one thread less, which leaves a core to the event loop, the tokenizers and telemetry. The
     hardware threads of one core (SMT) share its arithmetic units, so they count as one core. `cpus` are the CPUs on

@@ -1,4 +1,4 @@
-"""Describes a transformers decoder by its operations and weights, which are found by the names of its modules.
+"""Describes a transformers decoder by its operations and weights, found by the names of its modules.
 
 Names can mislead, so two checks come before the description is used: this module checks that the description contains
 every parameter of the model, and `start.py` checks that the outputs are the model's own.
@@ -55,7 +55,7 @@ def describe(
     """Describe the model. `parameters` are those of its attention, by layer index.
 
     The model's parameters in `blocks`, by name, are described by these in place of their own data: a tensor of all
-    experts by what there is of each. Raises NotKnown.
+    experts by the matrices of each. Raises NotKnown.
     """
     return _Description(ModuleReader(loaded, blocks or {}), parameters).decoder()
 
@@ -183,7 +183,7 @@ class _Description:
         )
 
     def _single_part(self, index: int, layer: Any, mixer: Mixer | None) -> Layer:
-        """Describe a layer that is a norm and one part behind it: one with a state, attention or an MLP."""
+        """Describe a layer of a norm and one component behind it: a mixer, attention or an MLP."""
         reader = self._reader
         norm = reader.norm(layer.norm)
         attends = index in self._loaded.kv_shapes
@@ -226,7 +226,7 @@ class _Description:
             values_of_keys = len(qkv) == 2
             own_heads = out.weight.shape[1] // shape.value_dim
             if len(qkv) == 3 and len(qkv[0].weight) == 2 * own_heads * shape.key_dim:
-                # The query of each head is followed by a gate for what the head gives.
+                # The query of each head is followed by a gate for the head's output.
                 rows = torch.arange(len(qkv[0].weight)).unflatten(0, (own_heads, 2, -1))
                 qkv[0], gate = (qkv[0].picked(rows[:, part].flatten()) for part in (0, 1))
             num_rows = sum(len(matrix.weight) for matrix in qkv)
@@ -285,7 +285,7 @@ class _Description:
             # Applying the family's `rotate_half` to 0, 1, 2, 3 shows whether neighbours are pairs.
             rotate_half = getattr(sys.modules[type(attention).__module__], "rotate_half", None)
             is_interleaved = rotate_half is not None and rotate_half(torch.arange(4)).tolist() == [-1, 0, -3, 2]
-            # Latent attention may put what it has rotated in another order, in queries and keys: their products stay.
+            # Latent attention may have rotated numbers in another order, in queries and keys: their products stay.
             is_interleaved |= bool(getattr(self._config, "rope_interleave", False))
             # Where only the first pairs turn, the tables need no columns for the others.
             apart, turning = cosines.shape[1], (cosines != 1).any(0).nonzero().flatten()
@@ -310,7 +310,7 @@ class _Description:
         return None if bool((factors == 1).all()) else factors
 
     def _mlp_or_mixture(self, module: Module, beside: Module | None) -> MLP | Experts:
-        """Describe an MLP, or a mixture of experts with what all tokens share, within its module or `beside` it."""
+        """Describe an MLP, or a mixture of experts with a shared MLP, within its module or `beside` it."""
         reader = self._reader
         if reader.child(module, "experts", optional=True) is None:
             return _mlp(reader, module)

@@ -1,4 +1,4 @@
-"""Describes the parts of layers that keep a state, which transformers calls *mixers*.
+"""Describes the modules with a state, which transformers calls *mixers*.
 
 `describe.py` reads the rest of a model, and its checks are for these parts, too.
 """
@@ -32,7 +32,7 @@ _ACTIVATIONS = {"silu": "silu", "swish": "silu", "none": "none"}  # in library.A
 
 
 def mixer(reader: ModuleReader, index: int, layer: Module) -> Mixer:
-    """Describe the mixer of a layer that keeps a state. Raises NotKnown."""
+    """Describe the mixer of a layer. Raises NotKnown."""
     for name, describe in _MIXERS.items():
         if (module := getattr(layer, name, None)) is not None:
             return describe(reader, index, module)
@@ -191,7 +191,7 @@ def _speeds(reader: ModuleReader, mixer: Any) -> Tensor:
 
 
 def _sorted(matrix: Matrix, heads: int, sizes: list[int]) -> Matrix:
-    """Return a matrix whose rows are sorted by head, each with parts of these sizes, sorted by part instead."""
+    """Return a matrix sorted by head, each with groups of these numbers of rows, sorted by group instead."""
     parts = torch.arange(len(matrix.weight)).unflatten(0, (heads, -1)).split(sizes, dim=1)
     return matrix.picked(torch.cat([rows.flatten() for rows in parts]))
 

@@ -12,7 +12,7 @@ from oaiserve.engine.model.spec import KVShape
 
 
 class NotKnown(Exception):
-    """The model has a part that the native step has no operation for; the message names that part."""
+    """The model has a component without a native operation, which the message names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +50,11 @@ class Matrix:
     # The module's rows are sorted by so many heads, each with so many parts: queries, key, value. 0: as they are here.
     heads: int = 0
     parts: int = 3
-    # What `weight` is a copy of, which may be in the model's files as it is; None: it is no copy of rows.
+    # The original of `weight`, which may be in the model's files as it is; None: it is no copy of rows.
     copy_of: Rows | None = None
 
     def picked(self, rows: Tensor | slice) -> Matrix:
-        """Return the matrix of these rows, a slice or int64 [m], to which no adapter can add."""
+        """Return the matrix of these rows, a slice or int64 [m], without adapters."""
         bias = None if self.bias is None else self.bias[rows]
         if isinstance(self.weight, Blocks):
             return Matrix(self.weight[rows.numpy() if isinstance(rows, Tensor) else rows], bias)
@@ -80,7 +80,7 @@ class LowRank:
 
 @dataclass(frozen=True, slots=True)
 class HeadRows:
-    """Some rows of each head of a matrix, which latent attention multiplies by numbers of that head alone."""
+    """Some rows of each head of a matrix, which latent attention multiplies by that head's numbers."""
 
     matrix: Matrix  # its rows are sorted by head
     heads: int
@@ -103,7 +103,7 @@ class RotaryTable:
 
 @dataclass(frozen=True, slots=True)
 class AttentionParameters:
-    """The parameters that the model passes to its attention function."""
+    """The model's parameters for its attention function."""
 
     scaling: float
     sliding_window: int | None
@@ -114,14 +114,14 @@ class AttentionParameters:
 
 @dataclass(frozen=True, slots=True)
 class LatentProjection:
-    """Queries, and what stands for keys and values, made from short latent vectors (multi-head latent attention).
+    """Queries, and a latent vector in place of keys and values (multi-head latent attention).
 
-    Each head's key ends with numbers that all heads share, and only these are rotated, as are those of queries. All
+    Each head's key ends with numbers shared by all heads, and only these are rotated, as are those of queries. All
     others, and the values, are made from a vector of the token, which is in the cache in place of them.
     """
 
     query_down: Matrix | None  # None: `query` multiplies the hidden state
-    query_norm: Norm | None  # of what `query_down` gives
+    query_norm: Norm | None  # of the output of `query_down`
     query: Matrix
     down: Matrix  # its rows make the latent vector of keys and values, and then the shared numbers of keys
     norm: Norm  # of the latent vector
@@ -162,20 +162,20 @@ class Convolution:
 class DeltaNet:
     """A gated delta net, as src/delta.h computes it. The convolution has queries, keys and values as its channels."""
 
-    # Their rows follow each other: queries and keys of all key heads, values of all value heads, and what gates these.
+    # Their rows follow each other: queries and keys of all key heads, values of all value heads, and their gates.
     projections: list[Matrix]
-    gates: LowRank | None  # makes what gates values, if the projections do not
+    gates: LowRank | None  # makes the gates of values, if the projections do not
     gate_activation: str  # a name in library.ACTIVATIONS
-    rates: list[Matrix]  # of each value head the rate at which it learns, and then what its decay follows from
+    rates: list[Matrix]  # of each value head the rate at which it learns, and then the input of its decay
     rate_factor: float
-    decays: LowRank | None  # makes what the decay of each row of a state follows from; None: a head has one, of `rates`
+    decays: LowRank | None  # makes the input of the decay of each row of a state; None: a head has one, of `rates`
     convolution: Convolution
     key_heads: int
     value_heads: int
     key_dim: int
     value_dim: int
     speeds: Tensor  # float32 [decays], of each decay
-    biases: Tensor  # float32 [decays], of what it follows from
+    biases: Tensor  # float32 [decays], of its input
     norm: Norm  # as wide as one value head
     out: Matrix
 
@@ -184,7 +184,7 @@ class DeltaNet:
 class Mamba2:
     """A mixer of Mamba 2, as src/mamba.h computes it. The convolution has x, B and C as its channels."""
 
-    # Their rows follow each other: x of all heads, B and C of all groups, gates of x, and what the times follow from.
+    # Their rows follow each other: x of all heads, B and C of all groups, gates of x, and the inputs of the times.
     projections: list[Matrix]
     factors: Tensor | None  # float32 [their rows], by which the products with these are multiplied
     convolution: Convolution
@@ -193,7 +193,7 @@ class Mamba2:
     groups: int
     state_dim: int
     speeds: Tensor  # float32 [heads], of the decay
-    biases: Tensor  # float32 [heads], of what the times follow from
+    biases: Tensor  # float32 [heads], of the inputs of the times
     skips: Tensor  # float32 [heads]
     least_time: float
     most_time: float
@@ -208,7 +208,7 @@ class Mamba:
 
     projections: list[Matrix]  # their rows follow each other: x, and its gates
     convolution: Convolution
-    vectors: Matrix  # of x: what the times are made of, B and C
+    vectors: Matrix  # of x: the inputs of the times, B and C
     time_norm: Norm | None
     b_norm: Norm | None
     c_norm: Norm | None
@@ -227,7 +227,7 @@ class ShortConvolution:
     out: Matrix
 
 
-# What a layer with a state has beside attention, or in place of it. The order of such layers is that of their states.
+# The mixers of layers, beside attention or in place of it. The order of such layers is that of their states.
 Mixer = DeltaNet | Mamba | Mamba2 | ShortConvolution
 
 
@@ -237,8 +237,8 @@ class MLP:
     up: Matrix
     down: Matrix
     activation: str  # a name in library.ACTIVATIONS
-    gate_factor: float = 1.0  # of what the activation gets
-    down_factor: float = 1.0  # of what `down` gives
+    gate_factor: float = 1.0  # of the activation's input
+    down_factor: float = 1.0  # of the output of `down`
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +301,7 @@ class Router:
 
 @dataclass(frozen=True, slots=True)
 class ClampedGate:
-    """The way in which experts of gpt-oss combine their gate and their up projection, in place of an activation."""
+    """The combination of gate and up projection in gpt-oss' experts, in place of an activation."""
 
     alpha: float
     limit: float
@@ -327,7 +327,7 @@ class MixtureNorms:
     router: Norm
     experts: Norm
     experts_out: Norm
-    shared_out: Norm  # what `shared` reads has the norm before the MLP
+    shared_out: Norm  # the input of `shared` has the norm before the MLP
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +335,7 @@ class ExpertProjections:
     """Experts compute with another vector than the hidden state, a shorter one."""
 
     before: Matrix  # [its numbers, width], which makes that vector
-    behind: Matrix  # [width, its numbers], which multiplies what the experts of a token give together
+    behind: Matrix  # [width, its numbers], which multiplies the sum of a token's experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,14 +343,14 @@ class Experts:
     """A mixture of experts, whose matrices all have the same sizes."""
 
     router: Router
-    weighs_inputs: bool  # the weights of a token's experts multiply what these read, and not what they give
+    weighs_inputs: bool  # the weights of a token's experts multiply their inputs, and not their outputs
     projections: ExpertProjections | None
     experts: list[Expert]
     # A name in library.ACTIVATIONS, for activation(gate) * up, or for activation(up) of experts without gates.
     activation: str | ClampedGate
     shared: MLP | None  # an MLP that computes all tokens
     shared_gate: Matrix | None  # [1, width], whose product with a token decides how much of `shared` it gets
-    norms: MixtureNorms | None  # None: all parts read what the norm before the MLP gives
+    norms: MixtureNorms | None  # None: all components read the output of the norm before the MLP
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,14 +378,14 @@ class LayerInputs:
 class Layer:
     attention_norm: Norm | None  # before attention, or before the mixer
     attention: Attention | None
-    attention_factor: float  # of what attention adds to the hidden state
+    attention_factor: float  # of the attention's addition to the hidden state
     mixer: Mixer | None
     mixer_factor: float
     attention_out_norm: Norm | None
     mlp_norm: Norm | None
     mlp: MLP | Experts | None
     mlp_out_norm: Norm | None
-    is_parallel: bool  # the MLP reads the hidden state that attention reads, without what attention adds to it
+    is_parallel: bool  # the MLP reads the same hidden state as attention, without its addition
     input_gate: InputGate | None  # which comes last
     factor: float  # of the hidden state behind the layer
 
@@ -409,7 +409,7 @@ class Decoder:
         return any(isinstance(layer.mlp, Experts) for layer in self.layers)
 
     def adaptable(self) -> dict[str, tuple[int, int]]:
-        """Return rows and columns of each linear layer that adapters may name, by the name of its module."""
+        """Return rows and columns of each linear layer for adapters, by the name of its module."""
         found: dict[str, tuple[int, int]] = {}
         if self.layer_inputs is not None:
             found[self.layer_inputs.projection.module] = _shape(self.layer_inputs.projection)
@@ -431,7 +431,7 @@ class Decoder:
 
 
 def _beside_experts(experts: Experts) -> list[Matrix | None]:
-    """Return the matrices of a mixture that are none of its experts, and not in its shared MLP."""
+    """Return the matrices of a mixture outside of its experts and its shared MLP."""
     projections = experts.projections
     more = [] if projections is None else [projections.before, projections.behind]
     return [experts.router.matrix, experts.shared_gate, *more]

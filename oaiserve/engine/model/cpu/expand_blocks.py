@@ -1,6 +1,6 @@
-"""Expands the formats that most GGUF files have, in plain torch: several times as fast as the reference in NumPy.
+"""Expands the usual formats of GGUF files in plain torch: several times as fast as the reference in NumPy.
 
-It knows nothing of how native code reads blocks, which the check at the start compares with what comes out here. Tests
+It knows nothing of native code, whose reading of blocks is compared with these results at the start. Tests
 compare each number with the reference. The layouts are those of GGUF: a block is bytes, with 256 weights but for Q8_0.
 """
 
@@ -33,7 +33,7 @@ def _q6_k(blocks: Tensor) -> Tensor:
     low, high = blocks[:, :128].view(-1, 2, 1, 64), blocks[:, 128:192].view(-1, 2, 1, 32)
     low_bits = torch.cat([low & 15, low >> 4], dim=2).view(-1, 2, 4, 32)
     high_bits = torch.cat([(high & 3) << 4, high << 2 & 48, high & 48, high >> 2 & 48], dim=2)
-    codes = (low_bits | high_bits).view(-1, 16, 16).sub_(32).view(torch.int8)  # what wraps around is negative
+    codes = (low_bits | high_bits).view(-1, 16, 16).sub_(32).view(torch.int8)  # values that wrap around are negative
     scales = blocks[:, 192:208].view(torch.int8) * _halves(blocks[:, 208:])
     return codes * scales[..., None]
 
@@ -57,7 +57,7 @@ def _halves(data: Tensor) -> Tensor:
     return data.contiguous().view(torch.float16).float()
 
 
-# By format: how many bytes a block has, and what expands blocks [n, bytes] to float32.
+# By format: the bytes of a block, and the function from blocks [n, bytes] to float32.
 EXPANDERS: dict[int, tuple[int, Callable[[Tensor], Tensor]]] = {
     _Q8_0: (34, _q8_0),
     _Q4_K: (144, _q4_k),

@@ -19,20 +19,20 @@ from oaiserve.engine.model.cpu.operation_list import OperationList, whole_lanes
 
 
 class Buffers(NamedTuple):
-    """The buffers that all layers of a decoder share, by their indices."""
+    """The common buffers of all layers of a decoder, by their indices."""
 
     width: int  # of the hidden state
     hidden: int
-    normed: int  # the hidden state, normed for what reads it
-    branch: int  # what is added to the hidden state
-    mlp: int  # what the last matrix of an MLP multiplies
+    normed: int  # the hidden state, normed for its reader
+    branch: int  # the addition to the hidden state
+    mlp: int  # the input of an MLP's last matrix
 
 
 class ExpertOperations:
     """Adds the operations of mixtures of experts to those of a decoder."""
 
     def __init__(self, operations: OperationList, mixtures: list[Experts], buffers: Buffers) -> None:
-        """Make the buffers that `mixtures` share."""
+        """Make the common buffers of `mixtures`."""
         self._operations, self._library, self._buffers = operations, operations.library, buffers
         self._assignments: dict[tuple[int, int], int] = {}  # of tokens to experts, by number of experts and top_k
         if not mixtures:
@@ -173,14 +173,13 @@ class ExpertOperations:
         operations.add("down", library.expert_project, inner, self._out, downs[0], assignment)
 
     def _combine(self, mixture: Experts, out: int, assignment: int, *, adds: bool, scale: float) -> None:
-        """Add the operation that sums what the experts of a token give, and writes it to `out` or adds it."""
+        """Add the operation that sums a token's experts, and writes the sum to `out` or adds it."""
         arguments = (self._out, out, _width(mixture), assignment, not mixture.weighs_inputs, adds, scale)
         self._operations.add("down", self._library.combine, *arguments)
 
 
 def matrices_of(mixture: Experts) -> list[Matrix]:
-    """Return the matrices of one expert, since those of a layer are alike, and what is around them, that may be in
-    blocks."""
+    """Return the matrices of one expert, for all of a layer, and of the mixture, that may be in quantization blocks."""
     expert, projections = mixture.experts[0], mixture.projections
     own = [expert.up, expert.down] if expert.gate is None else [expert.gate, expert.up, expert.down]
     return own if projections is None else [*own, projections.before, projections.behind]

@@ -161,7 +161,7 @@ def _fits_projection(attention: Attention, width: int) -> bool:
 
 
 def _rotated(rotary: RotaryTable) -> int:
-    """Return the number of a head's elements that the rotation reaches."""
+    """Return the number of rotated elements of a head."""
     pairs = rotary.cosines.shape[1]
     return 2 * pairs if rotary.is_interleaved else rotary.apart + pairs
 

@@ -1,9 +1,9 @@
-"""The layout of keys and values that native attention reads in place.
+"""The layout of keys and values for native attention, which reads them in place.
 
 Within a block, the keys of sixteen tokens are interleaved, so that one instruction adds to sixteen scores. In bfloat16
 and in eight bits, numbers are also in pairs, as the dot-product instruction reads them. In eight bits, the scales of
-sixteen tokens lie before their numbers, so whatever copies a block copies both. Where all heads make their keys and
-values from one latent vector, there are only panels of keys: of the vector, and of the numbers that all keys share.
+sixteen tokens lie before their numbers, so a copy of a block has both. Where all heads make their keys and values from
+one latent vector, there are only panels of keys: of the vector, and of the numbers shared by all keys.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def refuse_unless_it_fits(shapes: Iterable[KVShape], block_size: int) -> None:
 def latent_dim(loaded: LoadedModel) -> int:
     """Return the width of the vector in place of a token's keys and values, or 0 if the layout cannot hold it.
 
-    These are the latent vector that heads make both from, and the numbers that the keys of all heads share.
+    It is the latent vector of keys and values, with the numbers shared by all heads' keys.
     """
     config: Any = loaded.model.config
     rank, shared = (getattr(config, name, None) or 0 for name in ("kv_lora_rank", "qk_rope_head_dim"))

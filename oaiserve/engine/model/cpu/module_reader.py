@@ -1,4 +1,4 @@
-"""Reads the parts of a transformers model by the names of its modules, and keeps track of what has been read."""
+"""Reads the modules of a transformers model by name, and keeps track of the parameters read."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 
 class ModuleReader:
-    """Reads parts of one model's modules, and keeps track of the parameters that it has read. Raises NotKnown."""
+    """Reads one model's modules, and keeps track of the parameters read. Raises NotKnown."""
 
     def __init__(self, loaded: LoadedModel, blocks: Mapping[str, Blocks | ExpertBlocks]) -> None:
-        """Read parameters in `blocks`, by name, as these: a tensor of all experts as what there is of each."""
+        """Read parameters in `blocks`, by name, as these: a tensor of all experts as the matrices of each."""
         self.loaded = loaded
         self._blocks = {id(loaded.model.get_parameter(name)): found for name, found in blocks.items()}
         self._read: set[int] = set()  # the id() of each parameter that has been read
         self._names: dict[int, str] = {id(module): name for name, module in loaded.model.named_modules()}
 
     def refuse_unless_all_is_read(self) -> None:
-        """Raise NotKnown if the model has a parameter that has not been read."""
+        """Raise NotKnown if the model has an unread parameter."""
         for name, parameter in self.loaded.model.named_parameters():
             if id(parameter) not in self._read:
                 raise NotKnown(f"it has a parameter '{name}'")
@@ -40,7 +40,7 @@ class ModuleReader:
         return self._names[id(module)]
 
     def child(self, module: Module, *names: str, optional: bool = False) -> Any:
-        """Return the attribute of a module under the first of these names that it has."""
+        """Return the attribute of a module under its first of these names."""
         for name in names:
             if (child := getattr(module, name, None)) is not None:
                 return child
@@ -64,7 +64,7 @@ class ModuleReader:
         return weight
 
     def weights(self, module: Module) -> Tensor | Blocks:
-        """Return the weights of a module, in blocks if there are such."""
+        """Return the weights of a module, in quantization blocks if there are any."""
         tensor = self.tensor(module)
         found = self._blocks.get(id(module.weight), tensor)
         assert not isinstance(found, list)
@@ -86,7 +86,7 @@ class ModuleReader:
         return Matrix(weight, bias, self._names[id(module)])
 
     def norm_of(self, module: Module, *names: str) -> Norm | None:
-        """Return the norm that a module has under the first of these names that it has, or None."""
+        """Return the norm of a module under its first of these names, or None."""
         norm = self.child(module, *names, optional=True)
         return None if norm is None else self.norm(norm)
 
@@ -126,7 +126,7 @@ class ModuleReader:
 
 
 def decoder_of(model: PreTrainedModel) -> Any:
-    """Return the part of a model that has its embedding, its layers and the norm behind them."""
+    """Return the module with a model's embedding, its layers and the norm behind them."""
     base = base_of(model)
     return getattr(base, "decoder", base)
 

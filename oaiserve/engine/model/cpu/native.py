@@ -128,14 +128,14 @@ class NativeDecoder:
         return ready
 
     def _packed_of(self, adapter: Adapter) -> PackedAdapter:
-        """Return an adapter in the form that native code reads. One that another executor was given is packed here."""
+        """Return an adapter packed for native code. One prepared by another executor is packed here."""
         packed = self._packed.get(adapter)
         if packed is None:
             packed = self._packed[adapter] = PackedAdapter(self._library, adapter, self._operations.sites)
         return packed
 
     def durations_seconds(self) -> dict[str, float]:
-        """Return the seconds that the operations of each kind have taken in all steps so far."""
+        """Return the seconds of the operations of each kind in all steps so far."""
         durations_ns = np.zeros(len(self._operations.names), np.int64)
         self._library.durations(self._handle, durations_ns.ctypes.data)
         totals = dict.fromkeys(self._operations.names, 0.0)

@@ -17,7 +17,7 @@ from oaiserve.engine.model.cpu.pack_weights import WeightPacker
 
 
 class OperationList:
-    """The operations of a decoder so far, with the weights and the buffers that they refer to."""
+    """The operations of a decoder so far, with their weights and buffers."""
 
     def __init__(self, library: Library, handle: int, pool: int, *, has_adapters: bool) -> None:
         """Begin the operations of the decoder of this `handle`. Weights are packed by the threads of `pool`."""
@@ -31,7 +31,7 @@ class OperationList:
         self._groups = -1  # the buffer of inputs in eight bits, which weights in blocks read
 
     def add(self, name: str, function: Callable[..., int], *arguments: Any) -> int:
-        """Add an operation of the kind `name`, by a function of the library, and keep the tensors that it gets."""
+        """Add an operation of the kind `name`, by a function of the library, and hold its tensors."""
         self.names.append(name)
         return function(self.handle, *(argument(value, self.keep) for value in arguments))
 
@@ -40,15 +40,15 @@ class OperationList:
         return self.library.add_floats(self.handle, _whole(width), rows_each)  # type: ignore[no-any-return]
 
     def elements(self, width: int, rows_each: int = 1) -> int:
-        """Add such a buffer in the model's dtype."""
+        """Add a buffer in the model's dtype."""
         return self.library.add_elements(self.handle, _whole(width), rows_each)  # type: ignore[no-any-return]
 
     def groups(self, width: int, rows_each: int = 1) -> int:
-        """Add such a buffer in eight bits."""
+        """Add a buffer in eight bits."""
         return self.library.add_groups(self.handle, width, rows_each)  # type: ignore[no-any-return]
 
     def read_in_groups(self, most_columns: int) -> None:
-        """Make the buffer of what weights in blocks read, which have so many columns at most."""
+        """Make the buffer of inputs of weights in quantization blocks, with so many columns at most."""
         self._groups = self.groups(most_columns)
 
     def keep(self, tensor: Tensor) -> int:
@@ -70,7 +70,7 @@ class OperationList:
         self.add(name, self.library.project, x, out, weights, site, adds, scale)
 
     def project_inner(self, mlp: MLP, x: int, out: int) -> None:
-        """Add the operation that writes what the last matrix of an MLP multiplies to `out`."""
+        """Add the operation that writes the input of an MLP's last matrix to `out`."""
         if mlp.gate is None:
             site, weights = self.site(x, [mlp.up]), self.weights.pack([mlp.up])
             x = self.input_of(x, weights)
@@ -81,9 +81,9 @@ class OperationList:
             self.add("gate and up", self.library.gate, x, out, weights, site, mlp.activation, mlp.gate_factor)
 
     def input_of(self, x: int, weights: int, count: int = 1, *, of_logits_rows: bool = False) -> int:
-        """Return the buffer that products with `count` weights from this index on read.
+        """Return the input buffer of products with `count` weights from this index on.
 
-        That is x, or x in eight bits, for which it adds an operation.
+        It is x, or x in eight bits, for which an operation is added.
         """
         if weights not in self.weights.widths:
             return x

@@ -37,9 +37,9 @@ from oaiserve.engine.model.cpu.pack_weights import PANEL
 
 
 class Operations:
-    """The operations of a decoder in native code, with the weights, buffers and caches that they refer to.
+    """The operations of a decoder in native code, with their weights, buffers and caches.
 
-    Buffers, weights and operations are referred to by their indices, as src/decoder.cpp says.
+    All of these are referred to by index, see src/decoder.cpp.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class Operations:
             self._input_gate(index, layer.input_gate, layer.factor)
 
     def _input_gate(self, index: int, gate: InputGate, factor: float) -> None:
-        """Add the operations by which a layer adds to the hidden state what it makes of its inputs."""
+        """Add the operations of a layer's own inputs, which are added to the hidden state."""
         operations, library = self._operations, self._library
         self._norm(None)
         site, weights = operations.site(self._normed, [gate.gate]), operations.weights.pack([gate.gate])
@@ -297,7 +297,7 @@ def _qkv_width(attention: Attention) -> int:
 
 
 def _matrices(layer: Layer) -> list[Matrix]:
-    """Return the matrices of a layer that may be in blocks."""
+    """Return the matrices of a layer that may be in quantization blocks."""
     parts: list[Matrix | None] = []
     if (attention := layer.attention) is not None:
         qkv = attention.qkv

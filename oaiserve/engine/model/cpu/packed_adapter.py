@@ -1,4 +1,4 @@
-"""An adapter in the form that native code reads, see src/adapters.h."""
+"""An adapter packed for native code, see src/adapters.h."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class PackedAdapter:
         self._give(index, torch.cat(downs), torch.tensor(scales), firsts, counts, torch.cat(ups))
 
     def _set_heads(self, index: int, part: AdapterPart, rows: HeadRows) -> None:
-        """Give a site of heads its weights. What `b` adds to the rows of a head is its own, and `a` is that of all.
+        """Give a site of heads its weights: each head has rows of `b` of its own, and `a` is that of all.
 
         To the product of a head's numbers x, scale * b (a x) is added; with transposed rows, scale * a^T (b^T x).
         """
@@ -92,7 +92,7 @@ def _in_groups(b: Tensor) -> Tensor:
 
 
 def _pack(dtype: torch.dtype) -> int:
-    """Return the number of elements that a dot product multiplies at once, as in src/packs.h."""
+    """Return the number of elements of one dot-product instruction, as in src/packs.h."""
     return 2 if dtype == torch.bfloat16 else 1
 
 

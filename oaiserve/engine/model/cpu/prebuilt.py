@@ -1,8 +1,8 @@
-"""The libraries that an installed wheel has, and the one of them that fits this machine's CPU.
+"""The libraries of an installed wheel, and the choice of the one for this machine's CPU.
 
-There are none where oaiserve was installed from its sources. They lie beside the code that reads them, and whoever can
-change the one can change the other: so it is not asked who may write to their folder, only whether they are sound, and
-compiled from the sources beside them.
+An installation from sources has none. They lie beside the code that reads them, and whoever can change the one can
+change the other: so their folder's permissions are not checked, only that they are sound, and compiled from the sources
+beside them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def find(kind: str) -> Path | None:
 
 
 def fitting(machine: str, features: frozenset[str]) -> Variant | None:
-    """Return the best variant for a CPU. If there is none, what the CPU lacks is logged."""
+    """Return the best variant for a CPU, or None after logging the CPU's missing features."""
     variants = [variant for variant in VARIANTS if variant.machine == machine]
     for variant in variants:
         if variant.features <= features:
@@ -52,13 +52,13 @@ def fitting(machine: str, features: frozenset[str]) -> Variant | None:
 
 
 def usable_features() -> frozenset[str]:
-    """Return what this machine's CPU has, without AMX if the system refuses it."""
+    """Return the features of this machine's CPU, without AMX if the system refuses it."""
     features = cpu_features(CPUINFO)
     return features if amx.is_usable(features) else features - amx.FEATURES
 
 
 def cpu_features(cpuinfo: Path) -> frozenset[str]:
-    """Return the features that all cores have. There are none where the system does not say."""
+    """Return the common features of all cores; none where the system does not tell."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:

@@ -1,10 +1,10 @@
-"""Files in the cache with the weights that a start has quantized, so that later ones map them and need not do it again.
+"""Files in the cache with a start's quantized weights, which later starts map.
 
 A file has the blocks of a model's matrices, one behind the other. Native code writes them where the file is mapped, so
 they are in memory once, as pages that the system can write back. The file has no name until all of it is on the disk;
-what ends before leaves nothing behind. The record of the start says what is where in it (`checked.py`).
+an interrupted start leaves nothing behind. The record of the start has the places in it.
 
-All files together take no more than the user allows: those go first that no start has used for longest.
+All files together take no more than the user allows: the least recently used ones go first.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class FileIdentity:
 
 
 class QuantizedFile:
-    """A file that is being made."""
+    """An unfinished file."""
 
     def __init__(self, num_bytes: int, most_bytes: int) -> None:
         """Reserve the space for so many bytes, and remove other files until all take `most_bytes` at most.
@@ -122,7 +122,7 @@ def _aligned(num_bytes: int) -> int:
 
 
 def _make_room(folder: Path, num_bytes: int, most_bytes: int) -> None:
-    """Remove the files that were not used for longest, until there is room for so many bytes. Raises OSError."""
+    """Remove the least recently used files, until there is space for so many bytes. Raises OSError."""
     if num_bytes > most_bytes:
         raise OSError(f"its {num_bytes} bytes are more than --quantized-cache allows ({most_bytes})")
     sizes = {path: path.stat().st_size for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_atime_ns)}

@@ -6,7 +6,7 @@ then, too, which can take longer than to pack weights into it. On systems other 
 The thread writes zeros. To ask Linux for all pages of a piece at once (MADV_POPULATE_WRITE) would keep the imports
 waiting, which map files and memory: the map of the process is locked until the piece is there.
 
-Until weights are packed, what is taken can be borrowed. The layers that a start checks need memory only so long.
+Until weights are packed, the reserved memory can be borrowed, by the layers that a start checks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PIECE_BYTES = 2**25  # taken between two looks at whether it is still wanted
 
 
 class ReservedMemory:
-    """Memory that begins at a huge page. It is given back when nobody refers to it any more."""
+    """Memory that begins at a huge page. It is given back with the last reference to it."""
 
     def __init__(self, num_bytes: int) -> None:
         """Reserve so many bytes, and begin to take them from the system. Raises OSError."""
@@ -55,7 +55,7 @@ class ReservedMemory:
         return memoryview(self._map)[self._offset : self._offset + num_bytes]
 
     def stop(self) -> None:
-        """Take no more, so that the memory can be written. The rest is taken as it is."""
+        """Stop reserving, so that the memory can be written. The rest comes from the system as usual."""
         self._is_enough.set()
         with self._has_taken:
             self._has_taken.notify_all()
@@ -80,7 +80,7 @@ class ReservedMemory:
 
 
 def reserve(num_bytes: int) -> ReservedMemory | None:
-    """Reserve memory unless it is more than half of what is there, or the system is another one, or refuses.
+    """Reserve memory on Linux, unless it is more than half of the available memory, or the system refuses.
 
     None: weights get their memory as they are packed.
     """

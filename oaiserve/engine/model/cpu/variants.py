@@ -1,4 +1,4 @@
-"""The flags with which the native code is compiled, and the kinds of CPU that a wheel has it for.
+"""The flags of the native code's compiler, and the kinds of CPU in a wheel.
 
 Stdlib only, because the build of a wheel imports it, too. It does not know where libraries lie.
 """
@@ -13,7 +13,7 @@ from oaiserve.engine.model.cpu import amx
 
 SOURCES = Path(__file__).parent / "src"
 MAIN_SOURCE = "decoder.cpp"
-# What is compiled for a CPU: the end of a library's name, and the flags that make it.
+# A variant for a CPU: the end of a library's name, and its flags.
 KINDS = {
     "bf16": ["-DELEMENT=bf16"],
     "float": ["-DELEMENT=float"],
@@ -44,7 +44,7 @@ _V4 = _V3 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
 _V4_BF16 = _V4 | {"avx512_bf16", "avx512_vnni"}
 _V4_BF16_FLAGS = ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni")
 _AMX_FLAGS = ("-mamx-tile", "-mamx-bf16", "-mamx-int8", amx.FLAG)
-# From the best to the one that most CPUs can run. On aarch64 the sources use only what every CPU has.
+# From the best to the one for most CPUs. On aarch64 the sources use only features of every CPU.
 VARIANTS = (
     Variant("x86-64-v4-bf16-amx", "x86_64", (*_V4_BF16_FLAGS, *_AMX_FLAGS), _V4_BF16 | amx.FEATURES),
     Variant("x86-64-v4-bf16", "x86_64", _V4_BF16_FLAGS, _V4_BF16),
@@ -55,7 +55,7 @@ VARIANTS = (
 
 
 def digest(*parts: str, sources: Path = SOURCES) -> bytes:
-    """Return the SHA-256 of the sources and of whatever else the code depends on."""
+    """Return the SHA-256 of the sources and of all else on which the code depends."""
     found = hashlib.sha256()
     for part in parts:
         found.update(part.encode() + b"\0")
@@ -65,27 +65,27 @@ def digest(*parts: str, sources: Path = SOURCES) -> bytes:
 
 
 def origin(kind: str, variant: Variant) -> bytes:
-    """Return the digest of what a wheel's library is made of, apart from the compiler. The library carries it."""
+    """Return the digest of a wheel's library's origin, apart from the compiler. The library carries it."""
     return digest(*FLAGS, *variant.flags, *KINDS[kind])
 
 
 def library_name(kind: str, variant: Variant) -> str:
-    """Return the name of a wheel's library. As that of a compiled one, it is never that of other code."""
+    """Return the name of a wheel's library, which, as that of a compiled one, is unique for its code."""
     return f"{kind}-{variant.name}-{origin(kind, variant).hex()[:16]}.so"
 
 
 def seal(path: Path, made_of: bytes = b"") -> None:
-    """Append to a library what it is made of, and the SHA-256 of all before. Loaders ignore what follows the code."""
+    """Append to a library its origin, and the SHA-256 of all before. Loaders ignore bytes behind the code."""
     content = path.read_bytes() + made_of
     path.write_bytes(content + hashlib.sha256(content).digest())
 
 
 def is_sound(content: bytes) -> bool:
-    """Return whether this is the content of a file that was sealed, and neither cut nor changed since."""
+    """Return whether this is the content of a sealed file, neither cut nor changed since."""
     code, found = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
     return bool(code) and hashlib.sha256(code).digest() == found
 
 
 def origin_of(content: bytes) -> bytes:
-    """Return what a library of a wheel was made of."""
+    """Return the origin of a wheel's library."""
     return content[-2 * _DIGEST_BYTES : -_DIGEST_BYTES]
