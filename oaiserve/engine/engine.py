@@ -48,7 +48,7 @@ from oaiserve.engine.request import (
 from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.shared_limit import SharedLimit
-from oaiserve.engine.start.plan import load_parts
+from oaiserve.engine.start.plan import start_model
 from oaiserve.engine.states import StatePool
 from oaiserve.engine.tokenize import REST, Tokenized, TokenizeFailed, TokenizeStage, TokenizeStarted
 from oaiserve.errors import InvalidRequest, NotFound, Overloaded, Unavailable
@@ -203,7 +203,7 @@ class Engine:
         Raises StartupError if the model cannot be loaded or served.
         """
         options = replace(options or EngineOptions(), **kwargs)
-        return cls(load_parts(model, options, times or StartTimes(), meanwhile), options)
+        return cls(start_model(model, options, times or StartTimes(), meanwhile), options)
 
     def load_adapter(self, name: str, path: Path) -> ServedAdapter:
         """Load an adapter that requests can name then. This takes a while. Raises what `AdapterTable.load` does."""

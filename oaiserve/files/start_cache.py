@@ -16,7 +16,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -155,11 +155,6 @@ def start_of_content(found: Remembered) -> int:
     """Return where the bytes begin that places in the data count from."""
     line = found.content.index(b"\n") + 1
     return line + -line % _ALIGNMENT
-
-
-def refound(asked: Subject, **versions: str) -> Subject:
-    """Return the subject with further versions, which are known only after the start."""
-    return replace(asked, versions={**asked.versions, **versions})
 
 
 def name_of(asked: Subject) -> str:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oaiserve.files import start_cache as remembered
-from oaiserve.files.start_cache import NotRemembered, Subject, recall, refound, remember, start_of_content, subject
+from oaiserve.files.start_cache import NotRemembered, Subject, recall, remember, start_of_content, subject
 
 DATA, CONTENT = {"answer": [1, "two"]}, b"bytes" * 100
 
@@ -108,8 +108,6 @@ def test_it_holds_for_these_versions_only(folder: Path) -> None:
     older = replace(ask(folder), versions={"pytest": "0.1", "not-installed": "none"})
     with pytest.raises(NotRemembered, match=r"^pytest is 0\.1 now, and was \d"):
         recall(older)
-    with pytest.raises(NotRemembered, match="^code is abc now, and was None$"):
-        recall(refound(ask(folder), code="abc"))
 
 
 def test_each_combination_of_options_is_remembered_apart(folder: Path) -> None:

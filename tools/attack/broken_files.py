@@ -50,7 +50,7 @@ from oaiserve.engine.start import (
     load,  # noqa: F401
     load_pooler,  # noqa: F401
 )
-from oaiserve.engine.start.ways import loaded, quantized  # noqa: F401
+from oaiserve.engine.start.ways import expanded, quantized  # noqa: F401
 from oaiserve.files.cache import cache_folder
 from oaiserve.files.checkpoint import INDEX
 from tests.models.adapters import write_adapter

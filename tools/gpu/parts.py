@@ -17,11 +17,10 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.sequence import Sequence as TokenSequence
-from oaiserve.engine.start.ways.loaded import start_runner
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.facts.record import HostPart, StepKind, StepRecord
 from tools.engine_load import complete, figures, greedy, percentile
-from tools.gpu.workload import BLOCK_SIZE, blocks_for
+from tools.gpu.workload import BLOCK_SIZE, blocks_for, started
 
 PROFILED_STEPS = 5
 MOST_KERNELS = 20
@@ -70,7 +69,7 @@ def profile_steps(
     The result has the host's time to launch a step and its time until the results are there, and the kernels that take
     most of the device's time.
     """
-    runner = start_runner(loaded, options).runner
+    runner = started(loaded, options).runner
     return {
         "has_graphs": runner.has_graphs,
         "decode": _profile(runner, make_step(loaded.vocab_size, sequences, context, 1), loaded.device),

@@ -13,10 +13,9 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.start.ways.loaded import start_runner
 from oaiserve.engine.step import Chunk, Step
 from tools.gpu.target import NOT_ON_CPU, Target
-from tools.gpu.workload import load
+from tools.gpu.workload import load, started
 
 ASKED: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -38,10 +37,10 @@ def run(target: Target) -> Iterator[dict[str, Any]]:
         yield {"problem": NOT_ON_CPU}
         return
     loaded = load("smollm2-135m", target)
-    started = start_runner(loaded, EngineOptions(kv_blocks=64, max_running=8))
-    started.warm_up()
+    model = started(loaded, EngineOptions(kv_blocks=64, max_running=8))
+    model.warm_up()
     for name, asked in ASKED.items():
-        yield {name: check(started.runner, name, asked)}
+        yield {name: check(model.runner, name, asked)}
 
 
 def check(runner: ModelRunner, name: str, asked: dict[str, Any]) -> dict[str, Any]:

@@ -13,8 +13,11 @@ import torch
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.start.plan import parts_of_loaded
+from oaiserve.engine.start.assemble import assemble
 from oaiserve.engine.start.prepare import prepare
+from oaiserve.engine.start.started import Started
+from oaiserve.engine.start.ways.expanded import start_on_cpu
+from oaiserve.engine.start.ways.gpu import start_on_gpu
 from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.models.decoders import byte_tokenizer, random_model, real_shape
 from tools.gpu.target import Target
@@ -28,6 +31,10 @@ def load(name: str, target: Target, dtype: torch.dtype = torch.bfloat16) -> Load
     return prepare(random_model(config, dtype=dtype, device=target.device), name)
 
 
+def started(loaded: LoadedModel, options: EngineOptions) -> Started:
+    return start_on_cpu(loaded, options) if loaded.is_on_cpu else start_on_gpu(loaded, options)
+
+
 @contextmanager
 def running_engine(loaded: LoadedModel, **settings: Any) -> Iterator[Engine]:
     """Run an engine in the block, started as the server starts it. Its memory is free again once the caller has dropped
@@ -35,7 +42,7 @@ def running_engine(loaded: LoadedModel, **settings: Any) -> Iterator[Engine]:
     if loaded.device.type == "cpu":
         settings |= {"compile": False}
     options = EngineOptions(**settings)
-    with Engine(parts_of_loaded(loaded, _tokenizer(loaded.vocab_size), options), options) as engine:
+    with Engine(assemble(started(loaded, options), _tokenizer(loaded.vocab_size), options), options) as engine:
         yield engine
     del engine
     release()

@@ -32,6 +32,7 @@ from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import KEY_GROUP, LoadedModel
+from oaiserve.engine.start.cache import remember_checked
 from oaiserve.engine.start.check import (
     NUM_TOKENS,
     UNRELATED,
@@ -44,6 +45,7 @@ from oaiserve.engine.start.check import (
 from oaiserve.engine.start.check_layers import refuse_unless_layers_are_equal
 from oaiserve.errors import StartupError
 from oaiserve.facts.times import monotonic_ns
+from oaiserve.files.start_cache import Subject
 
 log = logging.getLogger(__name__)
 
@@ -75,16 +77,13 @@ def start_native(
     runner: ModelRunner,
     eager: EagerExecutor,
     loaded: LoadedModel,
+    options: EngineOptions,
+    key: Subject | None = None,
     *,
     num_blocks: int,
-    block_size: int,
     num_threads: int,
-    quantize: Quantize = "none",
-    native_build: bool = False,
-    has_adapters: bool = False,
-    when_checked: WhenChecked | None = None,
     needed_by: str | None = None,
-    refused: Exception | None = None,
+    problem: Exception | None = None,
 ) -> None:
     """Replace the runner's executor `eager` by the native step.
 
@@ -92,21 +91,14 @@ def start_native(
     If the model cannot have the native step, the reason is logged, and `eager` is replaced by an eager executor with
     native attention if possible. Raises StartupError if the native step cannot be used and a setting needs it, which
     `needed_by` names: no other code runs quantized weights, has a cache in eight bits, or verifies drafts to the bit.
-    `refused` is the reason, if it is known already.
+    `problem` is the reason, if it is known already.
     """
-    sizes = {"num_blocks": num_blocks, "block_size": block_size, "num_threads": num_threads}
+    native_build = options.native_build
 
     def make() -> NativeDecoder:
-        if refused is not None:
-            raise refused
-        return native_decoder(
-            loaded,
-            quantize=quantize,
-            native_build=native_build,
-            has_adapters=has_adapters,
-            when_checked=when_checked,
-            **sizes,
-        )
+        if problem is not None:
+            raise problem
+        return native_step(loaded, options, key, num_blocks=num_blocks, num_threads=num_threads)
 
     if needed_by is not None:
         try:
@@ -142,7 +134,13 @@ def start_native(
             runner.replace(_with_threads(eager, num_threads))
             return
         try:
-            native = native_attention(loaded, native_build=native_build, **sizes)
+            native = native_attention(
+                loaded,
+                num_blocks=num_blocks,
+                block_size=options.block_size,
+                num_threads=num_threads,
+                native_build=native_build,
+            )
         except (BuildError, MemoryError, NotKnown) as error:
             log.info("Its attention is in plain torch: %s", error)
         else:
@@ -180,6 +178,22 @@ def _hand_over(
         return executor
 
     return hand_over
+
+
+def native_step(
+    loaded: LoadedModel, options: EngineOptions, key: Subject | None = None, *, num_blocks: int, num_threads: int
+) -> NativeDecoder:
+    """Make the native step that the options ask for, and remember for `key` that it computes the same."""
+    return native_decoder(
+        loaded,
+        num_blocks=num_blocks,
+        num_threads=num_threads,
+        block_size=options.block_size,
+        quantize=options.quantize,
+        native_build=options.native_build,
+        has_adapters=options.has_adapters,
+        when_checked=None if key is None else partial(remember_checked, key, loaded, options=options),
+    )
 
 
 @torch.inference_mode()

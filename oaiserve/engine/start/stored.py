@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import mmap
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,48 +21,28 @@ from torch import Tensor
 
 from oaiserve.engine.model.checkpoints.weights import PlaceInFile
 from oaiserve.engine.model.checkpoints.wrapped_names import text_name
+from oaiserve.engine.model.cpu import description
 from oaiserve.engine.model.cpu.blocks import Blocks
-from oaiserve.engine.model.cpu.description import (
-    MLP,
-    Attention,
-    AttentionParameters,
-    ClampedGate,
-    Convolution,
-    Decoder,
-    DeltaNet,
-    Expert,
-    ExpertProjections,
-    Experts,
-    InputGate,
-    LatentProjection,
-    Layer,
-    LayerInputs,
-    LowRank,
-    Mamba,
-    Mamba2,
-    Matrix,
-    MixtureNorms,
-    Norm,
-    RotaryTable,
-    Router,
-    Rows,
-    ShortConvolution,
-)
-from oaiserve.engine.model.spec import KVShape
+from oaiserve.engine.model.cpu.description import Matrix
+from oaiserve.engine.model.spec import KVShape, LayerStateShapes, ModelSpec, StateShape
+from oaiserve.engine.start.some_layers import Part
 from oaiserve.files.safetensors_header import read_header
 
+# Values that JSON does not have, by the names of their types.
+_SIMPLE: dict[str, Callable[[Any], Any]] = {
+    "items": dict,
+    "tuple": tuple,
+    "frozenset": frozenset,
+    "dtype": lambda name: getattr(torch, name),
+    "device": torch.device,
+}
 # A model that needs more than this beside its files is not stored: its weights would be on the disk twice.
 MOST_BYTES = 2**28
 _ALIGNMENT = 64
 _BEGINNING_BYTES = 64  # by which tensors of a file are told apart, before all of their bytes are compared
-_CLASSES = {
-    kind.__name__: kind
-    for kind in (
-        *(MLP, Attention, AttentionParameters, ClampedGate, Convolution, Decoder, DeltaNet),
-        *(Expert, ExpertProjections, Experts, InputGate, KVShape, LatentProjection, Layer),
-        *(LayerInputs, LowRank, Mamba, Mamba2, Matrix, MixtureNorms, Norm, RotaryTable, Router, Rows),
-        ShortConvolution,
-    )
+_OF_SPECS = (KVShape, LayerStateShapes, ModelSpec, Part, StateShape)
+_CLASSES: dict[str, type] = {
+    kind.__name__: kind for kind in (*vars(description).values(), *_OF_SPECS) if isinstance(kind, type)
 }
 _SAFETENSORS_DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32}
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.bfloat16, torch.float32, torch.int32)}
@@ -182,6 +162,12 @@ def to_json(part: Any, tensors: StoredTensors) -> Any:
             return {"tensor": tensors.place(part)}
         if isinstance(part, list):
             return [convert(item) for item in part]
+        if isinstance(part, dict):
+            return {"items": [convert(list(item)) for item in part.items()]}
+        if isinstance(part, tuple | frozenset):
+            return {type(part).__name__: [convert(item) for item in part]}
+        if isinstance(part, torch.dtype | torch.device):
+            return {type(part).__name__: str(part).removeprefix("torch.")}
         if not is_dataclass(part):
             return part
         if id(part) in numbers:
@@ -247,6 +233,8 @@ def from_json(stored: Any, files: StoredFiles) -> Any:
             return [convert(item) for item in stored]
         if not isinstance(stored, dict):
             return stored
+        if (kind := next(iter(stored), "")) in _SIMPLE:
+            return _SIMPLE[kind](convert(stored[kind]))
         if "tensor" in stored:
             return files.read_tensor(stored["tensor"])
         if "same" in stored:

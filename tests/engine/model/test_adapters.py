@@ -18,7 +18,7 @@ from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.start.prepare import prepare
-from oaiserve.engine.start.ways import loaded as start
+from oaiserve.engine.start.ways import expanded
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.errors import StartupError
 from tests.engine.model.adapters_for_tests import merged, random_adapter
@@ -121,13 +121,13 @@ def test_triton_adds_what_plain_torch_adds(dtype: torch.dtype) -> None:
 def test_an_adapter_for_another_model_stops_the_start_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(start, "start_on_cpu", None)
+    monkeypatch.setattr(expanded, "cpu_sizes", None)
     write_adapter(tmp_path, {"model.layers.0.self_attn.q_proj": (7, 8)})
     message = (
         f"--lora sql={tmp_path} cannot be used: '{tmp_path}/adapter_model.safetensors': its tensor .* has the shape"
     )
     with pytest.raises(StartupError, match=message):
-        start.start_runner(prepare(random_model(FAMILIES["llama"])), EngineOptions(lora=(f"sql={tmp_path}",)))
+        expanded.start_on_cpu(prepare(random_model(FAMILIES["llama"])), EngineOptions(lora=(f"sql={tmp_path}",)))
 
 
 def test_an_adapter_that_is_dropped_is_gone() -> None:

@@ -38,10 +38,11 @@ from oaiserve.engine.model.families import gpt_oss
 from oaiserve.engine.model.rehearsal import difference, prompt
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams, TextPrompt
-from oaiserve.engine.start.cache import checked_subject, recall_model, start_checked
+from oaiserve.engine.start.cache import cache_key, recall_model, start_checked
 from oaiserve.engine.start.load import load_model
 from oaiserve.engine.start.prepare import prepare
-from oaiserve.engine.start.ways.quantized import is_kept, load_kept, start_kept
+from oaiserve.engine.start.request import StartRequest
+from oaiserve.engine.start.ways.quantized import load_kept, reason_to_expand, start_kept
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from oaiserve.files.gguf import read_tensors, shard_paths
@@ -294,7 +295,7 @@ def test_experts_of_a_file_that_is_expanded_are_those_of_the_file(family: str, t
 def test_a_checkpoint_in_mxfp4_stays_as_it_is(dtype: Any, tmp_path: Path) -> None:
     save_in_mxfp4(make_model(GPT_OSS), tmp_path)
     source, options = find_model(tmp_path), replace(OPTIONS, dtype=dtype)
-    assert is_kept(source, options)
+    assert reason_to_expand(source, options) is None
     kept = load_kept(source, options)
     assert kept.loaded.model.get_parameter("model.layers.0.mlp.experts.down_proj").is_meta
     batch = batch_of(20, kept.loaded.vocab_size)
@@ -390,7 +391,7 @@ def test_an_architecture_that_nothing_reads_is_refused_with_those_that_can_be_re
 
 def test_only_options_of_the_native_step_keep_weights(tmp_path: Path) -> None:
     source = find_model(file_of(FAMILIES["llama"], tmp_path))
-    assert is_kept(source, OPTIONS)
+    assert reason_to_expand(source, OPTIONS) is None
     changes: list[dict[str, Any]] = [
         {"compile": False},
         {"quantize": "int8"},
@@ -398,7 +399,7 @@ def test_only_options_of_the_native_step_keep_weights(tmp_path: Path) -> None:
         {"tensor_parallel": 2},
     ]
     for changed in changes:
-        assert not is_kept(source, EngineOptions(**changed))
+        assert reason_to_expand(source, EngineOptions(**changed)) is not None
 
 
 def test_a_file_whose_tensors_are_not_those_of_the_model_is_not_kept(tmp_path: Path) -> None:
@@ -439,7 +440,7 @@ def test_the_weights_of_the_check_are_in_memory_that_is_reserved(
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a cache that is empty, apart from the libraries, and that is written at once."""
-    monkeypatch.setattr("oaiserve.engine.start.plan.REMEMBER_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr("oaiserve.engine.start.ways.quantized.REMEMBER_AFTER_SECONDS", 0.0)
     libraries = build.build(torch.float32, "blocks").parent
     (tmp_path / "cache").mkdir(mode=0o700)
     (tmp_path / "cache" / "native").symlink_to(libraries)
@@ -447,13 +448,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def subject_of(path: Path) -> Subject:
-    asked = checked_subject(path, OPTIONS)
+    asked = cache_key(path, OPTIONS)
     assert asked is not None
     return asked
 
 
 def start_and_remember(path: Path) -> None:
-    start_kept(find_model(path), OPTIONS, subject_of(path))
+    start_kept(StartRequest(find_model(path), OPTIONS, key=subject_of(path)))
     wait_until_remembered()
 
 
@@ -550,9 +551,9 @@ def test_a_file_in_another_place_is_checked_anew_and_an_untouched_copy_is_not(tm
 @pytest.mark.usefixtures("cache")
 def test_a_file_with_adapters_starts_again_after_a_check_that_had_one(tmp_path: Path) -> None:
     path, options = file_of(FAMILIES["llama"], tmp_path), replace(OPTIONS, lora_dir=tmp_path)
-    asked = checked_subject(path, options)
+    asked = cache_key(path, options)
     assert asked is not None
-    start_kept(find_model(path), options, asked)
+    start_kept(StartRequest(find_model(path), options, key=asked))
     wait_until_remembered()
     checked = recall_model(asked, options)
     assert len(checked.expected) == 6  # three of them with an adapter
@@ -566,7 +567,7 @@ def test_a_file_with_adapters_starts_again_after_a_check_that_had_one(tmp_path: 
 
 def test_nothing_is_remembered_of_a_file_that_is_expanded(tmp_path: Path) -> None:
     path = file_of(FAMILIES["llama"], tmp_path)
-    assert checked_subject(path, replace(OPTIONS, quantize="int8")) is None
+    assert cache_key(path, replace(OPTIONS, quantize="int8")) is None
 
 
 TOKENS = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "he", "ll", "hell", "<end>"]

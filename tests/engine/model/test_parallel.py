@@ -48,7 +48,6 @@ from oaiserve.engine.request import (
 )
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.start.prepare import prepare
-from oaiserve.engine.start.ways.loaded import start_runner
 from oaiserve.engine.step import Chunk, OutOfMemory, Step
 from oaiserve.errors import InternalError, StartupError, Unavailable
 from tests.engine.doubles import Inbox
@@ -438,11 +437,6 @@ def test_a_refused_model_starts_no_process(saved: Callable[[str], Path], monkeyp
 def test_a_gguf_file_is_not_split() -> None:
     with pytest.raises(StartupError, match="--tensor-parallel 2 is not for GGUF files; 'm' is one."):
         model_config.refuse_unless_divisible(config_of("llama"), 2, "m", is_gguf=True)
-
-
-def test_a_model_that_was_loaded_as_a_whole_is_not_split() -> None:
-    with pytest.raises(StartupError, match="--tensor-parallel is 2, but the model is loaded as a whole."):
-        start_runner(prepare(random_model(config_of("llama"))), EngineOptions(tensor_parallel=2, kv_blocks=4))
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.profiler import NvtxRanges
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.start.plan import parts_of_loaded
+from oaiserve.engine.start.assemble import assemble
 from oaiserve.engine.start.prepare import prepare
-from oaiserve.engine.start.ways.loaded import start_runner
+from oaiserve.engine.start.ways.expanded import start_on_cpu
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from tests.engine.doubles import TIMEOUT_SECONDS, Inbox, request
@@ -31,7 +31,7 @@ def loaded() -> LoadedModel:
 @pytest.fixture(scope="module")
 def engine(loaded: LoadedModel) -> Iterator[Engine]:
     options = EngineOptions(block_size=4, kv_blocks=64, max_running=8, max_step_tokens=8, compile=False)
-    with Engine(parts_of_loaded(loaded, Tokenizer(byte_tokenizer()), options), options) as engine:
+    with Engine(assemble(start_on_cpu(loaded, options), Tokenizer(byte_tokenizer()), options), options) as engine:
         yield engine
 
 
@@ -62,7 +62,7 @@ def test_a_trace_has_the_steps_with_their_sizes_and_the_operations_in_them(engin
 
 def test_nvtx_is_refused_without_a_gpu(loaded: LoadedModel) -> None:
     with pytest.raises(StartupError, match="--nvtx is for --device cuda; the model is on cpu."):
-        start_runner(loaded, EngineOptions(nvtx=True))
+        start_on_cpu(loaded, EngineOptions(nvtx=True))
 
 
 def test_a_new_nvtx_range_ends_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,8 @@ A KV cache of latent vectors is read by the native step alone, so a model that h
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from oaiserve.config import EngineOptions
@@ -12,117 +14,94 @@ from oaiserve.engine.model.adapted_modules import adaptable
 from oaiserve.engine.model.attention.select import backend_for
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.executor import Executor
-from oaiserve.engine.model.memory import cpu_sizes, longest_request
-from oaiserve.engine.model.profiler import TorchProfiler
-from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.model.memory import cpu_sizes
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.model.states import States
-from oaiserve.engine.start.draft_weights import DraftWeights
-from oaiserve.engine.start.native import WhenChecked, native_decoder, start_native
-from oaiserve.engine.start.started import CPU_STEP_TOKENS, Started
+from oaiserve.engine.served_model import ServedModel
+from oaiserve.engine.start.assemble import assemble
+from oaiserve.engine.start.draft import DraftWeights, load_draft
+from oaiserve.engine.start.load import load_model
+from oaiserve.engine.start.native import native_step, start_native, with_native_cache
+from oaiserve.engine.start.refuse import refuse_unless_possible
+from oaiserve.engine.start.request import StartRequest
+from oaiserve.engine.start.started import Started, started_on_cpu
 from oaiserve.errors import StartupError
+from oaiserve.files.start_cache import Subject
+
+
+class Expanded:
+    """The start of any model on a CPU, with its weights as transformers loads them."""
+
+    name = "with expanded weights"
+
+    def accepts(self, request: StartRequest) -> str | None:
+        return None
+
+    def start(self, request: StartRequest) -> ServedModel:
+        options = request.options
+        load = partial(load_model, request.source.path, device=options.device, dtype=options.dtype)
+        loaded = request.load("weights", partial(load, max_model_len=options.max_model_len))
+        loaded, draft = with_native_cache(loaded, options), load_draft(request)
+        key = None if request.source.gguf_file is not None else request.key  # expanded weights are in no file
+        with request.times.part("native step"):
+            return assemble(start_on_cpu(loaded, options, key, draft), request.tokenizer, options)
 
 
 def start_on_cpu(
     loaded: LoadedModel,
     options: EngineOptions,
-    when_checked: WhenChecked | None = None,
+    key: Subject | None = None,
     draft: DraftWeights | None = None,
-    refused: Exception | None = None,
 ) -> Started:
     """Start a model with transformers' code, and replace that by native code, if the options and the model allow it.
 
-    For the arguments see `start_runner`; `refused` says why there is no native step, if that is known. Raises
-    StartupError where the options need the native step and it cannot be used, or where memory is too small.
+    For `key`, the native step is remembered when it has been compared. Raises StartupError where the options need the
+    native step and it cannot be used, or where memory is too small.
     """
+    refuse_unless_possible(loaded, options)
+    problem: Exception | None = None
+    if loaded.has_latent_cache:
+        try:
+            return _start_natively(loaded, options, key, draft)
+        except StartupError:
+            raise
+        except Exception as error:  # transformers' code can raise anything: it is read and called in unusual ways
+            loaded, problem = loaded.with_latent_cache(0), error
     num_blocks, num_states = cpu_sizes(loaded, options, None if draft is None else draft.spec)
     sizes = {"num_blocks": num_blocks, "block_size": options.block_size}
     eager = EagerExecutor.with_cache(loaded, backend=backend_for(loaded, options.attention), **sizes)
-    runner = _runner(eager, loaded, options, num_states)
+    started = started_on_cpu(
+        eager, loaded, options, adaptable(loaded.model), num_blocks=num_blocks, num_states=num_states, draft=draft
+    )
     if options.compile:
+        num_threads = options.cpu_threads or default_threads()
         start_native(
-            runner,
+            started.runner,
             eager,
             loaded,
-            quantize=options.quantize,
-            native_build=options.native_build,
-            has_adapters=options.has_adapters,
-            num_threads=options.cpu_threads or default_threads(),
-            when_checked=when_checked,
+            options,
+            key,
+            num_blocks=num_blocks,
+            num_threads=num_threads,
             needed_by=_needing_native(options),
-            refused=refused,
-            **sizes,
+            problem=problem,
         )
-    return _started(runner, loaded, options, draft, num_blocks=num_blocks, num_states=num_states)
+    return started
 
 
-def start_with_latent_cache(
-    loaded: LoadedModel, options: EngineOptions, when_checked: WhenChecked | None, draft: DraftWeights | None
-) -> tuple[LoadedModel, Started]:
-    """Start a model whose KV cache has latent vectors with its native step, also where the library has to be compiled.
-
-    Return the model with the form of cache that it got: where the native step cannot be used, keys and values, and
-    transformers' code. Raises StartupError as `start_on_cpu` does.
-    """
-    try:
-        return loaded, _start_latent(loaded, options, when_checked, draft)
-    except StartupError:
-        raise
-    except Exception as error:  # transformers' code can raise anything: it is read and called in unusual ways
-        loaded = loaded.with_latent_cache(0)
-        return loaded, start_on_cpu(loaded, options, draft=draft, refused=error)
-
-
-def _start_latent(
-    loaded: LoadedModel, options: EngineOptions, when_checked: WhenChecked | None, draft: DraftWeights | None
+def _start_natively(
+    loaded: LoadedModel, options: EngineOptions, key: Subject | None, draft: DraftWeights | None
 ) -> Started:
-    """Start the native step at once. Raises what `native_decoder` does, and StartupError."""
+    """Start the native step at once, also where the library has to be compiled. Raises as `native_step` does."""
     num_blocks, num_states = cpu_sizes(loaded, options, None if draft is None else draft.spec)
-    native = native_decoder(
-        loaded,
-        quantize=options.quantize,
-        native_build=options.native_build,
-        has_adapters=options.has_adapters,
-        num_blocks=num_blocks,
-        block_size=options.block_size,
-        num_threads=options.cpu_threads or default_threads(),
-        when_checked=when_checked,
-    )
+    num_threads = options.cpu_threads or default_threads()
+    native = native_step(loaded, options, key, num_blocks=num_blocks, num_threads=num_threads)
     torch.set_num_threads(native.torch_threads)
-    runner = _runner(native, loaded, options, num_states)
-    return _started(runner, loaded, options, draft, num_blocks=num_blocks, num_states=num_states)
-
-
-def _runner(executor: Executor, loaded: LoadedModel, options: EngineOptions, num_states: int) -> ModelRunner:
-    states = States(loaded.state_shapes, num_states, loaded.device) if num_states else None
-    return ModelRunner(executor, loaded.device, options.block_size, states=states)
-
-
-def _started(
-    runner: ModelRunner,
-    loaded: LoadedModel,
-    options: EngineOptions,
-    draft: DraftWeights | None,
-    *,
-    num_blocks: int,
-    num_states: int,
-) -> Started:
-    return Started(
-        runner,
-        num_blocks,
-        longest_request(loaded, num_blocks * options.block_size),
-        CPU_STEP_TOKENS,
-        TorchProfiler(loaded.device),
-        ranges=None,
-        adaptable=adaptable(loaded.model) if options.has_adapters else {},
-        draft=None if draft is None else draft.start(options, num_blocks=num_blocks, vocab_size=loaded.vocab_size),
-        num_states=num_states,
-    )
+    sizes = {"num_blocks": num_blocks, "num_states": num_states}
+    return started_on_cpu(native, loaded, options, adaptable(loaded.model), draft=draft, **sizes)
 
 
 def _needing_native(options: EngineOptions) -> str | None:
-    """Return the setting that needs the native step, if there is one."""
+    """Find the setting that needs the native step, if there is one."""
     if options.quantize != "none":
         return f"--quantize {options.quantize}"
     if options.kv_cache_dtype != "auto":

@@ -8,6 +8,7 @@ from functools import partial
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.adapted_modules import adaptable, by_kernels, plain
+from oaiserve.engine.model.device import select_device
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.gpu.block_tables import BlockTables
@@ -17,6 +18,8 @@ from oaiserve.engine.model.profiler import NvtxRanges, TorchProfiler
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.states import States
+from oaiserve.engine.served_model import ServedModel
+from oaiserve.engine.start.assemble import assemble
 from oaiserve.engine.start.gpu.checks.adapters import adapters_problem
 from oaiserve.engine.start.gpu.checks.layers import fuse_layers_checked
 from oaiserve.engine.start.gpu.checks.usable import is_usable
@@ -33,13 +36,33 @@ from oaiserve.engine.start.gpu.graph_capture import Graphs, capture_graphs
 from oaiserve.engine.start.gpu.kv_scales import with_measured_scales
 from oaiserve.engine.start.gpu.sizes import gpu_sizes
 from oaiserve.engine.start.gpu.warm_up import warm_up
+from oaiserve.engine.start.load import load_model
+from oaiserve.engine.start.native import with_native_cache
+from oaiserve.engine.start.refuse import refuse_unless_possible
+from oaiserve.engine.start.request import StartRequest
 from oaiserve.engine.start.started import GPU_STEP_TOKENS, Started
 
 log = logging.getLogger(__name__)
 
 
+class OnGpu:
+    """The start of a model on one GPU."""
+
+    name = "on a GPU"
+
+    def accepts(self, request: StartRequest) -> str | None:
+        return "its device is the CPU" if select_device(request.options.device).type == "cpu" else None
+
+    def start(self, request: StartRequest) -> ServedModel:
+        options = request.options
+        load = partial(load_model, request.source.path, device=options.device, dtype=options.dtype)
+        loaded = request.load("weights", partial(load, max_model_len=options.max_model_len))
+        return assemble(start_on_gpu(with_native_cache(loaded, options), options), request.tokenizer, options)
+
+
 def start_on_gpu(loaded: LoadedModel, options: EngineOptions) -> Started:
-    """Start a model that is on one GPU. Raises StartupError if the GPU, or its memory, does not allow what is asked."""
+    """Start a model that is on one GPU. Raises StartupError if the GPU, or its memory, does not allow the options."""
+    refuse_unless_possible(loaded, options)
     options = _as_the_model_allows(loaded, options)
     if options.kv_cache_dtype == "fp8":
         loaded = with_measured_scales(loaded, options.block_size)
@@ -82,6 +105,7 @@ def start_on_gpu(loaded: LoadedModel, options: EngineOptions) -> Started:
     )
     compiled = executor if features.get(COMPILED) else None
     return Started(
+        loaded,
         runner,
         num_blocks,
         max_model_len,

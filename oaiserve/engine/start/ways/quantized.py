@@ -30,6 +30,7 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.model.adapted_modules import adaptable
 from oaiserve.engine.model.adapter_weights import refuse_unless_they_fit
 from oaiserve.engine.model.adapters import Adapter, probe_adapter
+from oaiserve.engine.model.foreign_attention import share_caches
 from oaiserve.engine.model.checkpoints.empty_model import empty_model, named_parameters
 from oaiserve.engine.model.checkpoints.gguf_config import read_config
 from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights, NotKept, refuse_unless_whole, scale_frequencies
@@ -48,8 +49,7 @@ from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.cpu.reserved import ReservedMemory
 from oaiserve.engine.model.device import limit_compiled_shapes, select_device
-from oaiserve.engine.model.foreign_attention import share_caches
-from oaiserve.engine.model.memory import cpu_sizes, longest_request
+from oaiserve.engine.model.memory import cpu_sizes
 from oaiserve.engine.model.model_config import (
     context_length,
     is_mxfp4,
@@ -57,26 +57,27 @@ from oaiserve.engine.model.model_config import (
     refuse_longer,
     refuse_unless_decoder_only,
 )
-from oaiserve.engine.model.profiler import TorchProfiler
-from oaiserve.engine.model.runner import ModelRunner
-from oaiserve.engine.model.spec import LoadedModel, ModelSpec
-from oaiserve.engine.model.states import States
+from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.served_model import ServedModel
+from oaiserve.engine.start.assemble import assemble
 from oaiserve.engine.start.cache import BLOCK_DTYPES, keeps_blocks, remember_checked
 from oaiserve.engine.start.check import refuse_unless_equal
 from oaiserve.engine.start.load import generation_defaults
 from oaiserve.engine.start.native import refuse_unless_adaptable, transformers_logits, with_native_cache
 from oaiserve.engine.start.prepare import prepare
+from oaiserve.engine.start.request import Declined, StartRequest
 from oaiserve.engine.start.some_layers import Part
-from oaiserve.engine.start.started import CPU_STEP_TOKENS, Started
+from oaiserve.engine.start.started import Started, started_on_cpu
 from oaiserve.errors import StartupError
 from oaiserve.files.load_errors import reported
 from oaiserve.files.private import NotPrivate
 from oaiserve.files.source import ModelSource
-from oaiserve.files.start_cache import Subject
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+# The record takes a while, and new memory. The next start needs it.
+REMEMBER_AFTER_SECONDS = 3.0
 _CHECKED_ROWS = 1024  # of the embedding
 _EMBEDDINGS = ("model.embed_tokens.weight", "model.embeddings.weight", "backbone.embeddings.weight")
 _HEAD = "lm_head.weight"
@@ -96,8 +97,30 @@ class _Files(NamedTuple):
     generation_config: GenerationConfig | None
 
 
-def is_kept(source: ModelSource, options: EngineOptions) -> bool:
-    """Return whether the options have a model's weights in blocks, if its family is known.
+class Quantized:
+    """The start of a model whose weights stay quantized, or are quantized here."""
+
+    name = "with quantized weights"
+
+    def accepts(self, request: StartRequest) -> str | None:
+        return reason_to_expand(request.source, request.options)
+
+    def start(self, request: StartRequest) -> ServedModel:
+        options = request.options
+        try:
+            started = request.load("weights and check", partial(start_kept, request))
+        except NotKept as reason:
+            request.drop_reserved()
+            if options.quantize == "int4":
+                raise StartupError(
+                    f"--quantize int4 needs the native step, which cannot be used: {reason}."
+                ) from reason
+            raise Declined(str(reason)) from reason
+        return assemble(started, request.tokenizer, options)
+
+
+def reason_to_expand(source: ModelSource, options: EngineOptions) -> str | None:
+    """Find the reason why a model's weights do not stay quantized, or None if they do where its family is known.
 
     Raises StartupError for --quantize int4 where there is nothing to quantize, or nothing that computes with it.
     """
@@ -110,8 +133,10 @@ def is_kept(source: ModelSource, options: EngineOptions) -> bool:
             )
         if device.type != "cpu":
             raise StartupError(f"--quantize int4 is for --device cpu; the model is on {device}.")
-        return True
-    return keeps_blocks(options) and _is_quantized(source)
+        return None
+    if not keeps_blocks(options):
+        return "the options need them expanded"
+    return None if _is_quantized(source) else "its files have none"
 
 
 def _is_quantized(source: ModelSource) -> bool:
@@ -137,53 +162,37 @@ class Kept(NamedTuple):
     num_states: int  # of sequences; 0 if no layer keeps one
 
 
-def start_kept(
-    source: ModelSource,
-    options: EngineOptions,
-    asked: Subject | None = None,
-    *,
-    reserved: ReservedMemory | None = None,
-    remember_after_seconds: float = 0.0,
-) -> tuple[ModelSpec, Started]:
+def start_kept(request: StartRequest) -> Started:
     """Load a model and start its native step. Raises as `load_kept` does.
 
-    For `asked`, the check of a GGUF file is remembered, and so are weights that are quantized here, but only some
-    seconds after this returns, so that the first answer does not wait for it. Weights are packed into `reserved`; all
-    of it is given back where they cannot be.
+    For the request's key, the check of a GGUF file is remembered, and so are weights that are quantized here, but only
+    some seconds after this returns, so that the first answer does not wait for it.
     """
-    try:
-        kept = load_kept(source, options, keeps_quantized=asked is not None, reserved=reserved)
-    except BaseException:
-        if reserved is not None:
-            reserved.keep(0)
-        raise
-    loaded, num_blocks = kept.loaded, kept.num_blocks
-    started = Started(
-        ModelRunner(
-            kept.native,
-            loaded.device,
-            options.block_size,
-            states=States(loaded.state_shapes, kept.num_states, loaded.device) if kept.num_states else None,
-        ),
-        num_blocks,
-        longest_request(loaded, num_blocks * options.block_size),
-        CPU_STEP_TOKENS,
-        TorchProfiler(loaded.device),
-        ranges=None,
-        adaptable=kept.decoder.adaptable() if options.has_adapters else {},
+    options, key = request.options, request.key
+    if request.compiling is not None:
+        with request.times.part("native code"):
+            request.compiling.join()
+    kept = load_kept(request.source, options, keeps_quantized=key is not None, reserved=request.reserved)
+    loaded, weights = kept.loaded, kept.weights
+    started = started_on_cpu(
+        kept.native,
+        loaded,
+        options,
+        kept.decoder.adaptable(),
+        num_blocks=kept.num_blocks,
         num_states=kept.num_states,
     )
-    if asked is not None:
+    if key is not None:
         remember = partial(
             remember_checked,
-            *(asked, loaded, kept.decoder, kept.expected, options, kept.compared),
-            after_seconds=remember_after_seconds,
+            *(key, loaded, kept.decoder, kept.expected, options, kept.compared),
+            after_seconds=REMEMBER_AFTER_SECONDS,
         )
-        if isinstance(kept.weights, GgufWeights):
-            remember(in_files=kept.weights.places())
-        elif isinstance(kept.weights, Int4Weights) and kept.weights.file is not None:
-            remember(quantized=kept.weights.file)
-    return loaded, started
+        if isinstance(weights, GgufWeights):
+            remember(in_files=weights.places())
+        elif isinstance(weights, Int4Weights) and weights.file is not None:
+            remember(quantized=weights.file)
+    return started
 
 
 def load_kept(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from functools import cache, partial
-from pathlib import Path
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.eager import EagerExecutor
@@ -32,6 +31,8 @@ from oaiserve.engine.model.profiler import NvtxRanges, TorchProfiler
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.split import Member
+from oaiserve.engine.served_model import ServedModel
+from oaiserve.engine.start.assemble import assemble
 from oaiserve.engine.start.gpu.checks.layers import fuse_layers_checked
 from oaiserve.engine.start.gpu.fast_paths import (
     DECODE_GRAPHS,
@@ -46,30 +47,43 @@ from oaiserve.engine.start.gpu.graph_capture import Graphs, Members, capture_gra
 from oaiserve.engine.start.gpu.sizes import gpu_sizes
 from oaiserve.engine.start.gpu.warm_up import warm_up
 from oaiserve.engine.start.load import load_model
+from oaiserve.engine.start.refuse import refuse_unless_possible
+from oaiserve.engine.start.request import StartRequest
 from oaiserve.engine.start.started import CPU_STEP_TOKENS, GPU_STEP_TOKENS, Started
 
 log = logging.getLogger(__name__)
 
 
-def load_parallel(model: str | Path, options: EngineOptions) -> tuple[LoadedModel, Workers]:
-    """Load this process's part of a model, and start the workers that hold the rest. The caller stops them.
+class TensorParallel:
+    """The start of a model in several processes."""
 
-    Raises StartupError as `load_model` does, and also if a worker fails.
-    """
-    workers = Workers(model, options)
-    try:
-        with group.environment(0), workers.explained():
-            loaded = load_model(
-                model,
-                device=options.device,
-                dtype=options.dtype,
-                max_model_len=options.max_model_len,
-                member=Member(0, options.tensor_parallel, workers.meet),
-            )
-    except BaseException:
-        workers.stop()
-        raise
-    return loaded, workers
+    name = "tensor-parallel"
+
+    def accepts(self, request: StartRequest) -> str | None:
+        return "--tensor-parallel is 1" if request.options.tensor_parallel == 1 else None
+
+    def start(self, request: StartRequest) -> ServedModel:
+        tokenizer, path, options = request.tokenizer, request.source.path, request.options  # before any process
+        workers = Workers(path, options)
+
+        def load() -> LoadedModel:
+            member = Member(0, options.tensor_parallel, workers.meet)
+            with group.environment(0), workers.explained():
+                return load_model(
+                    path,
+                    device=options.device,
+                    dtype=options.dtype,
+                    max_model_len=options.max_model_len,
+                    member=member,
+                )
+
+        try:
+            loaded = request.load("weights", load)
+            with workers.explained():
+                return assemble(start_split(loaded, options, workers), tokenizer, options)
+        except BaseException:
+            workers.stop()
+            raise
 
 
 def start_split(loaded: LoadedModel, options: EngineOptions, workers: Workers) -> Started:
@@ -77,6 +91,7 @@ def start_split(loaded: LoadedModel, options: EngineOptions, workers: Workers) -
 
     Raises StartupError if a member has no room for what the options ask for, or if a worker fails.
     """
+    refuse_unless_possible(loaded, options)
     has_graphs = options.cuda_graph and loaded.sums is not None and not loaded.is_on_cpu
     log.info(
         "The model is split into %d parts: %s%s",
@@ -124,8 +139,9 @@ def start_split(loaded: LoadedModel, options: EngineOptions, workers: Workers) -
     )
     profiler, ranges = TorchProfiler(loaded.device), NvtxRanges() if options.nvtx else None
     if loaded.is_on_cpu:
-        return Started(runner, num_blocks, max_model_len, CPU_STEP_TOKENS, profiler, ranges)
+        return Started(loaded, runner, num_blocks, max_model_len, CPU_STEP_TOKENS, profiler, ranges, workers=workers)
     return Started(
+        loaded,
         runner,
         num_blocks,
         max_model_len,
@@ -134,6 +150,7 @@ def start_split(loaded: LoadedModel, options: EngineOptions, workers: Workers) -
         ranges,
         warm_up=partial(warm_up, runner, loaded, ways.apply_masks, options.block_size),
         features=dict.fromkeys(FEATURES, False) | features,
+        workers=workers,
     )
 
 

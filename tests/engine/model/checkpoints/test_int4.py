@@ -19,7 +19,7 @@ from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.rehearsal import difference
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.start.prepare import prepare
-from oaiserve.engine.start.ways.quantized import is_kept, load_kept
+from oaiserve.engine.start.ways.quantized import load_kept, reason_to_expand
 from oaiserve.errors import StartupError
 from oaiserve.files.source import find_model
 from tests.engine.model.adapters_for_tests import random_adapter
@@ -152,7 +152,7 @@ def answered(folder: Path, **options: Any) -> list[int]:
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a cache that is empty, apart from the libraries, and that is written at once."""
-    monkeypatch.setattr("oaiserve.engine.start.plan.REMEMBER_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr("oaiserve.engine.start.ways.quantized.REMEMBER_AFTER_SECONDS", 0.0)
     libraries = build.build(torch.float32, "blocks").parent
     cache = tmp_path / "cache"
     cache.mkdir(mode=0o700)
@@ -196,7 +196,7 @@ def test_weights_that_are_quantized_before_are_refused(tmp_path: Path) -> None:
     written(tmp_path / "gptq", Packing("gptq"))
     for path in (tmp_path / "gptq", file_of(FAMILIES["llama"], tmp_path)):
         with pytest.raises(StartupError, match="^--quantize int4 is for weights that are not quantized yet"):
-            is_kept(find_model(path), INT4)
+            reason_to_expand(find_model(path), INT4)
 
 
 @pytest.mark.compiler

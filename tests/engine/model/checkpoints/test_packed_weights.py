@@ -22,7 +22,7 @@ from oaiserve.engine.model.rehearsal import difference
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.start.load import load_model
 from oaiserve.engine.start.prepare import prepare
-from oaiserve.engine.start.ways.quantized import is_kept, load_kept
+from oaiserve.engine.start.ways.quantized import load_kept, reason_to_expand
 from oaiserve.errors import StartupError
 from oaiserve.files.quantization import read_quantization
 from oaiserve.files.source import find_model
@@ -230,8 +230,8 @@ def test_without_the_native_step_weights_are_expanded(tmp_path: Path, caplog: py
     (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 0.25}))
     changes: list[dict[str, Any]] = [{"compile": False}, {"quantize": "int8"}, {"tensor_parallel": 2}]
     for changed in changes:
-        assert not is_kept(find_model(tmp_path), EngineOptions(**changed))
-    assert is_kept(find_model(tmp_path), OPTIONS)
+        assert reason_to_expand(find_model(tmp_path), EngineOptions(**changed)) is not None
+    assert reason_to_expand(find_model(tmp_path), OPTIONS) is None
     with caplog.at_level("INFO"):
         loaded = load_model(tmp_path, dtype="float32")
     assert "in AWQ, are expanded to float32" in caplog.text

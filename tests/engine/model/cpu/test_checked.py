@@ -19,13 +19,13 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.cpu import build
 from oaiserve.engine.model.cpu.description import Decoder
 from oaiserve.engine.request import ChatPrompt, SamplingParams
-from oaiserve.engine.start import load, stored
-from oaiserve.engine.start.cache import checked_subject, recall_model, start_checked
+from oaiserve.engine.start import cache, load, stored
+from oaiserve.engine.start.cache import cache_key, recall_model, start_checked
 from oaiserve.engine.start.native import native_decoder
 from oaiserve.engine.start.stored import StoredFiles, StoredTensors, TooLarge, from_json, to_json
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.facts.start_times import StartTimes
-from oaiserve.files.start_cache import NotRemembered, Subject
+from oaiserve.files.start_cache import NotRemembered, Subject, recall
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, FAMILIES, make_model
 from tests.engine.model.cpu.small_models import load as load_small
 from tests.engine.text.tokenizers_for_tests import CHATML
@@ -33,7 +33,7 @@ from tests.models.adapters import write_adapter
 from tests.models.decoders import byte_tokenizer
 
 pytestmark = pytest.mark.compiler
-PARTS = ["import of torch", "what is remembered", "weights and check", "tokenizer"]
+PARTS = ["import of torch", "start cache", "weights and check", "tokenizer"]
 OPTIONS: dict[str, Any] = {"device": "cpu", "kv_blocks": 64, "cpu_threads": 1}
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 
@@ -62,11 +62,11 @@ def started_how(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Return how the model has been started, since the last call."""
     found = [record.message for record in caplog.records if record.name == "oaiserve.engine.start.plan"]
     caplog.clear()
-    return [line for line in found if "transformers' code" in line]
+    return [line for line in found if line.startswith("The model ")]
 
 
 def subject_of(folder: Path, options: EngineOptions) -> Subject:
-    asked = checked_subject(folder, options)
+    asked = cache_key(folder, options)
     assert asked is not None
     return asked
 
@@ -78,15 +78,18 @@ def test_a_model_that_was_checked_starts_again_without_transformers_and_answers_
     caplog.set_level(logging.DEBUG, "oaiserve")
     expected = answer(folder)
     (line,) = started_how(caplog)
-    assert line.endswith("is loaded: no earlier start has found it with these options")
+    assert line.startswith(
+        "The model starts with expanded weights (not from the start cache: no earlier start has found it with these "
+        "options; not to pool: it generates text; "
+    )
     with monkeypatch.context() as patch:
         patch.setattr(load, "load_model", None)
         patch.setattr("oaiserve.engine.text.tokenizer._load", None)
         assert answer(folder) == expected
-    (line,) = started_how(caplog)
-    assert line.startswith("The native step is ready: it computes what transformers' code did on ")
+    assert started_how(caplog) == ["The model starts from the start cache"]
     assert answer(folder, recheck=True) == expected
-    assert started_how(caplog) == []
+    (line,) = started_how(caplog)
+    assert "(not from the start cache: --recheck asks transformers' code again; " in line
 
 
 def test_a_model_with_adapters_starts_again_after_a_check_that_had_one(
@@ -160,9 +163,8 @@ def test_other_weights_are_checked_anew(folder: Path, caplog: pytest.LogCaptureF
     other.save_pretrained(folder)
     started_how(caplog)
     after = answer(folder)
-    assert started_how(caplog) == [
-        "The check of this model is not remembered, so transformers' code is loaded: model.safetensors has changed"
-    ]
+    (line,) = started_how(caplog)
+    assert "(not from the start cache: model.safetensors has changed; " in line
     assert after != before
     assert answer(folder) == after
 
@@ -185,9 +187,29 @@ def test_the_library_is_part_of_what_was_checked(folder: Path, monkeypatch: pyte
         recall_model(subject_of(folder, options), options)
 
 
+def test_the_code_that_made_a_record_is_part_of_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer(folder)
+    options = EngineOptions(**OPTIONS)
+    code = recall(subject_of(folder, options)).data["code"]
+    rooms = {"engine/model/cpu": ("describe", "operations", "pack_weights"), "engine/model/attention": ("rotation",)}
+    rooms |= {"engine/start": ("prepare", "check"), "files": ("safetensors_header",)}
+    used = {f"{room}/{name}.py" for room, names in rooms.items() for name in names}
+    assert used <= code.keys()
+    digest = cache._digest
+
+    def changed(path: Path) -> str:
+        return digest(path)[:-1] if str(path).endswith(name) else digest(path)
+
+    for name in used:
+        with monkeypatch.context() as patch:
+            patch.setattr(cache, "_digest", changed)
+            with pytest.raises(NotRemembered, match=f"^the code in oaiserve/{name} has changed$"):
+                recall_model(subject_of(folder, options), options)
+
+
 @pytest.mark.parametrize("options", [{"device": "cuda"}, {"compile": False}, {"tensor_parallel": 2}, {"task": "embed"}])
 def test_nothing_is_remembered_of_what_the_native_step_is_not_for(folder: Path, options: dict[str, Any]) -> None:
-    assert checked_subject(folder, EngineOptions(**OPTIONS | options)) is None
+    assert cache_key(folder, EngineOptions(**OPTIONS | options)) is None
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -73,8 +73,8 @@ def test_more_threads_than_cpus_are_remarked_on_in_one_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, threads: int, device: str, is_said: bool
 ) -> None:
     monkeypatch.setattr(pretrained, "usable_cpus", lambda: 2)
-    monkeypatch.setattr(pretrained, "_load", lambda *_: None)
+    monkeypatch.setattr(pretrained, "_start", lambda *_: None)
     options = EngineOptions(cpu_threads=threads, device=device)  # type: ignore[arg-type]
-    pretrained.load_parts("model", options, StartTimes(), lambda: None)
+    pretrained.start_model("model", options, StartTimes(), lambda: None)
     said = "--cpu-threads is 3, but this process may run on 2 CPUs only."
     assert [message[: len(said)] for message in caplog.messages] == [said] * is_said

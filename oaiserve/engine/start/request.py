@@ -1,0 +1,79 @@
+"""A model that is to be started, as all ways to start it get it. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+from threading import Thread
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.pooling import Task
+from oaiserve.engine.text.tokenizer import Tokenizer
+from oaiserve.facts.start_times import StartTimes
+from oaiserve.files.source import ModelSource
+from oaiserve.files.start_cache import Subject
+
+if TYPE_CHECKING:
+    from oaiserve.engine.model.cpu.reserved import ReservedMemory
+    from oaiserve.engine.served_model import ServedModel
+
+T = TypeVar("T")
+
+
+class Declined(Exception):
+    """A way cannot start a model. The message is the reason, without a full stop."""
+
+
+class Way(Protocol):
+    """A way to start a model. Each object is asked once."""
+
+    name: str
+
+    def accepts(self, request: StartRequest) -> str | None:
+        """Decide whether to start this model: the reason against it, or None."""
+
+    def start(self, request: StartRequest) -> ServedModel:
+        """Start the model. Raises StartupError for the user, and Declined where the next way is to be tried."""
+
+
+@dataclass
+class StartRequest:
+    """A model that is to be started: its files and its options, and what its parts share until it runs."""
+
+    source: ModelSource  # on this machine
+    options: EngineOptions
+    times: StartTimes = field(default_factory=StartTimes)
+    meanwhile: Callable[[], object] = lambda: None  # called beside the weights
+    task: Task = "generate"
+    key: Subject | None = None  # in the start cache; None: this start cannot be remembered
+    reserved: ReservedMemory | None = None  # for weights in quantization blocks
+    compiling: Thread | None = None  # of the native library, since before the imports
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        options = self.options
+        template = options.chat_template.read_text(encoding="utf-8") if options.chat_template else None
+        with self.times.part("tokenizer"):
+            return Tokenizer.from_pretrained(self.source.path, template, recheck=options.recheck)
+
+    def load(self, part: str, load: Callable[[], T]) -> T:
+        """Load weights in a thread that ends, while this thread makes the tokenizer.
+
+        Each thread that computes gets a pool of OpenMP workers. Once these outnumber the cores, all of them sleep
+        between operations instead of spinning, and a decode step on a CPU takes two thirds longer. Afterwards only the
+        engine thread computes.
+        """
+        with ThreadPoolExecutor(1, thread_name_prefix="load") as loader:
+            loading = loader.submit(self.times.run, part, load)
+            _ = self.tokenizer  # most of the weights are packed in native code
+            self.meanwhile()
+            return loading.result()
+
+    def drop_reserved(self) -> None:
+        """Give the reserved memory back to the system."""
+        if self.reserved is not None:
+            self.reserved.keep(0)
+            self.reserved = None
