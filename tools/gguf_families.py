@@ -33,9 +33,9 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.model.checkpoints.gguf_config import read_config
 from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights, NotKept
 from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.rehearsal import difference
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.check import batches
+from oaiserve.engine.start.compare import difference
 from oaiserve.engine.start.load import load_model
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.start.ways.quantized import load_kept

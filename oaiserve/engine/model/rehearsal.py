@@ -10,22 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import product
 
-import torch
-
 from oaiserve.engine.model.sampling.sampler import NUM_TOP
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
-
-# The logits of two ways to compute the same may differ by so much, relative to their norm. A wrong computation differs
-# by more than this, and different rounding by far less.
-FLOAT32_TOLERANCE = 1e-3
-HALF_TOLERANCE = 0.1  # bfloat16 and float16
-QUANTIZED_TOLERANCE = 0.3
-# Both ways round keys and values to eight bits, but a number between two integers may be rounded up by one way only.
-INT8_CACHE_TOLERANCE = 0.02
-# What one layer gives may differ by less than logits: it rounds its weights and its results once.
-_LAYER_TOLERANCES = {torch.float32: 1e-3, torch.float16: 0.01, torch.bfloat16: 0.03}
 
 # The ways to draw a token that have kernels of their own, each for the model's logits and for edited ones.
 _WAYS = (
@@ -93,20 +81,3 @@ def largest_step(*, max_step_tokens: int, max_running: int, longest: int, block_
         sequence.token_ids, sequence.num_tokens, sequence.blocks = token_ids, longest, blocks
         (decodes if num_tokens == 1 else prefills).append(Chunk(sequence, longest - num_tokens, num_tokens))
     return Step(decodes + prefills)
-
-
-def difference(logits: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the norm of the difference of two tensors of logits, relative to the norm of `expected`."""
-    return float((logits.float() - expected.float()).norm() / expected.float().norm())
-
-
-def tolerance(dtype: torch.dtype, *, is_quantized: bool = False) -> float:
-    """Return the largest `difference` that rounding explains, for a model that is computed in `dtype`."""
-    if is_quantized:
-        return QUANTIZED_TOLERANCE
-    return FLOAT32_TOLERANCE if dtype == torch.float32 else HALF_TOLERANCE
-
-
-def layer_tolerance(dtype: torch.dtype) -> float:
-    """Return the largest `difference` that rounding explains between two results of one layer, or of a part of it."""
-    return _LAYER_TOLERANCES[dtype]

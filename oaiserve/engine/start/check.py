@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -11,9 +10,10 @@ from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.cpu.description import Decoder, NotKnown
 from oaiserve.engine.model.cpu.native import NativeDecoder
-from oaiserve.engine.model.rehearsal import INT8_CACHE_TOLERANCE, difference, prompt, tolerance
+from oaiserve.engine.model.rehearsal import prompt
 from oaiserve.engine.model.spec import ModelSpec
 from oaiserve.engine.model.states import PartOfStep, States
+from oaiserve.engine.start.compare import INT8_CACHE_TOLERANCE, compare, tolerance
 
 NUM_TOKENS = 9
 # Logits that have nothing to do with each other differ by 1.4 in the mean, and zeros by 1 from any others.
@@ -66,29 +66,24 @@ def refuse_unless_equal(
     is_quantized: bool,
     probe: Adapter | None = None,
 ) -> None:
-    """Raise Differs unless the native step computes `expected`, which are transformers' logits of the batches: first
-    without an adapter, and then with the `probe`, if there is one."""
+    """Raise Differs unless the native step computes `expected`: transformers' logits of the batches, first without an
+    adapter, and then with the `probe`, if there is one."""
     limit = tolerance(spec.dtype, is_quantized=is_quantized)
     if any(shape.is_int8 for shape in spec.kv_shapes.values()):
         limit = max(limit, INT8_CACHE_TOLERANCE)
-    pairs = zip(_own_logits(native, spec, block_size, probe), expected, strict=True)
-    apart = float(torch.tensor([difference(*pair) for pair in pairs]).max())  # not a number, if one is none
-    if not apart <= limit:
-        raise Differs(apart)
+    pairs = zip(_all_batches(spec, block_size, probe), expected, strict=True)
+    named = (("logits", pair) for pair in pairs)
+    found = compare(lambda pair: native.forward(pair[0]), lambda pair: pair[1], named, limit)
+    if found is not None:
+        raise Differs(found.apart)
 
 
 @torch.inference_mode()
 def own_logits(native: NativeDecoder, spec: ModelSpec, block_size: int, probe: Adapter | None) -> list[torch.Tensor]:
-    """Return the native step's logits of the batches of the check, which later starts find again to the last bit."""
-    return [logits.clone() for logits in _own_logits(native, spec, block_size, probe)]
+    """Compute the native step's logits of the batches of the check, which later starts find again to the last bit."""
+    return [native.forward(batch).clone() for batch in _all_batches(spec, block_size, probe)]
 
 
-def _own_logits(
-    native: NativeDecoder, spec: ModelSpec, block_size: int, probe: Adapter | None
-) -> Iterator[torch.Tensor]:
-    """Yield the logits of each batch, which the next one overwrites."""
-    checked = batches(spec, block_size)
-    if probe is not None:
-        checked += batches(spec, block_size, probe)
-    for batch in checked:
-        yield native.forward(batch)
+def _all_batches(spec: ModelSpec, block_size: int, probe: Adapter | None) -> list[Batch]:
+    with_probe = [] if probe is None else batches(spec, block_size, probe)
+    return batches(spec, block_size) + with_probe

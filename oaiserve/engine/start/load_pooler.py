@@ -21,8 +21,8 @@ from oaiserve.engine.model.pooling.files import PoolingFiles, find_file, find_ta
 from oaiserve.engine.model.pooling.heads import embedding_head, load_dense, score_activation, score_head
 from oaiserve.engine.model.pooling.linear import pack_linears
 from oaiserve.engine.model.pooling.pooler import LoadedPooler, row
-from oaiserve.engine.model.rehearsal import difference, tolerance
 from oaiserve.engine.pooling import Pooling, Task
+from oaiserve.engine.start.compare import Difference, difference, tolerance
 from oaiserve.errors import StartupError
 from oaiserve.files.hub_download import local_source
 from oaiserve.files.load_errors import reported, tensors_named
@@ -139,11 +139,11 @@ def prepare_pooler(
         except TypeError as error:  # the model's code does not pass an argument on, or asks for what is not there
             raise StartupError(f"'{name}' cannot be served for --task {task}: {error}.") from error
         vectors = head(hidden, lengths)
-    found, limit = difference(vectors if task == "score" else hidden, expected), tolerance(model.dtype)
-    if not found <= limit:
+    found = Difference("", difference(vectors if task == "score" else hidden, expected), tolerance(model.dtype))
+    if found.is_beyond_rounding:
         raise StartupError(
-            f"'{name}' cannot be served for --task {task}: without padding its outputs differ by {found:.1%} from its "
-            f"own (allowed: {limit:.1%}), so its attention does something that is not known here."
+            f"'{name}' cannot be served for --task {task}: without padding its outputs differ by {found.apart:.1%} "
+            f"from its own (allowed: {found.limit:.1%}), so its attention does something that is not known here."
         )
     if task == "score":
         return pooler

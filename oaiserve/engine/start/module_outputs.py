@@ -9,26 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Module
 
-from oaiserve.engine.model.rehearsal import FLOAT32_TOLERANCE, difference
+from oaiserve.engine.start.compare import FLOAT32_TOLERANCE, Difference, difference
 
 # What rounding to 16 bits may change in a module: several times what it does in all families that were tried.
 HALF_LIMIT = 0.05
 _ROUNDINGS = 8  # how many times as far apart two ways to attend may be as attention with queries that round otherwise
 _NUMBERS = ("layer_idx", "layer_id")  # of their layers, which modules that attend have
-
-
-class Differing(NamedTuple):
-    """Says how far the output of one module is from the recorded one."""
-
-    difference: float  # as `rehearsal.difference` has it
-    limit: float  # what rounding explains
-    module: str  # its name in the model; empty: the model itself
 
 
 class ModuleOutputs:
@@ -41,7 +33,7 @@ class ModuleOutputs:
         self._limits = {module: self._limit for module in self._names if type(module).__name__ == mixer}
         self._running: list[Module] = []
         self._recorded: dict[Module, list[Tensor]] = {}  # [T, width] of each call
-        self.found: list[Differing] = []  # since the last `recorded`
+        self.found: list[Difference] = []  # since the last `recorded`
 
     def attends(self, rounding: float) -> None:
         """Compare the innermost module that is running, of those that know their layer.
@@ -73,7 +65,7 @@ class ModuleOutputs:
                 return None
             call = num_calls[module] = num_calls.get(module, -1) + 1
             expected = self._recorded[module][call][start:][: output[..., 0].numel()].view_as(output)
-            self.found.append(Differing(_difference(output, expected), self._limits[module], self._names[module]))
+            self.found.append(Difference(self._names[module], _difference(output, expected), self._limits[module]))
             return expected
 
         with self._hooked(compare):
@@ -81,9 +73,10 @@ class ModuleOutputs:
 
     def beyond_rounding(self) -> str:
         """Return by how much the first output differs that differs by more than rounding explains; "" if none does."""
-        for apart, limit, module in self.found:
-            if not apart <= limit:
-                return f"by {apart:.1%} (allowed: {limit:.1%})" + (f" in '{module}'" if module else "")
+        for found in self.found:
+            if found.is_beyond_rounding:
+                place = f" in '{found.what}'" if found.what else ""
+                return f"by {found.apart:.1%} (allowed: {found.limit:.1%}){place}"
         return ""
 
     @contextmanager

@@ -23,10 +23,11 @@ from oaiserve.engine.model.model_config import (
     refuse_unless_decoder_only,
 )
 from oaiserve.engine.model.parallel.sums import Sums
-from oaiserve.engine.model.rehearsal import difference, prompt, tolerance
+from oaiserve.engine.model.rehearsal import prompt
 from oaiserve.engine.model.spec import KVShape, LayerStateShapes, LoadedModel
 from oaiserve.engine.model.states import PartOfStep, States
-from oaiserve.engine.start.module_outputs import Differing, ModuleOutputs
+from oaiserve.engine.start.compare import Difference, difference, tolerance
+from oaiserve.engine.start.module_outputs import ModuleOutputs
 from oaiserve.errors import StartupError
 
 # The parameters whose defaults come from a model's generation_config.json, if it has them.
@@ -140,7 +141,7 @@ def _probe_attention(
         raise StartupError(
             f"'{name}' cannot be served: a layer of it keeps keys and values twice, and the cache holds them once."
         )
-    outputs.found.append(Differing(difference(logits, expected), tolerance(model.dtype), ""))
+    outputs.found.append(Difference("", difference(logits, expected), tolerance(model.dtype)))
     if differing := outputs.beyond_rounding():
         raise StartupError(
             f"'{name}' cannot be served: with paged attention its outputs differ {differing} from its own, so its "
@@ -168,7 +169,7 @@ def _refuse_unless_equal_in_parts(loaded: LoadedModel, name: str, outputs: Modul
                 computed = eager.forward(batch)
             start = end
         logits.append(computed)
-    outputs.found.append(Differing(difference(logits[1], logits[0]), tolerance(loaded.dtype), ""))
+    outputs.found.append(Difference("", difference(logits[1], logits[0]), tolerance(loaded.dtype)))
     if differing := outputs.beyond_rounding():
         raise StartupError(
             f"'{name}' cannot be served: computed in parts, its outputs differ {differing}, so a layer of it needs "

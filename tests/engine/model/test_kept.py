@@ -35,10 +35,11 @@ from oaiserve.engine.model.cpu.reserved import ReservedMemory
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.families import FAMILIES as FAMILIES_OF_FILES
 from oaiserve.engine.model.families import gpt_oss
-from oaiserve.engine.model.rehearsal import difference, prompt
+from oaiserve.engine.model.rehearsal import prompt
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams, TextPrompt
 from oaiserve.engine.start.cache import cache_key, recall_model, start_checked
+from oaiserve.engine.start.compare import difference
 from oaiserve.engine.start.load import load_model
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.start.request import StartRequest

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from oaiserve.engine.model.attention.reference import ReferenceAttention
-from oaiserve.engine.model.rehearsal import difference, sampling_steps, tolerance
+from oaiserve.engine.model.rehearsal import sampling_steps
 from oaiserve.engine.model.sampling import plain_sampling
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
+from oaiserve.engine.start.compare import difference, tolerance
 from oaiserve.engine.start.prepare import prepare
 from tests.engine.model.runners import eager_runner
 from tests.models.decoders import FAMILIES, random_model

@@ -22,8 +22,10 @@ from oaiserve.engine.model.attention import Scoring
 from oaiserve.engine.model.attention.hook import ATTENTION, AttentionCall
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.executor import Executor
-from oaiserve.engine.model.rehearsal import difference, prompt, tolerance
+from oaiserve.engine.model.rehearsal import prompt
 from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.start.compare import compare, tolerance
+from oaiserve.engine.start.gpu.checks.usable import reason
 from oaiserve.facts.times import monotonic_ns
 
 COMPILED_ATTENTION = "oaiserve_paged_compiled"
@@ -127,21 +129,20 @@ def compile_layers(executor: Executor, loaded: LoadedModel, *, num_blocks: int, 
     log.info("Compiling the model's layers")
     began_ns = monotonic_ns()
     loaded.model.set_attn_implementation(COMPILED_ATTENTION)
-    problem = None
+    problem: object = None
     try:
         _install(
             layers, lambda forward: torch.compile(forward, fullgraph=True, dynamic=True, options={"compile_threads": 1})
         )
         with torch._dynamo.config.patch(recompile_limit=MAX_COMPILATIONS):
-            logits = [executor.forward(batch).clone() for batch in batches]
+            problem = compare(
+                lambda pair: executor.forward(pair[0]),
+                lambda pair: pair[1],
+                (("the outputs", pair) for pair in zip(batches, expected, strict=True)),
+                tolerance(loaded.dtype),
+            )
     except Exception as error:  # the compiler can raise anything, and the model runs without it
-        problem = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    else:
-        limit = tolerance(loaded.dtype)
-        differences = [difference(got, want) for got, want in zip(logits, expected, strict=True)]
-        if not all(found <= limit for found in differences):  # NaN fails this check
-            shown = " and ".join(f"{found:.1%}" for found in differences)
-            problem = f"the outputs would differ by {shown} (allowed: {limit:.1%})"
+        problem = reason(error)
     if problem is not None:
         restore_layers(loaded)
         log.warning("The model's layers are not compiled: %s", problem)

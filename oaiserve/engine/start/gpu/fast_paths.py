@@ -112,7 +112,7 @@ def _attention_and_sampling(
     if options.tensor_parallel > 1 and loaded.sums is None:
         return backend_for(loaded, options.attention), *_sampling()
 
-    def of_attention() -> str | None:
+    def of_attention() -> object | None:
         return attention_problem(loaded, backend_for(loaded, options.attention), options.block_size)
 
     def of_sampling() -> str | None:

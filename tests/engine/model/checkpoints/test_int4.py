@@ -16,8 +16,8 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.checkpoints.int4_weights import Int4Weights
 from oaiserve.engine.model.cpu import build
 from oaiserve.engine.model.cpu.library import Library
-from oaiserve.engine.model.rehearsal import difference
 from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.start.compare import difference
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.start.ways.quantized import load_kept, reason_to_expand
 from oaiserve.errors import StartupError

@@ -18,8 +18,8 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.checkpoints.packed_weights import PackedWeights
 from oaiserve.engine.model.cpu.blocks import FORMATS
 from oaiserve.engine.model.cpu.library import Library
-from oaiserve.engine.model.rehearsal import difference
 from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.start.compare import difference
 from oaiserve.engine.start.load import load_model
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.start.ways.quantized import load_kept, reason_to_expand

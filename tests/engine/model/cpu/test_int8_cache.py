@@ -20,10 +20,10 @@ from oaiserve.engine.model.cpu.attention import NativeAttention
 from oaiserve.engine.model.cpu.description import NotKnown
 from oaiserve.engine.model.cpu.kv_layout import LANES, new_cache, rounded
 from oaiserve.engine.model.cpu.library import Library
-from oaiserve.engine.model.rehearsal import difference
 from oaiserve.engine.model.spec import KEY_GROUP, KVShape
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.start.compare import difference
 from oaiserve.engine.start.native import native_decoder
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.errors import StartupError

@@ -16,10 +16,10 @@ from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.cpu.description import HeadRows
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.rehearsal import QUANTIZED_TOLERANCE, difference
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.start.compare import QUANTIZED_TOLERANCE, difference
 from oaiserve.engine.start.native import native_decoder, with_native_cache
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Step

@@ -16,13 +16,12 @@ import torch
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model import layer_operations, start_on_gpu
+from oaiserve.engine.model import layer_operations
 from oaiserve.engine.model.adapted_modules import by_kernels, plain
 from oaiserve.engine.model.attention import Backend, Scoring
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.cpu.description import NotKnown
-from oaiserve.engine.model.gpu import fast_paths, graph_capture
 from oaiserve.engine.model.gpu.decode_forwards import Run
 from oaiserve.engine.model.gpu.fused_projections import fuse_projections, separate_projections
 from oaiserve.engine.model.runner import ModelRunner
@@ -31,6 +30,7 @@ from oaiserve.engine.model.sampling.logit_edits import apply_masks_in_torch
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.served_model import ServedModel
+from oaiserve.engine.start.gpu import fast_paths, graph_capture
 from oaiserve.engine.start.gpu.checks import layers
 from oaiserve.engine.start.gpu.checks.adapters import adapters_problem
 from oaiserve.engine.start.gpu.checks.attention import attention_problem
@@ -39,6 +39,7 @@ from oaiserve.engine.start.gpu.checks.usable import is_usable
 from oaiserve.engine.start.gpu.compiled import restore_layers
 from oaiserve.engine.start.gpu.kv_scales import scale_for, with_measured_scales
 from oaiserve.engine.start.prepare import prepare
+from oaiserve.engine.start.ways import gpu as start_on_gpu
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from tests.engine.model.gpu.test_graphs import Plain, padding_backend

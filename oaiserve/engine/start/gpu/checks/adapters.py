@@ -10,16 +10,17 @@ import torch
 from oaiserve.engine.model.adapted_modules import AddTo, adaptable, plain
 from oaiserve.engine.model.adapters import Adapter, AdapterPart
 from oaiserve.engine.model.batch import Batch, build_batch
-from oaiserve.engine.model.rehearsal import difference, layer_tolerance, prompts_and_decodes
+from oaiserve.engine.model.rehearsal import prompts_and_decodes
 from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.start.compare import Difference, compare, layer_tolerance
 
 ADAPTED_LENGTHS = [3, 20, 9]
 ADAPTER_RANKS = (8, 24)
 
 
 @torch.inference_mode()
-def adapters_problem(loaded: LoadedModel, add: Callable[[Batch], AddTo], block_size: int) -> str | None:
-    """Return how products with adapters differ from those in plain torch, for one layer of each shape, if they do.
+def adapters_problem(loaded: LoadedModel, add: Callable[[Batch], AddTo], block_size: int) -> Difference | None:
+    """Compare products with adapters with those in plain torch, for one layer of each shape.
 
     In a step, one sequence has an adapter, one another of a larger rank, and one none.
     """
@@ -36,14 +37,19 @@ def adapters_problem(loaded: LoadedModel, add: Callable[[Batch], AddTo], block_s
     ]
     batch = build_batch(prompts, block_size, loaded.device)
     batch.adapters = [adapters[0], None, adapters[1]]
-    limit = layer_tolerance(loaded.dtype)
-    ways = add(batch), plain(batch)
-    for (rows, columns), name in shapes.items():
-        x = numbers(len(batch.input_ids), columns) * math.sqrt(columns)
-        outs = [x.new_zeros(len(x), rows) for _ in ways]
-        for way, out in zip(ways, outs, strict=True):
+    fast, slow = add(batch), plain(batch)
+
+    def added_by(way: AddTo) -> Callable[[tuple[str, int, torch.Tensor]], torch.Tensor]:
+        def added(given: tuple[str, int, torch.Tensor]) -> torch.Tensor:
+            name, rows, x = given
+            out = x.new_zeros(len(x), rows)
             way(name, x, out)
-        found = difference(*outs)
-        if not found <= limit:
-            return f"products of '{name}' would differ by {found:.1%} (allowed: {limit:.1%})"
-    return None
+            return out
+
+        return added
+
+    named = (
+        (f"products of '{name}'", (name, rows, numbers(len(batch.input_ids), columns) * math.sqrt(columns)))
+        for (rows, columns), name in shapes.items()
+    )
+    return compare(added_by(fast), added_by(slow), named, layer_tolerance(loaded.dtype))

@@ -8,9 +8,10 @@ from oaiserve.engine.model.attention import Backend, LayerCache, Scoring, StepAt
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.rehearsal import difference, layer_tolerance, prompts_and_decodes
+from oaiserve.engine.model.rehearsal import prompts_and_decodes
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.states import PartOfStep, States
+from oaiserve.engine.start.compare import Difference, difference, layer_tolerance, worst
 from oaiserve.engine.step import Chunk, Step
 
 LENGTHS = (3, 20, 600, 75)  # of sequences whose attention is compared; one is read by several programs
@@ -18,9 +19,8 @@ CHUNK_TOKENS = 5  # of the longest, in a step in which the others decode
 
 
 @torch.inference_mode()
-def attention_problem(loaded: LoadedModel, backend: Backend, block_size: int) -> str | None:
-    """Return how attention differs from the reference in the model's layers, in prompts, chunks and decodes, if it
-    does."""
+def attention_problem(loaded: LoadedModel, backend: Backend, block_size: int) -> Difference | None:
+    """Compare attention with the reference in the model's layers, in prompts, chunks and decodes."""
     if not loaded.kv_shapes:
         return None
     *lengths, longest = (max(3, min(length, loaded.max_model_len)) for length in LENGTHS)
@@ -40,9 +40,7 @@ def attention_problem(loaded: LoadedModel, backend: Backend, block_size: int) ->
             batch.states = states.of_step([PartOfStep(i, chunk.start, chunk.num_tokens) for i, chunk in order])
         executor.forward(batch)
     limit = layer_tolerance(loaded.dtype)
-    if compared.largest <= limit:
-        return None
-    return f"attention would differ by {compared.largest:.1%} in a layer (allowed: {limit:.1%})"
+    return worst(Difference("attention in a layer", apart, limit) for apart in compared.found)
 
 
 class _Compared:
@@ -50,7 +48,7 @@ class _Compared:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self.largest = 0.0  # difference; NaN stays
+        self.found: list[float] = []  # differences of results, and the share of keys and values that differ
 
     def of_step(self, batch: Batch) -> StepAttention:
         reference, fast = ReferenceAttention(batch), self._backend(batch)
@@ -61,12 +59,9 @@ class _Compared:
             copies = cache.copy()
             got = fast(query, key, value, copies, scoring)
             want = reference(query, key, value, cache, scoring)
-            found = [difference(got, want)]
-            found += [
-                float((copy.float() != kept.float()).float().mean()) for copy, kept in zip(copies, cache, strict=True)
-            ]
-            for one in found:
-                self.largest = one if not one <= self.largest else self.largest
+            self.found.append(difference(got, want))
+            for copy, kept in zip(copies, cache, strict=True):
+                self.found.append(float((copy.float() != kept.float()).float().mean()))
             return want
 
         return attend

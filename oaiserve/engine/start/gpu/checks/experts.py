@@ -6,6 +6,7 @@ The experts are packed or in 16 bits. Packed ones may round their inputs to 8 bi
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -19,10 +20,10 @@ from oaiserve.engine.model.gpu.device_experts import (
     plain_experts,
     plain_experts_of,
 )
-from oaiserve.engine.model.rehearsal import difference, layer_tolerance
 from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.start.compare import Difference, compare, layer_tolerance
 from oaiserve.engine.start.gpu.checks.matrices import PRODUCT_ROWS
-from oaiserve.engine.start.gpu.checks.usable import is_usable
+from oaiserve.engine.start.gpu.checks.usable import tried
 
 ROUNDED_EXPERTS_TOLERANCE = 0.08  # of what follows from two products whose inputs are rounded to floats of 8 bits
 ROUNDED_EXPERT_ROWS = 300
@@ -55,16 +56,12 @@ def compute_experts_checked(loaded: LoadedModel, find: Callable[[], Compute]) ->
     layers = packed_experts(loaded.model)
     if not layers:
         return False
-    found: list[Compute] = []
-
-    def problem() -> str | None:
-        found.append(find())
-        return experts_problem(layers, found[0], loaded.dtype)
-
     instead = "each one expands its matrices, which is much slower"
-    if not is_usable("Packed experts by kernels", instead, problem, loaded.sums):
+    problem = partial(experts_problem, layers, dtype=loaded.dtype)
+    compute = tried("Packed experts by kernels", instead, find, problem, loaded.sums)
+    if compute is None:
         return False
-    compute_by(loaded.model, found[0])
+    compute_by(loaded.model, compute)
     return True
 
 
@@ -76,17 +73,13 @@ def compute_plain_experts_checked(loaded: LoadedModel, find: Callable[[], Comput
     layers = [(module, experts) for module, experts in made if experts is not None]
     if not layers:
         return False
-    found: list[Compute] = []
-
-    def problem() -> str | None:
-        found.append(find())
-        return experts_problem([experts for _, experts in layers], found[0], loaded.dtype)
-
     name, instead = "Experts in 16 bits by kernels", "they are transformers' grouped products"
-    if not is_usable(name, instead, problem, loaded.sums):
+    problem = partial(experts_problem, [experts for _, experts in layers], dtype=loaded.dtype)
+    compute = tried(name, instead, find, problem, loaded.sums)
+    if compute is None:
         return False
     for module, experts in layers:
-        experts.compute = found[0]
+        experts.compute = compute
         compute_few_rows_by(module, experts, None if loaded.sums is None else loaded.sums.add_up, FEW_EXPERT_ROWS)
     return True
 
@@ -98,41 +91,40 @@ def round_experts_checked(loaded: LoadedModel, find: Callable[[], RoundedExperts
     layers = [one for one in packed_experts(loaded.model) if one.gate_up.kind == one.down.kind == "float8"]
     if not layers:
         return False
-    found: list[RoundedExperts] = []
 
-    def problem() -> str | None:
-        found.append(find())
-        for experts in {(one.gate_up.shape, one.num_experts): one for one in layers}.values():
-            given = _expert_inputs(experts, ROUNDED_EXPERT_ROWS, loaded.dtype)
-            differs = difference(found[0].compute(experts, *given, is_rounded=True), plain_experts(experts, *given))
-            if not differs <= ROUNDED_EXPERTS_TOLERANCE:
-                return f"outputs would differ by {differs:.1%} (allowed: {ROUNDED_EXPERTS_TOLERANCE:.1%})"
-        return None
+    def problem(rounded: RoundedExperts) -> Difference | None:
+        shapes = {(one.gate_up.shape, one.num_experts): one for one in layers}
+        named = (("outputs", (one, _expert_inputs(one, ROUNDED_EXPERT_ROWS, loaded.dtype))) for one in shapes.values())
+        compute = partial(rounded.compute, is_rounded=True)
+        return compare(_outputs(compute), _outputs(plain_experts), named, ROUNDED_EXPERTS_TOLERANCE)
 
-    if not is_usable("Experts in 8 bits", "prompts are multiplied in 16, at half the rate", problem, loaded.sums):
+    rounded = tried("Experts in 8 bits", "prompts are multiplied in 16, at half the rate", find, problem, loaded.sums)
+    if rounded is None:
         return False
     for experts in layers:
-        experts.compute = found[0].compute_rounding_many
+        experts.compute = rounded.compute_rounding_many
     return True
 
 
-def experts_problem(layers: list[PackedExperts], compute: Compute, dtype: torch.dtype) -> str | None:
-    """Return how outputs of experts differ from those in plain torch, for one layer of each kind, if they do."""
+def experts_problem(layers: list[PackedExperts], compute: Compute, dtype: torch.dtype) -> Difference | None:
+    """Compare outputs of experts with those in plain torch, for one layer of each kind."""
     kinds = {(one.gate_up.kind, one.gate_up.shape, one.num_experts): one for one in layers}
-    limit = layer_tolerance(dtype)
-    for (kind, *_), experts in kinds.items():
-        for num_rows in PRODUCT_ROWS:
-            given = _expert_inputs(experts, num_rows, dtype)
-            found = difference(compute(experts, *given), plain_experts(experts, *given))
-            if not found <= limit:
-                return f"{num_rows} rows and experts in {kind} would differ by {found:.1%} (allowed: {limit:.1%})"
-    return None
+    named = (
+        (f"{num_rows} rows and experts in {kind}", (experts, _expert_inputs(experts, num_rows, dtype)))
+        for (kind, *_), experts in kinds.items()
+        for num_rows in PRODUCT_ROWS
+    )
+    return compare(_outputs(compute), _outputs(plain_experts), named, layer_tolerance(dtype))
 
 
-def _expert_inputs(
-    experts: PackedExperts, num_rows: int, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return hidden states, the experts of each row, and their weights."""
+Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # hidden states, the experts of each row, and their weights
+
+
+def _outputs(compute: Compute) -> Callable[[tuple[PackedExperts, Inputs]], torch.Tensor]:
+    return lambda given: compute(given[0], *given[1])
+
+
+def _expert_inputs(experts: PackedExperts, num_rows: int, dtype: torch.dtype) -> Inputs:
     generator = torch.Generator().manual_seed(num_rows)
     device, number = experts.gate_up.codes.device, experts.num_experts
     x = torch.randn(num_rows, experts.gate_up.shape[1], generator=generator).to(device, dtype)

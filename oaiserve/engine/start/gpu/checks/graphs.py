@@ -9,8 +9,9 @@ from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.gpu.block_tables import BlockTables
 from oaiserve.engine.model.gpu.graphs import DecodeGraphs
 from oaiserve.engine.model.gpu.prompt_graphs import PromptGraphs
-from oaiserve.engine.model.rehearsal import difference, prompts_and_decodes, tolerance
+from oaiserve.engine.model.rehearsal import prompts_and_decodes
 from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.start.compare import Difference, difference, tolerance
 from oaiserve.engine.step import Step
 
 COMPARED_LENGTHS = (9, 40, 17)  # of the sequences whose replayed steps are compared
@@ -34,9 +35,9 @@ def replay_problem(
         executor.forward(_batch(prompts, graphs.tables, loaded, block_size))
         want = executor.forward(_batch(decodes, graphs.tables, loaded, block_size)).clone()
         logits, replayed = graphs.launch(decodes, graphs.tables.update(decodes), None, {})
-        found, limit = difference(logits, want), tolerance(loaded.dtype)
-        if not found <= limit:
-            return f"the outputs of {num_rows} sequences would differ by {found:.1%} (allowed: {limit:.1%})"
+        found = Difference(f"the outputs of {num_rows} sequences", difference(logits, want), tolerance(loaded.dtype))
+        if found.is_beyond_rounding:
+            return str(found)
         assert replayed is not None
         if replayed.wait().token_ids != logits.argmax(dim=-1).tolist():
             return "other tokens than the best would be drawn"
@@ -63,9 +64,9 @@ def prompt_problem(
             continue
         want = executor.forward(_batch(step, tables, loaded, block_size)).clone()
         logits, sample_chunks = graphs.launch(step, tables.update(step))
-        found, limit = difference(logits, want), tolerance(loaded.dtype)
-        if sample_chunks != list(range(number)) or not found <= limit:
-            return f"the outputs of {number} prompts would differ by {found:.1%} (allowed: {limit:.1%})"
+        found = Difference(f"the outputs of {number} prompts", difference(logits, want), tolerance(loaded.dtype))
+        if sample_chunks != list(range(number)) or found.is_beyond_rounding:
+            return str(found)
     return None
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from oaiserve.engine.model.attention import Backend
-from oaiserve.engine.model.batch import build_batch
+from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.cpu.describe import describe
 from oaiserve.engine.model.cpu.description import Decoder, NotKnown
 from oaiserve.engine.model.eager import EagerExecutor
@@ -16,8 +16,9 @@ from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.gpu.fused_layers import FusedExecutor, FusedLayers
 from oaiserve.engine.model.gpu.fused_projections import fuse_projections, separate_projections
 from oaiserve.engine.model.layer_operations import LayerOperations
-from oaiserve.engine.model.rehearsal import difference, prompt, prompts_and_decodes, tolerance
+from oaiserve.engine.model.rehearsal import prompt, prompts_and_decodes
 from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.start.compare import Difference, compare, tolerance
 from oaiserve.engine.start.gpu.checks.usable import is_usable
 from oaiserve.engine.start.native import transformers_logits
 from oaiserve.engine.step import Step
@@ -38,13 +39,14 @@ def fuse_checked(loaded: LoadedModel, block_size: int) -> bool:
     executor = EagerExecutor.with_cache(loaded, num_blocks=num_blocks, block_size=block_size)
     number = 0
 
-    def problem() -> str | None:
+    def fused(batch: Batch) -> torch.Tensor:
         nonlocal number
-        want = executor.forward(build_batch(step, block_size, loaded.device)).clone()
         number = fuse_projections(loaded.model)
-        found = difference(executor.forward(build_batch(step, block_size, loaded.device)), want)
-        limit = tolerance(loaded.dtype)
-        return None if found <= limit else f"the outputs would differ by {found:.1%} (allowed: {limit:.1%})"
+        return executor.forward(batch)
+
+    def problem() -> Difference | None:
+        named = [("the outputs", build_batch(step, block_size, loaded.device))]
+        return compare(fused, executor.forward, named, tolerance(loaded.dtype))
 
     if is_usable("Fused projections", "each of them is a product of its own", problem, loaded.sums):
         return number > 0
@@ -92,7 +94,7 @@ def fuse_layers_checked(
     """Return the executor of fused layers, unless its logits would differ. Both write into the first blocks."""
     fused = FusedExecutor(layers, eager.caches, backend)
 
-    def problem() -> str | None:
+    def problem() -> Difference | None:
         return fused_problem(fused, eager, loaded, num_blocks=num_blocks, block_size=block_size)
 
     return fused if is_usable(FUSED_NAME, FUSED_INSTEAD, problem, loaded.sums) else None
@@ -101,28 +103,23 @@ def fuse_layers_checked(
 @torch.inference_mode()
 def fused_problem(
     fused: Executor, plain: Executor, loaded: LoadedModel, *, num_blocks: int, block_size: int
-) -> str | None:
-    """Return how logits of fused layers differ from those of transformers' code, in prompts and decodes, if they do.
+) -> Difference | None:
+    """Compare logits of fused layers with those of transformers' code, in prompts and decodes.
 
     The last decode is at the model's last position, where rotary tables end.
     """
     lengths = [length for length in FUSED_LENGTHS if length <= loaded.max_model_len]
     while len(lengths) > 1 and sum(-(-length // block_size) for length in lengths) > num_blocks:
         lengths.pop()
-    steps = prompts_and_decodes(lengths, loaded.vocab_size, block_size) if lengths else ()
-    limit = tolerance(loaded.dtype)
-    for step in steps:
+    batches: list[Batch] = []
+    for step in prompts_and_decodes(lengths, loaded.vocab_size, block_size) if lengths else ():
         step = Step([chunk._replace(max_draws=1) for chunk in step.chunks])
-        batches = [build_batch(step, block_size, loaded.device)]
-        if step.chunks[0].num_tokens == 1:
-            last = torch.full_like(batches[0].positions, loaded.max_model_len - 1)
-            batches.append(replace(batches[0], positions=last))
-        for batch in batches:
-            want = plain.forward(batch).clone()
-            found = difference(fused.forward(batch), want)
-            if not found <= limit:
-                return f"the outputs would differ by {found:.1%} (allowed: {limit:.1%})"
-    return None
+        batches.append(build_batch(step, block_size, loaded.device))
+    if batches:
+        last = torch.full_like(batches[-1].positions, loaded.max_model_len - 1)
+        batches.append(replace(batches[-1], positions=last))
+    named = (("the outputs", batch) for batch in batches)
+    return compare(fused.forward, plain.forward, named, tolerance(loaded.dtype))
 
 
 def _operations() -> LayerOperations:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -19,9 +20,9 @@ from oaiserve.engine.model.gpu.device_matrices import (
     multiply_by,
     packed_linears,
 )
-from oaiserve.engine.model.rehearsal import difference, layer_tolerance
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.start.gpu.checks.usable import is_usable, reason
+from oaiserve.engine.start.compare import Difference, compare, layer_tolerance
+from oaiserve.engine.start.gpu.checks.usable import is_usable, reason, tried
 
 log = logging.getLogger(__name__)
 
@@ -46,32 +47,33 @@ def multiply_checked(loaded: LoadedModel, find: Callable[[], Multiply]) -> bool:
     layers = packed_linears(loaded.model)
     if not layers:  # nor has another member of a model that is split: parts are alike
         return False
-    found: list[Multiply] = []
-
-    def problem() -> str | None:
-        found.append(find())
-        return packed_problem(layers, found[0], loaded.dtype)
-
     instead = "each one expands its matrix, which is much slower"
-    if not is_usable("Products with packed weights", instead, problem, loaded.sums):
+    problem = partial(packed_problem, layers, dtype=loaded.dtype)
+    multiply = tried("Products with packed weights", instead, find, problem, loaded.sums)
+    if multiply is None:
         return False
-    multiply_by(loaded.model, found[0])
+    multiply_by(loaded.model, multiply)
     return True
 
 
-def packed_problem(layers: list[PackedLinear], multiply: Multiply, dtype: torch.dtype) -> str | None:
-    """Return how products differ from those in plain torch, for one layer of each kind, if they do."""
+def packed_problem(layers: list[PackedLinear], multiply: Multiply, dtype: torch.dtype) -> Difference | None:
+    """Compare products with those in plain torch, for one layer of each kind."""
     kinds = {(one.matrix.kind, one.matrix.shape, one.matrix.zeros is None, one.bias is None): one for one in layers}
-    limit = layer_tolerance(dtype)
-    for (kind, shape, *_), layer in kinds.items():
-        for num_rows in PRODUCT_ROWS:
-            generator = torch.Generator().manual_seed(num_rows)
-            x = torch.randn(num_rows, shape[1], generator=generator).to(layer.matrix.codes.device, dtype)
-            want = expanded_product(x, layer.matrix, layer.bias)
-            found = difference(multiply(x, layer.matrix, layer.bias), want)
-            if not found <= limit:
-                return f"{num_rows} rows times a matrix of {kind} would differ by {found:.1%} (allowed: {limit:.1%})"
-    return None
+    named = (
+        (f"{num_rows} rows times a matrix of {layer.matrix.kind}", (layer, random_rows(layer, num_rows, dtype)))
+        for layer in kinds.values()
+        for num_rows in PRODUCT_ROWS
+    )
+    return compare(_product(multiply), _product(expanded_product), named, layer_tolerance(dtype))
+
+
+def _product(multiply: Multiply) -> Callable[[tuple[PackedLinear, torch.Tensor]], torch.Tensor]:
+    return lambda given: multiply(given[1], given[0].matrix, given[0].bias)
+
+
+def random_rows(layer: PackedLinear, num_rows: int, dtype: torch.dtype) -> torch.Tensor:
+    x = torch.randn(num_rows, layer.matrix.shape[1], generator=torch.Generator().manual_seed(num_rows))
+    return x.to(layer.matrix.codes.device, dtype)
 
 
 @torch.inference_mode()
@@ -84,10 +86,10 @@ def scale_checked(loaded: LoadedModel, find: Callable[[], ScaledProducts]) -> bo
     kinds = {_scaled_kind(one): one for one in layers}
     chosen: dict[tuple[object, ...], Multiply] = {}
 
-    def problem() -> str | None:
+    def problem() -> object | None:
         scaled = find()
         for kind, layer in kinds.items():
-            problems: list[str] = []
+            problems: list[object] = []
             for way in scaled.ways(layer.matrix):
                 found = _scaled_problem(layer, way, scaled.LEAST_ROWS, loaded.dtype)
                 if found is None:
@@ -111,15 +113,10 @@ def _scaled_kind(layer: PackedLinear) -> tuple[object, ...]:
     return layer.matrix.shape, len(layer.matrix.scales), layer.bias is None
 
 
-def _scaled_problem(layer: PackedLinear, way: Multiply, num_rows: int, dtype: torch.dtype) -> str | None:
-    """Return why a way to multiply in 8 bits is not one for such a layer, if it is not."""
-    matrix = layer.matrix
-    x = torch.randn(num_rows, matrix.shape[1], generator=torch.Generator().manual_seed(0))
-    x = x.to(matrix.codes.device, dtype)
+def _scaled_problem(layer: PackedLinear, way: Multiply, num_rows: int, dtype: torch.dtype) -> object | None:
+    """Find the reason why this layer cannot use a way to multiply in 8 bits."""
+    given = layer, random_rows(layer, num_rows, dtype)
     try:
-        differs = difference(way(x, matrix, layer.bias), expanded_product(x, matrix, layer.bias))
+        return compare(_product(way), _product(expanded_product), [("products", given)], ROUNDED_TOLERANCE)
     except Exception as error:  # as in `is_usable`; there may be another way
         return reason(error)
-    if differs <= ROUNDED_TOLERANCE:
-        return None
-    return f"products would differ by {differs:.1%} (allowed: {ROUNDED_TOLERANCE:.1%})"

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 
 from oaiserve.engine.model.parallel.sums import OneShot
-from oaiserve.engine.model.rehearsal import difference, tolerance
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.start.gpu.checks.usable import is_usable
+from oaiserve.engine.start.compare import Difference, compare, tolerance
+from oaiserve.engine.start.gpu.checks.usable import is_usable, tried
 
 SUMMED_ROWS = (1, 8, 33)  # that members add up, one after the other
 
@@ -31,27 +31,25 @@ def one_shot_checked(
     name, instead = "Sums in one kernel", "NCCL makes them, which takes longer for small messages"
     if not is_usable(name, instead, lambda: missing(loaded.device, sums.size), sums):
         return False
-    made: list[OneShot] = []
+    one_shot = tried(name, instead, lambda: make(loaded.device, sums.size), lambda _: None, sums)
+    if one_shot is None:
+        return False
 
-    def prepare() -> None:
-        made.append(make(loaded.device, sums.size))
-
-    def problem() -> str | None:
+    def problem() -> Difference | None:
         weights = loaded.model.get_input_embeddings().weight
         assert isinstance(weights, torch.Tensor)
-        differences = [0.0]
-        for num_rows in SUMMED_ROWS:  # all of them, also if one is wrong: the others add up theirs
-            generator = torch.Generator().manual_seed(100 * num_rows + sums.rank)
-            own = torch.randn(num_rows, weights.shape[1], generator=generator).to(loaded.device, loaded.dtype)
-            want = sums.by_library(own.clone())
-            if made[0].fits(own):
-                # Twice: the memory that members map is used again.
-                differences += [difference(made[0](own), want) for _ in range(2)]
-        limit = tolerance(loaded.dtype)
-        wrong = [one for one in differences if not one <= limit]
-        return f"sums would differ by {wrong[0]:.1%} (allowed: {limit:.1%})" if wrong else None
+        width = weights.shape[1]
+        rows = (_random_rows(num_rows, width, sums.rank) for num_rows in SUMMED_ROWS)
+        own = [one.to(loaded.device, loaded.dtype) for one in rows]
+        # Twice: the memory that members map is used again. All of them, also if one is wrong: the others add up theirs.
+        named = [("sums", one) for one in own if one_shot.fits(one) for _ in range(2)]
+        return compare(one_shot, lambda one: sums.by_library(one.clone()), named, tolerance(loaded.dtype))
 
-    if not is_usable(name, instead, prepare, sums) or not is_usable(name, instead, problem, sums):
+    if not is_usable(name, instead, problem, sums):
         return False
-    sums.one_shot = made[0]
+    sums.one_shot = one_shot
     return True
+
+
+def _random_rows(num_rows: int, width: int, rank: int) -> torch.Tensor:
+    return torch.randn(num_rows, width, generator=torch.Generator().manual_seed(100 * num_rows + rank))

@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import nullcontext
+from typing import TypeVar
 
 from oaiserve.engine.model.parallel.sums import ElsewhereError, Sums
 from oaiserve.errors import StartupError
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 
-def is_usable(name: str, instead: str, problem: Callable[[], str | None], sums: Sums | None = None) -> bool:
+
+def is_usable(name: str, instead: str, problem: Callable[[], object | None], sums: Sums | None = None) -> bool:
     """Return whether `problem` finds none. What it finds, or raises, is logged as the reason why `name` is off.
 
     With the `sums` of a model that is split, each member looks for problems in what it computes alone, so that none
@@ -20,7 +23,7 @@ def is_usable(name: str, instead: str, problem: Callable[[], str | None], sums: 
     """
     try:
         with nullcontext() if sums is None else sums.left_out():
-            found = problem()
+            found: object | None = problem()
     except StartupError:  # what was asked for is not possible: this is for the user
         raise
     except ElsewhereError as error:  # where the problem is, there is a warning
@@ -35,6 +38,23 @@ def is_usable(name: str, instead: str, problem: Callable[[], str | None], sums: 
         return True
     log.warning("%s: off, and %s: %s", name, instead, found)
     return False
+
+
+def tried(
+    name: str,
+    instead: str,
+    make: Callable[[], T],
+    problem: Callable[[T], object | None],
+    sums: Sums | None = None,
+) -> T | None:
+    """Make a faster way to compute, and return it if it is usable as `is_usable` says."""
+    made: list[T] = []
+
+    def make_and_look() -> object | None:
+        made.append(make())
+        return problem(made[0])
+
+    return made[0] if is_usable(name, instead, make_and_look, sums) else None
 
 
 def reason(error: BaseException) -> str:

@@ -1,0 +1,72 @@
+"""The one comparison of a start: two ways to compute the same must give the same, but for rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, TypeVar
+
+import torch
+
+# Two ways to compute logits may differ by so much, relative to their norm. A wrong computation differs by more than
+# this, and different rounding by far less.
+FLOAT32_TOLERANCE = 1e-3
+HALF_TOLERANCE = 0.1  # bfloat16 and float16
+QUANTIZED_TOLERANCE = 0.3
+# Both ways round keys and values to eight bits, but a number between two integers may be rounded up by one way only.
+INT8_CACHE_TOLERANCE = 0.02
+# A layer's output may differ by less than logits: it rounds its weights and its results once.
+_LAYER_TOLERANCES = {torch.float32: 1e-3, torch.float16: 0.01, torch.bfloat16: 0.03}
+
+T = TypeVar("T")
+
+
+class Difference(NamedTuple):
+    """How far two results are apart, and how far rounding may bring them."""
+
+    what: str
+    apart: float  # as `difference` has it
+    limit: float
+
+    @property
+    def is_beyond_rounding(self) -> bool:
+        return not self.apart <= self.limit  # NaN, too
+
+    def __str__(self) -> str:
+        return f"{self.what} would differ by {self.apart:.1%} (allowed: {self.limit:.1%})"
+
+
+def compare(
+    candidate: Callable[[T], torch.Tensor],
+    reference: Callable[[T], torch.Tensor],
+    batches: Iterable[tuple[str, T]],
+    limit: float,
+) -> Difference | None:
+    """Compute each named batch in two ways. None if all results agree but for rounding, or else the worst difference.
+
+    The reference comes first, and is copied: both may write their results into the same memory.
+    """
+    pairs = ((name, reference(batch).clone(), batch) for name, batch in batches)
+    return worst((Difference(name, difference(candidate(batch), want), limit) for name, want, batch in pairs))
+
+
+def worst(found: Iterable[Difference]) -> Difference | None:
+    """Find the largest of the differences beyond rounding; NaN is larger than all."""
+    beyond = [one for one in found if one.is_beyond_rounding]
+    return max(beyond, key=lambda one: torch.inf if one.apart != one.apart else one.apart, default=None)
+
+
+def difference(logits: torch.Tensor, expected: torch.Tensor) -> float:
+    """Compute the norm of the difference of two tensors, relative to the norm of `expected`."""
+    return float((logits.float() - expected.float()).norm() / expected.float().norm())
+
+
+def tolerance(dtype: torch.dtype, *, is_quantized: bool = False) -> float:
+    """Choose the largest `difference` that rounding explains in logits of a model computed in `dtype`."""
+    if is_quantized:
+        return QUANTIZED_TOLERANCE
+    return FLOAT32_TOLERANCE if dtype == torch.float32 else HALF_TOLERANCE
+
+
+def layer_tolerance(dtype: torch.dtype) -> float:
+    """Choose the largest `difference` that rounding explains between two results of one layer, or of a part of it."""
+    return _LAYER_TOLERANCES[dtype]
