@@ -38,7 +38,7 @@ from oaiserve.engine.start.check import batches
 from oaiserve.engine.start.compare import difference
 from oaiserve.engine.start.load import load_model
 from oaiserve.engine.start.prepare import prepare
-from oaiserve.engine.start.ways.quantized import load_kept
+from oaiserve.engine.start.ways.quantized import load_quantized
 from oaiserve.files.gguf import read_values
 from oaiserve.files.source import find_model
 from tests.models.decoders import byte_tokenizer
@@ -139,7 +139,7 @@ def _compare(folder: Path, model: PreTrainedModel) -> str:
     if not far < _ROUNDING:
         return f"DIFFERENT logits, by {far:.2g}"
     try:
-        kept = load_kept(find_model(folder / "q8_0.gguf"), _OPTIONS)
+        kept = load_quantized(find_model(folder / "q8_0.gguf"), _OPTIONS)
     except NotKept as error:
         return f"equal, expanded: {error}"
     found = torch.cat([kept.native.forward(batch).clone() for batch in batches(kept.loaded, _OPTIONS.block_size)])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -105,8 +106,8 @@ def computed(rank: int, store: Path, folder: Path, *, by_kernels: bool = False, 
                 return factor * expanded_product(*arguments)
 
             patch.setattr(layers, "_operations", lambda: layer_operations)
-            patch.setattr(fast_paths, "_multiply", lambda: multiply)
-            patch.setattr(fast_paths, "_compute_experts", lambda: plain_experts)
+            kernels = SimpleNamespace(multiply=multiply, compute=plain_experts)
+            patch.setattr(fast_paths, "_kernels", lambda module: kernels)
         options = EngineOptions(block_size=BLOCK_SIZE, tensor_parallel=NUM_MEMBERS)
         executor = start_split.start_member(loaded, options)._executor
         one_shot_sums.num_summed = 0

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.checkpoints.gguf_config import read_config
 from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights, NotKept
-from oaiserve.engine.start.ways.quantized import load_kept
+from oaiserve.engine.start.ways.quantized import load_quantized
 from oaiserve.files.source import find_model
 from tests.models.gguf_records import Record, checksum, model_of, parameters_of, records
 
@@ -52,7 +52,7 @@ def test_a_file_is_read_and_kept(name: str, tmp_path: Path) -> None:
     record.write(path, model, lambda _: Kind.Q8_0)
     if name == "gemma3n_text":
         with pytest.raises(NotKept, match="it has several hidden states of a token"):
-            load_kept(find_model(path), OPTIONS)
+            load_quantized(find_model(path), OPTIONS)
         return
-    kept = load_kept(find_model(path), OPTIONS)
+    kept = load_quantized(find_model(path), OPTIONS)
     assert kept.weights.has_blocks()

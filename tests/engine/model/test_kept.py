@@ -43,7 +43,7 @@ from oaiserve.engine.start.compare import difference
 from oaiserve.engine.start.load import load_model
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.start.request import StartRequest
-from oaiserve.engine.start.ways.quantized import load_kept, reason_to_expand, start_kept
+from oaiserve.engine.start.ways.quantized import load_quantized, reason_to_expand, start_quantized
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from oaiserve.files.gguf import read_tensors, shard_paths
@@ -112,7 +112,7 @@ def batch_of(num_tokens: int, vocab_size: int, adapter: Adapter | None = None) -
 
 
 def kept_logits(path: Path, num_tokens: int) -> torch.Tensor:
-    kept = load_kept(find_model(path), OPTIONS)
+    kept = load_quantized(find_model(path), OPTIONS)
     return kept.native.forward(batch_of(num_tokens, kept.loaded.vocab_size)).clone()
 
 
@@ -209,7 +209,7 @@ def test_logits_are_those_of_transformers_with_expanded_weights(family: str, tmp
 @pytest.mark.parametrize("family", ["llama", "phi3", "gemma2"])  # sorted by head, fused, with norms behind
 def test_adapters_are_added_to_products_with_blocks(family: str, tmp_path: Path) -> None:
     path = file_of(FAMILIES[family], tmp_path)
-    kept = load_kept(find_model(path), replace(OPTIONS, lora_dir=tmp_path))
+    kept = load_quantized(find_model(path), replace(OPTIONS, lora_dir=tmp_path))
     adapter = random_adapter(kept.decoder.adaptable(), 1)
 
     def logits(adapter: Adapter | None) -> torch.Tensor:
@@ -223,7 +223,7 @@ def test_adapters_are_added_to_products_with_blocks(family: str, tmp_path: Path)
 
 def test_a_cache_in_eight_bits_goes_with_weights_in_blocks(tmp_path: Path) -> None:
     path = file_of(FAMILIES["llama"], tmp_path)
-    kept = load_kept(find_model(path), replace(OPTIONS, kv_cache_dtype="int8"))
+    kept = load_quantized(find_model(path), replace(OPTIONS, kv_cache_dtype="int8"))
     batch = batch_of(20, kept.loaded.vocab_size)
     lost = difference(kept.native.forward(batch), kept_logits(path, 20))
     assert 0 < lost < 0.1
@@ -297,7 +297,7 @@ def test_a_checkpoint_in_mxfp4_stays_as_it_is(dtype: Any, tmp_path: Path) -> Non
     save_in_mxfp4(make_model(GPT_OSS), tmp_path)
     source, options = find_model(tmp_path), replace(OPTIONS, dtype=dtype)
     assert reason_to_expand(source, options) is None
-    kept = load_kept(source, options)
+    kept = load_quantized(source, options)
     assert kept.loaded.model.get_parameter("model.layers.0.mlp.experts.down_proj").is_meta
     batch = batch_of(20, kept.loaded.vocab_size)
     expanded = load_model(tmp_path, dtype="float32")
@@ -310,7 +310,7 @@ def test_a_checkpoint_in_mxfp4_has_the_settings_of_its_files(tmp_path: Path) -> 
     model.generation_config.eos_token_id, model.generation_config.temperature = [2, 7], 0.5
     model.generation_config.do_sample = True
     save_in_mxfp4(model, tmp_path)
-    loaded = load_kept(find_model(tmp_path), OPTIONS).loaded
+    loaded = load_quantized(find_model(tmp_path), OPTIONS).loaded
     assert loaded.eos_token_ids == {2, 7}
     assert loaded.default_params["temperature"] == 0.5
 
@@ -333,10 +333,10 @@ def test_a_checkpoint_with_other_tensors_than_mxfp4_is_not_kept(tmp_path: Path) 
     name = "model.layers.1.mlp.experts.down_proj_scales"
     save_file(tensors | {name: tensors[name][:, :-1].contiguous()}, tmp_path / "model.safetensors")
     with pytest.raises(NotKept, match="its 'model.layers.1.mlp.experts.down_proj' is no MXFP4"):
-        load_kept(find_model(tmp_path), OPTIONS)
+        load_quantized(find_model(tmp_path), OPTIONS)
     save_file(tensors | {"model.more": torch.zeros(3)}, tmp_path / "model.safetensors")
     with pytest.raises(NotKept, match="only the file has a tensor 'model.more'"):
-        load_kept(find_model(tmp_path), OPTIONS)
+        load_quantized(find_model(tmp_path), OPTIONS)
 
 
 def gpt_oss_file(folder: Path, asked: PreTrainedConfig = GPT_OSS, tokenizer: dict[str, Any] | None = None) -> Path:
@@ -354,7 +354,7 @@ def test_a_gguf_file_of_gpt_oss_is_the_model_of_its_checkpoint(dtype: Any, tmp_p
     path = gpt_oss_file(tmp_path, config("gpt_oss", **WIDE, **GPT_OSS_SIZES, swiglu_limit=7.0))
     found = []
     for model in (path, tmp_path / "checkpoint"):
-        kept = load_kept(find_model(model), replace(OPTIONS, dtype=dtype))
+        kept = load_quantized(find_model(model), replace(OPTIONS, dtype=dtype))
         assert kept.loaded.model.get_parameter("model.layers.0.mlp.experts.down_proj").is_meta
         batch = build_batch(prompt(60, kept.loaded.vocab_size, BLOCK_SIZE), BLOCK_SIZE, torch.device("cpu"))
         found.append(kept.native.forward(batch).clone())
@@ -419,7 +419,7 @@ def test_the_weights_of_the_check_are_in_memory_that_is_reserved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = file_of(FAMILIES["llama"], tmp_path)
-    expected = load_kept(find_model(path), OPTIONS)
+    expected = load_quantized(find_model(path), OPTIONS)
     reserved, expand, places = ReservedMemory(2**22), Blocks.expand, []
 
     def expand_to(matrix: Blocks, dtype: torch.dtype, found: torch.Tensor) -> torch.Tensor:
@@ -427,7 +427,7 @@ def test_the_weights_of_the_check_are_in_memory_that_is_reserved(
         return expand(matrix, dtype, found)
 
     monkeypatch.setattr(Blocks, "expand", expand_to)
-    kept = load_kept(find_model(path), OPTIONS, reserved=reserved)
+    kept = load_quantized(find_model(path), OPTIONS, reserved=reserved)
     assert places
     assert all(reserved.address <= place < reserved.address + reserved.num_bytes for place in places)
     assert all(torch.equal(*both) for both in zip(kept.expected, expected.expected, strict=True))
@@ -455,7 +455,7 @@ def subject_of(path: Path) -> Subject:
 
 
 def start_and_remember(path: Path) -> None:
-    start_kept(StartRequest(find_model(path), OPTIONS, key=subject_of(path)))
+    start_quantized(StartRequest(find_model(path), OPTIONS, key=subject_of(path)))
     wait_until_remembered()
 
 
@@ -554,14 +554,14 @@ def test_a_file_with_adapters_starts_again_after_a_check_that_had_one(tmp_path: 
     path, options = file_of(FAMILIES["llama"], tmp_path), replace(OPTIONS, lora_dir=tmp_path)
     asked = cache_key(path, options)
     assert asked is not None
-    start_kept(StartRequest(find_model(path), options, key=asked))
+    start_quantized(StartRequest(find_model(path), options, key=asked))
     wait_until_remembered()
     checked = recall_model(asked, options)
     assert len(checked.expected) == 6  # three of them with an adapter
     native = start_checked(checked, options, num_blocks=8, num_threads=2)
     adapter = random_adapter(checked.decoder.adaptable(), 1)
     batch = batch_of(20, checked.spec.vocab_size, adapter)
-    assert torch.equal(native.forward(batch), load_kept(find_model(path), options).native.forward(batch))
+    assert torch.equal(native.forward(batch), load_quantized(find_model(path), options).native.forward(batch))
     with pytest.raises(NotRemembered):  # what was found with adapters is another check
         recall_model(subject_of(path), OPTIONS)
 
@@ -599,7 +599,7 @@ def test_a_gguf_file_of_gpt_oss_without_a_size_is_refused_by_its_name(tmp_path: 
     content = path.read_bytes()
     path.write_bytes(content.replace(b"gpt-oss.attention.key_length", b"gpt-oss.attention.kex_length"))
     with pytest.raises(StartupError, match=r"cannot be used: it has no number gpt-oss\.attention\.key_length\.$"):
-        load_kept(find_model(path), OPTIONS)
+        load_quantized(find_model(path), OPTIONS)
 
 
 @pytest.mark.usefixtures("cache")
@@ -630,5 +630,5 @@ def test_an_engine_that_starts_again_loads_no_code_of_transformers(
 
     expected = answer()
     monkeypatch.setattr("oaiserve.engine.text.tokenizer._load", None)
-    monkeypatch.setattr("oaiserve.engine.start.ways.quantized.start_kept", None)
+    monkeypatch.setattr("oaiserve.engine.start.ways.quantized.start_quantized", None)
     assert answer() == expected

@@ -8,15 +8,14 @@ start goes on.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.attention import Backend
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.attention.select import backend_for
-from oaiserve.engine.model.gpu.device_experts import Compute
-from oaiserve.engine.model.gpu.device_matrices import Multiply
 from oaiserve.engine.model.gpu.fused_layers import FusedLayers
 from oaiserve.engine.model.parallel import one_shot
 from oaiserve.engine.model.sampling.draw_rows import SampleIds
@@ -24,13 +23,12 @@ from oaiserve.engine.model.sampling.logit_edits import ApplyMasks
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.gpu.checks.attention import attention_problem
 from oaiserve.engine.start.gpu.checks.experts import (
-    RoundedExperts,
     compute_experts_checked,
     compute_plain_experts_checked,
     round_experts_checked,
 )
 from oaiserve.engine.start.gpu.checks.layers import fuse_checked, fuse_layers
-from oaiserve.engine.start.gpu.checks.matrices import ScaledProducts, multiply_checked, scale_checked
+from oaiserve.engine.start.gpu.checks.matrices import multiply_checked, scale_checked
 from oaiserve.engine.start.gpu.checks.sampling import sampling_problem
 from oaiserve.engine.start.gpu.checks.sums import one_shot_checked
 from oaiserve.engine.start.gpu.checks.usable import is_usable
@@ -56,8 +54,8 @@ FEATURES = (
 )
 
 
-class Ways(NamedTuple):
-    """Ways says how a process computes all of a model, or its part of one that is split."""
+class FastPaths(NamedTuple):
+    """FastPaths says how a process computes all of a model, or its part of one that is split."""
 
     backend: Backend
     sample_ids: SampleIds | None  # None: in plain torch
@@ -71,28 +69,28 @@ class Ways(NamedTuple):
         return self.sample_ids is not None and self.backend is not ReferenceAttention
 
 
-def find_ways(loaded: LoadedModel, options: EngineOptions) -> Ways:
+def find_fast_paths(loaded: LoadedModel, options: EngineOptions) -> FastPaths:
     """Find out which faster ways there are. All members of a model that is split call this, and get the same.
 
     On a CPU, which only a model that is split gets here from, there are none.
     """
     if loaded.is_on_cpu:
-        return Ways(backend_for(loaded, options.attention), None, None, None, {})
+        return FastPaths(backend_for(loaded, options.attention), None, None, None, {})
     backend, sample_ids, apply_masks = _attention_and_sampling(loaded, options)
     features = {ATTENTION: backend is not ReferenceAttention, SAMPLING: sample_ids is not None}
-    features[PACKED] = multiply_checked(loaded, _multiply)
-    features[FP8_PRODUCTS] = scale_checked(loaded, _scaled_products)
-    features[EXPERTS] = compute_experts_checked(loaded, _compute_experts)
+    features[PACKED] = multiply_checked(loaded, lambda: _kernels("triton_matrices").multiply)
+    features[FP8_PRODUCTS] = scale_checked(loaded, lambda: _kernels("triton_scaled"))
+    features[EXPERTS] = compute_experts_checked(loaded, lambda: _kernels("triton_experts").compute)
     if features[EXPERTS]:
-        features[FP8_PRODUCTS] |= round_experts_checked(loaded, _rounded_experts)
-    features[EXPERTS] |= compute_plain_experts_checked(loaded, _compute_experts)
+        features[FP8_PRODUCTS] |= round_experts_checked(loaded, lambda: _kernels("triton_experts"))
+    features[EXPERTS] |= compute_plain_experts_checked(loaded, lambda: _kernels("triton_experts").compute)
     features[ONE_SHOT] = one_shot_checked(loaded, one_shot.missing, one_shot.OneShotSums)
     layers: FusedLayers | None = None
     if may_fuse_layers(loaded, options):
         features[PROJECTIONS] = fuse_checked(loaded, options.block_size)
         if backend is not ReferenceAttention:
             layers = fuse_layers(loaded, options.block_size)
-    return Ways(backend, sample_ids, apply_masks, layers, features)
+    return FastPaths(backend, sample_ids, apply_masks, layers, features)
 
 
 def may_fuse_layers(loaded: LoadedModel, options: EngineOptions) -> bool:
@@ -138,29 +136,6 @@ def _sampling() -> tuple[SampleIds | None, ApplyMasks | None]:
     return triton_sampling.sample_ids, triton_sampling.apply_masks
 
 
-def _multiply() -> Multiply:
-    """Return the function that multiplies with packed matrices by a kernel. Raises ImportError without Triton."""
-    from oaiserve.engine.model.gpu.triton_matrices import multiply
-
-    return multiply
-
-
-def _scaled_products() -> ScaledProducts:
-    """Return the products of 8 bits. Raises ImportError without Triton."""
-    from oaiserve.engine.model.gpu import triton_scaled
-
-    return triton_scaled
-
-
-def _compute_experts() -> Compute:
-    """Return the function that computes packed experts by kernels. Raises ImportError without Triton."""
-    from oaiserve.engine.model.gpu.triton_experts import compute
-
-    return compute
-
-
-def _rounded_experts() -> RoundedExperts:
-    """Return packed experts whose inputs are rounded to 8 bits. Raises ImportError without Triton."""
-    from oaiserve.engine.model.gpu import triton_experts
-
-    return triton_experts
+def _kernels(module: str) -> Any:
+    """Import a module of kernels. Raises ImportError without Triton."""
+    return import_module(f"oaiserve.engine.model.gpu.{module}")

@@ -21,7 +21,7 @@ from oaiserve.engine.model.parallel.messages import Capture as Asked
 from oaiserve.engine.model.parallel.messages import What
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.gpu.checks.graphs import prompt_problem, replay_problem
-from oaiserve.engine.start.gpu.checks.usable import is_usable, reason
+from oaiserve.engine.start.gpu.checks.usable import tried
 from oaiserve.engine.start.started import GPU_STEP_TOKENS
 from oaiserve.errors import StartupError
 from oaiserve.facts.times import monotonic_ns
@@ -264,19 +264,17 @@ def _captured(
     began_ns = monotonic_ns()
     torch.cuda.empty_cache()
     free_bytes, _ = torch.cuda.mem_get_info(device)
-    made: list[T] = []
 
-    def find() -> str | None:
+    def make_or_say_why() -> T:
         try:
-            made.append(make())
+            return make()
         except RuntimeError as error:
             # After a capture has failed, ending it fails too, with an error that does not have the reason.
-            return reason(error.__context__ or error)
-        return problem(made[0])
+            raise error.__context__ or error from None
 
     instead = "their operations are launched one by one, which is slower (--no-cuda-graph does not try)"
-    if not is_usable(f"CUDA graphs of {what}", instead, find):
-        made.clear()
+    made = tried(f"CUDA graphs of {what}", instead, make_or_say_why, problem)
+    if made is None:
         torch.cuda.empty_cache()
         return None
     left_bytes, _ = torch.cuda.mem_get_info(device)
@@ -288,4 +286,4 @@ def _captured(
         (monotonic_ns() - began_ns) / 1e9,
         (free_bytes - left_bytes) / 2**30,
     )
-    return made[0]
+    return made

@@ -10,7 +10,7 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.model.gpu.device_memory import CudaMemory, measure
 from oaiserve.engine.model.memory import MemoryUse, gib, kv_blocks, num_states
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.start.gpu.fast_paths import Ways
+from oaiserve.engine.start.gpu.fast_paths import FastPaths
 from oaiserve.engine.start.gpu.graph_capture import graph_memory_bytes
 from oaiserve.engine.start.started import GPU_STEP_TOKENS
 
@@ -25,7 +25,7 @@ class Sizes(NamedTuple):
     use: MemoryUse
 
 
-def gpu_sizes(loaded: LoadedModel, options: EngineOptions, ways: Ways) -> Sizes:
+def gpu_sizes(loaded: LoadedModel, options: EngineOptions, paths: FastPaths) -> Sizes:
     """Measure the memory of the GPU, log its uses, and return what it has room for.
 
     The members of a model that is split compute the largest step together, so this blocks until all have called it.
@@ -33,7 +33,7 @@ def gpu_sizes(loaded: LoadedModel, options: EngineOptions, ways: Ways) -> Sizes:
     """
     max_step_tokens = options.step_tokens(GPU_STEP_TOKENS)
     graph_bytes = 0
-    if options.cuda_graph and ways.have_graphs:
+    if options.cuda_graph and paths.have_graphs:
         graph_bytes = graph_memory_bytes(
             loaded,
             max_running=options.max_running,
@@ -46,8 +46,8 @@ def gpu_sizes(loaded: LoadedModel, options: EngineOptions, ways: Ways) -> Sizes:
         loaded,
         options,
         max_step_tokens=max_step_tokens,
-        backend=ways.backend,
-        sample_ids=ways.sample_ids,
+        backend=paths.backend,
+        sample_ids=paths.sample_ids,
         graph_bytes=graph_bytes,
     )
     least_tokens = min(max_step_tokens, loaded.max_model_len)

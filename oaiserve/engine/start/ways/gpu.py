@@ -30,7 +30,7 @@ from oaiserve.engine.start.gpu.fast_paths import (
     FEATURES,
     FUSED,
     PROMPT_GRAPHS,
-    find_ways,
+    find_fast_paths,
 )
 from oaiserve.engine.start.gpu.graph_capture import Graphs, capture_graphs
 from oaiserve.engine.start.gpu.kv_scales import with_measured_scales
@@ -66,18 +66,18 @@ def start_on_gpu(loaded: LoadedModel, options: EngineOptions) -> Started:
     options = _as_the_model_allows(loaded, options)
     if options.kv_cache_dtype == "fp8":
         loaded = with_measured_scales(loaded, options.block_size)
-    ways = find_ways(loaded, options)
-    features = dict(ways.features)
-    num_blocks, num_states, _ = gpu_sizes(loaded, options, ways)
+    paths = find_fast_paths(loaded, options)
+    features = dict(paths.features)
+    num_blocks, num_states, _ = gpu_sizes(loaded, options, paths)
     max_model_len = longest_request(loaded, num_blocks * options.block_size)
     sizes = {"num_blocks": num_blocks, "block_size": options.block_size}
 
-    eager = EagerExecutor.with_cache(loaded, backend=ways.backend, **sizes)
+    eager = EagerExecutor.with_cache(loaded, backend=paths.backend, **sizes)
     if options.has_adapters:
         features[ADAPTERS] = _add_adapters(eager, loaded, options.block_size)
     executor: Executor = eager
-    if ways.layers is not None:
-        fused = fuse_layers_checked(ways.layers, eager, loaded, ways.backend, **sizes)
+    if paths.layers is not None:
+        fused = fuse_layers_checked(paths.layers, eager, loaded, paths.backend, **sizes)
         features[FUSED], executor = fused is not None, fused or eager
     tables = BlockTables.with_room(options.max_running, max_model_len, options.block_size, loaded.device)
     if options.compile and not options.has_adapters and not features.get(FUSED):
@@ -85,7 +85,7 @@ def start_on_gpu(loaded: LoadedModel, options: EngineOptions) -> Started:
 
         features[COMPILED] = compile_layers(executor, loaded, **sizes)
     graphs = Graphs()
-    if options.cuda_graph and ways.have_graphs:
+    if options.cuda_graph and paths.have_graphs:
         capture = CudaCapture(loaded.device)  # all graphs share its memory
         graphs = capture_graphs(
             executor, loaded, options, tables, capture, num_blocks=num_blocks, max_model_len=max_model_len
@@ -96,8 +96,8 @@ def start_on_gpu(loaded: LoadedModel, options: EngineOptions) -> Started:
         executor,
         loaded.device,
         options.block_size,
-        sample_ids=ways.sample_ids,
-        apply_masks=ways.apply_masks,
+        sample_ids=paths.sample_ids,
+        apply_masks=paths.apply_masks,
         graphs=graphs.decodes,
         prompt_graphs=graphs.prompts,
         tables=tables,
@@ -114,7 +114,7 @@ def start_on_gpu(loaded: LoadedModel, options: EngineOptions) -> Started:
         NvtxRanges() if options.nvtx else None,
         adaptable=adaptable(loaded.model) if options.has_adapters else {},
         num_states=num_states,
-        warm_up=partial(warm_up, runner, loaded, ways.apply_masks, options.block_size, compiled),
+        warm_up=partial(warm_up, runner, loaded, paths.apply_masks, options.block_size, compiled),
         features=dict.fromkeys(FEATURES, False) | features,
     )
 

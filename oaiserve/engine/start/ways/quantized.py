@@ -108,7 +108,7 @@ class Quantized:
     def start(self, request: StartRequest) -> ServedModel:
         options = request.options
         try:
-            started = request.load("weights and check", partial(start_kept, request))
+            started = request.load("weights and check", partial(start_quantized, request))
         except NotKept as reason:
             request.drop_reserved()
             if options.quantize == "int4":
@@ -149,7 +149,7 @@ def _is_quantized(source: ModelSource) -> bool:
         return is_mxfp4(config) or quantization_of(config, source.location) is not None
 
 
-class Kept(NamedTuple):
+class QuantizedModel(NamedTuple):
     """The native step of a model in blocks, and what serving needs to know of the model."""
 
     loaded: LoadedModel  # whose matrices have no data
@@ -162,8 +162,8 @@ class Kept(NamedTuple):
     num_states: int  # of sequences; 0 if no layer keeps one
 
 
-def start_kept(request: StartRequest) -> Started:
-    """Load a model and start its native step. Raises as `load_kept` does.
+def start_quantized(request: StartRequest) -> Started:
+    """Load a model and start its native step. Raises as `load_quantized` does.
 
     For the request's key, the check of a GGUF file is remembered, and so are weights that are quantized here, but only
     some seconds after this returns, so that the first answer does not wait for it.
@@ -172,7 +172,7 @@ def start_kept(request: StartRequest) -> Started:
     if request.compiling is not None:
         with request.times.part("native code"):
             request.compiling.join()
-    kept = load_kept(request.source, options, keeps_quantized=key is not None, reserved=request.reserved)
+    kept = load_quantized(request.source, options, keeps_quantized=key is not None, reserved=request.reserved)
     loaded, weights = kept.loaded, kept.weights
     started = started_on_cpu(
         kept.native,
@@ -195,13 +195,13 @@ def start_kept(request: StartRequest) -> Started:
     return started
 
 
-def load_kept(
+def load_quantized(
     source: ModelSource,
     options: EngineOptions,
     *,
     keeps_quantized: bool = False,
     reserved: ReservedMemory | None = None,
-) -> Kept:
+) -> QuantizedModel:
     """Load a model with its weights in blocks, and check its native step.
 
     With `keeps_quantized`, those that are quantized here are in a file of the cache if there is room. Raises NotKept
@@ -271,7 +271,7 @@ def _load(
     reserved: ReservedMemory | None,
     *,
     keeps_quantized: bool,
-) -> Kept:
+) -> QuantizedModel:
     limit_compiled_shapes()
     dtype = BLOCK_DTYPES[options.dtype]
     library = Library(dtype, "blocks", native_build=options.native_build)
@@ -324,7 +324,7 @@ def _load(
     )
     native = NativeDecoder(library, decoder, num_blocks=num_blocks, reserved=reserved, **sizes)
     log.info("The native step is ready, with weights in blocks: %s", _counts(blocks, others))
-    return Kept(loaded, weights, decoder, part, known.expected, native, num_blocks, most_states)
+    return QuantizedModel(loaded, weights, decoder, part, known.expected, native, num_blocks, most_states)
 
 
 def _vocab_size(weights: Weights) -> int:

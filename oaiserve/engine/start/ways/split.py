@@ -39,8 +39,8 @@ from oaiserve.engine.start.gpu.fast_paths import (
     FEATURES,
     FUSED,
     PROMPT_GRAPHS,
-    Ways,
-    find_ways,
+    FastPaths,
+    find_fast_paths,
     may_fuse_layers,
 )
 from oaiserve.engine.start.gpu.graph_capture import Graphs, Members, capture_graphs, capture_part
@@ -99,13 +99,13 @@ def start_split(loaded: LoadedModel, options: EngineOptions, workers: Workers) -
         "fused layers" if may_fuse_layers(loaded, options) else "no compiled step",
         "" if has_graphs else ", no CUDA graphs",
     )
-    ways = find_ways(loaded, options)
+    paths = find_fast_paths(loaded, options)
     options = _for_parts(loaded, options)
-    num_blocks, use = _agreed_sizes(loaded, options, ways)
+    num_blocks, use = _agreed_sizes(loaded, options, paths)
     max_model_len = longest_request(loaded, num_blocks * options.block_size)
-    part = _executor_of_part(loaded, options, ways, num_blocks)
-    features = dict(ways.features)
-    if ways.layers is not None:
+    part = _executor_of_part(loaded, options, paths, num_blocks)
+    features = dict(paths.features)
+    if paths.layers is not None:
         features[FUSED] = not isinstance(part, EagerExecutor)
 
     workers.wait_until_ready()
@@ -118,7 +118,7 @@ def start_split(loaded: LoadedModel, options: EngineOptions, workers: Workers) -
     )
     executor = ParallelExecutor(part, workers, _capacity(loaded, options, use), tables)
     graphs = Graphs()
-    if options.cuda_graph and ways.have_graphs:
+    if options.cuda_graph and paths.have_graphs:
         capture = CudaCapture(loaded.device)  # all graphs share its memory
         members = _members(part, loaded, capture, workers)
         lengths = {"num_blocks": num_blocks, "max_model_len": max_model_len}
@@ -129,8 +129,8 @@ def start_split(loaded: LoadedModel, options: EngineOptions, workers: Workers) -
         executor,
         loaded.device,
         options.block_size,
-        sample_ids=ways.sample_ids,
-        apply_masks=ways.apply_masks,
+        sample_ids=paths.sample_ids,
+        apply_masks=paths.apply_masks,
         graphs=graphs.decodes,
         prompt_graphs=graphs.prompts,
         tables=tables,
@@ -148,7 +148,7 @@ def start_split(loaded: LoadedModel, options: EngineOptions, workers: Workers) -
         GPU_STEP_TOKENS,
         profiler,
         ranges,
-        warm_up=partial(warm_up, runner, loaded, ways.apply_masks, options.block_size),
+        warm_up=partial(warm_up, runner, loaded, paths.apply_masks, options.block_size),
         features=dict.fromkeys(FEATURES, False) | features,
         workers=workers,
     )
@@ -156,11 +156,11 @@ def start_split(loaded: LoadedModel, options: EngineOptions, workers: Workers) -
 
 def start_member(loaded: LoadedModel, options: EngineOptions) -> Shard:
     """Get a worker's part of a model that is split ready for the server's messages."""
-    ways = find_ways(loaded, options)
+    paths = find_fast_paths(loaded, options)
     options = _for_parts(loaded, options)
-    num_blocks, use = _agreed_sizes(loaded, options, ways)
+    num_blocks, use = _agreed_sizes(loaded, options, paths)
     max_model_len = longest_request(loaded, num_blocks * options.block_size)
-    executor = _executor_of_part(loaded, options, ways, num_blocks)
+    executor = _executor_of_part(loaded, options, paths, num_blocks)
     tables = BlockTables.with_room(options.max_running, max_model_len, options.block_size, loaded.device)
 
     @cache
@@ -182,7 +182,7 @@ def _for_parts(loaded: LoadedModel, options: EngineOptions) -> EngineOptions:
     return replace(options, compile=False, cuda_graph=options.cuda_graph and loaded.sums is not None)
 
 
-def _agreed_sizes(loaded: LoadedModel, options: EngineOptions, ways: Ways) -> tuple[int, MemoryUse | None]:
+def _agreed_sizes(loaded: LoadedModel, options: EngineOptions, paths: FastPaths) -> tuple[int, MemoryUse | None]:
     """Return the number of blocks that all members have room for, and how this one's memory is used if it is a GPU's.
 
     This blocks until all members have called it.
@@ -191,17 +191,17 @@ def _agreed_sizes(loaded: LoadedModel, options: EngineOptions, ways: Ways) -> tu
     if loaded.is_on_cpu:
         num_blocks, _ = cpu_sizes(loaded, options)
     else:
-        num_blocks, _, use = gpu_sizes(loaded, options, ways)
+        num_blocks, _, use = gpu_sizes(loaded, options, paths)
     return all_reduce_min(num_blocks, loaded.device), use
 
 
-def _executor_of_part(loaded: LoadedModel, options: EngineOptions, ways: Ways, num_blocks: int) -> Executor:
+def _executor_of_part(loaded: LoadedModel, options: EngineOptions, paths: FastPaths, num_blocks: int) -> Executor:
     """Return what computes this member's part: fused layers, or transformers' code."""
     sizes = {"num_blocks": num_blocks, "block_size": options.block_size}
-    eager = EagerExecutor.with_cache(loaded, backend=ways.backend, **sizes)
-    if ways.layers is None:
+    eager = EagerExecutor.with_cache(loaded, backend=paths.backend, **sizes)
+    if paths.layers is None:
         return eager
-    return fuse_layers_checked(ways.layers, eager, loaded, ways.backend, **sizes) or eager
+    return fuse_layers_checked(paths.layers, eager, loaded, paths.backend, **sizes) or eager
 
 
 def _capacity(loaded: LoadedModel, options: EngineOptions, use: MemoryUse | None) -> Capacity:

@@ -19,7 +19,7 @@ from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.start.compare import difference
 from oaiserve.engine.start.prepare import prepare
-from oaiserve.engine.start.ways.quantized import load_kept, reason_to_expand
+from oaiserve.engine.start.ways.quantized import load_quantized, reason_to_expand
 from oaiserve.errors import StartupError
 from oaiserve.files.source import find_model
 from tests.engine.model.adapters_for_tests import random_adapter
@@ -132,7 +132,7 @@ def test_answers_are_those_of_transformers_with_quantized_weights(tmp_path: Path
 @pytest.mark.compiler
 def test_adapters_are_added_to_products_with_quantized_weights(tmp_path: Path) -> None:
     model = with_quantized_weights(saved(tmp_path), tmp_path)
-    kept = load_kept(find_model(tmp_path), replace(INT4, lora_dir=tmp_path))
+    kept = load_quantized(find_model(tmp_path), replace(INT4, lora_dir=tmp_path))
     adapter = random_adapter(kept.decoder.adaptable(), 1)
     found = kept.native.forward(batch_of(20, kept.loaded.vocab_size, adapter))
     assert difference(found, eager_logits(prepare(model), 20, adapter)) < 0.02
@@ -172,7 +172,7 @@ def test_what_a_start_has_quantized_is_there_for_later_ones(
     assert answered(tmp_path / "model") == in_memory
     (file,) = (cache / "quantized").iterdir()
     with monkeypatch.context() as patch:
-        patch.setattr("oaiserve.engine.start.ways.quantized.start_kept", None)
+        patch.setattr("oaiserve.engine.start.ways.quantized.start_quantized", None)
         patch.setattr("oaiserve.engine.text.tokenizer._load", None)
         assert answered(tmp_path / "model") == in_memory
     file.write_bytes(bytes(file.stat().st_size))  # weights that are all zero

@@ -22,7 +22,7 @@ from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.start.compare import difference
 from oaiserve.engine.start.load import load_model
 from oaiserve.engine.start.prepare import prepare
-from oaiserve.engine.start.ways.quantized import load_kept, reason_to_expand
+from oaiserve.engine.start.ways.quantized import load_quantized, reason_to_expand
 from oaiserve.errors import StartupError
 from oaiserve.files.quantization import read_quantization
 from oaiserve.files.source import find_model
@@ -108,7 +108,7 @@ def test_scales_that_no_16_bits_hold_and_groups_that_are_no_blocks_are_expanded(
 
 
 def kept_logits(folder: Path, num_tokens: int, **changes: Any) -> torch.Tensor:
-    kept = load_kept(find_model(folder), replace(OPTIONS, **changes))
+    kept = load_quantized(find_model(folder), replace(OPTIONS, **changes))
     return kept.native.forward(batch_of(num_tokens, kept.loaded.vocab_size)).clone()
 
 
@@ -189,7 +189,7 @@ def test_groups_of_128_are_kept_exactly_and_read_numbers_with_more_bits(packing:
 def test_adapters_read_what_a_matrix_reads_in_the_order_of_the_model(tmp_path: Path) -> None:
     packing, _ = PACKINGS["gptq, any order"]
     model = with_inputs_in_eight_bits(written(tmp_path, packing), packing)
-    kept = load_kept(find_model(tmp_path), replace(OPTIONS, lora_dir=tmp_path))
+    kept = load_quantized(find_model(tmp_path), replace(OPTIONS, lora_dir=tmp_path))
     adapter = random_adapter(kept.decoder.adaptable(), 1)
     found = kept.native.forward(batch_of(20, kept.loaded.vocab_size, adapter))
     assert difference(found, eager_logits(prepare(model), 20, adapter)) < 0.02

@@ -27,7 +27,7 @@ from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.load import load_model
 from oaiserve.engine.start.native import native_decoder
 from oaiserve.engine.start.stored import StoredTensors
-from oaiserve.engine.start.ways.quantized import load_kept, reason_to_expand
+from oaiserve.engine.start.ways.quantized import load_quantized, reason_to_expand
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from oaiserve.files.checkpoint import refuse_unless_sound
@@ -215,7 +215,7 @@ def test_weights_in_integers_are_those_of_the_text_model_alone(quantize: str, tm
     found = []
     for folder in (tmp_path / "plain", wrapped(tmp_path / "plain", tmp_path / "wrapped")):
         assert reason_to_expand(find_model(folder), options) is None
-        found.append(load_kept(find_model(folder), options).native.forward(batch).clone())
+        found.append(load_quantized(find_model(folder), options).native.forward(batch).clone())
     assert torch.equal(*found)
     if quantize == "before":
         expanded = [load_model(folder, device="cpu").model for folder in (tmp_path / "plain", tmp_path / "wrapped")]

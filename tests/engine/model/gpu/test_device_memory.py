@@ -20,7 +20,7 @@ from oaiserve.engine.model.rehearsal import largest_step
 from oaiserve.engine.model.sampling.sampler import NUM_TOP
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.gpu import sizes
-from oaiserve.engine.start.gpu.fast_paths import Ways
+from oaiserve.engine.start.gpu.fast_paths import FastPaths
 from oaiserve.engine.start.gpu.sizes import gpu_sizes
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.errors import StartupError
@@ -102,7 +102,7 @@ def test_the_cache_gets_the_rest_and_the_other_uses_are_logged(
     monkeypatch.setattr(sizes, "CudaMemory", lambda device: FakeGPU(BEFORE, AFTER))
     caplog.set_level(logging.INFO, "oaiserve")
     options = EngineOptions(max_running=6, max_step_tokens=40, kv_cache_memory=Bytes("1GiB"))
-    blocks, states, _ = gpu_sizes(loaded, options, Ways(ReferenceAttention, None, None, None, {}))
+    blocks, states, _ = gpu_sizes(loaded, options, FastPaths(ReferenceAttention, None, None, None, {}))
     assert states == 0
     assert blocks == GIB // (16 * loaded.kv_bytes_per_token)
     assert caplog.messages == [
