@@ -63,8 +63,7 @@ def _start(
         if reason is None:
             log.info("The model starts %s%s", way.name, f" (not {'; not '.join(declined)})" if declined else "")
             try:
-                with times.part(way.name):
-                    return way.start(request)
+                return way.start(request)
             except Declined as error:
                 reason = str(error)
                 log.info("The model does not start %s: %s", way.name, reason)

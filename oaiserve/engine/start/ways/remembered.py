@@ -26,7 +26,7 @@ class Remembered:
 
     def accepts(self, request: StartRequest) -> str | None:
         if request.key is None:
-            return "it has no model that needs more than the native step"
+            return "these options, or this device, do without the native step"
         if request.options.recheck:
             return "--recheck asks transformers' code again"
         try:
