@@ -82,15 +82,13 @@ def start_native(
     *,
     num_blocks: int,
     num_threads: int,
-    needed_by: str | None = None,
     problem: Exception | None = None,
 ) -> None:
     """Replace the runner's executor `eager` by the native step.
 
     That is done before this function returns if the library is on disk; otherwise a thread compiles the library first.
     If the model cannot have the native step, the reason is logged, and `eager` is replaced by an eager executor with
-    native attention if possible. Raises StartupError if the native step cannot be used and a setting needs it, which
-    `needed_by` names: no other code runs quantized weights, has a cache in eight bits, or verifies drafts to the bit.
+    native attention if possible. Raises StartupError if the native step cannot be used and a setting needs it.
     `problem` is the reason, if it is known already.
     """
     native_build = options.native_build
@@ -100,7 +98,7 @@ def start_native(
             raise problem
         return native_step(loaded, options, key, num_blocks=num_blocks, num_threads=num_threads)
 
-    if needed_by is not None:
+    if (needed_by := _needing_native(options)) is not None:
         try:
             native = make()
         except (BuildError, NotKnown) as error:
@@ -151,6 +149,18 @@ def start_native(
     thread.start()
     if is_on_disk:
         thread.join()
+
+
+def _needing_native(options: EngineOptions) -> str | None:
+    """Find the setting that needs the native step.
+
+    No other code runs quantized weights, has a cache in eight bits, or verifies drafts to the bit.
+    """
+    if options.quantize != "none":
+        return f"--quantize {options.quantize}"
+    if options.kv_cache_dtype != "auto":
+        return f"--kv-cache-dtype {options.kv_cache_dtype}"
+    return None if options.draft_model is None else "--draft-model"
 
 
 def _with_threads(eager: EagerExecutor, num_threads: int) -> Callable[[], Executor]:

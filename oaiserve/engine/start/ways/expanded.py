@@ -74,17 +74,8 @@ def start_on_cpu(
     )
     if options.compile:
         num_threads = options.cpu_threads or default_threads()
-        start_native(
-            started.runner,
-            eager,
-            loaded,
-            options,
-            key,
-            num_blocks=num_blocks,
-            num_threads=num_threads,
-            needed_by=_needing_native(options),
-            problem=problem,
-        )
+        sizes = {"num_blocks": num_blocks, "num_threads": num_threads}
+        start_native(started.runner, eager, loaded, options, key, problem=problem, **sizes)
     return started
 
 
@@ -98,12 +89,3 @@ def _start_natively(
     torch.set_num_threads(native.torch_threads)
     sizes = {"num_blocks": num_blocks, "num_states": num_states}
     return started_on_cpu(native, loaded, options, adaptable(loaded.model), draft=draft, **sizes)
-
-
-def _needing_native(options: EngineOptions) -> str | None:
-    """Find the setting that needs the native step, if there is one."""
-    if options.quantize != "none":
-        return f"--quantize {options.quantize}"
-    if options.kv_cache_dtype != "auto":
-        return f"--kv-cache-dtype {options.kv_cache_dtype}"
-    return None if options.draft_model is None else "--draft-model"

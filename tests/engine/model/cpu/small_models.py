@@ -372,9 +372,8 @@ def started_runner(
     """Return a runner on which `start_native` has been called. A thread may still be compiling the library."""
     eager = EagerExecutor.with_cache(loaded, num_blocks=num_blocks, block_size=block_size)
     runner = ModelRunner(eager, loaded.device, block_size, states=states_of(loaded))
-    needed_by = options.pop("needed_by", None)
     settings = EngineOptions(block_size=block_size, **options)
-    start_native(runner, eager, loaded, settings, num_blocks=num_blocks, num_threads=1, needed_by=needed_by)
+    start_native(runner, eager, loaded, settings, num_blocks=num_blocks, num_threads=1)
     return runner
 
 

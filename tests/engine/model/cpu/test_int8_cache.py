@@ -259,4 +259,4 @@ def test_it_is_refused_without_the_native_step(asked: PreTrainedConfig, block_si
     loaded = load(asked).with_cache("int8")
     flag = "--kv-cache-dtype int8"
     with pytest.raises(StartupError, match=f"^{flag} needs the native step, which cannot be used: {reason}"):
-        started_runner(loaded, num_blocks=8, block_size=block_size, needed_by=flag)
+        started_runner(loaded, num_blocks=8, block_size=block_size, kv_cache_dtype="int8")

@@ -66,7 +66,7 @@ def test_quantization_is_refused_without_the_native_step(problem: str, monkeypat
     block_size = 8 if problem == "block size" else BLOCK_SIZE
     loaded = load(FAMILIES["llama"])
     with pytest.raises(StartupError, match="--quantize int8 needs the native step, which cannot be used: the "):
-        started_runner(loaded, num_blocks=8, block_size=block_size, quantize="int8", needed_by="--quantize int8")
+        started_runner(loaded, num_blocks=8, block_size=block_size, quantize="int8")
 
 
 def test_quantized_libraries_have_names_of_their_own() -> None:

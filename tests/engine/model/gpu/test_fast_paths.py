@@ -40,6 +40,7 @@ from oaiserve.engine.start.gpu.compiled import restore_layers
 from oaiserve.engine.start.gpu.kv_scales import scale_for, with_measured_scales
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.start.ways import gpu as start_on_gpu
+from oaiserve.engine.start.ways.expanded import start_on_cpu
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from tests.engine.model.gpu.test_graphs import Plain, padding_backend
@@ -179,7 +180,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 @contextmanager
 def started(loaded: LoadedModel, **settings: Any) -> Iterator[Engine]:
     options = EngineOptions(block_size=BLOCK_SIZE, max_running=2, max_step_tokens=16, **settings)
-    made = start_on_gpu.start_on_gpu(loaded, options)
+    made = start_on_cpu(loaded, options) if loaded.is_on_cpu else start_on_gpu.start_on_gpu(loaded, options)
     try:
         with Engine(
             ServedModel(
