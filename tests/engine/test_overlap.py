@@ -137,7 +137,7 @@ def test_blocks_of_a_sequence_that_is_removed_during_its_step_are_free_at_once()
 # -- the engine loop --------------------------------------------------------------------------------------------------
 
 
-class Device(ScriptedRunner):
+class TimedDevice(ScriptedRunner):
     """A device that computes one step after the other beside the host. Each takes `step_seconds` of the clock."""
 
     def __init__(self, clock: Clock, step_seconds: float, token_of: Callable[[Sequence], int] = next_letter) -> None:
@@ -191,7 +191,7 @@ def chunks_of(inbox: Inbox, request_id: str = "r") -> list[TokenChunk]:
 
 def test_the_host_works_while_the_device_does() -> None:
     clock, inbox, asked = Clock(), Inbox(), request(max_tokens=5)
-    device = Device(clock, step_seconds=0.010)
+    device = TimedDevice(clock, step_seconds=0.010)
     with make_engine(device, clock_ns=clock, tokenize_workers=0) as engine:
         engine.submit(asked, slow_consumer(clock, inbox, 0.004))
         ended = inbox.wait_terminal("r")["r"]
@@ -206,7 +206,7 @@ def test_the_host_works_while_the_device_does() -> None:
 
 def test_without_overlap_the_device_waits_for_the_host() -> None:
     clock, inbox, asked = Clock(), Inbox(), request(max_tokens=3)
-    device = Device(clock, step_seconds=0.010)
+    device = TimedDevice(clock, step_seconds=0.010)
     with make_engine(device, clock_ns=clock, tokenize_workers=0, overlap=False) as engine:
         engine.submit(asked, slow_consumer(clock, inbox, 0.004))
         ended = inbox.wait_terminal("r")["r"]
@@ -220,7 +220,7 @@ def test_without_overlap_the_device_waits_for_the_host() -> None:
 
 def test_a_device_with_a_clock_reports_how_long_it_waited_for_the_host() -> None:
     clock, inbox, asked = Clock(), Inbox(), request(max_tokens=5)
-    device = Device(clock, step_seconds=0.010)
+    device = TimedDevice(clock, step_seconds=0.010)
     device.has_clock = True
     with make_engine(device, clock_ns=clock, tokenize_workers=0) as engine:
         engine.submit(asked, slow_consumer(clock, inbox, 0.025))
@@ -237,7 +237,7 @@ def test_a_device_with_a_clock_reports_how_long_it_waited_for_the_host() -> None
 
 def test_time_without_requests_is_not_a_gap_of_the_device() -> None:
     clock, inbox = Clock(), Inbox()
-    device = Device(clock, step_seconds=0.010)
+    device = TimedDevice(clock, step_seconds=0.010)
     device.has_clock = True
     with make_engine(device, clock_ns=clock, tokenize_workers=0) as engine:
         for name in ("a", "b"):
@@ -251,7 +251,7 @@ def test_time_without_requests_is_not_a_gap_of_the_device() -> None:
 def test_an_answer_of_full_length_takes_as_many_steps_as_without_overlap(n: int) -> None:
     steps = []
     for overlap in (False, True):
-        device = Device(Clock(), 0.01)
+        device = TimedDevice(Clock(), 0.01)
         with make_engine(device, overlap=overlap, tokenize_workers=0) as engine:
             list(engine.stream(request(prompt_len=11, max_tokens=4, n=n)))
         steps.append(device.steps)
@@ -262,7 +262,7 @@ def test_an_answer_of_full_length_takes_as_many_steps_as_without_overlap(n: int)
 def test_an_end_that_only_the_token_shows_costs_one_step_and_leaks_nothing(edits: dict[str, float]) -> None:
     events = []
     for overlap in (False, True):
-        device = Device(Clock(), 0.01, lambda s: EOS if s.num_generated == 2 else letter_id("x"))
+        device = TimedDevice(Clock(), 0.01, lambda s: EOS if s.num_generated == 2 else letter_id("x"))
         with make_engine(device, overlap=overlap, tokenize_workers=0) as engine:
             asked = request(max_tokens=50, logprobs=1, **edits)
             events.append(list(engine.stream(asked)))
@@ -282,7 +282,7 @@ def test_an_end_that_only_the_token_shows_costs_one_step_and_leaks_nothing(edits
     [{"repetition_penalty": 1.1}, {"frequency_penalty": 0.1}, {"presence_penalty": 0.1}, {"bad_words": ("ab",)}],
 )
 def test_a_draw_that_is_edited_by_ids_waits_for_them_and_its_forward_does_not(params: dict[str, object]) -> None:
-    device = Device(Clock(), 0.01)
+    device = TimedDevice(Clock(), 0.01)
     with make_engine(device, tokenize_workers=0) as engine:
         list(engine.stream(request(max_tokens=4, **params)))
     assert device.num_pending == [[0], [1], [1], [1]]
@@ -293,7 +293,7 @@ def test_a_draw_that_is_edited_by_ids_waits_for_them_and_its_forward_does_not(pa
     "params", [{"logit_bias": {5: 1.0}}, {"allowed_token_ids": (5, 6)}, {"min_tokens": 3}, {"seed": 3}]
 )
 def test_a_draw_that_is_edited_by_other_things_does_not_wait(params: dict[str, object]) -> None:
-    device = Device(Clock(), 0.01)
+    device = TimedDevice(Clock(), 0.01)
     with make_engine(device, tokenize_workers=0) as engine:
         list(engine.stream(request(max_tokens=4, **params)))
     assert device.num_pending == [[0], [1], [1], [1]]
@@ -304,10 +304,10 @@ def by_ids(sequence: Sequence) -> int:
     return letter_id(chr(ord("a") + sum(sequence.token_ids) % 26))
 
 
-def batch_of_64(*, penalty: bool, overlap: bool = True) -> tuple[Device, list[StepRecord], list[str]]:
+def batch_of_64(*, penalty: bool, overlap: bool = True) -> tuple[TimedDevice, list[StepRecord], list[str]]:
     """Run 64 requests that enter one step together. Each hand-over takes the host 4 ms, each step the device 10 ms."""
     clock, inbox, device_inbox = Clock(), Inbox(), Inbox()
-    device = Device(clock, step_seconds=0.010, token_of=by_ids)
+    device = TimedDevice(clock, step_seconds=0.010, token_of=by_ids)
     is_held, all_submitted = Event(), Event()
 
     def hold(events: list[RequestEvent]) -> None:
@@ -358,7 +358,7 @@ def test_only_a_draw_that_has_waited_is_a_part_of_its_own_in_the_time_of_the_hos
     names = []
     for edits in ({}, {"repetition_penalty": 1.1}):
         shown = ShownRanges()
-        with make_engine(Device(Clock(), 0.01), ranges=shown, tokenize_workers=0) as engine:
+        with make_engine(TimedDevice(Clock(), 0.01), ranges=shown, tokenize_workers=0) as engine:
             list(engine.stream(request(max_tokens=3, **edits)))
         names.append([name.split()[0] for name in shown.names if name.startswith(("launch", "wait"))])
     assert names[0] == ["launch", "launch", "wait", "launch", "wait", "wait"]

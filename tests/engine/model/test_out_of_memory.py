@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.eager import EagerExecutor
@@ -20,6 +19,7 @@ from oaiserve.engine.request import Finished, SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, OutOfMemory, Step
+from tests.engine.model.operations import Operations
 from tests.engine.model.runners import eager_runner
 from tests.engine.model.test_overlap import CountingExecutor, Run, check_answers, run, some_requests
 from tests.models.decoders import FAMILIES, random_model
@@ -75,18 +75,6 @@ def test_the_exception_of_the_runner_keeps_no_tensors_in_memory(loaded: LoadedMo
     assert error.value.__context__ is None, "the traceback of a context would keep the tensors of the step"
 
 
-class Operations(TorchDispatchMode):
-    """Records the names of torch's operations."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(function.__name__)
-        return function(*args, **(kwargs or {}))
-
-
 def test_all_memory_is_allocated_before_the_first_block_is_copied() -> None:
     torch.manual_seed(0)
     caches = [(torch.rand(6, 4, 2, 3), torch.rand(6, 4, 2, 5)) for _ in range(2)]
@@ -99,7 +87,7 @@ def test_all_memory_is_allocated_before_the_first_block_is_copied() -> None:
         for source, target in copies:
             expected[target] = old[source]
         assert torch.equal(blocks, expected)
-    names = operations.names
+    names = operations.overloads
     assert names.count("index_copy_.default") == 4
     after_first_copy = set(names[names.index("index_copy_.default") :])
     assert after_first_copy == {

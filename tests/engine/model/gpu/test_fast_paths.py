@@ -136,7 +136,7 @@ def test_what_the_user_asks_for_in_vain_is_an_error() -> None:
 # -- the whole start --------------------------------------------------------------------------------------------------
 
 
-class Device:
+class FakeGpu:
     """Replaces what a start does on a GPU by the same on a CPU. Each part can be replaced once more, to fail."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,11 +170,11 @@ class Device:
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+def device(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     pytest.importorskip("triton", reason="Triton has no wheels for this system")
     torch._dynamo.reset()
     torch.set_num_threads(torch.get_num_threads())  # of new threads, too: compiled code is for one number
-    return Device(monkeypatch)
+    return FakeGpu(monkeypatch)
 
 
 @contextmanager
@@ -224,11 +224,11 @@ ON = {
 NONE: dict[str, bool] = {}
 
 
-def no_attention(device: Device) -> None:
+def no_attention(device: FakeGpu) -> None:
     device.backend = broken
 
 
-def wrong_sampling(device: Device) -> None:
+def wrong_sampling(device: FakeGpu) -> None:
     device.set(
         fast_paths,
         "_sampling",
@@ -236,19 +236,19 @@ def wrong_sampling(device: Device) -> None:
     )
 
 
-def no_description(device: Device) -> None:
+def no_description(device: FakeGpu) -> None:
     def describe(*_: Any) -> Any:
         raise NotKnown("it is of another kind")
 
     device.set(layers, "describe", describe)
 
 
-def no_compiled_layers(device: Device) -> None:
+def no_compiled_layers(device: FakeGpu) -> None:
     no_description(device)
     device.set(torch, "compile", broken)
 
 
-def wrong_fused_layers(device: Device) -> None:
+def wrong_fused_layers(device: FakeGpu) -> None:
     def without_norm(hidden: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
         return hidden, hidden
 
@@ -256,11 +256,11 @@ def wrong_fused_layers(device: Device) -> None:
     device.set(layers, "_operations", lambda: wrong)
 
 
-def fused_layers_that_raise(device: Device) -> None:
+def fused_layers_that_raise(device: FakeGpu) -> None:
     device.set(layers, "_operations", broken)
 
 
-def wrong_fused_projections(device: Device) -> None:
+def wrong_fused_projections(device: FakeGpu) -> None:
     def mix_up(model: Any) -> int:
         number = fuse_projections(model)
         layer = model.model.layers[0].self_attn
@@ -270,7 +270,7 @@ def wrong_fused_projections(device: Device) -> None:
     device.set(layers, "fuse_projections", mix_up)
 
 
-def wrong_graphs(device: Device) -> None:
+def wrong_graphs(device: FakeGpu) -> None:
     device.set(device, "capture", lambda run: run() or (lambda: None))
 
 
@@ -294,10 +294,10 @@ def wrong_graphs(device: Device) -> None:
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_what_fails_at_the_start_is_off_with_one_warning_and_the_answers_are_right(
-    device: Device,
+    device: FakeGpu,
     loaded: LoadedModel,
     caplog: pytest.LogCaptureFixture,
-    fail: Callable[[Device], None],
+    fail: Callable[[FakeGpu], None],
     off: dict[str, bool],
     name: str | None,
 ) -> None:
@@ -315,7 +315,7 @@ def test_what_fails_at_the_start_is_off_with_one_warning_and_the_answers_are_rig
         assert found == answers(plain)
 
 
-def test_everything_can_be_switched_off(device: Device, loaded: LoadedModel) -> None:
+def test_everything_can_be_switched_off(device: FakeGpu, loaded: LoadedModel) -> None:
     device.backend = ReferenceAttention
     with started(loaded, compile=False, cuda_graph=False, attention="reference") as engine:
         off = dict.fromkeys(("attention", "fused_projections", "fused_layers", "decode_graphs"), False)
@@ -323,7 +323,7 @@ def test_everything_can_be_switched_off(device: Device, loaded: LoadedModel) -> 
 
 
 def test_adapters_whose_kernels_fail_are_added_in_plain_torch(
-    device: Device, loaded: LoadedModel, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    device: FakeGpu, loaded: LoadedModel, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(start_on_gpu, "by_kernels", broken)
     with caplog.at_level(logging.WARNING), started(loaded, lora_dir=Path("unread")) as engine:
@@ -331,7 +331,7 @@ def test_adapters_whose_kernels_fail_are_added_in_plain_torch(
     assert [message.partition(":")[0] for message in caplog.messages] == ["Adapters by Triton's kernels"]
 
 
-def test_a_cache_in_eight_bits_has_the_scales_that_a_prompt_needs(device: Device, loaded: LoadedModel) -> None:
+def test_a_cache_in_eight_bits_has_the_scales_that_a_prompt_needs(device: FakeGpu, loaded: LoadedModel) -> None:
     in_eight_bits = loaded.with_cache("fp8")
     assert 2 * in_eight_bits.kv_bytes_per_token <= loaded.kv_bytes_per_token
     measured = with_measured_scales(in_eight_bits, BLOCK_SIZE)
@@ -345,7 +345,7 @@ def test_a_cache_in_eight_bits_has_the_scales_that_a_prompt_needs(device: Device
 
 
 def test_the_reason_of_a_missing_compiler_is_in_the_log(
-    device: Device, loaded: LoadedModel, caplog: pytest.LogCaptureFixture
+    device: FakeGpu, loaded: LoadedModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     no_attention(device)
     with caplog.at_level(logging.WARNING), started(loaded, compile=False):
@@ -353,7 +353,7 @@ def test_the_reason_of_a_missing_compiler_is_in_the_log(
     assert NO_COMPILER in caplog.messages[0]
 
 
-def test_the_engines_thread_warms_up_before_the_first_request(device: Device, loaded: LoadedModel) -> None:
+def test_the_engines_thread_warms_up_before_the_first_request(device: FakeGpu, loaded: LoadedModel) -> None:
     threads: list[str] = []
     launch = ModelRunner.launch
 
@@ -371,7 +371,7 @@ def test_the_engines_thread_warms_up_before_the_first_request(device: Device, lo
 
 
 def test_compiled_layers_that_do_not_run_on_the_engines_thread_are_reported(
-    device: Device, loaded: LoadedModel, caplog: pytest.LogCaptureFixture
+    device: FakeGpu, loaded: LoadedModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     no_description(device)
     device.set(torch._dynamo, "run", lambda forward: forward)  # the layers run as they are written

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedConfig
 
 from oaiserve.engine.model import layer_operations
@@ -29,6 +27,7 @@ from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Step
 from tests.engine.model.cpu.small_models import FAMILIES as KNOWN
 from tests.engine.model.cpu.small_models import STATE_FAMILIES
+from tests.engine.model.operations import Operations
 from tests.models.decoders import FAMILIES, random_model
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
@@ -123,43 +122,33 @@ NO_LAUNCH = {
 }
 
 
-class Launches(TorchDispatchMode):
-    """Counts what would be launched on a GPU: operations of torch, and kernels of ours, which compute nothing here."""
+class Kernel:
+    """Stands for a kernel of ours: counts its launches, and computes nothing."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        super().__init__()
-        self.counts: Counter[str] = Counter()
-        for module in (triton_attention, triton_layers):
-            for name in [name for name in vars(module) if name.endswith("_kernel")]:
-                monkeypatch.setattr(module, name, self._kernel(name))
+    def __init__(self, name: str, counts: Counter[str]) -> None:
+        self._name, self._counts = name, counts
 
-    def _kernel(self, name: str) -> Any:
-        def launch(*_: Any, **__: Any) -> None:
-            self.counts[name] += 1
+    def __getitem__(self, grid: Any) -> Kernel:
+        return self
 
-        class Grid:
-            def __getitem__(self, grid: Any) -> Callable[..., None]:
-                return launch
-
-        return Grid()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        if name not in NO_LAUNCH:
-            self.counts[name] += 1
-        return func(*args, **(kwargs or {}))
+    def __call__(self, *_: Any, **__: Any) -> None:
+        self._counts[self._name] += 1
 
 
 @torch.inference_mode()
 def launches(config: PreTrainedConfig, num_layers: int, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Return what a decode step of a model with so many layers launches."""
+    """The launches of a decode step of a model with so many layers: operations of torch, and kernels of ours."""
     config = type(config)(**{**config.to_dict(), "num_hidden_layers": num_layers, "layer_types": None})
     loaded = prepare(random_model(config))
     executor = fused(loaded, TritonAttention, triton_layers)  # type: ignore[arg-type]
     batch = steps(loaded, LENGTHS)[1]
-    with Launches(monkeypatch) as found:
+    counts = Counter[str]()
+    for module in (triton_attention, triton_layers):
+        for name in [name for name in vars(module) if name.endswith("_kernel")]:
+            monkeypatch.setattr(module, name, Kernel(name, counts))
+    with Operations() as operations:
         executor.forward(batch)
-    return found.counts
+    return counts + Counter(name for name in operations.names if name not in NO_LAUNCH)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])

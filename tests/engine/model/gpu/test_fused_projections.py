@@ -2,38 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from oaiserve.engine.model.gpu.fused_projections import fuse_projections, separate_projections
+from tests.engine.model.operations import Operations
 from tests.models.decoders import FAMILIES, random_model
-
-
-class Products(TorchDispatchMode):
-    """Counts matrix products."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.counts[func.overloadpacket.__name__] += 1
-        return func(*args, **(kwargs or {}))
-
-    @property
-    def number(self) -> int:
-        return self.counts["linear"] + self.counts["mm"] + self.counts["addmm"]
 
 
 @torch.inference_mode()
 def logits(model: Any, num_tokens: int = 7) -> tuple[torch.Tensor, int]:
-    with Products() as products:
+    with Operations() as operations:
         found = model(input_ids=torch.arange(num_tokens)[None] % 90, use_cache=False).logits
-    return found, products.number
+    return found, sum(name in ("linear", "mm", "addmm") for name in operations.names)
 
 
 @pytest.mark.parametrize(("family", "fewer"), [("llama", 3), ("qwen3", 3), ("gemma2", 3), ("gpt2", 0)])

@@ -28,7 +28,7 @@ GRAPH = inspect.signature(torch.cuda.graph)
 DEVICE = torch.device("cpu")
 
 
-class Device:
+class FakeCuda:
     """Replaces parts of torch.cuda, and logs their calls in order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,11 +87,11 @@ class Device:
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Device:
-    return Device(monkeypatch)
+def device(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    return FakeCuda(monkeypatch)
 
 
-def test_work_runs_once_before_it_is_captured_and_can_be_replayed(device: Device) -> None:
+def test_work_runs_once_before_it_is_captured_and_can_be_replayed(device: FakeCuda) -> None:
     replay = CudaCapture(DEVICE)(device.run)
     assert device.log == [
         "order",
@@ -113,7 +113,7 @@ def test_work_runs_once_before_it_is_captured_and_can_be_replayed(device: Device
     assert device.log == ["replay"]
 
 
-def test_graphs_that_are_in_use_can_be_released(device: Device) -> None:
+def test_graphs_that_are_in_use_can_be_released(device: FakeCuda) -> None:
     capture = CudaCapture(DEVICE)
     replay = capture(device.run)
     device.log.clear()
@@ -122,7 +122,7 @@ def test_graphs_that_are_in_use_can_be_released(device: Device) -> None:
     assert replay is not None
 
 
-def test_work_that_waits_for_the_device_fails_before_the_capture_begins(device: Device) -> None:
+def test_work_that_waits_for_the_device_fails_before_the_capture_begins(device: FakeCuda) -> None:
     def run() -> None:
         raise RuntimeError(SYNCHRONIZES)
 
@@ -139,7 +139,7 @@ def loaded() -> LoadedModel:
 
 @pytest.mark.parametrize("fails", ["before", "within", "not"])
 def test_a_model_that_cannot_be_captured_runs_eagerly_and_the_reason_is_logged(
-    device: Device,
+    device: FakeCuda,
     loaded: LoadedModel,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

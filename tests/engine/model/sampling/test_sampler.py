@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from oaiserve.engine.draws import draw_key, noise, noise_seed
 from oaiserve.engine.model.sampling import numpy_sampling, plain_sampling
@@ -21,6 +20,7 @@ from oaiserve.engine.model.sampling.sampler import Sampled
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence, TokenCounts
 from tests.engine.grammars.plain import OneOf, constraint
+from tests.engine.model.operations import Operations
 from tests.engine.model.sampling.sampling import last_chunks, masks_of, sample
 
 VOCAB = 24
@@ -395,8 +395,8 @@ def test_rows_may_be_several_positions_of_one_sequence() -> None:
 # -- cost
 
 
-class Device(TorchDispatchMode):
-    """Uses the device `meta` as a device on which an operation raises if the host has to know its result.
+class Device(Operations):
+    """The device `meta`, on which an operation raises if the host has to know its result.
 
     Copies to the host are counted and return zeros.
     """
@@ -404,13 +404,9 @@ class Device(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.num_read_backs = 0
-        self.operations: list[tuple[str, list[torch.Size]]] = []  # names and input shapes, on the device
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
-        if any(tensor.is_meta for tensor in tensors):
-            self.operations.append((function.overloadpacket.__name__, [tensor.shape for tensor in tensors]))
         if function is torch.ops.aten._to_copy.default:
             source, target = args[0], kwargs.get("device") or args[0].device
             if source.is_meta and target == torch.device("cpu"):
@@ -418,12 +414,15 @@ class Device(TorchDispatchMode):
                 return torch.zeros(source.shape, dtype=source.dtype)
             if target.type == "meta" and not source.is_meta:
                 assert kwargs.get("non_blocking"), "an upload must not wait for the device"
+        if any(isinstance(arg, torch.Tensor) and arg.is_meta for arg in args):
+            return super().__torch_dispatch__(function, types, args, kwargs)
         return function(*args, **kwargs)
 
     def over_the_vocabulary(self) -> list[tuple[str, int]]:
-        """Return the operations that read whole rows of logits, each with its number of rows."""
+        """The operations that read whole rows of logits, each with its number of rows."""
         over = {"max", "amax", "argmax", "_log_softmax", "sort", "topk", "cumsum", "div"}
-        return [(name, shapes[0][0]) for name, shapes in self.operations if name in over and VOCAB in shapes[0]]
+        operations = zip(self.names, self.shapes, strict=True)
+        return [(name, shapes[0][0]) for name, shapes in operations if name in over and VOCAB in shapes[0]]
 
 
 def run_on_device(rows: list[Sequence], known: list[tuple[int, int]] | None = None) -> Device:
@@ -456,7 +455,7 @@ def test_a_step_waits_for_the_device_once_whatever_is_asked() -> None:
 
 def test_more_rows_take_no_more_operations() -> None:
     few, many = ([row for i in range(count) for row in one_of_everything(i)] for count in (2, 20))
-    few_names, many_names = ([name for name, _ in run_on_device(rows).operations] for rows in (few, many))
+    few_names, many_names = (run_on_device(rows).names for rows in (few, many))
     assert few_names == many_names
 
 
@@ -464,7 +463,7 @@ def test_a_greedy_row_costs_only_an_argmax() -> None:
     greedy = [sequence(SamplingParams(temperature=0.0)) for _ in range(5)]
     alone = run_on_device(greedy)
     assert alone.over_the_vocabulary() == [("max", 5)]
-    assert not {"index", "index_put_", "clone", "copy_"} & {name for name, _ in alone.operations}
+    assert not {"index", "index_put_", "clone", "copy_"} & set(alone.names)
     mixed = run_on_device([*greedy, sequence(), sequence(), sequence(SamplingParams(top_p=0.5))])
     assert mixed.over_the_vocabulary() == [
         ("max", 5),

@@ -1,0 +1,24 @@
+"""Operations of torch, as they are dispatched: a double records them while the model computes as ever."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class Operations(TorchDispatchMode):
+    """Records the operations of torch: the name of each, the name with its overload, and the shapes of its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.overloads: list[str] = []
+        self.shapes: list[list[torch.Size]] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(function.overloadpacket.__name__)
+        self.overloads.append(function.__name__)
+        self.shapes.append([arg.shape for arg in args if isinstance(arg, torch.Tensor)])
+        return function(*args, **(kwargs or {}))
