@@ -303,13 +303,6 @@ def test_a_token_whose_id_is_not_known_yet_counts_for_min_tokens(min_tokens: int
     )
 
 
-def test_an_edit_that_needs_unknown_ids_fails() -> None:
-    row = sequence(SamplingParams(presence_penalty=0.1))
-    row.num_tokens += 1
-    with pytest.raises(AssertionError, match="the ids before the draw are not known yet"):
-        edit_logits(torch.zeros(1, VOCAB), last_chunks([row]))
-
-
 # -- special rows
 
 
