@@ -52,24 +52,9 @@ def test_make_targets_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_modules_that_commands_run_exist(page: Path) -> None:
-    for module in re.findall(
-        r"(?:python -m |^(?=tools\.))((?:deploy|loadtest|tools)\b[\w.]*)", page.read_text(), re.MULTILINE
-    ):
+    for module in re.findall(r"python -m ((?:deploy|loadtest|tools)\b[\w.]*)", page.read_text()):
         path = ROOT / module.replace(".", "/")
         assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), f"{page.name} runs {module}"
-
-
-def test_the_architecture_has_a_row_for_each_room() -> None:
-    page = (ROOT / "docs/architecture.md").read_text()
-    named = set(re.findall(r"^\| `([a-z_/]+)/` \|", page, re.MULTILINE))
-    source = ROOT / "oaiserve"
-    rooms = {
-        str(file.parent.relative_to(source))
-        for part in (".", "engine")
-        for file in source.glob(f"{part}/*/__init__.py")
-    }
-    assert rooms <= named
-    assert {room for room in named if not (source / room).is_dir()} == set()
 
 
 @pytest.mark.parametrize("page", ["docs/architecture.md", "CONTRIBUTING.md"])
