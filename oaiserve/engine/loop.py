@@ -145,7 +145,7 @@ class EngineLoop:
         return self._thread.is_alive() and not self.is_stopped
 
     def start(self) -> None:
-        """Start the thread, and wait until it has warmed up what the runner needs of its own on each thread."""
+        """Start the thread, and wait until it has warmed up the runner's resources of a thread."""
         self._thread.start()
         self._is_warm.wait()
 
@@ -277,7 +277,7 @@ class EngineLoop:
         self.snapshot = self._account.published(self._scheduler, self._host.since_ns, len(self.requests))
 
     def _close(self) -> None:
-        """End all requests that have not ended, whatever has ended the loop."""
+        """End all open requests, after any end of the loop."""
         self.is_stopped = True
         self._profiling.finish(self._clock_ns(), self._reason())
         for command in self._commands_left():

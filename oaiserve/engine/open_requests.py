@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The limits of what a request may ask for, and of how long it may take."""
+    """The limits of a request's tokens and time."""
 
     max_model_len: int  # tokens of prompt and answer together
     max_waiting_tokens: int | None = None  # of the prompts of all requests that have not entered a step
@@ -278,7 +278,7 @@ class OpenRequests:
             self._open[chunk.sequence.request_id].account.num_masked_draws += 1 + len(chunk.draft)
 
     def grammar_failed(self, sequence: Sequence, error: BaseException) -> None:
-        """Fail the request of a sequence whose grammar does not say what may come next, or forbids what came."""
+        """Fail the request of a sequence whose grammar has given up, or forbids its last token."""
         opened = self._open.get(sequence.request_id)
         if opened is None:
             return
@@ -359,7 +359,7 @@ class OpenRequests:
         self.end(opened, Failed(request_id, error, opened.usage, opened.times, opened.account))
 
     def end(self, opened: OpenRequest, terminal: Terminal) -> None:
-        """End a request: free what it holds, and emit its terminal event. All requests end here."""
+        """End a request: free its resources, and emit its terminal event. All requests end here."""
         del self._open[opened.request.request_id]
         self._close_account(opened)
         for sequence in opened.outputs:

@@ -16,7 +16,7 @@ class Runner(Protocol):
 
     @property
     def is_exact(self) -> bool:
-        """Return whether a token's logits are bitwise the same whatever else is in its step."""
+        """Return whether a token's logits are bitwise the same in any step."""
 
     def copy_blocks(self, copies: Copies) -> None:
         """Copy blocks of the KV cache (from, to), before the step that needs them is launched.

@@ -1,17 +1,17 @@
-"""The scheduler chooses which tokens of which sequences the next step computes. Engine thread only, no torch.
+"""The scheduler chooses the sequences of the next step and their tokens. Engine thread only, no torch.
 
 There is no prefill phase and no decode phase: a sequence has a number of tokens and a number of computed tokens, and
 steps spend their token budget until the second has caught up with the first. After a prefix hit, a fork from another
 choice of the same prompt, or a preemption, a sequence only starts with a higher number of computed tokens.
 
 Each step is scheduled, launched, advanced, and committed when its results are on the host. The next step may be
-scheduled before that commit, and is settled after it: `Draw` tells what that decides. Then the ids that the first one
+scheduled before that commit, and is settled after it: see `Draw`. Then the ids that the first one
 draws are not known yet. Where it can draw only one token for a sequence, their number is known, and the sequence takes
 part in the next step. Where it can draw several, the number is not known either: the sequence is held until the commit,
 and takes no part in the next step.
 
-A sequence that `is_whole` is computed in one step and keeps nothing: it needs no blocks, and leaves with the launch of
-that step. If it is longer than the token budget, it has a step for itself.
+A sequence that `is_whole` is computed in one step: it needs no blocks, and leaves with the launch of that step. If it
+is longer than the token budget, it has a step for itself.
 
 Where layers of the model keep a state, each running sequence has one, in a second pool. It is the state of all computed
 tokens, and cannot go back to fewer of them: there are no drafts, and a cached prefix is of use up to a number of tokens
@@ -192,7 +192,7 @@ class Scheduler:
     def advance(self, step: Step) -> None:
         """Count the tokens of a launched step as computed, and reserve places for its draws.
 
-        Steps run one after the other, so a later step that gets a block finds in it what this one wrote. A sequence
+        Steps run one after the other, so a later step finds this one's content in its blocks. A sequence
         that draws its last token by length leaves at once. The token is committed as all others are.
         """
         size = self.pool.block_size

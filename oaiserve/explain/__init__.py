@@ -1,1 +1,1 @@
-"""Causes of durations: what a step costs, which part of it a request waited for, and by what two times differ."""
+"""Causes of durations: the cost of steps, the causes of a request's time, and the differences of two times."""

@@ -17,7 +17,7 @@ class Parts(NamedTuple):
     """The time of steps by purpose, in nanoseconds. The numbers add up to the time between two ends of steps."""
 
     decodes: int = 0  # expected, of all sequences that decode
-    prompts: int = 0  # expected, what all prompts added
+    prompts: int = 0  # expected, of all prompts
     constraint: int = 0
     host: int = 0
     machine: int = 0
@@ -81,7 +81,7 @@ class RequestCauses:
             self._rest = Parts(decodes=rest_ns)
 
     def took_part(self, number: int, before: Parts, after: Parts) -> None:
-        """Note a step of a request that is not plain, by its number and the totals before and after it."""
+        """Note a step of a request, unless it is a plain one, by its number and the totals before and after it."""
         if not self.may_have_missed:
             return
         if number - self._number > 1:
@@ -111,7 +111,7 @@ class RequestCauses:
         self._num_preempted -= 1
 
     def phase_ended(self, totals: Parts) -> dict[Cause, int]:
-        """Return the causes of the phase that ends now, and begin the next one.
+        """Return the causes of the ending phase, and begin the next one.
 
         The causes add up to the time from the beginning of the phase to the end of the last step.
         """

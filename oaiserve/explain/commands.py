@@ -1,4 +1,4 @@
-"""Runs the command line of a command that takes files and answers: a mistake of the user gives one sentence."""
+"""Runs commands on files: a user's mistake gives one sentence."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class Load(NamedTuple):
     decodes: int = 0  # tokens of sequences that decode, with their drafts
     decode_context: int = 0  # tokens that these attend to, added up, without the next ones
     cached_context: int = 0  # the same of prefixes that were in the cache, so that sequences may share them
-    prompt_tokens: int = 0  # tokens of prompts, and of what is computed again
+    prompt_tokens: int = 0  # tokens of prompts, and those computed again
     prompt_context: int = 0  # tokens that these attend to, added up
     draws: int = 0  # rows for which the vocabulary is computed
     edits: int = 0  # of these, those whose logits are edited on the host
@@ -59,7 +59,7 @@ class StepCost:
 
     rows_ns: tuple[float, ...]  # of a step with as many rows as each knot
     decode_context_ns: float = 0.0  # for each token that a decode attends to
-    cached_context_ns: float = 0.0  # in a cached prefix: what several sequences read is in the CPU's caches
+    cached_context_ns: float = 0.0  # in a cached prefix: data of several sequences is in the CPU's caches
     prompt_context_ns: float = 0.0
     draw_ns: float = 0.0
     edit_ns: float = 0.0

@@ -38,7 +38,7 @@ LEAST_SHARE = 0.01  # of a usual step: a number that is less changes as much as 
 HUBER = 0.7  # errors of more than so many usual ones count less
 LEAST_ERROR = 0.01  # that is usual; no machine is more exact
 # Two rows may cost so much less than one, as a share of that: the attention of a single sequence leaves cores idle. If
-# they might not, what more contexts cost would have to make up for it.
+# they might not, the cost of more contexts would have to make up for it.
 MOST_FALL = 0.5
 log = logging.getLogger(__name__)
 _KNOTS = np.array(KNOTS, np.float64)
@@ -59,9 +59,9 @@ def at_once(function: Callable[[], None]) -> None:
 
 
 class FitThread:
-    """A thread that runs the fits it is given, one after the other. It begins with the first one.
+    """The thread of the fits, one after the other. It begins with the first one.
 
-    Nobody waits for a fit, so to give it one is to put it into a queue: an executor takes ten times as long.
+    Nobody waits for a fit, so it gets them by a queue: an executor takes ten times as long.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class FitThread:
         self._fits.put(fit)
 
     def stop(self) -> None:
-        """End the thread when it has run what it was given."""
+        """End the thread after its last fit."""
         self._fits.put(None)
 
     def _work(self) -> None:
@@ -126,7 +126,7 @@ class StepCostFit:
     def _fit(self, rows: list[tuple[Load, int, float]]) -> None:
         try:
             self.cost = self._fitted(rows)
-        except Exception:  # only what these steps say is lost
+        except Exception:  # only the knowledge from these steps is lost
             log.exception("The cost of steps could not be learnt from %d steps", len(rows))
         finally:
             self._is_fitting = False
@@ -139,7 +139,7 @@ class StepCostFit:
         known, sums = self._faded(loads, times)
         loads /= times[:, None]  # so that errors are relative
         weights = np.array([weight for _, _, weight in rows]) * times * (SECOND / 1e9)
-        for _ in range(2):  # the second time, what does not fit counts less
+        for _ in range(2):  # the second time, outliers count less
             weighed = loads * weights[:, None]
             self._known, self._sums = known + loads.T @ weighed, sums + weighed.sum(axis=0)
             self._numbers = self._solve()
@@ -161,11 +161,11 @@ class StepCostFit:
         return (known + known.T) / 2, found[:, _NUM]
 
     def _solve(self) -> Numbers:
-        """Return the numbers that fit best, of those that are allowed: not below 0, not less for more rows from two on,
-        and no more for cached tokens than for other ones."""
+        """Return the best fit among the allowed numbers: not below 0, not less for more rows from two on, and no more
+        for cached tokens than for other ones."""
         scale = self._unit_ns**-2
         equations = _RISES.T @ (self._known + scale * _GUESS) @ _RISES
-        equations += np.eye(_NUM) * (1e-12 * equations.max())  # so that they can be solved, whatever was seen
+        equations += np.eye(_NUM) * (1e-12 * equations.max())  # so that they can be solved after any observations
         sums = _RISES.T @ self._sums
         free = np.ones(_NUM, bool)
         while True:
@@ -197,7 +197,7 @@ def _guess() -> Numbers:
     equations = np.eye(_NUM) * 1e-9
 
     def small(strength: float, parts: dict[int, float]) -> None:
-        """Say that the sum of these numbers, times what each is here, is small."""
+        """Add the equation for a small sum of these numbers, each with its factor."""
         vector = np.zeros(_NUM)
         vector[list(parts)] = list(parts.values())
         equations[:] += strength * np.outer(vector, vector)
@@ -214,8 +214,9 @@ def _guess() -> Numbers:
 
 
 def _rises() -> Numbers:
-    """Return the matrix that makes the numbers of rises: the first knot's cost, and how it grows from knot to knot, and
-    by how much other tokens cost more than cached ones."""
+    """Return the matrix from rises to numbers.
+
+    The rises are the first knot's cost, its growth from knot to knot, and the extra cost of uncached tokens."""
     matrix = np.eye(_NUM)
     matrix[_DECODE, _CACHED] = 1
     matrix[: len(KNOTS), : len(KNOTS)] = np.tril(np.ones((len(KNOTS), len(KNOTS))))

@@ -32,7 +32,7 @@ __all__ = ["Measured", "Telemetry", "sampling"]
 
 
 def sampling(version: str, environ: Mapping[str, str] = os.environ) -> Callable[[TraceContext], bool]:
-    """Return what says of a trace whether another process, with the same environment, exports its spans."""
+    """Return the sampling decision on traces, for another process with the same environment."""
     if exporter_kind(environ, "traces") is None:
         return lambda trace: False
     from oaiserve.telemetry import tracing  # late, as below
@@ -46,8 +46,7 @@ class Telemetry:
     `trace_step_share` is the share of steps that are traced if tracing is on. `log_limit` is the limit on the log,
     whose summaries are written and whose numbers are on /metrics. `recording` makes a recording of the requests, given
     the wall clock minus the monotonic clock. `environ` is for tests: the OpenTelemetry SDK reads most of its variables
-    from the process itself. Raises StartupError if an OTEL_* variable is invalid or asks for something that this server
-    does not have.
+    from the process itself. Raises StartupError for an invalid or unsupported OTEL_* variable.
     """
 
     def __init__(
@@ -84,7 +83,7 @@ class Telemetry:
         self._metrics_export: MetricsExport | None = None
         try:
             interval_seconds = export_interval_seconds(environ)
-            # What exports is imported late: OpenTelemetry's SDK would take a tenth of a second of each start.
+            # Exporters are imported late: OpenTelemetry's SDK would take a tenth of a second of each start.
             if exporter_kind(environ, "traces") is not None:
                 from oaiserve.telemetry import tracing
 

@@ -1,6 +1,6 @@
-"""Says in sentences why a request took so long: its longest phases, and what was the cause of each.
+"""Explains a request's time in sentences: its longest phases, and the causes of each.
 
-The causes are those of its account, and the neighbours that are named are among the last requests that ended.
+The causes are those of its account, and the named neighbours are among the last ended requests.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Neighbour(NamedTuple):
 
 
 def sentences(record: RequestRecord, others: Iterable[RequestRecord]) -> Iterator[str]:
-    """Yield a sentence for each phase that took a tenth of the request's time, the longest first."""
+    """Yield a sentence for each phase of a tenth of the request's time or more, the longest first."""
     duration_ns, causes_ns = max(1, record.times.duration_ns), record.causes_ns
     phases = sorted(record.times.phases(), key=lambda phase: -phase.duration_ns)
     others = list(others)
@@ -87,7 +87,7 @@ def _share(added_ns: int, all_ns: float) -> float:
 
 
 def _neighbours(record: RequestRecord, phase: str, others: Iterable[RequestRecord]) -> Iterator[Neighbour]:
-    """Yield the other requests that were in the steps of a phase."""
+    """Yield the other requests in the steps of a phase."""
     own = _steps(record).get(phase, range(0))
     for other in others:
         if other is record:
@@ -120,7 +120,7 @@ def _overlap(one: range, other: range) -> int:
 
 
 def _seconds(ns: float) -> str:
-    """Return a time with three digits that matter."""
+    """Return a time with three significant digits."""
     if ns < 1_000_000_000:
         return f"{ns / 1e6:.3g} ms" if ns < 999.5e6 else "1 s"
     return f"{ns / 1e9:.3g} s" if ns < 1e12 else f"{ns / 1e9:.0f} s"

@@ -1,4 +1,4 @@
-"""Catches the warnings that an exporter of the OpenTelemetry SDK logs, so that they become one log line of ours.
+"""Turns the warnings of OpenTelemetry's exporters into one log line of ours.
 
 The SDK's exporters log a warning for each attempt to send. While a collector is down, that would fill the log.
 """

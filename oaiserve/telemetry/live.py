@@ -33,8 +33,7 @@ Key = TypeVar("Key")
 
 
 class Live:
-    """A ring of samples that are ready for JSON. The telemetry thread writes it under the lock of the series; any may
-    read.
+    """A ring of samples ready for JSON. The telemetry thread writes it under the lock of the series; any may read.
 
     A sample has `number` (starting at 1), `at_unix_ms`, `seconds` since the previous sample, `running`, `waiting` and
     `tokenizing` requests, `kv_usage` and `kv_cached` (shares of the KV cache), and the increases during these seconds:

@@ -1,4 +1,4 @@
-"""`LogLimit` limits what clients can make the server log again and again, and counts the rest. Stdlib only."""
+"""`LogLimit` limits repeated log messages that clients can cause, and counts the rest. Stdlib only."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class LogLimit:
             self._counts.update(more)
 
     def tell(self, *, at_once: bool = False) -> None:
-        """Write how many messages were left out in each minute that is over, or so far. Call it about once a second."""
+        """Write the number of messages left out in each past minute, or so far. Call it about once a second."""
         with self._lock:
             since_ns = self._clock_ns() - self.WINDOW_NS
             over = [kind for kind, window in self._windows.items() if at_once or window.start_ns <= since_ns]

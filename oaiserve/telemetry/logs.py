@@ -1,7 +1,7 @@
-"""Logging is set up here for the whole process, as text or as JSON, and each ended request gets one log line.
+"""The logging of the whole process, as text or as JSON, with one line for each ended request.
 
-This module uses only the standard library's logging. It never logs the text of a prompt or of an answer. What clients
-can make the server say again and again is limited (`log_limit`).
+This module uses only the standard library's logging. It never logs the text of a prompt or of an answer. Repeated
+messages that clients can cause are limited (`log_limit`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ logger = logging.getLogger(REQUESTS)
 
 # Attributes that every LogRecord has; any other one came from `extra`. uvicorn's `color_message` repeats the message.
 _STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "color_message"}
-# What moves a terminal's cursor, ends a line, or changes the order in which a line is read.
+# Characters that move a terminal's cursor, end a line, or change the order of reading.
 _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
 )
@@ -36,8 +36,8 @@ def _escaped(text: str) -> str:
 class ConsoleFormatter(logging.Formatter):
     """Formats lines for people, in local time: `2026-11-20 08:14:02.123 INFO     oaiserve.app  message`.
 
-    A message may quote what a client sent, so it is escaped and stays one line. The lines of a traceback, which may
-    quote it as well, begin with two spaces.
+    A message may quote a client, so it is escaped and stays one line. The lines of a traceback, which may quote one as
+    well, begin with two spaces.
     """
 
     default_msec_format = "%s.%03d"
@@ -84,12 +84,12 @@ def configure(
         uvicorn_logger = logging.getLogger(name)
         uvicorn_logger.handlers.clear()
         uvicorn_logger.propagate = True
-    # What uvicorn says of its start and its end, the server's own lines say.
+    # The server's own lines tell of its start and its end, as uvicorn's would.
     least = logging.getLevelNamesMapping()[level.upper()]
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING if least == logging.INFO else least)
     # The line of `log_request` has more than uvicorn's access line, and is written when the answer has ended.
     logging.getLogger("uvicorn.access").disabled = True
-    # This logger would repeat what a client wrote in a malformed tracestate header, which is ignored anyway.
+    # This logger would quote a client's malformed tracestate header, which is ignored anyway.
     logging.getLogger("opentelemetry.trace.span").setLevel(logging.ERROR)
     return LogLimit(handler)
 

@@ -1,8 +1,8 @@
-"""`Metrics` holds everything that /metrics shows: series of requests and steps, the engine's numbers, and its own cost.
+"""`Metrics` holds all content of /metrics: series of requests and steps, the engine's numbers, and its own cost.
 
 One lock guards the series. The telemetry thread takes it once per record. A page is rendered under the lock, so that
-all its numbers are of one moment. Neither the event loop nor the engine thread ever takes the lock: what they add waits
-in a queue.
+all its numbers are of one moment. Neither the event loop nor the engine thread ever takes the lock: their additions
+wait in a queue.
 """
 
 from __future__ import annotations
@@ -141,9 +141,9 @@ class Metrics:
     def render(self, accept: str | None) -> tuple[bytes, str]:
         """Return the page for /metrics and its content type.
 
-        The format is OpenMetrics, with exemplars, if the Accept header asks for it, else the classic text format. The
-        page has everything that was observed before the call. Callers that arrive while a page is rendered share the
-        next one. Call it in a worker thread, because it may take milliseconds.
+        The format is OpenMetrics, with exemplars, by the Accept header, else the classic text format. The page has all
+        observations before the call. Callers that arrive while a page is rendered share the next one. Call it in a
+        worker thread, because it may take milliseconds.
         """
         form = negotiate(accept)
         num_before = self._num_pages

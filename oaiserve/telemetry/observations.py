@@ -1,6 +1,6 @@
 """`Observations` owns the series of ended requests and of steps, and adds each record to them.
 
-Every label has few values, whatever clients send: an unknown value becomes "other". This module is not thread-safe.
+Every label has few values: an unknown value from a client becomes "other". This module is not thread-safe.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Observations:
             self._observe_generation(record, labels, origin)
 
     def _observe_generation(self, record: RequestRecord, labels: tuple[str, str, str], origin: Origin | None) -> None:
-        """Add what only requests have that generate text: tokens, and the choices that these make."""
+        """Add the observations of generation requests alone: tokens and choices."""
         times, account, (_, operation, model) = record.times, record.account, labels
         ttft_ns = times.time_to_first_token_ns
         if ttft_ns is not None:
@@ -180,7 +180,7 @@ class Observations:
 
 
 def _per_unit(metric: Metric) -> int:
-    """Return how many of the integers that are counted make a unit of the metric."""
+    """Return the number of counted integers in a unit of the metric."""
     return {"seconds": NS_PER_SECOND, "ratio": PER_RATIO}.get(metric.unit, 1)
 
 

@@ -20,9 +20,9 @@ EXPORT_INTERVAL = "OTEL_METRIC_EXPORT_INTERVAL"
 
 
 def exporter_kind(environ: Mapping[str, str], signal: Signal) -> Literal["otlp", "console"] | None:
-    """Return the kind of exporter that the variables ask for, or None if they ask for no export.
+    """Return the kind of exporter by the variables, or None without export.
 
-    Raises StartupError for an exporter that this server does not have.
+    Raises StartupError for an unsupported exporter.
     """
     if _value(environ, "OTEL_SDK_DISABLED")[1].lower() == "true":
         return None
@@ -63,7 +63,7 @@ def export_interval_seconds(environ: Mapping[str, str]) -> float:
 
 
 def resource(version: str) -> Resource:
-    """Return the OpenTelemetry resource that describes this process in exported data.
+    """Return the OpenTelemetry resource of this process, for exported data.
 
     OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES override the defaults.
     """
@@ -74,6 +74,6 @@ def resource(version: str) -> Resource:
 
 
 def _value(environ: Mapping[str, str], *variables: str) -> tuple[str, str]:
-    """Return name and value of the first variable that is set; an empty value counts as not set."""
+    """Return name and value of the first variable with a value; an empty one counts as none."""
     found = ((name, environ[name].strip()) for name in variables if environ.get(name, "").strip())
     return next(found, (variables[0], ""))

@@ -30,9 +30,9 @@ Collect = Callable[[], list[tuple[names.Metric, Points]]]
 
 
 def exporter_from_environment(environ: Mapping[str, str]) -> otel.MetricExporter | None:
-    """Return the metric exporter that the standard variables ask for, or None if they ask for no export.
+    """Return the metric exporter by the standard variables, or None without export.
 
-    Raises StartupError for an exporter that this server does not have.
+    Raises StartupError for an unsupported exporter.
     """
     kind = exporter_kind(environ, "metrics")
     if kind == "console":
@@ -46,7 +46,7 @@ def exporter_from_environment(environ: Mapping[str, str]) -> otel.MetricExporter
 
 
 class MetricsExport:
-    """A thread that exports the result of `collect` every `interval_seconds`, and once more when it is closed."""
+    """The thread for exports of `collect`, every `interval_seconds` and once more when it is closed."""
 
     def __init__(
         self,

@@ -85,7 +85,7 @@ class Page:
 
 
 class _Moment:
-    """A registry whose metrics were collected at one moment, so that both encoders see the same numbers."""
+    """A registry of metrics at one moment, so that both encoders see the same numbers."""
 
     def __init__(self, metrics: list[prometheus_client.Metric]) -> None:
         self._metrics = metrics
@@ -166,7 +166,7 @@ class _Histogram:
         return self._lines[form]
 
     def _values(self, form: Form) -> tuple[object, ...]:
-        """Return the values that the template of the format has placeholders for."""
+        """Return the values for the placeholders in the format's template."""
         family, child = self._family, self._child
         total = _number(family.total(child))
         if not family.metric.buckets:

@@ -27,7 +27,7 @@ class _Kept(NamedTuple):
 
 
 class RecentRequests:
-    """The last `size` records, as entries that are ready for JSON.
+    """The last `size` records, as entries ready for JSON.
 
     The telemetry thread writes them; any thread may read.
     """
@@ -48,8 +48,7 @@ class RecentRequests:
             self._ring.append(kept)
 
     def get(self, request_id: str) -> Entry | None:
-        """Return the newest request with this id, with why it took so long, its events, and the requests that shared
-        steps with it."""
+        """Return the newest request with this id, with the explanation of its time, its events, and its neighbours."""
         ring = self._newest_first()
         for kept in ring:
             if kept.record.request_id == request_id:
@@ -145,7 +144,7 @@ def _events(record: RequestRecord) -> Entry:
 
 
 def _neighbours(kept: _Kept, ring: Iterable[_Kept]) -> Entry:
-    """Return the requests in the ring that took part in the same steps as `kept`, most shared steps first."""
+    """Return the requests in the ring with steps in common with `kept`, most common steps first."""
     neighbours = []
     for other in ring:
         if other is kept or kept.steps is None or other.steps is None:

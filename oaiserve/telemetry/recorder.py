@@ -6,7 +6,7 @@ The thread has a low priority, but not by a nice value: while it holds the GIL a
 niced thread that the system takes off its core keeps the GIL. On two cores, beside two busy processes, a thread that
 worked for 10 ms at a time delayed the wake-up of another sleeping thread by 9 ms (99th percentile); with nice values of
 10 and 19 the delay was 27 and 199 ms. So the telemetry thread wakes up seldom, and sleeps briefly after each record:
-the delay is then 2 to 10 ms, whatever the load.
+the delay is then 2 to 10 ms, at any load.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LOG_INTERVAL_NS = 60_000_000_000  # a consumer that always fails logs one line 
 
 
 class Recorder:
-    """A queue of records and the thread that passes them to the consumers.
+    """A queue of records, and the thread for the consumers.
 
     The thread also calls `tick`: after each batch of records, before a flush returns, and at least once a second.
     `count_error(name)` is called when consumer `name` or the "tick" raises, and with "queue" when a record is dropped
@@ -121,7 +121,7 @@ class Recorder:
     def _call(self, name: str, function: Callable[[], None], when: str) -> None:
         """Call the function, and count and log an exception instead of raising it.
 
-        What the system refuses, as a full disk does, is no bug, so its traceback would only hide the reason.
+        A refusal of the system, such as a full disk, is no bug, so its traceback would only hide the reason.
         """
         try:
             function()

@@ -1,8 +1,8 @@
-"""Writes ended requests to a file that a load can be repeated from: arrivals, lengths and shared beginnings, no text.
+"""Records ended requests in a file for replays of the load: arrivals, lengths and common prefixes, no text.
 
-The form is that of `oaiserve.facts.recordings`: a line for each prompt of a request, with the fields that the load
-test's `--requests` reads, and now and then what steps cost. Of a prompt's tokens, a recording has hashes of 64 at a
-time, each with all before it: two prompts that begin alike have the same ones. The salt of the hashes is random and is
+The format is that of `oaiserve.facts.recordings`: a line for each prompt of a request, with the fields of the load
+test's `--requests`, and now and then the cost of steps. Of a prompt's tokens, a recording has hashes of 64 at a time,
+each with all before it: two prompts with a common prefix have the same ones. The salt of the hashes is random and is
 never written, so a prompt cannot be guessed and looked up."""
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Recording:
         self._file: int | None = None  # there is none while no new one can be begun
         try:
             if path.is_file() and path.stat().st_size:
-                self._rotate()  # what an earlier server recorded has hashes of another salt
+                self._rotate()  # an earlier server's recording has hashes of another salt
             self._open()
         except OSError as error:
             raise StartupError(
@@ -91,7 +91,7 @@ class Recording:
             self._write_cost()
 
     def close(self) -> None:
-        """Write what steps cost by now, if the disk has room for it, and close the file."""
+        """Write the present cost of steps, if it fits on the disk, and close the file."""
         if self._num_missing:
             logger.warning("The last requests are missing from the recording %s: %d", self._path, self._num_missing)
         if self._file is not None:
@@ -159,7 +159,7 @@ class Recording:
         return blake2b(content, digest_size=HASH_BYTES, key=self._salt).digest()
 
     def _open(self) -> None:
-        """Begin a file, with its head. One that has no room for that is closed again, and is empty."""
+        """Begin a file, with its head. Without disk space for it, the file is closed again, and is empty."""
         self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, FILE_MODE)
         self._cost = None
         try:

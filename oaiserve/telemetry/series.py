@@ -30,7 +30,7 @@ _VALUES_PER_CALL = 4096
 
 
 class Origin(NamedTuple):
-    """The span that a value comes from, for exemplars."""
+    """The span of a value, for exemplars."""
 
     trace_id: int
     span_id: int
@@ -43,7 +43,7 @@ class Exemplar(NamedTuple):
 
 
 class Counter:
-    """A counter keeps a sum for each combination of label values.
+    """A sum for each combination of label values.
 
     Sums are integers so that they stay exact. `per_unit` of them make one unit of the metric: 10**9 for nanoseconds
     that are shown as seconds.
@@ -61,7 +61,7 @@ class Counter:
 
 
 class DistributionChild:
-    """The distribution of the values that share one combination of label values."""
+    """The distribution of the values with one combination of label values."""
 
     __slots__ = ("counts", "exemplars", "num", "total")
 
@@ -124,8 +124,7 @@ class Distribution:
 
 
 class Labelling:
-    """A labelling maps label values of a series to label values of a metric, or to None if the metric does not show
-    them.
+    """The map from label values of a series to label values of a metric, or to None if the metric does not show them.
 
     A label of the metric that the series does not have, under the same name or that of `names.RENAMED`, is one of the
     `constants`. The metric adds up over labels of the series that it does not have.
@@ -184,7 +183,7 @@ class CounterFamily:
 
 
 class CallbackFamily:
-    """A callback family shows numbers that are kept elsewhere, by calling `read` for every page."""
+    """A family of numbers from elsewhere, by a call of `read` for every page."""
 
     num_changes = None  # unknown, so its lines are rendered anew for every page
 

@@ -44,9 +44,9 @@ _SAMPLERS = tuple(
 
 
 def exporter_from_environment(environ: Mapping[str, str]) -> SpanExporter | None:
-    """Return the span exporter that the standard variables ask for, or None if tracing is off.
+    """Return the span exporter by the standard variables, or None if tracing is off.
 
-    Raises StartupError for an exporter that this server does not have.
+    Raises StartupError for an unsupported exporter.
     """
     kind = exporter_kind(environ, "traces")
     if kind == "console":
@@ -60,7 +60,7 @@ def exporter_from_environment(environ: Mapping[str, str]) -> SpanExporter | None
 
 
 class Sampling:
-    """Decides which traces are exported. The default `sampler` is the one that OTEL_TRACES_SAMPLER names.
+    """Decides which traces are exported. The default `sampler` is that of OTEL_TRACES_SAMPLER.
 
     Any thread may ask. Raises ValueError if an OTEL_* variable has an invalid value.
     """
@@ -90,9 +90,9 @@ class Tracing:
     `is_sampled`.
 
     A random share `step_share` of all steps is offered to the sampler, each as the only span of a trace. The operation
-    span of a request links to the sampled steps that the request took part in. `epoch_offset_ns` is wall clock minus
+    span of a request links to its sampled steps. `epoch_offset_ns` is wall clock minus
     monotonic clock, taken once, so that exported times differ from the stamps by one constant. `count_spans` is that of
-    SpanExport. The default `sampler` is the one that OTEL_TRACES_SAMPLER names. Raises ValueError if an OTEL_* variable
+    SpanExport. The default `sampler` is that of OTEL_TRACES_SAMPLER. Raises ValueError if an OTEL_* variable
     has an invalid value.
     """
 
@@ -214,7 +214,7 @@ class Tracing:
         )
 
     def _links(self, record: RequestRecord) -> list[otel.Link]:
-        """Return links to the sampled steps that the request took part in, if they are still kept."""
+        """Return links to the sampled steps of a request, as far as they are still stored."""
         steps = steps_of(record)
         if steps is None or not self._steps:
             return []
@@ -259,7 +259,7 @@ def _is_ratio(text: str) -> bool:
 
 
 def _index_of_phase(at_ns: int, phases: Sequence[Phase]) -> int:
-    """Return the index of the phase that contains `at_ns`.
+    """Return the index of the phase at `at_ns`.
 
     At the boundary of two phases it is the earlier one, except that the beginning of prefill belongs to prefill.
     """
@@ -311,7 +311,7 @@ def _http_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
 
 
 def _common_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
-    """Return the attributes that both the server span and the operation span have."""
+    """Return the common attributes of the server span and the operation span."""
     attributes: dict[str, AttributeValue] = {
         names.REQUEST_ID: record.request_id,
         names.OUTCOME: record.outcome.value,

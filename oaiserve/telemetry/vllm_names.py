@@ -1,6 +1,6 @@
-"""The metrics under vLLM's names, for dashboards, autoscalers and routers that are made for vLLM.
+"""The metrics under vLLM's names, for vLLM's dashboards, autoscalers and routers.
 
-They show what `names` has under other names: its series, and the engine's numbers. Only the inference time is measured
+They show the series of `names`, and the engine's numbers, under other names. Only the inference time is measured
 for its own sake. They are on /metrics only, and only with --vllm-metrics.
 """
 
@@ -26,7 +26,7 @@ def _gauge(name: str, help: str, *more: str) -> Metric:
 
 
 def _engine(name: str, field: str, help: str = "") -> Metric:
-    """Return the metric that shows a number of the engine."""
+    """Return the metric for a number of the engine."""
     kind, name = "counter" if name.endswith("_total") else "gauge", f"vllm:{name}"
     return Metric(name, kind, help or f"Same as {ENGINE[field].name}.", names.unit_of(name), _LABELS, of=field)
 
@@ -37,7 +37,7 @@ def _same(name: str, of: Metric, *more: str, buckets: tuple[float, ...] = ()) ->
 
 
 def _finished(name: str, of: Metric, buckets: tuple[float, ...] = names.TOKEN_BUCKETS) -> Metric:
-    """Return the metric that shows what another one has of finished requests."""
+    """Return the metric for another one's values of finished requests."""
     name, help = f"vllm:{name}", f"Same as {of.name}, for finished requests only."
     return Metric(name, "histogram", help, names.unit_of(name), _LABELS, buckets, of=of, where=FINISHED)
 

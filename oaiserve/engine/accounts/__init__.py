@@ -1,1 +1,1 @@
-"""This package accounts for the time of steps and requests, and learns what a step costs."""
+"""Accounts of the time of steps and requests, and of the cost of steps."""

@@ -1,1 +1,1 @@
-"""This package makes grammars of what clients ask of an answer, and finds out which tokens may come next."""
+"""Grammars of clients' constraints on an answer, and the tokens that they allow next."""

@@ -23,7 +23,7 @@ _MOST_POSITIONS = 2**20  # rotary tables have a row for each, all together a GiB
 
 
 def refuse_unless_decoder_only(config: PreTrainedConfig, name: str) -> None:
-    """Raise StartupError for a model that is not a decoder-only text model, or keeps what no cache here holds."""
+    """Raise StartupError for a model other than a decoder-only text model, or with data that no cache here holds."""
     architecture = (config.architectures or [""])[0]
     problem = None
     if "/" in str(config._attn_implementation):

@@ -58,7 +58,7 @@ class StateShape:
 
 @dataclass(frozen=True, slots=True)
 class LayerStateShapes:
-    """The shapes of what one layer keeps of a sequence in place of keys and values, or beside these."""
+    """The shapes of one layer's state of a sequence, in place of keys and values or beside them."""
 
     conv: StateShape | None  # the last inputs of its convolution: [channels, kernel size]
     recurrent: StateShape | None

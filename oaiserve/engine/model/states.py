@@ -1,7 +1,7 @@
-"""The states of sequences, in layers that keep one: the memory of all, and what a layer computes with those of a step.
+"""The states of sequences in layers with states: the memory of all, and a layer's view of those of a step.
 
-Such a layer does not look back at its sequence, as attention does: all it has of the tokens before is a state of fixed
-size, which each token changes. So it is computed for each prompt of a step alone, and for all decodes together.
+Such a layer does not look back at its sequence, as attention does: its only memory of the tokens before is a state of
+fixed size, which each token changes. So it is computed for each prompt of a step alone, and for all decodes together.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""`oaiserve diff` says by what two times differ: where requests spent more, or less, and for what cause."""
+"""`oaiserve diff` explains the difference of two times: the phases with more or less time, and the causes."""

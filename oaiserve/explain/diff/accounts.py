@@ -24,7 +24,7 @@ class Account:
 
 
 def read(path: Path) -> list[Account]:
-    """Return the accounts of the requests that were answered, in the order of arrival. Raises StartupError."""
+    """Return the accounts of the answered requests, in the order of arrival. Raises StartupError."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -61,7 +61,7 @@ def _shown(row: Mapping[str, Any]) -> Account:
 def _parts(
     phases_ns: Mapping[str, int], causes_ns: Mapping[str, Mapping[str, int]], waits_ns: Mapping[str, int]
 ) -> dict[tuple[str, str], int]:
-    """Return the parts of a request. What of a phase has no cause is a part of its own."""
+    """Return the parts of a request's time. The rest of a phase without a cause is a part of its own."""
     parts: dict[tuple[str, str], int] = {}
     for phase, phase_ns in phases_ns.items():
         known = waits_ns if phase == "queue" else causes_ns.get(phase, {})

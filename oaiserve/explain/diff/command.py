@@ -1,4 +1,4 @@
-"""The command `oaiserve diff`: a paragraph and a table of how two times differ, by what was recorded or measured."""
+"""The command `oaiserve diff`: a paragraph and a table of the difference of two recordings or measurements."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _command_line() -> App:
 
 
 def paragraph(found: Difference) -> str:
-    """Return what changed, in sentences."""
+    """Return the changes, in sentences."""
     duration = found.duration
     text = (
         f"A request took {_seconds(duration.before)} on average, and then {_seconds(duration.after)}: "

@@ -1,6 +1,6 @@
-"""Computes how two sets of accounts differ: means over requests, by phase and cause, with intervals.
+"""Computes the difference of two sets of accounts: means over requests, by phase and cause, with intervals.
 
-Requests that run side by side wait for the same things, so they say less than as many independent ones would. The
+Requests that run side by side wait for the same things, so they tell less than as many independent ones would. The
 interval of a mean is therefore by batch means: requests are divided into batches by arrival, and the means of these
 are taken for independent (Law and Kelton, "Simulation Modeling and Analysis", on the method of batch means).
 """

@@ -26,7 +26,7 @@ LEAST_CHANGE = 0.02  # for a figure to be in the paragraph, if it is not due to 
 
 
 def is_report(path: Path) -> bool:
-    """Return whether a file looks like a report. One that cannot be read is none."""
+    """Return whether a file looks like a report; an unreadable one does not."""
     try:
         with path.open("rb") as file:
             return b'"schema"' in file.read(100)
@@ -65,9 +65,9 @@ def compare(a: dict[str, Any], b: dict[str, Any], *, with_tables: bool = True) -
 
 
 def paragraph(a: dict[str, Any], b: dict[str, Any]) -> str:
-    """Return for each pair of points which figures changed most, the largest change first.
+    """Return the figures with the largest changes for each pair of points, the largest first.
 
-    Figures of runs that were not repeated are named all the same, and that it may be chance.
+    Those of runs without repetition are named all the same, with a word about chance.
     """
     sentences, is_repeated = [], True
     for point_a, point_b in zip(a["points"], b["points"], strict=False):

@@ -1,7 +1,7 @@
-"""Finds the text model inside of a multimodal checkpoint. It is served, and what reads images or sound is not loaded.
+"""Finds the text model inside of a multimodal checkpoint: it is served, without the modules for images or sound.
 
 Where a text model gives each token three positions, for time, height and width, these are one and the same in text. So
-it computes what the plain text model of its family does, and is loaded as that.
+it computes the same as the plain text model of its family, and is loaded as that.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ _BIASES = ("e_score_correction_bias", "expert_bias")  # of a router's choice
 
 
 def mixture(reader: ModuleReader, module: Module, shared: MLP | None) -> Experts:
-    """Describe a mixture of experts, and what all tokens share."""
+    """Describe a mixture of experts, with a shared MLP."""
     experts = reader.child(module, "experts")
     shared_gate = reader.child(module, "shared_expert_gate", optional=True)
     return Experts(
@@ -76,7 +76,7 @@ def mixture_beside(reader: ModuleReader, layer: Module, shared: MLP) -> Experts:
 
 
 def _projections(reader: ModuleReader, module: Module) -> ExpertProjections | None:
-    """Describe what makes shorter vectors of the hidden state for all experts, as Nemotron 3 has it in large sizes."""
+    """Describe the projections to shorter vectors for all experts, as in large sizes of Nemotron 3."""
     matrices = (reader.child(module, name, optional=True) for name in ("fc1_latent_proj", "fc2_latent_proj"))
     before, behind = (None if isinstance(one, torch.nn.Identity) else one for one in matrices)
     if before is None or behind is None:
@@ -94,7 +94,7 @@ def _experts(reader: ModuleReader, experts: Module) -> list[Expert]:
 
 
 def _matrices(reader: ModuleReader, experts: Module, name: str, parts: int) -> list[list[Matrix]]:
-    """Return for each expert what it has under this name: its gate and its up projection if there are two parts."""
+    """Return the matrices of each expert under this name: a gate and an up projection if there are two."""
     tensor = reader.tensor(experts, name)
     is_interleaved = not getattr(experts, "is_concatenated", True)
 
@@ -145,9 +145,9 @@ def _gating(reader: ModuleReader, experts: Any) -> str | ClampedGate:
 
 
 def _router(reader: ModuleReader, mlp: Module, norm: Norm | None = None) -> Router:
-    """Find out what the router of a mixture does from its outputs, because families differ in it, and in names.
+    """Find the rules of a mixture's router from its outputs, because families differ in rules and in names.
 
-    `norm` is what it does with its inputs before.
+    `norm` is that of its inputs.
     """
     router: Any = reader.child(mlp, "gate", "router")
     linear = reader.child(router, "wg", "proj", optional=True) or router

@@ -67,7 +67,7 @@ class Gating:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """The settings by which a router chooses experts; src/experts.h says what the fields mean."""
+    """The settings by which a router chooses experts, with the fields of src/experts.h."""
 
     experts: int
     top_k: int
@@ -173,8 +173,8 @@ def _c_type(kind: Any) -> Any:
 
 
 def argument(value: Any, keep: Callable[[Tensor], int]) -> Any:
-    """Return a value as C takes it: a structure for a dataclass, a number for an activation, and for a tensor what
-    `keep` returns, its place in memory."""
+    """Return a value for C: a structure for a dataclass, a number for an activation, and for a tensor its place in
+    memory, by `keep`."""
     if isinstance(value, Tensor):
         return keep(value)
     if isinstance(value, str):

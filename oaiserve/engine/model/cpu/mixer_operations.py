@@ -55,7 +55,7 @@ class MixerOperations:
             self._times = operations.floats(max(len(mamba.speeds) for mamba in mambas))
 
     def add(self, mixer: Mixer, x: int, out: int) -> None:
-        """Add the operations of the next layer: they write what its last matrix multiplies to `out`."""
+        """Add the operations of the next layer: they write the input of its last matrix to `out`."""
         self._operations.project("projections", x, self._rows, mixer.projections)
         if isinstance(mixer, DeltaNet):
             self._delta_net(mixer, x, out)

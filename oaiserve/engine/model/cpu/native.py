@@ -40,9 +40,10 @@ class NativeDecoder:
         reserved: ReservedMemory | None = None,
         is_passing: bool = False,
     ) -> None:
-        """Copy the weights, except for the embeddings, to `reserved` if it is there, and the rest of it is given back,
-        or left for the decoder that comes after one that `is_passing`. With `has_adapters`, rows of a step may have
-        adapters.
+        """Copy the weights, except for the embeddings, into `reserved` if it is there.
+
+        The rest of it is given back, or left for the decoder after one that `is_passing`. With `has_adapters`, rows of
+        a step may have adapters.
 
         Raises NotKnown for sizes that the native code does not support, and MemoryError.
         """

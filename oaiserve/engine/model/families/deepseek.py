@@ -42,8 +42,9 @@ def _fields(metadata: Metadata) -> Fields:
 
 
 def _of_latent(config: Any, name: str, tensors: Sequence[Tensor]) -> Tensor:
-    """Join what makes keys and values of latent vectors: most files have two tensors with a matrix for each head, that
-    of keys the other way round."""
+    """Join the projections from latent vectors to keys and values.
+
+    Most files have two tensors with a matrix for each head, that of keys the other way round."""
     if len(tensors) == 1:
         return tensors[0]
     keys, values = tensors

@@ -51,7 +51,7 @@ def _fields(metadata: Metadata) -> Fields:
 
 
 def _columns_first(config: Any, name: str, tensors: Sequence[Tensor]) -> Tensor:
-    """Join what gpt-oss has of its experts: columns before rows, and the rows of gates and of up projections in
+    """Join the tensors of gpt-oss' experts: columns before rows, and the rows of gates and of up projections in
     turns."""
     in_turns = torch.stack(list(tensors), dim=2).flatten(1, 2)
     return in_turns.mT if in_turns.dim() == 3 else in_turns

@@ -16,8 +16,10 @@ from oaiserve.engine.model.families.small_sizes import EXPERTS
 
 
 def _tune_by_positions(attention: Any, model: Any, handed: Handed) -> bool:
-    """Have Llama 4 scale queries by their positions; its own code counts from the first token of a step, which may be
-    that of another sequence. Return whether it does: in published models, not where all tokens see all before.
+    """Make Llama 4 scale queries by their positions, and return whether it does.
+
+    Its own code counts from the first token of a step, which may be that of another sequence. Models whose factors are
+    1 within the first attention chunk, as all published ones', do not scale.
     """
     is_tuned = attention.attn_temperature_tuning and not attention.use_rope
     attention.attn_temperature_tuning = False

@@ -1,4 +1,4 @@
-"""Families of which only the fields in the head of a GGUF file, and what its conversion changes, are worth a row."""
+"""Families with only a row: the metadata of a GGUF file, and the changes of its conversion."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _LENGTH_FILES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-ro
 
 @dataclass(frozen=True, slots=True)
 class PoolingFiles:
-    """The files of sentence-transformers say this of a model that embeds."""
+    """The settings of an embedding model in sentence-transformers' files."""
 
     mode: str | None = None  # one of MODES; None: they do not say
     dense_folders: tuple[str, ...] = ()  # of the linear layers behind the pooling
@@ -32,7 +32,7 @@ class PoolingFiles:
 
 
 def find_task(option: TaskOption, config: PreTrainedConfig, source: ModelSource) -> Task:
-    """Return what the model is for: what the user says, or else what its files do."""
+    """Return the task of the model: the user's, or else that of its files."""
     if option != "auto":
         return option
     architecture = (config.architectures or [""])[0]
@@ -47,7 +47,7 @@ def find_task(option: TaskOption, config: PreTrainedConfig, source: ModelSource)
 
 
 def read_files(source: ModelSource) -> PoolingFiles:
-    """Read all of the files that there are. Raises StartupError if they ask for something that is not served."""
+    """Read all present files. Raises StartupError for unsupported settings."""
     modules = read_json(source, "modules.json")
     if modules is None:
         return PoolingFiles()
@@ -81,7 +81,7 @@ def read_files(source: ModelSource) -> PoolingFiles:
 
 
 def read_json(source: ModelSource, name: str) -> Any:
-    """Return what a JSON file of the model holds, or None if there is none. Raises StartupError."""
+    """Return the content of a JSON file of the model, or None without the file. Raises StartupError."""
     path = find_file(source, name)
     if path is None:
         return None
@@ -92,7 +92,7 @@ def read_json(source: ModelSource, name: str) -> Any:
 
 
 def find_file(source: ModelSource, name: str) -> Path | None:
-    """Return where a file of the model lies on this machine, or None if the model has none of that name."""
+    """Return the path of a file of the model on this machine, or None without one."""
     path = Path(source.location) / name
     return path if path.is_file() else None
 
