@@ -251,14 +251,14 @@ class Engine:
         return replace(snapshot, num_tokenizing=self._tokenize.num_waiting, adapters=adapters, host_ns=host_ns)
 
     def report(self, replica: str = "") -> ReplicaReport:
-        """Return what routers learn of this engine, under the name by which they know it: its load, and the beginnings
-        of prompts that it holds. Ask about once a second. This costs the engine thread nothing, and the caller up to a
-        millisecond."""
+        """Return the load of this engine and the prefix keys of prompts that it holds, under its name for routers.
+
+        Ask about once a second. This costs the engine thread nothing, and the caller up to a millisecond."""
         return self._reports.report(replica)
 
     @property
     def is_reporting(self) -> bool:
-        """Return whether a report has been asked for. From then on requests should have their `beginnings`."""
+        """Return whether a report has been asked for. From then on requests should have `prefix_keys`."""
         return self._reports.is_asked
 
     def take_steps(self) -> list[StepRecord]:

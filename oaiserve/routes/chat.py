@@ -27,7 +27,7 @@ from oaiserve.routes.objects import (
 from oaiserve.routes.operation import Operation, documented
 from oaiserve.routes.parameters import integer
 from oaiserve.routes.parsed_shape import ParsedChatShape
-from oaiserve.routes.prepare import Intake, Sampling, prepare
+from oaiserve.routes.prepare import CheckedParams, Intake, prepare
 from oaiserve.routes.respond import Answer
 from oaiserve.routes.tool_prompt import prompt_with_tools
 from oaiserve.routes.tools import requested_tools
@@ -61,20 +61,20 @@ def _answer(intake: Intake[ChatBody]) -> Answer:
         shows_tags=body.reasoning_format == "none",
     )
     own = conversation.own_params(parameters.max_tokens(body), _num_logprobs(body), constraints.grammar(body))
-    sampling = intake.sampling(own)
+    checked = intake.checked(own)
     prompt = conversation.completed(build_prompt(body, body.messages, dialect, conversation.shown_tools))
-    return intake.answer(sampling, (prompt,), _shape(intake, sampling, conversation))
+    return intake.answer(checked, (prompt,), _shape(intake, checked, conversation))
 
 
-def _shape(intake: Intake[ChatBody], sampling: Sampling, conversation: Conversation) -> ChatShape:
+def _shape(intake: Intake[ChatBody], checked: CheckedParams, conversation: Conversation) -> ChatShape:
     body = intake.body
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     if not conversation.reads_calls and not conversation.reads_reasoning:
-        return ChatShape(kind, intake.head, sampling.wanted)
+        return ChatShape(kind, intake.head, checked.wanted)
     return ParsedChatShape(
         kind,
         intake.head,
-        sampling.wanted,
+        checked.wanted,
         conversation,
         intake.exchange.tool_calls,
         shows_reasoning=body.include_reasoning is not False,

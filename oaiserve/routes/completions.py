@@ -86,9 +86,9 @@ def _answer(intake: Intake[CompletionBody]) -> Answer:
         best_of=_best_of(body),
         echo=bool(body.echo),
     )
-    sampling = intake.sampling(own)
-    shape = CompletionShape(intake.head, sampling.wanted, echo=own.echo)
-    return intake.answer(sampling, build_prompts(body), shape)
+    checked = intake.checked(own)
+    shape = CompletionShape(intake.head, checked.wanted, echo=own.echo)
+    return intake.answer(checked, build_prompts(body), shape)
 
 
 def _num_logprobs(body: CompletionBody) -> int | None:

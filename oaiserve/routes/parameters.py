@@ -7,7 +7,7 @@ HTTP, and only the request types of the engine.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, cast
 
 import msgspec
@@ -18,6 +18,14 @@ from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.objects import Integer
 
 SLICE_VALUES = 2**15  # looked at within about a millisecond
+# The parameters that bodies and `SamplingParams` have by the same name, and their defaults where the model has none.
+_FRACTIONS = {each.name: cast("float", each.default) for each in fields(SamplingParams) if each.type == "float"}
+# The parameters that a record holds: numbers only, no text of the client.
+_RECORDED = [
+    each.name
+    for each in fields(SamplingParams)
+    if each.type in ("int", "int | None", "float") or each.name == "ignore_eos"
+]
 
 
 def integer(body: msgspec.Struct, name: str, low: int | None = None, high: int | None = None) -> int | None:
@@ -79,16 +87,11 @@ def sampling_params(body: SamplingBody, own: OwnParams, defaults: Mapping[str, f
         return defaults.get(name, default) if value is None else _within(name, value, *ranges(type(body))[name])
 
     return SamplingParams(
+        **{name: number(name, default) for name, default in _FRACTIONS.items()},
         n=integer(body, "n") or 1,
         max_tokens=max_tokens,
         min_tokens=min_tokens,
-        temperature=number("temperature", 1.0),
-        top_p=number("top_p", 1.0),
         top_k=max(0, int(defaults.get("top_k", 0)) if top_k is None else top_k),  # -1 and 0 are both "off"
-        min_p=number("min_p", 0.0),
-        presence_penalty=number("presence_penalty", 0.0),
-        frequency_penalty=number("frequency_penalty", 0.0),
-        repetition_penalty=number("repetition_penalty", 1.0),
         logit_bias=_logit_bias(body.logit_bias or {}),
         allowed_token_ids=_allowed_token_ids(body),
         bad_words=_strings("bad_words", body.bad_words or []),
@@ -250,13 +253,6 @@ def _texts(prompts: Iterable[Prompt]) -> Iterator[tuple[str, str]]:
                 content = message["content"]
                 for text in [content] if isinstance(content, str) else [part["text"] for part in content]:
                     yield message["role"], text
-
-
-# The parameters that a record holds: numbers only, no text of the client.
-_RECORDED = (
-    "n", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
-    "repetition_penalty", "seed", "ignore_eos", "logprobs", "prompt_logprobs",
-)  # fmt: skip
 
 
 def recorded_params(body: SamplingBody, params: SamplingParams) -> dict[str, str | int | float | bool]:

@@ -33,7 +33,7 @@ OwnBody = TypeVar("OwnBody", bound=msgspec.Struct, covariant=True)
 Made = TypeVar("Made")
 
 
-class Sampling(NamedTuple):
+class CheckedParams(NamedTuple):
     """The sampling parameters for the engine, and the optional parts of the answer."""
 
     params: SamplingParams
@@ -63,7 +63,7 @@ class Intake(Generic[OwnBody]):
         )
         self._content = content
 
-    def sampling(self: Intake[SamplingBody], own: OwnParams) -> Sampling:
+    def checked(self: Intake[SamplingBody], own: OwnParams) -> CheckedParams:
         """Check the common parameters of all generation routes, and join them with the route's own."""
         params = parameters.sampling_params(self.body, own, self.serving.engine.default_params)
         recorded = parameters.recorded_params(self.body, params)
@@ -73,19 +73,19 @@ class Intake(Generic[OwnBody]):
             # The candidates are ranked by their log-probabilities, so the engine must return these.
             params = replace(params, n=own.best_of, logprobs=own.num_logprobs or 0)
         self.exchange.params = recorded
-        return Sampling(params, wanted, own.echo)
+        return CheckedParams(params, wanted, own.echo)
 
     def answer(
         self: Intake[SamplingBody],
-        sampling: Sampling,
+        checked: CheckedParams,
         prompts: tuple[Prompt, ...],
         shape: Shape,
         before_end: Callable[[Usage], Awaitable[None]] | None = None,
     ) -> Answer:
         """Return the answer to a generation request, ready to be submitted to the engine."""
-        body, params = self.body, sampling.params
+        body, params = self.body, checked.params
         if len(prompts) * params.n > MAX_CHOICES_PER_REQUEST:
-            limit, name = MAX_CHOICES_PER_REQUEST, "n" if params.n == sampling.wanted.n else "best_of"
+            limit, name = MAX_CHOICES_PER_REQUEST, "n" if params.n == checked.wanted.n else "best_of"
             raise invalid("prompt", f"prompts times {name} must be <= {limit}, got {len(prompts)} times {params.n}")
         prefix_keys: tuple[tuple[int, float], ...] = ()
         # Stored responses that a request goes on from are not in its body, and routers know bodies only.
@@ -95,7 +95,7 @@ class Intake(Generic[OwnBody]):
         request = self.request(
             prompts,
             params,
-            echo=sampling.echo,
+            echo=checked.echo,
             priority=integer(body, "priority") or 0,
             cache_salt=parameters.cache_salt(body),
             stream_interval=parameters.stream_interval(body, self.serving.stream_interval),

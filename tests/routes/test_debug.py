@@ -310,7 +310,7 @@ def test_the_report_has_its_keys_in_64_bits_each(served: Served) -> None:
     }
 
 
-def test_requests_have_the_beginnings_of_their_prompt_once_a_report_has_been_asked_for(served: Served) -> None:
+def test_requests_have_the_prefix_keys_of_their_prompt_once_a_report_has_been_asked_for(served: Served) -> None:
     text = "It was a dark and stormy night. " * 30
     body = {"prompt": text, "max_tokens": 3}
 

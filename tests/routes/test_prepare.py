@@ -63,8 +63,8 @@ async def speech(http: HTTPRequest) -> Answer:
 
 def speech_answer(intake: Intake[SpeechBody]) -> Answer:
     own = OwnParams(max_tokens=intake.body.max_output_tokens, num_logprobs=None)
-    sampling = intake.sampling(own)
-    return intake.answer(sampling, (TextPrompt(intake.body.input),), SpeechShape(intake.head.id))
+    checked = intake.checked(own)
+    return intake.answer(checked, (TextPrompt(intake.body.input),), SpeechShape(intake.head.id))
 
 
 @pytest.fixture(scope="module")
