@@ -327,9 +327,7 @@ class StepRecord:
     started_ns: int = fact("The time at which it began.", ...)
     duration_ns: int = fact("Time of the model, with sampling, and of the draft model before.", ...)
     idle_ns: int = fact(
-        "Time before the step while there was work: host work, and waits for a core.",
-        ...,
-        span="oaiserve.step.idle_ns",
+        "Time before the step while there was work: host work, and waits for a core.", ..., span="oaiserve.step.idle_ns"
     )
     num_sequences: int = fact("Sequences in the step.", ..., span="oaiserve.step.sequences")
     num_tokens: int = fact("Tokens computed in the step.", ..., span="oaiserve.step.tokens")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from oaiserve.facts.engine_numbers import EngineNumbers
+from oaiserve.facts.fact import facts_of
 from oaiserve.facts.record import EngineAccount, EventKind, HostPart, Outcome, RequestEvent, RequestRecord, WaitReason
 from oaiserve.facts.times import STAMPS, RequestTimes
 from oaiserve.facts.trace import TraceContext
@@ -100,29 +101,18 @@ def constrained() -> EngineAccount:
 
 @pytest.fixture
 def snapshot() -> EngineNumbers:
+    """Return numbers of the engine that are all different from 0 and from each other."""
     return EngineNumbers(
-        num_running=3,
-        num_waiting=2,
-        adapters={"sql": (2, 1)},
-        num_tokenizing=1,
-        blocks_used=30,
-        blocks_total=120,
-        num_preemptions=7,
-        num_out_of_memory=4,
-        num_masked_draws=600,
-        num_forced_tokens=50,
-        num_drafts=20,
-        num_draft_tokens=90,
-        num_accepted_tokens=70,
-        num_model_draft_tokens=30,
-        num_accepted_model_tokens=25,
-        num_steps=99,
-        blocks_reusable=25,  # free ones that the prefix cache can find
-        num_waiting_tokens=2000,
-        drain_rate=1.5,
-        model_ns=2_500_000_003,
-        idle_with_work_ns=100_000_007,
-        host_ns={part: 1_000_000_001 * number for number, part in enumerate(HostPart)},
-        num_prefix_queries=5000,
-        num_prefix_hits=1200,
+        **{row.name: 10_000_007 * number for number, row in enumerate(facts_of(EngineNumbers), 1)}
+        | {
+            "adapters": {"sql": (2, 1)},
+            "blocks_used": 30,
+            "blocks_reusable": 25,  # free ones that the prefix cache can find
+            "blocks_total": 120,
+            "host_ns": {part: 1_000_000_001 * number for number, part in enumerate(HostPart)},
+            "num_draft_tokens": 90,
+            "num_accepted_tokens": 70,
+            "num_model_draft_tokens": 30,
+            "num_accepted_model_tokens": 25,
+        }
     )
