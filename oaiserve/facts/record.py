@@ -198,7 +198,7 @@ class EngineAccount:
     num_accepted_model_tokens: int = fact("Tokens of drafts of the draft model that came true.", json=True)
 
     def note_length(self, num_tokens: int) -> None:
-        """Note how many tokens a choice has, which has ended."""
+        """Note the number of tokens of a choice that has ended."""
         self.longest_choice_tokens = max(self.longest_choice_tokens, num_tokens)
 
     def note(self, kind: EventKind, at_ns: int, choice: int | None, /, **details: int | str) -> None:

@@ -40,7 +40,7 @@ class ReplicaReport:
 
     @property
     def is_full(self) -> bool:
-        """Return whether the replica may hold more than the report has room for."""
+        """Return True if the replica may hold more keys than the report."""
         return len(self.keys) >= MOST_KEYS
 
 

@@ -68,7 +68,7 @@ else:
 
 
 class AccountEvent(msgspec.Struct):
-    """Something that the engine noted about a request, so long after it was received."""
+    """An event of a request in the engine, with its time since the request was received."""
 
     name: str
     at_ns: int

@@ -156,7 +156,7 @@ def _save(recording: Recording, path: Path) -> None:
 
 
 class Report(msgspec.Struct):
-    """The report of a replica: its load, and which beginnings of prompts it holds. docs/scale.md explains it."""
+    """The report of a replica: its load, and the prefix keys of its cached prompts. docs/scale.md explains it."""
 
     incarnation: str
     number: int

@@ -28,7 +28,7 @@ class Ranges(Protocol):
 
 
 class HostTime:
-    """Measures how long the engine thread spends in each part of its work.
+    """The time of the engine thread in each part of its work.
 
     `enter` reads the clock once between two parts, so the parts add up to the time since this object was made.
     """

@@ -51,7 +51,7 @@ class RequestNotes:
             self._causes.preempted(self._steps.number, self._steps.totals)
 
     def admitted(self, sequence: Sequence, now_ns: int) -> bool:
-        """Note that a step with the sequence is about to be launched. Return True for the first one of its request."""
+        """Note the sequence in a step before its launch. Return True for the first step of its request."""
         account = self._account
         if sequence in self._preempted_ns:
             stalled_ns = now_ns - self._preempted_ns.pop(sequence)
@@ -76,12 +76,12 @@ class RequestNotes:
             self._causes.begin(steps.totals, steps.ended_ns, scheduled_ns, behind_prompts=steps.had_prompts)
 
     def computed(self, chunk: Chunk, now_ns: int, batch: int) -> None:
-        """Note that a chunk of several tokens has been computed, in a step with `batch` chunks."""
+        """Note a computed chunk of several tokens, in a step with `batch` chunks."""
         index, start, tokens = chunk.sequence.index, chunk.start, chunk.num_known
         self._account.note(EventKind.PREFILL_CHUNK, now_ns, index, start=start, tokens=tokens, batch=batch)
 
     def drew(self, sequence: Sequence, now_ns: int, batch: int) -> None:
-        """Note that a token of a choice is on the host. The second one of a step comes 0 ns after the first."""
+        """Note a token of a choice on the host. The second one of a step comes 0 ns after the first."""
         if sequence.last_token_ns is None:
             self._account.note(EventKind.FIRST_TOKEN, now_ns, sequence.index, batch=batch)
             if self._times.first_token is None:
@@ -138,11 +138,11 @@ class StepAccount:
         self._num_begun_tokens = 0  # uncomputed ones of prompts that the last step has computed a part of
 
     def work_arrived(self, now_ns: int) -> None:
-        """Note that there is something to compute again."""
+        """Note the end of a time without work."""
         self._work_since_ns = now_ns
 
     def masks_filled(self, number: int) -> None:
-        """Note that so many draws of the step under way get a mask."""
+        """Note the number of draws with masks in the step under way."""
         self.numbers.num_masked_draws += number
 
     def step_ended(self, step: Step, result: StepResult, launched_ns: int, ended_ns: int) -> int:

@@ -33,7 +33,7 @@ class Change:
 
     @property
     def is_certain(self) -> bool:
-        """Return whether the interval has no zero in it."""
+        """Return True if the interval does not include zero."""
         return self.interval is not None and (self.interval[0] > 0 or self.interval[1] < 0)
 
 
@@ -49,7 +49,7 @@ class Difference:
 
 
 def difference(before: Sequence[Account], after: Sequence[Account]) -> Difference:
-    """Return how the requests of `after` differ from those of `before`, both in the order of arrival, neither empty."""
+    """Return the difference of `after` from `before`, both in the order of arrival, neither empty."""
 
     def change(value: Callable[[Account], float]) -> Change:
         return _change([value(one) for one in before], [value(one) for one in after])

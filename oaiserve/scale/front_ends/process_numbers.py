@@ -1,4 +1,4 @@
-"""Reads what Linux says of another process: its CPU time, its memory and its open files."""
+"""Reads the CPU time, the memory and the number of open files of another process, from Linux."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class FrontEnds:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.running: list[_Running] = []  # replaced as a whole, so that any thread may read it
-        self.num_ended = 0  # that were not told to end
+        self.num_ended = 0  # without being asked to
 
     def snapshot(self) -> EngineNumbers:
         """Return the engine's snapshot, with the prompts that wait for the threads of front ends."""
@@ -277,7 +277,7 @@ class Supervisor:
 
 
 def model_of(engine: Engine, telemetry: Telemetry) -> Model:
-    """Return what front ends have to know of the engine and of telemetry."""
+    """Return the description of the engine and of telemetry for front ends."""
     return Model(
         tokenizer=pickle.dumps(engine.tokenizer.stored(), pickle.HIGHEST_PROTOCOL),
         max_model_len=engine.max_model_len,
