@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from tools import charts
-from tools.fleet import __main__ as scale
+from tools.fleet import scale
 from tools.fleet.coarse import CoarseReplica, Size
 from tools.fleet.figures import Figures, Histogram
 from tools.fleet.fleet import Fleet, Plan

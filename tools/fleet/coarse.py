@@ -41,7 +41,6 @@ class CoarseReplica:
         self._cached: OrderedDict[int, int] = OrderedDict()  # tokens by stream
         self._num_cached = 0
         self.clock = 0.0
-        self.busy_seconds = 0.0
         self.work_seconds = 0.0  # without what a step takes however little it computes
         self.itl = Histogram()
         self.held: HeldPrefixes[tuple[int, int]] = HeldPrefixes()
@@ -108,7 +107,6 @@ class CoarseReplica:
                     prefilling.appendleft((call, left - taken))
             seconds = costs.step + costs.token * tokens + costs.context * context / 1000
             self.clock += seconds
-            self.busy_seconds += seconds
             self.work_seconds += seconds - costs.step
             self._context += decoding
             number = self._num_steps

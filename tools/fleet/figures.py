@@ -47,14 +47,11 @@ class Figures:
     prompt_tokens: int = 0
     hit_tokens: int = 0
     answer_tokens: int = 0
-    busy_seconds: Sequence[float] = ()  # of each replica: in steps
-    work_seconds: Sequence[float] = ()  # the same without what a step takes however little it computes
+    work_seconds: Sequence[float] = ()  # of each replica: in steps, without the constant part of each
     always_there: slice = field(default_factory=lambda: slice(None))  # the replicas that neither fail nor are replaced
-    reasons: Counter[str] = field(default_factory=Counter)
     num_lost: int = 0  # requests that a replica took with it
     num_unfinished: int = 0  # requests that had no first token at the end
     seconds: float = 0.0
-    choose_us: float = 0.0  # CPU time to make and place a request
     cpu_seconds: float = 0.0  # of the simulation
 
     @property
@@ -66,10 +63,6 @@ class Figures:
         """The work of the busiest replica, by that of the mean one."""
         work = self.work_seconds[self.always_there]
         return max(work) / statistics.mean(work)
-
-    @property
-    def utilization(self) -> float:
-        return statistics.mean(self.busy_seconds) / self.seconds
 
     @property
     def work(self) -> float:

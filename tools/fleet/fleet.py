@@ -48,8 +48,6 @@ class Fleet:
         self._back: list[tuple[float, int]] = []  # when replicas that were started again are up
         self._num_rolled = 0
         self.figures = Figures(name)
-        self._choose_seconds = 0.0
-        self._num_chosen = 0
 
     def run(self, traffic: Traffic, plan: Plan) -> Figures:
         """Simulate, and return the figures."""
@@ -59,7 +57,7 @@ class Fleet:
         for tick in range(round(plan.seconds / TICK_SECONDS)):
             now = tick * TICK_SECONDS
             if before is None and now >= plan.warm_up:
-                before = self._seconds()
+                before = self._work_seconds()
                 for replica in self._replicas:
                     replica.itl = Histogram()
             self._let_fail(plan, now)
@@ -82,7 +80,7 @@ class Fleet:
                         self._policy.learn(self._report(index, tick, period), now + TICK_SECONDS)
         assert before is not None
         figures.seconds = plan.seconds - plan.warm_up
-        figures.busy_seconds, figures.work_seconds = (self._seconds() - before).tolist()
+        figures.work_seconds = (self._work_seconds() - before).tolist()
         for replica in self._replicas:
             figures.itl.counts += replica.itl.counts
             for call in replica.open_calls():
@@ -91,25 +89,17 @@ class Fleet:
                         figures.count_waiting(call, plan.seconds)
                     else:
                         figures.count(call)
-        figures.reasons = self._policy.reasons
-        figures.choose_us = self._choose_seconds / max(1, self._num_chosen) * 1e6
         figures.cpu_seconds = time.process_time() - began
         return figures
 
-    def _seconds(self) -> npt.NDArray[np.float64]:
-        """Return the seconds in steps, and of work, of each replica."""
-        replicas = self._replicas
-        return np.array([[one.busy_seconds for one in replicas], [one.work_seconds for one in replicas]])
+    def _work_seconds(self) -> npt.NDArray[np.float64]:
+        return np.array([one.work_seconds for one in self._replicas])
 
     def _place(self, traffic: Traffic, now: float) -> None:
-        """Place the requests of a tick. The time that this takes includes that of making them."""
-        before = time.process_time()
         for call in traffic.until(now, now + TICK_SECONDS):
             index = self._policy.choose(call, self._num_open, now)
             self._replicas[index].push(call)
             self._num_open[index] += 1
-            self._num_chosen += 1
-        self._choose_seconds += time.process_time() - before
 
     def _report(self, index: int, tick: int, period: int) -> ReplicaReport:
         replica = self._replicas[index]

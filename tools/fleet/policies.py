@@ -6,7 +6,7 @@ has reports, as in a fleet. All learn at once when a replica leaves or joins.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from typing import Protocol
 
 import numpy as np
@@ -24,7 +24,6 @@ _DOWN = 1 << 40  # added to the open requests of a replica that takes none
 
 class Policy(Protocol):
     wants_reports: bool
-    reasons: Counter[str]
 
     def choose(self, call: Call, num_open: Numbers, now: float) -> int: ...
     def set_up(self, up: list[bool], now: float) -> None: ...
@@ -34,7 +33,6 @@ class RoundRobin:
     wants_reports = False
 
     def __init__(self, number: int) -> None:
-        self.reasons: Counter[str] = Counter()
         self._up = [*range(number)]
         self._next = 0
 
@@ -50,7 +48,6 @@ class LeastConnections:
     wants_reports = False
 
     def __init__(self, number: int) -> None:
-        self.reasons: Counter[str] = Counter()
         self._down = np.zeros(number, np.int64)
 
     def set_up(self, up: list[bool], now: float) -> None:
@@ -66,7 +63,6 @@ class HashOfBeginning:
     wants_reports = False
 
     def __init__(self, number: int) -> None:
-        self.reasons: Counter[str] = Counter()
         self._all = np.array([seed_of(f"{index}") for index in range(number)], np.uint64)
         self._seeds, self._up = self._all, [*range(number)]
 
@@ -93,7 +89,6 @@ class CacheAware:
     MOST_DIFFERENCE, MOST_RATIO, LEAST_PART, MOST_PREFIXES = 32, 1.1, 0.5, 2_000_000
 
     def __init__(self, number: int) -> None:
-        self.reasons: Counter[str] = Counter()
         self._down = np.zeros(number, np.int64)
         self._is_up = [True] * number
         self._last: OrderedDict[int, int] = OrderedDict()
@@ -107,15 +102,13 @@ class CacheAware:
         least = int(np.argmin(loads))
         lowest, highest = int(loads[least]), int(np.max(num_open * (self._down == 0)))
         keys = call.find_keys(MOST_BLOCKS)
-        chosen, reason = least, "imbalance"
+        chosen = least
         if highest - lowest <= self.MOST_DIFFERENCE or highest <= self.MOST_RATIO * lowest:
-            reason = "low match"
             for depth in range(len(keys), int(self.LEAST_PART * len(keys)), -1):
                 index = self._last.get(keys[depth - 1])
                 if index is not None and self._is_up[index]:
-                    chosen, reason = index, "match"
+                    chosen = index
                     break
-        self.reasons[reason] += 1
         for depth in marked_depths(len(keys)):
             self._last[keys[depth - 1]] = chosen
             self._last.move_to_end(keys[depth - 1])
@@ -130,7 +123,6 @@ class Ours:
     wants_reports = True
 
     def __init__(self, number: int, num_routers: int = 1, **options: int) -> None:
-        self.reasons: Counter[str] = Counter()
         self.routers = [Router(**options) for _ in range(num_routers)]
         self._next = 0
         self.set_up([True] * number, 0.0)
@@ -149,7 +141,6 @@ class Ours:
         router = self.routers[self._next % len(self.routers)]
         prompt = Prompt(call.find_keys(MOST_BLOCKS), call.path[-1][0], call.num_tokens)
         decision = router.choose(prompt, _ns(now), call.session)
-        self.reasons[decision.reason] += 1
         return int(decision.replica)
 
 

@@ -59,10 +59,7 @@ def as_json(figures: Figures) -> dict[str, Any]:
         "hit_rate": figures.hit_rate,
         "imbalance": figures.imbalance,
         "work_seconds_per_million_tokens": figures.work,
-        "utilization": figures.utilization,
-        "reasons": {str(reason): number for reason, number in figures.reasons.items()},
         "lost": figures.num_lost,
         "without_first_token": figures.num_unfinished,
-        "choose_us": figures.choose_us,
         "cpu_seconds": figures.cpu_seconds,
     }
