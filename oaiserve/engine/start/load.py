@@ -65,9 +65,6 @@ log = logging.getLogger(__name__)
 # Code that comes with a model never runs, and nobody is asked about it at the terminal.
 _ARGUMENTS: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
-# Families whose GGUF files transformers reads itself, without leaving out experts.
-_BY_TRANSFORMERS = {"llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text"}
-
 
 class _Checkpoint(NamedTuple):
     """Says where the files of the model are that is loaded, and what its configuration says of it."""
@@ -178,6 +175,7 @@ def _load_weights(
     # The progress bars of the GGUF conversion cannot be switched off.
     quiet = nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO())
     failure = f"The weights of '{checkpoint.name}' could not be loaded"
+    family = family_of(config.model_type)
     with reported(failure), quiet, tensors_named(allows_unread=is_wrapped):
         if quantization is not None:
             packed = PackedWeights(folder, quantization, of_wrapper=is_wrapped)
@@ -187,11 +185,7 @@ def _load_weights(
             loaded, found = _load_expanded(config, in_mxfp4, dtype, generation, kept=in_mxfp4.of_experts())
             number = keep_mxfp4_experts(loaded, in_mxfp4)
             log.info("The weights of '%s' stay in MXFP4 in the experts of %d layers", checkpoint.name, number)
-        elif (
-            checkpoint.is_gguf
-            and family_of(config.model_type).changes is not None
-            and config.model_type not in _BY_TRANSFORMERS
-        ):
+        elif checkpoint.is_gguf and family.changes is not None and not family.weights_by_transformers:
             in_file = GgufWeights(source.path, config)
             loaded, found = _load_expanded(config, in_file, dtype)
             scale_frequencies(loaded, in_file.rope_factors)

@@ -30,10 +30,10 @@ from oaiserve.engine.model.cpu.description import (
     Router,
 )
 from oaiserve.engine.model.cpu.module_reader import ModuleReader, unscaled_norm
+from oaiserve.engine.model.families import family_of
 from oaiserve.engine.model.layer_operations import ACTIVATIONS
 from oaiserve.engine.model.spec import is_linear
 
-_WEIGHING_INPUTS = {"Llama4Router"}  # routers whose weights multiply what experts read
 _BIASES = ("e_score_correction_bias", "expert_bias")  # of a router's choice
 
 
@@ -43,7 +43,7 @@ def mixture(reader: ModuleReader, module: Module, shared: MLP | None) -> Experts
     shared_gate = reader.child(module, "shared_expert_gate", optional=True)
     return Experts(
         router=_router(reader, module),
-        weighs_inputs=type(reader.child(module, "gate", "router")).__name__ in _WEIGHING_INPUTS,
+        weighs_inputs=family_of(reader.loaded.model.config.model_type).weighs_inputs,
         projections=_projections(reader, module),
         experts=_experts(reader, experts),
         activation=_gating(reader, experts),

@@ -83,7 +83,7 @@ class Routing:
 
 
 @dataclass(frozen=True, slots=True)
-class Convolution:
+class ConvolvedColumns:
     """A convolution of some numbers of a row, as src/convolution.h has it."""
 
     first: int
@@ -274,7 +274,7 @@ _FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "layer_inputs": ((_DECODER, _INDEX, _INDEX, c_float, Normalize, c_long), _INDEX),
     "gate_inputs": ((_DECODER, _INDEX, _INDEX, _INDEX, _INDEX, c_int64, _INDEX, c_long), _INDEX),
     "attend": ((_DECODER, _INDEX, _INDEX, _INDEX, c_long, c_float, c_long, c_float, _POINTER, _POINTER), _INDEX),
-    "convolve": ((_DECODER, _INDEX, Convolution), _INDEX),
+    "convolve": ((_DECODER, _INDEX, ConvolvedColumns), _INDEX),
     "prepare_delta": ((_DECODER, *(_INDEX,) * 3, DeltaHeads, _POINTER, _POINTER), _INDEX),
     "delta_rule": ((_DECODER, *(_INDEX,) * 3, DeltaHeads, c_long), _INDEX),
     "prepare_scan": ((_DECODER, _INDEX, ScanHeads, _POINTER, _POINTER), _INDEX),

@@ -19,7 +19,7 @@ from oaiserve.engine.model.cpu.description import (
 )
 from oaiserve.engine.model.cpu.kv_layout import LANES
 from oaiserve.engine.model.cpu.library import (
-    Convolution,
+    ConvolvedColumns,
     DeltaHeads,
     GatedNorm,
     Normalize,
@@ -142,7 +142,7 @@ class MixerOperations:
         taps, channels = convolution.weight.shape
         if channels % LANES:
             raise NotKnown(f"its convolutions have {channels} channels, which is no multiple of {LANES}")
-        arguments = Convolution(
+        arguments = ConvolvedColumns(
             0,
             channels,
             taps,

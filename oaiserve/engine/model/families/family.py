@@ -30,6 +30,7 @@ class Family:
     # -- its GGUF files
     # By the name that files have for it: the configuration's fields beside the common ones. They may name another type.
     architectures: Mapping[str, Callable[[Metadata], Fields]] = field(default_factory=dict)
+    weights_by_transformers: bool = False  # transformers reads them as they are served, where they are expanded
     changes: tuple[Change, ...] | None = None  # of llama.cpp's conversion, which are undone; None: they are not known
     tensors: Tensors = ()  # those that the package gguf does not know
     base: str = "model"  # how names in published checkpoints begin, which the package gguf knows
@@ -50,4 +51,5 @@ class Family:
     # -- its native step
     no_native_step: str | None = None  # the reason why it has none
     rotates_in_windows: bool = False  # only the layers with a window rotate queries and keys by position
+    weighs_inputs: bool = False  # the weights of a token's experts multiply what these read, and not what they give
     projection_groups: int = 0  # of heads, each with its queries, values and keys, in one matrix; 0: in another order

@@ -83,8 +83,10 @@ _SMALL = {
 }  # fmt: skip
 FAMILIES = (
     Family(type="gemma", architectures={"gemma": no_fields}, changes=(NORMS_ADD_ONE,)),
-    Family(type="gemma2", changes=(NORMS_ADD_ONE,), small={"query_pre_attn_scalar": 8}),
-    Family(type="gemma3_text", changes=(NORMS_ADD_ONE,), small={"query_pre_attn_scalar": 8}),
+    Family(type="gemma2", weights_by_transformers=True, changes=(NORMS_ADD_ONE,), small={"query_pre_attn_scalar": 8}),
+    Family(
+        type="gemma3_text", weights_by_transformers=True, changes=(NORMS_ADD_ONE,), small={"query_pre_attn_scalar": 8}
+    ),
     Family(
         type="gemma3n_text",
         architectures={"gemma3n": _gemma3n},

@@ -73,7 +73,7 @@ _SMALL = {
     "shared_expert_intermediate_size": 16,
 }  # fmt: skip
 FAMILIES = (
-    *(Family(type=name, changes=()) for name in ("qwen2", "qwen3")),
+    *(Family(type=name, weights_by_transformers=True, changes=()) for name in ("qwen2", "qwen3")),
     *(Family(type=name, changes=(), small=EXPERTS) for name in ("qwen2_moe", "qwen3_moe")),
     Family(
         type="qwen3_next",
