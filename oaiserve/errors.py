@@ -106,14 +106,14 @@ class ContextLengthExceeded(InvalidRequest):
         """Say how long the prompt is, which came in the field `param`; without `is_exact`, it has at least this many
         tokens."""
         least = "" if is_exact else "at least "
-        asked = prompt_tokens + (max_tokens or 0)
+        requested = prompt_tokens + (max_tokens or 0)
         if max_tokens is None:
             asked_for = (
                 f"However, your {param} resulted in {least}{prompt_tokens} tokens, which leaves no room for an answer."
             )
         else:
             asked_for = (
-                f"However, you requested {least}{asked} tokens "
+                f"However, you requested {least}{requested} tokens "
                 f"({least}{prompt_tokens} in the {param}, {max_tokens} in the completion)."
             )
         super().__init__(
@@ -145,11 +145,11 @@ class NotFound(APIError):
 class ModelNotFound(NotFound):
     code = "model_not_found"
 
-    def __init__(self, asked: str, *served: str) -> None:
+    def __init__(self, model: str, *served: str) -> None:
         """`served` are the names of all models and adapters, the model's own first."""
         named = ", ".join(f"'{name}'" for name in served[:_MOST_NAMED])
         more = f" and {len(served) - _MOST_NAMED} more" if len(served) > _MOST_NAMED else ""
-        super().__init__(f"The model '{asked[:200]}' does not exist. This server serves {named}{more}.", param="model")
+        super().__init__(f"The model '{model[:200]}' does not exist. This server serves {named}{more}.", param="model")
 
 
 class AdapterUnloaded(NotFound):

@@ -92,12 +92,12 @@ def _command_line() -> App:
                 "of a server without --no-explain that has answered 50 requests, or was stopped in order."
             )
         load = replace(load, server=priced.server, cost=priced.cost)
-        found = make_plan(load, priced.cost, limits, attainment, rate, with_settings=settings)
-        print(render(found), end="")
+        outcome = make_plan(load, priced.cost, limits, attainment, rate, with_settings=settings)
+        print(render(outcome), end="")
         if json is not None:
-            _write("--json", json, _as_json(found))
-        if plot is not None and found["highest_rate"] is not None:
-            _write("--plot", plot, draw(found))
+            _write("--json", json, _as_json(outcome))
+        if plot is not None and outcome["highest_rate"] is not None:
+            _write("--plot", plot, draw(outcome))
         return 0
 
     return app
@@ -116,7 +116,7 @@ def make_plan(
     load = busiest(whole, BUSIEST_PROMPTS)
     best = highest_rate(load, cost, load.server, limits, attainment)
     recorded = figures(replay(load, cost, load.server, load.rate), load.rate, limits) if load.rate else None
-    found: dict[str, Any] = {
+    outcome: dict[str, Any] = {
         "load": _load(whole) | {"num_replayed": len(load.arrivals)},
         "server": asdict(load.server),
         "cost": asdict(cost),
@@ -132,18 +132,18 @@ def make_plan(
     if best is None:
         lone = alone(load, cost, load.server)
         kept = {name: good_share(lone, {name: seconds}) for name, seconds in limits.items()}
-        found["alone"] = figures(lone, 0.0, limits) | {"kept_shares": kept}
+        outcome["alone"] = figures(lone, 0.0, limits) | {"kept_shares": kept}
     else:
         for share in SHARES:
             replayed = best.replayed if share == 1 else replay(load, cost, load.server, best.rate * share)
-            found["rates"].append(figures(replayed, best.rate * share, limits))
+            outcome["rates"].append(figures(replayed, best.rate * share, limits))
     if with_settings:
         tried = [
             SettingChange(flag, rate_with(server, load, cost, limits, attainment, best))
             for flag, server in changes(load.server, limits)
         ]
-        found["settings"] = [asdict(change) for change in sorted(tried, key=lambda change: -change.rate)]
-    return found
+        outcome["settings"] = [asdict(change) for change in sorted(tried, key=lambda change: -change.rate)]
+    return outcome
 
 
 def rate_with(
@@ -153,8 +153,8 @@ def rate_with(
     # Where a setting changes nothing, as a limit that is not reached, there is nothing to search for.
     if best is not None and replay(load, cost, server, best.rate).served == best.replayed.served:
         return best.rate
-    found = highest_rate(load, cost, server, limits, attainment, first=None if best is None else best.rate)
-    return 0.0 if found is None else found.rate
+    highest = highest_rate(load, cost, server, limits, attainment, first=None if best is None else best.rate)
+    return 0.0 if highest is None else highest.rate
 
 
 def figures(replayed: ReplayedLoad, rate: float, limits: slos.Slos) -> dict[str, Any]:
@@ -193,21 +193,21 @@ def _load(load: RecordedLoad) -> dict[str, Any]:
     }
 
 
-def render(found: dict[str, Any]) -> str:
+def render(outcome: dict[str, Any]) -> str:
     """Return a plan as text with markdown tables."""
-    best = found["highest_rate"]
-    sentences = [*_load_sentences(found["load"]), *_rate_sentences(found)]
-    if disturbance_share := found["cost"]["disturbance_share"]:
+    best = outcome["highest_rate"]
+    sentences = [*_load_sentences(outcome["load"]), *_rate_sentences(outcome)]
+    if disturbance_share := outcome["cost"]["disturbance_share"]:
         sentences.append(f"What else ran there added {disturbance_share:.0%} to the time of steps.")
     lines = textwrap.wrap(" ".join(sentences), 100)
-    rows = [_row(row) for row in found["rates"]]
-    if found["recorded"] is not None:
-        rows.insert(0, _row(found["recorded"], " (as recorded)"))
+    rows = [_row(row) for row in outcome["rates"]]
+    if outcome["recorded"] is not None:
+        rows.insert(0, _row(outcome["recorded"], " (as recorded)"))
     lines += ["", *_table([_HEAD, *rows])]
-    if found["settings"] and any(change["rate"] for change in found["settings"]):
+    if outcome["settings"] and any(change["rate"] for change in outcome["settings"]):
         compared = [
             (change["flag"], f"{change['rate']:.3g}", f"{change['rate'] / best:.2f}" if best else "-")
-            for change in found["settings"]
+            for change in outcome["settings"]
         ]
         lines += ["", *_table([("setting", "prompts/s", "ratio"), *compared])]
     return "\n".join(lines) + "\n"
@@ -225,12 +225,12 @@ def _load_sentences(load: dict[str, Any]) -> list[str]:
     return sentences
 
 
-def _rate_sentences(found: dict[str, Any]) -> list[str]:
-    best, rate = found["highest_rate"], found["rate"]
-    slo = ", ".join(f"{name} {seconds * 1e3:g} ms" for name, seconds in found["slos_seconds"].items())
-    within = f"Within {slo} for {found['attainment']:.0%} of the requests:"
+def _rate_sentences(outcome: dict[str, Any]) -> list[str]:
+    best, rate = outcome["highest_rate"], outcome["rate"]
+    slo = ", ".join(f"{name} {seconds * 1e3:g} ms" for name, seconds in outcome["slos_seconds"].items())
+    within = f"Within {slo} for {outcome['attainment']:.0%} of the requests:"
     if best is None:
-        lone = found["alone"]
+        lone = outcome["alone"]
         kept = ", ".join(f"{name} {share:.0%}" for name, share in lone["kept_shares"].items())
         return [
             f"{within} no rate is low enough. Of requests that are each alone on the server, {lone['good_share']:.0%} "
@@ -240,14 +240,14 @@ def _rate_sentences(found: dict[str, Any]) -> list[str]:
         ]
     sentences = [f"{within} up to {best:.3g} prompts/s on one server."]
     if rate is not None:
-        replicas = f"{found['replicas']} replicas" if found["replicas"] > 1 else "one server is enough"
+        replicas = f"{outcome['replicas']} replicas" if outcome["replicas"] > 1 else "one server is enough"
         sentences.append(f"For {rate:g} prompts/s: {replicas}.")
-        if found["replicas"] > 1:
+        if outcome["replicas"] > 1:
             sentences[-1] = sentences[-1][:-1] + ", if a router keeps together what prompts share."
-    if best < (helpful := max((change["rate"] for change in found["settings"]), default=0.0)) / 1.05:
-        flag = found["settings"][0]["flag"]
+    if best < (helpful := max((change["rate"] for change in outcome["settings"]), default=0.0)) / 1.05:
+        flag = outcome["settings"][0]["flag"]
         sentences.append(f"What helps most is {flag}: {helpful:.3g} prompts/s.")
-    elif found["settings"]:
+    elif outcome["settings"]:
         sentences.append("No other setting brings 5 % more.")
     return sentences
 
@@ -278,8 +278,8 @@ def _table(rows: list[tuple[str, ...]]) -> list[str]:
     return ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rest)]
 
 
-def _as_json(found: dict[str, Any]) -> str:
-    return json.dumps(found, indent=1) + "\n"
+def _as_json(outcome: dict[str, Any]) -> str:
+    return json.dumps(outcome, indent=1) + "\n"
 
 
 def _write(flag: str, path: Path, content: str) -> None:

@@ -27,24 +27,24 @@ text { font: 13px system-ui, sans-serif; fill: #1a202b; }
 """
 
 
-def draw(found: Mapping[str, Any]) -> str:
+def draw(outcome: Mapping[str, Any]) -> str:
     """Draw the TTFT and ITL of a plan with a highest rate (see `command.make_plan`) as an SVG."""
     width = (WIDTH - LEFT - RIGHT - BETWEEN) / 2
     panels = (("TTFT", "ttft"), ("ITL", "itl"))
     parts = []
     for index, (title, metric) in enumerate(panels):
-        parts += _panel(title, metric, found, LEFT + index * (width + BETWEEN), width)
+        parts += _panel(title, metric, outcome, LEFT + index * (width + BETWEEN), width)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">\n'
         f"<title>TTFT and ITL by rate</title>\n<style>{STYLE}</style>\n" + "\n".join(parts) + "\n</svg>\n"
     )
 
 
-def _panel(title: str, metric: str, found: Mapping[str, Any], left: float, width: float) -> list[str]:
-    rates = [row for row in found["rates"] if row[f"{metric}_seconds"] is not None]
-    limit = found["slos_seconds"].get(metric)
+def _panel(title: str, metric: str, outcome: Mapping[str, Any], left: float, width: float) -> list[str]:
+    rates = [row for row in outcome["rates"] if row[f"{metric}_seconds"] is not None]
+    limit = outcome["slos_seconds"].get(metric)
     lines = {name: [(row["rate"], 1e3 * row[f"{metric}_seconds"][name]) for row in rates] for name in ("p50", "p99")}
-    highest = max(row["rate"] for row in found["rates"])
+    highest = max(row["rate"] for row in outcome["rates"])
     most = max([y for line in lines.values() for _, y in line] + ([] if limit is None else [1.1e3 * limit]), default=1)
     step = _round_step(most)
     bottom = HEIGHT - BOTTOM
@@ -61,14 +61,14 @@ def _panel(title: str, metric: str, found: Mapping[str, Any], left: float, width
         y = bottom - tick * step / most * (bottom - TOP)
         parts.append(_text(left - 6, y + 4, f"{tick * step:g}", "quiet", "end"))
     marked = -math.inf
-    for row in found["rates"]:
+    for row in outcome["rates"]:
         x = left + row["rate"] / highest * width
         if x - marked >= LEAST_DISTANCE:
             parts.append(_text(x, bottom + 18, f"{row['rate']:.3g}", "quiet", "middle"))
             marked = x
     if limit is not None:
         parts.append(line([(0, 1e3 * limit), (highest, 1e3 * limit)], "limit"))
-    parts.append(line([(found["highest_rate"], 0), (found["highest_rate"], most)], "best"))
+    parts.append(line([(outcome["highest_rate"], 0), (outcome["highest_rate"], most)], "best"))
     parts += [line(points, name) for name, points in lines.items() if points]
     note = "dotted: the highest rate" if limit is None else "dashed: the limit; dotted: the highest rate"
     return [*parts, _text(left, HEIGHT - 6, note, "quiet")]

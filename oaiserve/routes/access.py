@@ -154,10 +154,10 @@ def _is_among(origin: str, origins: tuple[str, ...]) -> bool:
     return "*" in origins or origin in origins
 
 
-def _preflight(asked: Mapping[str, str]) -> Response:
+def _preflight(request_headers: Mapping[str, str]) -> Response:
     """Allow the methods and headers of the server. The browser keeps a page from any other."""
     headers = {"access-control-allow-methods": "GET, POST, DELETE", "access-control-max-age": "600"}
-    if (names := asked.get("access-control-request-headers")) is not None:
+    if (names := request_headers.get("access-control-request-headers")) is not None:
         headers["access-control-allow-headers"] = names
     return Response(status_code=204, headers=headers)
 

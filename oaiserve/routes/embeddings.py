@@ -22,8 +22,8 @@ from oaiserve.routes.pooling import (
     check_number,
     encode,
     most_tokens,
-    parts,
     pooling_of,
+    rendered,
     text_prompts,
     unit,
     values_of,
@@ -153,7 +153,7 @@ class EmbeddingShape:
 
     def whole(self, prompts: Sequence[PromptDone], vectors: Sequence[Pooled], usage: Usage) -> Iterator[bytes]:
         head = {"id": self._head.id, "object": "list", "created": self._head.created, "model": self._head.model}
-        return parts(head, "data", map(self._item, vectors), usage)
+        return rendered(head, "data", map(self._item, vectors), usage)
 
     def _item(self, pooled: Pooled) -> bytes:
         vector = values_of(pooled, self._size)

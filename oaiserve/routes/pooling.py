@@ -93,7 +93,7 @@ class PoolingUsage(msgspec.Struct):
     total_tokens: int
 
 
-def parts(head: dict[str, Any], name: str, items: Iterator[bytes], usage: Usage) -> Iterator[bytes]:
+def rendered(head: dict[str, Any], name: str, items: Iterator[bytes], usage: Usage) -> Iterator[bytes]:
     """Yield an answer in JSON while its items are rendered: its head, the list `name`, and its usage."""
     yield encode(head)[:-1] + b',"' + name.encode() + b'":'
     separator = b"["

@@ -28,8 +28,8 @@ from oaiserve.routes.pooling import (
     check_number,
     encode,
     most_tokens,
-    parts,
     pooling_of,
+    rendered,
     strings,
     text_prompts,
     unit,
@@ -227,7 +227,7 @@ class ScoreShape:
         head = {"id": self._head.id, "object": "list", "created": self._head.created, "model": self._head.model}
         scores = self._pairing.scores(vectors)
         items = (encode(Score(index, score)) for index, score in enumerate(scores))
-        return parts(head, "data", items, usage)
+        return rendered(head, "data", items, usage)
 
 
 class RerankShape:
@@ -243,7 +243,7 @@ class RerankShape:
         scores = self._pairing.scores(vectors)
         best = sorted(range(len(scores)), key=lambda index: -scores[index])[: self._number]
         head = {"id": self._head.id, "model": self._head.model}
-        return parts(head, "results", (self._item(index, scores[index]) for index in best), usage)
+        return rendered(head, "results", (self._item(index, scores[index]) for index in best), usage)
 
     def _item(self, index: int, score: float) -> bytes:
         return encode(Ranked(index, score, UNSET if self._documents is None else ShownDocument(self._documents[index])))

@@ -34,33 +34,37 @@ class _Name:
 class _GbnfGroup:
     """Alternatives, each a sequence of elements with their repetitions."""
 
-    alternatives: list[list[tuple[_Part, str]]]
+    alternatives: list[list[tuple[_Element, str]]]
 
     def names(self) -> set[str]:
         found: set[str] = set()
         for sequence in self.alternatives:
-            for part, _ in sequence:
+            for element, _ in sequence:
                 found |= (
-                    {part.name} if isinstance(part, _Name) else part.names() if isinstance(part, _GbnfGroup) else set()
+                    {element.name}
+                    if isinstance(element, _Name)
+                    else element.names()
+                    if isinstance(element, _GbnfGroup)
+                    else set()
                 )
         return found
 
     def written(self, names: dict[str, str]) -> str:
         return " | ".join(
-            " ".join(_written(part, names) + repeat for part, repeat in sequence) or '""'
+            " ".join(_written(element, names) + repeat for element, repeat in sequence) or '""'
             for sequence in self.alternatives
         )
 
 
-_Part = _Name | _GbnfGroup | str  # a string is a regex
+_Element = _Name | _GbnfGroup | str  # a string is a regex
 
 
-def _written(part: _Part, names: dict[str, str]) -> str:
-    if isinstance(part, _Name):
-        return names[part.name]
-    if isinstance(part, _GbnfGroup):
-        return f"({part.written(names)})"
-    return f"/{part}/" if part else '""'
+def _written(element: _Element, names: dict[str, str]) -> str:
+    if isinstance(element, _Name):
+        return names[element.name]
+    if isinstance(element, _GbnfGroup):
+        return f"({element.written(names)})"
+    return f"/{element}/" if element else '""'
 
 
 def as_lark(text: str) -> str:
@@ -123,7 +127,7 @@ class _GbnfParser:
         """Read alternatives up to the end of their group, or of their rule."""
         if depth > MOST_DEPTH:
             raise Refused(f"the grammar has more than {MOST_DEPTH} groups within each other")
-        alternatives: list[list[tuple[_Part, str]]] = [[]]
+        alternatives: list[list[tuple[_Element, str]]] = [[]]
         while self._at < len(self._tokens) and not self._is_definition():
             kind, token = self._tokens[self._at]
             if token == ")":
@@ -132,12 +136,12 @@ class _GbnfParser:
             if token == "|":
                 alternatives.append([])
                 continue
-            part = self._part(kind, token, depth)
+            element = self._element(kind, token, depth)
             repeat = self._repeat()
-            alternatives[-1].append((part, repeat))
+            alternatives[-1].append((element, repeat))
         return _GbnfGroup(alternatives)
 
-    def _part(self, kind: str, token: str, depth: int) -> _Part:
+    def _element(self, kind: str, token: str, depth: int) -> _Element:
         if token == "(":
             group = self._group(depth + 1)
             if self._tokens[self._at : self._at + 1] != [("sign", ")")]:

@@ -56,15 +56,15 @@ def tokenizer_subject(model: Path) -> Subject | None:
     return subject("tokenizer", model, _FILES, options={}, packages=_PACKAGES)
 
 
-def recall_tokenizer(asked: Subject) -> StoredTokenizer:
+def recall_tokenizer(subject: Subject) -> StoredTokenizer:
     """Return the tokenizer as an earlier start has loaded it. Raises NotRemembered."""
-    found = recall(asked)
-    start = start_of_content(found)
-    definition = bytes(found.content[start : start + found.data["bytes"]])
+    record = recall(subject)
+    start = start_of_content(record)
+    definition = bytes(record.content[start : start + record.data["bytes"]])
     try:
-        return StoredTokenizer(backend_tokenizer=RustTokenizer.from_buffer(definition), **found.data["parts"])
+        return StoredTokenizer(backend_tokenizer=RustTokenizer.from_buffer(definition), **record.data["parts"])
     except (TypeError, ValueError) as error:
-        raise NotRemembered(f"{found.path} has another form") from error
+        raise NotRemembered(f"{record.path} has another form") from error
 
 
 def stored(tokenizer: Any) -> StoredTokenizer:
@@ -82,14 +82,14 @@ def stored(tokenizer: Any) -> StoredTokenizer:
     )
 
 
-def remember_tokenizer(asked: Subject, tokenizer: Any) -> None:
+def remember_tokenizer(subject: Subject, tokenizer: Any) -> None:
     """Write a tokenizer of transformers to the start cache, if it is a Rust one and the cache can be written."""
     if not getattr(tokenizer, "is_fast", False):
         return
     definition = tokenizer.backend_tokenizer.to_str().encode()
-    found = stored(tokenizer)
-    parts = {name: getattr(found, name) for name in _PARTS}
+    attributes = stored(tokenizer)
+    parts = {name: getattr(attributes, name) for name in _PARTS}
     try:
-        remember(asked, {"parts": parts, "bytes": len(definition)}, definition)
+        remember(subject, {"parts": parts, "bytes": len(definition)}, definition)
     except (NotPrivate, OSError, TypeError) as error:
         log.info("The next start will load the tokenizer by transformers again: %s", error)

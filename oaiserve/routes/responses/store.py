@@ -83,7 +83,7 @@ class ResponseStore(Protocol):
 
 
 @dataclass(slots=True)
-class _Kept:
+class _Entry:
     stored: StoredResponse
     used_at: float
 
@@ -92,7 +92,7 @@ class _Kept:
 class _Owned:
     """The responses of one owner, the oldest first."""
 
-    kept: OrderedDict[str, _Kept] = field(default_factory=OrderedDict)
+    kept: OrderedDict[str, _Entry] = field(default_factory=OrderedDict)
     num_bytes: int = 0
 
 
@@ -119,7 +119,7 @@ class MemoryStore:
         for kept in reversed(self._chain(owned, stored.previous_id)):
             kept.used_at = now
             owned.kept.move_to_end(kept.stored.id)
-        owned.kept[stored.id] = _Kept(stored, now)
+        owned.kept[stored.id] = _Entry(stored, now)
         owned.num_bytes += stored.num_bytes
         self._number += 1
         self._num_bytes += stored.num_bytes
@@ -149,7 +149,7 @@ class MemoryStore:
     async def close(self) -> None:
         pass
 
-    def _chain(self, owned: _Owned, response_id: str | None) -> list[_Kept]:
+    def _chain(self, owned: _Owned, response_id: str | None) -> list[_Entry]:
         """Return a response and those before it in its conversation, as far as they are there."""
         chain = []
         while response_id is not None and (kept := owned.kept.get(response_id)) is not None:

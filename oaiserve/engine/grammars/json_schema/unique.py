@@ -72,25 +72,25 @@ def _values(schema: Any, document: SchemaDocument) -> list[Any] | None:
     for _ in range(MOST_PARTS):
         if not waiting:
             return list({json.dumps(plain(value), sort_keys=True): value for value in found}.values())
-        part = waiting.pop(0)
-        keywords = part.keys() - _ANNOTATIONS if isinstance(part, dict) else set()
-        if keywords == {"$ref"} and isinstance(part["$ref"], str):
-            waiting.insert(0, document.find(part["$ref"], "$ref")[0])
-        elif keywords == {"anyOf"} and isinstance(part["anyOf"], list):
-            waiting[:0] = part["anyOf"]
-        elif (values := _listed(part, keywords)) is not None:
+        subschema = waiting.pop(0)
+        keywords = subschema.keys() - _ANNOTATIONS if isinstance(subschema, dict) else set()
+        if keywords == {"$ref"} and isinstance(subschema["$ref"], str):
+            waiting.insert(0, document.find(subschema["$ref"], "$ref")[0])
+        elif keywords == {"anyOf"} and isinstance(subschema["anyOf"], list):
+            waiting[:0] = subschema["anyOf"]
+        elif (values := _listed(subschema, keywords)) is not None:
             found += values
         else:
             return None
     return None
 
 
-def _listed(part: Any, keywords: set[str]) -> list[Any] | None:
+def _listed(subschema: Any, keywords: set[str]) -> list[Any] | None:
     """Return the listed values of a schema: its "enum", its "const", or those of a type with few values."""
     if not keywords or not keywords <= {"type", "enum", "const"}:
         return None
-    kinds = kinds_of({"type": part["type"]} if "type" in part else {})
+    kinds = kinds_of({"type": subschema["type"]} if "type" in subschema else {})
     if not keywords & {"enum", "const"} and not kinds <= {"boolean", "null"}:
         return None
-    values = [part["const"]] if "const" in part else part.get("enum", [False, True, None])
+    values = [subschema["const"]] if "const" in subschema else subschema.get("enum", [False, True, None])
     return [value for value in values if is_of(value, kinds)] if isinstance(values, list) else None

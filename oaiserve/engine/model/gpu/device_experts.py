@@ -169,12 +169,12 @@ def plain_experts(experts: PackedExperts, x: Tensor, chosen: Tensor, weights: Te
         rows, places = torch.where(chosen == expert)
         if len(rows) == 0:
             continue
-        found = x[rows]
+        product = x[rows]
         for matrices, then in ((experts.gate_up, experts.combine), (experts.down, None)):
             bias = None if matrices.bias is None else matrices.bias[expert].to(x.dtype)
-            found = linear(found, matrices.of(expert).expand(x.dtype), bias)
-            found = found if then is None else then(found)
-        out.index_add_(0, rows, (found * weights[rows, places, None]).to(x.dtype))
+            product = linear(product, matrices.of(expert).expand(x.dtype), bias)
+            product = product if then is None else then(product)
+        out.index_add_(0, rows, (product * weights[rows, places, None]).to(x.dtype))
     return out
 
 
@@ -194,10 +194,10 @@ def mxfp4(blocks: Tensor, scales: Tensor, bias: Tensor | None) -> ExpertMatrices
     return ExpertMatrices("mxfp4", codes, scales.mT.contiguous(), None, bias)
 
 
-def stacked(found: Sequence[PackedMatrix | None]) -> ExpertMatrices | None:
+def stacked(packed: Sequence[PackedMatrix | None]) -> ExpertMatrices | None:
     """Return the matrices of all experts, or None if these are stored in different ways, or one is not packed."""
-    matrices = [one for one in found if one is not None]
-    if len(matrices) < len(found):
+    matrices = [one for one in packed if one is not None]
+    if len(matrices) < len(packed):
         return None
     first = matrices[0]
     kinds = {(one.kind, one.shape, one.scales.shape, one.scales.dtype, one.zeros is None) for one in matrices}

@@ -34,10 +34,10 @@ def keep_packed_matrices(model: PreTrainedModel, weights: PackedWeights, sums: S
     for name, module in model.named_modules():
         if type(module) is not torch.nn.Linear or module is head:
             continue
-        found = weights.matrix(f"{name}.weight") if f"{name}.weight" in names else None
-        if found is not None and sums is not None:
-            found = sums.slice_of(found, name)
-        if found is not None and (packed := of_integers(found)) is not None:
+        matrix = weights.matrix(f"{name}.weight") if f"{name}.weight" in names else None
+        if matrix is not None and sums is not None:
+            matrix = sums.slice_of(matrix, name)
+        if matrix is not None and (packed := of_integers(matrix)) is not None:
             PackedLinear.replace(module, packed.to(module.weight.device))
             number += 1
     return number
@@ -62,9 +62,9 @@ def keep_packed_experts(model: PreTrainedModel, weights: PackedWeights, sums: Su
                 [_packed(weights, one, cut, sums) for one, cut in zip(own, _CUTS, strict=True)] for own in names_of
             ]
             both = [joined([gate, up]) if gate and up else None for gate, up, _ in packed]
-            found = [stacked(matrices) for matrices in (both, [down for *_, down in packed])]
-            if found[0] is not None and found[1] is not None:
-                matrices = found[0].to(tensor.device), found[1].to(tensor.device)
+            stacks = [stacked(matrices) for matrices in (both, [down for *_, down in packed])]
+            if stacks[0] is not None and stacks[1] is not None:
+                matrices = stacks[0].to(tensor.device), stacks[1].to(tensor.device)
                 keep_experts(module, *matrices, None if sums is None else sums.add_up)
                 number += 1
             break
@@ -73,10 +73,10 @@ def keep_packed_experts(model: PreTrainedModel, weights: PackedWeights, sums: Su
 
 def _packed(weights: PackedWeights, name: str, cut: int, sums: Sums | None) -> PackedMatrix | None:
     """Return a packed matrix of an expert, or this member's slice of it, or None without one."""
-    found = weights.matrix(name)
-    if found is not None and sums is not None:
-        found = sums.slice(found, cut)
-    return None if found is None else of_integers(found)
+    matrix = weights.matrix(name)
+    if matrix is not None and sums is not None:
+        matrix = sums.slice(matrix, cut)
+    return None if matrix is None else of_integers(matrix)
 
 
 def experts_in_mxfp4(folder: Path) -> Mxfp4Weights | None:
