@@ -40,7 +40,7 @@ def batches(spec: ModelSpec, block_size: int, adapter: Adapter | None = None) ->
 
 
 def may_round_more(decoder: Decoder, dtype: torch.dtype, *, is_quantized: bool) -> bool:
-    """Return whether logits may differ by more than the rounding of `dtype` explains.
+    """Decide whether logits may differ by more than the rounding of `dtype` explains.
 
     Where weights are quantized they do. And where numbers are rounded to 16 bits, a router chooses another expert for a
     token that likes two nearly as much.

@@ -67,7 +67,7 @@ _ARGUMENTS: dict[str, Any] = {"local_files_only": True, "trust_remote_code": Fal
 
 
 class _Checkpoint(NamedTuple):
-    """Says where the files of the model are that is loaded, and what its configuration says of it."""
+    """The files of the model that is loaded, and its configuration."""
 
     name: str  # as the user gave it
     source: ModelSource
@@ -203,7 +203,7 @@ def _load_by_transformers(
     checkpoint: _Checkpoint, dtype: torch.dtype, **distributed: Any
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Let transformers load a model as it reads it, and say what it found. `distributed` are its arguments for a model
-    that is split."""
+    that is tensor-parallel."""
     arguments = dict(_ARGUMENTS)
     if checkpoint.is_wrapped:
         arguments["key_mapping"] = KEYS
@@ -267,7 +267,7 @@ def _load_expanded(
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Make a model of quantized weights, expanded, and say what transformers says of loading it.
 
-    Of the tensors in `kept` it has zeros. `distributed` are transformers' arguments for a model that is split.
+    Of the tensors in `kept` it has zeros. `distributed` are transformers' arguments for a tensor-parallel model.
     """
     plain = copy.deepcopy(config)
     for key in ("quantization_config", "compression_config"):
@@ -292,10 +292,10 @@ def _load_expanded(
 
 
 def _keeps_packed(device: torch.device) -> bool:
-    """Return whether experts stay packed."""
+    """Decide whether experts stay packed."""
     return device.type == "cuda"
 
 
 def generation_defaults(folder: Path) -> GenerationConfig | None:
-    """Return what a folder says of how to generate, which transformers reads beside weights that it loads itself."""
+    """Read the generation settings of a folder, which transformers reads beside weights that it loads itself."""
     return GenerationConfig.from_pretrained(folder) if (folder / "generation_config.json").is_file() else None

@@ -34,7 +34,7 @@ _PROBE_TOKENS = (5, 19, 19, 160)  # of the texts of the check; the last is beyon
 
 
 def find_model_task(model: str | Path, options: EngineOptions) -> Task:
-    """Return what a model is for. Raises StartupError if its config cannot be read."""
+    """Find the task of a model. Raises StartupError if its config cannot be read."""
     source = local_source(model)
     if options.task == "generate" or (source.gguf_file is not None and options.task == "auto"):
         return "generate"
@@ -214,6 +214,6 @@ def _probes(model: PreTrainedModel, longest: int) -> list[list[int]]:
 
 @torch.inference_mode()
 def _expected(model: PreTrainedModel, task: Task, texts: list[list[int]]) -> torch.Tensor:
-    """Return what the model's own code computes of each text alone: all hidden states, or the logits of a score."""
+    """Compute each text alone with the model's own code: all hidden states, or the logits of a score."""
     outputs = [model(input_ids=row(text, model.device)) for text in texts]
     return torch.cat([output.logits if task == "score" else output.last_hidden_state[0] for output in outputs])

@@ -18,9 +18,8 @@ from transformers import PreTrainedModel
 from oaiserve.config import EngineOptions, Quantize
 from oaiserve.engine.model.adapted_modules import adaptable
 from oaiserve.engine.model.adapters import Adapter, probe_adapter
-from oaiserve.engine.model.attention import Backend, LayerCache, Scoring, StepAttention
-from oaiserve.engine.model.attention.reference import ReferenceAttention
-from oaiserve.engine.model.batch import Batch
+from oaiserve.engine.model.attention import Scoring
+from oaiserve.engine.model.attention.reference import watched
 from oaiserve.engine.model.cpu.attention import NativeAttention
 from oaiserve.engine.model.cpu.build import BuildError, is_built
 from oaiserve.engine.model.cpu.describe import describe
@@ -274,7 +273,16 @@ def transformers_logits(
     num_blocks = -(-NUM_TOKENS // block_size)
     caches = EagerExecutor.with_cache(loaded, num_blocks=num_blocks, block_size=block_size).caches
     parameters: dict[int, AttentionParameters] = {}
-    recording = EagerExecutor(loaded, caches, _recording(loaded, caches, parameters))
+
+    def record(layer: int, key: Tensor, value: Tensor, scoring: Scoring) -> tuple[Tensor, Tensor]:
+        scaling, sliding_window, softcap, sinks, slopes = scoring
+        has_sinks = sinks is not None
+        parameters[layer] = AttentionParameters(scaling, sliding_window, softcap, has_sinks=has_sinks, slopes=slopes)
+        if (shape := loaded.kv_shapes[layer]).is_int8:
+            return rounded(key, KEY_GROUP), rounded(value, shape.value_dim)
+        return key, value
+
+    recording = EagerExecutor(loaded, caches, watched(caches, record))
     return [recording.forward(batch) for batch in batches(loaded, block_size, adapter)], parameters
 
 
@@ -294,26 +302,3 @@ def native_attention(
         num_blocks=num_blocks,
         block_size=block_size,
     )
-
-
-def _recording(
-    loaded: LoadedModel, caches: dict[int, LayerCache], parameters: dict[int, AttentionParameters]
-) -> Backend:
-    """Return the reference backend, which also records in `parameters` what each layer calls it with."""
-    layers = {cache.keys.data_ptr(): layer for layer, cache in caches.items()}
-
-    def prepare(batch: Batch) -> StepAttention:
-        attend = ReferenceAttention(batch)
-
-        def record(query: Tensor, key: Tensor, value: Tensor, cache: LayerCache, scoring: Scoring) -> Tensor:
-            layer = layers[cache.keys.data_ptr()]
-            scaling, sliding_window, softcap, sinks, slopes = scoring
-            found = AttentionParameters(scaling, sliding_window, softcap, has_sinks=sinks is not None, slopes=slopes)
-            parameters[layer] = found
-            if (shape := loaded.kv_shapes[layer]).is_int8:
-                key, value = rounded(key, KEY_GROUP), rounded(value, shape.value_dim)
-            return attend(query, key, value, cache, scoring)
-
-        return record
-
-    return prepare

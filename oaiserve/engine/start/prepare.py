@@ -40,7 +40,7 @@ _PROBE_PARTS = (3, 4, 8)  # the end of a chunk that begins, of a decode, and of 
 def prepare(model: PreTrainedModel, name: str = "the model", sums: Sums | None = None) -> LoadedModel:
     """Switch a loaded model to paged attention, after checking that it still computes the same logits.
 
-    `sums` are those of a model that is split.
+    `sums` are those of a tensor-parallel model.
     """
     model.eval()
     refuse_unless_decoder_only(model.config, name)

@@ -225,7 +225,7 @@ class StoredFiles:
 
 
 def from_json(stored: Any, files: StoredFiles) -> Any:
-    """Return what `to_json` was given. Raises KeyError, TypeError or ValueError for anything else."""
+    """Read the argument of `to_json` back. Raises KeyError, TypeError or ValueError for anything else."""
     parts: list[Any] = []
 
     def convert(stored: Any) -> Any:

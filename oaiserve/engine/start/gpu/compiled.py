@@ -153,7 +153,7 @@ def compile_layers(executor: Executor, loaded: LoadedModel, *, num_blocks: int, 
 
 
 def runs_compiled(loaded: LoadedModel, run: Callable[[], object]) -> bool:
-    """Return whether the layers run as compiled code in `run`, on this thread: then none of their parts runs as
+    """Decide whether the layers run as compiled code in `run`, on this thread: then none of their parts runs as
     Python."""
     layers = _layers(loaded) or []
     parts = {part for layer in layers for part in layer.modules() if part is not layer}

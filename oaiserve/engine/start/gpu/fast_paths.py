@@ -55,7 +55,7 @@ FEATURES = (
 
 
 class FastPaths(NamedTuple):
-    """FastPaths says how a process computes all of a model, or its part of one that is split."""
+    """The fast paths by which a process computes a model, or its shard of one."""
 
     backend: Backend
     sample_ids: SampleIds | None  # None: in plain torch
@@ -65,14 +65,14 @@ class FastPaths(NamedTuple):
 
     @property
     def have_graphs(self) -> bool:
-        """Return whether steps can be captured as CUDA graphs, which needs kernels for attention and for sampling."""
+        """Decide whether steps can be captured as CUDA graphs, which needs kernels for attention and for sampling."""
         return self.sample_ids is not None and self.backend is not ReferenceAttention
 
 
 def find_fast_paths(loaded: LoadedModel, options: EngineOptions) -> FastPaths:
-    """Find out which faster ways there are. All members of a model that is split call this, and get the same.
+    """Try all fast paths. All members of a tensor-parallel model call this, and get the same.
 
-    On a CPU, which only a model that is split gets here from, there are none.
+    On a CPU, from which only tensor-parallel models get here, there are none.
     """
     if loaded.is_on_cpu:
         return FastPaths(backend_for(loaded, options.attention), None, None, None, {})
@@ -94,7 +94,7 @@ def find_fast_paths(loaded: LoadedModel, options: EngineOptions) -> FastPaths:
 
 
 def may_fuse_layers(loaded: LoadedModel, options: EngineOptions) -> bool:
-    """Return whether layers may run by their description, or compiled: those of a split model, only with our sums."""
+    """Decide whether layers may run by their description, or compiled: tensor-parallel ones only with our sums."""
     if loaded.is_on_cpu or not options.compile or options.has_adapters or loaded.state_shapes:
         return False
     return options.tensor_parallel == 1 or loaded.sums is not None
@@ -105,7 +105,7 @@ def _attention_and_sampling(
 ) -> tuple[Backend, SampleIds | None, ApplyMasks | None]:
     """Return the attention backend, and the functions that sample, as far as they compute what the plain ones do.
 
-    The members of a model that is split by transformers' hooks compute each layer together, so they do not try alone.
+    The members of a model that transformers' hooks split compute each layer together, so they do not try alone.
     """
     if options.tensor_parallel > 1 and loaded.sums is None:
         return backend_for(loaded, options.attention), *_sampling()

@@ -76,7 +76,7 @@ def graph_memory_bytes(
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Members has what the server does so that all members of a split model get graphs. A whole model is one member."""
+    """The server's side of graphs for all members of a tensor-parallel model. A whole model is one member."""
 
     part: Executor  # the server's
     capture: Capture  # captures at all members at the same time
@@ -88,7 +88,7 @@ class Members:
 
 
 class Graphs(NamedTuple):
-    """Graphs has what is replayed; None: that is launched operation by operation."""
+    """Graphs that are replayed; None: those steps are launched operation by operation."""
 
     decodes: DecodeGraphs | None = None
     prompts: PromptGraphs | None = None
@@ -260,7 +260,7 @@ def _captured(
     make: Callable[[], T],
     problem: Problem[T],
 ) -> T | None:
-    """Return what `make` captures, unless that fails or `problem` finds one."""
+    """Capture graphs; None if that fails, or if `problem` finds one."""
     began_ns = monotonic_ns()
     torch.cuda.empty_cache()
     free_bytes, _ = torch.cuda.mem_get_info(device)

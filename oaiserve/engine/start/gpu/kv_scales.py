@@ -9,9 +9,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from oaiserve.engine.model.attention import FP8_MAX, LayerCache, Scoring, StepAttention
-from oaiserve.engine.model.attention.reference import ReferenceAttention
-from oaiserve.engine.model.batch import Batch, build_batch
+from oaiserve.engine.model.attention import FP8_MAX, Scoring
+from oaiserve.engine.model.attention.reference import watched
+from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.rehearsal import prompt
 from oaiserve.engine.model.spec import LoadedModel
@@ -35,19 +35,13 @@ def with_measured_scales(loaded: T, block_size: int) -> T:
     num_blocks = -(-num_tokens // block_size)
     largest: dict[int, tuple[float, float]] = {}
     caches = EagerExecutor.with_cache(plain, num_blocks=num_blocks, block_size=block_size).caches
-    layers = {cache.keys.data_ptr(): layer for layer, cache in caches.items()}
 
-    def prepare(batch: Batch) -> StepAttention:
-        attend = ReferenceAttention(batch)
-
-        def record(query: Tensor, key: Tensor, value: Tensor, cache: LayerCache, scoring: Scoring) -> Tensor:
-            largest[layers[cache.keys.data_ptr()]] = float(key.abs().max()), float(value.abs().max())
-            return attend(query, key, value, cache, scoring)
-
-        return record
+    def record(layer: int, key: Tensor, value: Tensor, _: Scoring) -> tuple[Tensor, Tensor]:
+        largest[layer] = float(key.abs().max()), float(value.abs().max())
+        return key, value
 
     step = prompt(num_tokens, loaded.vocab_size, block_size)
-    EagerExecutor(plain, caches, prepare).forward(build_batch(step, block_size, loaded.device))
+    EagerExecutor(plain, caches, watched(caches, record)).forward(build_batch(step, block_size, loaded.device))
     keys, values = (max(found) for found in zip(*largest.values(), strict=True))
     log.info(
         "The KV cache is in FP8; the largest numbers of a rehearsal are %.3g in keys, %.3g in values", keys, values

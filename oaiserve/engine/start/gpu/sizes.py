@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class Sizes(NamedTuple):
-    """Sizes are the numbers of blocks and of states, and the uses of the memory that they follow from."""
+    """The numbers of blocks and of states, and the uses of the memory that they follow from."""
 
     num_blocks: int
     num_states: int
@@ -28,7 +28,7 @@ class Sizes(NamedTuple):
 def gpu_sizes(loaded: LoadedModel, options: EngineOptions, paths: FastPaths) -> Sizes:
     """Measure the memory of the GPU, log its uses, and return what it has room for.
 
-    The members of a model that is split compute the largest step together, so this blocks until all have called it.
+    The members of a tensor-parallel model compute the largest step together, so this blocks until all have called it.
     Raises StartupError if the memory is too small for that step, or for what the options ask for.
     """
     max_step_tokens = options.step_tokens(GPU_STEP_TOKENS)

@@ -140,7 +140,7 @@ def reason_to_expand(source: ModelSource, options: EngineOptions) -> str | None:
 
 
 def _is_quantized(source: ModelSource) -> bool:
-    """Return whether the files of a model have its weights in blocks, or packed so that they can be."""
+    """Decide whether the files of a model have its weights in quantization blocks, or packed so that they can be."""
     if source.gguf_file is not None:
         return True
     with reported(f"No model could be loaded from {source.shown}"):
@@ -448,12 +448,12 @@ def _kinds(config: PreTrainedConfig) -> list[Kind]:
 
 
 def _leading(config: PreTrainedConfig) -> list[str]:
-    """Return what a configuration has for a number of first layers, which differ from those behind them."""
+    """Find the settings that are a number of first layers, which differ from those behind them."""
     return [name for name in _FIRST_LAYERS if isinstance(getattr(config, name, None), int)]
 
 
 def _lists(config: PreTrainedConfig) -> dict[str, list[object]]:
-    """Return what a configuration has for each layer by itself."""
+    """Find the settings that have a value for each layer."""
     lists = {name: getattr(config, name, None) for name in _OF_LAYERS}
     return {name: list(values) for name, values in lists.items() if isinstance(values, list | tuple)}
 
@@ -468,7 +468,7 @@ def _config(source: ModelSource) -> PreTrainedConfig:
 
 
 def _counts(blocks: Mapping[str, Blocks | ExpertBlocks], others: Mapping[str, Tensor]) -> str:
-    """Return how many matrices are in which format, as text."""
+    """Count the matrices of each format, as text."""
     found: Counter[str] = Counter()
     for matrix in blocks.values():
         parts = [matrix] if isinstance(matrix, Blocks) else [part for expert in matrix for part in expert]

@@ -1,4 +1,4 @@
-"""Starts a model that is split over several processes: the server with its part, and each worker with its own.
+"""Starts a tensor-parallel model in several processes: the server with its shard, and each worker with its own.
 
 All members take the same steps in the same order, because some of these are computed together: what is compared, the
 largest step, the number of blocks that all have room for, and CUDA graphs.
@@ -155,7 +155,7 @@ def start_split(loaded: LoadedModel, options: EngineOptions, workers: Workers) -
 
 
 def start_member(loaded: LoadedModel, options: EngineOptions) -> Shard:
-    """Get a worker's part of a model that is split ready for the server's messages."""
+    """Get a worker's shard of a tensor-parallel model ready for the server's messages."""
     paths = find_fast_paths(loaded, options)
     options = _for_parts(loaded, options)
     num_blocks, use = _agreed_sizes(loaded, options, paths)
@@ -196,7 +196,7 @@ def _agreed_sizes(loaded: LoadedModel, options: EngineOptions, paths: FastPaths)
 
 
 def _executor_of_part(loaded: LoadedModel, options: EngineOptions, paths: FastPaths, num_blocks: int) -> Executor:
-    """Return what computes this member's part: fused layers, or transformers' code."""
+    """Make the executor of this member's shard: fused layers, or transformers' code."""
     sizes = {"num_blocks": num_blocks, "block_size": options.block_size}
     eager = EagerExecutor.with_cache(loaded, backend=paths.backend, **sizes)
     if paths.layers is None:
@@ -205,7 +205,7 @@ def _executor_of_part(loaded: LoadedModel, options: EngineOptions, paths: FastPa
 
 
 def _capacity(loaded: LoadedModel, options: EngineOptions, use: MemoryUse | None) -> Capacity:
-    """Return what knows the room of a member. `use` is that of a GPU's memory."""
+    """Make the capacity of a member. `use` is that of a GPU's memory."""
     if use is None:
         return Capacity()
     max_step_tokens = options.step_tokens(GPU_STEP_TOKENS)
@@ -214,7 +214,7 @@ def _capacity(loaded: LoadedModel, options: EngineOptions, use: MemoryUse | None
 
 
 def _members(part: Executor, loaded: LoadedModel, capture: CudaCapture, workers: Workers) -> Members:
-    """Return what the server does for graphs of a model that is split."""
+    """Make the server's side of the graphs of a tensor-parallel model."""
 
     def replay(what: What, size: int, run: Run) -> None:
         with workers.explained():

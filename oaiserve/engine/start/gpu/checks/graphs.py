@@ -27,7 +27,7 @@ def replay_problem(
     num_blocks: int,
     block_size: int,
 ) -> str | None:
-    """Return how replayed steps differ from the same steps launched operation by operation, if they do."""
+    """Compare replayed steps with the same steps launched operation by operation."""
     most = min(len(COMPARED_LENGTHS), num_blocks // -(-max(COMPARED_LENGTHS) // block_size), sizes[-1])
     for num_rows in sorted({1, most}) if most > 0 else []:
         lengths = [min(length, loaded.max_model_len) for length in COMPARED_LENGTHS[:num_rows]]
@@ -55,7 +55,7 @@ def prompt_problem(
     num_blocks: int,
     block_size: int,
 ) -> str | None:
-    """Return how replayed prompts differ from the same ones launched operation by operation, if they do."""
+    """Compare replayed prompts with the same ones launched operation by operation."""
     for number in (1, len(COMPARED_LENGTHS)):
         lengths = [min(length, loaded.max_model_len) for length in COMPARED_LENGTHS[:number]]
         prompts, _ = prompts_and_decodes(lengths, loaded.vocab_size, block_size)

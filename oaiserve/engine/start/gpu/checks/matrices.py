@@ -45,7 +45,7 @@ def multiply_checked(loaded: LoadedModel, find: Callable[[], Multiply]) -> bool:
     """Let a model multiply with its packed matrices in the way that `find` returns, if products are those in plain
     torch. Return whether it does."""
     layers = packed_linears(loaded.model)
-    if not layers:  # nor has another member of a model that is split: parts are alike
+    if not layers:  # nor has another member of a tensor-parallel model: shards are alike
         return False
     instead = "each one expands its matrix, which is much slower"
     problem = partial(packed_problem, layers, dtype=loaded.dtype)

@@ -22,7 +22,7 @@ _DRAWS = [
 
 @torch.inference_mode()
 def sampling_problem(loaded: LoadedModel, sample_ids: SampleIds, apply_masks: ApplyMasks) -> str | None:
-    """Return what is different from draws and masks in plain torch, if anything is."""
+    """Compare draws and masks with those in plain torch; return the difference as text, or None."""
     generator = torch.Generator().manual_seed(0)
     numbers = torch.randn(len(_DRAWS), loaded.vocab_size, generator=generator) * 3
     logits = numbers.to(loaded.device, loaded.dtype)

@@ -20,10 +20,9 @@ def one_shot_checked(
     missing: Callable[[torch.device, int], str | None],
     make: Callable[[torch.device, int], OneShot],
 ) -> bool:
-    """Let the members of a model that is split add up small messages in one kernel, if they get the plain sums. Return
-    whether they do.
+    """Let the members of a tensor-parallel model add up small messages in one kernel, if they get the plain sums.
 
-    `missing` says what that lacks here, without the others. All members `make` it together.
+    `missing` finds the reason against it here, without the others. All members `make` it together.
     """
     sums = loaded.sums
     if sums is None:

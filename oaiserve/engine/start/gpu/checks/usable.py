@@ -16,9 +16,10 @@ T = TypeVar("T")
 
 
 def is_usable(name: str, instead: str, problem: Callable[[], object | None], sums: Sums | None = None) -> bool:
-    """Return whether `problem` finds none. What it finds, or raises, is logged as the reason why `name` is off.
+    """Decide whether a faster way is used: only if `problem` finds none.
 
-    With the `sums` of a model that is split, each member looks for problems in what it computes alone, so that none
+    Its finding, or its error, is logged as the reason why `name` is off.
+    With the `sums` of a tensor-parallel model, each member looks for problems in what it computes alone, so that none
     waits for another one that has failed; then they agree.
     """
     try:
