@@ -44,6 +44,7 @@ def run(target: Target) -> Iterator[dict[str, Any]]:
                 for stream in streams
                 for earlier, later in zip(stream.read_ns, stream.read_ns[1:], strict=False)
             ]
+            gaps = gaps or [0.0]  # each stream came in one read, as few tokens may
             yield {
                 "streams": {
                     "streams": count,
