@@ -154,7 +154,7 @@ class Stepper:
         return None
 
     def _write_drafts(self, step: Step) -> int | None:
-        """Have the draft model write the drafts that are its own. Return when it began, or None if there are none."""
+        """Let the draft model write its drafts. Return the time at which it began, or None if it has none to write."""
         model = None if self._drafts is None else self._drafts.model
         if model is None or not model.is_asked:
             return None
@@ -216,7 +216,7 @@ class Stepper:
         return self._runner.collect(handle).chunks
 
     def _draw(self, step: Step, handle: Any) -> None:
-        """Have the late draws of a settled step made, with the masks of grammars."""
+        """Make the late draws of a settled step, with the masks of grammars."""
         late = [chunk for chunk in step.chunks if chunk.draw is Draw.LATE]
         masks = self._fill_masks(step, late) if late else None
         if late and self._host.part is not HostPart.LAUNCH:

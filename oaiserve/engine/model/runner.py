@@ -22,7 +22,7 @@ from oaiserve.engine.model.gpu.prompt_graphs import PromptGraphs
 from oaiserve.engine.model.sampling.draw_rows import SampleIds
 from oaiserve.engine.model.sampling.logit_edits import ApplyMasks
 from oaiserve.engine.model.sampling.sampler import Sampling, take
-from oaiserve.engine.model.states import PartOfStep, States
+from oaiserve.engine.model.states import StateChunk, States
 from oaiserve.engine.model.transfer import ReadBack
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Draw, Masks, OutOfMemory, Step, StepResult
@@ -335,9 +335,9 @@ def _without_torch(run: Callable[[], T]) -> T:
     raise OutOfMemory(reason)
 
 
-def _parts(step: Step) -> list[PartOfStep]:
+def _parts(step: Step) -> list[StateChunk]:
     # The sequences of rehearsals have no state of their own: any one will do.
-    return [PartOfStep(chunk.sequence.state or 0, chunk.start, chunk.num_tokens) for chunk in step.chunks]
+    return [StateChunk(chunk.sequence.state or 0, chunk.start, chunk.num_tokens) for chunk in step.chunks]
 
 
 def _known_tokens(step: Step, batch: Batch) -> list[tuple[int, int]]:

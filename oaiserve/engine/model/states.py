@@ -24,8 +24,8 @@ class LayerStates(NamedTuple):
     recurrent: Tensor | None  # [num_states, ...]
 
 
-class PartOfStep(NamedTuple):
-    """The part of a step that one sequence has: tokens `start` to `start + num_tokens`."""
+class StateChunk(NamedTuple):
+    """The chunk of a sequence with a state: tokens `start` to `start + num_tokens`."""
 
     state: int
     start: int
@@ -49,7 +49,7 @@ class States:
             for tensor in self._tensors:
                 tensor[target].copy_(tensor[source])
 
-    def of_step(self, parts: list[PartOfStep]) -> StepStates:
+    def of_step(self, parts: list[StateChunk]) -> StepStates:
         """Return the states of a step, of which sequences with one token come first. A sequence begins with zeros."""
         new = [part.state for part in parts if part.start == 0]
         if new:
@@ -93,7 +93,7 @@ Mixer = Callable[[Tensor, StateCache], Tensor]
 class StepStates:
     """The states of the sequences of one step."""
 
-    def __init__(self, layers: Mapping[int, LayerStates], parts: list[PartOfStep], device: torch.device) -> None:
+    def __init__(self, layers: Mapping[int, LayerStates], parts: list[StateChunk], device: torch.device) -> None:
         self._layers = layers
         self.places = [part.state for part in parts]  # in the pool, in the order of the sequences
         self._num_decodes = sum(part.num_tokens == 1 for part in parts)

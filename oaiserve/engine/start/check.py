@@ -12,7 +12,7 @@ from oaiserve.engine.model.cpu.description import Decoder, NotKnown
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.rehearsal import prompt
 from oaiserve.engine.model.spec import ModelSpec
-from oaiserve.engine.model.states import PartOfStep, States
+from oaiserve.engine.model.states import StateChunk, States
 from oaiserve.engine.start.compare import INT8_CACHE_TOLERANCE, compare, tolerance
 
 NUM_TOKENS = 9
@@ -34,7 +34,7 @@ def batches(spec: ModelSpec, block_size: int, adapter: Adapter | None = None) ->
     if spec.state_shapes:
         states = States(spec.state_shapes, 1, spec.device)
         for batch, start in zip(found, (0, NUM_TOKENS - 1), strict=True):
-            batch.states = states.of_step([PartOfStep(0, start, len(batch.input_ids))])
+            batch.states = states.of_step([StateChunk(0, start, len(batch.input_ids))])
     found.append(replace(found[-1], positions=torch.tensor([spec.max_model_len - 1], device=spec.device)))
     return found if adapter is None else [replace(batch, adapters=[adapter]) for batch in found]
 

@@ -25,7 +25,7 @@ from oaiserve.engine.model.model_config import (
 from oaiserve.engine.model.parallel.sums import Sums
 from oaiserve.engine.model.rehearsal import prompt
 from oaiserve.engine.model.spec import KVShape, LayerStateShapes, LoadedModel
-from oaiserve.engine.model.states import PartOfStep, States
+from oaiserve.engine.model.states import StateChunk, States
 from oaiserve.engine.start.compare import Difference, difference, tolerance
 from oaiserve.engine.start.module_outputs import ModuleOutputs
 from oaiserve.errors import StartupError
@@ -114,7 +114,7 @@ def _probe_attention(
         if keeps_states:
             kept = state_shapes(output)
             bring_states(model)
-            batch.states = States(kept, 1, model.device).of_step([PartOfStep(0, 0, _PROBE_TOKENS)])
+            batch.states = States(kept, 1, model.device).of_step([StateChunk(0, 0, _PROBE_TOKENS)])
         num_sharing = share_caches(model)
         computes_itself = bring_paged_attention(model)
         if not computes_itself and has_attention(model.config):
@@ -164,7 +164,7 @@ def _refuse_unless_equal_in_parts(loaded: LoadedModel, name: str, outputs: Modul
         for end in ends:
             step = prompt(end, loaded.vocab_size, _PROBE_TOKENS, start=start)
             batch = build_batch(step, _PROBE_TOKENS, loaded.device)
-            batch.states = states.of_step([PartOfStep(0, start, end - start)])
+            batch.states = states.of_step([StateChunk(0, start, end - start)])
             with outputs.compared(start) if logits else outputs.recorded():
                 computed = eager.forward(batch)
             start = end

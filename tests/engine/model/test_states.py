@@ -16,7 +16,7 @@ from oaiserve.engine.model.families import family_of
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.selective_scan import selective_scan
 from oaiserve.engine.model.spec import LayerStateShapes, LoadedModel, StateShape
-from oaiserve.engine.model.states import PartOfStep, StateCache, States, StepStates
+from oaiserve.engine.model.states import StateCache, StateChunk, States, StepStates
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.start.load import load_model
@@ -111,7 +111,7 @@ def test_states_are_taken_side_by_side_or_gathered_and_written_back() -> None:
 
     hidden = torch.arange(10.0).view(1, 5, 2)
     for parts in ([(1, 0, 1), (2, 0, 1), (3, 0, 3)], [(3, 3, 1), (1, 1, 1), (2, 1, 3)]):
-        step = states.of_step([PartOfStep(*part) for part in parts])
+        step = states.of_step([StateChunk(*part) for part in parts])
         assert torch.equal(step.mix(0, hidden, count), hidden * 2)
     layer = states._layers[0]
     assert layer.recurrent is not None
@@ -150,7 +150,7 @@ def test_each_type_with_mixers_is_one_of_transformers_and_has_such_a_class() -> 
 def test_a_model_whose_layers_forget_between_two_parts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     of_step = States.of_step
 
-    def forget(states: States, parts: list[PartOfStep]) -> StepStates:
+    def forget(states: States, parts: list[StateChunk]) -> StepStates:
         return of_step(states, [part._replace(start=0) for part in parts])
 
     monkeypatch.setattr(States, "of_step", forget)

@@ -12,7 +12,7 @@ import torch
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu.description import NotKnown
-from oaiserve.engine.model.states import PartOfStep
+from oaiserve.engine.model.states import StateChunk
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.start.native import native_decoder, with_native_cache
@@ -128,7 +128,7 @@ def test_bfloat16_is_as_close_to_float32_as_in_transformers(family: str) -> None
     loaded = load(FAMILIES[family], dtype=torch.bfloat16)
     batch = build_batch(Step([Chunk(sequence, 0, len(prompt))]), BLOCK_SIZE, loaded.device)
     if (states := states_of(loaded)) is not None:
-        batch.states = states.of_step([PartOfStep(0, 0, len(prompt))])
+        batch.states = states.of_step([StateChunk(0, 0, len(prompt))])
     with torch.inference_mode():
         ids = torch.tensor([prompt])
         own = model(ids).logits[0].float()

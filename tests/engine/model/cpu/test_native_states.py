@@ -11,7 +11,7 @@ from oaiserve.engine.model.cpu.description import NotKnown
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.model.states import PartOfStep, States
+from oaiserve.engine.model.states import StateChunk, States
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
@@ -38,7 +38,7 @@ def sequence_of(place: int, vocab_size: int) -> Sequence:
 def computed(executor: Executor, loaded: LoadedModel, states: States, parts: list[tuple[int, int, int]]) -> Tensor:
     chunks = [Chunk(sequence_of(place, loaded.vocab_size), start, end - start) for place, start, end in parts]
     batch = build_batch(Step(chunks), BLOCK_SIZE, loaded.device)
-    batch.states = states.of_step([PartOfStep(place, start, end - start) for place, start, end in parts])
+    batch.states = states.of_step([StateChunk(place, start, end - start) for place, start, end in parts])
     return executor.forward(batch).clone()
 
 

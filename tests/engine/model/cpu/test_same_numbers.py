@@ -23,7 +23,7 @@ from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.runner import Launched, ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.model.states import PartOfStep, States
+from oaiserve.engine.model.states import StateChunk, States
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.start.native import native_decoder, transformers_logits
@@ -204,7 +204,7 @@ def compute(native: Native, step: Step, found: dict[tuple[str, int], Tensor]) ->
     step.chunks.sort(key=lambda chunk: chunk.num_tokens > 1)  # single tokens come first
     batch = build_batch(step, native.block_size, CPU)
     if native.states is not None:
-        parts = [PartOfStep(chunk.sequence.state or 0, chunk.start, chunk.num_tokens) for chunk in step.chunks]
+        parts = [StateChunk(chunk.sequence.state or 0, chunk.start, chunk.num_tokens) for chunk in step.chunks]
         batch.states = native.states.of_step(parts)
     with torch.inference_mode():
         logits = native.decoder.forward(batch).clone()

@@ -10,7 +10,7 @@ from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.rehearsal import prompts_and_decodes
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.model.states import PartOfStep, States
+from oaiserve.engine.model.states import StateChunk, States
 from oaiserve.engine.start.compare import Difference, difference, layer_tolerance, worst
 from oaiserve.engine.step import Chunk, Step
 
@@ -37,7 +37,7 @@ def attention_problem(loaded: LoadedModel, backend: Backend, block_size: int) ->
         order = sorted(enumerate(step.chunks), key=lambda numbered: numbered[1].num_tokens > 1)
         batch = build_batch(Step([chunk for _, chunk in order]), block_size, loaded.device)
         if states is not None:
-            batch.states = states.of_step([PartOfStep(i, chunk.start, chunk.num_tokens) for i, chunk in order])
+            batch.states = states.of_step([StateChunk(i, chunk.start, chunk.num_tokens) for i, chunk in order])
         executor.forward(batch)
     limit = layer_tolerance(loaded.dtype)
     return worst(Difference("attention in a layer", apart, limit) for apart in compared.found)
