@@ -30,8 +30,9 @@ class Prefixes:
         return hashes
 
     def look_up(self, sequence: Sequence) -> tuple[list[int], BlockHash | None]:
-        """Return the cached blocks at the beginning of a sequence, and the hash of a block to wait for, if a running
-        sequence is about to compute it."""
+        """Return the cached blocks at the beginning of a sequence, and the hash of a block to wait for, if any.
+
+        A running sequence is about to compute that block."""
         # The last known token is always computed: its logits draw the next one.
         hashes = self.hashes(sequence)[: (len(sequence.token_ids) - 1) // self._pool.block_size]
         blocks: list[int] = []

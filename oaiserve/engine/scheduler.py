@@ -539,8 +539,8 @@ class Scheduler:
     # -- sharing ------------------------------------------------------------------------------------------------------
 
     def _look_up(self, sequence: Sequence) -> tuple[list[int], BlockHash | None]:
-        """Return the cached blocks at the beginning of a waiting sequence, and the hash of one that a running sequence
-        is about to compute, to wait for."""
+        """Return the cached blocks at the beginning of a waiting sequence, and the hash of a block to wait for, if
+        any."""
         if self._prefixes is None or sequence in self._forked or sequence.wants_prompt_logprobs:
             return [], None  # prompt logprobs need the logits of every position
         return self._prefixes.look_up(sequence)

@@ -91,7 +91,7 @@ def subject(
 
 
 def recall(asked: Subject) -> Remembered:
-    """Return what is remembered of a subject. Raises NotRemembered if that is nothing, or if anything has changed."""
+    """Return the record of a subject. Raises NotRemembered if that is nothing, or if anything has changed."""
     path = _path(asked)
     try:
         content = bytearray(private.read_file(private.verified(path.parent) / path.name))

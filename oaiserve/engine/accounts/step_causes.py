@@ -144,8 +144,9 @@ class StepCauses:
         masks_ns: int,
         has_clock: bool,
     ) -> tuple[int, int, int, float]:
-        """Return the times of masks in a step, of the machine in the step and in the gap before, and the step's weight
-        as a sample of the cost."""
+        """Return a step's delays, and its weight as a sample of the cost.
+
+        The delays are those of masks, and of the machine in the step and in the gap before."""
         excess_ns = model_ns - expected_ns
         constraint_ns = lost_ns = late_ns = 0
         if masks_ns:

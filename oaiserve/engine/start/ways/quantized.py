@@ -430,8 +430,7 @@ def _expanded(
 
 
 def _probe(model: PreTrainedModel, part: Part, dtype: torch.dtype) -> Adapter:
-    """Return the adapter of the check, whose matrices depend on the names in the whole model, for a model that has a
-    part of its layers."""
+    """Return the check's adapter for a model with some of the layers, by their names in the whole model."""
     shapes = {part.name_in_whole(name): shape for name, shape in adaptable(model).items()}
     whole = probe_adapter(shapes, dtype)
     return Adapter(whole.name, {name: whole.parts[part.name_in_whole(name)] for name in adaptable(model)})

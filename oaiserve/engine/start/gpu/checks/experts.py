@@ -86,8 +86,9 @@ def compute_plain_experts_checked(loaded: LoadedModel, find: Callable[[], Comput
 
 @torch.inference_mode()
 def round_experts_checked(loaded: LoadedModel, find: Callable[[], RoundedExperts]) -> bool:
-    """Let packed experts in floats of 8 bits that have many rows be multiplied by the products of 8 bits, if these
-    differ by the rounding of their inputs alone. Return whether they are. This is for experts that kernels compute."""
+    """Use products of 8 bits for many rows of packed experts in floats of 8 bits, and return whether they are used.
+
+    They must differ from plain torch by the rounding of their inputs alone. This is for experts of kernels."""
     layers = [one for one in packed_experts(loaded.model) if one.gate_up.kind == one.down.kind == "float8"]
     if not layers:
         return False

@@ -78,8 +78,9 @@ def random_rows(layer: PackedLinear, num_rows: int, dtype: torch.dtype) -> torch
 
 @torch.inference_mode()
 def scale_checked(loaded: LoadedModel, find: Callable[[], ScaledProducts]) -> bool:
-    """Let prompts be multiplied with matrices in floats of 8 bits by the products of 8 bits that `find` returns, if
-    these differ by the rounding of their inputs alone. Return whether they are."""
+    """Use `find`'s products of 8 bits for prompts and matrices in floats of 8 bits, and return whether they are used.
+
+    They must differ from plain torch by the rounding of their inputs alone."""
     layers = [one for one in packed_linears(loaded.model) if one.matrix.kind == "float8"]
     if not layers:
         return False
