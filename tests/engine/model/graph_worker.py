@@ -83,7 +83,7 @@ def with_doubles(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(EagerExecutor, "with_cache", with_a_block_for_padding)
     patch.setattr(fast_paths, "backend_for", lambda loaded, name: attention)
-    patch.setattr(fast_paths.Ways, "have_graphs", True)
+    patch.setattr(fast_paths.FastPaths, "have_graphs", True)
     patch.setattr(start_split, "CudaCapture", Again)
     patch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 2 << 30))
 
