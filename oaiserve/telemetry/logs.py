@@ -106,6 +106,7 @@ def log_request(record: RequestRecord) -> None:
     steps, gaps = steps_of(record), token_gaps(account.inter_token_ns)
     fields = {
         **log_fields(record),
+        "outcome": record.outcome.value,
         "trace_id": record.trace.trace_id_hex,
         "span_id": record.trace.span_id_hex,
         "duration_ms": duration_ms,

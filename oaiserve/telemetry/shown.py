@@ -2,50 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
+from operator import attrgetter
 from typing import Any
 
 from oaiserve.facts.fact import Fact, facts_of
 from oaiserve.facts.record import EngineAccount, RequestRecord, StepRecord
 
-_OF_RECORD, _OF_ACCOUNT, _OF_STEP = map(facts_of, (RequestRecord, EngineAccount, StepRecord))
+_Row = tuple[
+    str, str, str
+]  # the path of a field from the record, the name that is shown, and the path of its condition
+
+
+class _Place:
+    """The rows that one place shows, grouped by the field without whose value they are left out.
+
+    The fields of a group are read by one call into C: a line of the log has more than twenty.
+    """
+
+    def __init__(self, rows: Iterable[_Row]) -> None:
+        groups: dict[str, list[_Row]] = {}
+        for row in rows:
+            groups.setdefault(row[2], []).append(row)
+        self._groups: list[tuple[Callable[[Any], Any] | None, list[str], Callable[[Any], tuple[Any, ...]]]] = []
+        for when, group in groups.items():
+            paths = [path for path, _, _ in group]
+            # With one path more than names, the result is a tuple even for a single row.
+            getter = attrgetter(*paths, paths[0])
+            self._groups.append((attrgetter(when) if when else None, [name for _, name, _ in group], getter))
+
+    def values(self, record: object) -> dict[str, Any]:
+        """Return the values of a record by name."""
+        found: dict[str, Any] = {}
+        for when, names, values in self._groups:
+            if when is None or when(record):
+                found.update(zip(names, values(record), strict=False))
+        return found
+
+
+def _rows(name: Callable[[Fact], str], when: Callable[[Fact], str]) -> list[_Row]:
+    return [
+        (prefix + row.name, name(row), prefix + when(row) if when(row) else "")
+        for prefix, record in (("", RequestRecord), ("account.", EngineAccount))
+        for row in facts_of(record)
+        if name(row)
+    ]
+
+
+_JSON_ROWS = _rows(lambda row: row.json, lambda row: "")
+_JSON = _Place(row for row in _JSON_ROWS if "." not in row[1])
+_GRAMMAR = _Place((path, name.removeprefix("grammar."), "") for path, name, _ in _JSON_ROWS if "." in name)
+_LOG_ROWS = _rows(lambda row: row.log, lambda row: row.log_when)
+_LOG = _Place(_LOG_ROWS)
+_LOG_TIMES = frozenset(name for path, name, _ in _LOG_ROWS if path.endswith("_ns"))
+_SPAN = _Place(_rows(lambda row: row.span, lambda row: row.span_when))
+_STEP = _Place((row.name, row.span, row.span_when) for row in facts_of(StepRecord) if row.span)
+_SIMPLE = frozenset({int, float, str, bool, type(None)})  # types of values that are shown as they are
 
 
 def json_of(record: RequestRecord) -> dict[str, Any]:
-    """Return the facts of a request for JSON. An object whose facts all have no value, such as `grammar`, is None."""
-    shown: dict[str, Any] = {}
-    for owner, rows in _owners(record):
-        for row in rows:
-            if row.json:
-                name, _, inner = row.json.partition(".")
-                value = _plain(getattr(owner, row.name))
-                if not inner:
-                    shown[name] = value
-                elif (group := shown.setdefault(name, {})) is not None:
-                    group[inner] = value
-    return shown | {name: None for name, value in shown.items() if name == "grammar" and value["kind"] is None}
+    """Return the facts of a request for JSON. A request without a grammar has None in its place."""
+    grammar = _GRAMMAR.values(record)
+    shown = {name: value if type(value) in _SIMPLE else _plain(value) for name, value in _JSON.values(record).items()}
+    shown["grammar"] = None if grammar["kind"] is None else grammar
+    return shown
 
 
 def log_fields(record: RequestRecord) -> dict[str, Any]:
     """Return the fields of the log line of a request. Times are in milliseconds."""
-    return {
-        row.log: in_ms(value) if row.name.endswith("_ns") else _plain_word(value)
-        for owner, rows in _owners(record)
-        for row in rows
-        if row.log and (not row.log_when or getattr(owner, row.log_when))
-        for value in (getattr(owner, row.name),)
-    }
+    return {name: in_ms(value) if name in _LOG_TIMES else value for name, value in _LOG.values(record).items()}
 
 
 def attributes(record: RequestRecord) -> dict[str, Any]:
     """Return the attributes of the span of a request's operation."""
-    return {name: value for owner, rows in _owners(record) for name, value in _attributes(owner, rows)}
+    return {name: value for name, value in _SPAN.values(record).items() if value is not None}
 
 
 def step_attributes(step: StepRecord) -> dict[str, Any]:
     """Return the attributes of the span of a step."""
-    return dict(_attributes(step, _OF_STEP))
+    found = {name: value for name, value in _STEP.values(step).items() if value is not None}
+    return {name: value.value if isinstance(value, Enum) else value for name, value in found.items()}
 
 
 def in_ms(duration_ns: int) -> float:
@@ -53,25 +90,9 @@ def in_ms(duration_ns: int) -> float:
     return round(duration_ns / 1e6, 3)
 
 
-def _owners(record: RequestRecord) -> tuple[tuple[object, tuple[Fact, ...]], ...]:
-    return ((record, _OF_RECORD), (record.account, _OF_ACCOUNT))
-
-
-def _attributes(owner: object, rows: tuple[Fact, ...]) -> Iterator[tuple[str, Any]]:
-    for row in rows:
-        if row.span and (not row.span_when or getattr(owner, row.span_when)):
-            value = _plain_word(getattr(owner, row.name))
-            if value is not None:
-                yield row.span, value
-
-
-def _plain_word(value: Any) -> Any:
-    return value.value if isinstance(value, Enum) else value
-
-
 def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
     if isinstance(value, tuple):
         return list(value)
-    if isinstance(value, Mapping):
-        return {str(name): one for name, one in value.items()}
-    return _plain_word(value)
+    return {str(name): one for name, one in value.items()} if isinstance(value, Mapping) else value
