@@ -372,14 +372,14 @@ ROUTING_PREFIX = "oaiserve.routing."  # only if a router chose this replica, wit
 REQUEST_PARAM_PREFIX = "oaiserve.request."  # prefix of parameters that have no standard name
 
 # Attributes of the operation's span: the engine's steps from the first to the last one of the request.
-STEPS = {
-    "first": "oaiserve.steps.first",
-    "number": "oaiserve.steps.count",
-    "mean_sequences": "oaiserve.steps.mean_sequences",
-    "mean_tokens": "oaiserve.steps.mean_tokens",
-    "model_ns": "oaiserve.steps.model_ns",
-    "between_ns": "oaiserve.steps.between_ns",  # only if there was a last token
-}
+STEPS = (  # in the order of the fields of `Steps`
+    "oaiserve.steps.first",
+    "oaiserve.steps.count",
+    "oaiserve.steps.mean_sequences",
+    "oaiserve.steps.mean_tokens",
+    "oaiserve.steps.model_ns",
+    "oaiserve.steps.between_ns",  # only if there was a last token
+)
 
 # Attributes of the span of a step.
 STEP_SPAN = "engine step"
@@ -428,7 +428,7 @@ GEN_AI_REQUEST_PARAMS = {
     "dimensions": "gen_ai.embeddings.dimension.count",
 }
 
-_BY_VALUE = (STEPS, STEP_HOST_NS, NUM_TOOL_CALLS, QUEUE_WAITS_NS, CAUSES_NS, GEN_AI_REQUEST_PARAMS)
+_BY_VALUE = (STEP_HOST_NS, NUM_TOOL_CALLS, QUEUE_WAITS_NS, CAUSES_NS, GEN_AI_REQUEST_PARAMS)
 # All names of attributes. NAME stands for a parameter that has no standard name.
 ATTRIBUTES = frozenset(
     (
@@ -436,6 +436,7 @@ ATTRIBUTES = frozenset(
         *(HTTP_REQUEST_METHOD, HTTP_ROUTE, HTTP_RESPONSE_STATUS_CODE, URL_PATH, URL_SCHEME),
         *(SERVER_ADDRESS, SERVER_PORT, ERROR_TYPE, GEN_AI_OPERATION_NAME, GEN_AI_PROVIDER_NAME, GEN_AI_OUTPUT_TYPE),
         *(GEN_AI_REQUEST_MODEL, GEN_AI_RESPONSE_MODEL, GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK),
+        *STEPS,
         *(EVENT_PREFIX + detail for detail in EVENT_DETAILS),
         *(name for names in _BY_VALUE for name in names.values()),
         *(row.span for record in (RequestRecord, EngineAccount, StepRecord) for row in facts_of(record) if row.span),

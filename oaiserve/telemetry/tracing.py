@@ -341,6 +341,5 @@ def _gen_ai_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
         found[names.GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK] = record.times.time_to_first_token_ns / 1e9
     found |= {names.NUM_TOOL_CALLS[outcome]: number for outcome, number in record.tool_calls.items()}
     if (steps := steps_of(record)) is not None:
-        of_steps = {names.STEPS[name]: value for name, value in steps._asdict().items()}
-        found |= {name: value for name, value in of_steps.items() if value is not None}
+        found |= {name: value for name, value in zip(names.STEPS, steps, strict=True) if value is not None}
     return found
