@@ -61,12 +61,14 @@ def _start(
     for way in _ways(request):
         reason = way.accepts(request)
         if reason is None:
-            log.info("The model starts %s%s", way.name, f" (not {'; not '.join(declined)})" if declined else "")
             try:
-                return way.start(request)
+                served = way.start(request)
             except Declined as error:
                 reason = str(error)
                 log.info("The model does not start %s: %s", way.name, reason)
+            else:  # a model that is refused has one line, the refusal
+                log.info("The model starts %s%s", way.name, f" (not {'; not '.join(declined)})" if declined else "")
+                return served
         declined.append(f"{way.name}: {reason}")
     raise AssertionError(declined)  # the last way starts any model, or says what the user can do
 

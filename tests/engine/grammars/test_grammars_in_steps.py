@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from oaiserve.engine import open_requests
+from oaiserve.engine import results
 from oaiserve.engine.grammars.grammar import GrammarGivenUp, Grammars, Matcher
 from oaiserve.engine.request import (
     Event,
@@ -81,7 +81,7 @@ def constrained_requests(rng: random.Random, number: int) -> list[Request]:
 @pytest.mark.parametrize("kv_blocks", [400, 30], ids=["much cache", "little cache"])
 @pytest.mark.parametrize("few_tokens", [0, 16, 1000], ids=lambda few: f"forced below {few} tokens")
 def test_answers_are_those_of_a_plain_loop(few_tokens: int, kv_blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_requests, "FEW_TOKENS", few_tokens)
+    monkeypatch.setattr(results, "FEW_TOKENS", few_tokens)
     rng = random.Random(few_tokens)
     requests = constrained_requests(rng, 40)
     device = Device()

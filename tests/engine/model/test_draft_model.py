@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from oaiserve.engine import open_requests
+from oaiserve.engine import results
 from oaiserve.engine.drafting.draft_model import DraftModel
 from oaiserve.engine.drafting.drafts import Drafts
 from oaiserve.engine.model.runner import Launched, ModelRunner
@@ -88,7 +88,7 @@ def test_answers_are_those_without_a_draft_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Greedy and seeded, with penalties, bad words, grammars, log-probabilities, stops, choices and preemptions."""
-    monkeypatch.setattr(open_requests, "FEW_TOKENS", 0)
+    monkeypatch.setattr(results, "FEW_TOKENS", 0)
     drafts = drafts_of(made(seed, noise), num_blocks)
     monkeypatch.setattr(drafts, "_look_up", lambda *_: None)
     found = run(loaded, some_requests(1)[:NUM_REQUESTS], overlap=False, num_blocks=num_blocks, drafts=drafts)

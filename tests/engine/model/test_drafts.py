@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from oaiserve.engine import open_requests
+from oaiserve.engine import results
 from oaiserve.engine.drafting.drafts import Drafts, StepTimes
 from oaiserve.engine.draws import draw_key
 from oaiserve.engine.grammars.masks import fill_masks
@@ -77,7 +77,7 @@ def test_answers_are_those_without_drafts(
     loaded: LoadedModel, expected: Run, num_blocks: int, overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Greedy and seeded, with penalties, bad words, grammars, log-probabilities, stops, choices and preemptions."""
-    monkeypatch.setattr(open_requests, "FEW_TOKENS", 100 * overlap)
+    monkeypatch.setattr(results, "FEW_TOKENS", 100 * overlap)
     drafts = Known(expected, share_right=0.85)
     found = run(loaded, some_requests(1), overlap=overlap, num_blocks=num_blocks, drafts=drafts)
     assert all(isinstance(event, Finished) for event in found.ended.values())

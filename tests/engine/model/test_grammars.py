@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine import open_requests
+from oaiserve.engine import results
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.request import Failed, Grammar, Request, SamplingParams, TokenPrompt
@@ -69,7 +69,7 @@ def plain_answer(model: PreTrainedModel, grammars: Grammars, prompt: list[int], 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])
 def test_greedy_answers_are_those_of_mask_and_argmax(overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_requests, "FEW_TOKENS", 100)
+    monkeypatch.setattr(results, "FEW_TOKENS", 100)
     engine, _, tokenizer = make_engine(overlap=overlap)
     plain_model = random_model(copy.deepcopy(FAMILIES["llama"]))  # a model changes its config
     grammars = Grammars(tokenizer.backend, vocab_size=engine.vocab_size, eos_token_ids=frozenset([EOS]))

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine import open_requests
+from oaiserve.engine import results
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.eager import EagerExecutor
@@ -171,7 +171,7 @@ def run(
 def test_answers_are_the_same_with_overlap(
     loaded: LoadedModel, num_blocks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(open_requests, "FEW_TOKENS", 100)
+    monkeypatch.setattr(results, "FEW_TOKENS", 100)
     requests = some_requests(1)
     expected = run(loaded, requests, overlap=False, num_blocks=1000)
     found = run(loaded, requests, overlap=True, num_blocks=num_blocks)
