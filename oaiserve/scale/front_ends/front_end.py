@@ -26,46 +26,8 @@ from oaiserve.facts.trace import TraceContext
 from oaiserve.files.adapters import BadAdapter
 from oaiserve.http.connections import Connections
 from oaiserve.routes.responses.store import ConversationTooLarge, ResponseStore
+from oaiserve.scale.front_ends import messages
 from oaiserve.scale.front_ends.link import Link
-from oaiserve.scale.front_ends.messages import (
-    AbortRequest,
-    AccessRefused,
-    Adapters,
-    Ask,
-    ConnectionEnded,
-    ConnectionRefused,
-    DeleteResponse,
-    Encoded,
-    EncodingStarted,
-    EndProfile,
-    Events,
-    GetConversation,
-    GetRecent,
-    GetResponse,
-    ListRecent,
-    LiveAfter,
-    LoadAdapter,
-    LogCounts,
-    LoopLag,
-    MakeProfile,
-    MakeReport,
-    Message,
-    NotEncoded,
-    PutResponse,
-    Recorded,
-    Refused,
-    RenderMetrics,
-    Reporting,
-    RoomBack,
-    SaveProfile,
-    Submit,
-    TakeRoom,
-    UnloadAdapter,
-    Up,
-    answer,
-    framed,
-    of_front_end,
-)
 from oaiserve.telemetry import Telemetry
 from oaiserve.telemetry.log_limit import LogLimit
 
@@ -83,7 +45,7 @@ class Shared:
     responses: ResponseStore
     connections: Connections
     log_limit: LogLimit | None
-    tell: Callable[[Message], None]  # sends all front ends a message
+    tell: Callable[[messages.Message], None]  # sends all front ends a message
 
 
 class FrontEnd:
@@ -114,8 +76,8 @@ class FrontEnd:
         """Take the front end's messages from now on."""
         self._link.start(self._take, self._lost)
 
-    def send(self, message: Message) -> None:
-        self._link.send(framed(message))
+    def send(self, message: messages.Message) -> None:
+        self._link.send(messages.framed(message))
 
     @property
     def num_connections(self) -> int:
@@ -143,53 +105,53 @@ class FrontEnd:
             del self._addresses[address]
 
     def _take(self, body: bytes) -> None:
-        message = of_front_end(body)
+        message = messages.of_front_end(body)
         self.num_silent = 0
         match message:
-            case Submit():
+            case messages.Submit():
                 self._submit(message)
-            case EncodingStarted():
+            case messages.EncodingStarted():
                 self._encoding_started(message)
-            case Encoded():
+            case messages.Encoded():
                 self._encoded(message)
-            case NotEncoded():
+            case messages.NotEncoded():
                 if (request := self._end_encoding(message.request_id)) is not None:
                     self._engine.not_encoded(TokenizeFailed(request, message.error))
-            case AbortRequest():
+            case messages.AbortRequest():
                 self._engine.abort(message.request_id)
-            case Recorded():
+            case messages.Recorded():
                 self._recorded(message)
-            case RoomBack():
+            case messages.RoomBack():
                 if (room := self._rooms.pop(message.room, None)) is not None:
                     self._engine.give_room_back(*room)
-            case ConnectionEnded():
+            case messages.ConnectionEnded():
                 if self._addresses[message.address] > 0:
                     self._disconnected(message.address)
                     self._shared.connections.release(message.address)
-            case ConnectionRefused():
+            case messages.ConnectionRefused():
                 self._shared.connections.count(message.refusal)
-            case AccessRefused():
+            case messages.AccessRefused():
                 self._telemetry.count_refused_access(message.reason)
-            case LoopLag():
+            case messages.LoopLag():
                 for seconds in message.seconds:
                     self._telemetry.observe_event_loop_lag(seconds)
-            case LogCounts():
+            case messages.LogCounts():
                 if self._shared.log_limit is not None:
                     self._shared.log_limit.add({(level, result): number for level, result, number in message.more})
-            case EndProfile():
+            case messages.EndProfile():
                 if (asked := self._profiles.get(message.profile)) is not None:
                     self._engine.end_profile(asked)
-            case Up():
+            case messages.Up():
                 self.is_up = True
                 self._on_up()
-            case Ask():
+            case messages.Ask():
                 task = asyncio.get_running_loop().create_task(self._answer(message))
                 self._answering.add(task)
                 task.add_done_callback(self._answering.discard)
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
-    def _submit(self, message: Submit) -> None:
+    def _submit(self, message: messages.Submit) -> None:
         request = message.request()
         self._encoding[request.request_id], self._unrecorded[request.request_id] = request, None
         self._not_begun.add(request.request_id)
@@ -200,12 +162,12 @@ class FrontEnd:
             times = RequestTimes(received=request.received_ns)
             self._deliver([Failed(request.request_id, error, Usage(0, 0, 0), times, EngineAccount())])
 
-    def _encoding_started(self, message: EncodingStarted) -> None:
+    def _encoding_started(self, message: messages.EncodingStarted) -> None:
         self._not_begun.discard(message.request_id)
         if (request := self._encoding.get(message.request_id)) is not None:
             self._engine.encoding_started(TokenizeStarted(request, message.at_ns))
 
-    def _encoded(self, message: Encoded) -> None:
+    def _encoded(self, message: messages.Encoded) -> None:
         if (request := self._end_encoding(message.request_id)) is not None:
             ids, starts, words = message.token_ids, message.second_starts, message.bad_words
             self._engine.encoded(Tokenized(request, ids, starts, words, at_ns=message.at_ns))
@@ -222,11 +184,11 @@ class FrontEnd:
             if event.request_id in self._unrecorded:
                 self._unrecorded[event.request_id] = event
         if not self._is_lost:
-            self._link.send(framed(Events.of(events)))
+            self._link.send(messages.framed(messages.Events.of(events)))
         else:
             self._record_lost(ended)
 
-    def _recorded(self, message: Recorded) -> None:
+    def _recorded(self, message: messages.Recorded) -> None:
         terminal = self._unrecorded.pop(message.values.response_id, None)
         self._telemetry.record(message.record(EngineAccount() if terminal is None else terminal.account))
         self._count_ended(message.values.outcome)
@@ -287,29 +249,29 @@ class FrontEnd:
 
     # -- questions ----------------------------------------------------------------------------------------------------
 
-    async def _answer(self, ask: Ask) -> None:
+    async def _answer(self, ask: messages.Ask) -> None:
         if self._is_lost:
             return  # nobody would give it back
         try:
-            reply: Message = answer(ask.number, await self._value(ask))
+            reply: messages.Message = messages.answer(ask.number, await self._value(ask))
         except (APIError, BadAdapter, ConversationTooLarge) as error:
-            reply = Refused(ask.number, error)
+            reply = messages.Refused(ask.number, error)
         except Exception as error:
             log.error("A front end has asked for something that failed: %s", type(ask).__name__, exc_info=error)
-            reply = Refused(ask.number, InternalError("The server failed on this request. Its log says why."))
+            reply = messages.Refused(ask.number, InternalError("The server failed on this request. Its log says why."))
         self.send(reply)
 
-    async def _value(self, ask: Ask) -> Any:
+    async def _value(self, ask: messages.Ask) -> Any:
         """Return the answer to a question. Work of milliseconds is done in a worker thread."""
         telemetry, store, engine = self._telemetry, self._shared.responses, self._engine
         match ask:
-            case TakeRoom():
+            case messages.TakeRoom():
                 engine.take_room(ask.client, ask.num_bytes)
                 self._rooms[ask.number] = (ask.client, ask.num_bytes)
                 return None
-            case RenderMetrics():
+            case messages.RenderMetrics():
                 return await asyncio.to_thread(telemetry.render, ask.accept)
-            case ListRecent():
+            case messages.ListRecent():
                 entries = partial(
                     telemetry.recent.list,
                     slowest=ask.slowest,
@@ -318,40 +280,40 @@ class FrontEnd:
                     limit=ask.limit,
                 )
                 return await asyncio.to_thread(entries)
-            case GetRecent():
+            case messages.GetRecent():
                 return await asyncio.to_thread(telemetry.recent.get, ask.request_id)
-            case LiveAfter():
+            case messages.LiveAfter():
                 return telemetry.live.after(ask.sample)
-            case MakeReport():
+            case messages.MakeReport():
                 is_first = not engine.is_reporting
                 report = await asyncio.to_thread(engine.report)
                 if is_first:  # front ends that are started from now on know it from the beginning
-                    self._shared.tell(Reporting())
+                    self._shared.tell(messages.Reporting())
                 return report
-            case PutResponse():
+            case messages.PutResponse():
                 return await store.put(ask.owner, ask.stored)
-            case GetResponse():
+            case messages.GetResponse():
                 return await store.get(ask.owner, ask.response_id)
-            case GetConversation():
+            case messages.GetConversation():
                 return await store.conversation(ask.owner, ask.response_id, ask.most_bytes)
-            case DeleteResponse():
+            case messages.DeleteResponse():
                 return await store.delete(ask.owner, ask.response_id)
-            case LoadAdapter():
+            case messages.LoadAdapter():
                 adapter = await asyncio.to_thread(engine.load_adapter, ask.name, Path(ask.path))
-                self._shared.tell(Adapters(list(engine.adapters.served)))
+                self._shared.tell(messages.Adapters(list(engine.adapters.served)))
                 return adapter
-            case UnloadAdapter():
+            case messages.UnloadAdapter():
                 adapter = engine.unload_adapter(ask.name)
-                self._shared.tell(Adapters(list(engine.adapters.served)))
+                self._shared.tell(messages.Adapters(list(engine.adapters.served)))
                 return adapter
-            case MakeProfile():
+            case messages.MakeProfile():
                 return await self._make_profile(ask)
-            case SaveProfile():
+            case messages.SaveProfile():
                 await asyncio.to_thread(self._recordings.pop(ask.profile).save, Path(ask.path))
                 return None
         raise NotImplementedError(type(ask).__name__)
 
-    async def _make_profile(self, ask: MakeProfile) -> tuple[int, int]:
+    async def _make_profile(self, ask: messages.MakeProfile) -> tuple[int, int]:
         """Return the number of steps and the duration. The recording is kept until it is saved, or the next is made."""
         asked = self._profiles[ask.number] = self._engine.profile(ask.num_steps, ask.timeout_seconds)
         try:

@@ -38,33 +38,8 @@ from oaiserve.errors import InternalError, InvalidRequest, Unavailable
 from oaiserve.facts.record import EngineAccount, Profile
 from oaiserve.facts.report import ReplicaReport
 from oaiserve.facts.times import RequestTimes, monotonic_ns
+from oaiserve.scale.front_ends import messages
 from oaiserve.scale.front_ends.engine_process import EngineProcess
-from oaiserve.scale.front_ends.messages import (
-    AbortRequest,
-    Adapters,
-    Answer,
-    Encoded,
-    EncodingStarted,
-    EndProfile,
-    EngineFailed,
-    Events,
-    LoadAdapter,
-    MakeProfile,
-    MakeReport,
-    Message,
-    Model,
-    NotEncoded,
-    Refused,
-    Reporting,
-    RoomBack,
-    SaveProfile,
-    Shutdown,
-    Submit,
-    TakeRoom,
-    UnloadAdapter,
-    Up,
-    of_engine,
-)
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +71,7 @@ class RemoteEngine:
         self,
         process: EngineProcess,
         tokenizer: Tokenizer,
-        model: Model,
+        model: messages.Model,
         *,
         num_workers: int,
         on_shutdown: Callable[[], None],
@@ -131,7 +106,7 @@ class RemoteEngine:
         """Take messages on the running event loop, and become ready for requests."""
         self._process.link.start(self._take, self._lost)
         self.is_ready = True
-        self._process.send(Up())
+        self._process.send(messages.Up())
 
     def drain(self) -> None:
         """Welcome no more requests. The other process refuses them."""
@@ -160,7 +135,7 @@ class RemoteEngine:
         opened = _Open(request, deliver, monotonic_ns())
         self._open[request.request_id] = opened
         try:
-            self._process.send(Submit.of(request, opened.submitted_ns))
+            self._process.send(messages.Submit.of(request, opened.submitted_ns))
         except UnicodeEncodeError as error:
             del self._open[request.request_id]
             raise InvalidRequest(
@@ -171,17 +146,17 @@ class RemoteEngine:
 
     def abort(self, request_id: str) -> None:
         """End a request early, in any phase. This does nothing if it has ended."""
-        self._process.send(AbortRequest(request_id))
+        self._process.send(messages.AbortRequest(request_id))
         self._tokenize.abort(request_id)
 
     def run_in_turns(self, work: Generator[None, None, Result], *, client: str, num_bytes: int) -> Future[Result]:
         """Run work with the tokenizer, as `Engine.run_in_turns` does, once the other process has room for it."""
         future: Future[Result] = Future()
-        number, room = self._process.ask(TakeRoom, client, num_bytes)
+        number, room = self._process.ask(messages.TakeRoom, client, num_bytes)
 
         def begin(room: Future[None]) -> None:
             if (error := room.exception()) is None:
-                on_end = partial(self._process.send, RoomBack(number))
+                on_end = partial(self._process.send, messages.RoomBack(number))
                 self._tokenize.run(work, client=client, num_bytes=num_bytes, on_end=on_end, future=future)
             elif future.set_running_or_notify_cancel():
                 future.set_exception(error)
@@ -198,15 +173,15 @@ class RemoteEngine:
         request_id = event.request.request_id
         match event:
             case TokenizeStarted():
-                self._process.send(EncodingStarted(request_id, event.at_ns))
+                self._process.send(messages.EncodingStarted(request_id, event.at_ns))
             case Tokenized():
                 self._end_encoding(event.request)
                 self._process.send(
-                    Encoded(request_id, event.token_ids, event.second_starts, event.bad_words, event.at_ns)
+                    messages.Encoded(request_id, event.token_ids, event.second_starts, event.bad_words, event.at_ns)
                 )
             case TokenizeFailed():
                 self._end_encoding(event.request)
-                self._process.send(NotEncoded(request_id, event.error))
+                self._process.send(messages.NotEncoded(request_id, event.error))
 
     def _end_encoding(self, request: Request) -> None:
         if (opened := self._open.get(request.request_id)) is not None:
@@ -216,23 +191,23 @@ class RemoteEngine:
 
     def load_adapter(self, name: str, path: Path) -> ServedAdapter:
         """Load an adapter, for all front ends. This takes a while. Raises the errors of `AdapterTable.load`."""
-        adapter: ServedAdapter = self._process.answer(LoadAdapter, name, str(path))
+        adapter: ServedAdapter = self._process.answer(messages.LoadAdapter, name, str(path))
         return adapter
 
     def unload_adapter(self, name: str) -> ServedAdapter:
         """Let no further request name an adapter, at any front end. Raises NotFound."""
-        adapter: ServedAdapter = self._process.answer(UnloadAdapter, name)
+        adapter: ServedAdapter = self._process.answer(messages.UnloadAdapter, name)
         return adapter
 
     def report(self) -> ReplicaReport:
         """Return the engine's report for routers. This blocks."""
-        made: ReplicaReport = self._process.answer(MakeReport)
+        made: ReplicaReport = self._process.answer(messages.MakeReport)
         return made
 
     def profile(self, num_steps: int, timeout_seconds: float) -> Future[Profile]:
         """Begin a profile of the next steps, as `Engine.profile` does."""
         profile: Future[Profile] = Future()
-        number, made = self._process.ask(MakeProfile, num_steps, timeout_seconds)
+        number, made = self._process.ask(messages.MakeProfile, num_steps, timeout_seconds)
         self._profiles[profile] = number
 
         def settle(made: Future[tuple[int, int]]) -> None:
@@ -251,25 +226,25 @@ class RemoteEngine:
     def end_profile(self, asked: Future[Profile]) -> None:
         """End a profile early, with its steps so far. This does nothing if it has ended."""
         if (number := self._profiles.get(asked)) is not None:
-            self._process.send(EndProfile(number))
+            self._process.send(messages.EndProfile(number))
 
     # -- messages of the other process, on the event loop --------------------------------------------------------------
 
     def _take(self, body: bytes) -> None:
-        message: Message = of_engine(body)
+        message: messages.Message = messages.of_engine(body)
         match message:
-            case Events():
+            case messages.Events():
                 self._hand_out(message.in_order())
-            case Answer() | Refused():
+            case messages.Answer() | messages.Refused():
                 self._process.settle(message)
-            case Adapters():
+            case messages.Adapters():
                 self.adapters.replace(message.served)
-            case Reporting():
+            case messages.Reporting():
                 self.is_reporting = True
-            case EngineFailed():
+            case messages.EngineFailed():
                 self.failure = EngineGone(message.reason)
                 self.drain()
-            case Shutdown():
+            case messages.Shutdown():
                 self._on_shutdown()
 
     def _hand_out(self, events: list[Event]) -> None:
@@ -314,7 +289,7 @@ class RemoteRecording:
 
     def save(self, path: Path) -> None:
         """Have the other process write the recording. This takes seconds."""
-        self._process.answer(SaveProfile, self._number, str(path))
+        self._process.answer(messages.SaveProfile, self._number, str(path))
 
 
 def _failed(opened: _Open, error: InternalError) -> Failed:

@@ -15,24 +15,8 @@ from oaiserve.facts.record import AccessRefusal, RequestRecord
 from oaiserve.facts.trace import TraceContext
 from oaiserve.http.connections import Refusal
 from oaiserve.routes.responses.store import StoreCounts, StoredResponse
+from oaiserve.scale.front_ends import messages
 from oaiserve.scale.front_ends.engine_process import EngineProcess
-from oaiserve.scale.front_ends.messages import (
-    AccessRefused,
-    Ask,
-    ConnectionEnded,
-    ConnectionRefused,
-    DeleteResponse,
-    GetConversation,
-    GetRecent,
-    GetResponse,
-    ListRecent,
-    LiveAfter,
-    LogCounts,
-    LoopLag,
-    PutResponse,
-    Recorded,
-    RenderMetrics,
-)
 from oaiserve.telemetry.log_limit import LogLimit
 
 LAGS_IN_MESSAGE = 5  # of those that the app observes ten times a second
@@ -59,17 +43,17 @@ class RemoteTelemetry:
         self.live = RemoteLive(process, boundaries_seconds)
 
     def record(self, record: RequestRecord) -> None:
-        self._process.send(Recorded.of(record))
+        self._process.send(messages.Recorded.of(record))
 
     def count_refused_access(self, reason: AccessRefusal) -> None:
-        self._process.send(AccessRefused(reason))
+        self._process.send(messages.AccessRefused(reason))
 
     def observe_event_loop_lag(self, seconds: float) -> None:
         """Send the lag twice a second, and what was logged meanwhile with it. So the engine process knows that this one
         has not stopped."""
         self._lags.append(seconds)
         if len(self._lags) == LAGS_IN_MESSAGE:
-            self._process.send(LoopLag(self._lags))
+            self._process.send(messages.LoopLag(self._lags))
             self._lags = []
             self._send_log_counts()
 
@@ -80,11 +64,13 @@ class RemoteTelemetry:
         now = Counter(self._log_limit.counts())
         if more := now - self._told:
             self._told = now
-            self._process.send(LogCounts([(level, result, number) for (level, result), number in more.items()]))
+            self._process.send(
+                messages.LogCounts([(level, result, number) for (level, result), number in more.items()])
+            )
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """Return the page for /metrics and its content type. Call it in a worker thread."""
-        page: tuple[bytes, str] = self._process.answer(RenderMetrics, accept)
+        page: tuple[bytes, str] = self._process.answer(messages.RenderMetrics, accept)
         return page
 
     def close(self, timeout_seconds: float) -> bool:
@@ -102,11 +88,11 @@ class RemoteRecent:
     def list(
         self, *, slowest: str | None, outcome: str | None, id_prefix: str, limit: int | None
     ) -> builtins.list[Entry]:
-        entries: builtins.list[Entry] = self._process.answer(ListRecent, slowest, outcome, id_prefix, limit)
+        entries: builtins.list[Entry] = self._process.answer(messages.ListRecent, slowest, outcome, id_prefix, limit)
         return entries
 
     def get(self, request_id: str) -> Entry | None:
-        entry: Entry | None = self._process.answer(GetRecent, request_id)
+        entry: Entry | None = self._process.answer(messages.GetRecent, request_id)
         return entry
 
 
@@ -118,7 +104,7 @@ class RemoteLive:
         self.boundaries_seconds = boundaries_seconds
 
     def after(self, number: int) -> list[Entry]:
-        samples: list[Entry] = self._process.answer(LiveAfter, number)
+        samples: list[Entry] = self._process.answer(messages.LiveAfter, number)
         return samples
 
 
@@ -129,18 +115,18 @@ class RemoteStore:
         self._process = process
 
     async def put(self, owner: str, stored: StoredResponse, /) -> None:
-        await self._ask(PutResponse, owner, stored)
+        await self._ask(messages.PutResponse, owner, stored)
 
     async def get(self, owner: str, response_id: str, /) -> StoredResponse | None:
-        found: StoredResponse | None = await self._ask(GetResponse, owner, response_id)
+        found: StoredResponse | None = await self._ask(messages.GetResponse, owner, response_id)
         return found
 
     async def conversation(self, owner: str, response_id: str, most_bytes: int, /) -> list[StoredResponse]:
-        found: list[StoredResponse] = await self._ask(GetConversation, owner, response_id, int(most_bytes))
+        found: list[StoredResponse] = await self._ask(messages.GetConversation, owner, response_id, int(most_bytes))
         return found
 
     async def delete(self, owner: str, response_id: str, /) -> bool:
-        was_there: bool = await self._ask(DeleteResponse, owner, response_id)
+        was_there: bool = await self._ask(messages.DeleteResponse, owner, response_id)
         return was_there
 
     def counts(self) -> StoreCounts:
@@ -150,7 +136,7 @@ class RemoteStore:
     async def close(self) -> None:
         """Do nothing: the engine process closes it."""
 
-    async def _ask(self, kind: type[Ask], *fields: object) -> Any:
+    async def _ask(self, kind: type[messages.Ask], *fields: object) -> Any:
         return await asyncio.wrap_future(self._process.ask(kind, *fields)[1])
 
 
@@ -164,7 +150,7 @@ class RemoteConnections:
         return None
 
     def release(self, address: str) -> None:
-        self._process.send(ConnectionEnded(address))
+        self._process.send(messages.ConnectionEnded(address))
 
     def count(self, refusal: Refusal) -> None:
-        self._process.send(ConnectionRefused(refusal))
+        self._process.send(messages.ConnectionRefused(refusal))
