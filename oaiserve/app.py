@@ -42,7 +42,7 @@ from oaiserve.routes.responses import route as responses
 from oaiserve.routes.responses import stored as stored_responses
 from oaiserve.routes.responses.database import ResponseDatabase
 from oaiserve.routes.responses.store import MemoryStore, ResponseStore, StoreLimits
-from oaiserve.routes.serving import MOST_RECEIVED_BYTES, LiveSamples, RecentRequests, ServedEngine, Serving
+from oaiserve.routes.serving import MOST_RECEIVED_BYTES, LiveSamples, RecentEntries, ServedEngine, Serving
 from oaiserve.telemetry import Measured, Telemetry, names
 from oaiserve.telemetry.log_limit import LogLimit
 from oaiserve.telemetry.metrics import Numbers
@@ -68,7 +68,7 @@ class AppTelemetry(Protocol):
     """The telemetry as the app needs it; `Telemetry` has these attributes."""
 
     @property
-    def recent(self) -> RecentRequests: ...
+    def recent(self) -> RecentEntries: ...
 
     @property
     def live(self) -> LiveSamples: ...

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from oaiserve.engine.accounts.host_time import HostTime, Ranges
 from oaiserve.errors import APIError, Conflict, InternalError, NotFound
-from oaiserve.facts.record import Profile, Recording
+from oaiserve.facts.record import Profile, ProfileRecording
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ class Profiler(Protocol):
     def start(self) -> Ranges:
         """Begin to record. The ranges that are begun in the result become part of the recording."""
 
-    def stop(self) -> Recording:
+    def stop(self) -> ProfileRecording:
         """Return the recording since `start`. This waits for the device, so that it contains all launched work."""
 
 

@@ -346,7 +346,7 @@ class StepRecord:
     cost_error: float | None = None  # of its expected time, as a share of its own; None: no time was expected
 
 
-class Recording(Protocol):
+class ProfileRecording(Protocol):
     def save(self, path: Path) -> None:
         """Write a trace for Chrome and Perfetto, compressed if the name ends in .gz. Takes seconds, on any thread."""
 
@@ -355,6 +355,6 @@ class Recording(Protocol):
 class Profile:
     """The result of profiling some of the engine's steps."""
 
-    recording: Recording
+    recording: ProfileRecording
     num_steps: int  # the steps that were launched during the recording
     duration_ns: int

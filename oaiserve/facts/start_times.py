@@ -17,7 +17,7 @@ from oaiserve.facts.times import monotonic_ns
 T = TypeVar("T")
 
 
-class Part(NamedTuple):
+class StartPart(NamedTuple):
     name: str
     begin_ns: int
     end_ns: int
@@ -29,11 +29,11 @@ class StartTimes:
     def __init__(self, began_ns: int | None = None) -> None:
         """Count from `began_ns`, by default from the start of this process."""
         self._began_ns = _process_began_ns() if began_ns is None else began_ns
-        self._parts: list[Part] = []
+        self._parts: list[StartPart] = []
 
     def since_begin(self, name: str) -> None:
         """Count all since the begin as one part."""
-        self._parts.append(Part(name, self._began_ns, monotonic_ns()))
+        self._parts.append(StartPart(name, self._began_ns, monotonic_ns()))
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -42,7 +42,7 @@ class StartTimes:
         try:
             yield
         finally:
-            self._parts.append(Part(name, begin_ns, monotonic_ns()))
+            self._parts.append(StartPart(name, begin_ns, monotonic_ns()))
 
     def run(self, name: str, function: Callable[..., T], *arguments: Any, **named: Any) -> T:
         """Count a call as a part, and return its result."""

@@ -55,7 +55,7 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered:
+class StartRecord:
     data: dict[str, Any]
     content: bytearray  # which places in `data` point into
     day: str  # on which it was found out
@@ -90,7 +90,7 @@ def subject(
     )
 
 
-def recall(asked: Subject) -> Remembered:
+def recall(asked: Subject) -> StartRecord:
     """Return the record of a subject. Raises NotRemembered if that is nothing, or if anything has changed."""
     path = _path(asked)
     try:
@@ -115,7 +115,7 @@ def recall(asked: Subject) -> Remembered:
     for name, digest in moved.items():
         if _digest(asked, name) != digest:
             raise NotRemembered(f"{name} has changed")
-    found = Remembered(header["data"], content, header["day"], path)
+    found = StartRecord(header["data"], content, header["day"], path)
     if moved:  # so that the next start need not read them again
         files = {name: {"stat": stat, "sha256": known[name]["sha256"]} for name, stat in asked.stats.items()}
         try:
@@ -151,7 +151,7 @@ def remember(asked: Subject, data: Mapping[str, Any], content: bytes) -> Path | 
     return path
 
 
-def start_of_content(found: Remembered) -> int:
+def start_of_content(found: StartRecord) -> int:
     """Return where the bytes begin that places in the data count from."""
     line = found.content.index(b"\n") + 1
     return line + -line % _ALIGNMENT

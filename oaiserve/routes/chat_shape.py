@@ -17,7 +17,7 @@ from oaiserve.routes.logprobs import (
     drop_end_logprob,
     prompt_logprobs_in_parts,
 )
-from oaiserve.routes.shapes import HOLE, ChoicesShape, Chunk, Whole, encode, filled
+from oaiserve.routes.shapes import HOLE, ChoicesShape, StreamChunk, Whole, encode, filled
 
 
 class Function(msgspec.Struct):
@@ -103,7 +103,7 @@ class ChatCompletion(Whole[ChatChoice]):
     """The answer to a chat."""
 
 
-class ChatCompletionChunk(Chunk[ChatChunkChoice]):
+class ChatCompletionChunk(StreamChunk[ChatChunkChoice]):
     """An event of a streamed answer to a chat."""
 
 

@@ -29,7 +29,7 @@ from oaiserve.routes.parameters import OwnParams, Wanted, integer, prompt_ids, t
 from oaiserve.routes.prepare import Intake, prepare
 from oaiserve.routes.respond import Answer
 from oaiserve.routes.serving import serving_of
-from oaiserve.routes.shapes import HOLE, ChoicesShape, Chunk, Head, Whole, encode, filled
+from oaiserve.routes.shapes import HOLE, ChoicesShape, Head, StreamChunk, Whole, encode, filled
 
 
 class CompletionChoice(msgspec.Struct):
@@ -49,7 +49,7 @@ class Completion(Whole[CompletionChoice]):
     """The answer to a completion."""
 
 
-class CompletionChunk(Chunk[CompletionChoice]):
+class CompletionChunk(StreamChunk[CompletionChoice]):
     """An event of a streamed answer to a completion."""
 
 

@@ -23,7 +23,7 @@ from oaiserve.errors import NotFound, Overloaded
 from oaiserve.facts.record import Cause
 from oaiserve.routes import sse
 from oaiserve.routes.operation import Operation, documented
-from oaiserve.routes.serving import LiveSamples, RecentRequests, Serving, serving_of
+from oaiserve.routes.serving import LiveSamples, RecentEntries, Serving, serving_of
 
 MOST_REQUESTS = 30  # rows of the waterfall
 LAST_SAMPLES = 4  # samples in an update
@@ -141,14 +141,14 @@ def _hello(serving: Serving) -> bytes:
     return sse.event(msgspec.json.encode(data), "hello")
 
 
-def update(live: LiveSamples, recent: RecentRequests) -> bytes:
+def update(live: LiveSamples, recent: RecentEntries) -> bytes:
     """Return the message for all viewers. It has the last few samples in case a viewer missed one; viewers ignore those
     that they have."""
     data = {"samples": live.after(0)[-LAST_SAMPLES:], "requests": _recent_rows(recent)}
     return sse.event(msgspec.json.encode(data), "update")
 
 
-def _recent_rows(recent: RecentRequests) -> list[dict[str, Any]]:
+def _recent_rows(recent: RecentEntries) -> list[dict[str, Any]]:
     """Return the waterfall's rows of the last requests, newest first."""
     entries = recent.list(slowest=None, outcome=None, id_prefix="", limit=MOST_REQUESTS)
     return [

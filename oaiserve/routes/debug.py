@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, PlainTextResponse, Response
 
 from oaiserve.errors import Conflict, NotFound, RequestTimeout, Unavailable
-from oaiserve.facts.record import Outcome, Recording
+from oaiserve.facts.record import Outcome, ProfileRecording
 from oaiserve.facts.times import PHASES
 from oaiserve.files import private
 from oaiserve.routes.accounts import AccountList, WholeAccount
@@ -146,7 +146,7 @@ async def profile(request: Request) -> Response:
     return FileResponse(path, filename=path.name, media_type="application/gzip", headers=headers)
 
 
-def _save(recording: Recording, path: Path) -> None:
+def _save(recording: ProfileRecording, path: Path) -> None:
     """Write a trace readable only by this user, with any umask. It appears as a whole, or not at all."""
     with TemporaryDirectory(prefix=".profile-", dir=path.parent) as folder:
         written = Path(folder) / path.name

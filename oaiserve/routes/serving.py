@@ -96,7 +96,7 @@ class ServedEngine(Protocol):
     def end_profile(self, asked: Future[Profile], /) -> None: ...
 
 
-class RecentRequests(Protocol):
+class RecentEntries(Protocol):
     """The accounts of the last requests, ready for JSON. A call takes milliseconds, so routes make it in a worker
     thread."""
 
@@ -135,7 +135,7 @@ class Serving:
     engine: ServedEngine
     streams: LoopStreams
     record: Callable[[RequestRecord], None]
-    recent: RecentRequests
+    recent: RecentEntries
     live: LiveSamples
     feed: Feed
     render_metrics: Callable[[str], tuple[bytes, str]]  # takes an Accept header, returns body and content type; blocks

@@ -69,7 +69,7 @@ class TokenUsage(msgspec.Struct):
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET  # where the model's reasoning is told apart
 
 
-class Chunk(_Object, Generic[Choice]):
+class StreamChunk(_Object, Generic[Choice]):
     """The JSON of one event of a stream. A field that is UNSET is left out."""
 
     prompt_token_ids: list[int] | UnsetType = UNSET
@@ -141,7 +141,7 @@ class ChoicesShape(ABC):
     def _chunk_event(self, choices: Sequence[msgspec.Struct], **more: Any) -> bytes:
         if self._wanted.include_usage:
             more.setdefault("usage", self._usage_object(self._usage) if self._wanted.continuous_usage else None)
-        return sse.event(encode(Chunk(*self._first_values, choices=choices, **more)))
+        return sse.event(encode(StreamChunk(*self._first_values, choices=choices, **more)))
 
     def _whole(
         self, choices: Iterable[Iterable[bytes]], usage: Usage, *after: Iterable[bytes], **more: Any

@@ -37,7 +37,7 @@ def sampling(version: str, environ: Mapping[str, str] = os.environ) -> Callable[
         return lambda trace: False
     from oaiserve.telemetry import tracing  # late, as below
 
-    return tracing.Sampling(resource(version)).is_sampled
+    return tracing.TraceSampling(resource(version)).is_sampled
 
 
 class Telemetry:

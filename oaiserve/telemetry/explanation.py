@@ -20,7 +20,7 @@ _SAID = {
 }
 
 
-class Neighbour(NamedTuple):
+class PhaseNeighbour(NamedTuple):
     """Another request in the steps of a phase, with its expected times in them."""
 
     record: RequestRecord
@@ -46,7 +46,7 @@ def sentences(record: RequestRecord, others: Iterable[RequestRecord]) -> Iterato
         yield f"{'; '.join([f'{phase.name} took {_seconds(phase.duration_ns)}', *parts])}."
 
 
-def _causes(causes_ns: Mapping[Cause, int], phase_ns: int, neighbours: list[Neighbour]) -> Iterator[str]:
+def _causes(causes_ns: Mapping[Cause, int], phase_ns: int, neighbours: list[PhaseNeighbour]) -> Iterator[str]:
     yield f"alone it would have taken {_seconds(causes_ns.get(Cause.ALONE, 0))}"
     least_ns = LEAST_CAUSE * phase_ns
     decodes_ns = causes_ns.get(Cause.NEIGHBOUR_DECODES, 0)
@@ -61,7 +61,7 @@ def _causes(causes_ns: Mapping[Cause, int], phase_ns: int, neighbours: list[Neig
         yield f"{_seconds(unexplained_ns)} are unexplained"
 
 
-def _named(decodes_ns: int, prompts_ns: int, neighbours: list[Neighbour]) -> str:
+def _named(decodes_ns: int, prompts_ns: int, neighbours: list[PhaseNeighbour]) -> str:
     """Return the neighbours in words, and the one that added most."""
     kinds = [f"{_seconds(ns)} {kind}" for ns, kind in ((decodes_ns, "decodes"), (prompts_ns, "prompts")) if ns]
     if not neighbours:
@@ -86,7 +86,7 @@ def _share(added_ns: int, all_ns: float) -> float:
     return added_ns / all_ns if all_ns else 0.0
 
 
-def _neighbours(record: RequestRecord, phase: str, others: Iterable[RequestRecord]) -> Iterator[Neighbour]:
+def _neighbours(record: RequestRecord, phase: str, others: Iterable[RequestRecord]) -> Iterator[PhaseNeighbour]:
     """Yield the other requests in the steps of a phase."""
     own = _steps(record).get(phase, range(0))
     for other in others:
@@ -100,7 +100,7 @@ def _neighbours(record: RequestRecord, phase: str, others: Iterable[RequestRecor
                 costs_ns.get(name, 0) * shared.get(name, 0) / max(1, len(steps.get(name, ())))
                 for name in ("prefill", "decode")
             )
-            yield Neighbour(other, prompt_ns, decode_ns)
+            yield PhaseNeighbour(other, prompt_ns, decode_ns)
 
 
 def _steps(record: RequestRecord) -> dict[str, range]:

@@ -59,7 +59,7 @@ def exporter_from_environment(environ: Mapping[str, str]) -> SpanExporter | None
     return OTLPSpanExporter()  # reads endpoint, headers, timeout and the rest from the environment
 
 
-class Sampling:
+class TraceSampling:
     """Decides which traces are exported. The default `sampler` is that of OTEL_TRACES_SAMPLER.
 
     Any thread may ask. Raises ValueError if an OTEL_* variable has an invalid value.
@@ -110,7 +110,7 @@ class Tracing:
         self._resource = resource(version)
         self._scope = InstrumentationScope(names.SERVICE_NAME, version)
         self._limits = SpanLimits()
-        self._sampling = Sampling(self._resource, sampler)
+        self._sampling = TraceSampling(self._resource, sampler)
         self.is_sampled = self._sampling.is_sampled
         self._export = SpanExport(exporter, count_spans)
         self._step_share = step_share

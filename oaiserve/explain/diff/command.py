@@ -10,7 +10,7 @@ from cyclopts import App
 from oaiserve.errors import StartupError
 from oaiserve.explain import commands
 from oaiserve.explain.diff.accounts import read
-from oaiserve.explain.diff.difference import Change, Difference, difference
+from oaiserve.explain.diff.difference import AccountsDifference, MeanChange, difference
 from oaiserve.explain.diff.load_reports import compare, is_report, load_report
 
 MOST_NAMED = 4  # causes in the paragraph
@@ -57,7 +57,7 @@ def _command_line() -> App:
     return app
 
 
-def paragraph(found: Difference) -> str:
+def paragraph(found: AccountsDifference) -> str:
     """Return the changes, in sentences."""
     duration = found.duration
     text = (
@@ -83,7 +83,7 @@ def paragraph(found: Difference) -> str:
     return text + (f" The load went from {', '.join(loads)}." if loads else "")
 
 
-def rows(found: Difference) -> list[str]:
+def rows(found: AccountsDifference) -> list[str]:
     """Return the table of all parts, as markdown. Those marked * changed for certain."""
     lines = ["| phase | cause | before | after | change | 95 % interval |", "|---|---|---|---|---|---|"]
     whole = {("duration", ""): found.duration}
@@ -101,12 +101,12 @@ def _name(part: tuple[str, str]) -> str:
     return f"{phase} ({cause.replace('_', ' ')})" if cause else phase
 
 
-def _signed(change: Change) -> str:
+def _signed(change: MeanChange) -> str:
     interval = _interval(change)
     return _seconds(change.change, sign=True) + (f" ({interval})" if interval else "")
 
 
-def _interval(change: Change) -> str:
+def _interval(change: MeanChange) -> str:
     if change.interval is None:
         return ""
     low, high = change.interval

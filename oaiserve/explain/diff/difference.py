@@ -20,7 +20,7 @@ NUM_BATCHES = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class MeanChange:
     """The mean of a number before and after, and the 95 % interval of its change; None where there are too few."""
 
     before: float
@@ -38,20 +38,20 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class AccountsDifference:
     """A comparison of two sets of requests. Times are in seconds, and means over the requests that were answered."""
 
     num_before: int
     num_after: int
-    duration: Change
-    parts: dict[tuple[str, str], Change]  # by phase and cause; their changes add up to that of the duration
-    load: dict[str, Change]  # the rate, and the tokens of a request
+    duration: MeanChange
+    parts: dict[tuple[str, str], MeanChange]  # by phase and cause; their changes add up to that of the duration
+    load: dict[str, MeanChange]  # the rate, and the tokens of a request
 
 
-def difference(before: Sequence[Account], after: Sequence[Account]) -> Difference:
+def difference(before: Sequence[Account], after: Sequence[Account]) -> AccountsDifference:
     """Return the difference of `after` from `before`, both in the order of arrival, neither empty."""
 
-    def change(value: Callable[[Account], float]) -> Change:
+    def change(value: Callable[[Account], float]) -> MeanChange:
         return _change([value(one) for one in before], [value(one) for one in after])
 
     def part_seconds(part: tuple[str, str]) -> Callable[[Account], float]:
@@ -60,13 +60,13 @@ def difference(before: Sequence[Account], after: Sequence[Account]) -> Differenc
     known = dict.fromkeys(part for account in (*before, *after) for part in account.parts_ns)
     phases = [*dict.fromkeys(phase for phase, _ in known)]
     parts = sorted(known, key=lambda part: phases.index(part[0]))
-    return Difference(
+    return AccountsDifference(
         len(before),
         len(after),
         change(lambda account: sum(account.parts_ns.values()) / 1e9),
         {part: change(part_seconds(part)) for part in parts},
         {
-            "requests/s": Change(_rate(before), _rate(after), None),
+            "requests/s": MeanChange(_rate(before), _rate(after), None),
             "prompt tokens": change(lambda account: account.prompt_tokens),
             "of these cached": change(lambda account: account.cached_tokens),
             "answer tokens": change(lambda account: account.answer_tokens),
@@ -79,14 +79,14 @@ def _rate(accounts: Sequence[Account]) -> float:
     return (len(accounts) - 1) / seconds if seconds else 0.0
 
 
-def _change(before: Sequence[float], after: Sequence[float]) -> Change:
+def _change(before: Sequence[float], after: Sequence[float]) -> MeanChange:
     means = statistics.fmean(before), statistics.fmean(after)
     spreads = [_spread(values) for values in (before, after)]
     if None in spreads:
-        return Change(*means, None)
+        return MeanChange(*means, None)
     (first, num_first), (second, num_second) = (spread for spread in spreads if spread is not None)
     half = math.hypot(first, second) * t_quantile(min(num_first, num_second) - 1)
-    return Change(*means, (means[1] - means[0] - half, means[1] - means[0] + half))
+    return MeanChange(*means, (means[1] - means[0] - half, means[1] - means[0] + half))
 
 
 def _spread(values: Sequence[float]) -> tuple[float, int] | None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from oaiserve.errors import Unavailable
 from oaiserve.scale.front_ends.link import Link
-from oaiserve.scale.front_ends.messages import Answer, Ask, Message, Refused, framed, value_of
+from oaiserve.scale.front_ends.messages import Answered, Ask, AskFailed, Message, framed, value_of
 
 T = TypeVar("T")
 
@@ -46,12 +46,12 @@ class EngineProcess:
         """Ask a question and wait for its answer. Raises the error that it has led to."""
         return self.ask(kind, *fields)[1].result()
 
-    def settle(self, reply: Answer | Refused) -> None:
+    def settle(self, reply: Answered | AskFailed) -> None:
         """Pass an answer on to the waiting question."""
         asked = self._asked.pop(reply.number)
         if not asked.future.set_running_or_notify_cancel():
             return
-        if isinstance(reply, Refused):
+        if isinstance(reply, AskFailed):
             asked.future.set_exception(reply.error)
         else:
             asked.future.set_result(value_of(reply, asked.kind))

@@ -20,7 +20,7 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import TERMINAL, Event, Failed, Request, Terminal, Usage
 from oaiserve.engine.tokenize import Tokenized, TokenizeFailed, TokenizeStarted
 from oaiserve.errors import APIError, InternalError
-from oaiserve.facts.record import EngineAccount, Outcome, Profile, Recording, RequestRecord
+from oaiserve.facts.record import EngineAccount, Outcome, Profile, ProfileRecording, RequestRecord
 from oaiserve.facts.times import RequestTimes
 from oaiserve.facts.trace import TraceContext
 from oaiserve.files.adapters import BadAdapter
@@ -63,7 +63,7 @@ class FrontEnd:
         self._addresses: Counter[str] = Counter()  # of its connections
         self._num_connections = 0
         self._profiles: dict[int, Future[Profile]] = {}
-        self._recordings: dict[int, Recording] = {}
+        self._recordings: dict[int, ProfileRecording] = {}
         self._answering: set[asyncio.Task[None]] = set()
         self._is_lost = False
         self.is_ending = False  # written by the supervisor, when the shutdown begins
@@ -138,7 +138,7 @@ class FrontEnd:
             case messages.LogCounts():
                 if self._shared.log_limit is not None:
                     self._shared.log_limit.add({(level, result): number for level, result, number in message.more})
-            case messages.EndProfile():
+            case messages.StopProfile():
                 if (asked := self._profiles.get(message.profile)) is not None:
                     self._engine.end_profile(asked)
             case messages.Up():
@@ -255,10 +255,12 @@ class FrontEnd:
         try:
             reply: messages.Message = messages.answer(ask.number, await self._value(ask))
         except (APIError, BadAdapter, ConversationTooLarge) as error:
-            reply = messages.Refused(ask.number, error)
+            reply = messages.AskFailed(ask.number, error)
         except Exception as error:
             log.error("A front end has asked for something that failed: %s", type(ask).__name__, exc_info=error)
-            reply = messages.Refused(ask.number, InternalError("The server failed on this request. Its log says why."))
+            reply = messages.AskFailed(
+                ask.number, InternalError("The server failed on this request. Its log says why.")
+            )
         self.send(reply)
 
     async def _value(self, ask: messages.Ask) -> Any:

@@ -209,7 +209,7 @@ class LogCounts(Message):
 
 
 class Ask(Message):
-    """A question, which gets an `Answer` or a `Refused` with its number."""
+    """A question, which gets an `Answered` or an `AskFailed` with its number."""
 
     answer: ClassVar[Any] = type(None)  # the type of the answer's value
     number: int
@@ -299,7 +299,7 @@ class SaveProfile(Ask):
     path: str
 
 
-class EndProfile(Message):
+class StopProfile(Message):
     """End the profile of the `MakeProfile` with this number early."""
 
     profile: int
@@ -358,14 +358,14 @@ class EngineFailed(Message):
     reason: str
 
 
-class Answer(Message):
+class Answered(Message):
     """The answer to the question with this number."""
 
     number: int
     value: msgspec.Raw
 
 
-class Refused(Message):
+class AskFailed(Message):
     """The error of the question with this number."""
 
     number: int
@@ -379,9 +379,9 @@ FROM_FRONT_END = (
     *(Up, Submit, EncodingStarted, Encoded, NotEncoded, AbortRequest, Recorded, RoomBack, ConnectionEnded),
     *(ConnectionRefused, AccessRefused, LoopLag, LogCounts, TakeRoom, RenderMetrics, ListRecent, GetRecent, LiveAfter),
     *(PutResponse, GetResponse, GetConversation, DeleteResponse, LoadAdapter, UnloadAdapter, MakeProfile, SaveProfile),
-    *(EndProfile, MakeReport),
+    *(StopProfile, MakeReport),
 )
-TO_FRONT_END = (Events, Adapters, Reporting, Shutdown, EngineFailed, Answer, Refused)
+TO_FRONT_END = (Events, Adapters, Reporting, Shutdown, EngineFailed, Answered, AskFailed)
 
 
 def _error_kinds(kind: type[Exception]) -> dict[str, type[Exception]]:
@@ -462,11 +462,11 @@ def of_engine(body: bytes) -> Message:
     return message
 
 
-def answer(number: int, value: object) -> Answer:
+def answer(number: int, value: object) -> Answered:
     """Return the answer to a question."""
-    return Answer(number, msgspec.Raw(_encoder.encode(value)))
+    return Answered(number, msgspec.Raw(_encoder.encode(value)))
 
 
-def value_of(answer: Answer, kind: type[T]) -> T:
+def value_of(answer: Answered, kind: type[T]) -> T:
     """Return the value of an answer."""
     return msgspec.msgpack.decode(answer.value, type=kind, dec_hook=_decoded)

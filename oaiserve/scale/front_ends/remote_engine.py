@@ -226,7 +226,7 @@ class RemoteEngine:
     def end_profile(self, asked: Future[Profile]) -> None:
         """End a profile early, with its steps so far. This does nothing if it has ended."""
         if (number := self._profiles.get(asked)) is not None:
-            self._process.send(messages.EndProfile(number))
+            self._process.send(messages.StopProfile(number))
 
     # -- messages of the other process, on the event loop --------------------------------------------------------------
 
@@ -235,7 +235,7 @@ class RemoteEngine:
         match message:
             case messages.Events():
                 self._hand_out(message.in_order())
-            case messages.Answer() | messages.Refused():
+            case messages.Answered() | messages.AskFailed():
                 self._process.settle(message)
             case messages.Adapters():
                 self.adapters.replace(message.served)

@@ -36,11 +36,11 @@ from oaiserve.files.adapters import BadAdapter
 from oaiserve.routes.responses.store import ConversationTooLarge, StoredResponse
 from oaiserve.scale.front_ends.messages import (
     LENGTH,
+    AskFailed,
     Events,
     GetConversation,
     Message,
     Recorded,
-    Refused,
     Submit,
     answer,
     framed,
@@ -120,8 +120,8 @@ def kinds(kind: type[APIError]) -> list[type[APIError]]:
 
 @pytest.mark.parametrize("error", errors(), ids=lambda error: type(error).__name__)
 def test_errors_come_out_as_they_went_in(error: Exception) -> None:
-    message = of_engine(body(Refused(3, error)))
-    assert isinstance(message, Refused)
+    message = of_engine(body(AskFailed(3, error)))
+    assert isinstance(message, AskFailed)
     assert described(message.error) == described(error)
     assert type(message.error) is type(error)
 
