@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from oaiserve.files.bad_file import BadFile
 from oaiserve.files.checkpoint import json_object
-from oaiserve.files.metadata_limits import BadFile
 from oaiserve.files.safetensors_header import read_header
 
 MOST_RANK = 256

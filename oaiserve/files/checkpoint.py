@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from oaiserve.errors import StartupError
+from oaiserve.files.bad_file import BadFile, check_numbers, refuse_pointer
 from oaiserve.files.gguf import check_gguf
-from oaiserve.files.git_lfs import refuse_pointer
-from oaiserve.files.metadata_limits import BadFile, check_numbers
 from oaiserve.files.quantization import read_quantization
 from oaiserve.files.safetensors_header import read_header
 from oaiserve.files.source import ModelSource

@@ -14,8 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from oaiserve.files.git_lfs import refuse_pointer
-from oaiserve.files.metadata_limits import BadFile, check_numbers
+from oaiserve.files.bad_file import BadFile, check_numbers, refuse_pointer
 
 _STRING, _ARRAY = 8, 9
 # By the number of the type: its format for `struct`.

@@ -1,16 +1,134 @@
-"""Check within seconds whether the Hugging Face hub can be reached. Its own client retries for almost a minute."""
+"""Fetch the files of a model from the Hugging Face hub into the hub's own cache, from where all starts read them.
+
+Of a repository, only the files that are read are fetched: no weights of other programs, and no second copy of them. Of
+the many GGUF files in one repository, it is the named one.
+"""
 
 from __future__ import annotations
 
+import logging
+import re
+import sys
 import threading
 import urllib.error
 import urllib.request
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
 
+from oaiserve.errors import StartupError
+from oaiserve.files.gguf import SHARD
+from oaiserve.files.load_errors import reported
+from oaiserve.files.source import ModelSource, find_model
+
+log = logging.getLogger(__name__)
+
+_TEXTS = (".json", ".txt", ".model", ".tiktoken", ".jinja")
+_WEIGHTS = ".safetensors"
+_MODULE = re.compile(r"\d+_\w+")  # the folders of sentence-transformers' modules behind a model
+_MOST_SHOWN = 12
 TIMEOUT_SECONDS = 3.0
 
 
+def local_source(model: str | Path) -> ModelSource:
+    """Return the place of a model on this machine, after fetching it if it is ID or ID:FORMAT on the hub.
+
+    If the hub does not answer, the model must be in its cache. Raises StartupError if there is no such model.
+    """
+    source = find_model(model)
+    return source if source.is_local else fetched(source)
+
+
+def fetched(source: ModelSource) -> ModelSource:
+    """Return the place of a model of the hub on this machine, see `local_source`."""
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.utils import disable_progress_bars
+
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    for client in ("httpx", "httpx2"):  # whichever the hub's client has: a line for each of its requests
+        logging.getLogger(client).setLevel(logging.WARNING)
+    repository, _, named = source.location.partition(":")
+    offline = not is_reachable()
+    if offline:
+        try:
+            folder = Path(snapshot_download(repository, allow_patterns=[], local_files_only=True))
+        except OSError as error:
+            raise StartupError(
+                f"'{repository}' is no folder here, the Hugging Face hub does not answer, and its cache has none such."
+            ) from error
+        names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+    else:
+        with reported(f"No model could be loaded from {source.shown}"):
+            names = HfApi().list_repo_files(repository)
+    try:
+        wanted = gguf_files(repository, names, named) if named else files_of_model(repository, names)
+    except StartupError as error:
+        if offline:
+            raise StartupError(f"The Hugging Face hub does not answer. In its cache, {error}") from error
+        raise
+    log.info("'%s' is read from the hub's cache%s", repository, ", for the hub does not answer" if offline else "")
+    with reported(f"The files of '{repository}' could not be fetched"):
+        folder = Path(snapshot_download(repository, allow_patterns=wanted, local_files_only=offline))
+    if not named:
+        return ModelSource(str(folder), None, is_local=True)
+    path = folder / wanted[0]
+    return ModelSource(str(path.parent), path.name, is_local=True)
+
+
+def gguf_files(repository: str, names: Iterable[str], named: str) -> list[str]:
+    """Return the named GGUF file of a repository, with all its shards in order. The name is Q4_K_M or the file's.
+
+    Raises StartupError unless exactly one file has it.
+    """
+    models: dict[str, list[str]] = defaultdict(list)
+    for name in sorted(names):
+        if name.endswith(".gguf") and "mmproj" not in name.lower():  # which is for images
+            models[SHARD.sub("", name)].append(name)
+    named = SHARD.sub("", named)
+    ending = re.compile(rf"(^|[-./]){re.escape(named.removesuffix('.gguf'))}\.gguf$", re.IGNORECASE)
+    found = [name for name in models if name.lower() == named.lower()]
+    found = found or [name for name in models if ending.search(name)]
+    if len(found) == 1:
+        return models[found[0]]
+    why = "more than one GGUF file" if found else "no GGUF file"
+    raise StartupError(f"'{repository}' has {why} of the name '{named}': it has {_shown(found or models)}.")
+
+
+def files_of_model(repository: str, names: list[str]) -> list[str]:
+    """Return the files of a repository that are read. Raises StartupError if none has readable weights."""
+    at_root = [name for name in names if "/" not in name]
+    weights = [name for name in at_root if name.endswith(_WEIGHTS)]
+    weights = [name for name in weights if name.startswith("model")] or weights
+    if not weights:
+        ggufs = [name for name in names if name.endswith(".gguf")]
+        if ggufs:
+            raise StartupError(
+                f"'{repository}' has its weights in GGUF files. Name one of them behind a colon, by its format or by "
+                f"its name, such as '{repository}:{PurePosixPath(ggufs[0]).name}': it has {_shown(ggufs)}."
+            )
+        raise StartupError(
+            f"'{repository}' has no weights that are read: there are neither safetensors nor GGUF files."
+        )
+    texts = [name for name in at_root if name.endswith(_TEXTS) or name.startswith("tokenizer")]
+    of_modules = [
+        name
+        for name in names
+        if len(parts := PurePosixPath(name).parts) == 2
+        and _MODULE.fullmatch(parts[0])
+        and name.endswith((*_TEXTS, _WEIGHTS))
+    ]
+    return [*texts, *weights, *of_modules]
+
+
+def _shown(names: Iterable[str]) -> str:
+    found = sorted(names)
+    more = f" and {len(found) - _MOST_SHOWN} more" if len(found) > _MOST_SHOWN else ""
+    return ", ".join(found[:_MOST_SHOWN]) + more if found else "none"
+
+
 def is_reachable(endpoint: str | None = None, timeout_seconds: float = TIMEOUT_SECONDS) -> bool:
-    """Return whether `endpoint` answers an HTTP request, with any status.
+    """Return whether `endpoint` answers an HTTP request, with any status. The hub's own client tries for a minute.
 
     The default endpoint is the hub, or the mirror that HF_ENDPOINT names. For the default, the answer is False without
     a request if HF_HUB_OFFLINE is set.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from oaiserve.files.metadata_limits import BadFile
+from oaiserve.files.bad_file import BadFile
 
 Method = Literal["awq", "gptq", "compressed-tensors", "fp8", "fbgemm_fp8"]
 

@@ -7,8 +7,7 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
-from oaiserve.files.git_lfs import refuse_pointer
-from oaiserve.files.metadata_limits import BadFile
+from oaiserve.files.bad_file import BadFile, refuse_pointer
 
 _MOST_HEADER_BYTES = 10**8  # safetensors refuses longer ones
 _BITS = {

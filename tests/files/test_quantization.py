@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oaiserve.errors import StartupError
+from oaiserve.files.bad_file import BadFile
 from oaiserve.files.checkpoint import refuse_unless_sound
-from oaiserve.files.metadata_limits import BadFile
 from oaiserve.files.quantization import Quantization, read_quantization
 from oaiserve.files.source import find_model
 

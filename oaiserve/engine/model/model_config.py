@@ -11,7 +11,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from oaiserve.engine.model.families import family_of
 from oaiserve.errors import StartupError
-from oaiserve.files.metadata_limits import BadFile
+from oaiserve.files.bad_file import BadFile
 from oaiserve.files.quantization import Quantization, read_quantization
 
 log = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from oaiserve.files import demo
 from oaiserve.files.checkpoint import refuse_unless_sound
-from oaiserve.files.hub_download import local_source
+from oaiserve.files.hub import local_source
 from oaiserve.files.start_cache import NotRemembered
 
 log = logging.getLogger(__name__)

@@ -55,7 +55,7 @@ from oaiserve.engine.model.split import Member, place
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.errors import StartupError
 from oaiserve.files.gguf import shard_paths
-from oaiserve.files.hub_download import local_source
+from oaiserve.files.hub import local_source
 from oaiserve.files.load_errors import reported, tensors_named
 from oaiserve.files.quantization import Quantization
 from oaiserve.files.source import ModelSource

@@ -24,7 +24,7 @@ from oaiserve.engine.model.pooling.pooler import LoadedPooler, row
 from oaiserve.engine.pooling import Pooling, Task
 from oaiserve.engine.start.compare import Difference, difference, tolerance
 from oaiserve.errors import StartupError
-from oaiserve.files.hub_download import local_source
+from oaiserve.files.hub import local_source
 from oaiserve.files.load_errors import reported, tensors_named
 from oaiserve.files.source import ModelSource
 

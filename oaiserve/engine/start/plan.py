@@ -19,7 +19,7 @@ from oaiserve.engine.start.request import Declined, StartRequest, Way
 from oaiserve.facts.start_times import StartTimes
 from oaiserve.files import demo, gguf
 from oaiserve.files.checkpoint import refuse_unless_sound, refuse_without_tokenizer
-from oaiserve.files.hub_download import fetched
+from oaiserve.files.hub import fetched
 from oaiserve.files.source import find_model
 
 log = logging.getLogger(__name__)

@@ -17,8 +17,8 @@ from oaiserve.engine.model.families import BY_ARCHITECTURE
 from oaiserve.engine.model.families.gguf_metadata import Metadata, rope
 from oaiserve.engine.text.gguf_head import without_vocabulary
 from oaiserve.errors import StartupError
+from oaiserve.files.bad_file import BadFile
 from oaiserve.files.gguf import READ_BY_TRANSFORMERS, GgufTensor, architecture, read_tensors, read_values
-from oaiserve.files.metadata_limits import BadFile
 
 # Fields of configurations, and the metadata that are all of each. A field whose metadata are missing has its default.
 _FIELDS = {

@@ -15,7 +15,7 @@ from oaiserve.engine.model.checkpoints.packed_weights import PackedWeights
 from oaiserve.engine.model.gpu.device_experts import keep_experts, mxfp4, stacked
 from oaiserve.engine.model.gpu.device_matrices import MXFP4_TILE, PackedLinear, PackedMatrix, joined, of_integers
 from oaiserve.engine.model.parallel.sums import COLUMNS, ROWS, Sums
-from oaiserve.files.metadata_limits import BadFile
+from oaiserve.files.bad_file import BadFile
 
 log = logging.getLogger(__name__)
 

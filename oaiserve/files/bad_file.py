@@ -1,10 +1,14 @@
-"""Refuses sizes in a model's metadata that its weights cannot have: libraries would allocate as much."""
+"""Refuses bad files of models: sizes that the weights cannot have, which libraries would allocate, and LFS pointers.
+
+Stdlib only.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 _MOST_POSITIONS = 2**24  # which some tables have a row for
@@ -22,11 +26,19 @@ _WIDTH = ("hidden_size", "n_embd", "d_model", "embedding_length")
 _INNER = ("intermediate_size", "feed_forward_length", "ffn_dim", "n_inner")
 _HEADS, _HEAD_WIDTH = ("num_attention_heads", "head_count", "n_head"), ("head_dim", "key_length")
 _MATRICES = ((_WIDTH, ("vocab_size",)), (_WIDTH, _INNER, tuple(_LAYERS)), (_WIDTH, _HEADS, _HEAD_WIDTH, tuple(_LAYERS)))
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _MOST_PER_BYTE = 4  # numbers in a byte of a file: the smallest formats have two bits each
 
 
 class BadFile(Exception):
     """A file is broken or not supported. The message goes on after the file's name."""
+
+
+def refuse_pointer(path: Path) -> None:
+    """Raise BadFile if a file is a pointer of Git LFS, as in a repository cloned without it."""
+    with path.open("rb") as file:
+        if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
+            raise BadFile("it is only a pointer of Git LFS; 'git lfs pull' in its folder fetches the file itself")
 
 
 def check_numbers(config: Mapping[str, Any], num_tensors: int, num_bytes: int, prefix: str = "") -> None:

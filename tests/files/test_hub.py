@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from oaiserve.errors import StartupError
-from oaiserve.files.hub_download import files_of_model, gguf_files, local_source
+from oaiserve.files.hub import files_of_model, gguf_files, local_source
 from oaiserve.files.source import ModelSource
 from tests.files.hub_double import REPOSITORY, hub_of
 
