@@ -30,19 +30,19 @@ class EngineProcess:
         """Send a message. Raises UnicodeEncodeError for half of a surrogate pair, which has no bytes."""
         self.link.send(framed(message))
 
-    def ask(self, kind: type[Ask], *fields: object) -> tuple[int, Future[Any]]:
+    def ask(self, kind: type[Ask[T]], *fields: object) -> tuple[int, Future[T]]:
         """Ask a question, with these fields behind its number. The future gets the answer, or the error that the
         question has led to."""
         number = next(self._numbers)
-        future: Future[Any] = Future()
-        self._asked[number] = _Asked(future, kind.answer)
+        future: Future[T] = Future()
+        self._asked[number] = _Asked(future, kind.type_of_answer())
         if self.link.is_lost:
             self._fail(number)
         else:
             self.send(kind(number, *fields))
         return number, future
 
-    def answer(self, kind: type[Ask], *fields: object) -> Any:
+    def answer(self, kind: type[Ask[T]], *fields: object) -> T:
         """Ask a question and wait for its answer. Raises the error that it has led to."""
         return self.ask(kind, *fields)[1].result()
 

@@ -249,7 +249,7 @@ class FrontEnd:
 
     # -- questions ----------------------------------------------------------------------------------------------------
 
-    async def _answer(self, ask: messages.Ask) -> None:
+    async def _answer(self, ask: messages.Ask[Any]) -> None:
         if self._is_lost:
             return  # nobody would give it back
         try:
@@ -263,7 +263,7 @@ class FrontEnd:
             )
         self.send(reply)
 
-    async def _value(self, ask: messages.Ask) -> Any:
+    async def _value(self, ask: messages.Ask[Any]) -> Any:
         """Return the answer to a question. Work of milliseconds is done in a worker thread."""
         telemetry, store, engine = self._telemetry, self._shared.responses, self._engine
         match ask:

@@ -10,7 +10,7 @@ import pickle
 import struct
 from array import array
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, Union, get_type_hints
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Union, get_args, get_type_hints
 
 import msgspec
 
@@ -208,91 +208,82 @@ class LogCounts(Message):
 # -- questions of a front end ------------------------------------------------------------------------------------------
 
 
-class Ask(Message):
-    """A question, which gets an `Answered` or an `AskFailed` with its number."""
+class Ask(Message, Generic[T]):
+    """A question, which gets an `Answered` with a value of type `T` or an `AskFailed`, with its number."""
 
-    answer: ClassVar[Any] = type(None)  # the type of the answer's value
     number: int
 
+    @classmethod
+    def type_of_answer(cls) -> Any:
+        return get_args(cls.__orig_bases__[0])[0]  # type: ignore[attr-defined]
 
-class TakeRoom(Ask):
+
+class TakeRoom(Ask[None]):
     """Ask for a share of the limit of waiting bytes, for work on a body."""
 
     client: str
     num_bytes: int
 
 
-class RenderMetrics(Ask):
-    answer = tuple[bytes, str]
+class RenderMetrics(Ask[tuple[bytes, str]]):
     accept: str
 
 
-class ListRecent(Ask):
-    answer = list[dict[str, Any]]
+class ListRecent(Ask[list[dict[str, Any]]]):
     slowest: str | None
     outcome: str | None
     id_prefix: str
     limit: int | None
 
 
-class GetRecent(Ask):
-    answer = dict[str, Any] | None
+class GetRecent(Ask[dict[str, Any] | None]):
     request_id: str
 
 
-class LiveAfter(Ask):
-    answer = list[dict[str, Any]]
+class LiveAfter(Ask[list[dict[str, Any]]]):
     sample: int
 
 
-class MakeReport(Ask):
+class MakeReport(Ask[ReplicaReport]):
     """Ask for the report for routers."""
 
-    answer = ReplicaReport
 
-
-class PutResponse(Ask):
+class PutResponse(Ask[None]):
     owner: str
     stored: StoredResponse
 
 
-class GetResponse(Ask):
-    answer = StoredResponse | None
+class GetResponse(Ask[StoredResponse | None]):
     owner: str
     response_id: str
 
 
-class GetConversation(Ask):
-    answer = list[StoredResponse]
+class GetConversation(Ask[list[StoredResponse]]):
     owner: str
     response_id: str
     most_bytes: int
 
 
-class DeleteResponse(Ask):
-    answer = bool
+class DeleteResponse(Ask[bool]):
     owner: str
     response_id: str
 
 
-class LoadAdapter(Ask):
-    answer = ServedAdapter
+class LoadAdapter(Ask[ServedAdapter]):
     name: str
     path: str
 
 
-class UnloadAdapter(Ask):
-    answer = ServedAdapter
+class UnloadAdapter(Ask[ServedAdapter]):
     name: str
 
 
-class MakeProfile(Ask):
-    answer = tuple[int, int]
+class MakeProfile(Ask[tuple[int, int]]):
     num_steps: int
     timeout_seconds: float
 
 
-class SaveProfile(Ask):
+class SaveProfile(Ask[None]):
     """Ask to write the recording of the `MakeProfile` with this number."""
 
     profile: int

@@ -191,18 +191,15 @@ class RemoteEngine:
 
     def load_adapter(self, name: str, path: Path) -> ServedAdapter:
         """Load an adapter, for all front ends. This takes a while. Raises the errors of `AdapterTable.load`."""
-        adapter: ServedAdapter = self._process.answer(messages.LoadAdapter, name, str(path))
-        return adapter
+        return self._process.answer(messages.LoadAdapter, name, str(path))
 
     def unload_adapter(self, name: str) -> ServedAdapter:
         """Let no further request name an adapter, at any front end. Raises NotFound."""
-        adapter: ServedAdapter = self._process.answer(messages.UnloadAdapter, name)
-        return adapter
+        return self._process.answer(messages.UnloadAdapter, name)
 
     def report(self) -> ReplicaReport:
         """Return the engine's report for routers. This blocks."""
-        made: ReplicaReport = self._process.answer(messages.MakeReport)
-        return made
+        return self._process.answer(messages.MakeReport)
 
     def profile(self, num_steps: int, timeout_seconds: float) -> Future[Profile]:
         """Begin a profile of the next steps, as `Engine.profile` does."""

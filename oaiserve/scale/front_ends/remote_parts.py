@@ -9,7 +9,7 @@ import asyncio
 import builtins
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from oaiserve.facts.record import AccessRefusal, RequestRecord
 from oaiserve.facts.trace import TraceContext
@@ -21,6 +21,7 @@ from oaiserve.telemetry.log_limit import LogLimit
 
 LAGS_IN_MESSAGE = 5  # of those that the app observes ten times a second
 Entry = dict[str, Any]
+T = TypeVar("T")
 
 
 class RemoteTelemetry:
@@ -70,8 +71,7 @@ class RemoteTelemetry:
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """Return the page for /metrics and its content type. Call it in a worker thread."""
-        page: tuple[bytes, str] = self._process.answer(messages.RenderMetrics, accept)
-        return page
+        return self._process.answer(messages.RenderMetrics, accept)
 
     def close(self, timeout_seconds: float) -> bool:
         """Send all that is left to send. Return False if it may be lost."""
@@ -88,12 +88,10 @@ class RemoteRecent:
     def list(
         self, *, slowest: str | None, outcome: str | None, id_prefix: str, limit: int | None
     ) -> builtins.list[Entry]:
-        entries: builtins.list[Entry] = self._process.answer(messages.ListRecent, slowest, outcome, id_prefix, limit)
-        return entries
+        return self._process.answer(messages.ListRecent, slowest, outcome, id_prefix, limit)
 
     def get(self, request_id: str) -> Entry | None:
-        entry: Entry | None = self._process.answer(messages.GetRecent, request_id)
-        return entry
+        return self._process.answer(messages.GetRecent, request_id)
 
 
 class RemoteLive:
@@ -104,8 +102,7 @@ class RemoteLive:
         self.boundaries_seconds = boundaries_seconds
 
     def after(self, number: int) -> list[Entry]:
-        samples: list[Entry] = self._process.answer(messages.LiveAfter, number)
-        return samples
+        return self._process.answer(messages.LiveAfter, number)
 
 
 class RemoteStore:
@@ -118,16 +115,13 @@ class RemoteStore:
         await self._ask(messages.PutResponse, owner, stored)
 
     async def get(self, owner: str, response_id: str, /) -> StoredResponse | None:
-        found: StoredResponse | None = await self._ask(messages.GetResponse, owner, response_id)
-        return found
+        return await self._ask(messages.GetResponse, owner, response_id)
 
     async def conversation(self, owner: str, response_id: str, most_bytes: int, /) -> list[StoredResponse]:
-        found: list[StoredResponse] = await self._ask(messages.GetConversation, owner, response_id, int(most_bytes))
-        return found
+        return await self._ask(messages.GetConversation, owner, response_id, int(most_bytes))
 
     async def delete(self, owner: str, response_id: str, /) -> bool:
-        was_there: bool = await self._ask(messages.DeleteResponse, owner, response_id)
-        return was_there
+        return await self._ask(messages.DeleteResponse, owner, response_id)
 
     def counts(self) -> StoreCounts:
         """Return nothing: the engine process counts."""
@@ -136,7 +130,7 @@ class RemoteStore:
     async def close(self) -> None:
         """Do nothing: the engine process closes it."""
 
-    async def _ask(self, kind: type[messages.Ask], *fields: object) -> Any:
+    async def _ask(self, kind: type[messages.Ask[T]], *fields: object) -> T:
         return await asyncio.wrap_future(self._process.ask(kind, *fields)[1])
 
 
