@@ -20,7 +20,6 @@ from oaiserve.routes.pooling import (
     PoolingBody,
     PoolingUsage,
     check_number,
-    encode,
     most_tokens,
     pooling_of,
     rendered,
@@ -30,7 +29,7 @@ from oaiserve.routes.pooling import (
 )
 from oaiserve.routes.prepare import Intake, prepare
 from oaiserve.routes.respond import Answer
-from oaiserve.routes.shapes import Head
+from oaiserve.routes.shapes import Head, encode
 
 
 class EmbeddingBody(PoolingBody, kw_only=True):

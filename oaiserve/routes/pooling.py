@@ -16,10 +16,10 @@ from oaiserve.routes.invalid import invalid
 from oaiserve.routes.objects import Integer, described
 from oaiserve.routes.parameters import integer
 from oaiserve.routes.prepare import Intake
+from oaiserve.routes.shapes import encode, joined
 
 MAX_TEXTS = 2048  # of one request: OpenAI's limit
 Vector = np.ndarray[tuple[int], np.dtype[np.float32]]
-encode = msgspec.json.Encoder().encode
 
 
 class PoolingBody(msgspec.Struct, kw_only=True):
@@ -96,8 +96,5 @@ class PoolingUsage(msgspec.Struct):
 def rendered(head: dict[str, Any], name: str, items: Iterator[bytes], usage: Usage) -> Iterator[bytes]:
     """Yield an answer in JSON while its items are rendered: its head, the list `name`, and its usage."""
     yield encode(head)[:-1] + b',"' + name.encode() + b'":'
-    separator = b"["
-    for item in items:
-        yield separator + item
-        separator = b","
-    yield b'],"usage":' + encode(PoolingUsage(usage.prompt_tokens, usage.prompt_tokens)) + b"}"
+    yield from joined((item,) for item in items)
+    yield b',"usage":' + encode(PoolingUsage(usage.prompt_tokens, usage.prompt_tokens)) + b"}"

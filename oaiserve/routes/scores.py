@@ -26,7 +26,6 @@ from oaiserve.routes.pooling import (
     PoolingBody,
     PoolingUsage,
     check_number,
-    encode,
     most_tokens,
     pooling_of,
     rendered,
@@ -37,7 +36,7 @@ from oaiserve.routes.pooling import (
 )
 from oaiserve.routes.prepare import Intake, prepare
 from oaiserve.routes.respond import Answer
-from oaiserve.routes.shapes import Head
+from oaiserve.routes.shapes import Head, encode
 
 Texts = str | Annotated[list[str], msgspec.Meta(extra_json_schema={"minItems": 1, "maxItems": MAX_TEXTS})]
 
