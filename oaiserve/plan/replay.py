@@ -16,16 +16,17 @@ from dataclasses import dataclass, field
 from oaiserve.engine.accounts.step_causes import load_of
 from oaiserve.engine.blocks import BlockPool
 from oaiserve.engine.drafting.drafts import Drafts
+from oaiserve.engine.drafting.lookup import Lookup
 from oaiserve.engine.pacing import PrefillBudget
 from oaiserve.engine.policy import POLICIES
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Step
-from oaiserve.plan.drafting import RecordedGuesses, answer_id
 from oaiserve.plan.recorded import Arrival, Cost, RecordedServer
 
 DISTURBANCE_SECONDS = 0.02  # the mean of one disturbance, which holds up one step
+WRONG = 0  # the id of a guess that does not come true; ids of a replay's answers are below 0
 
 
 @dataclass(slots=True)
@@ -195,3 +196,34 @@ def _drawn(chunk: Chunk) -> list[int]:
         return [answer_id(first)]
     right = [answer_id(first + k) for k in range(len(chunk.draft) + 1)]
     return right[: chunk.num_accepted(right) + 1]
+
+
+def answer_id(index: int) -> int:
+    """Return the id of the token of an answer at this index, the same in all answers."""
+    return -1 - index
+
+
+class RecordedGuesses(Lookup):
+    """The guesses at the tokens of one answer.
+
+    Where the recorded answer had several tokens in a step, there is a guess, and it comes true up to the end of that
+    run of tokens. Elsewhere there is none. The engine learns the rate of right guesses, as always.
+    """
+
+    __slots__ = ("_ends", "_prompt_len")
+
+    def __init__(self, prompt_len: int, runs: list[int]) -> None:
+        super().__init__()
+        self._prompt_len = prompt_len
+        self._ends: list[int] = []  # for each token of the answer: where the run of right guesses that it is in ends
+        for index, length in enumerate(runs):
+            begin = len(self._ends)
+            self._ends += [begin + length if index % 2 else 0] * length
+
+    def guess(self, token_ids: list[int], most: int) -> tuple[list[int], float]:
+        place = len(token_ids) - self._prompt_len
+        end = self._ends[place] if place < len(self._ends) else 0
+        if end <= place:
+            return [], 0.0
+        right = [answer_id(index) for index in range(place, min(end, place + most))]
+        return right + [WRONG] * (most - len(right)), self.acceptance[self.size]

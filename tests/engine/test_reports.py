@@ -9,8 +9,7 @@ from dataclasses import replace
 from oaiserve.engine.blocks import BlockHash
 from oaiserve.engine.reports import LEAST_NS, Reports
 from oaiserve.engine.request import Request, SamplingParams, TextPrompt
-from oaiserve.facts.engine_numbers import EngineNumbers
-from oaiserve.facts.load_totals import LoadTotals
+from oaiserve.facts.engine_numbers import EngineNumbers, LoadTotals
 from oaiserve.facts.prefix_keys import BLOCK_BYTES, marked_depths, prefix_keys_of, prompt_of, prompt_of_body
 from oaiserve.facts.report import ReplicaReport
 from oaiserve.scale.router import Reason, Router

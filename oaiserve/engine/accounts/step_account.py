@@ -13,8 +13,7 @@ from oaiserve.engine.scheduler import Scheduler
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step, StepResult
 from oaiserve.explain.causes import RequestCauses
-from oaiserve.facts.engine_numbers import EngineNumbers
-from oaiserve.facts.load_totals import LoadTotals
+from oaiserve.facts.engine_numbers import EngineNumbers, LoadTotals
 from oaiserve.facts.record import EngineAccount, EventKind, HostPart, StepKind, StepRecord
 from oaiserve.facts.times import RequestTimes
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from time import process_time
 
-from oaiserve.scale.front_ends.process_numbers import numbers_of
+from oaiserve.scale.front_ends.child import numbers_of
 
 
 def test_the_numbers_are_those_of_the_process() -> None:
