@@ -8,7 +8,6 @@ writes it, and each start compares. This module knows neither the server nor the
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import io
 import os
 import shutil
@@ -23,6 +22,7 @@ from pathlib import Path
 from oaiserve.errors import StartupError
 from oaiserve.files import hub, private
 from oaiserve.files.cache import cache_folder
+from oaiserve.files.start_cache import sha256_of
 
 NAME = "SmolLM2-135M-Instruct"
 HUB_ID = f"HuggingFaceTB/{NAME}"
@@ -95,7 +95,7 @@ def _build(folder: Path, fetches: Sequence[Fetch]) -> None:
         made = work / "model"
         try:
             fetch(made)
-            lines = [f"{_sha256(path)}  {path.name}\n" for path in sorted(made.iterdir())]
+            lines = [f"{sha256_of(path)}  {path.name}\n" for path in sorted(made.iterdir())]
             (made / DIGESTS).write_text("".join(lines))
             made.chmod(private.FOLDER_MODE)
             if folder.exists():
@@ -119,7 +119,7 @@ def refuse_unless_unchanged(folder: Path) -> None:
         for line in (folder / DIGESTS).read_text(errors="replace").splitlines():
             digest, _, name = line.partition("  ")
             listed[name] = digest
-        found = {path.name: _sha256(path) for path in folder.iterdir() if path.name != DIGESTS and path.is_file()}
+        found = {path.name: sha256_of(path) for path in folder.iterdir() if path.name != DIGESTS and path.is_file()}
     except OSError as error:
         raise StartupError(f"The demo model in {folder} could not be read: {error.strerror or error}.") from error
     wrong = sorted({name for name, _ in listed.items() ^ found.items()})
@@ -128,11 +128,6 @@ def refuse_unless_unchanged(folder: Path) -> None:
             f"The demo model in {folder} is not what was fetched ({', '.join(wrong) or DIGESTS} differs): remove that "
             "folder, and the next start fetches it again."
         )
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager
@@ -185,7 +180,7 @@ def _refuse_unless_expected(file: Path, expected: str) -> None:
     """Raise StartupError if a fetched file is missing or has another SHA-256: no other source is tried, because
     somebody should look.
     """
-    digest = _sha256(file) if file.is_file() else "none"
+    digest = sha256_of(file) if file.is_file() else "none"
     if digest != expected:
         raise StartupError(
             f"The demo model was not fetched as published: {file.name} has the SHA-256 {digest} and not {expected}; "

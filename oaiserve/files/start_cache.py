@@ -204,10 +204,11 @@ def _stat(path: Path) -> list[int]:
 
 def _digest(asked: Subject, name: str) -> str:
     path = asked.folder / name
-    return _sha256(path) if asked.digest is None else asked.digest(path)
+    return sha256_of(path) if asked.digest is None else asked.digest(path)
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -7,6 +7,7 @@ from collections.abc import Generator
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive
 
 from oaiserve.engine.turn_workers import LARGE_BYTES
 from oaiserve.errors import InvalidRequest
@@ -23,7 +24,7 @@ async def in_turns(request: Request, work: Generator[None, None, Result], num_by
     """
     engine = serving_of(request).engine
     result = asyncio.wrap_future(engine.run_in_turns(work, client=request.state.client, num_bytes=num_bytes))
-    left = asyncio.create_task(_client_left(request))
+    left = asyncio.create_task(client_left(request.receive))
     both: list[asyncio.Future[Any]] = [result, left]
     try:
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
@@ -36,8 +37,9 @@ async def in_turns(request: Request, work: Generator[None, None, Result], num_by
         del result, both  # an error in them holds this frame, and the body with it
 
 
-async def _client_left(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
+async def client_left(receive: Receive) -> None:
+    """Wait until the client has left."""
+    while (await receive())["type"] != "http.disconnect":
         pass
 
 

@@ -31,6 +31,7 @@ from oaiserve.http.extensions import CONNECTION, WRITE_TIMED_OUT
 from oaiserve.routes import sse
 from oaiserve.routes.exchange import Exchange, RequestTimings
 from oaiserve.routes.middleware import as_api_error
+from oaiserve.routes.off_loop import client_left
 from oaiserve.routes.serving import Serving
 
 PIECE_BYTES = 64 * 1024  # most that is handed to the connection at once, and so most that waits in it
@@ -121,8 +122,7 @@ class Answer:
             connection["cut"]()
 
     async def _abort_when_client_leaves(self, scope: Scope, receive: Receive, stream: LoopStream) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
+        await client_left(receive)
         # The engine answers the abort with Aborted, which ends the wait for events.
         self._exchange.client_left = True
         if WRITE_TIMED_OUT in scope.get("extensions", {}):

@@ -23,6 +23,7 @@ from oaiserve.facts.routing_decision import DECISION_HEADER, Decision, as_text
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.http.extensions import CONNECTION
 from oaiserve.routes import sse
+from oaiserve.routes.off_loop import client_left
 from oaiserve.scale.gateway.metrics import Ending, GatewayMetrics
 from oaiserve.scale.gateway.upstream import CutOff, Unreachable, Upstream, UpstreamAnswer
 from oaiserve.scale.gateway.watch import Watch
@@ -103,7 +104,7 @@ class Gateway:
         body = bytearray()
         try:
             await self._read(receive, client, body)
-            left = asyncio.create_task(_client_left(receive))
+            left = asyncio.create_task(client_left(receive))
             try:
                 begun = await self._ask(scope, body, left)
                 self._received.give_back(client, len(body))
@@ -222,11 +223,6 @@ class Gateway:
             return Ending.CUT_OFF
         await send_part({"type": "http.response.body", "body": rest, "more_body": False})
         return Ending.ANSWERED
-
-
-async def _client_left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _unless_left(work: Coroutine[Any, Any, Result], left: asyncio.Task[None]) -> Result:
