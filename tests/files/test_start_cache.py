@@ -95,8 +95,8 @@ def test_files_that_were_written_again_are_read_once(folder: Path, monkeypatch: 
     for path in list(folder.iterdir()):
         rewrite(path)
     read: list[str] = []
-    sha256 = remembered._sha256
-    monkeypatch.setattr(remembered, "_sha256", lambda path: (read.append(path.name), sha256(path))[1])
+    sha256 = remembered.sha256_of
+    monkeypatch.setattr(remembered, "sha256_of", lambda path: (read.append(path.name), sha256(path))[1])
     for _ in range(2):
         found = recall(ask(folder))
         assert (found.data, bytes(found.content[start_of_content(found) :][: len(CONTENT)])) == (DATA, CONTENT)
