@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import pytest
+import torch
+
+from oaiserve.engine.model.cpu import build
 from tests.engine.doubles import ScriptedRunner
 
 
@@ -12,3 +16,14 @@ def overlap(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Run a test twice: with each step collected before the next is scheduled, and with one step in flight."""
     monkeypatch.setattr(ScriptedRunner, "is_asynchronous", request.param)
     return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Have a cache that is empty, apart from the library for float32. Return it."""
+    libraries = build.build(torch.float32).parent
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0o700)
+    (cache / "native").symlink_to(libraries)
+    monkeypatch.setenv("OAISERVE_CACHE", str(cache))
+    return cache

@@ -25,7 +25,7 @@ from oaiserve.files.source import find_model
 from tests.engine.model.adapters_for_tests import random_adapter
 from tests.engine.model.checkpoints.test_packed_weights import OPTIONS, SIZES, kept_logits, written
 from tests.engine.model.cpu.small_models import config, make_model
-from tests.engine.model.test_kept import FAMILIES, batch_of, eager_logits, file_of, round_inputs
+from tests.engine.start.test_quantized import FAMILIES, batch_of, eager_logits, file_of, round_inputs
 from tests.models.decoders import byte_tokenizer, generate
 from tests.models.packed import Packing
 

@@ -28,7 +28,7 @@ from oaiserve.files.quantization import read_quantization
 from oaiserve.files.source import find_model
 from tests.engine.model.adapters_for_tests import random_adapter
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, config, make_model
-from tests.engine.model.test_kept import batch_of, eager_logits, in_eight_bits, round_inputs
+from tests.engine.start.test_quantized import batch_of, eager_logits, in_eight_bits, round_inputs
 from tests.models.decoders import byte_tokenizer, generate
 from tests.models.packed import Packing, write_checkpoint
 

@@ -1,4 +1,4 @@
-"""Fixtures of tests of the native code: functions that tests call directly, and a cache of their own."""
+"""Fixtures of tests of the native code: functions that tests call directly."""
 
 from __future__ import annotations
 
@@ -7,20 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import torch
 
 from oaiserve.engine.model.cpu import build
-
-
-@pytest.fixture
-def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Have a cache that is empty, apart from the library for float32. Return it."""
-    libraries = build.build(torch.float32).parent
-    cache = tmp_path / "cache"
-    cache.mkdir(mode=0o700)
-    (cache / "native").symlink_to(libraries)
-    monkeypatch.setenv("OAISERVE_CACHE", str(cache))
-    return cache
 
 
 @pytest.fixture(scope="session")
