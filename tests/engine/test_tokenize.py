@@ -156,6 +156,7 @@ def test_each_prompt_is_encoded_once_and_in_order(num_workers: int) -> None:
         assert isinstance(tokenized, Tokenized)
         assert tokenized.token_ids == [[97, 98], [7, 8, 9], [0]]
         assert tokenized.num_prompt_tokens == 6
+        assert tokenized.grammar is None
         assert stage.encoder.prompts == [*prompts]
 
 
@@ -189,26 +190,30 @@ def test_a_request_that_cannot_be_tokenized_has_a_start_stamp_only() -> None:
     assert stage.started == [TokenizeStarted(failed.request, 100)]
 
 
-def test_the_prompt_must_leave_room_in_the_context() -> None:
+@pytest.mark.parametrize(
+    ("num_tokens", "params", "fits"),
+    [
+        (9, {}, True),
+        (10, {}, False),  # one token has to be drawn
+        (6, {"max_tokens": 4}, True),
+        (6, {"max_tokens": 5}, False),
+        (10, {"max_tokens": 0}, True),  # only scored
+        (11, {"max_tokens": 0}, False),
+    ],
+)
+def test_the_prompt_and_its_completion_must_fit_the_context(num_tokens: int, params: Any, fits: bool) -> None:
     with running(max_model_len=10) as stage:
-        assert stage.is_accepted(TextPrompt("x" * 9))
-        error = stage.error(TextPrompt("x" * 10))
-    assert isinstance(error, ContextLengthExceeded)
-    assert (error.param, error.status) == ("prompt", 400)
+        result = stage.run(TextPrompt("x" * num_tokens), **params)
+    assert isinstance(result, Tokenized) == fits
+    if isinstance(result, TokenizeFailed):
+        assert isinstance(result.error, ContextLengthExceeded)
+        assert (result.error.param, result.error.status) == ("prompt", 400)
 
 
-def test_prompt_and_max_tokens_together_must_fit_the_context() -> None:
+def test_the_error_of_a_prompt_without_room_for_its_completion_names_both() -> None:
     with running(max_model_len=10) as stage:
-        assert stage.is_accepted(TextPrompt("x" * 6), max_tokens=4)
         error = stage.error(TextPrompt("x" * 6), max_tokens=5)
-    assert isinstance(error, ContextLengthExceeded)
     assert "you requested 11 tokens (6 in the prompt, 5 in the completion)" in error.message
-
-
-def test_a_prompt_that_is_only_scored_may_fill_the_context() -> None:
-    with running(max_model_len=10) as stage:
-        assert stage.is_accepted(TextPrompt("x" * 10), max_tokens=0)
-        assert not stage.is_accepted(TextPrompt("x" * 11), max_tokens=0)
 
 
 def test_the_error_of_a_chat_that_is_too_long_names_the_messages() -> None:
@@ -467,13 +472,6 @@ def test_the_grammar_of_a_request_is_compiled_once_whatever_the_number_of_its_pr
         result = stage.run(TextPrompt("ab"), TextPrompt("cd"), grammar=Grammar("regex", "a+"))
     assert isinstance(result, Tokenized)
     assert (result.grammar, len(result.token_ids), len(stage.compiled)) == ("a+", 2, 1)
-
-
-def test_a_request_without_a_grammar_has_none() -> None:
-    with running() as stage:
-        result = stage.run(TextPrompt("ab"))
-    assert isinstance(result, Tokenized)
-    assert result.grammar is None
 
 
 def test_a_grammar_that_cannot_be_compiled_is_refused_before_a_prompt_is_encoded() -> None:
