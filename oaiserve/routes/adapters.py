@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 import msgspec
 from starlette.concurrency import run_in_threadpool
@@ -13,18 +13,15 @@ from starlette.responses import Response
 
 from oaiserve.errors import InvalidRequest, NotFound
 from oaiserve.files.adapters import BadAdapter
-from oaiserve.routes import protocol
 from oaiserve.routes.bodies import LoadAdapterBody, UnloadAdapterBody
-from oaiserve.routes.body import read_body
+from oaiserve.routes.body import read_parsed
 from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.middleware import json_response
 from oaiserve.routes.models import Model, model_of
-from oaiserve.routes.off_loop import in_turns_if_large
-from oaiserve.routes.operation import Operation, documented
+from oaiserve.routes.operation import Operation
 from oaiserve.routes.serving import Serving, serving_of
 
 logger = logging.getLogger(__name__)
-Body = TypeVar("Body", LoadAdapterBody, UnloadAdapterBody)
 MOST_NAME = 200  # characters of an adapter's name
 
 _load_decoder = msgspec.json.Decoder(LoadAdapterBody)
@@ -39,19 +36,17 @@ class UnloadedModel(msgspec.Struct):
     deleted: Literal[True]
 
 
-@documented(
-    Operation(
-        summary="Load an adapter, which requests can name as their model then.",
-        group="Models",
-        body=LoadAdapterBody,
-        answer=Model,
-        example={"lora_name": "sql", "lora_path": "sql-adapter"},
-    )
+@Operation(
+    summary="Load an adapter, which requests can name as their model then.",
+    group="Models",
+    body=LoadAdapterBody,
+    answer=Model,
+    example={"lora_name": "sql", "lora_path": "sql-adapter"},
 )
 async def load(request: Request) -> Response:
     """Load an adapter from a folder in --lora-dir, and answer with its model. Raises InvalidRequest."""
     serving = serving_of(request)
-    body = await _read(request, serving, _load_decoder)
+    body, _ = await read_parsed(request, _load_decoder)
     name, path = body.lora_name, _path(serving, body.lora_path)
     if not (0 < len(name) <= MOST_NAME and name.isprintable()):
         raise invalid("lora_name", f"must be 1 to {MOST_NAME} printable characters, got {show(name)}")
@@ -65,20 +60,17 @@ async def load(request: Request) -> Response:
     return json_response(model_of(serving, adapter))
 
 
-@documented(
-    Operation(
-        summary="Unload an adapter. Requests that have it are answered to their end.",
-        group="Models",
-        body=UnloadAdapterBody,
-        answer=UnloadedModel,
-        example={"lora_name": "sql"},
-    )
+@Operation(
+    summary="Unload an adapter. Requests that have it are answered to their end.",
+    group="Models",
+    body=UnloadAdapterBody,
+    answer=UnloadedModel,
+    example={"lora_name": "sql"},
 )
 async def unload(request: Request) -> Response:
     """Unload an adapter for all further requests. Raises NotFound if there is none of the name."""
-    serving = serving_of(request)
-    body = await _read(request, serving, _unload_decoder)
-    adapter = await run_in_threadpool(serving.engine.unload_adapter, body.lora_name)
+    body, _ = await read_parsed(request, _unload_decoder)
+    adapter = await run_in_threadpool(serving_of(request).engine.unload_adapter, body.lora_name)
     logger.info("The adapter '%s' is unloaded", adapter.name)
     return json_response(UnloadedModel(adapter.name, "model", True))
 
@@ -94,11 +86,6 @@ async def closed(request: Request) -> Response:
         f"{request.scope['path']} changes what others are served, so it is there only with an --api-key, or where "
         "--host is this machine alone, as in 127.0.0.1."
     )
-
-
-async def _read(request: Request, serving: Serving, decoder: msgspec.json.Decoder[Body]) -> Body:
-    content = await read_body(request, serving)
-    return await in_turns_if_large(request, protocol.parse(decoder, content, serving.unknown_names), len(content))
 
 
 def _path(serving: Serving, given: str) -> Path:

@@ -1,50 +1,83 @@
-"""`AnswerReader`: turns the chunks of one choice into segments of its answer, and counts tokens and calls."""
+"""`AnswerReader`: reads the text of one choice, first its reasoning, then its calls, and counts tokens and calls."""
 
 from __future__ import annotations
 
 from oaiserve.engine.request import FinishReason, TokenChunk
 from oaiserve.facts.record import ToolCallOutcome
-from oaiserve.routes.dialects.answer import AnswerParser
-from oaiserve.routes.dialects.segments import Segment, joined
+from oaiserve.routes.dialects.calls import CallParser
+from oaiserve.routes.dialects.reasoning import ThinkingParser
+from oaiserve.routes.dialects.segments import Content, Reasoning, Segment, joined
 
 
 class AnswerReader:
-    """Reads the text of one choice, and counts the tokens of its reasoning."""
+    """Turns the chunks of one choice into segments of its answer."""
 
-    def __init__(self, parser: AnswerParser) -> None:
+    def __init__(self, thinking: ThinkingParser | None, calls: CallParser | None) -> None:
         self.num_reasoning_tokens = 0
-        self._parser = parser
+        self._thinking = thinking
+        self._calls = calls
+        self._thinks = thinking is not None
+        self._skips_space = False  # between the reasoning and the answer proper
         self._text_length = 0  # of the tokens so far
         self._lengths: list[int] = []  # of the tokens not counted yet
 
     @property
     def has_called(self) -> bool:
         """Return whether the answer so far has a call of a tool."""
-        return self._parser.calls is not None and self._parser.calls.num_called > 0
+        return self._calls is not None and self._calls.num_called > 0
 
     def read(self, chunk: TokenChunk) -> list[Segment]:
-        segments = self._parser.push(chunk.text)
+        segments = self.push(chunk.text)
         if chunk.finish_reason is not None:
             is_cut = chunk.finish_reason == FinishReason.LENGTH or chunk.stop_reason is not None
-            segments += self._parser.finish(is_cut=is_cut)
+            segments += self.finish(is_cut=is_cut)
         if chunk.text_lengths is not None:
             self._count(chunk.text_lengths)
         return joined(segments) if len(segments) > 1 else segments
 
     def add_calls(self, counted: dict[ToolCallOutcome, int]) -> None:
         """Add the outcomes of the calls in this finished answer to those of other choices."""
-        if (calls := self._parser.calls) is None:
+        if self._calls is None:
             return
         for outcome, number in (
-            (ToolCallOutcome.CALLED, calls.num_called),
-            (ToolCallOutcome.UNPARSED, calls.num_unparsed),
+            (ToolCallOutcome.CALLED, self._calls.num_called),
+            (ToolCallOutcome.UNPARSED, self._calls.num_unparsed),
         ):
             if number:
                 counted[outcome] = counted.get(outcome, 0) + number
 
+    def push(self, text: str) -> list[Segment]:
+        """Take the next piece of the text, and return the segments in it."""
+        segments: list[Segment] = []
+        if self._thinks and self._thinking is not None:
+            reasoning, text = self._thinking.push(text)
+            if reasoning:
+                segments.append(Reasoning(reasoning))
+            if not self._thinking.is_over:
+                return segments
+            self._thinks, self._skips_space = False, self._thinking.end > 0
+        if self._skips_space:
+            text = text.lstrip()
+            self._skips_space = not text
+        answer = self._answer(text)
+        return segments + answer if segments else answer
+
+    def finish(self, *, is_cut: bool) -> list[Segment]:
+        """Return the last segments at the end of the text, which may be cut."""
+        segments: list[Segment] = []
+        if self._thinks and self._thinking is not None:
+            reasoning, text = self._thinking.finish()
+            segments += [Reasoning(reasoning)] if reasoning else self._answer(text)
+        return segments if self._calls is None else segments + self._calls.finish(is_cut=is_cut)
+
+    def _answer(self, text: str) -> list[Segment]:
+        if not text:
+            return []
+        return [Content(text)] if self._calls is None else self._calls.push(text)
+
     def _count(self, text_lengths: list[int]) -> None:
         """Count the tokens whose text begins within the reasoning."""
-        thinking = self._parser.thinking
+        thinking = self._thinking
         if thinking is None or (thinking.is_over and not self._lengths and self._text_length >= thinking.end):
             return
         self._lengths += text_lengths

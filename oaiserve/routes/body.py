@@ -1,16 +1,26 @@
-"""Reads the body of a request, with a limit on its size and on its time."""
+"""Reads and parses the body of a request, with limits on its size and its time.
+
+Long work on it is done away from the event loop: in the tokenize stage, in turns by client.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, TypeVar
 
-from starlette.requests import Request
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive
 
-from oaiserve.engine.turn_workers import MUCH_BYTES
+from oaiserve.engine.turn_workers import LARGE_BYTES, MUCH_BYTES
 from oaiserve.errors import BodyTooLarge, InvalidRequest, Overloaded, RequestTimeout, UnsupportedMedia
-from oaiserve.routes.serving import Serving
+from oaiserve.routes import protocol
+from oaiserve.routes.serving import Serving, serving_of
 
 RETRY_AFTER_SECONDS = 1
+Body = TypeVar("Body", bound=msgspec.Struct)
+Result = TypeVar("Result")
 
 
 async def read_body(request: Request, serving: Serving) -> bytearray:
@@ -64,3 +74,70 @@ async def read_body(request: Request, serving: Serving) -> bytearray:
             "With curl: -H 'content-type: application/json'."
         )
     return body
+
+
+async def read_parsed(
+    request: Request,
+    decoder: msgspec.json.Decoder[Body],
+    check_given: Callable[[Mapping[str, msgspec.Raw]], None] | None = None,
+) -> tuple[Body, int]:
+    """Read and parse the body of the request, and return it with its number of bytes. Raises as `protocol.parse`."""
+    serving = serving_of(request)
+    content = await read_body(request, serving)
+    parsing = protocol.parse(decoder, content, serving.unknown_names, check_given)
+    return await in_turns_if_large(request, parsing, len(content)), len(content)
+
+
+async def in_turns(request: Request, work: Generator[None, None, Result], num_bytes: int) -> Result:
+    """Do work on a body of `num_bytes` in the tokenize stage, and return its result. Each `yield` of it ends a turn.
+
+    Raises its error, Overloaded and Unavailable if the stage takes no more work, and ClientDisconnect if the client has
+    left, which ends the work early.
+    """
+    engine = serving_of(request).engine
+    result = asyncio.wrap_future(engine.run_in_turns(work, client=request.state.client, num_bytes=num_bytes))
+    left = asyncio.create_task(client_left(request.receive))
+    both: list[asyncio.Future[Any]] = [result, left]
+    try:
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if not result.done():
+            raise ClientDisconnect
+        return result.result()
+    finally:
+        left.cancel()
+        result.cancel()
+        del result, both  # an error in them holds this frame, and the body with it
+
+
+async def client_left(receive: Receive) -> None:
+    """Wait until the client has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def in_turns_if_large(request: Request, work: Generator[None, None, Result], num_bytes: int) -> Result:
+    """Do work on a body: `in_turns` if the body is large, as it could hold up the event loop for over a millisecond.
+
+    Raises InvalidRequest for a body with too deep a nesting, and the errors of the work and of `in_turns`.
+    """
+    guarded = _guarded(work)
+    if num_bytes > LARGE_BYTES:
+        return await in_turns(request, guarded, num_bytes)
+    return at_once(guarded)
+
+
+def at_once(work: Generator[None, None, Result]) -> Result:
+    """Do all turns of the work, and return its result."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as stop:
+            result: Result = stop.value
+            return result
+
+
+def _guarded(work: Generator[None, None, Result]) -> Generator[None, None, Result]:
+    try:
+        return (yield from work)
+    except RecursionError:  # of the decoder, or of the readers of its values
+        raise InvalidRequest("The body is nested too deeply.") from None

@@ -11,7 +11,7 @@ from starlette.requests import Request as HTTPRequest
 from oaiserve.engine.request import ChatPrompt
 from oaiserve.routes import constraints, parameters
 from oaiserve.routes.bodies import ChatBody, TokenizeBody
-from oaiserve.routes.chat_shape import ChatCompletion, ChatCompletionChunk, ChatShape
+from oaiserve.routes.chat_shape import ChatCompletion, ChatCompletionChunk, ChatShape, ParsedChatShape
 from oaiserve.routes.conversation import Conversation
 from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.invalid import invalid
@@ -24,9 +24,8 @@ from oaiserve.routes.objects import (
     TextPart,
     ToolMessage,
 )
-from oaiserve.routes.operation import Operation, documented
+from oaiserve.routes.operation import Operation
 from oaiserve.routes.parameters import integer
-from oaiserve.routes.parsed_shape import ParsedChatShape
 from oaiserve.routes.prepare import CheckedParams, Intake, prepare
 from oaiserve.routes.respond import Answer
 from oaiserve.routes.tool_prompt import prompt_with_tools
@@ -35,15 +34,13 @@ from oaiserve.routes.tools import requested_tools
 _decoder = msgspec.json.Decoder(ChatBody)
 
 
-@documented(
-    Operation(
-        summary="Answer a conversation, whole or streamed.",
-        group="Generation",
-        body=ChatBody,
-        answer=ChatCompletion,
-        event=ChatCompletionChunk,
-        example={"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 64},
-    )
+@Operation(
+    summary="Answer a conversation, whole or streamed.",
+    group="Generation",
+    body=ChatBody,
+    answer=ChatCompletion,
+    event=ChatCompletionChunk,
+    example={"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 64},
 )
 async def chat_completions(http: HTTPRequest) -> Answer:
     return await prepare(http, _decoder, _answer, id_prefix="chatcmpl-")

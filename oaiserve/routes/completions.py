@@ -24,7 +24,7 @@ from oaiserve.routes.logprobs import (
     num_characters,
     prompt_logprobs_in_parts,
 )
-from oaiserve.routes.operation import Operation, documented
+from oaiserve.routes.operation import Operation
 from oaiserve.routes.parameters import OwnParams, Wanted, integer, prompt_ids, types_of
 from oaiserve.routes.prepare import Intake, prepare
 from oaiserve.routes.respond import Answer
@@ -56,15 +56,13 @@ class CompletionChunk(StreamChunk[CompletionChoice]):
 _decoder = msgspec.json.Decoder(CompletionBody)
 
 
-@documented(
-    Operation(
-        summary="Continue texts or token ids, whole or streamed.",
-        group="Generation",
-        body=CompletionBody,
-        answer=Completion,
-        event=CompletionChunk,
-        example={"prompt": "The capital of France is", "max_tokens": 8},
-    )
+@Operation(
+    summary="Continue texts or token ids, whole or streamed.",
+    group="Generation",
+    body=CompletionBody,
+    answer=Completion,
+    event=CompletionChunk,
+    example={"prompt": "The capital of France is", "max_tokens": 8},
 )
 async def completions(http: HTTPRequest) -> Answer:
     max_model_len = serving_of(http).engine.max_model_len

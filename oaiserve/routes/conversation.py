@@ -14,7 +14,6 @@ import msgspec
 from oaiserve.engine.request import ChatPrompt, Grammar
 from oaiserve.routes.answer_reader import AnswerReader
 from oaiserve.routes.constraints import TEXT_FORMATS
-from oaiserve.routes.dialects.answer import AnswerParser
 from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.invalid import invalid
 from oaiserve.routes.parameters import OwnParams
@@ -122,4 +121,4 @@ class Conversation:
         calls, tools, family = None, self.tools, self._dialect.calls
         if tools is not None and family is not None:
             calls = family.parser(tools.schemas, only_one=tools.only_one)
-        return AnswerReader(AnswerParser(thinking, calls))
+        return AnswerReader(thinking, calls)

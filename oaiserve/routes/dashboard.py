@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from oaiserve.errors import NotFound, Overloaded
 from oaiserve.facts.record import Cause
 from oaiserve.routes import sse
-from oaiserve.routes.operation import Operation, documented
+from oaiserve.routes.operation import Operation
 from oaiserve.routes.serving import LiveSamples, RecentEntries, Serving, serving_of
 
 MOST_REQUESTS = 30  # rows of the waterfall
@@ -62,12 +62,12 @@ def page_files() -> Mapping[str, File]:
     return found
 
 
-@documented(Operation(summary="The live page.", group="Pages", answer="text/html"))
+@Operation(summary="The live page.", group="Pages", answer="text/html")
 async def page(request: Request) -> Response:
     return await _page(request, "dashboard", "index.html")
 
 
-@documented(Operation(summary="A page about the routes.", group="Pages", answer="text/html"))
+@Operation(summary="A page about the routes.", group="Pages", answer="text/html")
 async def docs_page(request: Request) -> Response:
     return await _page(request, "docs", "docs.html")
 
@@ -80,7 +80,7 @@ async def _page(request: Request, route: str, file: str) -> Response:
     return await _file(request, file)
 
 
-@documented(Operation(summary="A file of a page.", group="Pages", answer="*/*", errors=(NotFound,)))
+@Operation(summary="A file of a page.", group="Pages", answer="*/*", errors=(NotFound,))
 async def page_file(request: Request) -> Response:
     """Answer with a file of the page. Raises NotFound."""
     return await _file(request, request.path_params["name"])
@@ -96,13 +96,11 @@ async def _file(request: Request, name: str) -> Response:
     return Response(file.content, headers=headers, media_type=file.media_type)
 
 
-@documented(
-    Operation(
-        summary="The feed of the live page: server-sent events, about one a second.",
-        group="Pages",
-        answer="text/event-stream",
-        errors=(Overloaded,),
-    )
+@Operation(
+    summary="The feed of the live page: server-sent events, about one a second.",
+    group="Pages",
+    answer="text/event-stream",
+    errors=(Overloaded,),
 )
 async def feed(request: Request) -> Response:
     """Stream the event `hello` once, with the last minutes, and then `update` about once a second. Raises

@@ -25,8 +25,7 @@ from oaiserve.facts.times import PHASES
 from oaiserve.files import private
 from oaiserve.routes.accounts import AccountList, WholeAccount
 from oaiserve.routes.middleware import json_response
-from oaiserve.routes.operation import Operation, documented
-from oaiserve.routes.query import Parameter, read_query
+from oaiserve.routes.operation import Operation, Parameter, read_query
 from oaiserve.routes.serving import serving_of
 from oaiserve.routes.waterfall import page
 
@@ -44,13 +43,11 @@ _LIST_QUERY = (
 )
 
 
-@documented(
-    Operation(
-        summary="The accounts of the last requests, newest first.",
-        group="Debugging",
-        answer=AccountList,
-        query=_LIST_QUERY,
-    )
+@Operation(
+    summary="The accounts of the last requests, newest first.",
+    group="Debugging",
+    answer=AccountList,
+    query=_LIST_QUERY,
 )
 async def recent_requests(request: Request) -> Response:
     asked = read_query(request.query_params, _LIST_QUERY)
@@ -68,15 +65,13 @@ async def recent_requests(request: Request) -> Response:
 _REQUEST_QUERY = (Parameter("format", "Default: what the header Accept prefers.", ("json", "text")),)
 
 
-@documented(
-    Operation(
-        summary="The account of one of the last requests, as JSON or as a page of text.",
-        group="Debugging",
-        answer=WholeAccount,
-        alternative="text/plain",
-        query=_REQUEST_QUERY,
-        errors=(NotFound,),
-    )
+@Operation(
+    summary="The account of one of the last requests, as JSON or as a page of text.",
+    group="Debugging",
+    answer=WholeAccount,
+    alternative="text/plain",
+    query=_REQUEST_QUERY,
+    errors=(NotFound,),
 )
 async def recent_request(request: Request) -> Response:
     """Answer with the request of this id (header x-request-id), as text or JSON. Raises NotFound for an unknown one.
@@ -97,14 +92,12 @@ _PROFILE_QUERY = (
 )
 
 
-@documented(
-    Operation(
-        summary="Record the engine's next steps, for Chrome's and Perfetto's viewers; needs --profile-dir.",
-        group="Debugging",
-        answer="application/gzip",
-        query=_PROFILE_QUERY,
-        errors=(NotFound, Conflict, RequestTimeout),
-    )
+@Operation(
+    summary="Record the engine's next steps, for Chrome's and Perfetto's viewers; needs --profile-dir.",
+    group="Debugging",
+    answer="application/gzip",
+    query=_PROFILE_QUERY,
+    errors=(NotFound, Conflict, RequestTimeout),
 )
 async def profile(request: Request) -> Response:
     """Answer with a trace of the engine's next `steps` steps, or of as many as come within `seconds`, and save it in
@@ -169,12 +162,10 @@ class Report(msgspec.Struct):
     is_ready: bool
 
 
-@documented(
-    Operation(
-        summary="What a router learns of this server: its load, and the keys of the prompts in its prefix cache.",
-        group="Debugging",
-        answer=Report,
-    )
+@Operation(
+    summary="What a router learns of this server: its load, and the keys of the prompts in its prefix cache.",
+    group="Debugging",
+    answer=Report,
 )
 async def report(request: Request) -> Response:
     """Answer with the report of this moment. Its `keys` are integers of 64 bits, little-endian, in base64."""

@@ -14,7 +14,7 @@ from oaiserve.engine.request import Pooled, Prompt, PromptDone, TokenPrompt, Usa
 from oaiserve.routes.bodies import MAX_INT32
 from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.objects import Integer, Prompts, described
-from oaiserve.routes.operation import Operation, documented
+from oaiserve.routes.operation import Operation
 from oaiserve.routes.parameters import integer, prompt_ids, types_of
 from oaiserve.routes.pooling import (
     PoolingBody,
@@ -68,14 +68,12 @@ class EmbeddingList(msgspec.Struct):
 _decoder = msgspec.json.Decoder(EmbeddingBody)
 
 
-@documented(
-    Operation(
-        summary="The vectors of texts, with a model that embeds.",
-        group="Embeddings and scores",
-        body=EmbeddingBody,
-        answer=EmbeddingList,
-        example={"input": ["What is the capital of France?", "Paris"]},
-    )
+@Operation(
+    summary="The vectors of texts, with a model that embeds.",
+    group="Embeddings and scores",
+    body=EmbeddingBody,
+    answer=EmbeddingList,
+    example={"input": ["What is the capital of France?", "Paris"]},
 )
 async def embeddings(http: HTTPRequest) -> Answer:
     return await prepare(http, _decoder, _answer, tasks=("embed",), id_prefix="embd-")

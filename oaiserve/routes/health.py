@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from oaiserve.errors import Unavailable
 from oaiserve.routes.middleware import json_response
-from oaiserve.routes.operation import Operation, documented
+from oaiserve.routes.operation import Operation
 from oaiserve.routes.serving import serving_of
 
 
@@ -19,7 +19,7 @@ class Version(msgspec.Struct):
     version: str
 
 
-@documented(Operation(summary="200 while the process works, 503 once its engine has failed.", group="Server"))
+@Operation(summary="200 while the process works, 503 once its engine has failed.", group="Server")
 async def health(request: Request) -> Response:
     """Answer 200 while the process can serve, and 503 once it must be restarted."""
     failure = serving_of(request).engine.failure
@@ -28,7 +28,7 @@ async def health(request: Request) -> Response:
     return Response()
 
 
-@documented(Operation(summary="200 while requests are welcome, else 503.", group="Server"))
+@Operation(summary="200 while requests are welcome, else 503.", group="Server")
 async def ready(request: Request) -> Response:
     """Answer 200 while the server takes requests, and 503 while it loads or drains and after a failure."""
     await health(request)
@@ -37,18 +37,16 @@ async def ready(request: Request) -> Response:
     return Response()
 
 
-@documented(Operation(summary="The version.", group="Server", answer=Version))
+@Operation(summary="The version.", group="Server", answer=Version)
 async def version(request: Request) -> Response:
     return json_response(Version(serving_of(request).version))
 
 
-@documented(
-    Operation(
-        summary="The metrics, for Prometheus.",
-        group="Server",
-        answer="text/plain",
-        alternative="application/openmetrics-text",
-    )
+@Operation(
+    summary="The metrics, for Prometheus.",
+    group="Server",
+    answer="text/plain",
+    alternative="application/openmetrics-text",
 )
 async def metrics(request: Request) -> Response:
     render = serving_of(request).render_metrics

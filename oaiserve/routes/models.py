@@ -12,7 +12,7 @@ from oaiserve.engine.adapters import ServedAdapter
 from oaiserve.engine.pooling import Task
 from oaiserve.errors import NotFound
 from oaiserve.routes.middleware import json_response
-from oaiserve.routes.operation import Operation, documented
+from oaiserve.routes.operation import Operation
 from oaiserve.routes.serving import Serving, serving_of
 
 
@@ -37,7 +37,7 @@ class ModelList(msgspec.Struct):
     data: list[Model]
 
 
-@documented(Operation(summary="The model that is served, and its adapters.", group="Models", answer=ModelList))
+@Operation(summary="The model that is served, and its adapters.", group="Models", answer=ModelList)
 async def list_models(request: Request) -> Response:
     serving = serving_of(request)
     return json_response(
@@ -47,7 +47,7 @@ async def list_models(request: Request) -> Response:
     )
 
 
-@documented(Operation(summary="The model of this name.", group="Models", answer=Model, errors=(NotFound,)))
+@Operation(summary="The model of this name.", group="Models", answer=Model, errors=(NotFound,))
 async def retrieve_model(request: Request) -> Response:
     """Answer with a model by its name, which may hold slashes, plain or as %2F. Raises ModelNotFound."""
     serving = serving_of(request)

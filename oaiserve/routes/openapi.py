@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from oaiserve.errors import APIError
 from oaiserve.routes.access import is_open
-from oaiserve.routes.operation import ErrorAnswer, Operation, documented, operation_of
+from oaiserve.routes.operation import ErrorAnswer, Operation, operation_of
 
 REF = "#/components/schemas/{name}"
 STATUSES = {
@@ -43,7 +43,7 @@ class Published:
         self._guard_all = guard_all
         self._content: bytes | None = None
 
-    @documented(Operation(summary="This document.", group="Server", answer="application/json"))
+    @Operation(summary="This document.", group="Server", answer="application/json")
     async def answer(self, request: Request) -> Response:
         if self._content is None:
             self._content = await run_in_threadpool(self._made)

@@ -1,15 +1,16 @@
-"""The published description of a route: `documented` stands beside its function, and `openapi` reads it.
+"""The published description of a route, with its query: `Operation` decorates its function, and `openapi` reads it.
 
-The types of bodies and answers are those of the code.
+The types of bodies and answers are those of the code, and the parameters of a query are checked as they are published.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
+from starlette.datastructures import QueryParams
 
 from oaiserve.errors import (
     APIError,
@@ -25,12 +26,50 @@ from oaiserve.errors import (
     Unavailable,
     UnsupportedMedia,
 )
-from oaiserve.routes.query import Parameter
+from oaiserve.routes.invalid import invalid, show
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
 ERRORS = (InvalidRequest, Unauthorized, Forbidden, HeadersTooLarge, RequestTimeout, InternalError, Unavailable)
 ERRORS_OF_BODIES = (NotFound, BodyTooLarge, UnsupportedMedia, Overloaded)
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter: a text, one of the texts in `allowed`, or an integer from 1 to `most`."""
+
+    name: str
+    meaning: str
+    allowed: tuple[str, ...] | None = None
+    is_integer: bool = False
+    most: int | None = None
+
+    def schema(self) -> dict[str, Any]:
+        if self.is_integer:
+            return {"type": "integer", "minimum": 1} | ({} if self.most is None else {"maximum": self.most})
+        return {"type": "string"} | ({} if self.allowed is None else {"enum": list(self.allowed)})
+
+    def value(self, given: str) -> Any:
+        """Return the value of a given text. Raises InvalidRequest."""
+        if self.is_integer:
+            is_integer = given.isascii() and given.isdecimal() and len(given) <= 9
+            if not is_integer or int(given) < 1 or (self.most is not None and int(given) > self.most):
+                allowed = ">= 1" if self.most is None else f"from 1 to {self.most}"
+                raise invalid(self.name, f"must be an integer {allowed}, got {show(given)}")
+            return int(given)
+        if self.allowed is not None and given not in self.allowed:
+            raise invalid(self.name, f"must be one of {', '.join(self.allowed)}, got {show(given)}")
+        return given
+
+
+def read_query(query: QueryParams, parameters: Sequence[Parameter]) -> dict[str, Any]:
+    """Return the value of each parameter, or None without one. Raises InvalidRequest."""
+    known = {parameter.name for parameter in parameters}
+    for name in query:
+        if name not in known:
+            raise invalid(name[:80], f"this route takes {', '.join(parameter.name for parameter in parameters)}")
+    given = {parameter: query.get(parameter.name) for parameter in parameters}
+    return {parameter.name: None if text is None else parameter.value(text) for parameter, text in given.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,15 +90,9 @@ class Operation:
     def all_errors(self) -> tuple[type[APIError], ...]:
         return (*ERRORS, *(() if self.body is None else ERRORS_OF_BODIES), *self.errors)
 
-
-def documented(operation: Operation) -> Callable[[Endpoint], Endpoint]:
-    """Return a decorator for the function of a route."""
-
-    def decorate(endpoint: Endpoint) -> Endpoint:
-        vars(endpoint)["operation"] = operation
+    def __call__(self, endpoint: Endpoint) -> Endpoint:
+        vars(endpoint)["operation"] = self
         return endpoint
-
-    return decorate
 
 
 def operation_of(endpoint: Callable[..., Any]) -> Operation | None:

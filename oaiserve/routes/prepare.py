@@ -19,10 +19,9 @@ from oaiserve.engine.request import Prompt, Request, SamplingParams, Usage
 from oaiserve.facts.prefix_keys import prefix_keys_of, prompt_of_body
 from oaiserve.routes import parameters, protocol
 from oaiserve.routes.bodies import MAX_CHOICES_PER_REQUEST, SamplingBody
-from oaiserve.routes.body import read_body
+from oaiserve.routes.body import in_turns_if_large, read_body
 from oaiserve.routes.exchange import Exchange
 from oaiserve.routes.invalid import invalid
-from oaiserve.routes.off_loop import in_turns_if_large
 from oaiserve.routes.parameters import OwnParams, Wanted, integer
 from oaiserve.routes.respond import Answer, Shape, WholeShape
 from oaiserve.routes.serving import Serving, serving_of

@@ -29,9 +29,9 @@ from oaiserve.engine.streams import LoopStream, append
 from oaiserve.errors import APIError, Overloaded, SlowReader, Unavailable, WriteTimeout
 from oaiserve.http.extensions import CONNECTION, WRITE_TIMED_OUT
 from oaiserve.routes import sse
+from oaiserve.routes.body import client_left
 from oaiserve.routes.exchange import Exchange, RequestTimings
 from oaiserve.routes.middleware import as_api_error
-from oaiserve.routes.off_loop import client_left
 from oaiserve.routes.serving import Serving
 
 PIECE_BYTES = 64 * 1024  # most that is handed to the connection at once, and so most that waits in it

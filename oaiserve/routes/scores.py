@@ -19,7 +19,7 @@ from oaiserve.errors import InvalidRequest
 from oaiserve.routes.bodies import MAX_INT32
 from oaiserve.routes.invalid import invalid
 from oaiserve.routes.objects import Integer, described
-from oaiserve.routes.operation import Operation, documented
+from oaiserve.routes.operation import Operation
 from oaiserve.routes.parameters import integer
 from oaiserve.routes.pooling import (
     MAX_TEXTS,
@@ -112,27 +112,23 @@ _score_decoder = msgspec.json.Decoder(ScoreBody)
 _rerank_decoder = msgspec.json.Decoder(RerankBody)
 
 
-@documented(
-    Operation(
-        summary="How well pairs of texts go together, with a model that scores or embeds.",
-        group="Embeddings and scores",
-        body=ScoreBody,
-        answer=ScoreList,
-        example={"text_1": "What is the capital of France?", "text_2": ["Paris", "Berlin"]},
-    )
+@Operation(
+    summary="How well pairs of texts go together, with a model that scores or embeds.",
+    group="Embeddings and scores",
+    body=ScoreBody,
+    answer=ScoreList,
+    example={"text_1": "What is the capital of France?", "text_2": ["Paris", "Berlin"]},
 )
 async def score(http: HTTPRequest) -> Answer:
     return await prepare(http, _score_decoder, _score_answer, tasks=("embed", "score"), id_prefix="score-")
 
 
-@documented(
-    Operation(
-        summary="Documents in the order in which they go with a query.",
-        group="Embeddings and scores",
-        body=RerankBody,
-        answer=Ranking,
-        example={"query": "What is the capital of France?", "documents": ["Berlin", "Paris"]},
-    )
+@Operation(
+    summary="Documents in the order in which they go with a query.",
+    group="Embeddings and scores",
+    body=RerankBody,
+    answer=Ranking,
+    example={"query": "What is the capital of France?", "documents": ["Berlin", "Paris"]},
 )
 async def rerank(http: HTTPRequest) -> Answer:
     return await prepare(http, _rerank_decoder, _rerank_answer, tasks=("embed", "score"), id_prefix="rerank-")

@@ -6,7 +6,6 @@ The work of the first two is done in the tokenize stage, in turns with that of a
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -16,19 +15,16 @@ from oaiserve.engine.request import Prompt, TextPrompt, TooManyTokens
 from oaiserve.errors import InvalidRequest, NotFound
 from oaiserve.routes import protocol
 from oaiserve.routes.bodies import DetokenizeBody, TokenizeBody
-from oaiserve.routes.body import read_body
+from oaiserve.routes.body import in_turns, read_parsed
 from oaiserve.routes.chat import build_prompt
 from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.middleware import json_response
 from oaiserve.routes.objects import Integer
-from oaiserve.routes.off_loop import in_turns, in_turns_if_large
-from oaiserve.routes.operation import Operation, documented
+from oaiserve.routes.operation import Operation
 from oaiserve.routes.parameters import token_ids
 from oaiserve.routes.serving import Serving, serving_of
 from oaiserve.routes.tools import shown_tools
-
-Body = TypeVar("Body", TokenizeBody, DetokenizeBody)
 
 # Most tokens of a text, or of a list of ids. People count the tokens of documents that are longer than the context, so
 # this is twice the longest usual context, the length of some books. The answer has two megabytes then.
@@ -54,44 +50,35 @@ class Detokenized(msgspec.Struct):
     prompt: str
 
 
-@documented(
-    Operation(
-        summary="The tokens of a text, or of messages.",
-        group="Tokenizer",
-        body=TokenizeBody,
-        answer=Tokenized,
-        example={"prompt": "Good morning", "return_token_strs": True},
-    )
+@Operation(
+    summary="The tokens of a text, or of messages.",
+    group="Tokenizer",
+    body=TokenizeBody,
+    answer=Tokenized,
+    example={"prompt": "Good morning", "return_token_strs": True},
 )
 async def tokenize(request: Request) -> Response:
-    serving = serving_of(request)
-    content = await read_body(request, serving)
-    parsing = protocol.parse(_tokenize_decoder, content, serving.unknown_names)
-    body = await _checked(request, serving, parsing, len(content))
-    return _answer(await in_turns(request, _tokenize(serving, body), len(content)))
+    body, num_bytes = await read_parsed(request, _tokenize_decoder)
+    return await _answer(request, body.model, _tokenize(serving_of(request), body), num_bytes)
 
 
-@documented(
-    Operation(
-        summary="The text of tokens.",
-        group="Tokenizer",
-        body=DetokenizeBody,
-        answer=Detokenized,
-        example={"tokens": [19556, 905]},
-    )
+@Operation(
+    summary="The text of tokens.",
+    group="Tokenizer",
+    body=DetokenizeBody,
+    answer=Detokenized,
+    example={"tokens": [19556, 905]},
 )
 async def detokenize(request: Request) -> Response:
     serving = serving_of(request)
-    content = await read_body(request, serving)
     most = max(MOST_TOKENS, serving.engine.max_model_len)
 
     def check_number(given: Mapping[str, msgspec.Raw]) -> None:
         if (number := protocol.num_ids(given.get("tokens"))) > most:
             raise invalid("tokens", f"must have at most {most} ids, got {number}. Send them in parts")
 
-    parsing = protocol.parse(_detokenize_decoder, content, serving.unknown_names, check_number)
-    body = await _checked(request, serving, parsing, len(content))
-    return _answer(await in_turns(request, _detokenize(serving, body.tokens), len(content)))
+    body, num_bytes = await read_parsed(request, _detokenize_decoder, check_number)
+    return await _answer(request, body.model, _detokenize(serving, body.tokens), num_bytes)
 
 
 class TokenizerInfo(msgspec.Struct, kw_only=True):
@@ -105,7 +92,7 @@ class TokenizerInfo(msgspec.Struct, kw_only=True):
     chat_template: str | None
 
 
-@documented(Operation(summary="The special tokens and the chat template.", group="Tokenizer", answer=TokenizerInfo))
+@Operation(summary="The special tokens and the chat template.", group="Tokenizer", answer=TokenizerInfo)
 async def tokenizer_info(request: Request) -> Response:
     return json_response(msgspec.convert(serving_of(request).engine.tokenizer.info, TokenizerInfo))
 
@@ -114,14 +101,9 @@ async def no_tokenizer_info(request: Request) -> Response:
     raise NotFound("/tokenizer_info shows the chat template, so it is there only with --tokenizer-info.")
 
 
-async def _checked(request: Request, serving: Serving, parsing: Generator[None, None, Body], num_bytes: int) -> Body:
-    body = await in_turns_if_large(request, parsing, num_bytes)
-    serving.check_model(body.model)
-    return body
-
-
-def _answer(content: bytes) -> Response:
-    return Response(content, media_type="application/json")
+async def _answer(request: Request, model: str | None, work: Generator[None, None, bytes], num_bytes: int) -> Response:
+    serving_of(request).check_model(model)
+    return Response(await in_turns(request, work, num_bytes), media_type="application/json")
 
 
 def _tokenize(serving: Serving, body: TokenizeBody) -> Generator[None, None, bytes]:

@@ -1,7 +1,7 @@
-"""The tools of a chat request, and the choice of those that the model may or must call.
+"""The tools of a request, and the choice of those that the model may or must call.
 
-`functions` and `function_call`, the older names, are translated. `response_tools.py` does the same for /v1/responses,
-whose entries have the function's fields beside the type. Every refusal is an `InvalidRequest` that names the parameter.
+`functions` and `function_call` of chat, the older names, are translated, and so are the entries of /v1/responses, which
+have the function's fields beside the type. Every refusal is an `InvalidRequest` that names the parameter.
 This file knows nothing of prompts and answers.
 """
 
@@ -13,9 +13,18 @@ from typing import Any, Literal
 
 import msgspec
 
-from oaiserve.routes.bodies import MAX_TOOLS, ChatBody
+from oaiserve.routes.bodies import MAX_TOOLS, ChatBody, ResponsesBody
 from oaiserve.routes.invalid import check_name, invalid, show
-from oaiserve.routes.objects import AllowedChoice, Function, FunctionName, NamedChoice, ToolChoice
+from oaiserve.routes.objects import (
+    AllowedChoice,
+    Function,
+    FunctionName,
+    NamedChoice,
+    ResponseAllowedChoice,
+    ResponseNamedChoice,
+    ResponseToolChoice,
+    ToolChoice,
+)
 
 Kind = Literal["auto", "required", "named"]
 # With one of these, a schema says itself which properties there are beside those in `properties`.
@@ -40,34 +49,31 @@ class Tools:
         return self.choice != "auto"
 
 
-def requested_tools(body: ChatBody) -> Tools | None:
-    """Return the tools for the model, or None without any or with the `tool_choice` "none"."""
-    choice: ToolChoice | FunctionName | None
-    is_legacy = body.functions is not None or body.function_call is not None
-    if is_legacy:
+def requested_tools(body: ChatBody | ResponsesBody) -> Tools | None:
+    """Return the tools for the model, or None without any or with the choice "none"."""
+    choice: ToolChoice | ResponseToolChoice | FunctionName | None = body.tool_choice
+    param, choice_param, is_legacy, without = "tools", "tool_choice", False, (None, "none")
+    functions: Sequence[Function]
+    if isinstance(body, ResponsesBody):
+        functions, where, without = body.tools or [], "tools[{}]", (None, "none", "auto")
+    elif body.functions is not None or body.function_call is not None:
         if body.tools is not None or body.tool_choice is not None:
             raise invalid("functions", "must not be given together with 'tools' or 'tool_choice'")
-        param, functions, where = "functions", body.functions or [], "functions[{}]"
-        choice_param, choice = "function_call", body.function_call
+        is_legacy, functions, where = True, body.functions or [], "functions[{}]"
+        param, choice_param, choice = "functions", "function_call", body.function_call
     else:
-        param, functions, where = "tools", [tool.function for tool in body.tools or []], "tools[{}].function"
-        choice_param, choice = "tool_choice", body.tool_choice
+        functions, where = [tool.function for tool in body.tools or []], "tools[{}].function"
     if not functions:
-        if choice not in (None, "none"):
+        if choice not in without:
             raise invalid(choice_param, f"is only allowed with '{param}', got {show(msgspec.to_builtins(choice))}")
         return None
     shown = shown_tools(param, functions, where)
     if choice == "none":
         return None
-    schemas = schemas_of(shown)
     kind, names = _choice(choice)
-    return Tools(
-        shown,
-        chosen_schemas(choice_param, names, schemas),
-        kind,
-        only_one=is_legacy or kind == "named" or body.parallel_tool_calls is False,
-        is_legacy=is_legacy,
-    )
+    schemas = _chosen(choice_param, names, {tool["function"]["name"]: tool["function"]["parameters"] for tool in shown})
+    only_one = is_legacy or kind == "named" or body.parallel_tool_calls is False
+    return Tools(shown, schemas, kind, only_one, is_legacy)
 
 
 def shown_tools(param: str, functions: Sequence[Function], where: str) -> list[dict[str, Any]]:
@@ -105,22 +111,19 @@ def _check_parameters(param: str, where: str, schema: Mapping[str, Any]) -> None
         raise invalid(param, f"must be 'object', got {show(kind)}", f"{where}.type")
 
 
-def schemas_of(shown: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Return the schemas of the tools' arguments, by name."""
-    return {tool["function"]["name"]: tool["function"]["parameters"] for tool in shown}
-
-
-def _choice(choice: ToolChoice | FunctionName | None) -> tuple[Kind, Iterable[str] | None]:
+def _choice(choice: ToolChoice | ResponseToolChoice | FunctionName | None) -> tuple[Kind, Iterable[str] | None]:
     """Return the kind of a choice, and the names of the remaining tools; None: all."""
     match choice:
-        case FunctionName(name) | NamedChoice(FunctionName(name)):
+        case FunctionName(name) | NamedChoice(FunctionName(name)) | ResponseNamedChoice(name):
             return "named", [name]
         case AllowedChoice(allowed):
             return allowed.mode, [tool.function.name for tool in allowed.tools]
+        case ResponseAllowedChoice(mode, tools):
+            return mode, [tool.name for tool in tools]
     return ("required" if choice == "required" else "auto"), None
 
 
-def chosen_schemas(
+def _chosen(
     param: str, names: Iterable[str] | None, schemas: Mapping[str, Mapping[str, Any]]
 ) -> Mapping[str, Mapping[str, Any]]:
     """Return the schemas of the tools with these names, or all. Raises InvalidRequest for none, or a missing one."""

@@ -11,8 +11,8 @@ import pytest
 from oaiserve.engine.request import Grammar
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes.bodies import ChatBody, CompletionBody
+from oaiserve.routes.body import at_once
 from oaiserve.routes.constraints import grammar
-from oaiserve.routes.off_loop import at_once
 from oaiserve.routes.protocol import UnknownNames, parse
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"enum": ["ä", 1.5, None]}}}

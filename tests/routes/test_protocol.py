@@ -15,9 +15,9 @@ from oaiserve.engine.logprobs import TokenLogprob, TokenLogprobs, TopLogprob
 from oaiserve.engine.request import ChatPrompt, TextPrompt, TokenPrompt
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes.bodies import ChatBody, CompletionBody
+from oaiserve.routes.body import at_once
 from oaiserve.routes.constraints import grammar
 from oaiserve.routes.logprobs import completion_logprobs
-from oaiserve.routes.off_loop import at_once
 from oaiserve.routes.parameters import OwnParams, sampling_params, traced_prompts
 from oaiserve.routes.protocol import UnknownNames, num_ids, parse
 

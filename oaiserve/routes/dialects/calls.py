@@ -6,8 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from oaiserve.routes.dialects import tags
-from oaiserve.routes.dialects.segments import CallBegin, CallBroken, CallEnd, Content, Segment
+from oaiserve.routes.dialects.segments import CallBegin, CallBroken, CallEnd, Content, Segment, find_tag
 
 Step = Callable[[list[Segment]], bool]
 
@@ -81,8 +80,8 @@ class CallParser(ABC):
         return bool(tag)
 
     def _find(self, text: str) -> tuple[int, str]:
-        """Return the place and the opening tag of the next call, as `tags.find` does."""
-        return tags.find(text, self.opening_tags)
+        """Return the place and the opening tag of the next call, as `find_tag` does."""
+        return find_tag(text, self.opening_tags)
 
     def _begin_head(self, tag: str, before: str = "") -> None:
         self._tag, self._raw, self._step = tag, [before], self._in_head

@@ -1,4 +1,9 @@
-"""`Dialect`: the notation of calls and reasoning of a server's model, and the abilities of its chat template."""
+"""`Dialect`: the notation of calls and reasoning of a server's model, and the abilities of its chat template.
+
+By the flag "auto", a tokenizer's `response_template`, as transformers defines it, says which. Only plain text as tags
+and calls in JSON are supported of it. A pattern, or a format that can be read only as a whole, cannot be streamed: then
+the chat template decides, as if nothing were declared.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from oaiserve.routes.dialects.declared import declared_calls, declared_reasoning
 from oaiserve.routes.dialects.families import CallFamily, family_of
+from oaiserve.routes.dialects.json_calls import HermesCalls
 from oaiserve.routes.dialects.reasoning import ReasoningDialect, reasoning_dialect
 
 
@@ -60,3 +65,41 @@ def dialect_of(
         template_takes_system=template.takes_system,
         special_ids=special_ids,
     )
+
+
+_REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+
+
+def declared_calls(response_template: Mapping[str, Any]) -> CallFamily | None:
+    """Return the declared dialect of calls, if it is supported."""
+    declared = _declared(response_template, "tool_calls")
+    found = _tags(declared)
+    if found is None or declared.get("content") != "json" or declared.get("content_args"):
+        return None
+
+    class DeclaredCalls(HermesCalls):
+        opening_tags = found[:1]
+        tags = found
+
+    opening, closing = found
+    return CallFamily("declared", DeclaredCalls, f"{opening}\n", f"\n{closing}", "\n")
+
+
+def declared_reasoning(response_template: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the declared tags around the reasoning, if they are supported."""
+    declared = (_declared(response_template, name) for name in _REASONING_FIELDS)
+    return next((tags for field in declared if (tags := _tags(field)) is not None), None)
+
+
+def _declared(response_template: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    fields = response_template.get("fields")
+    found = fields.get(name) if isinstance(fields, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def _tags(declared: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the tags around a field, without whitespace at their ends."""
+    opening, closing = declared.get("open"), declared.get("close")
+    if not (isinstance(opening, str) and isinstance(closing, str) and opening.strip() and closing.strip()):
+        return None
+    return opening.strip(), closing.strip()

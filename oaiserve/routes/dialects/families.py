@@ -10,9 +10,7 @@ from typing import Any
 import msgspec
 
 from oaiserve.routes.dialects.calls import CallParser
-from oaiserve.routes.dialects.hermes import HermesCalls
-from oaiserve.routes.dialects.llama import LlamaCalls
-from oaiserve.routes.dialects.mistral import MistralCalls
+from oaiserve.routes.dialects.json_calls import HermesCalls, LlamaCalls, MistralCalls
 from oaiserve.routes.dialects.qwen_coder import QwenCoderCalls
 
 MOST_FORCED_CALLS = 16  # so that a model without an end does not call for ever

@@ -1,9 +1,9 @@
-"""Calls as JSON objects with the name of a tool and its arguments."""
+"""Calls as JSON objects with the name of a tool and its arguments, as Hermes and Qwen, Llama 3 and Mistral have them."""
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -17,6 +17,9 @@ _HEAD = re.compile(
 )
 _KEYS = ("name", "arguments", "parameters", "type", "id")
 _KEY_CHARACTERS = 64  # in which the first key of an object must begin
+# Mistral's newer format: the name of a call before its arguments, and the beginning of this.
+_NAME = re.compile(r"\s*([A-Za-z0-9_-]+)(?:\[CALL_ID\][A-Za-z0-9]*)?\[ARGS\]\s*(?=\{)")
+_NAME_SO_FAR = re.compile(r"\s*[A-Za-z0-9_-]*(?:\[[A-Z_]*\]?[A-Za-z0-9]*){0,2}\s*")
 
 
 class _Call(msgspec.Struct):
@@ -105,6 +108,15 @@ class JsonCallParser(CallParser):
         is_call = is_json_object(text) if self._arguments_depth == 0 else _call(text) is not None
         return self._end(segments) if is_call else self._break(segments)
 
+    def _goes_on(self, separator: str) -> bool:
+        """Begin the next call, if its separator from the last one comes next."""
+        text = self._text.lstrip()
+        if not text.startswith(separator):
+            return False
+        self._begin_head(separator, self._text[: -len(text)])
+        self._text = text
+        return True
+
     def _scan(self, to_depth: int) -> tuple[str, bool | None]:
         """Take text until brackets are closed down to a depth. Return it, and whether they are: None if the text is no
         JSON."""
@@ -144,3 +156,69 @@ def is_json_object(text: str) -> bool:
     except (msgspec.MsgspecError, RecursionError):
         return False
     return True
+
+
+class HermesCalls(JsonCallParser):
+    """Reads `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, one after the other, as Qwen writes it, too."""
+
+    opening_tags: ClassVar[tuple[str, ...]] = ("<tool_call>",)
+    tags: ClassVar[tuple[str, ...]] = ("<tool_call>", "</tool_call>")
+
+    def _after_call(self, _segments: list[Segment]) -> bool:
+        return self._close(self.tags[1])
+
+
+class LlamaCalls(JsonCallParser):
+    """Reads `{"name": ..., "parameters": {...}}` as the whole answer of Llama 3, or several of these joined by `;`."""
+
+    opening_tags = ("<|python_tag|>",)
+    tags = opening_tags
+
+    def _find(self, text: str) -> tuple[int, str]:
+        if self._is_blank:
+            num_spaces = len(text) - len(text.lstrip())
+            if text.startswith("{", num_spaces):
+                return num_spaces, "{"
+        return super()._find(text)
+
+    def _head(self, segments: list[Segment]) -> bool:
+        return self._head_of_object(segments, 0 if self._tag == "{" else len(self._tag))
+
+    def _after_call(self, _segments: list[Segment]) -> bool:
+        if self._goes_on(";"):
+            return True
+        if not self._text or self._text.isspace():
+            return False
+        self._step = self._in_text
+        return True
+
+
+class MistralCalls(JsonCallParser):
+    """Reads `[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, or the newer `[TOOL_CALLS]name[ARGS]{...}`."""
+
+    opening_tags = ("[TOOL_CALLS]",)
+    tags = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
+    _is_list = False
+
+    def _head(self, segments: list[Segment]) -> bool:
+        text, at = self._text, len(self._tag)
+        if self._tag == ",":
+            return self._head_of_object(segments, at)
+        while text[at : at + 1].isspace():
+            at += 1
+        self._is_list = text.startswith("[", at)
+        if self._is_list:
+            return self._head_of_object(segments, at + 1)
+        if match := _NAME.match(text, at):
+            self._begin(segments, match[1])
+            self._begin_arguments(match.end(), match.end(), depth=0)
+            return True
+        if not _NAME_SO_FAR.fullmatch(text, at):
+            raise NotACall
+        return False
+
+    def _after_call(self, _segments: list[Segment]) -> bool:
+        if not self._is_list:
+            self._step = self._in_text
+            return True
+        return self._goes_on(",") or self._close("]")

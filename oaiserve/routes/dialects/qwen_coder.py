@@ -12,10 +12,9 @@ from typing import Any
 
 import msgspec
 
-from oaiserve.routes.dialects import tags
 from oaiserve.routes.dialects.calls import NotACall
-from oaiserve.routes.dialects.hermes import HermesCalls
-from oaiserve.routes.dialects.segments import Arguments, Segment
+from oaiserve.routes.dialects.json_calls import HermesCalls
+from oaiserve.routes.dialects.segments import Arguments, Segment, unfinished_tag
 
 _FUNCTION = re.compile(r"(?:<tool_call>\s*)?<function=([^<>\n]*)>")
 _PARAMETER = re.compile(r"\s*<parameter=([^<>\n]*)>\n?")
@@ -73,7 +72,7 @@ class QwenCoderCalls(HermesCalls):
             return False
         if end == -1:
             # A line break before the closing tag belongs to the tag.
-            end = min(tags.unfinished(text, closing), tags.unfinished(text, "\n" + closing))
+            end = min(unfinished_tag(text, closing), unfinished_tag(text, "\n" + closing))
             if end:
                 segments.append(Arguments(_in_quotes(self._take(end))))
             return False

@@ -13,11 +13,11 @@ from oaiserve.engine.request import Grammar, Usage
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes import constraints
 from oaiserve.routes.bodies import LOGPROBS, MAX_KEY_CHARACTERS, MAX_METADATA, MAX_VALUE_CHARACTERS, ResponsesBody
+from oaiserve.routes.body import in_turns_if_large
 from oaiserve.routes.conversation import Conversation
 from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.objects import PlainText, ResponseTool, TextOptions
-from oaiserve.routes.off_loop import in_turns_if_large
-from oaiserve.routes.operation import Operation, documented
+from oaiserve.routes.operation import Operation
 from oaiserve.routes.parameters import integer
 from oaiserve.routes.prepare import Intake, prepare
 from oaiserve.routes.respond import Answer
@@ -26,9 +26,9 @@ from oaiserve.routes.responses.output import item_id, response_ids
 from oaiserve.routes.responses.response_object import ResponseEvent, ResponseObject
 from oaiserve.routes.responses.shape import ResponsesShape
 from oaiserve.routes.responses.store import ConversationTooLarge, StoredResponse
-from oaiserve.routes.responses.tools import response_tools
 from oaiserve.routes.shapes import encode
 from oaiserve.routes.tool_prompt import prompt_with_tools
+from oaiserve.routes.tools import requested_tools
 
 _decoder = msgspec.json.Decoder(ResponsesBody)
 
@@ -49,15 +49,13 @@ _ABSENT = {
 }
 
 
-@documented(
-    Operation(
-        summary="Answer a conversation as a response, whole or streamed.",
-        group="Generation",
-        body=ResponsesBody,
-        answer=ResponseObject,
-        event=ResponseEvent,
-        example={"input": "What is the capital of France?", "max_output_tokens": 64},
-    )
+@Operation(
+    summary="Answer a conversation as a response, whole or streamed.",
+    group="Generation",
+    body=ResponsesBody,
+    answer=ResponseObject,
+    event=ResponseEvent,
+    example={"input": "What is the capital of France?", "max_output_tokens": 64},
 )
 async def responses(http: HTTPRequest) -> Answer:
     """Answer in two parts: between them, stored responses that the request goes on from are read."""
@@ -129,7 +127,7 @@ def _answer(intake: Intake[ResponsesBody], earlier: _Earlier) -> Answer:
     text_format = _text_format(body)
     conversation = Conversation(
         serving.dialect,
-        response_tools(body),
+        requested_tools(body),
         {**_effort(body), **(body.chat_template_kwargs or {})},
         is_constrained=bool(body.stop) or text_format is not None or constraints.is_constrained(body),
     )

@@ -12,8 +12,7 @@ from starlette.responses import Response
 from oaiserve.errors import InvalidRequest, NotFound
 from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.middleware import json_response
-from oaiserve.routes.operation import Operation, documented
-from oaiserve.routes.query import Parameter
+from oaiserve.routes.operation import Operation, Parameter
 from oaiserve.routes.responses.items import Item
 from oaiserve.routes.responses.response_object import ResponseObject
 from oaiserve.routes.responses.store import StoredResponse
@@ -45,7 +44,7 @@ class InputItems(msgspec.Struct):
     object: str = "list"
 
 
-@documented(Operation(summary="A stored response.", group="Generation", answer=ResponseObject, errors=(NotFound,)))
+@Operation(summary="A stored response.", group="Generation", answer=ResponseObject, errors=(NotFound,))
 async def retrieve(request: Request) -> Response:
     if request.query_params.get("stream", "").lower() in ("true", "1"):
         raise invalid("stream", "the events of a stored response are not kept. Read it without 'stream'")
@@ -53,9 +52,7 @@ async def retrieve(request: Request) -> Response:
     return Response(stored.response, media_type="application/json")
 
 
-@documented(
-    Operation(summary="Delete a stored response.", group="Generation", answer=DeletedResponse, errors=(NotFound,))
-)
+@Operation(summary="Delete a stored response.", group="Generation", answer=DeletedResponse, errors=(NotFound,))
 async def delete(request: Request) -> Response:
     response_id = request.path_params["response_id"]
     if not await serving_of(request).responses.delete(request.state.owner, response_id):
@@ -63,14 +60,12 @@ async def delete(request: Request) -> Response:
     return json_response(DeletedResponse(response_id))
 
 
-@documented(
-    Operation(
-        summary="The input of a stored response.",
-        group="Generation",
-        answer=InputItems,
-        query=(ORDER, LIMIT, AFTER),
-        errors=(NotFound,),
-    )
+@Operation(
+    summary="The input of a stored response.",
+    group="Generation",
+    answer=InputItems,
+    query=(ORDER, LIMIT, AFTER),
+    errors=(NotFound,),
 )
 async def list_input_items(request: Request) -> Response:
     """Answer with the input of the response, newest first, without that of earlier responses."""

@@ -23,7 +23,7 @@ from oaiserve.facts.routing_decision import DECISION_HEADER, Decision, as_text
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.http.extensions import CONNECTION
 from oaiserve.routes import sse
-from oaiserve.routes.off_loop import client_left
+from oaiserve.routes.body import client_left
 from oaiserve.scale.gateway.metrics import Ending, GatewayMetrics
 from oaiserve.scale.gateway.upstream import CutOff, Unreachable, Upstream, UpstreamAnswer
 from oaiserve.scale.gateway.watch import Watch

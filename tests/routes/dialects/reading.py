@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from oaiserve.routes.dialects.answer import AnswerParser
+from oaiserve.routes.answer_reader import AnswerReader
 from oaiserve.routes.dialects.segments import (
     Arguments,
     CallBegin,
@@ -23,7 +23,7 @@ TOOLS = {
     "get_time": {"type": "object", "properties": {"zone": {"type": "string"}, "at": {"type": "integer"}}},
     "add": {"type": "object", "properties": {"a": {"type": "number"}, "text": {"type": "string"}}},
 }
-Make = Callable[[], AnswerParser]
+Make = Callable[[], AnswerReader]
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Read:
     calls: list[tuple[str, str]] = field(default_factory=list)
 
 
-def segments_of(parser: AnswerParser, pieces: Iterable[str], *, is_cut: bool = False) -> list[Segment]:
+def segments_of(parser: AnswerReader, pieces: Iterable[str], *, is_cut: bool = False) -> list[Segment]:
     segments: list[Segment] = []
     for piece in pieces:
         segments += parser.push(piece)

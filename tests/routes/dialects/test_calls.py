@@ -8,11 +8,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from oaiserve.routes.dialects.answer import AnswerParser
+from oaiserve.routes.answer_reader import AnswerReader
 from oaiserve.routes.dialects.calls import CallParser
-from oaiserve.routes.dialects.hermes import HermesCalls
-from oaiserve.routes.dialects.llama import LlamaCalls
-from oaiserve.routes.dialects.mistral import MistralCalls
+from oaiserve.routes.dialects.json_calls import HermesCalls, LlamaCalls, MistralCalls
 from oaiserve.routes.dialects.qwen_coder import QwenCoderCalls
 from oaiserve.routes.dialects.segments import Arguments, CallBegin, CallBroken, CallEnd, Content
 from tests.routes.dialects.reading import TOOLS, Read, cut, cuts, read, segments_of
@@ -21,8 +19,8 @@ FAMILIES = [HermesCalls, LlamaCalls, MistralCalls, QwenCoderCalls]
 ZONE = '{"zone": "utc"}'
 
 
-def parser(family: type[CallParser], *, only_one: bool = False) -> AnswerParser:
-    return AnswerParser(None, family(TOOLS, only_one=only_one))
+def parser(family: type[CallParser], *, only_one: bool = False) -> AnswerReader:
+    return AnswerReader(None, family(TOOLS, only_one=only_one))
 
 
 def whole(family: type[CallParser], text: str, *, is_cut: bool = False, only_one: bool = False) -> Read:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers.utils.chat_parsing import parse_response
 
-from oaiserve.routes.dialects.answer import AnswerParser
+from oaiserve.routes.answer_reader import AnswerReader
 from oaiserve.routes.dialects.dialect import Dialect, dialect_of
 from oaiserve.routes.dialects.families import HERMES, LLAMA
 from tests.routes.dialects.reading import TOOLS, read, segments_of
@@ -45,7 +45,7 @@ def test_declared_marks_are_read_as_transformers_reads_them() -> None:
     assert chosen.reasoning is not None
     call = {"name": "add", "arguments": {"a": 1}}
     text = f"[THINK]One and one.[/THINK]I add.<|call|>{json.dumps(call)}<|/call|><|call|>{json.dumps(call)}<|/call|>"
-    parser = AnswerParser(chosen.reasoning.of_request({}).parser(), chosen.calls.parser(TOOLS))
+    parser = AnswerReader(chosen.reasoning.of_request({}).parser(), chosen.calls.parser(TOOLS))
     result = read(segments_of(parser, text))
     message = parse_response(text, DECLARED, prefix="")
     assert (result.reasoning, result.content) == (message["thinking"], message["content"])

@@ -17,7 +17,7 @@ from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.grammars.notations import translate
 from oaiserve.engine.request import Grammar
 from oaiserve.errors import InvalidRequest
-from oaiserve.routes.dialects.answer import AnswerParser
+from oaiserve.routes.answer_reader import AnswerReader
 from oaiserve.routes.dialects.families import (
     HERMES,
     LLAMA,
@@ -79,7 +79,7 @@ def written(family: CallFamily, calls: list[tuple[str, dict[str, object]]]) -> s
 
 
 def calls_in(family: CallFamily, text: str) -> Read:
-    return read(segments_of(AnswerParser(None, family.parser(SCHEMAS)), text))
+    return read(segments_of(AnswerReader(None, family.parser(SCHEMAS)), text))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

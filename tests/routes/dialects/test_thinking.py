@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.routes.dialects.answer import AnswerParser
-from oaiserve.routes.dialects.hermes import HermesCalls
+from oaiserve.routes.answer_reader import AnswerReader
+from oaiserve.routes.dialects.json_calls import HermesCalls
+from oaiserve.routes.dialects.reasoning import ThinkingParser
 from oaiserve.routes.dialects.segments import Content, Reasoning
-from oaiserve.routes.dialects.thinking import ThinkingParser
 from tests.routes.dialects.reading import TOOLS, Read, cut, cuts, read, segments_of
 
 
-def parser(*, is_open: bool, with_calls: bool = False) -> AnswerParser:
-    return AnswerParser(
+def parser(*, is_open: bool, with_calls: bool = False) -> AnswerReader:
+    return AnswerReader(
         ThinkingParser("<think>", "</think>", is_open=is_open), HermesCalls(TOOLS) if with_calls else None
     )
 
