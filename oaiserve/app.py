@@ -253,8 +253,8 @@ def routes(config: Config) -> list[Route]:
         Route("/dashboard/feed", dashboard.feed),
         Route("/dashboard/static/{name}", dashboard.page_file),
     ]
-    closed_routes = [Route(path, debug.closed) for path in ("/dashboard", "/debug/requests", "/debug/report")]
-    closed_routes.append(Route("/debug/profile", debug.closed, methods=["POST"]))
+    closed_routes = [Route(path, debug.closed_route) for path in ("/dashboard", "/debug/requests", "/debug/report")]
+    closed_routes.append(Route("/debug/profile", debug.closed_route, methods=["POST"]))
     completions_path, chat_path, responses_path = "/v1/completions", "/v1/chat/completions", "/v1/responses"
     stored_path = f"{responses_path}/{{response_id}}"
     table = [
@@ -305,7 +305,7 @@ def adapter_routes(config: Config) -> list[Route]:
     if config.engine.lora_dir is None:
         load = unload = adapters.switched_off
     elif not config.server.is_private:
-        load = unload = adapters.closed
+        load = unload = adapters.closed_route
     paths = {"/v1/load_lora_adapter": load, "/v1/unload_lora_adapter": unload}
     return [Route(path, route, methods=["POST"]) for path, route in paths.items()]
 

@@ -11,14 +11,14 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from oaiserve.errors import InvalidRequest, NotFound
+from oaiserve.errors import InvalidRequest
 from oaiserve.files.adapters import BadAdapter
 from oaiserve.routes.bodies import LoadAdapterBody, UnloadAdapterBody
 from oaiserve.routes.body import read_parsed
 from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.middleware import json_response
 from oaiserve.routes.models import Model, model_of
-from oaiserve.routes.operation import Operation
+from oaiserve.routes.operation import PRIVATE, Operation, closed
 from oaiserve.routes.serving import Serving, serving_of
 
 logger = logging.getLogger(__name__)
@@ -75,17 +75,8 @@ async def unload(request: Request) -> Response:
     return json_response(UnloadedModel(adapter.name, "model", True))
 
 
-async def switched_off(request: Request) -> Response:
-    """Raise NotFound with the setting for loading adapters."""
-    raise NotFound("Adapters can be loaded and unloaded only where the server was started with --lora-dir FOLDER.")
-
-
-async def closed(request: Request) -> Response:
-    """Raise NotFound with the reason why this server lacks the route."""
-    raise NotFound(
-        f"{request.scope['path']} changes what others are served, so it is there only with an --api-key, or where "
-        "--host is this machine alone, as in 127.0.0.1."
-    )
+switched_off = closed("Adapters can be loaded and unloaded only where the server was started with --lora-dir FOLDER.")
+closed_route = closed(f"{{path}} changes what others are served, {PRIVATE}")
 
 
 def _path(serving: Serving, given: str) -> Path:

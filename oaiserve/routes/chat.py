@@ -26,7 +26,7 @@ from oaiserve.routes.objects import (
 )
 from oaiserve.routes.operation import Operation
 from oaiserve.routes.parameters import integer
-from oaiserve.routes.prepare import CheckedParams, Intake, prepare
+from oaiserve.routes.prepare import Intake, prepare
 from oaiserve.routes.respond import Answer
 from oaiserve.routes.tool_prompt import prompt_with_tools
 from oaiserve.routes.tools import requested_tools
@@ -58,24 +58,20 @@ def _answer(intake: Intake[ChatBody]) -> Answer:
         shows_tags=body.reasoning_format == "none",
     )
     own = conversation.own_params(parameters.max_tokens(body), _num_logprobs(body), constraints.grammar(body))
-    checked = intake.checked(own)
+    params, wanted = intake.checked(own)
     prompt = conversation.completed(build_prompt(body, body.messages, dialect, conversation.shown_tools))
-    return intake.answer(checked, (prompt,), _shape(intake, checked, conversation))
-
-
-def _shape(intake: Intake[ChatBody], checked: CheckedParams, conversation: Conversation) -> ChatShape:
-    body = intake.body
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
-    if not conversation.reads_calls and not conversation.reads_reasoning:
-        return ChatShape(kind, intake.head, checked.wanted)
-    return ParsedChatShape(
-        kind,
-        intake.head,
-        checked.wanted,
-        conversation,
-        intake.exchange.tool_calls,
-        shows_reasoning=body.include_reasoning is not False,
-    )
+    shape = ChatShape(kind, intake.head, wanted)
+    if conversation.reads_calls or conversation.reads_reasoning:
+        shape = ParsedChatShape(
+            kind,
+            intake.head,
+            wanted,
+            conversation,
+            intake.exchange.tool_calls,
+            shows_reasoning=body.include_reasoning is not False,
+        )
+    return intake.answer(params, (prompt,), shape)
 
 
 def _num_logprobs(body: ChatBody) -> int | None:

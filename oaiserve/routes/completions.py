@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request as HTTPRequest
 
 from oaiserve.engine.logprobs import TokenLogprobs
-from oaiserve.engine.request import Prompt, PromptDone, TextPrompt, TokenChunk, TokenPrompt, Usage
+from oaiserve.engine.request import Prompt, PromptDone, SamplingParams, TextPrompt, TokenChunk, TokenPrompt, Usage
 from oaiserve.errors import ContextLengthExceeded
 from oaiserve.routes import constraints, parameters, protocol
 from oaiserve.routes.bodies import CompletionBody
@@ -25,7 +25,7 @@ from oaiserve.routes.logprobs import (
     prompt_logprobs_in_parts,
 )
 from oaiserve.routes.operation import Operation
-from oaiserve.routes.parameters import OwnParams, Wanted, integer, prompt_ids, types_of
+from oaiserve.routes.parameters import Wanted, integer, prompt_ids, types_of
 from oaiserve.routes.prepare import Intake, prepare
 from oaiserve.routes.respond import Answer
 from oaiserve.routes.serving import serving_of
@@ -77,22 +77,18 @@ async def completions(http: HTTPRequest) -> Answer:
 def _answer(intake: Intake[CompletionBody]) -> Answer:
     body = intake.body
     max_tokens = parameters.max_tokens(body)
-    own = OwnParams(
+    num_logprobs = integer(body, "logprobs") if not isinstance(body.logprobs, bool) else 1 if body.logprobs else None
+    own = SamplingParams(
+        n=_best_of(body) or 1,
         max_tokens=16 if max_tokens is None else max_tokens,
-        num_logprobs=_num_logprobs(body),
+        logprobs=num_logprobs,
+        # With echo, the logprobs of the prompt are part of the same lists as those of the answer.
+        prompt_logprobs=num_logprobs if body.echo else None,
         grammar=constraints.grammar(body),
-        best_of=_best_of(body),
-        echo=bool(body.echo),
     )
-    checked = intake.checked(own)
-    shape = CompletionShape(intake.head, checked.wanted, echo=own.echo)
-    return intake.answer(checked, build_prompts(body), shape)
-
-
-def _num_logprobs(body: CompletionBody) -> int | None:
-    if isinstance(body.logprobs, bool):
-        return 1 if body.logprobs else None
-    return integer(body, "logprobs")
+    params, wanted = intake.checked(own)
+    echo = bool(body.echo)
+    return intake.answer(params, build_prompts(body), CompletionShape(intake.head, wanted, echo=echo), echo=echo)
 
 
 def _best_of(body: CompletionBody) -> int | None:

@@ -11,12 +11,11 @@ from typing import Any
 
 import msgspec
 
-from oaiserve.engine.request import ChatPrompt, Grammar
+from oaiserve.engine.request import ChatPrompt, Grammar, SamplingParams
 from oaiserve.routes.answer_reader import AnswerReader
 from oaiserve.routes.constraints import TEXT_FORMATS
 from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.invalid import invalid
-from oaiserve.routes.parameters import OwnParams
 from oaiserve.routes.tools import Tools, forced_schema
 
 ANY_OBJECT = {"type": "object"}
@@ -55,13 +54,13 @@ class Conversation:
 
     def own_params(
         self, max_tokens: int | None, num_logprobs: int | None, grammar: Grammar | None, *, text_lengths: bool = False
-    ) -> OwnParams:
+    ) -> SamplingParams:
         """Return the parameters of the route, with those of tools and reasoning.
 
         `grammar` is the client's. Raises InvalidRequest if it does not go together with tools."""
-        return OwnParams(
+        return SamplingParams(
             max_tokens=max_tokens,
-            num_logprobs=num_logprobs,
+            logprobs=num_logprobs,
             grammar=self._constraint(grammar),
             stop_after=self._end_of_reasoning,
             visible_special_ids=self._dialect.visible_ids(calls=self.tools is not None, reasoning=self.reads_reasoning),

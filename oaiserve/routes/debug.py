@@ -25,12 +25,13 @@ from oaiserve.facts.times import PHASES
 from oaiserve.files import private
 from oaiserve.routes.accounts import AccountList, WholeAccount
 from oaiserve.routes.middleware import json_response
-from oaiserve.routes.operation import Operation, Parameter, read_query
+from oaiserve.routes.operation import PRIVATE, Operation, Parameter, closed, read_query
 from oaiserve.routes.serving import serving_of
 from oaiserve.routes.waterfall import page
 
 logger = logging.getLogger(__name__)
 
+closed_route = closed(f"{{path}} shows other people's requests, {PRIVATE}")  # these, and the live page
 POLL_SECONDS = 0.2  # how often a profile checks that its client is still connected
 MOST_STEPS, MOST_SECONDS = 1000, 600
 
@@ -186,14 +187,6 @@ async def report(request: Request) -> Response:
             made.kv_use,
             engine.is_ready,
         )
-    )
-
-
-async def closed(request: Request) -> Response:
-    """Raise NotFound with the reason why this server has neither these routes nor the live page."""
-    raise NotFound(
-        f"{request.scope['path']} shows other people's requests, so it is there only with an --api-key, or where "
-        "--host is this machine alone, as in 127.0.0.1."
     )
 
 

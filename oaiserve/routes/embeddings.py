@@ -20,6 +20,7 @@ from oaiserve.routes.pooling import (
     PoolingBody,
     PoolingUsage,
     check_number,
+    list_head,
     most_tokens,
     pooling_of,
     rendered,
@@ -29,7 +30,7 @@ from oaiserve.routes.pooling import (
 )
 from oaiserve.routes.prepare import Intake, prepare
 from oaiserve.routes.respond import Answer
-from oaiserve.routes.shapes import Head, encode
+from oaiserve.routes.shapes import encode
 
 
 class EmbeddingBody(PoolingBody, kw_only=True):
@@ -83,13 +84,23 @@ def _answer(intake: Intake[EmbeddingBody]) -> Answer:
     body, pooling = intake.body, pooling_of(intake)
     as_base64 = body.encoding_format == "base64"
     size = _size(body, pooling)
-    shape = EmbeddingShape(intake.head, size, as_base64=as_base64, normalize=body.normalize is not False)
+
+    def item(pooled: Pooled) -> bytes:
+        vector = values_of(pooled, size)
+        if body.normalize is not False:
+            vector = unit(vector)
+        values = b64encode(vector.astype("<f4").tobytes()).decode() if as_base64 else vector.tolist()
+        return encode(Embedding(pooled.index, values))
+
+    def whole(_prompts: Sequence[PromptDone], vectors: Sequence[Pooled], usage: Usage) -> Iterator[bytes]:
+        return rendered(list_head(intake.head), "data", map(item, vectors), usage)
+
     params: dict[str, str | int | float | bool] = {"encoding_format": "base64" if as_base64 else "float"}
     if size is not None:
         params["dimensions"] = size
     if body.prompt_name is not None:
         params["prompt_name"] = body.prompt_name
-    return intake.pooled_answer(build_prompts(body, pooling, most_tokens(intake)), shape, params)
+    return intake.pooled_answer(build_prompts(body, pooling, most_tokens(intake)), whole, params)
 
 
 def _size(body: EmbeddingBody, pooling: Pooling) -> int | None:
@@ -137,24 +148,3 @@ def _text_before(name: str | None, pooling: Pooling) -> str:
         known = ", ".join(map(repr, pooling.prompts)) or "none"
         raise invalid("prompt_name", f"this model's prompts are: {known}, got {show(name)}")
     return pooling.prompts[name]
-
-
-class EmbeddingShape:
-    """Renders the answers of /v1/embeddings."""
-
-    def __init__(self, head: Head, size: int | None, *, as_base64: bool, normalize: bool) -> None:
-        self._head = head
-        self._size = size
-        self._as_base64 = as_base64
-        self._normalize = normalize
-
-    def whole(self, prompts: Sequence[PromptDone], vectors: Sequence[Pooled], usage: Usage) -> Iterator[bytes]:
-        head = {"id": self._head.id, "object": "list", "created": self._head.created, "model": self._head.model}
-        return rendered(head, "data", map(self._item, vectors), usage)
-
-    def _item(self, pooled: Pooled) -> bytes:
-        vector = values_of(pooled, self._size)
-        if self._normalize:
-            vector = unit(vector)
-        values = b64encode(vector.astype("<f4").tobytes()).decode() if self._as_base64 else vector.tolist()
-        return encode(Embedding(pooled.index, values))

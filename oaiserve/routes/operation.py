@@ -5,12 +5,14 @@ The types of bodies and answers are those of the code, and the parameters of a q
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.datastructures import QueryParams
+from starlette.requests import Request
+from starlette.responses import Response
 
 from oaiserve.errors import (
     APIError,
@@ -99,6 +101,19 @@ def operation_of(endpoint: Callable[..., Any]) -> Operation | None:
     """Return the description of a route by its function, or None for a closed route, which only tells the reason."""
     operation: Operation | None = getattr(endpoint, "operation", None)
     return operation
+
+
+# The end of the reason why a server that others can reach lacks a route.
+PRIVATE = "so it is there only with an --api-key, or where --host is this machine alone, as in 127.0.0.1."
+
+
+def closed(reason: str) -> Callable[[Request], Awaitable[Response]]:
+    """Return the function of a route that this server lacks. It raises NotFound with the reason."""
+
+    async def refuse(request: Request) -> Response:
+        raise NotFound(reason.format(path=request.scope["path"]))
+
+    return refuse
 
 
 class ErrorDetails(msgspec.Struct):

@@ -7,12 +7,12 @@ HTTP, and only the request types of the engine.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
 import msgspec
 
-from oaiserve.engine.request import ChatPrompt, Grammar, PairPrompt, Prompt, SamplingParams, TextPrompt
+from oaiserve.engine.request import ChatPrompt, PairPrompt, Prompt, SamplingParams, TextPrompt
 from oaiserve.routes.bodies import MAX_CHARACTERS, MAX_SALT_CHARACTERS, MAX_STRINGS, SamplingBody, ranges
 from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.objects import Integer
@@ -56,29 +56,15 @@ def max_tokens(body: SamplingBody) -> int | None:
     return older if newer is None else newer
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OwnParams:
-    """The parameters with a name or a limit of each generation route's own."""
+def sampling_params(body: SamplingBody, own: SamplingParams, defaults: Mapping[str, float | int]) -> SamplingParams:
+    """Return the checked sampling parameters of the body, beside those with a name or a limit of the route's `own`.
 
-    max_tokens: int | None  # None: the rest of the context
-    num_logprobs: int | None  # alternatives per generated token; None: no logprobs
-    grammar: Grammar | None = None
-    best_of: int | None = None  # candidates per prompt, of which the client gets the best n; None: n
-    echo: bool = False
-    stop_after: str = ""  # the text with which reasoning ends, for which stops do not count
-    visible_special_ids: frozenset[int] = frozenset()
-    text_lengths: bool = False
-
-
-def sampling_params(body: SamplingBody, own: OwnParams, defaults: Mapping[str, float | int]) -> SamplingParams:
-    """Return the checked sampling parameters of the body. A value that the client did not set comes from `defaults`,
-    which are the model's, or else from OpenAI."""
-    # With echo, the logprobs of the prompt are part of the same lists as those of the answer.
-    of_prompt = (own.num_logprobs if own.echo else None, prompt_logprobs(body))
-    max_tokens = own.max_tokens
+    A value that the client did not set comes from `defaults`, which are the model's, or else from OpenAI.
+    """
+    of_prompt = (own.prompt_logprobs, prompt_logprobs(body))
     min_tokens = integer(body, "min_tokens") or 0
-    if max_tokens is not None and min_tokens > max_tokens:
-        raise invalid("min_tokens", f"must be <= max_tokens ({max_tokens}), got {min_tokens}")
+    if own.max_tokens is not None and min_tokens > own.max_tokens:
+        raise invalid("min_tokens", f"must be <= max_tokens ({own.max_tokens}), got {min_tokens}")
     top_k = integer(body, "top_k")
     seed = integer(body, "seed")
 
@@ -86,10 +72,10 @@ def sampling_params(body: SamplingBody, own: OwnParams, defaults: Mapping[str, f
         value = getattr(body, name)
         return defaults.get(name, default) if value is None else _within(name, value, *ranges(type(body))[name])
 
-    return SamplingParams(
+    return replace(
+        own,
         **{name: number(name, default) for name, default in _FRACTIONS.items()},
         n=integer(body, "n") or 1,
-        max_tokens=max_tokens,
         min_tokens=min_tokens,
         top_k=max(0, int(defaults.get("top_k", 0)) if top_k is None else top_k),  # -1 and 0 are both "off"
         logit_bias=_logit_bias(body.logit_bias or {}),
@@ -101,12 +87,7 @@ def sampling_params(body: SamplingBody, own: OwnParams, defaults: Mapping[str, f
         include_stop_str_in_output=bool(body.include_stop_str_in_output),
         ignore_eos=bool(body.ignore_eos),
         skip_special_tokens=body.skip_special_tokens is not False,
-        logprobs=own.num_logprobs,
         prompt_logprobs=max((number for number in of_prompt if number is not None), default=None),
-        grammar=own.grammar,
-        stop_after=own.stop_after,
-        visible_special_ids=own.visible_special_ids,
-        text_lengths=own.text_lengths,
     )
 
 
@@ -194,14 +175,14 @@ class Wanted:
     continuous_usage: bool  # usage so far in every chunk
 
 
-def wanted(body: SamplingBody, own: OwnParams, params: SamplingParams) -> Wanted:
+def wanted(body: SamplingBody, params: SamplingParams) -> Wanted:
     options = body.stream_options or {}
     if options and not body.stream:
         raise invalid("stream_options", "is only allowed with 'stream': true")
     include_usage = bool(options.get("include_usage"))
     return Wanted(
         n=params.n,
-        num_logprobs=own.num_logprobs,
+        num_logprobs=params.logprobs,
         num_prompt_logprobs=prompt_logprobs(body),
         as_token_ids=bool(body.return_tokens_as_token_ids),
         with_token_ids=bool(body.return_token_ids),

@@ -16,7 +16,7 @@ from oaiserve.routes.invalid import invalid
 from oaiserve.routes.objects import Integer, described
 from oaiserve.routes.parameters import integer
 from oaiserve.routes.prepare import Intake
-from oaiserve.routes.shapes import encode, joined
+from oaiserve.routes.shapes import Head, encode, joined
 
 MAX_TEXTS = 2048  # of one request: OpenAI's limit
 Vector = np.ndarray[tuple[int], np.dtype[np.float32]]
@@ -91,6 +91,10 @@ class PoolingUsage(msgspec.Struct):
 
     prompt_tokens: int
     total_tokens: int
+
+
+def list_head(head: Head) -> dict[str, Any]:
+    return {"id": head.id, "object": "list", "created": head.created, "model": head.model}
 
 
 def rendered(head: dict[str, Any], name: str, items: Iterator[bytes], usage: Usage) -> Iterator[bytes]:

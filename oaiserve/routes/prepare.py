@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from dataclasses import replace
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from starlette.requests import Request as HTTPRequest
@@ -22,22 +22,14 @@ from oaiserve.routes.bodies import MAX_CHOICES_PER_REQUEST, SamplingBody
 from oaiserve.routes.body import in_turns_if_large, read_body
 from oaiserve.routes.exchange import Exchange
 from oaiserve.routes.invalid import invalid
-from oaiserve.routes.parameters import OwnParams, Wanted, integer
-from oaiserve.routes.respond import Answer, Shape, WholeShape
+from oaiserve.routes.parameters import Wanted, integer
+from oaiserve.routes.respond import Answer, RenderWhole, Shape
 from oaiserve.routes.serving import Serving, serving_of
 from oaiserve.routes.shapes import Head
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 OwnBody = TypeVar("OwnBody", bound=msgspec.Struct, covariant=True)
 Made = TypeVar("Made")
-
-
-class CheckedParams(NamedTuple):
-    """The sampling parameters for the engine, and the optional parts of the answer."""
-
-    params: SamplingParams
-    wanted: Wanted
-    echo: bool
 
 
 class Intake(Generic[OwnBody]):
@@ -62,29 +54,33 @@ class Intake(Generic[OwnBody]):
         )
         self._content = content
 
-    def checked(self: Intake[SamplingBody], own: OwnParams) -> CheckedParams:
-        """Check the common parameters of all generation routes, and join them with the route's own."""
+    def checked(self: Intake[SamplingBody], own: SamplingParams) -> tuple[SamplingParams, Wanted]:
+        """Check the common parameters of all generation routes, and join them with the route's own.
+
+        Return those for the engine, and the optional parts of the answer. With `own.n`, the engine makes so many
+        candidates for each prompt, of which the client gets the best."""
         params = parameters.sampling_params(self.body, own, self.serving.engine.default_params)
         recorded = parameters.recorded_params(self.body, params)
-        wanted = parameters.wanted(self.body, own, params)
-        if own.best_of is not None and own.best_of > params.n:
-            recorded["best_of"] = own.best_of
+        wanted = parameters.wanted(self.body, params)
+        if own.n > params.n:
+            recorded["best_of"] = own.n
             # The candidates are ranked by their log-probabilities, so the engine must return these.
-            params = replace(params, n=own.best_of, logprobs=own.num_logprobs or 0)
+            params = replace(params, n=own.n, logprobs=own.logprobs or 0)
         self.exchange.params = recorded
-        return CheckedParams(params, wanted, own.echo)
+        return params, wanted
 
     def answer(
         self: Intake[SamplingBody],
-        checked: CheckedParams,
+        params: SamplingParams,
         prompts: tuple[Prompt, ...],
         shape: Shape,
+        *,
+        echo: bool = False,
         before_end: Callable[[Usage], Awaitable[None]] | None = None,
     ) -> Answer:
         """Return the answer to a generation request, ready to be submitted to the engine."""
-        body, params = self.body, checked.params
         if len(prompts) * params.n > MAX_CHOICES_PER_REQUEST:
-            limit, name = MAX_CHOICES_PER_REQUEST, "n" if params.n == checked.wanted.n else "best_of"
+            limit, name = MAX_CHOICES_PER_REQUEST, "n" if params.n == (integer(self.body, "n") or 1) else "best_of"
             raise invalid("prompt", f"prompts times {name} must be <= {limit}, got {len(prompts)} times {params.n}")
         prefix_keys: tuple[tuple[int, float], ...] = ()
         # Stored responses that a request goes on from are not in its body, and routers know bodies only.
@@ -94,23 +90,23 @@ class Intake(Generic[OwnBody]):
         request = self.request(
             prompts,
             params,
-            echo=checked.echo,
-            priority=integer(body, "priority") or 0,
-            cache_salt=parameters.cache_salt(body),
-            stream_interval=parameters.stream_interval(body, self.serving.stream_interval),
+            echo=echo,
+            priority=integer(self.body, "priority") or 0,
+            cache_salt=parameters.cache_salt(self.body),
+            stream_interval=parameters.stream_interval(self.body, self.serving.stream_interval),
             prefix_keys=prefix_keys,
         )
-        streams = self.exchange.is_streaming
-        return Answer(self.serving, self.exchange, request, shape, stream=streams, before_end=before_end)
+        stream = shape if self.exchange.is_streaming else None
+        return Answer(self.serving, self.exchange, request, shape.whole, stream=stream, before_end=before_end)
 
     def pooled_answer(
-        self, prompts: tuple[Prompt, ...], shape: WholeShape, params: dict[str, str | int | float | bool]
+        self, prompts: tuple[Prompt, ...], whole: RenderWhole, params: dict[str, str | int | float | bool]
     ) -> Answer:
-        """Return the answer made of the vectors of prompts. `params` are for the record."""
+        """Return the answer that `whole` renders of the vectors of prompts. `params` are for the record."""
         self.exchange.params = params | {"num_inputs": len(prompts)}
         priority = integer(self.body, "priority") or 0
         request = self.request(prompts, SamplingParams(max_tokens=0), priority=priority)
-        return Answer(self.serving, self.exchange, request, shape, stream=False)
+        return Answer(self.serving, self.exchange, request, whole)
 
     def request(self, prompts: tuple[Prompt, ...], params: SamplingParams, **more: Any) -> Request:
         exchange = self.exchange

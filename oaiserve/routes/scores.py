@@ -6,6 +6,7 @@ The answers are those of vLLM, Jina and Cohere.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import msgspec
@@ -26,6 +27,7 @@ from oaiserve.routes.pooling import (
     PoolingBody,
     PoolingUsage,
     check_number,
+    list_head,
     most_tokens,
     pooling_of,
     rendered,
@@ -36,7 +38,7 @@ from oaiserve.routes.pooling import (
 )
 from oaiserve.routes.prepare import Intake, prepare
 from oaiserve.routes.respond import Answer
-from oaiserve.routes.shapes import Head, encode
+from oaiserve.routes.shapes import encode
 
 Texts = str | Annotated[list[str], msgspec.Meta(extra_json_schema={"minItems": 1, "maxItems": MAX_TEXTS})]
 
@@ -144,7 +146,12 @@ def _score_answer(intake: Intake[ScoreBody]) -> Answer:
     if len(firsts) not in (1, len(seconds)):
         raise invalid(names[0], f"must be one text, or as many as '{names[1]}' ({len(seconds)}), got {len(firsts)}")
     pairing = Pairing(firsts, seconds, names, pooling_of(intake), most_tokens(intake), is_search=has_queries)
-    return intake.pooled_answer(pairing.prompts(), ScoreShape(intake.head, pairing), {})
+
+    def whole(_prompts: Sequence[PromptDone], vectors: Sequence[Pooled], usage: Usage) -> Iterator[bytes]:
+        items = (encode(Score(index, score)) for index, score in enumerate(pairing.scores(vectors)))
+        return rendered(list_head(intake.head), "data", items, usage)
+
+    return intake.pooled_answer(pairing.prompts(), whole, {})
 
 
 def _rerank_answer(intake: Intake[RerankBody]) -> Answer:
@@ -154,12 +161,19 @@ def _rerank_answer(intake: Intake[RerankBody]) -> Answer:
     top_n = integer(body, "top_n")
     names = ("query", "documents")
     pairing = Pairing([body.query], documents, names, pooling_of(intake), most_tokens(intake), is_search=True)
-    shown = documents if body.return_documents is not False else None
-    params: dict[str, str | int | float | bool] = {} if top_n is None else {"top_n": top_n}
-    shape = RerankShape(intake.head, pairing, shown, top_n or len(documents))
-    return intake.pooled_answer(pairing.prompts(), shape, params)
+    shown = [UNSET if body.return_documents is False else ShownDocument(text) for text in documents]
+
+    def whole(_prompts: Sequence[PromptDone], vectors: Sequence[Pooled], usage: Usage) -> Iterator[bytes]:
+        """Render the best documents, best first. Of equal ones the first is first."""
+        scores = pairing.scores(vectors)
+        best = sorted(range(len(scores)), key=lambda index: -scores[index])[: top_n or len(documents)]
+        items = (encode(Ranked(index, scores[index], shown[index])) for index in best)
+        return rendered({"id": intake.head.id, "model": intake.head.model}, "results", items, usage)
+
+    return intake.pooled_answer(pairing.prompts(), whole, {} if top_n is None else {"top_n": top_n})
 
 
+@dataclass(frozen=True, slots=True)
 class Pairing:
     """The pairs of a request: the first texts with the second ones, or the only first one with each of these.
 
@@ -167,78 +181,35 @@ class Pairing:
     a search it reads them behind its prompts for queries and for documents, if it has these.
     """
 
-    def __init__(
-        self,
-        firsts: list[str],
-        seconds: list[str],
-        names: tuple[str, str],
-        pooling: Pooling,
-        limit: int | None,
-        *,
-        is_search: bool,
-    ) -> None:
-        self._firsts = firsts
-        self._seconds = seconds
-        self._names = names
-        self._pooling = pooling
-        self._limit = limit
-        self._is_search = is_search
+    firsts: list[str]
+    seconds: list[str]
+    names: tuple[str, str]  # of the parameters
+    pooling: Pooling
+    limit: int | None  # tokens to which texts are cut; None: they are not
+    is_search: bool
 
     def prompts(self) -> tuple[Prompt, ...]:
-        if self._pooling.task == "score":
+        if self.pooling.task == "score":
             return tuple(
-                PairPrompt(self._firsts[index if len(self._firsts) > 1 else 0], second, self._names[1], self._limit)
-                for index, second in enumerate(self._seconds)
+                PairPrompt(self.firsts[index if len(self.firsts) > 1 else 0], second, self.names[1], self.limit)
+                for index, second in enumerate(self.seconds)
             )
         return (
-            *text_prompts(self._firsts, self._text_before("query"), self._names[0], self._limit),
-            *text_prompts(self._seconds, self._text_before("document", "passage"), self._names[1], self._limit),
+            *text_prompts(self.firsts, self._text_before("query"), self.names[0], self.limit),
+            *text_prompts(self.seconds, self._text_before("document", "passage"), self.names[1], self.limit),
         )
 
     def _text_before(self, *names: str) -> str:
-        if self._is_search:
+        if self.is_search:
             for name in names:
-                if name in self._pooling.prompts:
-                    return self._pooling.prompts[name]
-        return self._pooling.default_prompt
+                if name in self.pooling.prompts:
+                    return self.pooling.prompts[name]
+        return self.pooling.default_prompt
 
     def scores(self, vectors: Sequence[Pooled]) -> list[float]:
         """Return the score of each pair."""
-        if self._pooling.task == "score":
+        if self.pooling.task == "score":
             return [float(pooled.vector[0]) for pooled in vectors]
         units = [unit(values_of(pooled)) for pooled in vectors]
-        firsts, seconds = units[: len(self._firsts)], units[len(self._firsts) :]
+        firsts, seconds = units[: len(self.firsts)], units[len(self.firsts) :]
         return [float(np.dot(firsts[index if len(firsts) > 1 else 0], second)) for index, second in enumerate(seconds)]
-
-
-class ScoreShape:
-    """Renders the answers of /v1/score."""
-
-    def __init__(self, head: Head, pairing: Pairing) -> None:
-        self._head = head
-        self._pairing = pairing
-
-    def whole(self, prompts: Sequence[PromptDone], vectors: Sequence[Pooled], usage: Usage) -> Iterator[bytes]:
-        head = {"id": self._head.id, "object": "list", "created": self._head.created, "model": self._head.model}
-        scores = self._pairing.scores(vectors)
-        items = (encode(Score(index, score)) for index, score in enumerate(scores))
-        return rendered(head, "data", items, usage)
-
-
-class RerankShape:
-    """Renders the answers of /v1/rerank: the best documents, best first. Of equal ones the first is first."""
-
-    def __init__(self, head: Head, pairing: Pairing, documents: list[str] | None, number: int) -> None:
-        self._head = head
-        self._pairing = pairing
-        self._documents = documents  # None: they are not shown
-        self._number = number
-
-    def whole(self, prompts: Sequence[PromptDone], vectors: Sequence[Pooled], usage: Usage) -> Iterator[bytes]:
-        scores = self._pairing.scores(vectors)
-        best = sorted(range(len(scores)), key=lambda index: -scores[index])[: self._number]
-        head = {"id": self._head.id, "model": self._head.model}
-        return rendered(head, "results", (self._item(index, scores[index]) for index in best), usage)
-
-    def _item(self, index: int, score: float) -> bytes:
-        return encode(Ranked(index, score, UNSET if self._documents is None else ShownDocument(self._documents[index])))

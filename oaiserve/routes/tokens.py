@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from oaiserve.engine.request import Prompt, TextPrompt, TooManyTokens
-from oaiserve.errors import InvalidRequest, NotFound
+from oaiserve.errors import InvalidRequest
 from oaiserve.routes import protocol
 from oaiserve.routes.bodies import DetokenizeBody, TokenizeBody
 from oaiserve.routes.body import in_turns, read_parsed
@@ -21,7 +21,7 @@ from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.middleware import json_response
 from oaiserve.routes.objects import Integer
-from oaiserve.routes.operation import Operation
+from oaiserve.routes.operation import Operation, closed
 from oaiserve.routes.parameters import token_ids
 from oaiserve.routes.serving import Serving, serving_of
 from oaiserve.routes.tools import shown_tools
@@ -97,8 +97,7 @@ async def tokenizer_info(request: Request) -> Response:
     return json_response(msgspec.convert(serving_of(request).engine.tokenizer.info, TokenizerInfo))
 
 
-async def no_tokenizer_info(request: Request) -> Response:
-    raise NotFound("/tokenizer_info shows the chat template, so it is there only with --tokenizer-info.")
+no_tokenizer_info = closed("/tokenizer_info shows the chat template, so it is there only with --tokenizer-info.")
 
 
 async def _answer(request: Request, model: str | None, work: Generator[None, None, bytes], num_bytes: int) -> Response:

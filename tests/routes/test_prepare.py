@@ -21,7 +21,6 @@ from oaiserve.facts.record import Outcome
 from oaiserve.routes import sse
 from oaiserve.routes.bodies import SamplingBody
 from oaiserve.routes.exchange import Accounting
-from oaiserve.routes.parameters import OwnParams
 from oaiserve.routes.prepare import Intake, prepare
 from oaiserve.routes.respond import Answer, Timings
 from tests.routes.conftest import Served, run_server
@@ -62,9 +61,8 @@ async def speech(http: HTTPRequest) -> Answer:
 
 
 def speech_answer(intake: Intake[SpeechBody]) -> Answer:
-    own = OwnParams(max_tokens=intake.body.max_output_tokens, num_logprobs=None)
-    checked = intake.checked(own)
-    return intake.answer(checked, (TextPrompt(intake.body.input),), SpeechShape(intake.head.id))
+    params, _ = intake.checked(SamplingParams(max_tokens=intake.body.max_output_tokens))
+    return intake.answer(params, (TextPrompt(intake.body.input),), SpeechShape(intake.head.id))
 
 
 @pytest.fixture(scope="module")

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oaiserve.engine.logprobs import TokenLogprob, TokenLogprobs, TopLogprob
-from oaiserve.engine.request import ChatPrompt, TextPrompt, TokenPrompt
+from oaiserve.engine.request import ChatPrompt, SamplingParams, TextPrompt, TokenPrompt
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes.bodies import ChatBody, CompletionBody
 from oaiserve.routes.body import at_once
 from oaiserve.routes.constraints import grammar
 from oaiserve.routes.logprobs import completion_logprobs
-from oaiserve.routes.parameters import OwnParams, sampling_params, traced_prompts
+from oaiserve.routes.parameters import sampling_params, traced_prompts
 from oaiserve.routes.protocol import UnknownNames, num_ids, parse
 
 decoder = msgspec.json.Decoder(CompletionBody)
@@ -32,7 +32,7 @@ json_values = st.recursive(
 def refusal(body: bytes) -> InvalidRequest | None:
     try:
         parsed = at_once(parse(decoder, body, UnknownNames()))
-        sampling_params(parsed, OwnParams(max_tokens=16, num_logprobs=None, grammar=grammar(parsed)), {})
+        sampling_params(parsed, SamplingParams(max_tokens=16, grammar=grammar(parsed)), {})
     except InvalidRequest as error:
         return error
     return None

@@ -1,4 +1,4 @@
-"""Calls as JSON objects with the name of a tool and its arguments, as Hermes and Qwen, Llama 3 and Mistral have them."""
+"""Calls as JSON objects with the name of a tool and its arguments, as Hermes, Qwen, Llama 3 and Mistral have them."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def _answer(intake: Intake[ResponsesBody], earlier: _Earlier) -> Answer:
         constraints.grammar(body, text_format),
         text_lengths=num_logprobs is not None and conversation.reads_calls,
     )
-    checked = intake.checked(own)
+    params, wanted = intake.checked(own)
     items = _input_items(intake, earlier)
     messages = chat_messages(_items_of(earlier.turns), items)
     if body.instructions is not None:
@@ -149,7 +149,7 @@ def _answer(intake: Intake[ResponsesBody], earlier: _Earlier) -> Answer:
         exchange.conversation_id = intake.head.id
     shape = ResponsesShape(
         intake.head,
-        checked.wanted,
+        wanted,
         conversation,
         exchange.tool_calls,
         _reported(intake, stores=stores),
@@ -168,7 +168,7 @@ def _answer(intake: Intake[ResponsesBody], earlier: _Earlier) -> Answer:
         )
         await serving.responses.put(earlier.owner, stored)
 
-    return intake.answer(checked, (conversation.completed(prompt),), shape, store if stores else None)
+    return intake.answer(params, (conversation.completed(prompt),), shape, before_end=store if stores else None)
 
 
 def _input_items(intake: Intake[ResponsesBody], earlier: _Earlier) -> list[Item]:
