@@ -37,7 +37,7 @@ from oaiserve.routes.dialects.dialect import dialect_of
 from oaiserve.routes.exchange import Accounting
 from oaiserve.routes.feed import Feed
 from oaiserve.routes.middleware import Errors, RequestHeaders, TidyPath, render_http_exception
-from oaiserve.routes.openapi import Published
+from oaiserve.routes.openapi import published
 from oaiserve.routes.responses import route as responses
 from oaiserve.routes.responses import stored as stored_responses
 from oaiserve.routes.responses.database import ResponseDatabase
@@ -294,8 +294,8 @@ def routes(config: Config) -> list[Route]:
         *(protected_routes if config.server.is_private else closed_routes),
     ]
     server = config.server
-    published = Published(table, version=__version__, needs_key=server.needs_key, guard_all=server.guard_all)
-    table.append(Route("/openapi.json", published.answer))
+    schema = published(table, version=__version__, needs_key=server.needs_key, guard_all=server.guard_all)
+    table.append(Route("/openapi.json", schema))
     return table
 
 

@@ -12,6 +12,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from types import FrameType
 
 import uvicorn
@@ -99,29 +100,17 @@ class Server(uvicorn.Server):
         if self.lifespan.should_exit:
             sys.exit(STARTUP_FAILURE)
         tls = self.config.ssl
+        make = partial(Connection, self.config, self.server_state, self.lifespan.state, timeouts=self._timeouts)
         self._connector = Connector(
             self.connections,
-            self._make_connection,
+            lambda on_lost: make(count=self.connections.count, on_lost=on_lost),
             tls=tls,
             handshake_timeout_seconds=self._timeouts.head_seconds,
         )
-        refusal = None if tls else self._refusal
+        refusal = None if tls else partial(too_many_connections, self.server_state.default_headers)
         for sock in sockets or ():
             self._listeners.append(Listener(sock, self.connections, self._connector.begin, refusal=refusal))
         self.started = True
-
-    def _refusal(self) -> bytes:
-        return too_many_connections(self.server_state.default_headers)
-
-    def _make_connection(self, on_lost: Callable[[], None]) -> Connection:
-        return Connection(
-            self.config,
-            self.server_state,
-            self.lifespan.state,
-            timeouts=self._timeouts,
-            count=self.connections.count,
-            on_lost=on_lost,
-        )
 
     async def on_tick(self, counter: int) -> bool:
         """End the server if there is a failure. uvicorn calls this ten times a second."""

@@ -8,7 +8,7 @@ only, and to no pages but its own and those allowed by the operator.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from hashlib import sha256
 from typing import NoReturn
 
@@ -76,18 +76,14 @@ class Hosts:
         if host is None:
             shown = ", ".join(given)[:80]
             raise InvalidRequest(f"The header Host must be one name with or without a port, got {shown!r}.")
-        if not self._is_own(host.name):
+        is_own = host.name in self._allowed or is_loopback(host.name)
+        if not (is_own or (not self._is_local and (not self._allowed or is_address(host.name)))):
             message = (
                 f"This server does not answer to the name '{host.name}'. If that is a name of it, start it with "
                 f"--allowed-host {host.name}"
             )
             _refuse(scope, AccessRefusal.HOST, Forbidden(message, code="host_not_allowed"), self._count, host.name)
         return host
-
-    def _is_own(self, name: str) -> bool:
-        if name in self._allowed or is_loopback(name):
-            return True
-        return not self._is_local and (not self._allowed or is_address(name))
 
 
 class CORSHeaders:
@@ -133,7 +129,11 @@ class Origins:
             if given:
                 self._check(scope, given)
                 if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
-                    return await _preflight(headers)(scope, receive, send)
+                    # Allow the methods and headers of the server. The browser keeps a page from any other.
+                    allowed = {"access-control-allow-methods": "GET, POST, DELETE", "access-control-max-age": "600"}
+                    if (names := headers.get("access-control-request-headers")) is not None:
+                        allowed["access-control-allow-headers"] = names
+                    return await Response(status_code=204, headers=allowed)(scope, receive, send)
         await self.app(scope, receive, send)
 
     def _check(self, scope: Scope, given: list[str]) -> None:
@@ -152,14 +152,6 @@ class Origins:
 
 def _is_among(origin: str, origins: tuple[str, ...]) -> bool:
     return "*" in origins or origin in origins
-
-
-def _preflight(request_headers: Mapping[str, str]) -> Response:
-    """Allow the methods and headers of the server. The browser keeps a page from any other."""
-    headers = {"access-control-allow-methods": "GET, POST, DELETE", "access-control-max-age": "600"}
-    if (names := request_headers.get("access-control-request-headers")) is not None:
-        headers["access-control-allow-headers"] = names
-    return Response(status_code=204, headers=headers)
 
 
 _OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics", "/openapi.json"})
@@ -186,7 +178,8 @@ class APIKeys:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not is_open(scope["path"], guard_all=self._guard_all):
-            given = _given_key(scope)
+            scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+            given = key.strip().encode("latin-1") if scheme.lower() == "bearer" else b""  # as it was on the wire
             name = self._checked(scope, given)
             # Not the name: that of another key may be the same after a restart.
             scope["state"].update(key_name=name, client=name, owner=sha256(given).hexdigest())
@@ -199,13 +192,6 @@ class APIKeys:
             _refuse(scope, AccessRefusal.MISSING_KEY, missing, self._count)
         name = self._keys.name_of(given)
         if name is None:
-            _refuse(
-                scope, AccessRefusal.UNKNOWN_KEY, Unauthorized("The API key is not known to this server."), self._count
-            )
+            unknown = Unauthorized("The API key is not known to this server.")
+            _refuse(scope, AccessRefusal.UNKNOWN_KEY, unknown, self._count)
         return name
-
-
-def _given_key(scope: Scope) -> bytes:
-    """Return the key of a request as it was on the wire; empty if it has none."""
-    scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
-    return given.strip().encode("latin-1") if scheme.lower() == "bearer" else b""

@@ -109,21 +109,20 @@ def _message(where: str, message: Message) -> dict[str, Any]:
     name = {} if message.name is None else {"name": message.name}
     match message:
         case AssistantMessage():
-            return {"role": "assistant", "content": _answered(where, message), **name, **_thought(message)} | _calls(
-                message
-            )
+            if message.content is None and message.refusal is None and not _calls(message):
+                reason = "is required for the role 'assistant' if it calls no tools"
+                raise invalid("messages", reason, f"{where}.content")
+            answered = (message.refusal or "") if message.content is None else _content(message.content)
+            reasoning = message.reasoning_content if message.reasoning is None else message.reasoning
+            # Templates know it by one name or the other.
+            thought = {} if reasoning is None else {"reasoning": reasoning, "reasoning_content": reasoning}
+            return {"role": "assistant", "content": answered, **name, **thought, **_calls(message)}
         case ToolMessage():
             return {"role": "tool", "content": _content(message.content), **name, "tool_call_id": message.tool_call_id}
         case FunctionMessage():  # the older form of a tool's result
             content = "" if message.content is None else _content(message.content)
             return {"role": "tool", "content": content, **name, "tool_call_id": _id_of_function(message.name)}
     return {"role": message.__struct_config__.tag, "content": _content(message.content), **name}
-
-
-def _thought(message: AssistantMessage) -> dict[str, str]:
-    reasoning = message.reasoning_content if message.reasoning is None else message.reasoning
-    # Templates know it by one name or the other.
-    return {} if reasoning is None else {"reasoning": reasoning, "reasoning_content": reasoning}
 
 
 def _calls(message: AssistantMessage) -> dict[str, Any]:
@@ -146,16 +145,6 @@ def _call(call_id: str | None, function: CalledFunction) -> dict[str, Any]:
 def _id_of_function(name: str) -> str:
     """Return the id of a call in the older form, in which calls and results are joined by the function's name."""
     return f"call_{name}"
-
-
-def _answered(where: str, message: AssistantMessage) -> str | list[dict[str, str]]:
-    if message.content is not None:
-        return _content(message.content)
-    if message.refusal is not None:
-        return message.refusal
-    if not message.tool_calls and message.function_call is None:
-        raise invalid("messages", "is required for the role 'assistant' if it calls no tools", f"{where}.content")
-    return ""
 
 
 def _content(content: Content) -> str | list[dict[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
@@ -17,7 +18,7 @@ from oaiserve.routes.conversation import Conversation
 from oaiserve.routes.dialects.segments import Arguments, CallBegin, CallBroken, CallEnd, Content, Reasoning, Segment
 from oaiserve.routes.logprobs import (
     ChatLogprobs,
-    chat_logprobs,
+    chat_entries,
     chat_logprobs_in_parts,
     drop_end_logprob,
     prompt_logprobs_in_parts,
@@ -176,7 +177,9 @@ class ChatShape(ChoicesShape):
         """Return the delta of a choice, with the log-probabilities and ids of the chunk's tokens."""
         choice = ChatChunkChoice(chunk.index, delta)
         if chunk.logprobs and self._wanted.num_logprobs is not None:
-            choice.logprobs = chat_logprobs(chunk.logprobs, self._wanted.num_logprobs, self._wanted.as_token_ids)
+            choice.logprobs = ChatLogprobs(
+                chat_entries(chunk.logprobs.entries(), self._wanted.num_logprobs, self._wanted.as_token_ids)
+            )
         if self._wanted.with_token_ids:
             choice.token_ids = chunk.token_ids
         return choice
@@ -210,14 +213,14 @@ class ParsedChatShape(ChatShape):
         self._is_forced = conversation.tools is not None and conversation.tools.is_forced
         self._shows_reasoning = shows_reasoning
         self._counted_calls = counted_calls
-        self._readers: dict[int, AnswerReader] = {}  # by choice
-        self._num_begun: dict[int, int] = {}  # by choice: calls of which the client of a stream knows
+        self._readers: defaultdict[int, AnswerReader] = defaultdict(conversation.reader)  # by choice
+        self._num_begun: Counter[int] = Counter()  # by choice: calls of which the client of a stream knows
         self._messages: dict[int, ChatMessage] = {}  # of a whole answer, by choice
 
     def delta(self, chunk: TokenChunk) -> bytes:
         drop_end_logprob(chunk)
         self._usage.completion_tokens += len(chunk.token_ids)
-        reader = self._reader(chunk.index)
+        reader = self._readers[chunk.index]
         deltas = self._deltas(chunk.index, reader.read(chunk))
         if not deltas and (chunk.logprobs or (self._wanted.with_token_ids and chunk.token_ids)):
             deltas.append(ChatDelta())  # the text of these tokens is held back, or belongs to a mark
@@ -235,7 +238,7 @@ class ParsedChatShape(ChatShape):
     def whole(self, prompts: Sequence[PromptDone], choices: Sequence[TokenChunk], usage: Usage) -> Iterator[bytes]:
         """Render the whole answer. All choices are read first, because the usage, which tells of all, comes before."""
         for chunk in choices:
-            reader = self._reader(chunk.index)
+            reader = self._readers[chunk.index]
             self._messages[chunk.index] = self._message(reader.read(chunk))
             reader.add_calls(self._counted_calls)
         return super().whole(prompts, choices, usage)
@@ -244,7 +247,7 @@ class ParsedChatShape(ChatShape):
         choice = super()._message_choice(chunk)
         choice.message = self._messages.pop(chunk.index)
         if chunk.finish_reason is not None:
-            choice.finish_reason = self._finish_reason(self._reader(chunk.index), chunk.finish_reason)
+            choice.finish_reason = self._finish_reason(self._readers[chunk.index], chunk.finish_reason)
         return choice
 
     def _usage_object(self, usage: Usage) -> TokenUsage:
@@ -253,12 +256,6 @@ class ParsedChatShape(ChatShape):
             num_tokens = sum(reader.num_reasoning_tokens for reader in self._readers.values())
             shown.completion_tokens_details = CompletionTokensDetails(num_tokens)
         return shown
-
-    def _reader(self, index: int) -> AnswerReader:
-        reader = self._readers.get(index)
-        if reader is None:
-            reader = self._readers[index] = self._conversation.reader()
-        return reader
 
     def _deltas(self, index: int, segments: list[Segment]) -> list[ChatDelta]:
         """Return the deltas of a streamed message for segments of an answer."""
@@ -273,7 +270,7 @@ class ParsedChatShape(ChatShape):
             elif isinstance(segment, Arguments):
                 deltas.append(self._call_delta(index, FunctionDelta(UNSET, segment.text)))
             elif isinstance(segment, CallBegin):
-                self._num_begun[index] = self._num_begun.get(index, 0) + 1
+                self._num_begun[index] += 1
                 deltas.append(self._call_delta(index, FunctionDelta(segment.name), is_first=True))
         return deltas
 

@@ -140,8 +140,9 @@ class CompletionShape(ChoicesShape):
             logprobs: list[Iterable[bytes]] = []
             if self._echo and event.logprobs is not None and self._wanted.num_logprobs is not None:
                 choice.logprobs = HOLE
-                logprobs.append(self._logprobs_in_parts(event.logprobs, self._wanted.num_logprobs))
-                self._offsets[index] = num_characters(event.logprobs)
+                num_top, as_token_ids = self._wanted.num_logprobs, self._wanted.as_token_ids
+                logprobs.append(completion_logprobs_in_parts(event.logprobs, num_top, as_token_ids))
+                self._offsets[index] = num_characters(event.logprobs.tokens())
             if self._wanted.with_token_ids:
                 choice.prompt_token_ids = list(event.token_ids)
             yield from filled(self._event(choice), *logprobs)
@@ -159,7 +160,8 @@ class CompletionShape(ChoicesShape):
         parts: list[Iterable[bytes]] = []
         if wanted.num_logprobs is not None:
             choice.logprobs = HOLE
-            parts.append(self._logprobs_in_parts(self._shown_logprobs(prompt, chunk), wanted.num_logprobs))
+            shown = self._shown_logprobs(prompt, chunk)
+            parts.append(completion_logprobs_in_parts(shown, wanted.num_logprobs, wanted.as_token_ids))
         if wanted.num_prompt_logprobs is not None:
             choice.prompt_logprobs = HOLE
             parts.append(prompt_logprobs_in_parts(prompt.logprobs or TokenLogprobs(), wanted.num_prompt_logprobs))
@@ -176,27 +178,19 @@ class CompletionShape(ChoicesShape):
         shown.extend(of_answer)
         return shown
 
-    def _logprobs_in_parts(self, tokens: TokenLogprobs, num_top: int) -> Iterator[bytes]:
-        return completion_logprobs_in_parts(tokens, num_top, self._wanted.as_token_ids)
-
     def _text_choice(self, chunk: TokenChunk) -> CompletionChoice:
         choice = CompletionChoice(chunk.index, chunk.text)
-        if chunk.logprobs is not None:
-            choice.logprobs = self._next_logprobs(chunk.index, chunk.logprobs)
+        if chunk.logprobs is not None and self._wanted.num_logprobs is not None:
+            offset = self._offsets.get(chunk.index, 0)
+            self._offsets[chunk.index] = offset + num_characters(chunk.logprobs.tokens())
+            as_token_ids = self._wanted.as_token_ids
+            choice.logprobs = completion_logprobs(chunk.logprobs, self._wanted.num_logprobs, as_token_ids, offset)
         if self._wanted.with_token_ids:
             choice.token_ids = chunk.token_ids
         return choice
 
     def _end_choice(self, chunk: TokenChunk) -> CompletionChoice:
         return CompletionChoice(chunk.index, "", None, chunk.finish_reason, chunk.stop_reason)
-
-    def _next_logprobs(self, index: int, tokens: TokenLogprobs) -> CompletionLogprobs | None:
-        """Return the log-probabilities of the next tokens of a choice, with continued text offsets."""
-        if self._wanted.num_logprobs is None:
-            return None
-        offset = self._offsets.get(index, 0)
-        self._offsets[index] = offset + num_characters(tokens)
-        return completion_logprobs(tokens, self._wanted.num_logprobs, self._wanted.as_token_ids, offset)
 
 
 def best_choices(candidates: Sequence[TokenChunk], best_of: int, n: int) -> list[TokenChunk]:
@@ -205,12 +199,12 @@ def best_choices(candidates: Sequence[TokenChunk], best_of: int, n: int) -> list
     Candidates are ranked by mean log-probability per generated token, as OpenAI does
     (https://platform.openai.com/docs/api-reference/completions/create). Of equal candidates the first wins.
     """
+
+    def mean_logprob(chunk: TokenChunk) -> float:
+        logprobs = [logprob for _, _, logprob in (chunk.logprobs or TokenLogprobs()).tokens()]
+        return sum(logprobs) / len(logprobs) if logprobs else 0.0  # with max_tokens 0 there are none
+
     best: list[TokenChunk] = []
     for start in range(0, len(candidates), best_of):
-        best += sorted(candidates[start : start + best_of], key=_mean_logprob, reverse=True)[:n]
+        best += sorted(candidates[start : start + best_of], key=mean_logprob, reverse=True)[:n]
     return [replace(chunk, index=index) for index, chunk in enumerate(best)]
-
-
-def _mean_logprob(chunk: TokenChunk) -> float:
-    logprobs = [logprob for _, _, logprob in (chunk.logprobs or TokenLogprobs()).tokens()]
-    return sum(logprobs) / len(logprobs) if logprobs else 0.0  # with max_tokens 0 there are none

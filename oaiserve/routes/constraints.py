@@ -23,7 +23,6 @@ from oaiserve.routes.objects import (
     NamedSchema,
     PlainObject,
     PlainSchema,
-    ResponseFormat,
     StructuredOutputs,
     TextFormat,
 )
@@ -68,10 +67,16 @@ def is_constrained(body: SamplingBody) -> bool:
 
 
 def _grammars(body: SamplingBody) -> Iterator[Grammar]:
-    if body.response_format is not None:
-        yield from _response_format(body.response_format)
+    param = "response_format"
+    match body.response_format:
+        case AnyObject(None):
+            yield Grammar("json_object", "", param)
+        case AnyObject(schema):  # llama.cpp takes a schema here, too
+            yield _of_kind("json", schema, f"{param}.schema", param)
+        case BySchema(named):
+            yield _named_schema(named, f"{param}.json_schema", param)
     if body.structured_outputs is not None:
-        yield from _structured_outputs(body.structured_outputs)
+        yield _structured_outputs(body.structured_outputs)
     for kind in ("json", "regex", "choice", "grammar"):
         if (value := getattr(body, name := f"guided_{kind}")) is not None:
             yield _of_kind(kind, value, name, name)
@@ -81,31 +86,20 @@ def _grammars(body: SamplingBody) -> Iterator[Grammar]:
         yield _of_kind("json", body.json_schema, "json_schema", "json_schema")
 
 
-def _response_format(value: ResponseFormat) -> Iterator[Grammar]:
-    param = "response_format"
-    match value:
-        case AnyObject(None):
-            yield Grammar("json_object", "", param)
-        case AnyObject(schema):  # llama.cpp takes a schema here, too
-            yield _of_kind("json", schema, f"{param}.schema", param)
-        case BySchema(named):
-            yield _named_schema(named, f"{param}.json_schema", param)
-
-
 def _named_schema(value: NamedSchema, where: str, param: str) -> Grammar:
     check_name(param, f"{where}.name", value.name)
     return _of_kind("json", value.schema, f"{where}.schema", param)
 
 
-def _structured_outputs(value: StructuredOutputs) -> Iterator[Grammar]:
+def _structured_outputs(value: StructuredOutputs) -> Grammar:
     param = "structured_outputs"
     if value.disable_additional_properties:
         raise invalid(param, "the value True is not supported", f"{param}.disable_additional_properties")
     given = {kind: each for kind in _KINDS if (each := getattr(value, kind)) is not None and each is not False}
     if len(given) != 1:
         raise invalid(param, f"must have one of {', '.join(_KINDS)}, got {', '.join(given) or 'none'}")
-    for kind, each in given.items():
-        yield _of_kind(kind, each, f"{param}.{kind}", param)
+    ((kind, each),) = given.items()
+    return _of_kind(kind, each, f"{param}.{kind}", param)
 
 
 def _of_kind(kind: str, value: Any, where: str, param: str) -> Grammar:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -80,33 +79,25 @@ class Exchange:
         """Return the value of the header `server-timing`: the phases that are over, in milliseconds."""
         return ", ".join(f"{phase};dur={phase_ns / 1e6:.3f}" for phase, phase_ns in self._phases_ns().items())
 
-    def error_body(self, error: APIError) -> dict[str, Any]:
-        """Return the error as JSON for an event in a stream, the same as in the body of an HTTP error."""
-        return error.body(request_id=self.request_id, trace_id=self.trace.trace_id_hex)
-
     def timings(self, usage: Usage) -> RequestTimings:
         """Return the timings for the end of a stream: the same integers as in the record. The engine's account is
         complete by then."""
+        # The causes are known of phases that ended with the last step.
+        known = {"prefill": self.account.prefill_causes_ns, "decode": self.account.decode_causes_ns}
+        causes_ns = {
+            phase: {str(cause): ns for cause, ns in causes.items()} for phase, causes in known.items() if causes
+        }
         return RequestTimings(
             self._phases_ns(),
             self.times.time_to_first_token_ns,
             {str(reason): wait_ns for reason, wait_ns in self.account.waits_ns.items()},
-            self._causes_ns(),
+            causes_ns,
             self.account.stalled_ns,
             usage.cached_tokens,
             self.account.num_draft_tokens,
             self.account.num_accepted_tokens,
             self.trace.trace_id_hex,
         )
-
-    def _causes_ns(self) -> dict[str, dict[str, int]]:
-        """Return the causes of phases, as far as they are known: those of phases that ended with the last step."""
-        known = {"prefill": self.account.prefill_causes_ns, "decode": self.account.decode_causes_ns}
-        return {
-            phase: {str(cause): cause_ns for cause, cause_ns in causes_ns.items()}
-            for phase, causes_ns in known.items()
-            if causes_ns
-        }
 
     def _phases_ns(self) -> dict[str, int]:
         """Return the past phases, computed from the same stamps as those of the record."""

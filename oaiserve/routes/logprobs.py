@@ -73,22 +73,23 @@ def drop_end_logprob(chunk: TokenChunk) -> None:
         chunk.logprobs.truncate(len(chunk.token_ids) - 1)
 
 
-def chat_logprobs(tokens: TokenLogprobs, num_top: int, as_token_ids: bool) -> ChatLogprobs:
-    return ChatLogprobs(chat_entries(tokens, num_top, as_token_ids))
-
-
 def chat_logprobs_in_parts(tokens: TokenLogprobs, num_top: int, as_token_ids: bool) -> Iterator[bytes]:
     yield b'{"content":'
     yield from chat_entries_in_parts(tokens, num_top, as_token_ids)
     yield b',"refusal":null}'
 
 
-def chat_entries(tokens: TokenLogprobs, num_top: int, as_token_ids: bool) -> list[ContentToken]:
-    return _chat_entries(tokens.entries(), num_top, as_token_ids)
+def chat_entries(rows: Iterable[list[Entry]], num_top: int, as_token_ids: bool) -> list[ContentToken]:
+    """Return the entries of tokens, by the rows of `TokenLogprobs.entries`."""
+
+    def values(token_id: int, data: bytes, logprob: float) -> tuple[str, float | None, list[int] | None]:
+        return _text(token_id, data, as_token_ids), _value(logprob), list(data) or None
+
+    return [ContentToken(*values(*token), [TopToken(*values(*one)) for one in top[:num_top]]) for token, *top in rows]
 
 
 def chat_entries_in_parts(tokens: TokenLogprobs, num_top: int, as_token_ids: bool) -> Iterator[bytes]:
-    return _list(_chat_entries(batch, num_top, as_token_ids) for batch in _batches(tokens.entries(), 1 + num_top))
+    return _list(chat_entries(batch, num_top, as_token_ids) for batch in _batches(tokens.entries(), 1 + num_top))
 
 
 def completion_logprobs(
@@ -98,12 +99,8 @@ def completion_logprobs(
     the choice."""
     rows = list(tokens.entries())
     alone = [row[0] for row in rows]
-    return CompletionLogprobs(
-        _texts(alone, as_token_ids),
-        _values(alone),
-        _offsets(alone, text_offset),
-        _best(rows, num_top, as_token_ids),
-    )
+    texts, offsets = _texts(alone, as_token_ids), _offsets(alone, text_offset)
+    return CompletionLogprobs(texts, _values(alone), offsets, _best(rows, num_top, as_token_ids))
 
 
 def completion_logprobs_in_parts(tokens: TokenLogprobs, num_top: int, as_token_ids: bool) -> Iterator[bytes]:
@@ -114,7 +111,7 @@ def completion_logprobs_in_parts(tokens: TokenLogprobs, num_top: int, as_token_i
         text_offset = 0
         for batch in _batches(tokens.tokens(), 1):
             yield _offsets(batch, text_offset)
-            text_offset += _num_characters(batch)
+            text_offset += num_characters(batch)
 
     yield b'{"tokens":'
     yield from column(partial(_texts, as_token_ids=as_token_ids))
@@ -133,8 +130,8 @@ def prompt_logprobs_in_parts(tokens: TokenLogprobs, num_top: int) -> Iterator[by
     return _list(_by_token_id(batch, num_top) for batch in _batches(tokens.entries(), 1 + num_top))
 
 
-def num_characters(tokens: TokenLogprobs) -> int:
-    return _num_characters(tokens.tokens())
+def num_characters(tokens: Iterable[Entry]) -> int:
+    return sum(len(text_of(data)) for _, data, _ in tokens)
 
 
 def _batches(tokens: Iterable[T], num_entries: int) -> Iterator[list[T]]:
@@ -163,13 +160,6 @@ def _text(token_id: int, data: bytes, as_token_ids: bool) -> str:
     return f"token_id:{token_id}" if as_token_ids else text_of(data)
 
 
-def _chat_entries(rows: Iterable[list[Entry]], num_top: int, as_token_ids: bool) -> list[ContentToken]:
-    def values(token_id: int, data: bytes, logprob: float) -> tuple[str, float | None, list[int] | None]:
-        return _text(token_id, data, as_token_ids), _value(logprob), list(data) or None
-
-    return [ContentToken(*values(*token), [TopToken(*values(*one)) for one in top[:num_top]]) for token, *top in rows]
-
-
 def _texts(tokens: Iterable[Entry], as_token_ids: bool) -> list[str]:
     return [_text(token_id, data, as_token_ids) for token_id, data, _ in tokens]
 
@@ -184,10 +174,6 @@ def _offsets(tokens: Iterable[Entry], text_offset: int) -> list[int]:
         offsets.append(text_offset)
         text_offset += len(text_of(data))
     return offsets
-
-
-def _num_characters(tokens: Iterable[Entry]) -> int:
-    return sum(len(text_of(data)) for _, data, _ in tokens)
 
 
 def _best(rows: Iterable[list[Entry]], num_top: int, as_token_ids: bool) -> list[dict[str, float | None] | None]:

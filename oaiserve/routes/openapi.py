@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -12,7 +13,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from oaiserve.errors import APIError
 from oaiserve.routes.access import is_open
 from oaiserve.routes.operation import ErrorAnswer, Operation, operation_of
 
@@ -33,27 +33,21 @@ STATUSES = {
 }
 
 
-class Published:
-    """Answers with the document of a server's routes, which is made at the first request."""
+def published(
+    routes: Sequence[Route], *, version: str, needs_key: bool, guard_all: bool
+) -> Callable[[Request], Awaitable[Response]]:
+    """Return the function of the route with the document of a server's routes, which is made at the first request."""
 
-    def __init__(self, routes: Sequence[Route], *, version: str, needs_key: bool, guard_all: bool) -> None:
-        self._routes = routes
-        self._version = version
-        self._needs_key = needs_key
-        self._guard_all = guard_all
-        self._content: bytes | None = None
+    @cache
+    def content() -> bytes:
+        open_paths = {route.path for route in routes if is_open(route.path, guard_all=guard_all)}
+        return msgspec.json.encode(document(routes, version=version, needs_key=needs_key, open_paths=open_paths))
 
     @Operation(summary="This document.", group="Server", answer="application/json")
-    async def answer(self, request: Request) -> Response:
-        if self._content is None:
-            self._content = await run_in_threadpool(self._made)
-        return Response(self._content, media_type="application/json")
+    async def answer(request: Request) -> Response:
+        return Response(await run_in_threadpool(content), media_type="application/json")
 
-    def _made(self) -> bytes:
-        open_paths = {route.path for route in self._routes if is_open(route.path, guard_all=self._guard_all)}
-        return msgspec.json.encode(
-            document(self._routes, version=self._version, needs_key=self._needs_key, open_paths=open_paths)
-        )
+    return answer
 
 
 def document(
@@ -102,11 +96,13 @@ def _operation(path: str, method: str, operation: Operation) -> dict[str, Any]:
     for parameter in operation.query:
         text = {"description": parameter.meaning, "schema": parameter.schema()}
         parameters.append({"name": parameter.name, "in": "query", **text})
+    statuses = sorted({error.status for error in operation.all_errors})
     described: dict[str, Any] = {
         "operationId": re.sub(r"\W+", "_", f"{method}{path}").strip("_"),
         "summary": operation.summary,
         "tags": [operation.group],
-        "responses": {"200": _answer(operation)} | _errors(operation.all_errors),
+        "responses": {"200": _answer(operation)}
+        | {str(status): {"$ref": f"#/components/responses/{status}"} for status in statuses},
     }
     if parameters:
         described["parameters"] = parameters
@@ -140,10 +136,6 @@ def _event(data: type[msgspec.Struct]) -> dict[str, Any]:
         "anyOf": [chunk, error, {"const": "[DONE]"}],
     }
     return {"description": "An event.", "type": "object", "properties": {"data": text}, "required": ["data"]}
-
-
-def _errors(errors: Iterable[type[APIError]]) -> dict[str, Any]:
-    return {str(status): {"$ref": f"#/components/responses/{status}"} for status in sorted({e.status for e in errors})}
 
 
 def _error(status: int) -> dict[str, Any]:

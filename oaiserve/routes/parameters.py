@@ -192,12 +192,6 @@ def wanted(body: SamplingBody, params: SamplingParams) -> Wanted:
     )
 
 
-def stream_interval(body: SamplingBody, default: int) -> int:
-    """Return the tokens per event, as `Request.stream_interval` has it: 0 for an answer that is not streamed."""
-    interval = integer(body, "stream_interval") or default
-    return interval if body.stream else 0
-
-
 def cache_salt(body: SamplingBody) -> str:
     salt = body.cache_salt
     if salt is None:

@@ -87,13 +87,14 @@ class Intake(Generic[OwnBody]):
         is_all = self.num_bytes == len(self._content)
         if self.serving.engine.is_reporting and len(prompts) == 1 and is_all:
             prefix_keys = prefix_keys_of(prompt_of_body(self._content))
+        interval = integer(self.body, "stream_interval") or self.serving.stream_interval
         request = self.request(
             prompts,
             params,
             echo=echo,
             priority=integer(self.body, "priority") or 0,
             cache_salt=parameters.cache_salt(self.body),
-            stream_interval=parameters.stream_interval(self.body, self.serving.stream_interval),
+            stream_interval=interval if self.body.stream else 0,
             prefix_keys=prefix_keys,
         )
         stream = shape if self.exchange.is_streaming else None

@@ -173,7 +173,9 @@ class Answer:
         await write(send, rest, is_last=True)
 
     async def _send_stream(self, shape: Shape, scope: Scope, send: Send, stream: LoopStream) -> None:
-        events = await self._first_events(stream)
+        events: list[Event] = []
+        while not is_over(events) and not any(isinstance(event, TokenChunk) for event in events):
+            events += await stream.next(keeps=True)
         if self._exchange.client_left:
             return
         error = self._error_to_report(events[-1])
@@ -198,12 +200,6 @@ class Answer:
         except (Exception, asyncio.CancelledError) as unexpected:
             last = self._failed(shape, as_api_error(unexpected, scope))
         await write(send, last, is_last=True)
-
-    async def _first_events(self, stream: LoopStream) -> list[Event]:
-        events: list[Event] = []
-        while not is_over(events) and not any(isinstance(event, TokenChunk) for event in events):
-            events += await stream.next(keeps=True)
-        return events
 
     async def _write_full_pieces(self, send: Send, stream: LoopStream, parts: Iterable[bytes]) -> bytes:
         """Write each piece as soon as its parts are rendered, and return the bytes that fill no piece.
@@ -237,8 +233,9 @@ class Answer:
                 yield from shape.finished(event.usage, self._exchange.timings)
 
     def _failed(self, shape: Shape, error: APIError) -> bytes:
-        self._exchange.error = error
-        return shape.failed(self._exchange.error_body(error))
+        exchange = self._exchange
+        exchange.error = error
+        return shape.failed(error.body(request_id=exchange.request_id, trace_id=exchange.trace.trace_id_hex))
 
     def _note_finish_reason(self, chunk: TokenChunk) -> None:
         if chunk.finish_reason is not None:
@@ -252,7 +249,10 @@ class Answer:
         if self._exchange.client_left or stream is None:
             return None
         if isinstance(event, TERMINAL) and stream.is_cut and self._exchange.http_status is None:
-            return _too_large()
+            return Overloaded(
+                "The answers that this server holds until they are complete take too much memory, and this one takes "
+                "the most. Please ask for fewer choices, tokens or log-probabilities, or stream the answer."
+            )
         if not isinstance(event, Aborted):
             return None
         if stream.too_slow:
@@ -262,13 +262,6 @@ class Answer:
 
 def _fallen_behind() -> SlowReader:
     return SlowReader("The client has fallen too far behind its answer. Please read faster.")
-
-
-def _too_large() -> Overloaded:
-    return Overloaded(
-        "The answers that this server holds until they are complete take too much memory, and this one takes the most. "
-        "Please ask for fewer choices, tokens or log-probabilities, or stream the answer."
-    )
 
 
 def _encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:

@@ -30,7 +30,8 @@ BUSY_SECONDS = 10.0  # the longest wait for another process that writes
 T = TypeVar("T")
 
 # The triggers keep the totals, which would otherwise be counted for each response.
-_SCHEMA = f"""
+_SCHEMA = (
+    """
 CREATE TABLE responses (
     number INTEGER PRIMARY KEY,
     owner TEXT NOT NULL,
@@ -43,21 +44,26 @@ CREATE TABLE responses (
     response BLOB NOT NULL,
     input_items BLOB NOT NULL,
     UNIQUE (owner, id)
-);
-CREATE INDEX by_owner ON responses (owner, used);
-CREATE INDEX by_use ON responses (used);
-CREATE INDEX by_time ON responses (used_at);
-CREATE TABLE owners (owner TEXT PRIMARY KEY, number INTEGER NOT NULL, num_bytes INTEGER NOT NULL);
+)
+""",
+    "CREATE INDEX by_owner ON responses (owner, used)",
+    "CREATE INDEX by_use ON responses (used)",
+    "CREATE INDEX by_time ON responses (used_at)",
+    "CREATE TABLE owners (owner TEXT PRIMARY KEY, number INTEGER NOT NULL, num_bytes INTEGER NOT NULL)",
+    """
 CREATE TRIGGER added AFTER INSERT ON responses BEGIN
     INSERT INTO owners VALUES (new.owner, 1, new.num_bytes)
         ON CONFLICT DO UPDATE SET number = number + 1, num_bytes = num_bytes + new.num_bytes;
-END;
+END
+""",
+    """
 CREATE TRIGGER dropped AFTER DELETE ON responses BEGIN
     UPDATE owners SET number = number - 1, num_bytes = num_bytes - old.num_bytes WHERE owner = old.owner;
     DELETE FROM owners WHERE owner = old.owner AND number = 0;
-END;
-PRAGMA application_id = {APPLICATION_ID};
-"""
+END
+""",
+    f"PRAGMA application_id = {APPLICATION_ID}",
+)
 _COLUMNS = "id, conversation_id, previous_id, response, input_items"
 
 
@@ -254,7 +260,7 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
             (tables,) = cursor.execute("SELECT count(*) FROM sqlite_schema").fetchone()
             (application_id,) = cursor.execute("PRAGMA application_id").fetchone()
             if not tables:
-                for statement in _statements(_SCHEMA):
+                for statement in _SCHEMA:  # `executescript` would end the transaction
                     cursor.execute(statement)
             elif application_id != APPLICATION_ID:
                 raise StartupError(f"--response-store is '{path}', which is the database of another program.")
@@ -280,13 +286,3 @@ def _keep_a_log(connection: sqlite3.Connection) -> None:
 
 def _unusable(path: Path, error: sqlite3.Error) -> StartupError:
     return StartupError(f"--response-store is '{path}', which SQLite cannot use: {error}.")
-
-
-def _statements(script: str) -> Iterator[str]:
-    """Yield the statements of a script. `executescript` would end the transaction."""
-    statement = ""
-    for line in script.strip().splitlines():
-        statement += line + "\n"
-        if sqlite3.complete_statement(statement):
-            yield statement
-            statement = ""

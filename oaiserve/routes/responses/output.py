@@ -166,9 +166,9 @@ class ResponseOutput:
         if logprobs:
             self._logprobs[-1].extend(logprobs)
         if self._on_event is not None:
-            entries = chat_entries(logprobs, self._num_logprobs or 0, as_token_ids=False) if logprobs else []
-            place = {"item_id": item.id, "output_index": len(self.items) - 1, "content_index": 0}
-            self._on_event("response.output_text.delta", {**place, "delta": text, "logprobs": entries}, ())
+            entries = chat_entries(logprobs.entries(), self._num_logprobs or 0, as_token_ids=False) if logprobs else []
+            fields = {**self._place(item), "content_index": 0, "delta": text, "logprobs": entries}
+            self._on_event("response.output_text.delta", fields, ())
 
     def _opened(self, kind: type[OutputMessage] | type[ReasoningItem]) -> Item:
         """Return the open item if it is of this kind, or else a new one of it."""

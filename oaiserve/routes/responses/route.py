@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import msgspec
 from starlette.requests import Request as HTTPRequest
 
-from oaiserve.engine.request import Grammar, Usage
+from oaiserve.engine.request import Usage
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes import constraints
 from oaiserve.routes.bodies import LOGPROBS, MAX_KEY_CHARACTERS, MAX_METADATA, MAX_VALUE_CHARACTERS, ResponsesBody
 from oaiserve.routes.body import in_turns_if_large
 from oaiserve.routes.conversation import Conversation
 from oaiserve.routes.invalid import invalid, show
-from oaiserve.routes.objects import PlainText, ResponseTool, TextOptions
+from oaiserve.routes.objects import PlainText, TextOptions
 from oaiserve.routes.operation import Operation
 from oaiserve.routes.parameters import integer
 from oaiserve.routes.prepare import Intake, prepare
@@ -42,6 +42,7 @@ _ELSEWHERE = {
     "return_token_ids": "a response has no place for them",
     "return_tokens_as_token_ids": "a response has no place for them",
 }
+_TOOL_FIELDS = ("description", "parameters", "strict")  # null if the client has left them out
 _ABSENT = {
     "background": "this server answers while the client waits. Leave it out",
     "conversation": "this server has no conversations. Use 'previous_response_id'",
@@ -124,11 +125,13 @@ async def _earlier(intake: Intake[ResponsesBody], owner: str) -> _Earlier:
 def _answer(intake: Intake[ResponsesBody], earlier: _Earlier) -> Answer:
     body, serving, exchange = intake.body, intake.serving, intake.exchange
     _refuse_what_is_not_here(body)
-    text_format = _text_format(body)
+    text = body.text or TextOptions()
+    text_format = None if text.format is None else constraints.text_format(text.format)
+    effort = None if body.reasoning is None else body.reasoning.effort  # a summary is never made
     conversation = Conversation(
         serving.dialect,
         requested_tools(body),
-        {**_effort(body), **(body.chat_template_kwargs or {})},
+        {**({} if effort is None else {"reasoning_effort": effort}), **(body.chat_template_kwargs or {})},
         is_constrained=bool(body.stop) or text_format is not None or constraints.is_constrained(body),
     )
     num_logprobs = _num_logprobs(body)
@@ -139,7 +142,12 @@ def _answer(intake: Intake[ResponsesBody], earlier: _Earlier) -> Answer:
         text_lengths=num_logprobs is not None and conversation.reads_calls,
     )
     params, wanted = intake.checked(own)
-    items = _input_items(intake, earlier)
+    numbers = itertools.count(1)  # of items without an id
+    items = input_items(
+        body.input,
+        lambda prefix: item_id(prefix, exchange.unique_id, f"i{next(numbers)}"),
+        {item["id"]: item for item in _items_of(earlier.referred)},
+    )
     messages = chat_messages(_items_of(earlier.turns), items)
     if body.instructions is not None:
         messages.insert(0, {"role": "system", "content": body.instructions})
@@ -159,27 +167,10 @@ def _answer(intake: Intake[ResponsesBody], earlier: _Earlier) -> Answer:
     async def store(usage: Usage) -> None:
         """Store the answer, before the client knows of its end."""
         assert exchange.conversation_id is not None
-        stored = StoredResponse(
-            intake.head.id,
-            exchange.conversation_id,
-            body.previous_response_id,
-            shape.stored(usage),
-            encode(items),
-        )
-        await serving.responses.put(earlier.owner, stored)
+        ids = intake.head.id, exchange.conversation_id, body.previous_response_id
+        await serving.responses.put(earlier.owner, StoredResponse(*ids, shape.stored(usage), encode(items)))
 
     return intake.answer(params, (conversation.completed(prompt),), shape, before_end=store if stores else None)
-
-
-def _input_items(intake: Intake[ResponsesBody], earlier: _Earlier) -> list[Item]:
-    """Return the items of this turn, with references resolved, and new ids for items without any."""
-    numbers = itertools.count(1)
-
-    def new_id(prefix: str) -> str:
-        return item_id(prefix, intake.exchange.unique_id, f"i{next(numbers)}")
-
-    referred = {item["id"]: item for item in _items_of(earlier.referred)}
-    return input_items(intake.body.input, new_id, referred)
 
 
 def _reported(intake: Intake[ResponsesBody], *, stores: bool) -> dict[str, Any]:
@@ -199,17 +190,13 @@ def _reported(intake: Intake[ResponsesBody], *, stores: bool) -> dict[str, Any]:
         "temperature": defaults.get("temperature", 1.0) if body.temperature is None else body.temperature,
         "text": {"format": form} | ({} if text.verbosity is None else {"verbosity": text.verbosity}),
         "tool_choice": msgspec.to_builtins(body.tool_choice or "auto"),
-        "tools": [_reported_tool(tool) for tool in body.tools or []],
+        "tools": [dict.fromkeys(_TOOL_FIELDS) | msgspec.to_builtins(tool) for tool in body.tools or []],
         "top_logprobs": integer(body, "top_logprobs") or 0,
         "top_p": defaults.get("top_p", 1.0) if body.top_p is None else body.top_p,
         "truncation": "disabled",
         "metadata": body.metadata or {},
         "user": body.user,
     }
-
-
-def _reported_tool(tool: ResponseTool) -> dict[str, Any]:
-    return {"description": None, "parameters": None, "strict": None, **msgspec.to_builtins(tool)}
 
 
 def _items_of(turns: Iterable[StoredResponse]) -> Iterable[Item]:
@@ -233,16 +220,6 @@ def _refuse_what_is_not_here(body: ResponsesBody) -> None:
             raise invalid("metadata", f"a key may have {MAX_KEY_CHARACTERS} characters, got {show(key)}")
         if len(value) > MAX_VALUE_CHARACTERS:
             raise invalid("metadata", f"a value may have {MAX_VALUE_CHARACTERS} characters, got {len(value)}")
-
-
-def _text_format(body: ResponsesBody) -> Grammar | None:
-    return None if body.text is None or body.text.format is None else constraints.text_format(body.text.format)
-
-
-def _effort(body: ResponsesBody) -> dict[str, str]:
-    """Return the effort of the reasoning as a variable of the template. A summary is never made."""
-    effort = None if body.reasoning is None else body.reasoning.effort
-    return {} if effort is None else {"reasoning_effort": effort}
 
 
 def _num_logprobs(body: ResponsesBody) -> int | None:

@@ -76,7 +76,10 @@ class ResponsesShape:
 
     def failed(self, error: Mapping[str, Any]) -> bytes:
         self._output.stop()
-        fields = {"response": self._object("failed", error=_response_error(error["error"]))}
+        given = error["error"]
+        code = "rate_limit_exceeded" if given["code"] == "rate_limit_exceeded" else "server_error"
+        ids = {key: given[key] for key in ("request_id", "trace_id") if key in given}
+        fields = {"response": self._object("failed", error=ResponseError(code, given["message"], **ids))}
         self._add_event("response.failed", fields, self._output.fillings())
         return self._taken_events()
 
@@ -89,7 +92,14 @@ class ResponsesShape:
         """Return the complete response, with holes where its log-probabilities are."""
         if self._final is None:
             status = "incomplete" if self._is_cut else "completed"
-            self._final = self._object(status, usage=self._usage_object(usage))
+            tokens = ResponseUsage(
+                usage.prompt_tokens,
+                InputTokensDetails(usage.cached_tokens),
+                usage.completion_tokens,
+                OutputTokensDetails(self._reader.num_reasoning_tokens),
+                usage.prompt_tokens + usage.completion_tokens,
+            )
+            self._final = self._object(status, usage=tokens)
         return self._final
 
     def stored(self, usage: Usage) -> bytes:
@@ -137,20 +147,6 @@ class ResponsesShape:
             **self._reported,
             usage=usage,
         )
-
-    def _usage_object(self, usage: Usage) -> ResponseUsage:
-        return ResponseUsage(
-            usage.prompt_tokens,
-            InputTokensDetails(usage.cached_tokens),
-            usage.completion_tokens,
-            OutputTokensDetails(self._reader.num_reasoning_tokens),
-            usage.prompt_tokens + usage.completion_tokens,
-        )
-
-
-def _response_error(error: Mapping[str, Any]) -> ResponseError:
-    code = "rate_limit_exceeded" if error["code"] == "rate_limit_exceeded" else "server_error"
-    return ResponseError(code, **{key: error[key] for key in ("message", "request_id", "trace_id") if key in error})
 
 
 def _single_tokens(chunk: TokenChunk) -> Iterator[TokenChunk]:
