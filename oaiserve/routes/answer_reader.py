@@ -14,8 +14,8 @@ class AnswerReader:
 
     def __init__(self, thinking: ThinkingParser | None, calls: CallParser | None) -> None:
         self.num_reasoning_tokens = 0
-        self._thinking = thinking
-        self._calls = calls
+        self.thinking = thinking
+        self.calls = calls
         self._thinks = thinking is not None
         self._skips_space = False  # between the reasoning and the answer proper
         self._text_length = 0  # of the tokens so far
@@ -24,7 +24,7 @@ class AnswerReader:
     @property
     def has_called(self) -> bool:
         """Return whether the answer so far has a call of a tool."""
-        return self._calls is not None and self._calls.num_called > 0
+        return self.calls is not None and self.calls.num_called > 0
 
     def read(self, chunk: TokenChunk) -> list[Segment]:
         segments = self.push(chunk.text)
@@ -37,11 +37,11 @@ class AnswerReader:
 
     def add_calls(self, counted: dict[ToolCallOutcome, int]) -> None:
         """Add the outcomes of the calls in this finished answer to those of other choices."""
-        if self._calls is None:
+        if self.calls is None:
             return
         for outcome, number in (
-            (ToolCallOutcome.CALLED, self._calls.num_called),
-            (ToolCallOutcome.UNPARSED, self._calls.num_unparsed),
+            (ToolCallOutcome.CALLED, self.calls.num_called),
+            (ToolCallOutcome.UNPARSED, self.calls.num_unparsed),
         ):
             if number:
                 counted[outcome] = counted.get(outcome, 0) + number
@@ -49,13 +49,13 @@ class AnswerReader:
     def push(self, text: str) -> list[Segment]:
         """Take the next piece of the text, and return the segments in it."""
         segments: list[Segment] = []
-        if self._thinks and self._thinking is not None:
-            reasoning, text = self._thinking.push(text)
+        if self._thinks and self.thinking is not None:
+            reasoning, text = self.thinking.push(text)
             if reasoning:
                 segments.append(Reasoning(reasoning))
-            if not self._thinking.is_over:
+            if not self.thinking.is_over:
                 return segments
-            self._thinks, self._skips_space = False, self._thinking.end > 0
+            self._thinks, self._skips_space = False, self.thinking.end > 0
         if self._skips_space:
             text = text.lstrip()
             self._skips_space = not text
@@ -65,19 +65,19 @@ class AnswerReader:
     def finish(self, *, is_cut: bool) -> list[Segment]:
         """Return the last segments at the end of the text, which may be cut."""
         segments: list[Segment] = []
-        if self._thinks and self._thinking is not None:
-            reasoning, text = self._thinking.finish()
+        if self._thinks and self.thinking is not None:
+            reasoning, text = self.thinking.finish()
             segments += [Reasoning(reasoning)] if reasoning else self._answer(text)
-        return segments if self._calls is None else segments + self._calls.finish(is_cut=is_cut)
+        return segments if self.calls is None else segments + self.calls.finish(is_cut=is_cut)
 
     def _answer(self, text: str) -> list[Segment]:
         if not text:
             return []
-        return [Content(text)] if self._calls is None else self._calls.push(text)
+        return [Content(text)] if self.calls is None else self.calls.push(text)
 
     def _count(self, text_lengths: list[int]) -> None:
         """Count the tokens whose text begins within the reasoning."""
-        thinking = self._thinking
+        thinking = self.thinking
         if thinking is None or (thinking.is_over and not self._lengths and self._text_length >= thinking.end):
             return
         self._lengths += text_lengths

@@ -101,6 +101,17 @@ class Served:
 Serve = Callable[..., Served]
 
 
+@contextmanager
+def serving(config: Config) -> Iterator[Served]:
+    """Serve an app with these settings, which only one test uses."""
+    engine, telemetry = FakeEngine(), FakeTelemetry()
+    with (
+        run_server(create_app(config, engine, telemetry), config.server) as url,
+        checked(httpx.Client(base_url=url, timeout=60)) as http,
+    ):
+        yield Served(url, engine, telemetry, http)
+
+
 @pytest.fixture(scope="session")
 def serve_session() -> Iterator[Serve]:
     """Return a function that starts one server for each chat template and set of ServerOptions."""

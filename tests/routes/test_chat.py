@@ -6,19 +6,10 @@ from typing import Any
 
 import pytest
 
-from oaiserve.engine.request import ChatPrompt, SamplingParams
+from oaiserve.engine.request import SamplingParams
+from tests.routes.asking import CHAT, HI, chatted, stream_of
 from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import says
-from tests.routes.test_completions import stream_of
-
-CHAT = "/v1/chat/completions"
-
-
-def prompt_of(served: Served, *messages: dict[str, Any], **body: Any) -> ChatPrompt:
-    assert served.chat(messages=list(messages), **body).status_code == 200
-    (prompt,) = served.engine.submitted.get().prompts
-    assert isinstance(prompt, ChatPrompt)
-    return prompt
 
 
 def test_the_answer_has_the_documented_shape(served: Served) -> None:
@@ -42,45 +33,33 @@ def test_without_max_tokens_an_answer_may_fill_the_context(served: Served) -> No
     assert served.engine.submitted.get().params == SamplingParams()
 
 
-def test_max_completion_tokens_wins_over_its_older_name(served: Served) -> None:
-    served.chat(max_tokens=5, max_completion_tokens=6)
-    assert served.engine.submitted.get().params.max_tokens == 6
-
-
 def test_messages_keep_the_fields_that_a_template_can_use(served: Served) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    prompt = prompt_of(
-        served,
-        {"role": "developer", "content": "Be brief.", "unknown": 1},
-        {"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "text", "text": "!"}], "name": "Ada"},
-        {"role": "assistant", "tool_calls": [call]},
-        {"role": "tool", "content": "", "tool_call_id": "c1"},
-    )
-    assert prompt.messages == [
+    messages: list[dict[str, Any]] = [
         {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "text", "text": "!"}], "name": "Ada"},
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": "", "tool_call_id": "c1"},
     ]
+    _, prompt = chatted(served, messages=[messages[0] | {"unknown": 1}, *messages[1:]])
+    assert prompt.messages == messages
     assert prompt.add_generation_prompt
     assert not prompt.add_special_tokens
 
 
 def test_a_refusal_in_the_history_becomes_text(served: Served) -> None:
-    parts = [{"type": "refusal", "refusal": "No."}]
-    prompt = prompt_of(
-        served, {"role": "assistant", "content": parts}, {"role": "assistant", "content": None, "refusal": "No."}
-    )
+    refused = {"content": [{"type": "refusal", "refusal": "No."}]}, {"content": None, "refusal": "No."}
+    _, prompt = chatted(served, messages=[{"role": "assistant", **each} for each in refused])
     assert [message["content"] for message in prompt.messages] == [[{"type": "text", "text": "No."}], "No."]
 
 
 def test_continue_final_message_adds_no_generation_prompt(served: Served) -> None:
-    prompt = prompt_of(served, {"role": "assistant", "content": "He"}, continue_final_message=True)
+    _, prompt = chatted(served, messages=[{"role": "assistant", "content": "He"}], continue_final_message=True)
     assert (prompt.continue_final_message, prompt.add_generation_prompt) == (True, False)
 
 
 def test_chat_template_kwargs_reach_the_template(served: Served) -> None:
-    prompt = prompt_of(served, {"role": "user", "content": "Hi"}, chat_template_kwargs={"enable_thinking": False})
+    _, prompt = chatted(served, messages=HI, chat_template_kwargs={"enable_thinking": False})
     assert prompt.template_kwargs == {"enable_thinking": False}
 
 
@@ -165,27 +144,3 @@ def test_token_ids_and_prompt_logprobs_of_the_prompt_are_beside_the_choices(serv
 @pytest.mark.parametrize("options", [{"tools": []}, {"tool_choice": "none"}, {"modalities": ["text"]}, {"store": True}])
 def test_parameters_that_change_nothing_are_accepted(served: Served, options: dict[str, Any]) -> None:
     assert served.chat(**options, parallel_tool_calls=True, reasoning_effort="low").status_code == 200
-
-
-def test_the_sdk_collects_a_stream_of_several_choices(served: Served) -> None:
-    with (
-        served.sdk() as client,
-        client.chat.completions.stream(
-            model="org/demo",
-            messages=[{"role": "user", "content": "Hi"}],
-            n=3,
-            stream_options={"include_usage": True},
-        ) as stream,
-    ):
-        final = stream.get_final_completion()
-    assert [choice.message.content for choice in final.choices] == ["Hello world"] * 3
-    assert {choice.message.role for choice in final.choices} == {"assistant"}
-    assert final.usage is not None
-    assert final.usage.completion_tokens == 6
-
-
-def test_the_sdk_reads_a_whole_answer(served: Served) -> None:
-    with served.sdk() as client:
-        answer = client.chat.completions.create(model="org/demo", messages=[{"role": "user", "content": "Hi"}])
-    assert answer.choices[0].message.content == "Hello world"
-    assert answer._request_id is not None

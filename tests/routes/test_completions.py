@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from oaiserve import __version__
 from oaiserve.engine.request import FinishReason, SamplingParams, TextPrompt, TokenPrompt
+from tests.routes.asking import stream_of
 from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import candidates, says
-
-
-def stream_of(served: Served, path: str = "/v1/completions", **body: Any) -> list[dict[str, Any]]:
-    """Return the chunks of a stream, and check that it ends with [DONE]."""
-    default = {"prompt": "Hi"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "Hi"}]}
-    response = served.post(path, **{**default, "stream": True, **body})
-    assert response.status_code == 200, response.text
-    events = response.text.split("\n\n")
-    assert events[-2:] == ["data: [DONE]", ""]
-    return [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
 
 
 def test_the_answer_has_the_documented_shape(served: Served) -> None:
@@ -97,8 +88,9 @@ def test_an_integer_may_be_written_as_a_float(served: Served) -> None:
     assert served.engine.submitted.get().params == SamplingParams(max_tokens=8, n=2)
 
 
-def test_max_completion_tokens_is_an_alias_that_wins(served: Served) -> None:
-    served.complete(max_tokens=8, max_completion_tokens=9)
+@pytest.mark.parametrize("ask", [Served.complete, Served.chat])
+def test_max_completion_tokens_is_an_alias_that_wins(served: Served, ask: Callable[..., object]) -> None:
+    ask(served, max_tokens=8, max_completion_tokens=9)
     assert served.engine.submitted.get().params.max_tokens == 9
 
 
@@ -135,11 +127,6 @@ def test_prompts_come_in_four_forms(served: Served, prompt: Any, prompts: Any) -
 def test_special_tokens_can_be_left_out(served: Served) -> None:
     served.complete(add_special_tokens=False)
     assert served.engine.submitted.get().prompts == (TextPrompt("Hi", add_special_tokens=False),)
-
-
-def test_the_engine_learns_whose_request_it_is(served: Served) -> None:
-    served.complete()
-    assert served.engine.submitted.get().client == "127.0.0.1"
 
 
 def test_choices_are_ordered_by_prompt_and_then_n(served: Served) -> None:
@@ -311,10 +298,3 @@ def test_the_answer_has_the_stop_reason(served: Served) -> None:
     served.engine.script = says("a", stop_reason="END")
     assert served.complete().json()["choices"][0]["stop_reason"] == "END"
     assert stream_of(served)[-1]["choices"][0]["stop_reason"] == "END"
-
-
-def test_the_sdk_reads_whole_and_streamed_answers(served: Served) -> None:
-    with served.sdk() as client:
-        whole = client.completions.create(model="org/demo", prompt=["Hi", "Ho"], n=2, logprobs=2)
-        streamed = client.completions.create(model="org/demo", prompt="Hi", stream=True)
-        assert "".join(chunk.choices[0].text for chunk in streamed) == whole.choices[3].text == "Hello world"

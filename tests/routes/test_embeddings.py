@@ -13,8 +13,7 @@ from oaiserve.engine.request import Prompt, SamplingParams, TextPrompt, TokenPro
 from oaiserve.errors import InternalError, Overloaded
 from oaiserve.facts.record import Outcome
 from tests.routes.conftest import Served
-from tests.routes.doubles import fails, pools, starts
-from tests.routes.test_respond import send_raw
+from tests.routes.doubles import fails, pools
 
 VECTORS = [[3.0, 0.0, 4.0, 0.0], [1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 2.0]]
 UNITS = [[0.6, 0.0, 0.8, 0.0], [0.5, 0.5, 0.5, 0.5], [0.0, 0.0, 0.0, 1.0]]
@@ -79,13 +78,6 @@ def test_base64_has_the_same_values(embedder: Served) -> None:
     decoded = [np.frombuffer(b64decode(text), dtype="<f4").tolist() for text in as_texts]
     assert decoded == as_floats
     assert vectors_of(embed(embedder, ["a", "b"], encoding_format=None)) == as_floats
-
-
-def test_the_sdk_reads_its_default_which_is_base64(embedder: Served) -> None:
-    with embedder.sdk() as client:
-        answer = client.embeddings.create(model="org/demo", input=["a", "b"])
-    assert [item.embedding for item in answer.data] == [pytest.approx(unit) for unit in UNITS[:2]]
-    assert answer.usage.total_tokens == 6
 
 
 def test_vectors_can_stay_as_long_as_the_model_makes_them(embedder: Served) -> None:
@@ -189,14 +181,6 @@ def test_errors_of_the_engine_are_answered(embedder: Served) -> None:
     embedder.engine.submit_error = Overloaded("Too much.", retry_after_seconds=3)
     response = embedder.post("/v1/embeddings", input="a")
     assert (response.status_code, response.headers["retry-after"]) == (429, "3")
-
-
-def test_a_client_that_leaves_ends_its_request(embedder: Served) -> None:
-    embedder.engine.script = starts()
-    with send_raw(embedder, b'{"input": "a"}', b"content-length: 14", path=b"/v1/embeddings"):
-        request = embedder.engine.submitted.get(timeout=60)
-    assert embedder.engine.aborted.get(timeout=60) == request.request_id
-    assert embedder.telemetry.next_record().outcome is Outcome.CANCELLED
 
 
 def test_a_model_that_embeds_answers_what_to_start_for_text(embedder: Served) -> None:

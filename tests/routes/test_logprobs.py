@@ -11,7 +11,8 @@ import pytest
 from oaiserve.engine.logprobs import TokenLogprob, TokenLogprobs
 from oaiserve.engine.streams import MAX_CHUNK_TOKENS
 from oaiserve.routes.logprobs import (
-    chat_logprobs,
+    ChatLogprobs,
+    chat_entries,
     chat_logprobs_in_parts,
     completion_logprobs,
     completion_logprobs_in_parts,
@@ -31,7 +32,10 @@ def tokens_of(number: int) -> TokenLogprobs:
 def test_parts_are_the_bytes_of_the_whole(number: int, as_token_ids: bool) -> None:
     tokens = tokens_of(number)
     for parts, whole in (
-        (chat_logprobs_in_parts(tokens, 3, as_token_ids), chat_logprobs(tokens, 3, as_token_ids)),
+        (
+            chat_logprobs_in_parts(tokens, 3, as_token_ids),
+            ChatLogprobs(chat_entries(tokens.entries(), 3, as_token_ids)),
+        ),
         (completion_logprobs_in_parts(tokens, 3, as_token_ids), completion_logprobs(tokens, 3, as_token_ids)),
     ):
         assert b"".join(parts) == msgspec.json.encode(whole)

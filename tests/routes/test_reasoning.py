@@ -6,16 +6,12 @@ from typing import Any
 
 import pytest
 
-from oaiserve.engine.request import ChatPrompt, FinishReason, Request
+from oaiserve.engine.request import FinishReason
+from tests.routes.asking import CHAT, HYBRID, OPEN, THOUGHT, chatted, stream_of
 from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import says
-from tests.routes.test_completions import stream_of
 
-CHAT = "/v1/chat/completions"
-OPEN = "{{ messages }}</think> add <think>"  # the double puts the mark behind the prompt
-HYBRID = "{{ messages }}{{ tools }}<tool_call></think>{{ enable_thinking }}"
 TOOLS = [{"type": "function", "function": {"name": "stop"}}]
-THOUGHT = ("<think>", "\n", "I", " think", ".", "</th", "ink>", "\n\n", "Yes", ".")
 
 
 def answered(served: Served, **body: Any) -> dict[str, Any]:
@@ -23,14 +19,6 @@ def answered(served: Served, **body: Any) -> dict[str, Any]:
     assert response.status_code == 200, response.text
     answer: dict[str, Any] = response.json()
     return answer
-
-
-def submitted(served: Served, **body: Any) -> tuple[Request, ChatPrompt]:
-    answered(served, **body)
-    request = served.engine.submitted.get()
-    (prompt,) = request.prompts
-    assert isinstance(prompt, ChatPrompt)
-    return request, prompt
 
 
 def test_reasoning_is_beside_the_content(serve: Serve) -> None:
@@ -146,7 +134,7 @@ def test_calls_follow_the_reasoning(serve: Serve) -> None:
 def test_a_grammar_begins_after_the_reasoning(
     serve: Serve, template: str, body: dict[str, Any], after: str, opening: str
 ) -> None:
-    request, prompt = submitted(serve(template=template), tools=TOOLS, tool_choice="required", **body)
+    request, prompt = chatted(serve(template=template), tools=TOOLS, tool_choice="required", **body)
     assert request.params.grammar is not None
     assert (request.params.grammar.after, prompt.opening) == (after, opening)
 
@@ -154,40 +142,28 @@ def test_a_grammar_begins_after_the_reasoning(
 def test_every_grammar_begins_after_the_reasoning(serve: Serve) -> None:
     body = {"response_format": {"type": "json_object"}}
     for template, opening in ((OPEN, ""), (HYBRID, "<think>\n")):
-        request, prompt = submitted(serve(template=template), **body)
+        request, prompt = chatted(serve(template=template), **body)
         assert request.params.grammar is not None
         assert (request.params.grammar.after, prompt.opening) == ("</think>", opening)
-    request, prompt = submitted(serve(template=HYBRID), response_format={"type": "text"})
+    request, prompt = chatted(serve(template=HYBRID), response_format={"type": "text"})
     assert (request.params.grammar, prompt.opening) == (None, "")
 
 
 def test_stop_strings_count_after_the_reasoning(serve: Serve) -> None:
     for template, opening in ((OPEN, ""), (HYBRID, "<think>\n")):
-        request, prompt = submitted(serve(template=template), stop=["x"])
+        request, prompt = chatted(serve(template=template), stop=["x"])
         assert (request.params.stop_after, prompt.opening) == ("</think>", opening)
 
 
 def test_reasoning_of_the_history_has_both_names(serve: Serve) -> None:
     for name in ("reasoning", "reasoning_content"):
         message = {"role": "assistant", "content": "Yes.", name: "I think."}
-        _, prompt = submitted(serve(template=HYBRID), messages=[message])
+        _, prompt = chatted(serve(template=HYBRID), messages=[message])
         assert prompt.messages == [
             {"role": "assistant", "content": "Yes.", "reasoning": "I think.", "reasoning_content": "I think."}
         ]
 
 
 def test_the_reasoning_effort_reaches_the_template(serve: Serve) -> None:
-    _, prompt = submitted(serve(template=HYBRID), reasoning_effort="low")
+    _, prompt = chatted(serve(template=HYBRID), reasoning_effort="low")
     assert prompt.template_kwargs == {"reasoning_effort": "low"}
-
-
-def test_the_sdk_keeps_the_reasoning(serve: Serve) -> None:
-    served = serve(template=HYBRID)
-    served.engine.script = says(*THOUGHT)
-    with served.sdk() as client:
-        answer = client.chat.completions.create(model="org/demo", messages=[{"role": "user", "content": "Hi"}])
-    assert answer.choices[0].message.content == "Yes."
-    assert answer.choices[0].message.model_extra == {"reasoning": "I think.", "reasoning_content": "I think."}
-    assert answer.usage is not None
-    assert answer.usage.completion_tokens_details is not None
-    assert answer.usage.completion_tokens_details.reasoning_tokens == 7

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import socket
 import threading
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import openai
@@ -30,27 +28,13 @@ from oaiserve.facts.record import Outcome
 from oaiserve.facts.times import PHASES
 from oaiserve.routes.body import read_body
 from oaiserve.routes.respond import PIECE_BYTES, write
+from tests.routes.asking import send_raw
 from tests.routes.conftest import Serve, Served, run_server
 from tests.routes.doubles import FakeEngine, FakeTelemetry, Script, fails, says, starts
 
 
 def events_of(response: httpx.Response) -> list[str]:
     return [event.removeprefix("data: ") for event in response.text.split("\n\n")]
-
-
-def send_raw(served: Served, body: bytes, *headers: bytes, path: bytes = b"/v1/completions") -> socket.socket:
-    url = urlsplit(served.url)
-    sock = socket.create_connection((url.hostname, url.port), timeout=60)
-    lines = [
-        b"POST %s HTTP/1.1" % path,
-        b"host: localhost",
-        b"content-type: application/json",
-        *headers,
-        b"",
-        body,
-    ]
-    sock.sendall(b"\r\n".join(lines))
-    return sock
 
 
 # Requests that finish.

@@ -14,26 +14,15 @@ from pydantic import BaseModel
 
 from oaiserve.engine.grammars.notations import translate
 from oaiserve.engine.grammars.refusal import Refused
-from oaiserve.engine.request import ChatPrompt, FinishReason, Grammar, Request
+from oaiserve.engine.request import FinishReason, Grammar
 from tests.engine.text.tokenizers_for_tests import byte_level
+from tests.routes.asking import CALL, CHAT, CHATML, HI, PARAMETERS, PIECES, ZONE, chatted, stream_of
 from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import says
-from tests.routes.test_completions import stream_of
 
-CHAT = "/v1/chat/completions"
-CHATML = "{% for message in messages %}{{ message.role }}: {{ message.content }}{% endfor %}"  # it knows no tools
-PARAMETERS = {
-    "type": "object",
-    "properties": {"zone": {"enum": ["utc", "cet"]}},
-    "required": ["zone"],
-    "additionalProperties": False,
-}
 TIME = {"type": "function", "function": {"name": "get_time", "description": "The time.", "parameters": PARAMETERS}}
 STOP = {"type": "function", "function": {"name": "stop"}}
 TOOLS = [TIME, STOP]
-ZONE = '{"zone": "utc"}'
-CALL = '<tool_call>\n{"name": "get_time", "arguments": ' + ZONE + "}\n</tool_call>"
-PIECES = ("<tool", '_call>\n{"name": "get_time", ', '"arguments": {"zo', 'ne": "utc"}', "}\n</tool", "_call>")
 NAMED = {"type": "function", "function": {"name": "get_time"}}
 
 
@@ -43,21 +32,7 @@ def allowed(mode: str, *names: str) -> dict[str, Any]:
 
 
 def function(**fields: Any) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": "f", **fields}}
-
-
-def request_of(served: Served, **body: Any) -> Request:
-    response = served.chat(**body)
-    assert response.status_code == 200, response.text
-    request = served.engine.submitted.get()
-    assert isinstance(request, Request)
-    return request
-
-
-def prompt_of(served: Served, *messages: dict[str, Any], **body: Any) -> ChatPrompt:
-    (prompt,) = request_of(served, messages=[{"role": "user", "content": "Hi"}, *messages], **body).prompts
-    assert isinstance(prompt, ChatPrompt)
-    return prompt
+    return {"type": "function", "function": {"name": "f"} | fields}
 
 
 def choice_of(served: Served, **body: Any) -> dict[str, Any]:
@@ -79,21 +54,13 @@ def deltas_of(served: Served, **body: Any) -> list[tuple[dict[str, Any], str | N
         ({"tools": [{"type": "custom"}]}, "tools", "'tools[0].type': must be 'function', got 'custom'"),
         ({"tools": [{"type": "function"}]}, "tools", "'tools[0].function'"),
         ({"tools": [{"type": "function", "function": {}}]}, "tools", "'tools[0].function.name'"),
-        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools", "got 'a b'"),
-        ({"tools": [{"type": "function", "function": {"name": "f" * 65}}]}, "tools", "1 to 64"),
+        ({"tools": [function(name="a b")]}, "tools", "got 'a b'"),
+        ({"tools": [function(name="f" * 65)]}, "tools", "1 to 64"),
         ({"tools": [TIME, TIME]}, "tools", "two have the name 'get_time'"),
+        ({"tools": [function(parameters=[])]}, "tools", "an object, got a list"),
+        ({"tools": [function(parameters={"type": "array"})]}, "tools", "'array'"),
         (
-            {"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]},
-            "tools",
-            "an object, got a list",
-        ),
-        (
-            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]},
-            "tools",
-            "'array'",
-        ),
-        (
-            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": []}}}]},
+            {"tools": [function(parameters={"properties": []})]},
             "tools",
             "'tools[0].function.parameters.properties': must be an object",
         ),
@@ -162,13 +129,13 @@ def test_what_is_wrong_in_the_history_is_named(served: Served, message: dict[str
 
 def test_a_template_that_knows_tools_gets_them(serve: Serve) -> None:
     served = serve(template="{{ tools }}{{ messages }}")
-    prompt = prompt_of(served, tools=TOOLS)
+    _, prompt = chatted(served, tools=TOOLS)
     without = {"type": "function", "function": {"name": "stop", "parameters": {"type": "object", "properties": {}}}}
     assert prompt.tools == [TIME, without]
     assert prompt.messages == [{"role": "user", "content": "Hi"}]
-    assert prompt_of(served, tools=TOOLS, tool_choice="none").tools == ()
-    assert prompt_of(served, tools=TOOLS, tool_choice=allowed("auto", "stop")).tools == [TIME, without]
-    assert prompt_of(served, functions=[TIME["function"]]).tools == [TIME]
+    assert chatted(served, tools=TOOLS, tool_choice="none")[1].tools == ()
+    assert chatted(served, tools=TOOLS, tool_choice=allowed("auto", "stop"))[1].tools == [TIME, without]
+    assert chatted(served, functions=[TIME["function"]])[1].tools == [TIME]
 
 
 HISTORY: Sequence[dict[str, Any]] = (
@@ -187,7 +154,7 @@ HISTORY: Sequence[dict[str, Any]] = (
 
 def test_a_template_without_tools_gets_them_as_text(serve: Serve) -> None:
     served = serve(template=CHATML)
-    prompt = prompt_of(served, *HISTORY, tools=TOOLS)
+    _, prompt = chatted(served, messages=[*HI, *HISTORY], tools=TOOLS)
     introduction, *others = prompt.messages
     assert prompt.tools == ()
     assert introduction["role"] == "system"
@@ -213,29 +180,25 @@ def test_a_template_without_tools_gets_them_as_text(serve: Serve) -> None:
 
 
 def test_the_history_is_text_without_tools_in_the_request_as_well(serve: Serve) -> None:
-    messages = prompt_of(serve(template=CHATML), *HISTORY).messages
+    messages = chatted(serve(template=CHATML), messages=[*HI, *HISTORY])[1].messages
     assert [message["role"] for message in messages] == ["user", "assistant", "user"]
     assert messages[1]["content"].startswith(CALL)
 
 
 def test_the_tools_stand_in_front_of_the_clients_own_system_message(serve: Serve) -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
-    (prompt,) = request_of(serve(template=CHATML), messages=messages, tools=TOOLS).prompts
-    assert isinstance(prompt, ChatPrompt)
+    _, prompt = chatted(serve(template=CHATML), messages=messages, tools=TOOLS)
     assert [message["role"] for message in prompt.messages] == ["system", "user"]
     assert prompt.messages[0]["content"].startswith("You may call functions.")
     assert prompt.messages[0]["content"].endswith("\n\nBe brief.")
-    prompt = prompt_of(serve(template=CHATML, takes_system=False), tools=TOOLS)
+    _, prompt = chatted(serve(template=CHATML, takes_system=False), tools=TOOLS)
     assert [message["role"] for message in prompt.messages] == ["user"]
     assert prompt.messages[0]["content"].endswith("\n\nHi")
 
 
 def test_functions_in_the_history_are_tools(served: Served) -> None:
-    prompt = prompt_of(
-        served,
-        {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
-        {"role": "function", "name": "f", "content": "1"},
-    )
+    called = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}
+    _, prompt = chatted(served, messages=[*HI, called, {"role": "function", "name": "f", "content": "1"}])
     assert prompt.messages[1:] == [
         {
             "role": "assistant",
@@ -247,7 +210,7 @@ def test_functions_in_the_history_are_tools(served: Served) -> None:
 
 
 def test_ids_of_calls_have_nine_characters_for_mistral(serve: Serve) -> None:
-    messages = prompt_of(serve(template="[TOOL_CALLS] {{ tools }}"), *HISTORY).messages
+    messages = chatted(serve(template="[TOOL_CALLS] {{ tools }}"), messages=[*HI, *HISTORY])[1].messages
     ids = [call["id"] for call in messages[1]["tool_calls"]]
     assert [message["tool_call_id"] for message in messages[2:]] == ids
     assert all(len(each) == 9 and each.isalnum() for each in ids)
@@ -377,7 +340,7 @@ def test_the_finish_reason_of_forced_calls(serve: Serve, tool_choice: Any, reaso
 def test_a_forced_call_has_a_grammar(
     serve: Serve, body: dict[str, Any], accepted: list[str], refused: list[str]
 ) -> None:
-    grammar = request_of(serve(template=CHATML), **{"tools": TOOLS, **body}).params.grammar
+    grammar = chatted(serve(template=CHATML), **{"tools": TOOLS, **body})[0].params.grammar
     assert grammar is not None
     assert (grammar.kind, grammar.after) == ("lark_with_schemas", "")
     assert grammar.param == ("functions" if "functions" in body else "tools")
@@ -399,12 +362,12 @@ def takes(grammar: Grammar, answer: str) -> bool:
 
 def test_special_tokens_that_are_marks_are_seen(serve: Serve) -> None:
     served = serve(template=CHATML)
-    assert request_of(served, tools=TOOLS).params.visible_special_ids == {998}
-    assert request_of(served).params.visible_special_ids == frozenset()
+    assert chatted(served, tools=TOOLS)[0].params.visible_special_ids == {998}
+    assert chatted(served)[0].params.visible_special_ids == frozenset()
 
 
 def test_an_unforced_call_has_no_grammar(serve: Serve) -> None:
-    assert request_of(serve(template=CHATML), tools=TOOLS).params.grammar is None
+    assert chatted(serve(template=CHATML), tools=TOOLS)[0].params.grammar is None
 
 
 ANSWER = '{"color":"red"}'
@@ -428,7 +391,7 @@ FORMAT = {
 def test_calls_may_come_instead_of_the_json_that_an_answer_must_be(
     serve: Serve, body: dict[str, Any], accepted: list[str], refused: list[str]
 ) -> None:
-    grammar = request_of(serve(template=CHATML), tools=TOOLS, **body).params.grammar
+    grammar = chatted(serve(template=CHATML), tools=TOOLS, **body)[0].params.grammar
     assert grammar is not None
     assert grammar.param in body
     assert [takes(grammar, answer) for answer in accepted] == [True] * len(accepted)
@@ -437,7 +400,7 @@ def test_calls_may_come_instead_of_the_json_that_an_answer_must_be(
 
 def test_a_format_that_cannot_be_obeyed_is_refused_beside_tools_too(serve: Serve) -> None:
     bad = {"type": "json_schema", "json_schema": {"name": "bad", "schema": {"properties": {"a": {"not": {}}}}}}
-    grammar = request_of(serve(template=CHATML), tools=TOOLS, response_format=bad).params.grammar
+    grammar = chatted(serve(template=CHATML), tools=TOOLS, response_format=bad)[0].params.grammar
     assert grammar is not None
     assert grammar.param == "response_format"
     with pytest.raises(Refused, match=re.escape("$.properties.a.not")):
@@ -461,8 +424,8 @@ def test_another_constraint_beside_a_forced_call_is_refused(serve: Serve) -> Non
 @pytest.mark.parametrize("kind", ["text", "json_object"])
 def test_a_format_of_the_text_leaves_a_forced_call_as_it_is(serve: Serve, kind: str) -> None:
     served = serve(template=CHATML)
-    alone = request_of(served, tools=TOOLS, tool_choice="required").params.grammar
-    beside = request_of(served, tools=TOOLS, tool_choice="required", response_format={"type": kind}).params.grammar
+    alone = chatted(served, tools=TOOLS, tool_choice="required")[0].params.grammar
+    beside = chatted(served, tools=TOOLS, tool_choice="required", response_format={"type": kind})[0].params.grammar
     assert alone is not None
     assert beside == alone
 

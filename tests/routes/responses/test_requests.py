@@ -8,10 +8,10 @@ import pytest
 
 from oaiserve.engine.request import ChatPrompt, Request
 from oaiserve.facts.record import Outcome
+from tests.routes.asking import CHATML, HYBRID, PARAMETERS, ZONE
+from tests.routes.asking import submitted as last_request
 from tests.routes.conftest import Serve, Served
 from tests.routes.responses.test_route import LOGPROBS, RESPONSES, STOP, TOOLS, WITH_CALLS, ask
-from tests.routes.test_reasoning import HYBRID
-from tests.routes.test_tools import CHATML, PARAMETERS, ZONE
 
 CHAT_TOOLS = [{"type": tool.pop("type"), "function": tool} for tool in map(dict, TOOLS)]
 
@@ -19,13 +19,6 @@ CHAT_TOOLS = [{"type": tool.pop("type"), "function": tool} for tool in map(dict,
 def submitted(served: Served, **body: Any) -> tuple[Request, ChatPrompt]:
     ask(served, **body)
     return last_request(served)
-
-
-def last_request(served: Served) -> tuple[Request, ChatPrompt]:
-    request = served.engine.submitted.get()
-    (prompt,) = request.prompts
-    assert isinstance(prompt, ChatPrompt)
-    return request, prompt
 
 
 # The prompt.

@@ -11,10 +11,9 @@ import pytest
 from oaiserve.engine.request import FinishReason
 from oaiserve.errors import ContextLengthExceeded, InternalError
 from oaiserve.facts.record import Outcome
+from tests.routes.asking import CALL, CHATML, HYBRID, OPEN, PARAMETERS, PIECES, THOUGHT, ZONE
 from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import fails, says, starts
-from tests.routes.test_reasoning import HYBRID, OPEN, THOUGHT
-from tests.routes.test_tools import CALL, CHATML, PARAMETERS, PIECES, ZONE
 
 RESPONSES = "/v1/responses"
 WITH_CALLS = {"template": CHATML}

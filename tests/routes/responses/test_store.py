@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from oaiserve.errors import StartupError, Unavailable
@@ -132,8 +132,20 @@ ACTIONS = st.lists(
 LIMITS = st.builds(StoreLimits, st.integers(0, 12), st.integers(50, 900), st.integers(20, 100))
 
 
+ONE, TWO, THREE = ("put", "a", 10, 99), ("put", "a", 10, 0), ("put", "a", 10, 1)  # a conversation, by its turns
+FORK = [ONE, TWO, ("put", "a", 10, 0), ("conversation", "a", 1), ("conversation", "a", 2)]
+LASTS = [ONE, ("wait", 60), TWO, ("wait", 60), THREE, ("wait", 60), ("conversation", "a", 2)]
+FLOOD = [*[("put", "b", 10, 99)] * 4, *[("put", "a", 10, 99)] * 40]  # one owner, who pushes out only what is its own
+
+
 @settings(max_examples=60, deadline=None)
 @given(actions=ACTIONS, limits=LIMITS)
+@example(actions=FORK, limits=WIDE)
+@example(actions=[ONE, TWO, THREE, ("delete", "a", 0), ("conversation", "a", 2)], limits=WIDE)
+@example(actions=LASTS, limits=WIDE._replace(seconds=100))
+@example(actions=FLOOD, limits=WIDE._replace(number=10))
+@example(actions=[("put", "a", 10, 99), ("put", "a", 1001, 99)], limits=WIDE._replace(num_bytes=1000))
+@example(actions=[ONE, ("get", "b", 0), ("conversation", "b", 0), ("delete", "b", 0)], limits=WIDE)
 @pytest.mark.parametrize("kind", ["memory", "file"])
 def test_a_store_keeps_what_a_plain_list_keeps(kind: str, actions: list[Any], limits: StoreLimits) -> None:
     async def compare(store: ResponseStore, clock: Clock) -> None:
@@ -198,66 +210,6 @@ def test_a_store_counts_what_became_too_old(make_store: MakeStore) -> None:
     assert store.counts()[:2] == (0, 0)
 
 
-def test_one_owner_cannot_push_out_what_others_have(make_store: MakeStore) -> None:
-    async def flood() -> list[bool]:
-        store = make_store(StoreLimits(10, 2**20, 1000))
-        for number in range(4):
-            await store.put("quiet", turn(f"q{number}"))
-        for number in range(100):
-            await store.put("loud", turn(f"l{number}"))
-        return [await store.get("quiet", f"q{number}") is not None for number in range(4)]
-
-    assert run(flood()) == [True] * 4
-
-
-def test_a_response_is_found_by_its_owner_only(make_store: MakeStore) -> None:
-    async def ask() -> list[Any]:
-        store = make_store()
-        await store.put("mine", turn("r1"))
-        return [
-            await store.get("yours", "r1"),
-            await store.conversation("yours", "r1", 1000),
-            await store.delete("yours", "r1"),
-            await store.get("mine", "r1"),
-        ]
-
-    assert run(ask()) == [None, [], False, turn("r1")]
-
-
-def test_a_conversation_can_go_on_twice_from_the_same_turn(make_store: MakeStore) -> None:
-    async def fork() -> list[list[str]]:
-        store = make_store()
-        for stored in (turn("a"), turn("b", "a"), turn("c", "a")):
-            await store.put("", stored)
-        return [[stored.id for stored in await store.conversation("", last, 1000)] for last in ("b", "c")]
-
-    assert run(fork()) == [["a", "b"], ["a", "c"]]
-
-
-def test_a_conversation_with_a_turn_missing_is_none(make_store: MakeStore) -> None:
-    async def ask() -> list[StoredResponse]:
-        store = make_store()
-        for stored in (turn("a"), turn("b", "a"), turn("c", "b")):
-            await store.put("", stored)
-        await store.delete("", "a")
-        return await store.conversation("", "c", 1000)
-
-    assert run(ask()) == []
-
-
-def test_a_conversation_that_goes_on_stays_whole(make_store: MakeStore) -> None:
-    async def talk() -> list[str]:
-        clock = Clock()
-        store = make_store(StoreLimits(1000, 2**20, 100), clock)
-        await store.put("", turn("t0"))
-        for number in range(1, 10):
-            clock.now += 60
-            await store.put("", turn(f"t{number}", f"t{number - 1}"))
-        return [stored.id for stored in await store.conversation("", "t9", 1000)]
-
-    assert run(talk()) == [f"t{number}" for number in range(10)]
-
-
 def test_a_conversation_that_is_larger_than_its_reader_can_take_is_refused(make_store: MakeStore) -> None:
     async def ask() -> int:
         store = make_store()
@@ -268,16 +220,6 @@ def test_a_conversation_that_is_larger_than_its_reader_can_take_is_refused(make_
         return len(await store.conversation("", "b", 1200))
 
     assert run(ask()) == 2
-
-
-def test_a_response_that_is_too_large_by_itself_pushes_nothing_out(make_store: MakeStore) -> None:
-    async def put() -> list[bool]:
-        store = make_store(StoreLimits(10, 1000, 1000))
-        await store.put("", turn("small"))
-        await store.put("", turn("large", None, 1001))
-        return [await store.get("", name) is not None for name in ("small", "large")]
-
-    assert run(put()) == [True, False]
 
 
 # The file.

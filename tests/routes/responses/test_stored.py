@@ -16,11 +16,10 @@ from oaiserve.config import Config, ServerOptions
 from oaiserve.engine.request import ChatPrompt
 from oaiserve.errors import Unavailable
 from oaiserve.facts.record import Outcome
-from tests.routes.conftest import Serve, Served, run_server
+from tests.routes.asking import CALL, HYBRID, ZONE
+from tests.routes.conftest import Serve, Served, run_server, serving
 from tests.routes.doubles import FakeEngine, FakeTelemetry, says
 from tests.routes.responses.test_route import RESPONSES, TOOLS, ask, events_of, streamed
-from tests.routes.test_reasoning import HYBRID
-from tests.routes.test_tools import CALL, ZONE
 
 
 def messages_of(served: Served) -> list[Mapping[str, Any]]:
@@ -197,19 +196,12 @@ def test_a_conversation_may_not_be_larger_than_a_body(serve: Serve) -> None:
 
 
 def test_a_file_keeps_responses_over_a_restart(tmp_path: Path) -> None:
-    options = ServerOptions(response_store=tmp_path / "responses.db")
-
-    def served_once(path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        app = create_app(Config("org/demo", options), FakeEngine(), FakeTelemetry())
-        with run_server(app) as url, httpx.Client(base_url=url, timeout=60) as http:
-            response = http.get(path) if body is None else http.post(path, json=body)
-        assert response.status_code == 200, response.text
-        answer: dict[str, Any] = response.json()
-        return answer
-
-    answer = served_once(RESPONSES, {"input": "Hi"})
-    assert served_once(f"{RESPONSES}/{answer['id']}") == answer
-    assert served_once(RESPONSES, {"input": "More", "previous_response_id": answer["id"]})
+    config = Config("org/demo", ServerOptions(response_store=tmp_path / "responses.db"))
+    with serving(config) as first:
+        answer = ask(first)
+    with serving(config) as second:
+        assert stored(second, answer["id"]).json() == answer
+        assert ask(second, input="More", previous_response_id=answer["id"])
 
 
 class BrokenStore:

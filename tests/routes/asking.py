@@ -1,0 +1,63 @@
+"""What tests of the generation routes ask, and the templates, tools and answers that they share."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+from urllib.parse import urlsplit
+
+from oaiserve.engine.request import ChatPrompt, Request
+from tests.routes.conftest import Served
+
+CHAT = "/v1/chat/completions"
+HI = [{"role": "user", "content": "Hi"}]
+
+CHATML = "{% for message in messages %}{{ message.role }}: {{ message.content }}{% endfor %}"  # it knows no tools
+OPEN = "{{ messages }}</think> add <think>"  # the double puts the mark behind the prompt
+HYBRID = "{{ messages }}{{ tools }}<tool_call></think>{{ enable_thinking }}"
+THOUGHT = ("<think>", "\n", "I", " think", ".", "</th", "ink>", "\n\n", "Yes", ".")
+
+PARAMETERS = {
+    "type": "object",
+    "properties": {"zone": {"enum": ["utc", "cet"]}},
+    "required": ["zone"],
+    "additionalProperties": False,
+}
+ZONE = '{"zone": "utc"}'
+CALL = '<tool_call>\n{"name": "get_time", "arguments": ' + ZONE + "}\n</tool_call>"
+PIECES = ("<tool", '_call>\n{"name": "get_time", ', '"arguments": {"zo', 'ne": "utc"}', "}\n</tool", "_call>")
+
+
+def stream_of(served: Served, path: str = "/v1/completions", **body: Any) -> list[dict[str, Any]]:
+    """Return the chunks of a stream, and check that it ends with [DONE]."""
+    default = {"prompt": "Hi"} if path == "/v1/completions" else {"messages": HI}
+    response = served.post(path, **{**default, "stream": True, **body})
+    assert response.status_code == 200, response.text
+    events = response.text.split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    return [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
+
+
+def submitted(served: Served) -> tuple[Request, ChatPrompt]:
+    """Return the next request that has reached the engine, and its prompt."""
+    request = served.engine.submitted.get(timeout=60)
+    (prompt,) = request.prompts
+    assert isinstance(prompt, ChatPrompt)
+    return request, prompt
+
+
+def chatted(served: Served, **body: Any) -> tuple[Request, ChatPrompt]:
+    """Chat, and return the request that reaches the engine, and its prompt."""
+    response = served.chat(**body)
+    assert response.status_code == 200, response.text
+    return submitted(served)
+
+
+def send_raw(served: Served, body: bytes, *headers: bytes, path: bytes = b"/v1/completions") -> socket.socket:
+    """Send a request, which may have no end, and return its connection."""
+    url = urlsplit(served.url)
+    sock = socket.create_connection((url.hostname, url.port), timeout=60)
+    lines = (b"POST %s HTTP/1.1" % path, b"host: localhost", b"content-type: application/json", *headers, b"", body)
+    sock.sendall(b"\r\n".join(lines))
+    return sock
