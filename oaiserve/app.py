@@ -41,7 +41,7 @@ from oaiserve.routes.openapi import published
 from oaiserve.routes.responses import route as responses
 from oaiserve.routes.responses import stored as stored_responses
 from oaiserve.routes.responses.database import ResponseDatabase
-from oaiserve.routes.responses.store import MemoryStore, ResponseStore, StoreLimits
+from oaiserve.routes.responses.store import ResponseStore, StoreLimits
 from oaiserve.routes.serving import MOST_RECEIVED_BYTES, LiveSamples, RecentEntries, ServedEngine, Serving
 from oaiserve.telemetry import Measured, Telemetry, names
 from oaiserve.telemetry.log_limit import LogLimit
@@ -221,7 +221,7 @@ def _recording(config: Config, engine: Engine, epoch_offset_ns: int) -> Recordin
 
 def response_store(server: ServerOptions) -> ResponseStore:
     limits = StoreLimits(server.response_store_number, server.response_store_bytes, server.response_store_seconds)
-    return MemoryStore(limits) if server.response_store is None else ResponseDatabase(server.response_store, limits)
+    return ResponseDatabase(server.response_store, limits)
 
 
 async def observe_event_loop_lag(observe: Callable[[float], None]) -> None:

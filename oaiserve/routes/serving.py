@@ -24,7 +24,7 @@ from oaiserve.facts.report import ReplicaReport
 from oaiserve.routes.dialects.dialect import Dialect, Template
 from oaiserve.routes.feed import Feed
 from oaiserve.routes.protocol import UnknownNames
-from oaiserve.routes.responses.store import MemoryStore, ResponseStore, StoreLimits
+from oaiserve.routes.responses.store import ResponseStore
 
 MOST_RECEIVED_BYTES = 256 * 2**20
 Result = TypeVar("Result")
@@ -144,11 +144,11 @@ class Serving:
     version: str
     created: int  # Unix seconds, as in the API
     body_limit_bytes: int
+    responses: ResponseStore
     body_timeout_seconds: float = 60.0
     # of the bodies that are being received: a client may send many slowly
     received_bytes: SharedLimit = field(default_factory=lambda: SharedLimit(MOST_RECEIVED_BYTES))
     dialect: Dialect = field(default_factory=Dialect)  # of calls and reasoning in the model's answers
-    responses: ResponseStore = field(default_factory=lambda: MemoryStore(StoreLimits(0, 0, 0)))
     stores_responses: bool = False
     stream_interval: int = 1  # tokens of a choice per event, for requests that do not set it
     profile_dir: Path | None = None  # None: this server makes no profiles

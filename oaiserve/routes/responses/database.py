@@ -1,4 +1,4 @@
-"""`ResponseDatabase` keeps responses in a file of SQLite, which survives a restart and may be shared by processes.
+"""`ResponseDatabase` keeps responses in SQLite: in memory, or in a file, which survives a restart and may be shared.
 
 It has a thread of its own, because a commit waits for the disk: the event loop never does. All that waits to be stored
 goes into one transaction, so a slow disk makes answers later, but not fewer.
@@ -68,9 +68,9 @@ _COLUMNS = "id, conversation_id, previous_id, response, input_items"
 
 
 class ResponseDatabase:
-    """A store in a file. A response that `put` has returned from is on the disk."""
+    """A store in a file, in which a response is on the disk once `put` has returned. Without a path, it is in memory."""
 
-    def __init__(self, path: Path, limits: StoreLimits, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, path: Path | None, limits: StoreLimits, clock: Callable[[], float] = time.time) -> None:
         """Open the file, and create it if it is missing. Raises StartupError."""
         self._limits = limits
         self._clock = clock
@@ -233,11 +233,14 @@ def check(path: Path) -> None:
     _opened(path).close()
 
 
-def _opened(path: Path) -> sqlite3.Connection:
+def _opened(path: Path | None) -> sqlite3.Connection:
     try:
-        # SQLite would create it readable for others, and gives the files beside it the same mode.
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))
-        connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        if path is not None:
+            # SQLite would create it readable for others, and gives the files beside it the same mode.
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))
+        connection = sqlite3.connect(
+            path or ":memory:", timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        )
     except OSError as error:
         raise StartupError(f"--response-store is '{path}', which cannot be opened: {error.strerror}.") from error
     except sqlite3.Error as error:
@@ -250,7 +253,7 @@ def _opened(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+def _prepare(connection: sqlite3.Connection, path: Path | None) -> None:
     try:
         _keep_a_log(connection)
         connection.execute("PRAGMA synchronous = FULL")  # a commit is on the disk when it returns
@@ -284,5 +287,5 @@ def _keep_a_log(connection: sqlite3.Connection) -> None:
         time.sleep(0.01)
 
 
-def _unusable(path: Path, error: sqlite3.Error) -> StartupError:
+def _unusable(path: Path | None, error: sqlite3.Error) -> StartupError:
     return StartupError(f"--response-store is '{path}', which SQLite cannot use: {error}.")

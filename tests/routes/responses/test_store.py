@@ -1,4 +1,4 @@
-"""Tests the stores of responses: both keep what a plain list would keep, and the file survives what happens to it."""
+"""Tests the store of responses: it keeps what a plain list would keep, and the file survives what happens to it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from oaiserve.routes.responses import database as response_database
 from oaiserve.routes.responses.database import ResponseDatabase
 from oaiserve.routes.responses.store import (
     ConversationTooLarge,
-    MemoryStore,
     ResponseStore,
     StoredResponse,
     StoreLimits,
@@ -56,11 +55,7 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeS
 
     def make(limits: StoreLimits = WIDE, clock: Callable[[], float] | None = None) -> ResponseStore:
         clock = clock or Clock()
-        made.append(
-            MemoryStore(limits, clock)
-            if request.param == "memory"
-            else ResponseDatabase(tmp_path / "responses.db", limits, clock)
-        )
+        made.append(ResponseDatabase(None if request.param == "memory" else tmp_path / "responses.db", limits, clock))
         return made[-1]
 
     yield make
@@ -180,7 +175,7 @@ def test_a_store_keeps_what_a_plain_list_keeps(kind: str, actions: list[Any], li
     clock = Clock()
     with TemporaryDirectory() as folder:
         path = Path(folder) / "responses.db"
-        store = MemoryStore(limits, clock) if kind == "memory" else ResponseDatabase(path, limits, clock)
+        store = ResponseDatabase(None if kind == "memory" else path, limits, clock)
         try:
             run(compare(store, clock))
         finally:
