@@ -68,7 +68,7 @@ _COLUMNS = "id, conversation_id, previous_id, response, input_items"
 
 
 class ResponseDatabase:
-    """A store in a file, in which a response is on the disk once `put` has returned. Without a path, it is in memory."""
+    """A store in a file, in which a response is on the disk once `put` has returned; without a path, in memory."""
 
     def __init__(self, path: Path | None, limits: StoreLimits, clock: Callable[[], float] = time.time) -> None:
         """Open the file, and create it if it is missing. Raises StartupError."""
