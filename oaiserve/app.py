@@ -31,15 +31,14 @@ from oaiserve.facts.trace import TraceContext
 from oaiserve.files import demo
 from oaiserve.http.connections import Connections
 from oaiserve.http.keys import Keyring
-from oaiserve.routes import adapters, chat, completions, dashboard, debug, embeddings, health, models, scores, tokens
+from oaiserve.routes import chat, completions, dashboard, debug, embeddings, health, models, scores, tokens
 from oaiserve.routes.access import APIKeys, CORSHeaders, CountRefusal, Hosts, Origins
 from oaiserve.routes.dialects.dialect import dialect_of
 from oaiserve.routes.exchange import Accounting
 from oaiserve.routes.feed import Feed
 from oaiserve.routes.middleware import Errors, RequestHeaders, TidyPath, render_http_exception
 from oaiserve.routes.openapi import published
-from oaiserve.routes.responses import route as responses
-from oaiserve.routes.responses import stored as stored_responses
+from oaiserve.routes.responses import routes as responses
 from oaiserve.routes.responses.database import ResponseDatabase
 from oaiserve.routes.responses.store import ResponseStore, StoreLimits
 from oaiserve.routes.serving import MOST_RECEIVED_BYTES, LiveSamples, RecentEntries, ServedEngine, Serving
@@ -266,10 +265,10 @@ def routes(config: Config) -> list[Route]:
         ),
         Route(chat_path, chat.chat_completions, methods=["POST"], middleware=accounted("chat", chat_path)),
         Route(responses_path, responses.responses, methods=["POST"], middleware=accounted("responses", responses_path)),
-        Route(stored_path, stored_responses.retrieve, methods=["GET"]),
-        Route(stored_path, stored_responses.delete, methods=["DELETE"]),
-        Route(f"{stored_path}/input_items", stored_responses.list_input_items),
-        Route(f"{stored_path}/cancel", stored_responses.cancel, methods=["POST"]),
+        Route(stored_path, responses.retrieve, methods=["GET"]),
+        Route(stored_path, responses.delete, methods=["DELETE"]),
+        Route(f"{stored_path}/input_items", responses.list_input_items),
+        Route(f"{stored_path}/cancel", responses.cancel, methods=["POST"]),
         *adapter_routes(config),
         Route("/v1/models", models.list_models),
         Route("/v1/models/{model_id:path}", models.retrieve_model),
@@ -301,11 +300,11 @@ def routes(config: Config) -> list[Route]:
 
 def adapter_routes(config: Config) -> list[Route]:
     """Return the routes for adapters, or closed ones with the reason."""
-    load, unload = adapters.load, adapters.unload
+    load, unload = models.load, models.unload
     if config.engine.lora_dir is None:
-        load = unload = adapters.switched_off
+        load = unload = models.switched_off
     elif not config.server.is_private:
-        load = unload = adapters.closed_route
+        load = unload = models.closed_route
     paths = {"/v1/load_lora_adapter": load, "/v1/unload_lora_adapter": unload}
     return [Route(path, route, methods=["POST"]) for path, route in paths.items()]
 

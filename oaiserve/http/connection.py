@@ -15,8 +15,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from oaiserve.errors import APIError, HeadersTooLarge, InvalidRequest, MethodNotAllowed, RequestTimeout
-from oaiserve.http.connections import Refusal
-from oaiserve.http.extensions import CONNECTION, WRITE_TIMED_OUT
+from oaiserve.http.connections import CONNECTION, WRITE_TIMED_OUT, Refusal
 
 MOST_HEAD_BYTES = 64 * 1024  # of a request line with its headers, and of the trailers of a body
 MOST_HEADERS = 128  # trailers included

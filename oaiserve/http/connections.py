@@ -23,6 +23,10 @@ MOST_CONNECTIONS = 8192  # by default: an idle one takes 11 KiB, one with an inc
 SPARE_FILES = 64  # files that the server may open while it serves: collectors, profiles, worker processes
 FEWEST_CONNECTIONS = 8
 NS_BETWEEN_LOG_LINES = 5_000_000_000
+# The ASGI extensions by which the server and its routes speak about a request's connection. The first is a mapping of
+# functions: `cut()` ends the connection, whatever waits in it; `awaits_body()` returns whether the body of the request
+# that is being answered has not come to its end. The second is present once the server has cut the connection for that.
+CONNECTION, WRITE_TIMED_OUT = "oaiserve.http.connection", "oaiserve.write_timed_out"
 
 
 class Refusal(StrEnum):

@@ -25,11 +25,9 @@ from oaiserve.routes.objects import (
     ToolMessage,
 )
 from oaiserve.routes.operation import Operation
-from oaiserve.routes.parameters import integer
 from oaiserve.routes.prepare import Intake, prepare
 from oaiserve.routes.respond import Answer
-from oaiserve.routes.tool_prompt import prompt_with_tools
-from oaiserve.routes.tools import requested_tools
+from oaiserve.routes.tools import prompt_with_tools, requested_tools
 
 _decoder = msgspec.json.Decoder(ChatBody)
 
@@ -57,7 +55,8 @@ def _answer(intake: Intake[ChatBody]) -> Answer:
         asks_for_answer=body.add_generation_prompt is not False and not body.continue_final_message,
         shows_tags=body.reasoning_format == "none",
     )
-    own = conversation.own_params(parameters.max_tokens(body), _num_logprobs(body), constraints.grammar(body))
+    num_logprobs = parameters.top_logprobs(body, bool(body.logprobs), "'logprobs': true")
+    own = conversation.own_params(parameters.max_tokens(body), num_logprobs, constraints.grammar(body))
     params, wanted = intake.checked(own)
     prompt = conversation.completed(build_prompt(body, body.messages, dialect, conversation.shown_tools))
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
@@ -72,15 +71,6 @@ def _answer(intake: Intake[ChatBody]) -> Answer:
             shows_reasoning=body.include_reasoning is not False,
         )
     return intake.answer(params, (prompt,), shape)
-
-
-def _num_logprobs(body: ChatBody) -> int | None:
-    num_top = integer(body, "top_logprobs")
-    if body.logprobs:
-        return num_top or 0
-    if num_top:
-        raise invalid("top_logprobs", "is only allowed with 'logprobs': true")
-    return None
 
 
 def build_prompt(

@@ -32,7 +32,7 @@ from oaiserve.errors import (
 from oaiserve.facts.routing_decision import DECISION_HEADER, of_text
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.facts.trace import TraceContext
-from oaiserve.http.extensions import CONNECTION
+from oaiserve.http.connections import CONNECTION
 
 logger = logging.getLogger(__name__)
 

@@ -1,18 +1,25 @@
-"""/v1/models: the served model and its adapters."""
+"""/v1/models: the served model and its adapters. Adapters change at run time, by routes with the bodies of vLLM."""
 
 from __future__ import annotations
 
+import logging
+from pathlib import Path
 from typing import Literal
 
 import msgspec
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
 from oaiserve.engine.adapters import ServedAdapter
 from oaiserve.engine.pooling import Task
-from oaiserve.errors import NotFound
+from oaiserve.errors import InvalidRequest, NotFound
+from oaiserve.files.adapters import BadAdapter
+from oaiserve.routes.bodies import LoadAdapterBody, UnloadAdapterBody
+from oaiserve.routes.body import read_parsed
+from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.middleware import json_response
-from oaiserve.routes.operation import Operation
+from oaiserve.routes.operation import PRIVATE, Operation, closed
 from oaiserve.routes.serving import Serving, serving_of
 
 
@@ -65,3 +72,75 @@ def model_of(serving: Serving, adapter: ServedAdapter | None) -> Model:
         max_model_len=serving.engine.max_model_len,
         task=serving.task,
     )
+
+
+logger = logging.getLogger(__name__)
+MOST_NAME = 200  # characters of an adapter's name
+
+_load_decoder = msgspec.json.Decoder(LoadAdapterBody)
+_unload_decoder = msgspec.json.Decoder(UnloadAdapterBody)
+
+
+class UnloadedModel(msgspec.Struct):
+    """An adapter that requests can name no more."""
+
+    id: str
+    object: Literal["model"]
+    deleted: Literal[True]
+
+
+@Operation(
+    summary="Load an adapter, which requests can name as their model then.",
+    group="Models",
+    body=LoadAdapterBody,
+    answer=Model,
+    example={"lora_name": "sql", "lora_path": "sql-adapter"},
+)
+async def load(request: Request) -> Response:
+    """Load an adapter from a folder in --lora-dir, and answer with its model. Raises InvalidRequest."""
+    serving = serving_of(request)
+    body, _ = await read_parsed(request, _load_decoder)
+    name, path = body.lora_name, _path(serving, body.lora_path)
+    if not (0 < len(name) <= MOST_NAME and name.isprintable()):
+        raise invalid("lora_name", f"must be 1 to {MOST_NAME} printable characters, got {show(name)}")
+    if name == serving.model_name:
+        raise invalid("lora_name", f"is the name of the model itself: '{name}'")
+    try:
+        adapter = await run_in_threadpool(serving.engine.load_adapter, name, path)
+    except BadAdapter as error:
+        raise InvalidRequest(f"The adapter cannot be used: {error}.", param="lora_path") from error
+    logger.info("The adapter '%s' is loaded from %s", name, path)
+    return json_response(model_of(serving, adapter))
+
+
+@Operation(
+    summary="Unload an adapter. Requests that have it are answered to their end.",
+    group="Models",
+    body=UnloadAdapterBody,
+    answer=UnloadedModel,
+    example={"lora_name": "sql"},
+)
+async def unload(request: Request) -> Response:
+    """Unload an adapter for all further requests. Raises NotFound if there is none of the name."""
+    body, _ = await read_parsed(request, _unload_decoder)
+    adapter = await run_in_threadpool(serving_of(request).engine.unload_adapter, body.lora_name)
+    logger.info("The adapter '%s' is unloaded", adapter.name)
+    return json_response(UnloadedModel(adapter.name, "model", True))
+
+
+switched_off = closed("Adapters can be loaded and unloaded only where the server was started with --lora-dir FOLDER.")
+closed_route = closed(f"{{path}} changes what others are served, {PRIVATE}")
+
+
+def _path(serving: Serving, given: str) -> Path:
+    """Return the folder of an adapter, which must be in the folder of adapters. Raises InvalidRequest."""
+    assert serving.lora_dir is not None
+    folder = serving.lora_dir.resolve()
+    try:
+        path = (folder / given).resolve()
+        is_inside = folder in path.parents and path.is_dir()
+    except (OSError, ValueError):  # a name that no file can have
+        is_inside = False
+    if not is_inside:
+        raise invalid("lora_path", f"must be a folder in the server's --lora-dir, got {show(given)}")
+    return path

@@ -13,7 +13,15 @@ from typing import Any, cast
 import msgspec
 
 from oaiserve.engine.request import ChatPrompt, PairPrompt, Prompt, SamplingParams, TextPrompt
-from oaiserve.routes.bodies import MAX_CHARACTERS, MAX_SALT_CHARACTERS, MAX_STRINGS, SamplingBody, ranges
+from oaiserve.routes.bodies import (
+    MAX_CHARACTERS,
+    MAX_SALT_CHARACTERS,
+    MAX_STRINGS,
+    ChatBody,
+    ResponsesBody,
+    SamplingBody,
+    ranges,
+)
 from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.objects import Integer
 
@@ -54,6 +62,14 @@ def max_tokens(body: SamplingBody) -> int | None:
     """Return the client's limit. OpenAI's newer name for it wins over the older one."""
     older, newer = integer(body, "max_tokens"), integer(body, "max_completion_tokens")
     return older if newer is None else newer
+
+
+def top_logprobs(body: ChatBody | ResponsesBody, is_asked: bool, switch: str) -> int | None:
+    """Return the alternatives for each token, or None if log-probabilities are not asked for, by the `switch`."""
+    num_top = integer(body, "top_logprobs")
+    if num_top and not is_asked:
+        raise invalid("top_logprobs", f"is only allowed with {switch}")
+    return (num_top or 0) if is_asked else None
 
 
 def sampling_params(body: SamplingBody, own: SamplingParams, defaults: Mapping[str, float | int]) -> SamplingParams:

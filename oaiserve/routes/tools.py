@@ -1,19 +1,24 @@
-"""The tools of a request, and the choice of those that the model may or must call.
+"""The tools of a request, the choice of those that the model may or must call, and their place in the prompt.
 
 `functions` and `function_call` of chat, the older names, are translated, and so are the entries of /v1/responses, which
 have the function's fields beside the type. Every refusal is an `InvalidRequest` that names the parameter.
-This file knows nothing of prompts and answers.
+
+A chat template with tools gets them as they are. For any other, they become text: a system message with the tools,
+calls in the dialect of the answer's parser, and results as a turn of the user. This file knows nothing of answers.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
 
+from oaiserve.engine.request import ChatPrompt
 from oaiserve.routes.bodies import MAX_TOOLS, ChatBody, ResponsesBody
+from oaiserve.routes.dialects.dialect import HERMES, CallFamily, Dialect
 from oaiserve.routes.invalid import check_name, invalid, show
 from oaiserve.routes.objects import (
     AllowedChoice,
@@ -145,3 +150,70 @@ def forced_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     JSON Schema allows them unless they are forbidden, and a forced model would invent some for ever.
     """
     return schema if schema.keys() & _KEYS_OF_PROPERTIES else {**schema, "additionalProperties": False}
+
+
+Message = dict[str, Any]
+_EXAMPLE = ("name-of-the-function", '{"name-of-an-argument": "its value"}')
+
+
+def prompt_with_tools(
+    messages: Iterable[Message], shown: Sequence[Mapping[str, Any]], dialect: Dialect, **more: Any
+) -> ChatPrompt:
+    """Return the prompt of checked messages, in which the tools `shown` are described. `more` are its other fields."""
+    family = dialect.calls or HERMES
+    if dialect.template_takes_tools:
+        given = [_with_short_ids(message) for message in messages] if family.short_ids else list(messages)
+        return ChatPrompt(given, tools=shown, **more)
+    result: list[Message] = []
+    results_so_far = False  # the last message has results of calls, and takes further ones
+    for message in messages:
+        if message["role"] in ("tool", "function"):
+            text = f"<tool_response>\n{_text(message['content'])}\n</tool_response>"
+            if results_so_far:
+                result[-1]["content"] += f"\n{text}"
+            else:
+                result.append({"role": "user", "content": text})
+            results_so_far = True
+            continue
+        results_so_far = False
+        if calls := message.pop("tool_calls", None):
+            functions = (call["function"] for call in calls)
+            written = family.written((function["name"], function["arguments"] or "{}") for function in functions)
+            message["content"] = "\n".join(filter(None, (_text(message["content"]), written)))
+        result.append(message)
+    return ChatPrompt(_introduced(result, shown, family, dialect) if shown else result, tools=(), **more)
+
+
+def _with_short_ids(message: Message) -> Message:
+    """Return a message with the ids of its calls as Mistral's templates want them: nine letters or digits."""
+
+    def short(call_id: str) -> str:
+        return hashlib.sha256(call_id.encode(errors="replace")).hexdigest()[:9]
+
+    shortened = dict(message)
+    if "tool_call_id" in message:
+        shortened["tool_call_id"] = short(message["tool_call_id"])
+    if "tool_calls" in message:
+        shortened["tool_calls"] = [{**call, "id": short(call.get("id", ""))} for call in message["tool_calls"]]
+    return shortened
+
+
+def _introduced(
+    messages: list[Message], shown: Sequence[Mapping[str, Any]], family: CallFamily, dialect: Dialect
+) -> list[Message]:
+    """Return the messages with the tools in front, in a system message if the template has one."""
+    tools = "\n".join(msgspec.json.encode(tool["function"]).decode() for tool in shown)
+    introduction = (
+        f"You may call functions. Each of these lines describes one:\n{tools}\n\n"
+        f"To call a function, write this, with a JSON object of its arguments:\n{family.written([_EXAMPLE])}"
+    )
+    host = "system" if dialect.template_takes_system else "user"
+    roles = ("system", "developer") if host == "system" else (host,)
+    if messages and messages[0]["role"] in roles:
+        first = {**messages[0], "content": f"{introduction}\n\n{_text(messages[0]['content'])}"}
+        return [first, *messages[1:]]
+    return [{"role": host, "content": introduction}, *messages]
+
+
+def _text(content: str | Sequence[Mapping[str, str]]) -> str:
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)

@@ -16,14 +16,15 @@ from oaiserve.routes.dialects.segments import Content
 from oaiserve.routes.logprobs import drop_end_logprob
 from oaiserve.routes.parameters import Wanted
 from oaiserve.routes.respond import Timings
-from oaiserve.routes.responses.output import Fillings, ResponseOutput
-from oaiserve.routes.responses.response_object import (
+from oaiserve.routes.responses.output import (
+    Fillings,
     IncompleteDetails,
     InputTokensDetails,
     OutputTokensDetails,
     ResponseError,
     ResponseEvent,
     ResponseObject,
+    ResponseOutput,
     ResponseUsage,
 )
 from oaiserve.routes.shapes import Head, encode, filled

@@ -21,7 +21,7 @@ from oaiserve.errors import BodyTooLarge, NotFound, Overloaded, RequestTimeout, 
 from oaiserve.facts.prefix_keys import prompt_of_body
 from oaiserve.facts.routing_decision import DECISION_HEADER, Decision, as_text
 from oaiserve.facts.times import monotonic_ns
-from oaiserve.http.extensions import CONNECTION
+from oaiserve.http.connections import CONNECTION
 from oaiserve.routes import sse
 from oaiserve.routes.body import client_left
 from oaiserve.scale.gateway.metrics import Ending, GatewayMetrics

@@ -18,7 +18,7 @@ from oaiserve.engine.grammars.notations import translate
 from oaiserve.engine.request import Grammar
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes.answer_reader import AnswerReader
-from oaiserve.routes.dialects.families import (
+from oaiserve.routes.dialects.dialect import (
     HERMES,
     LLAMA,
     MISTRAL,

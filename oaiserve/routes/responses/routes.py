@@ -1,34 +1,39 @@
-"""POST /v1/responses: its parameters, the conversation that a request goes on from, and the storing of its answer."""
+"""The routes of /v1/responses: its parameters, the conversation that a request goes on from, and stored responses.
+
+The routes that read and delete stored responses make no records.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Generator, Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import msgspec
-from starlette.requests import Request as HTTPRequest
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
 
 from oaiserve.engine.request import Usage
-from oaiserve.errors import InvalidRequest
-from oaiserve.routes import constraints
+from oaiserve.errors import InvalidRequest, NotFound
+from oaiserve.routes import constraints, parameters
 from oaiserve.routes.bodies import LOGPROBS, MAX_KEY_CHARACTERS, MAX_METADATA, MAX_VALUE_CHARACTERS, ResponsesBody
 from oaiserve.routes.body import in_turns_if_large
 from oaiserve.routes.conversation import Conversation
 from oaiserve.routes.invalid import invalid, show
+from oaiserve.routes.middleware import json_response
 from oaiserve.routes.objects import PlainText, TextOptions
-from oaiserve.routes.operation import Operation
+from oaiserve.routes.operation import Operation, Parameter
 from oaiserve.routes.parameters import integer
 from oaiserve.routes.prepare import Intake, prepare
 from oaiserve.routes.respond import Answer
 from oaiserve.routes.responses.items import Item, chat_messages, input_items, references
-from oaiserve.routes.responses.output import item_id, response_ids
-from oaiserve.routes.responses.response_object import ResponseEvent, ResponseObject
+from oaiserve.routes.responses.output import ResponseEvent, ResponseObject, item_id, response_ids
 from oaiserve.routes.responses.shape import ResponsesShape
 from oaiserve.routes.responses.store import ConversationTooLarge, StoredResponse
+from oaiserve.routes.serving import serving_of
 from oaiserve.routes.shapes import encode
-from oaiserve.routes.tool_prompt import prompt_with_tools
-from oaiserve.routes.tools import requested_tools
+from oaiserve.routes.tools import prompt_with_tools, requested_tools
 
 _decoder = msgspec.json.Decoder(ResponsesBody)
 
@@ -58,7 +63,7 @@ _ABSENT = {
     event=ResponseEvent,
     example={"input": "What is the capital of France?", "max_output_tokens": 64},
 )
-async def responses(http: HTTPRequest) -> Answer:
+async def responses(http: Request) -> Answer:
     """Answer in two parts: between them, stored responses that the request goes on from are read."""
     intake = await prepare(http, _decoder, lambda intake: intake, id_prefix="resp_")
     earlier = await _earlier(intake, http.state.owner)
@@ -134,7 +139,8 @@ def _answer(intake: Intake[ResponsesBody], earlier: _Earlier) -> Answer:
         {**({} if effort is None else {"reasoning_effort": effort}), **(body.chat_template_kwargs or {})},
         is_constrained=bool(body.stop) or text_format is not None or constraints.is_constrained(body),
     )
-    num_logprobs = _num_logprobs(body)
+    has_logprobs = LOGPROBS in (body.include or [])
+    num_logprobs = parameters.top_logprobs(body, has_logprobs, f"'include': ['{LOGPROBS}']")
     own = conversation.own_params(
         integer(body, "max_output_tokens"),
         num_logprobs,
@@ -222,10 +228,94 @@ def _refuse_what_is_not_here(body: ResponsesBody) -> None:
             raise invalid("metadata", f"a value may have {MAX_VALUE_CHARACTERS} characters, got {len(value)}")
 
 
-def _num_logprobs(body: ResponsesBody) -> int | None:
-    num_top = integer(body, "top_logprobs")
-    if LOGPROBS in (body.include or []):
-        return num_top or 0
-    if num_top:
-        raise invalid("top_logprobs", f"is only allowed with 'include': ['{LOGPROBS}']")
-    return None
+MAX_LISTED = 100  # OpenAI's limit and default
+LISTED = 20
+ORDER = Parameter("order", "asc has the first item first. Default: desc.", allowed=("asc", "desc"))
+LIMIT = Parameter("limit", f"How many items. Default: {LISTED}.", is_integer=True, most=MAX_LISTED)
+AFTER = Parameter("after", "The id of the item behind which to begin.")
+
+
+class DeletedResponse(msgspec.Struct):
+    """This response was deleted."""
+
+    id: str
+    object: str = "response"
+    deleted: bool = True
+
+
+class InputItems(msgspec.Struct):
+    """A page of the items that a client has sent for a response."""
+
+    data: list[Item]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+    object: str = "list"
+
+
+@Operation(summary="A stored response.", group="Generation", answer=ResponseObject, errors=(NotFound,))
+async def retrieve(request: Request) -> Response:
+    if request.query_params.get("stream", "").lower() in ("true", "1"):
+        raise invalid("stream", "the events of a stored response are not kept. Read it without 'stream'")
+    stored = await _stored(request)
+    return Response(stored.response, media_type="application/json")
+
+
+@Operation(summary="Delete a stored response.", group="Generation", answer=DeletedResponse, errors=(NotFound,))
+async def delete(request: Request) -> Response:
+    response_id = request.path_params["response_id"]
+    if not await serving_of(request).responses.delete(request.state.owner, response_id):
+        _not_found(response_id)
+    return json_response(DeletedResponse(response_id))
+
+
+@Operation(
+    summary="The input of a stored response.",
+    group="Generation",
+    answer=InputItems,
+    query=(ORDER, LIMIT, AFTER),
+    errors=(NotFound,),
+)
+async def list_input_items(request: Request) -> Response:
+    """Answer with the input of the response, newest first, without that of earlier responses."""
+    query = request.query_params
+    order = ORDER.value(query.get(ORDER.name, "desc"))
+    limit = LIMIT.value(query.get(LIMIT.name, f"{LISTED}"))
+    stored = await _stored(request)
+    content = await run_in_threadpool(_page, stored.input_items, order, limit, query.get(AFTER.name))
+    return Response(content, media_type="application/json")
+
+
+async def cancel(request: Request) -> Response:
+    await _stored(request)
+    raise InvalidRequest("Only a response that is made in the background can be cancelled, and this server makes none.")
+
+
+def _page(content: bytes, order: str, limit: int, after: str | None) -> bytes:
+    items = _stored_items.decode(content)
+    if order == "desc":
+        items.reverse()
+    start = 0
+    if after is not None:
+        ids = [item["id"] for item in items]
+        if after not in ids:
+            raise invalid("after", f"there is no input item {show(after)} in this response")
+        start = ids.index(after) + 1
+    shown = items[start : start + limit]
+    first_id, last_id = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
+    return msgspec.json.encode(InputItems(shown, first_id, last_id, has_more=start + limit < len(items)))
+
+
+async def _stored(request: Request) -> StoredResponse:
+    response_id = request.path_params["response_id"]
+    stored = await serving_of(request).responses.get(request.state.owner, response_id)
+    if stored is None:
+        _not_found(response_id)
+    return stored
+
+
+def _not_found(response_id: str) -> NoReturn:
+    raise NotFound(
+        f"There is no response {show(response_id)}: it was not stored, was deleted, or was stored too long ago.",
+        param="response_id",
+    )
