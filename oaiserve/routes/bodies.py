@@ -92,8 +92,7 @@ class SamplingBody(msgspec.Struct, kw_only=True):
     ] = None
     # The bounds keep logits finite in 32 bits. Beyond them the output is noise.
     repetition_penalty: Annotated[
-        float | None,
-        described("Divides the logits of tokens that are in the prompt or the answer. 1: off.", 0.01, 100),
+        float | None, described("Divides the logits of tokens that are in the prompt or the answer. 1: off.", 0.01, 100)
     ] = None
     logit_bias: Annotated[
         dict[str, Annotated[float, described("Added to the logit.", -100, 100)]] | None,
@@ -135,8 +134,7 @@ class SamplingBody(msgspec.Struct, kw_only=True):
     json_schema: Annotated[dict[str, Any] | None, described("llama.cpp's constraint: a JSON Schema.")] = None
     stream: Annotated[bool | None, described("Send the answer as server-sent events while it is generated.")] = None
     stream_options: Annotated[
-        dict[str, bool | None] | None,
-        described("With stream: include_usage, include_timings, continuous_usage_stats."),
+        dict[str, bool | None] | None, described("With stream: include_usage, include_timings, continuous_usage_stats.")
     ] = None
     stream_interval: Annotated[Integer | None, described("Tokens of a choice in an event.", 1, MAX_INT32)] = None
     priority: Annotated[

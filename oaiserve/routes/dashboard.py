@@ -150,10 +150,7 @@ def _recent_rows(recent: RecentEntries) -> list[dict[str, Any]]:
     """Return the waterfall's rows of the last requests, newest first."""
     entries = recent.list(slowest=None, outcome=None, id_prefix="", limit=MOST_REQUESTS)
     return [
-        {
-            **{name: entry[name] for name in _ROW_FIELDS},
-            "phases": [_phase_row(phase) for phase in entry["phases"]],
-        }
+        {**{name: entry[name] for name in _ROW_FIELDS}, "phases": [_phase_row(phase) for phase in entry["phases"]]}
         for entry in entries
     ]
 

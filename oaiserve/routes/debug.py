@@ -45,10 +45,7 @@ _LIST_QUERY = (
 
 
 @Operation(
-    summary="The accounts of the last requests, newest first.",
-    group="Debugging",
-    answer=AccountList,
-    query=_LIST_QUERY,
+    summary="The accounts of the last requests, newest first.", group="Debugging", answer=AccountList, query=_LIST_QUERY
 )
 async def recent_requests(request: Request) -> Response:
     asked = read_query(request.query_params, _LIST_QUERY)

@@ -22,10 +22,7 @@ class Feed:
     `render` may block: it runs in a worker thread."""
 
     def __init__(
-        self,
-        render: Callable[[], bytes],
-        interval_seconds: float = INTERVAL_SECONDS,
-        most_viewers: int = MOST_VIEWERS,
+        self, render: Callable[[], bytes], interval_seconds: float = INTERVAL_SECONDS, most_viewers: int = MOST_VIEWERS
     ) -> None:
         self._render = render
         self._interval_seconds = interval_seconds

@@ -21,14 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from oaiserve.errors import (
-    APIError,
-    InternalError,
-    InvalidRequest,
-    MethodNotAllowed,
-    NotFound,
-    Unavailable,
-)
+from oaiserve.errors import APIError, InternalError, InvalidRequest, MethodNotAllowed, NotFound, Unavailable
 from oaiserve.facts.routing_decision import DECISION_HEADER, of_text
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.facts.trace import TraceContext

@@ -31,8 +31,7 @@ class PoolingBody(msgspec.Struct, kw_only=True):
         Integer | None, described("Cut texts to this many tokens; -1 to as many as there can be.", -1)
     ] = None
     priority: Annotated[
-        Integer | None,
-        described("Lower is earlier, under --policy priority.", -MAX_INT64 - 1, MAX_INT64),
+        Integer | None, described("Lower is earlier, under --policy priority.", -MAX_INT64 - 1, MAX_INT64)
     ] = None
 
 

@@ -47,10 +47,7 @@ class Intake(Generic[OwnBody]):
         self.body = body
         self.num_bytes = len(content)  # of the body, and of stored responses that the request goes on from
         self.head = Head(
-            f"{id_prefix}{exchange.unique_id}",
-            int(time.time()),
-            serving.name_of(exchange.adapter),
-            serving.fingerprint,
+            f"{id_prefix}{exchange.unique_id}", int(time.time()), serving.name_of(exchange.adapter), serving.fingerprint
         )
         self._content = content
 
@@ -97,8 +94,8 @@ class Intake(Generic[OwnBody]):
             stream_interval=interval if self.body.stream else 0,
             prefix_keys=prefix_keys,
         )
-        stream = shape if self.exchange.is_streaming else None
-        return Answer(self.serving, self.exchange, request, shape.whole, stream=stream, before_end=before_end)
+        streamed = shape if self.exchange.is_streaming else None
+        return Answer(self.serving, self.exchange, request, shape.whole, streamed, before_end=before_end)
 
     def pooled_answer(
         self, prompts: tuple[Prompt, ...], whole: RenderWhole, params: dict[str, str | int | float | bool]

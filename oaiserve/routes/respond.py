@@ -81,7 +81,7 @@ class Answer:
     exchange: Exchange
     request: Request
     whole: RenderWhole
-    stream: Shape | None = None  # renders the answer if it is streamed, instead of `whole`
+    shape: Shape | None = None  # renders the answer if it is streamed, instead of `whole`
     before_end: Callable[[Usage], Awaitable[None]] | None = None  # awaited when it is complete, before its end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -90,8 +90,8 @@ class Answer:
         stream.on_cut = lambda: self._cut(scope)
         watch = asyncio.create_task(self._abort_when_client_leaves(scope, receive, stream))
         try:
-            if self.stream is not None:
-                await self._send_stream(self.stream, scope, send, stream)
+            if self.shape is not None:
+                await self._send_stream(self.shape, scope, send, stream)
             else:
                 await self._send_whole(send, stream)
         except asyncio.CancelledError as error:

@@ -11,13 +11,7 @@ from hypothesis import strategies as st
 
 from oaiserve.config import ServerOptions
 from oaiserve.errors import StartupError
-from oaiserve.http.connections import (
-    MOST_CONNECTIONS,
-    NS_BETWEEN_LOG_LINES,
-    Connections,
-    Refusal,
-    allowed_connections,
-)
+from oaiserve.http.connections import MOST_CONNECTIONS, NS_BETWEEN_LOG_LINES, Connections, Refusal, allowed_connections
 
 ADDRESSES = ("192.0.2.1", "192.0.2.2", "2001:db8::1")
 

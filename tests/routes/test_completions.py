@@ -172,10 +172,7 @@ def test_best_of_is_in_the_record(served: Served) -> None:
 def test_a_stream_ends_with_a_finish_chunk_of_its_own(served: Served) -> None:
     served.engine.script = says("a", "", "b", finish=FinishReason.LENGTH)
     choices = [chunk["choices"][0] for chunk in stream_of(served)]
-    assert [(choice["text"], choice["finish_reason"]) for choice in choices] == [
-        ("ab", None),
-        ("", "length"),
-    ]
+    assert [(choice["text"], choice["finish_reason"]) for choice in choices] == [("ab", None), ("", "length")]
 
 
 def test_the_chunks_of_a_stream_share_id_and_created(served: Served) -> None:

@@ -34,10 +34,7 @@ def test_several_slashes_count_as_one(served: Served, path: str) -> None:
     assert served.http.get(served.url + path).json()["object"] == "list"
 
 
-@pytest.mark.parametrize(
-    "id",
-    [b"a\tb", b"x: y", b"\xe2\x80\xae", b"../../etc", b"%0d%0aset-cookie:a=b", b"a,b"],
-)
+@pytest.mark.parametrize("id", [b"a\tb", b"x: y", b"\xe2\x80\xae", b"../../etc", b"%0d%0aset-cookie:a=b", b"a,b"])
 def test_an_id_cannot_carry_anything_into_headers_and_logs(served: Served, id: bytes) -> None:
     response = served.http.get("/health", headers={"x-request-id": id})
     assert response.headers["x-request-id"].startswith("req-")

@@ -74,10 +74,7 @@ def test_an_embedding_model_scores_by_the_cosine(embedder: Served) -> None:
 
 @pytest.mark.parametrize(
     ("path", "body"),
-    [
-        ("/v1/rerank", {"query": "q", "documents": ["a", "b"]}),
-        ("/v1/score", {"queries": "q", "documents": ["a", "b"]}),
-    ],
+    [("/v1/rerank", {"query": "q", "documents": ["a", "b"]}), ("/v1/score", {"queries": "q", "documents": ["a", "b"]})],
 )
 def test_in_a_search_an_embedding_model_reads_its_prompts(embedder: Served, path: str, body: dict[str, Any]) -> None:
     post(embedder, path, **body)

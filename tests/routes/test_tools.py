@@ -168,10 +168,7 @@ def test_a_template_without_tools_gets_them_as_text(serve: Serve) -> None:
     ]
     assert others == [
         {"role": "user", "content": "Hi"},
-        {
-            "role": "assistant",
-            "content": f'{CALL}\n<tool_call>\n{{"name": "stop", "arguments": {{}}}}\n</tool_call>',
-        },
+        {"role": "assistant", "content": f'{CALL}\n<tool_call>\n{{"name": "stop", "arguments": {{}}}}\n</tool_call>'},
         {
             "role": "user",
             "content": "<tool_response>\n12:00\n</tool_response>\n<tool_response>\nStopped.\n</tool_response>",

@@ -193,8 +193,7 @@ class ResponseDatabase:
     def _delete(self, owner: str, response_id: str) -> bool:
         with self._transaction():
             deleted = self._connection.execute(
-                "DELETE FROM responses WHERE owner = ? AND id = ? AND used_at > ?",
-                (owner, response_id, self._oldest()),
+                "DELETE FROM responses WHERE owner = ? AND id = ? AND used_at > ?", (owner, response_id, self._oldest())
             )
         self._counts = self._count()
         self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # the log beside the file would still have it

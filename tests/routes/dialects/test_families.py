@@ -18,15 +18,7 @@ from oaiserve.engine.grammars.notations import translate
 from oaiserve.engine.request import Grammar
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes.answer_reader import AnswerReader
-from oaiserve.routes.dialects.dialect import (
-    HERMES,
-    LLAMA,
-    MISTRAL,
-    MISTRAL_NAMED,
-    QWEN_CODER,
-    CallFamily,
-    family_of,
-)
+from oaiserve.routes.dialects.dialect import HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, QWEN_CODER, CallFamily, family_of
 from tests.engine.text.tokenizers_for_tests import byte_level
 from tests.routes.dialects.reading import Read, read, segments_of
 

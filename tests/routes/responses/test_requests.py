@@ -26,10 +26,7 @@ def submitted(served: Served, **body: Any) -> tuple[Request, ChatPrompt]:
 
 def test_instructions_come_first(served: Served) -> None:
     _, prompt = submitted(served, instructions="Be brief.")
-    assert prompt.messages == [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "Hi"},
-    ]
+    assert prompt.messages == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
     assert prompt.add_generation_prompt
 
 
@@ -141,10 +138,7 @@ def test_the_prompt_and_the_parameters_are_those_of_the_same_conversation_over_c
         ({"structured_outputs": {"regex": "a+"}}, {"structured_outputs": {"regex": "a+"}}),
         ({"reasoning": {"effort": "high"}}, {"reasoning_effort": "high"}),
         ({"seed": 5, "top_k": 3, "stop": ["x"], "min_p": 0.1}, {"seed": 5, "top_k": 3, "stop": ["x"], "min_p": 0.1}),
-        (
-            {"include": LOGPROBS, "top_logprobs": 4},
-            {"logprobs": True, "top_logprobs": 4},
-        ),
+        ({"include": LOGPROBS, "top_logprobs": 4}, {"logprobs": True, "top_logprobs": 4}),
     ],
 )
 def test_what_is_asked_in_other_words_than_in_chat_is_the_same(

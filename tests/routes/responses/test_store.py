@@ -21,12 +21,7 @@ from hypothesis import strategies as st
 from oaiserve.errors import StartupError, Unavailable
 from oaiserve.routes.responses import database as response_database
 from oaiserve.routes.responses.database import ResponseDatabase
-from oaiserve.routes.responses.store import (
-    ConversationTooLarge,
-    ResponseStore,
-    StoredResponse,
-    StoreLimits,
-)
+from oaiserve.routes.responses.store import ConversationTooLarge, ResponseStore, StoredResponse, StoreLimits
 
 ROOT = Path(__file__).parent.parent
 WIDE = StoreLimits(1000, 2**20, 1000)
