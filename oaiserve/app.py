@@ -300,13 +300,10 @@ def routes(config: Config) -> list[Route]:
 
 def adapter_routes(config: Config) -> list[Route]:
     """Return the routes for adapters, or closed ones with the reason."""
-    load, unload = models.load, models.unload
-    if config.engine.lora_dir is None:
-        load = unload = models.switched_off
-    elif not config.server.is_private:
-        load = unload = models.closed_route
-    paths = {"/v1/load_lora_adapter": load, "/v1/unload_lora_adapter": unload}
-    return [Route(path, route, methods=["POST"]) for path, route in paths.items()]
+    closed = models.switched_off if config.engine.lora_dir is None else models.closed_route
+    is_open = config.engine.lora_dir is not None and config.server.is_private
+    paths = {"/v1/load_lora_adapter": models.load, "/v1/unload_lora_adapter": models.unload}
+    return [Route(path, route if is_open else closed, methods=["POST"]) for path, route in paths.items()]
 
 
 def middleware(

@@ -5,7 +5,7 @@ The types of bodies and answers are those of the code, and the parameters of a q
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -107,7 +107,7 @@ def operation_of(endpoint: Callable[..., Any]) -> Operation | None:
 PRIVATE = "so it is there only with an --api-key, or where --host is this machine alone, as in 127.0.0.1."
 
 
-def closed(reason: str) -> Callable[[Request], Awaitable[Response]]:
+def closed(reason: str) -> Callable[[Request], Coroutine[Any, Any, Response]]:
     """Return the function of a route that this server lacks. It raises NotFound with the reason."""
 
     async def refuse(request: Request) -> Response:

@@ -88,9 +88,10 @@ def sampling_params(body: SamplingBody, own: SamplingParams, defaults: Mapping[s
         value = getattr(body, name)
         return defaults.get(name, default) if value is None else _within(name, value, *ranges(type(body))[name])
 
+    fractions: dict[str, Any] = {name: number(name, default) for name, default in _FRACTIONS.items()}
     return replace(
         own,
-        **{name: number(name, default) for name, default in _FRACTIONS.items()},
+        **fractions,
         n=integer(body, "n") or 1,
         min_tokens=min_tokens,
         top_k=max(0, int(defaults.get("top_k", 0)) if top_k is None else top_k),  # -1 and 0 are both "off"

@@ -57,7 +57,8 @@ class Tools:
 def requested_tools(body: ChatBody | ResponsesBody) -> Tools | None:
     """Return the tools for the model, or None without any or with the choice "none"."""
     choice: ToolChoice | ResponseToolChoice | FunctionName | None = body.tool_choice
-    param, choice_param, is_legacy, without = "tools", "tool_choice", False, (None, "none")
+    param, choice_param, is_legacy = "tools", "tool_choice", False
+    without: tuple[str | None, ...] = (None, "none")
     functions: Sequence[Function]
     if isinstance(body, ResponsesBody):
         functions, where, without = body.tools or [], "tools[{}]", (None, "none", "auto")

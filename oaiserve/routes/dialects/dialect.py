@@ -179,11 +179,12 @@ def declared_calls(response_template: Mapping[str, Any]) -> CallFamily | None:
     if found is None or declared.get("content") != "json" or declared.get("content_args"):
         return None
 
-    class DeclaredCalls(HermesCalls):
-        opening_tags = found[:1]
-        tags = found
-
     opening, closing = found
+
+    class DeclaredCalls(HermesCalls):
+        opening_tags = (opening,)
+        tags = (opening, closing)
+
     return CallFamily("declared", DeclaredCalls, f"{opening}\n", f"\n{closing}", "\n")
 
 
