@@ -107,7 +107,7 @@ class Server(uvicorn.Server):
             tls=tls,
             handshake_timeout_seconds=self._timeouts.head_seconds,
         )
-        refusal = None if tls else partial(too_many_connections, self.server_state.default_headers)
+        refusal = None if tls else lambda: too_many_connections(self.server_state.default_headers)
         for sock in sockets or ():
             self._listeners.append(Listener(sock, self.connections, self._connector.begin, refusal=refusal))
         self.started = True
