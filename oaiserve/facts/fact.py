@@ -24,6 +24,7 @@ class Fact:
     json: str = ""  # in the JSON of /debug/requests; "grammar.kind" is in an object of its own
     log: str = ""  # in the line of an ended request
     span: str = ""  # the attribute of the span of the request's operation, or of a step
+    server_span: str = ""  # the attribute of the span of the whole request
     metric: str = ""  # at /metrics
     # Fields of the same record. While one has no value, the log line or the span leaves this one out.
     log_when: str = ""
@@ -38,6 +39,8 @@ def fact(
     json: str | bool = False,
     log: str | bool = False,
     span: str = "",
+    server_span: str = "",
+    spans: str = "",
     metric: str = "",
     log_when: str = "",
     span_when: str = "",
@@ -45,10 +48,11 @@ def fact(
 ) -> Any:
     """Declare a field of a dataclass with its row. `json` and `log` are True where the name is that of the field.
 
-    `when` is both `log_when` and `span_when`. `new` makes a default that can be changed. A field whose default is `...`
-    must be given.
+    `when` is both `log_when` and `span_when`, and `spans` both `span` and `server_span`. `new` makes a default that can
+    be changed. A field whose default is `...` must be given.
     """
-    row = {"meaning": meaning, "json": json, "log": log, "span": span, "metric": metric}
+    row = {"meaning": meaning, "json": json, "log": log, "metric": metric}
+    row |= {"span": span or spans, "server_span": server_span or spans}
     row |= {"log_when": log_when or when, "span_when": span_when or when}
     if new is not None:
         return field(default_factory=new, metadata=row)

@@ -197,6 +197,12 @@ class EngineAccount:
     num_model_draft_tokens: int = fact("Tokens of drafts of the draft model.", json=True)
     num_accepted_model_tokens: int = fact("Tokens of drafts of the draft model that came true.", json=True)
 
+    @property
+    def steps(self) -> range:
+        """The numbers of the steps from the first to the last one, none if it was in no step."""
+        first = self.first_step or 0
+        return range(first, first if self.first_step is None else first + self.num_steps)
+
     def note_length(self, num_tokens: int) -> None:
         """Note the number of tokens of a choice that has ended."""
         self.longest_choice_tokens = max(self.longest_choice_tokens, num_tokens)
@@ -214,25 +220,35 @@ class RequestRecord:
 
     trace: TraceContext
     times: RequestTimes
-    http_method: str
-    http_route: str  # the pattern of the route, never the raw path
-    request_id: str = fact("The id in the header x-request-id.", ..., json=True, log=True)
-    outcome: Outcome = fact("The way in which it ended.", ..., json=True, log=True)
+    http_method: str = fact("The method of the request.", ..., server_span="http.request.method")
+    http_route: str = fact("The pattern of the route, never the raw path.", ..., server_span="http.route")
+    request_id: str = fact("The id in the header x-request-id.", ..., json=True, log=True, spans="oaiserve.request.id")
+    outcome: Outcome = fact("The way in which it ended.", ..., json=True, log=True, spans="oaiserve.outcome")
     # "chat", "text_completion" and "embeddings" as in the OpenTelemetry GenAI conventions, or another.
     operation: str = fact("The kind of request.", ..., json=True, log=True, span="gen_ai.operation.name")
     http_status: int | None = fact(
-        "The status, or None if the client left before the status line was sent.", ..., json="status", log="status"
+        "The status, or None if the client left before the status line was sent.",
+        ...,
+        json="status",
+        log="status",
+        server_span="http.response.status_code",
     )
     model: str = fact(
         "The served name, never a name that a client sent.", ..., json=True, log=True, span="gen_ai.request.model"
     )
     adapter: str | None = None  # its name, if `model` names one that was loaded
     client: str | None = fact(
-        "The name of its API key; never its address, which is personal data.", None, json=True, log=True
+        "The name of its API key; never its address, which is personal data.",
+        None,
+        json=True,
+        log=True,
+        spans="oaiserve.client",
     )
-    http_scheme: str = "http"
-    server_address: str | None = None  # the address that this server listens on, if it is known
-    server_port: int | None = None
+    http_scheme: str = fact("http or https.", "http", server_span="url.scheme")
+    server_address: str | None = fact(
+        "The address that this server listens on, if it is known.", None, spans="server.address"
+    )
+    server_port: int | None = fact("Its port.", None, spans="server.port", span_when="server_address")
     response_id: str | None = fact("The `id` of the answer.", None, json=True, span="gen_ai.response.id")
     conversation_id: str | None = fact(
         "The `id` of the first answer of a conversation over several requests.",
@@ -242,7 +258,7 @@ class RequestRecord:
         span="gen_ai.conversation.id",
     )
     error_type: str | None = fact(
-        "The class name of the error it ended with.", None, json=True, log=True, span="error.type"
+        "The class name of the error it ended with.", None, json=True, log=True, spans="error.type"
     )
     error_param: str | None = fact("The parameter that was wrong, by its name in the API.", None, log=True)
     stream: bool = fact("Whether the answer was streamed.", False, json=True, log=True, span="gen_ai.request.stream")

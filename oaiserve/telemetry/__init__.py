@@ -10,16 +10,17 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from oaiserve.errors import StartupError
-from oaiserve.facts.record import AccessRefusal, RequestRecord, StepRecord
+from oaiserve.facts.record import RequestRecord, StepRecord
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.facts.trace import TraceContext
 from oaiserve.telemetry import logs, names
 from oaiserve.telemetry.log_limit import LogLimit
 from oaiserve.telemetry.metrics import Measured, Metrics
-from oaiserve.telemetry.otel_environment import export_interval_seconds, exporter_kind, resource
+from oaiserve.telemetry.otel_environment import exporter_kind, positive_integer, resource
 from oaiserve.telemetry.recent import RecentRequests
 from oaiserve.telemetry.recorder import Consumer, Recorder
 from oaiserve.telemetry.recording import Recording
@@ -71,7 +72,9 @@ class Telemetry:
         measured = replace(measured, take_steps=self._take_steps, elsewhere=elsewhere)
         self._metrics = Metrics(measured, vllm=vllm_metrics, epoch_offset_ns=epoch_offset_ns)
         self._log_limit = log_limit
-        self.live = self._metrics.live
+        self.live, self.render = self._metrics.live, self._metrics.render
+        self.observe_event_loop_lag = self._metrics.observe_event_loop_lag
+        self.count_refused_access = partial(self._metrics.count, names.REFUSED_ACCESS)
         consumers: dict[str, Consumer] = {
             "recent": self.recent.add,
             "metrics": self._metrics.observe,
@@ -82,36 +85,32 @@ class Telemetry:
             consumers["recording"] = self._recording.add
         self._metrics_export: MetricsExport | None = None
         try:
-            interval_seconds = export_interval_seconds(environ)
+            interval_ms = positive_integer(environ, "OTEL_METRIC_EXPORT_INTERVAL", 60_000)
             # Exporters are imported late: OpenTelemetry's SDK would take a tenth of a second of each start.
-            if exporter_kind(environ, "traces") is not None:
+            if (kind := exporter_kind(environ, "traces")) is not None:
                 from oaiserve.telemetry import tracing
 
-                span_exporter = tracing.exporter_from_environment(environ)
-                assert span_exporter is not None
                 self._tracing = tracing.Tracing(
-                    span_exporter,
+                    tracing.exporter(kind),
                     epoch_offset_ns=epoch_offset_ns,
                     version=measured.version,
-                    count_spans=self._metrics.count_spans,
+                    count_spans=partial(self._metrics.count, names.SPANS),
                     step_share=trace_step_share,
                 )
                 consumers["tracing"] = self._tracing.record
-            if exporter_kind(environ, "metrics") is not None:
+            if (kind := exporter_kind(environ, "metrics")) is not None:
                 from oaiserve.telemetry import otlp_metrics
 
-                metric_exporter = otlp_metrics.exporter_from_environment(environ)
-                assert metric_exporter is not None
                 self._metrics_export = otlp_metrics.MetricsExport(
-                    metric_exporter,
+                    otlp_metrics.exporter(kind),
                     self._metrics.collect,
-                    resource=resource(measured.version),
                     version=measured.version,
-                    interval_seconds=interval_seconds,
+                    interval_seconds=interval_ms / 1000,
                 )
         except ValueError as error:  # the SDK raises this for an invalid value in the environment
             raise StartupError(f"An OTEL_ variable has a value that OpenTelemetry rejects: {error}") from error
-        self._recorder = Recorder(consumers, self._metrics.count_error, self._tick)
+        self._recorder = Recorder(consumers, partial(self._metrics.count, names.TELEMETRY_ERRORS), self._tick)
+        self.flush = self._recorder.flush
 
     def record(self, record: RequestRecord) -> None:
         """Queue the record of an ended request. The event loop calls this, so it never blocks and never raises."""
@@ -131,24 +130,10 @@ class Telemetry:
                 self._tracing.record_step(step)
         return steps
 
-    def count_refused_access(self, reason: AccessRefusal) -> None:
-        self._metrics.count_refused_access(reason)
-
     def _tick(self) -> None:
         self._metrics.update()
         if self._log_limit is not None:
             self._log_limit.tell()
-
-    def observe_event_loop_lag(self, seconds: float) -> None:
-        self._metrics.observe_event_loop_lag(seconds)
-
-    def render(self, accept: str | None) -> tuple[bytes, str]:
-        """Return the page for /metrics and its content type. Takes milliseconds, so call it in a worker thread."""
-        return self._metrics.render(accept)
-
-    def flush(self, timeout_seconds: float) -> bool:
-        """Wait until metrics, ring and log have every record so far, and return False if the timeout comes first."""
-        return self._recorder.flush(timeout_seconds)
 
     def close(self, timeout_seconds: float) -> bool:
         """Process the queued records and make the last exports within the timeout. Return False if data may be lost."""

@@ -5,7 +5,7 @@ The causes are those of its account, and the named neighbours are among the last
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from oaiserve.facts.record import Cause, RequestRecord
@@ -28,11 +28,10 @@ class PhaseNeighbour(NamedTuple):
     decode_ns: float  # of its own decodes
 
 
-def sentences(record: RequestRecord, others: Iterable[RequestRecord]) -> Iterator[str]:
+def sentences(record: RequestRecord, others: Sequence[RequestRecord]) -> Iterator[str]:
     """Yield a sentence for each phase of a tenth of the request's time or more, the longest first."""
     duration_ns, causes_ns = max(1, record.times.duration_ns), record.causes_ns
     phases = sorted(record.times.phases(), key=lambda phase: -phase.duration_ns)
-    others = list(others)
     for phase in phases:
         if phase.duration_ns < LEAST_PHASE * duration_ns:
             return
@@ -86,37 +85,27 @@ def _share(added_ns: int, all_ns: float) -> float:
     return added_ns / all_ns if all_ns else 0.0
 
 
-def _neighbours(record: RequestRecord, phase: str, others: Iterable[RequestRecord]) -> Iterator[PhaseNeighbour]:
+def _neighbours(record: RequestRecord, phase: str, others: Sequence[RequestRecord]) -> Iterator[PhaseNeighbour]:
     """Yield the other requests in the steps of a phase."""
-    own = _steps(record).get(phase, range(0))
+    own = _steps(record)[phase]
     for other in others:
-        if other is record:
-            continue
         steps = _steps(other)
-        shared = {name: _overlap(own, its) for name, its in steps.items()}
-        if any(shared.values()):
-            costs_ns = {name: causes_ns.get(Cause.ALONE, 0) for name, causes_ns in other.causes_ns.items()}
-            prompt_ns, decode_ns = (
-                costs_ns.get(name, 0) * shared.get(name, 0) / max(1, len(steps.get(name, ())))
-                for name in ("prefill", "decode")
-            )
-            yield PhaseNeighbour(other, prompt_ns, decode_ns)
+        shared = {name: num_shared(own, its) for name, its in steps.items()}
+        if other is not record and any(shared.values()):
+            alone_ns = {name: causes_ns.get(Cause.ALONE, 0) for name, causes_ns in other.causes_ns.items()}
+            costs_ns = (alone_ns.get(name, 0) * shared[name] / max(1, len(its)) for name, its in steps.items())
+            yield PhaseNeighbour(other, *costs_ns)
+
+
+def num_shared(steps: range, others: range) -> int:
+    """Return the number of steps in both ranges."""
+    return max(0, min(steps.stop, others.stop) - max(steps.start, others.start))
 
 
 def _steps(record: RequestRecord) -> dict[str, range]:
     """Return the numbers of the steps of each phase."""
-    account = record.account
-    if account.first_step is None:
-        return {}
-    middle = account.first_step + account.num_prefill_steps
-    return {
-        "prefill": range(account.first_step, middle),
-        "decode": range(middle, account.first_step + account.num_steps),
-    }
-
-
-def _overlap(one: range, other: range) -> int:
-    return max(0, min(one.stop, other.stop) - max(one.start, other.start))
+    steps, middle = record.account.steps, record.account.num_prefill_steps
+    return {"prefill": steps[:middle], "decode": steps[middle:]}
 
 
 def _seconds(ns: float) -> str:

@@ -6,17 +6,16 @@ telemetry thread less than a tenth of a millisecond. This module knows no HTTP.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import Outcome
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.telemetry import names
 from oaiserve.telemetry.observations import Observations
-from oaiserve.telemetry.series import NS_PER_SECOND, Counter, Distribution, LabelValues
+from oaiserve.telemetry.series import NS_PER_SECOND
 
 MOST_SAMPLES = 300
 # The telemetry thread wakes up once a second, sometimes slightly early by this clock.
@@ -29,7 +28,6 @@ _HISTOGRAMS = {
 }
 
 Sample = dict[str, Any]
-Key = TypeVar("Key")
 
 
 class Live:
@@ -49,17 +47,9 @@ class Live:
         self._last_ns = clock_ns()
         self._num_made = 0
         self._samples: deque[Sample] = deque(maxlen=MOST_SAMPLES)
-        self._requests = _Increase(lambda: _by_first_label(observed.counters[names.REQUESTS]))
-        self._generation = _Increase(lambda: {"all": sum(observed.counters[names.GENERATION_TOKENS].values.values())})
-        steps = observed.distributions[names.ENGINE_STEP_TOKENS].children
-        self._computed = _Increase(lambda: {"all": round(sum(child.total for child in steps.values()))})
+        self._observed = observed
         self._distributions = {name: observed.distributions[metric] for name, metric in _HISTOGRAMS.items()}
-        # Cancelled and rejected requests say little about how long an answer takes.
-        outcomes = {"duration": Outcome.FINISHED}
-        self._buckets = {
-            name: _Increase(partial(_buckets, distribution, outcomes.get(name)))
-            for name, distribution in self._distributions.items()
-        }
+        self._before: Mapping[str, Counter[Any]] = defaultdict(Counter)
 
     @property
     def boundaries_seconds(self) -> dict[str, list[float]]:
@@ -77,7 +67,10 @@ class Live:
             return
         self._last_ns = now_ns
         self._num_made += 1
-        now = snapshot()
+        now, totals = snapshot(), self._totals()
+        # Totals that did not grow are left out.
+        increases = {name: total - self._before[name] for name, total in totals.items()}
+        self._before = totals
         self._samples.append(
             {
                 "number": self._num_made,
@@ -88,10 +81,10 @@ class Live:
                 "tokenizing": now.num_tokenizing,
                 "kv_usage": now.kv_usage,
                 "kv_cached": now.blocks_reusable / max(1, now.blocks_total),
-                "requests": self._requests.take(),
-                "generation_tokens": self._generation.take().get("all", 0),
-                "computed_tokens": self._computed.take().get("all", 0),
-                **{name: sorted(increase.take().items()) for name, increase in self._buckets.items()},
+                "requests": dict(increases["requests"]),
+                "generation_tokens": increases["generation_tokens"].total(),
+                "computed_tokens": increases["computed_tokens"].total(),
+                **{name: sorted(increases[name].items()) for name in _HISTOGRAMS},
             }
         )
 
@@ -99,31 +92,24 @@ class Live:
         """Return the kept samples whose number is greater than `number`, oldest first."""
         return [sample for sample in self._samples.copy() if sample["number"] > number]
 
+    def _totals(self) -> dict[str, Counter[Any]]:
+        counters = self._observed.counters
+        requests: Counter[Any] = Counter()
+        for (outcome, *_), number in counters[names.REQUESTS].values.items():
+            requests[outcome] += number
+        steps = self._observed.distributions[names.ENGINE_STEP_TOKENS].children.values()
+        return {
+            "requests": requests,
+            "generation_tokens": Counter(all=sum(counters[names.GENERATION_TOKENS].values.values())),
+            "computed_tokens": Counter(all=round(sum(child.total for child in steps))),
+            **{name: self._buckets(name) for name in _HISTOGRAMS},
+        }
 
-class _Increase(Generic[Key]):
-    """Computes the increase of totals between two calls of `take`, leaving out the totals that did not change."""
-
-    def __init__(self, totals: Callable[[], Mapping[Key, int]]) -> None:
-        self._totals = totals
-        self._before: Mapping[Key, int] = {}
-
-    def take(self) -> dict[Key, int]:
-        before, self._before = self._before, self._totals()
-        return {key: total - before.get(key, 0) for key, total in self._before.items() if total != before.get(key, 0)}
-
-
-def _by_first_label(counter: Counter) -> dict[str, int]:
-    totals: dict[str, int] = {}
-    for labels, value in counter.values.items():
-        totals[labels[0]] = totals.get(labels[0], 0) + value
-    return totals
-
-
-def _buckets(distribution: Distribution, outcome: str | None = None) -> dict[int, int]:
-    """Return the number of values in each bucket, over all labels or over one outcome, which is the first label."""
-
-    def is_included(labels: LabelValues) -> bool:
-        return outcome is None or labels[0] == outcome
-
-    counts = [child.counts for labels, child in distribution.children.items() if is_included(labels)]
-    return {bucket: sum(column) for bucket, column in enumerate(zip(*counts, strict=True))}
+    def _buckets(self, name: str) -> Counter[Any]:
+        """Return the number of values in each bucket. Other requests than finished ones say little of durations."""
+        counts = [
+            child.counts
+            for labels, child in self._distributions[name].children.items()
+            if name != "duration" or labels[0] == Outcome.FINISHED
+        ]
+        return Counter({bucket: sum(column) for bucket, column in enumerate(zip(*counts, strict=True))})

@@ -105,10 +105,13 @@ def _place(record: logging.LogRecord) -> Hashable:
 
 def _left_out(window: _Window) -> logging.LogRecord:
     first = window.first
-    record = logging.makeLogRecord({"name": first.name, "levelno": first.levelno, "levelname": first.levelname})
-    record.msg, record.args = (
-        "%d more messages like this one were left out: %s",
-        (window.num_left_out, first.getMessage()),
+    return logging.makeLogRecord(
+        {
+            "name": first.name,
+            "levelno": first.levelno,
+            "levelname": first.levelname,
+            "msg": "%d more messages like this one were left out: %s",
+            "args": (window.num_left_out, first.getMessage()),
+            "left_out": window.num_left_out,
+        }
     )
-    record.left_out = window.num_left_out
-    return record

@@ -17,7 +17,7 @@ from threading import Lock
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 
 from oaiserve.facts.engine_numbers import EngineNumbers
-from oaiserve.facts.record import AccessRefusal, RequestRecord, StepRecord
+from oaiserve.facts.record import RequestRecord, StepRecord
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.telemetry import names, vllm_names
 from oaiserve.telemetry.live import Live
@@ -70,15 +70,18 @@ class Metrics:
             "gen_ai_provider_name": names.SERVICE_NAME,
         }
         build = {"version": measured.version, "python": platform.python_version(), "model": measured.model}
+        cache_config = measured.model, vllm_names.ENGINE_INDEX, measured.model_info.get("block_size", "")
         self._elsewhere: dict[Metric, Callable[[], Numbers]] = {
             names.BUILD_INFO: _info(names.BUILD_INFO, build),
             names.MODEL_INFO: _info(names.MODEL_INFO, {**measured.model_info, "model": measured.model}),
             names.ADAPTER_REQUESTS: lambda: _adapter_requests(self._now),
             names.KV_BLOCKS: lambda: _blocks(self._now),
             names.DRAFT_TOKENS: lambda: _draft_tokens(self._now),
-            names.ENGINE_HOST_SECONDS: lambda: _host_seconds(self._now),
+            names.ENGINE_HOST_SECONDS: lambda: {
+                (part,): spent_ns / NS_PER_SECOND for part, spent_ns in self._now.host_ns.items()
+            },
             vllm_names.LORA_REQUESTS: lambda: _lora_requests(measured.model, self._now),
-            vllm_names.CACHE_CONFIG: lambda: _cache_config(measured, self._now),
+            vllm_names.CACHE_CONFIG: lambda: {(*cache_config, str(self._now.blocks_total)): 1},
             names.FRONT_ENDS: lambda: {(): 0},
             names.FRONT_ENDS_ENDED: lambda: {(): 0},
             **measured.elsewhere,
@@ -127,16 +130,9 @@ class Metrics:
         lag = self._observed.distributions[names.EVENT_LOOP_LAG_SECONDS]
         self._pending.append((lag, (), round(seconds * NS_PER_SECOND)))
 
-    def count_error(self, consumer: str) -> None:
-        """Count a failure of telemetry; `consumer` is the label value of oaiserve_telemetry_errors_total."""
-        self._pending.append((self._observed.counters[names.TELEMETRY_ERRORS], (consumer,), 1))
-
-    def count_spans(self, result: str, number: int) -> None:
-        """Count spans by `result`, which is "ended", "exported", "failed" or "dropped"."""
-        self._pending.append((self._observed.counters[names.SPANS], (result,), number))
-
-    def count_refused_access(self, reason: AccessRefusal) -> None:
-        self._pending.append((self._observed.counters[names.REFUSED_ACCESS], (reason,), 1))
+    def count(self, metric: Metric, label: str, number: int = 1) -> None:
+        """Add to a counter with one label."""
+        self._pending.append((self._observed.counters[metric], (label,), number))
 
     def render(self, accept: str | None) -> tuple[bytes, str]:
         """Return the page for /metrics and its content type.
@@ -191,10 +187,6 @@ def _adapter_requests(now: EngineNumbers) -> Numbers:
     }
 
 
-def _host_seconds(now: EngineNumbers) -> Numbers:
-    return {(part,): spent_ns / NS_PER_SECOND for part, spent_ns in now.host_ns.items()}
-
-
 def _draft_tokens(now: EngineNumbers) -> Numbers:
     drafted, accepted = now.num_model_draft_tokens, now.num_accepted_model_tokens
     by_source = {
@@ -211,11 +203,6 @@ def _draft_tokens(now: EngineNumbers) -> Numbers:
 def _blocks(now: EngineNumbers) -> Numbers:
     used, cached = now.blocks_used, now.blocks_reusable
     return {("used",): used, ("cached",): cached, ("free",): now.blocks_total - used - cached}
-
-
-def _cache_config(measured: Measured, now: EngineNumbers) -> Numbers:
-    block_size = measured.model_info.get("block_size", "")
-    return {(measured.model, vllm_names.ENGINE_INDEX, block_size, str(now.blocks_total)): 1}
 
 
 def _lora_requests(model: str, now: EngineNumbers) -> Numbers:

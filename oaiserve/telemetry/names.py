@@ -363,9 +363,6 @@ PROCESS_METRICS = (
 # oaiserve.facts.record.EventKind. Each sampled step has a trace of its own. The attributes of single facts of a record
 # are in its rows.
 
-REQUEST_ID = "oaiserve.request.id"
-OUTCOME = "oaiserve.outcome"
-CLIENT = "oaiserve.client"  # the name of the API key; only if the server asks for keys
 DURATION_NS = "oaiserve.duration_ns"  # duration of the span, the same integer as in the record
 NUM_TOOL_CALLS = {outcome: f"oaiserve.tool_calls.{outcome}" for outcome in ToolCallOutcome}  # only if there are any
 ROUTING_PREFIX = "oaiserve.routing."  # only if a router chose this replica, with the fields of its decision
@@ -398,13 +395,7 @@ EVENT_DETAILS = (
     *("compile_ns", "cache", "kind"),
 )
 
-HTTP_REQUEST_METHOD = "http.request.method"
-HTTP_ROUTE = "http.route"
-HTTP_RESPONSE_STATUS_CODE = "http.response.status_code"
 URL_PATH = "url.path"
-URL_SCHEME = "url.scheme"
-SERVER_ADDRESS = "server.address"
-SERVER_PORT = "server.port"
 ERROR_TYPE = "error.type"
 
 GEN_AI_OPERATION_NAME = "gen_ai.operation.name"
@@ -432,16 +423,13 @@ _BY_VALUE = (STEP_HOST_NS, NUM_TOOL_CALLS, QUEUE_WAITS_NS, CAUSES_NS, GEN_AI_REQ
 # All names of attributes. NAME stands for a parameter that has no standard name.
 ATTRIBUTES = frozenset(
     (
-        *(REQUEST_ID, OUTCOME, CLIENT, DURATION_NS, REQUEST_PARAM_PREFIX + "NAME"),
-        *(HTTP_REQUEST_METHOD, HTTP_ROUTE, HTTP_RESPONSE_STATUS_CODE, URL_PATH, URL_SCHEME),
-        *(SERVER_ADDRESS, SERVER_PORT, ERROR_TYPE, GEN_AI_OPERATION_NAME, GEN_AI_PROVIDER_NAME, GEN_AI_OUTPUT_TYPE),
-        *(GEN_AI_REQUEST_MODEL, GEN_AI_RESPONSE_MODEL, GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK),
-        *STEPS,
+        *(DURATION_NS, REQUEST_PARAM_PREFIX + "NAME", URL_PATH, *STEPS),
+        *(GEN_AI_PROVIDER_NAME, GEN_AI_OUTPUT_TYPE, GEN_AI_RESPONSE_MODEL, GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK),
         *(EVENT_PREFIX + detail for detail in EVENT_DETAILS),
         *(name for names in _BY_VALUE for name in names.values()),
-        *(row.span for record in (RequestRecord, EngineAccount, StepRecord) for row in facts_of(record) if row.span),
+        *(row.span or row.server_span for kind in (RequestRecord, EngineAccount, StepRecord) for row in facts_of(kind)),
     )
-)
+) - {""}
 
 # -- OpenTelemetry's metrics ------------------------------------------------------------------------------------------
 # These show the series above under other names, and so do vLLM's. Where a label has another name, too:

@@ -31,8 +31,6 @@ EXPLAINED = ("prefill", "decode")  # the phases that have causes
 PER_RATIO = 1_000_000  # ratios are counted in millionths, as integers
 # Labels of a series that only another metric shows.
 _MORE_LABELS: dict[Metric, tuple[str, ...]] = {names.DURATION_SECONDS: ("error_type",)}
-
-
 # Prometheus keeps exemplar times in milliseconds, and warns of a second exemplar that has the same bucket and time.
 # The second millisecond is for times that are rounded down.
 EXEMPLAR_SPACING_NS = 2_000_000
@@ -119,9 +117,12 @@ class Observations:
             self.add(names.REQUEST_PROMPT_TOKENS, labels, record.prompt_tokens, origin)
 
         self.count(names.PROMPT_TOKENS, (operation, model), record.prompt_tokens)
-        self.count(names.REQUESTS, (*labels, _status(record.http_status), error_type))
+        status = record.http_status
+        code = "" if status is None else str(status) if 100 <= status <= 599 else OTHER
+        self.count(names.REQUESTS, (*labels, code, error_type))
         if record.outcome is Outcome.REJECTED:
-            self.count(names.REJECTED, (_snake_case(error_type or OTHER),))
+            reason = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", error_type or OTHER).lower()  # in snake case
+            self.count(names.REJECTED, (reason,))
         for wait, wait_ns in account.waits_ns.items():
             self.count(names.QUEUE_WAIT_SECONDS, (wait,), wait_ns)
         for phase_name, causes_ns in record.causes_ns.items():
@@ -133,8 +134,7 @@ class Observations:
     def _observe_generation(self, record: RequestRecord, labels: tuple[str, str, str], origin: Origin | None) -> None:
         """Add the observations of generation requests alone: tokens and choices."""
         times, account, (_, operation, model) = record.times, record.account, labels
-        ttft_ns = times.time_to_first_token_ns
-        if ttft_ns is not None:
+        if (ttft_ns := times.time_to_first_token_ns) is not None:
             self.add(names.TIME_TO_FIRST_TOKEN_SECONDS, labels, ttft_ns, origin)
         tpot_ns = times.time_per_output_token_ns(record.tokens_per_choice)
         if tpot_ns is not None and record.tokens_per_choice > 1:
@@ -190,13 +190,3 @@ def _class_names(kind: type[APIError]) -> frozenset[str]:
 
 def _known(value: str, known: frozenset[str]) -> str:
     return value if value in known else OTHER
-
-
-def _status(status: int | None) -> str:
-    if status is None:
-        return ""
-    return str(status) if 100 <= status <= 599 else OTHER
-
-
-def _snake_case(name: str) -> str:
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 Signal = Literal["traces", "metrics"]
 
-EXPORT_INTERVAL = "OTEL_METRIC_EXPORT_INTERVAL"
-
 
 def exporter_kind(environ: Mapping[str, str], signal: Signal) -> Literal["otlp", "console"] | None:
     """Return the kind of exporter by the variables, or None without export.
@@ -52,14 +50,14 @@ def exporter_kind(environ: Mapping[str, str], signal: Signal) -> Literal["otlp",
     return "otlp"
 
 
-def export_interval_seconds(environ: Mapping[str, str]) -> float:
-    """Return the time between two exports of metrics, or raise StartupError if the variable has no valid interval."""
-    _, text = _value(environ, EXPORT_INTERVAL)
+def positive_integer(environ: Mapping[str, str], variable: str, default: int) -> int:
+    """Return the value of a variable. Raises StartupError for an invalid one."""
+    text = environ.get(variable, "").strip()
     if not text:
-        return 60.0
+        return default
     if not (text.isascii() and text.isdecimal() and int(text) > 0):
-        raise StartupError(f"{EXPORT_INTERVAL} is '{text}', but must be a number of milliseconds, at least 1.")
-    return int(text) / 1000
+        raise StartupError(f"{variable} is '{text}', but must be a whole number, at least 1.")
+    return int(text)
 
 
 def resource(version: str) -> Resource:

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from threading import Event, Thread
+from typing import Literal
 
 from opentelemetry.sdk import metrics as sdk
 from opentelemetry.sdk.metrics import export as otel
-from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from oaiserve.telemetry import names
-from oaiserve.telemetry.exporter_log import ExporterLog
-from oaiserve.telemetry.otel_environment import exporter_kind
+from oaiserve.telemetry.exporter import Exporter
+from oaiserve.telemetry.otel_environment import resource
 from oaiserve.telemetry.series import HistogramPoint, LabelValues, Points
 
 logger = logging.getLogger(__name__)
@@ -29,16 +29,9 @@ LAST_TRY_SECONDS = 1.0
 Collect = Callable[[], list[tuple[names.Metric, Points]]]
 
 
-def exporter_from_environment(environ: Mapping[str, str]) -> otel.MetricExporter | None:
-    """Return the metric exporter by the standard variables, or None without export.
-
-    Raises StartupError for an unsupported exporter.
-    """
-    kind = exporter_kind(environ, "metrics")
+def exporter(kind: Literal["otlp", "console"]) -> otel.MetricExporter:
     if kind == "console":
         return otel.ConsoleMetricExporter()
-    if kind is None:
-        return None
     # A late import, because it loads an HTTP client that is not needed otherwise.
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 
@@ -53,19 +46,17 @@ class MetricsExport:
         exporter: otel.MetricExporter,
         collect: Collect,
         *,
-        resource: Resource,
         version: str,
         interval_seconds: float,
     ) -> None:
-        self._exporter = exporter
+        self._exporter = Exporter(exporter)
         self._collect = collect
-        self._resource = resource
+        self._resource = resource(version)
         self._scope = InstrumentationScope(names.SERVICE_NAME, version)
         self._interval_seconds = interval_seconds
         self._start_unix_ns = time.time_ns()
         self._stop = Event()
         self._is_failing = False
-        self._exporter_log = ExporterLog(exporter)
         self._thread = Thread(target=self._run, name="metrics-export", daemon=True)
         self._thread.start()
 
@@ -79,12 +70,10 @@ class MetricsExport:
         was_failing = self._is_failing
         self._thread.join(min(LAST_TRY_SECONDS, timeout_seconds) if was_failing else timeout_seconds)
         has_ended = not self._thread.is_alive()
-        self._exporter.shutdown()  # also interrupts its wait before a retry
-        if has_ended:
-            self._exporter_log.stop()
+        self._exporter.close(has_ended=has_ended)
         is_complete = has_ended and not self._is_failing
         if not is_complete and not was_failing:  # else the log has said so already
-            why = self._exporter_log.first_warning or "no answer"
+            why = self._exporter.first_warning or "no answer"
             logger.warning("The last metrics did not reach the collector within %.1f s: %s", timeout_seconds, why)
         return is_complete
 
@@ -94,22 +83,17 @@ class MetricsExport:
         self._export()
 
     def _export(self) -> None:
-        self._exporter_log.first_warning = None
-        error: Exception | None = None
-        try:
-            is_exported = self._exporter.export(self._data()) is otel.MetricExportResult.SUCCESS
-        except Exception as caught:  # an exporter may raise anything, and the thread must survive it
-            is_exported, error, self._exporter_log.first_warning = False, caught, repr(caught)
-        if is_exported and self._is_failing:
+        failure = self._exporter.export(self._data())
+        if failure is None and self._is_failing:
             logger.info("Metrics reach the collector again.")
-        if not is_exported and not self._is_failing and not self._stop.is_set():  # else `close` logs it
+        if failure is not None and not self._is_failing and not self._stop.is_set():  # else `close` logs it
             logger.warning(
                 "Metrics do not reach the collector: %s. Retrying every %g s; a line is logged when it works again.",
-                (self._exporter_log.first_warning or "the exporter gave no reason").rstrip("."),
+                failure.why,
                 self._interval_seconds,
-                exc_info=error,
+                exc_info=failure.error,
             )
-        self._is_failing = not is_exported
+        self._is_failing = failure is not None
 
     def _data(self) -> otel.MetricsData:
         now_unix_ns = time.time_ns()

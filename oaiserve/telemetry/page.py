@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from enum import StrEnum
 from functools import cache, partial
 from itertools import chain
+from types import SimpleNamespace
+from typing import Any
 
-import prometheus_client
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
@@ -64,34 +65,21 @@ class Page:
         ]
         self._registry = registry
         self._collected_ns: int | None = None
-        self._lines_of_registry: dict[
-            Form, bytes
-        ] = {}  # collected together, so that no counter goes back between formats
+        # Collected together, so that no counter goes back between formats.
+        self._lines_of_registry: dict[Form, bytes] = {}
 
     def render(self, form: Form) -> bytes:
         parts = list(chain.from_iterable((block.headers[form], block.lines(form)) for block in self._blocks))
-        return b"".join((*parts, self._registry_lines(form)))
-
-    def _registry_lines(self, form: Form) -> bytes:
         now_ns = monotonic_ns()
         if self._collected_ns is None or now_ns - self._collected_ns > REGISTRY_SECONDS * NS_PER_SECOND:
             self._collected_ns = now_ns
-            moment = _Moment(list(self._registry.collect()))
+            collected = list(self._registry.collect())
+            moment: Any = SimpleNamespace(collect=lambda: collected)  # both encoders see the same numbers
             self._lines_of_registry = {
                 Form.TEXT: generate_latest(moment),
                 Form.OPENMETRICS: openmetrics.generate_latest(moment),  # type: ignore[no-untyped-call]
             }
-        return self._lines_of_registry[form]
-
-
-class _Moment:
-    """A registry of metrics at one moment, so that both encoders see the same numbers."""
-
-    def __init__(self, metrics: list[prometheus_client.Metric]) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> list[prometheus_client.Metric]:
-        return self._metrics
+        return b"".join((*parts, self._lines_of_registry[form]))
 
 
 class _Numbers:
@@ -108,10 +96,8 @@ class _Numbers:
         num_changes = self._family.num_changes
         if num_changes is None or num_changes != self._num_changes:
             self._num_changes = num_changes
-            samples = self._family.samples()
-            self._lines = "".join(
-                f"{self._start(values)}{_number(value)}\n" for values, value in samples.items()
-            ).encode()
+            points = self._family.points().items()
+            self._lines = "".join(f"{self._start(values)}{_number(value)}\n" for values, value in points).encode()
         return self._lines
 
 
@@ -129,29 +115,27 @@ class _Histograms:
         num_changes = self._family.num_changes
         if num_changes != self._num_changes[form]:
             self._num_changes[form] = num_changes
-            self._lines[form] = "".join(
-                self._histogram(child).lines(form) for child in self._family.children()
-            ).encode()
+            for child in self._family.children():
+                if child.labels not in self._histograms:
+                    self._histograms[child.labels] = _Histogram(self._family, child)
+            self._lines[form] = "".join(histogram.lines(form) for histogram in self._histograms.values()).encode()
         return self._lines[form]
-
-    def _histogram(self, child: HistogramChild) -> _Histogram:
-        histogram = self._histograms.get(child.labels)
-        if histogram is None:
-            histogram = self._histograms[child.labels] = _Histogram(self._family, child)
-        return histogram
 
 
 class _Histogram:
     def __init__(self, family: HistogramFamily, child: HistogramChild) -> None:
         metric = family.metric
-        start = partial(_start_of_line, metric, child.labels)
+
+        def start(suffix: str, **more: str) -> str:
+            return _start_of_line(metric, child.labels, suffix, **more).replace("%", "%%")
+
         bounds = [_number(bound) for bound in (*metric.buckets, float("inf"))] if metric.buckets else []
-        buckets = [_for_template(start("_bucket", le=bound)) for bound in bounds]
-        end = f"{_for_template(start('_count'))}%d.0\n{_for_template(start('_sum'))}%s\n"
+        buckets = [start("_bucket", le=bound) for bound in bounds]
+        end = f"{start('_count')}%d.0\n{start('_sum')}%s\n"
         self._templates = {
             Form.TEXT: "".join(f"{bucket}%d.0\n" for bucket in buckets) + end,
-            Form.OPENMETRICS: "".join(f"{bucket}%d.0%s\n" for bucket in buckets)
-            + end,  # the last %s is the exemplar, or empty
+            # The %s of a bucket is its exemplar, or empty.
+            Form.OPENMETRICS: "".join(f"{bucket}%d.0%s\n" for bucket in buckets) + end,
         }
         self._family = family
         self._child = child
@@ -208,10 +192,6 @@ def _escape(value: str) -> str:
     # A lone surrogate cannot be encoded, so a single one would make the whole page fail.
     whole = value.encode("utf-8", "replace").decode()
     return whole.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-
-
-def _for_template(text: str) -> str:
-    return text.replace("%", "%%")
 
 
 def _number(value: Number) -> str:

@@ -6,13 +6,14 @@ from array import array
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
+from operator import itemgetter
 from threading import Lock
 from typing import Any, NamedTuple
 
 from oaiserve.facts.record import POOLING_OPERATIONS, RequestRecord
-from oaiserve.telemetry.explanation import sentences
+from oaiserve.telemetry.explanation import num_shared, sentences
 from oaiserve.telemetry.shown import json_of
-from oaiserve.telemetry.summary import Steps, TokenGaps, steps_of, token_gaps
+from oaiserve.telemetry.summary import TokenGaps, steps_of, token_gaps
 
 MOST_NEIGHBOURS = 20  # requests listed as neighbours of one request
 
@@ -23,7 +24,6 @@ Entries = list[Entry]
 class _Kept(NamedTuple):
     record: RequestRecord  # without the token gaps, which may be long, and without the prompts, which are private
     gaps: TokenGaps | None
-    steps: Steps | None
 
 
 class RecentRequests:
@@ -39,11 +39,8 @@ class RecentRequests:
 
     def add(self, record: RequestRecord) -> None:
         account = replace(record.account, inter_token_ns=array("q"), prompts=[])
-        kept = _Kept(
-            replace(record, account=account, prompt_text=None),
-            token_gaps(record.account.inter_token_ns),
-            steps_of(record),
-        )
+        gaps = token_gaps(record.account.inter_token_ns)
+        kept = _Kept(replace(record, account=account, prompt_text=None), gaps)
         with self._lock:
             self._ring.append(kept)
 
@@ -52,9 +49,10 @@ class RecentRequests:
         ring = self._newest_first()
         for kept in ring:
             if kept.record.request_id == request_id:
-                explanation = list(sentences(kept.record, (other.record for other in ring)))
+                records = [other.record for other in ring]
+                explanation = list(sentences(kept.record, records))
                 entry = self._entry(kept) | {"explanation": explanation}
-                return entry | _events(kept.record) | _neighbours(kept, ring)
+                return entry | _events(kept.record) | _neighbours(kept.record, records)
         return None
 
     def list(
@@ -85,7 +83,7 @@ class RecentRequests:
             return tuple(reversed(self._ring))
 
     def _entry(self, kept: _Kept) -> Entry:
-        record = kept.record
+        record, steps = kept.record, steps_of(kept.record)
         received_ns, duration_ns, causes_ns = _received_ns(record), record.times.duration_ns, record.causes_ns
         return {
             **json_of(record),
@@ -93,7 +91,9 @@ class RecentRequests:
             "received_unix_ns": received_ns + self._epoch_offset_ns,
             "duration_ns": duration_ns,
             "duration_ms": duration_ns / 1e6,
-            "time_to_first_token_ns": _time_to_first_token_ns(record),
+            "time_to_first_token_ns": (
+                None if record.operation in POOLING_OPERATIONS else record.times.time_to_first_token_ns
+            ),
             "phases": [
                 {
                     **phase,
@@ -105,16 +105,12 @@ class RecentRequests:
             ],
             "queue_waits_ns": {reason.value: wait_ns for reason, wait_ns in record.account.waits_ns.items()},
             "token_gaps": kept.gaps._asdict() if kept.gaps is not None else None,
-            "steps": kept.steps._asdict() | {"last": kept.steps.last} if kept.steps is not None else None,
+            "steps": steps._asdict() | {"last": record.account.steps[-1]} if steps is not None else None,
         }
 
 
 def _phase_ns(record: RequestRecord, name: str) -> int | None:
     return next((phase.duration_ns for phase in record.times.phases() if phase.name == name), None)
-
-
-def _time_to_first_token_ns(record: RequestRecord) -> int | None:
-    return None if record.operation in POOLING_OPERATIONS else record.times.time_to_first_token_ns
 
 
 def _received_ns(record: RequestRecord) -> int:
@@ -143,25 +139,19 @@ def _events(record: RequestRecord) -> Entry:
     return {"events": events, "num_events_dropped": record.account.num_events_dropped}
 
 
-def _neighbours(kept: _Kept, ring: Iterable[_Kept]) -> Entry:
+def _neighbours(kept: RequestRecord, ring: Iterable[RequestRecord]) -> Entry:
     """Return the requests in the ring with steps in common with `kept`, most common steps first."""
-    neighbours = []
-    for other in ring:
-        if other is kept or kept.steps is None or other.steps is None:
-            continue
-        num_shared = min(kept.steps.last, other.steps.last) - max(kept.steps.first, other.steps.first) + 1
-        if num_shared > 0:
-            neighbours.append((num_shared, other.record))
-    neighbours.sort(key=lambda pair: pair[0], reverse=True)
+    shared = [(num_shared(kept.account.steps, other.account.steps), other) for other in ring if other is not kept]
+    neighbours = sorted((pair for pair in shared if pair[0]), key=itemgetter(0), reverse=True)
     named = [
         {
             "request_id": record.request_id,
             "operation": record.operation,
             "prompt_tokens": record.prompt_tokens,
             "completion_tokens": record.completion_tokens,
-            "num_shared_steps": num_shared,
-            "phases": _phases(record, _received_ns(kept.record)),  # relative to when `kept` was received
+            "num_shared_steps": num_steps,
+            "phases": _phases(record, _received_ns(kept)),  # relative to when `kept` was received
         }
-        for num_shared, record in neighbours[:MOST_NEIGHBOURS]
+        for num_steps, record in neighbours[:MOST_NEIGHBOURS]
     ]
     return {"num_neighbours": len(neighbours), "neighbours": named}

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
@@ -89,23 +90,19 @@ class Recorder:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        goes_on = True
-        while goes_on:
-            goes_on = self._take_batch()
+        """Pass one batch of records after the other to the consumers, until the recorder is closed."""
+        item: RequestRecord | Event | None
+        is_closed = False
+        while not is_closed:
+            with suppress(Empty):
+                item = self._queue.get(timeout=self._tick_seconds)
+                if isinstance(item, RequestRecord):
+                    self._urgent.wait(self._batch_seconds)
+                while item is not None:
+                    self._take(item)
+                    item = self._queue.get_nowait()
+                is_closed = True
             self._call("tick", self._tick, "at the end of a batch")
-
-    def _take_batch(self) -> bool:
-        """Pass one batch of records to the consumers, and return False if the recorder was closed meanwhile."""
-        try:
-            item = self._queue.get(timeout=self._tick_seconds)
-            if isinstance(item, RequestRecord):
-                self._urgent.wait(self._batch_seconds)
-            while item is not None:
-                self._take(item)
-                item = self._queue.get_nowait()
-        except Empty:
-            return True
-        return False
 
     def _take(self, item: RequestRecord | Event) -> None:
         if isinstance(item, Event):
@@ -127,8 +124,10 @@ class Recorder:
             function()
         except Exception as error:
             self._count_error(name)
-            if not self._is_time_to_log(name):
+            now_ns = self._clock_ns()
+            if name in self._logged_ns and now_ns - self._logged_ns[name] < _LOG_INTERVAL_NS:
                 return
+            self._logged_ns[name] = now_ns
             reason = ""
             bug: Exception | None = error
             if isinstance(error, OSError):
@@ -144,10 +143,3 @@ class Recorder:
                 reason,
                 exc_info=bug,
             )
-
-    def _is_time_to_log(self, name: str) -> bool:
-        now_ns = self._clock_ns()
-        if name in self._logged_ns and now_ns - self._logged_ns[name] < _LOG_INTERVAL_NS:
-            return False
-        self._logged_ns[name] = now_ns
-        return True

@@ -85,9 +85,8 @@ class Distribution:
         self.boundaries = sorted({round(bound * per_unit) for metric in shown_as for bound in metric.buckets})
         self.children: dict[LabelValues, DistributionChild] = {}  # only grows
         self.num_changes = 0
-        self._bucket_of: Callable[[Number], int] = partial(
-            bisect_left, self.boundaries
-        )  # `le`: a boundary itself is in
+        # `le`: a boundary itself is in.
+        self._bucket_of: Callable[[Number], int] = partial(bisect_left, self.boundaries)
 
     def add(self, labels: LabelValues, value: Number, origin: Origin | None = None) -> None:
         child = self._child(labels)
@@ -168,7 +167,7 @@ class CounterFamily:
     def num_changes(self) -> int:
         return self._series.num_changes
 
-    def samples(self) -> Mapping[LabelValues, Number]:
+    def points(self) -> Mapping[LabelValues, Number]:
         totals: dict[LabelValues, Number] = {}
         for values, amount in self._series.values.items():
             shown = self._shown(values)
@@ -178,9 +177,6 @@ class CounterFamily:
             return totals
         return {shown: total / self._series.per_unit for shown, total in totals.items()}
 
-    def points(self) -> Points:
-        return self.samples()
-
 
 class CallbackFamily:
     """A family of numbers from elsewhere, by a call of `read` for every page."""
@@ -189,10 +185,7 @@ class CallbackFamily:
 
     def __init__(self, metric: Metric, read: Callable[[], Mapping[LabelValues, Number]]) -> None:
         self.metric = metric
-        self.samples = read
-
-    def points(self) -> Points:
-        return self.samples()
+        self.points = read
 
 
 class HistogramChild(NamedTuple):
@@ -260,7 +253,7 @@ class HistogramFamily:
                     latest[bucket] = exemplar
         return latest
 
-    def points(self) -> Points:
+    def points(self) -> list[HistogramPoint]:
         points = []
         for child in self.children():
             below = self.cumulative(child)

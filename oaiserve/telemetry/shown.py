@@ -10,9 +10,8 @@ from typing import Any
 from oaiserve.facts.fact import Fact, facts_of
 from oaiserve.facts.record import EngineAccount, RequestRecord, StepRecord
 
-_Row = tuple[
-    str, str, str
-]  # the path of a field from the record, the name that is shown, and the path of its condition
+# The path of a field from the record, the name that is shown, and the path of its condition.
+_Row = tuple[str, str, str]
 
 
 class _Place:
@@ -57,6 +56,7 @@ _LOG_ROWS = _rows(lambda row: row.log, lambda row: row.log_when)
 _LOG = _Place(_LOG_ROWS)
 _LOG_TIMES = frozenset(name for path, name, _ in _LOG_ROWS if path.endswith("_ns"))
 _SPAN = _Place(_rows(lambda row: row.span, lambda row: row.span_when))
+_SERVER_SPAN = _Place(_rows(lambda row: row.server_span, lambda row: row.span_when))
 _STEP = _Place((row.name, row.span, row.span_when) for row in facts_of(StepRecord) if row.span)
 _SIMPLE = frozenset({int, float, str, bool, type(None)})  # types of values that are shown as they are
 
@@ -76,13 +76,22 @@ def log_fields(record: RequestRecord) -> dict[str, Any]:
 
 def attributes(record: RequestRecord) -> dict[str, Any]:
     """Return the attributes of the span of a request's operation."""
-    return {name: value for name, value in _SPAN.values(record).items() if value is not None}
+    return _attributes(_SPAN, record)
+
+
+def server_attributes(record: RequestRecord) -> dict[str, Any]:
+    """Return the attributes of the span of the whole request."""
+    return _attributes(_SERVER_SPAN, record)
 
 
 def step_attributes(step: StepRecord) -> dict[str, Any]:
     """Return the attributes of the span of a step."""
-    found = {name: value for name, value in _STEP.values(step).items() if value is not None}
-    return {name: value.value if isinstance(value, Enum) else value for name, value in found.items()}
+    return _attributes(_STEP, step)
+
+
+def _attributes(place: _Place, record: object) -> dict[str, Any]:
+    found = place.values(record).items()
+    return {name: value.value if isinstance(value, Enum) else value for name, value in found if value is not None}
 
 
 def in_ms(duration_ns: int) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Condition, Thread
 from typing import NamedTuple
 
@@ -19,10 +19,12 @@ from opentelemetry.sdk.environment_variables import (
     OTEL_BSP_SCHEDULE_DELAY,
 )
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export import SpanExporter
 
+from oaiserve.errors import StartupError
 from oaiserve.facts.times import monotonic_ns
-from oaiserve.telemetry.exporter_log import ExporterLog
+from oaiserve.telemetry.exporter import Exporter
+from oaiserve.telemetry.otel_environment import positive_integer
 
 logger = logging.getLogger(__name__)
 
@@ -43,25 +45,16 @@ class BatchLimits(NamedTuple):
     delay_seconds: float = 5.0  # the time that a batch waits to become full
 
     @classmethod
-    def from_environment(cls) -> BatchLimits:
-        """Read the limits from the SDK's variables, with its defaults. Raises ValueError for an invalid limit."""
-        queue_size = _positive(OTEL_BSP_MAX_QUEUE_SIZE, 2048)
-        batch_size = _positive(OTEL_BSP_MAX_EXPORT_BATCH_SIZE, min(512, queue_size))
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> BatchLimits:
+        """Read the limits from the SDK's variables, with its defaults. Raises StartupError for an invalid limit."""
+        queue_size = positive_integer(environ, OTEL_BSP_MAX_QUEUE_SIZE, 2048)
+        batch_size = positive_integer(environ, OTEL_BSP_MAX_EXPORT_BATCH_SIZE, min(512, queue_size))
         if batch_size > queue_size:
-            raise ValueError(
-                f"{OTEL_BSP_MAX_EXPORT_BATCH_SIZE} must be at most {OTEL_BSP_MAX_QUEUE_SIZE} ({queue_size}) "
-                f"but is {batch_size}"
+            raise StartupError(
+                f"{OTEL_BSP_MAX_EXPORT_BATCH_SIZE} is '{batch_size}', but must be at most {OTEL_BSP_MAX_QUEUE_SIZE} "
+                f"({queue_size})."
             )
-        return cls(queue_size, batch_size, _positive(OTEL_BSP_SCHEDULE_DELAY, 5000) / 1000)
-
-
-def _positive(variable: str, default: int) -> int:
-    text = os.environ.get(variable, "").strip()
-    if not text:
-        return default
-    if not (text.isascii() and text.isdecimal() and int(text) > 0):
-        raise ValueError(f"{variable} must be an integer of at least 1 but is {text}")
-    return int(text)
+        return cls(queue_size, batch_size, positive_integer(environ, OTEL_BSP_SCHEDULE_DELAY, 5000) / 1000)
 
 
 class SpanExport:
@@ -81,19 +74,16 @@ class SpanExport:
         limits: BatchLimits | None = None,
         clock_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
-        self._exporter = exporter
+        self._exporter = Exporter(exporter)
         self._count_spans = count_spans
         self._limits = limits or BatchLimits.from_environment()
         self._clock_ns = clock_ns
         self._changed = Condition()
-        self._queue: deque[Sequence[ReadableSpan]] = (
-            deque()
-        )  # an item has the spans of one request; the oldest is first
+        self._queue: deque[Sequence[ReadableSpan]] = deque()  # the spans of one request each, the oldest first
         self._num_queued = 0  # spans in the queue
         self._num_lost = 0  # spans lost since the warning; 0 if there is none to recover from
         self._lost_ns = 0  # when a span was last lost
         self._is_closing = False
-        self._exporter_log = ExporterLog(exporter)
         self._thread = Thread(target=self._run, name="span-export", daemon=True)
         self._thread.start()
 
@@ -134,9 +124,7 @@ class SpanExport:
                 timeout_seconds,
                 num_left,
             )
-        self._exporter.shutdown()  # also interrupts its wait before a retry
-        if has_ended:
-            self._exporter_log.stop()
+        self._exporter.close(has_ended=has_ended)
         return has_ended
 
     def _run(self) -> None:
@@ -147,7 +135,12 @@ class SpanExport:
                 if not batch and self._is_closing:
                     return
             if batch:
-                self._export(batch)
+                failure = self._exporter.export(batch)
+                if failure is None:
+                    self._count_spans("exported", len(batch))
+                    self._recover()
+                else:
+                    self._lose("failed", len(batch), failure.why)
 
     def _is_time(self) -> bool:
         return self._is_closing or self._num_queued >= self._limits.batch_size
@@ -163,18 +156,6 @@ class SpanExport:
         self._num_queued -= len(spans)
         return spans
 
-    def _export(self, batch: list[ReadableSpan]) -> None:
-        self._exporter_log.first_warning = None
-        try:
-            is_exported = self._exporter.export(batch) is SpanExportResult.SUCCESS
-        except Exception as error:  # an exporter may raise anything, and the thread must survive it
-            is_exported, self._exporter_log.first_warning = False, repr(error)
-        if is_exported:
-            self._count_spans("exported", len(batch))
-            self._recover()
-        else:
-            self._lose("failed", len(batch), self._exporter_log.first_warning or "the exporter gave no reason")
-
     def _lose(self, result: str, number: int, why: str) -> None:
         self._count_spans(result, number)
         with self._changed:
@@ -182,7 +163,7 @@ class SpanExport:
             self._num_lost += number
             self._lost_ns = self._clock_ns()
         if is_first:
-            logger.warning("Spans are being lost: %s. The metric oaiserve_spans_total counts them.", why.rstrip("."))
+            logger.warning("Spans are being lost: %s. The metric oaiserve_spans_total counts them.", why)
 
     def _recover(self) -> None:
         with self._changed:

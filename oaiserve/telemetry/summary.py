@@ -21,10 +21,6 @@ class Steps(NamedTuple):
     model_ns: int
     between_ns: int | None  # the rest of prefill and decode; None if there was no last token
 
-    @property
-    def last(self) -> int:
-        return self.first + self.number - 1
-
 
 def steps_of(record: RequestRecord) -> Steps | None:
     """Return the summary of a request's steps, or None if the request was in no step."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from random import getrandbits, random
+from typing import Literal
 
 from opentelemetry import trace as otel
 from opentelemetry.attributes import BoundedAttributes
@@ -27,8 +28,8 @@ from oaiserve.facts.record import POOLING_OPERATIONS, EventKind, Outcome, Reques
 from oaiserve.facts.times import PHASES, Phase
 from oaiserve.facts.trace import TraceContext
 from oaiserve.telemetry import names
-from oaiserve.telemetry.otel_environment import exporter_kind, resource
-from oaiserve.telemetry.shown import attributes, step_attributes
+from oaiserve.telemetry.otel_environment import resource
+from oaiserve.telemetry.shown import attributes, server_attributes, step_attributes
 from oaiserve.telemetry.span_export import CountSpans, SpanExport
 from oaiserve.telemetry.summary import steps_of
 
@@ -43,16 +44,9 @@ _SAMPLERS = tuple(
 )
 
 
-def exporter_from_environment(environ: Mapping[str, str]) -> SpanExporter | None:
-    """Return the span exporter by the standard variables, or None if tracing is off.
-
-    Raises StartupError for an unsupported exporter.
-    """
-    kind = exporter_kind(environ, "traces")
+def exporter(kind: Literal["otlp", "console"]) -> SpanExporter:
     if kind == "console":
         return ConsoleSpanExporter()
-    if kind is None:
-        return None
     # A late import, because it loads an HTTP client that is not needed otherwise.
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
@@ -114,9 +108,8 @@ class Tracing:
         self.is_sampled = self._sampling.is_sampled
         self._export = SpanExport(exporter, count_spans)
         self._step_share = step_share
-        self._steps: deque[tuple[int, otel.SpanContext]] = deque(
-            maxlen=_MOST_STEPS_KEPT
-        )  # the number of a step, and its span
+        # The number of a step, and its span.
+        self._steps: deque[tuple[int, otel.SpanContext]] = deque(maxlen=_MOST_STEPS_KEPT)
 
     def record_step(self, step: StepRecord) -> None:
         """Export the span of a step, if it is sampled.
@@ -125,10 +118,8 @@ class Tracing:
         """
         if random() >= self._step_share:
             return
-        trace_id, attributes = (
-            getrandbits(128) or 1,
-            step_attributes(step) | {names.STEP_HOST_NS[part]: ns for part, ns in step.host_ns.items()},
-        )
+        trace_id = getrandbits(128) or 1
+        attributes = step_attributes(step) | {names.STEP_HOST_NS[part]: ns for part, ns in step.host_ns.items()}
         sampling = self._sampling.sampler.should_sample(
             Context(), trace_id, names.STEP_SPAN, otel.SpanKind.INTERNAL, attributes, links=()
         )
@@ -161,9 +152,9 @@ class Tracing:
         )
         whole = whole._replace(name=f"{record.operation} {record.model}")
         inner = new_context(_new_span_id())
-        inner_span = self._span(
-            whole, inner, server, _gen_ai_attributes(record), status=status, links=self._links(record)
-        )
+        # To the sampled steps of the request, as far as they are still stored.
+        links = [otel.Link(context) for number, context in self._steps.copy() if number in record.account.steps]
+        inner_span = self._span(whole, inner, server, _gen_ai_attributes(record), status=status, links=links)
         events = self._events(record, phases)
         causes_ns = record.causes_ns
         spans = [
@@ -212,13 +203,6 @@ class Tracing:
             end_time=interval.end_ns + self._epoch_offset_ns,
             instrumentation_scope=self._scope,
         )
-
-    def _links(self, record: RequestRecord) -> list[otel.Link]:
-        """Return links to the sampled steps of a request, as far as they are still stored."""
-        steps = steps_of(record)
-        if steps is None or not self._steps:
-            return []
-        return [otel.Link(context) for number, context in self._steps.copy() if steps.first <= number <= steps.last]
 
     def _events(self, record: RequestRecord, phases: Sequence[Phase]) -> list[list[Event]]:
         """Return the events of the request for each phase, by the time at which they happened."""
@@ -296,41 +280,19 @@ def _client_span(trace: TraceContext) -> otel.SpanContext | None:
 
 
 def _http_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
-    attributes: dict[str, AttributeValue] = {
-        names.HTTP_REQUEST_METHOD: record.http_method,
-        names.HTTP_ROUTE: record.http_route,
-        names.URL_PATH: record.http_route,  # equal, because routes that generate have no path parameters
-        names.URL_SCHEME: record.http_scheme,
-        **_common_attributes(record),
-    }
-    if record.http_status is not None:
-        attributes[names.HTTP_RESPONSE_STATUS_CODE] = record.http_status
-    if record.error_type is not None:
-        attributes[names.ERROR_TYPE] = record.error_type
-    return attributes
+    # Routes that generate have no parameters in their paths.
+    return {**server_attributes(record), names.URL_PATH: record.http_route, **_routing_attributes(record)}
 
 
-def _common_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
-    """Return the common attributes of the server span and the operation span."""
-    attributes: dict[str, AttributeValue] = {
-        names.REQUEST_ID: record.request_id,
-        names.OUTCOME: record.outcome.value,
-        **{names.ROUTING_PREFIX + name: value for name, value in record.routing.items()},
-    }
-    if record.client is not None:
-        attributes[names.CLIENT] = record.client
-    if record.server_address is not None:
-        attributes[names.SERVER_ADDRESS] = record.server_address
-        if record.server_port is not None:
-            attributes[names.SERVER_PORT] = record.server_port
-    return attributes
+def _routing_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
+    return {names.ROUTING_PREFIX + name: value for name, value in record.routing.items()}
 
 
 def _gen_ai_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
     found: dict[str, AttributeValue] = {
         names.GEN_AI_PROVIDER_NAME: names.SERVICE_NAME,
         names.GEN_AI_RESPONSE_MODEL: record.model,
-        **_common_attributes(record),
+        **_routing_attributes(record),
         **attributes(record),
     }
     if record.operation not in POOLING_OPERATIONS:

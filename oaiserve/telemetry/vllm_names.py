@@ -18,69 +18,71 @@ _REQUEST_BUCKETS = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )  # fmt: skip
-_LABELS = ("model_name", "engine")
+_CHOICE_BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0)
+_STEP_BUCKETS = (1.0, *(float(2**exponent) for exponent in range(3, 15)))
 
 
-def _gauge(name: str, help: str, *more: str) -> Metric:
-    return Metric(f"vllm:{name}", "gauge", help, labels=(*_LABELS, *more))
-
-
-def _engine(name: str, field: str, help: str = "") -> Metric:
-    """Return the metric for a number of the engine."""
-    kind, name = "counter" if name.endswith("_total") else "gauge", f"vllm:{name}"
-    return Metric(name, kind, help or f"Same as {ENGINE[field].name}.", names.unit_of(name), _LABELS, of=field)
-
-
-def _same(name: str, of: Metric, *more: str, buckets: tuple[float, ...] = ()) -> Metric:
-    name = f"vllm:{name}"
-    return Metric(name, of.type, f"Same as {of.name}.", names.unit_of(name), (*_LABELS, *more), buckets, of=of)
+def _metric(
+    name: str,
+    of: Metric | str | None,
+    help: str = "",
+    *more: str,  # labels
+    buckets: tuple[float, ...] = (),
+    where: tuple[tuple[str, str], ...] = (),
+) -> Metric:
+    """Return the metric for another one or, by its field, for a number of the engine."""
+    kind = of.type if isinstance(of, Metric) else "counter" if name.endswith("_total") else "gauge"
+    shown = ENGINE.get(of, of) if isinstance(of, str) else of
+    help = help or f"Same as {shown.name if isinstance(shown, Metric) else shown}."
+    # A histogram whose name ends as a counter's is no sum of tokens.
+    unit = "" if kind == "histogram" and name.endswith("_total") else names.unit_of(name)
+    return Metric(f"vllm:{name}", kind, help, unit, ("model_name", "engine", *more), buckets, of=of, where=where)
 
 
 def _finished(name: str, of: Metric, buckets: tuple[float, ...] = names.TOKEN_BUCKETS) -> Metric:
     """Return the metric for another one's values of finished requests."""
-    name, help = f"vllm:{name}", f"Same as {of.name}, for finished requests only."
-    return Metric(name, "histogram", help, names.unit_of(name), _LABELS, buckets, of=of, where=FINISHED)
+    return _metric(name, of, f"Same as {of.name}, for finished requests only.", buckets=buckets, where=FINISHED)
 
 
-def _phases(name: str, of: Metric, help: str, *where: tuple[str, str]) -> Metric:
-    text = f"Time that finished requests spent in the {help}."
-    return Metric(
-        f"vllm:{name}", "histogram", text, "seconds", _LABELS, _REQUEST_BUCKETS, of=of, where=FINISHED + where
-    )
+def _phases(name: str, of: Metric, phases: str, *where: tuple[str, str]) -> Metric:
+    help = f"Time that finished requests spent in the {phases}."
+    return _metric(name, of, help, buckets=_REQUEST_BUCKETS, where=FINISHED + where)
 
 
-REQUESTS_RUNNING = _engine("num_requests_running", "num_running")
-REQUESTS_WAITING = _engine("num_requests_waiting", "num_waiting")
-LORA_REQUESTS = _gauge(
+REQUESTS_RUNNING = _metric("num_requests_running", "num_running")
+REQUESTS_WAITING = _metric("num_requests_waiting", "num_waiting")
+LORA_REQUESTS = _metric(
     "lora_requests_info",
+    None,
     "The adapters of oaiserve_adapter_requests that have sequences, as lists with commas. The value is the Unix time.",
     *("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
 )
-KV_CACHE_USAGE = _engine("kv_cache_usage_perc", "kv_usage", f"Same as {names.KV_CACHE_USAGE.name}.")
-CACHE_CONFIG = _gauge(
+KV_CACHE_USAGE = _metric("kv_cache_usage_perc", "kv_usage", f"Same as {names.KV_CACHE_USAGE.name}.")
+CACHE_CONFIG = _metric(
     "cache_config_info",
+    None,
     "Tokens per block and number of blocks of the KV cache. The value is 1.",
     *("block_size", "num_gpu_blocks"),
 )
-PREFIX_CACHE_QUERIES = _engine("prefix_cache_queries_total", "num_prefix_queries")
-PREFIX_CACHE_HITS = _engine("prefix_cache_hits_total", "num_prefix_hits")
-PREEMPTIONS = _engine("num_preemptions_total", "num_preemptions")
-DRAFTS = _engine("spec_decode_num_drafts_total", "num_drafts")
-DRAFT_TOKENS = _engine(
+PREFIX_CACHE_QUERIES = _metric("prefix_cache_queries_total", "num_prefix_queries")
+PREFIX_CACHE_HITS = _metric("prefix_cache_hits_total", "num_prefix_hits")
+PREEMPTIONS = _metric("num_preemptions_total", "num_preemptions")
+DRAFTS = _metric("spec_decode_num_drafts_total", "num_drafts")
+DRAFT_TOKENS = _metric(
     "spec_decode_num_draft_tokens_total", "num_draft_tokens", f"The sum of {names.DRAFT_TOKENS.name}."
 )
-ACCEPTED_TOKENS = _engine(
+ACCEPTED_TOKENS = _metric(
     "spec_decode_num_accepted_tokens_total",
     "num_accepted_tokens",
     f"Same as {names.DRAFT_TOKENS.name} of the outcome accepted.",
 )
-PROMPT_TOKENS = _same("prompt_tokens_total", names.PROMPT_TOKENS)
-GENERATION_TOKENS = _same("generation_tokens_total", names.GENERATION_TOKENS)
-REQUEST_SUCCESS = _same("request_success_total", names.FINISHED_CHOICES, "finished_reason")
-TIME_TO_FIRST_TOKEN = _same(
+PROMPT_TOKENS = _metric("prompt_tokens_total", names.PROMPT_TOKENS)
+GENERATION_TOKENS = _metric("generation_tokens_total", names.GENERATION_TOKENS)
+REQUEST_SUCCESS = _metric("request_success_total", names.FINISHED_CHOICES, "", "finished_reason")
+TIME_TO_FIRST_TOKEN = _metric(
     "time_to_first_token_seconds", names.TIME_TO_FIRST_TOKEN_SECONDS, buckets=_TIME_TO_FIRST_TOKEN_BUCKETS
 )
-INTER_TOKEN_LATENCY = _same(
+INTER_TOKEN_LATENCY = _metric(
     "inter_token_latency_seconds", names.INTER_TOKEN_LATENCY_SECONDS, buckets=_INTER_TOKEN_BUCKETS
 )
 TIME_PER_OUTPUT_TOKEN = _finished(
@@ -94,17 +96,8 @@ INFERENCE = _phases("request_inference_time_seconds", names.INFERENCE_SECONDS, "
 REQUEST_PROMPT_TOKENS = _finished("request_prompt_tokens", names.REQUEST_PROMPT_TOKENS)
 REQUEST_GENERATION_TOKENS = _finished("request_generation_tokens", names.REQUEST_GENERATION_TOKENS)
 REQUEST_LONGEST_CHOICE_TOKENS = _finished("request_max_num_generation_tokens", names.REQUEST_LONGEST_CHOICE_TOKENS)
-REQUEST_CHOICES = _finished("request_params_n", names.REQUEST_CHOICES, (1.0, 2.0, 5.0, 10.0, 20.0))
+REQUEST_CHOICES = _finished("request_params_n", names.REQUEST_CHOICES, _CHOICE_BUCKETS)
 REQUEST_MAX_TOKENS = _finished("request_params_max_tokens", names.REQUEST_MAX_TOKENS)
-# A histogram, although vLLM's name for it ends as a counter's.
-STEP_TOKENS = Metric(
-    "vllm:iteration_tokens_total",
-    "histogram",
-    f"Same as {names.ENGINE_STEP_TOKENS.name}.",
-    "",
-    _LABELS,
-    (1.0, *(float(2**exponent) for exponent in range(3, 15))),
-    of=names.ENGINE_STEP_TOKENS,
-)
+STEP_TOKENS = _metric("iteration_tokens_total", names.ENGINE_STEP_TOKENS, buckets=_STEP_BUCKETS)  # vLLM's name for it
 
 METRICS = tuple(found for found in tuple(globals().values()) if isinstance(found, Metric))

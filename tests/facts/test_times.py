@@ -21,30 +21,14 @@ def ended_times(draw: st.DrawFn) -> RequestTimes:
 
 
 @given(ended_times())
-def test_phases_add_up_to_the_duration_exactly(times: RequestTimes) -> None:
-    assert sum(phase.duration_ns for phase in times.phases()) == times.duration_ns
-
-
-@given(ended_times())
-def test_phases_are_contiguous(times: RequestTimes) -> None:
+def test_phases_are_contiguous_in_order_and_add_up_to_the_duration_exactly(times: RequestTimes) -> None:
     phases = times.phases()
+    assert [phase.name for phase in phases] == list(PHASES[: len(phases)])
     assert all(left.end_ns == right.start_ns for left, right in pairwise(phases))
     assert (phases[0].start_ns, phases[-1].end_ns) == (times.received, times.responded)
-
-
-@given(ended_times())
-def test_phases_are_in_order_and_none_is_skipped(times: RequestTimes) -> None:
-    names = [phase.name for phase in times.phases()]
-    assert names == list(PHASES[: len(names)])
-
-
-@given(ended_times())
-def test_time_to_first_token_is_the_sum_of_the_phases_before_it(times: RequestTimes) -> None:
-    phases = times.phases()
-    if times.first_token is None:
-        assert times.time_to_first_token_ns is None
-    else:
-        assert times.time_to_first_token_ns == sum(phase.duration_ns for phase in phases[:5])
+    assert sum(phase.duration_ns for phase in phases) == times.duration_ns
+    before_first = None if times.first_token is None else sum(phase.duration_ns for phase in phases[:5])
+    assert times.time_to_first_token_ns == before_first
 
 
 def test_a_request_that_ended_early_ends_the_phase_it_was_in() -> None:
@@ -60,9 +44,6 @@ def test_time_per_output_token_spreads_decode_over_the_tokens_after_the_first() 
     times = RequestTimes(first_token=100, last_token=400)
     assert times.time_per_output_token_ns(4) == 100
     assert times.time_per_output_token_ns(1) == 300
-
-
-def test_time_per_output_token_is_unknown_before_the_last_token() -> None:
     assert RequestTimes(first_token=100).time_per_output_token_ns(4) is None
 
 

@@ -1,17 +1,45 @@
-"""Parse a page for /metrics with the parsers of the Prometheus client library."""
+"""Metrics of a server, and the samples on their page by the parsers of the Prometheus client library."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
 
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from oaiserve.telemetry.metrics import Metrics
+from oaiserve.facts.engine_numbers import EngineNumbers
+from oaiserve.telemetry import names
+from oaiserve.telemetry.metrics import Measured, Metrics
 
 TEXT, OPENMETRICS = "text/plain", "application/openmetrics-text; version=1.0.0"
 FORMS = (TEXT, OPENMETRICS)
 
 Key = tuple[str, frozenset[tuple[str, str]]]
+
+
+def metrics_of(*, vllm: bool = True, **changes: Any) -> Metrics:
+    elsewhere = {
+        names.CONNECTIONS: lambda: {(): 2},
+        names.CONNECTIONS_REFUSED: lambda: {("all",): 3},
+        names.STORED_RESPONSES: lambda: {(): 4},
+        names.STORED_RESPONSE_BYTES: lambda: {(): 500},
+        names.STORED_RESPONSES_DROPPED: lambda: {("age",): 6},
+        names.ENGINE_FEATURE: lambda: {("attention",): 1},
+        names.FRONT_END_CPU_SECONDS: lambda: {("1",): 1.5},
+        names.FRONT_END_RESIDENT_BYTES: lambda: {("1",): 7},
+        names.FRONT_END_OPEN_FDS: lambda: {("1",): 3},
+        names.LOG_MESSAGES: lambda: {("warning", "left_out"): 3},
+    }
+    measured = Measured(
+        model="demo",
+        version="1.2.3",
+        snapshot=EngineNumbers,
+        model_info={"dtype": "bfloat16", "block_size": "16"},
+        elsewhere=elsewhere,
+    )
+    return Metrics(replace(measured, **changes), vllm=vllm, epoch_offset_ns=1_700_000_000 * 10**9)
 
 
 def key(name: str, **labels: str) -> Key:

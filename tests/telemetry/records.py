@@ -9,7 +9,16 @@ from fractions import Fraction
 
 from hypothesis import strategies as st
 
-from oaiserve.facts.record import Cause, EngineAccount, Outcome, RequestRecord, ToolCallOutcome, WaitReason
+from oaiserve.facts.record import (
+    Cause,
+    EngineAccount,
+    EventKind,
+    Outcome,
+    RequestEvent,
+    RequestRecord,
+    ToolCallOutcome,
+    WaitReason,
+)
 from oaiserve.facts.times import STAMPS, RequestTimes
 from oaiserve.facts.trace import TraceContext
 from oaiserve.telemetry import names, vllm_names
@@ -40,15 +49,40 @@ def causes(draw: st.DrawFn, times: RequestTimes) -> dict[str, dict[Cause, int]]:
 
 @st.composite
 def records(draw: st.DrawFn) -> RequestRecord:
-    num_stamps = draw(st.integers(1, len(STAMPS) - 1))
+    """Return any record. Stamps may be equal, and events may be at them."""
     stamps_ns = [draw(NS)]
-    for _ in range(num_stamps):
+    for _ in range(draw(st.integers(1, len(STAMPS) - 1))):
         stamps_ns.append(stamps_ns[-1] + draw(NS))
-    finish_reasons = tuple(draw(st.lists(st.sampled_from(["stop", "length"]), max_size=3)))
-    num_preemptions = draw(st.integers(0, 2))
     times = RequestTimes(**dict(zip(STAMPS, stamps_ns[:-1], strict=False)), responded=stamps_ns[-1])
+    at_ns = st.sampled_from(stamps_ns) | st.integers(stamps_ns[0], stamps_ns[-1])
+    details = st.dictionaries(st.sampled_from(["tokens", "start"]), NS)
+    event = st.builds(RequestEvent, st.sampled_from(EventKind), at_ns, st.none() | st.integers(0, 3), details)
+    num_preemptions, num_drafted = draw(st.integers(0, 2)), draw(TOKENS)
+    grammar_kind = draw(st.none() | st.sampled_from(["json_schema", "lark"]))
+    compile_ns = None if grammar_kind is None else draw(st.none() | NS)
+    account = EngineAccount(
+        events=sorted(draw(st.lists(event, max_size=12)), key=lambda event: event.at_ns),
+        num_choices=draw(st.integers(0, 5)),
+        longest_choice_tokens=draw(TOKENS),
+        waits_ns=draw(st.dictionaries(st.sampled_from(WaitReason), NS, max_size=2)),
+        inter_token_ns=array("q", draw(st.lists(NS, max_size=5))),
+        num_preemptions=num_preemptions,
+        stalled_ns=draw(NS) if num_preemptions else 0,
+        first_step=draw(st.none() | st.integers(0, 10**6)),
+        num_steps=draw(st.integers(1, 10**6)),
+        model_ns=draw(NS),
+        num_step_sequences=draw(TOKENS),
+        grammar_kind=grammar_kind,
+        grammar_compile_ns=compile_ns,
+        grammar_cache=None if compile_ns is None else draw(st.sampled_from(["hit", "miss"])),
+        num_masked_draws=draw(TOKENS),
+        num_forced_tokens=draw(TOKENS),
+        num_draft_tokens=num_drafted,
+        num_accepted_tokens=draw(st.integers(0, num_drafted)),
+        **draw(causes(times)),
+    )
     return RequestRecord(
-        request_id="req",
+        request_id="req-1",
         trace=TraceContext(draw(st.integers(1, 2**128 - 1)), draw(st.integers(1, 2**64 - 1))),
         times=times,
         outcome=draw(st.sampled_from(Outcome)),
@@ -61,22 +95,12 @@ def records(draw: st.DrawFn) -> RequestRecord:
         prompt_tokens=draw(TOKENS),
         cached_tokens=draw(TOKENS),
         completion_tokens=draw(TOKENS),
-        finish_reasons=finish_reasons,
+        finish_reasons=tuple(draw(st.lists(st.sampled_from(["stop", "length"]), max_size=3))),
         tool_calls=draw(st.dictionaries(st.sampled_from(ToolCallOutcome), st.integers(1, 9))),
         params=draw(
             st.sampled_from([{}, {"n": 2}, {"n": 5, "temperature": 0.5}, {"max_tokens": 0}, {"max_tokens": 70}])
         ),
-        account=EngineAccount(
-            num_choices=draw(st.integers(0, 5)),
-            longest_choice_tokens=draw(TOKENS),
-            waits_ns=draw(st.dictionaries(st.sampled_from(WaitReason), NS, max_size=2)),
-            inter_token_ns=array("q", draw(st.lists(NS, max_size=5))),
-            num_preemptions=num_preemptions,
-            stalled_ns=draw(NS) if num_preemptions else 0,
-            grammar_compile_ns=draw(st.none() | NS),
-            grammar_cache=draw(st.sampled_from(["hit", "miss"])),
-            **draw(causes(times)),
-        ),
+        account=account,
     )
 
 

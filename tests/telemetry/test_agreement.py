@@ -3,89 +3,31 @@
 from __future__ import annotations
 
 import json
-from array import array
 from dataclasses import replace
 from itertools import pairwise
 from typing import cast
 
 import msgspec
-import pytest
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
-from prometheus_client.parser import text_string_to_metric_families
 
 from oaiserve.engine.request import Finished, Request, Usage
 from oaiserve.engine.streams import LoopStream, RequestEngine
 from oaiserve.facts.engine_numbers import EngineNumbers
-from oaiserve.facts.record import (
-    EngineAccount,
-    EventKind,
-    Outcome,
-    RequestEvent,
-    RequestRecord,
-    ToolCallOutcome,
-    WaitReason,
-)
-from oaiserve.facts.times import PHASES, STAMPS, RequestTimes
-from oaiserve.facts.trace import TraceContext
+from oaiserve.facts.record import RequestRecord, ToolCallOutcome
+from oaiserve.facts.times import PHASES
 from oaiserve.routes.exchange import Exchange
 from oaiserve.telemetry import Measured, Telemetry, logs, names
 from oaiserve.telemetry.recent import RecentRequests
 from oaiserve.telemetry.tracing import Tracing
-from tests.telemetry.collector import running_collector
 from tests.telemetry.log_lines import json_log
-from tests.telemetry.records import causes
+from tests.telemetry.pages import samples_on
+from tests.telemetry.records import records
 
 NO_ENGINE = cast(RequestEngine, None)
 OFFSET_NS = 1_700_000_000_000_000_011
-DURATIONS_NS = st.integers(0, 10**12)
-
-
-@st.composite
-def records(draw: st.DrawFn) -> RequestRecord:
-    """Draw a record with any stamps, outcome and account; stamps may be equal, and events may be on boundaries."""
-    stamps_ns = sorted(draw(st.lists(st.integers(0, 10**12), min_size=2, max_size=8)))
-    *reached_ns, responded_ns = stamps_ns
-    times = RequestTimes(**dict(zip(STAMPS, reached_ns, strict=False)), responded=responded_ns)
-    at_ns = st.sampled_from(stamps_ns) | st.integers(stamps_ns[0], responded_ns)
-    details = st.dictionaries(st.sampled_from(names.EVENT_DETAILS[1:3]), DURATIONS_NS)
-    event = st.builds(RequestEvent, st.sampled_from(EventKind), at_ns, st.none() | st.integers(0, 3), details)
-    account = EngineAccount(
-        events=sorted(draw(st.lists(event, max_size=12)), key=lambda event: event.at_ns),
-        waits_ns=draw(st.dictionaries(st.sampled_from(WaitReason), DURATIONS_NS)),
-        inter_token_ns=array("q", draw(st.lists(DURATIONS_NS, max_size=5))),
-        stalled_ns=draw(DURATIONS_NS),
-        num_preemptions=draw(st.integers(0, 3)),
-        first_step=draw(st.none() | st.integers(0, 10**6)),
-        num_steps=draw(st.integers(1, 10**6)),
-        model_ns=draw(DURATIONS_NS),
-        num_step_sequences=draw(st.integers(0, 10**6)),
-        grammar_kind=(grammar_kind := draw(st.none() | st.sampled_from(["json_schema", "lark"]))),
-        grammar_compile_ns=(grammar_compile_ns := None if grammar_kind is None else draw(st.none() | DURATIONS_NS)),
-        grammar_cache=None if grammar_compile_ns is None else draw(st.sampled_from(["hit", "miss"])),
-        num_masked_draws=draw(st.integers(0, 10**6)),
-        num_forced_tokens=draw(st.integers(0, 10**6)),
-        num_draft_tokens=(num_drafted := draw(st.integers(0, 10**6))),
-        num_accepted_tokens=draw(st.integers(0, num_drafted)),
-        **draw(causes(times)),
-    )
-    return RequestRecord(
-        request_id="req-1",
-        trace=TraceContext(trace_id=0xABC, span_id=0xDEF),
-        times=times,
-        outcome=draw(st.sampled_from(Outcome)),
-        operation="chat",
-        http_method="POST",
-        http_route="/v1/chat/completions",
-        http_status=draw(st.sampled_from([None, 200, 429, 500])),
-        model="demo",
-        cached_tokens=draw(st.integers(0, 100)),
-        tool_calls=draw(st.dictionaries(st.sampled_from(ToolCallOutcome), st.integers(1, 9))),
-        account=account,
-    )
 
 
 def spans_of(record: RequestRecord) -> tuple[ReadableSpan, ReadableSpan, list[ReadableSpan]]:
@@ -227,14 +169,11 @@ def test_the_header_and_the_timings_tell_the_same_of_what_is_over(record: Reques
     assert exchange.server_timing() == ", ".join(f"{p.name};dur={p.duration_ns / 1e6:.3f}" for p in over)
 
 
-def sums_ns(telemetry: Telemetry, metric: names.Metric, label: str) -> dict[str, int]:
-    """Return the sums of a histogram by a label, in nanoseconds; a double is precise enough for that."""
-    page = telemetry.render(None)[0].decode()
+def sums(telemetry: Telemetry, metric: names.Metric, label: str) -> dict[str, float]:
+    """Return the sums of a histogram by a label, in seconds."""
+    page = samples_on(telemetry.render(None)[0])
     return {
-        sample.labels.get(label, ""): round(sample.value * 1e9)
-        for family in text_string_to_metric_families(page)
-        for sample in family.samples
-        if sample.name == f"{metric.name}_sum"
+        dict(labels).get(label, ""): value for (name, labels), value in page.items() if name == f"{metric.name}_sum"
     }
 
 
@@ -244,36 +183,10 @@ def test_histogram_sums_grow_by_the_nanoseconds_of_the_record(snapshot: EngineNu
     telemetry = Telemetry(Measured("demo", "1", lambda: snapshot), recent_requests=1, environ={})
     telemetry.record(record)
     assert telemetry.close(5)
-    assert sums_ns(telemetry, names.PHASE_SECONDS, "phase") == {
-        phase.name: phase.duration_ns for phase in record.times.phases()
+    assert sums(telemetry, names.PHASE_SECONDS, "phase") == {
+        phase.name: phase.duration_ns / 10**9 for phase in record.times.phases()
     }
-    assert sums_ns(telemetry, names.DURATION_SECONDS, "") == {"": record.times.duration_ns}
+    assert sums(telemetry, names.DURATION_SECONDS, "") == {"": record.times.duration_ns / 10**9}
     compile_ns = record.account.grammar_compile_ns
-    compiled = {} if compile_ns is None else {record.account.grammar_cache: compile_ns}
-    assert sums_ns(telemetry, names.GRAMMAR_COMPILE_SECONDS, "cache") == compiled
-
-
-def test_spans_metrics_log_and_recent_requests_report_the_same_times(
-    make_record, account, snapshot, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The record passes through all of telemetry, and the spans through a real socket."""
-    record = make_record(account=account)
-    with running_collector() as collector:
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
-        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-        telemetry = Telemetry(Measured("demo", "1", lambda: snapshot), recent_requests=1)
-        telemetry.record(record)
-        assert telemetry.close(5)
-    entry = telemetry.recent.get("req-1")
-    offset_ns = entry["received_unix_ns"] - record.times.received
-    spans = {span.name: span for span in collector.spans}
-    line = log_line_of(record)
-    histogram_ns = sums_ns(telemetry, names.PHASE_SECONDS, "phase")
-    for phase, reported in zip(record.times.phases(), entry["phases"], strict=True):
-        span = spans[phase.name]
-        assert span.end_time_unix_nano - span.start_time_unix_nano == phase.duration_ns
-        assert span.start_time_unix_nano == phase.start_ns + offset_ns
-        assert reported["duration_ns"] == histogram_ns[phase.name] == phase.duration_ns
-        assert line[f"{phase.name}_ms"] == round(phase.duration_ns / 1e6, 3)
-    assert sum(len(span.events) for span in collector.spans) == len(entry["events"]) == len(account.events)
-    assert b'oaiserve_spans_total{result="exported"} 9.0' in telemetry.render(None)[0]
+    compiled = {} if compile_ns is None else {record.account.grammar_cache: compile_ns / 10**9}
+    assert sums(telemetry, names.GRAMMAR_COMPILE_SECONDS, "cache") == compiled

@@ -9,17 +9,9 @@ from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import Outcome, StepKind, StepRecord
 from oaiserve.telemetry.live import INTERVAL_NS, MOST_SAMPLES, Live
 from oaiserve.telemetry.observations import Observations
-from tests.routes.test_debug import make_record
+from tests.engine.doubles import Clock
 
 NOW = EngineNumbers(num_running=2, num_waiting=1, num_tokenizing=0, blocks_used=5, blocks_reusable=2, blocks_total=10)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_ns = 0
-
-    def __call__(self) -> int:
-        return self.now_ns
 
 
 def make_live() -> tuple[Live, Observations, Clock]:
@@ -28,11 +20,11 @@ def make_live() -> tuple[Live, Observations, Clock]:
 
 
 @given(st.lists(st.lists(st.sampled_from(Outcome), max_size=4), max_size=8))
-def test_samples_add_up_to_what_was_observed(seconds: list[list[Outcome]]) -> None:
+def test_samples_add_up_to_what_was_observed(make_record, seconds: list[list[Outcome]]) -> None:
     live, observed, clock = make_live()
     for outcomes in seconds:
         for outcome in outcomes:
-            observed.observe(make_record(0, 1, 2, 10, 110, 160, 310, 400, outcome=outcome, completion_tokens=3))
+            observed.observe(make_record(outcome=outcome, completion_tokens=3))
             observed.observe_step(StepRecord(StepKind.DECODE, 0, 5, 0, 2, 11))
         clock.now_ns += INTERVAL_NS
         live.sample(lambda: NOW)
@@ -46,24 +38,18 @@ def test_samples_add_up_to_what_was_observed(seconds: list[list[Outcome]]) -> No
         assert sum(number for _, number in sample["duration"]) == outcomes.count(Outcome.FINISHED)
 
 
-def test_a_value_is_in_its_bucket() -> None:
+def test_a_sample_has_the_engine_s_numbers_and_values_in_their_buckets(make_record) -> None:
     live, observed, clock = make_live()
-    observed.observe(make_record(0, 1, 2, 10, 110, 160, 310, 400))
-    clock.now_ns += INTERVAL_NS
-    live.sample(lambda: NOW)
-    ((bucket, number),) = live.after(0)[0]["time_to_first_token"]
-    bounds = live.boundaries_seconds["time_to_first_token"]
-    assert number == 1
-    assert bounds[bucket - 1] < 0.160 <= bounds[bucket]
-
-
-def test_a_sample_has_the_engine_s_numbers() -> None:
-    live, _, clock = make_live()
-    clock.now_ns = 2_000_000_000
+    observed.observe(make_record())
+    clock.move(2)
     live.sample(lambda: NOW)
     (sample,) = live.after(0)
     assert (sample["running"], sample["waiting"], sample["kv_usage"], sample["kv_cached"]) == (2, 1, 0.5, 0.2)
-    assert (sample["at_unix_ms"], sample["seconds"]) == (2007, 2.0)
+    assert (sample["at_unix_ms"], sample["seconds"]) == (3007, 2.0)
+    ((bucket, number),) = sample["time_to_first_token"]
+    bounds = live.boundaries_seconds["time_to_first_token"]
+    assert number == 1
+    assert bounds[bucket - 1] < make_record().times.time_to_first_token_ns / 1e9 <= bounds[bucket]
 
 
 def test_samples_are_a_second_apart_and_the_oldest_are_dropped() -> None:

@@ -88,26 +88,6 @@ def test_exceptions_of_different_places_are_of_different_kinds(log: Log) -> None
     assert (lines.count("ValueError: a"), lines.count("ValueError: b")) == (5, 5)
 
 
-def test_messages_for_information_are_counted_but_not_limited(log: Log) -> None:
-    for _ in range(100):
-        log.logger.info("chatter")
-    assert len(log.lines()) == 100
-    assert log.limit.counts() == {("info", "written"): 100}
-
-
-def test_the_lines_of_failed_requests_are_not_limited(make_record) -> None:
-    stream, before = io.StringIO(), list(logs.logger.handlers)
-    handler = logging.StreamHandler(stream)
-    LogLimit(handler)
-    logs.logger.addHandler(handler)
-    try:
-        for _ in range(50):
-            logs.log_request(make_record(outcome=Outcome.FAILED))
-    finally:
-        logs.logger.handlers[:] = before
-    assert len(stream.getvalue().splitlines()) == 50
-
-
 def test_texts_that_are_made_up_fill_neither_the_memory_nor_the_log(log: Log) -> None:
     for number in range(5000):
         log.logger.warning(f"made up {number}")
@@ -142,10 +122,17 @@ def root_logger() -> Iterator[logging.Logger]:
     root.setLevel(level)
 
 
-def test_the_log_of_the_server_is_limited(root_logger: logging.Logger) -> None:
+def test_the_log_of_the_server_is_limited_but_for_information_and_the_lines_of_requests(
+    root_logger: logging.Logger, make_record
+) -> None:
     stream = io.StringIO()
     limit = logs.configure(stream=stream)
     for _ in range(20):
         logging.getLogger("oaiserve.routes.access").warning("Refused: %s", "x")
     assert len(stream.getvalue().splitlines()) == 5
     assert limit.counts()["warning", "left_out"] == 15
+    for _ in range(50):
+        logging.getLogger("oaiserve").info("chatter")
+        logs.log_request(make_record(outcome=Outcome.FAILED))  # each is an account of its own
+    assert len(stream.getvalue().splitlines()) == 105
+    assert limit.counts()["info", "written"] == 50

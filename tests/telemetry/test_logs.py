@@ -8,11 +8,12 @@ import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 from opentelemetry.trace import TraceState
 
-from oaiserve.facts.record import EngineAccount, Outcome, ToolCallOutcome, WaitReason
+from oaiserve.facts.record import Outcome, RequestRecord, ToolCallOutcome, WaitReason
 from oaiserve.facts.times import PHASES
 from oaiserve.telemetry import logs
 
@@ -120,123 +121,112 @@ def test_a_client_cannot_fill_the_log_with_a_malformed_tracestate(stream: io.Str
     assert stream.getvalue() == ""
 
 
+def lines_of(stream: io.StringIO, *records: RequestRecord, form: Literal["console", "json"] = "json") -> list[Any]:
+    """Return the lines of ended requests: text, or objects."""
+    logs.configure(form=form, stream=stream)
+    for record in records:
+        logs.log_request(record)
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == len(records)
+    return lines if form == "console" else [json.loads(line) for line in lines]
+
+
+GRAMMAR = {
+    "grammar_kind": "json_schema",
+    "grammar_compile_ms": 2.0,
+    "grammar_cache": "miss",
+    "num_masked_draws": 3,
+    "num_forced_tokens": 2,
+}
+CALLS = {ToolCallOutcome.CALLED: 2, ToolCallOutcome.UNPARSED: 1}
+STEPS = {"num_steps": 8, "mean_batch": 2.5, "itl_p50_ms": 100.0, "itl_p99_ms": 110.0, "itl_max_ms": 110.0}
+WAITS = {"queue_batch_full_ms": 10.0, "queue_step_under_way_ms": 0.0}
+
+
 def test_a_request_is_one_line_with_ids_tokens_and_phases(stream: io.StringIO, make_record) -> None:
-    logs.configure(form="json", stream=stream)
-    logs.log_request(make_record())
-    fields = json.loads(stream.getvalue())
+    (fields,) = lines_of(stream, make_record())
     assert fields["request_id"] == "req-1"
     assert fields["trace_id"] == f"{0xABC:032x}"
     assert (fields["prompt_tokens"], fields["completion_tokens"], fields["status"]) == (4, 5, 200)
     assert (fields["tokenize_ms"], fields["decode_ms"]) == (3.0, 400.0)
+    assert not {*GRAMMAR, *STEPS, *WAITS, "tool_calls_called", "num_draft_tokens"} & fields.keys()
 
 
 def test_a_request_that_never_decoded_has_no_decode_time(stream: io.StringIO, make_record) -> None:
-    logs.configure(form="json", stream=stream)
-    logs.log_request(make_record(2, outcome=Outcome.CANCELLED, http_status=None))
-    fields = json.loads(stream.getvalue())
+    (fields,) = lines_of(stream, make_record(2, outcome=Outcome.CANCELLED, http_status=None))
     assert "tokenize_wait_ms" in fields
     assert "decode_ms" not in fields
 
 
-def test_the_console_line_of_a_request_reads_as_a_sentence(stream: io.StringIO, make_record) -> None:
-    logs.configure(stream=stream)
-    logs.log_request(make_record(1, outcome=Outcome.REJECTED, http_status=429, error_type="Overloaded"))
-    assert "chat demo rejected Overloaded 429 464.0 ms (receive 464.0), tokens: 4 prompt" in stream.getvalue()
-    wrong = {"http_status": 400, "error_type": "InvalidRequest", "error_param": "top_p"}
-    logs.log_request(make_record(1, outcome=Outcome.REJECTED, **wrong))
-    assert "chat demo rejected InvalidRequest (top_p) 400 464.0 ms" in stream.getvalue()
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (
+            {"outcome": Outcome.REJECTED, "http_status": 429, "error_type": "Overloaded"},
+            "chat demo rejected Overloaded 429 464.0 ms (receive 464.0), tokens: 4 prompt",
+        ),
+        (
+            {
+                "outcome": Outcome.REJECTED,
+                "http_status": 400,
+                "error_type": "InvalidRequest",
+                "error_param": "top_p",
+            },
+            "chat demo rejected InvalidRequest (top_p) 400 464.0 ms",
+        ),
+        ({"client": "alice"}, ", client alice, request req-1"),
+        ({}, " generated, request req-1, trace "),
+    ],
+)
+def test_the_console_line_of_a_request_reads_as_a_sentence(
+    changes: dict[str, Any], text: str, stream: io.StringIO, make_record
+) -> None:
+    (line,) = lines_of(stream, make_record(1, **changes), form="console")
+    assert text in line
 
 
 @pytest.mark.parametrize(("outcome", "level"), [(Outcome.FINISHED, "INFO"), (Outcome.FAILED, "WARNING")])
 def test_a_failed_request_is_a_warning(outcome: Outcome, level: str, stream: io.StringIO, make_record) -> None:
-    logs.configure(form="json", stream=stream)
-    logs.log_request(make_record(outcome=outcome))
-    assert json.loads(stream.getvalue())["level"] == level
+    assert lines_of(stream, make_record(outcome=outcome))[0]["level"] == level
 
 
-def test_the_line_has_the_name_of_the_key(stream: io.StringIO, make_record) -> None:
-    logs.configure(stream=stream)
-    logs.log_request(make_record(client="alice"))
-    logs.log_request(make_record())
-    named, other = stream.getvalue().splitlines()
-    assert ", client alice, request req-1" in named
-    assert "client" not in other
-
-
-def test_a_line_has_the_wait_reasons_and_the_steps(stream, make_record, account) -> None:
-    logs.configure(form="json", stream=stream)
+def test_a_line_has_the_wait_reasons_and_the_steps(stream: io.StringIO, make_record, account) -> None:
     account.waits_ns[WaitReason.NO_BLOCKS] = 0
-    logs.log_request(make_record(account=account))
-    fields = json.loads(stream.getvalue())
-    assert (fields["queue_batch_full_ms"], fields["queue_step_under_way_ms"]) == (10.0, 0.0)
+    (fields,) = lines_of(stream, make_record(account=account))
+    assert (STEPS | WAITS | {"num_preemptions": 1, "stalled_ms": 50.0}).items() <= fields.items()
     assert "queue_no_blocks_ms" not in fields
-    assert (fields["num_steps"], fields["mean_batch"]) == (8, 2.5)
-    assert (fields["itl_p50_ms"], fields["itl_p99_ms"], fields["itl_max_ms"]) == (100.0, 110.0, 110.0)
-    assert (fields["num_preemptions"], fields["stalled_ms"]) == (1, 50.0)
-
-
-def test_a_line_tells_of_the_grammar_and_of_the_tool_calls(stream: io.StringIO, make_record, constrained) -> None:
-    logs.configure(form="json", stream=stream)
-    calls = {ToolCallOutcome.CALLED: 2, ToolCallOutcome.UNPARSED: 1}
-    logs.log_request(make_record(account=constrained, tool_calls=calls))
-    logs.log_request(make_record())
-    fields, other = map(json.loads, stream.getvalue().splitlines())
-    expected = {
-        "grammar_kind": "json_schema",
-        "grammar_compile_ms": 2.0,
-        "grammar_cache": "miss",
-        "num_masked_draws": 3,
-        "num_forced_tokens": 2,
-        "tool_calls_called": 2,
-        "tool_calls_unparsed": 1,
-    }
-    assert expected.items() <= fields.items()
-    assert not expected.keys() & other.keys()
-    assert (
-        ", grammar json_schema: compiled in 2.0 ms (miss), masked draws 3, forced tokens 2, "
-        "tool calls: called 2 unparsed 1, request req-1"
-    ) in fields["message"]
-
-
-def test_a_line_tells_of_drafts(stream: io.StringIO, make_record) -> None:
-    logs.configure(form="json", stream=stream)
-    logs.log_request(make_record(account=EngineAccount(num_draft_tokens=9, num_accepted_tokens=4)))
-    fields = json.loads(stream.getvalue())
-    assert (fields["num_draft_tokens"], fields["num_accepted_tokens"]) == (9, 4)
-    assert ", draft tokens 9, accepted 4, " in fields["message"]
-
-
-def test_a_line_omits_steps_and_token_times_of_a_request_without_them(stream: io.StringIO, make_record) -> None:
-    logs.configure(form="json", stream=stream)
-    logs.log_request(make_record())
-    assert not {"num_steps", "mean_batch", "itl_p50_ms"} & json.loads(stream.getvalue()).keys()
-
-
-def test_the_console_line_stays_one_line(stream: io.StringIO, make_record, account) -> None:
-    logs.configure(stream=stream)
-    logs.log_request(make_record(account=account))
-    (line,) = stream.getvalue().splitlines()
-    assert line.endswith(
+    assert fields["message"].endswith(
         "tokens: 4 prompt, 2 cached, 5 generated, waited: step_under_way 0.0 batch_full 10.0, 8 steps of 2.5, "
         f"itl 100.0 p50 110.0 p99, request req-1, trace {0xABC:032x}"
     )
 
 
+def test_a_line_tells_of_the_grammar_of_drafts_and_of_the_tool_calls(
+    stream: io.StringIO, make_record, constrained
+) -> None:
+    constrained.num_draft_tokens, constrained.num_accepted_tokens = 9, 4
+    (fields,) = lines_of(stream, make_record(account=constrained, tool_calls=CALLS))
+    drafts = {"num_draft_tokens": 9, "num_accepted_tokens": 4}
+    assert (GRAMMAR | drafts | {"tool_calls_called": 2, "tool_calls_unparsed": 1}).items() <= fields.items()
+    assert (
+        ", grammar json_schema: compiled in 2.0 ms (miss), masked draws 3, forced tokens 2, "
+        "draft tokens 9, accepted 4, tool calls: called 2 unparsed 1, request req-1"
+    ) in fields["message"]
+
+
 def test_the_prompt_is_never_logged(stream: io.StringIO, make_record) -> None:
-    logs.configure(form="json", stream=stream)
-    logs.log_request(make_record(prompt_text="a secret"))
+    lines_of(stream, make_record(prompt_text="a secret"))
     assert "secret" not in stream.getvalue()
 
 
 def test_the_fields_of_the_line_are_documented(stream: io.StringIO, make_record, account) -> None:
-    logs.configure(form="json", stream=stream)
     account.waits_ns = dict.fromkeys(WaitReason, 1)
     account.grammar_kind, account.grammar_compile_ns = "json_schema", 1
-    logs.log_request(make_record(account=account, tool_calls=dict.fromkeys(ToolCallOutcome, 1)))
+    (fields,) = lines_of(stream, make_record(account=account, tool_calls=dict.fromkeys(ToolCallOutcome, 1)))
     page = (Path(__file__).parents[2] / "docs" / "telemetry.md").read_text()
     named = set(re.findall(r"`([a-zA-Z_0-9]+)`", page.split("\n## Log\n")[1].split("\n## ")[0]))
     phases = {f"{phase}_ms" for phase in PHASES}
     waits = {f"queue_{reason}_ms" for reason in WaitReason}
     calls = {f"tool_calls_{outcome}" for outcome in ToolCallOutcome}
     assert {"PHASE_ms", "queue_REASON_ms", "tool_calls_OUTCOME"} <= named
-    assert json.loads(stream.getvalue()).keys() - phases - waits - calls <= named
+    assert fields.keys() - phases - waits - calls <= named

@@ -10,46 +10,22 @@ from threading import Event, Lock, Thread
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from oaiserve.engine.adapters import MOST_ADAPTERS
 from oaiserve.errors import APIError
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import AccessRefusal, EngineAccount, Outcome, RequestRecord, StepKind, StepRecord, WaitReason
-from oaiserve.facts.times import PHASES
 from oaiserve.telemetry import names, observations, vllm_names
-from oaiserve.telemetry.metrics import Measured, Metrics
-from tests.telemetry.pages import FORMS, OPENMETRICS, TEXT, Key, families, key, samples
+from oaiserve.telemetry.metrics import Metrics
+from oaiserve.telemetry.page import Form
+from tests.telemetry.pages import FORMS, OPENMETRICS, TEXT, Key, families, key, metrics_of, samples
 from tests.telemetry.records import expected, records
 
 LABELS = {"outcome": "finished", "operation": "chat", "model": "demo"}
 VLLM = {"model_name": "demo", "engine": "0"}
 ALL = (*names.METRICS, *names.GEN_AI_METRICS, *vllm_names.METRICS)
-MakeMetrics = Callable[..., Metrics]
-
-
-def metrics_of(*, vllm: bool = True, **changes: Any) -> Metrics:
-    elsewhere = {
-        names.CONNECTIONS: lambda: {(): 2},
-        names.CONNECTIONS_REFUSED: lambda: {("all",): 3},
-        names.STORED_RESPONSES: lambda: {(): 4},
-        names.STORED_RESPONSE_BYTES: lambda: {(): 500},
-        names.STORED_RESPONSES_DROPPED: lambda: {("age",): 6},
-        names.ENGINE_FEATURE: lambda: {("attention",): 1},
-        names.FRONT_END_CPU_SECONDS: lambda: {("1",): 1.5},
-        names.FRONT_END_RESIDENT_BYTES: lambda: {("1",): 7},
-        names.FRONT_END_OPEN_FDS: lambda: {("1",): 3},
-        names.LOG_MESSAGES: lambda: {("warning", "left_out"): 3},
-    }
-    measured = Measured(
-        model="demo",
-        version="1.2.3",
-        snapshot=EngineNumbers,
-        model_info={"dtype": "bfloat16", "block_size": "16"},
-        elsewhere=elsewhere,
-    )
-    return Metrics(replace(measured, **changes), vllm=vllm, epoch_offset_ns=1_700_000_000 * 10**9)
 
 
 @pytest.fixture
@@ -76,9 +52,8 @@ def of_records(page: dict[Key, float]) -> dict[Key, float]:
 def assert_same(found: dict[Key, float], wanted: dict[Key, float]) -> None:
     assert found.keys() == wanted.keys()
     for sample, value in wanted.items():
-        is_mean = "time_per_output_token" in sample[0] and sample[0].endswith(
-            "_sum"
-        )  # the sum of quotients may be rounded
+        # The sum of quotients may be rounded.
+        is_mean = "time_per_output_token" in sample[0] and sample[0].endswith("_sum")
         assert math.isclose(found[sample], value, rel_tol=1e-12) if is_mean else found[sample] == value, sample
 
 
@@ -103,24 +78,6 @@ def test_lines_that_are_kept_between_pages_are_never_stale(turns: list[tuple[Req
             assert_same(of_records(samples(metrics, form)), expected(ended))
 
 
-def test_two_pages_without_a_change_are_equal(metrics: Metrics, make_record) -> None:
-    def ours(form: str) -> list[bytes]:
-        own = (b"oaiserve_scrape", b"process_", b"python_", b"vllm:lora_requests_info")  # the last one has the time
-        return [line for line in metrics.render(form)[0].splitlines() if not line.startswith(own)]
-
-    metrics.observe(make_record())
-    for form in FORMS:
-        assert ours(form) == ours(form)
-
-
-def test_phase_sums_add_up_to_the_duration(metrics: Metrics, make_record) -> None:
-    for num_stamps in range(1, 8):
-        metrics.observe(make_record(num_stamps))
-    page = samples(metrics)
-    phases = sum(page[key(f"{names.PHASE_SECONDS.name}_sum", **LABELS, phase=phase)] for phase in PHASES)
-    assert math.isclose(phases, page[key(f"{names.DURATION_SECONDS.name}_sum", **LABELS)], rel_tol=1e-12)
-
-
 def test_sums_stay_exact_where_floats_would_not(metrics: Metrics, make_record) -> None:
     """A float of 10**8 seconds cannot represent single nanoseconds that are added to it."""
     stalls_ns = [10**17, *[1] * 1000]
@@ -142,33 +99,57 @@ def test_the_page_shows_the_current_numbers_of_the_engine(metrics: Metrics, snap
     for metric in vllm_names.METRICS:
         if isinstance(metric.of, str):
             assert page[key(metric.name, **VLLM)] == getattr(snapshot, metric.of)
-    assert page[key(names.KV_CACHE_USAGE.name)] == 0.25
-    drafted = {
-        source: [page[key(names.DRAFT_TOKENS.name, source=source, outcome=it)] for it in ("accepted", "rejected")]
-        for source in ("lookup", "model")
-    }
-    assert drafted == {"lookup": [45, 15], "model": [25, 5]}
-    assert page[key(names.ENGINE_HOST_SECONDS.name, part="idle")] == 0
-    assert page[key(names.ENGINE_HOST_SECONDS.name, part="hand_over")] == 8.000000008
-    assert page[key(vllm_names.CACHE_CONFIG.name, **VLLM, block_size="16", num_gpu_blocks="120")] == 1
     snapshot.num_running = 5
     assert samples(metrics)[key(names.ENGINE["num_running"].name)] == 5
 
 
-def test_the_states_of_blocks_add_up_to_all(metrics: Metrics) -> None:
-    page = samples(metrics)
-    blocks = {state: page[key(names.KV_BLOCKS.name, state=state)] for state in ("used", "cached", "free")}
-    assert blocks == {"used": 30, "cached": 25, "free": 65}
+MODEL_INFO = dict.fromkeys(names.MODEL_INFO.labels, "") | {"model": "demo", "dtype": "bfloat16", "block_size": "16"}
+
+
+@pytest.mark.parametrize(
+    ("metric", "labels", "value"),
+    [
+        # of the engine
+        (names.KV_CACHE_USAGE, {}, 0.25),
+        (names.KV_BLOCKS, {"state": "used"}, 30),
+        (names.KV_BLOCKS, {"state": "cached"}, 25),
+        (names.KV_BLOCKS, {"state": "free"}, 65),
+        (names.DRAFT_TOKENS, {"source": "lookup", "outcome": "accepted"}, 45),
+        (names.DRAFT_TOKENS, {"source": "lookup", "outcome": "rejected"}, 15),
+        (names.DRAFT_TOKENS, {"source": "model", "outcome": "accepted"}, 25),
+        (names.DRAFT_TOKENS, {"source": "model", "outcome": "rejected"}, 5),
+        (names.ENGINE_HOST_SECONDS, {"part": "idle"}, 0),
+        (names.ENGINE_HOST_SECONDS, {"part": "hand_over"}, 8.000000008),
+        (names.ADAPTER_REQUESTS, {"model": "sql", "state": "running"}, 2),
+        (names.ADAPTER_REQUESTS, {"model": "sql", "state": "waiting"}, 1),
+        (vllm_names.CACHE_CONFIG, {**VLLM, "block_size": "16", "num_gpu_blocks": "120"}, 1),
+        (names.MODEL_INFO, MODEL_INFO, 1),
+        # kept elsewhere
+        (names.CONNECTIONS, {}, 2),
+        (names.STORED_RESPONSES_DROPPED, {"reason": "age"}, 6),
+        (names.FRONT_END_CPU_SECONDS, {"front_end": "1"}, 1.5),
+        (names.LOG_MESSAGES, {"level": "warning", "result": "left_out"}, 3),
+        (names.ENGINE_FEATURE, {"feature": "attention"}, 1),
+        # counters with known labels, from the start
+        (names.PROMPT_TOKENS, {"operation": "chat", "model": "demo"}, 0),
+        (names.QUEUE_WAIT_SECONDS, {"reason": "no_blocks"}, 0),
+        (vllm_names.REQUEST_SUCCESS, {**VLLM, "finished_reason": "abort"}, 0),
+        (names.REFUSED_ACCESS, {"reason": "unknown_key"}, 0),
+    ],
+    ids=lambda value: value.name if isinstance(value, names.Metric) else str(value),
+)
+def test_a_number_is_on_the_page_before_any_request(
+    metric: names.Metric, labels: dict[str, str], value: float, metrics: Metrics
+) -> None:
+    assert samples(metrics)[key(metric.name, **labels)] == value
 
 
 def test_adapters_are_on_the_page_as_long_as_they_are_loaded(metrics: Metrics, snapshot: EngineNumbers) -> None:
-    page, name = samples(metrics), names.ADAPTER_REQUESTS.name
-    assert [page[key(name, model="sql", state=state)] for state in ("running", "waiting")] == [2, 1]
     labels = {**VLLM, "max_lora": str(MOST_ADAPTERS)}
     alias = key(vllm_names.LORA_REQUESTS.name, **labels, running_lora_adapters="sql", waiting_lora_adapters="sql")
-    assert page[alias] > 1e9
+    assert samples(metrics)[alias] > 1e9
     snapshot.adapters = {"other": (0, 0)}
-    page = samples(metrics)
+    page, name = samples(metrics), names.ADAPTER_REQUESTS.name
     assert key(name, model="sql", state="running") not in page
     assert page[key(name, model="other", state="running")] == page[key(name, model="other", state="waiting")] == 0
 
@@ -214,9 +195,9 @@ def test_every_step_is_counted_once(drain: Callable[[Metrics], Any]) -> None:
 
 def use_everything(metrics: Metrics, record: RequestRecord) -> None:
     metrics.observe(record)
-    metrics.count_error("log")
-    metrics.count_spans("ended", 9)
-    metrics.count_refused_access(AccessRefusal.UNKNOWN_KEY)
+    metrics.count(names.TELEMETRY_ERRORS, "log")
+    metrics.count(names.SPANS, "ended", 9)
+    metrics.count(names.REFUSED_ACCESS, AccessRefusal.UNKNOWN_KEY)
     metrics.observe_event_loop_lag(0.001)
 
 
@@ -230,15 +211,6 @@ def full(snapshot: EngineNumbers, make_record) -> Metrics:
     use_everything(metrics, make_record(2, outcome=Outcome.REJECTED, error_type="Overloaded", http_status=429))
     metrics.render(None)  # a page has the render time of earlier pages only
     return metrics
-
-
-def test_numbers_that_are_kept_elsewhere_are_on_the_page() -> None:
-    page = samples(metrics_of())
-    assert page[key(names.CONNECTIONS.name)] == 2
-    assert page[key(names.STORED_RESPONSES_DROPPED.name, reason="age")] == 6
-    assert page[key(names.FRONT_END_CPU_SECONDS.name, front_end="1")] == 1.5
-    assert page[key(names.LOG_MESSAGES.name, level="warning", result="left_out")] == 3
-    assert page[key(names.ENGINE_FEATURE.name, feature="attention")] == 1
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -265,6 +237,13 @@ def test_process_metrics_are_on_the_page(metrics: Metrics) -> None:
     assert [name for name in names.PROCESS_METRICS if f"\n{name}" not in page] == []
 
 
+def test_process_metrics_do_not_go_back_between_formats(metrics: Metrics) -> None:
+    """Both are collected at once, and kept for a second."""
+    pages = [samples(metrics, form) for form in (TEXT, OPENMETRICS) * 10]
+    cpu_seconds = [page[key("process_cpu_seconds_total")] for page in pages]
+    assert cpu_seconds == sorted(cpu_seconds)
+
+
 def test_vllms_names_can_be_turned_off(make_record) -> None:
     metrics = metrics_of(vllm=False)
     metrics.observe(make_record())
@@ -281,55 +260,22 @@ def test_there_are_no_created_series(full: Metrics) -> None:
     assert b"_created" not in full.render(TEXT)[0] + full.render(OPENMETRICS)[0]
 
 
-def test_counters_with_known_labels_begin_at_0() -> None:
-    page = samples(metrics_of())
-    assert page[key(names.PROMPT_TOKENS.name, operation="chat", model="demo")] == 0
-    assert page[key(names.QUEUE_WAIT_SECONDS.name, reason="no_blocks")] == 0
-    assert page[key(vllm_names.REQUEST_SUCCESS.name, **VLLM, finished_reason="abort")] == 0
-    assert page[key(names.REFUSED_ACCESS.name, reason="unknown_key")] == 0
-
-
-def test_refused_access_is_counted() -> None:
-    metrics = metrics_of()
-    metrics.count_refused_access(AccessRefusal.HOST)
-    assert samples(metrics)[key(names.REFUSED_ACCESS.name, reason="host")] == 1
-
-
-def test_the_info_metrics_have_version_and_model(metrics: Metrics) -> None:
+def test_the_build_has_versions_and_model(metrics: Metrics) -> None:
     page = metrics.render(None)[0].decode()
     assert 'oaiserve_build_info{model="demo",python="3.' in page
     assert 'version="1.2.3"} 1.0' in page
-    labels = dict.fromkeys(names.MODEL_INFO.labels, "") | {"model": "demo", "dtype": "bfloat16", "block_size": "16"}
-    assert samples(metrics)[key(names.MODEL_INFO.name, **labels)] == 1
 
 
 @pytest.mark.parametrize("form", FORMS)
-@given(model=st.text(st.characters(exclude_categories=["Cs"])), record=records())
+@given(model=st.text(st.characters(exclude_categories=["Cs"])))
+@example(model='100 % "own" %s\\n\n')
 @settings(max_examples=12)
-def test_any_served_name_can_be_a_label(form: str, model: str, record: RequestRecord) -> None:
+def test_any_served_name_can_be_a_label(form: str, model: str, make_record) -> None:
     metrics = metrics_of(model=model)
-    metrics.observe(record)
-    labels = {"operation": record.operation, "model": model}
+    metrics.observe(make_record())
     page = samples(metrics, form)
-    assert page[key(names.PROMPT_TOKENS.name, **labels)] == record.prompt_tokens
-    assert page[key(f"{names.DURATION_SECONDS.name}_count", **labels, outcome=str(record.outcome))] == 1
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_label_values_are_escaped(form: str, make_record) -> None:
-    name = '100 % "own" %s\\n\n'
-    metrics = metrics_of(model=name)
-    metrics.observe(make_record())
-    assert samples(metrics, form)[key(f"{names.DURATION_SECONDS.name}_count", **LABELS | {"model": name})] == 1
-
-
-def test_an_adapter_has_series_under_its_own_name(make_record) -> None:
-    metrics = metrics_of()
-    metrics.observe(make_record(model="sql", adapter="sql"))
-    metrics.observe(make_record())
-    count = f"{names.DURATION_SECONDS.name}_count"
-    for model in ("sql", "demo"):
-        assert samples(metrics)[key(count, **LABELS | {"model": model})] == 1
+    assert page[key(names.PROMPT_TOKENS.name, operation="chat", model=model)] == 4
+    assert page[key(f"{names.DURATION_SECONDS.name}_count", **LABELS | {"model": model})] == 1
 
 
 def test_a_bounded_number_of_adapters_have_series(make_record, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -417,25 +363,23 @@ def test_requests_that_end_within_two_milliseconds_leave_exemplars_of_the_first_
 
 
 @pytest.mark.parametrize(
-    ("accept", "content_type"),
+    ("accept", "form"),
     [
-        (None, "text/plain; version=0.0.4; charset=utf-8"),
-        ("", "text/plain; version=0.0.4; charset=utf-8"),
-        ("*/*", "text/plain; version=0.0.4; charset=utf-8"),
-        ("text/plain;version=nonsense", "text/plain; version=0.0.4; charset=utf-8"),
-        ("text/plain;version=1.0.0;escaping=dots", "text/plain; version=0.0.4; charset=utf-8"),
-        ("application/openmetrics-text;version=0.0.1", "text/plain; version=0.0.4; charset=utf-8"),
-        ("application/openmetrics-text", "application/openmetrics-text; version=1.0.0; charset=utf-8"),
+        *((accept, Form.TEXT) for accept in (None, "", "*/*")),
+        ("text/plain;version=nonsense", Form.TEXT),
+        ("text/plain;version=1.0.0;escaping=dots", Form.TEXT),
+        ("application/openmetrics-text;version=0.0.1", Form.TEXT),
+        ("application/openmetrics-text", Form.OPENMETRICS),
         (
             "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,text/plain;version=0.0.4;q=0.3",
-            "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            Form.OPENMETRICS,
         ),
     ],
 )
-def test_render_negotiates_the_format(accept: str | None, content_type: str, metrics: Metrics) -> None:
+def test_render_negotiates_the_format(accept: str | None, form: Form, metrics: Metrics) -> None:
     page, chosen = metrics.render(accept)
-    assert chosen == content_type
-    assert page.endswith(b"# EOF\n") is content_type.startswith("application/openmetrics-text")
+    assert chosen == form.value
+    assert page.endswith(b"# EOF\n") is (form is Form.OPENMETRICS)
 
 
 # -- threads ----------------------------------------------------------------------------------------------------------
@@ -491,12 +435,6 @@ def test_callers_that_arrive_while_a_page_is_rendered_share_the_next() -> None:
         assert page.endswith(b"# EOF\n") is (form == OPENMETRICS)
 
 
-def test_a_later_caller_gets_a_new_page(metrics: Metrics, make_record) -> None:
-    before = samples(metrics)
-    metrics.observe(make_record())
-    assert of_records(before) != of_records(samples(metrics))
-
-
 def test_a_page_that_failed_to_render_is_not_shared() -> None:
     fail = [True]
 
@@ -518,7 +456,7 @@ def test_all_numbers_of_a_page_are_of_one_moment(make_record) -> None:
     def write() -> None:
         for _ in range(1000):
             metrics.observe(record)
-            metrics.count_spans("ended", 1)
+            metrics.count(names.SPANS, "ended", 1)
             metrics.observe_event_loop_lag(0.001)
 
     writer = Thread(target=write)

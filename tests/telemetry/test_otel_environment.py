@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oaiserve.errors import StartupError
-from oaiserve.telemetry.otel_environment import Signal, export_interval_seconds, exporter_kind, resource
+from oaiserve.telemetry.otel_environment import Signal, exporter_kind, positive_integer, resource
 
 COLLECTOR = "http://collector:4318"
 SIGNALS: tuple[Signal, ...] = ("traces", "metrics")
@@ -34,11 +34,8 @@ def test_the_variables_choose_the_exporter(signal: Signal, environ: dict[str, st
 def test_a_variable_for_one_signal_does_not_affect_the_other() -> None:
     environ = {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": COLLECTOR}
     assert (exporter_kind(environ, "traces"), exporter_kind(environ, "metrics")) == ("otlp", None)
-
-
-def test_the_exporter_prometheus_needs_no_export() -> None:
     environ = {"OTEL_METRICS_EXPORTER": "prometheus", "OTEL_EXPORTER_OTLP_ENDPOINT": COLLECTOR}
-    assert exporter_kind(environ, "metrics") is None
+    assert (exporter_kind(environ, "traces"), exporter_kind(environ, "metrics")) == ("otlp", None)
 
 
 @pytest.mark.parametrize(
@@ -61,15 +58,15 @@ def test_an_unsupported_exporter_stops_the_start(environ: dict[str, str], messag
         exporter_kind(environ, "metrics")
 
 
-def test_the_interval_is_a_minute_unless_set() -> None:
-    assert export_interval_seconds({}) == 60
-    assert export_interval_seconds({"OTEL_METRIC_EXPORT_INTERVAL": "2500"}) == 2.5
+def test_a_number_of_a_variable_has_a_default() -> None:
+    assert positive_integer({"OTEL_X": " "}, "OTEL_X", 60) == 60
+    assert positive_integer({"OTEL_X": " 2500 "}, "OTEL_X", 60) == 2500
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "soon", "²"])
-def test_an_invalid_interval_stops_the_start(text: str) -> None:
-    with pytest.raises(StartupError, match=f"OTEL_METRIC_EXPORT_INTERVAL is '{text}', but must be a number of milli"):
-        export_interval_seconds({"OTEL_METRIC_EXPORT_INTERVAL": text})
+def test_an_invalid_number_stops_the_start(text: str) -> None:
+    with pytest.raises(StartupError, match=f"OTEL_X is '{text}', but must be a whole number, at least 1."):
+        positive_integer({"OTEL_X": text}, "OTEL_X", 60)
 
 
 def test_the_resource_is_oaiserve_unless_the_variables_name_another(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,16 +11,14 @@ from typing import Any
 
 import pytest
 from opentelemetry.sdk.metrics.export import ConsoleMetricExporter, MetricExporter, MetricExportResult, MetricsData
-from opentelemetry.sdk.resources import Resource
 
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import EngineAccount, Outcome, StepKind, StepRecord
-from oaiserve.telemetry import names, otlp_metrics
+from oaiserve.telemetry import names
 from oaiserve.telemetry.metrics import Metrics
-from oaiserve.telemetry.otlp_metrics import Collect, MetricsExport, exporter_from_environment
+from oaiserve.telemetry.otlp_metrics import Collect, MetricsExport, exporter
 from tests.telemetry.collector import Collector, running_collector
-from tests.telemetry.pages import key, samples
-from tests.telemetry.test_metrics import metrics_of
+from tests.telemetry.pages import key, metrics_of, samples
 
 NEVER_SECONDS = 3600.0  # so that only the last export happens
 
@@ -41,26 +39,18 @@ def metrics(snapshot: EngineNumbers, make_record: Callable[..., Any]) -> Metrics
     account.inter_token_ns.extend([20_000_000, 30_000_001])
     metrics.observe(make_record(account=account, params={"max_tokens": 9}))
     metrics.observe(make_record(2, outcome=Outcome.REJECTED, error_type="Overloaded", http_status=429))
-    metrics.count_spans("ended", 9)
+    metrics.count(names.SPANS, "ended", 9)
     return metrics
 
 
-def started(exporter: MetricExporter, collect: Collect, interval_seconds: float = NEVER_SECONDS) -> MetricsExport:
-    return MetricsExport(
-        exporter,
-        collect,
-        resource=Resource({"service.name": "test"}),
-        version="1.2.3",
-        interval_seconds=interval_seconds,
-    )
+def started(sdk_exporter: MetricExporter, collect: Collect, interval_seconds: float = NEVER_SECONDS) -> MetricsExport:
+    return MetricsExport(sdk_exporter, collect, version="1.2.3", interval_seconds=interval_seconds)
 
 
 @pytest.fixture
 def exported(collector: Collector, metrics: Metrics) -> Collector:
     """Export the metrics by the SDK's own exporter over a real socket."""
-    exporter = exporter_from_environment({"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url})
-    assert exporter is not None
-    assert started(exporter, metrics.collect).close(10)
+    assert started(exporter("otlp"), metrics.collect).close(10)
     assert collector.paths == ["/v1/metrics"]
     return collector
 
@@ -83,7 +73,7 @@ def test_every_family_except_vllms_is_exported(exported: Collector) -> None:
 
 def test_the_export_names_resource_and_scope(exported: Collector) -> None:
     (resource_metrics,) = exported.metrics
-    assert attributes(resource_metrics.resource)["service.name"] == "test"
+    assert attributes(resource_metrics.resource)["service.name"] == "oaiserve"
     (scope_metrics,) = resource_metrics.scope_metrics
     assert (scope_metrics.scope.name, scope_metrics.scope.version) == ("oaiserve", "1.2.3")
 
@@ -192,11 +182,11 @@ GOOD, BAD = MetricExportResult.SUCCESS, MetricExportResult.FAILURE
 
 def run_through(*results: MetricExportResult | Exception) -> bool:
     """Make an export for each result and one at the end, and return the result of `close`."""
-    exporter = Scripted(*results)
-    export = started(exporter, list, interval_seconds=0.001)
-    assert exporter.reached_last.wait(60)
+    scripted = Scripted(*results)
+    export = started(scripted, list, interval_seconds=0.001)
+    assert scripted.reached_last.wait(60)
     closed = export.close(10)
-    assert exporter.was_shut_down
+    assert scripted.was_shut_down
     return closed
 
 
@@ -226,16 +216,11 @@ def test_close_returns_false_if_the_collector_lacks_the_last_numbers(caplog: pyt
 
 
 def test_close_keeps_its_timeout_when_the_collector_hangs(caplog: pytest.LogCaptureFixture) -> None:
-    exporter = Hanging()
-    assert not started(exporter, list).close(0.01)
-    assert exporter.was_shut_down
+    hanging = Hanging()
+    assert not started(hanging, list).close(0.01)
+    assert hanging.was_shut_down
     assert caplog.messages == ["The last metrics did not reach the collector within 0.0 s: no answer"]
-    exporter.release.set()
-
-
-def test_the_console_exporter_is_supported() -> None:
-    assert isinstance(exporter_from_environment({"OTEL_METRICS_EXPORTER": "console"}), ConsoleMetricExporter)
-    assert otlp_metrics.exporter_from_environment({}) is None
+    hanging.release.set()
 
 
 def test_the_console_exporter_prints_the_metrics(metrics: Metrics, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from array import array
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from oaiserve.facts.record import EngineAccount, Outcome, ToolCallOutcome
-from oaiserve.facts.times import PHASES, RequestTimes
+from oaiserve.facts.times import RequestTimes
 from oaiserve.telemetry.recent import MOST_NEIGHBOURS, RecentRequests
 
 
@@ -19,39 +18,26 @@ def ids(entries: list[dict[str, object]]) -> list[object]:
     return [entry["request_id"] for entry in entries]
 
 
-def test_list_is_newest_first_and_holds_the_last_n(make_record) -> None:
+def test_the_last_n_are_listed_newest_first_and_found_by_id(make_record) -> None:
     recent = RecentRequests(2, 0)
-    for request_id in ("a", "b", "c"):
-        recent.add(make_record(request_id=request_id))
+    for number, request_id in enumerate(("a", "b", "c")):
+        recent.add(make_record(request_id=request_id, prompt_tokens=number))
     assert ids(recent.list()) == ["c", "b"]
+    assert recent.get("b")["prompt_tokens"] == 1
+    assert recent.get("a") is None
+    nothing = RecentRequests(0, 0)
+    nothing.add(make_record())
+    assert nothing.list() == []
 
 
-def test_get_finds_by_request_id(make_record) -> None:
-    recent = RecentRequests(4, 0)
-    recent.add(make_record(request_id="a", prompt_tokens=17))
-    entry = recent.get("a")
-    assert entry is not None
-    assert entry["prompt_tokens"] == 17
-    assert recent.get("b") is None
-
-
-def test_phases_carry_the_records_integers(make_record) -> None:
-    record = make_record()
-    recent = RecentRequests(1, 0)
-    recent.add(record)
-    entry = recent.list()[0]
-    phases = record.times.phases()
-    assert [phase["duration_ns"] for phase in entry["phases"]] == [phase.duration_ns for phase in phases]
-    assert sum(phase["duration_ns"] for phase in entry["phases"]) == entry["duration_ns"]
-    assert entry["phases"][3]["duration_ms"] == phases[3].duration_ns / 1e6
-    assert sum(phase["share"] for phase in entry["phases"]) == pytest.approx(1)
-
-
-def test_received_unix_ns_is_wall_clock_time(make_record) -> None:
+def test_phases_have_shares_and_milliseconds_and_the_request_its_wall_clock_time(make_record) -> None:
     record = make_record()
     recent = RecentRequests(1, epoch_offset_ns=5_000)
     recent.add(record)
-    assert recent.list()[0]["received_unix_ns"] == record.times.received + 5_000
+    (entry,) = recent.list()
+    assert entry["phases"][3]["duration_ms"] == record.times.phases()[3].duration_ns / 1e6
+    assert sum(phase["share"] for phase in entry["phases"]) == pytest.approx(1)
+    assert entry["received_unix_ns"] == record.times.received + 5_000
 
 
 def test_entries_of_every_outcome_are_ready_for_json(make_record, account) -> None:
@@ -63,22 +49,11 @@ def test_entries_of_every_outcome_are_ready_for_json(make_record, account) -> No
     assert json.loads(json.dumps(recent.get("req-1"))) == recent.get("req-1")
 
 
-def test_a_ring_of_size_zero_keeps_nothing(make_record) -> None:
-    recent = RecentRequests(0, 0)
-    recent.add(make_record())
-    assert recent.list() == []
-
-
-def test_the_gaps_between_tokens_are_kept_as_four_numbers(make_record) -> None:
+def test_neither_the_gaps_between_tokens_nor_the_prompt_are_kept(make_record) -> None:
     recent = RecentRequests(1, 0)
-    recent.add(make_record(account=EngineAccount(inter_token_ns=array("q", [5, 1, 2]))))
+    recent.add(make_record(prompt_text="a secret", account=EngineAccount(inter_token_ns=array("q", [5, 1, 2]))))
     assert recent.list()[0]["token_gaps"] == {"number": 3, "p50_ns": 2, "p99_ns": 5, "max_ns": 5}
     assert len(recent._ring[0].record.account.inter_token_ns) == 0
-
-
-def test_the_prompt_is_not_kept(make_record) -> None:
-    recent = RecentRequests(1, 0)
-    recent.add(make_record(prompt_text="a secret"))
     assert "secret" not in json.dumps(recent.get("req-1"))
 
 
@@ -92,18 +67,6 @@ def test_the_slowest_in_a_phase_come_first_and_only_those_that_reached_it(make_r
     assert ids(recent.list(slowest="prefill")) == ["a", "c", "b"]
     assert ids(recent.list(slowest="decode")) == []
     assert ids(recent.list(slowest="prefill", limit=1)) == ["a"]
-
-
-@pytest.mark.parametrize("phase", PHASES)
-def test_every_phase_can_be_sorted_by(phase: str, make_record) -> None:
-    recent = RecentRequests(9, 0)
-    for num_stamps in range(1, 8):
-        recent.add(make_record(num_stamps))
-    longest = [
-        next(p["duration_ns"] for p in entry["phases"] if p["name"] == phase) for entry in recent.list(slowest=phase)
-    ]
-    assert len(longest) == 7 - PHASES.index(phase)
-    assert all(left >= right for left, right in pairwise(longest))
 
 
 def test_the_list_can_be_filtered(make_record) -> None:

@@ -87,4 +87,4 @@ def test_counters_add_up_and_stay_whole() -> None:
     series.add(RED, 1)
     series.add(("red", "large"), 1)
     family = CounterFamily(Metric("c", "counter", "", labels=("model",)), series)
-    assert family.samples() == {("red",): (10**17 + 2) / 10**9}
+    assert family.points() == {("red",): (10**17 + 2) / 10**9}

@@ -16,7 +16,9 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
+from oaiserve.errors import StartupError
 from oaiserve.telemetry.span_export import RECOVERY_NS, BatchLimits, SpanExport
+from tests.engine.doubles import Clock
 
 AT_ONCE = BatchLimits(queue_size=8, batch_size=1, delay_seconds=60)
 
@@ -60,49 +62,26 @@ class Gate(SpanExporter):
         self.is_shut_down = True
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now_ns = 0
-
-    def __call__(self) -> int:
-        return self.now_ns
-
-
-@pytest.fixture
-def gate() -> Gate:
-    return Gate()
-
-
-@pytest.fixture
-def counts() -> Counts:
-    return Counts()
-
-
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     caplog.set_level(logging.INFO)
     return lambda: [f"{record.levelname} {record.getMessage()}" for record in caplog.records]
 
 
-def test_a_full_batch_is_exported_at_once(gate: Gate, counts: Counts) -> None:
-    export = SpanExport(gate, counts, BatchLimits(queue_size=100, batch_size=4, delay_seconds=60))
-    for name in "ab":
-        export.put(spans(name, 2))
-    assert gate.came.get(timeout=60) == ["a", "a", "b", "b"]
-    gate.results.put(SpanExportResult.SUCCESS)
-    assert export.close(5)
-    assert counts.by_result == {"ended": 4, "exported": 4}
+def test_a_full_batch_is_exported_at_once_and_another_after_the_delay() -> None:
+    for batch_size, delay_seconds in ((4, 60), (50, 0.001)):
+        gate, counts = Gate(), Counts()
+        export = SpanExport(gate, counts, BatchLimits(100, batch_size, delay_seconds))
+        export.put(spans("a", 4))
+        assert gate.came.get(timeout=60) == ["a"] * 4
+        gate.results.put(SpanExportResult.SUCCESS)
+        assert export.close(5)
+        assert counts.by_result == {"ended": 4, "exported": 4}
+        assert gate.is_shut_down
 
 
-def test_a_batch_that_is_not_full_is_exported_after_the_delay(gate: Gate, counts: Counts) -> None:
-    export = SpanExport(gate, counts, BatchLimits(queue_size=100, batch_size=50, delay_seconds=0.001))
-    export.put(spans("a", 1))
-    assert gate.came.get(timeout=60) == ["a"]
-    gate.results.put(SpanExportResult.SUCCESS)
-    assert export.close(5)
-
-
-def test_the_spans_of_a_request_stay_together(gate: Gate, counts: Counts) -> None:
+def test_the_spans_of_a_request_stay_together() -> None:
+    gate, counts = Gate(), Counts()
     export = SpanExport(gate, counts, BatchLimits(queue_size=100, batch_size=5, delay_seconds=60))
     for name, number in (("a", 3), ("b", 3), ("c", 9)):
         export.put(spans(name, number))
@@ -112,7 +91,8 @@ def test_the_spans_of_a_request_stay_together(gate: Gate, counts: Counts) -> Non
     assert [gate.came.get(timeout=60) for _ in range(3)] == [["a"] * 3, ["b"] * 3, ["c"] * 9]
 
 
-def test_a_full_queue_drops_the_oldest_requests_and_counts_them(gate: Gate, counts: Counts, lines) -> None:
+def test_a_full_queue_drops_the_oldest_requests_and_counts_them(lines) -> None:
+    gate, counts = Gate(), Counts()
     export = SpanExport(gate, counts, AT_ONCE)
     export.put(spans("under way", 1))
     assert gate.came.get(timeout=60) == ["under way"]
@@ -147,18 +127,14 @@ def test_every_span_that_ended_has_one_result(
     assert counts.by_result["ended"] == sum(numbers) == counts.settled
 
 
-def test_repeated_failures_cause_one_warning(gate: Gate, counts: Counts, lines) -> None:
-    clock = Clock()
-    export = SpanExport(gate, counts, AT_ONCE, clock)
-
-    def try_one(result: SpanExportResult | Exception) -> None:
+def test_repeated_failures_cause_one_warning(lines) -> None:
+    gate, counts = Gate(), Counts()
+    export = SpanExport(gate, counts, AT_ONCE, Clock())
+    failures = [RuntimeError("no route"), SpanExportResult.FAILURE, SpanExportResult.FAILURE]
+    for result in (SpanExportResult.SUCCESS, *failures, SpanExportResult.SUCCESS, SpanExportResult.FAILURE):
         export.put(spans("a", 2))
         gate.came.get(timeout=60)
         gate.results.put(result)
-
-    failures = [RuntimeError("no route"), SpanExportResult.FAILURE, SpanExportResult.FAILURE]
-    for result in (SpanExportResult.SUCCESS, *failures, SpanExportResult.SUCCESS, SpanExportResult.FAILURE):
-        try_one(result)
     assert export.close(5)
     assert lines() == [
         "WARNING Spans are being lost: RuntimeError('no route'). The metric oaiserve_spans_total counts them."
@@ -166,7 +142,8 @@ def test_repeated_failures_cause_one_warning(gate: Gate, counts: Counts, lines) 
     assert counts.by_result == {"ended": 12, "exported": 4, "failed": 8}
 
 
-def test_a_recovery_is_logged_when_no_span_was_lost_for_some_time(gate: Gate, counts: Counts, lines) -> None:
+def test_a_recovery_is_logged_when_no_span_was_lost_for_some_time(lines) -> None:
+    gate, counts = Gate(), Counts()
     clock = Clock()
     export = SpanExport(gate, counts, AT_ONCE, clock)
     for now_ns, result in (
@@ -189,7 +166,8 @@ def test_a_recovery_is_logged_when_no_span_was_lost_for_some_time(gate: Gate, co
     )
 
 
-def test_close_drops_and_counts_spans_after_its_timeout(gate: Gate, counts: Counts, lines) -> None:
+def test_close_drops_and_counts_spans_after_its_timeout(lines) -> None:
+    gate, counts = Gate(), Counts()
     export = SpanExport(gate, counts, AT_ONCE)
     export.put(spans("hangs", 2))
     gate.came.get(timeout=60)
@@ -203,15 +181,6 @@ def test_close_drops_and_counts_spans_after_its_timeout(gate: Gate, counts: Coun
     gate.results.put(SpanExportResult.SUCCESS)
 
 
-def test_close_exports_queued_spans_and_shuts_the_exporter_down(gate: Gate, counts: Counts) -> None:
-    export = SpanExport(gate, counts, BatchLimits(delay_seconds=60))
-    export.put(spans("a", 2))
-    gate.results.put(SpanExportResult.SUCCESS)
-    assert export.close(5)
-    assert gate.is_shut_down
-    assert counts.by_result == {"ended": 2, "exported": 2}
-
-
 @pytest.fixture
 def unreachable_url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Return a URL on which no server listens."""
@@ -221,8 +190,9 @@ def unreachable_url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     return f"http://127.0.0.1:{port}/v1/traces"
 
 
-def test_a_collector_that_is_down_causes_one_line_with_the_reason(unreachable_url: str, counts: Counts, lines) -> None:
+def test_a_collector_that_is_down_causes_one_line_with_the_reason(unreachable_url: str, lines) -> None:
     """The real exporter logs each attempt itself."""
+    counts = Counts()
     export = SpanExport(OTLPSpanExporter(unreachable_url, timeout=0.2), counts, AT_ONCE)
     for _ in range(3):
         export.put(spans("a", 1))
@@ -232,32 +202,26 @@ def test_a_collector_that_is_down_causes_one_line_with_the_reason(unreachable_ur
     assert counts.by_result == {"ended": 3, "failed": 3}
 
 
-def test_the_exporters_warnings_are_logged_again_after_close(unreachable_url: str, counts: Counts, lines) -> None:
+def test_the_exporters_warnings_are_logged_again_after_close(unreachable_url: str, lines) -> None:
     exporter = OTLPSpanExporter(unreachable_url)
-    SpanExport(exporter, counts, AT_ONCE).close(5)
+    SpanExport(exporter, Counts(), AT_ONCE).close(5)
     exporter.shutdown()
     assert lines() == ["WARNING Exporter already shutdown, ignoring call"]
 
 
-def test_limits_and_their_variables_are_those_of_the_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert BatchLimits.from_environment() == BatchLimits() == (2048, 512, 5.0)
-    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "100")
-    assert BatchLimits.from_environment() == (100, 100, 5.0)
-    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "7")
-    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", " 250 ")
-    assert BatchLimits.from_environment() == (100, 7, 0.25)
-
-
 @pytest.mark.parametrize(
-    ("variable", "value"),
+    ("environ", "limits"),
     [
-        ("OTEL_BSP_MAX_QUEUE_SIZE", "many"),
-        ("OTEL_BSP_MAX_QUEUE_SIZE", "0"),
-        ("OTEL_BSP_SCHEDULE_DELAY", "-1"),
-        ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "4096"),
+        ({}, BatchLimits()),
+        ({}, (2048, 512, 5.0)),
+        ({"OTEL_BSP_MAX_QUEUE_SIZE": "100"}, (100, 100, 5.0)),
+        ({"OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "7", "OTEL_BSP_SCHEDULE_DELAY": " 250 "}, (2048, 7, 0.25)),
     ],
 )
-def test_a_limit_that_is_none_is_refused(variable: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(variable, value)
-    with pytest.raises(ValueError, match=f"{variable} .*{value}"):
-        BatchLimits.from_environment()
+def test_limits_and_their_variables_are_those_of_the_sdk(environ: dict[str, str], limits: tuple[float, ...]) -> None:
+    assert BatchLimits.from_environment(environ) == limits
+
+
+def test_a_batch_that_does_not_fit_into_the_queue_is_refused() -> None:
+    with pytest.raises(StartupError, match="OTEL_BSP_MAX_EXPORT_BATCH_SIZE is '4096', but must be at most"):
+        BatchLimits.from_environment({"OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "4096"})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from math import ceil
 
 import pytest
 from hypothesis import given
@@ -24,6 +23,7 @@ def nearest_rank(values: list[int], percent: int) -> int:
 def test_percentiles_are_the_nearest_rank(values: list[int]) -> None:
     expected = TokenGaps(len(values), nearest_rank(values, 50), nearest_rank(values, 99), max(values))
     assert token_gaps(array("q", values)) == expected
+    assert token_gaps(array("q")) is None
 
 
 @given(st.integers(MOST_SORTED + 1, 5 * MOST_SORTED), st.data())
@@ -37,25 +37,13 @@ def test_percentiles_of_many_gaps_come_from_a_sample_but_the_maximum_is_exact(nu
     assert gaps.p99_ns == pytest.approx(number * 0.99, rel=0.01)
 
 
-def test_the_sample_is_never_larger_than_the_limit() -> None:
-    gaps_ns = array("q", range(MOST_SORTED + 1))
-    assert len(gaps_ns[:: ceil(len(gaps_ns) / MOST_SORTED)]) <= MOST_SORTED
-    assert token_gaps(array("q")) is None
-
-
 def test_steps_range_from_the_first_to_the_last(make_record) -> None:
     account = EngineAccount(first_step=7, num_steps=4, model_ns=440_000_001, num_step_sequences=10, num_step_tokens=50)
     record = make_record(account=account)
     between_ns = record.times.last_token - record.times.scheduled - 440_000_001
     steps = steps_of(record)
     assert steps == Steps(7, 4, 2.5, 12.5, 440_000_001, between_ns)
-    assert steps.last == 10
-
-
-def test_the_time_between_steps_is_unknown_without_a_last_token(make_record) -> None:
-    account = EngineAccount(first_step=7, num_steps=4, model_ns=1)
-    assert steps_of(make_record(6, account=account)).between_ns is None
-
-
-def test_a_request_that_was_in_no_step_has_no_steps(make_record) -> None:
+    assert account.steps == range(7, 11)
+    assert steps_of(make_record(6, account=account)).between_ns is None  # it had no last token
     assert steps_of(make_record(4)) is None
+    assert not EngineAccount().steps

@@ -3,70 +3,72 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
-import math
 from collections.abc import Iterator
+from threading import Event
+from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
+from opentelemetry.sdk.trace.export import ConsoleSpanExporter
 
 from oaiserve.errors import StartupError
+from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import EngineAccount, StepKind, StepRecord
-from oaiserve.facts.times import PHASES
 from oaiserve.telemetry import Measured, Telemetry, names
 from oaiserve.telemetry.log_limit import LogLimit
 from tests.telemetry.collector import Collector, running_collector
+from tests.telemetry.conftest import MakeRecord
+from tests.telemetry.log_lines import json_log
+from tests.telemetry.pages import key, samples_on
 
 
 @pytest.fixture
-def collector() -> Iterator[Collector]:
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
     with running_collector() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
         yield collector
 
 
-@pytest.fixture
-def traced(collector: Collector, snapshot, monkeypatch: pytest.MonkeyPatch) -> Telemetry:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    return Telemetry(Measured("demo", "1", lambda: snapshot), recent_requests=4)
+def of_engine(snapshot: EngineNumbers, **options: Any) -> Telemetry:
+    return Telemetry(Measured("demo", "1", lambda: snapshot), recent_requests=4, **options)
 
 
-def test_otlp_carries_the_records_trace_id_and_times(traced: Telemetry, collector: Collector, make_record) -> None:
-    record = make_record()
-    traced.record(record)
-    assert traced.close(5)
+def test_spans_metrics_log_and_recent_requests_report_the_same_times(
+    collector: Collector, snapshot: EngineNumbers, make_record: MakeRecord, account: EngineAccount
+) -> None:
+    """The record passes through all of telemetry, and the spans through a real socket."""
+    record, telemetry = make_record(account=account), of_engine(snapshot)
+    with json_log() as stream:
+        telemetry.record(record)
+        assert telemetry.close(5)
     assert sorted(collector.paths) == ["/v1/metrics", "/v1/traces"]
     assert {span.trace_id.hex() for span in collector.spans} == {record.trace.trace_id_hex}
-    offset_ns = traced.recent.list()[0]["received_unix_ns"] - record.times.received
-    spans = {span.name: span for span in collector.spans}
-    for name, start_ns, end_ns in record.times.phases():
-        assert spans[name].start_time_unix_nano == start_ns + offset_ns
-        assert spans[name].end_time_unix_nano == end_ns + offset_ns
+    (entry,) = telemetry.recent.list()
+    offset_ns = entry["received_unix_ns"] - record.times.received
+    spans, line = {span.name: span for span in collector.spans}, json.loads(stream.getvalue())
+    page = samples_on(telemetry.render(None)[0])
+    labels = {"outcome": "finished", "operation": "chat", "model": "demo"}
+    for phase, reported in zip(record.times.phases(), entry["phases"], strict=True):
+        span = spans[phase.name]
+        assert span.start_time_unix_nano == phase.start_ns + offset_ns
+        assert span.end_time_unix_nano == phase.end_ns + offset_ns
+        assert reported["duration_ns"] == phase.duration_ns
+        total = page[key(f"{names.PHASE_SECONDS.name}_sum", phase=phase.name, **labels)]
+        assert total == phase.duration_ns / 10**9
+        assert line[f"{phase.name}_ms"] == round(phase.duration_ns / 1e6, 3)
+    assert sum(len(span.events) for span in collector.spans) == len(account.events)
+    assert page[key(names.SPANS.name, result="exported")] == 9
+    sent = collector.last_metrics()
+    assert sent["oaiserve_requests"].sum.data_points[0].as_int == 1
+    assert sent["gen_ai.server.request.duration"].histogram.data_points[0].count == 1
 
 
-def test_spans_histograms_and_ring_agree(traced: Telemetry, collector: Collector, make_record) -> None:
-    for num_stamps in range(1, 8):
-        traced.record(make_record(num_stamps, request_id=str(num_stamps)))
-    assert traced.close(5)
-    page = traced.render(None)[0].decode()
-    sums = {
-        sample.labels["phase"]: sample.value
-        for family in text_string_to_metric_families(page)
-        for sample in family.samples
-        if sample.name == f"{names.PHASE_SECONDS.name}_sum"
-    }
-    for phase in PHASES:
-        spans = [span for span in collector.spans if span.name == phase]
-        assert math.isclose(
-            sums[phase], sum(s.end_time_unix_nano - s.start_time_unix_nano for s in spans) / 1e9, rel_tol=1e-9
-        )
-    assert len(traced.recent.list()) == 4
-
-
-def test_a_request_links_to_the_steps_before_its_record(collector, snapshot, make_record, monkeypatch) -> None:
+def test_a_request_links_to_the_steps_before_its_record(
+    collector: Collector, snapshot: EngineNumbers, make_record: MakeRecord
+) -> None:
     """The telemetry thread reads the engine's steps before each record, and not only once a second."""
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     steps = [StepRecord(StepKind.DECODE, 0, 5, 0, 1, 1, number=number) for number in range(4)]
     telemetry = Telemetry(
         Measured("demo", "1", lambda: snapshot, take_steps=lambda: [steps.pop(0) for _ in range(len(steps))]),
@@ -86,21 +88,32 @@ def test_a_request_links_to_the_steps_before_its_record(collector, snapshot, mak
     assert [numbers[link.span_id] for link in operation.links] == [1, 2]
 
 
-def test_exported_spans_are_counted(traced: Telemetry, make_record) -> None:
-    traced.record(make_record())
-    assert traced.close(5)
-    assert b'oaiserve_spans_total{result="exported"} 9.0' in traced.render(None)[0]
-
-
-def test_an_invalid_span_limit_stops_the_start(snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "many"), ("OTEL_METRIC_EXPORT_INTERVAL", "often")],
+)
+def test_an_invalid_variable_stops_the_start(
+    variable: str, value: str, snapshot: EngineNumbers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
-    monkeypatch.setenv("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "many")
-    with pytest.raises(StartupError, match="OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT"):
-        Telemetry(Measured("demo", "1", lambda: snapshot), recent_requests=4)
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(StartupError, match=variable):
+        of_engine(snapshot)
 
 
-def test_spans_are_off_without_the_variables(snapshot, make_record) -> None:
-    telemetry = Telemetry(Measured("demo", "1", lambda: snapshot), recent_requests=4, environ={})
+def test_a_collector_that_hangs_delays_the_end_no_longer_than_allowed(
+    snapshot: EngineNumbers, make_record: MakeRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = Event()
+    monkeypatch.setattr(ConsoleSpanExporter, "export", lambda self, spans: release.wait(60))
+    telemetry = of_engine(snapshot, environ={"OTEL_TRACES_EXPORTER": "console"})
+    telemetry.record(make_record())
+    assert not telemetry.close(0.2)
+    release.set()
+
+
+def test_spans_are_off_without_the_variables(snapshot: EngineNumbers, make_record: MakeRecord) -> None:
+    telemetry = of_engine(snapshot, environ={})
     telemetry.record(make_record())
     assert telemetry.flush(5)
     page = telemetry.render(None)[0]
@@ -109,27 +122,15 @@ def test_spans_are_off_without_the_variables(snapshot, make_record) -> None:
     assert telemetry.close(5)
 
 
-def test_metrics_are_sent_to_the_endpoint_of_traces(traced: Telemetry, collector: Collector, make_record) -> None:
-    traced.record(make_record())
-    assert traced.close(5)
-    sent = collector.last_metrics()
-    assert sent["oaiserve_requests"].sum.data_points[0].as_int == 1
-    assert sent["gen_ai.server.request.duration"].histogram.data_points[0].count == 1
-
-
-def test_a_collector_for_traces_alone_gets_no_metrics(collector: Collector, snapshot, make_record, monkeypatch) -> None:
+def test_a_collector_for_traces_alone_gets_no_metrics(
+    collector: Collector, snapshot: EngineNumbers, make_record: MakeRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", f"{collector.url}/v1/traces")
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    telemetry = Telemetry(Measured("demo", "1", lambda: snapshot), recent_requests=4)
+    telemetry = of_engine(snapshot)
     telemetry.record(make_record())
     assert telemetry.close(5)
     assert collector.paths == ["/v1/traces"]
-
-
-def test_an_invalid_export_interval_stops_the_start(snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "often")
-    with pytest.raises(StartupError, match="OTEL_METRIC_EXPORT_INTERVAL is 'often'"):
-        Telemetry(Measured("demo", "1", lambda: snapshot), recent_requests=4)
 
 
 def test_steps_and_event_loop_lag_are_shown_without_a_request(snapshot) -> None:
@@ -157,7 +158,7 @@ def test_the_log_says_what_it_left_out_when_telemetry_ends(snapshot) -> None:
     limit = LogLimit(handler)
     logger = logging.Logger("test")
     logger.addHandler(handler)
-    telemetry = Telemetry(Measured("demo", "1", lambda: snapshot), recent_requests=4, log_limit=limit)
+    telemetry = of_engine(snapshot, log_limit=limit)
     for _ in range(9):
         logger.warning("odd")
     assert b'oaiserve_log_messages_total{level="warning",result="left_out"} 4.0' in telemetry.render(None)[0]
