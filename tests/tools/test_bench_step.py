@@ -1,14 +1,12 @@
-"""The floor of a step, and the tables and the plot of steps."""
+"""The floor of a step, and the tables of steps."""
 
 from __future__ import annotations
-
-import xml.etree.ElementTree as ElementTree
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tools.bench import floor, plot, step_table
+from tools.bench import floor, step_table
 from tools.bench.ceilings import Ceilings
 from tools.bench.step import BLOCK_SIZE, choose_points, middle
 
@@ -103,20 +101,3 @@ def test_a_report_has_steps_beside_their_floor_and_names_what_was_left_out() -> 
     assert "| 2 | 192 | **20.00** | 4.00 | 100 | 2.00 |" in text
     assert "read at 52 GB/s" in text
     assert "64 x 8192" in text
-
-
-def test_the_plot_has_the_floor_below_the_measured_times() -> None:
-    drawn = ElementTree.fromstring(step_table.decode_plot(results()))
-    lines = [line.attrib["points"] for line in drawn.iter("{http://www.w3.org/2000/svg}polyline")]
-    heights = [[float(pair.split(",")[1]) for pair in line.split()] for line in lines]
-    measured, at_best = heights
-    assert all(y < y_floor for y, y_floor in zip(measured, at_best, strict=True))  # pixels count downwards
-    assert at_best[0] == at_best[1]
-
-
-@given(st.floats(0.01, 1e4), st.floats(1, 1e4))
-def test_the_marks_of_an_axis_enclose_its_values(least: float, factor: float) -> None:
-    marks = plot._marks(least, least * factor)
-    assert marks[0] <= least * (1 + 1e-9)
-    assert marks[-1] >= least * factor * (1 - 1e-9)
-    assert marks == sorted(set(marks))

@@ -11,7 +11,6 @@ from xml.etree import ElementTree
 import pytest
 
 from tools import board_drawings, charts
-from tools.bench import step_table
 from tools.bench.workloads import MEASURES
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -29,11 +28,6 @@ def test_the_charts_are_current(name: str) -> None:
 def test_the_drawings_of_dashboards_are_current(name: str) -> None:
     """If this fails, `python -m tools.board_drawings` draws them again."""
     assert (IMAGES / name).read_text() == board_drawings.drawings()[name]
-
-
-def test_the_plot_of_steps_is_that_of_its_results() -> None:
-    step = json.loads((BENCHMARKS / "step.json").read_text())
-    assert (IMAGES / "decode-step.svg").read_text() == step_table.decode_plot(step)
 
 
 def test_bars_are_as_long_as_the_medians_of_the_results() -> None:

@@ -74,13 +74,10 @@ def main() -> None:
     add("--points", nargs="+", metavar="SEQUENCESxCONTEXT", help="decode steps to measure alone, as 64x512")
     add("--seconds", type=float, default=0.6, help="time for each point (default 0.6)")
     add("--quick", action="store_true", help="a few points only")
-    add("--plot", type=Path, help="draw decode steps by batch there, as SVG")
     add_publishing(parser, "decode-step")
     arguments = parser.parse_args()
     results = results_of(arguments, measure)
     publish(arguments, "decode-step", results, step_table.report(results))
-    if arguments.plot:
-        arguments.plot.write_text(step_table.decode_plot(results))
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -1,10 +1,9 @@
-"""Makes the tables and the plot of what step.py has measured. Pure."""
+"""Makes the tables of what step.py has measured. Pure."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tools.bench import plot
 from tools.markdown import as_markdown, number
 
 
@@ -51,12 +50,3 @@ def _attention_table(rows: list[dict[str, Any]], keys: dict[str, str]) -> list[s
 def _whole(row: dict[str, Any]) -> list[str]:
     speed = row["num_sequences"] * row["num_tokens"] / row["step_ms"] * 1e3
     return [f"**{row['step_ms']:.2f}**", f"{row['step_ms'] / row['floor_ms']:.2f}", number(speed)]
-
-
-def decode_plot(results: dict[str, Any]) -> str:
-    rows = results["decode"]
-    series = [
-        (label, [(row["num_sequences"], row[key]) for row in rows])
-        for label, key in (("measured", "step_ms"), ("floor", "floor_ms"))
-    ]
-    return plot.log_log("Time of a decode step", "sequences in the step", "ms", series)

@@ -9,7 +9,7 @@ from typing import Any
 from oaiserve.config import Config
 from oaiserve.engine.engine import Engine
 from oaiserve.scale.on_ray.application import build
-from tools.front_ends import make_engine
+from tests.scale.ray_cluster.device_double import make_engine
 
 
 def app(args: Mapping[str, Any]) -> Any:
