@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,14 +15,13 @@ from oaiserve.engine.model.transfer import on_device
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Step
 
+if TYPE_CHECKING:
+    from oaiserve.engine.model.attention.tiles import BatchTiles, StaticTiles
+
 ALIGNMENT = 16  # in integers: each tensor of a batch begins at a multiple of 128 bytes, which suits kernels
 
 
-class Tiles(Protocol):
-    """The prompts of a batch, cut into the work of a kernel's programs at a time."""
-
-    def of(self, num_tokens: int) -> torch.Tensor:
-        """Return the tiles of up to `num_tokens` tokens, int32 [N, 4], as `attention.tiles` describes them."""
+_NONE = torch.empty(0, dtype=torch.int64)
 
 
 @dataclass(slots=True)
@@ -41,18 +40,20 @@ class Batch:
     query_start: torch.Tensor  # [B + 1] int64, offsets into T
     seq_lens: torch.Tensor  # [B] int64, cached tokens including this step's
     logits_rows: torch.Tensor  # [R] int64, the tokens whose logits are wanted
-    # Tokens whose ids only the device has, and their places in the ids that the step before draws: int64 [P] each.
-    unknown_rows: torch.Tensor
-    drawn_rows: torch.Tensor
     num_decodes: int
     query_lens: list[int]
     context_lens: list[int]  # seq_lens on the host
+    # Tokens whose ids only the device has, and their places in the ids that the step before draws: int64 [P] each.
+    unknown_rows: torch.Tensor = _NONE
+    drawn_rows: torch.Tensor = _NONE
     # The chunk of each draw, in order: their logits are the first rows. A chunk with a draft draws several times.
-    sample_chunks: list[int]
-    prompt_rows: list[tuple[int, int, int]]  # (chunk, first row, number of rows) for log-probabilities of prompts
+    sample_chunks: list[int] = field(default_factory=list)
+    # (chunk, first row, number of rows) for log-probabilities of prompts
+    prompt_rows: list[tuple[int, int, int]] = field(default_factory=list)
     adapters: list[Adapter | None] = field(default_factory=list)  # of each chunk; empty if none has one
     states: StepStates | None = None  # of models with layers that keep one
-    tiles: Tiles | None = None  # None: attention cuts the prompts itself, if it needs that
+    # The prompts, cut into tiles; None: attention cuts them itself, if it needs that.
+    tiles: BatchTiles | StaticTiles | None = None
 
     def own_tables(self) -> torch.Tensor:
         """Return the block tables of the batch's sequences, [B, M]."""
@@ -124,8 +125,13 @@ def build_batch(
             num_rows = max(0, min(start + num_tokens, sequence.prompt_len - 1) - start)
             prompt_rows.append((index, len(prompt_positions), num_rows))
             prompt_positions += range(first, first + num_rows)
-    own_tables, width = ([], 0) if tables is not None else _own_tables(step)
+    own_tables: list[int] = []
     table_rows = list(range(len(step.chunks))) if tables is None else tables[1]
+    if tables is None:  # those of all sequences, padded to the longest
+        width = max(len(chunk.sequence.blocks) for chunk in step.chunks)
+        for chunk in step.chunks:
+            own_tables += chunk.sequence.blocks
+            own_tables += [0] * (width - len(chunk.sequence.blocks))
     context_lens = [chunk.end for chunk in step.chunks]
     logits_rows = last_rows + prompt_positions
     tensors = _upload(
@@ -139,7 +145,7 @@ def build_batch(
         input_ids=tensors[0],
         positions=tensors[1],
         slots=tensors[2],
-        block_tables=tensors[3].view(len(step.chunks), width) if tables is None else tables[0],
+        block_tables=tensors[3].view(len(step.chunks), -1) if tables is None else tables[0],
         table_rows=tensors[4],
         query_start=tensors[5],
         seq_lens=tensors[6],
@@ -152,17 +158,6 @@ def build_batch(
         sample_chunks=sample_chunks,
         prompt_rows=[(index, len(last_rows) + row, count) for index, row, count in prompt_rows],
     )
-
-
-def _own_tables(step: Step) -> tuple[list[int], int]:
-    """Return the blocks of all sequences, padded to those of the longest, and their number."""
-    width = max(len(chunk.sequence.blocks) for chunk in step.chunks)
-    tables: list[int] = []
-    for chunk in step.chunks:
-        blocks = chunk.sequence.blocks
-        tables += blocks
-        tables += [0] * (width - len(blocks))
-    return tables, width
 
 
 def _upload(lists: list[list[int]], device: torch.device) -> list[torch.Tensor]:

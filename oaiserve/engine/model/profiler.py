@@ -7,44 +7,35 @@ from __future__ import annotations
 
 import gzip
 import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 
-class NvtxRanges:
-    """Marks ranges with NVTX, on the calling thread. It needs torch with CUDA."""
+class TorchRanges:
+    """Marks ranges that follow each other, on the calling thread: `mark` makes one of a name."""
 
-    def __init__(self) -> None:
-        self._is_open = False
-
-    def begin(self, name: str) -> None:
-        self.end()
-        torch.cuda.nvtx.range_push(name)
-        self._is_open = True
-
-    def end(self) -> None:
-        if self._is_open:
-            torch.cuda.nvtx.range_pop()
-            self._is_open = False
-
-
-class _RecordedRanges:
-    """Marks ranges among the recorded operations of torch's profiler."""
-
-    def __init__(self) -> None:
-        self._open: record_function | None = None
+    def __init__(self, mark: Callable[[str], AbstractContextManager[object]]) -> None:
+        self._mark = mark
+        self._open: AbstractContextManager[object] | None = None
 
     def begin(self, name: str) -> None:
         self.end()
-        self._open = record_function(name)
+        self._open = self._mark(name)
         self._open.__enter__()
 
     def end(self) -> None:
         opened, self._open = self._open, None
         if opened is not None:
             opened.__exit__(None, None, None)
+
+
+def nvtx_ranges() -> TorchRanges:
+    """Return ranges for NVIDIA's tools. They need torch with CUDA."""
+    return TorchRanges(torch.cuda.nvtx.range)
 
 
 class TorchRecording:
@@ -71,11 +62,11 @@ class TorchProfiler:
             self._activities.append(ProfilerActivity.CUDA)
         self._profile: profile | None = None
 
-    def start(self) -> _RecordedRanges:
+    def start(self) -> TorchRanges:
         started = profile(activities=self._activities)
         started.start()
         self._profile = started
-        return _RecordedRanges()
+        return TorchRanges(record_function)
 
     def stop(self) -> TorchRecording:
         recorded, self._profile = self._profile, None

@@ -49,7 +49,7 @@ from oaiserve.engine.model.model_config import (
     select_dtype,
 )
 from oaiserve.engine.model.padded_head import pad_head
-from oaiserve.engine.model.parallel.sums import Sums, can_be_taken_over, split_by_heads, take_over
+from oaiserve.engine.model.parallel.sums import Sums, needs_only_sums, split_by_heads, take_over
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.split import Member, place
 from oaiserve.engine.start.prepare import prepare
@@ -151,7 +151,7 @@ def _plan_parts(checkpoint: _Checkpoint, size: int) -> None:
         raise StartupError(f"--tensor-parallel is not for '{name}', which has layers that keep a state.")
     refuse_unless_divisible(config, size, name, is_gguf=checkpoint.is_gguf)
     split_by_heads(config)
-    if checkpoint.quantization is not None and not can_be_taken_over(config):
+    if checkpoint.quantization is not None and not needs_only_sums(config.base_model_tp_plan):
         raise StartupError(
             f"--tensor-parallel {size} is not for the quantized weights of '{name}': what is added up in "
             f"models of type '{config.model_type}' is not behind their linear layers and experts alone."

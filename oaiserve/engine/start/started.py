@@ -11,7 +11,7 @@ import torch
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.memory import longest_request
-from oaiserve.engine.model.profiler import NvtxRanges, TorchProfiler
+from oaiserve.engine.model.profiler import TorchProfiler, TorchRanges
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import ModelSpec
 from oaiserve.engine.model.states import States
@@ -35,7 +35,7 @@ class Started(NamedTuple):
     max_model_len: int  # in tokens: the model's, or what the KV cache holds if that is less
     max_step_tokens_default: int
     profiler: TorchProfiler
-    ranges: NvtxRanges | None = None  # None: phases of steps are not marked for NVTX
+    ranges: TorchRanges | None = None  # None: phases of steps are not marked for NVTX
     # Rows and columns of the linear layers that adapters may name, by the names of their modules.
     adaptable: Mapping[str, tuple[int, int]] = MappingProxyType({})
     draft: DraftModel | None = None

@@ -27,7 +27,7 @@ from oaiserve.engine.model.gpu.device_experts import packed_experts, plain_exper
 from oaiserve.engine.model.gpu.device_matrices import expanded_product, packed_linears
 from oaiserve.engine.model.gpu.fused_layers import FusedExecutor
 from oaiserve.engine.model.gpu.keep_packed import keep_packed_experts, keep_packed_matrices
-from oaiserve.engine.model.parallel import group, one_shot
+from oaiserve.engine.model.parallel import group, sums
 from oaiserve.engine.model.rehearsal import prompts_and_decodes
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.split import Member
@@ -96,9 +96,9 @@ def computed(rank: int, store: Path, folder: Path, *, by_kernels: bool = False, 
         patch.setattr(matrices, "PRODUCT_ROWS", (1, 3))
         patch.setattr(experts, "PRODUCT_ROWS", (1, 3))
         patch.setattr(fast_paths, "scale_checked", lambda *_: False)
-        patch.setattr(one_shot, "missing", lambda device, size: None)
+        patch.setattr(sums, "one_shot_missing", lambda device, size: None)
         one_shot_sums = Summed(2 if fails and rank == 0 else 1)
-        patch.setattr(one_shot, "OneShotSums", lambda device, size: one_shot_sums)
+        patch.setattr(sums, "OneShotSums", lambda device, size: one_shot_sums)
         if not by_kernels:
             factor = 2 if fails and rank == NUM_MEMBERS - 1 else 1
 

@@ -3,7 +3,7 @@
 It has room for a single token always, so that each sequence can go on.
 """
 
-from oaiserve.engine.model.parallel.capacity import Capacity
+from oaiserve.engine.model.parallel.executor import Capacity
 from oaiserve.engine.model.parallel.messages import Copies, Work
 from oaiserve.engine.start import worker
 

@@ -32,8 +32,7 @@ from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.gpu.block_tables import BlockTables
 from oaiserve.engine.model.parallel import group, workers
-from oaiserve.engine.model.parallel.capacity import ALWAYS_BYTES, Capacity, Needs
-from oaiserve.engine.model.parallel.executor import ParallelExecutor
+from oaiserve.engine.model.parallel.executor import ALWAYS_BYTES, Capacity, Needs, ParallelExecutor
 from oaiserve.engine.model.parallel.messages import Assignment, BatchShape, Copies, Replay, Work
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.request import (

@@ -12,7 +12,7 @@ import torch
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.profiler import NvtxRanges
+from oaiserve.engine.model.profiler import nvtx_ranges
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.assemble import assemble
 from oaiserve.engine.start.prepare import prepare
@@ -69,7 +69,7 @@ def test_a_new_nvtx_range_ends_the_one_before(monkeypatch: pytest.MonkeyPatch) -
     calls: list[str] = []
     monkeypatch.setattr(torch.cuda.nvtx, "range_push", calls.append)
     monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: calls.append("pop"))
-    ranges = NvtxRanges()
+    ranges = nvtx_ranges()
     ranges.end()
     ranges.begin("schedule")
     ranges.begin("launch")

@@ -32,10 +32,14 @@ class CudaCapture:
         leaves torch usable.
         """
         with self._on_stream():
-            if may_wait:
+            if not may_wait:
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
+                    torch.cuda.set_sync_debug_mode("error")
+            try:
                 run()
-            else:
-                _run_without_waiting(run)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
 
     def record(self, run: Run) -> Run:
         """Capture a rehearsed `run`, and return a function that replays it."""
@@ -61,13 +65,3 @@ class CudaCapture:
         with torch.cuda.stream(self._stream):
             yield
         torch.cuda.current_stream().wait_stream(self._stream)
-
-
-def _run_without_waiting(run: Run) -> None:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        run()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

@@ -8,7 +8,6 @@ the inputs, and draws.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable
 
 import torch
@@ -66,10 +65,6 @@ class DecodeForwards:
         # The largest is captured first: all others fit into the memory that it has allocated.
         self._runs = {size: self._capture(size, capture) for size in reversed(sizes)}
 
-    def size_for(self, num_rows: int) -> int:
-        """Return the smallest size for so many rows."""
-        return self.sizes[bisect_left(self.sizes, num_rows)]
-
     def replay(self, size: int) -> None:
         self._runs[size]()
 
@@ -105,7 +100,7 @@ class DecodeForwards:
         Its lengths on the host are the longest possible ones.
         """
         _, sources, positions, slots, seq_lens, table_rows, _ = inputs
-        num_rows, none = len(sources), self._row_numbers[:0]
+        num_rows = len(sources)
         return Batch(
             input_ids=self.words.index_select(0, sources),
             positions=positions,
@@ -115,13 +110,9 @@ class DecodeForwards:
             query_start=self._row_numbers[: num_rows + 1],
             seq_lens=seq_lens,
             logits_rows=self._row_numbers[:num_rows],
-            unknown_rows=none,
-            drawn_rows=none,
             num_decodes=num_rows,
             query_lens=[1] * num_rows,
             context_lens=[self._max_model_len] * num_rows,
-            sample_chunks=[],
-            prompt_rows=[],
         )
 
 

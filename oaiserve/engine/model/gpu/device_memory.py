@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -29,16 +29,6 @@ class MemoryReading(NamedTuple):
     peak_in_tensors: int  # the most that tensors used at any time since the previous reading
 
 
-class DeviceMemory(Protocol):
-    """A source of memory readings: `CudaMemory`, or a double in tests."""
-
-    def read(self) -> MemoryReading:
-        """Return a reading, made after torch has freed unused memory."""
-
-    def fits(self, needed: int) -> bool:
-        """Return whether tensors of so many bytes in all can be made. The device is not waited for."""
-
-
 class CudaMemory:
     """Reads the memory of a CUDA device."""
 
@@ -46,6 +36,7 @@ class CudaMemory:
         self._device = device
 
     def read(self) -> MemoryReading:
+        """Return a reading, made after torch has freed unused memory."""
         device = self._device
         torch.cuda.synchronize(device)
         peak_in_tensors = torch.cuda.max_memory_allocated(device)
@@ -56,13 +47,14 @@ class CudaMemory:
         return MemoryReading(total, free, reserved, in_tensors, peak_in_tensors)
 
     def fits(self, needed: int) -> bool:
+        """Return whether tensors of so many bytes in all can be made. The device is not waited for."""
         idle = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
         # The driver is asked only if the memory that torch holds from earlier steps is too little.
         return idle >= needed or idle + torch.cuda.mem_get_info(self._device)[0] >= needed
 
 
 def measure(
-    memory: DeviceMemory,
+    memory: CudaMemory,
     loaded: LoadedModel,
     options: EngineOptions,
     *,

@@ -7,10 +7,12 @@ captures; `ModelRunner` runs all other steps.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from types import ModuleType
+from typing import TypeVar
 
 import torch
 
@@ -22,7 +24,7 @@ from oaiserve.engine.model.gpu.decode_forwards import (
     Run,
     aligned_size,
 )
-from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds, draw_row, numbers, seeds
+from oaiserve.engine.model.sampling.draw_rows import DrawRow, draw_row, numbers, seeds
 from oaiserve.engine.model.sampling.logit_edits import is_edited
 from oaiserve.engine.model.sampling.sampler import Sampled
 from oaiserve.engine.model.transfer import ReadBack, pinned
@@ -37,22 +39,6 @@ Replay = Callable[[int, Run], object]
 def here(size: int, replay: Run) -> None:
     """Replay in this process alone."""
     replay()
-
-
-class GraphSampler(Protocol):
-    """The interface of a sampler whose operations can be captured, which is two functions of `triton_sampling`."""
-
-    def take_best(self, logits: torch.Tensor, out: SampledIds | None = None) -> SampledIds: ...
-
-    def draw(
-        self,
-        logits: torch.Tensor,
-        parameters: torch.Tensor,
-        seeds: torch.Tensor,
-        *,
-        has_cuts: bool,
-        out: SampledIds | None = None,
-    ) -> SampledIds: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +79,15 @@ class Replayed:
 class DecodeGraphs:
     """The decode steps that `forwards` can replay, and their draws. No step has more rows than the largest size.
 
-    The KV cache has blocks of `block_size` tokens. The constructor raises the errors of `capture`.
+    `sampler` is the module `triton_sampling`, whose draws can be captured. The KV cache has blocks of `block_size`
+    tokens. The constructor raises the errors of `capture`.
     """
 
     @torch.inference_mode()
     def __init__(
         self,
         forwards: DecodeForwards,
-        sampler: GraphSampler,
+        sampler: ModuleType,
         capture: Capture,
         *,
         block_size: int,
@@ -145,7 +132,7 @@ class DecodeGraphs:
         """
         chunks = step.chunks
         num_rows = len(chunks)
-        size = self._forwards.size_for(num_rows)
+        size = self._forwards.sizes[bisect_left(self._forwards.sizes, num_rows)]
         if drawn_ids is not None and drawn_ids is not self._token_ids:
             self._forwards.words[: len(drawn_ids)].copy_(drawn_ids)
         is_plain = not any(chunk.sequence.params.logprobs is not None or is_edited(chunk) for chunk in chunks)

@@ -36,7 +36,7 @@ def keep_packed_matrices(model: PreTrainedModel, weights: PackedWeights, sums: S
             continue
         matrix = weights.matrix(f"{name}.weight") if f"{name}.weight" in names else None
         if matrix is not None and sums is not None:
-            matrix = sums.slice_of(matrix, name)
+            matrix = sums.slice(matrix, name)
         if matrix is not None and (packed := of_integers(matrix)) is not None:
             PackedLinear.replace(module, packed.to(module.weight.device))
             number += 1

@@ -15,9 +15,9 @@ from collections.abc import Callable
 import torch
 
 from oaiserve.engine.model.attention.tiles import StaticTiles
-from oaiserve.engine.model.batch import ALIGNMENT, Batch
+from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.gpu.block_tables import BlockTables
-from oaiserve.engine.model.gpu.decode_forwards import Capture, Run, Share
+from oaiserve.engine.model.gpu.decode_forwards import Capture, Run, Share, aligned_size
 from oaiserve.engine.model.gpu.graphs import Replay, here
 from oaiserve.engine.model.padded_head import aligned
 from oaiserve.engine.model.spec import ModelSpec
@@ -56,7 +56,7 @@ class PromptGraphs:
         self._block_size = block_size
         self._device = spec.device
         self._most_len = tables.on_device.shape[1] * block_size
-        num_words = len(_PADDING) * _up(sizes[-1]) + 4 * _up(MOST_PROMPTS + 1)
+        num_words = len(_PADDING) * aligned_size(sizes[-1]) + 4 * aligned_size(MOST_PROMPTS + 1)
         self._words = torch.zeros(num_words, dtype=torch.int64, device=spec.device)
         logits = torch.zeros(MOST_PROMPTS, aligned(spec.vocab_size), dtype=spec.dtype, device=spec.device)
         self._logits = logits[:, : spec.vocab_size]
@@ -116,11 +116,11 @@ class PromptGraphs:
         words = array("q")
         for column, filler in zip((input_ids, positions, slots), _PADDING, strict=True):
             words.extend(column)
-            words.extend([filler] * (_up(size) - len(column)))
+            words.extend([filler] * (aligned_size(size) - len(column)))
         end_of_all = [len(input_ids)] * (MOST_PROMPTS + 1 - len(query_start))
         for column in (table_rows, query_start + end_of_all, context_lens, logits_rows):
             words.extend(column)
-            words.extend([0] * (_up(MOST_PROMPTS + 1) - len(column)))
+            words.extend([0] * (aligned_size(MOST_PROMPTS + 1) - len(column)))
         self._words[: len(words)].copy_(
             pinned(torch.frombuffer(words, dtype=torch.int64), self._device), non_blocking=True
         )
@@ -128,15 +128,14 @@ class PromptGraphs:
         return sample_chunks
 
     def _capture(self, size: int, capture: Capture) -> Run:
-        num_words = len(_PADDING) * _up(size)
+        num_words = len(_PADDING) * aligned_size(size)
         tokens = self._words[:num_words].view(len(_PADDING), -1)[:, :size]
-        others = self._words[num_words:][: 4 * _up(MOST_PROMPTS + 1)].view(4, -1)
+        others = self._words[num_words:][: 4 * aligned_size(MOST_PROMPTS + 1)].view(4, -1)
         words, tiles = self._words[: num_words + others.numel()], self._tiles[size]
         # `capture` runs the work first: all tokens are padding.
         self._words.zero_()
         tokens.copy_(torch.tensor(_PADDING)[:, None])
         table_rows, query_start, seq_lens, logits_rows = others
-        none = others[0, :0]
         batch = Batch(
             input_ids=tokens[0],
             positions=tokens[1],
@@ -146,14 +145,10 @@ class PromptGraphs:
             query_start=query_start[: MOST_PROMPTS + 1],
             seq_lens=seq_lens[:MOST_PROMPTS],
             logits_rows=logits_rows[:MOST_PROMPTS],
-            unknown_rows=none,
-            drawn_rows=none,
             num_decodes=0,
             # Lengths on the host only decide which kernels are used: those for the longest prompt that there can be.
             query_lens=[size],
             context_lens=[self._most_len],
-            sample_chunks=[],
-            prompt_rows=[],
             tiles=tiles,
         )
 
@@ -165,8 +160,3 @@ class PromptGraphs:
             self._logits.copy_(self._forward(batch))
 
         return capture(forward)
-
-
-def _up(number: int) -> int:
-    """Return the number rounded up, so that each column begins at an aligned address."""
-    return -(-number // ALIGNMENT) * ALIGNMENT

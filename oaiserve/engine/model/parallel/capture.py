@@ -8,8 +8,9 @@ a member may fail there, too.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
+from oaiserve.engine.model.gpu.cuda_capture import CudaCapture
 from oaiserve.engine.model.gpu.decode_forwards import Run
 from oaiserve.engine.model.parallel.sums import ElsewhereError, Sums
 from oaiserve.errors import StartupError
@@ -17,18 +18,10 @@ from oaiserve.errors import StartupError
 T = TypeVar("T")
 
 
-class GraphRecorder(Protocol):
-    """Captures work of one process, as `CudaCapture` does."""
-
-    def rehearse(self, run: Run, *, may_wait: bool = False) -> None: ...
-
-    def record(self, run: Run) -> Run: ...
-
-
 class MembersCapture:
     """Captures forwards. All members call it at the same time, with the same work, within `make`."""
 
-    def __init__(self, recorder: GraphRecorder, sums: Sums) -> None:
+    def __init__(self, recorder: CudaCapture, sums: Sums) -> None:
         self._recorder = recorder
         self._sums = sums
         self._has_failed = False  # and the others know, or cannot learn it
@@ -51,7 +44,12 @@ class MembersCapture:
 
         If a member fails, it raises its error, and all others an ElsewhereError.
         """
-        self._agreed(lambda: self._run_alone(run))
+
+        def run_alone() -> None:
+            with self._sums.left_out():
+                self._recorder.rehearse(run)
+
+        self._agreed(run_alone)
         try:
             self._recorder.rehearse(run, may_wait=True)
         except Exception as error:
@@ -62,10 +60,6 @@ class MembersCapture:
                 "--no-cuda-graph starts without these."
             ) from error
         return self._agreed(lambda: self._recorder.record(run))
-
-    def _run_alone(self, run: Run) -> None:
-        with self._sums.left_out():
-            self._recorder.rehearse(run)
 
     def _agreed(self, do: Callable[[], T]) -> T:
         try:

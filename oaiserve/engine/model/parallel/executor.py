@@ -1,9 +1,10 @@
-"""The executor of a tensor-parallel model: it sends each batch to the workers, and all members compute it together."""
+"""The steps of a tensor-parallel model: the server sends each batch to the workers, and all members compute it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -12,9 +13,60 @@ from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import ALIGNMENT, Batch
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.gpu.block_tables import BlockTables
-from oaiserve.engine.model.parallel.capacity import Capacity
-from oaiserve.engine.model.parallel.messages import BatchShape, Copies
+from oaiserve.engine.model.gpu.decode_forwards import DecodeForwards
+from oaiserve.engine.model.gpu.device_memory import CudaMemory
+from oaiserve.engine.model.gpu.prompt_graphs import PromptGraphs
+from oaiserve.engine.model.parallel import group
+from oaiserve.engine.model.parallel.messages import BatchShape, Capture, Copies, Replay, TableChanges, What, Work
 from oaiserve.engine.model.parallel.workers import Workers
+from oaiserve.engine.model.spec import ModelSpec
+
+ALWAYS_BYTES = 64 << 20  # lists and partial results, for any number of tokens
+# The tensors of a batch that the server sends, in this order.
+_SENT = ("input_ids", "positions", "slots", "table_rows", "query_start", "seq_lens", "logits_rows")
+
+
+class Needs(NamedTuple):
+    """Upper bounds of the memory of a member's work, in bytes."""
+
+    of_token: int
+    of_logits_row: int
+    of_block: int  # that is copied
+
+    @classmethod
+    def of_model(cls, spec: ModelSpec, block_size: int, *, largest_step_bytes: int, max_step_tokens: int) -> Needs:
+        """Return the needs of a model, by its measured largest step."""
+        widest = max((shape.num_bytes(spec.dtype) for shape in spec.kv_shapes.values()), default=0)
+        return cls(
+            of_token=-(-largest_step_bytes // max_step_tokens),
+            of_logits_row=2 * spec.vocab_size * spec.dtype.itemsize,  # this member's part, and the whole
+            of_block=widest * block_size,
+        )
+
+
+class Capacity:
+    """The memory of this member. The members agree before each piece of work whether it fits into that of all: one
+    without memory in the middle would leave the others waiting for its part of a sum.
+
+    Without `memory`, on a CPU, all work fits: the system gives memory page by page.
+    """
+
+    def __init__(self, memory: CudaMemory | None = None, needs: Needs | None = None) -> None:
+        self._memory, self._needs = memory, needs
+
+    def agreed(self, work: Copies | BatchShape) -> bool:
+        """Return whether this work fits at all members. Blocks until all have called it."""
+        return group.all_agree(self.is_here(work))
+
+    def is_here(self, work: Copies | BatchShape) -> bool:
+        """Return whether it fits into this member's memory."""
+        if self._memory is None or self._needs is None:
+            return True
+        needs = self._needs
+        if isinstance(work, Copies):
+            return self._memory.fits(ALWAYS_BYTES + len(work.blocks) * needs.of_block)
+        rows_bytes = work.num_logits_rows * needs.of_logits_row
+        return self._memory.fits(ALWAYS_BYTES + work.num_tokens * needs.of_token + rows_bytes)
 
 
 class ParallelExecutor:
@@ -26,17 +78,14 @@ class ParallelExecutor:
     is_exact = False
 
     def __init__(self, own: Executor, workers: Workers, capacity: Capacity, tables: BlockTables) -> None:
-        self._own = own
-        self._workers = workers
-        self._capacity = capacity
-        self._tables = tables
+        self._own, self._workers, self._capacity, self._tables = own, workers, capacity, tables
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Compute a batch. Raises torch.OutOfMemoryError, before anything is computed, if it does not fit at a
         member."""
         assert batch.block_tables is self._tables.on_device
-        tensor = packed(batch)
-        self._begin(shape_of(batch))
+        tensor, lengths = packed(batch), (len(batch.input_ids), len(batch.logits_rows))
+        self._begin(BatchShape(*lengths, batch.num_decodes, batch.query_lens, batch.context_lens))
         with self._in_step():
             # On a GPU the host does not wait for the broadcast. It follows the work that draws the ids it contains.
             dist.broadcast(tensor, src=0)
@@ -69,66 +118,63 @@ class ParallelExecutor:
             raise RuntimeError(f"No memory for a step of a model that is split over devices: {error}") from error
 
 
-def shape_of(batch: Batch) -> BatchShape:
-    """Return the lengths of a batch, by which a worker receives its tensors."""
-    return BatchShape(
-        num_tokens=len(batch.input_ids),
-        num_logits_rows=len(batch.logits_rows),
-        num_decodes=batch.num_decodes,
-        query_lens=batch.query_lens,
-        context_lens=batch.context_lens,
-    )
-
-
 def packed(batch: Batch) -> torch.Tensor:
     """Return the model's inputs of a batch, without the block tables, as one int64 tensor on its device.
 
     `received` unpacks it.
     """
     filler = batch.input_ids.new_zeros(ALIGNMENT)
-    parts = []
-    for tensor in (
-        batch.input_ids,
-        batch.positions,
-        batch.slots,
-        batch.table_rows,
-        batch.query_start,
-        batch.seq_lens,
-        batch.logits_rows,
-    ):
-        parts += [tensor, filler[: -len(tensor) % ALIGNMENT]]
-    return torch.cat(parts)
+    tensors = [getattr(batch, name) for name in _SENT]
+    return torch.cat([part for tensor in tensors for part in (tensor, filler[: -len(tensor) % ALIGNMENT])])
 
 
 def received(shape: BatchShape, tables: torch.Tensor) -> Batch:
     """Receive the server's broadcast of a batch with the lengths `shape`. The batch reads `tables`."""
-    num_tokens, num_sequences = shape.num_tokens, len(shape.query_lens)
-    lengths = [
-        *(num_tokens, num_tokens, num_tokens),
-        num_sequences,
-        num_sequences + 1,
-        num_sequences,
-        shape.num_logits_rows,
-    ]
+    num_sequences = len(shape.query_lens)
+    lengths = [*[shape.num_tokens] * 3, num_sequences, num_sequences + 1, num_sequences, shape.num_logits_rows]
     sizes = [size for length in lengths for size in (length, -length % ALIGNMENT)]
     tensor = torch.empty(sum(sizes), dtype=torch.int64, device=tables.device)
     dist.broadcast(tensor, src=0)
-    input_ids, positions, slots, table_rows, query_start, seq_lens, logits_rows = tensor.split(sizes)[::2]
-    none = tensor[:0]
     return Batch(
-        input_ids=input_ids,
-        positions=positions,
-        slots=slots,
+        **dict(zip(_SENT, tensor.split(sizes)[::2], strict=True)),
         block_tables=tables,
-        table_rows=table_rows,
-        query_start=query_start,
-        seq_lens=seq_lens,
-        logits_rows=logits_rows,
-        unknown_rows=none,
-        drawn_rows=none,
         num_decodes=shape.num_decodes,
         query_lens=shape.query_lens,
         context_lens=shape.context_lens,
-        sample_chunks=[],
-        prompt_rows=[],
     )
+
+
+class Shard:
+    """A worker's shard of the model, which obeys the server's messages, on block tables like the server's.
+
+    `capture` returns None if any member has failed.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        capacity: Capacity,
+        tables: BlockTables,
+        capture: Callable[[Capture], DecodeForwards | PromptGraphs | None],
+    ) -> None:
+        self._executor, self._capacity, self._tables, self._capture = executor, capacity, tables, capture
+        self._captured: dict[What, DecodeForwards | PromptGraphs | None] = {}
+
+    def do(self, work: Work) -> None:
+        """Do a piece of work, at the same time as all other members."""
+        match work:
+            case TableChanges(places, blocks):
+                self._tables.write(places, blocks)
+            case Capture(what):
+                self._captured[what] = self._capture(work)
+            case Replay(what, size):
+                # It fits: it has had all its memory since its capture.
+                captured = self._captured[what]
+                assert captured is not None
+                captured.replay(size)
+            case Copies(blocks):
+                if self._capacity.agreed(work):
+                    self._executor.copy_blocks(blocks)
+            case BatchShape():
+                if self._capacity.agreed(work):
+                    self._executor.forward(received(work, self._tables.on_device))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -42,8 +42,6 @@ _CUTS = {
     WHOLE: None,
     "mla_kv_a_proj": None,  # makes latent vectors, which all members have; only gradients would be added up
 }
-
-
 # Styles without a gather, in place of transformers', which gathers products and cuts them again.
 _UNGATHERED = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "colwise"),
@@ -51,6 +49,10 @@ _UNGATHERED = {
     "gate_up_proj": IN_PARTS,
     **dict.fromkeys(("o_proj", "down_proj"), "rowwise"),
 }
+# The largest messages, by the number of members: each reads those of all others, while NCCL's are shared out.
+_MOST_BYTES = {2: 4 << 20, 3: 1 << 20, 4: 512 << 10}
+_MOST_BYTES_OF_MANY = 256 << 10
+_ALIGNMENT = 16  # bytes that a thread reads at a time
 
 
 class _Cut(NamedTuple):
@@ -65,12 +67,45 @@ class ElsewhereError(Exception):
         super().__init__("another part of the model has a problem with it")
 
 
-class OneShot(Protocol):
-    """Another way to add up, as `one_shot` has it."""
+def one_shot_missing(device: torch.device, size: int) -> str | None:
+    """Return the reason why one-shot sums are impossible here, or None, without asking other members."""
+    try:
+        from torch.distributed import _symmetric_memory  # noqa: F401
 
-    def fits(self, x: Tensor) -> bool: ...
+        torch.ops.symm_mem.one_shot_all_reduce_copy  # noqa: B018
+    except (ImportError, AttributeError):
+        return f"torch {torch.__version__} has no one_shot_all_reduce_copy"
+    others = [other for other in range(size) if other != device.index]
+    if not all(torch.cuda.can_device_access_peer(device, other) for other in others):
+        return f"{device} cannot read the memory of all other members' GPUs"
+    return None
 
-    def __call__(self, x: Tensor) -> Tensor: ...
+
+class OneShotSums:
+    """Sums of small messages in one kernel: each member reads those of the others, from memory mapped by all.
+
+    NCCL's several messages, one after the other, take longer than adding up the little of a decode.
+    """
+
+    def __init__(self, device: torch.device, size: int) -> None:
+        """Map the memory of all members. Blocks until all do the same."""
+        from torch.distributed import _symmetric_memory
+
+        assert dist.group.WORLD is not None
+        self._group = dist.group.WORLD.group_name
+        self._memory = _symmetric_memory.empty(
+            _MOST_BYTES.get(size, _MOST_BYTES_OF_MANY), dtype=torch.uint8, device=device
+        )
+        _symmetric_memory.rendezvous(self._memory, self._group)
+
+    def fits(self, x: Tensor) -> bool:
+        return x.nbytes <= self._memory.nbytes and x.nbytes % _ALIGNMENT == 0 and x.is_contiguous()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the sum of a tensor that `fits`. It goes into the mapped memory in the same kernel."""
+        return torch.ops.symm_mem.one_shot_all_reduce_copy(  # type: ignore[no-any-return]
+            self._memory.view(x.dtype), x, "sum", self._group
+        )
 
 
 class Sums:
@@ -80,7 +115,7 @@ class Sums:
         self.rank, self.size = member.rank, member.size
         self._are_left_out = False
         self._cuts: dict[str, _Cut] = {}  # by the name of the module
-        self.one_shot: OneShot | None = None  # which adds up small messages
+        self.one_shot: OneShotSums | None = None  # which adds up small messages
         self.norms_all_heads = False  # whether a norm of queries or keys is one of all members' heads
 
     def add_up(self, x: Tensor) -> Tensor:
@@ -139,14 +174,12 @@ class Sums:
         """Return whether all members say yes. Blocks until all have called it."""
         return group.all_agree(yes)
 
-    def slice_of(self, matrix: Integers | Floats, name: str) -> Integers | Floats | None:
-        """Return this member's slice of the matrix of a module, or None if its groups are not cut evenly."""
-        return self.slice(matrix, *self._cuts[name])
+    def slice(self, matrix: Integers | Floats, cut: int | str) -> Integers | Floats | None:
+        """Return this member's slice of a matrix, cut along this dimension, or as its module of this name is.
 
-    def slice(
-        self, matrix: Integers | Floats, dimension: int, segments: tuple[int, ...] = ()
-    ) -> Integers | Floats | None:
-        """Return this member's slice of a matrix, or None if its groups are not cut evenly."""
+        None if its groups are not cut evenly.
+        """
+        dimension, segments = self._cuts[cut] if isinstance(cut, str) else _Cut(cut)
         return part_of(matrix, dimension, self.rank, self.size, segments)
 
     def take_over(self, name: str, module: Any, style: str) -> None:
@@ -225,24 +258,20 @@ def split_by_heads(config: PreTrainedConfig) -> None:
             plan[name] = _UNGATHERED.get(last, style)
             if last in ("q_proj", "k_proj"):
                 plan[f"{base}.{last[0]}_norm"] = WHOLE
-    if _has_our_sums(plan):
+    if needs_only_sums(plan):
         config.base_model_tp_plan = plan  # type: ignore[misc]
 
 
-def can_be_taken_over(config: PreTrainedConfig) -> bool:
+def needs_only_sums(plan: dict[str, str] | None) -> bool:
     """Return whether a model's plan needs only sums, behind the matrices cut along columns."""
-    return _has_our_sums(config.base_model_tp_plan or {})
-
-
-def _has_our_sums(plan: dict[str, str]) -> bool:
-    return set(plan.values()) <= _CUTS.keys() - {"colwise_gather_output"}
+    return set((plan or {}).values()) <= _CUTS.keys() - {"colwise_gather_output"}
 
 
 def take_over(model: PreTrainedModel, member: Member) -> Sums | None:
     """Replace transformers' hooks by our sums, or return None for a plan with other hooks, which stay."""
     hooked: dict[str, Module] = {name: module for name, module in model.named_modules() if "forward" in vars(module)}
     styles = {name: model.tp_plan.get(re.sub(r"\d+", "*", name), "") for name in hooked}
-    if not can_be_taken_over(model.config) or not set(styles.values()) <= _CUTS.keys():
+    if not needs_only_sums(model.config.base_model_tp_plan) or not set(styles.values()) <= _CUTS.keys():
         for module in model.modules():
             # The head stays as it is: it says how large the vocabulary is.
             if isinstance(module, Linear) and module is not model.get_output_embeddings():
@@ -259,9 +288,11 @@ def take_over(model: PreTrainedModel, member: Member) -> Sums | None:
         attention = model.get_submodule(name.rpartition(".")[0])
         if _makes_all_heads(name, styles[name]):
             sums.cut_heads(name, module, attention)
-        elif styles[name] == WHOLE and (projection := _normed_projection(name, attention)) is not None:
-            width = len(projection.weight)
-            if len(module.weight) == width * member.size:  # type: ignore[arg-type]
+        elif styles[name] == WHOLE:
+            # The projection before a norm of queries or of keys is cut before its norm.
+            projection = getattr(attention, f"{name.rpartition('.')[2][0]}_proj", None)
+            width = len(projection.weight) if isinstance(projection, Linear) else 0
+            if width and len(module.weight) == width * member.size:  # type: ignore[arg-type]
                 sums.cut_norm(module, width)
     return sums
 
@@ -269,12 +300,6 @@ def take_over(model: PreTrainedModel, member: Member) -> Sums | None:
 def _makes_all_heads(name: str, style: str) -> bool:
     """Return whether a module makes the queries, keys and values of all members, by the plan of `split_by_heads`."""
     return style == WHOLE and name.endswith(".qkv_proj")
-
-
-def _normed_projection(name: str, attention: Module) -> Linear | None:
-    """Return the projection before a norm of queries or of keys. It is cut before its norm."""
-    found = getattr(attention, f"{name.rpartition('.')[2][0]}_proj", None)
-    return found if isinstance(found, Linear) else None
 
 
 def _keep_local(module: Module) -> None:

@@ -17,7 +17,7 @@ from oaiserve.engine.model.attention import Backend
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.attention.select import backend_for
 from oaiserve.engine.model.gpu.fused_layers import FusedLayers
-from oaiserve.engine.model.parallel import one_shot
+from oaiserve.engine.model.parallel import sums
 from oaiserve.engine.model.sampling.draw_rows import SampleIds
 from oaiserve.engine.model.sampling.logit_edits import ApplyMasks
 from oaiserve.engine.model.spec import LoadedModel
@@ -84,7 +84,7 @@ def find_fast_paths(loaded: LoadedModel, options: EngineOptions) -> FastPaths:
     if features[EXPERTS]:
         features[FP8_PRODUCTS] |= round_experts_checked(loaded, lambda: _kernels("triton_experts"))
     features[EXPERTS] |= compute_plain_experts_checked(loaded, lambda: _kernels("triton_experts").compute)
-    features[ONE_SHOT] = one_shot_checked(loaded, one_shot.missing, one_shot.OneShotSums)
+    features[ONE_SHOT] = one_shot_checked(loaded, sums.one_shot_missing, sums.OneShotSums)
     layers: FusedLayers | None = None
     if may_fuse_layers(loaded, options):
         features[PROJECTIONS] = fuse_checked(loaded, options.block_size)

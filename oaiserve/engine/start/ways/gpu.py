@@ -14,7 +14,7 @@ from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.gpu.block_tables import BlockTables
 from oaiserve.engine.model.gpu.cuda_capture import CudaCapture
 from oaiserve.engine.model.memory import longest_request
-from oaiserve.engine.model.profiler import NvtxRanges, TorchProfiler
+from oaiserve.engine.model.profiler import TorchProfiler, nvtx_ranges
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.states import States
@@ -111,7 +111,7 @@ def start_on_gpu(loaded: LoadedModel, options: EngineOptions) -> Started:
         max_model_len,
         GPU_STEP_TOKENS,
         TorchProfiler(loaded.device),
-        NvtxRanges() if options.nvtx else None,
+        nvtx_ranges() if options.nvtx else None,
         adaptable=adaptable(loaded.model) if options.has_adapters else {},
         num_states=num_states,
         warm_up=partial(warm_up, runner, loaded, paths.apply_masks, options.block_size, compiled),

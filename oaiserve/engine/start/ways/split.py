@@ -20,14 +20,12 @@ from oaiserve.engine.model.gpu.device_memory import CudaMemory
 from oaiserve.engine.model.gpu.prompt_graphs import PromptGraphs
 from oaiserve.engine.model.memory import MemoryUse, cpu_sizes, longest_request
 from oaiserve.engine.model.parallel import group
-from oaiserve.engine.model.parallel.capacity import Capacity, Needs
 from oaiserve.engine.model.parallel.capture import MembersCapture
-from oaiserve.engine.model.parallel.executor import ParallelExecutor
+from oaiserve.engine.model.parallel.executor import Capacity, Needs, ParallelExecutor, Shard
 from oaiserve.engine.model.parallel.group import all_reduce_min
 from oaiserve.engine.model.parallel.messages import Capture, Replay, TableChanges, What
-from oaiserve.engine.model.parallel.shard import Shard
 from oaiserve.engine.model.parallel.workers import Workers
-from oaiserve.engine.model.profiler import NvtxRanges, TorchProfiler
+from oaiserve.engine.model.profiler import TorchProfiler, nvtx_ranges
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.split import Member
@@ -137,7 +135,7 @@ def start_split(loaded: LoadedModel, options: EngineOptions, workers: Workers) -
         # If a worker is gone, the results that a GPU has reduced with it are wrong.
         check_results=workers.check,
     )
-    profiler, ranges = TorchProfiler(loaded.device), NvtxRanges() if options.nvtx else None
+    profiler, ranges = TorchProfiler(loaded.device), nvtx_ranges() if options.nvtx else None
     if loaded.is_on_cpu:
         return Started(loaded, runner, num_blocks, max_model_len, CPU_STEP_TOKENS, profiler, ranges, workers=workers)
     return Started(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from oaiserve.engine.model.parallel.sums import OneShot
+from oaiserve.engine.model.parallel.sums import OneShotSums
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.compare import Difference, compare, tolerance
 from oaiserve.engine.start.gpu.checks.usable import is_usable, tried
@@ -18,7 +18,7 @@ SUMMED_ROWS = (1, 8, 33)  # that members add up, one after the other
 def one_shot_checked(
     loaded: LoadedModel,
     missing: Callable[[torch.device, int], str | None],
-    make: Callable[[torch.device, int], OneShot],
+    make: Callable[[torch.device, int], OneShotSums],
 ) -> bool:
     """Let the members of a tensor-parallel model add up small messages in one kernel, if they get the plain sums.
 
