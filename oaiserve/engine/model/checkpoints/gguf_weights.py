@@ -67,9 +67,12 @@ class GgufWeights:
         self.rope_factors = None
         if factors is not None and self._family.has_rope_factors:
             self.rope_factors = self._expanded(factors).float()
-        guesses = tuple(f"blk.{layer}." for layer in _guessing(values, config.num_hidden_layers))
+        # The layers behind the model's guess further tokens, and are not used.
+        num_guessing = values.get(f"{architecture(values)}.nextn_predict_layers") or 0
+        guesses = tuple(f"blk.{config.num_hidden_layers + number}." for number in range(num_guessing))
         self._tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(guesses)}
-        self._shapes = _shapes(config)
+        named = named_parameters(empty_model(config, torch.bfloat16))
+        self._shapes = {name: tuple(tensor.shape) for name, tensor in named}
         self._numbers = _in_metadata(values, self._shapes, self._family)
         self._parts = self._find_parts(architecture(values) or "")
 
@@ -98,15 +101,16 @@ class GgufWeights:
             return asked
         dim = 1 if len(shapes[0]) == 3 else 0
         together = (*shapes[0][:dim], sum(shape[dim] for shape in shapes), *shapes[0][dim + 1 :])
-        is_same = _without_ones(together) == _without_ones(asked) or asked == (math.prod(together),)
+        without_ones = ([size for size in shape if size != 1] for shape in (together, asked))
+        is_same = next(without_ones) == next(without_ones) or asked == (math.prod(together),)
         return asked if is_same else together
 
     def places(self) -> dict[str, PlaceInFile]:
         """Return the places in the files of matrices in a type of torch."""
         return {
-            name: (self._file_of(tensors[0]).name, tensors[0].begin, _DTYPES[tensors[0].kind], list(tensors[0].shape))
-            for name, tensors in self._parts.items()
-            if len(tensors) == 1 and tensors[0].kind in _DTYPES and len(tensors[0].shape) > 1
+            name: (self._files[tensor.shard].name, tensor.begin, _DTYPES[tensor.kind], list(tensor.shape))
+            for name, (tensor, *others) in self._parts.items()
+            if not others and tensor.kind in _DTYPES and len(tensor.shape) > 1
         }
 
     def has_blocks(self) -> bool:
@@ -118,7 +122,10 @@ class GgufWeights:
         if not tensors or any(tensor.kind not in FORMATS or _ROUTER in tensor.name for tensor in tensors):
             return None
         if len(tensors[0].shape) == 3 and ".experts." in name:
-            return self._of_experts(tensors, pairs="gate_up" in name)
+            by_expert = [self._by_expert(tensor) for tensor in tensors]
+            if "gate_up" in name and len(tensors) == 1:  # which has gates and up projections
+                return [tuple(both.chunk(2)) for both in by_expert[0]]
+            return list(zip(*by_expert, strict=True))
         if len(tensors[0].shape) != 2 or (change is not None and (change.values or change.joined)):
             return None
         matrices = [
@@ -150,32 +157,23 @@ class GgufWeights:
             tensor = VALUES[change.values](tensor)
         return tensor.reshape(self.shape(name))
 
-    def _file_of(self, tensor: GgufTensor) -> _MappedFile:
-        return self._files[tensor.shard]
-
     def _bytes(self, tensor: GgufTensor) -> NDArray[np.uint8]:
-        return self._file_of(tensor).data[tensor.begin : tensor.end]
+        return self._files[tensor.shard].data[tensor.begin : tensor.end]
 
     def _rows(self, tensor: GgufTensor) -> NDArray[np.uint8]:
         return self._bytes(tensor).reshape(math.prod(tensor.shape[:-1]), -1)
 
     def _blocks(self, tensor: GgufTensor, rows: NDArray[np.uint8], order: NDArray[np.int64], begin: int) -> Blocks:
-        file = self._file_of(tensor)
+        file = self._files[tensor.shard]
         part = file.name if len(self._files) > 1 else None
         return Blocks(rows, tensor.kind, order, file.map, begin, part=part)
 
-    def _of_experts(self, tensors: list[GgufTensor], *, pairs: bool) -> ExpertBlocks:
-        """Return the matrices of each expert. With `pairs`, a tensor that is alone has gates and up projections."""
-        by_expert = [self._by_expert(tensor) for tensor in tensors]
-        if pairs and len(tensors) == 1:
-            return [tuple(both.chunk(2)) for both in by_expert[0]]
-        return list(zip(*by_expert, strict=True))
-
     def _by_expert(self, tensor: GgufTensor) -> list[Blocks]:
-        found, (number, n, _) = [], tensor.shape
-        for place, rows in enumerate(np.split(self._rows(tensor), number)):
-            found.append(self._blocks(tensor, rows, np.arange(n), tensor.begin + place * rows.nbytes))
-        return found
+        number, n, _ = tensor.shape
+        return [
+            self._blocks(tensor, rows, np.arange(n), tensor.begin + place * rows.nbytes)
+            for place, rows in enumerate(np.split(self._rows(tensor), number))
+        ]
 
     def _expanded(self, tensor: GgufTensor) -> Tensor:
         if tensor.kind in _DTYPES:
@@ -185,18 +183,6 @@ class GgufWeights:
             return expand(self._rows(tensor), tensor.kind).view(tensor.shape)
         except NotImplementedError as error:
             raise NotKept(f"its tensor '{tensor.name}' has a format that cannot be expanded") from error
-
-
-def _guessing(values: Mapping[str, Any], num_layers: int) -> range:
-    """Return the numbers of the layers behind the model's, which guess further tokens and are not used."""
-    number = values.get(f"{architecture(values)}.nextn_predict_layers") or 0
-    return range(num_layers, num_layers + number)
-
-
-def _shapes(config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the parameters in a model's file."""
-    model = empty_model(config, torch.bfloat16)
-    return {name: tuple(tensor.shape) for name, tensor in named_parameters(model)}
 
 
 def _in_metadata(values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], family: Family) -> dict[str, Tensor]:
@@ -211,10 +197,6 @@ def _in_metadata(values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]
         if asked is not None and isinstance(numbers, list) and int(asked[1]) < len(numbers):
             found[name] = torch.full(shape, numbers[int(asked[1])])
     return found
-
-
-def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(size for size in shape if size != 1)
 
 
 def scale_frequencies(model: PreTrainedModel, factors: Tensor | None) -> None:

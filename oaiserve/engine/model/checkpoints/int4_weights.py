@@ -7,10 +7,7 @@ model is needed for that, so a matrix is read, quantized and forgotten, and the 
 from __future__ import annotations
 
 import re
-from collections.abc import Container
 from pathlib import Path
-
-from torch import Tensor
 
 from oaiserve.engine.model.checkpoints.tensor_files import TensorFiles
 from oaiserve.engine.model.cpu.blocks import FORMATS, Blocks, new_blocks
@@ -24,23 +21,17 @@ _MORE_BITS = re.compile(r"\.(v_proj|down_proj)\.weight$")
 _MOST_BITS = re.compile(r"(embed_tokens|embed_tokens_per_layer|lm_head)\.weight$")
 
 
-class Int4Weights:
+class Int4Weights(TensorFiles):
     """The weights in the mapped files of a checkpoint, quantized at each access."""
-
-    rope_factors = None  # which a GGUF file may have; here they follow from config.json
 
     def __init__(self, folder: Path, library: Library, num_threads: int, *, of_wrapper: bool = False) -> None:
         """Map the files. Raises BadFile for a header that does not describe its file, and MemoryError."""
-        self._files = TensorFiles(folder, of_wrapper=of_wrapper)
+        super().__init__(folder, of_wrapper=of_wrapper)
         self._encode = Encoder(library, num_threads)
         self.file: QuantizedFile | None = None  # which the blocks are in; None: in memory
 
     def names(self) -> set[str]:
-        return {name for name in self._files.names() if not name.endswith("inv_freq")}
-
-    def leave_out_beyond(self, parameters: Container[str]) -> None:
-        """Leave out tensors without a parameter in the model."""
-        self._files.leave_out_beyond(parameters)
+        return {name for name in self._places if not name.endswith("inv_freq")}
 
     def write_to_file(self, most_bytes: int) -> None:
         """Have all blocks in a file of the cache, whose files may have so many bytes. Raises OSError and NotPrivate."""
@@ -51,20 +42,14 @@ class Int4Weights:
                 matrices.append((kind, n, k))
         self.file = QuantizedFile(file_bytes(matrices), most_bytes)
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._files.shape(name)
-
     def blocks(self, name: str) -> Blocks | None:
         """Return a quantized matrix, or None for a tensor that stays as it is. A file has space for each once."""
         kind = self._kind(name)
         if kind is None:
             return None
-        blocks = self._encode(self._files.tensor(name), kind, new_blocks if self.file is None else self.file.blocks)
-        self._files.give_back()
+        blocks = self._encode(self.tensor(name), kind, new_blocks if self.file is None else self.file.blocks)
+        self.give_back()
         return blocks
-
-    def tensor(self, name: str) -> Tensor:
-        return self._files.tensor(name)
 
     def _kind(self, name: str) -> int | None:
         """Return the quantized format of a tensor, or None for one that stays as it is."""

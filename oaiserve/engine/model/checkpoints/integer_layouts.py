@@ -52,26 +52,28 @@ def part_of(
 ) -> Integers | Floats | None:
     """Return one of `number` equal parts of a matrix, cut along its rows (0) or its columns (1).
 
-    With `parts`, the rows are that many of one kind and then of another, and each of these is cut. Return None if
+    With `segments`, the rows are that many of one kind and then of another, and each of these is cut. Return None if
     such parts of the columns have no whole groups, or if the columns are in another order.
     """
     if dimension == 0:
         sizes = segments or (len(matrix.codes),)
-        codes, scales = (own_rows(one, sizes, index, number) for one in (matrix.codes, matrix.scales))
-        if isinstance(matrix, Floats):
-            return Floats(codes, scales)
-        zeros = None if matrix.zeros is None else own_rows(matrix.zeros, sizes, index, number)
-        return Integers(codes, scales, zeros, matrix.bits, matrix.columns)
-    begin, size = _part(matrix.codes.shape[1], index, number)
-    group = matrix.codes.shape[1] // matrix.scales.shape[1]
-    if (size % group and group % size) or (isinstance(matrix, Integers) and matrix.columns is not None):
-        return None
-    groups = begin // group, max(1, size // group)
-    codes, scales = matrix.codes.narrow(1, begin, size).contiguous(), matrix.scales.narrow(1, *groups).contiguous()
+
+        def own(tensor: Tensor) -> Tensor:
+            return own_rows(tensor, sizes, index, number)
+    else:
+        k = matrix.codes.shape[1]
+        size, group = k // number, k // matrix.scales.shape[1]
+        if (size % group and group % size) or (isinstance(matrix, Integers) and matrix.columns is not None):
+            return None
+
+        def own(tensor: Tensor) -> Tensor:
+            each = k // tensor.shape[1]
+            return tensor.narrow(1, index * size // each, max(1, size // each)).contiguous()
+
+    codes, scales = own(matrix.codes), own(matrix.scales)
     if isinstance(matrix, Floats):
         return Floats(codes, scales)
-    zeros = None if matrix.zeros is None else matrix.zeros.narrow(1, *groups).contiguous()
-    return Integers(codes, scales, zeros, matrix.bits)
+    return matrix._replace(codes=codes, scales=scales, zeros=None if matrix.zeros is None else own(matrix.zeros))
 
 
 def own_rows(tensor: Tensor, sizes: Sequence[int], index: int, number: int) -> Tensor:
@@ -80,16 +82,9 @@ def own_rows(tensor: Tensor, sizes: Sequence[int], index: int, number: int) -> T
     for size in sizes:
         parts.append(tensor.narrow(0, begin + index * (size // number), size // number))
         begin += size
-    return (
-        parts[0].contiguous()
-        if len(parts) == 1
-        else torch.cat([one.view(torch.uint8) for one in parts]).view(tensor.dtype)
-    )
-
-
-def _part(length: int, index: int, number: int) -> tuple[int, int]:
-    """Return the begin and the length of a part."""
-    return index * (length // number), length // number
+    if len(parts) == 1:
+        return parts[0].contiguous()
+    return torch.cat([one.view(torch.uint8) for one in parts]).view(tensor.dtype)
 
 
 class BadLayout(Exception):
@@ -98,11 +93,10 @@ class BadLayout(Exception):
 
 def awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Integers:
     """Return a matrix of 4 bits: `qweight` int32 [k, n / 8], `qzeros` int32 [groups, n / 8], `scales` [groups, n]."""
-    _check_packed(qweight=qweight, qzeros=qzeros)
-    _check(scales.dim() == 2, f"has scales of the shape {tuple(scales.shape)}")
+    _check_packed(scales, qweight=qweight, qzeros=qzeros)
     (k, words), (groups, n) = qweight.shape, scales.shape
     _check(words * 8 == n, f"has the shape {tuple(qweight.shape)}, but its scales are for {n} rows")
-    _check(qzeros.shape == (groups, words), f"has qzeros of the shape {tuple(qzeros.shape)}, and not {(groups, words)}")
+    _check_shape("qzeros", qzeros, (groups, words))
     _check_groups(k, groups)
 
     def columns(packed: Tensor) -> Tensor:
@@ -125,13 +119,11 @@ def gptq(
 
     `scales` are [groups, n], and `g_idx` [k] has the group of each column.
     """
-    _check_packed(qweight=qweight, qzeros=qzeros)
-    _check(scales.dim() == 2, f"has scales of the shape {tuple(scales.shape)}")
+    _check_packed(scales, qweight=qweight, qzeros=qzeros)
     (words, n), groups = qweight.shape, len(scales)
     k = words * 32 // bits
     _check(scales.shape == (groups, n), f"has scales for {scales.shape[-1]} rows, but {n} rows")
-    expected = (groups, n * bits // 32)
-    _check(qzeros.shape == expected, f"has qzeros of the shape {tuple(qzeros.shape)}, and not {expected}")
+    _check_shape("qzeros", qzeros, (groups, n * bits // 32))
     _check_groups(k, groups)
     codes, zeros = _fields(qweight.T.contiguous(), bits), _fields(qzeros, bits)
     if zeros_less_one:  # a zero of 0 has become the largest number
@@ -146,16 +138,14 @@ def packed(
 
     `zero_point` is int32 [n * bits / 32, groups], or int8 [n, groups] and signed.
     """
-    _check_packed(weight_packed=weight)
-    _check(scale.dim() == 2, f"has scales of the shape {tuple(scale.shape)}")
+    _check_packed(scale, weight_packed=weight)
     (n, words), groups = weight.shape, scale.shape[-1]
     _check(words == -(-k * bits // 32), f"has the shape {tuple(weight.shape)}, which does not hold {k} columns")
     _check(scale.shape == (n, groups), f"has scales of the shape {tuple(scale.shape)}, but {n} rows")
     _check_groups(k, groups)
     zeros = None
     if zero_point is not None and zero_point.dtype == torch.int32:
-        expected = (-(-n * bits // 32), groups)
-        _check(zero_point.shape == expected, f"has zeros of the shape {tuple(zero_point.shape)}, and not {expected}")
+        _check_shape("zeros", zero_point, (-(-n * bits // 32), groups))
         zeros = _fields(zero_point.T.contiguous(), bits)[:, :n].T.contiguous()
     elif zero_point is not None:
         zeros = _signed_zeros(zero_point, n, groups, bits)
@@ -190,12 +180,10 @@ def floats(weight: Tensor, scale: Tensor, block: tuple[int, int] | None) -> Floa
     elif scale.numel() == n and scale.shape[0] == n:
         scale = scale.view(n, 1)
     else:
+        shape = tuple(scale.shape)
+        _check(block is not None, f"has scales of the shape {shape}, and config.json says nothing of blocks")
         rows, columns = block or (0, 0)
-        _check(
-            block is not None, f"has scales of the shape {tuple(scale.shape)}, and config.json says nothing of blocks"
-        )
-        expected = (-(-n // rows), -(-k // columns))
-        _check(scale.shape == expected, f"has scales of the shape {tuple(scale.shape)}, and not {expected}")
+        _check_shape("scales", scale, (-(-n // rows), -(-k // columns)))
         _check(k % columns == 0, f"has {k} columns, which make no whole blocks of {columns}")
         scale = scale.repeat_interleave(rows, 0)[:n]
     return Floats(weight, scale.contiguous())
@@ -225,16 +213,21 @@ def _fields(packed: Tensor, bits: int) -> Tensor:
 
 def _signed_zeros(zero_point: Tensor, n: int, groups: int, bits: int) -> Tensor:
     half = 1 << (bits - 1)
-    _check(zero_point.shape == (n, groups), f"has zeros of the shape {tuple(zero_point.shape)}, and not {(n, groups)}")
+    _check_shape("zeros", zero_point, (n, groups))
     zeros = zero_point.int() + half
     _check(bool(((zeros >= 0) & (zeros < 2 * half)).all()), f"has zeros beyond {bits} bits")
     return zeros.to(torch.uint8)
 
 
-def _check_packed(**tensors: Tensor) -> None:
+def _check_shape(what: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    _check(tensor.shape == shape, f"has {what} of the shape {tuple(tensor.shape)}, and not {shape}")
+
+
+def _check_packed(scales: Tensor, **tensors: Tensor) -> None:
     for name, tensor in tensors.items():
         is_right = tensor.dtype == torch.int32 and tensor.dim() == 2
         _check(is_right, f"has a {name} of {tensor.dim()} dimensions of {tensor.dtype}, and not 2 of int32")
+    _check(scales.dim() == 2, f"has scales of the shape {tuple(scales.shape)}")
 
 
 def _check_groups(k: int, groups: int) -> None:

@@ -20,38 +20,32 @@ _CODES, _SCALES = "_blocks", "_scales"
 _OTHER_KINDS = ("BF16", "F16", "F32")  # of tensors that are not in blocks
 
 
-class Mxfp4Weights:
+class Mxfp4Weights(TensorFiles):
     """The weights of mapped safetensors files: those of experts in blocks, and all other tensors as they are."""
-
-    rope_factors: Tensor | None = None
 
     def __init__(self, folder: Path) -> None:
         """Map the files of a folder. Raises BadFile, and NotKept for tensors that are not known."""
-        self._files = files = TensorFiles(folder)
-        self._experts = {name.removesuffix(_CODES) for name in files.names() if name.endswith(_CODES)}
+        super().__init__(folder)
+        self._experts = {name.removesuffix(_CODES) for name in self._places if name.endswith(_CODES)}
         for name in self._experts:
-            codes, scales = f"{name}{_CODES}", f"{name}{_SCALES}"
-            if (
-                scales not in files
-                or files.shape(codes) != (*files.shape(scales), 16)
-                or {files.kind(codes), files.kind(scales)} != {"U8"}
-            ):
+            codes, scales = self._places[f"{name}{_CODES}"], self._places.get(f"{name}{_SCALES}")
+            if scales is None or codes.shape != (*scales.shape, 16) or {codes.dtype, scales.dtype} != {"U8"}:
                 raise NotKept(f"its '{name}' is no MXFP4")
         if not self._experts:
             raise NotKept("it has no weights in MXFP4")
         for name in self.names() - self._experts:
-            if files.kind(name) not in _OTHER_KINDS:
-                raise NotKept(f"its tensor '{name[:100]}' is of type {files.kind(name)}")
+            if self.kind(name) not in _OTHER_KINDS:
+                raise NotKept(f"its tensor '{name[:100]}' is of type {self.kind(name)}")
 
     def names(self) -> set[str]:
         of_experts = {f"{name}{part}" for name in self._experts for part in (_CODES, _SCALES)}
-        return self._experts | (set(self._files.names()) - of_experts)
+        return self._experts | (self._places.keys() - of_experts)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a parameter of the model, whose experts have their columns before their rows."""
         if name not in self._experts:
-            return self._files.shape(name)
-        experts, rows, blocks = self._files.shape(f"{name}{_SCALES}")
+            return super().shape(name)
+        experts, rows, blocks = super().shape(f"{name}{_SCALES}")
         return experts, blocks * FORMATS[MXFP4].weights, rows
 
     def blocks(self, name: str) -> ExpertBlocks | None:
@@ -71,20 +65,19 @@ class Mxfp4Weights:
     def codes_and_scales(self, name: str) -> tuple[Tensor, Tensor]:
         """Return the codes uint8 [experts, rows, groups, 16] of such a tensor, two in a byte, and its scales uint8
         [experts, rows, groups]."""
-        return self._files.tensor(f"{name}{_CODES}"), self._files.tensor(f"{name}{_SCALES}")
+        return super().tensor(f"{name}{_CODES}"), super().tensor(f"{name}{_SCALES}")
 
     def tensor(self, name: str) -> Tensor:
         """Return a tensor expanded, as the model's code has it."""
         if name not in self._experts:
-            return self._files.tensor(name)
+            return super().tensor(name)
         return torch.stack([matrix.expand().T for matrix in self._matrices(name)])
 
     def _matrices(self, name: str) -> list[Blocks]:
         """Return the matrix of each expert."""
-        file, begin = self._files.place(f"{name}{_CODES}")
+        file, begin = self.place(f"{name}{_CODES}")
         found: list[Blocks] = []
-        parts = (self._files.tensor(f"{name}{part}").numpy() for part in (_CODES, _SCALES))
-        for codes, scales in zip(*parts, strict=True):
+        for codes, scales in zip(*(part.numpy() for part in self.codes_and_scales(name)), strict=True):
             offset, rows = begin + len(found) * codes.nbytes, np.arange(len(scales))
             found.append(Blocks(codes.reshape(len(scales), -1), MXFP4, rows, file, offset, scales))
         return found

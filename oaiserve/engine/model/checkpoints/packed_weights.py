@@ -7,7 +7,6 @@ needed.
 
 from __future__ import annotations
 
-from collections.abc import Container
 from pathlib import Path
 
 import torch
@@ -31,10 +30,8 @@ _NO_PARAMETERS = {
 }
 
 
-class PackedWeights:
+class PackedWeights(TensorFiles):
     """The weights in the mapped files of a checkpoint."""
-
-    rope_factors = None  # which a GGUF file may have; here they follow from config.json
 
     def __init__(
         self, folder: Path, quantization: Quantization, *, of_wrapper: bool = False, is_long: bool = False
@@ -44,13 +41,13 @@ class PackedWeights:
         With `is_long`, blocks have a scale for 128 numbers where `of_integers` can make them.
         """
         self._quantization, self._is_long = quantization, is_long
-        self._files = files = TensorFiles(folder, of_wrapper=of_wrapper)
+        super().__init__(folder, of_wrapper=of_wrapper)
         self._found_by: dict[str, str] = {}  # the tensor that has the integers of a matrix, by the matrix's name
-        for name in files.names():
+        for name in self._places:
             base, _, last = name.rpartition(".")
             if last in ("qweight", "weight_packed"):
                 self._found_by[f"{base}.weight"] = name
-            elif last in ("weight_scale", "weight_scale_inv") and f"{base}.weight" in files:
+            elif last in ("weight_scale", "weight_scale_inv") and f"{base}.weight" in self:
                 self._found_by[f"{base}.weight"] = f"{base}.weight"
         if not self._found_by:
             raise StartupError(
@@ -58,26 +55,22 @@ class PackedWeights:
             )
 
     def names(self) -> set[str]:
-        others = {name for name in self._files.names() if name.rpartition(".")[2] not in _NO_PARAMETERS}
+        others = {name for name in self._places if name.rpartition(".")[2] not in _NO_PARAMETERS}
         return others | self._found_by.keys()
 
     def has_integers(self) -> bool:
         """Tell integers, which quantization blocks can hold, from floats of 8 bits."""
-        return any(self._files.kind(found_by) != "F8_E4M3" for found_by in self._found_by.values())
-
-    def leave_out_beyond(self, parameters: Container[str]) -> None:
-        """Leave out tensors without a parameter in the model."""
-        self._files.leave_out_beyond(parameters)
+        return any(self.kind(found_by) != "F8_E4M3" for found_by in self._found_by.values())
 
     def shape(self, name: str) -> tuple[int, ...]:
         if name not in self._found_by:
-            return self._files.shape(name)
+            return super().shape(name)
         base, found_by = name.removesuffix(".weight"), self._found_by[name]
         if found_by.endswith(".weight"):
-            return self._files.shape(found_by)
+            return super().shape(found_by)
         if found_by.endswith(".weight_packed"):
             return self._sizes(base)
-        rows, columns = self._files.shape(found_by)
+        rows, columns = super().shape(found_by)
         if self._quantization.method == "awq":
             return columns * 8, rows
         return columns, rows * 32 // self._bits_of_gptq(base)
@@ -93,14 +86,10 @@ class PackedWeights:
         self.give_back()
         return blocks
 
-    def give_back(self) -> None:
-        """Have the system drop the read pages, which are read again when needed."""
-        self._files.give_back()
-
     def tensor(self, name: str) -> Tensor:
         """Return a tensor as the model's code has it: one that is packed in float32."""
         matrix = self.matrix(name)
-        return self._files.tensor(name) if matrix is None else matrix.expand()
+        return super().tensor(name) if matrix is None else matrix.expand()
 
     def matrix(self, name: str) -> Integers | Floats | None:
         """Return a matrix as it is packed, or None for another tensor."""
@@ -110,16 +99,14 @@ class PackedWeights:
         try:
             integers = self._read(name.removesuffix(".weight"), found_by)
         except BadLayout as error:
-            raise self._files.refusal(found_by, str(error)) from error
+            raise self.refusal(found_by, str(error)) from error
         k, groups = integers.codes.shape[1], integers.scales.shape[1]
         if size is not None and groups * (k if size == -1 else size) != k:
-            raise self._files.refusal(
-                found_by, f"has {groups} groups for {k} columns; config.json says {size} for each"
-            )
+            raise self.refusal(found_by, f"has {groups} groups for {k} columns; config.json says {size} for each")
         return integers
 
     def _read(self, base: str, found_by: str) -> Integers | Floats:
-        weight = self._files.tensor(found_by)
+        weight = super().tensor(found_by)
         if found_by.endswith(".qweight"):
             zeros, scales = self._part(found_by, "qzeros"), self._part(found_by, "scales")
             if self._quantization.method == "awq":
@@ -146,25 +133,25 @@ class PackedWeights:
         if self._quantization.bits is not None:
             return self._quantization.bits
         weight, groups = f"{base}.qweight", f"{base}.g_idx"
-        rows, columns = self._files.shape(weight)[0], self._files.shape(groups)[0] if groups in self._files else 0
+        rows, columns = super().shape(weight)[0], super().shape(groups)[0] if groups in self else 0
         for bits in (4, 8):
             if rows * 32 == columns * bits:
                 return bits
-        raise self._files.refusal(weight, f"has {rows} rows, which are not {columns} columns of 4 or 8 bits")
+        raise self.refusal(weight, f"has {rows} rows, which are not {columns} columns of 4 or 8 bits")
 
     def _sizes(self, base: str) -> tuple[int, int]:
         name = f"{base}.weight_packed"
         sizes = self._part(name, "weight_shape").flatten().tolist()
         if len(sizes) != 2 or not all(type(size) is int and 0 < size < 2**31 for size in sizes):
-            raise self._files.refusal(name, f"has the weight_shape {sizes[:4]}, which is none of a matrix")
+            raise self.refusal(name, f"has the weight_shape {sizes[:4]}, which is none of a matrix")
         return sizes[0], sizes[1]
 
     def _part(self, found_by: str, last: str) -> Tensor:
         part = self._optional(found_by.rpartition(".")[0], last)
         if part is None:
-            raise self._files.refusal(found_by, f"has no {last} beside it")
+            raise self.refusal(found_by, f"has no {last} beside it")
         return part
 
     def _optional(self, base: str, last: str) -> Tensor | None:
         name = f"{base}.{last}"
-        return self._files.tensor(name) if name in self._files else None
+        return super().tensor(name) if name in self else None

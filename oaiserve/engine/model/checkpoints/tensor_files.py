@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Container
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +33,8 @@ class _Place(NamedTuple):
 class TensorFiles:
     """Reads tensors from mapped files, whose headers have been checked."""
 
+    rope_factors: Tensor | None = None  # which a GGUF file may have; here they follow from config.json
+
     def __init__(self, folder: Path, *, of_wrapper: bool = False) -> None:
         """Read the headers. Raises BadFile for a header at odds with its file.
 
@@ -52,22 +54,14 @@ class TensorFiles:
     def __contains__(self, name: str) -> bool:
         return name in self._places
 
-    def names(self) -> list[str]:
-        return list(self._places)
-
-    def leave_out_beyond(self, parameters: Container[str]) -> None:
+    def leave_out_beyond(self, parameters: Iterable[str]) -> None:
         """Leave out tensors without a parameter in the model, which it does not need.
 
         These are biases of zeros, which some programs write for each matrix, and a shared output matrix.
         """
-        for name in self.names():
-            if name not in parameters and (
-                name == "lm_head.weight" or (name.endswith(".bias") and self._is_zero(name))
-            ):
+        for name in self._places.keys() - set(parameters):
+            if name == "lm_head.weight" or (name.endswith(".bias") and not self.tensor(name).any()):
                 del self._places[name]
-
-    def _is_zero(self, name: str) -> bool:
-        return not bool(self.tensor(name).any())
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._places[name].shape

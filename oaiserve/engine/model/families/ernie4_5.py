@@ -16,9 +16,7 @@ def _with_experts(metadata: Metadata) -> Fields:
     }
 
 
-_SMALL = {
-    "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16,
-}  # fmt: skip
+_SMALL = {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16}
 FAMILIES = (
     Family(type="ernie4_5", architectures={"ernie4_5": no_fields}, changes=()),
     Family(type="ernie4_5_moe", architectures={"ernie4_5-moe": _with_experts}, changes=(), small=_SMALL),

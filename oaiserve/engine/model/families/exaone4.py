@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from oaiserve.engine.model.families.family import Family
 from oaiserve.engine.model.families.gguf_metadata import Fields, Metadata, windows
-from oaiserve.engine.model.families.small_sizes import GROUPED_EXPERTS, HEADS_FOR_EACH
+from oaiserve.engine.model.families.small_sizes import WITH_SHARED_EXPERT
 
 
 def _fields(metadata: Metadata) -> Fields:
@@ -14,10 +14,7 @@ def _fields(metadata: Metadata) -> Fields:
     )
 
 
-_SMALL = {
-    **GROUPED_EXPERTS, **HEADS_FOR_EACH, "num_experts": 4, "num_shared_experts": 1,
-}  # fmt: skip
 FAMILIES = (
     Family(type="exaone4", architectures={"exaone4": _fields}, changes=(), rotates_in_windows=True),
-    Family(type="exaone_moe", rotates_in_windows=True, small=_SMALL),
+    Family(type="exaone_moe", rotates_in_windows=True, small=WITH_SHARED_EXPERT),
 )

@@ -22,9 +22,8 @@ def _attention(module: Any, model: Any, handed: Handed) -> bool:
     return True
 
 
-_SMALL = {
-    "num_layers": 3, "num_heads": 4, "window_size": 6, "attention_types": [[["global", "local", "local"], 1]],
-}  # fmt: skip
+_TYPES = [[["global", "local", "local"], 1]]
+_SMALL = {"num_layers": 3, "num_heads": 4, "window_size": 6, "attention_types": _TYPES}
 FAMILIES = (
     Family(type="gpt_neo", attention={"GPTNeoSelfAttention": _attention}, computes_attention=True, small=_SMALL),
 )

@@ -16,17 +16,6 @@ from oaiserve.engine.model.families.small_sizes import EXPERTS
 # Its tokens <|endoftext|>, <|return|> and <|call|> end an answer, or the call of a tool. A file names one of them.
 _ENDS = {199999, 200002, 200012}
 VOCABULARY = 201088
-_REQUIRED = {
-    "hidden_size": "embedding_length",
-    "num_attention_heads": "attention.head_count",
-    "num_key_value_heads": "attention.head_count_kv",
-    "head_dim": "attention.key_length",
-    "num_local_experts": "expert_count",
-    "num_experts_per_tok": "expert_used_count",
-    "sliding_window": "attention.sliding_window",
-    "max_position_embeddings": "context_length",
-    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
-}
 
 
 def _fields(metadata: Metadata) -> Fields:
@@ -42,8 +31,11 @@ def _fields(metadata: Metadata) -> Fields:
         }
     end = metadata.token("eos")
     ends = (set() if end is None else {end}) | (_ENDS if metadata.vocab_size == VOCABULARY else set())
-    return {field: metadata[name] for field, name in _REQUIRED.items()} | {
+    return {
         "architectures": ["GptOssForCausalLM"],
+        "head_dim": metadata["attention.key_length"],
+        "num_experts_per_tok": metadata["expert_used_count"],
+        "sliding_window": metadata["attention.sliding_window"],
         "intermediate_size": metadata.get("expert_feed_forward_length") or metadata["feed_forward_length"],
         "rope_parameters": rope,
         "eos_token_id": sorted(ends) or None,

@@ -22,9 +22,7 @@ _SMALL_LFM2_MOE = {
     "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1, "num_experts": 4,
     "num_experts_per_tok": 2, "moe_intermediate_size": 16,
 }  # fmt: skip
-_SMALL = {
-    "layer_types": ["conv", "full_attention", "sliding_attention"], "sliding_window": 6,
-}  # fmt: skip
+_SMALL = {"layer_types": ["conv", "full_attention", "sliding_attention"], "sliding_window": 6}
 FAMILIES = (
     Family(
         type="lfm2",

@@ -34,9 +34,7 @@ def _tune_by_positions(attention: Any, model: Any, handed: Handed) -> bool:
     return True
 
 
-_SMALL = {
-    "num_local_experts": 4, "intermediate_size_mlp": 96, "no_rope_layer_interval": 2,
-}  # fmt: skip
+_SMALL = {"num_local_experts": 4, "intermediate_size_mlp": 96, "no_rope_layer_interval": 2}
 FAMILIES = (
     *(Family(type=name, weights_by_transformers=True, changes=(TURNED,)) for name in ("llama", "mistral")),
     Family(type="mixtral", changes=(TURNED,), small=EXPERTS),

@@ -50,9 +50,8 @@ def _number_layer(layer: Any, _: Any, __: Handed) -> bool:
     return False
 
 
-_SMALL_MAMBA2 = {
-    "state_size": 16, "num_heads": 4, "head_dim": 32, "n_groups": 2, "chunk_size": 8,
-}  # fmt: skip
+_SMALL_MAMBA = {"state_size": 16, "time_step_rank": 16}
+_SMALL_MAMBA2 = {"state_size": 16, "num_heads": 4, "head_dim": 32, "n_groups": 2, "chunk_size": 8}
 _SMALL_JAMBA = {
     "num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4,
     "num_experts_per_tok": 2, "mamba_d_state": 16, "mamba_dt_rank": 16,
@@ -69,15 +68,9 @@ FAMILIES = (
         changes=(RATES,),
         mixer="MambaMixer",
         scans_from_zeros=True,
-        small={"state_size": 16, "time_step_rank": 16},
+        small=_SMALL_MAMBA,
     ),
-    Family(
-        type="falcon_mamba",
-        changes=(RATES,),
-        mixer="FalconMambaMixer",
-        scans_from_zeros=True,
-        small={"state_size": 16, "time_step_rank": 16},
-    ),
+    Family(type="falcon_mamba", changes=(RATES,), mixer="FalconMambaMixer", scans_from_zeros=True, small=_SMALL_MAMBA),
     Family(
         type="mamba2", architectures={"mamba2": _mamba2}, changes=(RATES,), mixer="Mamba2Mixer", small=_SMALL_MAMBA2
     ),

@@ -29,7 +29,5 @@ def _attention(module: Any, model: Any, handed: Handed) -> bool:
     return True
 
 
-_SMALL = {
-    "d_model": 64, "n_layers": 3, "n_heads": 4, "max_seq_len": 128,
-}  # fmt: skip
+_SMALL = {"d_model": 64, "n_layers": 3, "n_heads": 4, "max_seq_len": 128}
 FAMILIES = (Family(type="mpt", attention={"MptAttention": _attention}, computes_attention=True, small=_SMALL),)

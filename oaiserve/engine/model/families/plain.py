@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from oaiserve.engine.model.families.family import Family
 from oaiserve.engine.model.families.gguf_changes import TURNED
-from oaiserve.engine.model.families.gguf_metadata import no_fields
-from oaiserve.engine.model.families.small_sizes import EXPERTS, GROUPED_EXPERTS, HEADS_FOR_EACH
+from oaiserve.engine.model.families.gguf_metadata import Fields, Metadata, no_fields
+from oaiserve.engine.model.families.small_sizes import EXPERTS, WITH_SHARED_EXPERT
 
-_SMALL = {
-    **GROUPED_EXPERTS, **HEADS_FOR_EACH, "num_experts": 4, "num_shared_experts": 1,
-}  # fmt: skip
+
+def _dots1(metadata: Metadata) -> Fields:
+    return {"norm_topk_prob": metadata.get("expert_weights_norm", False), "sliding_window": None}
+
+
 FAMILIES = (
     Family(
         type="apertus",
@@ -18,16 +20,19 @@ FAMILIES = (
         in_metadata=(r"\.layers\.(\d+)\..*\.act_fn\.(\w+)$", "xielu."),
     ),
     Family(type="arcee", architectures={"arcee": no_fields}, changes=(TURNED,)),
+    Family(type="dots1", architectures={"dots1": _dots1}, changes=(), small=WITH_SHARED_EXPERT),
     Family(
-        type="dots1",
-        architectures={
-            "dots1": lambda metadata: {
-                "norm_topk_prob": metadata.get("expert_weights_norm", False),
-                "sliding_window": None,
-            }
-        },
+        type="cohere",
+        architectures={"command-r": lambda metadata: {"use_qk_norm": metadata.has("attn_q_norm")}},
         changes=(),
-        small=_SMALL,
+    ),
+    Family(type="cohere2", architectures={"cohere2": no_fields}, changes=(), rotates_in_windows=True),
+    Family(type="hunyuan_v1_dense", architectures={"hunyuan-dense": no_fields}, changes=()),
+    Family(
+        type="hunyuan_v1_moe",
+        architectures={"hunyuan-moe": lambda metadata: {"moe_topk": metadata["expert_used_count"]}},
+        changes=(),
+        small={"num_experts": 4, "moe_topk": 2},
     ),
     Family(type="minimax_m2", architectures={"minimax-m2": no_fields}, changes=(), small=EXPERTS),
     Family(type="phi3", weights_by_transformers=True, changes=()),

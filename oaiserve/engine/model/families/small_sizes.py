@@ -14,6 +14,7 @@ GROUPED_EXPERTS = {
     "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 16,
     "first_k_dense_replace": 1, "n_shared_experts": 1,
 }  # fmt: skip
+WITH_SHARED_EXPERT = {**GROUPED_EXPERTS, **HEADS_FOR_EACH, "num_experts": 4, "num_shared_experts": 1}
 LATENT = {
     "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16,
 }  # fmt: skip
