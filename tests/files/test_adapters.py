@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from oaiserve.engine.model.adapter_weights import load_adapter
+from oaiserve.engine.model.adapters import load_adapter
 from oaiserve.files.adapters import BadAdapter, read_adapter
 from oaiserve.files.safetensors_header import read_header
 from tests.models.adapters import write_adapter

@@ -41,7 +41,7 @@ from transformers import GptOssConfig, LlamaConfig, PreTrainedConfig
 from oaiserve import cli
 from oaiserve.config import Config
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model import adapter_weights  # noqa: F401 - imported once, for all processes
+from oaiserve.engine.model import adapters  # noqa: F401 - imported once, for all processes
 from oaiserve.engine.model.adapted_modules import adaptable
 from oaiserve.engine.model.cpu.build import build
 from oaiserve.engine.request import SamplingParams

@@ -15,8 +15,8 @@ from oaiserve.engine.model import layer_operations
 from oaiserve.engine.model.attention import FP8, LayerCache, ScaledCache, Scoring
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.attention.rotation import Rotation
+from oaiserve.engine.model.cpu.description import Norm
 from oaiserve.engine.model.gpu.device_matrices import PackedMatrix, expanded_product
-from oaiserve.engine.model.layer_operations import RowNorm
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.start.gpu.checks.matrices import ROUNDED_TOLERANCE
 from oaiserve.engine.start.load import load_model
@@ -120,7 +120,7 @@ def check_operations(target: Target) -> Iterator[dict[str, Any]]:
     torch.manual_seed(0)
     width = 100 if target.quick else 5000
     weight, bias = torch.rand(2, width, device=target.device) + 0.5
-    norms = {"none": None, "rms": RowNorm(weight, None, 1e-5, False), "mean": RowNorm(weight, bias, 1e-5, True)}
+    norms = {"none": None, "rms": Norm(weight, None, 1e-5, False), "mean": Norm(weight, bias, 1e-5, True)}
     for name, norm in norms.items():
         for number in (0, 1, 2):
             hidden, *added = torch.randn(1 + number, 33, width, device=target.device).bfloat16()

@@ -1,17 +1,23 @@
-"""Low-rank adapters (LoRA) as tensors: additions to the products of some linear layers of a model.
+"""Low-rank adapters (LoRA) as tensors: additions to the products of some linear layers of a model, and their loading.
 
-A layer with weights W computes x W^T + scale * (x A^T) B^T for the rows of a step with the adapter. This module knows
-neither the files of adapters nor the computation of steps.
+A layer with weights W computes x W^T + scale * (x A^T) B^T for the rows of a step with the adapter.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from mmap import ACCESS_COPY, mmap
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from oaiserve.errors import StartupError
+from oaiserve.files.adapters import AdapterFiles, BadAdapter, StoredTensor, read_adapter
+
+_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _PROBE_RANK, _PROBE_SCALE = 3, 0.3  # about half as large as usual weights
 
 
@@ -52,3 +58,64 @@ def probe_adapter(shapes: Mapping[str, tuple[int, int]], dtype: torch.dtype) -> 
         b = torch.randn(rows, _PROBE_RANK, generator=generator)
         parts[name] = AdapterPart(a.to(dtype), b.to(dtype), _PROBE_SCALE)
     return Adapter("probe", parts)
+
+
+def refuse_unless_they_fit(adapters: Mapping[str, Path], adaptable: Mapping[str, tuple[int, int]]) -> None:
+    """Raise StartupError if one of these folders, by its adapter's name, has an adapter for another model.
+
+    No weights are read: this is for the beginning of a start, which may then take minutes.
+    """
+    for name, path in adapters.items():
+        try:
+            _refuse_unless_it_fits(read_adapter(path), adaptable)
+        except BadAdapter as error:
+            raise StartupError(f"--lora {name}={path} cannot be used: {error}.") from error
+
+
+def load_adapter(
+    name: str, files: AdapterFiles, adaptable: Mapping[str, tuple[int, int]], dtype: torch.dtype, device: torch.device
+) -> Adapter:
+    """Load an adapter in the model's dtype. `adaptable` has rows and columns of the model's layers.
+
+    Raises BadAdapter for an adapter of another model, or with numbers that are not finite.
+    """
+    _refuse_unless_it_fits(files, adaptable)
+    try:
+        with files.weights.open("rb") as file:
+            # The map is private, because torch warns of memory that it must not write to.
+            mapped = mmap(file.fileno(), 0, access=ACCESS_COPY)
+    except OSError as error:
+        raise BadAdapter(f"'{files.weights}': {error.strerror}") from error
+
+    def read(stored: StoredTensor) -> Tensor:
+        count = math.prod(stored.shape)
+        try:
+            flat = torch.frombuffer(mapped, dtype=_DTYPES[stored.dtype], count=count, offset=stored.offset)
+        except ValueError as error:
+            raise BadAdapter(f"'{files.weights}': it has changed while it was read") from error
+        # A copy, so that nothing of the file is needed any more.
+        tensor = flat.view(stored.shape).to(device, dtype, copy=True)
+        if not tensor.isfinite().all():
+            raise BadAdapter(f"'{files.weights}': its tensor '{stored.name[:200]}' has numbers that are not finite")
+        return tensor
+
+    return Adapter(
+        name,
+        {module: AdapterPart(read(part.a), read(part.b), part.scale) for module, part in files.modules.items()},
+    )
+
+
+def _refuse_unless_it_fits(files: AdapterFiles, adaptable: Mapping[str, tuple[int, int]]) -> None:
+    """Raise BadAdapter unless each tensor has the shape for its layer of the model."""
+    for module, part in files.modules.items():
+        if module not in adaptable:
+            raise BadAdapter(
+                f"'{files.weights}': it adapts '{module[:200]}', which is no linear layer in the model's decoder"
+            )
+        rows, columns = adaptable[module]
+        for tensor, shape in ((part.a, (part.rank, columns)), (part.b, (rows, part.rank))):
+            if tensor.shape != shape:
+                raise BadAdapter(
+                    f"'{files.weights}': its tensor '{tensor.name[:200]}' has the shape {list(tensor.shape)}, and the "
+                    f"model's '{module}' needs {list(shape)}"
+                )

@@ -43,7 +43,9 @@ def move(model: PreTrainedModel, device: torch.device, name: str) -> None:
             "(nvidia-smi lists it), or take a smaller --dtype, more GPUs (--tensor-parallel) or another --device."
         ) from error
     except RuntimeError as error:  # for example, other programs have left no memory for CUDA itself
-        raise StartupError(f"--device {device}: CUDA does not start there: {_first_sentence(error)}") from error
+        text = " ".join(str(error).split()) or type(error).__name__
+        text = text if len(text) <= 300 else text[:300] + "…"
+        raise StartupError(f"--device {device}: CUDA does not start there: {text}") from error
 
 
 def limit_compiled_shapes() -> None:
@@ -51,8 +53,3 @@ def limit_compiled_shapes() -> None:
     bfloat16."""
     for variable in _CODE_LIMITS:
         os.environ.setdefault(variable, str(_MOST_SHAPES))
-
-
-def _first_sentence(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 300 else text[:300] + "…"

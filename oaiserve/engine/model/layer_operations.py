@@ -4,10 +4,11 @@ and activations. `triton_layers` computes each in one kernel."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+
+from oaiserve.engine.model.cpu.description import Norm
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": torch.nn.functional.silu,
@@ -18,35 +19,11 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class RowNorm(NamedTuple):
-    """A norm of rows."""
-
-    weight: Tensor  # float32 [width]
-    bias: Tensor | None  # float32 [width]
-    epsilon: float
-    subtracts_mean: bool
-
-
-class LayerOperations(Protocol):
-    """The operations, as this module and `triton_layers` have them."""
-
-    def add_and_norm(
-        self,
-        hidden: Tensor,
-        added: tuple[Tensor, ...],
-        out_norm: RowNorm | None,
-        norm: RowNorm | None,
-        scale: float = 1.0,
-    ) -> tuple[Tensor, Tensor]: ...
-
-    def activate(self, products: Tensor, activation: str, *, is_gated: bool) -> Tensor: ...
-
-
 def add_and_norm(
     hidden: Tensor,  # [T, width]
     added: tuple[Tensor, ...],  # of the same shape, up to two
-    out_norm: RowNorm | None,
-    norm: RowNorm | None,
+    out_norm: Norm | None,
+    norm: Norm | None,
     scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """Return hidden + scale * out_norm(the sum of `added`), and its norm. Without a norm, both are the same.
@@ -68,9 +45,9 @@ def activate(products: Tensor, activation: str, *, is_gated: bool) -> Tensor:
     return (ACTIVATIONS[activation](gate) * up).to(products.dtype)
 
 
-def normed(x: Tensor, norm: RowNorm) -> Tensor:
+def normed(x: Tensor, norm: Norm) -> Tensor:
     """Return the norm of rows, float32."""
     if norm.subtracts_mean:
         return torch.nn.functional.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, norm.epsilon)
-    normed = torch.nn.functional.rms_norm(x, norm.weight.shape, norm.weight, norm.epsilon)
-    return normed if norm.bias is None else normed + norm.bias
+    out = torch.nn.functional.rms_norm(x, norm.weight.shape, norm.weight, norm.epsilon)
+    return out if norm.bias is None else out + norm.bias

@@ -126,7 +126,7 @@ class ModelRunner:
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         """Copy the keys and values of blocks (from, to). Raises OutOfMemory before any block is copied."""
-        _without_torch(lambda: self._copy_blocks(copies))
+        _without_torch(lambda: self._executor_for_next_step().copy_blocks(copies))
 
     def launch(self, step: Step) -> Launched:
         """Launch a step, with the draws AT_LAUNCH. On CUDA, the host waits for nothing.
@@ -136,16 +136,14 @@ class ModelRunner:
         """
         return _without_torch(lambda: self._launch(step))
 
-    @torch.inference_mode()
-    def _copy_blocks(self, copies: list[tuple[int, int]]) -> None:
-        self._executor_for_next_step().copy_blocks(copies)
-
-    @torch.inference_mode()
     def _launch(self, step: Step) -> Launched:
         executor = self._executor_for_next_step()
         # The step begins when the device has its inputs: the time to make them on the host belongs to the gap before.
         began = torch.cuda.Event(enable_timing=True) if self._device.type == "cuda" else None
-        adapters = self._adapters_of(step)
+        adapters: list[Adapter | None] = []  # of each chunk, if one has any
+        if self._adapters and any(chunk.sequence.adapter for chunk in step.chunks):
+            numbers = [chunk.sequence.adapter for chunk in step.chunks]
+            adapters = [self._adapters[number] if number else None for number in numbers]
         table_rows = None if self._tables is None else self._tables.update(step)
         num_replayed = 0 if self._graphs is None or adapters else self._graphs.num_replayed(step)
         parts: list[torch.Tensor] = []  # of the logits
@@ -175,7 +173,10 @@ class ModelRunner:
                 batch.adapters = adapters
                 logits, of_rows = executor.forward(batch), batch.sample_chunks
                 prompt_rows = [(num_replayed + i, num_replayed + row, count) for i, row, count in batch.prompt_rows]
-                known = _known_tokens(others, batch)
+                for index, _, count in batch.prompt_rows:  # the prompt tokens that these rows predict
+                    sequence, start, *_ = others.chunks[index]
+                    num_top = sequence.params.prompt_logprobs or 0
+                    known += [(token_id, num_top) for token_id in sequence.token_ids[start + 1 : start + 1 + count]]
             parts.append(logits)
             sample_chunks += [num_replayed + index for index in of_rows]
         draws = [draw for chunk in step.chunks for draw in chunk.draws()]
@@ -202,7 +203,9 @@ class ModelRunner:
             batch.input_ids[batch.unknown_rows] = self._drawn_ids[batch.drawn_rows]
         if self._states is not None:
             self._states.copy(step.state_copies)
-            batch.states = self._states.of_step(_parts(step))
+            # The sequences of rehearsals have no state of their own: any one will do.
+            parts = [StateChunk(chunk.sequence.state or 0, chunk.start, chunk.num_tokens) for chunk in step.chunks]
+            batch.states = self._states.of_step(parts)
         return batch
 
     def _sample_what_can_be(self, launched: Launched, known: list[tuple[int, int]]) -> None:
@@ -273,13 +276,6 @@ class ModelRunner:
             self._check_results()
             time.sleep(POLL_SECONDS)
 
-    def _adapters_of(self, step: Step) -> list[Adapter | None]:
-        """Return the adapter of each chunk, or an empty list if none has one."""
-        if not self._adapters or not any(chunk.sequence.adapter for chunk in step.chunks):
-            return []
-        numbers = [chunk.sequence.adapter for chunk in step.chunks]
-        return [self._adapters[number] if number else None for number in numbers]
-
     def _executor_for_next_step(self) -> Executor:
         if self._hand_over is not None:
             self._executor, self._hand_over = self._hand_over(), None
@@ -327,27 +323,13 @@ class ModelRunner:
 def _without_torch(run: Callable[[], T]) -> T:
     """Call `run` and return its result. Raises OutOfMemory in place of torch's exception."""
     try:
-        return run()
+        with torch.inference_mode():
+            return run()
     except torch.OutOfMemoryError as error:
         reason = str(error)
     # The exception has been freed by now, and with its traceback the tensors of the step.
     torch.cuda.empty_cache()
     raise OutOfMemory(reason)
-
-
-def _parts(step: Step) -> list[StateChunk]:
-    # The sequences of rehearsals have no state of their own: any one will do.
-    return [StateChunk(chunk.sequence.state or 0, chunk.start, chunk.num_tokens) for chunk in step.chunks]
-
-
-def _known_tokens(step: Step, batch: Batch) -> list[tuple[int, int]]:
-    """Return the prompt tokens predicted by `batch.prompt_rows`, each with its number of alternatives."""
-    known: list[tuple[int, int]] = []
-    for index, _, num_rows in batch.prompt_rows:
-        sequence, start, *_ = step.chunks[index]
-        num_top = sequence.params.prompt_logprobs or 0
-        known += [(token_id, num_top) for token_id in sequence.token_ids[start + 1 : start + 1 + num_rows]]
-    return known
 
 
 def _ns_between(begin: torch.cuda.Event | None, end: torch.cuda.Event | None) -> int | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from oaiserve.config import EngineOptions
 from oaiserve.engine.adapters import AdapterTable
 from oaiserve.engine.grammars.grammar import Grammars
-from oaiserve.engine.model.adapter_weights import load_adapter
+from oaiserve.engine.model.adapters import load_adapter
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.started import Started
 from oaiserve.engine.text.tokenizer import Tokenizer

@@ -14,8 +14,7 @@ from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.families import family_of
-from oaiserve.engine.model.foreign_attention import bring_paged_attention, share_caches
-from oaiserve.engine.model.mixers import bring_states, state_shapes
+from oaiserve.engine.model.foreign_layers import bring_paged_attention, bring_states, share_caches, state_shapes
 from oaiserve.engine.model.model_config import (
     LENGTH_DEPENDENT_ROPE,
     context_length,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.adapted_modules import adaptable
-from oaiserve.engine.model.adapter_weights import refuse_unless_they_fit
+from oaiserve.engine.model.adapters import refuse_unless_they_fit
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.errors import StartupError
 

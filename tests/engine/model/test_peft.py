@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from oaiserve.engine.model.adapted_modules import adaptable
-from oaiserve.engine.model.adapter_weights import load_adapter
+from oaiserve.engine.model.adapters import load_adapter
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.files.adapters import BadAdapter, read_adapter
 from tests.engine.model.cpu.small_models import FAMILIES as NATIVE_FAMILIES

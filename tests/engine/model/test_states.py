@@ -13,8 +13,8 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.cpu.description import NotKnown
 from oaiserve.engine.model.families import family_of
+from oaiserve.engine.model.foreign_layers import selective_scan
 from oaiserve.engine.model.runner import ModelRunner
-from oaiserve.engine.model.selective_scan import selective_scan
 from oaiserve.engine.model.spec import LayerStateShapes, LoadedModel, StateShape
 from oaiserve.engine.model.states import StateCache, StateChunk, States, StepStates
 from oaiserve.engine.request import SamplingParams

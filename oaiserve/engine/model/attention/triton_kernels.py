@@ -10,8 +10,7 @@ Kernels are not specialised on values of a step, so that no kernel is compiled w
 import triton
 import triton.language as tl
 
-from oaiserve.engine.model.gpu.triton_dot import dot
-from oaiserve.engine.model.gpu.triton_float8 import to_float8
+from oaiserve.engine.model.gpu.triton_tiles import dot, to_float8
 
 # The score of a masked key is below any other score, but finite. A row that sees no key of a tile gets meaningless
 # weights, and the first key that it sees multiplies these by exp2(MASKED - score) = 0. With -inf the result would be

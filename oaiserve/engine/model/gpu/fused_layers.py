@@ -9,7 +9,7 @@ sums and the logits of a tensor-parallel model, which its modules add up.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -22,17 +22,19 @@ from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.cpu.description import MLP, Attention, Decoder, Layer, Matrix, Norm, NotKnown
 from oaiserve.engine.model.gpu.fused_projections import product_of
 from oaiserve.engine.model.kv_cache import copy_blocks
-from oaiserve.engine.model.layer_operations import LayerOperations, RowNorm, normed
-from oaiserve.engine.model.parallel.sums import Sums
+from oaiserve.engine.model.layer_operations import normed
 from oaiserve.engine.model.spec import LoadedModel, base_of
 
 Product = Callable[[Tensor], Tensor]  # [T, columns] to [T, rows]
 
 
 class FusedLayers:
-    """The layers of a model, ready to run. Raises NotKnown for a component without an operation here."""
+    """The layers of a model, ready to run, by `operations`: the module `layer_operations` or `triton_layers`.
 
-    def __init__(self, loaded: LoadedModel, decoder: Decoder, operations: LayerOperations) -> None:
+    Raises NotKnown for a component without an operation here.
+    """
+
+    def __init__(self, loaded: LoadedModel, decoder: Decoder, operations: ModuleType) -> None:
         if not isinstance(decoder.embedding, Tensor):
             raise NotKnown("its embedding is in blocks")
         if decoder.embedding_norm is not None or decoder.layer_inputs is not None:
@@ -42,28 +44,27 @@ class FusedLayers:
         self._embedding = decoder.embedding
         self._sums = loaded.sums
         self._head = loaded.model.get_output_embeddings()
-        layers = [_FusedLayer.of(loaded, index, layer) for index, layer in enumerate(decoder.layers)]
+        self._layers = [_FusedLayer(loaded, index, layer, operations) for index, layer in enumerate(decoder.layers)]
         # The sum at the end of a layer is followed by the first norm of the next one.
-        self._next_norms = [*(layer.attention_norm for layer in layers[1:]), _row_norm(decoder.final_norm)]
-        self._layers = layers
+        self._next_norms = [*(layer.attention_norm for layer in decoder.layers[1:]), decoder.final_norm]
 
     def __call__(self, batch: Batch, attention: StepAttention, caches: dict[int, LayerCache]) -> Tensor:
         """Return the logits [R, vocab] of `batch.logits_rows`."""
         operations, scale = self._operations, self._decoder.residual_scale
         hidden = self._embedded(batch)
-        hidden, x = operations.add_and_norm(hidden, (), None, self._layers[0].attention_norm)
+        hidden, x = operations.add_and_norm(hidden, (), None, self._decoder.layers[0].attention_norm)
         for index, (layer, next_norm) in enumerate(zip(self._layers, self._next_norms, strict=True)):
-            attended = layer.attend(x, batch, attention, caches[index])
-            if layer.is_parallel:
-                if layer.mlp_norm is not layer.attention_norm:
-                    x = operations.add_and_norm(hidden, (), None, layer.mlp_norm)[1]
-                added: tuple[Tensor, ...] = attended, layer.mlp(x, operations)
+            attended, norms = layer.attend(x, batch, attention, caches[index]), layer.described
+            if norms.is_parallel:
+                if norms.mlp_norm is not norms.attention_norm:
+                    x = operations.add_and_norm(hidden, (), None, norms.mlp_norm)[1]
+                added: tuple[Tensor, ...] = attended, layer.mlp(x)
             else:
                 hidden, x = operations.add_and_norm(
-                    hidden, (attended,), layer.attention_out_norm, layer.mlp_norm, scale
+                    hidden, (attended,), norms.attention_out_norm, norms.mlp_norm, scale
                 )
-                added = (layer.mlp(x, operations),)
-            hidden, x = operations.add_and_norm(hidden, added, layer.mlp_out_norm, next_norm, scale)
+                added = (layer.mlp(x),)
+            hidden, x = operations.add_and_norm(hidden, added, norms.mlp_out_norm, next_norm, scale)
         logits = self._head(x.index_select(0, batch.logits_rows))
         if self._decoder.logits_scale != 1.0:
             logits = logits * self._decoder.logits_scale
@@ -85,25 +86,10 @@ class FusedLayers:
         return hidden
 
 
-@dataclass(frozen=True, slots=True)
 class _FusedLayer:
-    """A layer of the description, with its products."""
+    """A layer of the description, with its products. Raises NotKnown for one that is not computed here."""
 
-    described: Attention
-    qkv: Product
-    out: Product
-    mlp: Callable[[Tensor, LayerOperations], Tensor]
-    is_parallel: bool
-    attention_norm: RowNorm | None
-    attention_out_norm: RowNorm | None
-    mlp_norm: RowNorm | None
-    mlp_out_norm: RowNorm | None
-    scoring: Scoring
-    norms_heads: bool  # queries and keys are normed by head, as attention does it
-    all_heads: Sums | None  # which norms queries and keys of all members, if that is how they are normed
-
-    @classmethod
-    def of(cls, loaded: LoadedModel, index: int, layer: Layer) -> _FusedLayer:
+    def __init__(self, loaded: LoadedModel, index: int, layer: Layer, operations: ModuleType) -> None:
         attention, mlp = layer.attention, layer.mlp
         if attention is None or layer.mixer is not None or attention.gate is not None or attention.factors is not None:
             raise NotKnown("it has layers that keep a state, or gates or factors of attention")
@@ -120,46 +106,38 @@ class _FusedLayer:
             raise NotKnown("it scales queries by their positions")
         if layer.input_gate is not None or layer.factor != 1.0:
             raise NotKnown("its layers have inputs or factors of their own")
-        attention_norm, own = _row_norm(layer.attention_norm), attention.parameters
-        is_shared = layer.mlp_norm is layer.attention_norm
-        norms = attention.query_norm, attention.key_norm
-        all_heads = loaded.sums if loaded.sums is not None and loaded.sums.norms_all_heads else None
-        return cls(
-            described=attention,
-            qkv=_product(loaded, attention.qkv),
-            out=_product(loaded, [attention.out]),
-            mlp=_FusedMLP.of(loaded, mlp) if isinstance(mlp, MLP) else _mixture(loaded, index),
-            is_parallel=layer.is_parallel,
-            attention_norm=attention_norm,
-            attention_out_norm=_row_norm(layer.attention_out_norm),
-            mlp_norm=attention_norm if is_shared else _row_norm(layer.mlp_norm),
-            mlp_out_norm=_row_norm(layer.mlp_out_norm),
-            scoring=Scoring(own.scaling, own.sliding_window, own.softcap, attention.sinks, own.slopes),
-            norms_heads=all_heads is None
+        self.described, self._attention, own = layer, attention, attention.parameters
+        self._qkv, self._out = _product(loaded, attention.qkv), _product(loaded, [attention.out])
+        self.mlp = _fused_mlp(loaded, mlp, operations) if isinstance(mlp, MLP) else _mixture(loaded, index)
+        self._scoring = Scoring(own.scaling, own.sliding_window, own.softcap, attention.sinks, own.slopes)
+        # Norms queries and keys of all members, if that is how they are normed.
+        self._all_heads = loaded.sums if loaded.sums is not None and loaded.sums.norms_all_heads else None
+        # Queries and keys are normed by head, as attention does it.
+        self._norms_heads = (
+            self._all_heads is None
             and not attention.rotates_before_norms
-            and all(_is_of_heads(norm, attention) for norm in norms),
-            all_heads=all_heads,
+            and all(_is_of_heads(norm, attention) for norm in (attention.query_norm, attention.key_norm))
         )
 
     def attend(self, x: Tensor, batch: Batch, attention: StepAttention, cache: LayerCache) -> Tensor:
         """Return the attention's addition to the hidden state."""
-        described, shape = self.described, self.described.shape
+        described, shape = self._attention, self._attention.shape
         sizes = (described.heads * shape.key_dim, shape.kv_heads * shape.key_dim, shape.kv_heads * shape.value_dim)
-        parts = self.qkv(x).split(sizes, dim=-1)
+        parts = self._qkv(x).split(sizes, dim=-1)
         numbers = (described.heads, shape.kv_heads, shape.kv_heads)
         query, key, value = (part.unflatten(1, (number, -1)) for part, number in zip(parts, numbers, strict=True))
         has_norms = described.query_norm is not None or described.key_norm is not None
-        if has_norms and not self.norms_heads and not described.rotates_before_norms:
+        if has_norms and not self._norms_heads and not described.rotates_before_norms:
             query, key = self._normed(query, key)
         table, more = described.rotary, {}
-        if table is not None or self.norms_heads:
+        if table is not None or self._norms_heads:
             rotation = Rotation(
                 batch.positions,
                 None if table is None else table.cosines,
                 None if table is None else table.sines,
                 table is not None and table.is_interleaved,
             )
-            if self.norms_heads and described.query_norm is not None and described.key_norm is not None:
+            if self._norms_heads and described.query_norm is not None and described.key_norm is not None:
                 rotation = rotation._replace(
                     query_norm=described.query_norm.weight,
                     key_norm=described.key_norm.weight,
@@ -171,61 +149,38 @@ class _FusedLayer:
                 query, key = rotation(query, key)
         if has_norms and described.rotates_before_norms:
             query, key = self._normed(query, key)
-        attended = attention(
-            query,
-            key,
-            value,
-            cache,
-            self.scoring,
-            **more,
-        )
-        return self.out(attended.flatten(1))
+        return self._out(attention(query, key, value, cache, self._scoring, **more).flatten(1))
 
     def _normed(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Norm heads separately, or all heads together, whichever the norm is as wide as."""
-        described = ((query, self.described.query_norm), (key, self.described.key_norm))
         found = []
-        for heads, norm in described:
-            if (row_norm := _row_norm(norm)) is not None:
-                is_of_head = self.all_heads is None and len(row_norm.weight) == heads.shape[2]
+        for heads, norm in ((query, self._attention.query_norm), (key, self._attention.key_norm)):
+            if norm is not None:
+                is_of_head = self._all_heads is None and len(norm.weight) == heads.shape[2]
                 rows = heads if is_of_head else heads.flatten(1)
-                if self.all_heads is None:
-                    rows = normed(rows.float(), row_norm).to(heads.dtype)
+                if self._all_heads is None:
+                    rows = normed(rows.float(), norm).to(heads.dtype)
                 else:
-                    rows = self.all_heads.normed(rows, row_norm.weight, row_norm.epsilon)
+                    rows = self._all_heads.normed(rows, norm.weight, norm.epsilon)
                 heads = rows.view(heads.shape)
             found.append(heads)
         return found[0], found[1]
 
 
-@dataclass(frozen=True, slots=True)
-class _FusedMLP:
-    gate_and_up: Product
-    down: Product
-    activation: str
-    is_gated: bool
-
-    @classmethod
-    def of(cls, loaded: LoadedModel, mlp: MLP) -> _FusedMLP:
-        return cls(
-            gate_and_up=_product(loaded, [mlp.up] if mlp.gate is None else [mlp.gate, mlp.up]),
-            down=_product(loaded, [mlp.down]),
-            activation=mlp.activation,
-            is_gated=mlp.gate is not None,
-        )
-
-    def __call__(self, x: Tensor, operations: LayerOperations) -> Tensor:
-        return self.down(operations.activate(self.gate_and_up(x), self.activation, is_gated=self.is_gated))
+def _fused_mlp(loaded: LoadedModel, mlp: MLP, operations: ModuleType) -> Product:
+    together = _product(loaded, [mlp.up] if mlp.gate is None else [mlp.gate, mlp.up])
+    down, is_gated = _product(loaded, [mlp.down]), mlp.gate is not None
+    return lambda x: down(operations.activate(together(x), mlp.activation, is_gated=is_gated))
 
 
-def _mixture(loaded: LoadedModel, index: int) -> Callable[[Tensor, LayerOperations], Tensor]:
+def _mixture(loaded: LoadedModel, index: int) -> Product:
     """Return a mixture of experts as transformers' code computes it: its router, and experts that may be packed."""
     layer = base_of(loaded.model).layers[index]
     if any(getattr(layer, name, None) is not None for name in ("shared_mlp", "experts")):
         raise NotKnown("it has experts beside an MLP")
     module = next(getattr(layer, name) for name in ("mlp", "block_sparse_moe", "feed_forward") if hasattr(layer, name))
 
-    def compute(x: Tensor, _: LayerOperations) -> Tensor:
+    def compute(x: Tensor) -> Tensor:
         out = module(x[None])
         output: Tensor = out[0] if isinstance(out, tuple) else out  # some return their router's result, too
         return output.view(x.shape)
@@ -235,20 +190,17 @@ def _mixture(loaded: LoadedModel, index: int) -> Callable[[Tensor, LayerOperatio
 
 def _is_of_heads(norm: Norm | None, attention: Attention) -> bool:
     """Return whether a norm is one of each head, which attention computes."""
-    is_plain = norm is not None and norm.bias is None and not norm.subtracts_mean
-    same = attention.query_norm is not None and norm is not None and norm.epsilon == attention.query_norm.epsilon
-    return is_plain and same and norm is not None and len(norm.weight) == attention.shape.key_dim
-
-
-def _row_norm(norm: Norm | None) -> RowNorm | None:
-    return None if norm is None else RowNorm(norm.weight, norm.bias, norm.epsilon, norm.subtracts_mean)
+    query_norm = attention.query_norm
+    if norm is None or query_norm is None or norm.epsilon != query_norm.epsilon:
+        return False
+    return norm.bias is None and not norm.subtracts_mean and len(norm.weight) == attention.shape.key_dim
 
 
 def _product(loaded: LoadedModel, matrices: list[Matrix]) -> Product:
     """Return the product with all rows of these matrices: a single one if they are of one module, or fused."""
     modules = [loaded.model.get_submodule(matrix.module) for matrix in matrices]
     if all(module is modules[0] for module in modules):
-        (first, *_) = matrices
+        first = matrices[0]
         if not first.heads:
             return modules[0]
         weights = [matrix.weight for matrix in matrices if isinstance(matrix.weight, Tensor)]

@@ -7,7 +7,7 @@ table has the addresses of the adapters' weights.
 import triton
 import triton.language as tl
 
-from oaiserve.engine.model.gpu.triton_dot import dot
+from oaiserve.engine.model.gpu.triton_tiles import dot
 
 
 @triton.jit(do_not_specialize=["x_stride", "widest"])

@@ -11,15 +11,13 @@ from torch import Tensor
 from oaiserve.engine.model.gpu.device_experts import ExpertMatrices, PackedExperts
 from oaiserve.engine.model.gpu.device_matrices import MXFP4_TILE, tile_columns
 from oaiserve.engine.model.gpu.triton_expert_kernels import expert_kernel, plan_experts_kernel
-from oaiserve.engine.model.gpu.triton_layers import combine
+from oaiserve.engine.model.gpu.triton_layers import activate
 from oaiserve.engine.model.gpu.triton_matrices import MatrixTiles, counters, num_splits, tiles_for
 from oaiserve.engine.model.gpu.triton_scaled import rounded_rows
 
 PAIRS_AT_A_TIME = 1024
 LEAST_ROUNDED_ROWS = 128  # of an expert, on average: from fewer on, its arithmetic takes longer than reading it
-LARGEST = MatrixTiles(
-    64, 128, num_warps=8, num_stages=3
-)  # with more rows, whose places are numbers of their own, it spills
+LARGEST = MatrixTiles(64, 128, num_warps=8, num_stages=3)  # with more rows, each at a place of its own, it spills
 
 
 class Plan(NamedTuple):
@@ -44,8 +42,14 @@ def compute(experts: PackedExperts, x: Tensor, chosen: Tensor, weights: Tensor, 
     if experts.activation is None:
         inner = experts.combine(both)
     else:
-        sizes = {"alpha": experts.alpha, "limit": experts.limit}
-        inner = combine(both, experts.activation, is_interleaved=experts.is_interleaved, **sizes)
+        inner = activate(
+            both,
+            experts.activation,
+            is_gated=True,
+            is_interleaved=experts.is_interleaved,
+            alpha=experts.alpha,
+            limit=experts.limit,
+        )
     outs = _product(inner, experts.down, plan, pairs_of_row=1, factors=weights, is_rounded=is_rounded)
     return outs.view(num_rows, top_k, -1).sum(1)
 

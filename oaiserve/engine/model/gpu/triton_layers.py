@@ -8,8 +8,8 @@ import torch
 import triton
 from torch import Tensor
 
+from oaiserve.engine.model.cpu.description import Norm
 from oaiserve.engine.model.gpu.triton_layer_kernels import activate_kernel, add_and_norm_kernel
-from oaiserve.engine.model.layer_operations import RowNorm
 
 ACTIVATED_AT_A_TIME = 1024  # numbers
 
@@ -17,8 +17,8 @@ ACTIVATED_AT_A_TIME = 1024  # numbers
 def add_and_norm(
     hidden: Tensor,
     added: tuple[Tensor, ...],
-    out_norm: RowNorm | None,
-    norm: RowNorm | None,
+    out_norm: Norm | None,
+    norm: Norm | None,
     scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """Compute `layer_operations.add_and_norm`, with `hidden` in place. Sums are in float32."""
@@ -53,8 +53,17 @@ def add_and_norm(
     return hidden, out
 
 
-def activate(products: Tensor, activation: str, *, is_gated: bool) -> Tensor:
-    """Compute `layer_operations.activate`."""
+def activate(
+    products: Tensor,
+    activation: str,
+    *,
+    is_gated: bool,
+    is_interleaved: bool = False,
+    alpha: float = 0.0,
+    limit: float = 0.0,
+) -> Tensor:
+    """Compute `layer_operations.activate`, also of gates and ups that come in turns (`is_interleaved`), as those of
+    experts may do, and of "clamped" ones with `alpha` and `limit`, as gpt-oss has them."""
     rows, columns = products.shape
     inner = columns // 2 if is_gated else columns
     out = products.new_empty(rows, inner)
@@ -63,31 +72,10 @@ def activate(products: Tensor, activation: str, *, is_gated: bool) -> Tensor:
         out,
         inner,
         products.stride(0),
-        0.0,
-        0.0,
-        ACTIVATION=activation,
-        IS_GATED=is_gated,
-        IS_INTERLEAVED=False,
-        TILE=ACTIVATED_AT_A_TIME,
-        num_warps=4,
-    )
-    return out
-
-
-def combine(products: Tensor, activation: str, *, is_interleaved: bool, alpha: float, limit: float) -> Tensor:
-    """Combine gates and ups as experts do, which come in turns if `is_interleaved`: activation(gate) * up, or "clamped"
-    with `alpha` and `limit` as gpt-oss does it."""
-    rows, columns = products.shape
-    out = products.new_empty(rows, columns // 2)
-    activate_kernel[rows, -(-columns // 2 // ACTIVATED_AT_A_TIME)](
-        products,
-        out,
-        columns // 2,
-        products.stride(0),
         alpha,
         limit,
         ACTIVATION=activation,
-        IS_GATED=True,
+        IS_GATED=is_gated,
         IS_INTERLEAVED=is_interleaved,
         TILE=ACTIVATED_AT_A_TIME,
         num_warps=4,
@@ -95,7 +83,7 @@ def combine(products: Tensor, activation: str, *, is_interleaved: bool, alpha: f
     return out
 
 
-def _tensors(norm: RowNorm | None, unread: Tensor) -> tuple[Tensor, Tensor]:
+def _tensors(norm: Norm | None, unread: Tensor) -> tuple[Tensor, Tensor]:
     """Return the tensors of a norm, with an unread one in place of a missing one."""
     if norm is None:
         return unread, unread

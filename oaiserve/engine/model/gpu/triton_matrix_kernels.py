@@ -3,8 +3,7 @@
 import triton
 import triton.language as tl
 
-from oaiserve.engine.model.gpu.triton_dot import dot
-from oaiserve.engine.model.gpu.triton_float8 import to_float8
+from oaiserve.engine.model.gpu.triton_tiles import dot, to_float8
 
 
 @triton.jit

@@ -41,13 +41,23 @@ def edit_logits(
     if not asking:
         return logits
     logits = logits.float()
+    device = logits.device
     masked = [] if masks is None else [(row, chunk) for row, chunk in asking if chunk.sequence in masks.rows]
-    _keep_allowed(logits, asking)
-    _mask_banned(logits, asking, {row for row, _ in masked})
-    _add_bias(logits, asking)
+    if allowed := [(row, ids) for row, c in asking if (ids := c.sequence.params.allowed_token_ids) is not None]:
+        index = _index(allowed, device)
+        kept = logits[index]
+        logits.index_fill_(0, on_device([row for row, _ in allowed], device), -torch.inf)
+        logits[index] = kept
+    rows_of_masks = {row for row, _ in masked}
+    if banned := [(row, its) for row, c in asking if (its := banned_ids(c, has_mask=row in rows_of_masks))]:
+        # A number in place of this tensor would be copied to the device, and the host would wait for that.
+        logits.index_put_(_index(banned, device), logits.new_full((), -torch.inf))
+    if biases := [(row, bias) for row, c in asking if (bias := c.sequence.params.logit_bias)]:
+        values = [value for _, bias in biases for value in bias.values()]
+        logits[_index([(row, list(bias)) for row, bias in biases], device)] += on_device(values, device, torch.float32)
     _penalise(logits, asking)
     if masks is not None and masked:
-        apply = apply_masks or (apply_masks_on_cpu if logits.device.type == "cpu" else apply_masks_in_torch)
+        apply = apply_masks or (apply_masks_on_cpu if device.type == "cpu" else apply_masks_in_torch)
         words = masks.words[[masks.rows[chunk.sequence] + len(chunk.draft) for _, chunk in masked]]
         apply(logits, [row for row, _ in masked], words)
     return logits
@@ -76,32 +86,6 @@ def _index(ids_by_row: Collection[tuple[int, Collection[int]]], device: torch.de
     columns = np.concatenate([np.asarray(ids, dtype=np.int64) for _, ids in ids_by_row])
     on_both = on_device(np.stack([rows, columns]), device)
     return on_both[0], on_both[1]
-
-
-def _keep_allowed(logits: torch.Tensor, asking: Rows) -> None:
-    allowed = [(row, ids) for row, chunk in asking if (ids := chunk.sequence.params.allowed_token_ids) is not None]
-    if not allowed:
-        return
-    index = _index(allowed, logits.device)
-    kept = logits[index]
-    logits.index_fill_(0, on_device([row for row, _ in allowed], logits.device), -torch.inf)
-    logits[index] = kept
-
-
-def _mask_banned(logits: torch.Tensor, asking: Rows, masked: set[int]) -> None:
-    banned = [(row, ids) for row, chunk in asking if (ids := banned_ids(chunk, has_mask=row in masked))]
-    if banned:
-        # A number in place of this tensor would be copied to the device, and the host would wait for that.
-        logits.index_put_(_index(banned, logits.device), logits.new_full((), -torch.inf))
-
-
-def _add_bias(logits: torch.Tensor, asking: Rows) -> None:
-    biases = [(row, bias) for row, chunk in asking if (bias := chunk.sequence.params.logit_bias)]
-    if not biases:
-        return
-    index = _index([(row, list(bias)) for row, bias in biases], logits.device)
-    values = [value for _, bias in biases for value in bias.values()]
-    logits[index] += on_device(values, logits.device, torch.float32)
 
 
 def _penalise(logits: torch.Tensor, asking: Rows) -> None:

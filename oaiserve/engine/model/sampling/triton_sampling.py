@@ -88,114 +88,38 @@ def draw(
     both int64 [R].
     """
     logits, num_rows, vocab, width, num_chunks = _sizes(logits)
-    temperatures, min_ps, top_ks, top_ps = parameters
+    temperatures, min_ps, *cuts = parameters
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=logits.device)
 
-    grid = (num_rows, num_chunks)
+    grid, of_logits, of_ids = (num_rows, num_chunks), (logits.stride(0), vocab, width), (vocab, width)
     chunks = {"CHUNK": CHUNK, "TILE_CHUNKS": triton.next_power_of_2(num_chunks)}
     best, scores = empty(*grid, dtype=torch.int64), empty(*grid, dtype=torch.int64)
     # The kernels use these only if top_k or top_p is applied.
     rows_of_cuts = num_rows if has_cuts else 0
     weights = empty(rows_of_cuts, width)
-    last_weights, last_ids = empty(rows_of_cuts), empty(rows_of_cuts, dtype=torch.int32)
+    last = empty(rows_of_cuts), empty(rows_of_cuts, dtype=torch.int32)
 
-    best_of_chunk_kernel[grid](logits, best, logits.stride(0), vocab, width, CHUNK=CHUNK)
+    best_of_chunk_kernel[grid](logits, best, *of_logits, CHUNK=CHUNK)
     if has_cuts:
         masses = empty(*grid)
-        floor_counts = empty(*grid, NUM_FLOORS.value, dtype=torch.int32)
-        floor_masses = empty(*grid, NUM_FLOORS.value)
+        floors = empty(*grid, NUM_FLOORS.value, dtype=torch.int32), empty(*grid, NUM_FLOORS.value)
+        pivots = empty(*grid, NUM_PIVOTS.value, dtype=torch.int32), empty(*grid, NUM_PIVOTS.value)
+        candidates = (
+            *(empty(num_rows, width), empty(num_rows, width, dtype=torch.int32)),
+            *(empty(num_rows, dtype=torch.int32), empty(num_rows, dtype=torch.int32), empty(num_rows)),
+        )
+        search = {"FEW": FEW, **chunks, "num_warps": 8}
         weights_kernel[grid](
-            logits,
-            best,
-            temperatures,
-            min_ps,
-            masses,
-            weights,
-            floor_counts,
-            floor_masses,
-            logits.stride(0),
-            vocab,
-            width,
-            **chunks,
-            num_warps=8,
+            logits, best, temperatures, min_ps, masses, weights, *floors, *of_logits, **chunks, num_warps=8
         )
-        pivot_counts = empty(*grid, NUM_PIVOTS.value, dtype=torch.int32)
-        pivot_masses = empty(*grid, NUM_PIVOTS.value)
-        narrow_kernel[grid](
-            weights,
-            masses,
-            floor_counts,
-            floor_masses,
-            top_ks,
-            top_ps,
-            pivot_counts,
-            pivot_masses,
-            vocab,
-            width,
-            FEW=FEW,
-            **chunks,
-            num_warps=8,
-        )
-        candidate_weights, candidate_ids = empty(num_rows, width), empty(num_rows, width, dtype=torch.int32)
-        num_candidates, counts_above = (empty(num_rows, dtype=torch.int32) for _ in range(2))
-        masses_above = empty(num_rows)
-        candidates_kernel[grid](
-            weights,
-            masses,
-            floor_counts,
-            floor_masses,
-            pivot_counts,
-            pivot_masses,
-            top_ks,
-            top_ps,
-            candidate_weights,
-            candidate_ids,
-            num_candidates,
-            counts_above,
-            masses_above,
-            vocab,
-            width,
-            FEW=FEW,
-            **chunks,
-            num_warps=8,
-        )
-        cut_kernel[(num_rows,)](
-            masses,
-            top_ks,
-            top_ps,
-            candidate_weights,
-            candidate_ids,
-            num_candidates,
-            counts_above,
-            masses_above,
-            last_weights,
-            last_ids,
-            vocab,
-            width,
-            num_chunks,
-            TILE_CHUNKS=chunks["TILE_CHUNKS"],
-            TILE=TILE,
-            num_warps=8,
-        )
-    scores_kernel[grid](
-        logits,
-        best,
-        temperatures,
-        min_ps,
-        top_ks,
-        seeds,
-        weights,
-        last_weights,
-        last_ids,
-        scores,
-        logits.stride(0),
-        vocab,
-        width,
-        HAS_CUTS=has_cuts,
-        **chunks,
-    )
+        narrow_kernel[grid](weights, masses, *floors, *cuts, *pivots, *of_ids, **search)
+        candidates_kernel[grid](weights, masses, *floors, *pivots, *cuts, *candidates, *of_ids, **search)
+        sizes = {"TILE_CHUNKS": chunks["TILE_CHUNKS"], "TILE": TILE, "num_warps": 8}
+        cut_kernel[(num_rows,)](masses, *cuts, *candidates, *last, *of_ids, num_chunks, **sizes)
+    of_rows = temperatures, min_ps, cuts[0], seeds
+    scores_kernel[grid](logits, best, *of_rows, weights, *last, scores, *of_logits, HAS_CUTS=has_cuts, **chunks)
     return _take(best, scores, out)
 
 

@@ -9,8 +9,7 @@ import torch
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.cpu.cores import default_threads
-from oaiserve.engine.model.pooling.pooler import LoadedPooler
-from oaiserve.engine.model.pooling.runner import PoolingRunner
+from oaiserve.engine.model.pooling.pooler import LoadedPooler, PoolingRunner
 from oaiserve.engine.model.profiler import TorchProfiler
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.load_pooler import load_pooler

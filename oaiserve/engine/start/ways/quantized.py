@@ -28,8 +28,7 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrai
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.adapted_modules import adaptable
-from oaiserve.engine.model.adapter_weights import refuse_unless_they_fit
-from oaiserve.engine.model.adapters import Adapter, probe_adapter
+from oaiserve.engine.model.adapters import Adapter, probe_adapter, refuse_unless_they_fit
 from oaiserve.engine.model.checkpoints.empty_model import empty_model, named_parameters
 from oaiserve.engine.model.checkpoints.gguf_config import read_config
 from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights, NotKept, refuse_unless_whole, scale_frequencies
@@ -48,7 +47,7 @@ from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.cpu.reserved import ReservedMemory
 from oaiserve.engine.model.device import limit_compiled_shapes, select_device
-from oaiserve.engine.model.foreign_attention import share_caches
+from oaiserve.engine.model.foreign_layers import share_caches
 from oaiserve.engine.model.memory import cpu_sizes
 from oaiserve.engine.model.model_config import (
     context_length,

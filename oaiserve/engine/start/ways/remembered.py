@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from oaiserve.engine.model.adapter_weights import refuse_unless_they_fit
+from oaiserve.engine.model.adapters import refuse_unless_they_fit
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.memory import cpu_sizes
 from oaiserve.engine.served_model import ServedModel

@@ -15,11 +15,10 @@ from oaiserve.engine.model.attention import Backend, Scoring
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.attention.rotation import Rotation
 from oaiserve.engine.model.batch import Batch, build_batch
-from oaiserve.engine.model.cpu.description import NotKnown
+from oaiserve.engine.model.cpu.description import Norm, NotKnown
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.gpu.fused_layers import FusedExecutor, FusedLayers
 from oaiserve.engine.model.gpu.fused_projections import fuse_projections
-from oaiserve.engine.model.layer_operations import LayerOperations, RowNorm
 from oaiserve.engine.model.rehearsal import prompts_and_decodes
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.gpu.checks.layers import described
@@ -52,7 +51,7 @@ def steps(loaded: LoadedModel, lengths: list[int]) -> list[Batch]:
     return [build_batch(step, BLOCK_SIZE, CPU) for step in (prompts, decodes, mixed)]
 
 
-def fused(loaded: LoadedModel, backend: Backend, operations: LayerOperations) -> FusedExecutor:
+def fused(loaded: LoadedModel, backend: Backend, operations: Any) -> FusedExecutor:
     fuse_projections(loaded.model)
     layers = FusedLayers(loaded, described(loaded, BLOCK_SIZE), operations)
     caches = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE).caches
@@ -60,7 +59,7 @@ def fused(loaded: LoadedModel, backend: Backend, operations: LayerOperations) ->
 
 
 @torch.inference_mode()
-def check(config: PreTrainedConfig, backend: Backend, operations: LayerOperations, lengths: list[int]) -> None:
+def check(config: PreTrainedConfig, backend: Backend, operations: Any, lengths: list[int]) -> None:
     loaded = prepare(random_model(config))
     eager = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
     expected = [eager.forward(batch).clone() for batch in steps(loaded, lengths)]
@@ -83,19 +82,19 @@ DENSE = [
 def test_a_part_without_an_operation_is_refused(family: str) -> None:
     loaded = prepare(random_model(KNOWN[family]))
     with pytest.raises(NotKnown):
-        FusedLayers(loaded, described(loaded, BLOCK_SIZE), layer_operations)  # type: ignore[arg-type]
+        FusedLayers(loaded, described(loaded, BLOCK_SIZE), layer_operations)
 
 
 @pytest.mark.parametrize("family", DENSE)
 def test_logits_are_those_of_transformers_code(family: str) -> None:
-    check(KNOWN[family], ReferenceAttention, layer_operations, LENGTHS)  # type: ignore[arg-type]
+    check(KNOWN[family], ReferenceAttention, layer_operations, LENGTHS)
 
 
 # Queries and keys that are normed and rotated; an embedding that is scaled, and norms behind attention; neighbours
 # rotated, and attention beside the MLP; biases, and positions that are added.
 @pytest.mark.parametrize("family", ["qwen3", "gemma2", "cohere", "gpt2"])
 def test_logits_of_the_kernels_are_those_of_transformers_code(family: str) -> None:
-    check(KNOWN[family], TritonAttention, triton_layers, FEW)  # type: ignore[arg-type]
+    check(KNOWN[family], TritonAttention, triton_layers, FEW)
 
 
 # Each has attention and norms of its own around the experts; the last has an MLP in its first layer.
@@ -103,13 +102,13 @@ def test_logits_of_the_kernels_are_those_of_transformers_code(family: str) -> No
 def test_logits_of_mixtures_are_those_of_transformers_code(family: str) -> None:
     asked = deepcopy(KNOWN[family])
     asked.attn_temperature_tuning = False  # of Llama 4, whose queries grow with their positions in this configuration
-    check(asked, ReferenceAttention, layer_operations, LENGTHS)  # type: ignore[arg-type]
+    check(asked, ReferenceAttention, layer_operations, LENGTHS)
 
 
 def test_experts_beside_an_mlp_are_refused() -> None:
     loaded = prepare(random_model(KNOWN["granitemoeshared"]))
     with pytest.raises(NotKnown, match="experts beside an MLP"):
-        FusedLayers(loaded, described(loaded, BLOCK_SIZE), layer_operations)  # type: ignore[arg-type]
+        FusedLayers(loaded, described(loaded, BLOCK_SIZE), layer_operations)
 
 
 # -- how many launches these are ---------------------------------------------------------------------------------------
@@ -140,7 +139,7 @@ def launches(config: PreTrainedConfig, num_layers: int, monkeypatch: pytest.Monk
     """The launches of a decode step of a model with so many layers: operations of torch, and kernels of ours."""
     config = type(config)(**{**config.to_dict(), "num_hidden_layers": num_layers, "layer_types": None})
     loaded = prepare(random_model(config))
-    executor = fused(loaded, TritonAttention, triton_layers)  # type: ignore[arg-type]
+    executor = fused(loaded, TritonAttention, triton_layers)
     batch = steps(loaded, LENGTHS)[1]
     counts = Counter[str]()
     for module in (triton_attention, triton_layers):
@@ -167,8 +166,8 @@ def test_a_layer_of_a_decode_is_eight_launches(family: str, monkeypatch: pytest.
 
 NORMS = {
     "none": None,
-    "rms": RowNorm(torch.linspace(0.5, 2, 50), None, 1e-5, subtracts_mean=False),
-    "mean": RowNorm(torch.linspace(0.5, 2, 50), torch.linspace(-1, 1, 50), 1e-5, subtracts_mean=True),
+    "rms": Norm(torch.linspace(0.5, 2, 50), None, 1e-5, subtracts_mean=False),
+    "mean": Norm(torch.linspace(0.5, 2, 50), torch.linspace(-1, 1, 50), 1e-5, subtracts_mean=True),
 }
 
 

@@ -24,11 +24,11 @@ from oaiserve.engine.model.attention import FP8, LayerCache, ScaledCache, Scorin
 from oaiserve.engine.model.attention import triton as backend
 from oaiserve.engine.model.attention.rotation import Rotation
 from oaiserve.engine.model.batch import build_batch
-from oaiserve.engine.model.cpu.description import ClampedGate
+from oaiserve.engine.model.cpu.description import ClampedGate, Norm
 from oaiserve.engine.model.gpu import triton_adapters, triton_experts, triton_layers, triton_matrices, triton_scaled
 from oaiserve.engine.model.gpu.device_experts import ExpertMatrices, PackedExperts
 from oaiserve.engine.model.gpu.device_matrices import Kind, PackedMatrix
-from oaiserve.engine.model.layer_operations import ACTIVATIONS, RowNorm
+from oaiserve.engine.model.layer_operations import ACTIVATIONS
 from oaiserve.engine.model.sampling import triton_sampling
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
@@ -142,8 +142,8 @@ def operate(width: int, inner: int, rows: int) -> None:
     """Compute sums, norms and activations of rows, as layers of several families have them."""
     x, products = torch.empty(rows, width, dtype=torch.bfloat16), torch.empty(rows, 2 * inner, dtype=torch.bfloat16)
     rms, mean = (
-        RowNorm(torch.empty(width), None, 1e-5, False),
-        RowNorm(torch.empty(width), torch.empty(width), 1e-5, True),
+        Norm(torch.empty(width), None, 1e-5, False),
+        Norm(torch.empty(width), torch.empty(width), 1e-5, True),
     )
     triton_layers.add_and_norm(x, (), None, rms)
     triton_layers.add_and_norm(x, (x,), None, rms)

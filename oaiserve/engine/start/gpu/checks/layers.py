@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from types import ModuleType
 
 import torch
 
@@ -15,7 +16,6 @@ from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.gpu.fused_layers import FusedExecutor, FusedLayers
 from oaiserve.engine.model.gpu.fused_projections import fuse_projections, separate_projections
-from oaiserve.engine.model.layer_operations import LayerOperations
 from oaiserve.engine.model.rehearsal import prompt, prompts_and_decodes
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.compare import Difference, compare, tolerance
@@ -122,7 +122,7 @@ def fused_problem(
     return compare(fused.forward, plain.forward, named, tolerance(loaded.dtype))
 
 
-def _operations() -> LayerOperations:
+def _operations() -> ModuleType:
     """Return the operations of layers as kernels."""
     from oaiserve.engine.model.gpu import triton_layers
 

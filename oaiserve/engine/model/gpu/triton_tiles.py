@@ -1,9 +1,18 @@
-"""The rounding to floats of eight bits: device code of several kernels."""
+"""The product of two tiles, and the rounding to floats of eight bits: device code of several kernels."""
 
 import triton
 import triton.language as tl
 
-from oaiserve.engine.model.gpu.triton_dot import IS_INTERPRETED
+IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def dot(a, b, acc):
+    """Return a @ b + acc in float32, without TF32."""
+    if IS_INTERPRETED:  # the interpreter would multiply the bits of bfloat16 as integers
+        a = a.to(tl.float32)
+        b = b.to(tl.float32)
+    return tl.dot(a, b, acc, input_precision="ieee")
 
 
 @triton.jit
