@@ -7,6 +7,8 @@ import socket
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
+
 from oaiserve.engine.request import ChatPrompt, Request
 from tests.routes.conftest import Served
 
@@ -27,6 +29,15 @@ PARAMETERS = {
 ZONE = '{"zone": "utc"}'
 CALL = '<tool_call>\n{"name": "get_time", "arguments": ' + ZONE + "}\n</tool_call>"
 PIECES = ("<tool", '_call>\n{"name": "get_time", ', '"arguments": {"zo', 'ne": "utc"}', "}\n</tool", "_call>")
+
+
+def refused(
+    response: httpx.Response, param: str | None, says: str = "", *, status: int = 400, code: str | None = None
+) -> None:
+    """Check the status of a refusal, its parameter, words of its message, and its code if one is given."""
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (status, param, code or error["code"]), error
+    assert says in error["message"]
 
 
 def stream_of(served: Served, path: str = "/v1/completions", **body: Any) -> list[dict[str, Any]]:

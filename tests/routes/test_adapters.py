@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from oaiserve.config import Config, EngineOptions, ServerOptions
+from tests.routes.asking import refused
 from tests.routes.conftest import Served, serving
 
 
@@ -56,11 +57,8 @@ def test_adapters_are_listed_with_their_parent(served: Served) -> None:
 
 def test_an_unknown_name_is_answered_with_what_there_is(served: Served) -> None:
     served.engine.load_adapter("sql", Path("/adapters/sql"))
-    refused = served.complete(model="other")
-    assert refused.status_code == 404
-    error = refused.json()["error"]
-    assert (error["code"], error["param"]) == ("model_not_found", "model")
-    assert error["message"] == "The model 'other' does not exist. This server serves 'org/demo', 'sql'."
+    says = "The model 'other' does not exist. This server serves 'org/demo', 'sql'."
+    refused(served.complete(model="other"), "model", says, status=404, code="model_not_found")
 
 
 def test_the_tokenizer_is_the_model_s_whatever_adapter_is_named(served: Served) -> None:
@@ -73,8 +71,7 @@ def test_an_adapter_is_loaded_and_unloaded_at_run_time(loading: Served, folder: 
     assert (loaded["id"], loaded["parent"], loaded["root"]) == ("sql", "org/demo", str(folder / "sql"))
     assert loading.complete(model="sql").status_code == 200
     assert loading.post("/v1/load_lora_adapter", lora_name="chat", lora_path=str(folder / "chat")).status_code == 200
-    again = loading.post("/v1/load_lora_adapter", lora_name="sql", lora_path="chat")
-    assert (again.status_code, again.json()["error"]["param"]) == (400, "lora_name")
+    refused(loading.post("/v1/load_lora_adapter", lora_name="sql", lora_path="chat"), "lora_name")
     unloaded = loading.post("/v1/unload_lora_adapter", lora_name="sql").json()
     assert unloaded == {"id": "sql", "object": "model", "deleted": True}
     assert loading.complete(model="sql").status_code == 404
@@ -104,26 +101,19 @@ def test_only_folders_in_lora_dir_can_be_loaded_by_a_fitting_name(
 ) -> None:
     (folder.parent / "outside").mkdir()
     (folder / "link").symlink_to(folder.parent / "outside")
-    refused = loading.post("/v1/load_lora_adapter", **{"lora_name": "sql", "lora_path": "sql", param: value})
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+    refused(loading.post("/v1/load_lora_adapter", **{"lora_name": "sql", "lora_path": "sql", param: value}), param)
 
 
 def test_an_adapter_that_cannot_be_used_is_refused_with_the_reason(loading: Served) -> None:
-    refused = loading.post("/v1/load_lora_adapter", lora_name="x", lora_path="broken")
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "lora_path")
-    assert "it is broken" in refused.json()["error"]["message"]
+    refused(loading.post("/v1/load_lora_adapter", lora_name="x", lora_path="broken"), "lora_path", "it is broken")
     assert loading.complete(model="x").status_code == 404
 
 
 @pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
 def test_without_lora_dir_the_routes_say_how_to_switch_them_on(served: Served, path: str) -> None:
-    refused = served.post(path, lora_name="sql", lora_path="sql")
-    assert refused.status_code == 404
-    assert "--lora-dir" in refused.json()["error"]["message"]
+    refused(served.post(path, lora_name="sql", lora_path="sql"), None, "--lora-dir", status=404)
 
 
 def test_a_public_server_without_keys_lets_nobody_load_adapters(folder: Path) -> None:
     with serving(Config("org/demo", ServerOptions(host="0.0.0.0"), EngineOptions(lora_dir=folder))) as served:
-        refused = served.post("/v1/load_lora_adapter", lora_name="sql", lora_path="sql")
-    assert refused.status_code == 404
-    assert "--api-key" in refused.json()["error"]["message"]
+        refused(served.post("/v1/load_lora_adapter", lora_name="sql", lora_path="sql"), None, "--api-key", status=404)

@@ -12,6 +12,7 @@ from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.request import Prompt, SamplingParams, TextPrompt, TokenPrompt
 from oaiserve.errors import InternalError, Overloaded
 from oaiserve.facts.record import Outcome
+from tests.routes.asking import refused
 from tests.routes.conftest import Served
 from tests.routes.doubles import fails, pools
 
@@ -185,8 +186,5 @@ def test_errors_of_the_engine_are_answered(embedder: Served) -> None:
 
 def test_a_model_that_embeds_answers_what_to_start_for_text(embedder: Served) -> None:
     for response in (embedder.chat(), embedder.complete()):
-        assert response.status_code == 400
-        error = response.json()["error"]
-        assert (error["param"], error["code"]) == ("model", "wrong_task")
-        assert "oaiserve serve" in error["message"]
+        refused(response, "model", "oaiserve serve", code="wrong_task")
     assert embedder.http.get("/v1/models").json()["data"][0]["task"] == "embed"

@@ -14,6 +14,7 @@ from oaiserve import __version__
 from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
 from oaiserve.errors import Overloaded
+from tests.routes.asking import refused
 from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import FakeEngine, FakeTelemetry
 
@@ -81,14 +82,11 @@ def test_texts_and_lists_of_ids_of_any_context_are_counted_but_not_of_any_length
     assert (answer["count"], answer["tokens"], answer["token_strs"]) == (most, [97] * most, ["a"] * most)
     assert served.post("/detokenize", tokens=[97] * most).json() == {"prompt": "a" * most}
     for path, body in (("/tokenize", {"prompt": "a" * (most + 1)}), ("/detokenize", {"tokens": [97] * (most + 1)})):
-        response = served.post(path, **body)
-        assert response.status_code == 400
-        assert f"at most {most}" in response.json()["error"]["message"]
+        refused(served.post(path, **body), next(iter(body)), f"at most {most}")
 
 
 def test_the_tokenizer_is_described_only_where_the_operator_wants_it(serve: Serve) -> None:
-    refused = serve(template="{{ messages }}").http.get("/tokenizer_info")
-    assert (refused.status_code, "--tokenizer-info" in refused.json()["error"]["message"]) == (404, True)
+    refused(serve(template="{{ messages }}").http.get("/tokenizer_info"), None, "--tokenizer-info", status=404)
     assert serve(template="{{ messages }}", tokenizer_info=True).http.get("/tokenizer_info").json() == {
         "tokenizer_class": "Fake",
         "bos_token": None,
@@ -127,8 +125,7 @@ def test_a_server_that_can_serve_is_healthy_and_ready(served: Served) -> None:
 def test_a_server_that_drains_is_healthy_but_not_ready(served: Served) -> None:
     served.engine.is_ready = False
     assert served.http.get("/health").status_code == 200
-    response = served.http.get("/ready")
-    assert (response.status_code, response.json()["error"]["code"]) == (503, "service_unavailable")
+    refused(served.http.get("/ready"), None, status=503, code="service_unavailable")
 
 
 def test_a_server_whose_engine_failed_is_neither_healthy_nor_ready() -> None:

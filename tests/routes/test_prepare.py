@@ -23,6 +23,7 @@ from oaiserve.routes.bodies import SamplingBody
 from oaiserve.routes.exchange import Accounting
 from oaiserve.routes.prepare import Intake, prepare
 from oaiserve.routes.respond import Answer, Timings
+from tests.routes.asking import refused
 from tests.routes.conftest import Served, run_server
 from tests.routes.doubles import FakeEngine, FakeTelemetry, fails
 
@@ -120,6 +121,5 @@ def test_a_new_route_refuses_what_the_others_refuse(
     speaking: Served, body: dict[str, Any], status: int, param: str
 ) -> None:
     body = body and {"input": "Hi", **body}
-    response = speaking.post("/v1/speech", **body)
-    assert (response.status_code, response.json()["error"]["param"]) == (status, param)
+    refused(speaking.post("/v1/speech", **body), param, status=status)
     assert speaking.telemetry.next_record().outcome == Outcome.REJECTED

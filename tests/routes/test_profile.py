@@ -16,6 +16,7 @@ from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions, TelemetryOptions
 from oaiserve.errors import Conflict, Unavailable
 from oaiserve.facts.record import Profile
+from tests.routes.asking import refused
 from tests.routes.conftest import RunningServer, Serve, running_server
 from tests.routes.doubles import FakeEngine, FakeTelemetry
 
@@ -92,10 +93,7 @@ def test_a_profile_without_a_step_is_an_error_that_says_what_to_do(profiled: Pro
     answer = profiled.ask("?seconds=1")
     profiled.asked()[2].set_result(Profile(Recorded(), 0, 10**9))
     response = answer.result(WAIT_SECONDS)
-    assert response.status_code == 408
-    assert response.json()["error"]["message"] == (
-        "No step came within 1 seconds. Send requests while the profile is made."
-    )
+    refused(response, None, "No step came within 1 seconds. Send requests while the profile is made.", status=408)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -104,7 +102,7 @@ def test_an_error_of_the_engine_reaches_the_client(error: Conflict | Unavailable
     answer = profiled.ask()
     profiled.asked()[2].set_exception(error)
     response = answer.result(WAIT_SECONDS)
-    assert (response.status_code, response.json()["error"]["message"]) == (error.status, error.message)
+    refused(response, None, error.message, status=error.status)
 
 
 def test_a_trace_is_for_this_user_only_whatever_the_umask(profiled: Profiled, tmp_path: Path) -> None:
@@ -141,9 +139,7 @@ def test_a_trace_that_cannot_be_written_is_the_servers_fault(
 )
 def test_a_malformed_query_is_refused(profiled: Profiled, query: str, param: str, says: str) -> None:
     response = profiled.ask(query).result(WAIT_SECONDS)
-    error = response.json()["error"]
-    assert (response.status_code, error["param"]) == (400, param)
-    assert says in error["message"]
+    refused(response, param, says)
     assert profiled.engine.profiles.empty()
 
 
@@ -191,11 +187,8 @@ def test_a_profile_that_is_cut_off_by_the_shutdown_is_ended_too(tmp_path: Path) 
 
 
 def test_profiles_need_a_folder_and_either_a_key_or_loopback(serve: Serve) -> None:
-    without = serve().http.post("/debug/profile")
-    assert (without.status_code, without.json()["error"]["message"]) == (
-        404,
-        "Profiles are made only where the server was started with --profile-dir FOLDER.",
-    )
+    says = "Profiles are made only where the server was started with --profile-dir FOLDER."
+    refused(serve().http.post("/debug/profile"), None, says, status=404)
     assert serve().http.get("/debug/profile").status_code == 405
     assert serve(host="0.0.0.0").http.post("/debug/profile").status_code == 404
     assert serve(host="0.0.0.0", api_key=("secret",)).http.post("/debug/profile").status_code == 401

@@ -7,7 +7,6 @@ import gc
 import json
 import threading
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
@@ -25,7 +24,6 @@ from oaiserve.engine.shared_limit import SharedLimit
 from oaiserve.engine.turn_workers import MUCH_BYTES
 from oaiserve.errors import ContextLengthExceeded, InternalError, InvalidRequest, Overloaded, RequestTimeout
 from oaiserve.facts.record import Outcome
-from oaiserve.facts.times import PHASES
 from oaiserve.routes.body import read_body
 from oaiserve.routes.respond import PIECE_BYTES, write
 from tests.routes.asking import send_raw
@@ -41,18 +39,6 @@ def events_of(response: httpx.Response) -> list[str]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_finished_request_leaves_one_record_whose_phases_tile(served: Served, stream: bool) -> None:
-    served.complete(stream=stream, n=2, temperature=0.5)
-    record = served.telemetry.next_record()
-    phases = record.times.phases()
-    assert tuple(phase.name for phase in phases) == PHASES
-    assert all(one.end_ns == next_.start_ns for one, next_ in pairwise(phases))
-    assert sum(phase.duration_ns for phase in phases) == record.times.duration_ns
-    assert min(phase.duration_ns for phase in phases) >= 0
-    assert served.telemetry.records.empty()
-
-
-@pytest.mark.parametrize("stream", [False, True])
 def test_the_record_has_the_facts_of_the_request_and_of_its_answer(served: Served, stream: bool) -> None:
     response = served.complete(stream=stream, n=2, temperature=0.5, stop=["secret"])
     record = served.telemetry.next_record()
@@ -63,17 +49,6 @@ def test_the_record_has_the_facts_of_the_request_and_of_its_answer(served: Serve
     assert (record.prompt_tokens, record.cached_tokens, record.completion_tokens) == (3, 2, 4)
     assert record.finish_reasons == ("stop", "stop")
     assert record.params == {"n": 2, "temperature": 0.5}
-
-
-def test_the_headers_of_a_stream_have_the_phases_until_its_first_token(served: Served) -> None:
-    timing = served.chat(stream=True).headers["server-timing"].split(", ")
-    assert [part.partition(";dur=")[0] for part in timing[:5]] == list(PHASES[:5])
-
-
-def test_the_headers_of_a_whole_answer_have_all_phases_but_the_last(served: Served) -> None:
-    timing = served.chat().headers["server-timing"]
-    times = served.telemetry.next_record().times
-    assert timing == ", ".join(f"{phase.name};dur={phase.duration_ns / 1e6:.3f}" for phase in times.phases()[:-1])
 
 
 def test_a_stream_asks_proxies_not_to_buffer_it(served: Served) -> None:

@@ -8,8 +8,11 @@ import pytest
 
 from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.request import PairPrompt, TextPrompt
+from tests.routes.asking import refused
 from tests.routes.conftest import Served
 from tests.routes.doubles import pools
+
+SCORE, RERANK = "/v1/score", "/v1/rerank"
 
 
 @pytest.fixture
@@ -32,13 +35,7 @@ def post(served: Served, path: str, **body: Any) -> Any:
     return response.json()
 
 
-def refused_param(served: Served, path: str, **body: Any) -> str | None:
-    response = served.post(path, **body)
-    assert response.status_code == 400, response.text
-    return response.json()["error"]["param"]  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize("path", ["/v1/score", "/score"])
+@pytest.mark.parametrize("path", [SCORE, "/score"])
 def test_a_cross_encoder_scores_one_text_with_each_of_several(scorer: Served, path: str) -> None:
     answer = post(scorer, path, text_1="q", text_2=["a", "b", "c"])
     assert answer.pop("id").startswith("score-")
@@ -55,15 +52,15 @@ def test_a_cross_encoder_scores_one_text_with_each_of_several(scorer: Served, pa
 
 
 def test_as_many_texts_are_scored_pair_by_pair(scorer: Served) -> None:
-    post(scorer, "/v1/score", text_1=["q", "r"], text_2=["a", "b"])
+    post(scorer, SCORE, text_1=["q", "r"], text_2=["a", "b"])
     assert scorer.engine.submitted.get().prompts == (PairPrompt("q", "a", "text_2"), PairPrompt("r", "b", "text_2"))
-    post(scorer, "/v1/score", queries=["q", "r"], documents=["a", "b"])
+    post(scorer, SCORE, queries=["q", "r"], documents=["a", "b"])
     pairs = (PairPrompt("q", "a", "documents"), PairPrompt("r", "b", "documents"))
     assert scorer.engine.submitted.get().prompts == pairs
 
 
 def test_an_embedding_model_scores_by_the_cosine(embedder: Served) -> None:
-    answer = post(embedder, "/v1/score", text_1="q", text_2=["a", "b"])
+    answer = post(embedder, SCORE, text_1="q", text_2=["a", "b"])
     assert [item["score"] for item in answer["data"]] == [pytest.approx(1.0), pytest.approx(0.0)]
     assert embedder.engine.submitted.get().prompts == (
         TextPrompt("q", param="text_1"),
@@ -74,7 +71,7 @@ def test_an_embedding_model_scores_by_the_cosine(embedder: Served) -> None:
 
 @pytest.mark.parametrize(
     ("path", "body"),
-    [("/v1/rerank", {"query": "q", "documents": ["a", "b"]}), ("/v1/score", {"queries": "q", "documents": ["a", "b"]})],
+    [(RERANK, {"query": "q", "documents": ["a", "b"]}), (SCORE, {"queries": "q", "documents": ["a", "b"]})],
 )
 def test_in_a_search_an_embedding_model_reads_its_prompts(embedder: Served, path: str, body: dict[str, Any]) -> None:
     post(embedder, path, **body)
@@ -82,7 +79,7 @@ def test_in_a_search_an_embedding_model_reads_its_prompts(embedder: Served, path
     assert texts == ["Q: q", "P: a", "P: b"]
 
 
-@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])
+@pytest.mark.parametrize("path", [RERANK, "/v2/rerank", "/rerank"])
 def test_documents_are_ranked_best_first(scorer: Served, path: str) -> None:
     answer = post(scorer, path, query="q", documents=["a", {"text": "b"}, "c"])
     assert answer.pop("id").startswith("rerank-")
@@ -100,59 +97,49 @@ def test_documents_are_ranked_best_first(scorer: Served, path: str) -> None:
 
 @pytest.mark.parametrize(("top_n", "number"), [(None, 3), (0, 3), (1, 1), (2, 2), (9, 3)])
 def test_top_n_limits_what_is_answered(scorer: Served, top_n: int | None, number: int) -> None:
-    answer = post(scorer, "/v1/rerank", query="q", documents=["a", "b", "c"], top_n=top_n, return_documents=False)
+    answer = post(scorer, RERANK, query="q", documents=["a", "b", "c"], top_n=top_n, return_documents=False)
     assert [item["index"] for item in answer["results"]] == [1, 2, 0][:number]
     assert "document" not in answer["results"][0]
 
 
 def test_equal_scores_keep_the_order_of_the_documents(scorer: Served) -> None:
     scorer.engine.script = pools([0.5], [0.5], [0.75])
-    answer = post(scorer, "/v1/rerank", query="q", documents=["a", "b", "c"])
+    answer = post(scorer, RERANK, query="q", documents=["a", "b", "c"])
     assert [item["index"] for item in answer["results"]] == [2, 0, 1]
 
 
 def test_pairs_can_be_cut(scorer: Served) -> None:
-    post(scorer, "/v1/rerank", query="q", documents=["a"], truncate_prompt_tokens=8)
+    post(scorer, RERANK, query="q", documents=["a"], truncate_prompt_tokens=8)
     assert scorer.engine.submitted.get().prompts == (PairPrompt("q", "a", "documents", 8),)
 
 
 @pytest.mark.parametrize(
-    ("body", "param"),
+    ("path", "body", "param"),
     [
-        ({"text_2": "a"}, "text_1"),
-        ({"text_1": "q"}, "text_2"),
-        ({"text_1": "q", "text_2": []}, "text_2"),
-        ({"text_1": ["q", "r"], "text_2": ["a", "b", "c"]}, "text_1"),
-        ({"text_1": ["q", "r"], "text_2": "a"}, "text_1"),
-        ({"text_1": "q", "text_2": [5]}, "text_2"),
-        ({"text_1": 5, "text_2": "a"}, "text_1"),
-        ({"text_1": "q", "text_2": "a", "queries": "q"}, "queries"),
-        ({"queries": "q"}, "documents"),
+        (SCORE, {"text_2": "a"}, "text_1"),
+        (SCORE, {"text_1": "q"}, "text_2"),
+        (SCORE, {"text_1": "q", "text_2": []}, "text_2"),
+        (SCORE, {"text_1": ["q", "r"], "text_2": ["a", "b", "c"]}, "text_1"),
+        (SCORE, {"text_1": ["q", "r"], "text_2": "a"}, "text_1"),
+        (SCORE, {"text_1": "q", "text_2": [5]}, "text_2"),
+        (SCORE, {"text_1": 5, "text_2": "a"}, "text_1"),
+        (SCORE, {"text_1": "q", "text_2": "a", "queries": "q"}, "queries"),
+        (SCORE, {"queries": "q"}, "documents"),
+        (RERANK, {"documents": ["a"]}, "query"),
+        (RERANK, {"query": "q"}, "documents"),
+        (RERANK, {"query": "q", "documents": []}, "documents"),
+        (RERANK, {"query": "q", "documents": "a"}, "documents"),
+        (RERANK, {"query": "q", "documents": [{"title": "a"}]}, "documents"),
+        (RERANK, {"query": "q", "documents": ["a"] * 2049}, "documents"),
+        (RERANK, {"query": ["q"], "documents": ["a"]}, "query"),
+        (RERANK, {"query": "q", "documents": ["a"], "top_n": -1}, "top_n"),
+        (RERANK, {"query": "q", "documents": ["a"], "top_n": "1"}, "top_n"),
     ],
 )
-def test_pairs_that_do_not_fit_are_refused(scorer: Served, body: dict[str, Any], param: str) -> None:
-    assert refused_param(scorer, "/v1/score", **body) == param
-
-
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({"documents": ["a"]}, "query"),
-        ({"query": "q"}, "documents"),
-        ({"query": "q", "documents": []}, "documents"),
-        ({"query": "q", "documents": "a"}, "documents"),
-        ({"query": "q", "documents": [{"title": "a"}]}, "documents"),
-        ({"query": "q", "documents": ["a"] * 2049}, "documents"),
-        ({"query": ["q"], "documents": ["a"]}, "query"),
-        ({"query": "q", "documents": ["a"], "top_n": -1}, "top_n"),
-        ({"query": "q", "documents": ["a"], "top_n": "1"}, "top_n"),
-    ],
-)
-def test_searches_that_do_not_fit_are_refused(scorer: Served, body: dict[str, Any], param: str) -> None:
-    assert refused_param(scorer, "/v1/rerank", **body) == param
+def test_what_does_not_fit_is_refused(scorer: Served, path: str, body: dict[str, Any], param: str) -> None:
+    refused(scorer.post(path, **body), param)
 
 
 def test_a_cross_encoder_has_no_vectors(scorer: Served) -> None:
-    response = scorer.post("/v1/embeddings", input="a")
-    assert (response.status_code, response.json()["error"]["code"]) == (400, "wrong_task")
+    refused(scorer.post("/v1/embeddings", input="a"), "model", code="wrong_task")
     assert scorer.http.get("/v1/models").json()["data"][0]["task"] == "score"

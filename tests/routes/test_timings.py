@@ -13,7 +13,7 @@ from oaiserve.engine.request import Event, Finished, Request
 from oaiserve.errors import InternalError
 from oaiserve.facts.record import EngineAccount, RequestRecord, WaitReason
 from oaiserve.facts.times import PHASES
-from tests.routes.asking import CHAT, stream_of
+from tests.routes.asking import CHAT, refused, stream_of
 from tests.routes.conftest import Served, serving
 from tests.routes.doubles import fails, says
 
@@ -76,7 +76,7 @@ def test_a_stream_that_fails_ends_with_its_error(served: Served) -> None:
 
 def test_timings_without_a_stream_are_refused(served: Served) -> None:
     response = served.complete(stream_options={"include_timings": True})
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "stream_options")
+    refused(response, "stream_options")
 
 
 @pytest.mark.parametrize(("limit", "text"), [(0, None), (3, "Hel"), (100, "Hello")])

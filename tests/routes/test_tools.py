@@ -16,7 +16,7 @@ from oaiserve.engine.grammars.notations import translate
 from oaiserve.engine.grammars.refusal import Refused
 from oaiserve.engine.request import FinishReason, Grammar
 from tests.engine.text.tokenizers_for_tests import byte_level
-from tests.routes.asking import CALL, CHAT, CHATML, HI, PARAMETERS, PIECES, ZONE, chatted, stream_of
+from tests.routes.asking import CALL, CHAT, CHATML, HI, PARAMETERS, PIECES, ZONE, chatted, refused, stream_of
 from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import says
 
@@ -95,11 +95,7 @@ def deltas_of(served: Served, **body: Any) -> list[tuple[dict[str, Any], str | N
 )
 def test_what_is_wrong_with_tools_is_named(served: Served, body: dict[str, Any], param: str, words: str) -> None:
     for stream in (False, True):
-        response = served.chat(**body, stream=stream)
-        assert response.status_code == 400
-        error = response.json()["error"]
-        assert error["param"] == param
-        assert words in error["message"]
+        refused(served.chat(**body, stream=stream), param, words)
 
 
 @pytest.mark.parametrize(
@@ -121,10 +117,7 @@ def test_what_is_wrong_with_tools_is_named(served: Served, body: dict[str, Any],
     ],
 )
 def test_what_is_wrong_in_the_history_is_named(served: Served, message: dict[str, Any], where: str) -> None:
-    response = served.chat(messages=[{"role": "user", "content": "Hi"}, message])
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == "messages"
-    assert f"'{where}'" in response.json()["error"]["message"]
+    refused(served.chat(messages=[*HI, message]), "messages", f"'{where}'")
 
 
 def test_a_template_that_knows_tools_gets_them(serve: Serve) -> None:
@@ -405,16 +398,14 @@ def test_a_format_that_cannot_be_obeyed_is_refused_beside_tools_too(serve: Serve
 
 
 def test_a_call_cannot_be_forced_if_none_is_read(serve: Serve) -> None:
-    response = serve(template=CHATML, tool_call_parser="none").chat(tools=TOOLS, tool_choice="required")
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "tool_choice")
+    served = serve(template=CHATML, tool_call_parser="none")
+    refused(served.chat(tools=TOOLS, tool_choice="required"), "tool_choice")
 
 
 def test_another_constraint_beside_a_forced_call_is_refused(serve: Serve) -> None:
     served = serve(template=CHATML)
     body = {"structured_outputs": {"regex": "a"}}
-    response = served.chat(tools=TOOLS, tool_choice="required", **body)
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "structured_outputs")
-    assert "together with" in response.json()["error"]["message"]
+    refused(served.chat(tools=TOOLS, tool_choice="required", **body), "structured_outputs", "together with")
     assert served.chat(tools=TOOLS, **body).status_code == 200
 
 

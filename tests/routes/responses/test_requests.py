@@ -8,7 +8,7 @@ import pytest
 
 from oaiserve.engine.request import ChatPrompt, Request
 from oaiserve.facts.record import Outcome
-from tests.routes.asking import CHATML, HYBRID, PARAMETERS, ZONE
+from tests.routes.asking import CHATML, HYBRID, PARAMETERS, ZONE, refused
 from tests.routes.asking import submitted as last_request
 from tests.routes.conftest import Serve, Served
 from tests.routes.responses.test_route import LOGPROBS, RESPONSES, STOP, TOOLS, WITH_CALLS, ask
@@ -260,10 +260,7 @@ def test_what_is_wrong_is_named_before_the_answer_begins(
 ) -> None:
     for stream in (False, True):
         response = served.post(RESPONSES, **{"input": "Hi", **body}, stream=stream)
-        assert response.status_code == 400, response.text
-        error = response.json()["error"]
-        assert error["param"] == param
-        assert words in error["message"]
+        refused(response, param, words)
         assert served.telemetry.next_record().outcome == Outcome.REJECTED
 
 
@@ -281,11 +278,9 @@ def test_what_changes_nothing_is_accepted(served: Served, body: dict[str, Any]) 
 
 
 def test_another_model_is_not_found(served: Served) -> None:
-    response = served.post(RESPONSES, input="Hi", model="gpt-9")
-    assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
+    refused(served.post(RESPONSES, input="Hi", model="gpt-9"), "model", status=404, code="model_not_found")
 
 
 def test_calls_cannot_be_forced_where_none_are_read(serve: Serve) -> None:
     served = serve(template=CHATML, tool_call_parser="none")
-    response = served.post(RESPONSES, input="Hi", tools=TOOLS, tool_choice="required")
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "tool_choice")
+    refused(served.post(RESPONSES, input="Hi", tools=TOOLS, tool_choice="required"), "tool_choice")

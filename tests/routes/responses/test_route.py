@@ -11,7 +11,7 @@ import pytest
 from oaiserve.engine.request import FinishReason
 from oaiserve.errors import ContextLengthExceeded, InternalError
 from oaiserve.facts.record import Outcome
-from tests.routes.asking import CALL, CHATML, HYBRID, OPEN, PARAMETERS, PIECES, THOUGHT, ZONE
+from tests.routes.asking import CALL, CHATML, HYBRID, OPEN, PARAMETERS, PIECES, THOUGHT, ZONE, refused
 from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import fails, says, starts
 
@@ -321,10 +321,7 @@ def test_parameters_are_told_back_as_they_took_effect(served: Served) -> None:
 def test_an_error_before_the_first_token_is_an_http_error(served: Served, stream: bool) -> None:
     served.engine.script = fails(ContextLengthExceeded(8, 9, None, param="input"))
     response = served.post(RESPONSES, input="Hi", stream=stream)
-    assert response.status_code == 400
-    error = response.json()["error"]
-    assert (error["code"], error["param"]) == ("context_length_exceeded", "input")
-    assert "your input resulted in 9 tokens" in error["message"]
+    refused(response, "input", "your input resulted in 9 tokens", code="context_length_exceeded")
 
 
 def test_an_error_in_a_stream_is_its_last_event(served: Served) -> None:
