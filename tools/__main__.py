@@ -25,7 +25,6 @@ COMMANDS = {
     "gpu_check": "right and how fast on a GPU; --device cpu --quick is a dry run",
     "model_types": "transformers' model types, served or refused: docs/models.md",
     "gguf_families": "GGUF files of llama.cpp's converter, beside their models: docs/models.md",
-    "grammar_coverage": "keywords of JSON Schema, obeyed or refused: docs/structured-outputs.md",
     "clients": "the first examples of other people's clients: `make clients`",
     "soak": "random clients for minutes; fails where anything is left or lost",
     "attack": "attacks beside a neighbour; fails where one harms it: docs/security.md",

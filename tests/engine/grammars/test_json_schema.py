@@ -1,4 +1,4 @@
-"""Tests of which schemas are refused, and where. tests/tools/test_grammar_coverage.py has those that are obeyed."""
+"""Tests of which schemas are refused, and where. test_keywords.py has those that are obeyed."""
 
 from __future__ import annotations
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.engine.grammars.json_validity import error_of
+from tests.engine.grammars.keywords import OBEYED, REFUSED, Obeyed, RefusedRow, Vocabulary, failures, table
 from tests.engine.text.tokenizers_for_tests import byte_level
-from tools.grammar_coverage import OBEYED, REFUSED, Obeyed, RefusedRow, Vocabulary, failures, table
-from tools.json_validity import error_of
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 BACKEND = byte_level()
 VOCABULARY = Vocabulary(BACKEND, BACKEND.get_vocab_size(), frozenset([BACKEND.token_to_id("<|im_end|>")]))
 

@@ -1,19 +1,17 @@
-"""Checks which keywords of JSON Schema are obeyed and which are refused: python -m tools.grammar_coverage
+"""The keywords of JSON Schema, obeyed or refused: a row each, and the check that a row holds.
 
-Each row is a schema with instances that are valid under it and others that are not. The grammar of a row has to accept
-the first and to reject the others. Then answers are made by drawing among the tokens that the grammar allows, 50 for
-each row: after some tokens each is brought to an end, and must be valid for the library jsonschema. A row that is
-refused has to be refused with its place.
+A row is a schema with instances that are valid under it and others that are not. The grammar of a row has to accept
+the first and to reject the others. Then answers are made by drawing among the tokens that the grammar allows: after
+some tokens each is brought to an end, and must be valid for the library jsonschema. A row that is refused has to be
+refused with its place.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,11 +21,9 @@ from oaiserve.engine.grammars.grammar import CompiledGrammar, Grammars, GrammarV
 from oaiserve.engine.request import Grammar
 from oaiserve.engine.text.detokenize import TokenTable
 from oaiserve.errors import InvalidRequest
-from oaiserve.files import demo
-from tools.json_validity import error_of, instance_error
-from tools.markdown import as_markdown, write_between
+from tests.engine.grammars.json_validity import error_of, instance_error
+from tools.markdown import as_markdown
 
-NUM_WALKS = 50
 MOST_FREE_TOKENS = 30  # drawn among all that are allowed; then such that close what is open are preferred
 MOST_TOKENS = 2_000
 CLOSING = (b'"}', b'"]', b'"', b"@", b"}", b"]", b":", b",")
@@ -334,10 +330,7 @@ class Vocabulary:
         self._words = np.zeros(-(-vocab_size // 32), np.uint32)
 
     def compile(self, schema: Any) -> CompiledGrammar:
-        return self.compile_grammar(Grammar("json_schema", json.dumps(schema)))
-
-    def compile_grammar(self, grammar: Grammar) -> CompiledGrammar:
-        return self._grammars.compile(grammar)
+        return self._grammars.compile(Grammar("json_schema", json.dumps(schema)))
 
     def accepts(self, compiled: CompiledGrammar, instance: Any) -> bool:
         matcher = compiled.matcher()
@@ -350,22 +343,14 @@ class Vocabulary:
         matcher.fill_mask(self._words)
         return bool((self._allowed() & self._eos).any())
 
-    def walk(
-        self, compiled: CompiledGrammar, rng: random.Random, begun: Sequence[int] = (), num_free: int = MOST_FREE_TOKENS
-    ) -> str:
-        """Make an answer that goes on from `begun`, of tokens that are drawn among those that are allowed.
-
-        After `num_free` of them it is brought to an end: those that close what is open are preferred, then short ones.
-        """
+    def walk(self, compiled: CompiledGrammar, rng: random.Random) -> str:
+        """Make an answer of tokens that are drawn among those that are allowed, and bring it to an end in time."""
         matcher, text = compiled.matcher(), b""
-        for token_id in begun:
-            matcher.push(token_id)
-            text += self._bytes[token_id]
         for num_tokens in range(MOST_TOKENS):
             if matcher.is_complete:
                 break
             matcher.fill_mask(self._words)
-            allowed, is_ending = self._allowed(), num_tokens >= num_free
+            allowed, is_ending = self._allowed(), num_tokens >= MOST_FREE_TOKENS
             may_end = bool((allowed & self._eos).any())
             choices = np.flatnonzero(allowed & ~self._eos)
             if may_end and (is_ending or not len(choices) or rng.random() < 0.3):
@@ -417,32 +402,3 @@ def table() -> str:
             names = ", ".join(name if name == "..." else f"`{name}`" for name in keyword.split(", "))
             rows.append((names, title, "; ".join(found)))
     return "\n".join(as_markdown(rows))
-
-
-def demo_vocabulary() -> Vocabulary:
-    backend = tokenizers.Tokenizer.from_file(str(demo.resolve() / "tokenizer.json"))
-    eos = frozenset(backend.token_to_id(token) for token in ("<|im_end|>", "<|endoftext|>"))
-    return Vocabulary(backend, backend.get_vocab_size(), eos)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--markdown", type=Path, help="page to write the table into")
-    parser.add_argument("--walks", type=int, default=NUM_WALKS, help="answers that are drawn for each row")
-    arguments = parser.parse_args()
-    vocabulary = demo_vocabulary()
-    found = [
-        f"{row.keyword}: {failure}"
-        for row in [*OBEYED, *REFUSED]
-        for failure in failures(vocabulary, row, arguments.walks)
-    ]
-    print(table())
-    if found:
-        raise SystemExit("\n".join(found))
-    print(f"{len(OBEYED)} schemas are obeyed, in {len(OBEYED) * arguments.walks} answers; {len(REFUSED)} are refused.")
-    if arguments.markdown:
-        write_between(arguments.markdown, "keywords", table())
-
-
-if __name__ == "__main__":
-    main()
