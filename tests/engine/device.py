@@ -22,6 +22,7 @@ from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Draw, Logprobs, Masks, OutOfMemory, Step
 from tests.engine.doubles import EOS, LETTERS, TOKENIZER, Launched, Leaver, ScriptedRunner, make_engine
 from tests.engine.grammars.plain import allowed_ids
+from tests.engine.logprobs_for_tests import values_of
 from tests.engine.memory import NEVER
 
 STAGES = ("before", "written")  # how far a step gets that there is no memory for
@@ -271,11 +272,11 @@ def answers(
     found = Answers({}, {}, {}, {}, {}, ended)
     for event in (event for events in inbox.hand_overs for event in events):
         if isinstance(event, PromptDone) and event.logprobs:
-            found.prompt_logprobs[event.request_id] = [row.logprob for row in event.logprobs[1:]]
+            found.prompt_logprobs[event.request_id] = values_of(event.logprobs)[1:]
         elif isinstance(event, TokenChunk):
             key = (event.request_id, event.index)
             found.text[key] = found.text.get(key, "") + event.text
             found.token_ids.setdefault(key, []).extend(event.token_ids)
-            found.logprobs.setdefault(key, []).extend(row.logprob for row in event.logprobs or [])
+            found.logprobs.setdefault(key, []).extend(values_of(event.logprobs))
             found.reasons[key] = (event.finish_reason, event.stop_reason)
     return found

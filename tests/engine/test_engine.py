@@ -176,15 +176,18 @@ def test_echo_and_prompt_logprobs_come_before_the_first_chunk_also_when_the_prom
     assert isinstance(done, PromptDone)
     assert done.text == "abcdefghijklmnopqrstuvwxyz"
     assert done.logprobs is not None
-    assert [row.token for row in done.logprobs] == list(done.text)
-    assert [row.logprob for row in done.logprobs[1:]] == [-float(i) for i in range(1, 26)]
+    _, texts, values = zip(*done.logprobs.tokens(), strict=True)
+    assert b"".join(texts) == done.text.encode()
+    assert list(values[1:]) == [-float(i) for i in range(1, 26)]
 
 
 def test_every_sampled_token_has_logprobs_even_if_its_text_is_hidden() -> None:
     engine = make_engine(ScriptedRunner(lambda s: EOS if s.num_generated == 1 else letter_id("x")))
     events = events_of(engine, request(max_tokens=9, logprobs=1))
-    rows = [row for event in events if isinstance(event, TokenChunk) for row in event.logprobs or []]
-    assert [(row.token, row.logprob, len(row.top)) for row in rows] == [("x", -0.5, 1), ("<|im_end|>", -0.5, 1)]
+    chunks = [event for event in events if isinstance(event, TokenChunk)]
+    rows = [entries for chunk in chunks if chunk.logprobs for entries in chunk.logprobs.entries()]
+    assert [row[0][1:] for row in rows] == [(b"x", -0.5), (b"<|im_end|>", -0.5)]
+    assert all(len(row) == 2 for row in rows)
 
 
 def test_stamps_are_in_order_and_the_phases_add_up() -> None:

@@ -192,7 +192,7 @@ def test_what_comes_after_the_end_in_a_step_counts_nowhere(
     assert (chunks[-1].finish_reason, chunks[-1].stop_reason) == (reason, stop)
     token_ids = [token_id for chunk in chunks for token_id in chunk.token_ids]
     assert token_ids == LETTERS[:num_tokens]
-    assert [row.token_id for chunk in chunks for row in chunk.logprobs or []] == token_ids
+    assert [token_id for chunk in chunks if chunk.logprobs for token_id, _, _ in chunk.logprobs.tokens()] == token_ids
     assert end.usage.completion_tokens == num_tokens
 
 

@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from oaiserve.engine.logprobs import TokenLogprob, TokenLogprobs, TopLogprob
 from oaiserve.engine.request import (
     Aborted,
     Deliver,
@@ -21,6 +20,7 @@ from oaiserve.engine.request import (
 from oaiserve.engine.streams import MAX_CHUNK_TOKENS, STALLED_NS, HeldTokens, LoopStream
 from oaiserve.facts.record import EngineAccount
 from oaiserve.facts.times import RequestTimes
+from tests.engine.logprobs_for_tests import token_logprobs
 
 USAGE, TIMES, ACCOUNT = Usage(0, 0, 0), RequestTimes(received=1), EngineAccount()
 
@@ -41,8 +41,7 @@ def chunk(text: str, index: int = 0, num_top: int | None = None, **fields: objec
     """Return a chunk in which each letter is a token."""
     logprobs = None
     if num_top is not None:
-        top = [TopLogprob(0, "t", b"t", -1.0)] * num_top
-        logprobs = TokenLogprobs(TokenLogprob(ord(letter), letter, letter.encode(), -1.0, top) for letter in text)
+        logprobs = token_logprobs(*([(ord(c), c.encode(), -1.0), *[(0, b"t", -1.0)] * num_top] for c in text))
     return TokenChunk("r", index, text, [ord(letter) for letter in text], logprobs, **fields)  # type: ignore[arg-type]
 
 

@@ -13,7 +13,7 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from oaiserve.engine.adapters import AdapterTable, ServedAdapter
-from oaiserve.engine.logprobs import TokenLogprob, TokenLogprobs, TopLogprob
+from oaiserve.engine.logprobs import Entry
 from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.request import (
     TERMINAL,
@@ -43,6 +43,7 @@ from oaiserve.files.adapters import BadAdapter
 from oaiserve.telemetry.live import Live
 from oaiserve.telemetry.observations import Observations
 from oaiserve.telemetry.recent import RecentRequests
+from tests.engine.logprobs_for_tests import token_logprobs
 
 VOCAB_SIZE = 1000
 
@@ -260,7 +261,7 @@ def says(
                     index,
                     text,
                     [position + 10],
-                    TokenLogprobs([logprob(text, position + 10)]) if params.logprobs is not None else None,
+                    token_logprobs(logprob(text, position + 10)) if params.logprobs is not None else None,
                     finish if is_last else None,
                     stop_reason if is_last else None,
                     [len(text)] if params.text_lengths else None,
@@ -289,11 +290,11 @@ def candidates(*logprobs: list[float]) -> Script:
     token is the index of the choice."""
 
     def script(request: Request) -> Iterable[list[Event]]:
-        rid, best = request.request_id, [TopLogprob(8, "x", b"x", -0.1)] * (request.params.logprobs or 0)
+        rid, best = request.request_id, [(8, b"x", -0.1)] * (request.params.logprobs or 0)
         yield list(prompts_done(request))
         for index in range(len(request.prompts) * len(logprobs)):
             name, values = f"{index}", logprobs[index % len(logprobs)]
-            tokens = TokenLogprobs(TokenLogprob(7, name, name.encode(), value, best) for value in values)
+            tokens = token_logprobs(*([(7, name.encode(), value), *best] for value in values))
             text, token_ids = name * len(tokens), [7] * len(tokens)
             yield [TokenChunk(rid, index, text, token_ids, tokens, FinishReason.LENGTH)]
         num_tokens = len(request.prompts) * sum(map(len, logprobs))
@@ -306,16 +307,14 @@ def prompts_done(request: Request) -> Iterable[PromptDone]:
     for index in range(len(request.prompts)):
         tokens = None
         if request.params.prompt_logprobs is not None:
-            tokens = TokenLogprobs([TokenLogprob(1, "In", b"In", math.nan), logprob(" a", 2)])
+            tokens = token_logprobs([(1, b"In", math.nan)], logprob(" a", 2))
         yield PromptDone(request.request_id, index, [1, 2, 3], "In a" if request.echo else None, tokens, RequestTimes())
 
 
-def logprob(text: str, token_id: int) -> TokenLogprob:
-    """Return a sampled token that is the second best."""
-    better = TopLogprob(token_id + 1, text + "!", f"{text}!".encode(), -0.25)
-    itself = TopLogprob(token_id, text, text.encode(), -1.5)
-    worse = TopLogprob(token_id + 2, text + "?", f"{text}?".encode(), -math.inf)
-    return TokenLogprob(token_id, text, text.encode(), -1.5, [better, itself, worse])
+def logprob(text: str, token_id: int) -> list[Entry]:
+    """Return a sampled token that is the second best, and its alternatives."""
+    better, itself = (token_id + 1, f"{text}!".encode(), -0.25), (token_id, text.encode(), -1.5)
+    return [itself, better, itself, (token_id + 2, f"{text}?".encode(), -math.inf)]
 
 
 def fails(error: APIError, *texts: str) -> Script:

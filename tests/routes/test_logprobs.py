@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import msgspec
 import pytest
 
-from oaiserve.engine.logprobs import TokenLogprob, TokenLogprobs
+from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.engine.streams import MAX_CHUNK_TOKENS
 from oaiserve.routes.logprobs import (
     ChatLogprobs,
@@ -19,12 +19,13 @@ from oaiserve.routes.logprobs import (
     prompt_logprobs_in_parts,
 )
 from oaiserve.routes.shapes import HOLE, filled, joined
+from tests.engine.logprobs_for_tests import token_logprobs
 from tests.routes.doubles import logprob
 
 
 def tokens_of(number: int) -> TokenLogprobs:
-    first = TokenLogprob(1, '"\0é', '"\0é'.encode(), math.nan)
-    return TokenLogprobs([first, *(logprob(f"{i}", i) for i in range(number - 1))][:number])
+    first = [(1, '"\0é'.encode(), math.nan)]
+    return token_logprobs(*[first, *(logprob(f"{i}", i) for i in range(number - 1))][:number])
 
 
 @pytest.mark.parametrize("as_token_ids", [False, True])

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.engine.logprobs import TokenLogprob, TokenLogprobs, TopLogprob
 from oaiserve.engine.request import ChatPrompt, SamplingParams, TextPrompt, TokenPrompt
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes.bodies import ChatBody, CompletionBody
@@ -20,6 +19,7 @@ from oaiserve.routes.constraints import grammar
 from oaiserve.routes.logprobs import completion_logprobs
 from oaiserve.routes.parameters import sampling_params, traced_prompts
 from oaiserve.routes.protocol import UnknownNames, num_ids, parse
+from tests.engine.logprobs_for_tests import token_logprobs
 
 decoder = msgspec.json.Decoder(CompletionBody)
 json_values = st.recursive(
@@ -113,15 +113,15 @@ def test_the_two_bodies_share_every_sampling_field() -> None:
 
 
 def test_of_two_tokens_with_the_same_text_the_likelier_one_is_shown() -> None:
-    better, worse = TopLogprob(5, "�", b"\xe2", -0.5), TopLogprob(6, "�", b"\xe3", -2.0)
-    token = TokenLogprob(6, "�", b"\xe3", -2.0, [better, worse])
-    assert completion_logprobs(TokenLogprobs([token]), 2, False).top_logprobs == [{"�": -0.5}]
+    better, worse = (5, b"\xe2", -0.5), (6, b"\xe3", -2.0)
+    tokens = token_logprobs([worse, better, worse])
+    assert completion_logprobs(tokens, 2, False).top_logprobs == [{"�": -0.5}]
 
 
 def test_the_logprob_of_the_sampled_token_is_the_same_float_in_both_lists() -> None:
     value = math.nextafter(-0.1, -1)
-    token = TokenLogprob(5, "a", b"a", value, [TopLogprob(5, "a", b"a", value)])
-    logprobs = msgspec.json.decode(msgspec.json.encode(completion_logprobs(TokenLogprobs([token]), 1, False)))
+    tokens = token_logprobs([(5, b"a", value)] * 2)
+    logprobs = msgspec.json.decode(msgspec.json.encode(completion_logprobs(tokens, 1, False)))
     assert logprobs["token_logprobs"][0] == max(logprobs["top_logprobs"][0].values()) == value
 
 

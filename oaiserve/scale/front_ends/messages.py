@@ -394,7 +394,7 @@ def _encoded(value: Any) -> Any:
     if isinstance(value, array):
         return value.typecode, value.tobytes()
     if isinstance(value, TokenLogprobs):
-        ids, texts, logprobs, ends = value.columns()
+        ids, texts, logprobs, ends = value.columns
         return ids.tobytes(), texts, logprobs.tobytes(), ends.tobytes()
     if isinstance(value, Exception):
         text = str(value).encode(errors="surrogatepass")  # it may quote half of a surrogate pair
@@ -410,7 +410,7 @@ def _decoded(kind: Any, value: Any) -> Any:
         return array(typecode, items)
     if kind is TokenLogprobs:
         ids, texts, logprobs, ends = value
-        return TokenLogprobs.of_columns(array("i", ids), texts, array("d", logprobs), array("q", ends))
+        return TokenLogprobs((array("i", ids), texts, array("d", logprobs), array("q", ends)))
     if isinstance(kind, type) and issubclass(kind, Exception):
         name, text, param, code, retry_after_seconds = value
         message = text.decode(errors="surrogatepass")

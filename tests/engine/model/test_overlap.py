@@ -34,6 +34,7 @@ from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.facts.record import EventKind
 from tests.engine.doubles import Leaver
+from tests.engine.logprobs_for_tests import values_of
 from tests.engine.model.runners import eager_runner
 from tests.models.decoders import FAMILIES, byte_tokenizer, random_model
 
@@ -148,17 +149,13 @@ def run(
             "".join(chunk.text for chunk in of_choice),
             of_choice[-1].finish_reason,
             of_choice[-1].stop_reason,
-            [row.logprob for chunk in of_choice for row in chunk.logprobs or []],
+            [value for chunk in of_choice for value in values_of(chunk.logprobs)],
         )
         for key, of_choice in chunks.items()
     }
     return Run(
         answers,
-        {
-            e.request_id: [row.logprob for row in e.logprobs[1:]]
-            for e in events
-            if isinstance(e, PromptDone) and e.logprobs
-        },
+        {e.request_id: values_of(e.logprobs)[1:] for e in events if isinstance(e, PromptDone) and e.logprobs},
         {key: (event.usage.prompt_tokens, event.usage.completion_tokens) for key, event in ended.items()},  # type: ignore[union-attr]
         ended,
         requests,

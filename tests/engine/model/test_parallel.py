@@ -50,6 +50,7 @@ from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, OutOfMemory, Step
 from oaiserve.errors import InternalError, StartupError, Unavailable
 from tests.engine.doubles import Inbox
+from tests.engine.logprobs_for_tests import values_of
 from tests.engine.model.gpu.test_graphs import Plain
 from tests.engine.model.graph_worker import FAILS, Again, with_doubles
 from tests.models.decoders import FAMILIES, byte_tokenizer, random_model
@@ -166,9 +167,9 @@ def answer_all(engine: Engine, prompt_logprobs: int | None = 0) -> Run:
         if isinstance(event, TokenChunk):
             key = event.request_id, event.index
             run.token_ids.setdefault(key, []).extend(event.token_ids)
-            run.logprobs.setdefault(key, []).extend(row.logprob for row in event.logprobs or [])
+            run.logprobs.setdefault(key, []).extend(values_of(event.logprobs))
         elif isinstance(event, PromptDone) and event.logprobs is not None:
-            run.prompt_logprobs[event.request_id] = [row.logprob for row in event.logprobs[1:]]
+            run.prompt_logprobs[event.request_id] = values_of(event.logprobs)[1:]
     assert all(isinstance(event, Finished) for event in ended.values())
     return run._replace(num_cached=sum(event.usage.cached_tokens for event in ended.values()))  # type: ignore[union-attr]
 

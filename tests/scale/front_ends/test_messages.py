@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.engine.logprobs import TokenLogprob, TokenLogprobs, TopLogprob
+from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.engine.request import (
     Aborted,
     Event,
@@ -49,6 +49,7 @@ from oaiserve.scale.front_ends.messages import (
     value_of,
 )
 from tests.engine.front_end import described, requests
+from tests.engine.logprobs_for_tests import token_logprobs
 
 TIMES = RequestTimes(1, 2, 3, 4, 5, 6, 7)
 
@@ -70,8 +71,7 @@ def account() -> EngineAccount:
 
 
 def logprobs() -> TokenLogprobs:
-    top = [TopLogprob(2, "\ufffd", b"\xff", -math.inf), TopLogprob(3, "b", b"b", -1.5)]
-    return TokenLogprobs([TokenLogprob(1, "a", b"a", -0.5, top), TokenLogprob(2, "c", b"c", -2.0)])
+    return token_logprobs([(1, b"a", -0.5), (2, b"\xff", -math.inf), (3, b"b", -1.5)], [(2, b"c", -2.0)])
 
 
 def test_the_events_of_a_step_come_in_the_order_of_each_request() -> None:

@@ -40,6 +40,7 @@ from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, ChunkResult, Step
 from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.engine.doubles import Inbox
+from tests.engine.logprobs_for_tests import values_of
 from tests.engine.model.runners import eager_runner
 from tests.models.decoders import FAMILIES, byte_tokenizer, random_model, with_layers
 
@@ -224,7 +225,7 @@ def answers(runner: GraphRunner, loaded: LoadedModel, requests: list[Request], n
         if isinstance(event, TokenChunk):
             found.setdefault((event.request_id, event.index), []).extend(event.token_ids)
             found.setdefault((event.request_id, event.index, "logprobs"), []).extend(
-                (row.token_id, round(row.logprob, 3)) for row in event.logprobs or ()
+                round(value, 3) for value in values_of(event.logprobs)
             )
     return found
 

@@ -1,0 +1,18 @@
+"""Log-probabilities by position, as tests write and compare them."""
+
+from __future__ import annotations
+
+from oaiserve.engine.logprobs import Entry, TokenLogprobs
+
+
+def token_logprobs(*positions: list[Entry]) -> TokenLogprobs:
+    """Return the log-probabilities of these positions: in each, the token first, then its alternatives."""
+    rows = TokenLogprobs()
+    for entries in positions:
+        rows.add(*map(list, zip(*entries, strict=True)))  # type: ignore[arg-type]
+    return rows
+
+
+def values_of(rows: TokenLogprobs | None) -> list[float]:
+    """Return the log-probability of each token."""
+    return [] if rows is None else [value for _, _, value in rows.tokens()]
