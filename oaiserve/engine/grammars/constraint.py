@@ -1,4 +1,4 @@
-"""The constraint of one choice: the tokens that its grammar and the request's other parameters allow next.
+"""The constraint of one choice: the tokens allowed next by its grammar and the request's other parameters.
 
 Engine thread only. It knows a grammar by its matcher, and must not know how a grammar is compiled, or torch.
 """
@@ -56,7 +56,7 @@ class Constraint:
         self._matcher.push(token_id)
 
     def forced_ids(self) -> list[int]:
-        """Return the ids that the grammar forces, if the request needs none of the model's own probabilities."""
+        """Return the ids forced by the grammar, if the request needs none of the model's own probabilities."""
         return self._matcher.forced_ids() if self._forces else []
 
     def possible(self, draft: list[int]) -> list[int]:
@@ -70,18 +70,15 @@ class Constraint:
         self._matcher.fill_mask(rows[0])
         if draft:
             self._matcher.fill_masks_behind(draft, rows[1:])
-        for number, words in enumerate(rows):
-            self._leave_end_out(words, num_generated + number)
+        for number, words in enumerate(rows, num_generated):
+            if self._ignores_eos:
+                _remove(words, self._eos_token_ids)
+            if number < self._min_tokens:
+                _remove(words, self._stop_ids)
 
     def fill_mask(self, words: np.ndarray, num_generated: int) -> None:
         """Set exactly the bits of the allowed ids after `num_generated` tokens."""
         self.fill_masks(words[None], num_generated, ())
-
-    def _leave_end_out(self, words: np.ndarray, num_generated: int) -> None:
-        if self._ignores_eos:
-            _remove(words, self._eos_token_ids)
-        if num_generated < self._min_tokens:
-            _remove(words, self._stop_ids)
 
 
 def _remove(words: np.ndarray, token_ids: Iterable[int]) -> None:

@@ -29,42 +29,39 @@ _CONTROLS = {"n": "\n", "r": "\r", "t": "\t"}
 class _Name:
     name: str
 
+    def names(self) -> set[str]:
+        return {self.name}
+
+    def written(self, names: dict[str, str]) -> str:
+        return names[self.name]
+
+
+@dataclass(frozen=True, slots=True)
+class _Regex:
+    regex: str
+
+    def names(self) -> set[str]:
+        return set()
+
+    def written(self, names: dict[str, str]) -> str:
+        return f"/{self.regex}/" if self.regex else '""'
+
 
 @dataclass(frozen=True, slots=True)
 class _GbnfGroup:
     """Alternatives, each a sequence of elements with their repetitions."""
 
-    alternatives: list[list[tuple[_Element, str]]]
+    alternatives: list[list[tuple[_Name | _Regex | _GbnfGroup, str]]]
 
     def names(self) -> set[str]:
-        found: set[str] = set()
-        for sequence in self.alternatives:
-            for element, _ in sequence:
-                found |= (
-                    {element.name}
-                    if isinstance(element, _Name)
-                    else element.names()
-                    if isinstance(element, _GbnfGroup)
-                    else set()
-                )
-        return found
+        return set[str]().union(*(element.names() for sequence in self.alternatives for element, _ in sequence))
+
+    def rule(self, names: dict[str, str]) -> str:
+        sequences = (" ".join(one.written(names) + repeat for one, repeat in row) for row in self.alternatives)
+        return " | ".join(sequence or '""' for sequence in sequences)
 
     def written(self, names: dict[str, str]) -> str:
-        return " | ".join(
-            " ".join(_written(element, names) + repeat for element, repeat in sequence) or '""'
-            for sequence in self.alternatives
-        )
-
-
-_Element = _Name | _GbnfGroup | str  # a string is a regex
-
-
-def _written(element: _Element, names: dict[str, str]) -> str:
-    if isinstance(element, _Name):
-        return names[element.name]
-    if isinstance(element, _GbnfGroup):
-        return f"({element.written(names)})"
-    return f"/{element}/" if element else '""'
+        return f"({self.rule(names)})"
 
 
 def as_lark(text: str) -> str:
@@ -72,24 +69,16 @@ def as_lark(text: str) -> str:
     rules = _GbnfParser(text).rules()
     if "root" not in rules:
         raise Refused("the grammar has no rule 'root'")
-    for name, rule in rules.items():
-        if unknown := sorted(rule.names() - rules.keys()):
+    names_of = {name: rule.names() for name, rule in rules.items()}
+    for name, names in names_of.items():
+        if unknown := sorted(names - rules.keys()):
             raise Refused(f"the rule '{name}' of the grammar refers to '{unknown[0][:60]}', which it does not define")
-    terminals = _terminals(rules)
-    names = {name: f"{'T' if name in terminals else 'r'}{index}" for index, name in enumerate(rules)}
-    return "\n".join(
-        [f"start: {names['root']}", *(f"{names[name]}: {rule.written(names)}" for name, rule in rules.items())]
-    )
-
-
-def _terminals(rules: dict[str, _GbnfGroup]) -> set[str]:
-    """Return the names of the rules that refer only to terminals."""
-    terminals: set[str] = set()
-    waiting = {name: rule.names() for name, rule in rules.items()}
-    while found := {name for name, names in waiting.items() if names <= terminals}:
+    terminals: set[str] = set()  # they refer to nothing but terminals
+    while found := {name for name, names in names_of.items() if name not in terminals and names <= terminals}:
         terminals |= found
-        waiting = {name: names for name, names in waiting.items() if name not in found}
-    return terminals
+    written = {name: f"{'T' if name in terminals else 'r'}{index}" for index, name in enumerate(rules)}
+    lines = (f"{written[name]}: {rule.rule(written)}" for name, rule in rules.items())
+    return "\n".join([f"start: {written['root']}", *lines])
 
 
 class _GbnfParser:
@@ -127,7 +116,7 @@ class _GbnfParser:
         """Read alternatives up to the end of their group, or of their rule."""
         if depth > MOST_DEPTH:
             raise Refused(f"the grammar has more than {MOST_DEPTH} groups within each other")
-        alternatives: list[list[tuple[_Element, str]]] = [[]]
+        alternatives: list[list[tuple[_Name | _Regex | _GbnfGroup, str]]] = [[]]
         while self._at < len(self._tokens) and not self._is_definition():
             kind, token = self._tokens[self._at]
             if token == ")":
@@ -136,12 +125,10 @@ class _GbnfParser:
             if token == "|":
                 alternatives.append([])
                 continue
-            element = self._element(kind, token, depth)
-            repeat = self._repeat()
-            alternatives[-1].append((element, repeat))
+            alternatives[-1].append((self._element(kind, token, depth), self._repeat()))
         return _GbnfGroup(alternatives)
 
-    def _element(self, kind: str, token: str, depth: int) -> _Element:
+    def _element(self, kind: str, token: str, depth: int) -> _Name | _Regex | _GbnfGroup:
         if token == "(":
             group = self._group(depth + 1)
             if self._tokens[self._at : self._at + 1] != [("sign", ")")]:
@@ -152,11 +139,11 @@ class _GbnfParser:
             case "name":
                 return _Name(token)
             case "string":
-                return "".join(regexes.literal(character) for character, _ in _characters(token[1:-1]))
+                return _Regex("".join(regexes.literal(character) for character, _ in _characters(token[1:-1])))
             case "class":
-                return _class(token)
+                return _Regex(_class(token))
             case "sign" if token == ".":
-                return "(?s:.)"
+                return _Regex("(?s:.)")
             case _:
                 raise Refused(f"the grammar has a '{token}' in a place where it means nothing")
 

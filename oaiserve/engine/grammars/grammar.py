@@ -19,7 +19,7 @@ import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
-from oaiserve.engine.grammars.notations import Translated, translate
+from oaiserve.engine.grammars.notations import translate
 from oaiserve.engine.grammars.refusal import Refused
 from oaiserve.engine.request import Grammar, GrammarKind
 from oaiserve.engine.text.detokenize import TokenTable
@@ -55,20 +55,20 @@ class _Original:
     is_spent: bool = False  # one of them has failed, and so others may
 
 
-_Outcome = _Original | Refused
+_Outcome = Future[_Original | Refused]
 
 
 class Grammars:
     """The grammars of one model. Any thread may compile."""
 
     def __init__(self, backend: tokenizers.Tokenizer, *, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
-        """`vocab_size` is the number of the model's ids, which may be fewer or more than the tokenizer's."""
+        """`vocab_size` is the number of the model's ids: the tokenizer may have fewer or more."""
         self._backend = backend
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._lock_of_tokens = Lock()
         self._lock = Lock()  # guards all that follows
-        self._kept: OrderedDict[_Key, Future[_Outcome]] = OrderedDict()  # the last used ones at the end
+        self._kept: OrderedDict[_Key, _Outcome] = OrderedDict()  # the last used ones at the end
         self._kept_bytes = 0
 
     def prepare(self, delay_seconds: float = 0.0) -> None:
@@ -107,13 +107,18 @@ class Grammars:
             )
         future, was_cached = self._find((grammar.kind, grammar.text))
         if not was_cached:
-            self._fulfil(future, tokens, grammar.kind, grammar.text)
+            try:
+                future.set_result(_Original(_compiled(tokens, grammar.kind, grammar.text)))
+            except Refused as refused:
+                future.set_result(Refused(refused.reason))  # without its traceback, whose frames hold the text
+            except BaseException as error:  # a bug, or a panic in Rust: other threads may wait for it
+                future.set_exception(error)
         outcome = future.result()
         if isinstance(outcome, Refused):
             raise InvalidRequest(f"Invalid '{grammar.param}': {outcome.reason}.", param=grammar.param)
         return CompiledGrammar(outcome, tokens, grammar.after.encode(), monotonic_ns() - begin_ns, was_cached)
 
-    def _find(self, key: _Key) -> tuple[Future[_Outcome], bool]:
+    def _find(self, key: _Key) -> tuple[_Outcome, bool]:
         """Return the outcome of compiling, and whether it has been begun already; if not, the caller has to."""
         with self._lock:
             if (future := self._kept.pop(key, None)) is not None and not _is_spent(future):
@@ -127,28 +132,26 @@ class Grammars:
                 self._kept_bytes -= _estimated_bytes(oldest)
             return future, False
 
-    def _fulfil(self, future: Future[_Outcome], tokens: Tokens, kind: GrammarKind, text: str) -> None:
-        try:
-            future.set_result(_Original(_compiled(tokens, kind, text)))
-        except Refused as refused:
-            future.set_result(Refused(refused.reason))  # without its traceback, whose frames hold the text
-        except BaseException as error:  # a bug, or a panic in Rust: whoever waits for it must hear of it
-            future.set_exception(error)
 
-
-def _is_spent(future: Future[_Outcome]) -> bool:
+def _is_spent(future: _Outcome) -> bool:
     if not future.done():
         return False
-    outcome = future.exception() or future.result()
-    return not isinstance(outcome, Refused) and (isinstance(outcome, BaseException) or outcome.is_spent)
+    return future.exception() is not None or getattr(future.result(), "is_spent", False)
 
 
 def _compiled(tokens: Tokens, kind: GrammarKind, text: str) -> llguidance.LLMatcher:
+    """Compile a grammar. A refusal names the innermost subschema with the same kind of error: llguidance does not."""
     translated = translate(kind, text)
     matcher = _matcher(tokens, translated.text)
-    if matcher.is_error():
-        raise Refused(_explained(matcher.get_error()) + _place(tokens, translated, matcher.get_error()))
-    return matcher
+    if not (error := matcher.get_error()):
+        return matcher
+    deadline_ns = monotonic_ns() + MOST_SEARCH_NS
+    for subschema, place in translated.subschemas:
+        if monotonic_ns() > deadline_ns:
+            break
+        if _matcher(tokens, subschema).get_error().startswith(error.partition(":")[0]):
+            raise Refused(f"{_explained(error)} at {place}")
+    raise Refused(_explained(error))
 
 
 def _matcher(tokens: Tokens, text: str) -> llguidance.LLMatcher:
@@ -156,18 +159,6 @@ def _matcher(tokens: Tokens, text: str) -> llguidance.LLMatcher:
     # The first mask is part of compiling: it takes longer than others, and shows errors.
     matcher.compute_bitmask()
     return matcher
-
-
-def _place(tokens: Tokens, translated: Translated, error: str) -> str:
-    """Find the innermost subschema with the same kind of error, whose place llguidance does not tell."""
-    kind = error.partition(":")[0]
-    deadline_ns = monotonic_ns() + MOST_SEARCH_NS
-    for subschema, place in translated.subschemas():
-        if monotonic_ns() > deadline_ns:
-            break
-        if _matcher(tokens, subschema).get_error().startswith(kind):
-            return f" at {place}"
-    return ""
 
 
 # The limits of time and memory of a grammar, and of a mask. A mask beyond them ends its choice.
@@ -193,7 +184,6 @@ def _estimated_bytes(key: _Key) -> int:
 
 
 def _explained(error: str) -> str:
-    """Return llguidance's message as part of a sentence."""
     if error.startswith("NoExtensionBias"):
         return "no text can satisfy it"
     return " ".join(error.replace("<non-verbose/>", "").split())[:MOST_QUOTED].rstrip(".")
@@ -210,15 +200,14 @@ class CompiledGrammar:
     was_cached: bool  # it had been compiled before, for another request
 
     def matcher(self) -> Matcher:
-        """Return a matcher for one choice."""
         return Matcher(self._original, self._tokens, self._after)
 
 
 class Matcher:
     """Matches the tokens of one choice. One thread at a time may use it, and it is not picklable.
 
-    With `after`, any token is allowed until that text has come. Further text in the same token begins the answer, but
-    for white space: a token such as ">\\n\\n" belongs to the text before.
+    Before the text `after` has come, any token is allowed. Further text in its last token begins the answer, but for
+    white space: a token such as ">\\n\\n" belongs to the text before.
     """
 
     def __init__(self, original: _Original, tokens: Tokens, after: bytes) -> None:

@@ -9,7 +9,7 @@ from oaiserve.engine.step import Chunk, Masks
 
 
 def fill_masks(chunks: list[Chunk], vocab_size: int) -> tuple[Masks | None, list[tuple[Sequence, BaseException]]]:
-    """Return the masks of chunks that draw late, and the sequences with a failed grammar, with the error.
+    """Return the masks of chunks with late draws, and the sequences with a failed grammar, with the error.
 
     A chunk without a constraint has no mask; one with a draft has one for each of its draws.
     """

@@ -1,4 +1,4 @@
-"""The notations of clients' grammars, each translated into the one that llguidance reads.
+"""The notations of clients' grammars, each translated into llguidance's.
 
 It must not know llguidance's code, tokens or requests.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,16 +39,8 @@ _SPACED_OPTIONS = {**_JSON_OPTIONS, "item_separator": ", ", "key_separator": ": 
 
 @dataclass(frozen=True, slots=True)
 class Translated:
-    """A grammar as llguidance reads it."""
-
     text: str
-    schema: PreparedSchema | None = None
-
-    def subschemas(self) -> Iterator[tuple[str, str]]:
-        """Yield the subschemas as grammars of their own, each with its place, the innermost ones first."""
-        if self.schema is not None:
-            for document, place in self.schema.subschemas():
-                yield _schema_grammar(document), place
+    subschemas: Iterable[tuple[str, str]] = ()  # as grammars of their own, with their places, the innermost ones first
 
 
 def translate(kind: GrammarKind, text: str) -> Translated:
@@ -58,18 +50,25 @@ def translate(kind: GrammarKind, text: str) -> Translated:
             return Translated(_schema_grammar({"type": "object"}))
         case "json_schema":
             prepared = prepare(text)
-            return Translated(_schema_grammar(prepared.document), prepared)
+            return Translated(_schema_grammar(prepared.document), _subschemas(prepared))
         case "regex":
-            return Translated(_regex_grammar(_full_match(text)))
+            try:
+                regex = regexes.full_match(text).text
+            except Refused as refused:
+                raise Refused(f"the regex {refused.reason}") from None
+            return _lark_grammar(f"start: /{regex}/")
         case "choice":
-            return Translated(_regex_grammar("|".join(map(regexes.literal, _choices(text)))))
+            choices = json.loads(text)
+            if len(choices) > MOST_CHOICES or sum(map(len, choices)) > MOST_CHARACTERS:
+                raise Refused(f"there may be at most {MOST_CHOICES} choices, with {MOST_CHARACTERS} characters in all")
+            return _lark_grammar(f"start: /{'|'.join(map(regexes.literal, choices))}/")
+        case "lark" | "gbnf" if len(text) > MOST_CHARACTERS:
+            raise Refused(f"the grammar has more than {MOST_CHARACTERS} characters")
         case "lark":
-            _check_size(text)
             _check_lark(text)
-            return Translated(_lark_grammar(text))
+            return _lark_grammar(text)
         case "gbnf":
-            _check_size(text)
-            return Translated(_lark_grammar(gbnf.as_lark(text)))
+            return _lark_grammar(gbnf.as_lark(text))
         case "lark_with_schemas":
             return _lark_with_schemas(**json.loads(text))
 
@@ -78,8 +77,12 @@ def _schema_grammar(document: dict[str, Any]) -> str:
     return json.dumps({"grammars": [{"json_schema": {**document, "x-guidance": _JSON_OPTIONS}}]})
 
 
-def _lark_grammar(lark: str) -> str:
-    return json.dumps({"grammars": [_unforced(lark)]})
+def _subschemas(schema: PreparedSchema) -> Iterator[tuple[str, str]]:
+    return ((_schema_grammar(document), place) for document, place in schema.subschemas())
+
+
+def _lark_grammar(lark: str) -> Translated:
+    return Translated(json.dumps({"grammars": [_unforced(lark)]}))
 
 
 def _unforced(lark: str) -> dict[str, str]:
@@ -97,20 +100,11 @@ def _lark_with_schemas(lark: str, schemas: dict[str, Any], answer: str | None = 
             raise Refused(f"{refused.reason}, in the parameters of '{name}'") from None
         document = {**prepared.document, "x-guidance": _SPACED_OPTIONS}
         grammars.append({"name": f"schema_{number}", "json_schema": document})
-    prepared_answer = None if answer is None else prepare(answer)
-    if prepared_answer is not None:
-        document = {**prepared_answer.document, "x-guidance": _JSON_OPTIONS}
-        grammars.append({"name": "answer", "json_schema": document})
-    return Translated(json.dumps({"grammars": grammars}), prepared_answer)
-
-
-def _regex_grammar(regex: str) -> str:
-    return _lark_grammar(f"start: /{regex}/")
-
-
-def _check_size(text: str) -> None:
-    if len(text) > MOST_CHARACTERS:
-        raise Refused(f"the grammar has more than {MOST_CHARACTERS} characters")
+    if answer is None:
+        return Translated(json.dumps({"grammars": grammars}))
+    prepared = prepare(answer)
+    grammars.append({"name": "answer", "json_schema": {**prepared.document, "x-guidance": _JSON_OPTIONS}})
+    return Translated(json.dumps({"grammars": grammars}), _subschemas(prepared))
 
 
 def _check_lark(text: str) -> None:
@@ -120,17 +114,3 @@ def _check_lark(text: str) -> None:
         raise Refused(f"the grammar has {found[0].strip()[:40]!r}, which is not supported")
     if len(_LARK_DEFINITION.findall(bare)) > MOST_DEFINITIONS:
         raise Refused(f"the grammar has more than {MOST_DEFINITIONS} definitions")
-
-
-def _full_match(text: str) -> str:
-    try:
-        return regexes.full_match(text).text
-    except Refused as refused:
-        raise Refused(f"the regex {refused.reason}") from None
-
-
-def _choices(text: str) -> list[str]:
-    choices = json.loads(text)
-    if len(choices) > MOST_CHOICES or sum(map(len, choices)) > MOST_CHARACTERS:
-        raise Refused(f"there may be at most {MOST_CHOICES} choices, with {MOST_CHARACTERS} characters in all")
-    return list(choices)

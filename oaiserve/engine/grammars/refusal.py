@@ -1,4 +1,4 @@
-"""The error of a constraint that cannot be obeyed, with the reason. Stdlib only."""
+"""The error of an impossible constraint, with the reason. Stdlib only."""
 
 from __future__ import annotations
 

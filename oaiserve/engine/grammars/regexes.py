@@ -1,4 +1,4 @@
-r"""Regular expressions of clients (ECMA-262), translated into those that llguidance reads (Rust's).
+r"""Regular expressions of clients (ECMA-262), translated into llguidance's (Rust's).
 
 The dialects agree on most, and where they do not, an answer must be right in each: `\d` is 0-9 here, and `\D` is no
 digit of any script. Look-around and back references have no automaton, and are refused. Anchors are worked out here,
@@ -47,16 +47,18 @@ class Regex:
 
 def search(pattern: str) -> Regex:
     """Return a regex for the strings of JSON in which the pattern matches somewhere. Raises Refused."""
-    return _translated(_RegexParser(pattern, UNWRITABLE), ANYTHING)
+    return _translated(pattern, UNWRITABLE, ANYTHING)
 
 
 def full_match(pattern: str) -> Regex:
     """Return a regex for the whole texts of a pattern, with or without anchors. Raises Refused."""
-    return _translated(_RegexParser(pattern), "")
+    return _translated(pattern, frozenset(), "")
 
 
-def _translated(parser: _RegexParser, around: str) -> Regex:
-    group = parser.parse()
+def _translated(pattern: str, unwritable: frozenset[str], around: str) -> Regex:
+    if len(pattern) > MOST_CHARACTERS:
+        raise Refused(f"has more than {MOST_CHARACTERS} characters")
+    group = _RegexParser(pattern, unwritable).parse()
     if group.num_places > MOST_PLACES:
         raise Refused(f"is too large: its repetitions come to more than {MOST_PLACES} characters")
     if group.least > MOST_FORCED:
@@ -74,15 +76,6 @@ def _character(character: str) -> str:
 
 
 @dataclass(slots=True)
-class _Atom:
-    """The unit of repetition: a character, a class or a group."""
-
-    item: str | _RegexGroup
-    num_places: int = 1
-    least: int = 1
-
-
-@dataclass(slots=True)
 class _Branch:
     """One alternative of a pattern or group."""
 
@@ -91,11 +84,6 @@ class _Branch:
     is_end: bool = False  # it has "$" at the end
     num_places: int = 0
     least: int = 0
-
-    def add(self, atom: _Atom) -> None:
-        self.items.append(atom.item)
-        self.num_places += atom.num_places
-        self.least += atom.least
 
 
 @dataclass(slots=True)
@@ -144,12 +132,8 @@ def _emit(group: _RegexGroup, before: str | None, after: str | None) -> str:
 
 
 class _RegexParser:
-    """A parser reads one pattern, from left to right."""
-
-    def __init__(self, pattern: str, unwritable: frozenset[str] = frozenset()) -> None:
+    def __init__(self, pattern: str, unwritable: frozenset[str]) -> None:
         """The pattern may have none of the unwritable characters on its own."""
-        if len(pattern) > MOST_CHARACTERS:
-            raise Refused(f"has more than {MOST_CHARACTERS} characters")
         self._text = pattern
         self._unwritable = unwritable
         self._at = 0
@@ -188,18 +172,18 @@ class _RegexParser:
             elif character == "$":
                 branch.is_end = True
             else:
-                branch.add(self._quantified(self._atom(character)))
+                item = self._atom(character)
+                places, least = (item.num_places, item.least) if isinstance(item, _RegexGroup) else (1, 1)
+                if (quantifier := self._quantifier()) is not None:
+                    if self._quantifier() is not None:
+                        raise Refused("has two quantifiers in a row")
+                    text, low, high = quantifier
+                    item = (_emit(item, None, None) if isinstance(item, _RegexGroup) else item) + text
+                    places, least = places * max(1, high), least * low
+                branch.items.append(item)
+                branch.num_places += places
+                branch.least += least
         return _RegexGroup(branches)
-
-    def _quantified(self, atom: _Atom) -> _Atom:
-        quantifier = self._quantifier()
-        if quantifier is None:
-            return atom
-        if self._quantifier() is not None:
-            raise Refused("has two quantifiers in a row")
-        text, low, high = quantifier
-        repeated = _emit(atom.item, None, None) if isinstance(atom.item, _RegexGroup) else atom.item
-        return _Atom(repeated + text, atom.num_places * max(1, high), atom.least * low)
 
     def _quantifier(self) -> tuple[str, int, int] | None:
         """Read a quantifier, and return it with its lowest and its highest count, which for no end is the lowest."""
@@ -224,24 +208,23 @@ class _RegexParser:
             self._at += 1
         return text, least, most
 
-    def _atom(self, character: str) -> _Atom:
-        """Read the atom that begins with this character."""
+    def _atom(self, character: str) -> str | _RegexGroup:
+        """Read what a quantifier may follow: a character, a class or a group, which begins with this character."""
         match character:
             case "(":
-                group = self._parenthesis()
-                return _Atom(group, group.num_places, group.least)
+                return self._parenthesis()
             case "[":
-                return _Atom(self._class())
+                return self._class()
             case ".":
-                return _Atom(NOT_LINE_END)
+                return NOT_LINE_END
             case "\\":
-                return _Atom(self._escape())
+                return self._escape()
             case "*" | "+" | "?":
                 raise Refused(f"has a '{character}' with nothing to repeat")
             case "{" if _COUNT.match(self._text, self._at - 1):
                 raise Refused("has a '{' with nothing to repeat")
             case _:
-                return _Atom(self._written(_unbroken(character)))
+                return self._written(_unbroken(character))
 
     def _parenthesis(self) -> _RegexGroup:
         if self._peek() == "?":
@@ -266,18 +249,26 @@ class _RegexParser:
 
     def _escape(self) -> str:
         letter = self._peek()
-        if letter.lower() in _CLASSES and letter:
-            self._at += 1
-            common, any_dialect = _CLASSES[letter.lower()]
-            return f"[{common}]" if letter.islower() else f"[^{any_dialect}]"
+        if (shorthand := self._shorthand(is_negated=False)) is not None:
+            return f"[{shorthand}]" if letter in _CLASSES else shorthand
         if letter in ("b", "B"):
             raise Refused(rf"has '\{letter}': word boundaries are not supported")
         if letter == "k" or (letter in "123456789" and letter):
             raise Refused(f"refers back, with '\\{letter}'")
+        return self._written(self._escaped_character())
+
+    def _shorthand(self, *, is_negated: bool) -> str | None:
+        r"""Read a class such as `\d` behind a backslash, as a member of another class. Return None if there is none."""
+        if (letter := self._peek()) and letter.lower() in _CLASSES:
+            self._at += 1
+            common, any_dialect = _CLASSES[letter.lower()]
+            if letter.islower():
+                return any_dialect if is_negated else common
+            return f"[^{common if is_negated else any_dialect}]"
         if found := _PROPERTY.match(self._text, self._at):
             self._at = found.end()
             return f"\\{found[0]}"
-        return self._written(self._escaped_character())
+        return None
 
     def _written(self, character: str) -> str:
         if character in self._unwritable:
@@ -285,7 +276,6 @@ class _RegexParser:
         return _character(character)
 
     def _escaped_character(self) -> str:
-        """Read the single character behind a backslash."""
         if found := _CODE.match(self._text, self._at):
             self._at = found.end()
             if found[4]:
@@ -334,20 +324,10 @@ class _RegexParser:
             raise Refused("has '[:': classes with names are not supported")
         if character != "\\":
             return _unbroken(character)
-        letter = self._peek()
-        if letter and letter.lower() in _CLASSES:
-            self._at += 1
-            common, any_dialect = _CLASSES[letter.lower()]
-            if letter.islower():
-                return any_dialect if is_negated else common
-            return f"[^{common if is_negated else any_dialect}]"
-        if letter == "b":  # a backspace, within a class
+        if self._peek() == "b":  # a backspace, within a class
             self._at += 1
             return "\b"
-        if found := _PROPERTY.match(self._text, self._at):
-            self._at = found.end()
-            return f"\\{found[0]}"
-        return self._escaped_character()
+        return self._shorthand(is_negated=is_negated) or self._escaped_character()
 
 
 def _unbroken(character: str) -> str:

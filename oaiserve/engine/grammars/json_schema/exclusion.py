@@ -13,8 +13,6 @@ MOST_DEPTH = 5  # unions and properties within each other
 
 
 class Exclusion:
-    """The comparisons of one document."""
-
     def __init__(self, document: SchemaDocument) -> None:
         self._document = document
         self._num_compared = 0

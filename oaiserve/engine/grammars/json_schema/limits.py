@@ -36,8 +36,6 @@ class Definition:
 
 
 class SchemaLimits:
-    """The checks of one prepared document."""
-
     def __init__(
         self,
         root: Definition,
@@ -141,7 +139,7 @@ class SchemaLimits:
             raise Refused(f"the schema has more than {MOST_LINKED_DEPTH} schemas within each other, through '$ref'")
 
     def _never(self, is_done: Callable[[Definition, set[str]], bool]) -> list[Definition]:
-        """Return the definitions that are never done: each may depend on those done before."""
+        """Return the definitions never done: each may depend on those done before."""
         done: set[str] = set()
         left = [self._root, *self._by_name.values()]
         while True:
@@ -198,7 +196,7 @@ class SchemaLimits:
 
 
 def _same_instance(prepared: Any) -> Iterator[str]:
-    """Yield the names of the definitions that hold for an instance of the schema itself."""
+    """Yield the names of the definitions for an instance of the schema itself."""
     if isinstance(prepared, dict):
         if "$ref" in prepared:
             yield prepared["$ref"].removeprefix("#/$defs/")

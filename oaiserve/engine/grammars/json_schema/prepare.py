@@ -2,10 +2,10 @@
 
 A schema is obeyed or refused, never ignored: every answer is valid under it. The supported keywords are decided here,
 one by one, so that a refusal names the keyword and its place. Names undefined in JSON Schema are annotations, and are
-left out with the others. llguidance gets a document of only those keywords that it is known to obey.
+left out with the others. llguidance gets a document of the keywords known to be obeyed.
 
 Answers may be narrower than the schema: no white space between tokens, properties in the order of the schema, further
-ones only where the schema mentions them, dates that every library accepts.
+ones only where the schema mentions them, dates accepted by every library.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from oaiserve.engine.grammars.json_schema.rewrite import finish, modern
 from oaiserve.engine.grammars.json_schema.terms import (
     LARGEST_NUMBER,
     TYPES,
+    checked_string,
     filled_list,
     is_number,
     kind_of,
@@ -65,8 +66,6 @@ _STRING = ("type", "string")
 
 @dataclass(frozen=True, slots=True)
 class PreparedSchema:
-    """A schema for llguidance."""
-
     document: dict[str, Any]
     _places: list[tuple[dict[str, Any], str]]
 
@@ -98,8 +97,6 @@ def _no_number(text: str) -> Any:
 
 
 class _Preparation:
-    """The preparation of one document."""
-
     def __init__(self, document: Any) -> None:
         self._document = SchemaDocument(document)
         self._exclusion = Exclusion(self._document)
@@ -189,7 +186,8 @@ class _Preparation:
             return schema
         names = self._document.resolved(schema["propertyNames"])
         if isinstance(names, dict):  # its keywords, but for annotations and the type string, which every name has
-            names = {name: value for name, value in names.items() if _is_known(name) and (name, value) != _STRING}
+            known = {*_CHECKED, *REFUSED, *_APPLICATORS, "propertyNames", "uniqueItems"}
+            names = {name: value for name, value in names.items() if name in known and (name, value) != _STRING}
         others = {name: value for name, value in schema.items() if name != "propertyNames"}
         if names in (True, {}):
             return others
@@ -307,10 +305,8 @@ class _Preparation:
         return count
 
     def _pattern(self, value: Any, where: str, depth: int, is_alone: bool) -> str:
-        if not isinstance(value, str):
-            raise Refused(f"{where} must be a string, got {kind_of(value)}")
         try:
-            regex = regexes.search(without_look_around(value))
+            regex = regexes.search(without_look_around(checked_string(value, where)))
         except Refused as refused:
             raise Refused(f"the pattern at {where} {refused.reason}") from None
         anchored = f"^{regex.text}$"
@@ -323,17 +319,10 @@ class _Preparation:
             )
         return anchored
 
-    def _format(self, value: Any, where: str, *_: Any) -> str:
-        if not isinstance(value, str):
-            raise Refused(f"{where} must be a string, got {kind_of(value)}")
-        return value
-
     # References.
 
     def _reference(self, value: Any, where: str, depth: int, is_alone: bool, is_joined: bool) -> str:
-        if not isinstance(value, str):
-            raise Refused(f"{where} must be a string, got {kind_of(value)}")
-        target, place = self._document.find(value, where)
+        target, place = self._document.find(checked_string(value, where), where)
         if not isinstance(target, dict | bool):
             raise Refused(f"{where} refers to {shown(value)}, which is no schema but {kind_of(target)}")
         # All true schemas are the same object, and so are all false ones.
@@ -372,9 +361,5 @@ _CHECKED: dict[str, Any] = {
     "minLength": _Preparation._count,
     "maxLength": _Preparation._count,
     "pattern": _Preparation._pattern,
-    "format": _Preparation._format,
+    "format": lambda _, value, where, *rest: checked_string(value, where),
 }
-
-
-def _is_known(keyword: str) -> bool:
-    return keyword in {*_CHECKED, *REFUSED, *_APPLICATORS, "propertyNames", "uniqueItems"}

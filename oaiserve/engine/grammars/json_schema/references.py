@@ -16,7 +16,12 @@ class SchemaDocument:
 
     def __init__(self, root: Any) -> None:
         self.root = root
-        self._anchors = dict(_anchors(root))
+        self._anchors = {
+            each[keyword]: (each, place)
+            for each, place in _objects(root)
+            for keyword in ("$anchor", "$dynamicAnchor")
+            if isinstance(each.get(keyword), str)
+        }
         self._base = root.get("$id") if isinstance(root, dict) else None
 
     def find(self, reference: str, where: str) -> tuple[Any, str]:
@@ -49,27 +54,16 @@ class SchemaDocument:
 
 
 def has_reference(schema: Any) -> bool:
-    """Return whether there is a reference anywhere in a schema."""
-    waiting = [schema]
-    while waiting:
-        each = waiting.pop()
-        if isinstance(each, dict):
-            if "$ref" in each:
-                return True
-            waiting += each.values()
-        elif isinstance(each, list):
-            waiting += each
-    return False
+    return any("$ref" in each for each, _ in _objects(schema))
 
 
-def _anchors(document: Any) -> Iterator[tuple[str, tuple[Any, str]]]:
+def _objects(document: Any) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield all objects of a document, each with its place."""
     waiting = [(document, "$")]
     while waiting:
         each, place = waiting.pop()
         if isinstance(each, dict):
-            for keyword in ("$anchor", "$dynamicAnchor"):
-                if isinstance(each.get(keyword), str):
-                    yield each[keyword], (each, place)
+            yield each, place
             waiting += [(inner, step(place, key)) for key, inner in each.items()]
         elif isinstance(each, list):
             waiting += [(inner, step(place, index)) for index, inner in enumerate(each)]

@@ -8,6 +8,11 @@ from oaiserve.engine.grammars.json_schema.formats import FORMATS, NUMBER_FORMATS
 from oaiserve.engine.grammars.json_schema.terms import TYPES, is_of, kinds_of, shown, step
 from oaiserve.engine.grammars.refusal import Refused
 
+_BOUNDS = (
+    *((f"min{kind}", f"max{kind}") for kind in ("imum", "Length", "Items", "Properties")),
+    *(("exclusiveMinimum", "maximum"), ("minimum", "exclusiveMaximum"), ("exclusiveMinimum", "exclusiveMaximum")),
+)
+
 
 def modern(schema: dict[str, Any], place: str) -> dict[str, Any]:
     """Return a schema of an older draft in the words of 2020-12."""
@@ -32,10 +37,19 @@ def modern(schema: dict[str, Any], place: str) -> dict[str, Any]:
 def finish(prepared: dict[str, Any], place: str, is_alone: bool) -> None:
     """Check the keywords of a prepared schema against each other, and correct dependent ones."""
     _keep_values_of_types(prepared, place)
-    _make_integers(prepared)
+    if isinstance(prepared.get("multipleOf"), int):  # its multiples are integers: then the end of a number is known
+        kinds = prepared.get("type", list(TYPES))
+        kinds = kinds if isinstance(kinds, list) else [kinds]
+        prepared["type"] = list(dict.fromkeys("integer" if kind == "number" else kind for kind in kinds))
     _check_bounds(prepared, place)
     _apply_format(prepared, place)
-    if is_alone and _lists_properties(prepared):
+    listed = prepared.get("properties", {})
+    needs_no_others = (
+        bool(listed or prepared.get("patternProperties"))
+        and all(name in listed for name in prepared.get("required", ()))
+        and prepared.get("minProperties", 0) <= len(listed)
+    )
+    if is_alone and needs_no_others:
         prepared.setdefault("additionalProperties", False)
     missing = prepared.get("minProperties", 0) - len(set(prepared.get("required", ())))
     if missing > 1:
@@ -60,32 +74,15 @@ def _keep_values_of_types(prepared: dict[str, Any], place: str) -> None:
         prepared["enum"] = kept
 
 
-def _make_integers(prepared: dict[str, Any]) -> None:
-    """Make multiples of integers integers, so that the end of a number is known."""
-    if isinstance(prepared.get("multipleOf"), int):
-        kinds = prepared.get("type", list(TYPES))
-        kinds = kinds if isinstance(kinds, list) else [kinds]
-        prepared["type"] = list(dict.fromkeys("integer" if kind == "number" else kind for kind in kinds))
-
-
 def _check_bounds(prepared: dict[str, Any], place: str) -> None:
-    for low, high in (
-        ("minimum", "maximum"),
-        ("minLength", "maxLength"),
-        ("minItems", "maxItems"),
-        ("minProperties", "maxProperties"),
-    ):
-        if low in prepared and high in prepared and prepared[low] > prepared[high]:
-            raise Refused(
-                f"{step(place, low)} must not be greater than '{high}', "
-                f"got {shown(prepared[low])} and {shown(prepared[high])}"
-            )
-    for low, high in (("exclusiveMinimum", "maximum"), ("minimum", "exclusiveMaximum"), ("exclusiveMinimum",) * 2):
-        high = "exclusiveMaximum" if low == high else high
-        if low in prepared and high in prepared and prepared[low] >= prepared[high]:
-            raise Refused(
-                f"{step(place, low)} must be less than '{high}', got {shown(prepared[low])} and {shown(prepared[high])}"
-            )
+    for low, high in _BOUNDS:
+        least, most = prepared.get(low), prepared.get(high)
+        if least is None or most is None:
+            continue
+        is_exclusive = "exclusive" in low + high
+        if least > most or (least == most and is_exclusive):
+            relation = "must be less than" if is_exclusive else "must not be greater than"
+            raise Refused(f"{step(place, low)} {relation} '{high}', got {shown(least)} and {shown(most)}")
 
 
 def _apply_format(prepared: dict[str, Any], place: str) -> None:
@@ -108,13 +105,3 @@ def _apply_format(prepared: dict[str, Any], place: str) -> None:
             prepared["pattern"] = f"^{pattern}$"
     elif name == "hostname":
         prepared["maxLength"] = min(253, prepared.get("maxLength", 253))
-
-
-def _lists_properties(prepared: dict[str, Any]) -> bool:
-    """Return whether a schema lists the properties of an object, and needs no others."""
-    listed = prepared.get("properties", {})
-    return (
-        bool(listed or prepared.get("patternProperties"))
-        and all(name in listed for name in prepared.get("required", ()))
-        and prepared.get("minProperties", 0) <= len(listed)
-    )

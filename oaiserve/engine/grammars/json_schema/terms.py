@@ -37,6 +37,12 @@ def filled_list(value: Any, where: str) -> list[Any]:
     return value
 
 
+def checked_string(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise Refused(f"{where} must be a string, got {kind_of(value)}")
+    return value
+
+
 def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -51,14 +57,10 @@ def is_of(value: Any, kinds: set[str]) -> bool:
 def kinds_of(schema: dict[str, Any]) -> set[str]:
     """Return the types of an instance. Every integer is a number, too."""
     if (values := values_of(schema)) is not None:
-        return {kind for value in values for kind in _types_of(json.loads(value))}
+        return {kind for value in map(json.loads, values) for kind in TYPES if is_of(value, {kind})}
     kinds = schema.get("type", list(TYPES))
     found = {kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if isinstance(kind, str)}
     return found | ({"integer"} if "number" in found else set())
-
-
-def _types_of(value: Any) -> set[str]:
-    return {kind for kind in TYPES if is_of(value, {kind})}
 
 
 def values_of(schema: dict[str, Any]) -> set[str] | None:

@@ -21,8 +21,6 @@ _ANNOTATIONS = {"$comment", "$defs", "$id", "$schema", "default", "definitions",
 
 
 class UniqueItems:
-    """The lists of one document."""
-
     def __init__(self, document: SchemaDocument) -> None:
         self._document = document
         self._num_lists = self._num_characters = 0
@@ -78,19 +76,12 @@ def _values(schema: Any, document: SchemaDocument) -> list[Any] | None:
             waiting.insert(0, document.find(subschema["$ref"], "$ref")[0])
         elif keywords == {"anyOf"} and isinstance(subschema["anyOf"], list):
             waiting[:0] = subschema["anyOf"]
-        elif (values := _listed(subschema, keywords)) is not None:
-            found += values
+        elif keywords and keywords <= {"type", "enum", "const"}:
+            kinds = kinds_of({"type": subschema["type"]} if "type" in subschema else {})
+            values = [subschema["const"]] if "const" in subschema else subschema.get("enum", [False, True, None])
+            if (keywords == {"type"} and not kinds <= {"boolean", "null"}) or not isinstance(values, list):
+                return None
+            found += [value for value in values if is_of(value, kinds)]
         else:
             return None
     return None
-
-
-def _listed(subschema: Any, keywords: set[str]) -> list[Any] | None:
-    """Return the listed values of a schema: its "enum", its "const", or those of a type with few values."""
-    if not keywords or not keywords <= {"type", "enum", "const"}:
-        return None
-    kinds = kinds_of({"type": subschema["type"]} if "type" in subschema else {})
-    if not keywords & {"enum", "const"} and not kinds <= {"boolean", "null"}:
-        return None
-    values = [subschema["const"]] if "const" in subschema else subschema.get("enum", [False, True, None])
-    return [value for value in values if is_of(value, kinds)] if isinstance(values, list) else None
