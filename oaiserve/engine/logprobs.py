@@ -14,7 +14,7 @@ Columns: TypeAlias = "tuple[array[int], list[bytes], array[float], array[int]]"
 class TokenLogprobs:
     """The log-probabilities of consecutive tokens, as arrays: for each position the token, then its alternatives.
 
-    An answer may have hundreds of thousands of alternatives, and wait for a client that does not read. In arrays an
+    An answer may have hundreds of thousands of alternatives, and wait for an idle client. In arrays an
     alternative takes 20 bytes, because tokens share their texts; as an object it takes more than 200. The first token
     of a prompt has no log-probability: it is NaN, and there are no alternatives.
     """
@@ -49,7 +49,6 @@ class TokenLogprobs:
 
     @property
     def num_entries(self) -> int:
-        """Return the number of tokens and alternatives."""
         return len(self.columns[0])
 
     def entries(self) -> Iterator[list[Entry]]:
@@ -75,6 +74,9 @@ class TokenLogprobs:
         return isinstance(other, TokenLogprobs) and self.columns == other.columns
 
     __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"TokenLogprobs({self.columns})"
 
 
 def text_of(data: bytes) -> str:

@@ -134,7 +134,7 @@ class ChatTemplate:
         return prepared
 
     def _content(self, content: str | Sequence[Mapping[str, Any]]) -> str | list[Message]:
-        """Return the content as parts for a template that iterates over parts, else as a string: other templates would
+        """Return the content as parts for a template of parts, else as a string: other templates would
         print a list as Python does."""
         text = _text(content)
         if isinstance(content, str):

@@ -10,7 +10,7 @@ import json
 import re
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import tokenizers
@@ -89,7 +89,6 @@ class TokenTable:
         return data
 
     def first_bytes_of(self, token_id: int) -> bytes:
-        """Return the bytes of a token at the beginning of a text."""
         if not self.drop_first_spaces:
             return self.bytes_of(token_id)
         return self._work_out(token_id, [(space, "") for space, _ in self._replace])
@@ -109,11 +108,6 @@ class TokenTable:
         if self._byte_fallback and (byte := _BYTE_TOKEN.fullmatch(token)):
             return bytes.fromhex(byte[1])
         return token.encode()
-
-    def token_text(self, token_id: int) -> tuple[str, bytes]:
-        """Return the text of a token on its own (U+FFFD for part of a character) and its true bytes."""
-        data = self.bytes_alone(token_id)
-        return data.decode(errors="replace"), data
 
     def bytes_alone(self, token_id: int) -> bytes:
         """Return the true bytes of a token on its own, for logprobs: each time the same object."""
@@ -139,21 +133,8 @@ class TokenTable:
         return (ByteDetokenizer if self.has_bytes else WindowDetokenizer)(self, prompt_ids, hidden)
 
 
-class Detokenizer(Protocol):
-    """A detokenizer takes tokens and returns pieces of text, which never begin or end inside a character. All pieces
-    together are the whole text."""
-
-    def push(self, token_id: int) -> str:
-        """Take a token, and return the completed characters: often none, sometimes several."""
-        ...
-
-    def finish(self) -> str:
-        """Return the rest, with U+FFFD for an incomplete character. Call it once, after the last push."""
-        ...
-
-
 class ByteDetokenizer:
-    """A detokenizer that joins the bytes of tokens. It holds back at most 3 bytes, while they may become a character.
+    """Joins the bytes of tokens to text, and holds back at most 3 bytes, while they may become a character.
 
     An invalid run of byte-fallback tokens costs one U+FFFD for each broken character. The Rust decoder sees the run as
     a whole and returns one U+FFFD for each of its bytes, those of valid characters too. A stream cannot know the
@@ -167,12 +148,14 @@ class ByteDetokenizer:
         self._to_strip = table.strip_start
         prompt = (table.bytes_of(i) for i in prompt_ids if i not in hidden)
         while self._to_strip and (data := next(prompt, None)) is not None:
-            self._to_strip = _left_to_strip(self._to_strip, data)
+            num_spaces = len(data) - len(data.lstrip(b" "))
+            self._to_strip = max(0, self._to_strip - num_spaces) if num_spaces == len(data) else 0
         self._decoder = _utf8_decoder("replace")
         # The prompt may end inside a character, of which at most 3 bytes are in its last tokens.
         self._decoder.decode(b"".join(table.bytes_of(i) for i in prompt_ids[-4:] if i not in hidden))
 
     def push(self, token_id: int) -> str:
+        """Take a token, and return the completed characters: often none, sometimes several."""
         if token_id in self._hidden:
             return ""
         if self._is_first:
@@ -182,6 +165,7 @@ class ByteDetokenizer:
         return self._strip(text) if self._to_strip else text
 
     def finish(self) -> str:
+        """Return the rest, with U+FFFD for an incomplete character. Call it once, after the last push."""
         return self._strip(self._decoder.decode(b"", final=True))
 
     def _strip(self, text: str) -> str:
@@ -195,14 +179,8 @@ class ByteDetokenizer:
         return text[start:]
 
 
-def _left_to_strip(to_strip: int, data: bytes) -> int:
-    """Return how many leading spaces are still to be removed after a token with these bytes."""
-    num_spaces = len(data) - len(data.lstrip(b" "))
-    return max(0, to_strip - num_spaces) if num_spaces == len(data) else 0
-
-
 class WindowDetokenizer:
-    """A detokenizer for tokenizers whose tokens have no fixed bytes. It decodes a short window of tokens with the new
+    """Does the same for a tokenizer whose tokens have no fixed bytes: it decodes a short window of tokens with the new
     ones and without them, and returns the difference."""
 
     MAX_HELD_TOKENS = 4  # a character has at most 4 bytes, so one still broken after as many tokens stays broken
@@ -237,6 +215,9 @@ class WindowDetokenizer:
         self._num_context = len(self._window)
         self._context_text = self._text(self._window)
         return new_text
+
+
+Detokenizer = ByteDetokenizer | WindowDetokenizer
 
 
 class StopStrings:
@@ -286,15 +267,11 @@ class StopStrings:
             self.match[state] = min(indexes, default=None)
 
     def step(self, state: int, char: str) -> int:
-        """Return the state after one more character."""
         while (child := self.next[state].get(char)) is None:
             if state == 0:
                 return 0
             state = self.fail[state]
         return child
-
-    def matcher(self) -> StopMatcher:
-        return StopMatcher(self)
 
 
 class StopMatcher:

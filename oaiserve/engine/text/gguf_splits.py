@@ -1,7 +1,7 @@
 """The expressions by which vocabularies of GGUF files split a text before bytes are merged, by name.
 
 The name is in the file (`tokenizer.ggml.pre`), and transformers knows the expressions of some names. Those of more are
-here. Each entry is that of the model's own tokenizer: expressions one after the other, each of which cuts out its
+here. Each entry is from the model's own tokenizer: expressions one after the other, each of which cuts out its
 matches.
 """
 

@@ -52,7 +52,7 @@ class _Dict:
 
 
 class _Namespace(Namespace):
-    """Jinja's namespace without names that begin with an underscore, which could lead out of the sandbox."""
+    """Jinja's namespace without names with an underscore first, which could lead out of the sandbox."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:  # `self` must stay free as a name
         self, *given = args
@@ -97,8 +97,6 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 class JinjaTemplate:
-    """A template that renders messages."""
-
     def __init__(self, source: str) -> None:
         """Compile the template. Raises jinja2.TemplateSyntaxError."""
         self._source = source
@@ -114,7 +112,7 @@ class JinjaTemplate:
     ) -> str:
         """Return the text of the messages. `variables` may have tools and documents.
 
-        Raises ValueError for messages that no template could render, and the template's own errors.
+        Raises ValueError for messages impossible in any template, and the template's own errors.
         """
         if not messages:
             raise ValueError("There are no messages.")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,11 @@ log = logging.getLogger(__name__)
 
 _FILES = (".json", ".jinja", ".model", ".txt", ".tiktoken")
 _PACKAGES = ("oaiserve", "transformers", "tokenizers")
-_PARTS = (
-    *("class_name", "length", "split_special_tokens", "eos_token_id", "special_tokens_map", "chat_template"),
-    "response_template",
-)
 
 
 @dataclass(slots=True)
 class StoredTokenizer:
-    """A tokenizer of the start cache, with transformers' names for its attributes."""
+    """The data of a tokenizer, in the start cache or of transformers, whose names the attributes have."""
 
     class_name: str
     backend_tokenizer: RustTokenizer
@@ -40,10 +36,6 @@ class StoredTokenizer:
     special_tokens_map: dict[str, str]
     chat_template: str | dict[str, str] | None
     response_template: Mapping[str, Any] | None
-    is_fast: bool = True
-
-    def __len__(self) -> int:
-        return self.length
 
 
 def tokenizer_subject(model: Path) -> Subject | None:
@@ -68,17 +60,16 @@ def recall_tokenizer(subject: Subject) -> StoredTokenizer:
 
 
 def stored(tokenizer: Any) -> StoredTokenizer:
-    """Return the stored attributes of a tokenizer of transformers, which has a Rust tokenizer, or of a stored one."""
-    response_template = getattr(tokenizer, "response_template", None)
+    template = getattr(tokenizer, "response_template", None)
     return StoredTokenizer(
-        class_name=getattr(tokenizer, "class_name", type(tokenizer).__name__),
+        class_name=type(tokenizer).__name__,
         backend_tokenizer=tokenizer.backend_tokenizer,
         length=len(tokenizer),
         split_special_tokens=tokenizer.split_special_tokens,
         eos_token_id=tokenizer.eos_token_id,
         special_tokens_map=tokenizer.special_tokens_map,
         chat_template=tokenizer.chat_template,
-        response_template=dict(response_template) if response_template else None,
+        response_template=dict(template) if isinstance(template, Mapping) and template else None,
     )
 
 
@@ -88,7 +79,8 @@ def remember_tokenizer(subject: Subject, tokenizer: Any) -> None:
         return
     definition = tokenizer.backend_tokenizer.to_str().encode()
     attributes = stored(tokenizer)
-    parts = {name: getattr(attributes, name) for name in _PARTS}
+    names = (field.name for field in fields(attributes) if field.name != "backend_tokenizer")
+    parts = {name: getattr(attributes, name) for name in names}
     try:
         remember(subject, {"parts": parts, "bytes": len(definition)}, definition)
     except (NotPrivate, OSError, TypeError) as error:

@@ -9,12 +9,12 @@ import json
 import logging
 from array import array
 from collections.abc import Generator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
+from oaiserve.engine.logprobs import text_of
 from oaiserve.engine.request import ChatPrompt, PairPrompt, Prompt, TextPrompt, TokenPrompt, TooManyTokens
 from oaiserve.engine.text.chat_template import ChatTemplate
 from oaiserve.engine.text.detokenize import TokenTable
@@ -31,9 +31,6 @@ from oaiserve.files.gguf import READ_BY_TRANSFORMERS, architecture, read_values
 from oaiserve.files.load_errors import reported, within
 from oaiserve.files.start_cache import NotRemembered
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer as RustTokenizer
-
 log = logging.getLogger(__name__)
 
 LOAD_SECONDS = 30.0  # for the tables of a tokenizer and a few samples of its chat template, which may loop forever
@@ -44,60 +41,43 @@ DECODE_TOKENS = 2**12  # decoded at once, where their texts can be told apart
 Result = TypeVar("Result")
 
 
-class TokenizerData(Protocol):
-    """The attributes of a tokenizer, under transformers' names."""
-
-    is_fast: bool
-    split_special_tokens: bool
-    eos_token_id: int | None
-    chat_template: Any  # Jinja source, or several by name
-
-    @property
-    def backend_tokenizer(self) -> RustTokenizer: ...
-
-    @property
-    def special_tokens_map(self) -> dict[str, str]: ...
-
-    def __len__(self) -> int: ...
-
-
 class Tokenizer:
     """The tokenizer turns text and messages into token ids. It never changes, so any number of threads may share it."""
 
-    def __init__(self, tokenizer: TokenizerData, chat_template: str | None = None) -> None:
-        """Wrap a tokenizer of transformers, or one of the start cache.
+    def __init__(self, tokenizer: Any, chat_template: str | None = None) -> None:
+        """Wrap a tokenizer of transformers, or a stored one.
 
         `chat_template` is Jinja source in place of the model's own. Raises StartupError if the tokenizer is no Rust
         one, or if the template is not valid.
         """
-        if not getattr(tokenizer, "is_fast", False):
-            raise StartupError(
-                f"The tokenizer {type(tokenizer).__name__} has no Rust form (tokenizer.json), which this server needs."
-            )
-        self.backend = tokenizer.backend_tokenizer
+        if not isinstance(tokenizer, StoredTokenizer):
+            if not getattr(tokenizer, "is_fast", False):
+                name = type(tokenizer).__name__
+                raise StartupError(f"The tokenizer {name} has no Rust form (tokenizer.json), which this server needs.")
+            tokenizer = stored(tokenizer)
+        if chat_template is not None:
+            tokenizer = replace(tokenizer, chat_template=chat_template)
+        self.stored: StoredTokenizer = tokenizer  # from which another process makes it without transformers
+        self.backend = self.stored.backend_tokenizer
         # `tokenizer(text)` would set these on each call, which fails while another thread encodes.
         self.backend.no_truncation()
         self.backend.no_padding()
         self.backend.encode_special_tokens = tokenizer.split_special_tokens
-        self.vocab_size = len(tokenizer)
+        self.vocab_size = tokenizer.length
         self.eos_token_id: int | None = tokenizer.eos_token_id
         self._table = TokenTable(self.backend)
         self.special_ids = self._table.special_ids
         added = self.backend.get_added_tokens_decoder()
         self.special_token_ids = {added[token_id].content: token_id for token_id in self.special_ids}
-        template = tokenizer.chat_template if chat_template is None else chat_template
-        response_template = getattr(tokenizer, "response_template", None)
-        self.chat_template = (
-            ChatTemplate(template, tokenizer.special_tokens_map, response_template) if template else None
-        )
+        template, special_tokens = tokenizer.chat_template, tokenizer.special_tokens_map
+        self.chat_template = ChatTemplate(template, special_tokens, tokenizer.response_template) if template else None
         self.info = {  # for clients that render prompts themselves
-            "tokenizer_class": getattr(tokenizer, "class_name", type(tokenizer).__name__),
-            **{name: tokenizer.special_tokens_map.get(name) for name in SPECIAL_TOKENS},
+            "tokenizer_class": tokenizer.class_name,
+            **{name: special_tokens.get(name) for name in SPECIAL_TOKENS},
             "chat_template": template.get("default") if isinstance(template, dict) else template,
         }
         self._rules = EncodingRules(self.backend)
         self._affixes = self._find_affixes()
-        self._made_of, self._template = tokenizer, template
 
     @classmethod
     def from_pretrained(cls, path: Path | str, chat_template: str | None = None, *, recheck: bool = False) -> Tokenizer:
@@ -114,7 +94,7 @@ class Tokenizer:
         failure = f"Could not load a tokenizer from '{path}'"
         with reported(failure):
             asked = tokenizer_subject(Path(path))
-            tokenizer: TokenizerData | None = None
+            tokenizer: Any = None
             if asked is not None and not recheck:
                 try:
                     tokenizer = recall_tokenizer(asked)
@@ -125,11 +105,6 @@ class Tokenizer:
                 if asked is not None:
                     remember_tokenizer(asked, tokenizer)
             return within(LOAD_SECONDS, partial(cls, tokenizer, chat_template), failure)
-
-    def stored(self) -> StoredTokenizer:
-        """Return the data of the tokenizer and its template, from which another process makes it without
-        transformers."""
-        return replace(stored(self._made_of), chat_template=self._template)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt. Raises InvalidRequest if it cannot be encoded, or has no tokens."""
@@ -313,41 +288,31 @@ class Tokenizer:
 
     def token_text(self, token_id: int) -> str:
         """Return the text of a token on its own: with its leading space, and U+FFFD for part of a character."""
-        return self._table.token_text(token_id)[0]
+        return text_of(self._table.bytes_alone(token_id))
 
 
 def _load(source: str, gguf_file: str | None) -> Any:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast  # takes seconds to import
 
     kind: Any = AutoTokenizer
-    values = {} if gguf_file is None else read_values(Path(source) / gguf_file)
-    if gguf_file is not None and architecture(values) not in READ_BY_TRANSFORMERS:
+    if gguf_file is None:
+        tokenizer = kind.from_pretrained(source, local_files_only=True, trust_remote_code=False)
+        path = Path(source) / "chat_template.json"  # of older multimodal checkpoints
+        if getattr(tokenizer, "chat_template", None) is None and path.is_file():
+            found = json.loads(path.read_text(encoding="utf-8"))
+            tokenizer.chat_template = found.get("chat_template") if isinstance(found, dict) else None
+        return tokenizer
+    from oaiserve.engine.text.gguf_head import without_vocabulary
+    from oaiserve.engine.text.gguf_splits import split_as_named
+
+    values = read_values(Path(source) / gguf_file)
+    if architecture(values) not in READ_BY_TRANSFORMERS:
         kind = PreTrainedTokenizerFast  # the other one reads the configuration, too, and cannot in such a file
-    reading: AbstractContextManager[None] = nullcontext()
-    if gguf_file is not None:
-        from oaiserve.engine.text.gguf_head import without_vocabulary
-
-        reading = without_vocabulary()
-    with reading:
-        tokenizer: Any = kind.from_pretrained(
-            source, gguf_file=gguf_file, local_files_only=True, trust_remote_code=False
-        )
+    with without_vocabulary():
+        tokenizer = kind.from_pretrained(source, gguf_file=gguf_file, local_files_only=True, trust_remote_code=False)
     if values.get("tokenizer.ggml.model") == "gpt2":
-        from oaiserve.engine.text.gguf_splits import split_as_named
-
         split_as_named(tokenizer, values.get("tokenizer.ggml.pre"))
-    if gguf_file is None and getattr(tokenizer, "chat_template", None) is None:
-        tokenizer.chat_template = _template_of_processor(Path(source))
     return tokenizer
-
-
-def _template_of_processor(folder: Path) -> str | None:
-    """Return the chat template where older multimodal checkpoints have it, in a file of its own."""
-    path = folder / "chat_template.json"
-    if not path.is_file():
-        return None
-    found = json.loads(path.read_text(encoding="utf-8"))
-    return found.get("chat_template") if isinstance(found, dict) else None
 
 
 def _run(pieces: Generator[None, None, Result]) -> Result:

@@ -278,7 +278,7 @@ class Supervisor:
 def model_of(engine: Engine, telemetry: Telemetry) -> Model:
     """Return the description of the engine and of telemetry for front ends."""
     return Model(
-        tokenizer=pickle.dumps(engine.tokenizer.stored(), pickle.HIGHEST_PROTOCOL),
+        tokenizer=pickle.dumps(engine.tokenizer.stored, pickle.HIGHEST_PROTOCOL),
         max_model_len=engine.max_model_len,
         vocab_size=engine.vocab_size,
         default_params=engine.default_params,

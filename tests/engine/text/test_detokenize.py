@@ -100,42 +100,29 @@ def test_a_character_of_single_byte_tokens_is_returned_whole(table: TokenTable, 
     assert sent == list(text)
 
 
-def test_bytes_that_can_no_longer_become_a_character_are_sent_at_once() -> None:
-    byte_ids = [SENTENCEPIECE.backend.token_to_id(token) for token in ("<0xE2>", "<0x82>", "<0x41>")]
-    assert pieces(start(SENTENCEPIECE), byte_ids) == ["", "", "\ufffdA", ""]
+EURO, HELLO, BOS = ids(BYTE_LEVEL, "€"), ids(SENTENCEPIECE, "hello"), 1
+BROKEN = [SENTENCEPIECE.backend.token_to_id(token) for token in ("<0xE2>", "<0x82>", "<0x41>")]
 
 
-def test_an_incomplete_character_is_shown_as_broken_only_at_the_end() -> None:
-    euro = ids(BYTE_LEVEL, "€")
-    assert len(euro) == 2
-    assert pieces(start(BYTE_LEVEL), euro[:1]) == ["", "\ufffd"]
-
-
-def test_a_character_that_the_prompt_has_begun_is_completed() -> None:
-    euro = ids(BYTE_LEVEL, "€")
-    assert text_of(start(BYTE_LEVEL, euro[:1]), euro[1:]) == "€"
-
-
-def test_the_leading_space_is_dropped_without_a_prompt_and_kept_after_one() -> None:
-    hello = ids(SENTENCEPIECE, "hello")
-    assert text_of(start(SENTENCEPIECE), hello) == "hello"
-    assert text_of(start(SENTENCEPIECE, hello), hello) == " hello"
-
-
-def test_a_prompt_of_special_tokens_only_counts_as_none_when_they_are_hidden() -> None:
-    hello, bos = ids(SENTENCEPIECE, "hello"), 1
-    assert text_of(start(SENTENCEPIECE, [bos]), hello) == "hello"
-    assert text_of(start(SENTENCEPIECE, [bos], skip=False), hello) == " hello"
-
-
-def test_special_tokens_are_hidden_or_shown() -> None:
-    token_ids = ids(BYTE_LEVEL, "hello<|im_end|>")
-    assert text_of(start(BYTE_LEVEL), token_ids) == "hello"
-    assert text_of(start(BYTE_LEVEL, skip=False), token_ids) == "hello<|im_end|>"
-
-
-def test_added_tokens_outside_the_byte_alphabet_are_taken_as_they_are() -> None:
-    assert text_of(start(BYTE_LEVEL), ids(BYTE_LEVEL, "naïve € token")) == "naïve € token"
+@pytest.mark.parametrize(
+    ("table", "prompt", "skip", "token_ids", "expected"),
+    [
+        (SENTENCEPIECE, [], True, BROKEN, ["", "", "\ufffdA", ""]),  # they can no longer become a character
+        (BYTE_LEVEL, [], True, EURO[:1], ["", "\ufffd"]),  # as broken only at the end
+        (BYTE_LEVEL, EURO[:1], True, EURO[1:], ["€", ""]),  # which the prompt has begun
+        (SENTENCEPIECE, [], True, HELLO[:1], ["h", ""]),  # without the leading space, but after a prompt
+        (SENTENCEPIECE, HELLO, True, HELLO[:1], [" h", ""]),
+        (SENTENCEPIECE, [BOS], True, HELLO[:1], ["h", ""]),
+        (SENTENCEPIECE, [BOS], False, HELLO[:1], [" h", ""]),
+        (BYTE_LEVEL, [], True, ids(BYTE_LEVEL, "hello<|im_end|>"), ["hello", "", ""]),
+        (BYTE_LEVEL, [], False, ids(BYTE_LEVEL, "hello<|im_end|>"), ["hello", "<|im_end|>", ""]),
+        (BYTE_LEVEL, [], True, ids(BYTE_LEVEL, "naïve € token"), ["naïve € token", ""]),  # beyond the byte alphabet
+    ],
+)
+def test_the_pieces_are_those_of_whole_characters(
+    table: TokenTable, prompt: list[int], skip: bool, token_ids: list[int], expected: list[str]
+) -> None:
+    assert pieces(start(table, prompt, skip), token_ids) == expected
 
 
 def test_the_decoder_is_recognised_by_its_form() -> None:
@@ -175,22 +162,18 @@ def test_endless_broken_bytes_do_not_grow_the_window() -> None:
     assert text_of(detokenizer, [broken] * 100) == "\ufffd" * 100
 
 
-def test_token_text_has_the_true_bytes_of_part_of_a_character() -> None:
-    token_id = ids(BYTE_LEVEL, "€")[0]
-    assert BYTE_LEVEL.token_text(token_id) == ("\ufffd", b"\xe2\x82")
-
-
-def test_token_text_keeps_the_leading_space() -> None:
-    assert BYTE_LEVEL.token_text(ids(BYTE_LEVEL, " w")[0]) == (" w", b" w")
-    assert SENTENCEPIECE.token_text(ids(SENTENCEPIECE, "h")[0]) == (" h", b" h")
-
-
-def test_token_text_without_byte_rules_is_that_of_the_decoder() -> None:
-    assert WORDPIECE.token_text(ids(WORDPIECE, "hello")[0]) == ("hello", b"hello")
-
-
-def test_token_text_of_an_id_without_a_token_is_empty() -> None:
-    assert [table.token_text(100_000) for table in TABLES.values()] == [("", b"")] * 4
+@pytest.mark.parametrize(
+    ("table", "text", "data"),
+    [
+        (BYTE_LEVEL, "€", b"\xe2\x82"),  # the first of two parts of a character
+        (BYTE_LEVEL, " w", b" w"),
+        (SENTENCEPIECE, "h", b" h"),
+        (WORDPIECE, "hello", b"hello"),
+    ],
+)
+def test_a_token_on_its_own_has_its_true_bytes_and_its_leading_space(table: TokenTable, text: str, data: bytes) -> None:
+    assert table.bytes_alone(ids(table, text)[0]) == data
+    assert table.bytes_alone(100_000) == b""
 
 
 def test_detokenizing_needs_no_torch_and_no_transformers() -> None:
@@ -227,13 +210,13 @@ def run(matcher: StopMatcher, texts: list[str]) -> tuple[str, str | None]:
 @example(texts=["ab"], stops=["b", "ab"], include=False)
 @example(texts=["a", "ab", "b<"], stops=["abb<", "b<", "bb"], include=False)
 def test_stops_cut_the_text_where_the_first_one_completes(texts: list[str], stops: list[str], include: bool) -> None:
-    matcher = StopStrings(stops, include_in_output=include).matcher()
+    matcher = StopMatcher(StopStrings(stops, include_in_output=include))
     assert run(matcher, texts) == cut_at_earliest("".join(texts), stops, include)
 
 
 @given(text=st.text(alphabet="ab<", max_size=30), stops=some_stops)
 def test_text_is_held_back_only_while_it_may_become_a_stop(text: str, stops: list[str]) -> None:
-    matcher = StopStrings(stops).matcher()
+    matcher = StopMatcher(StopStrings(stops))
     sent, seen = "", ""
     for char in text:
         new, stop = matcher.push(char)
@@ -250,7 +233,7 @@ def test_text_is_held_back_only_while_it_may_become_a_stop(text: str, stops: lis
 def test_a_stop_counts_if_it_completes_once_matching_is_enabled(
     before: str, after: list[str], stops: list[str]
 ) -> None:
-    matcher = StopStrings(stops).matcher()
+    matcher = StopMatcher(StopStrings(stops))
     sent, _ = matcher.push(before, enabled=False)
     rest, stop = run(matcher, after)
     assert (sent + rest, stop) == cut_at_earliest(before + "".join(after), stops, first_end=len(before) + 1)
@@ -258,23 +241,10 @@ def test_a_stop_counts_if_it_completes_once_matching_is_enabled(
 
 def test_one_set_of_stops_serves_many_choices() -> None:
     stops = StopStrings(["END"])
-    first, second = stops.matcher(), stops.matcher()
+    first, second = StopMatcher(stops), StopMatcher(stops)
     assert first.push("an E") == ("an ", None)
     assert second.push("ND") == ("ND", None)
     assert first.push("ND of it") == ("", "END")
-
-
-def test_a_stop_hidden_in_a_longer_one_is_found() -> None:
-    assert StopStrings(["abc", "b"]).matcher().push("xab") == ("xa", "b")
-
-
-def test_of_two_stops_that_complete_together_the_first_in_the_list_wins() -> None:
-    assert StopStrings(["b", "ab"]).matcher().push("ab") == ("a", "b")
-    assert StopStrings(["ab", "b"]).matcher().push("ab") == ("", "ab")
-
-
-def test_without_stops_nothing_is_held_back() -> None:
-    assert StopStrings([]).matcher().push("some text") == ("some text", None)
 
 
 def test_an_empty_stop_string_is_refused() -> None:
@@ -287,4 +257,4 @@ def test_an_empty_stop_string_is_refused() -> None:
 def test_a_stop_over_several_tokens_never_leaks(table: TokenTable, stop: str) -> None:
     text = "hello world é€"
     texts = pieces(start(table), ids(table, text))
-    assert run(StopStrings([stop]).matcher(), texts) == (text[: text.index(stop)], stop)
+    assert run(StopMatcher(StopStrings([stop])), texts) == (text[: text.index(stop)], stop)

@@ -1,8 +1,7 @@
-import threading
 from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
-from queue import SimpleQueue
 from typing import TypeVar
 
 import pytest
@@ -10,7 +9,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
-from oaiserve.engine.request import ChatPrompt, TextPrompt, TokenPrompt, TooManyTokens
+from oaiserve.engine.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt, TooManyTokens
 from oaiserve.engine.text.encoding_rules import PIECE_CHARACTERS
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import InvalidRequest, StartupError
@@ -58,43 +57,37 @@ def test_truncation_and_padding_saved_with_a_tokenizer_do_not_apply() -> None:
 
 
 def test_many_threads_share_a_tokenizer() -> None:
-    expected = BYTE_LEVEL.encode(TextPrompt("hello world " * 50))
-    results: SimpleQueue[list[int]] = SimpleQueue()
-    threads = [
-        threading.Thread(
-            target=lambda: [results.put(BYTE_LEVEL.encode(TextPrompt("hello world " * 50))) for _ in range(20)]
-        )
-        for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    assert [results.get(timeout=60) for _ in range(80)] == [expected] * 80
+    text = TextPrompt("hello world " * 50)
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(BYTE_LEVEL.encode, [text] * 80)) == [BYTE_LEVEL.encode(text)] * 80
 
 
-def test_an_empty_prompt_is_refused_unless_special_tokens_fill_it() -> None:
-    assert SENTENCEPIECE.encode(TextPrompt("")) == [1]
-    with pytest.raises(InvalidRequest, match="has no tokens") as caught:
-        BYTE_LEVEL.encode(TextPrompt(""))
-    assert caught.value.param == "prompt"
-
-
-def test_half_of_a_surrogate_pair_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match=r"half of a surrogate pair \(U\+D83D\)") as caught:
-        BYTE_LEVEL.encode(TextPrompt("smile \ud83d"))
-    assert caught.value.param == "prompt"
-
-
-def test_text_that_the_tokenizer_has_no_tokens_for_is_refused() -> None:
+def without_unknown() -> Tokenizer:
     backend = metaspace()
     backend.model.unk_token = "not in the vocabulary"
-    with pytest.raises(InvalidRequest, match="cannot encode it"):
-        Tokenizer(wrap(backend)).encode(TextPrompt("xyz"))
+    return Tokenizer(wrap(backend))
 
 
-def test_token_ids_are_used_as_they_are() -> None:
+@pytest.mark.parametrize(
+    ("tokenizer", "prompt", "reason", "param"),
+    [
+        (BYTE_LEVEL, TextPrompt(""), "has no tokens", "prompt"),
+        (SENTENCEPIECE, TokenPrompt([]), "has no tokens", "prompt"),
+        (BYTE_LEVEL, TextPrompt("smile \ud83d"), r"half of a surrogate pair \(U\+D83D\)", "prompt"),
+        (BYTE_LEVEL, TextPrompt("hello wow " * 5000 + "\ud83d"), "half of a surrogate pair", "prompt"),
+        (without_unknown(), TextPrompt("xyz"), "cannot encode it", "prompt"),
+        (BYTE_LEVEL, ChatPrompt([HELLO]), "no chat template", "messages"),
+    ],
+)
+def test_what_has_no_ids_is_refused(tokenizer: Tokenizer, prompt: Prompt, reason: str, param: str) -> None:
+    with pytest.raises(InvalidRequest, match=reason) as caught:
+        tokenizer.encode(prompt)
+    assert caught.value.param == param
+
+
+def test_token_ids_are_used_as_they_are_and_special_tokens_fill_an_empty_text() -> None:
     assert SENTENCEPIECE.encode(TokenPrompt((5, 7, 5))) == [5, 7, 5]
-    with pytest.raises(InvalidRequest, match="has no tokens"):
-        SENTENCEPIECE.encode(TokenPrompt([]))
+    assert SENTENCEPIECE.encode(TextPrompt("")) == [1]
 
 
 def test_bad_words_are_encoded_with_and_without_a_space_before_them_and_without_special_tokens() -> None:
@@ -116,7 +109,7 @@ def test_a_tokenizer_without_rust_form_is_refused_at_the_start() -> None:
         is_fast = False
 
     with pytest.raises(StartupError, match="The tokenizer Slow has no Rust form"):
-        Tokenizer(Slow())  # type: ignore[arg-type]
+        Tokenizer(Slow())
 
 
 def test_a_tokenizer_loads_from_a_folder(tmp_path: Path) -> None:
@@ -131,9 +124,6 @@ def test_a_folder_without_a_tokenizer_stops_the_start_in_one_line(tmp_path: Path
     with pytest.raises(StartupError, match="Could not load a tokenizer from") as caught:
         Tokenizer.from_pretrained(tmp_path)
     assert "\n" not in str(caught.value)
-
-
-def test_a_path_that_does_not_exist_is_named(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=r"There is no model at '.*model\.gguf'"):
         Tokenizer.from_pretrained(tmp_path / "model.gguf")
 
@@ -145,20 +135,9 @@ def test_decode_and_token_text_show_special_tokens_and_spaces() -> None:
     assert [BYTE_LEVEL.token_text(token_id) for token_id in token_ids] == ["hello", " w", "<|im_end|>"]
 
 
-def test_messages_go_through_the_template_and_get_no_second_special_tokens() -> None:
-    tokenizer = Tokenizer(wrap(sentencepiece(), "{{ '<s>' }}{{ messages[0]['content'] }}"))
+def test_messages_go_through_the_given_template_and_get_no_second_special_tokens() -> None:
+    tokenizer = Tokenizer(wrap(sentencepiece(), CHATML), "{{ '<s>' }}{{ messages[0]['content'] }}")
     assert tokenizer.encode(ChatPrompt([HELLO])) == SENTENCEPIECE.encode(TextPrompt("hello"))
-
-
-def test_a_template_given_at_the_start_replaces_the_models_own() -> None:
-    tokenizer = Tokenizer(wrap(byte_level(), CHATML), "{{ messages[0].content }}")
-    assert tokenizer.encode(ChatPrompt([HELLO])) == tokenizer.encode(TextPrompt("hello"))
-
-
-def test_without_a_template_chat_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="no chat template") as caught:
-        BYTE_LEVEL.encode(ChatPrompt([HELLO]))
-    assert caught.value.param == "messages"
 
 
 # -- pieces
@@ -202,11 +181,18 @@ def test_a_short_text_is_one_piece_and_a_list_of_ids_is_too() -> None:
     assert run(BYTE_LEVEL.encode_in_pieces(TokenPrompt([1] * 100_000)))[1] == 0
 
 
-def test_a_text_that_is_too_long_by_its_length_is_not_encoded() -> None:
-    longest = max(map(len, byte_level().get_vocab()))
+@pytest.mark.parametrize(
+    ("prompt", "most", "num_tokens", "is_exact"),
+    [
+        (TextPrompt("x" * max(map(len, byte_level().get_vocab())) * 2000), 1999, 2000, False),  # by its length
+        (TextPrompt("xyz"), 2, 3, True),
+        (TokenPrompt([1, 2, 3]), 2, 3, True),
+    ],
+)
+def test_a_prompt_that_is_too_long_says_so_at_once(prompt: Prompt, most: int, num_tokens: int, is_exact: bool) -> None:
     with pytest.raises(TooManyTokens) as caught:
-        next(BYTE_LEVEL.encode_in_pieces(TextPrompt("x" * longest * 2000), 1999))
-    assert (caught.value.num_tokens, caught.value.is_exact) == (2000, False)
+        next(BYTE_LEVEL.encode_in_pieces(prompt, most))
+    assert (caught.value.num_tokens, caught.value.is_exact) == (num_tokens, is_exact)
 
 
 def test_a_text_is_encoded_until_it_cannot_fit() -> None:
@@ -216,18 +202,6 @@ def test_a_text_is_encoded_until_it_cannot_fit() -> None:
         run(BYTE_LEVEL.encode_in_pieces(TextPrompt(text), 20_000))
     assert 20_000 < caught.value.num_tokens <= 20_000 + PIECE_CHARACTERS < num_tokens
     assert not caught.value.is_exact
-
-
-def test_the_length_of_what_was_encoded_to_its_end_is_exact() -> None:
-    for prompt in TextPrompt("xyz"), TokenPrompt([1, 2, 3]):
-        with pytest.raises(TooManyTokens) as caught:
-            next(BYTE_LEVEL.encode_in_pieces(prompt, 2))
-        assert (caught.value.num_tokens, caught.value.is_exact) == (3, True)
-
-
-def test_half_of_a_surrogate_pair_is_refused_anywhere_in_a_long_text() -> None:
-    with pytest.raises(InvalidRequest, match="half of a surrogate pair"):
-        next(BYTE_LEVEL.encode_in_pieces(TextPrompt("hello wow " * 5000 + "\ud83d")))
 
 
 @pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, SENTENCEPIECE])
