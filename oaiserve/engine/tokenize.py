@@ -9,10 +9,10 @@ The engine submits and aborts requests, and passes a callable for the results.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from oaiserve.engine.request import Grammar, PairPrompt, Prompt, Request, TooManyTokens
 from oaiserve.engine.turn_workers import Task, TurnWorkers
@@ -21,6 +21,7 @@ from oaiserve.facts.times import monotonic_ns
 
 if TYPE_CHECKING:
     from oaiserve.engine.grammars.grammar import CompiledGrammar
+    from oaiserve.engine.text.tokenizer import Tokenizer
 
 # For how many times as long as it has worked the thread for large work rests, so that at most one step of the model in
 # a few meets it. Parsing and rendering hold the interpreter's lock for up to 10 ms, for which a step waits.
@@ -69,31 +70,8 @@ class TokenizeFailed:
     error: APIError
 
 
-class Encoder(Protocol):
-    """The tokenizer's methods for the stage."""
-
-    def encode_in_pieces(self, prompt: Prompt, most_tokens: int, /) -> Generator[None, None, list[int]]:
-        """Return the token ids of a prompt, and stop after each piece.
-
-        May raise an APIError, and TooManyTokens if there are more than `most_tokens`.
-        """
-
-    def encode_pair(self, prompt: PairPrompt, most_tokens: int, /) -> tuple[list[int], int]:
-        """Return the token ids of a pair, and where the second text begins. Raises as `encode_in_pieces` does."""
-
-    def encode_bad_words(self, words: Sequence[str]) -> list[list[int]]: ...
-
-
 Compile = Callable[[Grammar], "CompiledGrammar"]  # may raise an APIError
 Post = Callable[[TokenizeStarted | GrammarCompiled | Tokenized | TokenizeFailed], None]
-
-
-@dataclass(slots=True)
-class _Submitted:
-    """A request in the stage."""
-
-    is_aborted: bool = False
-
 
 OnEnd = Callable[[], None]
 
@@ -103,7 +81,7 @@ def _nothing() -> None:
 
 
 class TokenizeStage:
-    """The worker threads that encode prompts, in turns by client.
+    """The worker threads of prompts, in turns by client.
 
     For each submitted request, the stage posts exactly one `Tokenized` or `TokenizeFailed`, also when it is aborted or
     the stage stops. Before, it posts `TokenizeStarted` if a worker has begun with it, and `GrammarCompiled` if its
@@ -112,7 +90,7 @@ class TokenizeStage:
 
     def __init__(
         self,
-        tokenizer: Encoder,
+        tokenizer: Tokenizer,
         compile_grammar: Compile | None,
         post: Post,
         *,
@@ -134,7 +112,7 @@ class TokenizeStage:
         self._clock = clock
         self._encode_rest = encode_rest
         self._lock = threading.Lock()
-        self._requests: dict[str, _Submitted] = {}  # by request id, while they are in the stage
+        self._aborted: dict[str, threading.Event] = {}  # by request id, of those in the stage
         self._workers = TurnWorkers(num_workers, "tokenize")
 
     @property
@@ -155,14 +133,14 @@ class TokenizeStage:
         self._add(encoded.request, self._with_grammar(encoded), _nothing)
 
     def _add(self, request: Request, work: Generator[None, None, Tokenized], on_end: OnEnd) -> None:
-        submitted = _Submitted()
+        aborted = threading.Event()
         with self._lock:
-            self._requests[request.request_id] = submitted
+            self._aborted[request.request_id] = aborted
 
         def ended(event: Tokenized | TokenizeFailed) -> None:
             with self._lock:
-                if self._requests.get(request.request_id) is submitted:
-                    del self._requests[request.request_id]
+                if self._aborted.get(request.request_id) is aborted:
+                    del self._aborted[request.request_id]
             on_end()
             self._post(event)
 
@@ -174,7 +152,7 @@ class TokenizeStage:
                 done=ended,
                 failed=lambda error: ended(TokenizeFailed(request, error)),
                 dropped=lambda: ended(Tokenized(request, [])),
-                is_unwanted=lambda: submitted.is_aborted,
+                is_unwanted=aborted.is_set,
                 name=request.request_id,
                 rest=self._encode_rest,
             )
@@ -191,7 +169,7 @@ class TokenizeStage:
     ) -> Future[Result]:
         """Run other work of a client between the requests: a turn goes on to its next `yield`.
 
-        It ends early if the future is cancelled, which may be given. An error that is no APIError becomes an
+        It ends early if the future is cancelled, which may be given. Any error but an APIError becomes an
         InternalError. `on_end` is called when the stage has done with it.
         """
         promised: Future[Result] = Future() if future is None else future
@@ -218,15 +196,14 @@ class TokenizeStage:
         return promised
 
     def give_back_later(self) -> None:
-        """Give memory back to the system in a moment: large bodies that were no work for the stage have been freed."""
+        """Give memory back to the system in a moment: large bodies have been freed without work of the stage."""
         self._workers.give_back_later()
 
     def abort(self, request_id: str) -> None:
         """Abort a request: it is not encoded any further than the piece under way. It is posted in its turn anyway."""
         with self._lock:
-            submitted = self._requests.get(request_id)
-            if submitted is not None:
-                submitted.is_aborted = True
+            if (aborted := self._aborted.get(request_id)) is not None:
+                aborted.set()
 
     def stop(self) -> None:
         """Fail all waiting work, and the work under way unless its piece is the last one, and join the threads."""
@@ -234,20 +211,22 @@ class TokenizeStage:
 
     def _tokenize(self, request: Request) -> Generator[None, None, Tokenized]:
         self._post(TokenizeStarted(request, self._clock()))
-        self._check_ids(request.params.logit_bias, "logit_bias")
-        self._check_ids(request.params.stop_token_ids, "stop_token_ids")
-        self._check_ids(request.params.allowed_token_ids or (), "allowed_token_ids")
-        bad_words = self._encode_bad_words(request.params.bad_words)
-        grammar = None
-        if request.params.grammar is not None and self._compile_grammar is not None:
-            grammar = self._compiled(request, request.params.grammar, self._compile_grammar)
+        params, grammar = request.params, None
+        self._check_ids(params.logit_bias, "logit_bias")
+        self._check_ids(params.stop_token_ids, "stop_token_ids")
+        self._check_ids(params.allowed_token_ids or (), "allowed_token_ids")
+        bad_words = self._tokenizer.encode_bad_words(params.bad_words) if params.bad_words else []
+        # A tokenizer may know more ids than its model, which cannot generate those anyway.
+        bad_words = [token_ids for token_ids in bad_words if max(token_ids) < self._vocab_size]
+        if params.grammar is not None and self._compile_grammar is not None:
+            grammar = self._compiled(request, params.grammar, self._compile_grammar)
             yield  # it may have taken long
         token_ids: list[list[int]] = []
         second_starts: list[int | None] = []
         for prompt in request.prompts:
             if token_ids:
                 yield
-            ids, second_start = yield from self._encode(prompt, request.params.max_tokens)
+            ids, second_start = yield from self._encode(prompt, params.max_tokens)
             token_ids.append(ids)
             second_starts.append(second_start)
         return Tokenized(request, token_ids, second_starts, bad_words, grammar, self._clock())
@@ -264,11 +243,6 @@ class TokenizeStage:
         grammar = compile_grammar(asked)
         self._post(GrammarCompiled(request, grammar, self._clock()))
         return grammar
-
-    def _encode_bad_words(self, words: Sequence[str]) -> list[list[int]]:
-        encoded = self._tokenizer.encode_bad_words(words) if words else []
-        # A tokenizer may know more ids than its model, which cannot generate those anyway.
-        return [token_ids for token_ids in encoded if max(token_ids) < self._vocab_size]
 
     def _encode(self, prompt: Prompt, max_tokens: int | None) -> Generator[None, None, tuple[list[int], int | None]]:
         """Return the token ids of a prompt; of a pair also where its second text begins."""

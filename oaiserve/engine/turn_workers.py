@@ -11,20 +11,60 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from oaiserve.engine.system_memory import give_back, take
-from oaiserve.engine.turns import Turns
 from oaiserve.errors import APIError, InternalError, Unavailable
 from oaiserve.facts.times import monotonic_ns
 
 logger = logging.getLogger(__name__)
+Item = TypeVar("Item")
 
 LARGE_BYTES = 2**16  # of a body whose work takes more than a moment
 MUCH_BYTES = 2**20  # of a body whose memory is worth taking before, and giving back after
 GIVE_BACK_SECONDS = 1.0  # after the last such body: by then, everything made of it is free
+
+
+class Turns(Generic[Item]):
+    """Waiting items, first come, first served for each client, while the clients take turns.
+
+    Between two items of a client, each other client waiting at the first of them has got one. A client without waiting
+    items is forgotten, so clients cost no memory. The owner brings the lock.
+    """
+
+    def __init__(self) -> None:
+        self._items: dict[str, deque[Item]] = {}  # no deque is empty
+        self._order: deque[str] = deque()  # each client of `_items` once
+
+    def __bool__(self) -> bool:
+        return bool(self._order)
+
+    def add(self, client: str, item: Item) -> None:
+        self._of(client).append(item)
+
+    def put_back(self, client: str, item: Item) -> None:
+        """Let an item wait for another turn of its client, before the client's later ones."""
+        self._of(client).appendleft(item)
+
+    def take(self) -> Item:
+        """Take the first item of the client whose turn it is. There must be one."""
+        client = self._order.popleft()
+        items = self._items[client]
+        item = items.popleft()
+        if items:
+            self._order.append(client)
+        else:
+            del self._items[client]
+        return item
+
+    def _of(self, client: str) -> deque[Item]:
+        if client not in self._items:
+            self._items[client] = deque()
+            self._order.append(client)
+        return self._items[client]
 
 
 @dataclass(slots=True, eq=False)
@@ -44,15 +84,13 @@ class Task:
 
 
 class _Lane:
-    """The waiting tasks of the same threads."""
-
     def __init__(self, lock: threading.Lock) -> None:
         self.turns: Turns[Task] = Turns()
         self.changed = threading.Condition(lock)
 
 
 class TurnWorkers:
-    """The threads. Every task that is added ends, also when the threads stop."""
+    """The threads. Every added task ends, also when the threads stop."""
 
     def __init__(
         self,
@@ -70,14 +108,12 @@ class TurnWorkers:
         self._num_waiting = 0
         self._is_stopped = False
         self._give_back_at_ns: int | None = None
-        self._threads = [
-            threading.Thread(target=self._work, args=(self._small,), name=f"{name}-{number}", daemon=True)
-            for number in range(num_threads)
-        ]
+        lanes = [(f"{name}-{number}", self._small) for number in range(num_threads)]
         if num_threads:
-            self._threads.append(
-                threading.Thread(target=self._work, args=(self._large,), name=f"{name}-large", daemon=True),
-            )
+            lanes.append((f"{name}-large", self._large))
+        self._threads = [
+            threading.Thread(target=self._work, args=(lane,), name=thread, daemon=True) for thread, lane in lanes
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -88,7 +124,7 @@ class TurnWorkers:
 
     def add(self, task: Task) -> None:
         """Add a task, without blocking if there are threads."""
-        lane = self._lane(task)
+        lane = self._large if task.num_bytes > LARGE_BYTES else self._small
         with self._lock:
             self._num_waiting += 1
             is_stopped = self._is_stopped
@@ -114,34 +150,28 @@ class TurnWorkers:
         with self._lock:
             self._is_stopped = True
             for lane in (self._small, self._large):
-                waiting += lane.turns.take_all()
+                while lane.turns:
+                    waiting.append(lane.turns.take())
                 lane.changed.notify_all()
         for task in waiting:
             self._refuse(task)
         for thread in self._threads:
             thread.join()
 
-    def _lane(self, task: Task) -> _Lane:
-        return self._large if task.num_bytes > LARGE_BYTES else self._small
-
     def _work(self, lane: _Lane) -> None:
         while (task := self._take(lane)) is not None:
             began_ns, rest = monotonic_ns(), task.rest if lane is self._large else 0
-            self._run_turn(task, lane)
+            if not self._run_piece(task):
+                with self._lock:
+                    is_stopped = self._is_stopped
+                    if not is_stopped:
+                        lane.turns.put_back(task.client, task)
+                        lane.changed.notify()
+                if is_stopped:
+                    self._refuse(task)
             del task  # or else its prompts would be kept until the next one comes
             if rest:
                 time.sleep(rest * (monotonic_ns() - began_ns) / 1e9)
-
-    def _run_turn(self, task: Task, lane: _Lane) -> None:
-        if self._run_piece(task):
-            return
-        with self._lock:
-            is_stopped = self._is_stopped
-            if not is_stopped:
-                lane.turns.put_back(task.client, task)
-                lane.changed.notify()
-        if is_stopped:
-            self._refuse(task)
 
     def _take(self, lane: _Lane) -> Task | None:
         """Wait for the next turn. Return None once the workers have stopped."""

@@ -1,4 +1,4 @@
-"""Small and large work have threads of their own, and freed memory is given back."""
+"""Clients take turns, small and large work have threads of their own, and freed memory is given back."""
 
 import threading
 from collections.abc import Callable, Generator, Iterator
@@ -7,8 +7,10 @@ from queue import SimpleQueue
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from oaiserve.engine.turn_workers import LARGE_BYTES, MUCH_BYTES, Task, TurnWorkers
+from oaiserve.engine.turn_workers import LARGE_BYTES, MUCH_BYTES, Task, Turns, TurnWorkers
 
 TIMEOUT_SECONDS = 60
 
@@ -77,3 +79,37 @@ def test_freed_memory_is_given_back_once_after_the_last_of_some_large_bodies() -
         assert given.empty()
         workers.give_back_later()
         given.get(timeout=TIMEOUT_SECONDS)
+
+
+CLIENTS = st.sampled_from("abcd")
+actions = st.lists(
+    st.one_of(st.tuples(st.just("add"), CLIENTS), st.just(("take", "")), st.tuples(st.just("put back"), CLIENTS)),
+    max_size=80,
+)
+
+
+@given(actions)
+def test_between_two_turns_of_a_client_each_other_one_that_waited_gets_one(done: list[tuple[str, str]]) -> None:
+    turns: Turns[tuple[str, int]] = Turns()
+    waiting: dict[str, list[int]] = {client: [] for client in "abcd"}
+    owed: dict[str, set[str]] = {client: set() for client in "abcd"}  # the clients that must come before it
+    for number, (action, client) in enumerate(done):
+        if action == "add":
+            turns.add(client, (client, number))
+            waiting[client].append(number)
+        elif action == "put back":
+            turns.put_back(client, (client, number))
+            waiting[client].insert(0, number)
+        elif turns:
+            taken, item = turns.take()
+            assert item == waiting[taken].pop(0)
+            assert not owed[taken]
+            for others in owed.values():
+                others.discard(taken)
+            owed[taken] = {other for other in waiting if other != taken and waiting[other]}
+    assert bool(turns) == any(waiting.values())
+    assert set(turns._items) == set(turns._order) == {client for client, items in waiting.items() if items}
+    left = []
+    while turns:
+        left.append(turns.take())
+    assert sorted(left) == sorted((client, item) for client, items in waiting.items() for item in items)
