@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 from oaiserve import __version__
 from oaiserve.config import Config, ServerOptions
-from oaiserve.engine.shared_limit import SharedLimit
+from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.engine.streams import MAX_HELD_TOKENS, LoopStreams, RequestEngine
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import AccessRefusal, RequestRecord

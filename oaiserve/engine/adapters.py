@@ -32,7 +32,7 @@ class AdapterTable:
     """The adapters by name. Any thread may use it, except where a method says otherwise.
 
     `add` loads the adapter of a folder, and gives it to the model's runner under a number. `drop` takes it away again.
-    `adaptable` has rows and columns of the layers that adapters may name.
+    `adaptable` has rows and columns of the layers open to adapters.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class AdapterTable:
         self._by_name = {adapter.name: adapter for adapter in served}
 
     def load(self, name: str, path: Path) -> ServedAdapter:
-        """Load an adapter, which takes a while. Raises BadAdapter, and InvalidRequest for a name that is taken."""
+        """Load an adapter, which takes a while. Raises BadAdapter, and InvalidRequest for a taken name."""
         assert self._add is not None
         with self._lock:
             if name in self._by_name:

@@ -1,6 +1,6 @@
-"""Backpressure: the measured drain rate of the queue, and the deadlines of open requests. Stdlib only.
+"""Backpressure: limits on waiting work, the drain rate of the queue, and deadlines of open requests. Stdlib only.
 
-The engine thread owns both. Only `retry_after_seconds` may be called from any thread.
+The engine thread owns the last two. Only `retry_after_seconds` of them may be called from any thread.
 """
 
 from __future__ import annotations
@@ -8,10 +8,53 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator
+from threading import Lock
 
 MEASURE_NS = 500_000_000
 WEIGHT = 0.3  # of the newest measurement, so that the rate forgets in some seconds
 MOST_RETRY_SECONDS = 30  # the longest wait of OpenAI's SDK is in this range
+
+
+class SharedLimit:
+    """A count of waiting work by client, in any unit, and its limit. Any thread may call its methods.
+
+    One client may take all of the limit while nobody else needs it. The others may still take their shares then, equal
+    for all waiting clients: beyond the limit, as long as they would fit without the largest client. So
+    all clients together take at most twice the limit, or the limit and one large request.
+    """
+
+    def __init__(self, most: int | None) -> None:
+        """Start with nothing. None is no limit."""
+        self._most = most
+        self._lock = Lock()
+        self._taken: dict[str, int] = {}  # by client, of those that have any
+        self.total = 0
+
+    def take(self, client: str, number: int) -> bool:
+        """Take so many, or return False if there is no room. If nothing is taken, any number may be."""
+        with self._lock:
+            if not self._has_room(client, number):
+                return False
+            self.total += number
+            if number:
+                self._taken[client] = self._taken.get(client, 0) + number
+            return True
+
+    def give_back(self, client: str, number: int) -> None:
+        if not number:
+            return
+        with self._lock:
+            self.total -= number
+            left = self._taken.pop(client) - number
+            if left:
+                self._taken[client] = left
+
+    def _has_room(self, client: str, number: int) -> bool:
+        if self._most is None or not self.total or self.total + number <= self._most:
+            return True
+        own, num_others = self._taken.get(client, 0), len(self._taken.keys() - {client})
+        without_largest = self.total - max(self._taken.values())
+        return own + number <= self._most // (num_others + 1) and without_largest + number <= self._most
 
 
 class DrainRate:
@@ -23,7 +66,7 @@ class DrainRate:
         self._num_left = 0
 
     def observe(self, num_left: int, num_waiting: int, now_ns: int) -> None:
-        """Take the next measurement. `num_left` counts the sequences that have left so far. An empty queue measures
+        """Take the next measurement. `num_left` counts the sequences gone so far. An empty queue measures
         nothing."""
         if num_waiting == 0 or self._since_ns is None:
             self._since_ns, self._num_left = (now_ns if num_waiting else None), num_left

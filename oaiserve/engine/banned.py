@@ -1,4 +1,4 @@
-"""The ids that a request's own parameters forbid at a draw. Engine thread only, no torch."""
+"""The ids forbidden at a draw by a request's own parameters. Engine thread only, no torch."""
 
 from __future__ import annotations
 
@@ -13,23 +13,20 @@ def is_too_short(chunk: Chunk) -> bool:
 
 
 def banned_ids(chunk: Chunk, *, has_mask: bool) -> list[int]:
-    """Return the ids that would end the answer before min_tokens, or complete a bad word.
+    """Return the ids of ends before min_tokens, and those completing a bad word.
 
-    A grammar's mask has no ids that would end the answer before min_tokens, unless the grammar has no others.
+    A grammar's mask has no ends before min_tokens, unless the grammar allows nothing else.
     """
     sequence = chunk.sequence
     banned = list(sequence.stop_ids) if is_too_short(chunk) and not has_mask else []
     for *beginning, last in sequence.bad_words:
         start = chunk.end - len(beginning)
-        if start >= sequence.prompt_len and _ids_between(chunk, start) == beginning:
+        before = sequence.token_ids[start : chunk.known_end]  # with those of the chunk's draft
+        if chunk.draft:
+            before += chunk.draft[max(0, start - chunk.known_end) :]
+        if start >= sequence.prompt_len and before == beginning:
             banned.append(last)
     return banned
-
-
-def _ids_between(chunk: Chunk, start: int) -> list[int]:
-    """Return the ids from `start` to the draw, with those of the chunk's draft."""
-    known = chunk.sequence.token_ids[start : chunk.known_end]
-    return [*known, *chunk.draft[max(0, start - chunk.known_end) :]] if chunk.draft else known
 
 
 def leaves_no_token(chunk: Chunk, vocab_size: int) -> bool:

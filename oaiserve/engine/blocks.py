@@ -122,7 +122,7 @@ class BlockPool:
             self.num_reusable -= 1
 
     def check_integrity(self) -> None:
-        """Check that free list, references and hashes agree, and raise AssertionError if not."""
+        """Raise AssertionError if free list, references and hashes disagree."""
         if any((self._references[block] == 0) != (block in self._free) for block in range(self.num_blocks)):
             raise AssertionError("a free block has references, or one without is not free")
         named = {block_hash: block for block, block_hash in enumerate(self._hashes) if block_hash is not None}

@@ -40,7 +40,7 @@ def noise_bits(seed: int, token_id: int) -> int:
     """Return 64 random bits for an id. For each id, they are a permutation of the seeds, so none is favoured.
 
     Seeds are random already, and the ids are mixed once for all draws: so the work for each id of each draw is little.
-    Sampling computes the upper half for all ids, and the lower half only for those that may be the best.
+    Sampling computes the upper half for all ids, and the lower half only for the possible best.
     """
     first, second = seed >> 32, seed & _MASK32
     mixed = mix32(token_id)

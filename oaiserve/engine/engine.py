@@ -1,4 +1,4 @@
-"""The engine as its users see it: an object that takes requests, with or without HTTP around it.
+"""The engine as its users see it: it takes requests, with or without HTTP around it.
 
 engine = Engine.from_pretrained("demo")
 engine.start()
@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from oaiserve.config import EngineOptions
 from oaiserve.engine.accounts.machine_time import MachineTime, throttling_file
 from oaiserve.engine.adapters import ServedAdapter
+from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.engine.blocks import BlockPool
 from oaiserve.engine.drafting.drafts import Drafts
 from oaiserve.engine.grammars.grammar import Grammars
@@ -47,7 +48,6 @@ from oaiserve.engine.request import (
 )
 from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.served_model import ServedModel
-from oaiserve.engine.shared_limit import SharedLimit
 from oaiserve.engine.start.plan import start_model
 from oaiserve.engine.states import StatePool
 from oaiserve.engine.tokenize import REST, Tokenized, TokenizeFailed, TokenizeStage, TokenizeStarted
@@ -79,7 +79,7 @@ class Completion:
 class Engine:
     """The engine takes requests and delivers their events. All of its methods may be called from any thread.
 
-    `from_pretrained` starts the model that it serves; tests make a small one. Request ids must be unique among the open
+    `from_pretrained` starts its model; tests make a small one. Request ids must be unique among the open
     requests.
     """
 
@@ -92,7 +92,7 @@ class Engine:
         learn: Run | None = None,
         clock_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
-        """Make an engine that has not been started. The last three are for tests; `EngineLoop` says what they do."""
+        """Make an engine, not started yet. The last three are for tests; `EngineLoop` says what they do."""
         options = options or EngineOptions()
         self.tokenizer = model.tokenizer
         self.pooling = model.pooling
@@ -199,27 +199,27 @@ class Engine:
         """Load a model and return its engine. `model` is "demo", a folder, a hub id or a GGUF file.
 
         The options are an EngineOptions, or its fields by name. `times` gets the parts of the load. `meanwhile` is
-        called while native code packs the weights of a model that has been checked, which leaves time to import more.
+        called while native code packs the weights of a checked model, which leaves time to import more.
         Raises StartupError if the model cannot be loaded or served.
         """
         options = replace(options or EngineOptions(), **kwargs)
         return cls(start_model(model, options, times or StartTimes(), meanwhile), options)
 
     def load_adapter(self, name: str, path: Path) -> ServedAdapter:
-        """Load an adapter that requests can name then. This takes a while. Raises what `AdapterTable.load` does."""
+        """Load an adapter for requests, which takes a while. Raises what `AdapterTable.load` does."""
         adapter = self.adapters.load(name, path)
         self._tokenize.give_back_later()  # what the files were read into
         return adapter
 
     def unload_adapter(self, name: str) -> ServedAdapter:
-        """Let no further request name an adapter. It is freed when the last one that has it ends. Raises NotFound."""
+        """Let no further request name an adapter. It is freed when the last open one with it ends. Raises NotFound."""
         adapter = self.adapters.unload(name)
         self._loop.post(DropAdapter(adapter.number))
         return adapter
 
     @property
     def failure(self) -> BaseException | None:
-        """Return the error that has ended the engine thread, or is about to end it, or None after `stop`."""
+        """Return the error behind the end of the engine thread, past or imminent; None after `stop`."""
         if self._loop.failure is None and self._processes is not None:
             return self._processes.failure
         return self._loop.failure
@@ -236,8 +236,7 @@ class Engine:
 
     @property
     def num_waiting(self) -> int:
-        """Return the number of sequences that have not entered a step yet, those in the tokenize stage and other work
-        for the tokenizer included."""
+        """Return the number of sequences before their first step, and of other work for the tokenizer."""
         return self._waiting.total
 
     def snapshot(self) -> EngineNumbers:
@@ -251,7 +250,7 @@ class Engine:
         return replace(snapshot, num_tokenizing=self._tokenize.num_waiting, adapters=adapters, host_ns=host_ns)
 
     def report(self, replica: str = "") -> ReplicaReport:
-        """Return the load of this engine and the prefix keys of prompts that it holds, under its name for routers.
+        """Return the load of this engine and the prefix keys of its cached prompts, under its name for routers.
 
         Ask about once a second. This costs the engine thread nothing, and the caller up to a millisecond."""
         return self._reports.report(replica)
@@ -322,9 +321,9 @@ class Engine:
         self._body_bytes.give_back(client, num_bytes)
 
     def run_in_turns(self, work: Generator[None, None, Result], *, client: str, num_bytes: int) -> Future[Result]:
-        """Run work with the tokenizer among that of requests, in turns by client: each `yield` of it ends a turn.
+        """Run work with the tokenizer beside requests, in turns by client: each `yield` of it ends a turn.
 
-        Cancelling the future ends it. `num_bytes` is the size of the body that it comes from. Raises Unavailable and
+        Cancelling the future ends it. `num_bytes` is the size of its body. Raises Unavailable and
         Overloaded, as `submit` does.
         """
         self.take_room(client, num_bytes)
@@ -342,7 +341,7 @@ class Engine:
             raise Unavailable("The server is not ready to take requests; try again later.", retry_after_seconds=5)
 
     def _take(self, client: str, num_sequences: int, num_bytes: int) -> None:
-        """Take the room that a request needs while it waits. Raises Overloaded if there is none for this client."""
+        """Take the room of a waiting request. Raises Overloaded if there is none for this client."""
         if not self._waiting.take(client, num_sequences):
             raise self._overloaded(
                 f"{self.num_waiting} sequences are waiting already, this request has {num_sequences}, and the "
@@ -401,7 +400,7 @@ class Engine:
     ) -> list[Completion]:
         """Return all choices of all prompts, in order, of the model or of one of its adapters.
 
-        Raises NotFound for an adapter that is not loaded, and the APIError that a request has failed with.
+        Raises NotFound for an unknown adapter, and the APIError of a failed request.
         """
         served = None if adapter is None else self.adapters.get(adapter)
         if adapter is not None and served is None:

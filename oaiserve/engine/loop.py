@@ -16,13 +16,13 @@ from oaiserve.engine.accounts.host_time import HostTime
 from oaiserve.engine.accounts.machine_time import MachineTime
 from oaiserve.engine.accounts.step_account import StepAccount
 from oaiserve.engine.accounts.step_causes import StepCauses
+from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.engine.drafting.drafts import Drafts
 from oaiserve.engine.open_requests import Bounds, OpenRequests
 from oaiserve.engine.profiling import EndProfile, Profiling, StartProfile
 from oaiserve.engine.request import Deliver, Failed, Request, Usage
 from oaiserve.engine.scheduler import Scheduler
 from oaiserve.engine.served_model import ServedModel
-from oaiserve.engine.shared_limit import SharedLimit
 from oaiserve.engine.stepper import Stepper
 from oaiserve.engine.tokenize import GrammarCompiled, Tokenized, TokenizeFailed, TokenizeStarted
 from oaiserve.errors import AdapterUnloaded, APIError, InternalError, Unavailable
@@ -51,7 +51,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class DropAdapter:
-    """The command to drop an adapter, by its number, when the last request that has it has ended."""
+    """The command to drop an adapter, by its number, behind the end of its last request."""
 
     number: int
 
@@ -65,7 +65,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """The command to fail, because a process that the runner needs has ended."""
+    """The command to fail: a process of the runner has ended."""
 
     error: Exception
 
@@ -157,7 +157,6 @@ class EngineLoop:
                 self._refuse(left)
 
     def join(self, timeout_seconds: float | None = None) -> bool:
-        """Wait for the thread to end, and return whether it has."""
         self._thread.join(timeout_seconds)
         return not self._thread.is_alive()
 
@@ -177,7 +176,10 @@ class EngineLoop:
             self._is_warm.set()
 
     def _turn(self) -> None:
-        self._end_overdue()
+        now_ns = self._clock_ns()
+        if self._profiling.deadline_ns is not None and self._profiling.deadline_ns <= now_ns:
+            self._profiling.finish(now_ns)
+        self.requests.end_overdue(now_ns)
         if self.requests.has_events:
             self._hand_over()  # of requests that have ended between two steps
         if not self._stepper.turn():
@@ -200,8 +202,11 @@ class EngineLoop:
             except Empty:
                 return True
             match command:
-                case Submitted():
-                    self._submitted(command)
+                case Submitted(request=request):
+                    self.requests.submitted(request, command.deliver, command.at_ns)
+                    if request.adapter and not self._adapters.holds(request.adapter):
+                        message = "The adapter that 'model' names has just been unloaded."
+                        self.requests.fail(request.request_id, AdapterUnloaded(message, param="model"))
                 case TokenizeStarted():
                     self.requests.tokenize_started(command.request, command.at_ns)
                 case GrammarCompiled():
@@ -227,13 +232,6 @@ class EngineLoop:
                     return False
         return False
 
-    def _submitted(self, command: Submitted) -> None:
-        request = command.request
-        self.requests.submitted(request, command.deliver, command.at_ns)
-        if request.adapter and not self._adapters.holds(request.adapter):
-            message = "The adapter that 'model' names has just been unloaded."
-            self.requests.fail(request.request_id, AdapterUnloaded(message, param="model"))
-
     def _drop_adapters(self) -> None:
         unused = [number for number in self._dropping if not self.requests.has_adapter(number)]
         for number in unused:
@@ -245,23 +243,15 @@ class EngineLoop:
         """Wait for a command, and return it. Raises Empty if a deadline passes before."""
         since_ns = self._host.enter(HostPart.IDLE)
         self.snapshot = self._account.copy(since_ns)
-        try:
-            return self._inbox.get(timeout=self._seconds_to_deadline())
-        finally:
-            self._account.work_arrived(self._host.enter(HostPart.COMMANDS))
-            self.snapshot = self._account.copy(idle_since_ns=None)
-
-    def _seconds_to_deadline(self) -> float | None:
         deadlines_ns = self.requests.deadlines_ns
         if self._profiling.deadline_ns is not None:
             deadlines_ns.append(self._profiling.deadline_ns)
-        return max(0.0, (min(deadlines_ns) - self._clock_ns()) / 1e9) if deadlines_ns else None
-
-    def _end_overdue(self) -> None:
-        now_ns = self._clock_ns()
-        if self._profiling.deadline_ns is not None and self._profiling.deadline_ns <= now_ns:
-            self._profiling.finish(now_ns)
-        self.requests.end_overdue(now_ns)
+        timeout = max(0.0, (min(deadlines_ns) - self._clock_ns()) / 1e9) if deadlines_ns else None
+        try:
+            return self._inbox.get(timeout=timeout)
+        finally:
+            self._account.work_since_ns = self._host.enter(HostPart.COMMANDS)
+            self.snapshot = self._account.copy(idle_since_ns=None)
 
     def _hand_over(self) -> None:
         self._host.enter(HostPart.HAND_OVER)

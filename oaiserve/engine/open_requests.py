@@ -14,27 +14,17 @@ from random import getrandbits
 
 from oaiserve.engine.accounts.step_account import RequestNotes
 from oaiserve.engine.accounts.step_causes import StepCauses
-from oaiserve.engine.backpressure import Deadlines, DrainRate
+from oaiserve.engine.backpressure import Deadlines, DrainRate, SharedLimit
 from oaiserve.engine.draws import draw_key
 from oaiserve.engine.grammars.constraint import Constraint
 from oaiserve.engine.grammars.grammar import CompiledGrammar, GrammarGivenUp
 from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.engine.output import ChoiceOutput, prompt_logprobs
 from oaiserve.engine.reports import MOST_PROMPTS_KEPT, ComputedPrompt
-from oaiserve.engine.request import (
-    Aborted,
-    Deliver,
-    Event,
-    Failed,
-    Request,
-    SamplingParams,
-    Terminal,
-    Usage,
-)
+from oaiserve.engine.request import Aborted, Deliver, Event, Failed, Request, Terminal, Usage
 from oaiserve.engine.scheduler import Scheduler
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.served_model import ServedModel
-from oaiserve.engine.shared_limit import SharedLimit
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.engine.text.detokenize import StopStrings, TokenTable
 from oaiserve.engine.tokenize import Tokenized
@@ -59,8 +49,10 @@ class Bounds:
     default_max_tokens: int | None = None
     default_max_length: int | None = None  # with the prompt, where that is shorter
 
-    def default_length(self, num_prompt_tokens: int) -> int:
-        """Return the most tokens of a prompt and its answer where the request sets no limit."""
+    def length(self, num_prompt_tokens: int, max_tokens: int | None) -> int:
+        """Return the most tokens of a prompt and its answer."""
+        if max_tokens is not None:
+            return num_prompt_tokens + max_tokens
         length = self.max_model_len
         if self.default_max_tokens is not None:
             length = min(length, num_prompt_tokens + self.default_max_tokens)
@@ -111,7 +103,7 @@ class OpenRequests:
         causes: StepCauses | None = None,
     ) -> None:
         """Begin without requests. `waiting` counts the choices until they enter a step or end; who submits a request
-        has taken their room. `stop_tokenizing` takes the id of a request that has ended before it was tokenized. With
+        has taken their room. `stop_tokenizing` takes the id of a request ended before it was tokenized. With
         the `causes` of steps, each request's account has its own."""
         self._scheduler = scheduler
         self.table = TokenTable(model.tokenizer.backend)
@@ -140,12 +132,11 @@ class OpenRequests:
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Return the tokens of the prompts of all requests that have not entered a step. Any thread may ask."""
+        """Return the prompt tokens of all requests before their first step. Any thread may ask."""
         return self._waiting_tokens.total
 
     @property
     def has_events(self) -> bool:
-        """Return whether events wait for a hand-over."""
         return bool(self._outbox)
 
     @property
@@ -177,11 +168,8 @@ class OpenRequests:
         opened, asked = self._find(request), request.params.grammar
         if opened is None or asked is None:
             return
-        account, compile_ns = opened.account, grammar.compile_ns
-        account.grammar_compile_ns, account.grammar_cache = (
-            compile_ns,
-            (cache := "hit" if grammar.was_cached else "miss"),
-        )
+        account, compile_ns, cache = opened.account, grammar.compile_ns, "hit" if grammar.was_cached else "miss"
+        account.grammar_compile_ns, account.grammar_cache = compile_ns, cache
         account.note(EventKind.GRAMMAR_COMPILED, compiled_ns, None, compile_ns=compile_ns, cache=cache, kind=asked.kind)
 
     def tokenize_failed(self, request: Request, error: APIError) -> None:
@@ -191,7 +179,7 @@ class OpenRequests:
     def tokenized(self, tokenized: Tokenized, kv_version: int) -> None:
         """Make the sequences of a request, unless it has ended while it was tokenized.
 
-        They share cached blocks only with sequences of the same `kv_version`, see `loop.Runner`.
+        They share cached blocks only with sequences of the same `kv_version`, see `Runner`.
         """
         request = tokenized.request
         opened = self._find(request)
@@ -211,14 +199,15 @@ class OpenRequests:
         second_starts = tokenized.second_starts or [None] * len(tokenized.token_ids)
         for prompt_index, token_ids in enumerate(tokenized.token_ids):
             seed = getrandbits(64) if params.seed is None else params.seed
-            if params.max_tokens is None:
-                limit = self._bounds.default_length(len(token_ids))
-            else:
-                limit = len(token_ids) + params.max_tokens
+            limit = self._bounds.length(len(token_ids), params.max_tokens)
             logprobs = None if params.prompt_logprobs is None else prompt_logprobs(self.table, token_ids[0])
             opened.prompts.append(OpenPrompt(token_ids, logprobs))
             leader: Sequence | None = None  # the first choice computes the prompt for the others
             for choice in range(params.n):
+                constraint: Constraint | None = None
+                if tokenized.grammar is not None:
+                    matcher = tokenized.grammar.matcher()
+                    constraint = Constraint(matcher, params, eos_token_ids=self._eos_token_ids, stop_ids=stop_ids)
                 sequence = Sequence(
                     request.request_id,
                     prompt_index * params.n + choice,
@@ -232,7 +221,7 @@ class OpenRequests:
                     adapter=request.adapter,
                     client_name=request.client,
                     bad_words=tokenized.bad_words,
-                    constraint=self._constraint(tokenized.grammar, params, stop_ids),
+                    constraint=constraint,
                     is_whole=self._pools,
                     second_start=second_starts[prompt_index],
                 )
@@ -248,14 +237,6 @@ class OpenRequests:
                 self._scheduler.add(sequence, leader, since_ns=tokenized.at_ns or self._clock_ns())
                 leader = leader or sequence
 
-    def _constraint(
-        self, grammar: CompiledGrammar | None, params: SamplingParams, stop_ids: frozenset[int]
-    ) -> Constraint | None:
-        """Return the constraint of one choice."""
-        if grammar is None:
-            return None
-        return Constraint(grammar.matcher(), params, eos_token_ids=self._eos_token_ids, stop_ids=stop_ids)
-
     def abort(self, request_id: str) -> None:
         """Abort a request. This does nothing if it has ended."""
         opened = self._open.get(request_id)
@@ -269,11 +250,10 @@ class OpenRequests:
             self._fail(opened, error)
 
     def has_adapter(self, number: int) -> bool:
-        """Return whether an open request has this adapter."""
         return any(opened.request.adapter == number for opened in self._open.values())
 
     def masked(self, chunks: Iterable[Chunk]) -> None:
-        """Note that the tokens of each of these are drawn among those that its grammar lets come next."""
+        """Count the draws of these chunks with masks of grammars."""
         for chunk in chunks:
             self._open[chunk.sequence.request_id].account.num_masked_draws += 1 + len(chunk.draft)
 
@@ -306,7 +286,7 @@ class OpenRequests:
             self.fail(request_id, RequestTimeout(f"The request took longer than {seconds} seconds, the limit here."))
 
     def scheduled(self, step: Step, now_ns: int) -> list[OpenRequest]:
-        """Note that a step is about to be launched. Return the requests whose first step it is."""
+        """Note a step about to be launched. Return the requests whose first step it is."""
         for sequence in step.preempted:
             self._open[sequence.request_id].notes.preempted(sequence, now_ns)
         newcomers = []
@@ -343,11 +323,10 @@ class OpenRequests:
         return opened if opened is not None and opened.request is request else None
 
     def _retry_after_seconds(self) -> int:
-        """Return when to try again."""
         return self.drain_rate.retry_after_seconds(self._waiting.total)
 
     def _stop_waiting(self, opened: OpenRequest, num_choices: int) -> None:
-        """Note that choices of a request wait no longer. Its tokens wait until the first of them enters a step."""
+        """Count choices of a request as waiting no longer. Its tokens wait until the first of them enters a step."""
         opened.num_waiting -= num_choices
         self.num_left_waiting += num_choices
         self._waiting.give_back(opened.request.client, num_choices)
@@ -361,15 +340,6 @@ class OpenRequests:
     def end(self, opened: OpenRequest, terminal: Terminal) -> None:
         """End a request: free its resources, and emit its terminal event. All requests end here."""
         del self._open[opened.request.request_id]
-        self._close_account(opened)
-        for sequence in opened.outputs:
-            self._scheduler.remove(sequence)
-        self._stop_waiting(opened, opened.num_waiting)
-        if opened.times.tokenized is None:
-            self._stop_tokenizing(opened.request.request_id)
-        self.emit(opened, terminal)
-
-    def _close_account(self, opened: OpenRequest) -> None:
         now_ns = self._clock_ns()
         opened.notes.close(self._numbers, now_ns)
         for output in opened.outputs.values():
@@ -377,6 +347,12 @@ class OpenRequests:
         if opened.times.scheduled is None and opened.outputs:  # it never entered a step
             first = next(iter(opened.outputs))
             opened.account.waits_ns = self._scheduler.waits.settle(first, now_ns)
+        for sequence in opened.outputs:
+            self._scheduler.remove(sequence)
+        self._stop_waiting(opened, opened.num_waiting)
+        if opened.times.tokenized is None:
+            self._stop_tokenizing(opened.request.request_id)
+        self.emit(opened, terminal)
 
     def emit(self, opened: OpenRequest, event: Event) -> None:
         """Put an event into the next hand-over."""

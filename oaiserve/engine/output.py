@@ -7,7 +7,7 @@ from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.engine.request import FinishReason, TokenChunk
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Logprobs
-from oaiserve.engine.text.detokenize import StopStrings, TokenTable
+from oaiserve.engine.text.detokenize import StopMatcher, StopStrings, TokenTable
 
 
 class ChoiceOutput:
@@ -34,7 +34,7 @@ class ChoiceOutput:
             skip_special_tokens=params.skip_special_tokens,
             visible_ids=params.visible_special_ids,
         )
-        self._stops = stops.matcher()
+        self._stops = StopMatcher(stops)
         self._stop_after = params.stop_after  # until it has come
         self._end_of_text = ""  # in which it may have begun
         self._text: list[str] = []
@@ -50,7 +50,7 @@ class ChoiceOutput:
         """Take the next token of the choice, which may end it. Nothing may be pushed after the end.
 
         The checks are made in this order: end of sequence, stop token, stop string, end of the grammar, length. So a
-        stop string that completes with the last allowed token counts as a stop. Raises GrammarViolation if the token is
+        stop string completed by the last allowed token counts as a stop. Raises GrammarViolation if the token is
         not in the grammar.
         """
         params, constraint = self._sequence.params, self._sequence.constraint
@@ -61,27 +61,23 @@ class ChoiceOutput:
             add_logprobs(self._logprobs, self._table, logprobs)
         if token_id in self._eos_token_ids or (constraint is not None and constraint.ends_with(token_id)):
             self._has_end_token = True
-            self._finish(FinishReason.STOP)
+            self.finish(FinishReason.STOP)
         elif token_id in params.stop_token_ids:
             if params.include_stop_str_in_output:
                 self._add(self._detokenizer.push(token_id))
             else:
                 self._has_end_token = True
-            self._finish(FinishReason.STOP, token_id)
+            self.finish(FinishReason.STOP, token_id)
         else:
             self._add(self._detokenizer.push(token_id))
             if constraint is not None:
                 constraint.push(token_id)
                 if self.finish_reason is None and constraint.is_complete:
-                    self._finish(FinishReason.STOP)
+                    self.finish(FinishReason.STOP)
             if self.finish_reason is None and self.num_tokens >= self._max_tokens:
-                self._finish(FinishReason.LENGTH)
+                self.finish(FinishReason.LENGTH)
         if self._text_lengths is not None:
             self._text_lengths.append(sum(map(len, self._text[num_texts:])))
-
-    def finish_without_token(self) -> None:
-        """End a choice without tokens (`max_tokens` is 0), whose prompt has been computed."""
-        self._finish(FinishReason.LENGTH)
 
     def take(self) -> TokenChunk | None:
         """Return a chunk of the text and tokens since the last one, or None if they are too few to send."""
@@ -129,7 +125,8 @@ class ChoiceOutput:
         if matched is not None:
             self.finish_reason, self.stop_reason = FinishReason.STOP, matched
 
-    def _finish(self, reason: FinishReason, stop_reason: int | None = None) -> None:
+    def finish(self, reason: FinishReason, stop_reason: int | None = None) -> None:
+        """End the choice for this reason, unless the text held back so far has a stop string."""
         self._add(self._detokenizer.finish())
         if self.finish_reason is None:
             self._text.append(self._stops.finish())

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from oaiserve.engine.sequence import Sequence
 
-Key = tuple[int, ...]
-
 # The number of prompt tokens that one place in the order of arrival is worth under `shortest`: a prompt that is 3,200
 # tokens longer than all others is overtaken by 100 of those that arrive later, and by no more.
 AGEING_TOKENS = 32
@@ -22,25 +20,14 @@ AGEING_TOKENS = 32
 class Policy:
     """A policy is an order of sequences, by arrival or otherwise, and whether clients take turns (`engine/waiting`)."""
 
-    key: Callable[[Sequence, int], Key]  # of a sequence, and its place in the order of arrival
+    key: Callable[[Sequence, int], tuple[int, ...]]  # of a sequence, and its place in the order of arrival
     by_client: bool = False  # clients take turns
 
 
-def _by_arrival(sequence: Sequence, arrival: int) -> Key:
-    return (arrival,)
-
-
-def _by_priority(sequence: Sequence, arrival: int) -> Key:
-    return (sequence.priority, arrival)
-
-
-def _by_length(sequence: Sequence, arrival: int) -> Key:
-    return (sequence.prompt_len + AGEING_TOKENS * arrival, arrival)
-
-
-fcfs = Policy(_by_arrival)  # first come, first served
-fair = Policy(_by_arrival, by_client=True)
-priority = Policy(_by_priority)  # by the request field `priority`, lowest first, then by arrival
-shortest = Policy(_by_length)  # the shortest prompt first, with ageing, so that a long one gets its turn
+fcfs = Policy(lambda sequence, arrival: (arrival,))  # first come, first served
+fair = Policy(fcfs.key, by_client=True)
+priority = Policy(lambda sequence, arrival: (sequence.priority, arrival))  # the lowest first, then by arrival
+# The shortest prompt first, with ageing, so that a long one gets its turn.
+shortest = Policy(lambda sequence, arrival: (sequence.prompt_len + AGEING_TOKENS * arrival, arrival))
 
 POLICIES = {"fcfs": fcfs, "fair": fair, "priority": priority, "shortest": shortest}

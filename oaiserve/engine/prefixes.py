@@ -87,7 +87,7 @@ class Prefixes:
     def publish(self, sequence: Sequence, start: int, end: int) -> list[BlockHash]:
         """Publish the full blocks of a sequence between two positions, whose tokens are known and computed.
 
-        Return the hashes that others may have waited for.
+        Return their hashes: others may have waited for them.
         """
         size, hashes = self._pool.block_size, self.hashes(sequence)
         for index in range(start // size, end // size):
@@ -95,7 +95,7 @@ class Prefixes:
         return self._end(sequence, hashes[start // size : end // size])
 
     def leave(self, sequence: Sequence) -> list[BlockHash]:
-        """Forget the blocks that a stopping sequence was about to compute, and return their hashes."""
+        """Forget the blocks to be computed by a stopping sequence, and return their hashes."""
         return self._end(sequence, sequence.hashes[sequence.num_computed // self._pool.block_size :])
 
     def _end(self, sequence: Sequence, hashes: list[BlockHash]) -> list[BlockHash]:
@@ -105,6 +105,6 @@ class Prefixes:
         return ended
 
     def check_integrity(self, running: list[Sequence]) -> None:
-        """Raise AssertionError if a block is to be computed by a sequence that does not run."""
+        """Raise AssertionError if a block is to be computed by a sequence not running."""
         if len({id(sequence) for sequence in self._computing.values()} - {id(s) for s in running}):
             raise AssertionError("a block is marked as being computed by a sequence that does not run")

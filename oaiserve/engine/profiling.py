@@ -1,6 +1,6 @@
 """Profiles of the next steps, on request. Engine thread only; no torch, because the profiler is passed in.
 
-Profilers watch the thread that starts them, so the engine thread starts and stops them. The caller writes the
+Profilers watch the thread they were started in, so the engine thread starts and stops them. The caller writes the
 recording, because that takes longer than a step.
 """
 
@@ -22,10 +22,10 @@ class Profiler(Protocol):
     """Records the thread that starts it, and the device."""
 
     def start(self) -> Ranges:
-        """Begin to record. The ranges that are begun in the result become part of the recording."""
+        """Begin to record. Ranges begun in the result become part of the recording."""
 
     def stop(self) -> ProfileRecording:
-        """Return the recording since `start`. This waits for the device, so that it contains all launched work."""
+        """Return the recording since `start`. This waits for all launched work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,6 @@ class Profiling:
                 log.info("A profile of %d steps begins", asked.num_steps)
 
     def launched(self) -> None:
-        """Count a launched step."""
         if self._active is not None:
             self._active.num_launched += 1
 

@@ -1,7 +1,7 @@
 """`Reports` makes a replica's reports for routers, of the engine's numbers and the computed prompts.
 
 The engine thread takes no part in it. It leaves the prefix keys of each prompt in a queue, and its numbers in
-snapshots; the thread that requests a report does the rest.
+snapshots; the thread asking for a report does the rest.
 """
 
 from __future__ import annotations
@@ -49,11 +49,10 @@ class Reports:
 
     @property
     def is_asked(self) -> bool:
-        """Return whether a report has been asked for."""
         return self._last is not None
 
     def report(self, replica: str) -> ReplicaReport:
-        """Return the report of this moment, or of half a second ago. `replica` is the name that the router knows."""
+        """Return the report of this moment, or of half a second ago. `replica` is its name for the router."""
         with self._lock:
             now_ns = self._clock_ns()
             if self._last is None or now_ns - self._load.at_ns >= LEAST_NS:

@@ -1,7 +1,7 @@
 """Requests, which go into the engine, and events, which come out of it. Stdlib only, no tensors, no HTTP.
 
 An accepted request gets any number of `PromptDone` and `TokenChunk`, or of `Pooled`, then exactly one terminal event:
-`Finished`, `Failed` or `Aborted`. Requests and events are data that can be pickled, and nothing writes into a request.
+`Finished`, `Failed` or `Aborted`. Requests and events can be pickled, and nothing writes into a request.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class TokenPrompt:
 
 @dataclass(frozen=True, slots=True)
 class PairPrompt:
-    """Two texts that a cross-encoder reads together, with its special tokens around and between them."""
+    """Two texts for a cross-encoder, with its special tokens around and between them."""
 
     first: str
     second: str

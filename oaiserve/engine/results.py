@@ -16,11 +16,11 @@ from oaiserve.engine.banned import leaves_no_token
 from oaiserve.engine.grammars.grammar import GrammarGivenUp, GrammarViolation
 from oaiserve.engine.open_requests import OpenPrompt, OpenRequest, OpenRequests
 from oaiserve.engine.output import ChoiceOutput, add_logprobs
-from oaiserve.engine.request import Finished, Pooled, PromptDone, TextPrompt
+from oaiserve.engine.request import Finished, FinishReason, Pooled, PromptDone, TextPrompt
 from oaiserve.engine.scheduler import Scheduler
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Draw, Logprobs, Step
-from oaiserve.errors import APIError, InternalError, InvalidRequest
+from oaiserve.errors import InternalError, InvalidRequest
 from oaiserve.facts.engine_numbers import EngineNumbers
 
 log = logging.getLogger(__name__)
@@ -54,8 +54,9 @@ class Results:
             except (GrammarGivenUp, GrammarViolation) as error:
                 self._requests.grammar_failed(chunk.sequence, error)
             except BaseException:  # the request's own data met a bug; a panic in the Rust detokenizer is no Exception
-                log.exception("Request %s failed", chunk.sequence.request_id)
-                self._fail(opened, InternalError("The server failed on this request's output."))
+                request_id = chunk.sequence.request_id
+                log.exception("Request %s failed", request_id)
+                self._requests.fail(request_id, InternalError("The server failed on this request's output."))
 
     def _take_chunk(self, opened: OpenRequest, chunk: Chunk, result: ChunkResult, now_ns: int, *, batch: int) -> None:
         sequence, notes = chunk.sequence, opened.notes
@@ -73,7 +74,8 @@ class Results:
         if result.error is not None:
             chunk = chunk.without_draft()
             is_exhausted = leaves_no_token(chunk, self._vocab_size)
-            self._fail(opened, _no_token_left(chunk) if is_exhausted else InternalError(result.error))
+            failure = _no_token_left(chunk) if is_exhausted else InternalError(result.error)
+            self._requests.fail(sequence.request_id, failure)
             return
         if result.vector is not None:
             self._pooled(opened, sequence, result.vector, now_ns)
@@ -84,7 +86,11 @@ class Results:
             self._note_draft(opened, chunk, token_ids)
         if self._scheduler.commit(chunk, token_ids):
             notes.preempted(sequence, now_ns)
-        self._emit_chunk(opened, prompt, sequence, output)
+        if (token_chunk := output.take()) is not None:
+            if not prompt.sent:
+                prompt.sent = True
+                self._emit_prompt(opened, sequence.index // opened.request.params.n, prompt)
+            self._requests.emit(opened, token_chunk)
         if output.finish_reason is not None:
             notes.finished(sequence, output.finish_reason, now_ns, batch)
             self._scheduler.remove(sequence)
@@ -105,7 +111,7 @@ class Results:
     ) -> list[int]:
         """Push the tokens of a chunk's result to the output of its choice, one by one, up to the end of the choice.
 
-        Return those that were taken. What comes after the end counts nowhere.
+        Return the taken ones. What comes after the end counts nowhere.
         """
         sequence, notes = chunk.sequence, opened.notes
         sequence.wants_prompt_logprobs = False
@@ -117,7 +123,7 @@ class Results:
                 self._note_prefix_keys(opened.request.prefix_keys, sequence)
         if is_empty:
             notes.drew(sequence, now_ns, batch)
-            output.finish_without_token()
+            output.finish(FinishReason.LENGTH)
             return []
         taken: list[int] = []
         for token_id, logprobs in self._tokens(opened, sequence, result):
@@ -130,13 +136,12 @@ class Results:
         return taken
 
     def _note_prefix_keys(self, keys: tuple[tuple[int, float], ...], sequence: Sequence) -> None:
-        """Note in which blocks the prefixes of a prompt end that have a key, now that all of it has been computed."""
+        """Note the blocks in which the prefixes with a key end, of a prompt that has been computed."""
         size, hashes = self._scheduler.pool.block_size, sequence.hashes
         ends = ((key, min(int(share * sequence.prompt_len) // size, len(hashes))) for key, share in keys)
         self._requests.computed_prompts.append([(key, hashes[end - 1]) for key, end in ends if end])
 
     def _note_draft(self, opened: OpenRequest, chunk: Chunk, token_ids: list[int]) -> None:
-        """Note how much of a chunk's draft is in the answer."""
         num_accepted = chunk.num_accepted(token_ids)
         self._numbers.num_drafts += 1
         for counted in (self._numbers, opened.account):
@@ -149,7 +154,7 @@ class Results:
     def _tokens(
         self, opened: OpenRequest, sequence: Sequence, result: ChunkResult
     ) -> Iterator[tuple[int, Logprobs | None]]:
-        """Yield the tokens that were drawn, and behind these the ones that a grammar forces, as many as may be taken.
+        """Yield the drawn tokens, and behind these the ones forced by a grammar, as many as may be taken.
 
         The caller pushes each token before it asks for the next one.
         """
@@ -165,32 +170,20 @@ class Results:
                 opened.account.num_forced_tokens += 1
                 yield token_id, None
 
-    def _emit_chunk(self, opened: OpenRequest, prompt: OpenPrompt, sequence: Sequence, output: ChoiceOutput) -> None:
-        token_chunk = output.take()
-        if token_chunk is None:
-            return
-        if not prompt.sent:
-            prompt.sent = True
-            self._requests.emit(opened, self._prompt_done(opened, sequence.index // opened.request.params.n, prompt))
-        self._requests.emit(opened, token_chunk)
-
-    def _prompt_done(self, opened: OpenRequest, prompt_index: int, prompt: OpenPrompt) -> PromptDone:
+    def _emit_prompt(self, opened: OpenRequest, prompt_index: int, prompt: OpenPrompt) -> None:
         request, text = opened.request, None
         if request.echo:
             given = request.prompts[prompt_index]
             text = given.text if isinstance(given, TextPrompt) else self._table.decode(prompt.token_ids)
         times = replace(opened.times)
-        return PromptDone(request.request_id, prompt_index, prompt.token_ids, text, prompt.logprobs, times)
+        done = PromptDone(request.request_id, prompt_index, prompt.token_ids, text, prompt.logprobs, times)
+        self._requests.emit(opened, done)
 
     def _finish_if_complete(self, opened: OpenRequest, now_ns: int) -> None:
-        """End a request whose choices have all ended."""
         if not opened.outputs:
             opened.times.last_token = now_ns
             finished = Finished(opened.request.request_id, opened.usage, opened.times, opened.account)
             self._requests.end(opened, finished)
-
-    def _fail(self, opened: OpenRequest, error: APIError) -> None:
-        self._requests.fail(opened.request.request_id, error)
 
 
 def _no_token_left(chunk: Chunk) -> InvalidRequest:

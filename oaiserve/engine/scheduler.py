@@ -17,7 +17,7 @@ Where layers of the model keep a state, each running sequence has one, in a seco
 tokens, and cannot go back to fewer of them: there are no drafts, and a cached prefix is of use up to a number of tokens
 of which the state was kept. For that, chunks of prompts end where a state is to be copied.
 
-A commit may bring tokens that nobody has drawn, because a grammar forces them. The next steps compute these like a
+A commit may bring tokens without a draw, because a grammar forces them. The next steps compute these like a
 prompt.
 """
 
@@ -74,7 +74,7 @@ def _planned(sequence: Sequence, known_end: int) -> Draw:
 class Scheduler:
     """Chooses the chunks of steps. Each sequence is in one place: waiting, parked, running or nowhere.
 
-    A running sequence owns blocks for all its tokens but the one that it decodes next; and if it had a draft, for that.
+    A running sequence owns blocks for all its tokens but the next to decode; and if it had a draft, for that.
     A waiting one owns blocks only if it shares them with another choice of its prompt (`_forked`). If there are states,
     whoever owns blocks owns one of them.
     """
@@ -193,7 +193,7 @@ class Scheduler:
         """Count the tokens of a launched step as computed, and reserve places for its draws.
 
         Steps run one after the other, so a later step finds this one's content in its blocks. A sequence
-        that draws its last token by length leaves at once. The token is committed as all others are.
+        with its last draw by length leaves at once. The token is committed as all others are.
         """
         size = self.pool.block_size
         self._state_copies.clear()
@@ -213,7 +213,7 @@ class Scheduler:
                     self.remove(sequence)
 
     def settle(self, step: Step) -> None:
-        """Decide on the draws of a launched step that count, after the commit of the step before: see `Draw`."""
+        """Decide which draws of a launched step count, after the commit of the step before: see `Draw`."""
         chunks = step.chunks
         for index, (sequence, start, num_tokens, max_draws, draft, _) in enumerate(chunks):
             num_missing = start + num_tokens - len(draft) - len(sequence.token_ids)
@@ -360,7 +360,7 @@ class Scheduler:
         sequence.num_computed = 0
 
     def _continue_prefills(self, step: Step, budget: int) -> tuple[int, int]:
-        """Add chunks of prefilling sequences. Return their number, and that of their tokens."""
+        """Add chunks of prefilling sequences. Return their number, and their tokens."""
         num_prefills, spent = 0, 0
         running = self.running
         if self._waiting.has_several_clients:
@@ -459,7 +459,7 @@ class Scheduler:
         return True
 
     def _give_state(self, states: StatePool, sequence: Sequence, step: Step) -> None:
-        """Give a sequence that is about to run a state, with the cached one of the tokens that it need not compute.
+        """Give a sequence about to run a state, with the cached one of its cached tokens.
 
         There is a state for each running sequence, so if none is free, a waiting one with a state loses it.
         """
@@ -533,7 +533,6 @@ class Scheduler:
         return cost * num_tokens
 
     def _blocks_for(self, sequence: Sequence, num_tokens: int) -> int:
-        """Return the number of blocks of a sequence for so many tokens."""
         return 0 if sequence.is_whole else self.pool.blocks_for(num_tokens)
 
     # -- sharing ------------------------------------------------------------------------------------------------------
@@ -607,7 +606,6 @@ class Scheduler:
         self._wait(sequence)
 
     def _count(self, sequence: Sequence, *, running: int = 0, waiting: int = 0) -> None:
-        """Change the count of running or waiting sequences of its adapter."""
         if sequence.adapter:
             before = self._by_adapter.pop(sequence.adapter, (0, 0))
             after = (before[0] + running, before[1] + waiting)
@@ -643,7 +641,7 @@ class Scheduler:
             sequence.state = None
 
     def check_integrity(self) -> None:
-        """Check that blocks and places are consistent, and raise AssertionError if not."""
+        """Raise AssertionError if blocks and places are inconsistent."""
         self.pool.check_integrity()
         owners = [*self.running, *self._forked]
         references = [0] * self.pool.num_blocks

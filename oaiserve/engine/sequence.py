@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from enum import Enum
 
 from oaiserve.engine.blocks import BlockHash
@@ -14,8 +15,6 @@ from oaiserve.facts.record import WaitReason
 
 
 class Place(Enum):
-    """The place where the scheduler has a sequence."""
-
     NOWHERE = 0
     WAITING = 1
     PARKED = 2  # until another sequence has computed their common prefix
@@ -49,151 +48,95 @@ class TokenCounts:
         return copied
 
 
+@dataclass(slots=True, eq=False)
 class Client:
     """A client with waiting or running sequences, and its service. Written by WaitingQueue."""
 
-    __slots__ = ("has_turn", "name", "num_running", "num_waiting", "service", "waiting")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.service = 0  # prompt tokens and generated tokens, weighted
-        self.waiting: list[tuple[tuple[int, ...], Sequence]] = []  # a heap by key
-        self.num_waiting = 0
-        self.has_turn = False  # in the order of clients
-        self.num_running = 0  # written by Scheduler
+    name: str
+    service: int = 0  # prompt tokens and generated tokens, weighted
+    waiting: list[tuple[tuple[int, ...], Sequence]] = field(default_factory=list)  # a heap by key
+    num_waiting: int = 0
+    has_turn: bool = False  # in the order of clients
+    num_running: int = 0  # written by Scheduler
 
     @property
     def is_present(self) -> bool:
         return self.num_waiting + self.num_running > 0
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Sequence:
     """One choice of one prompt. Its state follows from two numbers, `num_computed <= num_tokens`.
 
     It decodes if one token is left to compute. With more it prefills: a prompt, or tokens lost by preemption.
-    `num_tokens` includes tokens that a step under way draws, whose ids are not in `token_ids` yet. Each group of fields
+    `num_tokens` includes tokens drawn by a step under way, whose ids are not in `token_ids` yet. Each group of fields
     has one writer, which its comment names.
     """
 
-    __slots__ = (
-        "adapter",
-        "bad_words",
-        "blocks",
-        "cache_salt",
-        "causes",
-        "client",
-        "client_name",
-        "constraint",
-        "draft",
-        "draft_is_models",
-        "draw_key",
-        "hashes",
-        "index",
-        "is_whole",
-        "key",
-        "last_token_ns",
-        "lookup",
-        "max_len",
-        "needs_ids",
-        "num_cached",
-        "num_charged",
-        "num_computed",
-        "num_overtaken",
-        "num_preemptions",
-        "num_tokens",
-        "own_wait",
-        "params",
-        "place",
-        "priority",
-        "prompt_len",
-        "request_id",
-        "second_start",
-        "siblings",
-        "state",
-        "state_ends",
-        "stop_ids",
-        "token_counts",
-        "token_ids",
-        "wait_totals_ns",
-        "waits_ns",
-        "wants_prompt_logprobs",
-    )
+    # given, then fixed
+    request_id: str
+    index: int
+    prompt: InitVar[list[int]]
+    params: SamplingParams
+    _: KW_ONLY
+    max_len: int  # prompt and answer together, in tokens
+    stop_ids: frozenset[int] = frozenset()  # they end it: end-of-sequence unless ignored, and the client's own
+    draw_key: int = 0  # 64 bits: with the position, all the randomness there is
+    priority: int = 0  # lower is earlier, where the policy asks for it
+    cache_salt: str = ""  # only sequences with the same salt share cached blocks
+    adapter: int = 0  # its number, or 0; the salt has it, too
+    client_name: str = ""  # clients take turns, where the policy asks for it
+    bad_words: list[list[int]] = field(default_factory=list)  # token ids that must not be generated in this order
+    constraint: Constraint | None = None  # by a grammar, on its answer
+    # Computed in one step, from its first to its last token, and nothing is kept of it: it is pooled.
+    is_whole: bool = False
+    second_start: int | None = None  # where the second text of a pair begins
+    prompt_len: int = 0
+    # Its logits are edited by the ids before, on the host, so all of them must be known when it draws.
+    needs_ids: bool = False
+    # written by Scheduler
+    token_ids: list[int] = field(default_factory=list)
+    num_tokens: int = 0  # including those that a step under way draws
+    num_computed: int = 0  # tokens whose keys and values are in `blocks` when the steps under way have ended
+    num_cached: int = 0  # prompt tokens that were in the prefix cache when it was first admitted
+    blocks: list[int] = field(default_factory=list)
+    state: int | None = None  # its place in the pool of states, where the model's layers keep one
+    state_ends: list[int] = field(default_factory=list)  # the numbers of tokens after which its state is to be kept
+    hashes: list[BlockHash] = field(default_factory=list)  # of its first full blocks
+    siblings: list[Sequence] = field(default_factory=list)  # other choices, until this one has computed the prompt
+    place: Place = Place.NOWHERE
+    key: tuple[int, ...] = ()
+    num_overtaken: int = 0
+    num_preemptions: int = 0
+    # written by WaitingQueue
+    client: Client = field(init=False)  # since it waits
+    num_charged: int = 0  # first tokens of the prompt that count as service, or did not need to be computed
+    # written by QueueWaits
+    waits_ns: dict[WaitReason, int] = field(default_factory=dict)
+    own_wait: tuple[WaitReason, int] | None = None  # the reason, and since when
+    # The common totals when it began to wait for common reasons.
+    wait_totals_ns: dict[WaitReason, int] = field(default_factory=dict)
+    # written by the engine loop
+    causes: RequestCauses | None = None  # of its request's time; None: nobody asks for them
+    wants_prompt_logprobs: bool = False  # the first choice of a prompt reports them, once
+    last_token_ns: int | None = None
+    # written by Drafts
+    draft: list[int] = field(default_factory=list)  # a guess at its next tokens, all allowed by its grammar
+    draft_is_models: bool = False  # the draft model has made it, or is about to
+    lookup: Lookup | None = None  # in its own text
+    # written by the sampler, if there is a penalty
+    token_counts: TokenCounts | None = None
 
-    def __init__(
-        self,
-        request_id: str,
-        index: int,
-        prompt: list[int],
-        params: SamplingParams,
-        *,
-        max_len: int,
-        stop_ids: frozenset[int] = frozenset(),
-        draw_key: int = 0,
-        priority: int = 0,
-        cache_salt: str = "",
-        adapter: int = 0,
-        client_name: str = "",
-        bad_words: list[list[int]] | None = None,
-        constraint: Constraint | None = None,
-        is_whole: bool = False,
-        second_start: int | None = None,
-    ) -> None:
-        # written here, then fixed
-        self.request_id = request_id
-        self.index = index
-        self.params = params
-        self.prompt_len = len(prompt)
-        self.max_len = max_len  # prompt and answer together, in tokens
-        self.stop_ids = stop_ids  # ids that end it: end-of-sequence unless ignored, and the client's stop_token_ids
-        self.draw_key = draw_key  # 64 bits: with the position, all the randomness there is
-        self.priority = priority  # lower is earlier, where the policy asks for it
-        self.cache_salt = cache_salt  # only sequences with the same salt share cached blocks
-        self.adapter = adapter  # its number, or 0; the salt has it, too
-        self.client_name = client_name  # clients take turns, where the policy asks for it
-        self.bad_words = bad_words or []  # token ids that must not be generated in this order
-        self.constraint = constraint  # by a grammar, on its answer
-        # Computed in one step, from its first to its last token, and nothing is kept of it: it is pooled.
-        self.is_whole = is_whole
-        self.second_start = second_start  # where the second text of a pair begins
-        # Whether its logits are edited by the ids before, on the host, so that all of them must be known when it draws.
+    def __post_init__(self, prompt: list[int]) -> None:
+        self.token_ids = list(prompt)
+        self.num_tokens = self.prompt_len = len(prompt)
         self.needs_ids = (
-            constraint is not None
-            or params.repetition_penalty != 1.0
-            or params.frequency_penalty != 0.0
-            or params.presence_penalty != 0.0
+            self.constraint is not None
+            or self.params.repetition_penalty != 1.0
+            or self.params.frequency_penalty != 0.0
+            or self.params.presence_penalty != 0.0
             or any(len(word) > 1 for word in self.bad_words)
         )
-        # written by Scheduler
-        self.token_ids = list(prompt)
-        self.num_tokens = len(prompt)  # including those that a step under way draws
-        self.num_computed = 0  # tokens whose keys and values are in `blocks` when the steps under way have ended
-        self.num_cached = 0  # prompt tokens that were in the prefix cache when it was first admitted
-        self.blocks: list[int] = []
-        self.state: int | None = None  # its place in the pool of states, where the model's layers keep one
-        self.state_ends: list[int] = []  # the numbers of tokens of which its state is to be kept for other sequences
-        self.hashes: list[BlockHash] = []  # of its first full blocks
-        self.siblings: list[Sequence] = []  # other choices, which wait until this one has computed the prompt
-        self.place = Place.NOWHERE
-        self.key: tuple[int, ...] = ()
-        self.num_overtaken = 0
-        self.num_preemptions = 0
-        # written by WaitingQueue
-        self.client: Client  # since it waits
-        self.num_charged = 0  # first tokens of the prompt that count as service, or did not need to be computed
-        # written by QueueWaits
-        self.waits_ns: dict[WaitReason, int] = {}
-        self.own_wait: tuple[WaitReason, int] | None = None  # the reason, and since when
-        self.wait_totals_ns: dict[WaitReason, int] = {}  # the common totals when it began to wait for common reasons
-        # written by the engine loop
-        self.causes: RequestCauses | None = None  # of its request's time; None: nobody asks for them
-        self.wants_prompt_logprobs = False  # the first choice of a prompt reports them, once
-        self.last_token_ns: int | None = None
-        # written by Drafts
-        self.draft: list[int] = []  # a guess at its next tokens, all of which its grammar lets come in this order
-        self.draft_is_models = False  # the draft model has made it, or is about to
-        self.lookup: Lookup | None = None  # in its own text
-        # written by the sampler, if there is a penalty
-        self.token_counts: TokenCounts | None = None
 
     @property
     def num_pending(self) -> int:
@@ -207,7 +150,6 @@ class Sequence:
 
     @property
     def num_uncomputed(self) -> int:
-        """Return the number of tokens left to compute."""
         return self.num_tokens - self.num_computed
 
     @property

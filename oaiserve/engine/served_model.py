@@ -12,7 +12,7 @@ from oaiserve.engine.drafting.draft_model import DraftModel
 from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.profiling import Profiler
-from oaiserve.engine.runner import Runner
+from oaiserve.engine.step import Runner
 from oaiserve.engine.text.tokenizer import Tokenizer
 
 

@@ -33,7 +33,6 @@ class Shortage:
         return self.step_tokens < self._most_tokens
 
     def allows(self, step: Step) -> bool:
-        """Return whether a step is small enough to be launched as a whole."""
         return not self.is_on or step.num_tokens <= self.step_tokens
 
     def shrink(self, num_tokens: int, now_ns: int) -> None:
@@ -110,7 +109,6 @@ def _middle(chunks: list[Chunk]) -> int:
 
 
 def _joined(first: ChunkResult, last: ChunkResult) -> ChunkResult:
-    """Return the result of a chunk from those of its two parts."""
     rows = [part.prompt_logprobs for part in (first, last) if part.prompt_logprobs is not None]
     return ChunkResult(
         last.token_ids,

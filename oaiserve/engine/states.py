@@ -15,7 +15,7 @@ class StatePool:
 
     A state has the same size for sequences of any length. It belongs to one sequence, or it is cached: a copy, found by
     the hash of the last block of its tokens. When a sequence needs a state, the least recently used copies go first.
-    The lowest free state is handed out first, so that unneeded memory is never touched.
+    The lowest free state is handed out first: unneeded memory is never touched.
     """
 
     def __init__(self, num_states: int, shortest_kept: int = SHORTEST_KEPT) -> None:
@@ -28,7 +28,6 @@ class StatePool:
 
     @property
     def num_owned(self) -> int:
-        """Return the number of sequences' own states."""
         return self.num_states - len(self._free) - len(self._kept)
 
     @property

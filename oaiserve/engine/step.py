@@ -1,4 +1,4 @@
-"""The data between the scheduler and the model runner: a step, its chunks, and their results.
+"""The data between the scheduler and the model runner: a step, its chunks, and their results. `Runner` computes them.
 
 This is plain data: no torch, and no look at the state of a sequence, which changes while a step is computed.
 """
@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -76,11 +76,10 @@ class Chunk(NamedTuple):
         return Chunk(self.sequence, self.start, num_tokens, 1 + len(draft), tuple(draft), self.draw)
 
     def without_draft(self) -> Chunk:
-        """Return the chunk of the known tokens alone."""
         return self.with_draft(()) if self.draft else self
 
     def num_accepted(self, token_ids: list[int]) -> int:
-        """Return the number of the draft's right tokens, by the tokens that follow the known ones."""
+        """Return the number of the draft's right tokens, by the tokens behind the known ones."""
         number = 0
         for guess, token_id in zip(self.draft, token_ids, strict=False):
             if guess != token_id:
@@ -90,7 +89,7 @@ class Chunk(NamedTuple):
 
 
 class Masks(NamedTuple):
-    """The masks of a step's late draws: the ids that grammars let come next.
+    """The masks of a step's late draws: the ids allowed next by grammars.
 
     Bit i % 32 of word i // 32 says whether id i may be drawn. The masks behind a draft's tokens follow the first one.
     """
@@ -138,8 +137,6 @@ class Logprobs:
 
 @dataclass(slots=True)
 class ChunkResult:
-    """The result of one chunk of a step."""
-
     token_ids: list[int] = field(default_factory=list)  # that were drawn, at most `max_draws` of the chunk
     logprobs: list[Logprobs] | None = None  # one for each of `token_ids`, where the sequence asks for them
     prompt_logprobs: list[Logprobs] | None = None  # of tokens start+1 to min(end+1, prompt_len), where asked for
@@ -154,3 +151,35 @@ class StepResult(NamedTuple):
     # The device's own times, where it has a clock.
     device_ns: int | None = None  # how long it was busy with the step
     device_gap_ns: int | None = None  # between the end of the step before, whenever that was, and this step
+
+
+class Runner(Protocol):
+    """Computes steps in the order of their launches, and writes into none of them. The engine thread alone calls it."""
+
+    is_asynchronous: bool  # `launch` returns before the step has been computed
+    kv_version: int  # sequences that began with different versions may have keys and values that differ in last bits
+
+    @property
+    def is_exact(self) -> bool:
+        """Return whether a token's logits are bitwise the same in any step."""
+
+    def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
+        """Copy blocks of the KV cache (from, to), before the launch of their step.
+
+        May raise OutOfMemory, without having copied any.
+        """
+
+    def launch(self, step: Step) -> Any:
+        """Begin to compute the step, and its draws AT_LAUNCH.
+
+        Return a handle for `draw` and `collect`. May raise OutOfMemory; the step may then come again in parts.
+        """
+
+    def draw(self, launched: Any, masks: Masks | None) -> None:
+        """Make the LATE draws of a settled step.
+
+        This is called once for each launched step, before its `collect` and before the next launch.
+        """
+
+    def collect(self, launched: Any) -> StepResult:
+        """Wait until the step has been computed, and return its results."""

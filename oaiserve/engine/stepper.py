@@ -1,6 +1,6 @@
 """A step, from the loop to its events: the stops that `Stepper.turn` takes each step through. No torch.
 
-    schedule   `Scheduler.schedule` chooses the chunks, behind drafts of the sequences that run
+    schedule   `Scheduler.schedule` chooses the chunks, behind drafts of the running sequences
     launch     `Runner.launch` begins to compute them; `Scheduler.advance` counts them as computed
     settle     `Scheduler.settle` decides which draws count, once the step before is committed
     draw       `Runner.draw` makes the late draws, with the masks of grammars
@@ -44,7 +44,7 @@ WARN_INTERVAL_NS = 60_000_000_000  # between two equal warnings
 
 @dataclass(slots=True)
 class _Launched:
-    """A step that has been launched, and has not ended."""
+    """A launched step before its end."""
 
     step: Step
     handle: Any  # what the runner has returned
@@ -90,12 +90,10 @@ class Stepper:
 
     @property
     def has_step(self) -> bool:
-        """Return whether a step is in flight."""
         return self._in_flight is not None
 
     @property
     def num_out_of_memory(self) -> int:
-        """Return the number of steps so far that the device had no memory for."""
         return self._shortage.num_steps
 
     def turn(self) -> bool:
@@ -129,7 +127,12 @@ class Stepper:
         if step is None:
             return None
         if step.preempted:
-            self._warn_of_preemptions(now_ns)
+            self._warn(
+                now_ns,
+                "The KV cache is full: %d preemptions so far. What they lose is computed again; more --kv-cache-memory "
+                "or a lower --max-running avoids that.",
+                self._scheduler.num_preemptions,
+            )
         newcomers = self._requests.scheduled(step, now_ns)
         began_ns = self._write_drafts(step)
         launched_ns = self._host.enter(HostPart.LAUNCH, step)
@@ -178,7 +181,7 @@ class Stepper:
         return True
 
     def _compute_in_parts(self, step: Step, at_ns: int, draft_ns: int, newcomers: list[OpenRequest]) -> None:
-        """Compute a step that the device has no memory for. Afterwards it has ended, and none is in flight."""
+        """Compute a step too large for the device's memory. Afterwards it has ended, and none is in flight."""
         in_flight, self._in_flight = self._in_flight, None
         if in_flight is not None:
             self._complete(in_flight)  # parts need the ids that it draws, which only the device has
@@ -231,7 +234,7 @@ class Stepper:
         self._host.enter(HostPart.MASKS, step)
         masks, failed = fill_masks(constrained, self._vocab_size)
         if masks is not None:
-            self._account.masks_filled(len(masks.words))
+            self._account.numbers.num_masked_draws += len(masks.words)
             self._requests.masked(chunk for chunk in constrained if chunk.sequence in masks.rows)
         for sequence, error in failed:
             self._requests.grammar_failed(sequence, error)
@@ -255,16 +258,12 @@ class Stepper:
         if self._drafts is not None:
             self._drafts.verified(step, result.chunks, step_ns - launched.draft_ns, launched.draft_ns)
         self._results.take(step, result.chunks, ended_ns)
-        self._pace(step, step_ns)
+        if self._pacing is not None:
+            num_decodes = sum(chunk.num_known == 1 for chunk in step.chunks)
+            num_prefill_tokens = step.num_tokens - step.num_draft_tokens - num_decodes
+            self._pacing.observe(num_decodes, num_prefill_tokens, step_ns)
+            self._scheduler.prefill_budget = self._pacing.tokens
         self._hand_over()
-
-    def _warn_of_preemptions(self, now_ns: int) -> None:
-        self._warn(
-            now_ns,
-            "The KV cache is full: %d preemptions so far. What they lose is computed again; more --kv-cache-memory "
-            "or a lower --max-running avoids that.",
-            self._scheduler.num_preemptions,
-        )
 
     def _report_shortage(self, step: Step, error: OutOfMemory, now_ns: int) -> None:
         self._shortage.shrink(step.num_tokens, now_ns)
@@ -286,10 +285,3 @@ class Stepper:
         if warned_ns is None or now_ns - warned_ns > WARN_INTERVAL_NS:
             self._warned_ns[message] = now_ns
             log.warning(message, *arguments)
-
-    def _pace(self, step: Step, step_ns: int) -> None:
-        if self._pacing is not None:
-            num_decodes = sum(chunk.num_known == 1 for chunk in step.chunks)
-            num_prefill_tokens = step.num_tokens - step.num_draft_tokens - num_decodes
-            self._pacing.observe(num_decodes, num_prefill_tokens, step_ns)
-            self._scheduler.prefill_budget = self._pacing.tokens

@@ -31,7 +31,7 @@ class RequestEngine(Protocol):
 class LoopStream:
     """The stream of the events of one request. It has `ended` with the terminal event, read or not.
 
-    Tokens of a choice that gather while the reader is busy come in one chunk, or in few. If more than
+    Tokens of a choice gathered while the reader is busy come in one chunk, or in few. If more than
     `max_unread_tokens` gather, the stream is `too_slow`: the request is aborted, and the gathered tokens can be read.
     """
 
@@ -126,20 +126,16 @@ class LoopStream:
 
     def push(self, event: Event) -> None:
         if isinstance(event, TokenChunk):
-            if not self._has_reader:
-                return
-            self._push_chunk(event)
-        elif isinstance(event, Pooled):
-            if not self._has_reader:
-                return
-            self._gather(num_tokens(event))
-            self._events.append(event)
+            if self._has_reader:
+                self._push_chunk(event)
+        elif isinstance(event, Pooled | PromptDone):
+            if isinstance(event, PromptDone):
+                self.times = event.times
+            if self._has_reader:
+                self._gather(num_tokens(event))
+                self._events.append(event)
         else:
             self.times = event.times
-            if isinstance(event, PromptDone):
-                if not self._has_reader:
-                    return
-                self._gather(num_tokens(event))
             self._events.append(event)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -187,7 +183,7 @@ class HeldTokens:
 
     First come streams whose clients have taken nothing for a second: the one with the most tokens for the longest time.
     If there is none, most tokens belong to answers that are sent whole when they are complete, and the largest of them
-    is cut. A reader that keeps up comes last.
+    is cut. Readers keeping up come last.
     """
 
     def __init__(self, limit: int = MAX_HELD_TOKENS, stalled_ns: int = STALLED_NS) -> None:

@@ -40,7 +40,7 @@ _service = attrgetter("service")
 class WaitingQueue:
     """The waiting sequences: first those of the client whose turn it is, and these by their key.
 
-    A client that neither waits nor runs can be forgotten, without any difference, once its counter is not above the
+    An absent client can be forgotten, without any difference, once its counter is not above the
     one that it would be lifted to. Of those above, the MOST_ABSENT with the highest counters are kept.
     """
 
@@ -60,7 +60,6 @@ class WaitingQueue:
 
     @property
     def has_several_clients(self) -> bool:
-        """Return whether there is a difference between clients to account for."""
         return len(self._clients) > 1
 
     def next_client(self) -> Client | None:
@@ -89,7 +88,7 @@ class WaitingQueue:
         self._insert(sequence, client)
 
     def put_back(self, sequence: Sequence) -> None:
-        """Add a sequence again that was taken for the present step, and is not in it."""
+        """Add a sequence again, taken for the present step and not in it."""
         self._insert(sequence, self._clients.setdefault(sequence.client.name, sequence.client))
 
     def take(self) -> Sequence | None:
@@ -145,7 +144,6 @@ class WaitingQueue:
             heapq.heappush(self._turns, (client.service, next(self._numbers), client))
 
     def _floor(self) -> int:
-        """Return the least counter of a returning client."""
         return (self.next_client() or self._last).service
 
     def _forget(self) -> None:
@@ -157,7 +155,7 @@ class WaitingQueue:
         self._most_clients = 2 * max(MOST_ABSENT, len(kept))
 
     def check_integrity(self, running: list[Sequence]) -> None:
-        """Check that the counts and the turns are right, and raise AssertionError if not."""
+        """Raise AssertionError if the counts or the turns are wrong."""
         clients = list(self._clients.values())
         for client in clients:
             waiting = [sequence for _, sequence in client.waiting if sequence.place is Place.WAITING]

@@ -14,9 +14,9 @@ from typing import Any, Protocol, TypeVar
 from starlette.requests import Request
 
 from oaiserve.engine.adapters import AdapterTable, ServedAdapter
+from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.engine.pooling import Pooling, Task
 from oaiserve.engine.request import Prompt
-from oaiserve.engine.shared_limit import SharedLimit
 from oaiserve.engine.streams import LoopStreams
 from oaiserve.errors import InvalidRequest, ModelNotFound
 from oaiserve.facts.record import Profile, RequestRecord

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.engine.shared_limit import SharedLimit
+from oaiserve.engine.backpressure import SharedLimit
 
 MOST = 24
 CLIENTS = "abcdefgh"

@@ -20,7 +20,7 @@ from starlette.types import Message
 
 from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
-from oaiserve.engine.shared_limit import SharedLimit
+from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.engine.turn_workers import MUCH_BYTES
 from oaiserve.errors import ContextLengthExceeded, InternalError, InvalidRequest, Overloaded, RequestTimeout
 from oaiserve.facts.record import Outcome

@@ -1,6 +1,6 @@
 """The time of the engine thread, divided into contiguous parts. Engine thread only, no torch.
 
-If a profiler is attached, each part is also a range of that profiler, named after the part and its step.
+If a profiler is attached, each part is also one of its ranges, named after the part and its step.
 """
 
 from __future__ import annotations
@@ -46,7 +46,11 @@ class HostTime:
         self.spent_ns[self.part] += now_ns - self.since_ns
         self.part, self.since_ns = part, now_ns
         if self._ranges is not None:
-            self._show(self._ranges, part, step)
+            try:
+                self._ranges.begin(part if step is None else f"{part} {describe(step)}")
+            except Exception:  # if the profiler fails, only its ranges are lost
+                log.exception("The profiler failed to begin a range; no more ranges are shown")
+                self._ranges = None
         return now_ns
 
     def show(self, ranges: Ranges | None) -> Ranges | None:
@@ -56,16 +60,8 @@ class HostTime:
             before.end()
         return before
 
-    def _show(self, ranges: Ranges, part: HostPart, step: Step | None) -> None:
-        try:
-            ranges.begin(part if step is None else f"{part} {describe(step)}")
-        except Exception:  # if the profiler fails, only its ranges are lost
-            log.exception("The profiler failed to begin a range; no more ranges are shown")
-            self._ranges = None
-
 
 def kind_of(step: Step, load: Load) -> StepKind:
-    """Return the kind of a step with this load."""
     if not load.decodes or step.chunks[0].sequence.is_whole:
         return StepKind.PREFILL
     return StepKind.MIXED if load.prompt_tokens else StepKind.DECODE

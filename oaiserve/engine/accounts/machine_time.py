@@ -1,7 +1,7 @@
 """The time in which the engine was ready to run and the machine did not run it, by Linux's own accounts. Stdlib only.
 
-It is read after a long step or a long gap. Delays of native threads, page faults that read a disk, and the limit of a
-cgroup are read only after a step that was much too slow. Accounts that the system does not have count as 0. Only the
+It is read after a long step or a long gap. Delays of native threads, page faults, and the limit of a cgroup
+are read only after a much too slow step. Accounts missing in the system count as 0. Only the
 file of the engine thread stays open: other threads come and go.
 """
 
@@ -24,21 +24,17 @@ FIND_NS = 5_000_000_000  # after which the threads are listed again
 WORKING = 0.25  # a thread works if it ran for this part of the time of the one that ran most
 
 
-def major_faults() -> int:
-    """Return the number of pages that the process has waited for while a disk was read."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
-
-
 class MachineTime:
-    """The delays of the thread that asks first, and of the native threads beside it."""
+    """The delays of the first calling thread, and of the native threads beside it."""
 
     def __init__(
         self,
         tasks: Path = TASKS,
         throttling: Path | None = None,
-        page_faults: Callable[[], int] = major_faults,
+        page_faults: Callable[[], int] = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_majflt,
         clock_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
+        """`page_faults` returns the number of pages for which the process has waited while a disk was read."""
         self._tasks = tasks
         self._throttling = throttling
         self._page_faults = page_faults
@@ -81,9 +77,9 @@ class MachineTime:
             return self._delay_ns
 
     def more_ns(self, most_ns: int) -> int:
-        """Return the part of a step's excess `most_ns` that the machine caused by delays of other threads.
+        """Return the part of a step's excess `most_ns` due to delays of other threads.
 
-        It is the mean delay of the native threads that worked, or the time in which the limit of a cgroup stopped the
+        It is the mean delay of the working native threads, or the time in which the limit of a cgroup stopped the
         process. The length of a page fault is unknown: after one, all of the excess is the machine's.
         """
         num_faults, throttled_ns = self._num_faults, self._throttled_ns
@@ -93,7 +89,7 @@ class MachineTime:
         return min(most_ns, max(delay_ns // self.num_threads, self._throttled_ns - throttled_ns))
 
     def _look(self) -> int:
-        """Read Linux's accounts of the process. Return the delays of the threads that worked since the last look."""
+        """Read Linux's accounts of the process. Return the delays of the working threads since the last look."""
         self._looked_ns = self._clock_ns()
         before, self._others = self._others, {name: _read(self._statistics(name)) for name in self._others}
         ran = {thread: now[0] - before[thread][0] for thread, now in self._others.items()}

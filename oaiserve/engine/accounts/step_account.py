@@ -6,6 +6,7 @@ The engine loop reports events and their times. This module reads no clock and h
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass, field
 
 from oaiserve.engine.accounts.host_time import HostTime, kind_of
 from oaiserve.engine.accounts.step_causes import StepCauses, load_of
@@ -21,26 +22,17 @@ _MASKS = HostPart.MASKS
 MOST_STEPS_KEPT = 2**16  # until they are taken: minutes even on a fast GPU
 
 
+@dataclass(slots=True, eq=False)
 class RequestNotes:
     """The writer of one request's account and stamps, by the events of its sequences in steps."""
 
-    __slots__ = ("_account", "_before", "_causes", "_first_token_step", "_preempted_ns", "_steps", "_times")
-
-    def __init__(
-        self,
-        times: RequestTimes,
-        account: EngineAccount,
-        steps: StepCauses | None = None,
-        causes: RequestCauses | None = None,
-    ) -> None:
-        """Begin with a request that was in no step. With the causes of all steps, its account gets its own causes."""
-        self._account = account
-        self._steps = steps
-        self._causes = causes
-        self._first_token_step: int | None = None  # the number of steps so far
-        self._times = times
-        self._before: EngineNumbers | None = None  # when its first step began
-        self._preempted_ns: dict[Sequence, int] = {}  # the time since which each of these is stalled
+    _times: RequestTimes
+    _account: EngineAccount
+    _steps: StepCauses | None  # all steps, where their time is divided into causes
+    _causes: RequestCauses | None  # its own
+    _first_token_step: int | None = None  # the number of steps so far
+    _before: EngineNumbers | None = None  # when its first step began
+    _preempted_ns: dict[Sequence, int] = field(default_factory=dict)  # the time since which each of these is stalled
 
     def preempted(self, sequence: Sequence, now_ns: int) -> None:
         self._preempted_ns[sequence] = now_ns
@@ -85,7 +77,10 @@ class RequestNotes:
             self._account.note(EventKind.FIRST_TOKEN, now_ns, sequence.index, batch=batch)
             if self._times.first_token is None:
                 self._times.first_token = now_ns
-                self._end_prefill()
+                # The phase `prefill` ends with the last step.
+                if self._steps is not None and self._causes is not None and self._causes.has_begun:
+                    self._account.prefill_causes_ns = self._causes.phase_ended(self._steps.totals)
+                    self._first_token_step = self._steps.number
         else:
             self._account.inter_token_ns.append(now_ns - sequence.last_token_ns)
         sequence.last_token_ns = now_ns
@@ -93,33 +88,21 @@ class RequestNotes:
     def finished(self, sequence: Sequence, reason: str, now_ns: int, batch: int) -> None:
         self._account.note(EventKind.FINISHED, now_ns, sequence.index, reason=reason, batch=batch)
 
-    def _end_prefill(self) -> None:
-        """Note the causes of the phase `prefill`, which ends with the last step."""
-        if self._steps is not None and self._causes is not None and self._causes.has_begun:
-            self._account.prefill_causes_ns = self._causes.phase_ended(self._steps.totals)
-            self._first_token_step = self._steps.number
-
-    def _close_causes(
-        self, steps: StepCauses, causes: RequestCauses, numbers: EngineNumbers, before: EngineNumbers
-    ) -> None:
-        if self._first_token_step is None:
-            self._account.prefill_causes_ns = causes.phase_ended(steps.totals)
-            self._account.num_prefill_steps = numbers.num_steps - before.num_steps
-        else:
-            self._account.decode_causes_ns = causes.phase_ended(steps.totals)
-            self._account.num_prefill_steps = self._first_token_step - before.num_steps
-
     def close(self, numbers: EngineNumbers, now_ns: int) -> None:
         account, before = self._account, self._before
         account.stalled_ns += sum(now_ns - since_ns for since_ns in self._preempted_ns.values())
-        if before is not None:
-            account.first_step = before.num_steps
-            account.num_steps = numbers.num_steps - before.num_steps
-            account.model_ns = numbers.model_ns - before.model_ns
-            account.num_step_sequences = numbers.num_step_sequences - before.num_step_sequences
-            account.num_step_tokens = numbers.num_step_tokens - before.num_step_tokens
-            if self._steps is not None and self._causes is not None:
-                self._close_causes(self._steps, self._causes, numbers, before)
+        if before is None:
+            return
+        account.first_step = before.num_steps
+        for name in ("num_steps", "model_ns", "num_step_sequences", "num_step_tokens"):
+            setattr(account, name, getattr(numbers, name) - getattr(before, name))
+        if self._steps is not None and self._causes is not None:
+            causes_ns, first_token_step = self._causes.phase_ended(self._steps.totals), self._first_token_step
+            if first_token_step is None:
+                account.prefill_causes_ns, first_token_step = causes_ns, numbers.num_steps
+            else:
+                account.decode_causes_ns = causes_ns
+            account.num_prefill_steps = first_token_step - before.num_steps
 
 
 class StepAccount:
@@ -132,17 +115,9 @@ class StepAccount:
         self.numbers = EngineNumbers(load=LoadTotals(host.since_ns))
         self.steps: deque[StepRecord] = deque(maxlen=MOST_STEPS_KEPT)  # Engine.take_steps takes them out
         self._num_masked_before = 0  # when the last step ended
-        self._work_since_ns = 0
+        self.work_since_ns = 0  # the end of the last time without work
         self._last_ended_ns = 0
         self._num_begun_tokens = 0  # uncomputed ones of prompts that the last step has computed a part of
-
-    def work_arrived(self, now_ns: int) -> None:
-        """Note the end of a time without work."""
-        self._work_since_ns = now_ns
-
-    def masks_filled(self, number: int) -> None:
-        """Note the number of draws with masks in the step under way."""
-        self.numbers.num_masked_draws += number
 
     def step_ended(self, step: Step, result: StepResult, launched_ns: int, ended_ns: int) -> int:
         """Record a step whose results are on the host, and return its duration.
@@ -151,7 +126,7 @@ class StepAccount:
         notices that end when it takes the results, which may be late. The times of a device with a clock of its own are
         used instead. The work of the draft model for a step is the begin of the step.
         """
-        last_ns, since_ns = self._last_ended_ns, self._work_since_ns
+        last_ns, since_ns = self._last_ended_ns, self.work_since_ns
         began_ns = launched_ns if launched_ns > last_ns else last_ns
         duration_ns = ended_ns - began_ns
         idle_ns = began_ns - (since_ns if since_ns > last_ns else last_ns)
@@ -160,7 +135,7 @@ class StepAccount:
         if result.device_ns is not None:
             duration_ns = result.device_ns
         if result.device_gap_ns is not None:
-            idle_ns = min(result.device_gap_ns, launched_ns - self._work_since_ns)
+            idle_ns = min(result.device_gap_ns, launched_ns - self.work_since_ns)
         self._last_ended_ns = ended_ns
         load = load_of(step)
         num_sequences, num_tokens = len(step.chunks), load.num_tokens

@@ -2,7 +2,7 @@
 
 Measured times come first: between steps, of masks, and the delays of the machine. The rest of a step is the expected
 time of its decodes and prompts, by the cost of the steps before, and an unexplained remainder. Then each request in the
-step gets the expected time of its own tokens alone, and the time that its neighbours added.
+step gets the expected time of its own tokens alone, and the time added by its neighbours.
 """
 
 from __future__ import annotations
@@ -77,7 +77,10 @@ class StepCauses:
             model_ns = whole_ns
         cost = self._fit.cost
         if cost is not self._cost:
-            self._use(cost)
+            self._cost = cost
+            if cost is not None:
+                token_ns = float(cost.expected_ns(Load(decodes=1, draws=1)))
+                self._plain_ns = token_ns, cost.decode_context_ns, cost.cached_context_ns - cost.decode_context_ns
         expected_ns = decodes_ns = 0
         self.had_prompts = has_prompts = load.prompt_tokens > 0
         if cost is not None:
@@ -160,28 +163,16 @@ class StepCauses:
             # gets the lock back late, so most steps do not ask. Their delays are read, and dropped, after a while.
             self._asked_ns, delay_ns = ended_ns, self._machine.delay_ns()
             if is_long:
-                if not has_clock:
-                    lost_ns = self._stolen_ns(max(0, excess_ns), delay_ns, expected_ns)
+                if not has_clock:  # a part of the excess is the machine's
+                    lost_ns = min(delay_ns // self._machine.num_threads, max(0, excess_ns))
+                    left_ns = max(0, excess_ns) - lost_ns
+                    if expected_ns and left_ns > SLOW_NS and left_ns > SLOW_SHARE * expected_ns:
+                        lost_ns += self._machine.more_ns(left_ns)
                     # A step that lacked a core has next to no weight. Its whole time is learnt: without the time that
                     # is thought to be lost, it would confirm any expectation.
                     weight = max(LEAST_WEIGHT, (1 - min(1.0, max(lost_ns, delay_ns) / max(1, took_ns))) ** 8)
                 late_ns = min(max(0, delay_ns - lost_ns), gap_ns)
         return constraint_ns, lost_ns, late_ns, weight
-
-    def _use(self, cost: StepCost | None) -> None:
-        """Use another cost from now on."""
-        self._cost = cost
-        if cost is not None:
-            token_ns = float(cost.expected_ns(Load(decodes=1, draws=1)))
-            self._plain_ns = token_ns, cost.decode_context_ns, cost.cached_context_ns - cost.decode_context_ns
-
-    def _stolen_ns(self, excess_ns: int, delay_ns: int, expected_ns: int) -> int:
-        """Return the part of a step's excess that the machine caused, with a delay of this thread of `delay_ns`."""
-        lost_ns = min(delay_ns // self._machine.num_threads, excess_ns)
-        left_ns = excess_ns - lost_ns
-        if expected_ns and left_ns > SLOW_NS and left_ns > SLOW_SHARE * expected_ns:
-            lost_ns += self._machine.more_ns(left_ns)
-        return lost_ns
 
     def _charge(
         self, chunks: list[Chunk], step: Step, load: Load, before: Parts | None, expected_ns: int, decodes_ns: int
@@ -233,7 +224,6 @@ def _costs_ns(
 
 
 def load_of(step: Step) -> Load:
-    """Return the load of a step."""
     decodes = context = cached = draws = 0
     others = []
     for chunk in step.chunks:
@@ -252,7 +242,6 @@ def load_of(step: Step) -> Load:
 
 
 def sum_of(loads: Iterable[Load]) -> Load:
-    """Return the sum of at least one load."""
     return Load(*map(sum, zip(*loads, strict=True)))
 
 

@@ -21,7 +21,7 @@ class QueueWaits:
         self._until_next_step: list[Sequence] = []  # their own reasons end with the next step
 
     def arrive(self, sequence: Sequence, since_ns: int) -> None:
-        """Begin the wait of a sequence that was tokenized at `since_ns`, and which no step could contain yet."""
+        """Begin the wait of a sequence tokenized at `since_ns`, which no step could contain yet."""
         self._set_reason(sequence, WaitReason.STEP_UNDER_WAY, since_ns)
         self._until_next_step.append(sequence)
 
@@ -34,7 +34,7 @@ class QueueWaits:
             self.join(sequence)
 
     def end_step(self, reason: WaitReason) -> None:
-        """Set the common reason of the sequences that are not in this step, until the next one is scheduled."""
+        """Set the common reason of the sequences outside this step, until the next one is scheduled."""
         self._reason = reason
 
     def lack_blocks(self, sequence: Sequence) -> None:
@@ -51,7 +51,7 @@ class QueueWaits:
         self._until_next_step.append(sequence)
 
     def leave(self, sequence: Sequence) -> None:
-        """End the wait of a sequence that is in this step."""
+        """End the wait of a sequence in this step."""
         self.settle(sequence, self._now_ns)
 
     def join(self, sequence: Sequence) -> None:

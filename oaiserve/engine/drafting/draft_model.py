@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,23 +22,13 @@ from oaiserve.engine.blocks import BlockHash
 from oaiserve.engine.drafting.lookup import COMMON_WEIGHT, moved_share
 from oaiserve.engine.drafting.step_times import StepTimes
 from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Chunk, Draw, Masks, Step, StepResult
+from oaiserve.engine.step import Chunk, Draw, Masks, Runner, Step
 from oaiserve.facts.times import monotonic_ns
 
 UNKNOWN = -1  # in place of each token of a draft that the draft model has yet to guess
 MOST_BEHIND = 16  # tokens that are computed together with a guess; more of them are computed before
 CATCH_UP_TOKENS = 64  # at once: others wait for them
 FIRST_SHARE = 0.7  # of the tokens that come true, before anything is known
-
-
-class DraftRunner(Protocol):
-    """The runner of the draft model. Its methods are those of `loop.Runner`."""
-
-    def launch(self, step: Step) -> Any: ...
-
-    def draw(self, launched: Any, masks: Masks | None) -> None: ...
-
-    def collect(self, launched: Any) -> StepResult: ...
 
 
 class _Follower:
@@ -107,7 +96,7 @@ class DraftModel:
 
     def __init__(
         self,
-        runner: DraftRunner,
+        runner: Runner,
         *,
         block_size: int,
         max_len: int,
@@ -129,7 +118,6 @@ class DraftModel:
 
     @property
     def is_asked(self) -> bool:
-        """Return whether the next step needs the draft model."""
         return bool(self._asked) or self._late is not None
 
     def begin_step(self, running: list[Sequence]) -> None:
@@ -157,7 +145,6 @@ class DraftModel:
         sequence.draft = [UNKNOWN] * length
 
     def ask_to_catch_up(self, sequence: Sequence) -> None:
-        """Request some tokens of the draft model's backlog."""
         self._late = sequence
 
     def write(self, step: Step) -> None:
@@ -221,7 +208,10 @@ class DraftModel:
             masks, going = self._fill_masks(going)
             if not going:
                 break
-            chunks = [_next_chunk(one.own) for one in going]
+            chunks = [
+                Chunk(o, o.num_computed, o.num_uncomputed, draw=Draw.AT_LAUNCH if o.constraint is None else Draw.LATE)
+                for o in (one.own for one in going)
+            ]
             num_tokens = sum(chunk.num_tokens for chunk in chunks)
             took_ns, drawn = self._compute(chunks, masks)
             self.times.observe(num_tokens, took_ns)
@@ -271,9 +261,3 @@ class DraftModel:
                 words.append(of_draws[-1])
             able.append(one)
         return Masks(rows, np.stack(words)) if words else None, able
-
-
-def _next_chunk(own: Sequence) -> Chunk:
-    """Return the chunk behind which the next token of a follower is guessed: late, if that has a mask."""
-    draw = Draw.AT_LAUNCH if own.constraint is None else Draw.LATE
-    return Chunk(own, own.num_computed, own.num_uncomputed, draw=draw)

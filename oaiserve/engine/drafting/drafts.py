@@ -1,7 +1,7 @@
 """Drafts: guesses at the next tokens of sequences, which the next step verifies at once. Engine thread only, no torch.
 
-A step reads all weights of the model, whether it computes one token or a few. So the tokens that probably come next are
-computed together with the last known one. The model draws behind each of them as it would without a draft, from the
+A step reads all weights of the model, whether it computes one token or a few. So the probable next tokens are computed
+together with the last known one. The model draws behind each of them as it would without a draft, from the
 same logits and with the same noise. Draws are taken up to the first one that is not the draft's, which is the right
 token there. So a draft changes no answer: only the number of steps.
 

@@ -16,7 +16,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from oaiserve.engine.shared_limit import SharedLimit
+from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.errors import BodyTooLarge, NotFound, Overloaded, RequestTimeout, Unavailable
 from oaiserve.facts.prefix_keys import prompt_of_body
 from oaiserve.facts.routing_decision import DECISION_HEADER, Decision, as_text
