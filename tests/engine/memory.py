@@ -68,6 +68,16 @@ class Memory:
         self._in_flight = Step()
         self._drawn_in_flight: dict[Sequence, list[int]] = {}  # by its step, of sequences that are still there
 
+    def add(self, *sequences: Sequence) -> None:
+        for one in sequences:
+            self.scheduler.add(one)
+
+    def add_choices(self, first: Sequence, *others: Sequence) -> None:
+        """Add choices of one prompt, which the first one computes for all."""
+        self.scheduler.add(first)
+        for one in others:
+            self.scheduler.add(one, first)
+
     def run(self, next_token: int = 7) -> list[tuple[str, int]]:
         step = self.scheduler.schedule()
         if step is None:
@@ -197,3 +207,10 @@ class Memory:
 def _standing(chunk: Chunk) -> int:
     """Return how many tokens a chunk that draws is ahead of its sequence: 0 if its draw is the next token."""
     return chunk.known_end - len(chunk.sequence.token_ids) if chunk.max_draws else 0
+
+
+def memory_of(*sequences: Sequence, **options: Any) -> Memory:
+    """Return a device whose scheduler has these sequences. The options are those of `make`."""
+    memory = Memory(make(**options))
+    memory.add(*sequences)
+    return memory

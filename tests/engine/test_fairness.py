@@ -12,17 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oaiserve.engine.policy import Policy, fair, fcfs
-from oaiserve.engine.scheduler import Scheduler
 from oaiserve.engine.sequence import Place, Sequence
 from oaiserve.engine.waiting import GENERATED_WEIGHT, MOST_ABSENT, WaitingQueue
 from oaiserve.facts.record import WaitReason
 from tests.engine.doubles import TIMEOUT_SECONDS, Inbox, ScriptedRunner, make_engine, request
-from tests.engine.memory import Memory, make, sequence
+from tests.engine.memory import Memory, memory_of, sequence
 
 
-def add(scheduler: Scheduler, client: str, number: int = 1, prompt: int | list[int] = 4, **fields: Any) -> None:
-    for index in range(number):
-        scheduler.add(sequence(f"{client}{index}", prompt, client_name=client, **fields))
+def add(memory: Memory, client: str, number: int = 1, prompt: int | list[int] = 4, **fields: Any) -> None:
+    memory.add(*(sequence(f"{client}{index}", prompt, client_name=client, **fields) for index in range(number)))
 
 
 def admitted_in_order(memory: Memory) -> list[str]:
@@ -33,63 +31,51 @@ def admitted_in_order(memory: Memory) -> list[str]:
     return order
 
 
-def service_of(scheduler: Scheduler, client: str) -> int:
-    return scheduler._waiting._clients[client].service
+def service_of(memory: Memory, client: str) -> int:
+    return memory.scheduler._waiting._clients[client].service
 
 
 # -- whose turn it is -------------------------------------------------------------------------------------------------
 
 
-def test_clients_that_ask_for_the_same_take_turns() -> None:
-    scheduler = make(max_running=1, policy=fair)
-    memory = Memory(scheduler)
-    add(scheduler, "a", 3)
-    add(scheduler, "b", 3)
-    assert admitted_in_order(memory) == ["a0", "b0", "a1", "b1", "a2", "b2"]
-
-
 def test_a_client_with_short_answers_has_several_turns_for_one_of_a_client_with_long_ones() -> None:
-    scheduler = make(max_running=1, kv_blocks=64, policy=fair)
-    memory = Memory(scheduler)
-    add(scheduler, "long", 2, max_tokens=38)  # 4 + 2 * 38 = 80
-    add(scheduler, "short", 8, max_tokens=8)  # 4 + 2 * 8 = 20
+    memory = memory_of(max_running=1, kv_blocks=64, policy=fair)
+    add(memory, "long", 2, max_tokens=38)  # 4 + 2 * 38 = 80
+    add(memory, "short", 8, max_tokens=8)  # 4 + 2 * 8 = 20
     order = admitted_in_order(memory)
     assert order == ["long0", *(f"short{i}" for i in range(4)), "long1", *(f"short{i}" for i in range(4, 8))]
 
 
 def test_a_client_that_was_idle_has_earned_nothing() -> None:
-    scheduler = make(max_running=1, policy=fair)
-    memory = Memory(scheduler)
-    add(scheduler, "idle", max_tokens=1)
+    memory = memory_of(max_running=1, policy=fair)
+    add(memory, "idle", max_tokens=1)
     admitted_in_order(memory)
-    add(scheduler, "busy", 4)
-    while scheduler.num_waiting > 2:
+    add(memory, "busy", 4)
+    while memory.scheduler.num_waiting > 2:
         memory.run()
-    add(scheduler, "idle", 3)
+    add(memory, "idle", 3)
     assert admitted_in_order(memory) == ["idle0", "busy2", "idle1", "busy3", "idle2"]
 
 
 def test_prompt_tokens_that_are_cached_cost_nothing_and_others_cost_one_each() -> None:
-    scheduler = make(policy=fair)
-    memory = Memory(scheduler)
-    add(scheduler, "other", prompt=2, max_tokens=1)
+    memory = memory_of(policy=fair)
+    add(memory, "other", prompt=2, max_tokens=1)
     admitted_in_order(memory)
     for expected in (12 + GENERATED_WEIGHT, 4 + GENERATED_WEIGHT):
-        before = scheduler._waiting._clients.get("a")
-        before_service = before.service if before else service_of(scheduler, "other")
-        add(scheduler, "a", prompt=[*range(12)], max_tokens=1)
+        before = memory.scheduler._waiting._clients.get("a")
+        before_service = before.service if before else service_of(memory, "other")
+        add(memory, "a", prompt=[*range(12)], max_tokens=1)
         admitted_in_order(memory)
-        assert service_of(scheduler, "a") - before_service == expected
+        assert service_of(memory, "a") - before_service == expected
 
 
 def test_what_is_computed_again_after_a_preemption_is_not_charged_again() -> None:
-    scheduler = make(kv_blocks=4, max_step_tokens=16, prefix_cache=False, policy=fair)
-    memory = Memory(scheduler)
-    add(scheduler, "a", prompt=4, max_tokens=8)
-    add(scheduler, "b", prompt=4, max_tokens=8)
+    memory = memory_of(kv_blocks=4, max_step_tokens=16, prefix_cache=False, policy=fair)
+    add(memory, "a", prompt=4, max_tokens=8)
+    add(memory, "b", prompt=4, max_tokens=8)
     admitted_in_order(memory)
-    assert scheduler.num_preemptions > 0
-    assert service_of(scheduler, "a") == service_of(scheduler, "b") == 4 + GENERATED_WEIGHT * 8
+    assert memory.scheduler.num_preemptions > 0
+    assert service_of(memory, "a") == service_of(memory, "b") == 4 + GENERATED_WEIGHT * 8
 
 
 def test_the_engine_knows_whose_request_it_is() -> None:
@@ -106,55 +92,51 @@ def test_the_engine_knows_whose_request_it_is() -> None:
 
 
 def test_a_newcomer_for_whom_nobody_can_make_way_waits_for_a_place_and_not_for_blocks() -> None:
-    scheduler = make(max_running=1, policy=fair)
-    memory = Memory(scheduler)
-    add(scheduler, "a")
+    memory = memory_of(max_running=1, policy=fair)
+    add(memory, "a")
     memory.run()
     newcomer = sequence("b", 4, client_name="b")
-    scheduler.add(newcomer)
-    scheduler.schedule(now_ns=100)
-    assert scheduler.waits.settle(newcomer, 250) == {WaitReason.STEP_UNDER_WAY: 100, WaitReason.BATCH_FULL: 150}
+    memory.add(newcomer)
+    memory.scheduler.schedule(now_ns=100)
+    assert memory.scheduler.waits.settle(newcomer, 250) == {WaitReason.STEP_UNDER_WAY: 100, WaitReason.BATCH_FULL: 150}
 
 
 # -- who gives way ----------------------------------------------------------------------------------------------------
 
 
 def test_without_a_free_block_the_client_that_got_most_is_preempted_even_if_it_came_first() -> None:
-    scheduler = make(kv_blocks=6, max_running=4, max_step_tokens=32, prefix_cache=False, policy=fair)
-    memory = Memory(scheduler)
-    add(scheduler, "greedy", 3, max_tokens=8)
+    memory = memory_of(kv_blocks=6, max_running=4, max_step_tokens=32, prefix_cache=False, policy=fair)
+    add(memory, "greedy", 3, max_tokens=8)
     memory.run()
-    add(scheduler, "polite", max_tokens=8)
-    polite = next(reversed(scheduler._waiting._clients["polite"].waiting))[1]
+    add(memory, "polite", max_tokens=8)
+    polite = next(reversed(memory.scheduler._waiting._clients["polite"].waiting))[1]
     for _ in range(7):
         memory.run()
-    assert scheduler.num_preemptions > 0
+    assert memory.scheduler.num_preemptions > 0
     assert polite.num_preemptions == 0
 
 
 def test_a_client_with_nothing_running_gets_a_place_while_another_one_has_several() -> None:
-    scheduler = make(kv_blocks=64, max_running=3, policy=fair)
-    memory = Memory(scheduler)
-    add(scheduler, "greedy", 8, max_tokens=40)
+    memory = memory_of(kv_blocks=64, max_running=3, policy=fair)
+    add(memory, "greedy", 8, max_tokens=40)
     for _ in range(4):
         memory.run()
-    add(scheduler, "polite", 2, max_tokens=4)
+    add(memory, "polite", 2, max_tokens=4)
     memory.run()  # it begins with the counter of the one that waits before it
     memory.run()
-    assert Counter(one.client_name for one in scheduler.running) == {"greedy": 2, "polite": 1}
+    assert Counter(one.client_name for one in memory.scheduler.running) == {"greedy": 2, "polite": 1}
     for _ in range(2):
         memory.run()
-    assert scheduler.num_preemptions == 1, "it has a place now, and waits for the next one"
+    assert memory.scheduler.num_preemptions == 1, "it has a place now, and waits for the next one"
 
 
 def test_a_client_with_nothing_running_gets_blocks_while_another_one_has_several_sequences() -> None:
-    scheduler = make(kv_blocks=8, max_running=8, max_step_tokens=32, policy=fair)
-    memory = Memory(scheduler)
-    add(scheduler, "greedy", 4, prompt=5, max_tokens=20)
+    memory = memory_of(kv_blocks=8, max_running=8, max_step_tokens=32, policy=fair)
+    add(memory, "greedy", 4, prompt=5, max_tokens=20)
     memory.run()
-    add(scheduler, "polite", prompt=5, max_tokens=1)
+    add(memory, "polite", prompt=5, max_tokens=1)
     memory.run()  # it begins with the counter of the one that came before it
-    step = scheduler.schedule()
+    step = memory.scheduler.schedule()
     assert step is not None
     assert [one.client_name for one in step.admitted] == ["polite"]
     assert {one.client_name for one in step.preempted} == {"greedy"}
@@ -162,54 +144,50 @@ def test_a_client_with_nothing_running_gets_blocks_while_another_one_has_several
 
 
 def test_a_long_prompt_leaves_half_of_a_step_to_a_client_with_nothing_running() -> None:
-    scheduler = make(kv_blocks=64, policy=fair)
-    memory = Memory(scheduler)
-    add(scheduler, "greedy", prompt=40)
+    memory = memory_of(kv_blocks=64, policy=fair)
+    add(memory, "greedy", prompt=40)
     assert memory.run() == [("greedy0", 8)]
-    add(scheduler, "polite", prompt=6, max_tokens=1)
+    add(memory, "polite", prompt=6, max_tokens=1)
     assert memory.run() == [("greedy0", 4), ("polite0", 4)]
     assert memory.run() == [("greedy0", 8)]  # they got the same so far, and it came first
     assert memory.run() == [("polite0", 2), ("greedy0", 6)]
 
 
 def test_a_long_prompt_leaves_half_of_a_step_also_to_a_client_that_has_something_running_and_got_less() -> None:
-    scheduler = make(kv_blocks=64, policy=fair)
-    memory = Memory(scheduler)
-    add(scheduler, "polite", max_tokens=20)
+    memory = memory_of(kv_blocks=64, policy=fair)
+    add(memory, "polite", max_tokens=20)
     memory.run()
-    add(scheduler, "greedy", prompt=40)
+    add(memory, "greedy", prompt=40)
     assert memory.run() == [("polite0", 1), ("greedy0", 7)]
-    scheduler.add(sequence("another", 6, client_name="polite", max_tokens=1))
+    memory.add(sequence("another", 6, client_name="polite", max_tokens=1))
     assert memory.run() == [("polite0", 1), ("greedy0", 7)]  # the polite one got more so far
     assert memory.run() == [("polite0", 1), ("greedy0", 4), ("another", 3)]
     assert memory.run() == [("polite0", 1), ("another", 3), ("greedy0", 4)]
 
 
 def test_a_single_place_is_never_taken_away() -> None:
-    scheduler = make(kv_blocks=64, max_running=1, policy=fair)
-    memory = Memory(scheduler)
-    add(scheduler, "first", max_tokens=20)
+    memory = memory_of(kv_blocks=64, max_running=1, policy=fair)
+    add(memory, "first", max_tokens=20)
     memory.run()
-    add(scheduler, "second", max_tokens=20)
+    add(memory, "second", max_tokens=20)
     memory.run_out()
-    assert scheduler.num_preemptions == 0
+    assert memory.scheduler.num_preemptions == 0
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 
 def test_clients_that_came_once_are_forgotten() -> None:
-    scheduler = make(max_running=4, kv_blocks=64, policy=fair)
-    memory = Memory(scheduler)
+    memory = memory_of(max_running=4, kv_blocks=64, policy=fair)
     for number in range(5 * MOST_ABSENT):
         one = sequence(str(number), [1, 2], 1, client_name=str(number))
-        scheduler.add(one)
-        step = scheduler.schedule()
+        memory.add(one)
+        step = memory.scheduler.schedule()
         assert step is not None
-        scheduler.advance(step)
+        memory.scheduler.advance(step)
     memory.settle()
-    assert len(scheduler._waiting._clients) <= 2 * MOST_ABSENT
-    scheduler.check_integrity()
+    assert len(memory.scheduler._waiting._clients) <= 2 * MOST_ABSENT
+    memory.scheduler.check_integrity()
 
 
 def test_a_client_that_is_ahead_is_not_forgotten_while_others_wait() -> None:
@@ -246,19 +224,17 @@ ARRIVALS = st.lists(
 @given(arrivals=ARRIVALS, overlap=st.booleans())
 def test_with_one_client_every_step_is_as_under_fcfs(arrivals: list[Arrival], overlap: bool) -> None:
     def steps(policy: Policy) -> list[list[tuple[str, int]]]:
-        scheduler = make(kv_blocks=8, policy=policy)
-        memory, rows = Memory(scheduler), []
+        memory, rows = memory_of(kv_blocks=8, policy=policy), []
         memory.overlap = overlap
         for number in range(120):
             for index, (at, prompt, answer, choices, aborted) in enumerate(arrivals):
                 if at == number:
-                    leader = None
-                    for choice in range(choices):
-                        one = sequence(f"{index}.{choice}", [*range(prompt)], answer, client_name="only")
-                        scheduler.add(one, leader)
-                        leader = leader or one
-                    if leader is not None and aborted < 10:
-                        memory.remove(leader)
+                    some = [
+                        sequence(f"{index}.{i}", [*range(prompt)], answer, client_name="only") for i in range(choices)
+                    ]
+                    memory.add_choices(*some)
+                    if aborted < 10:
+                        memory.remove(some[0])
             rows.append(memory.run())
         return rows
 
@@ -277,15 +253,9 @@ def largest_difference(policy: Policy, seed: int, kv_blocks: int, num_steps: int
     One sends long prompts with several choices, others sometimes. All have something waiting before each step.
     """
     rng = random.Random(seed)
-    scheduler = make(
-        kv_blocks=kv_blocks,
-        max_running=PLACES,
-        max_step_tokens=16,
-        policy=policy,
-        lookahead=0,
-        prefix_cache=seed % 2 == 0,
-    )
-    memory = Memory(scheduler)
+    options = {"max_running": PLACES, "max_step_tokens": 16, "lookahead": 0, "prefix_cache": seed % 2 == 0}
+    memory = memory_of(kv_blocks=kv_blocks, policy=policy, **options)
+    scheduler = memory.scheduler
     memory.overlap = seed % 3 == 0
     service: Counter[str] = Counter()
     computed: Counter[Sequence] = Counter()
@@ -300,12 +270,12 @@ def largest_difference(policy: Policy, seed: int, kv_blocks: int, num_steps: int
                     *range(rng.choice([0, 8])),
                     *(rng.randrange(99) for _ in range(rng.randint(1, 2 + int(10 * share)))),
                 ]
-                leader = None
-                for _ in range(rng.choice([1, 3]) if share == 1 else 1):
-                    one = sequence("", prompt, rng.randint(1, 2 + int(10 * share)), client_name=client)
-                    scheduler.add(one, leader)
-                    open_.append(one)
-                    leader = leader or one
+                some = [
+                    sequence("", prompt, rng.randint(1, 2 + int(10 * share)), client_name=client)
+                    for _ in range(rng.choice([1, 3]) if share == 1 else 1)
+                ]
+                memory.add_choices(*some)
+                open_ += some
         if rng.random() < 0.1:
             memory.remove(open_.pop(rng.randrange(len(open_))))
             if not all(any(o.client_name == c and o.place is Place.WAITING for o in open_) for c in greed):

@@ -6,17 +6,17 @@ Many tests of other files use the fixture `overlap`, which runs them with overla
 from __future__ import annotations
 
 from collections.abc import Callable
-from threading import Event
 
 import pytest
 
 from oaiserve.engine.blocks import hash_block
 from oaiserve.engine.loop import Stop
-from oaiserve.engine.request import Aborted, Failed, Finished, TokenChunk
+from oaiserve.engine.request import Aborted, Failed, Finished, Terminal, TokenChunk
 from oaiserve.engine.request import Event as RequestEvent
 from oaiserve.engine.scheduler import Scheduler
 from oaiserve.engine.sequence import Place, Sequence
 from oaiserve.engine.step import Masks, Step, StepResult
+from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import StepRecord
 from tests.engine.doubles import (
     EOS,
@@ -37,20 +37,22 @@ from tests.engine.memory import Memory, make, sequence
 # -- the scheduler: tokens that are not known yet ---------------------------------------------------------------------
 
 
-def launch(scheduler: Scheduler) -> list[tuple[str, int]]:
-    """Launch a step whose results never come, and return its chunks."""
+def launched(scheduler: Scheduler) -> Step:
     step = scheduler.schedule()
     assert step is not None
     scheduler.advance(step)
-    return [(chunk.sequence.request_id, chunk.num_tokens) for chunk in step.chunks]
+    return step
+
+
+def launch(scheduler: Scheduler) -> list[tuple[str, int]]:
+    """Launch a step whose results never come, and return its chunks."""
+    return [(chunk.sequence.request_id, chunk.num_tokens) for chunk in launched(scheduler).chunks]
 
 
 def test_a_sequence_is_scheduled_before_the_id_of_its_newest_token_is_known() -> None:
     scheduler, one = make(), sequence("a", 4, max_tokens=3)
     scheduler.add(one)
-    first = scheduler.schedule()
-    assert first is not None
-    scheduler.advance(first)
+    first = launched(scheduler)
     assert (one.token_ids[4:], one.num_pending, one.num_tokens, one.num_generated) == ([], 1, 5, 0)
     assert launch(scheduler) == [("a", 1)]
     scheduler.commit(first.chunks[0], [7])
@@ -83,12 +85,8 @@ def test_sequences_that_share_a_prompt_do_not_wait_for_the_results_of_its_step()
 def test_a_block_is_published_when_all_its_ids_are_known() -> None:
     scheduler, one = make(), sequence("a", 3, max_tokens=8)
     scheduler.add(one)
-    prefill = scheduler.schedule()
-    assert prefill is not None
-    scheduler.advance(prefill)
-    decode = scheduler.schedule()
-    assert decode is not None
-    scheduler.advance(decode)  # computes the fourth token, whose id is on its way
+    prefill = launched(scheduler)
+    decode = launched(scheduler)  # computes the fourth token, whose id is on its way
     assert scheduler.pool.num_cached == 0
     scheduler.commit(prefill.chunks[0], [7])
     assert scheduler.pool.num_cached == 0  # who knows whether the answer goes on
@@ -97,11 +95,10 @@ def test_a_block_is_published_when_all_its_ids_are_known() -> None:
 
 
 def test_the_last_token_of_an_answer_is_not_in_the_prefix_cache() -> None:
-    scheduler = make()
+    scheduler, one = make(), sequence("a", [1, 2, 3], max_tokens=8)
     memory = Memory(scheduler, last_token=9)
     memory.overlap = True
-    one = sequence("a", [1, 2, 3], max_tokens=8)
-    scheduler.add(one)
+    memory.add(one)
     memory.run(next_token=9)
     memory.run()
     memory.settle()
@@ -114,9 +111,7 @@ def test_a_sequence_that_is_preempted_while_it_draws_has_the_token_when_it_resum
     old, young = sequence("old", 4, 2), sequence("young", 4, 4)
     scheduler.add(old)
     scheduler.add(young)
-    first = scheduler.schedule()
-    assert first is not None
-    scheduler.advance(first)
+    first = launched(scheduler)
     assert launch(scheduler) == [("old", 1)]
     assert (young.place, young.blocks, young.num_pending) == (Place.WAITING, [], 1)
     for chunk in first.chunks:
@@ -189,13 +184,21 @@ def chunks_of(inbox: Inbox, request_id: str = "r") -> list[TokenChunk]:
     return [event for event in events if isinstance(event, TokenChunk) and event.request_id == request_id]
 
 
-def test_the_host_works_while_the_device_does() -> None:
-    clock, inbox, asked = Clock(), Inbox(), request(max_tokens=5)
+def timed(
+    host_seconds: float, max_tokens: int, *, has_clock: bool = False, overlap: bool = True
+) -> tuple[TimedDevice, Terminal, list[StepRecord], EngineNumbers]:
+    """Run a request on a device with steps of 10 ms, whose hand-overs take the host so many seconds."""
+    clock, inbox = Clock(), Inbox()
     device = TimedDevice(clock, step_seconds=0.010)
-    with make_engine(device, clock_ns=clock, tokenize_workers=0) as engine:
-        engine.submit(asked, slow_consumer(clock, inbox, 0.004))
+    device.has_clock = has_clock
+    with make_engine(device, clock_ns=clock, tokenize_workers=0, overlap=overlap) as engine:
+        engine.submit(request(max_tokens=max_tokens), slow_consumer(clock, inbox, host_seconds))
         ended = inbox.wait_terminal("r")["r"]
-        steps = engine.take_steps()
+        return device, ended, engine.take_steps(), engine.snapshot()
+
+
+def test_the_host_works_while_the_device_does() -> None:
+    device, ended, steps, _ = timed(0.004, 5)
     assert device.num_pending == [[0], [1], [1], [1], [1]]
     assert [(step.duration_ns, step.idle_ns) for step in steps] == [(10_000_000, 0)] * 5
     assert list(ended.account.inter_token_ns) == [10_000_000] * 4
@@ -205,28 +208,15 @@ def test_the_host_works_while_the_device_does() -> None:
 
 
 def test_without_overlap_the_device_waits_for_the_host() -> None:
-    clock, inbox, asked = Clock(), Inbox(), request(max_tokens=3)
-    device = TimedDevice(clock, step_seconds=0.010)
-    with make_engine(device, clock_ns=clock, tokenize_workers=0, overlap=False) as engine:
-        engine.submit(asked, slow_consumer(clock, inbox, 0.004))
-        ended = inbox.wait_terminal("r")["r"]
-        steps = engine.take_steps()
+    device, ended, steps, _ = timed(0.004, 3, overlap=False)
     assert device.num_pending == [[0], [0], [0]]
-    assert [(step.duration_ns, step.idle_ns) for step in steps] == [
-        (10_000_000, idle) for idle in (0, *[4_000_000] * 2)
-    ]
+    assert [step.duration_ns for step in steps] == [10_000_000] * 3
+    assert [step.idle_ns for step in steps] == [0, 4_000_000, 4_000_000]
     assert list(ended.account.inter_token_ns) == [14_000_000] * 2
 
 
 def test_a_device_with_a_clock_reports_how_long_it_waited_for_the_host() -> None:
-    clock, inbox, asked = Clock(), Inbox(), request(max_tokens=5)
-    device = TimedDevice(clock, step_seconds=0.010)
-    device.has_clock = True
-    with make_engine(device, clock_ns=clock, tokenize_workers=0) as engine:
-        engine.submit(asked, slow_consumer(clock, inbox, 0.025))
-        ended = inbox.wait_terminal("r")["r"]
-        steps = engine.take_steps()
-        snapshot = engine.snapshot()
+    _, ended, steps, snapshot = timed(0.025, 5, has_clock=True)
     assert [step.duration_ns for step in steps] == [10_000_000] * 5
     # The first two were launched one behind the other. Each later one had to wait until the host was done with the step
     # before last, which it began when that had ended.
@@ -278,80 +268,67 @@ def test_an_end_that_only_the_token_shows_costs_one_step_and_leaks_nothing(edits
 
 
 @pytest.mark.parametrize(
-    "params",
-    [{"repetition_penalty": 1.1}, {"frequency_penalty": 0.1}, {"presence_penalty": 0.1}, {"bad_words": ("ab",)}],
+    ("params", "waits"),
+    [
+        *(({name: 1.1}, True) for name in ("repetition_penalty", "frequency_penalty", "presence_penalty")),
+        ({"bad_words": ("ab",)}, True),
+        *(({name: value}, False) for name, value in (("min_tokens", 3), ("seed", 3), ("allowed_token_ids", (5, 6)))),
+        ({"logit_bias": {5: 1.0}}, False),
+    ],
 )
-def test_a_draw_that_is_edited_by_ids_waits_for_them_and_its_forward_does_not(params: dict[str, object]) -> None:
+def test_a_draw_that_is_edited_by_ids_waits_for_them_and_its_forward_does_not(
+    params: dict[str, object], waits: bool
+) -> None:
     device = TimedDevice(Clock(), 0.01)
     with make_engine(device, tokenize_workers=0) as engine:
         list(engine.stream(request(max_tokens=4, **params)))
     assert device.num_pending == [[0], [1], [1], [1]]
-    assert [len(sequences) for sequences in device.waiting] == [0, 1, 1, 1]
-
-
-@pytest.mark.parametrize(
-    "params", [{"logit_bias": {5: 1.0}}, {"allowed_token_ids": (5, 6)}, {"min_tokens": 3}, {"seed": 3}]
-)
-def test_a_draw_that_is_edited_by_other_things_does_not_wait(params: dict[str, object]) -> None:
-    device = TimedDevice(Clock(), 0.01)
-    with make_engine(device, tokenize_workers=0) as engine:
-        list(engine.stream(request(max_tokens=4, **params)))
-    assert device.num_pending == [[0], [1], [1], [1]]
-    assert [len(sequences) for sequences in device.waiting] == [0] * 4
+    assert [len(sequences) for sequences in device.waiting] == [0, *[int(waits)] * 3]
 
 
 def by_ids(sequence: Sequence) -> int:
     return letter_id(chr(ord("a") + sum(sequence.token_ids) % 26))
 
 
-def batch_of_64(*, penalty: bool, overlap: bool = True) -> tuple[TimedDevice, list[StepRecord], list[str]]:
-    """Run 64 requests that enter one step together. Each hand-over takes the host 4 ms, each step the device 10 ms."""
-    clock, inbox, device_inbox = Clock(), Inbox(), Inbox()
-    device = TimedDevice(clock, step_seconds=0.010, token_of=by_ids)
-    is_held, all_submitted = Event(), Event()
+def batch_of_8(*, penalty: bool, overlap: bool = True) -> tuple[TimedDevice, list[StepRecord], list[str]]:
+    """Run 8 requests that enter one step together. Each hand-over takes the host 4 ms, each step the device 10 ms."""
+    clock, inbox = Clock(), Inbox()
+    device, deliver = TimedDevice(clock, 0.010, by_ids), slow_consumer(clock, inbox, 0.004)
+    with make_engine(device, clock_ns=clock, tokenize_workers=0, overlap=overlap) as engine:
 
-    def hold(events: list[RequestEvent]) -> None:
-        is_held.set()
-        assert all_submitted.wait(TIMEOUT_SECONDS)
-        device_inbox(events)
+        def submit_all(events: list[RequestEvent]) -> None:
+            if isinstance(events[-1], Finished):
+                for number in range(8):
+                    edits = {"repetition_penalty": 1.1} if penalty and number == 5 else {}
+                    asked = request(f"{number}", prompt_len=1 + number % 2, max_tokens=12, **edits)
+                    engine.submit(asked, deliver)
 
-    options = {"max_running": 64, "max_step_tokens": 512, "kv_blocks": 640, "max_model_len": 80, "overlap": overlap}
-    with make_engine(device, clock_ns=clock, tokenize_workers=0, **options) as engine:
-        engine.submit(request("held", max_tokens=1), hold)
-        assert is_held.wait(TIMEOUT_SECONDS)
-        deliver = slow_consumer(clock, inbox, 0.004)
-        for number in range(64):
-            edits = {"repetition_penalty": 1.1} if penalty and number == 20 else {}
-            engine.submit(request(f"{number}", prompt_len=2 + number % 4, max_tokens=12, **edits), deliver)
-        all_submitted.set()
-        inbox.wait_terminal(*(f"{number}" for number in range(64)))
+        engine.submit(request("first", max_tokens=1), submit_all)
+        inbox.wait_terminal(*(f"{number}" for number in range(8)))
         steps = engine.take_steps()
-    texts = ["".join(chunk.text for chunk in chunks_of(inbox, f"{number}")) for number in range(64)]
+    texts = ["".join(chunk.text for chunk in chunks_of(inbox, f"{number}")) for number in range(8)]
     return device, steps, texts
 
 
-def test_one_row_that_waits_for_ids_leaves_the_overlap_of_63_others_as_it_is() -> None:
-    device, steps, texts = batch_of_64(penalty=True)
-    without, steps_without, texts_without = batch_of_64(penalty=False)
-    assert [len(step.chunks) for step in device.launched] == [1, *[64] * 12]
+def test_one_row_that_waits_for_ids_leaves_the_overlap_of_the_others_as_it_is() -> None:
+    device, steps, texts = batch_of_8(penalty=True)
+    without, steps_without, texts_without = batch_of_8(penalty=False)
+    assert [len(step.chunks) for step in device.launched] == [1, *[8] * 12]
     # The first of the two is the prompt's, whose ids are all known.
     assert [len(sequences) for sequences in device.waiting] == [0, 0, *[1] * 11]
-    assert device.num_pending == without.num_pending == [[0], [0] * 64, *[[1] * 64] * 11]
-    assert device.calls == without.calls
+    assert device.num_pending == without.num_pending == [[0], [0] * 8, *[[1] * 8] * 11]
     per_step = [[("launch", n + 1), ("collect", n), ("draw", n + 1)] for n in range(1, 12)]
-    assert device.calls[3:] == [
-        ("launch", 1),
-        ("draw", 1),
-        *(call for calls in per_step for call in calls),
-        ("collect", 12),
-    ]
-    times = [(step.started_ns, step.duration_ns, step.idle_ns) for step in steps]
-    assert times == [(step.started_ns, step.duration_ns, step.idle_ns) for step in steps_without]
+    in_order = [("launch", 1), ("draw", 1), *(call for calls in per_step for call in calls), ("collect", 12)]
+    assert device.calls[3:] == without.calls[3:] == in_order
+    times, times_without = (
+        [(step.started_ns, step.duration_ns, step.idle_ns) for step in found] for found in (steps, steps_without)
+    )
+    assert times == times_without
     assert [(duration_ns, idle_ns) for _, duration_ns, idle_ns in times[1:]] == [(10_000_000, 0)] * 12
-    in_turn, _, texts_in_turn = batch_of_64(penalty=True, overlap=False)
-    assert in_turn.num_pending == [[0], *[[0] * 64] * 12]
+    in_turn, _, texts_in_turn = batch_of_8(penalty=True, overlap=False)
+    assert in_turn.num_pending == [[0], *[[0] * 8] * 12]
     assert texts == texts_without == texts_in_turn
-    assert len(set(texts)) == 4
+    assert len(set(texts)) == 2
 
 
 def test_only_a_draw_that_has_waited_is_a_part_of_its_own_in_the_time_of_the_host() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Collection
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from oaiserve.engine.policy import POLICIES
 from oaiserve.engine.sequence import Place, Sequence
@@ -169,126 +169,44 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.consistent()
 
 
-class WithoutCache(SchedulerMachine):
-    prefix_cache = False
+SEVERAL = {"fewest_draws": 0, "most_draws": 4}
+WITHOUT_CACHE, OVERLAP = {"prefix_cache": False}, {"overlap": True}
+MACHINES: dict[str, dict[str, object]] = {
+    "fcfs": {},
+    "without cache": WITHOUT_CACHE,
+    "priority": {"policy": "priority"},
+    "shortest": {"policy": "shortest"},
+    "fair": {"policy": "fair"},
+    "several": SEVERAL,
+    "several, without cache": {**WITHOUT_CACHE, **SEVERAL},
+    "forced": {"most_forced": 6},
+    "states": {"num_states": 4},
+    "states, without cache": {**WITHOUT_CACHE, "num_states": 5},
+    "overlap": OVERLAP,
+    "overlap, without cache": {**OVERLAP, **WITHOUT_CACHE},
+    "overlap, priority": {**OVERLAP, "policy": "priority"},
+    "overlap, fair": {**OVERLAP, "policy": "fair"},
+    # Steps often compute for a token that the step before does not draw.
+    "overlap, at most one": {**OVERLAP, "fewest_draws": 0},
+    "overlap, several": {**OVERLAP, **SEVERAL},
+    "overlap, several, without cache": {**OVERLAP, **SEVERAL, **WITHOUT_CACHE},
+    "overlap, several, priority": {**OVERLAP, **SEVERAL, "policy": "priority"},
+    "overlap, several, fair": {**OVERLAP, **SEVERAL, "policy": "fair"},
+    "overlap, several, forced": {**OVERLAP, **SEVERAL, "most_forced": 3},
+    "overlap, forced": {**OVERLAP, "most_forced": 6},
+    "overlap, forced, without cache": {**OVERLAP, **WITHOUT_CACHE, "most_forced": 6},
+    "overlap, forced, fair": {**OVERLAP, "policy": "fair", "most_forced": 6},
+    "overlap, states": {**OVERLAP, "num_states": 9, "shortest_kept": 4},
+    "overlap, states, fair": {**OVERLAP, "policy": "fair", "num_states": 5},
+    "overlap, states, forced": {**OVERLAP, "num_states": 9, "shortest_kept": 4, "most_forced": 6},
+}
 
 
-class ByPriority(SchedulerMachine):
-    policy = "priority"
-
-
-class ShortestFirst(SchedulerMachine):
-    policy = "shortest"
-
-
-class Fair(SchedulerMachine):
-    policy = "fair"
-
-
-class OverlapFair(Fair):
-    overlap = True
-
-
-class SeveralOverlapFair(OverlapFair):
-    fewest_draws, most_draws = 0, 4
-
-
-class Overlap(SchedulerMachine):
-    overlap = True
-
-
-class OverlapWithoutCache(WithoutCache):
-    overlap = True
-
-
-class OverlapByPriority(ByPriority):
-    overlap = True
-
-
-class States(SchedulerMachine):
-    num_states = 4
-
-
-class StatesWithoutCache(WithoutCache):
-    num_states = 5
-
-
-class OverlapStates(Overlap):
-    num_states, shortest_kept = 9, 4
-
-
-class OverlapFairStates(OverlapFair):
-    num_states = 5
-
-
-class Several(SchedulerMachine):
-    fewest_draws, most_draws = 0, 4
-
-
-class SeveralWithoutCache(WithoutCache):
-    fewest_draws, most_draws = 0, 4
-
-
-class SeveralOverlap(Overlap):
-    fewest_draws, most_draws = 0, 4
-
-
-class SeveralOverlapWithoutCache(OverlapWithoutCache):
-    fewest_draws, most_draws = 0, 4
-
-
-class SeveralOverlapByPriority(OverlapByPriority):
-    fewest_draws, most_draws = 0, 4
-
-
-class Forced(SchedulerMachine):
-    most_forced = 6
-
-
-class ForcedOverlap(Overlap):
-    most_forced = 6
-
-
-class ForcedOverlapWithoutCache(OverlapWithoutCache):
-    most_forced = 6
-
-
-class ForcedOverlapFair(OverlapFair):
-    most_forced = 6
-
-
-class ForcedOverlapStates(OverlapStates):
-    most_forced = 6
-
-
-class ForcedSeveralOverlap(SeveralOverlap):
-    most_forced = 3
-
-
-class AtMostOneOverlap(Overlap):
-    """A machine whose steps often compute for a token that the step before does not draw."""
-
-    fewest_draws, most_draws = 0, 1
-
-
-MACHINES = (SchedulerMachine, WithoutCache, ByPriority, ShortestFirst, Overlap, OverlapWithoutCache, OverlapByPriority)
-SEVERAL = (Several, SeveralWithoutCache, SeveralOverlap, SeveralOverlapWithoutCache, SeveralOverlapByPriority)
-FAIR = (Fair, OverlapFair, SeveralOverlapFair)
-FORCED = (Forced, ForcedOverlap, ForcedOverlapWithoutCache, ForcedOverlapFair, ForcedSeveralOverlap)
-STATES = (States, StatesWithoutCache, OverlapStates, OverlapFairStates, ForcedOverlapStates)
-for machine in (*MACHINES, *SEVERAL, AtMostOneOverlap, *FAIR, *FORCED, *STATES):
+@pytest.mark.parametrize("fields", MACHINES.values(), ids=MACHINES)
+def test_whatever_happens_the_promises_are_kept(fields: dict[str, object]) -> None:
     examples = int(os.environ.get("SCHEDULER_EXAMPLES", "20"))
-    machine.TestCase.settings = settings(max_examples=examples, stateful_step_count=50, deadline=None)
-TestFCFS, TestWithoutCache, TestByPriority, TestShortestFirst = (machine.TestCase for machine in MACHINES[:4])
-TestOverlap, TestOverlapWithoutCache, TestOverlapByPriority = (machine.TestCase for machine in MACHINES[4:])
-TestSeveral, TestSeveralWithoutCache, TestSeveralOverlap = (machine.TestCase for machine in SEVERAL[:3])
-TestSeveralOverlapWithoutCache, TestSeveralOverlapByPriority = (machine.TestCase for machine in SEVERAL[3:])
-TestAtMostOneOverlap = AtMostOneOverlap.TestCase
-TestForced, TestForcedOverlap, TestForcedOverlapWithoutCache = (machine.TestCase for machine in FORCED[:3])
-TestForcedOverlapFair, TestForcedSeveralOverlap = (machine.TestCase for machine in FORCED[3:])
-TestFair, TestOverlapFair, TestSeveralOverlapFair = (machine.TestCase for machine in FAIR)
-TestStates, TestStatesWithoutCache, TestOverlapStates = (machine.TestCase for machine in STATES[:3])
-TestOverlapFairStates, TestForcedOverlapStates = (machine.TestCase for machine in STATES[3:])
+    kept = settings(max_examples=examples, stateful_step_count=50, deadline=None)
+    run_state_machine_as_test(type("Machine", (SchedulerMachine,), fields), settings=kept)  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.parametrize("most_draws", [1, 4])

@@ -11,7 +11,7 @@ from oaiserve.engine.policy import priority
 from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.sequence import Place
 from oaiserve.engine.states import StatePool
-from tests.engine.memory import Memory, make, sequence
+from tests.engine.memory import Memory, memory_of, sequence
 
 
 @pytest.fixture(params=[False, True], ids=["in turn", "overlap"], autouse=True)
@@ -47,33 +47,24 @@ def test_a_pool_hands_out_each_state_once_and_the_lowest_first(num_states: int, 
 
 def test_a_state_that_is_free_cannot_be_released() -> None:
     pool = StatePool(2)
-    state = pool.allocate()
-    assert state is not None
-    pool.release(state)
+    assert pool.allocate() == 0
+    pool.release(0)
     with pytest.raises(AssertionError, match="released twice"):
-        pool.release(state)
+        pool.release(0)
 
 
 def test_each_running_sequence_has_a_state_until_it_ends() -> None:
-    scheduler = make(states=StatePool(4))
-    memory = Memory(scheduler)
-    first, second = sequence("a", 3, 2), sequence("b", 4, 4)
-    scheduler.add(first)
-    scheduler.add(second)
+    first, second, states = sequence("a", 3, 2), sequence("b", 4, 4), StatePool(4)
+    memory = memory_of(first, second, states=states)
     memory.run()
     assert (first.state, second.state) == (0, 1)
     memory.run_out()
-    assert (first.state, second.state) == (None, None)
-    assert scheduler.states is not None
-    assert scheduler.states.num_owned == 0
+    assert (first.state, second.state, states.num_owned) == (None, None, 0)
 
 
 def test_an_aborted_sequence_gives_its_state_to_the_next_one() -> None:
-    scheduler = make(max_running=1, states=StatePool(1))
-    memory = Memory(scheduler)
     first, second = sequence("a", 20), sequence("b", 5)
-    scheduler.add(first)
-    scheduler.add(second)
+    memory = memory_of(first, second, max_running=1, states=StatePool(1))
     memory.run()
     memory.remove(first)
     memory.run()
@@ -83,12 +74,9 @@ def test_an_aborted_sequence_gives_its_state_to_the_next_one() -> None:
 
 
 def test_a_preempted_sequence_is_computed_again_from_its_first_token() -> None:
-    scheduler = make(kv_blocks=5, states=StatePool(4))
-    memory = Memory(scheduler)
     first, second = sequence("a", 8), sequence("b", 7)
-    scheduler.add(first)
-    scheduler.add(second)
-    while not scheduler.num_preemptions:
+    memory = memory_of(first, second, kv_blocks=5, states=StatePool(4))
+    while not memory.scheduler.num_preemptions:
         memory.run()
     assert (second.state, second.num_computed) == (None, 0)
     memory.run_out()
@@ -97,12 +85,9 @@ def test_a_preempted_sequence_is_computed_again_from_its_first_token() -> None:
 
 @pytest.mark.parametrize("prompt_len", [2, 4, 5, 8, 9, 13])
 def test_choices_of_a_prompt_compute_it_once_and_copy_its_state(prompt_len: int) -> None:
-    scheduler = make(states=StatePool(4))
-    memory = Memory(scheduler)
-    prompt = list(range(prompt_len))
-    choices = [sequence(f"a{i}", prompt, 3) for i in range(3)]
-    for choice in choices:
-        scheduler.add(choice, None if choice is choices[0] else choices[0])
+    memory = memory_of(states=StatePool(4))
+    choices = [sequence(f"a{i}", list(range(prompt_len)), 3) for i in range(3)]
+    memory.add_choices(*choices)
     memory.run_out()
     memory.settle()
     assert [choice.num_generated for choice in choices] == [3, 3, 3]
@@ -111,22 +96,17 @@ def test_choices_of_a_prompt_compute_it_once_and_copy_its_state(prompt_len: int)
 
 
 def test_a_prompt_of_one_token_has_nothing_to_share() -> None:
-    scheduler = make(states=StatePool(4))
-    memory = Memory(scheduler)
-    choices = [sequence(f"a{i}", [5], 3) for i in range(2)]
-    for choice in choices:
-        scheduler.add(choice, None if choice is choices[0] else choices[0])
-    assert scheduler.num_parked == 0
+    memory = memory_of(states=StatePool(4))
+    memory.add_choices(*(sequence(f"a{i}", [5], 3) for i in range(2)))
+    assert memory.scheduler.num_parked == 0
     memory.run_out()
     assert memory.num_computed == 2 * 3
 
 
 def test_a_choice_for_which_no_state_is_free_computes_its_prompt_itself() -> None:
-    scheduler = make(max_running=2, states=StatePool(2))
-    memory = Memory(scheduler)
+    memory = memory_of(max_running=2, states=StatePool(2))
     choices = [sequence(f"a{i}", list(range(6)), 2) for i in range(3)]
-    for choice in choices:
-        scheduler.add(choice, None if choice is choices[0] else choices[0])
+    memory.add_choices(*choices)
     memory.run()
     assert [choice.state for choice in choices] == [0, 1, None]
     assert choices[2].place is Place.WAITING
@@ -137,15 +117,13 @@ def test_a_choice_for_which_no_state_is_free_computes_its_prompt_itself() -> Non
 
 
 def test_a_sequence_that_may_run_takes_the_state_of_a_choice_that_waits() -> None:
-    scheduler = make(max_running=2, states=StatePool(2), policy=priority)
-    memory = Memory(scheduler)
+    memory = memory_of(max_running=2, states=StatePool(2), policy=priority)
     choices = [sequence(f"a{i}", list(range(7)), 4, priority=5) for i in range(2)]
-    scheduler.add(choices[0])
-    scheduler.add(choices[1], choices[0])
+    memory.add_choices(*choices)
     memory.run()
     assert [choice.state for choice in choices] == [0, 1]
     urgent = sequence("b", 3, 2, priority=0)
-    scheduler.add(urgent)
+    memory.add(urgent)
     memory.run()
     assert (urgent.state, choices[1].state) == (1, None)
     memory.run_out()
@@ -156,9 +134,9 @@ def test_a_sequence_that_may_run_takes_the_state_of_a_choice_that_waits() -> Non
 # -- states that are kept ----------------------------------------------------------------------------------------------
 
 
-def with_kept(num_states: int = 8, kv_blocks: int = 64) -> tuple[Scheduler, Memory]:
-    scheduler = make(kv_blocks=kv_blocks, max_step_tokens=64, states=StatePool(num_states, shortest_kept=4))
-    return scheduler, Memory(scheduler)
+def with_kept(num_states: int = 8, kv_blocks: int = 64) -> tuple[StatePool, Memory]:
+    states = StatePool(num_states, shortest_kept=4)
+    return states, memory_of(kv_blocks=kv_blocks, max_step_tokens=64, states=states)
 
 
 def finish(memory: Memory, name: str, prompt: list[int], max_tokens: int = 1) -> tuple[int, int]:
@@ -189,62 +167,55 @@ def test_prompts_that_begin_alike_share_a_state_from_the_third_on() -> None:
 
 
 def test_the_same_prompts_at_once_wait_for_the_state_of_the_first() -> None:
-    scheduler, memory = with_kept()
-    prompt = list(range(30))
-    for i in range(3):
-        scheduler.add(sequence(str(i), prompt, 1))
+    _, memory = with_kept()
+    memory.add(*(sequence(str(i), list(range(30)), 1) for i in range(3)))
     memory.run_out()
     assert memory.num_computed == 28 + 3 * 2
 
 
 def test_prompts_that_only_begin_alike_do_not_wait_for_each_other() -> None:
-    scheduler, memory = with_kept()
-    for i in range(3):
-        scheduler.add(sequence(str(i), [*range(10), 100 + i, 200, 300], 1))
+    _, memory = with_kept()
+    memory.add(*(sequence(str(i), [*range(10), 100 + i, 200, 300], 1) for i in range(3)))
     assert memory.run() == [("0", 12), ("1", 12), ("2", 12)]
 
 
 def test_choices_of_a_prompt_whose_state_was_kept_up_to_its_last_token_all_begin_with_that() -> None:
-    scheduler, memory = with_kept()
+    _, memory = with_kept()
     prompt = list(range(21))
     finish(memory, "a", prompt)
     choices = [sequence(f"b{i}", prompt, 2) for i in range(3)]
-    for choice in choices:
-        scheduler.add(choice, None if choice is choices[0] else choices[0])
+    memory.add_choices(*choices)
     memory.run_out()
     assert [choice.num_cached for choice in choices] == [20, 20, 20]
     assert memory.num_computed == 21 + 3 * 2
 
 
 def test_a_kept_state_whose_blocks_are_gone_is_of_no_use() -> None:
-    scheduler, memory = with_kept(kv_blocks=8)
+    states, memory = with_kept(kv_blocks=8)
     prompt = list(range(20))
     finish(memory, "a", prompt)
     finish(memory, "b", [*range(100, 130)])
-    assert scheduler.states is not None
-    assert scheduler.states.num_kept == 2
+    assert states.num_kept == 2
     assert finish(memory, "c", prompt)[0] == 0
 
 
 def test_kept_states_make_room_for_sequences_the_least_recently_used_first() -> None:
-    scheduler, memory = with_kept(num_states=4)
+    states, memory = with_kept(num_states=4)
     prompts = [[100 * i + j for j in range(12)] for i in range(3)]
     for i, prompt in enumerate(prompts):
         finish(memory, str(i), prompt)
-    assert scheduler.states is not None
-    assert scheduler.states.num_kept == 3
+    assert states.num_kept == 3
     assert finish(memory, "again", prompts[0])[0] == 8
-    for i in range(3):
-        scheduler.add(sequence(f"r{i}", 4))
+    memory.add(*(sequence(f"r{i}", 4) for i in range(3)))
     memory.run()
-    assert scheduler.states.num_kept == 1
+    assert states.num_kept == 1
     memory.run_out()
     assert [finish(memory, "x", prompts[0])[0], finish(memory, "y", prompts[1])[0]] == [8, 0]
 
 
 def test_without_a_prefix_cache_no_state_is_kept() -> None:
     states = StatePool(8, shortest_kept=4)
-    memory = Memory(make(prefix_cache=False, states=states, max_step_tokens=64))
+    memory = memory_of(prefix_cache=False, states=states, max_step_tokens=64)
     assert finish(memory, "a", list(range(20))) == (0, 1)
     assert states.num_kept == 0
 

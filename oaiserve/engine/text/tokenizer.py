@@ -12,7 +12,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from oaiserve.engine.logprobs import text_of
 from oaiserve.engine.request import ChatPrompt, PairPrompt, Prompt, TextPrompt, TokenPrompt, TooManyTokens
@@ -30,6 +30,9 @@ from oaiserve.errors import InvalidRequest, StartupError
 from oaiserve.files.gguf import READ_BY_TRANSFORMERS, architecture, read_values
 from oaiserve.files.load_errors import reported, within
 from oaiserve.files.start_cache import NotRemembered
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as RustTokenizer
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +61,7 @@ class Tokenizer:
         if chat_template is not None:
             tokenizer = replace(tokenizer, chat_template=chat_template)
         self.stored: StoredTokenizer = tokenizer  # from which another process makes it without transformers
-        self.backend = self.stored.backend_tokenizer
+        self.backend: RustTokenizer = tokenizer.backend_tokenizer
         # `tokenizer(text)` would set these on each call, which fails while another thread encodes.
         self.backend.no_truncation()
         self.backend.no_padding()
