@@ -74,7 +74,7 @@ LONGEST = (
     "tests/engine/test_scheduler_machines.py",
     "tests/engine/model/gpu/test_compiled.py",
     "tests/engine/model/cpu/test_same_numbers.py",
-    "tests/engine/model/test_triton_attention.py",
+    "tests/engine/model/test_gpu_attention.py",
     "tests/tools/test_gpu_sections.py",
     "tests/engine/model/cpu/test_native_families.py",
     "tests/engine/model/checkpoints/test_wrappers.py",

@@ -6,23 +6,20 @@ With `OAISERVE_TEST_GRAPHS_FAIL`, its second capture fails. The test's own proce
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from oaiserve.engine.model.attention.reference import ReferenceAttention
-from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.gpu.decode_forwards import Run
 from oaiserve.engine.start import worker
 from oaiserve.engine.start.gpu import fast_paths
 from oaiserve.engine.start.ways import split as start_split
+from tests.engine.model.gpu.graphs import padded_attention
 
 FAILS = "OAISERVE_TEST_GRAPHS_FAIL"
-TILE_TOKENS = 4
 
 
 class Again:
@@ -51,28 +48,6 @@ class Again:
         self.released_in_group.append(dist.is_initialized())
 
 
-def attention(batch: Batch) -> ReferenceAttention:
-    """Attend as kernels do in a captured step, which read lengths on the device. Padding writes into the last slot."""
-    slots = torch.where(batch.slots < 0, -1, batch.slots)
-    if batch.tiles is None:
-        return ReferenceAttention(replace(batch, slots=slots, seq_lens=batch.seq_lens.clamp(min=1)))
-    tiles = batch.tiles.of(TILE_TOKENS)
-    query_lens = [length for length in batch.query_start.diff().tolist() if length]
-    number = len(query_lens)
-    assert int(tiles[:, 2].sum()) == sum(query_lens), "all members have the tiles of the step"
-    of_step = replace(
-        batch,
-        slots=slots,
-        table_rows=batch.table_rows[:number],
-        query_start=batch.query_start[: number + 1],
-        seq_lens=batch.seq_lens[:number],
-        query_lens=query_lens,
-        context_lens=batch.seq_lens[:number].tolist(),
-        tiles=None,
-    )
-    return ReferenceAttention(of_step)
-
-
 def with_doubles(patch: pytest.MonkeyPatch) -> None:
     """Let a process on a CPU start as if it had a GPU that captures graphs."""
     Again.released_in_group.clear()
@@ -82,7 +57,7 @@ def with_doubles(patch: pytest.MonkeyPatch) -> None:
         return with_cache(loaded, num_blocks=num_blocks + 1, **arguments)
 
     patch.setattr(EagerExecutor, "with_cache", with_a_block_for_padding)
-    patch.setattr(fast_paths, "backend_for", lambda loaded, name: attention)
+    patch.setattr(fast_paths, "backend_for", lambda loaded, name: padded_attention)
     patch.setattr(fast_paths.FastPaths, "have_graphs", True)
     patch.setattr(start_split, "CudaCapture", Again)
     patch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 2 << 30))

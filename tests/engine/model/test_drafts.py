@@ -19,20 +19,13 @@ from oaiserve.engine.model.runner import BAD_LOGITS, ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import Finished, Request, SamplingParams, TokenPrompt
 from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, ChunkResult, Draw, Step
 from tests.engine.grammars.plain import OneOf, constraint
 from tests.engine.model.cpu.small_models import config, load, native_runner
 from tests.engine.model.runners import eager_runner
 from tests.engine.model.test_overlap import Run, check_answers, run, some_requests
-from tests.models.decoders import FAMILIES, random_model
 
 PROMPT = [5, 9, 3, 17, 60]
-
-
-@pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
-    return prepare(random_model(FAMILIES["llama"]))
 
 
 @pytest.fixture(scope="module")

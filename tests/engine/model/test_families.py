@@ -7,33 +7,19 @@ import random
 from typing import Any
 
 import pytest
-from transformers import (
-    PreTrainedConfig,
-)
+from transformers import PreTrainedConfig
 
-from oaiserve.config import EngineOptions
 from oaiserve.engine.blocks import BlockPool
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.request import Request, SamplingParams, TokenChunk, TokenPrompt
+from oaiserve.engine.request import Request, SamplingParams, TokenPrompt
 from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.states import StatePool
-from oaiserve.engine.text.tokenizer import Tokenizer
-from tests.engine.doubles import Inbox
-from tests.engine.model.runners import eager_runner
+from tests.engine.model.runners import eager_runner, make_engine, run_requests, token_ids_of
 from tests.models import small_configs
-from tests.models.decoders import (
-    FAMILIES,
-    FOREIGN_FAMILIES,
-    byte_tokenizer,
-    foreign_config,
-    generate,
-    greedy,
-    random_model,
-)
+from tests.models.decoders import FAMILIES, FOREIGN_FAMILIES, foreign_config, generate, greedy, random_model
 
 PROMPTS = [[5, 9, 3, 17], list(range(20, 51)), [90], [7] * 12, [11, 40, 11, 40, 11]]
 NUM_TOKENS = 8
@@ -89,18 +75,8 @@ def test_answers_are_those_of_transformers_however_they_are_packed(family: str) 
         assert few_blocks[1] > 0, "no sequence was preempted"
 
 
-def make_engine(loaded: LoadedModel, num_blocks: int, **options: Any) -> Engine:
-    return Engine(
-        ServedModel(
-            tokenizer=Tokenizer(byte_tokenizer()),
-            runner=eager_runner(loaded, num_blocks=num_blocks, block_size=4),
-            num_blocks=num_blocks,
-            max_model_len=48,
-            vocab_size=loaded.vocab_size,
-            num_states=8 if loaded.state_shapes else 0,
-        ),
-        EngineOptions(block_size=4, **options),
-    )
+def eager_engine(loaded: LoadedModel, num_blocks: int, **options: Any) -> Engine:
+    return make_engine(loaded, eager_runner(loaded, num_blocks=num_blocks, block_size=4), num_blocks, **options)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "mamba", "falcon_h1"])
@@ -110,7 +86,7 @@ def test_answers_are_the_same_if_blocks_are_shared_or_copied(family: str) -> Non
     prompts = [*PROMPTS, [*PROMPTS[1], 3, 4], PROMPTS[1][:20]]
     expected = generate(model, prompts, NUM_TOKENS)
     params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True, n=2)
-    with make_engine(prepare(model), 64, max_running=8, max_step_tokens=16) as engine:
+    with eager_engine(prepare(model), 64, max_running=8, max_step_tokens=16) as engine:
         for _ in range(2):
             completions = engine.generate(prompts, params)
             assert [completion.token_ids for completion in completions] == [ids for ids in expected for _ in range(2)]
@@ -130,13 +106,9 @@ def test_requests_have_the_same_answers_under_constant_preemption(family: str, n
         requests.append(Request(f"r{i}", (TokenPrompt(prompt),), params, stream_interval=0))
     answers = []
     for num_blocks in (1000, 14):
-        inbox = Inbox()
-        with make_engine(loaded, num_blocks, max_running=12, max_step_tokens=24) as engine:
-            for asked in requests:
-                engine.submit(asked, inbox)
-            inbox.wait_terminal(*(asked.request_id for asked in requests))
+        with eager_engine(loaded, num_blocks, max_running=12, max_step_tokens=24) as engine:
+            _, events = run_requests(engine, requests)
             num_preemptions = engine.snapshot().num_preemptions
-        chunks = [event for events in inbox.hand_overs for event in events if isinstance(event, TokenChunk)]
-        answers.append({(chunk.request_id, chunk.index): chunk.token_ids for chunk in chunks})
+        answers.append(token_ids_of(events))
     assert num_preemptions > num_requests / 2
     assert answers[0] == answers[1]

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
 
-from oaiserve.config import EngineOptions
 from oaiserve.engine import results
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.grammars.grammar import Grammars
+from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import Failed, Grammar, Request, SamplingParams, TokenPrompt
-from oaiserve.engine.served_model import ServedModel
-from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import InvalidRequest
-from tests.engine.doubles import Inbox
 from tests.engine.grammars.plain import allowed_ids
-from tests.engine.model.runners import eager_runner
+from tests.engine.model.runners import eager_runner, make_engine, run_requests, token_ids_of
 from tests.models.decoders import FAMILIES, byte_tokenizer, random_model
 
 EOS = 40  # the token "I", which is no text therefore
@@ -32,23 +27,10 @@ GRAMMARS = [
 ]
 
 
-def make_engine(*, overlap: bool) -> tuple[Engine, PreTrainedModel, Tokenizer]:
-    model = random_model(copy.deepcopy(FAMILIES["llama"]))  # a model changes its config
-    loaded, tokenizer = prepare(model), Tokenizer(byte_tokenizer())
+def eager_engine(loaded: LoadedModel, *, overlap: bool) -> Engine:
     runner = eager_runner(loaded, num_blocks=200, block_size=4)
     runner.is_asynchronous = overlap
-    engine = Engine(
-        ServedModel(
-            tokenizer=tokenizer,
-            runner=runner,
-            num_blocks=200,
-            max_model_len=64,
-            vocab_size=loaded.vocab_size,
-            eos_token_ids=frozenset([EOS]),
-        ),
-        EngineOptions(block_size=4, max_running=8, max_step_tokens=24),
-    )
-    return engine, loaded.model, tokenizer
+    return make_engine(loaded, runner, 200, max_model_len=64, eos=EOS, max_running=8, max_step_tokens=24)
 
 
 @torch.inference_mode()
@@ -68,11 +50,14 @@ def plain_answer(model: PreTrainedModel, grammars: Grammars, prompt: list[int], 
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])
-def test_greedy_answers_are_those_of_mask_and_argmax(overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_greedy_answers_are_those_of_mask_and_argmax(
+    loaded: LoadedModel, overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(results, "FEW_TOKENS", 100)
-    engine, _, tokenizer = make_engine(overlap=overlap)
-    plain_model = random_model(copy.deepcopy(FAMILIES["llama"]))  # a model changes its config
-    grammars = Grammars(tokenizer.backend, vocab_size=engine.vocab_size, eos_token_ids=frozenset([EOS]))
+    engine, plain_model = eager_engine(loaded, overlap=overlap), random_model(FAMILIES["llama"])
+    grammars = Grammars(
+        Tokenizer(byte_tokenizer()).backend, vocab_size=engine.vocab_size, eos_token_ids=frozenset([EOS])
+    )
     requests = [
         Request(
             f"{i} {kind.kind}", (TokenPrompt(prompt),), SamplingParams(max_tokens=24, temperature=0.0, grammar=kind)
@@ -80,26 +65,19 @@ def test_greedy_answers_are_those_of_mask_and_argmax(overlap: bool, monkeypatch:
         for i, prompt in enumerate(PROMPTS)
         for kind in GRAMMARS
     ]
-    inbox = Inbox()
     with engine:
-        for asked in requests:
-            engine.submit(asked, inbox)
-        ended = inbox.wait_terminal(*(asked.request_id for asked in requests))
-        found: dict[str, list[int]] = {asked.request_id: [] for asked in requests}
-    for event in (event for events in inbox.hand_overs for event in events):
-        if hasattr(event, "token_ids") and hasattr(event, "finish_reason"):
-            found[event.request_id] += event.token_ids
+        ended, events = run_requests(engine, requests)
     expected = {
-        asked.request_id: plain_answer(plain_model, grammars, prompt, asked.params.grammar)  # type: ignore[arg-type]
+        (asked.request_id, 0): plain_answer(plain_model, grammars, prompt, asked.params.grammar)  # type: ignore[arg-type]
         for asked in requests
         for prompt in [list(asked.prompts[0].token_ids)]  # type: ignore[union-attr]
     }
-    assert found == expected
+    assert token_ids_of(events) == expected
     assert sum(event.account.num_forced_tokens for event in ended.values()) > 20
 
 
-def test_a_mask_and_other_parameters_that_leave_no_token_end_the_request_only() -> None:
-    engine, _, _ = make_engine(overlap=False)
+def test_a_mask_and_other_parameters_that_leave_no_token_end_the_request_only(loaded: LoadedModel) -> None:
+    engine = eager_engine(loaded, overlap=False)
     grammar = Grammar("regex", "[a-c]+")
     with engine:
         free, wrong = (
@@ -114,7 +92,5 @@ def test_a_mask_and_other_parameters_that_leave_no_token_end_the_request_only() 
     assert not isinstance(free[-1], Failed)
     assert isinstance(wrong[-1], Failed)
     assert isinstance(wrong[-1].error, InvalidRequest)
-    assert (wrong[-1].error.param, "'response_format', 'allowed_token_ids'" in str(wrong[-1].error)) == (
-        "response_format",
-        True,
-    )
+    assert wrong[-1].error.param == "response_format"
+    assert "'response_format', 'allowed_token_ids'" in str(wrong[-1].error)

@@ -17,17 +17,10 @@ from oaiserve.engine.model.kv_cache import copy_blocks
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import Finished, SamplingParams
 from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, OutOfMemory, Step
 from tests.engine.model.operations import Operations
 from tests.engine.model.runners import eager_runner
 from tests.engine.model.test_overlap import CountingExecutor, Run, check_answers, run, some_requests
-from tests.models.decoders import FAMILIES, random_model
-
-
-@pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
-    return prepare(random_model(FAMILIES["llama"]))
 
 
 @pytest.fixture(scope="module")

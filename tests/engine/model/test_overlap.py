@@ -12,9 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from oaiserve.config import EngineOptions
 from oaiserve.engine import results
-from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.spec import LoadedModel
@@ -26,17 +24,12 @@ from oaiserve.engine.request import (
     PromptDone,
     Request,
     SamplingParams,
-    TokenChunk,
     TokenPrompt,
 )
-from oaiserve.engine.served_model import ServedModel
-from oaiserve.engine.start.prepare import prepare
-from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.facts.record import EventKind
 from tests.engine.doubles import Leaver
 from tests.engine.logprobs_for_tests import values_of
-from tests.engine.model.runners import eager_runner
-from tests.models.decoders import FAMILIES, byte_tokenizer, random_model
+from tests.engine.model.runners import chunks_of, eager_runner, make_engine, run_requests
 
 EOS = 40  # of 97 ids that are drawn; the tokenizer has one for each byte
 NUM_REQUESTS = 120
@@ -73,11 +66,6 @@ class Run(NamedTuple):
     requests: list[Request]
     num_preemptions: int
     num_unknown: int
-
-
-@pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
-    return prepare(random_model(FAMILIES["llama"]))
 
 
 def some_requests(seed: int) -> list[Request]:
@@ -118,31 +106,13 @@ def run(
 ) -> Run:
     runner = eager_runner(loaded, num_blocks=num_blocks, block_size=4, executor=executor)
     runner.is_asynchronous = overlap  # steps overlap as on a GPU
-    engine = Engine(
-        ServedModel(
-            tokenizer=Tokenizer(byte_tokenizer()),
-            runner=runner,
-            num_blocks=num_blocks,
-            max_model_len=48,
-            vocab_size=loaded.vocab_size,
-            eos_token_ids=frozenset([EOS]),
-        ),
-        EngineOptions(block_size=4, max_running=12, max_step_tokens=24),
-    )
+    engine = make_engine(loaded, runner, num_blocks, eos=EOS, max_running=12, max_step_tokens=24)
     engine._loop._stepper._drafts = drafts
-    inbox = Leaver(engine, leaves or {})
     with engine:
-        for asked in requests:
-            engine.submit(asked, inbox)
-        ended = inbox.wait_terminal(*(asked.request_id for asked in requests))
+        ended, events = run_requests(engine, requests, Leaver(engine, leaves or {}))
     scheduler = engine._loop._scheduler
     scheduler.check_integrity()
     assert (scheduler.pool.num_used, len(scheduler.running), scheduler.num_waiting, scheduler.num_parked) == (0,) * 4
-    events = [event for events in inbox.hand_overs for event in events]
-    chunks: dict[tuple[str, int], list[TokenChunk]] = {}
-    for event in events:
-        if isinstance(event, TokenChunk):
-            chunks.setdefault((event.request_id, event.index), []).append(event)
     answers = {
         key: Answer(
             [token_id for chunk in of_choice for token_id in chunk.token_ids],
@@ -151,7 +121,7 @@ def run(
             of_choice[-1].stop_reason,
             [value for chunk in of_choice for value in values_of(chunk.logprobs)],
         )
-        for key, of_choice in chunks.items()
+        for key, of_choice in chunks_of(events).items()
     }
     return Run(
         answers,

@@ -17,7 +17,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -35,30 +37,22 @@ from oaiserve.engine.model.parallel import group, workers
 from oaiserve.engine.model.parallel.executor import ALWAYS_BYTES, Capacity, Needs, ParallelExecutor
 from oaiserve.engine.model.parallel.messages import Assignment, BatchShape, Copies, Replay, Work
 from oaiserve.engine.model.runner import ModelRunner
-from oaiserve.engine.request import (
-    Failed,
-    Finished,
-    Grammar,
-    PromptDone,
-    Request,
-    SamplingParams,
-    TokenChunk,
-    TokenPrompt,
-)
-from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.request import Failed, Finished, Grammar, PromptDone, Request, SamplingParams, TokenPrompt
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, OutOfMemory, Step
 from oaiserve.errors import InternalError, StartupError, Unavailable
 from tests.engine.doubles import Inbox
 from tests.engine.logprobs_for_tests import values_of
-from tests.engine.model.gpu.test_graphs import Plain
+from tests.engine.model.gpu.graphs import Plain
 from tests.engine.model.graph_worker import FAILS, Again, with_doubles
+from tests.engine.model.runners import chunks_of, run_requests, sequence_of, token_ids_of
 from tests.models.decoders import FAMILIES, byte_tokenizer, random_model
 
 ROOT = Path(__file__).parents[3]
 TIMEOUT_SECONDS = 60  # the limit of waits that end within seconds unless something is broken
 PROMPTS = [[5, 9, 3, 17], list(range(20, 51)), [90], [7] * 12, [11, 40, 11, 40, 11]]
 # With few tokens in a step, prompts are cut into chunks. With few blocks, sequences are preempted.
+GREEDY = {"max_tokens": 10, "temperature": 0.0, "ignore_eos": True}
 SMALL_STEPS = {"block_size": 4, "kv_blocks": 32, "max_running": 8, "max_step_tokens": 12}
 
 
@@ -155,23 +149,24 @@ class Run(NamedTuple):
 
 def answer_all(engine: Engine, prompt_logprobs: int | None = 0) -> Run:
     """Run all prompts at once, with two answers to each."""
-    params = SamplingParams(
-        max_tokens=10, temperature=0.0, ignore_eos=True, logprobs=2, prompt_logprobs=prompt_logprobs, n=2
-    )
-    inbox, requests = Inbox(), [Request(f"r{i}", (TokenPrompt(prompt),), params) for i, prompt in enumerate(PROMPTS)]
-    for asked in requests:
-        engine.submit(asked, inbox)
-    ended = inbox.wait_terminal(*(asked.request_id for asked in requests))
-    run = Run({}, {}, {}, 0, engine.snapshot().num_preemptions)
-    for event in (event for events in inbox.hand_overs for event in events):
-        if isinstance(event, TokenChunk):
-            key = event.request_id, event.index
-            run.token_ids.setdefault(key, []).extend(event.token_ids)
-            run.logprobs.setdefault(key, []).extend(values_of(event.logprobs))
-        elif isinstance(event, PromptDone) and event.logprobs is not None:
-            run.prompt_logprobs[event.request_id] = values_of(event.logprobs)[1:]
+    params = SamplingParams(**GREEDY, logprobs=2, prompt_logprobs=prompt_logprobs, n=2)
+    requests = [Request(f"r{i}", (TokenPrompt(prompt),), params) for i, prompt in enumerate(PROMPTS)]
+    ended, events = run_requests(engine, requests)
     assert all(isinstance(event, Finished) for event in ended.values())
-    return run._replace(num_cached=sum(event.usage.cached_tokens for event in ended.values()))  # type: ignore[union-attr]
+    return Run(
+        token_ids_of(events),
+        {
+            key: [value for chunk in chunks for value in values_of(chunk.logprobs)]
+            for key, chunks in chunks_of(events).items()
+        },
+        {
+            event.request_id: values_of(event.logprobs)[1:]
+            for event in events
+            if isinstance(event, PromptDone) and event.logprobs is not None
+        },
+        sum(event.usage.cached_tokens for event in ended.values()),  # type: ignore[union-attr]
+        engine.snapshot().num_preemptions,
+    )
 
 
 GRAMMARS = [
@@ -182,20 +177,16 @@ GRAMMARS = [
 ]
 
 
-def answer_under_grammars(engine: Engine) -> dict[str, list[int]]:
+def answer_under_grammars(engine: Engine) -> dict[tuple[str, int], list[int]]:
     """Return the ids of an answer to each prompt under each grammar, all at once."""
-    inbox, found = Inbox(), {}
+    requests = []
     for i, prompt in enumerate(PROMPTS):
         for j, grammar in enumerate(GRAMMARS):
             params = SamplingParams(max_tokens=16, temperature=1.0, seed=i, ignore_eos=grammar is None, grammar=grammar)
-            found[f"{i} {j}"] = list[int]()
-            engine.submit(Request(f"{i} {j}", (TokenPrompt(prompt),), params), inbox)
-    ended = inbox.wait_terminal(*found)
-    for event in (event for events in inbox.hand_overs for event in events):
-        if isinstance(event, TokenChunk):
-            found[event.request_id] += event.token_ids
+            requests.append(Request(f"{i} {j}", (TokenPrompt(prompt),), params))
+    ended, events = run_requests(engine, requests)
     assert all(isinstance(event, Finished) for event in ended.values())
-    return found
+    return token_ids_of(events)
 
 
 def answer_alone(engine: Engine) -> tuple[list[int], int]:
@@ -204,12 +195,10 @@ def answer_alone(engine: Engine) -> tuple[list[int], int]:
     How many are forced in a step depends on the other sequences of the step, so this request has to be alone.
     """
     grammar = Grammar("json_schema", '{"const": "hello"}')
-    params, inbox = SamplingParams(max_tokens=16, temperature=1.0, seed=1, grammar=grammar), Inbox()
-    engine.submit(Request("alone", (TokenPrompt(PROMPTS[0]),), params), inbox)
-    ended = inbox.wait_terminal("alone")["alone"]
-    assert isinstance(ended, Finished)
-    chunks = [event for events in inbox.hand_overs for event in events if isinstance(event, TokenChunk)]
-    return [token_id for chunk in chunks for token_id in chunk.token_ids], ended.account.num_forced_tokens
+    params = SamplingParams(max_tokens=16, temperature=1.0, seed=1, grammar=grammar)
+    ended, events = run_requests(engine, [Request("alone", (TokenPrompt(PROMPTS[0]),), params)])
+    assert isinstance(ended["alone"], Finished)
+    return token_ids_of(events)["alone", 0], ended["alone"].account.num_forced_tokens
 
 
 class Compared(NamedTuple):
@@ -223,7 +212,9 @@ class Compared(NamedTuple):
     again: Run  # with what the first run has left in the prefix cache
     sent: list[Work]  # to the other process, in these two runs
     num_unknown: int  # ids that were not known when a step of these runs was launched
-    constrained: list[tuple[dict[str, list[int]], tuple[list[int], int]]]  # the answers under grammars: of one, of two
+    constrained: list[
+        tuple[dict[tuple[str, int], list[int]], tuple[list[int], int]]
+    ]  # the answers under grammars: of one, of two
     num_masked_draws: int
     num_out_of_memory: int  # steps
 
@@ -310,8 +301,8 @@ def test_answers_under_grammars_are_those_of_one_process(compared: Compared) -> 
     assert alone == expected_alone
     assert alone[1] == len('hello"')
     assert compared.num_masked_draws > 20
-    text = byte_tokenizer().decode(found["0 1"])
-    assert re.fullmatch("[A-Z]{2,5}-[0-9]{4}-hello[a-z]*", text) or len(found["0 1"]) == 16
+    text = byte_tokenizer().decode(found["0 1", 0])
+    assert re.fullmatch("[A-Z]{2,5}-[0-9]{4}-hello[a-z]*", text) or len(found["0 1", 0]) == 16
 
 
 @pytest.mark.parametrize("has_graphs", [False, True], ids=["in a step", "in a replay"])
@@ -345,7 +336,7 @@ def test_a_killed_worker_stops_the_engine_and_fails_its_requests(
 def test_a_capture_that_fails_at_a_worker_is_off_at_all_with_one_warning(
     saved: Callable[[str], Path], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    greedy = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)
+    greedy = SamplingParams(**GREEDY)
     with started(saved("llama"), 1, **SMALL_STEPS) as engine:
         expected = [answer.token_ids for answer in engine.generate(PROMPTS, greedy)]
     capture_as_on_a_gpu(monkeypatch)
@@ -419,24 +410,20 @@ def test_a_worker_that_does_not_start_is_noticed(saved: Callable[[str], Path], m
         (config_of("llama"), 4, "--tensor-parallel is 4, but 'm' has 2 key-value heads"),
         (config_of("llama", vocab_size=97), 2, "'m' has 97 tokens in its vocabulary, .* model: 1."),
         (config_of("llama", intermediate_size=49), 2, "'m' has 49 values between the layers of its MLP"),
+        (None, 2, "--tensor-parallel 2 is not for GGUF files; 'm' is one."),
     ],
 )
 def test_a_model_that_cannot_be_split_into_so_many_parts_is_refused(
-    config: PreTrainedConfig, size: int, message: str
+    config: PreTrainedConfig | None, size: int, message: str
 ) -> None:
     with pytest.raises(StartupError, match=message):
-        model_config.refuse_unless_divisible(config, size, "m")
+        model_config.refuse_unless_divisible(config or config_of("llama"), size, "m", is_gguf=config is None)
 
 
 def test_a_refused_model_starts_no_process(saved: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "Popen", None)
     with pytest.raises(StartupError, match="2 key-value heads"), started(saved("llama"), 4):
         pass
-
-
-def test_a_gguf_file_is_not_split() -> None:
-    with pytest.raises(StartupError, match="--tensor-parallel 2 is not for GGUF files; 'm' is one."):
-        model_config.refuse_unless_divisible(config_of("llama"), 2, "m", is_gguf=True)
 
 
 @pytest.mark.parametrize(
@@ -482,9 +469,7 @@ def parallel_runner(no_workers: workers.Workers, capacity: Capacity | None = Non
 
 
 def one_step() -> Step:
-    sequence = Sequence("r", 0, [5, 9, 3], SamplingParams(temperature=0.0), max_len=8)
-    sequence.blocks = [0]
-    return Step([Chunk(sequence, 0, 3)])
+    return Step([Chunk(sequence_of([5, 9, 3], [0], temperature=0.0), 0, 3)])
 
 
 def test_results_are_not_used_after_a_worker_has_ended(no_workers: workers.Workers) -> None:
@@ -501,28 +486,16 @@ def test_a_device_that_waits_for_a_worker_that_has_ended_is_not_waited_for(no_wo
     runner = parallel_runner(no_workers)
     launched = runner.launch(one_step())
 
-    class NeverArrives:
-        num_asked = 0
+    num_asked = count()
 
-        def query(self) -> bool:
-            self.num_asked += 1
-            if self.num_asked == 3:
-                no_workers.failure = RuntimeError("gone")
-            return False
+    def never_arrives() -> bool:
+        if next(num_asked) == 2:
+            no_workers.failure = RuntimeError("gone")
+        return False
 
-    launched.samplings[0][1].read_back.arrived = NeverArrives()  # type: ignore[assignment]
+    launched.samplings[0][1].read_back.arrived = SimpleNamespace(query=never_arrives)  # type: ignore[assignment]
     with pytest.raises(RuntimeError, match="gone"):
         runner.collect(launched)
-
-
-class Memory:
-    """A device with so many free bytes."""
-
-    def __init__(self, free: int) -> None:
-        self.free = free
-
-    def fits(self, needed: int) -> bool:
-        return needed <= self.free
 
 
 def test_a_step_without_room_is_not_begun_and_may_be_repeated(no_workers: workers.Workers) -> None:
@@ -530,7 +503,8 @@ def test_a_step_without_room_is_not_begun_and_may_be_repeated(no_workers: worker
     needs = Needs.of_model(spec, 4, largest_step_bytes=1000, max_step_tokens=10)
     row = 2 * 96 * 4
     assert needs == (100, row, 4 * 2 * 2 * 8 * 4)
-    memory = Memory(ALWAYS_BYTES + 3 * 100 + row - 1)
+    memory = SimpleNamespace(free=ALWAYS_BYTES + 3 * 100 + row - 1)
+    memory.fits = lambda needed: needed <= memory.free
     runner = parallel_runner(no_workers, Capacity(memory, needs))  # type: ignore[arg-type]
     with pytest.raises(OutOfMemory, match="a member of the model that is split has no room"):
         runner.launch(one_step())

@@ -15,17 +15,11 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.profiler import nvtx_ranges
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.assemble import assemble
-from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.start.ways.expanded import start_on_cpu
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from tests.engine.doubles import TIMEOUT_SECONDS, Inbox, request
-from tests.models.decoders import FAMILIES, byte_tokenizer, random_model
-
-
-@pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
-    return prepare(random_model(FAMILIES["llama"]))
+from tests.models.decoders import byte_tokenizer
 
 
 @pytest.fixture(scope="module")

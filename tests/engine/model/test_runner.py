@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from oaiserve.config import EngineOptions
 from oaiserve.engine.draws import noise_seed
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.batch import Batch
@@ -20,36 +19,18 @@ from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.served_model import ServedModel
-from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, ChunkResult, Draw, Logprobs, Step
-from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.engine.grammars.plain import OneOf, constraint
-from tests.engine.model.runners import eager_runner
+from tests.engine.model.runners import eager_runner, make_engine, sequence_of
 from tests.engine.model.sampling.sampling import masks_of
-from tests.models.decoders import FAMILIES, byte_tokenizer, random_model
+from tests.models.decoders import FAMILIES, random_model
 
 PROMPTS = [[5, 9, 3, 17, 60], [90, 4, 4], [7] * 6, [11, 40, 12]]
 
 
 @pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
-    return prepare(random_model(FAMILIES["llama"]))
-
-
-@pytest.fixture(scope="module")
 def engine(loaded: LoadedModel) -> Iterator[Engine]:
-    runner = eager_runner(loaded, num_blocks=64, block_size=4)
-    with Engine(
-        ServedModel(
-            tokenizer=Tokenizer(byte_tokenizer()),
-            runner=runner,
-            num_blocks=64,
-            max_model_len=48,
-            vocab_size=loaded.vocab_size,
-        ),
-        EngineOptions(block_size=4),
-    ) as engine:
+    with make_engine(loaded, eager_runner(loaded, num_blocks=64, block_size=4), 64) as engine:
         yield engine
 
 
@@ -99,9 +80,7 @@ class BrokenExecutor(EagerExecutor):
 
 def test_a_sequence_without_a_token_has_the_reason_as_its_error(loaded: LoadedModel) -> None:
     step = step_of([SamplingParams(logprobs=1), SamplingParams(logprobs=1), SamplingParams(), SamplingParams()])
-    only = SamplingParams(allowed_token_ids=(5,))
-    step.chunks[2] = Chunk(Sequence("2", 0, [7], only, max_len=40, bad_words=[[5]]), 0, 1)
-    step.chunks[2].sequence.blocks = [4]
+    step.chunks[2] = Chunk(sequence_of([7], [4], allowed_token_ids=(5,), bad_words=[[5]]), 0, 1)
     runner = eager_runner(loaded, num_blocks=8, block_size=4, executor=BrokenExecutor)
     results = runner.collect(runner.launch(step)).chunks
     assert [result.error for result in results] == [None, BAD_LOGITS, BAD_LOGITS, None]
@@ -167,8 +146,7 @@ def test_only_rows_that_need_the_ids_before_wait_for_them(loaded: LoadedModel) -
 def test_a_waiting_row_whose_sequence_has_ended_is_not_drawn(loaded: LoadedModel) -> None:
     count = CountingRows()
     runner = eager_runner(loaded, num_blocks=8, block_size=4, sample_ids=count)
-    ended, alive = (Sequence(str(i), 0, [5, 9, 3], PENALTY, max_len=20) for i in range(2))
-    ended.blocks, alive.blocks = [0], [1]
+    ended, alive = (sequence_of([5, 9, 3], [i], temperature=0.0, repetition_penalty=5.0) for i in range(2))
     first = runner.launch(Step([Chunk(ended, 0, 3), Chunk(alive, 0, 3)]))
     runner.draw(first)
     step = Step([Chunk(one, 3, 1, draw=Draw.LATE) for one in (ended, alive)])
@@ -189,10 +167,7 @@ def test_a_waiting_draw_without_memory_ends_its_sequence_only(loaded: LoadedMode
         return plain_sampling.sample_ids(logits, rows)
 
     runner = eager_runner(loaded, num_blocks=8, block_size=4, sample_ids=sample_ids)
-    params = SamplingParams(repetition_penalty=5.0)
-    sequences = [Sequence(str(i), 0, [5, 9, 3], params, max_len=20, draw_key=i) for i in range(3)]
-    for i, sequence in enumerate(sequences):
-        sequence.blocks = [i]
+    sequences = [sequence_of([5, 9, 3], [i], repetition_penalty=5.0, draw_key=i) for i in range(3)]
     first = runner.launch(Step([Chunk(sequence, 0, 3) for sequence in sequences]))
     runner.draw(first)
     second = runner.launch(Step([Chunk(sequence, 3, 1, draw=Draw.LATE) for sequence in sequences]))

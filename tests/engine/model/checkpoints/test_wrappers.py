@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.checkpoints.wrapper import text_config
 from oaiserve.engine.model.eager import EagerExecutor
@@ -23,7 +22,6 @@ from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.states import States
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.load import load_model
 from oaiserve.engine.start.native import native_decoder
 from oaiserve.engine.start.stored import StoredTensors
@@ -33,6 +31,7 @@ from oaiserve.errors import StartupError
 from oaiserve.files.checkpoint import refuse_unless_sound
 from oaiserve.files.source import find_model
 from tests.engine.model.cpu import small_models
+from tests.engine.model.runners import make_engine
 from tests.engine.text.tokenizers_for_tests import CHATML
 from tests.models.decoders import byte_tokenizer, generate
 from tests.models.packed import Packing, write_checkpoint
@@ -42,20 +41,12 @@ PROMPTS = [[5, 9, 3, 17], list(range(20, 51)), [90], [7] * 12]
 NUM_TOKENS, BLOCK_SIZE, NUM_BLOCKS = 12, 16, 16
 
 
-def answers(loaded: LoadedModel, executor: Executor) -> list[list[int]]:
-    num_states = 8 if loaded.state_shapes else 0
-    states = States(loaded.state_shapes, num_states, loaded.device) if num_states else None
-    with Engine(
-        ServedModel(
-            tokenizer=Tokenizer(byte_tokenizer()),
-            runner=ModelRunner(executor, loaded.device, BLOCK_SIZE, states=states),
-            num_blocks=NUM_BLOCKS,
-            num_states=num_states,
-            max_model_len=48,
-            vocab_size=loaded.vocab_size,
-        ),
-        EngineOptions(block_size=BLOCK_SIZE, max_running=8, max_step_tokens=9),
-    ) as engine:
+def answers(loaded: LoadedModel, executor: Executor | None = None) -> list[list[int]]:
+    executor = executor or EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+    states = States(loaded.state_shapes, 8, loaded.device) if loaded.state_shapes else None
+    runner = ModelRunner(executor, loaded.device, BLOCK_SIZE, states=states)
+    sizes = {"block_size": BLOCK_SIZE, "max_running": 8, "max_step_tokens": 9}
+    with make_engine(loaded, runner, NUM_BLOCKS, **sizes) as engine:
         params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
         return [completion.token_ids for completion in engine.generate(PROMPTS, params)]
 
@@ -65,19 +56,8 @@ def answers(loaded: LoadedModel, executor: Executor) -> list[list[int]]:
 @pytest.mark.parametrize(
     "name",
     [
-        *(
-            "gemma3",
-            "mistral3",
-            "llava",
-            "qwen2_vl",
-            "qwen2_5_vl",
-            "qwen3_vl",
-            "glm4v",
-            "smolvlm",
-            "qwen3_5",
-            "lfm2_vl",
-        ),
-        *("gemma3n", "gemma4", "llama4", "paligemma"),
+        *("gemma3", "mistral3", "llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v", "smolvlm", "qwen3_5"),
+        *("lfm2_vl", "gemma3n", "gemma4", "llama4", "paligemma"),
     ],
 )
 def test_answers_equal_those_of_the_multimodal_model(name: str, tmp_path: Path) -> None:
@@ -85,9 +65,7 @@ def test_answers_equal_those_of_the_multimodal_model(name: str, tmp_path: Path) 
     expected = generate(wrapper, PROMPTS, NUM_TOKENS)
     assert len({tuple(answer) for answer in expected}) == len(PROMPTS), "the answers must be able to differ"
     refuse_unless_sound(find_model(tmp_path))
-    loaded = load_model(tmp_path, device="cpu")
-    cached = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
-    assert answers(loaded, cached) == expected
+    assert answers(load_model(tmp_path, device="cpu")) == expected
 
 
 @pytest.mark.compiler
@@ -113,8 +91,7 @@ def test_experts_of_a_wrapper_are_read_in_both_layouts(columns_first: bool, tmp_
         save_file(tensors | turned, path, {"format": "pt"})
     loaded = load_model(tmp_path, device="cpu")
     assert loaded.name == "Qwen3MoeForCausalLM"
-    cached = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
-    assert answers(loaded, cached) == generate(wrapper, PROMPTS, NUM_TOKENS)
+    assert answers(loaded) == generate(wrapper, PROMPTS, NUM_TOKENS)
 
 
 def test_the_text_of_a_model_that_speaks_is_that_of_the_part_that_thinks(tmp_path: Path) -> None:
@@ -124,9 +101,7 @@ def test_the_text_of_a_model_that_speaks_is_that_of_the_part_that_thinks(tmp_pat
     save_file(tensors | {"talker.model.layers.0.mlp.up_proj.weight": torch.zeros(2, 2)}, path, {"format": "pt"})
     settings = {"model_type": "qwen2_5_omni", "thinker_config": thinker.config.to_dict()}
     (tmp_path / "config.json").write_text(json.dumps(settings))
-    loaded = load_model(tmp_path, device="cpu")
-    cached = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
-    assert answers(loaded, cached) == generate(thinker, PROMPTS, NUM_TOKENS)
+    assert answers(load_model(tmp_path, device="cpu")) == generate(thinker, PROMPTS, NUM_TOKENS)
 
 
 def test_layers_that_take_their_keys_from_others_need_no_memory_of_their_own(tmp_path: Path) -> None:

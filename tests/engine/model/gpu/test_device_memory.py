@@ -22,16 +22,9 @@ from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.gpu import sizes
 from oaiserve.engine.start.gpu.fast_paths import FastPaths
 from oaiserve.engine.start.gpu.sizes import gpu_sizes
-from oaiserve.engine.start.prepare import prepare
 from oaiserve.errors import StartupError
-from tests.models.decoders import FAMILIES, random_model
 
 GIB = 2**30
-
-
-@pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
-    return prepare(random_model(FAMILIES["llama"]))
 
 
 @given(

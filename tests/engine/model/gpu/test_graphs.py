@@ -1,129 +1,48 @@
-"""Replayed decode steps draw the same tokens as eager steps, for all sizes, with padding and with overlap.
-
-`Recording` replaces CUDA graphs: it repeats the operations of a run with the same tensors.
-"""
+"""Replayed decode steps draw the same tokens as eager steps, for all sizes, with padding and with overlap."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from oaiserve.config import EngineOptions
-from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.attention import Backend
-from oaiserve.engine.model.attention.reference import ReferenceAttention
-from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.gpu.block_tables import BlockTables
 from oaiserve.engine.model.gpu.decode_forwards import DecodeForwards, Run
 from oaiserve.engine.model.gpu.graphs import DecodeGraphs
 from oaiserve.engine.model.runner import Launched, ModelRunner
-from oaiserve.engine.model.sampling import plain_sampling
-from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.transfer import pack, unpack
-from oaiserve.engine.request import Finished, Grammar, Request, SamplingParams, TokenChunk, TokenPrompt
+from oaiserve.engine.request import Finished, Grammar, Request, SamplingParams, TokenPrompt
 from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.gpu.graph_capture import graph_memory_bytes, ladder
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, ChunkResult, Step
-from oaiserve.engine.text.tokenizer import Tokenizer
-from tests.engine.doubles import Inbox
 from tests.engine.logprobs_for_tests import values_of
-from tests.engine.model.runners import eager_runner
-from tests.models.decoders import FAMILIES, byte_tokenizer, random_model, with_layers
+from tests.engine.model.gpu.graphs import Plain, padded_attention, record, run_again
+from tests.engine.model.runners import chunks_of, eager_runner, make_engine, run_requests, sequence_of
+from tests.models.decoders import FAMILIES, random_model, with_layers
 
 BLOCK_SIZE = 4
 MAX_LEN = 48
 SIZES = [1, 2, 4, 8]
 
 
-class Recording(TorchDispatchMode):
-    """Records the operations of a run, and repeats them with the same tensors and numbers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        self.calls.append((func, args, kwargs or {}, out))
-        return out
-
-    def replay(self) -> None:
-        for func, args, kwargs, out in self.calls:
-            for old, new in zip(tree_leaves(out), tree_leaves(func(*args, **kwargs)), strict=True):
-                if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():  # else it is a view
-                    old.copy_(new)
-
-
-def record(run: Run) -> Run:
-    with Recording() as recording:
-        run()
-    return recording.replay
-
-
-def run_again(run: Run) -> Run:
-    """Return `run` after running it. This replaces `record` for Triton's kernels, which are not operations of torch."""
-    run()
-    return run
-
-
-class Plain:
-    """Samples as `triton_sampling` does, in plain torch, and records the calls of `sample_ids`."""
-
-    def __init__(self) -> None:
-        self.used: list[str] = []
-
-    def sample_ids(self, logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
-        self.used.append("sample_ids")
-        return plain_sampling.sample_ids(logits, rows)
-
-    def take_best(self, logits: torch.Tensor, out: SampledIds | None = None) -> SampledIds:
-        assert out is not None
-        token_ids, are_finite = plain_sampling.take_best(logits)
-        return out[0].copy_(token_ids), out[1].copy_(are_finite)
-
-    def draw(self, *of_rows: torch.Tensor, has_cuts: bool, out: SampledIds | None = None) -> SampledIds:
-        assert out is not None
-        token_ids, are_finite = plain_sampling.draw(*of_rows, has_cuts=has_cuts)
-        return out[0].copy_(token_ids), out[1].copy_(are_finite)
-
-
-def padding_backend(num_blocks: int) -> Backend:
-    """Return a reference backend for batches with padded rows.
-
-    These write into the last block, which no sequence has, and attend to a token, so that their results are finite.
-    """
-
-    def prepare(batch: Batch) -> ReferenceAttention:
-        slots = torch.where(batch.slots < 0, num_blocks * BLOCK_SIZE - 1, batch.slots)
-        return ReferenceAttention(replace(batch, slots=slots, seq_lens=batch.seq_lens.clamp(min=1)))
-
-    return prepare
+def with_cache(loaded: LoadedModel, num_blocks: int, backend: Any = padded_attention) -> EagerExecutor:
+    return EagerExecutor.with_cache(loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE, backend=backend)
 
 
 class GraphRunner(ModelRunner):
     """A runner on a CPU that counts its steps. It has graphs for `sizes`. With `overlap`, steps overlap as on a GPU."""
 
     def __init__(self, loaded: LoadedModel, *, num_blocks: int, sizes: list[int] | None, overlap: bool = False) -> None:
-        num_blocks += 1
-        executor = EagerExecutor.with_cache(
-            loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE, backend=padding_backend(num_blocks)
-        )
+        executor = with_cache(loaded, num_blocks + 1)
         self.sampler = Plain()
         self.graphs = None if sizes is None else make_graphs(executor, loaded, sizes, self.sampler)
         sample_ids = None if sizes is None else self.sampler.sample_ids
@@ -154,11 +73,6 @@ def make_graphs(
 
 def block_tables(sizes: list[int]) -> BlockTables:
     return BlockTables(max(sizes[-1], len(KINDS)), MAX_LEN // BLOCK_SIZE, BLOCK_SIZE, torch.device("cpu"))
-
-
-@pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
-    return prepare(random_model(FAMILIES["llama"]))
 
 
 # -- through the engine -----------------------------------------------------------------------------------------------
@@ -203,30 +117,14 @@ def some_requests(seed: int, num_requests: int = 60) -> list[Request]:
 
 def answers(runner: GraphRunner, loaded: LoadedModel, requests: list[Request], num_blocks: int) -> dict[Any, list[Any]]:
     """Return the ids of each choice, and the log-probabilities if the request asks for them."""
-    engine = Engine(
-        ServedModel(
-            tokenizer=Tokenizer(byte_tokenizer()),
-            runner=runner,
-            num_blocks=num_blocks,
-            max_model_len=MAX_LEN,
-            vocab_size=loaded.vocab_size,
-            eos_token_ids=frozenset([40]),
-        ),
-        EngineOptions(block_size=BLOCK_SIZE, max_running=SIZES[-1], max_step_tokens=16),
-    )
-    inbox = Inbox()
+    engine = make_engine(loaded, runner, num_blocks, eos=40, max_running=SIZES[-1], max_step_tokens=16)
     with engine:
-        for asked in requests:
-            engine.submit(asked, inbox)
-        ended = inbox.wait_terminal(*(asked.request_id for asked in requests))
+        ended, events = run_requests(engine, requests)
     assert all(isinstance(event, Finished) for event in ended.values()), ended
     found: dict[Any, list[Any]] = {}
-    for event in (event for events in inbox.hand_overs for event in events):
-        if isinstance(event, TokenChunk):
-            found.setdefault((event.request_id, event.index), []).extend(event.token_ids)
-            found.setdefault((event.request_id, event.index, "logprobs"), []).extend(
-                round(value, 3) for value in values_of(event.logprobs)
-            )
+    for key, chunks in chunks_of(events).items():
+        rows = [round(value, 3) for chunk in chunks for value in values_of(chunk.logprobs)]
+        found[key] = [[i for chunk in chunks for i in chunk.token_ids], rows]
     return found
 
 
@@ -258,28 +156,34 @@ def test_answers_of_every_family_are_the_same_with_graphs(family: str) -> None:
 
 # -- step by step -----------------------------------------------------------------------------------------------------
 
-KINDS = [
-    SamplingParams(temperature=0.0),
-    SamplingParams(temperature=0.0),
-    SamplingParams(),
-    SamplingParams(min_p=0.1),
-    SamplingParams(top_k=5),
-    SamplingParams(top_p=0.7),
-    SamplingParams(logprobs=1),
-    SamplingParams(logit_bias={3: 2.0}),
-    SamplingParams(temperature=0.0, repetition_penalty=1.4),
-    SamplingParams(frequency_penalty=1.1, logprobs=1),
+KINDS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.0},
+    {},
+    {"min_p": 0.1},
+    {"top_k": 5},
+    {"top_p": 0.7},
+    {"logprobs": 1},
+    {"logit_bias": {3: 2.0}},
+    {"temperature": 0.0, "repetition_penalty": 1.4},
+    {"frequency_penalty": 1.1, "logprobs": 1},
 ]
+NUM_BLOCKS = len(KINDS) * MAX_LEN // BLOCK_SIZE
 
 
 def sequences_for_steps() -> list[Sequence]:
     """Return one sequence of each kind, with blocks for `MAX_LEN` tokens."""
-    made = []
-    for i, params in enumerate(KINDS):
-        sequence = Sequence(str(i), 0, [(5 * i + j) % 97 for j in range(3 + i)], params, max_len=MAX_LEN, draw_key=i)
-        sequence.blocks = [len(KINDS) * j + i for j in range(MAX_LEN // BLOCK_SIZE)]
-        made.append(sequence)
-    return made
+    return [
+        sequence_of(
+            [(5 * i + j) % 97 for j in range(3 + i)],
+            [len(KINDS) * j + i for j in range(MAX_LEN // BLOCK_SIZE)],
+            name=str(i),
+            max_len=MAX_LEN,
+            draw_key=i,
+            **params,
+        )
+        for i, params in enumerate(KINDS)
+    ]
 
 
 class Drive:
@@ -329,10 +233,8 @@ class Drive:
 @pytest.fixture(scope="module")
 def runners(loaded: LoadedModel) -> tuple[GraphRunner, GraphRunner]:
     """Return a runner without graphs, and one with graphs."""
-    num_blocks = len(KINDS) * MAX_LEN // BLOCK_SIZE
-    return GraphRunner(loaded, num_blocks=num_blocks, sizes=None), GraphRunner(
-        loaded, num_blocks=num_blocks, sizes=SIZES
-    )
+    plain, graphs = (GraphRunner(loaded, num_blocks=NUM_BLOCKS, sizes=sizes) for sizes in (None, SIZES))
+    return plain, graphs
 
 
 @settings(max_examples=8)
@@ -403,7 +305,6 @@ def test_decodes_are_replayed_beside_prompts_and_all_draw_the_same_tokens(
 
 def test_decodes_beside_a_prompt_are_two_launches(loaded: LoadedModel) -> None:
     """Counts what the host launches: replays, and the operations of the prompt's own forward."""
-    num_blocks = len(KINDS) * MAX_LEN // BLOCK_SIZE
     replays = 0
 
     def capture(run: Run) -> Run:
@@ -415,9 +316,7 @@ def test_decodes_beside_a_prompt_are_two_launches(loaded: LoadedModel) -> None:
 
         return replay
 
-    executor = EagerExecutor.with_cache(
-        loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE, backend=padding_backend(num_blocks)
-    )
+    executor = with_cache(loaded, NUM_BLOCKS)
     graphs = make_graphs(executor, loaded, SIZES, Plain(), capture)
     forwards: list[list[int]] = []
     forward = executor.forward
@@ -437,9 +336,7 @@ def test_a_step_begins_when_its_inputs_are_on_the_device(loaded: LoadedModel) ->
         run()
         return lambda: log.append("work")
 
-    executor = EagerExecutor.with_cache(
-        loaded, num_blocks=200, block_size=BLOCK_SIZE, backend=padding_backend(num_blocks=200)
-    )
+    executor = with_cache(loaded, 200)
     graphs = make_graphs(executor, loaded, [4], Plain(), capture)
     sequence = sequences_for_steps()[3]
 
@@ -478,11 +375,8 @@ def test_triton_kernels_ignore_padded_rows() -> None:
     from oaiserve.engine.model.attention import triton
     from oaiserve.engine.model.sampling import triton_sampling
 
-    num_blocks = len(KINDS) * MAX_LEN // BLOCK_SIZE
-    expected = Drive(GraphRunner(loaded, num_blocks=num_blocks, sizes=None), overlap=False)
-    executor = EagerExecutor.with_cache(
-        loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE, backend=triton.TritonAttention
-    )
+    expected = Drive(GraphRunner(loaded, num_blocks=NUM_BLOCKS, sizes=None), overlap=False)
+    executor = with_cache(loaded, NUM_BLOCKS, triton.TritonAttention)
     graphs = make_graphs(executor, loaded, [4], triton_sampling, run_again)
     sample_ids = triton_sampling.sample_ids
     runner = ModelRunner(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -18,12 +19,12 @@ from oaiserve.engine.model.gpu.decode_forwards import DecodeForwards, Run
 from oaiserve.engine.model.gpu.graphs import DecodeGraphs
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.start.gpu.graph_capture import capture_prompts, token_ladder
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Step
-from tests.engine.model.gpu.test_graphs import Plain
+from tests.engine.model.gpu.graphs import Plain, run_again
+from tests.engine.model.runners import sequence_of
 from tests.models.decoders import random_model, with_layers
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
@@ -34,12 +35,6 @@ from oaiserve.engine.model.gpu.prompt_graphs import MOST_PROMPTS, PromptGraphs
 CPU = torch.device("cpu")
 BLOCK_SIZE, NUM_BLOCKS, WIDTH = 4, 64, 12
 SIZES = [8, 24]
-
-
-def run_again(run: Run) -> Run:
-    """Return `run` after running it. Triton's kernels read what is on the device, as a replayed graph does."""
-    run()
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +52,8 @@ def made(loaded: LoadedModel) -> tuple[EagerExecutor, PromptGraphs, BlockTables]
 
 def sequence(number: int, length: int, **params: Any) -> Sequence:
     ids = [(11 * number + 7 * i) % 97 for i in range(length)]
-    made = Sequence(f"r{number}", 0, ids, SamplingParams(temperature=0.0, **params), max_len=48, draw_key=number)
-    made.blocks = [WIDTH * number + i for i in range(-(-(length + 1) // BLOCK_SIZE))]
-    return made
+    blocks = [WIDTH * number + i for i in range(-(-(length + 1) // BLOCK_SIZE))]
+    return sequence_of(ids, blocks, name=f"r{number}", draw_key=number, temperature=0.0, **params)
 
 
 def chunks() -> list[list[Chunk]]:
@@ -80,25 +74,15 @@ def test_replayed_prompts_draw_the_same_tokens(
     plain = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
     expected = ModelRunner(plain, CPU, BLOCK_SIZE)
     runner = ModelRunner(executor, CPU, BLOCK_SIZE, prompt_graphs=graphs, tables=tables)
-    replays = 0
-    launch = graphs.launch
-
-    def count(*arguments: Any) -> Any:
-        nonlocal replays
-        replays += 1
-        return launch(*arguments)
-
-    graphs.launch = count  # type: ignore[method-assign]
-    try:
+    launch = Mock(wraps=graphs.launch)
+    with patch.object(graphs, "launch", launch):
         for of_step in chunks():
             step = Step(of_step)
             launched, want = runner.launch(step), expected.launch(step)
             torch.testing.assert_close(launched.logits, want.logits, rtol=1e-4, atol=1e-4)
             found = [result.token_ids for result in runner.collect(launched).chunks]
             assert found == [result.token_ids for result in expected.collect(want).chunks]
-    finally:
-        graphs.launch = launch  # type: ignore[method-assign]
-    assert replays == len(chunks())
+    assert launch.call_count == len(chunks())
 
 
 def test_only_steps_that_fit_are_replayed(made: tuple[EagerExecutor, PromptGraphs, BlockTables]) -> None:
@@ -112,21 +96,18 @@ def test_only_steps_that_fit_are_replayed(made: tuple[EagerExecutor, PromptGraph
     assert not graphs.can_run(Step([Chunk(one, 0, 4)]))
 
 
-def capture(loaded: LoadedModel, capturing: Any) -> PromptGraphs | None:
-    executor = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, backend=TritonAttention)
-    tables = BlockTables(3, WIDTH, BLOCK_SIZE, CPU)
-    sizes = {"max_step_tokens": 16, "num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE}
-    return capture_prompts(executor, loaded, tables, capturing, **sizes)
-
-
 @pytest.mark.parametrize("is_right", [True, False])
 def test_prompts_whose_graphs_compute_something_else_are_not_replayed(
     loaded: LoadedModel, is_right: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 2 << 30))
+    executor = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, backend=TritonAttention)
+    tables = BlockTables(3, WIDTH, BLOCK_SIZE, CPU)
+    sizes = {"max_step_tokens": 16, "num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE}
+    capturing = run_again if is_right else lambda run: lambda: None
     with caplog.at_level(logging.WARNING):
-        graphs = capture(loaded, run_again if is_right else lambda run: lambda: None)
+        graphs = capture_prompts(executor, loaded, tables, capturing, **sizes)
     assert (graphs is not None) == is_right
     warned = ["CUDA graphs of prompts: off"] * (not is_right)
     assert [message.partition(", and their operations")[0] for message in caplog.messages] == warned

@@ -12,13 +12,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oaiserve.engine.draws import draw_key, noise, noise_seed
+from oaiserve.engine.draws import noise, noise_seed
 from oaiserve.engine.model.sampling import numpy_sampling, plain_sampling
 from oaiserve.engine.model.sampling.draw_rows import GREEDY_BELOW, DrawRow, SampledIds, SampleIds
 from oaiserve.engine.model.sampling.logit_edits import apply_masks_in_torch, apply_masks_on_cpu, edit_logits
 from oaiserve.engine.model.sampling.sampler import Sampled
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequence import Sequence, TokenCounts
+from oaiserve.engine.sequence import Sequence
 from tests.engine.grammars.plain import OneOf, constraint
 from tests.engine.model.operations import Operations
 from tests.engine.model.sampling.sampling import last_chunks, masks_of, sample
@@ -196,17 +196,6 @@ def test_every_row_gets_the_plain_samplers_token_and_logprobs(
 
 
 @settings(max_examples=100)
-@given(batch=batches())
-def test_the_results_of_a_row_do_not_depend_on_the_other_rows(batch: tuple[torch.Tensor, list[Sequence]]) -> None:
-    logits, rows = batch
-    together = sample(logits.clone(), rows)
-    for i, row in enumerate(rows):
-        alone = sample(logits[i : i + 1].clone(), [row])
-        assert (alone.are_finite, alone.logprobs) == ([together.are_finite[i]], [together.logprobs[i]])
-        assert alone.token_ids == [together.token_ids[i]] or not alone.are_finite[0]
-
-
-@settings(max_examples=100)
 @given(data=st.data(), vocab=st.integers(1, 150))
 def test_masks_are_applied_on_a_cpu_as_in_plain_torch_and_in_python(data: st.DataObject, vocab: int) -> None:
     rows = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=5, unique=True))
@@ -248,16 +237,6 @@ def test_a_mask_that_the_other_parameters_leave_empty_has_no_finite_logit(
     assert sample(torch.zeros(3, VOCAB), rows).are_finite == [False, True, True]
 
 
-def test_rows_are_independent_with_a_large_vocabulary_too() -> None:
-    logits = torch.randn(12, 5000, generator=torch.Generator().manual_seed(1))
-    ways = [{"temperature": 0.0}, {}, {"top_p": 0.9}, {"top_k": 40, "min_p": 0.01}]
-    rows = [sequence(SamplingParams(**ways[i % 4], logprobs=i % 3), key=draw_key(4, i)) for i in range(12)]  # type: ignore[arg-type]
-    together = sample(logits.clone(), rows)
-    for i, row in enumerate(rows):
-        alone = sample(logits[i : i + 1].clone(), [row])
-        assert (alone.token_ids, alone.logprobs) == ([together.token_ids[i]], [together.logprobs[i]])
-
-
 def test_penalties_follow_an_answer_as_it_grows() -> None:
     """The counts of tokens are kept with the sequence from step to step."""
     logits = torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(6))
@@ -271,13 +250,6 @@ def test_penalties_follow_an_answer_as_it_grows() -> None:
             assert edited[i].tolist() == pytest.approx(plain_edits(logits[i].tolist(), row), rel=1e-5)
             row.token_ids.append(token_id)
             row.num_tokens += 1
-
-
-def test_token_counts_have_the_ids_of_prompt_and_answer_and_count_the_answer() -> None:
-    counts = TokenCounts([5, 7, 5])
-    counts.add([7, 9])
-    counts.add([7])
-    assert (list(counts.ids), list(counts.times), counts.num_added) == ([5, 7, 9], [0, 2, 1], 3)
 
 
 def test_a_word_is_bad_only_within_the_answer() -> None:

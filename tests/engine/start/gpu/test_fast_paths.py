@@ -43,7 +43,7 @@ from oaiserve.engine.start.ways import gpu as start_on_gpu
 from oaiserve.engine.start.ways.expanded import start_on_cpu
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
-from tests.engine.model.gpu.test_graphs import Plain, padding_backend
+from tests.engine.model.gpu.graphs import Plain, padded_attention
 from tests.models.decoders import FAMILIES, byte_tokenizer, random_model, with_layers
 
 NUM_BLOCKS, BLOCK_SIZE = 64, 4
@@ -157,7 +157,7 @@ class FakeGpu:
         self.set(layers, "_operations", lambda: layer_operations)
         self.set(start_on_gpu, "CudaCapture", lambda device: self.capture)
         self.set(graph_capture, "capture_prompts", lambda *_, **__: None)  # see test_prompt_graphs.py
-        self.backend: Backend = padding_backend(NUM_BLOCKS)
+        self.backend: Backend = padded_attention
 
     def set(self, where: Any, name: str, double: Any) -> None:
         assert hasattr(where, name)

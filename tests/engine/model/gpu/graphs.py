@@ -1,0 +1,94 @@
+"""Doubles for CUDA graphs, on a CPU: a recording, work that runs again, a sampler, attention with padded rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from oaiserve.engine.model.attention.reference import ReferenceAttention
+from oaiserve.engine.model.batch import Batch
+from oaiserve.engine.model.gpu.decode_forwards import Run
+from oaiserve.engine.model.sampling import plain_sampling
+from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
+
+TILE_TOKENS = 4
+
+
+class Recording(TorchDispatchMode):
+    """Records the operations of a run, and repeats them with the same tensors and numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.calls.append((func, args, kwargs or {}, out))
+        return out
+
+    def replay(self) -> None:
+        for func, args, kwargs, out in self.calls:
+            for old, new in zip(tree_leaves(out), tree_leaves(func(*args, **kwargs)), strict=True):
+                if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():  # else it is a view
+                    old.copy_(new)
+
+
+def record(run: Run) -> Run:
+    with Recording() as recording:
+        run()
+    return recording.replay
+
+
+def run_again(run: Run) -> Run:
+    """Return `run` after running it. This replaces `record` for Triton's kernels, which are not operations of torch."""
+    run()
+    return run
+
+
+class Plain:
+    """Samples as `triton_sampling` does, in plain torch, and records the calls of `sample_ids`."""
+
+    def __init__(self) -> None:
+        self.used: list[str] = []
+
+    def sample_ids(self, logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
+        self.used.append("sample_ids")
+        return plain_sampling.sample_ids(logits, rows)
+
+    def take_best(self, logits: torch.Tensor, out: SampledIds | None = None) -> SampledIds:
+        assert out is not None
+        token_ids, are_finite = plain_sampling.take_best(logits)
+        return out[0].copy_(token_ids), out[1].copy_(are_finite)
+
+    def draw(self, *of_rows: torch.Tensor, has_cuts: bool, out: SampledIds | None = None) -> SampledIds:
+        assert out is not None
+        token_ids, are_finite = plain_sampling.draw(*of_rows, has_cuts=has_cuts)
+        return out[0].copy_(token_ids), out[1].copy_(are_finite)
+
+
+def padded_attention(batch: Batch) -> ReferenceAttention:
+    """Attend as kernels do in a captured step, which read lengths on the device. Padding writes into the last slot."""
+    slots = torch.where(batch.slots < 0, -1, batch.slots)
+    if batch.tiles is None:
+        return ReferenceAttention(replace(batch, slots=slots, seq_lens=batch.seq_lens.clamp(min=1)))
+    tiles = batch.tiles.of(TILE_TOKENS)
+    query_lens = [length for length in batch.query_start.diff().tolist() if length]
+    number = len(query_lens)
+    assert int(tiles[:, 2].sum()) == sum(query_lens), "all members have the tiles of the step"
+    of_step = replace(
+        batch,
+        slots=slots,
+        table_rows=batch.table_rows[:number],
+        query_start=batch.query_start[: number + 1],
+        seq_lens=batch.seq_lens[:number],
+        query_lens=query_lens,
+        context_lens=batch.seq_lens[:number].tolist(),
+        tiles=None,
+    )
+    return ReferenceAttention(of_step)
