@@ -21,7 +21,6 @@ from oaiserve.engine.model import layer_operations
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.attention.triton import TritonAttention
 from oaiserve.engine.model.batch import Batch, build_batch
-from oaiserve.engine.model.checkpoints.packed_weights import PackedWeights
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.gpu.device_experts import packed_experts, plain_experts
 from oaiserve.engine.model.gpu.device_matrices import expanded_product, packed_linears
@@ -35,7 +34,7 @@ from oaiserve.engine.start.gpu import fast_paths
 from oaiserve.engine.start.gpu.checks import attention, experts, layers, matrices
 from oaiserve.engine.start.load import load_model
 from oaiserve.engine.start.ways import split as start_split
-from oaiserve.files.quantization import read_quantization
+from tests.engine.model.gpu.packed_matrices import weights_in
 
 BLOCK_SIZE, NUM_BLOCKS, NUM_MEMBERS = 16, 8, 2
 CPU = torch.device("cpu")
@@ -82,10 +81,9 @@ def computed(rank: int, store: Path, folder: Path, *, by_kernels: bool = False, 
     with group.environment(rank), pytest.MonkeyPatch.context() as patch:
         member = Member(rank, NUM_MEMBERS, lambda device: group.join(rank, NUM_MEMBERS, device, store, 2))
         loaded = load_model(folder, device="cpu", dtype="float32", member=member)
-        quantization = read_quantization(json.loads((folder / "config.json").read_text()))
-        if quantization is not None:
+        if "quantization_config" in json.loads((folder / "config.json").read_text()):
             for keep in (keep_packed_matrices, keep_packed_experts):
-                keep(loaded.model, PackedWeights(folder, quantization), loaded.sums)
+                keep(loaded.model, weights_in(folder), loaded.sums)
         patch.setattr(LoadedModel, "is_on_cpu", False)
         patch.setattr(start_split, "_agreed_sizes", lambda *_: (NUM_BLOCKS, None))
         backend = TritonAttention if by_kernels else lambda batch: ReferenceAttention(batch)

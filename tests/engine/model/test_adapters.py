@@ -15,8 +15,6 @@ from oaiserve.engine.model.adapted_modules import adaptable, plain
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.runner import ModelRunner
-from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.start.ways import expanded
 from oaiserve.engine.step import Chunk, Step
@@ -24,22 +22,19 @@ from oaiserve.errors import StartupError
 from tests.engine.model.adapters_for_tests import merged, random_adapter
 from tests.engine.model.cpu.small_models import FAMILIES as NATIVE_FAMILIES
 from tests.engine.model.cpu.small_models import config
-from tests.engine.model.runners import eager_runner
+from tests.engine.model.runners import CPU, eager_runner, sequence_of
 from tests.models.adapters import write_adapter
 from tests.models.decoders import FAMILIES, generate, random_model
 
-CPU = torch.device("cpu")
 PROMPTS = [[5, 9, 2, 40, 11], [7] * 9, [3, 1, 4, 1, 5, 9, 2, 6], [8, 8]]
 
 
 def decode(runner: ModelRunner, prompts: list[list[int]], adapters: list[int], num_tokens: int) -> list[list[int]]:
     """Return greedy answers to prompts with these adapters, all in the same steps."""
-    sequences = []
-    for index, (prompt, adapter) in enumerate(zip(prompts, adapters, strict=True)):
-        params = SamplingParams(temperature=0.0)
-        sequence = Sequence(str(index), 0, prompt, params, max_len=64, adapter=adapter)
-        sequence.blocks = list(range(index * 4, index * 4 + 4))
-        sequences.append(sequence)
+    sequences = [
+        sequence_of(prompt, range(index * 4, index * 4 + 4), temperature=0.0, adapter=adapter)
+        for index, (prompt, adapter) in enumerate(zip(prompts, adapters, strict=True))
+    ]
     chunks = [Chunk(sequence, 0, len(sequence.token_ids)) for sequence in sequences]
     for _ in range(num_tokens):
         results = runner.collect(runner.launch(Step(chunks))).chunks
@@ -82,11 +77,7 @@ def test_layers_of_experts_and_the_output_head_are_not_adaptable() -> None:
 
 
 def batch_with(adapters: list[Adapter | None], lengths: list[int]) -> Batch:
-    chunks = []
-    for length in lengths:
-        sequence = Sequence("r", 0, [1] * length, SamplingParams(), max_len=length + 1)
-        sequence.blocks = [0] * length
-        chunks.append(Chunk(sequence, 0, length))
+    chunks = [Chunk(sequence_of([1] * length, [0] * length), 0, length) for length in lengths]
     batch = build_batch(Step(chunks), 16, CPU)
     batch.adapters = adapters
     return batch

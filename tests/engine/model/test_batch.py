@@ -6,16 +6,14 @@ import pytest
 import torch
 
 from oaiserve.engine.model.batch import ALIGNMENT, Batch, build_batch
-from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
-
-CPU = torch.device("cpu")
+from tests.engine.model.runners import CPU, sequence_of
 
 
 def sequence(prompt: list[int], blocks: list[int], num_pending: int = 0) -> Sequence:
-    made = Sequence("r", 0, prompt, SamplingParams(), max_len=99)
-    made.blocks, made.num_tokens = blocks, len(prompt) + num_pending
+    made = sequence_of(prompt, blocks)
+    made.num_tokens += num_pending
     return made
 
 

@@ -22,7 +22,7 @@ from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Draw, Step
 from tests.engine.grammars.plain import OneOf, constraint
 from tests.engine.model.cpu.small_models import config, load, native_runner
-from tests.engine.model.runners import eager_runner
+from tests.engine.model.runners import eager_runner, sequence_of
 from tests.engine.model.test_overlap import Run, check_answers, run, some_requests
 
 PROMPT = [5, 9, 3, 17, 60]
@@ -101,10 +101,8 @@ def test_answers_are_those_without_the_look_up(
 # -- one step ---------------------------------------------------------------------------------------------------------
 
 
-def sequence_of(key: int = 0, *, first_block: int = 0, prompt: list[int] = PROMPT, **params: Any) -> Sequence:
-    sequence = Sequence(f"{key}", 0, prompt, SamplingParams(**params), max_len=40, draw_key=draw_key(key, 0))
-    sequence.blocks = [first_block, first_block + 1, first_block + 2]
-    return sequence
+def drawn(key: int = 0, *, first_block: int = 0, **params: Any) -> Sequence:
+    return sequence_of(PROMPT, range(first_block, first_block + 3), draw_key=draw_key(key, 0), **params)
 
 
 def drafted(sequence: Sequence, draft: list[int], draw: Draw = Draw.AT_LAUNCH) -> Chunk:
@@ -140,9 +138,7 @@ def test_a_step_draws_as_many_tokens_as_are_right_and_one_more(loaded: LoadedMod
     stops = frozenset(range(0, 97, 2)) if "min_tokens" in asked else frozenset()
 
     def sequence() -> Sequence:
-        made = sequence_of(8, **asked)
-        made.stop_ids = stops
-        return made
+        return drawn(8, stop_ids=stops, **asked)
 
     whole = one_by_one(runner, sequence(), 5)
     draft = [*whole.token_ids[:num_right], *((token_id + 1) % 97 for token_id in whole.token_ids[num_right:4])]
@@ -155,9 +151,8 @@ def test_a_step_draws_as_many_tokens_as_are_right_and_one_more(loaded: LoadedMod
 
 def test_a_bad_word_that_ends_behind_a_draft_is_banned(loaded: LoadedModel) -> None:
     runner = eager_runner(loaded, num_blocks=8, block_size=4)
-    free = one_by_one(runner, sequence_of(temperature=0.0), 3)
-    held = sequence_of(temperature=0.0)
-    held.bad_words = [free.token_ids[:3]]
+    free = one_by_one(runner, drawn(temperature=0.0), 3)
+    held = drawn(temperature=0.0, bad_words=[free.token_ids[:3]])
     launched = runner.launch(Step([drafted(held, free.token_ids[:2])]))
     runner.draw(launched)
     (found,) = runner.collect(launched).chunks
@@ -168,7 +163,7 @@ def test_a_bad_word_that_ends_behind_a_draft_is_banned(loaded: LoadedModel) -> N
 
 def test_each_draw_of_a_draft_has_its_own_mask(loaded: LoadedModel) -> None:
     runner = eager_runner(loaded, num_blocks=16, block_size=4)
-    alone, held = sequence_of(temperature=0.0), sequence_of(first_block=4, temperature=0.0)
+    alone, held = drawn(temperature=0.0), drawn(first_block=4, temperature=0.0)
     held.constraint = constraint(OneOf([11, 13, 14], [12, 13, 14], [11, 13, 15]))
     step = Step([drafted(alone, [96]), drafted(held, [11, 13], Draw.LATE)])
     masks, failed = fill_masks(step.chunks[1:], 97)
@@ -176,7 +171,7 @@ def test_each_draw_of_a_draft_has_its_own_mask(loaded: LoadedModel) -> None:
     launched = runner.launch(step)
     runner.draw(launched, masks)
     first, second = runner.collect(launched).chunks
-    assert first.token_ids == one_by_one(runner, sequence_of(temperature=0.0), 1).token_ids
+    assert first.token_ids == one_by_one(runner, drawn(temperature=0.0), 1).token_ids
     assert second.token_ids[0] in (11, 12)
     assert second.token_ids[1:] in ([], [13, 14], [13, 15])
 
@@ -184,7 +179,7 @@ def test_each_draw_of_a_draft_has_its_own_mask(loaded: LoadedModel) -> None:
 def test_logits_that_are_not_finite_behind_a_draft_end_the_result_but_not_the_sequence(loaded: LoadedModel) -> None:
     runner = eager_runner(loaded, num_blocks=8, block_size=4)
     executor, forward = runner._executor, runner._executor.forward
-    (first,) = one_by_one(runner, sequence_of(temperature=0.0), 1).token_ids
+    (first,) = one_by_one(runner, drawn(temperature=0.0), 1).token_ids
     for bad_row, tokens, error in ((0, [], BAD_LOGITS), (1, [first], None)):
 
         def broken(batch: Any, bad_row: int = bad_row) -> torch.Tensor:
@@ -193,7 +188,7 @@ def test_logits_that_are_not_finite_behind_a_draft_end_the_result_but_not_the_se
             return logits
 
         executor.forward = broken  # type: ignore[method-assign]
-        (found,) = runner.collect(runner.launch(Step([drafted(sequence_of(temperature=0.0), [first, 1])]))).chunks
+        (found,) = runner.collect(runner.launch(Step([drafted(drawn(temperature=0.0), [first, 1])]))).chunks
         assert (found.token_ids, found.error) == (tokens, error)
 
 
@@ -234,7 +229,7 @@ def test_tokens_of_drafts_have_the_distribution_of_the_model() -> None:
     draft = [int(first.argmax()), int(second.argmax())]
     results: list[list[int]] = []
     for number in range(20):
-        chunks = [drafted(sequence_of(500 * number + i, temperature=0.7), draft) for i in range(500)]
+        chunks = [drafted(drawn(500 * number + i, temperature=0.7), draft) for i in range(500)]
         results += [result.token_ids for result in runner.collect(runner.launch(Step(chunks))).chunks]
     behind = [token_ids[1] for token_ids in results if len(token_ids) > 1]
     assert len(behind) == sum(token_ids[0] == draft[0] for token_ids in results) > 500
@@ -252,7 +247,7 @@ def test_tokens_of_drafts_have_the_distribution_of_the_model() -> None:
 def test_the_native_step_verifies_drafts(num_right: int, dtype: torch.dtype) -> None:
     runner = native_runner(load(config("llama", num_hidden_layers=2), dtype=dtype), num_blocks=8)
     for temperature in (0.0, 1.0):
-        whole = one_by_one(runner, sequence_of(4, temperature=temperature), 8)
+        whole = one_by_one(runner, drawn(4, temperature=temperature), 8)
         draft = [*whole.token_ids[:num_right], *((i + 1) % 50 for i in whole.token_ids[num_right:7])]
-        (found,) = runner.collect(runner.launch(Step([drafted(sequence_of(4, temperature=temperature), draft)]))).chunks
+        (found,) = runner.collect(runner.launch(Step([drafted(drawn(4, temperature=temperature), draft)]))).chunks
         assert found.token_ids == whole.token_ids[: num_right + 1]

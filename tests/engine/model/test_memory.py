@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -18,37 +19,33 @@ from oaiserve.errors import StartupError
 GIB = 2**30
 LOADED = SimpleNamespace(device=torch.device("cpu"), kv_bytes_per_token=2**14)  # 256 KiB a block
 ON_GPU = SimpleNamespace(device=torch.device("cuda:0"), kv_bytes_per_token=2**14)
-HYBRID = SimpleNamespace(
-    device=torch.device("cpu"), kv_bytes_per_token=2**14, kv_shapes={1: ()}, state_shapes={0: ()}, state_bytes=2**25
-)
-MAMBA = SimpleNamespace(
-    device=torch.device("cpu"), kv_bytes_per_token=0, kv_shapes={}, state_shapes={0: ()}, state_bytes=2**25
-)
+STATES = {"state_shapes": {0: ()}, "state_bytes": 2**25}
+HYBRID = SimpleNamespace(device=LOADED.device, kv_bytes_per_token=2**14, kv_shapes={1: ()}, **STATES)
+MAMBA = SimpleNamespace(device=LOADED.device, kv_bytes_per_token=0, kv_shapes={}, **STATES)
 USE = MemoryUse(total=80 * GIB, weights=15 * GIB, step=2 * GIB, graphs=GIB, others=GIB, utilization=0.9)  # 53 GiB left
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: 16 * GIB)
 
 
-@pytest.mark.usefixtures("free")
 @pytest.mark.parametrize(
-    ("options", "max_model_len", "blocks"),
+    ("options", "max_model_len", "on_cpu", "on_gpu"),
     [
-        (EngineOptions(), 2048, 65_536 // 16),
-        (EngineOptions(), 16_384, 8 * 16_384 // 16),
-        (EngineOptions(), 131_072, 4 * GIB // 2**18),  # a quarter of what is free
-        (EngineOptions(max_running=2), 2048, 2 * 2048 // 16),  # running sequences cannot use more
-        (EngineOptions(kv_blocks=77), 2048, 77),
-        (EngineOptions(kv_cache_memory=Bytes("1GiB")), 2048, GIB // 2**18),
+        (EngineOptions(), 2048, 65_536 // 16, 53 * GIB // 2**18),
+        (EngineOptions(), 16_384, 8 * 16_384 // 16, 53 * GIB // 2**18),
+        (EngineOptions(), 131_072, 4 * GIB // 2**18, 53 * GIB // 2**18),  # a quarter of what is free, and all
+        (EngineOptions(max_running=2), 2048, 2 * 2048 // 16, 2 * 2048 // 16),  # running sequences cannot use more
+        (EngineOptions(kv_blocks=77), 2048, 77, 77),
+        (EngineOptions(kv_cache_memory=Bytes("1GiB")), 2048, GIB // 2**18, GIB // 2**18),
     ],
 )
-def test_blocks_on_a_cpu(options: EngineOptions, max_model_len: int, blocks: int) -> None:
-    assert kv_blocks(LOADED, options, max_model_len) == blocks
+def test_blocks_on_a_cpu_and_on_a_gpu(options: EngineOptions, max_model_len: int, on_cpu: int, on_gpu: int) -> None:
+    assert kv_blocks(LOADED, options, max_model_len) == on_cpu
+    assert kv_blocks(ON_GPU, options, max_model_len, USE) == min(on_gpu, options.max_running * max_model_len // 16)
 
 
-@pytest.mark.usefixtures("free")
 @pytest.mark.parametrize(
     ("model", "options", "states"),
     [
@@ -63,10 +60,10 @@ def test_states_on_a_cpu(model: SimpleNamespace, options: EngineOptions, states:
     assert num_states(model, options) == states
 
 
-@pytest.mark.usefixtures("free")
 def test_the_cache_gets_what_states_leave() -> None:
     assert kv_blocks(HYBRID, EngineOptions(), 131_072, state_bytes=GIB) == 3 * GIB // 2**18
     assert kv_blocks(HYBRID, EngineOptions(), 131_072, USE, state_bytes=20 * GIB) == 33 * GIB // 2**18
+    assert kv_blocks(ON_GPU, EngineOptions(kv_cache_memory=Bytes("53GiB")), 2048, USE) == 53 * GIB // 2**18
 
 
 def test_blocks_without_keys_and_values_are_as_many_as_running_sequences_can_use() -> None:
@@ -82,38 +79,18 @@ def test_a_gpu_without_room_for_one_state_is_refused() -> None:
         num_states(HYBRID, EngineOptions(), use)
 
 
-@pytest.mark.usefixtures("free")
-def test_a_cache_larger_than_the_free_memory_is_refused() -> None:
-    with pytest.raises(StartupError, match=r"--kv-cache-memory is 17GiB, but only 16\.0 GiB are free on cpu\."):
-        kv_blocks(LOADED, EngineOptions(kv_cache_memory=Bytes("17GiB")), 2048)
-
-
-@pytest.mark.usefixtures("free")
-def test_blocks_that_are_larger_than_the_free_memory_are_refused() -> None:
-    with pytest.raises(StartupError, match=r"--kv-blocks is 70000, which take 17\.1 GiB, but only 16\.0 GiB are free"):
-        kv_blocks(LOADED, EngineOptions(kv_blocks=70_000), 2048)
-    one = r"One block of the KV cache, of --block-size 2000000, takes 30\.5 GiB, but only 16\.0 GiB are free on cpu\."
-    with pytest.raises(StartupError, match=one):
-        kv_blocks(LOADED, EngineOptions(block_size=2_000_000), 2048)
-
-
-@pytest.mark.usefixtures("free")
-def test_a_cache_smaller_than_one_block_is_refused() -> None:
-    with pytest.raises(StartupError, match=r"one block of the KV cache takes 262144 bytes\."):
-        kv_blocks(LOADED, EngineOptions(kv_cache_memory=Bytes("4KiB")), 2048)
-
-
 @pytest.mark.parametrize(
-    ("options", "max_model_len", "blocks"),
+    ("options", "problem"),
     [
-        (EngineOptions(), 131_072, 53 * GIB // 2**18),
-        (EngineOptions(max_running=2), 2048, 2 * 2048 // 16),  # running sequences cannot use more
-        (EngineOptions(kv_blocks=77), 2048, 77),
-        (EngineOptions(kv_cache_memory=Bytes("53GiB")), 2048, 53 * GIB // 2**18),
+        ({"kv_cache_memory": Bytes("17GiB")}, r"--kv-cache-memory is 17GiB, but only 16\.0 GiB are free on cpu\."),
+        ({"kv_cache_memory": Bytes("4KiB")}, r"one block of the KV cache takes 262144 bytes\."),
+        ({"kv_blocks": 70_000}, r"--kv-blocks is 70000, which take 17\.1 GiB, but only 16\.0 GiB are free"),
+        ({"block_size": 2_000_000}, r"One block .* of --block-size 2000000, takes 30\.5 GiB, but only 16\.0 GiB are"),
     ],
 )
-def test_blocks_on_a_gpu(options: EngineOptions, max_model_len: int, blocks: int) -> None:
-    assert kv_blocks(ON_GPU, options, max_model_len, USE) == blocks
+def test_a_cache_that_does_not_fit_or_has_no_block_is_refused(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(StartupError, match=problem):
+        kv_blocks(LOADED, EngineOptions(**options), 2048)
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from oaiserve.engine.model.checkpoints.integer_layouts import Floats, Integers, part_of
+from oaiserve.engine.model.checkpoints.integer_layouts import Integers, part_of
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.parallel.sums import one_shot_missing
 from oaiserve.engine.start.load import load_model
 from tests.engine.model import members
 from tests.engine.model.cpu.small_models import GROUPED_MOE, LATENT, MOE, config, make_model
-from tests.engine.model.gpu.test_device_matrices import SIZES as TWO_LAYERS
-from tests.engine.model.gpu.test_device_matrices import floats_in_blocks, integers
+from tests.engine.model.gpu.packed_matrices import SIZES as TWO_LAYERS
+from tests.engine.model.gpu.packed_matrices import floats_in_blocks, integers
 from tests.engine.model.members import BLOCK_SIZE, NUM_BLOCKS, Computed
 from tests.models.fp8 import write_fp8
 from tests.models.packed import Packing, write_checkpoint
@@ -138,4 +138,3 @@ def test_parts_without_whole_groups_are_none() -> None:
     in_order = part_of(integers(4, 64, 128, 32, zeros=True, any_order=True), 0, 1, 2)
     assert isinstance(in_order, Integers)
     assert in_order.columns is not None
-    assert not isinstance(in_order, Floats)

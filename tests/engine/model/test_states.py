@@ -24,7 +24,7 @@ from oaiserve.engine.start.native import native_decoder
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.errors import StartupError
-from tests.engine.model.runners import eager_runner
+from tests.engine.model.runners import eager_runner, sequence_of
 from tests.models.decoders import byte_tokenizer, generate, random_model
 from tests.models.small_configs import STATE_FAMILIES, config_of
 
@@ -36,8 +36,8 @@ SHAPES = {0: LayerStateShapes(StateShape((2, 3), torch.float32), StateShape((2, 
 
 def held(ids: list[int], state: int) -> Sequence:
     """Return a sequence that runs, with a state and with blocks of its own."""
-    sequence = Sequence(str(state), 0, ids, SamplingParams(), max_len=len(ids) + 1)
-    sequence.state, sequence.blocks = state, list(range(4 * state, 4 * state + 4))
+    sequence = sequence_of(ids, range(4 * state, 4 * state + 4), name=str(state))
+    sequence.state = state
     return sequence
 
 
@@ -193,15 +193,10 @@ def test_a_folder_is_served_with_prefix_cache_and_without_drafts(
     assert ("The native step is ready" in caplog.text) == is_compiled
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"lora": ("a=/tmp",)}, "--lora is not for 'GraniteMoeHybridForCausalLM', which has layers that keep a state."),
-    ],
-)
-def test_what_states_do_not_go_with_is_refused(folder: Path, options: dict[str, Any], reason: str) -> None:
+def test_adapters_are_refused(folder: Path) -> None:
+    reason = "--lora is not for 'GraniteMoeHybridForCausalLM', which has layers that keep a state."
     with pytest.raises(StartupError, match=reason):
-        Engine.from_pretrained(folder, EngineOptions(device="cpu", kv_blocks=16, **options))
+        Engine.from_pretrained(folder, EngineOptions(device="cpu", kv_blocks=16, lora=("a=/tmp",)))
 
 
 def test_a_model_without_positions_takes_any_length_that_is_asked_for(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from transformers import PreTrainedModel
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.checkpoints.packed_weights import PackedWeights
 from oaiserve.engine.model.cpu.blocks import FORMATS
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.request import SamplingParams
@@ -24,10 +23,10 @@ from oaiserve.engine.start.load import load_model
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.start.ways.quantized import load_quantized, reason_to_expand
 from oaiserve.errors import StartupError
-from oaiserve.files.quantization import read_quantization
 from oaiserve.files.source import find_model
 from tests.engine.model.adapters_for_tests import random_adapter
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, config, make_model
+from tests.engine.model.gpu.packed_matrices import weights_in
 from tests.engine.start.test_quantized import batch_of, eager_logits, in_eight_bits, round_inputs
 from tests.models.decoders import byte_tokenizer, generate
 from tests.models.packed import Packing, write_checkpoint
@@ -67,12 +66,6 @@ def written(folder: Path, packing: Packing, family: str = "llama", **changes: An
     write_checkpoint(folder, model, packing)
     byte_tokenizer(256).save_pretrained(folder)
     return model
-
-
-def weights_in(folder: Path, *, is_long: bool = False) -> PackedWeights:
-    quantization = read_quantization(json.loads((folder / "config.json").read_text()))
-    assert quantization is not None
-    return PackedWeights(folder, quantization, is_long=is_long)
 
 
 @pytest.mark.parametrize("name", PACKINGS)

@@ -22,7 +22,6 @@ from oaiserve.engine.model.gpu.device_experts import (
     plain_experts,
     stacked,
 )
-from oaiserve.engine.model.gpu.device_matrices import of_integers
 from oaiserve.engine.model.gpu.fused_layers import FusedExecutor, FusedLayers
 from oaiserve.engine.model.rehearsal import prompts_and_decodes
 from oaiserve.engine.model.spec import LoadedModel
@@ -37,7 +36,7 @@ from oaiserve.engine.start.gpu.checks.layers import described
 from oaiserve.engine.start.load import load_model
 from oaiserve.engine.start.prepare import prepare
 from tests.engine.model.cpu.small_models import EXPERTS, MOE, config, make_model
-from tests.engine.model.gpu.test_device_matrices import floats_in_blocks, integers, numbers
+from tests.engine.model.gpu.packed_matrices import floats_in_blocks, integers, numbers, on_gpu, relative
 from tests.models.mxfp4 import save_in_mxfp4
 from tests.models.packed import Packing, write_checkpoint
 
@@ -68,9 +67,13 @@ def packed(kind: str, n: int, columns: int, seed: int) -> ExpertMatrices:
         "int8": lambda: integers(8, n, columns, 32, zeros=False),
         "float8": lambda: floats_in_blocks(n, columns, None),
     }
-    found = stacked([one for _ in range(NUM_EXPERTS) if (one := of_integers(made[kind]())) is not None])
+    found = stacked([on_gpu(made[kind]()) for _ in range(NUM_EXPERTS)])
     assert found is not None
     return found
+
+
+def doubled(*arguments: Any) -> torch.Tensor:
+    return 2 * plain_experts(*arguments)
 
 
 class Gating:
@@ -101,7 +104,7 @@ def test_experts_of_the_kernels_are_those_of_plain_torch(kind: str) -> None:
         weights = torch.rand(num_rows, 2, generator=generator).to(dtype)
         want = plain_experts(experts, x.float(), chosen, weights.float())
         found = triton_experts.compute(experts, x, chosen, weights).float()
-        assert float((found - want).norm() / want.norm()) < (1e-5 if dtype == torch.float32 else 2e-2)
+        assert relative(found, want) < (1e-5 if dtype == torch.float32 else 2e-2)
 
 
 def test_experts_with_many_rows_are_rounded_to_8_bits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +115,7 @@ def test_experts_with_many_rows_are_rounded_to_8_bits(monkeypatch: pytest.Monkey
         chosen = torch.stack([torch.randperm(NUM_EXPERTS, generator=generator)[:2] for _ in range(num_rows)])
         given = torch.randn(num_rows, WIDTH, generator=generator), chosen, torch.rand(num_rows, 2, generator=generator)
         want, found = plain_experts(experts, *given), triton_experts.compute_rounding_many(experts, *given)
-        difference = float((found - want).norm() / want.norm())
+        difference = relative(found, want)
         assert 0.02 < difference < 0.06 if is_rounded else difference < 1e-5
 
 
@@ -125,7 +128,7 @@ def test_rounded_experts_are_checked(caplog: pytest.LogCaptureFixture, monkeypat
     monkeypatch.setattr(checks, "ROUNDED_EXPERT_ROWS", 20)
     assert round_experts_checked(loaded, lambda: triton_experts)
     assert experts.compute == triton_experts.compute_rounding_many
-    wrong: Any = SimpleNamespace(compute=lambda *given, is_rounded: 2 * plain_experts(*given))
+    wrong: Any = SimpleNamespace(compute=lambda *given, is_rounded: doubled(*given))
     assert not round_experts_checked(loaded, lambda: wrong)
     assert "Experts in 8 bits: off" in caplog.text
     experts.down = packed("int8", WIDTH, INNER, 2)
@@ -163,13 +166,8 @@ def test_rows_are_sorted_by_expert_and_cut_into_tiles(num_rows: int) -> None:
 
 
 def test_experts_that_are_stored_in_different_ways_are_not_stacked() -> None:
-    one, other = (of_integers(integers(bits, 8, 128, 32, zeros=True)) for bits in (4, 8))
-    assert one is not None
-    assert other is not None
-    assert stacked([one, other]) is None
-    turned = of_integers(integers(4, 8, 128, 32, zeros=True, any_order=True))
-    assert turned is not None
-    assert stacked([turned, turned]) is None
+    assert stacked([on_gpu(integers(bits, 8, 128, 32, zeros=True)) for bits in (4, 8)]) is None
+    assert stacked([on_gpu(integers(4, 8, 128, 32, zeros=True, any_order=True))] * 2) is None
     blocks = torch.zeros(2, 8, 3, 16, dtype=torch.uint8)
     assert mxfp4(blocks, blocks[..., 0], None) is None  # 96 columns
 
@@ -242,9 +240,6 @@ def test_experts_in_16_bits_are_computed_by_kernels_if_they_have_few_rows(
     want = logits(loaded)
     monkeypatch.setattr(checks, "PRODUCT_ROWS", (1, 3))
 
-    def doubled(*arguments: Any) -> torch.Tensor:
-        return 2 * plain_experts(*arguments)
-
     assert not compute_plain_experts_checked(loaded, lambda: doubled)
     assert "Experts in 16 bits by kernels: off" in caplog.text
     numbers_of_rows = []
@@ -268,9 +263,6 @@ def test_experts_that_are_wrong_are_switched_off_with_a_warning(
     checkpoint(tmp_path, "gpt_oss")
     monkeypatch.setattr(load, "_keeps_packed", lambda device: True)
     loaded = load_model(tmp_path, device="cpu", dtype="float32")
-
-    def doubled(*arguments: Any) -> torch.Tensor:
-        return 2 * plain_experts(*arguments)
 
     assert not compute_experts_checked(loaded, lambda: doubled)
     assert "Packed experts by kernels: off" in caplog.text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import Any, get_args
@@ -10,8 +9,7 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from oaiserve.engine.model.checkpoints.integer_layouts import BadLayout, Floats, Integers, floats
-from oaiserve.engine.model.checkpoints.packed_weights import PackedWeights
+from oaiserve.engine.model.checkpoints.integer_layouts import BadLayout, floats
 from oaiserve.engine.model.cpu.description import Matrix
 from oaiserve.engine.model.gpu.device_matrices import (
     PackedMatrix,
@@ -27,8 +25,16 @@ from oaiserve.engine.model.gpu.keep_packed import keep_packed_matrices
 from oaiserve.engine.start.gpu.checks.matrices import multiply_checked, scale_checked
 from oaiserve.engine.start.load import load_model
 from oaiserve.engine.start.prepare import prepare
-from oaiserve.files.quantization import read_quantization
 from tests.engine.model.cpu.small_models import config, make_model
+from tests.engine.model.gpu.packed_matrices import (
+    SIZES,
+    floats_in_blocks,
+    integers,
+    numbers,
+    on_gpu,
+    relative,
+    weights_in,
+)
 from tests.models.decoders import byte_tokenizer
 from tests.models.fp8 import Layout, write_fp8
 from tests.models.packed import Packing, write_checkpoint
@@ -38,30 +44,6 @@ pytest.importorskip("triton", reason="Triton has no wheels for this system")
 from oaiserve.engine.model.gpu import triton_matrices, triton_scaled
 
 pytestmark = pytest.mark.kernels
-
-SIZES = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16, "num_hidden_layers": 2}
-
-
-def numbers(*sizes: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*sizes, generator=torch.Generator().manual_seed(seed))
-
-
-def integers(bits: int, n: int, columns: int, group: int, *, zeros: bool, any_order: bool = False) -> Integers:
-    generator = torch.Generator().manual_seed(bits)
-    codes = torch.randint(0, 1 << bits, (n, columns), generator=generator, dtype=torch.uint8)
-    groups = columns // group
-    scales = (torch.rand(n, groups, generator=generator) * 0.01 + 0.001).half()
-    found = torch.randint(0, 1 << bits, (n, groups), generator=generator, dtype=torch.uint8) if zeros else None
-    order = torch.randperm(columns, generator=generator) if any_order else None
-    return Integers(codes, scales, found, bits, order)
-
-
-def floats_in_blocks(n: int, columns: int, block: tuple[int, int] | None) -> Floats:
-    codes = numbers(n, columns).to(torch.float8_e4m3fn)
-    if block is None:
-        return floats(codes, numbers(n).abs(), None)
-    return floats(codes, numbers(-(-n // block[0]), columns // block[1]).abs(), block)
-
 
 MATRICES = {
     "4 bits": integers(4, 70, 128, 32, zeros=False),
@@ -77,8 +59,7 @@ MATRICES = {
 
 @pytest.mark.parametrize("name", MATRICES)
 def test_expanded_weights_are_those_of_the_format(name: str) -> None:
-    packed = of_integers(MATRICES[name])
-    assert packed is not None
+    packed = on_gpu(MATRICES[name])
     assert packed.shape == MATRICES[name].codes.shape
     torch.testing.assert_close(packed.expand(torch.float32), MATRICES[name].expand(), rtol=0, atol=0)
 
@@ -86,18 +67,16 @@ def test_expanded_weights_are_those_of_the_format(name: str) -> None:
 @pytest.mark.parametrize(("num_rows", "dtype"), [(1, torch.bfloat16), (20, torch.float32), (70, torch.float16)])
 @pytest.mark.parametrize("name", MATRICES)
 def test_products_of_the_kernel_are_those_of_expanded_weights(name: str, num_rows: int, dtype: torch.dtype) -> None:
-    packed = of_integers(MATRICES[name])
-    assert packed is not None
+    packed = on_gpu(MATRICES[name])
     x = numbers(num_rows, packed.shape[1], seed=1).to(dtype)
     bias = numbers(packed.shape[0], seed=2).to(dtype) if num_rows == 20 else None
     want = expanded_product(x.float(), packed, None if bias is None else bias.float())
     found = triton_matrices.multiply(x, packed, bias).float()
-    assert float((found - want).norm() / want.norm()) < {torch.float32: 1e-5, torch.float16: 2e-3}.get(dtype, 1e-2)
+    assert relative(found, want) < {torch.float32: 1e-5, torch.float16: 2e-3}.get(dtype, 1e-2)
 
 
 def test_columns_are_split_so_that_there_are_enough_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    packed = of_integers(MATRICES["4 bits"])
-    assert packed is not None
+    packed = on_gpu(MATRICES["4 bits"])
     x = numbers(3, 128)
     want = triton_matrices.multiply(x, packed, None)
     monkeypatch.setattr(triton_matrices, "_num_multiprocessors", lambda device: 2)
@@ -115,18 +94,12 @@ def test_matrices_with_small_groups_are_expanded() -> None:
 
 
 def test_matrices_are_joined_if_they_are_stored_alike() -> None:
-    one, other = (of_integers(integers(4, n, 128, 32, zeros=True)) for n in (8, 24))
-    assert isinstance(one, PackedMatrix)
-    assert isinstance(other, PackedMatrix)
+    one, other = (on_gpu(integers(4, n, 128, 32, zeros=True)) for n in (8, 24))
     both = joined([one, other])
     assert both is not None
     torch.testing.assert_close(both.rows(8, 32).expand(torch.float32), other.expand(torch.float32), rtol=0, atol=0)
-    unlike = of_integers(integers(4, 8, 128, 64, zeros=True))
-    assert isinstance(unlike, PackedMatrix)
-    assert joined([one, unlike]) is None
-    eight = of_integers(integers(8, 8, 128, 32, zeros=True))
-    assert isinstance(eight, PackedMatrix)
-    assert joined([one, eight]) is None
+    for bits, group in ((4, 64), (8, 32)):
+        assert joined([one, on_gpu(integers(bits, 8, 128, group, zeros=True))]) is None
 
 
 # -- checkpoints ------------------------------------------------------------------------------------------------------
@@ -141,20 +114,23 @@ def test_checkpoints_in_fp8_are_read_and_may_stay_packed(layout: Layout, tmp_pat
     with torch.inference_mode():
         loaded.model.set_attn_implementation("eager")
         want = loaded.model(ids).logits
-        quantization = read_quantization(json.loads((tmp_path / "config.json").read_text()))
-        assert quantization is not None
-        assert keep_packed_matrices(loaded.model, PackedWeights(tmp_path, quantization)) == 2 * 7
+        assert keep_packed_matrices(loaded.model, weights_in(tmp_path)) == 2 * 7
         torch.testing.assert_close(loaded.model(ids).logits, want, rtol=1e-4, atol=1e-4)
 
 
-def test_scales_of_blocks_that_do_not_fit_are_refused() -> None:
-    codes = torch.zeros(70, 96, dtype=torch.float8_e4m3fn)
-    with pytest.raises(BadLayout, match="says nothing of blocks"):
-        floats(codes, torch.zeros(2, 3), None)
-    with pytest.raises(BadLayout, match=r"scales of the shape \(2, 3\), and not \(3, 3\)"):
-        floats(codes, torch.zeros(2, 3), (32, 32))
-    with pytest.raises(BadLayout, match="no whole blocks of 64"):
-        floats(codes, torch.zeros(3, 2), (32, 64))
+@pytest.mark.parametrize(
+    ("shape", "block", "problem"),
+    [
+        ((2, 3), None, "says nothing of blocks"),
+        ((2, 3), (32, 32), r"scales of the shape \(2, 3\), and not \(3, 3\)"),
+        ((3, 2), (32, 64), "no whole blocks of 64"),
+    ],
+)
+def test_scales_of_blocks_that_do_not_fit_are_refused(
+    shape: tuple[int, int], block: tuple[int, int] | None, problem: str
+) -> None:
+    with pytest.raises(BadLayout, match=problem):
+        floats(torch.zeros(70, 96, dtype=torch.float8_e4m3fn), torch.zeros(shape), block)
 
 
 @pytest.fixture(scope="module")
@@ -169,9 +145,7 @@ def awq(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.Tensor]:
 
 def packed_model(folder: Path) -> Any:
     model = make_model(config("llama", **SIZES))
-    quantization = read_quantization(json.loads((folder / "config.json").read_text()))
-    assert quantization is not None
-    weights = PackedWeights(folder, quantization)
+    weights = weights_in(folder)
     model.load_state_dict({name: weights.tensor(name).float() for name in weights.names()}, strict=False)
     assert keep_packed_matrices(model, weights) == 14
     return model
@@ -191,8 +165,7 @@ def test_layers_that_stay_packed_compute_the_same_fused_or_not(awq: tuple[Path, 
     assert product is not None
     assert product.matrix is not None
     assert attention.q_proj.matrix.codes.untyped_storage().data_ptr() == product.matrix.codes.data_ptr()
-    parameters = sum(parameter.nbytes for parameter in attention.q_proj.parameters())
-    assert parameters == 0
+    assert sum(parameter.nbytes for parameter in attention.q_proj.parameters()) == 0
     assert attention.q_proj.weight.shape == (64, 64)
     assert attention.q_proj.weight.untyped_storage().nbytes() == 4
 
@@ -255,14 +228,13 @@ def test_rows_are_rounded_to_floats_of_8_bits(dtype: torch.dtype, group: int) ->
 
 @pytest.mark.parametrize("name", ["FP8 by row", "FP8 in blocks"])
 def test_products_of_8_bits_are_those_of_the_rounded_rows(name: str) -> None:
-    matrix = of_integers(MATRICES[name])
-    assert matrix is not None
+    matrix = on_gpu(MATRICES[name])
     x, bias = numbers(70, matrix.shape[1], seed=1).bfloat16(), numbers(70, seed=2)
     codes, scales = triton_scaled.rounded_rows(x, 128)
     rounded = (codes[:70].float().view(70, -1, 128) * scales[:, :70].T[..., None]).flatten(1)
     want = expanded_product(rounded, matrix, bias)
     found = triton_scaled.by_triton(x, matrix, bias.bfloat16()).float()
-    assert float((found - want).norm() / want.norm()) < 5e-3
+    assert relative(found, want) < 5e-3
 
 
 def scaled_as_on_a_device(
@@ -287,14 +259,13 @@ def scaled_as_on_a_device(
 def test_products_of_8_bits_are_asked_of_torch_as_it_knows_them(
     block: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = of_integers(floats_in_blocks(96, 256, block))
-    assert whole is not None
+    whole = on_gpu(floats_in_blocks(96, 256, block))
     monkeypatch.setattr(torch, "_scaled_mm", scaled_as_on_a_device)
     for matrix in (whole, whole.rows(32, 80)):
         x = numbers(21, 256, seed=1).bfloat16()
         assert triton_scaled.ways(matrix) == [triton_scaled.by_torch, triton_scaled.by_triton]
         found, want = triton_scaled.by_torch(x, matrix, None).float(), expanded_product(x.float(), matrix, None)
-        assert 0.01 < float((found - want).norm() / want.norm()) < 0.04
+        assert 0.01 < relative(found, want) < 0.04
 
 
 def test_other_groups_are_not_asked_of_torch() -> None:
@@ -303,19 +274,8 @@ def test_other_groups_are_not_asked_of_torch() -> None:
         (floats_in_blocks(70, 128, None), [triton_scaled.by_triton]),
         (integers(8, 64, 128, 128, zeros=False), []),
     ):
-        packed = of_integers(matrix)
-        assert packed is not None
+        packed = on_gpu(matrix)
         assert triton_scaled.ways(packed) == expected
-
-
-def fp8_model(folder: Path, layout: Layout) -> Any:
-    """Return a model whose matrices in FP8 stay packed."""
-    write_fp8(folder, make_model(config("llama", **SIZES)), layout)
-    loaded = load_model(folder, device="cpu", dtype="bfloat16")
-    quantization = read_quantization(json.loads((folder / "config.json").read_text()))
-    assert quantization is not None
-    assert keep_packed_matrices(loaded.model, PackedWeights(folder, quantization)) == 2 * 7
-    return loaded
 
 
 @pytest.mark.parametrize(("layout", "way"), [("fbgemm", triton_scaled.by_torch), ("blocks", triton_scaled.by_triton)])
@@ -323,7 +283,9 @@ def fp8_model(folder: Path, layout: Layout) -> Any:
 def test_prompts_are_multiplied_in_8_bits_and_decodes_are_not(
     layout: Layout, way: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded = fp8_model(tmp_path, layout)
+    write_fp8(tmp_path, make_model(config("llama", **SIZES)), layout)
+    loaded = load_model(tmp_path, device="cpu", dtype="bfloat16")
+    assert keep_packed_matrices(loaded.model, weights_in(tmp_path)) == 2 * 7
     monkeypatch.setattr(triton_scaled, "LEAST_ROWS", 16)
     assert scale_checked(loaded, lambda: triton_scaled)
     layer = packed_linears(loaded.model)[0]
@@ -331,7 +293,7 @@ def test_prompts_are_multiplied_in_8_bits_and_decodes_are_not(
     assert torch.equal(layer(few), expanded_product(few, layer.matrix, None))
     assert torch.equal(layer(many), way(many, layer.matrix, None))
     found, want = layer(many).float(), expanded_product(many, layer.matrix, None).float()
-    assert 0.01 < float((found - want).norm() / want.norm()) < 0.04
+    assert 0.01 < relative(found, want) < 0.04
 
     def doubled(*arguments: Any) -> torch.Tensor:
         return 2 * expanded_product(*arguments)

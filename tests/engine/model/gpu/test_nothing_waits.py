@@ -25,11 +25,11 @@ from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.rehearsal import prompt
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.sampling.logit_edits import apply_masks_in_torch
-from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Draw, Masks, Step
-from tests.models.decoders import FAMILIES, random_model
+from tests.engine.model.runners import sequence_of
+from tests.models.decoders import FAMILIES, SMALL, random_model
 
 GPU = torch.device("meta")
 VOCAB = 97
@@ -84,18 +84,8 @@ class Logits:
         return torch.empty(len(batch.logits_rows), VOCAB, dtype=torch.bfloat16, device=GPU)
 
 
-def sequence(params: SamplingParams, *, bad_words: tuple[tuple[int, ...], ...] = ()) -> Sequence:
-    made = Sequence(
-        "r",
-        0,
-        [5, 6, 7],
-        params,
-        max_len=99,
-        stop_ids=frozenset([0, 3]),
-        bad_words=[list(word) for word in bad_words],
-    )
-    made.blocks = [0]
-    return made
+def sequence(**params: Any) -> Sequence:
+    return sequence_of([5, 6, 7], [0], stop_ids=frozenset([0, 3]), **params)
 
 
 ASKED: list[dict[str, Any]] = [
@@ -111,19 +101,18 @@ ASKED: list[dict[str, Any]] = [
     {"allowed_token_ids": (3, 4)},
     {"repetition_penalty": 1.3},
     {"frequency_penalty": 0.5, "presence_penalty": 0.5},
+    {"bad_words": [[9], [6, 7, 8]]},
 ]
 
 
-@pytest.mark.parametrize("asked", [*ASKED, {"bad_words": ((9,), (6, 7, 8))}], ids=str)
+@pytest.mark.parametrize("asked", ASKED, ids=str)
 @torch.inference_mode()
 def test_no_parameter_of_a_request_makes_launch_wait(asked: dict[str, Any]) -> None:
-    asked = dict(asked)
-    bad_words = asked.pop("bad_words", ())
     runner = ModelRunner(Logits(), GPU, 4)  # type: ignore[arg-type]
     runner.is_asynchronous = True
-    first = sequence(SamplingParams(**asked), bad_words=bad_words)
+    first = sequence(**asked)
     first.wants_prompt_logprobs = "prompt_logprobs" in asked
-    others = [sequence(SamplingParams(temperature=0.0)), sequence(SamplingParams(top_k=3))]
+    others = [sequence(temperature=0.0), sequence(top_k=3)]
     with watched():
         runner.draw(runner.launch(Step([Chunk(one, 0, 3) for one in (first, *others)])))
         # The next step begins before the host has the ids that this one draws.
@@ -139,8 +128,7 @@ def test_no_parameter_of_a_request_makes_launch_wait(asked: dict[str, Any]) -> N
 @torch.inference_mode()
 def test_masks_of_grammars_make_nothing_wait() -> None:
     runner = ModelRunner(Logits(), GPU, 4)  # type: ignore[arg-type]
-    one = sequence(SamplingParams(min_tokens=2))
-    one.constraint = object()  # type: ignore[assignment]
+    one = sequence(min_tokens=2, constraint=object())
     with watched():
         launched = runner.launch(Step([Chunk(one, 0, 3, draw=Draw.LATE)]))
         assert launched.waiting_rows == [0]
@@ -165,16 +153,6 @@ def test_the_double_finds_what_waits() -> None:
 
 ROPE = {"rope_theta": 10000.0, "original_max_position_embeddings": 32}
 LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "factor": 4.0}
-SMALL = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "pad_token_id": 0,
-}
 
 
 @pytest.mark.parametrize(
