@@ -40,9 +40,7 @@ def adaptable(model: PreTrainedModel) -> dict[str, tuple[int, int]]:
 
 @contextmanager
 def adapted(model: PreTrainedModel, batch: Batch, way: Callable[[Batch], AddTo]) -> Iterator[None]:
-    """Let the modules of the model add the adapters of a batch, `plain` or `by_kernels`, in calls of this thread.
-
-    Steps without adapters cost nothing."""
+    """Let a batch's adapters, `plain` or `by_kernels`, add to the model's modules in calls of this thread."""
     if not batch.adapters:
         yield
         return

@@ -47,10 +47,7 @@ class Adapter:
 
 
 def probe_adapter(shapes: Mapping[str, tuple[int, int]], dtype: torch.dtype) -> Adapter:
-    """Return an adapter for linear layers of these shapes, by their names, which changes the model's results.
-
-    It is the same each time, so that a model's results with it can be stored.
-    """
+    """Return an adapter for layers of these shapes, by name, that changes results, and is the same each time."""
     generator = torch.Generator().manual_seed(0)
     parts = {}
     for name, (rows, columns) in sorted(shapes.items()):

@@ -49,7 +49,6 @@ def move(model: PreTrainedModel, device: torch.device, name: str) -> None:
 
 
 def limit_compiled_shapes() -> None:
-    """Limit the cached code for a CPU, unless the user has set a limit. Both libraries read theirs at the first work in
-    bfloat16."""
+    """Limit the code that torch and oneDNN cache, unless the user does. They read the limits at their first work."""
     for variable in _CODE_LIMITS:
         os.environ.setdefault(variable, str(_MOST_SHAPES))

@@ -16,16 +16,10 @@ class Executor(Protocol):
     is_exact: bool  # a token's logits are bitwise the same in any step
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        """Return the logits [R, vocab] of `batch.logits_rows`.
-
-        The caller may write into them. The next call may overwrite them.
-        """
+        """Return the logits [R, vocab] of `batch.logits_rows`, writable, until the next call overwrites them."""
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         """Copy the keys and values of whole blocks (from, to). Raises torch.OutOfMemoryError before any copy."""
 
     def prepare(self, adapter: Adapter) -> Adapter:
-        """Make an adapter ready, on any thread, ahead of its first step.
-
-        Return the adapter for steps: one without weights, where the executor has its own copy.
-        """
+        """Return an adapter ready for steps, from any thread: without weights, where the executor has its own copy."""

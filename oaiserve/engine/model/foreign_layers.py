@@ -26,10 +26,7 @@ _PIECE = 64
 
 
 def bring_paged_attention(model: PreTrainedModel) -> bool:
-    """Change the attention modules of a model where its family needs it.
-
-    Return whether the model computes attention by itself, without an attention function of transformers.
-    """
+    """Change attention modules where their family needs it; true if it calls none of transformers' functions."""
     handed, family = Handed(), family_of(model.config.model_type)
     changed = [
         family.attention[name](module, model, handed)

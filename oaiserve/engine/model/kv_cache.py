@@ -19,10 +19,7 @@ APART_BYTES = 36 << 10
 
 
 def zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None = None) -> torch.Tensor:
-    """Return a tensor of zeros for keys or values.
-
-    Attention multiplies masked values by 0, and 0 times a NaN that is left in memory would be NaN.
-    """
+    """Return zeros for keys or values: attention multiplies masked ones by 0, and 0 times a NaN would be NaN."""
     if device is not None and device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     # NumPy asks the system for zeroed pages, which cost nothing until they are used; torch writes every byte, which

@@ -26,10 +26,7 @@ def add_and_norm(
     norm: Norm | None,
     scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """Return hidden + scale * out_norm(the sum of `added`), and its norm. Without a norm, both are the same.
-
-    `hidden` may be overwritten.
-    """
+    """Return hidden + scale * out_norm(the sum of `added`), maybe in its place, and the norm of that, if any."""
     if added:
         total = sum((one.float() for one in added[1:]), added[0].float())
         total = total if out_norm is None else normed(total, out_norm)

@@ -1,5 +1,4 @@
-"""Decides on the numbers of blocks of the KV cache and of states: from the rest of a GPU's memory, or a share of the
-main memory."""
+"""Decides on the numbers of blocks of the KV cache and of states: from a GPU's rest, or a share of the main memory."""
 
 from __future__ import annotations
 

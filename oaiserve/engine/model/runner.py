@@ -268,8 +268,7 @@ class ModelRunner:
         )
 
     def _wait_for(self, read_back: ReadBack) -> None:
-        """Wait for results of a tensor-parallel model. If a member ends, kernels of the others may wait for it forever;
-        the host does not."""
+        """Wait for results, unless a member has ended, for which kernels of the others may wait forever."""
         if self._check_results is None or read_back.arrived is None:
             return
         while not read_back.arrived.query():
@@ -298,10 +297,7 @@ class ModelRunner:
         launched.samplings.append((rows, sampling))
 
     def _draw_one_by_one(self, launched: Launched, rows: list[int], masks: Masks | None) -> None:
-        """Draw row by row, which takes the least memory.
-
-        The step cannot be launched again instead, since some of its rows have been drawn already.
-        """
+        """Draw row by row, with the least memory: drawn rows do not allow to launch the step again."""
         for row in rows:
             torch.cuda.empty_cache()
             try:

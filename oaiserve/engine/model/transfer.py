@@ -11,10 +11,7 @@ _NUMPY_TYPES = {torch.int64: np.int64, torch.float32: np.float32, torch.bool: np
 
 
 def on_device(values: ArrayLike | torch.Tensor, device: torch.device, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-    """Return `values` as a tensor on the device, without waiting for the work of the device.
-
-    `torch.tensor(values, device=device)` would wait for it.
-    """
+    """Return `values` on the device without waiting for its work, as `torch.tensor(values, device=device)` would."""
     return pinned(torch.as_tensor(values, dtype=dtype), device).to(device, non_blocking=True)
 
 

@@ -1,7 +1,4 @@
-"""The interface of paged attention, which a backend implements. Each backend has its own file.
-
-`hook.py` has how transformers' modelling code calls it.
-"""
+"""The interface of paged attention, which backends implement, and by which `hook.py` lets transformers call it."""
 
 from __future__ import annotations
 

@@ -14,10 +14,7 @@ from oaiserve.errors import StartupError
 
 
 def select_backend(device: torch.device, name: Attention = "auto") -> Backend:
-    """Return the attention backend of this name. `auto` is the fastest one on the device for every model.
-
-    Raises StartupError for a backend without support by the device, or without its package.
-    """
+    """Return this backend, or the fastest on the device. Raises StartupError without support or package."""
     has_triton = find_spec("triton") is not None
     if name == "auto":
         name = "triton" if device.type == "cuda" and has_triton else "reference"

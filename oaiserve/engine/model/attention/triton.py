@@ -175,10 +175,7 @@ def decode_tile(group: int, tile_dims: int, itemsize: int) -> Tile:
 
 @functools.cache
 def prefill_tile(group: int, tile_dims: int, itemsize: int, longest_query: int) -> Tile:
-    """Return the prefill tile for the longest query of a step.
-
-    There are only two sizes for each model: every further size would be compiled while a request waits.
-    """
+    """Return one of only two tiles for a model's prefills: each further one would be compiled during a request."""
     if itemsize == 4:  # float32 does not use tensor cores: it serves comparisons, not speed
         return Tile(max(32, triton.next_power_of_2(group)), tokens=16, num_warps=8, num_stages=2)
     rows = max(64 if longest_query * group <= 64 else 128, triton.next_power_of_2(group))
@@ -308,10 +305,7 @@ def prefill(
     tiles: BatchTiles | StaticTiles,
     tile: Tile | None = None,
 ) -> None:
-    """Compute the rows of prefills in `out`, [T, heads, value_dim].
-
-    Their keys and values must be in the cache already.
-    """
+    """Compute the rows of prefills, whose keys and values are in the cache already, in `out` [T, heads, value_dim]."""
     kv_heads = cache.keys.shape[2]
     group = query.shape[1] // kv_heads
     constants = _constants(group, cache.keys.shape[3], cache.values.shape[3], cache.keys.shape[1])
@@ -352,10 +346,7 @@ def prefill(
 # The result is cached, as tiles are: triton's arithmetic is slow on the host, and every layer of every step needs it.
 @functools.cache
 def _constants(group: int, key_dim: int, value_dim: int, block_size: int) -> dict[str, int]:
-    """Return the constants of both attention kernels.
-
-    Triton's matrix product needs at least 16 dimensions.
-    """
+    """Return the constants of both attention kernels. Triton's matrix product needs at least 16 dimensions."""
     return {
         "GROUP": group,
         "KEY_DIM": key_dim,

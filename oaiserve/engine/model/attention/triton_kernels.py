@@ -153,9 +153,7 @@ def write_kernel(
 
 @triton.jit
 def _load_rows(pointers, is_row, dim, DIM: tl.constexpr, TILE_DIM: tl.constexpr, ALL_ROWS: tl.constexpr):
-    """Load `pointers` [R, TILE_DIM], with zeros beyond the rows and dimensions. Without any beyond, the load has no
-    mask.
-    """
+    """Load `pointers` [R, TILE_DIM], with zeros beyond rows and dimensions, and without a mask if none is beyond."""
     if ALL_ROWS and DIM == TILE_DIM:
         return tl.load(pointers)
     elif ALL_ROWS:
@@ -304,10 +302,7 @@ def prefill_kernel(
     TILE_ROWS: tl.constexpr,
     TILE_N: tl.constexpr,
 ):
-    """Compute attention for a tile of tokens of one sequence, for all query heads of a key head.
-
-    The program is (key head, tile).
-    """
+    """Attend for a tile of one sequence's tokens, for all heads of a key head. The program is (key head, tile)."""
     kv_head = tl.program_id(0)
     tile = tiles + tl.program_id(1) * 4
     row = tl.load(tile).to(tl.int64)

@@ -19,8 +19,6 @@ def empty_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel
 
 
 def named_parameters(model: PreTrainedModel) -> list[tuple[str, Tensor]]:
-    """Return the parameters and buffers in a file, such as the factors of Gemma 4's layers.
-
-    A shared output embedding is not among them."""
+    """Return the parameters and buffers that a file has: all but a shared output embedding."""
     is_tied = model.config.tie_word_embeddings
     return [(name, tensor) for name, tensor in model.state_dict().items() if not (is_tied and name == _HEAD)]

@@ -53,10 +53,7 @@ _FIELDS = {
 
 
 def read_config(path: Path) -> PreTrainedConfig:
-    """Return the configuration of a file's model.
-
-    Raises StartupError for a file without all required metadata, and transformers' own errors.
-    """
+    """Return the configuration of a file's model. Raises StartupError for missing metadata."""
     try:
         values, tensors = read_values(path), read_tensors(path)
         if architecture(values) in BY_ARCHITECTURE:

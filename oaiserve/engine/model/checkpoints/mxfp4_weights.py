@@ -49,10 +49,7 @@ class Mxfp4Weights(TensorFiles):
         return experts, blocks * FORMATS[MXFP4].weights, rows
 
     def blocks(self, name: str) -> ExpertBlocks | None:
-        """Return the matrices of each expert in quantization blocks, or None for a tensor without blocks.
-
-        The rows of a gate and of an up projection are in turns.
-        """
+        """Return each expert's matrices, gates and ups apart, in quantization blocks; None for any other tensor."""
         if name not in self._experts:
             return None
         parts = 2 if name.endswith("gate_up_proj") else 1
@@ -63,8 +60,7 @@ class Mxfp4Weights(TensorFiles):
         return self._experts
 
     def codes_and_scales(self, name: str) -> tuple[Tensor, Tensor]:
-        """Return the codes uint8 [experts, rows, groups, 16] of such a tensor, two in a byte, and its scales uint8
-        [experts, rows, groups]."""
+        """Return a tensor's codes uint8 [experts, rows, groups, 16], two in a byte, and its scales without the 16."""
         return super().tensor(f"{name}{_CODES}"), super().tensor(f"{name}{_SCALES}")
 
     def tensor(self, name: str) -> Tensor:

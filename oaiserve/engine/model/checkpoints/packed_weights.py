@@ -36,10 +36,7 @@ class PackedWeights(TensorFiles):
     def __init__(
         self, folder: Path, quantization: Quantization, *, of_wrapper: bool = False, is_long: bool = False
     ) -> None:
-        """Map the files. Raises StartupError if they have no packed matrix.
-
-        With `is_long`, blocks have a scale for 128 numbers where `of_integers` can make them.
-        """
+        """Map the files. Raises StartupError without a packed matrix. `is_long` is for `of_integers`."""
         self._quantization, self._is_long = quantization, is_long
         super().__init__(folder, of_wrapper=of_wrapper)
         self._found_by: dict[str, str] = {}  # the tensor that has the integers of a matrix, by the matrix's name

@@ -36,10 +36,7 @@ class TensorFiles:
     rope_factors: Tensor | None = None  # which a GGUF file may have; here they follow from config.json
 
     def __init__(self, folder: Path, *, of_wrapper: bool = False) -> None:
-        """Read the headers. Raises BadFile for a header at odds with its file.
-
-        With `of_wrapper`, of a multimodal checkpoint, they are the tensors of its text model, under that model's names.
-        """
+        """Read the headers, with `of_wrapper` of a wrapper's text model alone. Raises BadFile for a wrong header."""
         self._places: dict[str, _Place] = {}
         self._maps: dict[Path, mmap.mmap] = {}
         for path in weight_files(folder, json_object(folder / "config.json")):
@@ -55,10 +52,7 @@ class TensorFiles:
         return name in self._places
 
     def leave_out_beyond(self, parameters: Iterable[str]) -> None:
-        """Leave out tensors without a parameter in the model, which it does not need.
-
-        These are biases of zeros, which some programs write for each matrix, and a shared output matrix.
-        """
+        """Leave out biases of zeros and a shared output matrix that are no parameters of the model."""
         for name in self._places.keys() - set(parameters):
             if name == "lm_head.weight" or (name.endswith(".bias") and not self.tensor(name).any()):
                 del self._places[name]

@@ -43,8 +43,7 @@ def _fields(metadata: Metadata) -> Fields:
 
 
 def _columns_first(config: Any, name: str, tensors: Sequence[Tensor]) -> Tensor:
-    """Join the tensors of gpt-oss' experts: columns before rows, and the rows of gates and of up projections in
-    turns."""
+    """Join tensors of gpt-oss' experts: columns before rows, and rows of gates and ups in turns."""
     in_turns = torch.stack(list(tensors), dim=2).flatten(1, 2)
     return in_turns.mT if in_turns.dim() == 3 else in_turns
 

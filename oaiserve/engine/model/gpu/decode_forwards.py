@@ -69,10 +69,7 @@ class DecodeForwards:
         self._runs[size]()
 
     def pad(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Make all rows of a size padding, and return its inputs int64 [7, size] and its parameters float32 [4, size].
-
-        Captured work first runs with these.
-        """
+        """Make all rows padding, and return inputs int64 [7, size] and parameters float32 [4, size]."""
         width = aligned_size(size)
         num_inputs, num_parameters = len(INPUT_PADDING) * width, len(PARAMETER_PADDING) * width
         words = self.words[self.first_input :]
@@ -95,10 +92,7 @@ class DecodeForwards:
         return capture(forward)
 
     def _batch(self, inputs: torch.Tensor) -> Batch:
-        """Return the batch that reads `inputs` int64 [7, R] and the block tables in place.
-
-        Its lengths on the host are the longest possible ones.
-        """
+        """Return the batch that reads `inputs` int64 [7, R] in place. Its lengths on the host are the longest."""
         _, sources, positions, slots, seq_lens, table_rows, _ = inputs
         num_rows = len(sources)
         return Batch(

@@ -117,8 +117,7 @@ def _activation(module: Any) -> str | None:
 
 
 def plain_experts_of(module: Any) -> PackedExperts | None:
-    """Return experts with the matrices of a module, or None if these have another order, or columns that are no
-    multiples of 32. The module stays as it is."""
+    """Return experts with a module's matrices as they are; None if they do not lie so that kernels read them."""
     gate_up, down = (module._parameters.get(name) for name in ("gate_up_proj", "down_proj"))
     is_known = gate_up is not None and down is not None and gate_up.dim() == 3 and hasattr(module, "_apply_gate")
     if not is_known or getattr(module, "is_transposed", True) or gate_up.shape[2] % LEAST_COLUMNS:

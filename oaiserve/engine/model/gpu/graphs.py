@@ -103,10 +103,7 @@ class DecodeGraphs:
         self._draws = {size: self._capture(size, capture) for size in reversed(forwards.sizes)}
 
     def num_replayed(self, step: Step) -> int:
-        """Return the number of a step's first chunks for a replay: all those of one token, or none.
-
-        Each has to draw, without log-probabilities of its prompt.
-        """
+        """Return the number of a step's decodes, its first chunks, or 0 if one of them cannot be replayed."""
         number = 0
         for sequence, _, num_tokens, max_draws, _, _ in step.chunks:
             if num_tokens > 1:

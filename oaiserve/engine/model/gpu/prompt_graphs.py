@@ -65,8 +65,7 @@ class PromptGraphs:
         self._graphs = {size: self._capture(size, capture) for size in reversed(sizes)}
 
     def can_run(self, step: Step) -> bool:
-        """Return whether the step can be replayed: its tokens are known, not too many, and no draft, and no prompt has
-        to have log-probabilities."""
+        """Return whether the step has no draft, no unknown token, not too many, and no log-probabilities of prompts."""
         return (
             len(step.chunks) <= MOST_PROMPTS
             and step.num_tokens <= self._sizes[-1]

@@ -89,11 +89,7 @@ def expert_kernel(
     TILE_N: tl.constexpr,
     TILE_COLUMNS: tl.constexpr,
 ):
-    """Multiply a tile of rows with one of their expert's matrix. The program is (tile of the matrix, tile of pairs,
-    split).
-
-    Splits are those of `matrix_kernel`.
-    """
+    """Multiply pairs with their expert's matrix. The program is (tile of it, tile of pairs, split)."""
     tile, split = tl.program_id(1), tl.program_id(2)
     expert = tl.load(tile_expert + tile).to(tl.int64)
     if expert >= 0:

@@ -8,10 +8,7 @@ from oaiserve.engine.model.gpu.triton_tiles import dot, to_float8
 
 @triton.jit
 def _less(code, zero, dtype: tl.constexpr):
-    """Return small integers less a zero.
-
-    An integer in the lowest bits of 2^23 adds its value, without an instruction for conversion, which would be slow.
-    """
+    """Return small integers less a zero. In the lowest bits of 2^23, an integer adds its value without conversion."""
     return ((code.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + zero)).to(dtype)
 
 
@@ -55,8 +52,7 @@ def product_of_tiles(
     TILE_N: tl.constexpr,
     TILE_COLUMNS: tl.constexpr,
 ):
-    """Return a tile of W times a tile of x, transposed, over the columns from `first` to `last`: float32 [TILE_N,
-    TILE_ROWS]."""
+    """Return a tile of W times a tile of x, transposed, from column `first` to `last`: float32 [TILE_N, TILE_ROWS]."""
     acc = tl.zeros([TILE_N, TILE_ROWS], tl.float32)
     HALF: tl.constexpr = TILE_COLUMNS // 2
     half = tl.arange(0, HALF)
@@ -215,8 +211,7 @@ def round_rows_kernel(
     TILE_GROUPS: tl.constexpr,
     TILE: tl.constexpr,  # at least the columns of a group
 ):
-    """Round each group of a row to floats of 8 bits, scaled to use their whole range. The program is (row, tile of
-    groups)."""
+    """Round each group of a row to scaled floats of 8 bits. The program is (row, tile of groups)."""
     row = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1) * TILE_GROUPS + tl.arange(0, TILE_GROUPS)
     inside = tl.arange(0, TILE)

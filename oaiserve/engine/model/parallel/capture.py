@@ -40,10 +40,7 @@ class MembersCapture:
         return made
 
     def __call__(self, run: Run) -> Run:
-        """Run `run`, capture it, and return a function that replays this member's shard.
-
-        If a member fails, it raises its error, and all others an ElsewhereError.
-        """
+        """Run and capture this member's shard. If one member fails, all others raise an ElsewhereError."""
 
         def run_alone() -> None:
             with self._sums.left_out():

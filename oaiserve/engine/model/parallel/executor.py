@@ -81,8 +81,7 @@ class ParallelExecutor:
         self._own, self._workers, self._capacity, self._tables = own, workers, capacity, tables
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        """Compute a batch. Raises torch.OutOfMemoryError, before anything is computed, if it does not fit at a
-        member."""
+        """Compute a batch. Raises torch.OutOfMemoryError, before anything begins, if it does not fit at a member."""
         assert batch.block_tables is self._tables.on_device
         tensor, lengths = packed(batch), (len(batch.input_ids), len(batch.logits_rows))
         self._begin(BatchShape(*lengths, batch.num_decodes, batch.query_lens, batch.context_lens))
@@ -119,10 +118,7 @@ class ParallelExecutor:
 
 
 def packed(batch: Batch) -> torch.Tensor:
-    """Return the model's inputs of a batch, without the block tables, as one int64 tensor on its device.
-
-    `received` unpacks it.
-    """
+    """Return a batch's inputs, without the block tables, as one int64 tensor, which `received` unpacks."""
     filler = batch.input_ids.new_zeros(ALIGNMENT)
     tensors = [getattr(batch, name) for name in _SENT]
     return torch.cat([part for tensor in tensors for part in (tensor, filler[: -len(tensor) % ALIGNMENT])])

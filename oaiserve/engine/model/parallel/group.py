@@ -50,10 +50,7 @@ def environment(rank: int) -> Iterator[None]:
 
 
 def join(rank: int, size: int, device: torch.device, folder: Path, num_threads: int) -> None:
-    """Join the group, and block until all members have joined.
-
-    Members meet by means of a file in `folder`, which has to exist until they leave.
-    """
+    """Join the group of all members, which meet by a file in `folder` that exists until they leave. Blocks."""
     on_cuda = device.type == "cuda"
     if on_cuda:
         torch.cuda.set_device(device)

@@ -175,10 +175,7 @@ class Sums:
         return group.all_agree(yes)
 
     def slice(self, matrix: Integers | Floats, cut: int | str) -> Integers | Floats | None:
-        """Return this member's slice of a matrix, cut along this dimension, or as its module of this name is.
-
-        None if its groups are not cut evenly.
-        """
+        """Return this member's slice, cut along a dimension or as its module is; None if it has no whole groups."""
         dimension, segments = self._cuts[cut] if isinstance(cut, str) else _Cut(cut)
         return part_of(matrix, dimension, self.rank, self.size, segments)
 
@@ -222,8 +219,7 @@ class Sums:
         attention.num_key_value_heads = kv_heads // self.size
 
     def cut_norm(self, norm: Any, width: int) -> None:
-        """Cut a norm of all heads to the `width` numbers of this member's. Raises StartupError unless it is a plain RMS
-        norm."""
+        """Cut a norm of all heads to this member's `width`. Raises StartupError unless it is a plain RMS norm."""
         epsilon = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
         weight, rows = norm.weight.data, torch.linspace(-1, 2, len(norm.weight), device=norm.weight.device)
         if epsilon is not None:
@@ -303,10 +299,7 @@ def _makes_all_heads(name: str, style: str) -> bool:
 
 
 def _keep_local(module: Module) -> None:
-    """Make this member's slices of a module's weights plain tensors.
-
-    transformers' hooks accept distributed tensors too, but look up their local slice in each call.
-    """
+    """Make slices of weights plain tensors: hooks of transformers look the local slice up in each call."""
     for name, weight in list(module.named_parameters(recurse=False)):
         if isinstance(weight, DTensor):
             setattr(module, name, Parameter(weight.to_local(), requires_grad=False))

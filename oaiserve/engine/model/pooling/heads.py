@@ -54,10 +54,7 @@ def load_dense(config: dict[str, Any], weights: Path | None, name: str) -> torch
 
 
 def score_head(model: PreTrainedModel) -> Head:
-    """Return the head of a model for classification, which pools the hidden states at its own place.
-
-    The assembly is checked when the model is loaded.
-    """
+    """Return the head of a classifier, which pools at a place of its own; it is checked when the model is loaded."""
     base, parts = model.base_model, model._modules
     pooler, classifier = getattr(base, "pooler", None), parts.get("classifier")
     if (score := parts.get("score")) is not None:  # decoder-only models

@@ -60,10 +60,7 @@ def row(values: list[int], device: torch.device) -> torch.Tensor:
 
 
 class PoolingRunner:
-    """Runs the steps of a pooling model: each chunk is a whole text, and becomes a vector. Nothing is cached.
-
-    A launch computes the step.
-    """
+    """Runs steps of whole texts, each of which becomes a vector. A launch computes the step; nothing is cached."""
 
     is_exact = False
     is_asynchronous = False

@@ -62,10 +62,7 @@ def draw(logits: torch.Tensor, parameters: torch.Tensor, seeds: torch.Tensor, *,
 
 
 def _stays(scaled: torch.Tensor, top_ks: torch.Tensor, top_ps: torch.Tensor) -> torch.Tensor:
-    """Return where ids stay after top_k and then top_p, bool [R, vocab].
-
-    The id with which the sum of probabilities reaches top_p is the last one.
-    """
+    """Return where ids stay, bool [R, vocab], after top_k and then top_p, up to the id that reaches top_p."""
     in_order, order = scaled.sort(dim=-1, descending=True, stable=True)
     place = torch.arange(scaled.shape[-1], device=scaled.device)
     weights = in_order.exp().masked_fill((top_ks > 0) & (place >= top_ks), 0.0)

@@ -44,10 +44,7 @@ def sample_ids(logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
 
 
 def apply_masks(logits: torch.Tensor, rows: list[int], words: np.ndarray) -> None:
-    """Set rows of `logits` float32 [R, vocab] to -infinity where a bit is 0, see `logit_edits.ApplyMasks`.
-
-    All masks go to the device in one copy.
-    """
+    """Apply masks as `logit_edits.ApplyMasks` says; all go to the device in one copy."""
     assert logits.stride(1) == 1
     num_masks, num_words = words.shape
     masks = np.empty((num_masks, 1 + num_words), dtype=np.int32)
@@ -63,10 +60,7 @@ def apply_masks(logits: torch.Tensor, rows: list[int], words: np.ndarray) -> Non
 
 
 def take_best(logits: torch.Tensor, out: SampledIds | None = None) -> SampledIds:
-    """Return the id of the highest logit of each row [R, vocab]; of several equal logits, the lowest id.
-
-    `out` has the tensors of results, both int64 [R].
-    """
+    """Return the id of each row's highest logit, the lowest of equal ones. `out` has the results, int64 [R] each."""
     logits, num_rows, vocab, width, num_chunks = _sizes(logits)
     best = torch.empty(num_rows, num_chunks, dtype=torch.int64, device=logits.device)
     best_of_chunk_kernel[(num_rows, num_chunks)](logits, best, logits.stride(0), vocab, width, CHUNK=CHUNK)

@@ -125,10 +125,7 @@ def weights_kernel(
     CHUNK: tl.constexpr,
     TILE_CHUNKS: tl.constexpr,
 ):
-    """Compute the weights of a chunk, and their sum. The program is (row, chunk).
-
-    Also for each floor the number and the sum of the weights from it on.
-    """
+    """Compute a chunk's weights, their sum, and number and sum from each floor on. The program is (row, chunk)."""
     row, chunk, num_chunks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     token_id = chunk * CHUNK + tl.arange(0, CHUNK)
     logit = _logits(logits, row, stride, token_id, vocab, width)
