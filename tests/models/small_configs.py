@@ -7,13 +7,7 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 
 from oaiserve.engine.model.families import FAMILIES, family_of
-from oaiserve.engine.model.families.small_sizes import (
-    EXPERTS,
-    GROUPED_EXPERTS,
-    HEADS_FOR_EACH,
-    LATENT,
-    SHARED_KEYS,
-)
+from oaiserve.engine.model.families.small_sizes import EXPERTS, GROUPED_EXPERTS, HEADS_FOR_EACH, LATENT, SHARED_KEYS
 from tests.models.decoders import SMALL
 
 _SIZES = {**SMALL, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}  # sizes that the native step takes
@@ -36,7 +30,7 @@ _OTHERS: dict[str, dict[str, Any]] = {
             "factor": 4.0,
             "original_max_position_embeddings": 32,
             "llama_4_scaling_beta": 0.1,
-        },
+        }
     },
     **dict.fromkeys(("gpt_neox", "persimmon", "phi"), HEADS_FOR_EACH),
     **{

@@ -44,10 +44,7 @@ def adapted(model: PreTrainedModel, batch: Batch, way: Callable[[Batch], AddTo])
     if not batch.adapters:
         yield
         return
-    add_to, names = (
-        way(batch),
-        {name for adapter in batch.adapters if adapter is not None for name in adapter.parts},
-    )
+    add_to, names = (way(batch), {name for adapter in batch.adapters if adapter is not None for name in adapter.parts})
     thread = threading.get_ident()
 
     def hook_for(name: str) -> Callable[[Module, tuple[Any, ...], Tensor], None]:

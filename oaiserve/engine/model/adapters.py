@@ -97,8 +97,7 @@ def load_adapter(
         return tensor
 
     return Adapter(
-        name,
-        {module: AdapterPart(read(part.a), read(part.b), part.scale) for module, part in files.modules.items()},
+        name, {module: AdapterPart(read(part.a), read(part.b), part.scale) for module, part in files.modules.items()}
     )
 
 

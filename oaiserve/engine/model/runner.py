@@ -281,11 +281,7 @@ class ModelRunner:
         return self._executor
 
     def _sample(
-        self,
-        launched: Launched,
-        rows: list[int],
-        known: Sequenced[tuple[int, int]] = (),
-        masks: Masks | None = None,
+        self, launched: Launched, rows: list[int], known: Sequenced[tuple[int, int]] = (), masks: Masks | None = None
     ) -> None:
         """Sample from these rows of the logits, and look up the prompt tokens `known` in the rows after all chunks."""
         num_drawn, logits = launched.num_drawn, launched.logits

@@ -53,11 +53,7 @@ def plain_attention(
     seed=st.integers(0, 1000),
 )
 def test_it_equals_plain_attention_for_any_mix_of_prefill_and_decode(
-    lengths: list[tuple[int, int]],
-    window: int | None,
-    softcap: float | None,
-    of_heads: str | None,
-    seed: int,
+    lengths: list[tuple[int, int]], window: int | None, softcap: float | None, of_heads: str | None, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
 

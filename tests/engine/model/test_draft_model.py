@@ -80,12 +80,7 @@ def expected(loaded: LoadedModel) -> Run:
     ids=["the same", "the same with preemptions", "alike with preemptions", "another"],
 )
 def test_answers_are_those_without_a_draft_model(
-    loaded: LoadedModel,
-    expected: Run,
-    seed: int,
-    noise: float,
-    num_blocks: int,
-    monkeypatch: pytest.MonkeyPatch,
+    loaded: LoadedModel, expected: Run, seed: int, noise: float, num_blocks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Greedy and seeded, with penalties, bad words, grammars, log-probabilities, stops, choices and preemptions."""
     monkeypatch.setattr(results, "FEW_TOKENS", 0)

@@ -16,16 +16,7 @@ from oaiserve.engine import results
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.request import (
-    Aborted,
-    Event,
-    Finished,
-    Grammar,
-    PromptDone,
-    Request,
-    SamplingParams,
-    TokenPrompt,
-)
+from oaiserve.engine.request import Aborted, Event, Finished, Grammar, PromptDone, Request, SamplingParams, TokenPrompt
 from oaiserve.facts.record import EventKind
 from tests.engine.doubles import Leaver
 from tests.engine.logprobs_for_tests import values_of

@@ -307,11 +307,7 @@ def test_answers_under_grammars_are_those_of_one_process(compared: Compared) -> 
 
 @pytest.mark.parametrize("has_graphs", [False, True], ids=["in a step", "in a replay"])
 def test_a_killed_worker_stops_the_engine_and_fails_its_requests(
-    saved: Callable[[str], Path],
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    has_graphs: bool,
+    saved: Callable[[str], Path], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, *, has_graphs: bool
 ) -> None:
     if has_graphs:
         capture_as_on_a_gpu(monkeypatch)

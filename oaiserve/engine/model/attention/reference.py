@@ -27,12 +27,7 @@ class ReferenceAttention:
         self._masks: dict[int | None, list[torch.Tensor]] = {}  # by sliding window
 
     def __call__(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        cache: LayerCache,
-        scoring: Scoring,
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: LayerCache, scoring: Scoring
     ) -> torch.Tensor:
         batch, sliding_window = self._batch, scoring.sliding_window
         for blocks, new, scale in zip(cache, (key, value), cache.scales, strict=True):

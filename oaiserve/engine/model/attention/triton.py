@@ -19,12 +19,7 @@ import triton
 from oaiserve.engine.model.attention import LayerCache, Scoring
 from oaiserve.engine.model.attention.rotation import Rotation
 from oaiserve.engine.model.attention.tiles import BatchTiles, StaticTiles
-from oaiserve.engine.model.attention.triton_kernels import (
-    decode_kernel,
-    plan_kernel,
-    prefill_kernel,
-    write_kernel,
-)
+from oaiserve.engine.model.attention.triton_kernels import decode_kernel, plan_kernel, prefill_kernel, write_kernel
 from oaiserve.engine.model.batch import Batch
 
 # The keys and values of all sequences are cut into about so many items for each program that the device runs at once.
@@ -118,6 +113,16 @@ def _of_heads(scoring: Scoring, query: torch.Tensor) -> tuple[torch.Tensor, torc
     return query if scoring.sinks is None else scoring.sinks, query if scoring.slopes is None else scoring.slopes
 
 
+def _has(scoring: Scoring) -> dict[str, bool]:
+    softcap, sinks, slopes = (number is not None for number in scoring[2:])
+    return {"HAS_SOFTCAP": softcap, "HAS_SINKS": sinks, "HAS_SLOPES": slopes}
+
+
+def _strides(*tensors: torch.Tensor) -> list[int]:
+    """Return the strides of tokens and of heads."""
+    return [stride for tensor in tensors for stride in tensor.stride()[:2]]
+
+
 class DecodePlan(NamedTuple):
     """The work of a step's decodes, for each key head, as `plan_kernel` describes it."""
 
@@ -199,19 +204,13 @@ def write(
     With a rotation, keys are normed and rotated before, and the queries of these tokens are in place.
     """
     query = key if query is None else query
+    tensors = query, key, value, slots, *cache
     write_kernel[(key.shape[0] - first_token,)](
-        query,
-        key,
-        value,
-        slots,
-        cache.keys,
-        cache.values,
+        *tensors,
         *cache.scales,
         *_rotation(rotation, key),
         first_token,
-        *query.stride()[:2],
-        *key.stride()[:2],
-        *value.stride()[:2],
+        *_strides(query, key, value),
         *cache.keys.stride()[1:3],
         *cache.values.stride()[1:3],
         **_write_constants(query.shape[1], key.shape[1], key.shape[2], value.shape[2], rotation is not None),
@@ -256,36 +255,19 @@ def decode(
     key_scale, value_scale = cache.scales
     partial = torch.empty(most_items, heads, out.shape[2], dtype=torch.float32, device=out.device)
     log_weights = torch.empty(most_items, heads, dtype=torch.float32, device=out.device)
+    tensors = query, key, value, out, partial, log_weights, *cache, *plan
     decode_kernel[(kv_heads, most_items)](
-        query,
-        key,
-        value,
-        out,
-        partial,
-        log_weights,
-        *cache,
-        *plan,
-        batch.slots,
-        batch.seq_lens,
-        batch.block_tables,
-        batch.table_rows,
+        *tensors,
+        *(batch.slots, batch.seq_lens, batch.block_tables, batch.table_rows),
         *_rotation(rotation, key),
-        factor * key_scale,
-        softcap,
-        key_scale,
-        value_scale,
+        *(factor * key_scale, softcap, key_scale, value_scale),
         *_of_heads(scoring, query),
         num_rows,
-        *query.stride()[:2],
-        *key.stride()[:2],
-        *value.stride()[:2],
-        *out.stride()[:2],
+        *_strides(query, key, value, out),
         *cache.keys.stride()[:3],
         *cache.values.stride()[:3],
         batch.block_tables.stride(0),
-        HAS_SOFTCAP=scoring.softcap is not None,
-        HAS_SINKS=scoring.sinks is not None,
-        HAS_SLOPES=scoring.slopes is not None,
+        **_has(scoring),
         TILE_ROWS=tile.rows,
         TILE_N=tile.tokens,
         TILE_ITEMS=COMBINED_AT_A_TIME,
@@ -316,25 +298,15 @@ def prefill(
     in_tiles = tiles.of(tile.rows // constants["GROUP"])
     (factor, softcap), (key_scale, value_scale) = _scalars(scoring), cache.scales
     prefill_kernel[(kv_heads, in_tiles.shape[0])](
-        query,
-        out,
-        *cache,
-        in_tiles,
-        batch.block_tables,
-        batch.table_rows,
-        factor * key_scale,
-        softcap,
-        value_scale,
+        *(query, out, *cache, in_tiles, batch.block_tables, batch.table_rows),
+        *(factor * key_scale, softcap, value_scale),
         *_of_heads(scoring, query),
-        *query.stride()[:2],
-        *out.stride()[:2],
+        *_strides(query, out),
         *cache.keys.stride()[:3],
         *cache.values.stride()[:3],
         batch.block_tables.stride(0),
         WINDOW=scoring.sliding_window or 0,
-        HAS_SOFTCAP=scoring.softcap is not None,
-        HAS_SINKS=scoring.sinks is not None,
-        HAS_SLOPES=scoring.slopes is not None,
+        **_has(scoring),
         TILE_ROWS=tile.rows,
         TILE_N=tile.tokens,
         num_warps=tile.num_warps,

@@ -61,12 +61,7 @@ class VarlenAttention:
         self._packed_keys: PackedKeys | None = None  # made in the first layer, on the device
 
     def __call__(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        cache: LayerCache,
-        scoring: Scoring,
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: LayerCache, scoring: Scoring
     ) -> torch.Tensor:
         assert scoring.softcap is None
         batch, num_decodes, window = self._batch, self._batch.num_decodes, scoring.sliding_window

@@ -23,13 +23,9 @@ WRAPPERS = {
 }
 _PLAIN = {
     "glm4v_moe_text": "glm4_moe",
-    "glm4v_text": "glm4",
-    "glm_ocr_text": "glm4",
-    "qwen2_5_omni_text": "qwen2",
-    "qwen2_5_vl_text": "qwen2",
-    "qwen2_vl_text": "qwen2",
-    "qwen3_omni_moe_text": "qwen3_moe",
-    "qwen3_vl_moe_text": "qwen3_moe",
+    **dict.fromkeys(("glm4v_text", "glm_ocr_text"), "glm4"),
+    **dict.fromkeys(("qwen2_5_omni_text", "qwen2_5_vl_text", "qwen2_vl_text"), "qwen2"),
+    **dict.fromkeys(("qwen3_omni_moe_text", "qwen3_vl_moe_text"), "qwen3_moe"),
     "qwen3_vl_text": "qwen3",
 }
 # What the code of a text model does whatever its configuration says, which that of the plain one goes by.

@@ -70,10 +70,7 @@ class PackedExperts:
 
 
 def keep_experts(
-    module: Any,
-    gate_up: ExpertMatrices,
-    down: ExpertMatrices,
-    add_up: Callable[[Tensor], Tensor] | None = None,
+    module: Any, gate_up: ExpertMatrices, down: ExpertMatrices, add_up: Callable[[Tensor], Tensor] | None = None
 ) -> None:
     """Let a module of experts compute with these matrices, and free its own. They move with the module.
 

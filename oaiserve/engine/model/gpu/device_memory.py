@@ -71,10 +71,7 @@ def measure(
     before = memory.read()
     longest = max(1, min(loaded.max_model_len, before.total // max(1, loaded.kv_bytes_per_token)))
     step = largest_step(
-        max_step_tokens=max_step_tokens,
-        max_running=options.max_running,
-        longest=longest,
-        block_size=options.block_size,
+        max_step_tokens=max_step_tokens, max_running=options.max_running, longest=longest, block_size=options.block_size
     )
     try:
         executor = EagerExecutor.with_cache(loaded, num_blocks=1, block_size=options.block_size, backend=backend)

@@ -85,13 +85,7 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def __init__(
-        self,
-        forwards: DecodeForwards,
-        sampler: ModuleType,
-        capture: Capture,
-        *,
-        block_size: int,
-        replay: Replay = here,
+        self, forwards: DecodeForwards, sampler: ModuleType, capture: Capture, *, block_size: int, replay: Replay = here
     ) -> None:
         self.tables = forwards.tables
         self._forwards = forwards

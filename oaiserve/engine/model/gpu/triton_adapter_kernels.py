@@ -43,9 +43,7 @@ def shrink_kernel(
             x + row[:, None] * x_stride + column[None, :], mask=(row >= 0)[:, None] & is_inside[None, :], other=0.0
         )
         weights = tl.load(
-            a + ranks[None, :] * columns + column[:, None],
-            mask=(ranks < rank)[None, :] & is_inside[:, None],
-            other=0.0,
+            a + ranks[None, :] * columns + column[:, None], mask=(ranks < rank)[None, :] & is_inside[:, None], other=0.0
         )
         sums = dot(inputs, weights, sums)
     sums *= tl.load(scales + adapter)

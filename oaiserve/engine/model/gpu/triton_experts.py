@@ -70,13 +70,7 @@ def planned(chosen: Tensor, num_experts: int) -> Plan:
         num_pairs + 3 * most_tiles, dtype=torch.int32, device=chosen.device
     ).split([num_pairs, most_tiles, most_tiles, most_tiles])
     plan_experts_kernel[(num_experts,)](
-        chosen.contiguous(),
-        order,
-        tile_expert,
-        tile_first,
-        tile_end,
-        num_pairs,
-        most_tiles,
+        *(chosen.contiguous(), order, tile_expert, tile_first, tile_end, num_pairs, most_tiles),
         NUM_EXPERTS=num_experts,
         BINS=triton.next_power_of_2(num_experts + 1),
         TILE_ROWS=tiles.rows,
@@ -104,32 +98,19 @@ def _product(
     grid, num_tiles = (-(-n // tiles.n), len(plan.tile_expert)), columns // tile
     splits = num_splits(grid[0] * grid[1], num_tiles, x.device)
     partial = torch.empty(splits, *out.shape, dtype=torch.float32, device=x.device) if splits > 1 else out
+    zeros = matrices.scales if matrices.zeros is None else matrices.zeros  # a missing tensor is not read
+    tensors = x, matrices.codes, matrices.scales, zeros, out if matrices.bias is None else matrices.bias
+    strides = x.stride(0), *matrices.codes.stride()[:2], *matrices.scales.stride()[:2]
     expert_kernel[(*grid, splits)](
-        x,
-        matrices.codes,
-        matrices.scales,
-        matrices.scales if matrices.zeros is None else matrices.zeros,
-        out if matrices.bias is None else matrices.bias,
+        *tensors,
         out if row_scales is None else row_scales,
         out if factors is None else factors.contiguous(),
-        plan.order,
-        plan.tile_expert,
-        plan.tile_first,
-        plan.tile_end,
+        *(plan.order, plan.tile_expert, plan.tile_first, plan.tile_end),
         out,
         partial,
         counters(x.device),
-        len(plan.order),
-        n,
-        columns,
-        -(-num_tiles // splits),
-        group_columns,
-        pairs_of_row,
-        x.stride(0),
-        matrices.codes.stride(0),
-        matrices.codes.stride(1),
-        matrices.scales.stride(0),
-        matrices.scales.stride(1),
+        *(len(plan.order), n, columns, -(-num_tiles // splits), group_columns, pairs_of_row),
+        *strides,
         0 if row_scales is None else row_scales.stride(0),
         KIND=matrices.kind,
         HAS_ZEROS=matrices.zeros is not None,
@@ -137,10 +118,7 @@ def _product(
         IS_ROUNDED=is_rounded,
         HAS_FACTORS=factors is not None,
         SPLITS=splits,
-        TILE_ROWS=tiles.rows,
-        TILE_N=tiles.n,
         TILE_COLUMNS=tile,
-        num_warps=tiles.num_warps,
-        num_stages=tiles.num_stages,
+        **tiles.constants(),
     )
     return out

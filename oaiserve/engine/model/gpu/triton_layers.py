@@ -15,11 +15,7 @@ ACTIVATED_AT_A_TIME = 1024  # numbers
 
 
 def add_and_norm(
-    hidden: Tensor,
-    added: tuple[Tensor, ...],
-    out_norm: Norm | None,
-    norm: Norm | None,
-    scale: float = 1.0,
+    hidden: Tensor, added: tuple[Tensor, ...], out_norm: Norm | None, norm: Norm | None, scale: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """Compute `layer_operations.add_and_norm`, with `hidden` in place. Sums are in float32."""
     rows, width = hidden.shape
@@ -27,19 +23,12 @@ def add_and_norm(
     first, second = (*added, hidden, hidden)[:2]
     tile, num_warps = _row_tile(width)
     add_and_norm_kernel[(rows,)](
-        hidden,
-        first,
-        second,
-        out,
+        *(hidden, first, second, out),
         *_tensors(out_norm, hidden),
         *_tensors(norm, hidden),
         0.0 if out_norm is None else out_norm.epsilon,
         0.0 if norm is None else norm.epsilon,
-        scale,
-        width,
-        hidden.stride(0),
-        first.stride(0),
-        second.stride(0),
+        *(scale, width, hidden.stride(0), first.stride(0), second.stride(0)),
         NUM_ADDED=len(added),
         HAS_OUT_NORM=out_norm is not None,
         HAS_OUT_BIAS=out_norm is not None and out_norm.bias is not None,
@@ -68,12 +57,7 @@ def activate(
     inner = columns // 2 if is_gated else columns
     out = products.new_empty(rows, inner)
     activate_kernel[rows, -(-inner // ACTIVATED_AT_A_TIME)](
-        products,
-        out,
-        inner,
-        products.stride(0),
-        alpha,
-        limit,
+        *(products, out, inner, products.stride(0), alpha, limit),
         ACTIVATION=activation,
         IS_GATED=is_gated,
         IS_INTERLEAVED=is_interleaved,

@@ -21,6 +21,11 @@ class MatrixTiles(NamedTuple):
     num_warps: int
     num_stages: int
 
+    def constants(self) -> dict[str, int]:
+        """Return the arguments of kernels that say this."""
+        rows, n, num_warps, num_stages = self
+        return {"TILE_ROWS": rows, "TILE_N": n, "num_warps": num_warps, "num_stages": num_stages}
+
 
 def multiply(x: Tensor, matrix: PackedMatrix, bias: Tensor | None) -> Tensor:
     """Return the product of `x` [..., columns] with the matrix. Sums are in float32."""
@@ -45,23 +50,17 @@ def multiply_into(
     num_tiles = columns // matrix.tile_columns
     splits = num_splits(grid[0] * grid[1], num_tiles, rows.device)
     partial = torch.empty(splits, num_rows, n, dtype=torch.float32, device=rows.device) if splits > 1 else out
+    zeros = matrix.scales if matrix.zeros is None else matrix.zeros  # a missing tensor is not read
+    tensors = rows, matrix.codes, matrix.scales, zeros, out if bias is None else bias
+    strides = rows.stride(0), matrix.codes.stride(0), matrix.scales.stride(0)
     matrix_kernel[(*grid, splits)](
-        rows,
-        matrix.codes,
-        matrix.scales,
-        matrix.scales if matrix.zeros is None else matrix.zeros,
-        out if bias is None else bias,
+        *tensors,
         partial if row_scales is None else row_scales,
         out,
         partial,
         counters(rows.device),
-        num_rows,
-        n,
-        columns,
-        matrix.group_columns,
-        rows.stride(0),
-        matrix.codes.stride(0),
-        matrix.scales.stride(0),
+        *(num_rows, n, columns, matrix.group_columns),
+        *strides,
         0 if row_scales is None else row_scales.stride(0),
         -(-num_tiles // splits),
         KIND=matrix.kind,
@@ -69,11 +68,8 @@ def multiply_into(
         HAS_BIAS=bias is not None,
         IS_ROUNDED=row_scales is not None,
         SPLITS=splits,
-        TILE_ROWS=tiles.rows,
-        TILE_N=tiles.n,
         TILE_COLUMNS=matrix.tile_columns,
-        num_warps=tiles.num_warps,
-        num_stages=tiles.num_stages,
+        **tiles.constants(),
     )
 
 

@@ -50,12 +50,7 @@ def apply_masks(logits: torch.Tensor, rows: list[int], words: np.ndarray) -> Non
     masks = np.empty((num_masks, 1 + num_words), dtype=np.int32)
     masks[:, 0], masks[:, 1:] = rows, words.view(np.int32)
     mask_kernel[(num_masks, triton.cdiv(logits.shape[1], CHUNK))](
-        logits,
-        on_device(masks, logits.device, torch.int32),
-        logits.stride(0),
-        logits.shape[1],
-        num_words,
-        CHUNK=CHUNK,
+        logits, on_device(masks, logits.device, torch.int32), logits.stride(0), logits.shape[1], num_words, CHUNK=CHUNK
     )
 
 

@@ -235,99 +235,58 @@ def test_without_the_native_step_weights_are_expanded(tmp_path: Path, caplog: py
 
 # -- files that are broken --------------------------------------------------------------------------------------------
 
-Tensors = dict[str, torch.Tensor]
+Change = Callable[[torch.Tensor], torch.Tensor] | None  # of a tensor; None: it is missing
 
 
-def cut(name: str, rows: int | None = None, columns: int | None = None) -> Callable[[Tensors], None]:
-    def change(tensors: Tensors) -> None:
-        tensors[name] = tensors[name][:rows, :columns].clone() if columns else tensors[name][:rows].clone()
-
-    return change
+def filled(place: int, value: int) -> Change:
+    return lambda tensor: tensor.flatten().index_fill(0, torch.tensor([place]), value).view(tensor.shape)
 
 
-def filled(name: str, value: int, place: int = 5) -> Callable[[Tensors], None]:
-    def change(tensors: Tensors) -> None:
-        tensors[name].view(-1)[place] = value
-
-    return change
-
-
-def without(name: str) -> Callable[[Tensors], None]:
-    def change(tensors: Tensors) -> None:
-        del tensors[name]
-
-    return change
-
-
-def turned(name: str, dtype: torch.dtype) -> Callable[[Tensors], None]:
-    def change(tensors: Tensors) -> None:
-        tensors[name] = tensors[name].to(dtype)
-
-    return change
-
-
-BROKEN: dict[str, tuple[Packing, Callable[[Tensors], None], str]] = {
-    "rows of awq": (
-        Packing("awq"),
-        cut(f"{Q_PROJ}.qweight", 40),
-        "has 2 groups for 40 columns; config.json says 32 for each",
-    ),
-    "columns of awq": (Packing("awq"), cut(f"{Q_PROJ}.qweight", None, 5), "but its scales are for 64 rows"),
-    "zeros of awq": (Packing("awq"), cut(f"{Q_PROJ}.qzeros", 1), "has qzeros of the shape (1, 8), and not (2, 8)"),
-    "no zeros": (Packing("awq"), without(f"{Q_PROJ}.qzeros"), "has no qzeros beside it"),
-    "floats": (Packing("awq"), turned(f"{Q_PROJ}.qweight", torch.float32), "of torch.float32, and not 2 of int32"),
-    "rows of gptq": (
-        Packing("gptq"),
-        cut(f"{Q_PROJ}.qweight", 7),
-        "has a group for each of 64 columns, and not 56",
-    ),
-    "groups": (Packing("gptq"), cut(f"{Q_PROJ}.scales", 1), "has qzeros of the shape (2, 8), and not (1, 8)"),
-    "g_idx": (
-        Packing("gptq", has_act_order=True),
-        filled(f"{Q_PROJ}.g_idx", 2),
-        "of the groups 0 to 2, but only 2 groups",
-    ),
-    "negative g_idx": (Packing("gptq"), filled(f"{Q_PROJ}.g_idx", -1), "of the groups -1 to 1, but only 2 groups"),
-    "short g_idx": (Packing("gptq"), cut(f"{Q_PROJ}.g_idx", 60), "has a group for each of 60 columns, and not 64"),
-    "uneven g_idx": (Packing("gptq"), filled(f"{Q_PROJ}.g_idx", 1), "has groups of 31 to 33 columns"),
-    "size": (
-        Packing("pack-quantized"),
-        cut(f"{Q_PROJ}.weight_packed", None, 7),
-        "has the shape (64, 7), which does not hold 64 columns",
-    ),
+AWQ, GPTQ, PACKED, INT8 = Packing("awq"), Packing("gptq"), Packing("pack-quantized"), Packing("int-quantized", bits=8)
+# By case: the packing, a tensor of one matrix, its change, and what is said.
+BROKEN: dict[str, tuple[Packing, str, Change, str]] = {
+    "rows of awq": (AWQ, "qweight", lambda own: own[:40], "has 2 groups for 40 columns; config.json says 32 for each"),
+    "columns of awq": (AWQ, "qweight", lambda own: own[:, :5], "but its scales are for 64 rows"),
+    "zeros of awq": (AWQ, "qzeros", lambda own: own[:1], "has qzeros of the shape (1, 8), and not (2, 8)"),
+    "no zeros": (AWQ, "qzeros", None, "has no qzeros beside it"),
+    "floats": (AWQ, "qweight", torch.Tensor.float, "of torch.float32, and not 2 of int32"),
+    "rows of gptq": (GPTQ, "qweight", lambda own: own[:7], "has a group for each of 64 columns, and not 56"),
+    "groups": (GPTQ, "scales", lambda own: own[:1], "has qzeros of the shape (2, 8), and not (1, 8)"),
+    "g_idx": (Packing("gptq", has_act_order=True), "g_idx", filled(5, 2), "of the groups 0 to 2, but only 2 groups"),
+    "negative g_idx": (GPTQ, "g_idx", filled(5, -1), "of the groups -1 to 1, but only 2 groups"),
+    "short g_idx": (GPTQ, "g_idx", lambda own: own[:60], "has a group for each of 60 columns, and not 64"),
+    "uneven g_idx": (GPTQ, "g_idx", filled(5, 1), "has groups of 31 to 33 columns"),
+    "size": (PACKED, "weight_packed", lambda own: own[:, :7], "has the shape (64, 7), which does not hold 64 columns"),
     "columns in its shape": (
-        Packing("pack-quantized"),
-        filled(f"{Q_PROJ}.weight_shape", 63, 1),
+        PACKED,
+        "weight_shape",
+        filled(1, 63),
         "has 63 columns, which make no 2 groups of one size",
     ),
     "rows in its shape": (
         Packing("pack-quantized", is_symmetric=True),
-        filled(f"{Q_PROJ}.weight_shape", 60, 0),
-        "has 64 rows, but its weight_shape says 60",
+        *("weight_shape", filled(0, 60), "has 64 rows, but its weight_shape says 60"),
     ),
-    "no shape": (
-        Packing("pack-quantized"),
-        filled(f"{Q_PROJ}.weight_shape", -64, 0),
-        "has the weight_shape [-64, 64], which is none of a matrix",
-    ),
-    "int8": (
-        Packing("int-quantized", bits=8),
-        turned(f"{Q_PROJ}.weight", torch.int32),
-        "torch.int32, and not 2 and int8",
-    ),
-    "scales": (
-        Packing("int-quantized", bits=8),
-        cut(f"{Q_PROJ}.weight_scale", 9),
-        "has scales of the shape (9, 2), but 64 rows",
-    ),
+    "no shape": (PACKED, "weight_shape", filled(0, -64), "has the weight_shape [-64, 64], which is none of a matrix"),
+    "int8": (INT8, "weight", torch.Tensor.int, "torch.int32, and not 2 and int8"),
+    "scales": (INT8, "weight_scale", lambda own: own[:9], "has scales of the shape (9, 2), but 64 rows"),
 }
+
+
+def write_broken(case: str, folder: Path) -> str:
+    """Write a broken checkpoint, and return what is said of it."""
+    packing, part, change, says = BROKEN[case]
+    written(folder, packing)
+    tensors = load_file(folder / "model.safetensors")
+    own = tensors.pop(f"{Q_PROJ}.{part}")
+    changed = {} if change is None else {f"{Q_PROJ}.{part}": change(own).contiguous()}
+    save_file(tensors | changed, folder / "model.safetensors")
+    return says
 
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_parts_that_do_not_fit_together_are_refused(case: str, tmp_path: Path) -> None:
-    packing, change, says = BROKEN[case]
-    written(tmp_path, packing)
-    spoil(tmp_path, change)
+    says = write_broken(case, tmp_path)
     weights = weights_in(tmp_path)
     with pytest.raises(StartupError) as caught:
         [weights.tensor(name) for name in sorted(weights.names())]
@@ -335,17 +294,9 @@ def test_parts_that_do_not_fit_together_are_refused(case: str, tmp_path: Path) -
     assert says in str(caught.value)
 
 
-def spoil(folder: Path, change: Callable[[Tensors], None]) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors")
-
-
 @pytest.mark.parametrize("case", ["rows of awq", "g_idx"])
 def test_a_start_on_them_ends_with_a_sentence(case: str, tmp_path: Path) -> None:
-    packing, change, says = BROKEN[case]
-    written(tmp_path, packing)
-    spoil(tmp_path, change)
+    says = write_broken(case, tmp_path)
     with pytest.raises(StartupError) as caught, Engine.from_pretrained(tmp_path, OPTIONS):
         pass
     assert says in str(caught.value)

@@ -19,25 +19,23 @@ import torch
 from torch._dynamo.utils import counters
 from transformers import PreTrainedConfig
 from transformers.models.gemma2.modeling_gemma2 import Gemma2MLP
+from transformers.models.gpt2.modeling_gpt2 import GPT2MLP
 from transformers.models.llama.modeling_llama import LlamaMLP
+from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
 from oaiserve.engine.model.attention.hook import ATTENTION
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.gpu.fused_projections import fuse_projections
-from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.start.gpu.compiled import compile_layers, restore_layers
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Step
-from tests.engine.model import test_families
-from tests.models.decoders import FAMILIES, generate, random_model
+from tests.engine.model.runners import CPU, sequence_of
+from tests.models.decoders import FAMILIES, random_model
 
 pytestmark = pytest.mark.kernels
 
-CPU = torch.device("cpu")
 NUM_BLOCKS, BLOCK_SIZE = 256, 4
 # (tokens in the cache, tokens of this step) of each sequence
 STEPS: list[tuple[tuple[int, int], ...]] = [
@@ -77,8 +75,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", without_inductor)
 
 
-def start(loaded: LoadedModel) -> EagerExecutor:
-    return EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+def start() -> tuple[LoadedModel, EagerExecutor, torch.Tensor]:
+    """Return a model, its executor, and the logits of a step."""
+    loaded = prepare(random_model(FAMILIES["llama"]))
+    executor = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+    return loaded, executor, logits(executor, STEPS[5])
 
 
 def compile_all(executor: EagerExecutor, loaded: LoadedModel) -> bool:
@@ -91,9 +92,8 @@ def logits(executor: EagerExecutor, lengths: tuple[tuple[int, int], ...]) -> tor
     cached, step, first_block = Step(), Step(), 0
     for start_, count in lengths:
         ids = [(7 * i + 3 * start_) % 90 for i in range(start_ + count)]
-        sequence = Sequence("r", 0, ids, SamplingParams(), max_len=999)
         num_blocks = -(-len(ids) // BLOCK_SIZE)
-        sequence.blocks = list(range(first_block, first_block + num_blocks))
+        sequence = sequence_of(ids, range(first_block, first_block + num_blocks))
         first_block += num_blocks
         step.chunks.append(Chunk(sequence, start_, count))
         if start_:
@@ -124,7 +124,7 @@ def check(config: PreTrainedConfig, mlp: type[torch.nn.Module], num_kinds: int, 
     loaded = prepare(random_model(config))
     if is_fused:
         assert fuse_projections(loaded.model) == 2 * config.num_hidden_layers
-    executor = start(loaded)
+    executor = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
     expected = [logits(executor, lengths) for lengths in STEPS]
     assert python_calls(mlp.forward.__code__, lambda: logits(executor, STEPS[0])) == config.num_hidden_layers
     assert compile_all(executor, loaded)
@@ -145,18 +145,19 @@ def check(config: PreTrainedConfig, mlp: type[torch.nn.Module], num_kinds: int, 
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
-    ("family", "mlp", "num_kinds"),
-    [("llama", LlamaMLP, 1), ("gemma2", Gemma2MLP, 2)],  # Gemma 2 has layers with and without a window
+    ("family", "mlp", "num_kinds", "is_fused"),
+    [
+        ("llama", LlamaMLP, 1, False),
+        ("llama", LlamaMLP, 1, True),
+        ("gemma2", Gemma2MLP, 2, False),  # it has layers with and without a window
+        ("gpt2", GPT2MLP, 1, False),
+        ("qwen3", Qwen3MLP, 1, False),
+    ],
 )
 def test_each_kind_of_layer_is_compiled_twice_and_never_again(
-    family: str, mlp: type[torch.nn.Module], num_kinds: int
+    family: str, mlp: type[torch.nn.Module], num_kinds: int, is_fused: bool
 ) -> None:
-    check(FAMILIES[family], mlp, num_kinds)
-
-
-@pytest.mark.usefixtures("quick")
-def test_layers_with_fused_projections_share_compiled_code() -> None:
-    check(FAMILIES["llama"], LlamaMLP, 1, is_fused=True)
+    check(FAMILIES[family], mlp, num_kinds, is_fused=is_fused)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from modules that Inductor imports
@@ -168,31 +169,8 @@ def test_layers_that_inductor_compiles_compute_the_same() -> None:
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3", "gemma2"])  # the others have parts of these
-def test_answers_equal_generate(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def compiled_runner(loaded: LoadedModel, *, num_blocks: int, block_size: int) -> ModelRunner:
-        executor = EagerExecutor.with_cache(loaded, num_blocks=num_blocks, block_size=block_size)
-        assert compile_layers(executor, loaded, num_blocks=num_blocks, block_size=block_size)
-        return ModelRunner(executor, loaded.device, block_size)
-
-    monkeypatch.setattr(test_families, "eager_runner", compiled_runner)
-    model = random_model(FAMILIES[family])
-    expected = generate(model, test_families.PROMPTS, test_families.NUM_TOKENS)
-
-    def run_all() -> None:
-        assert test_families.run_all(prepare(model), num_blocks=64, max_step_tokens=7) == (expected, 0)
-
-    calls = python_calls(LlamaMLP.forward.__code__, run_all)
-    if family == "llama":
-        # Two runs are the check of attention at load, and two come before the compilations. No step runs as Python.
-        assert calls == (2 + 2) * model.config.num_hidden_layers
-
-
-@pytest.mark.usefixtures("quick")
 def test_a_call_that_no_compiled_code_fits_runs_uncompiled() -> None:
-    loaded = prepare(random_model(FAMILIES["llama"]))
-    executor = start(loaded)
-    expected = logits(executor, STEPS[5])
+    loaded, executor, expected = start()
     assert compile_all(executor, loaded)
     torch._dynamo.reset()  # removes all compiled code
     torch.testing.assert_close(logits(executor, STEPS[5]), expected, rtol=0, atol=0)
@@ -230,9 +208,7 @@ def test_a_model_whose_compiled_layers_compute_something_else_is_served_uncompil
 
 def check_is_refused(caplog: pytest.LogCaptureFixture, message: str) -> None:
     caplog.set_level(logging.WARNING)
-    loaded = prepare(random_model(FAMILIES["llama"]))
-    executor = start(loaded)
-    expected = logits(executor, STEPS[5])
+    loaded, executor, expected = start()
     assert not compile_all(executor, loaded)
     assert loaded.model.config._attn_implementation == ATTENTION
     torch.testing.assert_close(logits(executor, STEPS[5]), expected, rtol=0, atol=0)
@@ -241,9 +217,7 @@ def check_is_refused(caplog: pytest.LogCaptureFixture, message: str) -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_compiled_layers_can_be_restored_and_compiled_again() -> None:
-    loaded = prepare(random_model(FAMILIES["llama"]))
-    executor = start(loaded)
-    expected = logits(executor, STEPS[5])
+    loaded, executor, expected = start()
     assert compile_all(executor, loaded)
     restore_layers(loaded)
     loaded.model.set_attn_implementation("sdpa")
@@ -256,8 +230,7 @@ def test_compiled_layers_can_be_restored_and_compiled_again() -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_compiled_code_keeps_no_weights_or_cache_in_memory() -> None:
-    loaded = prepare(random_model(FAMILIES["llama"]))
-    executor = start(loaded)
+    loaded, executor, _ = start()
     assert compile_all(executor, loaded)
     logits(executor, STEPS[5])
     weights = weakref.ref(next(loaded.model.parameters()))

@@ -59,11 +59,7 @@ class GraphRunner(ModelRunner):
 
 
 def make_graphs(
-    executor: Executor,
-    loaded: LoadedModel,
-    sizes: list[int],
-    sampler: Any,
-    capture: Callable[[Run], Run] = record,
+    executor: Executor, loaded: LoadedModel, sizes: list[int], sampler: Any, capture: Callable[[Run], Run] = record
 ) -> DecodeGraphs:
     forwards = DecodeForwards(
         executor.forward, capture, loaded, block_tables(sizes), sizes=sizes, max_model_len=MAX_LEN
@@ -105,11 +101,7 @@ def some_requests(seed: int, num_requests: int = 60) -> list[Request]:
                 ]
             )
         params = SamplingParams(
-            max_tokens=rng.choice([0, 1, 5, 12, 24]),
-            seed=i,
-            n=rng.choice([1, 1, 1, 2]),
-            **draws,
-            **others,
+            max_tokens=rng.choice([0, 1, 5, 12, 24]), seed=i, n=rng.choice([1, 1, 1, 2]), **draws, **others
         )
         requests.append(Request(f"r{i}", (TokenPrompt(prompt),), params))
     return requests

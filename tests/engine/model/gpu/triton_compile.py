@@ -30,18 +30,12 @@ from oaiserve.engine.model.gpu.device_experts import ExpertMatrices, PackedExper
 from oaiserve.engine.model.gpu.device_matrices import Kind, PackedMatrix
 from oaiserve.engine.model.layer_operations import ACTIVATIONS
 from oaiserve.engine.model.sampling import triton_sampling
-from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
+from tests.engine.model.runners import CPU, sequence_of
 
 # Whose instructions are looked at; others are not disassembled.
 ON_TENSOR_CORES = {
-    "shrink_kernel",
-    "expand_kernel",
-    "matrix_kernel",
-    "expert_kernel",
-    "prefill_kernel",
-    "decode_kernel",
+    *("shrink_kernel", "expand_kernel", "matrix_kernel", "expert_kernel", "prefill_kernel", "decode_kernel"),
 }
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
@@ -70,16 +64,14 @@ class CompileOnly:
 
     def __call__(self, *arguments: Any, **constants: Any) -> None:
         name, compiled = self._kernel.fn.__name__, self._kernel.warmup(*arguments, grid=(1,), **constants)
-        resources = dump("--dump-resource-usage", compiled.asm["cubin"])
-        code = dump("--dump-sass", compiled.asm["cubin"]) if name in ON_TENSOR_CORES else ""
+        code = dump(compiled.asm["cubin"], *["--dump-sass"] * (name in ON_TENSOR_CORES))
         self._found.append(
             {
                 "kernel": name,
                 "dtype": str(arguments[0].dtype),
                 "is_rounded": constants.get("IS_ROUNDED", False),
-                "registers": int(re.search(r"REG:(\d+)", resources)[1]),
                 "constants": {name: value for name, value in constants.items() if not name.startswith("TILE")},
-                "stack_bytes": int(re.search(r"STACK:(\d+)", resources)[1]),  # spilled registers
+                "stack_bytes": int(re.search(r"STACK:(\d+)", code)[1]),  # spilled registers
                 "shared_bytes": compiled.metadata.shared,
                 "instructions": sorted(set(re.findall(r"\b(HGMMA|QGMMA|HMMA|LDGSTS)\b", code))),
             }
@@ -87,11 +79,13 @@ class CompileOnly:
 
 
 @functools.cache
-def dump(flag: str, binary: bytes) -> str:
+def dump(binary: bytes, *flags: str) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary)
         file.flush()
-        return subprocess.run([CUOBJDUMP, flag, file.name], check=True, capture_output=True, text=True).stdout
+        return subprocess.run(
+            [CUOBJDUMP, "--dump-resource-usage", *flags, file.name], check=True, capture_output=True, text=True
+        ).stdout
 
 
 def attend(
@@ -110,13 +104,11 @@ def attend(
     """Compute a layer's attention for decodes and, if it has tokens, a prefill, with blocks of 16."""
     step = Step()
     for count in [1] * num_decodes + [query_len] * (query_len > 0):
-        sequence = Sequence("r", 0, [0] * 4096, SamplingParams(), max_len=4097)
-        sequence.blocks = list(range(256))
-        step.chunks.append(Chunk(sequence, 4096 - count, count))
+        step.chunks.append(Chunk(sequence_of([0] * 4096, range(256)), 4096 - count, count))
     num_tokens = num_decodes + query_len
     cache = LayerCache(*torch.empty(2, 2, 16, kv_heads, dim, dtype=dtype))
     query, key = (torch.empty(num_tokens, number, dim, dtype=dtype) for number in (heads, kv_heads))
-    batch = build_batch(step, 16, torch.device("cpu"))
+    batch = build_batch(step, 16, CPU)
     if is_scaled:
         cache = ScaledCache.of(LayerCache(*(blocks.to(FP8) for blocks in cache)), (0.5, 2.0))
     rotation = None
@@ -130,9 +122,7 @@ def attend(
 def adapt(dtype: torch.dtype) -> None:
     """Add an adapter to the product of a layer, for a prompt."""
     part = AdapterPart(torch.empty(16, 4096, dtype=dtype), torch.empty(14336, 16, dtype=dtype), 1.0)
-    sequence = Sequence("r", 0, [0] * 100, SamplingParams(), max_len=101)
-    sequence.blocks = list(range(7))
-    batch = build_batch(Step([Chunk(sequence, 0, 100)]), 16, torch.device("cpu"))
+    batch = build_batch(Step([Chunk(sequence_of([0] * 100, range(7)), 0, 100)]), 16, CPU)
     batch.adapters = [Adapter("a", {"up": part})]
     x, out = torch.empty(100, 4096, dtype=dtype), torch.empty(100, 14336, dtype=dtype)
     triton_adapters.TritonAdapters(batch)("up", x, out)
@@ -141,10 +131,7 @@ def adapt(dtype: torch.dtype) -> None:
 def operate(width: int, inner: int, rows: int) -> None:
     """Compute sums, norms and activations of rows, as layers of several families have them."""
     x, products = torch.empty(rows, width, dtype=torch.bfloat16), torch.empty(rows, 2 * inner, dtype=torch.bfloat16)
-    rms, mean = (
-        Norm(torch.empty(width), None, 1e-5, False),
-        Norm(torch.empty(width), torch.empty(width), 1e-5, True),
-    )
+    rms, mean = (Norm(torch.empty(width), None, 1e-5, False), Norm(torch.empty(width), torch.empty(width), 1e-5, True))
     triton_layers.add_and_norm(x, (), None, rms)
     triton_layers.add_and_norm(x, (x,), None, rms)
     triton_layers.add_and_norm(x, (x,), rms, rms)
@@ -219,15 +206,8 @@ class GptOss:
 def main() -> None:
     driver.set_active(NoDevice())
     found: list[dict[str, Any]] = []
-    for module in (
-        backend,
-        triton_adapters,
-        triton_experts,
-        triton_layers,
-        triton_matrices,
-        triton_sampling,
-        triton_scaled,
-    ):
+    of_layers = triton_adapters, triton_experts, triton_layers, triton_matrices, triton_scaled
+    for module in (backend, triton_sampling, *of_layers):
         for name in [name for name in vars(module) if name.endswith("_kernel")]:
             setattr(module, name, CompileOnly(getattr(module, name), found))
     backend._num_multiprocessors = triton_matrices._num_multiprocessors = lambda device: 132
@@ -242,8 +222,7 @@ def main() -> None:
     attend(128, num_decodes=64, query_len=2048, dtype=torch.bfloat16, is_scaled=True, is_rotated=True)
     for heads in (64, 71):  # all with one key head, as Falcon has them
         attend(64, num_decodes=64, query_len=0, dtype=torch.bfloat16, heads=heads, kv_heads=1)
-    for dtype in (torch.bfloat16, torch.float32):
-        adapt(dtype)
+    adapt(torch.bfloat16)
     operate(4096, 14336, 64)
     for rows in (1, 2048):  # the smallest and the largest tiles
         multiply(4096, 6144, rows)
