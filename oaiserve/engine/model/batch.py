@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
@@ -15,13 +15,15 @@ from oaiserve.engine.model.transfer import on_device
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Step
 
-if TYPE_CHECKING:
-    from oaiserve.engine.model.attention.tiles import BatchTiles, StaticTiles
-
 ALIGNMENT = 16  # in integers: each tensor of a batch begins at a multiple of 128 bytes, which suits kernels
-
-
 _NONE = torch.empty(0, dtype=torch.int64)
+
+
+class Tiles(Protocol):
+    """The prompts of a batch, cut into the work of a kernel's programs at a time."""
+
+    def of(self, num_tokens: int) -> torch.Tensor:
+        """Return the tiles of up to `num_tokens` tokens, int32 [N, 4], as `attention.tiles` describes them."""
 
 
 @dataclass(slots=True)
@@ -52,8 +54,7 @@ class Batch:
     prompt_rows: list[tuple[int, int, int]] = field(default_factory=list)
     adapters: list[Adapter | None] = field(default_factory=list)  # of each chunk; empty if none has one
     states: StepStates | None = None  # of models with layers that keep one
-    # The prompts, cut into tiles; None: attention cuts them itself, if it needs that.
-    tiles: BatchTiles | StaticTiles | None = None
+    tiles: Tiles | None = None  # None: attention cuts the prompts itself, if it needs that
 
     def own_tables(self) -> torch.Tensor:
         """Return the block tables of the batch's sequences, [B, M]."""

@@ -18,9 +18,9 @@ import triton
 
 from oaiserve.engine.model.attention import LayerCache, Scoring
 from oaiserve.engine.model.attention.rotation import Rotation
-from oaiserve.engine.model.attention.tiles import BatchTiles, StaticTiles
+from oaiserve.engine.model.attention.tiles import BatchTiles
 from oaiserve.engine.model.attention.triton_kernels import decode_kernel, plan_kernel, prefill_kernel, write_kernel
-from oaiserve.engine.model.batch import Batch
+from oaiserve.engine.model.batch import Batch, Tiles
 
 # The keys and values of all sequences are cut into about so many items for each program that the device runs at once.
 # With more, the last ones end sooner after each other; with fewer, there is less to combine.
@@ -284,7 +284,7 @@ def prefill(
     batch: Batch,
     out: torch.Tensor,
     scoring: Scoring,
-    tiles: BatchTiles | StaticTiles,
+    tiles: Tiles,
     tile: Tile | None = None,
 ) -> None:
     """Compute the rows of prefills, whose keys and values are in the cache already, in `out` [T, heads, value_dim]."""
