@@ -11,7 +11,6 @@ import json
 import queue
 import socket
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -40,6 +39,7 @@ from tests.engine.doubles import EOS, TIMEOUT_SECONDS, TOKENIZER, ScriptedRunner
 from tests.engine.text.tokenizers_for_tests import CHATML, byte_level
 from tests.routes.conftest import RunningServer, running_server
 from tests.routes.doubles import FakeTelemetry
+from tests.waiting import wait_until
 
 BAD_LOGITS = "The model produced no usable numbers."
 TEMPLATE = (
@@ -295,14 +295,6 @@ class Harness:
 
     def on_loop(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self.streams._loop).result(TIMEOUT_SECONDS)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Poll until the condition holds, where no event reports it."""
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not become true in time"
-        time.sleep(0.001)
 
 
 async def tasks() -> set[asyncio.Task[Any]]:

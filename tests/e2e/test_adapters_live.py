@@ -11,8 +11,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from oaiserve.engine.model.adapted_modules import adaptable
 from tests.e2e.conftest import API_KEY, LiveServer, serve_process
-from tests.e2e.harness import wait_until
 from tests.models.adapters import write_adapter
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -22,11 +21,11 @@ from oaiserve.telemetry import names
 from tests.e2e.conftest import serve_process
 from tests.telemetry.collector import Collector, running_collector
 from tests.telemetry.pages import samples_on
+from tests.waiting import wait_until
 
 NUM_CLIENTS = 4
 BODY = {"prompt": "Hi", "stream": True, "max_tokens": 20, "ignore_eos": True}
 REQUESTS = names.REQUESTS.name.removesuffix("_total")  # over OTLP
-WAIT_SECONDS = 120
 ENVIRONMENT = {
     "OTEL_METRIC_EXPORT_INTERVAL": "200",
     "OTEL_BSP_SCHEDULE_DELAY": "100",
@@ -69,13 +68,6 @@ def running_clients(url: str) -> Iterator[Clients]:
             clients.stop.set()
     for client in running:
         client.result()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not become true in time"
-        time.sleep(0.02)  # another process gives no notice
 
 
 @dataclass

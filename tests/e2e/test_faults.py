@@ -18,9 +18,10 @@ import pytest
 
 from oaiserve.errors import APIError, InternalError, InvalidRequest, Unavailable
 from oaiserve.facts.record import Outcome
-from tests.e2e.harness import BAD_LOGITS, Harness, Panic, alphabet, events_of, running_harness, texts_in, wait_until
+from tests.e2e.harness import BAD_LOGITS, Harness, Panic, alphabet, events_of, running_harness, texts_in
 from tests.e2e.raw_client import read_events, send_request
 from tests.engine.doubles import TIMEOUT_SECONDS
+from tests.waiting import wait_until
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 WAYS = pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])

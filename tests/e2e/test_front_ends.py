@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -18,6 +17,7 @@ import pytest
 from oaiserve.facts.times import PHASES
 from tests.e2e.conftest import STOP_SECONDS, LiveServer, serve_process
 from tests.e2e.test_exit_code import FAILING_SEED, FAILING_SERVER, MESSAGE
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs Linux's /proc")
 
@@ -48,13 +48,6 @@ def is_running(pid: int) -> bool:
         return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:
         return False
-
-
-def wait_until(condition: Any) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not become true in time"
-        time.sleep(0.01)
 
 
 def wait_until_running(server: LiveServer, number: int) -> None:

@@ -12,9 +12,9 @@ import pytest
 
 from oaiserve.facts.times import PHASES
 from tests.e2e.conftest import API_KEY, LiveServer, serve_process
-from tests.e2e.harness import wait_until
 from tests.engine.model.pooling.reference import logits, vectors
 from tests.models.poolers import FAMILIES, random_pooler, save, word_tokenizer
+from tests.waiting import wait_until
 
 TEXTS = ["aa cat", "b", "zz ab aa ad cat b", "cat"]
 FLAGS = ("--dtype", "float32", "--api-key", API_KEY, "--served-model-name", "small")

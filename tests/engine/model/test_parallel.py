@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -47,6 +46,7 @@ from tests.engine.model.gpu.graphs import Plain
 from tests.engine.model.graph_worker import FAILS, Again, with_doubles
 from tests.engine.model.runners import chunks_of, run_requests, sequence_of, token_ids_of
 from tests.models.decoders import FAMILIES, byte_tokenizer, random_model
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
 TIMEOUT_SECONDS = 60  # the limit of waits that end within seconds unless something is broken
@@ -116,13 +116,6 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def capture_as_on_a_gpu(patch: pytest.MonkeyPatch) -> None:

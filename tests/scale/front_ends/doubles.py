@@ -25,8 +25,8 @@ from oaiserve.scale.front_ends.process import received
 from oaiserve.scale.front_ends.serve import serve
 from oaiserve.scale.front_ends.supervisor import MOST_SILENT, FrontEnds, Supervisor
 from oaiserve.telemetry import Telemetry
-from tests.e2e.harness import wait_until
 from tests.engine.doubles import TIMEOUT_SECONDS, ScriptedRunner, make_engine
+from tests.waiting import wait_until
 
 
 class ThreadChild:

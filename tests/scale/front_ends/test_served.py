@@ -25,12 +25,13 @@ from oaiserve.facts.prefix_keys import prompt_of
 from oaiserve.facts.times import PHASES
 from oaiserve.files.adapters import BadAdapter
 from oaiserve.scale.front_ends.supervisor import MOST_SILENT
-from tests.e2e.harness import alphabet, wait_until
+from tests.e2e.harness import alphabet
 from tests.e2e.raw_client import read_events, send_request
 from tests.engine.doubles import TIMEOUT_SECONDS, ScriptedRunner, ShownRanges, make_engine, third_step_fails
 from tests.routes.conftest import run_server
 from tests.routes.doubles import FakeTelemetry
 from tests.scale.front_ends.doubles import Served, SilentChild, ThreadChild, serving
+from tests.waiting import wait_until
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "Hello"}]

@@ -20,9 +20,9 @@ from oaiserve.http.server import Server
 from oaiserve.scale.gateway.app import GatewayApp, create_gateway
 from oaiserve.scale.gateway.upstream import Address
 from oaiserve.scale.gateway.watch import Pace
-from tests.e2e.harness import wait_until
 from tests.engine.doubles import TIMEOUT_SECONDS, ScriptedRunner, make_engine
 from tests.routes.doubles import FakeTelemetry
+from tests.waiting import wait_until
 
 QUICK = Pace(report_seconds=0.05, resolve_seconds=0.02)
 OPTIONS = ServerOptions(drain_timeout_seconds=0)

@@ -20,10 +20,11 @@ from oaiserve.facts.prefix_keys import key_of_session, prompt_of
 from oaiserve.facts.routing_decision import of_text
 from oaiserve.scale.gateway.upstream import Address
 from oaiserve.scale.rendezvous import score, seed_of
-from tests.e2e.harness import alphabet, wait_until
+from tests.e2e.harness import alphabet
 from tests.e2e.raw_client import send_request
 from tests.engine.doubles import TIMEOUT_SECONDS, wait_until_idle
 from tests.scale.gateway.doubles import QUICK, Fleet, Replica, fleet
+from tests.waiting import wait_until
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 LONG = "It is a truth universally acknowledged, that a single man in possession of a good fortune. " * 6

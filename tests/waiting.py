@@ -1,0 +1,16 @@
+"""Waits for what no event reports."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+LIMIT_SECONDS = 120  # on a busy machine
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """Poll until the condition holds."""
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not become true in time"
+        time.sleep(0.005)
