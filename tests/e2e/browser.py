@@ -1,0 +1,68 @@
+"""A Chromium for tests of pages. Tests that use it have the marker `browser`."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:  # playwright need not be installed where there is no Chromium
+    from playwright.sync_api import Browser, Page
+
+WAIT_MS = 120_000  # on a busy machine
+PHONE = {"width": 360, "height": 740}
+DESK = {"width": 1280, "height": 900}
+_CONTRASTS = (Path(__file__).parent / "contrast.js").read_text()
+OpenPage = Callable[..., "Page"]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as running:
+        # The sandbox does not start for root, as in a container. All pages are our own.
+        browser = running.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[OpenPage]:
+    """Give a function that opens a page in its own context.
+
+    In the end, check that no page had a problem: an error or a warning in its console, or a request to another server.
+    A page that `may_log` may have errors in its console, as when a server refuses a request.
+    """
+    contexts, problems = [], []
+
+    def open_page(url: str, viewport: dict[str, int] = DESK, *, may_log: bool = False, **options: str) -> Page:
+        context = browser.new_context(viewport=viewport, **options)
+        context.set_default_timeout(WAIT_MS)
+        contexts.append(context)
+        page, base = context.new_page(), url.rpartition("/")[0]
+        if not may_log:
+            page.on("console", lambda line: problems.append(line.text) if line.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("request", lambda sent: problems.append(sent.url) if not sent.url.startswith(base) else None)
+        page.goto(url)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert problems == []
+
+
+def weak_contrasts(page: Page, least_texts: int = 0) -> list[str]:
+    """Return the visible texts whose contrast is less than WCAG asks for. There must be more than `least_texts`."""
+    found = page.evaluate(_CONTRASTS)
+    assert len(found) > least_texts
+    return [named for ratio, named in found if ratio < 4.5]
+
+
+def fits_the_width(page: Page) -> bool:
+    """Return whether the page needs no horizontal scrolling."""
+    return page.evaluate("() => document.documentElement.scrollWidth <= window.innerWidth")
