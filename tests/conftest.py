@@ -79,7 +79,7 @@ LONGEST = (
     "tests/engine/model/cpu/test_native_families.py",
     "tests/engine/model/checkpoints/test_wrappers.py",
     "tests/e2e/test_responses.py",
-    "tests/e2e/test_deploy.py",
+    "tests/e2e/test_prometheus.py",
 )
 
 
