@@ -7,21 +7,17 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
-import pytest
 import torch
 from safetensors.torch import save_file
 
 from oaiserve.facts.times import PHASES
 from tests.e2e.conftest import STOP_SECONDS, clean_environment, serve_process
 from tests.models.decoders import byte_tokenizer
-from tests.telemetry.collector import Collector, running_collector
+from tests.telemetry.collector import running_collector
+from tests.waiting import wait_until
 
 # -- starts that fail -------------------------------------------------------------------------------------------------
 
@@ -37,23 +33,10 @@ def refusal(*argv: str) -> str:
     return sentence
 
 
-def test_a_wrong_flag_is_named() -> None:
-    assert "Unknown option: --prot. Did you mean --port?" in refusal("demo", "--prot", "1")
-
-
 def test_a_busy_port_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
         assert f"Cannot listen on 127.0.0.1 port {port}: Address already in use." in refusal("demo", "--port", port)
-
-
-def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
-    assert f"MODEL is '{tmp_path}', a folder without a config.json" in refusal(str(tmp_path), "--port", "0")
-
-
-def test_a_folder_with_a_broken_model_is_named(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{")
-    assert f"'{tmp_path}/config.json' cannot be used: it is not valid JSON" in refusal(str(tmp_path), "--port", "0")
 
 
 def test_an_encoder_decoder_model_is_refused(tmp_path: Path) -> None:
@@ -71,35 +54,36 @@ TRACE_ID, PARENT_ID = 0x4BF92F3577B34DA6A3CE929D0E0E4736, 0x00F067AA0BA902B7
 NUM_TOKENS = 3000  # so many that a signal finds the stream under way
 
 
-@dataclass
-class Terminated:
-    """The stream, exit code, log and spans of a server that got SIGTERM in the middle of the stream."""
-
-    events: list[Any]  # of the stream
-    exit_code: int
-    log: list[dict[str, Any]]
-    collector: Collector
-
-
-@pytest.fixture(scope="module")
-def terminated(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminated]:
-    log_file = tmp_path_factory.mktemp("terminated") / "log"
+def test_sigterm_lets_a_stream_finish_with_all_its_spans(small_model: Path, tmp_path: Path) -> None:
     body = {"prompt": "Hi", "stream": True, "max_tokens": NUM_TOKENS, "ignore_eos": True}
     traceparent = f"00-{TRACE_ID:032x}-{PARENT_ID:016x}-01"
     with running_collector() as collector:
         env = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "NO_PROXY": "127.0.0.1"}
         env["OMP_NUM_THREADS"] = "1"  # a second thread makes so small a model slower when the cores are busy
         with (
-            serve_process(str(small_model), log_file, "--kv-blocks", "1024", env=env) as server,
+            serve_process(str(small_model), tmp_path / "log", "--kv-blocks", "1024", env=env) as server,
             httpx.Client(base_url=server.url, headers={"traceparent": traceparent}, timeout=60) as http,
             http.stream("POST", "/v1/completions", json=body) as answer,
         ):
             lines = answer.iter_lines()
             first = next(lines)
             server.process.terminate()
-            events = [line.removeprefix("data: ") for line in (first, *lines) if line]
-            exit_code = server.process.wait(STOP_SECONDS)
-        yield Terminated(events, exit_code, server.log(), collector)
+            *chunks, last, done = [line.removeprefix("data: ") for line in (first, *lines) if line]
+            assert server.process.wait(STOP_SECONDS) == 0
+    assert done == "[DONE]"
+    assert json.loads(last)["choices"][0]["finish_reason"] == "length"
+    assert not any("error" in json.loads(chunk) for chunk in chunks)
+    log = server.log()
+    messages = [line["message"] for line in log]
+    (end,) = (line for line in log if line["logger"] == "oaiserve.request")
+    assert (end["outcome"], end["completion_tokens"]) == ("finished", NUM_TOKENS)
+    assert messages.index("Shutting down. Requests running: 1, given 30 s") < log.index(end)
+    assert "Shutting down. Requests finished: 1, cut off: 0" in messages
+    assert [line for line in log if line["level"] != "INFO"] == []
+    spans = {span.name: span for span in collector.spans}
+    assert spans.keys() >= set(PHASES)
+    assert {span.trace_id for span in collector.spans} == {TRACE_ID.to_bytes(16)}
+    assert spans["POST /v1/completions"].parent_span_id == PARENT_ID.to_bytes(8)
 
 
 def test_a_second_signal_cuts_off_running_requests_and_shuts_down_in_order(small_model: Path, tmp_path: Path) -> None:
@@ -111,9 +95,7 @@ def test_a_second_signal_cuts_off_running_requests_and_shuts_down_in_order(small
         lines = answer.iter_lines()
         next(lines)
         server.process.terminate()
-        while "Requests running: 1" not in server.log_file.read_text():
-            assert server.process.poll() is None
-            time.sleep(0.01)  # the log gives no notice
+        wait_until(lambda: "Requests running: 1" in server.log_file.read_text())
         server.process.send_signal(signal.SIGINT)
         *_, error, done = [line.removeprefix("data: ") for line in lines if line]
         exit_code = server.process.wait(STOP_SECONDS)
@@ -121,32 +103,3 @@ def test_a_second_signal_cuts_off_running_requests_and_shuts_down_in_order(small
     assert json.loads(error)["error"]["message"] == "The server is shutting down. Please try again."
     assert "Shutting down. Requests finished: 0, cut off: 1" in [line["message"] for line in server.log()]
     assert not any("exception" in line for line in server.log())
-
-
-def test_sigterm_arrived_while_the_stream_ran(terminated: Terminated) -> None:
-    messages = [line["message"] for line in terminated.log]
-    ends = [index for index, line in enumerate(terminated.log) if line["logger"] == "oaiserve.request"]
-    assert len(ends) == 1
-    assert messages.index("Shutting down. Requests running: 1, given 30 s") < ends[0]
-    assert "Shutting down. Requests finished: 1, cut off: 0" in messages
-
-
-def test_the_stream_finished_after_sigterm(terminated: Terminated) -> None:
-    *chunks, last, done = terminated.events
-    assert done == "[DONE]"
-    assert json.loads(last)["choices"][0]["finish_reason"] == "length"
-    (end,) = (line for line in terminated.log if line["logger"] == "oaiserve.request")
-    assert (end["outcome"], end["completion_tokens"]) == ("finished", NUM_TOKENS)
-    assert not any("error" in json.loads(chunk) for chunk in chunks)
-
-
-def test_the_exit_code_is_0_and_the_log_has_no_warnings(terminated: Terminated) -> None:
-    assert terminated.exit_code == 0
-    assert [line for line in terminated.log if line["level"] != "INFO"] == []
-
-
-def test_the_spans_belong_to_the_trace_of_the_client(terminated: Terminated) -> None:
-    spans = {span.name: span for span in terminated.collector.spans}
-    assert spans.keys() >= set(PHASES)
-    assert {span.trace_id for span in terminated.collector.spans} == {TRACE_ID.to_bytes(16)}
-    assert spans["POST /v1/completions"].parent_span_id == PARENT_ID.to_bytes(8)
