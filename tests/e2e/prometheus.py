@@ -8,9 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import httpx
@@ -87,32 +85,3 @@ def running_prometheus(
         httpx.Client(base_url=server.url, timeout=30) as http,
     ):
         yield Prometheus(http, log_file)
-
-
-@contextmanager
-def text_format_proxy(url: str) -> Iterator[str]:
-    """Run a proxy for the server at `url` that always requests /metrics in the text format, and yield its URL.
-
-    Prometheus itself always requests OpenMetrics.
-    """
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            page = httpx.get(f"{url}{self.path}", headers={"accept": "text/plain"}, timeout=30)
-            self.send_response(page.status_code)
-            self.send_header("content-type", page.headers["content-type"])
-            self.end_headers()
-            self.wfile.write(page.content)
-
-        def log_message(self, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

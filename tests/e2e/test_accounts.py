@@ -5,9 +5,9 @@ Server, engine and telemetry are real. The runner is scripted, and the spans are
 
 from __future__ import annotations
 
-import queue
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from queue import SimpleQueue
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
@@ -15,15 +15,48 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from oaiserve.app import create_app
 from oaiserve.config import Config
-from oaiserve.engine.engine import Engine
 from oaiserve.engine.sequence import Sequence
 from oaiserve.facts.record import EventKind, Outcome, RequestRecord
 from oaiserve.telemetry import Measured, Telemetry, names
 from tests.engine.doubles import ScriptedRunner, make_engine, next_letter
 from tests.routes.conftest import run_server
-from tests.telemetry.collector import Collector, running_collector
+from tests.telemetry.collector import running_collector
 
 FAILING_SEED = 13
+LETTERS = {"structured_outputs": {"regex": "[a-z]*"}}  # what the runner draws
+STREAM = {"stream": True}
+CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+LONG = {"prompt": "Hi" * 1000, "max_tokens": 10**9}
+
+
+class Sent(NamedTuple):
+    """A request, and how it ends."""
+
+    body: dict[str, Any]
+    outcome: Outcome
+    status: int
+    last_phase: str
+    leaves: bool = False  # in the middle of a stream that would otherwise last for a minute
+
+
+REQUESTS = {
+    "two choices": Sent({**CHAT, "n": 2, "max_tokens": 7}, Outcome.FINISHED, 200, "respond"),
+    "stream": Sent({**STREAM, "max_tokens": 1}, Outcome.FINISHED, 200, "respond"),
+    "grammar": Sent({**LETTERS, "max_tokens": 3}, Outcome.FINISHED, 200, "respond"),
+    "leaves": Sent({**STREAM, "max_tokens": 500_000}, Outcome.CANCELLED, 200, "decode", leaves=True),
+    "wrong": Sent({"temperature": 3}, Outcome.REJECTED, 400, "receive"),
+    "too long": Sent(LONG, Outcome.REJECTED, 400, "tokenize"),
+    "not compiled": Sent({"structured_outputs": {"regex": "("}}, Outcome.REJECTED, 400, "tokenize"),
+    "grammar and too long": Sent({**LONG, **LETTERS}, Outcome.REJECTED, 400, "tokenize"),
+    "fails": Sent({"seed": FAILING_SEED}, Outcome.FAILED, 500, "decode"),
+    "fails in its stream": Sent({**STREAM, "seed": FAILING_SEED}, Outcome.FAILED, 200, "decode"),
+}
+
+
+class Accounts(NamedTuple):
+    records: dict[str, RequestRecord]  # by the name of the request
+    spans: dict[bytes, dict[str, Span]]  # by trace id, then by name
+    offset_ns: int  # wall clock minus monotonic clock
 
 
 def token_of(sequence: Sequence) -> int | str:
@@ -32,136 +65,59 @@ def token_of(sequence: Sequence) -> int | str:
     return "The model produced no usable numbers." if fails else next_letter(sequence)
 
 
-class TappedTelemetry(Telemetry):
-    """The real telemetry, which also puts the records into a queue for the test."""
-
-    def __init__(self, engine: Engine) -> None:
-        super().__init__(Measured("demo", "1", engine.snapshot), recent_requests=9)
-        self.records: queue.Queue[RequestRecord] = queue.Queue()
-
-    def record(self, record: RequestRecord) -> None:
-        super().record(record)
-        self.records.put(record)
-
-
-@dataclass
-class Accounted:
-    """The records and spans of one client's requests."""
-
-    records: list[RequestRecord]
-    spans: dict[int, dict[str, Span]]  # by trace id, then by name
-    offset_ns: int  # wall clock minus monotonic clock
-
-
-LETTERS = {"regex": "[a-z]*"}  # what the runner draws
-
-
-def finish(http: httpx.Client) -> None:
-    http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "Hi"}], "n": 2, "max_tokens": 7})
-    http.post("/v1/completions", json={"prompt": "Hi", "stream": True, "max_tokens": 1})
-    http.post("/v1/completions", json={"prompt": "Hi", "max_tokens": 3, "structured_outputs": LETTERS})
-
-
-def be_rejected(http: httpx.Client) -> None:
-    http.post("/v1/completions", json={"prompt": "Hi", "temperature": 3})  # by the routes
-    http.post("/v1/completions", json={"prompt": "Hi" * 1000, "max_tokens": 10**9})  # once it is tokenized
-    http.post("/v1/completions", json={"prompt": "Hi", "structured_outputs": {"regex": "("}})  # by the compiler
-    http.post("/v1/completions", json={"prompt": "Hi" * 1000, "max_tokens": 10**9, "structured_outputs": LETTERS})
-
-
-def fail(http: httpx.Client) -> None:
-    http.post("/v1/completions", json={"prompt": "Hi", "seed": FAILING_SEED})  # with a 500
-    http.post("/v1/completions", json={"prompt": "Hi", "seed": FAILING_SEED, "stream": True})  # within the stream
-
-
-def leave(http: httpx.Client) -> None:
-    """Disconnect in the middle of a stream that would otherwise last for a minute."""
-    with http.stream("POST", "/v1/completions", json={"prompt": "Hi", "stream": True, "max_tokens": 500_000}) as answer:
-        next(answer.iter_raw())
-
-
-CLIENTS = (finish, leave, be_rejected, fail)
-NUM_REQUESTS = {finish: 3, leave: 1, be_rejected: 4, fail: 2}
-OUTCOMES = {finish: Outcome.FINISHED, leave: Outcome.CANCELLED, be_rejected: Outcome.REJECTED, fail: Outcome.FAILED}
-Client = Callable[[httpx.Client], None]
-
-
 @pytest.fixture(scope="module")
-def collector() -> Iterator[Collector]:
-    with running_collector() as collector:
-        yield collector
+def accounts() -> Iterator[Accounts]:
+    """Send the requests one after the other, and return what became of them."""
+    recorded: SimpleQueue[RequestRecord] = SimpleQueue()
 
+    class TappedTelemetry(Telemetry):
+        def record(self, record: RequestRecord) -> None:
+            super().record(record)
+            recorded.put(record)
 
-@pytest.fixture(scope="module")
-def accounts(collector: Collector) -> dict[Client, Accounted]:
-    """Run the clients one after the other, and return what became of their requests."""
-    records: dict[Client, list[RequestRecord]] = {}
-    with pytest.MonkeyPatch.context() as patch:
+    with running_collector() as collector, pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
         patch.setenv("NO_PROXY", "127.0.0.1")
         engine = make_engine(ScriptedRunner(token_of), kv_blocks=150_000)
-        telemetry = TappedTelemetry(engine)
+        telemetry = TappedTelemetry(Measured("demo", "1", engine.snapshot), recent_requests=1)
+        records = {}
         with (
             run_server(create_app(Config("demo"), engine, telemetry)) as url,
             httpx.Client(base_url=url, timeout=30) as http,
         ):
-            for client in CLIENTS:
-                client(http)
-                records[client] = [telemetry.records.get(timeout=60) for _ in range(NUM_REQUESTS[client])]
+            for name, sent in REQUESTS.items():
+                path = "/v1/chat/completions" if "messages" in sent.body else "/v1/completions"
+                body = sent.body if "messages" in sent.body else {"prompt": "Hi"} | sent.body
+                with http.stream("POST", path, json=body) as answer:
+                    next(answer.iter_raw()) if sent.leaves else answer.read()
+                records[name] = recorded.get(timeout=60)
         # The server has stopped, so all spans have been exported.
-    assert telemetry.records.empty()
-    newest = telemetry.recent.list()[0]
-    (its_record,) = [r for rs in records.values() for r in rs if r.request_id == newest["request_id"]]
-    offset_ns = newest["received_unix_ns"] - its_record.times.received
-    spans: dict[int, dict[str, Span]] = {}
-    for span in collector.spans:
-        spans.setdefault(int.from_bytes(span.trace_id), {})[span.name] = span
-    return {client: Accounted(records[client], spans, offset_ns) for client in CLIENTS}
+        assert recorded.empty()
+        (newest,) = telemetry.recent.list()
+        spans: dict[bytes, dict[str, Span]] = {}
+        for span in collector.spans:
+            spans.setdefault(span.trace_id, {})[span.name] = span
+        yield Accounts(records, spans, newest["received_unix_ns"] - records[name].times.received)
 
 
-@pytest.mark.parametrize(
-    ("client", "last_phases", "statuses"),
-    [
-        (finish, ["respond", "respond", "respond"], [200, 200, 200]),
-        (leave, ["decode"], [200]),
-        (be_rejected, ["receive", "tokenize", "tokenize", "tokenize"], [400, 400, 400, 400]),
-        (fail, ["decode", "decode"], [500, 200]),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_every_request_has_one_record_with_its_outcome_and_last_phase(
-    accounts: dict[Client, Accounted], client: Client, last_phases: list[str], statuses: list[int]
-) -> None:
-    records = accounts[client].records
-    assert [record.outcome for record in records] == [OUTCOMES[client]] * NUM_REQUESTS[client]
-    assert [record.times.phases()[-1].name for record in records] == last_phases
-    assert [record.http_status for record in records] == statuses
+@pytest.mark.parametrize("name", REQUESTS)
+def test_a_request_has_one_record_and_its_spans_are_the_times_of_the_record(accounts: Accounts, name: str) -> None:
+    sent, record, offset_ns = REQUESTS[name], accounts.records[name], accounts.offset_ns
+    phases = record.times.phases()
+    assert (record.outcome, record.http_status, phases[-1].name) == (sent.outcome, sent.status, sent.last_phase)
+    spans = accounts.spans[record.trace.trace_id.to_bytes(16)].copy()
+    for phase, start_ns, end_ns in phases:
+        span = spans.pop(phase)
+        assert (span.start_time_unix_nano, span.end_time_unix_nano) == (start_ns + offset_ns, end_ns + offset_ns)
+    assert spans.keys() == {f"POST {record.http_route}", f"{record.operation} {record.model}"}
+    assert all(sum(causes.values()) == phases[4 + n].duration_ns for n, causes in enumerate(record.causes_ns.values()))
+    assert sum(record.account.waits_ns.values()) == sum(p.duration_ns for p in phases if p.name == "queue")
 
 
-@pytest.fixture(params=CLIENTS, ids=lambda client: client.__name__)
-def accounted(request: pytest.FixtureRequest, accounts: dict[Client, Accounted]) -> Accounted:
-    return accounts[request.param]
-
-
-def test_spans_have_the_times_of_the_records_plus_one_offset(accounted: Accounted) -> None:
-    for record in accounted.records:
-        assert all(phase.duration_ns >= 0 for phase in record.times.phases())
-        spans = accounted.spans[record.trace.trace_id].copy()
-        for name, start_ns, end_ns in record.times.phases():
-            span = spans.pop(name)
-            assert (span.start_time_unix_nano, span.end_time_unix_nano) == (
-                start_ns + accounted.offset_ns,
-                end_ns + accounted.offset_ns,
-            )
-        assert spans.keys() == {f"POST {record.http_route}", f"{record.operation} {record.model}"}
-
-
-@pytest.mark.parametrize(("client", "cache"), [(finish, "miss"), (be_rejected, "hit")], ids=["finish", "be_rejected"])
-def test_the_grammar_is_compiled_within_the_span_of_tokenize(
-    accounts: dict[Client, Accounted], client: Client, cache: str
-) -> None:
-    record = accounts[client].records[-1]
-    spans = accounts[client].spans[record.trace.trace_id]
+@pytest.mark.parametrize(("name", "cache"), [("grammar", "miss"), ("grammar and too long", "hit")])
+def test_the_grammar_is_compiled_within_the_span_of_tokenize(accounts: Accounts, name: str, cache: str) -> None:
+    record = accounts.records[name]
+    spans = accounts.spans[record.trace.trace_id.to_bytes(16)]
     ((phase, event),) = [
         (name, event) for name, span in spans.items() for event in span.events if event.name == "grammar_compiled"
     ]
@@ -174,31 +130,10 @@ def test_the_grammar_is_compiled_within_the_span_of_tokenize(
     assert event.time_unix_nano <= spans["tokenize"].end_time_unix_nano
 
 
-def test_there_are_no_other_spans_and_all_attributes_are_documented(
-    collector: Collector, accounts: dict[Client, Accounted]
-) -> None:
-    records = [record for account in accounts.values() for record in account.records]
-    assert {span.trace_id for span in collector.spans} == {r.trace.trace_id.to_bytes(16) for r in records}
-    assert len(collector.spans) == sum(len(record.times.phases()) + 2 for record in records)
-    events = [event for span in collector.spans for event in span.events]
+def test_there_are_no_other_spans_and_all_attributes_are_documented(accounts: Accounts) -> None:
+    assert accounts.spans.keys() == {record.trace.trace_id.to_bytes(16) for record in accounts.records.values()}
+    spans = [span for of_request in accounts.spans.values() for span in of_request.values()]
+    events = [event for span in spans for event in span.events]
     assert {"first_token", "finished"} <= {event.name for event in events} <= set(EventKind)
-    for item in (*collector.spans, *events):
+    for item in (*spans, *events):
         assert {attribute.key for attribute in item.attributes} <= names.ATTRIBUTES
-
-
-def test_the_causes_of_prefill_and_decode_add_up_to_them(accounted: Accounted) -> None:
-    for record in accounted.records:
-        durations_ns = {phase.name: phase.duration_ns for phase in record.times.phases()}
-        assert {name: sum(parts.values()) for name, parts in record.causes_ns.items()} == {
-            name: durations_ns[name] for name in record.causes_ns
-        }
-        times, account = record.times, record.account
-        if times.scheduled is not None and times.last_token is not None:  # the engine accounts for all of it
-            parts = (*account.prefill_causes_ns.values(), *account.decode_causes_ns.values())
-            assert sum(parts) == times.last_token - times.scheduled
-
-
-def test_the_reasons_for_waiting_add_up_to_the_queue_phase(accounted: Accounted) -> None:
-    for record in accounted.records:
-        queue_ns = sum(phase.duration_ns for phase in record.times.phases() if phase.name == "queue")
-        assert sum(record.account.waits_ns.values()) == queue_ns

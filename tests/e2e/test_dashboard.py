@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from oaiserve.routes.feed import MOST_VIEWERS, RETRY_AFTER_SECONDS
 from tests.e2e.browser import DESK, PHONE, OpenPage, fits_the_width, weak_contrasts
 from tests.e2e.conftest import API_KEY, LiveServer, serve_process
-from tests.e2e.prefix_proxy import under_prefix
+from tests.e2e.proxies import under_prefix
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:

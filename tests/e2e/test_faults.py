@@ -1,8 +1,7 @@
 """Tests what a failure costs: a part fails for one request, a client disconnects, or the engine fails.
 
 In each case every request has one record, other requests get the same tokens as without the failure, and nothing of the
-failed request is left. `Harness.check_no_side_effects` checks that. A consumer of telemetry fails on every record
-throughout.
+failed request is left. `Harness.check_no_side_effects` checks that.
 """
 
 from __future__ import annotations

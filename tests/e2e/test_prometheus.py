@@ -24,7 +24,8 @@ from tests.deploy import promql
 from tests.deploy.paths import DEPLOY
 from tests.e2e.conftest import LiveServer, serve_process
 from tests.e2e.load import TEXTS, Call, calls
-from tests.e2e.prometheus import Prometheus, running_prometheus, text_format_proxy
+from tests.e2e.prometheus import Prometheus, running_prometheus
+from tests.e2e.proxies import text_format_proxy
 from tests.telemetry.collector import Collector, running_collector
 from tests.telemetry.pages import OPENMETRICS, TEXT, families, key, samples_on
 

@@ -78,7 +78,7 @@ def test_two_choices_differ_and_their_seed_reproduces_them(sdk: openai.OpenAI) -
     assert [choice.message.content for choice in again.choices] == texts
 
 
-def test_the_tokens_of_chat_logprobs_join_to_the_text(sdk: openai.OpenAI) -> None:
+def test_the_tokens_of_chat_logprobs_join_to_the_text_and_are_streamed_as_they_are(sdk: openai.OpenAI) -> None:
     (choice,) = sdk.chat.completions.create(**CHAT, logprobs=True, top_logprobs=3).choices
     shown = choice.logprobs.content
     assert choice.finish_reason == "stop"  # by a token that has no entry
@@ -88,6 +88,9 @@ def test_the_tokens_of_chat_logprobs_join_to_the_text(sdk: openai.OpenAI) -> Non
         best = token.top_logprobs[0]
         assert (token.token, token.logprob) == (best.token, best.logprob)  # greedy
         assert sum(math.exp(top.logprob) for top in token.top_logprobs) <= 1 + 1e-6
+    chunks = sdk.chat.completions.create(**CHAT, logprobs=True, stream=True)
+    streamed = [row for chunk in chunks if chunk.choices[0].logprobs for row in chunk.choices[0].logprobs.content]
+    assert [row.token for row in streamed] == [token.token for token in shown]
 
 
 def test_the_tokens_of_completion_logprobs_join_to_the_text(sdk: openai.OpenAI) -> None:
@@ -99,13 +102,6 @@ def test_the_tokens_of_completion_logprobs_join_to_the_text(sdk: openai.OpenAI) 
     ):
         assert choice.text[offset : offset + len(token)] == token
         assert logprob == top[token] == max(top.values())  # greedy
-
-
-def test_streamed_logprobs_have_the_same_tokens_as_whole_ones(sdk: openai.OpenAI) -> None:
-    (choice,) = sdk.chat.completions.create(**CHAT, logprobs=True).choices
-    chunks = sdk.chat.completions.create(**CHAT, logprobs=True, stream=True)
-    streamed = [row for chunk in chunks if chunk.choices[0].logprobs for row in chunk.choices[0].logprobs.content]
-    assert [row.token for row in streamed] == [row.token for row in choice.logprobs.content]
 
 
 def test_the_headers_have_the_request_id_the_phases_and_the_trace(sdk: openai.OpenAI) -> None:

@@ -16,6 +16,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from oaiserve.engine.request import Finished, Request, Usage
 from oaiserve.engine.streams import LoopStream, RequestEngine
 from oaiserve.facts.engine_numbers import EngineNumbers
+from oaiserve.facts.fact import facts_of
 from oaiserve.facts.record import RequestRecord, ToolCallOutcome
 from oaiserve.facts.times import PHASES
 from oaiserve.routes.exchange import Exchange
@@ -95,39 +96,35 @@ def test_the_log_line_and_the_ring_tell_the_same(record: RequestRecord) -> None:
         record.times.duration_ns,
         round(record.times.duration_ns / 1e6, 3),
     )
-    assert (entry["queue_waits_ns"], entry["stalled_ns"]) == (record.account.waits_ns, record.account.stalled_ns)
+    assert entry["queue_waits_ns"] == record.account.waits_ns
     gaps = record.account.inter_token_ns
     assert line.get("itl_max_ms") == (round(max(gaps) / 1e6, 3) if gaps else None)
     assert (entry["token_gaps"] or {}).get("max_ns") == max(gaps, default=None)
-    assert (entry["outcome"], entry["trace_id"]) == (line["outcome"], line["trace_id"])
+    assert entry["trace_id"] == line["trace_id"]
 
 
 @given(records())
-def test_spans_log_line_and_ring_tell_the_same_of_grammars_and_tool_calls(record: RequestRecord) -> None:
-    account, line, entry = record.account, log_line_of(record), entry_of(record)
-    attributes = spans_of(record)[1].attributes
-    grammar = entry["grammar"] or {}
-    assert (
-        grammar.get("kind")
-        == line.get("grammar_kind")
-        == attributes.get("oaiserve.grammar.kind")
-        == account.grammar_kind
-    )
-    assert grammar.get("compile_ns") == account.grammar_compile_ns
-    ms = None if account.grammar_compile_ns is None else round(account.grammar_compile_ns / 1e6, 3)
-    assert line.get("grammar_compile_ms") == ms
-    assert grammar.get("cache") == line.get("grammar_cache")
-    for name in ("num_masked_draws", "num_forced_tokens"):
-        number = getattr(account, name) if grammar else None
-        attribute = f"oaiserve.grammar.{name.removeprefix('num_')}"
-        assert grammar.get(name) == line.get(name) == attributes.get(attribute) == number
-    for name, attribute in (("num_draft_tokens", "tokens"), ("num_accepted_tokens", "accepted_tokens")):
-        number = getattr(account, name)
-        assert entry[name] == line.get(name, 0) == attributes.get(f"oaiserve.draft.{attribute}", 0) == number
+def test_a_fact_is_the_same_wherever_its_row_names_it(record: RequestRecord) -> None:
+    line, entry = log_line_of(record), entry_of(record)
+    server, inner, _ = spans_of(record)
+    in_json = entry | {f"grammar.{name}": value for name, value in (entry["grammar"] or {}).items()}
+    for facts in (record, record.account):
+        for row in facts_of(type(facts)):
+            value = getattr(facts, row.name)
+            in_log = round(value / 1e6, 3) if row.name.endswith("_ns") and value is not None else value
+            if row.json and (entry["grammar"] is not None or "." not in row.json):
+                assert in_json[row.json] == json.loads(json.dumps(value))
+            if row.log:
+                is_left_out = row.log_when and not getattr(facts, row.log_when)
+                assert line.get(row.log) == (None if is_left_out else json.loads(json.dumps(in_log)))
+            for span, name in ((inner, row.span), (server, row.server_span)):
+                is_left_out = row.span_when and not getattr(facts, row.span_when)
+                assert not name or span.attributes.get(name) == (None if is_left_out else value)
+    assert (entry["grammar"] is None) == (record.account.grammar_kind is None)
     for outcome in ToolCallOutcome:
         number = record.tool_calls.get(outcome)
         assert entry["tool_calls"].get(outcome) == line.get(f"tool_calls_{outcome}") == number
-        assert attributes.get(names.NUM_TOOL_CALLS[outcome]) == number
+        assert inner.attributes.get(names.NUM_TOOL_CALLS[outcome]) == number
 
 
 @given(records())

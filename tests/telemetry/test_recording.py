@@ -20,7 +20,6 @@ from oaiserve.errors import StartupError
 from oaiserve.facts.record import EngineAccount, Outcome, RequestRecord
 from oaiserve.facts.recordings import BLOCK_TOKENS, block_hashes
 from oaiserve.facts.times import RequestTimes
-from oaiserve.facts.trace import TraceContext
 from oaiserve.telemetry.recorder import Recorder
 from oaiserve.telemetry.recording import COST_EVERY, Recording, draft_runs
 
@@ -32,21 +31,17 @@ def opened(path: Path, cost: Callable[[], dict[str, Any] | None] = lambda: None,
     return Recording(path, server={"kv_blocks": 7}, step_cost=cost, epoch_offset_ns=EPOCH_NS, **options)
 
 
-def ended(*prompts: list[int], received_ns: int = 0, **fields: Any) -> RequestRecord:
-    account = EngineAccount(num_choices=len(prompts) or 1, prompts=list(prompts), cache_salt=fields.pop("salt", ""))
-    known: dict[str, Any] = {
-        "request_id": "req-of-a-client",
-        "trace": TraceContext(1, 1),
-        "times": RequestTimes(received=received_ns, responded=received_ns + 5),
-        "outcome": Outcome.FINISHED,
-        "operation": "text_completion",
-        "http_method": "POST",
-        "http_route": "/v1/completions",
-        "http_status": 200,
-        "model": "demo",
-        "prompt_text": "a secret",
-    }
-    return RequestRecord(account=account, **known | fields)
+@pytest.fixture(scope="module")
+def ended(make_record: Callable[..., RequestRecord]) -> Callable[..., RequestRecord]:
+    """Return a function that makes the record of an ended request with these prompts."""
+
+    def ended(*prompts: list[int], received_ns: int = 0, salt: str = "", **fields: Any) -> RequestRecord:
+        account = EngineAccount(num_choices=len(prompts) or 1, prompts=list(prompts), cache_salt=salt)
+        times = RequestTimes(received=received_ns, responded=received_ns + 5)
+        common = {"request_id": "req-of-a-client", "operation": "text_completion", "prompt_text": "a secret"}
+        return make_record(**common | {"account": account, "times": times} | fields)
+
+    return ended
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -57,7 +52,7 @@ def common(left: list[Any], right: list[Any]) -> int:
     return next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
 
 
-def test_a_request_has_its_arrival_lengths_parameters_and_outcome(tmp_path: Path) -> None:
+def test_a_request_has_its_arrival_lengths_parameters_and_outcome(tmp_path: Path, ended) -> None:
     path = tmp_path / "load.jsonl"
     recording = opened(path, lambda: COST)
     fields = {"completion_tokens": 12, "params": {"temperature": 0.5}, "finish_reasons": ("stop",)}
@@ -75,7 +70,7 @@ def test_a_request_has_its_arrival_lengths_parameters_and_outcome(tmp_path: Path
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_prompts_of_a_request_are_rows_and_vectors_and_unknown_prompts_are_not(tmp_path: Path) -> None:
+def test_prompts_of_a_request_are_rows_and_vectors_and_unknown_prompts_are_not(tmp_path: Path, ended) -> None:
     path = tmp_path / "load.jsonl"
     recording = opened(path)
     recording.add(ended([1, 2], [3], completion_tokens=8))
@@ -90,7 +85,9 @@ def test_prompts_of_a_request_are_rows_and_vectors_and_unknown_prompts_are_not(t
 
 @settings(max_examples=30)
 @given(data=st.data())
-def test_blocks_are_equal_as_far_as_prompts_are(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_blocks_are_equal_as_far_as_prompts_are(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory, ended
+) -> None:
     size = st.integers(0, 3 * BLOCK_TOKENS)
     shared = random.Random(1).choices(range(9), k=data.draw(size))
     one, other = ([*shared, k, *([k] * data.draw(size))] for k in (10, 11))
@@ -110,7 +107,7 @@ def test_blocks_are_equal_as_far_as_prompts_are(data: st.DataObject, tmp_path_fa
     assert common(first, second) // BLOCK_TOKENS == expected
 
 
-def test_a_recording_is_replayed_at_its_times_with_what_makes_it_as_much_work(tmp_path: Path) -> None:
+def test_a_recording_is_replayed_at_its_times_with_what_makes_it_as_much_work(tmp_path: Path, ended) -> None:
     path = tmp_path / "load.jsonl"
     recording = opened(path)
     account = {"completion_tokens": 9, "params": {"temperature": 0, "seed": 3, "logprobs": 2}}
@@ -120,7 +117,7 @@ def test_a_recording_is_replayed_at_its_times_with_what_makes_it_as_much_work(tm
     assert (call.max_tokens, call.timestamp, call.body) == (9, 1007.0, {"temperature": 0})
 
 
-def test_a_file_that_is_full_is_kept_beside_a_new_one(tmp_path: Path) -> None:
+def test_a_file_that_is_full_is_kept_beside_a_new_one(tmp_path: Path, ended) -> None:
     path = tmp_path / "load.jsonl"
     recording = opened(path, lambda: COST, most_bytes=2000)
     for _ in range(20):
@@ -137,7 +134,7 @@ def test_a_file_that_is_full_is_kept_beside_a_new_one(tmp_path: Path) -> None:
     assert len({row["blocks"] for file in files for row in rows_of(file)[1:-1]}) == 1
 
 
-def test_another_start_keeps_the_recording_of_the_one_before(tmp_path: Path) -> None:
+def test_another_start_keeps_the_recording_of_the_one_before(tmp_path: Path, ended) -> None:
     path = tmp_path / "load.jsonl"
     for _ in range(2):
         recording = opened(path)
@@ -159,7 +156,7 @@ def test_a_recording_on_a_full_disk_is_closed(
 
 @pytest.mark.parametrize("rotates", [False, True], ids=["within a file", "at the beginning of one"])
 def test_a_recording_goes_on_when_the_disk_has_room_again_and_says_what_it_lacks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, rotates: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, rotates: bool, ended
 ) -> None:
     path = tmp_path / "load.jsonl"
     recording = opened(path, most_bytes=0 if rotates else 10**6)
@@ -184,7 +181,7 @@ def test_a_recording_goes_on_when_the_disk_has_room_again_and_says_what_it_lacks
 
 
 def test_a_recording_that_ends_on_a_full_disk_says_what_it_lacks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ended
 ) -> None:
     recording = opened(tmp_path / "load.jsonl")
     with monkeypatch.context() as patch:
@@ -204,7 +201,7 @@ def test_a_path_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         opened(tmp_path)
 
 
-def test_what_steps_cost_can_be_read_while_the_server_runs(tmp_path: Path) -> None:
+def test_what_steps_cost_can_be_read_while_the_server_runs(tmp_path: Path, ended) -> None:
     recording = opened(tmp_path / "load", lambda: COST)
     for _ in range(2 * COST_EVERY):
         recording.add(ended([1, 2]))
