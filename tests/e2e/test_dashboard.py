@@ -71,10 +71,10 @@ def page(server: LiveServer, open_page: OpenPage) -> Page:
 
 @pytest.fixture(scope="module")
 def scripts(server: LiveServer, browser: Browser) -> Iterator[Page]:
-    """Give a page for calls of the functions in its modules."""
+    """Give a page for calls of the functions in the modules of the live page. It is no viewer of that."""
     with browser.new_context() as context:
         page = context.new_page()
-        page.goto(f"{server.url}/dashboard")
+        page.goto(f"{server.url}/docs")
         yield page
 
 
