@@ -42,12 +42,7 @@ class MetricsExport:
     """The thread for exports of `collect`, every `interval_seconds` and once more when it is closed."""
 
     def __init__(
-        self,
-        exporter: otel.MetricExporter,
-        collect: Collect,
-        *,
-        version: str,
-        interval_seconds: float,
+        self, exporter: otel.MetricExporter, collect: Collect, *, version: str, interval_seconds: float
     ) -> None:
         self._exporter = Exporter(exporter)
         self._collect = collect

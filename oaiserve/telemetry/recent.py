@@ -56,12 +56,7 @@ class RecentRequests:
         return None
 
     def list(
-        self,
-        *,
-        slowest: str | None = None,
-        outcome: str | None = None,
-        id_prefix: str = "",
-        limit: int | None = None,
+        self, *, slowest: str | None = None, outcome: str | None = None, id_prefix: str = "", limit: int | None = None
     ) -> Entries:
         """Return the matching requests, newest first.
 

@@ -14,12 +14,7 @@ SMALL_BUFFER_BYTES = 4096  # small, so that a short answer fills it
 
 
 def send_request(
-    url: str,
-    path: str = "/v1/completions",
-    *,
-    request_id: str = "raw",
-    body_bytes: int | None = None,
-    **fields: Any,
+    url: str, path: str = "/v1/completions", *, request_id: str = "raw", body_bytes: int | None = None, **fields: Any
 ) -> socket.socket:
     """Send a request, or only the first `body_bytes` of its body, and return its socket without reading the answer."""
     address, body = urlsplit(url), msgspec.json.encode(fields)

@@ -181,7 +181,7 @@ def test_the_playground_shows_the_phases_of_the_server(page: Page) -> None:
     assert "measured by the server" in page.text_content("#chat-summary")
     named = page.locator("#chat-phases tbody tr").all_inner_texts()
     assert [text.split("\t")[0].strip() for text in named] == [
-        *("receive", "tokenize wait", "tokenize", "queue", "prefill", "decode"),
+        *("receive", "tokenize wait", "tokenize", "queue", "prefill", "decode")
     ]
     page.click("#chat-detail")
     page.wait_for_selector("dialog[open] tr[data-phase=decode]")

@@ -28,15 +28,7 @@ from oaiserve.facts.record import RequestRecord, WaitReason
 from oaiserve.facts.times import PHASES
 from oaiserve.telemetry import Measured, Telemetry
 from tests.clocks import put_on_clock
-from tests.engine.doubles import (
-    TIMEOUT_SECONDS,
-    TOKENIZER,
-    BlockedTokenizer,
-    Clock,
-    Inbox,
-    ScriptedRunner,
-    make_engine,
-)
+from tests.engine.doubles import TIMEOUT_SECONDS, TOKENIZER, BlockedTokenizer, Clock, Inbox, ScriptedRunner, make_engine
 
 DELAY_NS = 100_000_000
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

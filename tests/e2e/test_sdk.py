@@ -14,12 +14,7 @@ from tests.e2e.conftest import API_KEY, LiveServer
 
 QUESTION: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 CHAT: dict[str, Any] = {"model": "demo", "messages": QUESTION, "temperature": 0, "max_tokens": 16}
-COMPLETION: dict[str, Any] = {
-    "model": "demo",
-    "prompt": "The capital of France is",
-    "temperature": 0,
-    "max_tokens": 6,
-}
+COMPLETION: dict[str, Any] = {"model": "demo", "prompt": "The capital of France is", "temperature": 0, "max_tokens": 6}
 
 
 def test_chat_knows_the_capital_of_france(sdk: openai.OpenAI) -> None:

@@ -50,10 +50,7 @@ def serve(runner: ScriptedRunner, drain_timeout_seconds: int = 60) -> Iterator[S
     engine, telemetry = make_engine(runner), FakeTelemetry()
     app = create_app(Config("demo"), engine, telemetry)
     options = ServerOptions(drain_timeout_seconds=drain_timeout_seconds)
-    with (
-        running_server(app, options) as (url, server),
-        httpx.Client(base_url=url, timeout=TIMEOUT_SECONDS) as http,
-    ):
+    with running_server(app, options) as (url, server), httpx.Client(base_url=url, timeout=TIMEOUT_SECONDS) as http:
         yield Served(server, app, engine, runner, telemetry, http)
         assert server.has_ended.wait(TIMEOUT_SECONDS)
 

@@ -166,12 +166,7 @@ def test_a_request_that_never_decoded_has_no_decode_time(stream: io.StringIO, ma
             "chat demo rejected Overloaded 429 464.0 ms (receive 464.0), tokens: 4 prompt",
         ),
         (
-            {
-                "outcome": Outcome.REJECTED,
-                "http_status": 400,
-                "error_type": "InvalidRequest",
-                "error_param": "top_p",
-            },
+            {"outcome": Outcome.REJECTED, "http_status": 400, "error_type": "InvalidRequest", "error_param": "top_p"},
             "chat demo rejected InvalidRequest (top_p) 400 464.0 ms",
         ),
         ({"client": "alice"}, ", client alice, request req-1"),

@@ -89,8 +89,7 @@ def test_a_request_links_to_the_steps_before_its_record(
 
 
 @pytest.mark.parametrize(
-    ("variable", "value"),
-    [("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "many"), ("OTEL_METRIC_EXPORT_INTERVAL", "often")],
+    ("variable", "value"), [("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "many"), ("OTEL_METRIC_EXPORT_INTERVAL", "often")]
 )
 def test_an_invalid_variable_stops_the_start(
     variable: str, value: str, snapshot: EngineNumbers, monkeypatch: pytest.MonkeyPatch

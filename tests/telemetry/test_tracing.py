@@ -171,11 +171,7 @@ CALLS = {ToolCallOutcome.CALLED: 2, ToolCallOutcome.UNPARSED: 1}
         (
             {"account": EngineAccount(grammar_kind="regex")},
             {},
-            {
-                "oaiserve.grammar.kind": "regex",
-                "oaiserve.grammar.masked_draws": 0,
-                "oaiserve.grammar.forced_tokens": 0,
-            },
+            {"oaiserve.grammar.kind": "regex", "oaiserve.grammar.masked_draws": 0, "oaiserve.grammar.forced_tokens": 0},
         ),
         (
             {"stream": True, "params": PARAMS},
