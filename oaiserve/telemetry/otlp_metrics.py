@@ -112,7 +112,9 @@ def _metric(metric: names.Metric, points: Points, start_unix_ns: int, now_unix_n
         ]
         is_sum = metric.type == "counter"
         data = otel.Sum(numbers, cumulative, is_monotonic=True) if is_sum else otel.Gauge(numbers)
-    return otel.Metric(metric.otel_name or metric.name.removesuffix("_total"), metric.help, _unit(metric.unit), data)
+    # In UCUM notation; the names of counted things stand in braces, as in {token}.
+    unit = {"": "", "seconds": "s", "ratio": "1"}.get(metric.unit, f"{{{metric.unit.removesuffix('s')}}}")
+    return otel.Metric(metric.otel_name or metric.name.removesuffix("_total"), metric.help, unit, data)
 
 
 def _histogram(
@@ -141,8 +143,3 @@ def _attributes(metric: names.Metric, labels: LabelValues) -> dict[str, str]:
     if not metric.otel_name:
         return attributes
     return {names.OTEL_ATTRIBUTES[label]: value for label, value in attributes.items()}
-
-
-def _unit(unit: str) -> str:
-    """Return a unit in UCUM notation, in which the names of counted things stand in braces, as in {token}."""
-    return {"": "", "seconds": "s", "ratio": "1"}.get(unit, f"{{{unit.removesuffix('s')}}}")

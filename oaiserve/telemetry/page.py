@@ -24,7 +24,6 @@ from oaiserve.telemetry.series import (
     NS_PER_SECOND,
     CallbackFamily,
     CounterFamily,
-    Exemplar,
     Family,
     HistogramChild,
     HistogramFamily,
@@ -159,8 +158,11 @@ class _Histogram:
         if form is Form.TEXT:
             return (*counts, counts[-1], total)
         exemplars = [""] * len(counts)
-        for bucket, exemplar in family.exemplars(child).items():
-            exemplars[bucket] = _exemplar(exemplar, family.per_unit)
+        for bucket, (value, origin) in family.exemplars(child).items():
+            at_seconds = origin.at_unix_ns / NS_PER_SECOND
+            exemplars[bucket] = (
+                f' # {{trace_id="{origin.trace_id:032x}"}} {_number(value / family.per_unit)} {at_seconds}'
+            )
         return (*chain.from_iterable(zip(counts, exemplars, strict=True)), counts[-1], total)
 
 
@@ -199,9 +201,3 @@ def _number(value: Number) -> str:
         return f"{value}.0"
     text: str = floatToGoString(value)  # type: ignore[no-untyped-call]
     return text
-
-
-def _exemplar(exemplar: Exemplar, per_unit: int) -> str:
-    value, origin = exemplar
-    seconds = origin.at_unix_ns / NS_PER_SECOND
-    return f' # {{trace_id="{origin.trace_id:032x}"}} {_number(value / per_unit)} {seconds}'

@@ -68,9 +68,9 @@ class RecentRequests:
             if (outcome is None or kept.record.outcome == outcome) and kept.record.request_id.startswith(id_prefix)
         ]
         if slowest is not None:
-            durations = [(_phase_ns(kept.record, slowest), kept) for kept in found]
-            reached = [(phase_ns, kept) for phase_ns, kept in durations if phase_ns is not None]
-            found = [kept for _, kept in sorted(reached, key=lambda pair: pair[0], reverse=True)]
+            phases = ((phase, kept) for kept in found for phase in kept.record.times.phases())
+            reached = [(phase.duration_ns, kept) for phase, kept in phases if phase.name == slowest]
+            found = [kept for _, kept in sorted(reached, key=itemgetter(0), reverse=True)]
         return [self._entry(kept) for kept in found[:limit]]
 
     def _newest_first(self) -> tuple[_Kept, ...]:
@@ -102,10 +102,6 @@ class RecentRequests:
             "token_gaps": kept.gaps._asdict() if kept.gaps is not None else None,
             "steps": steps._asdict() | {"last": record.account.steps[-1]} if steps is not None else None,
         }
-
-
-def _phase_ns(record: RequestRecord, name: str) -> int | None:
-    return next((phase.duration_ns for phase in record.times.phases() if phase.name == name), None)
 
 
 def _received_ns(record: RequestRecord) -> int:

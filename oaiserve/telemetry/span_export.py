@@ -130,7 +130,9 @@ class SpanExport:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(self._is_time, self._limits.delay_seconds)
+                self._changed.wait_for(
+                    lambda: self._is_closing or self._num_queued >= self._limits.batch_size, self._limits.delay_seconds
+                )
                 batch = self._next_batch()
                 if not batch and self._is_closing:
                     return
@@ -141,9 +143,6 @@ class SpanExport:
                     self._recover()
                 else:
                     self._lose("failed", len(batch), failure.why)
-
-    def _is_time(self) -> bool:
-        return self._is_closing or self._num_queued >= self._limits.batch_size
 
     def _next_batch(self) -> list[ReadableSpan]:
         batch: list[ReadableSpan] = []

@@ -135,7 +135,9 @@ class Tracing:
         trace, phases = record.trace, record.times.phases()
         parent = _client_span(trace)
         name = f"{record.http_method} {record.http_route}"
-        sampling = self._sampling.decide(trace, parent, name, _http_attributes(record))
+        # Routes that generate have no parameters in their paths.
+        http = {**server_attributes(record), names.URL_PATH: record.http_route, **_routing_attributes(record)}
+        sampling = self._sampling.decide(trace, parent, name, http)
         if sampling.decision is not Decision.RECORD_AND_SAMPLE:
             return
 
@@ -231,15 +233,12 @@ def _check_sampler_variables() -> None:
     if sampler and sampler not in _SAMPLERS:
         raise ValueError(f"{OTEL_TRACES_SAMPLER} must be one of {', '.join(_SAMPLERS)} but is {sampler}")
     ratio = os.environ.get(OTEL_TRACES_SAMPLER_ARG, "").strip()
-    if sampler.endswith("traceidratio") and ratio and not _is_ratio(ratio):
-        raise ValueError(f"{OTEL_TRACES_SAMPLER_ARG} must be between 0 and 1 but is {ratio}")
-
-
-def _is_ratio(text: str) -> bool:
     try:
-        return 0 <= float(text) <= 1
+        is_ratio = 0 <= float(ratio or 1) <= 1
     except ValueError:
-        return False
+        is_ratio = False
+    if sampler.endswith("traceidratio") and not is_ratio:
+        raise ValueError(f"{OTEL_TRACES_SAMPLER_ARG} must be between 0 and 1 but is {ratio}")
 
 
 def _index_of_phase(at_ns: int, phases: Sequence[Phase]) -> int:
@@ -277,11 +276,6 @@ def _client_span(trace: TraceContext) -> otel.SpanContext | None:
         trace_flags=_SAMPLED if trace.parent_sampled else otel.TraceFlags(otel.TraceFlags.DEFAULT),
         trace_state=otel.TraceState.from_header([trace.tracestate]) if trace.tracestate else None,
     )
-
-
-def _http_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
-    # Routes that generate have no parameters in their paths.
-    return {**server_attributes(record), names.URL_PATH: record.http_route, **_routing_attributes(record)}
 
 
 def _routing_attributes(record: RequestRecord) -> dict[str, AttributeValue]:

@@ -268,6 +268,7 @@ def test_an_error_in_a_step_ends_all_requests_and_refuses_new_ones(error: BaseEx
         harness.tokenizer.release.set()
         assert harness.server.has_ended.wait(TIMEOUT_SECONDS)
         late = {path: asyncio.run(ask_app(harness, path)) for path in ("/ready", "/health", COMPLETIONS)}
+        assert harness.telemetry.next_record().error_type == "Unavailable"
         left = harness.engine.snapshot()
         assert (left.blocks_used, left.num_running, left.num_waiting, len(harness.streams)) == (0, 0, 0, 0)
     message = "The engine has stopped after an internal error"

@@ -53,7 +53,7 @@ def entry_of(record: RequestRecord) -> dict[str, object]:
 
 
 @given(records())
-def test_spans_are_contiguous_and_have_the_integers_of_the_record(record: RequestRecord) -> None:
+def test_spans_are_contiguous_have_the_integers_of_the_record_and_each_event_inside_one(record: RequestRecord) -> None:
     server, inner, spans = spans_of(record)
     phases = record.times.phases()
     assert [(span.name, span.start_time - OFFSET_NS, span.end_time - OFFSET_NS) for span in spans] == phases
@@ -66,11 +66,6 @@ def test_spans_are_contiguous_and_have_the_integers_of_the_record(record: Reques
         assert {reason: waits_ns[name] for reason, name in names.QUEUE_WAITS_NS.items() if name in waits_ns} == (
             record.account.waits_ns
         )
-
-
-@given(records())
-def test_every_event_is_on_one_span_and_inside_it(record: RequestRecord) -> None:
-    _, _, spans = spans_of(record)
     reported = [(event.timestamp - OFFSET_NS, event.name) for span in spans for event in span.events]
     # Events at an empty phase may change places with events of its neighbours, but not with any others.
     assert sorted(reported) == sorted((event.at_ns, event.kind) for event in record.account.events)
@@ -85,7 +80,7 @@ def test_every_event_is_on_one_span_and_inside_it(record: RequestRecord) -> None
 
 
 @given(records())
-def test_the_log_line_and_the_ring_tell_the_same(record: RequestRecord) -> None:
+def test_the_log_line_the_ring_and_the_spans_tell_the_same_of_each_fact(record: RequestRecord) -> None:
     line, entry = log_line_of(record), entry_of(record)
     phases_ns = {phase.name: phase.duration_ns for phase in record.times.phases()}
     assert {phase["name"]: phase["duration_ns"] for phase in entry["phases"]} == phases_ns
@@ -101,12 +96,7 @@ def test_the_log_line_and_the_ring_tell_the_same(record: RequestRecord) -> None:
     assert line.get("itl_max_ms") == (round(max(gaps) / 1e6, 3) if gaps else None)
     assert (entry["token_gaps"] or {}).get("max_ns") == max(gaps, default=None)
     assert entry["trace_id"] == line["trace_id"]
-
-
-@given(records())
-def test_a_fact_is_the_same_wherever_its_row_names_it(record: RequestRecord) -> None:
-    line, entry = log_line_of(record), entry_of(record)
-    server, inner, _ = spans_of(record)
+    server, inner, spans = spans_of(record)
     in_json = entry | {f"grammar.{name}": value for name, value in (entry["grammar"] or {}).items()}
     for facts in (record, record.account):
         for row in facts_of(type(facts)):
@@ -125,14 +115,10 @@ def test_a_fact_is_the_same_wherever_its_row_names_it(record: RequestRecord) -> 
         number = record.tool_calls.get(outcome)
         assert entry["tool_calls"].get(outcome) == line.get(f"tool_calls_{outcome}") == number
         assert inner.attributes.get(names.NUM_TOOL_CALLS[outcome]) == number
-
-
-@given(records())
-def test_spans_and_ring_have_the_causes_of_a_phase_and_these_add_up_to_it(record: RequestRecord) -> None:
     if not record.account.prefill_causes_ns:
         assert record.causes_ns == {}
-    in_ring = {phase["name"]: phase["causes_ns"] for phase in entry_of(record)["phases"]}
-    for span, phase in zip(spans_of(record)[2], record.times.phases(), strict=True):
+    in_ring = {phase["name"]: phase["causes_ns"] for phase in entry["phases"]}
+    for span, phase in zip(spans, record.times.phases(), strict=True):
         causes_ns = record.causes_ns.get(phase.name, {})
         on_span = {cause: span.attributes.get(name, 0) for cause, name in names.CAUSES_NS.items()}
         assert {cause: ns for cause, ns in on_span.items() if ns} == {c: ns for c, ns in causes_ns.items() if ns}
