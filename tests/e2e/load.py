@@ -1,13 +1,16 @@
-"""A small load that moves every metric of a server with 20 KV blocks of 16 tokens.
+"""Loads: a small one that moves every metric of a server with 20 KV blocks of 16 tokens, and streams without end.
 
-It has streams that preempt each other, prompts with a common prefix, answers under a grammar, refused requests, and
-clients that disconnect.
+The small one has streams that preempt each other, prompts with a common prefix, answers under a grammar, refused
+requests, and clients that disconnect.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Event
 from typing import Any
 
 import httpx
@@ -52,3 +55,30 @@ def calls(round_: int = 1) -> Iterator[Call]:
     yield Call(TEXTS, {"prompt": "So hot", "temperature": 3}, status=400)
     yield Call(TEXTS, {"prompt": "So long" * 100, "max_tokens": 10}, status=400)
     yield Call(CHAT, {"model": "another", "messages": []}, status=404)
+
+
+@contextmanager
+def streams(url: str, number: int, max_tokens: int) -> Iterator[list[list[str]]]:
+    """Keep this number of streams open, and yield the events of those that have ended, as they do.
+
+    Each client sends the next request when its answer has ended, under a trace and a span of its own.
+    """
+    is_over, answers = Event(), list[list[str]]()
+    body = {"prompt": "Hi", "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
+    limits = httpx.Limits(max_connections=None)
+    with httpx.Client(base_url=url, timeout=60, limits=limits) as http, ThreadPoolExecutor(number) as threads:
+
+        def ask(client: int) -> None:
+            headers = {"traceparent": f"00-{client:032x}-{client:016x}-01"}
+            while not is_over.is_set():
+                with http.stream("POST", TEXTS, json=body, headers=headers) as answer:
+                    assert answer.status_code == 200
+                    answers.append([line.removeprefix("data: ") for line in answer.iter_lines() if line])
+
+        running = [threads.submit(ask, client) for client in range(1, number + 1)]
+        try:
+            yield answers
+        finally:
+            is_over.set()
+    for client in running:
+        client.result()

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import httpx
@@ -19,12 +16,13 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from oaiserve.facts.times import PHASES
 from oaiserve.telemetry import names
 from tests.e2e.conftest import serve_process
+from tests.e2e.load import streams
 from tests.telemetry.collector import Collector, running_collector
 from tests.telemetry.pages import samples_on
 from tests.waiting import wait_until
 
 NUM_CLIENTS = 4
-BODY = {"prompt": "Hi", "stream": True, "max_tokens": 20, "ignore_eos": True}
+NUM_TOKENS = 20
 REQUESTS = names.REQUESTS.name.removesuffix("_total")  # over OTLP
 ENVIRONMENT = {
     "OTEL_METRIC_EXPORT_INTERVAL": "200",
@@ -36,45 +34,10 @@ ENVIRONMENT = {
 
 
 @dataclass
-class Clients:
-    """Clients that send one request after the other, each under its own trace and span, until `stop` is set."""
-
-    url: str
-    stop: Event = field(default_factory=Event)
-    answers: list[list[str]] = field(default_factory=list)  # the events of each
-
-    def send_requests(self, number: int) -> None:
-        headers = {"traceparent": f"00-{number:032x}-{number:016x}-01"}
-        with httpx.Client(base_url=self.url, headers=headers, timeout=60) as http:
-            while not self.stop.is_set():
-                with http.stream("POST", "/v1/completions", json=BODY) as answer:
-                    assert answer.status_code == 200
-                    self.answers.append([line.removeprefix("data: ") for line in answer.iter_lines() if line])
-
-    def wait_for_more(self) -> None:
-        """Wait for three more answers per client."""
-        enough = len(self.answers) + 3 * NUM_CLIENTS
-        wait_until(lambda: len(self.answers) >= enough)
-
-
-@contextmanager
-def running_clients(url: str) -> Iterator[Clients]:
-    clients = Clients(url)
-    with ThreadPoolExecutor(NUM_CLIENTS) as threads:
-        running = [threads.submit(clients.send_requests, number) for number in range(1, NUM_CLIENTS + 1)]
-        try:
-            yield clients
-        finally:
-            clients.stop.set()
-    for client in running:
-        client.result()
-
-
-@dataclass
 class Outage:
     """The answers, spans, metrics and log lines from before, during and after the time without a collector."""
 
-    clients: Clients
+    answers: list[list[str]]  # the events of each
     before: Collector
     after: Collector
     num_spans: Counter[str]  # on /metrics, by result, once all had been exported or lost
@@ -98,22 +61,28 @@ def outage(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Outag
         before = collectors.enter_context(running_collector())
         env = ENVIRONMENT | {"OTEL_EXPORTER_OTLP_ENDPOINT": before.url}
         with serve_process(str(small_model), log_file, "--kv-blocks", "1024", env=env) as server:
-            with running_clients(server.url) as clients:
-                clients.wait_for_more()
+            with streams(server.url, NUM_CLIENTS, NUM_TOKENS) as answers:
+                wait_for_more(answers)
                 wait_until(lambda: has_spans_and_metrics(before))
                 collectors.close()
-                clients.wait_for_more()
+                wait_for_more(answers)
                 wait_until(lambda: all(part in log_file.read_text() for part in ("are being lost", "do not reach")))
                 wait_for_another_loss(server.url)
                 wait_for_another_loss(server.url)
                 after = collectors.enter_context(running_collector(before.server.server_port))
-                clients.wait_for_more()
+                wait_for_more(answers)
                 wait_until(lambda: has_spans_and_metrics(after))
-            wait_until(lambda: counted(server.url, names.REQUESTS).total() == len(clients.answers))
+            wait_until(lambda: counted(server.url, names.REQUESTS).total() == len(answers))
             wait_until(lambda: num_pending(counted(server.url, names.SPANS)) == 0)
             num_spans = counted(server.url, names.SPANS)
             exit_code = server.terminate()
-        return Outage(clients, before, after, num_spans, server.log(), exit_code)
+        return Outage(answers, before, after, num_spans, server.log(), exit_code)
+
+
+def wait_for_more(answers: list[list[str]]) -> None:
+    """Wait for three more answers per client."""
+    enough = len(answers) + 3 * NUM_CLIENTS
+    wait_until(lambda: len(answers) >= enough)
 
 
 def counted(url: str, metric: names.Metric) -> Counter[str]:
@@ -139,12 +108,12 @@ def num_pending(num_spans: Counter[str]) -> int:
 
 
 def test_every_request_got_its_complete_answer(outage: Outage) -> None:
-    for *_, last, done in outage.clients.answers:
+    for *_, last, done in outage.answers:
         assert (json.loads(last)["choices"][0]["finish_reason"], done) == ("length", "[DONE]")
     ends = [line for line in outage.log if line["logger"] == "oaiserve.request"]
-    assert len(ends) == len(outage.clients.answers)
+    assert len(ends) == len(outage.answers)
     for end in ends:
-        assert (end["outcome"], end["completion_tokens"]) == ("finished", BODY["max_tokens"])
+        assert (end["outcome"], end["completion_tokens"]) == ("finished", NUM_TOKENS)
         assert all(end[f"{phase}_ms"] >= 0 for phase in PHASES)
     assert outage.exit_code == 0
 
@@ -165,7 +134,7 @@ def test_every_exported_trace_is_complete_and_continues_that_of_its_client(outag
 
 def test_every_span_is_counted_as_exported_or_lost(outage: Outage) -> None:
     num_spans = outage.num_spans
-    assert num_spans["ended"] == (2 + len(PHASES)) * len(outage.clients.answers)
+    assert num_spans["ended"] == (2 + len(PHASES)) * len(outage.answers)
     assert num_pending(num_spans) == 0
     assert num_spans["failed"] > 0
     # Spans count as failed, too, if the collector has them but its response did not arrive.
@@ -177,7 +146,7 @@ def test_metrics_after_the_outage_include_the_requests_during_it(outage: Outage)
         sum(point.as_double + point.as_int for point in collector.last_metrics()[REQUESTS].sum.data_points)
         for collector in (outage.before, outage.after)
     )
-    assert 0 < num_before < num_after == len(outage.clients.answers)
+    assert 0 < num_before < num_after == len(outage.answers)
 
 
 def test_each_change_of_the_connection_is_one_line_in_the_log(outage: Outage) -> None:

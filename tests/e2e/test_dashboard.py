@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from hypothesis import strategies as st
 from oaiserve.routes.feed import MOST_VIEWERS, RETRY_AFTER_SECONDS
 from tests.e2e.browser import DESK, PHONE, OpenPage, fits_the_width, weak_contrasts
 from tests.e2e.conftest import API_KEY, LiveServer, serve_process
+from tests.e2e.load import streams
 from tests.e2e.proxies import under_prefix
 from tests.waiting import wait_until
 
@@ -29,29 +29,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.browser
 
 NUM_STREAMS = 64
-
-
-@contextmanager
-def load(server: LiveServer, num_streams: int) -> Iterator[None]:
-    """Keep this number of streams open. Each client sends the next request when its answer has ended."""
-    is_over = threading.Event()
-    body = {"prompt": "Say something", "max_tokens": 40, "ignore_eos": True, "stream": True}
-
-    def ask(http: httpx.Client) -> None:
-        while not is_over.is_set():
-            assert http.post("/v1/completions", json=body).status_code == 200
-
-    limits = httpx.Limits(max_connections=None)
-    with httpx.Client(base_url=server.url, timeout=60, limits=limits) as http:
-        threads = [threading.Thread(target=ask, args=(http,)) for _ in range(num_streams)]
-        for thread in threads:
-            thread.start()
-        try:
-            yield
-        finally:
-            is_over.set()
-            for thread in threads:
-                thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +61,7 @@ def complete(server: LiveServer, **body: Any) -> httpx.Response:
 
 
 def test_the_phases_of_a_request_under_load_are_those_of_debug_requests(server: LiveServer, page: Page) -> None:
-    with load(server, NUM_STREAMS):
+    with streams(server.url, NUM_STREAMS, max_tokens=40):
         page.locator("#waterfall button").first.click()
         page.wait_for_selector("dialog[open] tr[data-phase]")
         request_id = page.text_content("#detail-title")
@@ -106,7 +83,7 @@ def test_the_phases_of_a_request_under_load_are_those_of_debug_requests(server: 
 
 def test_bars_of_requests_lie_on_one_time_axis(server: LiveServer, page: Page) -> None:
     """One time axis shows which requests ran at the same time."""
-    with load(server, NUM_STREAMS):
+    with streams(server.url, NUM_STREAMS, max_tokens=40):
         page.wait_for_selector("#requests button >> nth=20")
         page.click("#pause")
         found = httpx.get(f"{server.url}/debug/requests", timeout=60).json()["requests"]

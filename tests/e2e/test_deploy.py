@@ -10,31 +10,15 @@ import pytest
 import yaml
 
 from tests.deploy import promql
-from tests.e2e.conftest import serve_process
+from tests.e2e.conftest import program_that_launches, serve_process
 from tests.e2e.prometheus import running_prometheus
 
 pytestmark = pytest.mark.prometheus
 
-# The command with a model whose steps wait while the file STALL_FILE exists.
-STALLING_SERVER = """
-import os
-import sys
-import time
-
-from oaiserve.cli import main
-from oaiserve.engine.model.runner import ModelRunner
-
-launch = ModelRunner.launch
-
-
-def stall_and_launch(self, step):
+# Steps wait while the file exists.
+STALLING_LAUNCH = """
     while os.path.exists(os.environ["STALL_FILE"]):
         time.sleep(0.01)
-    return launch(self, step)
-
-
-ModelRunner.launch = stall_and_launch
-sys.exit(main())
 """
 
 
@@ -60,7 +44,7 @@ def test_a_stalled_engine_raises_its_alert_until_it_steps_again(small_model: Pat
             "--kv-blocks",
             "200",
             env={"OMP_NUM_THREADS": "1", "NO_PROXY": "127.0.0.1"} | {"STALL_FILE": str(stall)},
-            program=("-c", STALLING_SERVER),
+            program=program_that_launches(STALLING_LAUNCH),
         ) as server,
         running_prometheus(tmp_path, {"oaiserve": server.url}, [quick_alert(tmp_path)]) as prometheus,
         httpx.Client(base_url=server.url, timeout=60) as http,

@@ -238,17 +238,6 @@ def test_a_client_may_disconnect_after_any_event(path: str, num_read: int) -> No
     assert record.times.phases()[-1].name == ("decode" if num_tokens < 4 else "respond")
 
 
-def test_a_disconnect_does_not_affect_the_next_request() -> None:
-    with running_harness() as harness:
-        while_its_prompt_is_computed(harness, request_id="victim")
-        asked = harness.ask("next", prompt="next", max_tokens=5)
-        harness.run_until(asked.done)
-        assert asked.result().json()["choices"][0]["text"] == "abcde"
-        assert harness.record("victim").outcome is Outcome.CANCELLED
-        assert harness.record("next").outcome is Outcome.FINISHED
-        harness.check_no_side_effects()
-
-
 # -- the engine fails -------------------------------------------------------------------------------------------------
 
 

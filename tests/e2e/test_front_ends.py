@@ -15,8 +15,15 @@ import httpx
 import pytest
 
 from oaiserve.facts.times import PHASES
-from tests.e2e.conftest import STOP_SECONDS, LiveServer, serve_process
-from tests.e2e.test_exit_code import FAILING_SEED, FAILING_SERVER, MESSAGE
+from tests.e2e.conftest import (
+    FAILED,
+    FAILING_LAUNCH,
+    FAILING_SEED,
+    STOP_SECONDS,
+    LiveServer,
+    program_that_launches,
+    serve_process,
+)
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs Linux's /proc")
@@ -130,7 +137,7 @@ def test_front_ends_do_not_outlive_the_engine_process(server: LiveServer) -> Non
 
 def test_an_engine_that_fails_ends_all_processes_with_exit_code_1(small_model: Path, tmp_path: Path) -> None:
     log_file = tmp_path / "log"
-    program = ("-c", FAILING_SERVER)
+    program = program_that_launches(FAILING_LAUNCH)
     with serve_process(str(small_model), log_file, *FLAGS, env=ENV, program=program) as server:
         left = front_ends(server)
         with ThreadPoolExecutor(2) as threads:
@@ -139,7 +146,7 @@ def test_an_engine_that_fails_ends_all_processes_with_exit_code_1(small_model: P
             with suppress(httpx.TransportError):
                 assert complete(server.url, "fails", seed=FAILING_SEED)
             *_, error = asked.result()
-        assert error["error"]["message"] == MESSAGE
+        assert error["error"]["message"] == FAILED
         assert server.process.wait(STOP_SECONDS) == 1
     assert not any(map(is_running, left))
 

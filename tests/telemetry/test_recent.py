@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.facts.record import EngineAccount, Outcome, ToolCallOutcome
+from oaiserve.facts.record import EngineAccount, Outcome
 from oaiserve.facts.times import RequestTimes
 from oaiserve.telemetry.recent import MOST_NEIGHBOURS, RecentRequests
 
@@ -92,28 +92,6 @@ def test_event_times_are_relative_to_the_request(make_record, account) -> None:
         "choice": 0,
         "details": {"start": 2, "tokens": 5},
     }
-
-
-def test_an_entry_tells_of_the_grammar_and_of_the_tool_calls(make_record, constrained) -> None:
-    recent = RecentRequests(3, 0)
-    recent.add(make_record(account=constrained, tool_calls={ToolCallOutcome.UNPARSED: 1}))
-    recent.add(make_record(account=EngineAccount(grammar_kind="regex")))  # it was refused
-    recent.add(make_record())
-    plain, refused, entry = recent.list()
-    assert entry["grammar"] == {
-        "kind": "json_schema",
-        "cache": "miss",
-        "compile_ns": 2_000_003,
-        "num_masked_draws": 3,
-        "num_forced_tokens": 2,
-    }
-    assert entry["tool_calls"] == {"unparsed": 1}
-    assert (refused["grammar"]["kind"], refused["grammar"]["cache"], refused["grammar"]["compile_ns"]) == (
-        "regex",
-        None,
-        None,
-    )
-    assert (plain["grammar"], plain["tool_calls"]) == (None, {})
 
 
 @given(st.lists(st.tuples(st.none() | st.integers(0, 30), st.integers(0, 8)), min_size=1, max_size=40))

@@ -216,24 +216,19 @@ def test_a_fact_is_on_the_spans_that_it_belongs_to(
     assert [attributes.keys() for attributes in phases] == [{names.DURATION_NS}] * len(PHASES)
 
 
-def test_the_queue_span_has_wait_reasons_and_the_operation_span_steps(make_record, account) -> None:
+def test_the_operation_span_has_the_steps(make_record, account) -> None:
     record = make_record(account=account)
-    _, inner, *phases = spans_of(record)
-    (queue,) = (span for span in phases if span.name == "queue")
-    waits = {"oaiserve.queue.step_under_way_ns": 14, "oaiserve.queue.batch_full_ns": 10_000_000}
-    assert queue.attributes == waits | {names.DURATION_NS: 10_000_014}
-    assert inner.attributes["oaiserve.steps.first"] == 100
-    assert inner.attributes["oaiserve.steps.count"] == 8
-    assert (inner.attributes["oaiserve.steps.mean_sequences"], inner.attributes["oaiserve.steps.mean_tokens"]) == (
-        2.5,
-        7.5,
-    )
     computed_ns = sum(phase.duration_ns for phase in record.times.phases() if phase.name in ("prefill", "decode"))
-    assert inner.attributes["oaiserve.steps.model_ns"] + inner.attributes["oaiserve.steps.between_ns"] == computed_ns
-    assert (inner.attributes["oaiserve.preemptions"], inner.attributes["oaiserve.preemption_stall_ns"]) == (
-        1,
-        50_000_000,
-    )
+    attributes = spans_of(record)[1].attributes
+    prefix = "oaiserve.steps."
+    assert {name.removeprefix(prefix): value for name, value in attributes.items() if name.startswith(prefix)} == {
+        "first": 100,
+        "count": 8,
+        "mean_sequences": 2.5,
+        "mean_tokens": 7.5,
+        "model_ns": account.model_ns,
+        "between_ns": computed_ns - account.model_ns,
+    }
 
 
 def test_events_are_on_the_span_of_the_phase_they_happened_in(make_record, account) -> None:
@@ -274,8 +269,9 @@ def step_of(number: int, **of_device: int) -> StepRecord:
     )
 
 
-def test_a_step_is_a_trace_of_one_span_with_both_sides_of_its_time() -> None:
-    (span,) = traced(step_of(7, device_ns=450, device_gap_ns=30))
+@pytest.mark.parametrize("of_device", [{"device_ns": 450, "device_gap_ns": 30}, {}], ids=["clock", "no clock"])
+def test_a_step_is_a_trace_of_one_span_with_both_sides_of_its_time(of_device: dict[str, int]) -> None:
+    (span,) = traced(step_of(7, **of_device))
     assert (span.name, span.kind, span.parent) == ("engine step", SpanKind.INTERNAL, None)
     assert (span.start_time - OFFSET_NS, span.end_time - OFFSET_NS) == (1_000, 1_500)
     assert span.attributes == {
@@ -285,16 +281,10 @@ def test_a_step_is_a_trace_of_one_span_with_both_sides_of_its_time() -> None:
         "oaiserve.step.tokens": 40,
         "oaiserve.step.masked_draws": 2,
         "oaiserve.step.idle_ns": 20,
-        "oaiserve.step.device_busy_ns": 450,
-        "oaiserve.step.device_gap_ns": 30,
+        **({"oaiserve.step.device_busy_ns": 450, "oaiserve.step.device_gap_ns": 30} if of_device else {}),
         **{f"oaiserve.step.host.{part}_ns": 10 * index + 1 for index, part in enumerate(HostPart)},
         names.DURATION_NS: 500,
     }
-
-
-def test_a_step_on_a_device_without_a_clock_has_no_device_times() -> None:
-    (span,) = traced(step_of(0))
-    assert not {"oaiserve.step.device_busy_ns", "oaiserve.step.device_gap_ns"} & span.attributes.keys()
 
 
 def test_steps_are_traced_by_their_share_and_by_the_sampler() -> None:
@@ -328,11 +318,6 @@ def test_chunks_have_no_total_if_events_were_dropped(make_record, account) -> No
     assert not any(
         "oaiserve.event.total" in event.attributes for event in chunks
     )  # a dropped event may have been a chunk
-
-
-def test_an_aborted_request_keeps_its_events_in_the_phase_it_was_in(make_record, account) -> None:
-    _, _, *phases = spans_of(make_record(4, account=account, outcome=Outcome.CANCELLED))
-    assert [len(span.events) for span in phases] == [0, 0, 0, 7]
 
 
 def test_the_limits_of_the_sdk_are_applied(make_record, account, monkeypatch: pytest.MonkeyPatch) -> None:
