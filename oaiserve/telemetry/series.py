@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import Counter as Tally
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from itertools import accumulate, islice, pairwise
@@ -83,14 +84,14 @@ class Distribution:
         self.labels = labels
         self.per_unit = per_unit
         self.boundaries = sorted({round(bound * per_unit) for metric in shown_as for bound in metric.buckets})
-        self.children: dict[LabelValues, DistributionChild] = {}  # only grows
+        num_buckets = len(self.boundaries) + 1
+        # It only grows.
+        self.children: dict[LabelValues, DistributionChild] = defaultdict(lambda: DistributionChild(num_buckets))
         self.num_changes = 0
-        # `le`: a boundary itself is in.
-        self._bucket_of: Callable[[Number], int] = partial(bisect_left, self.boundaries)
 
     def add(self, labels: LabelValues, value: Number, origin: Origin | None = None) -> None:
-        child = self._child(labels)
-        bucket = bisect_left(self.boundaries, value)
+        child = self.children[labels]
+        bucket = bisect_left(self.boundaries, value)  # `le`: a boundary itself is in
         child.counts[bucket] += 1
         child.num += 1
         child.total += value
@@ -102,10 +103,10 @@ class Distribution:
         """Add many values of the same request at once."""
         if not values:
             return
-        child = self._child(labels)
+        child = self.children[labels]
         for start in range(0, len(values), _VALUES_PER_CALL):
             part = values[start : start + _VALUES_PER_CALL]
-            buckets = list(map(self._bucket_of, part))
+            buckets = list(map(partial(bisect_left, self.boundaries), part))
             for bucket, num in Tally(buckets).items():
                 child.counts[bucket] += num
             if origin is not None:
@@ -115,32 +116,28 @@ class Distribution:
         child.num += len(values)
         self.num_changes += 1
 
-    def _child(self, labels: LabelValues) -> DistributionChild:
-        child = self.children.get(labels)
-        if child is None:
-            child = self.children[labels] = DistributionChild(len(self.boundaries) + 1)
-        return child
 
-
-class Labelling:
-    """The map from label values of a series to label values of a metric, or to None if the metric does not show them.
+def labelling(
+    metric: Metric, labels: tuple[str, ...], constants: Mapping[str, str]
+) -> Callable[[LabelValues], LabelValues | None]:
+    """Return the map from labels of a series to those of a metric, or to None if the metric does not show them.
 
     A label of the metric that the series does not have, under the same name or that of `names.RENAMED`, is one of the
     `constants`. The metric adds up over labels of the series that it does not have.
     """
+    where = [(labels.index(label), value) for label, value in metric.where]
+    names = [RENAMED.get(label, label) for label in metric.labels]
+    parts = [  # the position in the labels of the series, or -1 and a constant
+        (labels.index(name), "") if name in labels else (-1, constants[label])
+        for label, name in zip(metric.labels, names, strict=True)
+    ]
 
-    def __init__(self, metric: Metric, labels: tuple[str, ...], constants: Mapping[str, str]) -> None:
-        self._where = [(labels.index(label), value) for label, value in metric.where]
-        names = [RENAMED.get(label, label) for label in metric.labels]
-        self._parts: list[tuple[int, str]] = [  # the position in the labels of the series, or -1 and a constant
-            (labels.index(name), "") if name in labels else (-1, constants[label])
-            for label, name in zip(metric.labels, names, strict=True)
-        ]
-
-    def __call__(self, values: LabelValues) -> LabelValues | None:
-        if any(values[position] != value for position, value in self._where):
+    def shown(values: LabelValues) -> LabelValues | None:
+        if any(values[position] != value for position, value in where):
             return None
-        return tuple(constant if position < 0 else values[position] for position, constant in self._parts)
+        return tuple(constant if position < 0 else values[position] for position, constant in parts)
+
+    return shown
 
 
 class HistogramPoint(NamedTuple):
@@ -156,12 +153,12 @@ Points = Mapping[LabelValues, Number] | list[HistogramPoint]
 
 
 class CounterFamily:
-    """A counter family shows a `Counter` series. `constants` are those of `Labelling`."""
+    """A counter family shows a `Counter` series. `constants` are those of `labelling`."""
 
     def __init__(self, metric: Metric, series: Counter, constants: Mapping[str, str] = NO_CONSTANTS) -> None:
         self.metric = metric
         self._series = series
-        self._shown = cache(Labelling(metric, series.labels, constants))
+        self._shown = cache(labelling(metric, series.labels, constants))
 
     @property
     def num_changes(self) -> int:
@@ -202,14 +199,14 @@ class HistogramChild(NamedTuple):
 class HistogramFamily:
     """A histogram family shows a `Distribution` series, whose boundaries must include the buckets of `metric`.
 
-    `constants` are those of `Labelling`.
+    `constants` are those of `labelling`.
     """
 
     def __init__(self, metric: Metric, series: Distribution, constants: Mapping[str, str] = NO_CONSTANTS) -> None:
         self.metric = metric
         self.per_unit = series.per_unit
         self._series = series
-        self._labelling = Labelling(metric, series.labels, constants)
+        self._shown = labelling(metric, series.labels, constants)
         self._num_seen = 0  # children of the series that are in `_children`, or that this family does not show
         self._children: dict[LabelValues, HistogramChild] = {}
         ends = [series.boundaries.index(round(bound * series.per_unit)) for bound in metric.buckets]
@@ -226,7 +223,7 @@ class HistogramFamily:
         series_children = self._series.children
         if len(series_children) > self._num_seen:
             for values, part in islice(series_children.items(), self._num_seen, None):
-                labels = self._labelling(values)
+                labels = self._shown(values)
                 if labels is not None:
                     self._children.setdefault(labels, HistogramChild(labels, [])).parts.append(part)
             self._num_seen = len(series_children)
