@@ -33,8 +33,11 @@ class SharedLimit:
     def take(self, client: str, number: int) -> bool:
         """Take so many, or return False if there is no room. If nothing is taken, any number may be."""
         with self._lock:
-            if not self._has_room(client, number):
-                return False
+            if self._most is not None and self.total and self.total + number > self._most:
+                own, num_others = self._taken.get(client, 0), len(self._taken.keys() - {client})
+                without_largest = self.total - max(self._taken.values())
+                if own + number > self._most // (num_others + 1) or without_largest + number > self._most:
+                    return False
             self.total += number
             if number:
                 self._taken[client] = self._taken.get(client, 0) + number
@@ -48,13 +51,6 @@ class SharedLimit:
             left = self._taken.pop(client) - number
             if left:
                 self._taken[client] = left
-
-    def _has_room(self, client: str, number: int) -> bool:
-        if self._most is None or not self.total or self.total + number <= self._most:
-            return True
-        own, num_others = self._taken.get(client, 0), len(self._taken.keys() - {client})
-        without_largest = self.total - max(self._taken.values())
-        return own + number <= self._most // (num_others + 1) and without_largest + number <= self._most
 
 
 class DrainRate:

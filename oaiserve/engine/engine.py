@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -22,7 +22,7 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.accounts.machine_time import MachineTime, throttling_file
 from oaiserve.engine.adapters import ServedAdapter
 from oaiserve.engine.backpressure import SharedLimit
-from oaiserve.engine.blocks import BlockPool
+from oaiserve.engine.blocks import BlockPool, StatePool
 from oaiserve.engine.drafting.drafts import Drafts
 from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.loop import Abort, Broken, DropAdapter, EngineLoop, Stop, Submitted
@@ -33,12 +33,9 @@ from oaiserve.engine.reports import Reports
 from oaiserve.engine.request import (
     TERMINAL,
     Aborted,
-    ChatPrompt,
     Deliver,
     Event,
     Failed,
-    FinishReason,
-    PairPrompt,
     Prompt,
     Request,
     SamplingParams,
@@ -49,7 +46,6 @@ from oaiserve.engine.request import (
 from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.plan import start_model
-from oaiserve.engine.states import StatePool
 from oaiserve.engine.tokenize import REST, Tokenized, TokenizeFailed, TokenizeStage, TokenizeStarted
 from oaiserve.errors import InvalidRequest, NotFound, Overloaded, Unavailable
 from oaiserve.explain.step_cost import StepCost
@@ -63,17 +59,6 @@ from oaiserve.facts.times import monotonic_ns
 # Of the bodies whose work waits or is under way. Parsed, a body takes up to four times its bytes, or more as ids.
 MAX_BODY_BYTES = 64 * 2**20
 Result = TypeVar("Result")
-
-
-@dataclass(slots=True)
-class Completion:
-    """A whole choice, as `Engine.generate` returns it."""
-
-    index: int
-    text: str
-    token_ids: list[int]
-    finish_reason: FinishReason | None = None
-    stop_reason: str | int | None = None
 
 
 class Engine:
@@ -397,8 +382,8 @@ class Engine:
         params: SamplingParams | None = None,
         *,
         adapter: str | None = None,
-    ) -> list[Completion]:
-        """Return all choices of all prompts, in order, of the model or of one of its adapters.
+    ) -> list[TokenChunk]:
+        """Return all choices of all prompts, each in one chunk and in order, of the model or of one of its adapters.
 
         Raises NotFound for an unknown adapter, and the APIError of a failed request.
         """
@@ -407,24 +392,28 @@ class Engine:
             raise NotFound(f"No adapter '{adapter}' is loaded.")
         if self.pooling is not None:
             raise InvalidRequest(f"This model is for the task '{self.pooling.task}', and generates no text.")
+        asked: list[Prompt] = []
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                asked.append(TextPrompt(prompt))
+            else:
+                asked.append(prompt if isinstance(prompt, Prompt) else TokenPrompt(prompt))
         request = Request(
             f"generate-{next(_generate_ids)}",
-            tuple(_as_prompt(prompt) for prompt in prompts),
+            tuple(asked),
             params or SamplingParams(),
             stream_interval=0,
             adapter=0 if served is None else served.number,
         )
-        completions: list[Completion] = []
+        choices: list[TokenChunk] = []
         for event in self.stream(request):
             if isinstance(event, TokenChunk):
-                completions.append(
-                    Completion(event.index, event.text, event.token_ids, event.finish_reason, event.stop_reason)
-                )
+                choices.append(event)
             elif isinstance(event, Failed):
                 raise event.error
             elif isinstance(event, Aborted):
                 raise Unavailable("The engine dropped the request.")
-        return sorted(completions, key=lambda completion: completion.index)
+        return sorted(choices, key=lambda choice: choice.index)
 
     def drain(self) -> None:
         """Refuse requests from now on; open ones go on. A signal handler may call this, because it only sets a flag."""
@@ -453,14 +442,6 @@ class Engine:
 
 
 _generate_ids = itertools.count()
-
-
-def _as_prompt(prompt: str | Sequence[int] | Prompt) -> Prompt:
-    if isinstance(prompt, str):
-        return TextPrompt(prompt)
-    if isinstance(prompt, TextPrompt | TokenPrompt | PairPrompt | ChatPrompt):
-        return prompt
-    return TokenPrompt(prompt)
 
 
 def _default_limits(options: EngineOptions, params: Mapping[str, float | int]) -> dict[str, int]:

@@ -9,23 +9,16 @@ from __future__ import annotations
 import logging
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from oaiserve.engine.accounts.host_time import HostTime, Ranges
 from oaiserve.errors import APIError, Conflict, InternalError, NotFound
-from oaiserve.facts.record import Profile, ProfileRecording
+from oaiserve.facts.record import Profile
+
+if TYPE_CHECKING:
+    from oaiserve.engine.model.profiler import TorchProfiler
 
 log = logging.getLogger(__name__)
-
-
-class Profiler(Protocol):
-    """Records the thread that starts it, and the device."""
-
-    def start(self) -> Ranges:
-        """Begin to record. Ranges begun in the result become part of the recording."""
-
-    def stop(self) -> ProfileRecording:
-        """Return the recording since `start`. This waits for all launched work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +51,7 @@ class _ActiveProfile:
 class Profiling:
     """Makes at most one profile at a time. If the profiler fails, only the profile is lost."""
 
-    def __init__(self, profiler: Profiler | None, host: HostTime) -> None:
+    def __init__(self, profiler: TorchProfiler | None, host: HostTime) -> None:
         self._profiler = profiler
         self._host = host
         self._active: _ActiveProfile | None = None

@@ -8,7 +8,6 @@ that is enough for one. Engine thread only.
 from __future__ import annotations
 
 import logging
-from array import array
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -78,7 +77,11 @@ class Results:
             self._requests.fail(sequence.request_id, failure)
             return
         if result.vector is not None:
-            self._pooled(opened, sequence, result.vector, now_ns)
+            self._requests.emit(opened, Pooled(opened.request.request_id, sequence.index, result.vector))
+            del opened.outputs[sequence]
+            if not opened.outputs:  # the last one ends the phase `prefill`, and its request
+                opened.times.first_token = now_ns
+            self._finish_if_complete(opened, now_ns)
             return
         output = opened.outputs[sequence]
         token_ids = self._push(opened, output, chunk, result, now_ns, batch) if chunk.max_draws else []
@@ -97,14 +100,6 @@ class Results:
             del opened.outputs[sequence]
             opened.account.note_length(output.num_tokens)
             self._finish_if_complete(opened, now_ns)
-
-    def _pooled(self, opened: OpenRequest, sequence: Sequence, vector: array[float], now_ns: int) -> None:
-        """Emit the vector of a prompt. The last one of its request ends that, and with it the phase `prefill`."""
-        self._requests.emit(opened, Pooled(opened.request.request_id, sequence.index, vector))
-        del opened.outputs[sequence]
-        if not opened.outputs:
-            opened.times.first_token = now_ns
-        self._finish_if_complete(opened, now_ns)
 
     def _push(
         self, opened: OpenRequest, output: ChoiceOutput, chunk: Chunk, result: ChunkResult, now_ns: int, batch: int

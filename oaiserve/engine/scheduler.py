@@ -1,24 +1,16 @@
 """The scheduler chooses the sequences of the next step and their tokens. Engine thread only, no torch.
 
-There is no prefill phase and no decode phase: a sequence has a number of tokens and a number of computed tokens, and
-steps spend their token budget until the second has caught up with the first. After a prefix hit, a fork from another
-choice of the same prompt, or a preemption, a sequence only starts with a higher number of computed tokens.
+A sequence has a number of tokens and a number of computed tokens; steps spend their token budget until the second has
+caught up with the first. After a prefix hit, a fork from another choice, or a preemption, it only starts higher.
 
-Each step is scheduled, launched, advanced, and committed when its results are on the host. The next step may be
-scheduled before that commit, and is settled after it: see `Draw`. Then the ids that the first one
-draws are not known yet. Where it can draw only one token for a sequence, their number is known, and the sequence takes
-part in the next step. Where it can draw several, the number is not known either: the sequence is held until the commit,
-and takes no part in the next step.
+Each step is scheduled, launched, advanced, and committed when its results are on the host. The next one may be
+scheduled before that commit, and is settled after it (`Draw`). Where the step before can draw only one token for a
+sequence, their number is known, and the sequence takes part; where it can draw several, it is held until the commit.
 
-A sequence that `is_whole` is computed in one step: it needs no blocks, and leaves with the launch of that step. If it
-is longer than the token budget, it has a step for itself.
-
-Where layers of the model keep a state, each running sequence has one, in a second pool. It is the state of all computed
-tokens, and cannot go back to fewer of them: there are no drafts, and a cached prefix is of use up to a number of tokens
-of which the state was kept. For that, chunks of prompts end where a state is to be copied.
-
-A commit may bring tokens without a draw, because a grammar forces them. The next steps compute these like a
-prompt.
+A sequence that `is_whole` is computed in one step, alone if it is longer than the token budget. It needs no blocks, and
+leaves with the launch. Where layers keep a state, it belongs to all computed tokens and cannot go back: there are no
+drafts, and chunks of prompts end where a state is to be copied. A commit may bring tokens without a draw, because a
+grammar forces them: the next steps compute these like a prompt.
 """
 
 from __future__ import annotations
@@ -29,11 +21,10 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from oaiserve.engine.accounts.waits import QueueWaits
-from oaiserve.engine.blocks import BlockHash, BlockPool
+from oaiserve.engine.blocks import BlockHash, BlockPool, StatePool
 from oaiserve.engine.policy import Policy, fcfs
 from oaiserve.engine.prefixes import Prefixes
 from oaiserve.engine.sequence import Place, Sequence
-from oaiserve.engine.states import StatePool
 from oaiserve.engine.step import Chunk, Draw, Step
 from oaiserve.engine.waiting import WaitingQueue
 from oaiserve.facts.record import WaitReason
@@ -421,7 +412,7 @@ class Scheduler:
         for sequence in passed:
             self.waits.lack_blocks(sequence)
             self._waiting.put_back(sequence)
-        self.waits.end_step(reason)
+        self.waits.reason = reason
 
     def _admit(self, sequence: Sequence, shared: list[int], step: Step) -> bool:
         """Give a waiting sequence its blocks, `shared` ones first, and let it run. Return False if there is no room."""

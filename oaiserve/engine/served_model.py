@@ -4,26 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from oaiserve.engine.accounts.host_time import Ranges
 from oaiserve.engine.adapters import AdapterTable
 from oaiserve.engine.drafting.draft_model import DraftModel
 from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.pooling import Pooling
-from oaiserve.engine.profiling import Profiler
 from oaiserve.engine.step import Runner
 from oaiserve.engine.text.tokenizer import Tokenizer
 
-
-class ModelProcesses(Protocol):
-    """The other processes of a tensor-parallel model. Once `failure` is set, they have ended or are about to."""
-
-    failure: Exception | None
-
-    def watch(self, on_failure: Callable[[Exception], None], /) -> None: ...
-
-    def stop(self) -> None: ...
+if TYPE_CHECKING:
+    from oaiserve.engine.model.parallel.workers import Workers
+    from oaiserve.engine.model.profiler import TorchProfiler
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,10 +36,10 @@ class ServedModel:
     pooling: Pooling | None = None  # None: the model generates text
     adapters: AdapterTable = field(default_factory=AdapterTable)
     draft_model: DraftModel | None = None
-    processes: ModelProcesses | None = None
+    processes: Workers | None = None  # of a tensor-parallel model
     warm_up: Callable[[], None] = lambda: None  # called on the engine thread before the first step
     ranges: Ranges | None = None
-    profiler: Profiler | None = None
+    profiler: TorchProfiler | None = None
     # for telemetry
     device: str = ""
     dtype: str = ""

@@ -1,20 +1,16 @@
 """The waiting sequences, and the turns of their clients. Engine thread only, no torch.
 
-Clients take turns by their service, as in Sheng et al., "Fairness in Serving Large Language Models" (OSDI
-2024), who call it virtual token counters. Each client has a counter of service. The next sequence to be admitted is the
-first one of the waiting client with the lowest counter. A client that had nothing waiting and comes back is lifted to
-the lowest counter of those that wait, or of the one that stopped waiting last if none does: being idle earns nothing.
+Each client has a counter of service (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024). The next
+sequence to be admitted is the first one of the waiting client with the lowest counter. A client coming back is lifted
+to the lowest counter of the waiting ones, or of the last one to stop waiting: being idle earns nothing.
 
-While two clients have sequences waiting all the time, the service that one gets in any part of that time exceeds the
-other's by at most 2 * max(prompt, GENERATED_WEIGHT * batch): the tokens of the longest prompt, and the most tokens that
-all sequences in a batch have together (their theorem 4.4, with our weights). The reason is that no sequence of the
-client that is ahead is admitted before the other one, so it gets no more than what it has running is still to get. Two
-things here are not in the paper. A sequence that does not fit into the KV cache is overtaken by a bounded number of
-others (`--lookahead`), whose service adds to the bound. And a client whose turn it is gets half of the prompt tokens of
-a step if it has nothing running, or if only prompts of clients that got more are being computed; with nothing running,
-it also takes a place from one that is ahead of it (`Scheduler._make_way`). That only reduces the difference.
+While two clients wait all the time, the service of one in any part of it exceeds the other's by at most
+2 * max(prompt, GENERATED_WEIGHT * batch): the longest prompt, and the most tokens of all sequences in a batch (their
+theorem 4.4, with our weights). For no sequence of the client ahead is admitted before the other one, so it gets no more
+than its running ones still get. Overtaking (`--lookahead`) adds to the bound. Half of a step's prompt tokens for the
+client in turn, and a place taken from one ahead of it (`Scheduler._make_way`), only reduce the difference.
 
-Under a policy that does not tell clients apart, all sequences are of one client.
+Under a policy without turns, all sequences are of one client.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from queue import SimpleQueue
 from threading import Event as Gate
 from threading import Semaphore
 from types import MappingProxyType
+from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
@@ -19,7 +20,6 @@ from oaiserve.engine.accounts.host_time import Ranges
 from oaiserve.engine.accounts.machine_time import MachineTime
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.pooling import Pooling
-from oaiserve.engine.profiling import Profiler
 from oaiserve.engine.request import (
     TERMINAL,
     Event,
@@ -201,6 +201,9 @@ class BlockedTokenizer:
             assert self.release.wait(TIMEOUT_SECONDS)
         return TOKENIZER.encode(prompt)
 
+    def encode_bad_words(self, words: tuple[str, ...]) -> list[list[int]]:
+        return TOKENIZER.encode_bad_words(words)
+
     def encode_in_pieces(self, prompt: Prompt, most_tokens: int) -> Generator[None, None, list[int]]:
         yield from ()
         token_ids = self.encode(prompt)
@@ -271,7 +274,7 @@ def make_engine(
     kind: type[Engine] = Engine,
     clock_ns: Callable[[], int] = monotonic_ns,
     ranges: Ranges | None = None,
-    profiler: Profiler | None = None,
+    profiler: Any = None,
     machine: MachineTime | None = None,
     default_params: Mapping[str, int] = MappingProxyType({}),
     pooling: Pooling | None = None,

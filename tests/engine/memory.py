@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from oaiserve.engine.blocks import BlockPool
+from oaiserve.engine.blocks import BlockPool, StatePool
 from oaiserve.engine.policy import fcfs
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.states import StatePool
 from oaiserve.engine.step import Chunk, Draw, Step
 
 

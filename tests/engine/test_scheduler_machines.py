@@ -11,9 +11,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
+from oaiserve.engine.blocks import StatePool
 from oaiserve.engine.policy import POLICIES
 from oaiserve.engine.sequence import Place, Sequence
-from oaiserve.engine.states import StatePool
 from oaiserve.engine.step import Draw
 from tests.engine.memory import Memory, make, sequence
 

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.engine.blocks import BlockHash, BlockPool
+from oaiserve.engine.blocks import BlockHash, BlockPool, StatePool
 from oaiserve.engine.policy import priority
 from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.sequence import Place
-from oaiserve.engine.states import StatePool
 from tests.engine.memory import Memory, memory_of, sequence
 
 
@@ -62,27 +61,6 @@ def test_each_running_sequence_has_a_state_until_it_ends() -> None:
     assert (first.state, second.state, states.num_owned) == (None, None, 0)
 
 
-def test_an_aborted_sequence_gives_its_state_to_the_next_one() -> None:
-    first, second = sequence("a", 20), sequence("b", 5)
-    memory = memory_of(first, second, max_running=1, states=StatePool(1))
-    memory.run()
-    memory.remove(first)
-    memory.run()
-    assert second.state == 0
-    memory.run_out()
-    assert second.num_generated == 8
-
-
-def test_a_preempted_sequence_is_computed_again_from_its_first_token() -> None:
-    first, second = sequence("a", 8), sequence("b", 7)
-    memory = memory_of(first, second, kv_blocks=5, states=StatePool(4))
-    while not memory.scheduler.num_preemptions:
-        memory.run()
-    assert (second.state, second.num_computed) == (None, 0)
-    memory.run_out()
-    assert (first.num_generated, second.num_generated) == (8, 8)
-
-
 @pytest.mark.parametrize("prompt_len", [2, 4, 5, 8, 9, 13])
 def test_choices_of_a_prompt_compute_it_once_and_copy_its_state(prompt_len: int) -> None:
     memory = memory_of(states=StatePool(4))
@@ -93,14 +71,6 @@ def test_choices_of_a_prompt_compute_it_once_and_copy_its_state(prompt_len: int)
     assert [choice.num_generated for choice in choices] == [3, 3, 3]
     # The prompt's last token is computed by each choice, and so are its own tokens but for the last one.
     assert memory.num_computed == prompt_len - 1 + 3 * 3
-
-
-def test_a_prompt_of_one_token_has_nothing_to_share() -> None:
-    memory = memory_of(states=StatePool(4))
-    memory.add_choices(*(sequence(f"a{i}", [5], 3) for i in range(2)))
-    assert memory.scheduler.num_parked == 0
-    memory.run_out()
-    assert memory.num_computed == 2 * 3
 
 
 def test_a_choice_for_which_no_state_is_free_computes_its_prompt_itself() -> None:

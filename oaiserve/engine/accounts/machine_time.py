@@ -55,7 +55,13 @@ class MachineTime:
         now_ns = self._clock_ns()
         if now_ns - self._found_ns > FIND_NS:
             self._found_ns = now_ns
-            self._find_others()
+            try:
+                names = set(os.listdir(self._tasks))
+            except OSError:
+                names = set()
+            names -= {str(thread.native_id) for thread in threading.enumerate()}  # the rest are of native code
+            known = self._others
+            self._others = {name: known.get(name) or _read(self._statistics(name)) for name in names}
         if now_ns - self._looked_ns > LOOK_NS:
             self._look()
         before_ns, self._delay_ns = self._delay_ns, self._own_delay_ns(self._own)
@@ -99,16 +105,6 @@ class MachineTime:
         self._num_faults = self._page_faults()
         self._throttled_ns = _throttled_ns(self._throttling)
         return sum(self._others[thread][1] - before[thread][1] for thread in working)
-
-    def _find_others(self) -> None:
-        """List the threads of native code, which Python does not know."""
-        try:
-            names = set(os.listdir(self._tasks))
-        except OSError:
-            names = set()
-        names -= {str(thread.native_id) for thread in threading.enumerate()}
-        known = self._others
-        self._others = {name: known.get(name) or _read(self._statistics(name)) for name in names}
 
     def _statistics(self, thread: str) -> Path:
         return self._tasks / thread / "schedstat"

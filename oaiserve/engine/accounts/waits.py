@@ -16,7 +16,8 @@ class QueueWaits:
 
     def __init__(self) -> None:
         self._now_ns = 0  # of the last step
-        self._reason = WaitReason.STEP_UNDER_WAY  # the common reason, since then
+        # The common reason since then, of the sequences outside the step. The scheduler sets it.
+        self.reason = WaitReason.STEP_UNDER_WAY
         self._totals_ns = dict.fromkeys(WaitReason, 0)  # of common reasons, until then
         self._until_next_step: list[Sequence] = []  # their own reasons end with the next step
 
@@ -27,15 +28,11 @@ class QueueWaits:
 
     def begin_step(self, now_ns: int) -> None:
         """Set the time at which the next step is scheduled."""
-        self._totals_ns[self._reason] += now_ns - self._now_ns
+        self._totals_ns[self.reason] += now_ns - self._now_ns
         self._now_ns = now_ns
         sequences, self._until_next_step = self._until_next_step, []
         for sequence in sequences:
             self.join(sequence)
-
-    def end_step(self, reason: WaitReason) -> None:
-        """Set the common reason of the sequences outside this step, until the next one is scheduled."""
-        self._reason = reason
 
     def lack_blocks(self, sequence: Sequence) -> None:
         """Let a sequence wait for blocks until the next step, because the KV cache has no room for it now."""
@@ -68,7 +65,7 @@ class QueueWaits:
             sequence.own_wait = (reason, now_ns)
         elif sequence.wait_totals_ns:
             totals_ns = self._totals_ns.copy()
-            totals_ns[self._reason] += now_ns - self._now_ns
+            totals_ns[self.reason] += now_ns - self._now_ns
             for reason, total_ns in totals_ns.items():
                 _add(sequence.waits_ns, reason, total_ns - sequence.wait_totals_ns[reason])
             sequence.wait_totals_ns = totals_ns

@@ -1,11 +1,10 @@
 """The draft model: a smaller model with the same vocabulary, which guesses tokens of sequences. Engine thread only, no
 torch.
 
-It has a runner and a KV cache of its own, with as many blocks as the model's and under the same numbers. So a sequence
-has one list of blocks for both, and the scheduler needs no second account. Each sequence with guesses has a *follower*
-here: another sequence, with the same tokens and parameters and then the guessed tokens, which counts the tokens
-computed by the draft model. These may be fewer than the model's: a prompt from the prefix cache, or without a request
-for a guess, is computed later, if at all.
+Its KV cache has as many blocks as the model's, under the same numbers, so a sequence has one list of blocks for both.
+Each sequence with guesses has a *follower* here: another sequence, with the same tokens and parameters and then the
+guessed tokens, which counts the tokens computed by the draft model. A prompt from the prefix cache, or without a
+request for a guess, is computed later, if at all.
 
 A guess is drawn as the model draws: behind the same edits and masks, with the noise of the same position. So it comes
 true at any temperature where both models give the same id the highest score.
@@ -112,7 +111,7 @@ class DraftModel:
         self._followers: dict[Sequence, _Follower] = {}
         self._held: dict[int, BlockHash] = {}  # the draft model's content of a full block
         self._share = FIRST_SHARE
-        self._catch_up_ns = 0.0  # of a token
+        self.catch_up_ns = 0.0  # of a token of its backlog
         self._asked: set[Sequence] = set()
         self._late: Sequence | None = None
 
@@ -134,10 +133,6 @@ class DraftModel:
     def share(self, sequence: Sequence) -> float:
         """Return the probability that the next guessed token of a sequence comes true."""
         return self._follow(sequence).share
-
-    def catch_up_ns(self, num_tokens: int) -> float:
-        """Return the time for computing so many tokens of the draft model's backlog."""
-        return num_tokens * self._catch_up_ns
 
     def ask(self, sequence: Sequence, length: int) -> None:
         """Ask for so many tokens, which are the sequence's draft in the next step."""
@@ -176,7 +171,12 @@ class DraftModel:
         one = self._followers.get(sequence)
         if one is None or one.num_preemptions != sequence.num_preemptions:
             one = self._followers[sequence] = _Follower(sequence, self._share if one is None else one.share)
-            one.own.num_computed = self._num_held(sequence)
+            held = 0  # first blocks that the draft model has computed for others, of the same content
+            for block, block_hash in zip(sequence.blocks, sequence.hashes, strict=False):
+                if self._held.get(block) != block_hash:
+                    break
+                held += 1
+            one.own.num_computed = min(held * self._block_size, len(sequence.token_ids) - 1)
         one.take_ids()
         one.take_blocks(self._block_size)
         for index in range(one.num_noted, min(one.own.num_computed // self._block_size, len(sequence.hashes))):
@@ -184,21 +184,12 @@ class DraftModel:
             one.num_noted = index + 1
         return one
 
-    def _num_held(self, sequence: Sequence) -> int:
-        """Return how many of its first tokens the draft model has computed for others, in the same blocks."""
-        number = 0
-        for block, block_hash in zip(sequence.blocks, sequence.hashes, strict=False):
-            if self._held.get(block) != block_hash:
-                break
-            number += 1
-        return min(number * self._block_size, len(sequence.token_ids) - 1)
-
     def _catch_up(self, one: _Follower) -> None:
         num_tokens = min(one.own.num_uncomputed - 1, CATCH_UP_TOKENS)
         if num_tokens > 0:
             took_ns, _ = self._compute([Chunk(one.own, one.own.num_computed, num_tokens, 0)], None)
-            before_ns = self._catch_up_ns or took_ns / num_tokens
-            self._catch_up_ns = before_ns + StepTimes.WEIGHT * (took_ns / num_tokens - before_ns)
+            before_ns = self.catch_up_ns or took_ns / num_tokens
+            self.catch_up_ns = before_ns + StepTimes.WEIGHT * (took_ns / num_tokens - before_ns)
 
     def _guess(self, lengths: dict[_Follower, int]) -> None:
         """Guess tokens for each of these, one at a time."""

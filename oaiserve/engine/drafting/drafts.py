@@ -1,13 +1,12 @@
 """Drafts: guesses at the next tokens of sequences, which the next step verifies at once. Engine thread only, no torch.
 
-A step reads all weights of the model, whether it computes one token or a few. So the probable next tokens are computed
-together with the last known one. The model draws behind each of them as it would without a draft, from the
-same logits and with the same noise. Draws are taken up to the first one that is not the draft's, which is the right
-token there. So a draft changes no answer: only the number of steps.
+The model draws behind each guessed token as it would without a draft, from the same logits and with the same noise.
+Draws are taken up to the first one other than the draft's, which is the right token there. So a draft changes no
+answer, only the number of steps.
 
-A guess is looked up in the sequence's own text, or made by a draft model. Time decides about a draft: its worth is the
-expected tokens, by the share of right guesses in this sequence, and its cost the measured time of further tokens in a
-step and of the draft model.
+A guess is looked up in the sequence's own text, or made by a draft model. Its worth is the expected tokens, by the
+share of right guesses in this sequence; its cost is the measured time of further tokens in a step and of the draft
+model.
 """
 
 from __future__ import annotations
@@ -50,12 +49,11 @@ class _Plan(NamedTuple):
 class Drafts:
     """Writes the drafts of sequences before each step, and learns from its results.
 
-    With `only_if_exact`, there are none while a token's logits may depend on the rest of its step: then the last bits
-    of its logits, and so an answer, could depend on the length of a draft.
+    With `only_if_exact`, there are none while a token's logits, and so an answer, may depend on the rest of its step.
 
     A draft model costs time before it saves any: it may be behind by a whole prompt, and must be tried again after bad
     guesses. This time is taken from a credit, which grows by the time saved by its drafts, and by a small share of all
-    steps. So a draft model that never guesses right costs no more than that share.
+    steps: a useless draft model costs no more than this share.
     """
 
     def __init__(self, *, only_if_exact: bool = False, model: DraftModel | None = None) -> None:
@@ -192,7 +190,7 @@ class Drafts:
 
         With a full credit it does so in any case, since it has not been tried for long.
         """
-        cost_ns = model.catch_up_ns(option.num_behind)
+        cost_ns = option.num_behind * model.catch_up_ns
         if cost_ns > self._credit_steps * self._times.expected_ns()[num_tokens]:
             return
         then = self._plan(num_tokens, num_sequences, _most_likely([*plan.options, option._replace(num_behind=1)]))

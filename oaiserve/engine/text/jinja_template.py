@@ -125,7 +125,14 @@ class JinjaTemplate:
                 raise ValueError(f"The {name} must be objects.")
         continued = self._tag_end(prepared) if continue_final_message else ""
         text = self._template.render(given | {"messages": prepared, "add_generation_prompt": add_generation_prompt})
-        return _cut_behind(text, continued) if continue_final_message else text
+        if not continue_final_message:
+            return text
+        tag = _END_OF_CONTINUED.strip()  # the template may have stripped the final message
+        if continued.strip() not in text or tag not in text:
+            raise ValueError("The template leaves out the final message, or a part of it, so it cannot be continued.")
+        end = text.rindex(tag)
+        kept = text[:end]
+        return kept if text[end:].startswith(_END_OF_CONTINUED) else kept.rstrip()
 
     def _tag_end(self, messages: list[Message]) -> str:
         """Put an end tag behind the final message's text, and return that text."""
@@ -153,13 +160,3 @@ def _prepared(message: Mapping[str, Any]) -> Message:
     if reasoning is not None:
         prepared = {"thinking": reasoning, **prepared, "reasoning_content": reasoning}
     return prepared
-
-
-def _cut_behind(text: str, continued: str) -> str:
-    """Return the text before the end tag. The template may have stripped the final message."""
-    tag = _END_OF_CONTINUED.strip()
-    if continued.strip() not in text or tag not in text:
-        raise ValueError("The template leaves out the final message, or a part of it, so it cannot be continued.")
-    end = text.rindex(tag)
-    kept = text[:end]
-    return kept if text[end:].startswith(_END_OF_CONTINUED) else kept.rstrip()

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 from transformers import PreTrainedConfig
 
-from oaiserve.engine.blocks import BlockPool
+from oaiserve.engine.blocks import BlockPool, StatePool
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import Request, SamplingParams, TokenPrompt
 from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.start.prepare import prepare
-from oaiserve.engine.states import StatePool
 from tests.engine.model.runners import eager_runner, make_engine, run_requests, token_ids_of
 from tests.models import small_configs
 from tests.models.decoders import FAMILIES, FOREIGN_FAMILIES, foreign_config, generate, greedy, random_model

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from oaiserve.engine.grammars.json_schema.references import SchemaDocument
-from oaiserve.engine.grammars.json_schema.terms import filled_list, kinds_of, values_of
+from oaiserve.engine.grammars.json_schema.terms import SchemaDocument, filled_list, kinds_of, values_of
 from oaiserve.engine.grammars.refusal import Refused
 
 MOST_COMPARED = 20_000  # pairs of schemas

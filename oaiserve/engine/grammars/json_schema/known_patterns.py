@@ -42,15 +42,11 @@ def without_look_around(pattern: str) -> str:
     if found := _PLACES.fullmatch(pattern):
         return rf"^[+-]?\d+(?:\.\d{{0,{found[1]}}})?$"
     if found := _DIGITS.fullmatch(pattern):
-        digits = int(found[2]) - 1
-        return _decimal(digits, int(found[1]), digits if found["places"] is None else int(found["places"]))
+        whole, digits = int(found[1]), int(found[2]) - 1
+        places = digits if found["places"] is None else int(found["places"])
+        forms = []  # by the number of places
+        for place in range(min(places, digits) + 1):
+            before = min(whole, digits - place)
+            forms.append((rf"\d{{1,{before}}}" if before else "0") + (rf"\.\d{{{place}}}" if place else ""))
+        return f"^[+-]?(?:{'|'.join(forms)})$"
     return PLAIN.get(pattern, pattern)
-
-
-def _decimal(digits: int, whole: int, places: int) -> str:
-    """Return a pattern for decimals with so many digits at most, of them so many before the point and after it."""
-    forms = []
-    for place in range(min(places, digits) + 1):
-        before = min(whole, digits - place)
-        forms.append((rf"\d{{1,{before}}}" if before else "0") + (rf"\.\d{{{place}}}" if place else ""))
-    return f"^[+-]?(?:{'|'.join(forms)})$"

@@ -21,13 +21,14 @@ from oaiserve.engine.grammars import regexes
 from oaiserve.engine.grammars.json_schema.exclusion import Exclusion
 from oaiserve.engine.grammars.json_schema.known_patterns import without_look_around
 from oaiserve.engine.grammars.json_schema.limits import Definition, SchemaLimits
-from oaiserve.engine.grammars.json_schema.references import SchemaDocument, has_reference
 from oaiserve.engine.grammars.json_schema.rewrite import finish, modern
 from oaiserve.engine.grammars.json_schema.terms import (
     LARGEST_NUMBER,
     TYPES,
+    SchemaDocument,
     checked_string,
     filled_list,
+    has_reference,
     is_number,
     kind_of,
     shown,

@@ -7,8 +7,7 @@ from itertools import permutations
 from math import perm
 from typing import Any
 
-from oaiserve.engine.grammars.json_schema.references import SchemaDocument
-from oaiserve.engine.grammars.json_schema.terms import is_of, kind_of, kinds_of, plain, step
+from oaiserve.engine.grammars.json_schema.terms import SchemaDocument, is_of, kind_of, kinds_of, plain, step
 from oaiserve.engine.grammars.refusal import Refused
 
 MOST_LISTS = 5_000  # of a document
