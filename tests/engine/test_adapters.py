@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -16,12 +15,12 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.adapted_modules import adaptable
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.request import (
-    TERMINAL,
     Event,
     Failed,
     Finished,
     Request,
     SamplingParams,
+    Terminal,
     TokenChunk,
     TokenPrompt,
 )
@@ -30,6 +29,7 @@ from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.engine.tokenize import TokenizeStage
 from oaiserve.errors import AdapterUnloaded, InvalidRequest, NotFound
+from tests.engine.doubles import Inbox
 from tests.engine.model.adapters_for_tests import merged, random_adapter
 from tests.engine.model.runners import eager_runner
 from tests.models.decoders import FAMILIES, byte_tokenizer, generate, random_model
@@ -82,19 +82,16 @@ def request(name: str, adapter: int, *, num_tokens: int = 6, n: int = 1) -> Requ
     return Request(name, (TokenPrompt(PROMPT),), params, adapter=adapter)
 
 
-def collect(engine: Engine, requests: list[Request]) -> tuple[dict[str, list[list[int]]], dict[str, Event]]:
+def collect(engine: Engine, requests: list[Request]) -> tuple[dict[str, list[list[int]]], dict[str, Terminal]]:
     """Return the tokens of all choices, and the terminal events, of requests that are submitted together."""
-    inbox: SimpleQueue[list[Event]] = SimpleQueue()
+    inbox = Inbox()
     for one in requests:
-        engine.submit(one, inbox.put)
+        engine.submit(one, inbox)
+    ended = inbox.wait_terminal(*(one.request_id for one in requests))
     tokens: dict[str, list[list[int]]] = {one.request_id: [[] for _ in range(one.num_choices)] for one in requests}
-    ended: dict[str, Event] = {}
-    while len(ended) < len(requests):
-        for event in inbox.get(timeout=60):
-            if isinstance(event, TokenChunk):
-                tokens[event.request_id][event.index] += event.token_ids
-            elif isinstance(event, TERMINAL):
-                ended[event.request_id] = event
+    for event in (event for events in inbox.hand_overs for event in events):
+        if isinstance(event, TokenChunk):
+            tokens[event.request_id][event.index] += event.token_ids
     return tokens, ended
 
 
@@ -113,13 +110,11 @@ def test_the_prefix_cache_is_not_shared_between_adapters(engine: Engine) -> None
     first = engine.load_adapter("one", Path("one")).number
     for number, num_cached in [(0, 0), (first, 0), (first, 32), (0, 32)]:
         _, ended = collect(engine, [request("r", number)])
-        assert isinstance(end := ended["r"], Finished)
-        assert end.usage.cached_tokens == num_cached
+        assert ended["r"].usage.cached_tokens == num_cached
     engine.unload_adapter("one")
     again = engine.load_adapter("one", Path("one")).number
     _, ended = collect(engine, [request("r", again)])
-    assert isinstance(end := ended["r"], Finished)
-    assert end.usage.cached_tokens == 0
+    assert ended["r"].usage.cached_tokens == 0
 
 
 def test_an_adapter_is_freed_when_its_last_request_has_ended(
@@ -129,24 +124,18 @@ def test_an_adapter_is_freed_when_its_last_request_has_ended(
     monkeypatch.setattr(TokenizeStage, "give_back_later", lambda _: given_back.put(held.dropped.qsize()))
     number = engine.load_adapter("one", Path("one")).number
     assert given_back.get(timeout=60) == 0  # what its files were read into
-    begun, events = threading.Event(), SimpleQueue[list[Event]]()
-    counted: list[dict[str, tuple[int, int]]] = []
+    inbox, counted = Inbox(), SimpleQueue[dict[str, tuple[int, int]]]()
 
     def deliver(new: list[Event]) -> None:
-        counted.append(dict(engine.snapshot().adapters))
-        events.put(new)
-        begun.set()
+        counted.put(dict(engine.snapshot().adapters))
+        inbox(new)
 
     engine.submit(request("open", number, num_tokens=50), deliver)
-    assert begun.wait(60)
-    assert counted[0] == {"one": (1, 0)}  # running and waiting
+    assert counted.get(timeout=60) == {"one": (1, 0)}  # running and waiting
     engine.unload_adapter("one")
     assert engine.adapters.get("one") is None
     assert engine.snapshot().adapters == {}
-    ended: list[Event] = []
-    while not ended:
-        ended = [event for event in events.get(timeout=60) if isinstance(event, TERMINAL)]
-    assert isinstance(ended[0], Finished)
+    assert isinstance(inbox.wait_terminal("open")["open"], Finished)
     assert given_back.get(timeout=60) == 1  # its memory, to the system
     assert held.dropped.get(timeout=60) == number
 

@@ -70,26 +70,19 @@ def test_its_grammar_is_compiled_before_it_is_tokenized() -> None:
         assert text_of(inbox) == "abcd"
 
 
-def test_a_grammar_that_cannot_be_obeyed_is_a_bad_request() -> None:
+@pytest.mark.parametrize("is_encoded", [True, False])
+def test_what_cannot_be_encoded_or_obeyed_ends_its_request(is_encoded: bool) -> None:
     with make_engine() as engine:
         asked = request(grammar=Grammar("regex", "(", param="guided_regex"))
         inbox = opened(engine, asked)
-        engine.encoded(Tokenized(asked, ids("Hello"), [None], at_ns=12))
+        if is_encoded:
+            engine.encoded(Tokenized(asked, ids("Hello"), [None], at_ns=12))
+        else:
+            engine.not_encoded(TokenizeFailed(asked, InvalidRequest("It has no tokens.", param="prompt")))
         end = inbox.wait_terminal("r")["r"]
         assert isinstance(end, Failed)
         assert isinstance(end.error, InvalidRequest)
-        assert end.error.param == "guided_regex"
-        assert engine._body_bytes.total == engine.num_waiting == 0
-
-
-def test_a_prompt_that_cannot_be_encoded_ends_its_request() -> None:
-    with make_engine() as engine:
-        asked = request()
-        inbox = opened(engine, asked)
-        engine.not_encoded(TokenizeFailed(asked, InvalidRequest("It has no tokens.", param="prompt")))
-        end = inbox.wait_terminal("r")["r"]
-        assert isinstance(end, Failed)
-        assert end.error.message == "It has no tokens."
+        assert end.error.param == ("guided_regex" if is_encoded else "prompt")
         assert engine._body_bytes.total == engine.num_waiting == 0
 
 

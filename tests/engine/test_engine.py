@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -74,9 +75,6 @@ def test_end_of_sequence_stops_without_its_text() -> None:
     assert (last.text, last.token_ids, last.finish_reason, last.stop_reason) == ("", [EOS], "stop", None)
     assert last.has_end_token
     assert finished.usage.completion_tokens == 3
-
-
-def test_ignore_eos_goes_on_to_the_limit() -> None:
     events = events_of(make_engine(ScriptedRunner(lambda s: EOS)), request(max_tokens=4, ignore_eos=True))
     assert events[-1].usage.completion_tokens == 4
 
@@ -90,25 +88,27 @@ def test_a_stop_token_is_named_and_its_text_shown_only_on_request() -> None:
         assert events[-2].has_end_token is not include
 
 
-def test_a_stop_string_never_leaks_and_wins_over_length_on_the_last_token() -> None:
-    events = events_of(make_engine(), request(max_tokens=4, stop=("cd",)))
-    assert texts(events) == ["a", "b", ""]
-    assert (events[-2].finish_reason, events[-2].stop_reason) == ("stop", "cd")
-
-
-def test_text_held_back_for_a_stop_string_is_sent_at_the_end() -> None:
-    assert texts(events_of(make_engine(), request(max_tokens=3, stop=("cd",)))) == ["a", "b", "c"]
-
-
-def test_min_tokens_lets_an_early_stop_string_pass() -> None:
-    events = events_of(make_engine(), request(max_tokens=9, stop=("b", "e"), min_tokens=3))
-    assert "".join(texts(events)) == "abcd"
-
-
-def test_stop_strings_count_only_behind_the_text_after_which_they_are_asked_for() -> None:
-    for after, expected in (("cd", "abcde"), ("b", "abcde"), ("a", "a"), ("xyz", "abcdefghi")):
-        events = events_of(make_engine(), request(max_tokens=9, stop=("b", "f"), stop_after=after))
-        assert "".join(texts(events)) == expected
+@pytest.mark.parametrize(
+    ("asked", "expected", "reason"),
+    [
+        ({"max_tokens": 4, "stop": ("cd",)}, ["a", "b", ""], "stop"),  # it wins over the length on the last token
+        ({"max_tokens": 3, "stop": ("cd",)}, ["a", "b", "c"], "length"),  # held back, and sent at the end
+        ({"max_tokens": 9, "stop": ("b", "e"), "min_tokens": 3}, [*"abcd", ""], "stop"),
+        *(
+            ({"max_tokens": 9, "stop": ("b", "f"), "stop_after": after}, text, reason)
+            for after, text, reason in (
+                ("cd", [*"abcde", ""], "stop"),
+                ("b", [*"abcde", ""], "stop"),
+                ("a", ["a", ""], "stop"),
+                ("xyz", [*"abcdefghi"], "length"),
+            )
+        ),
+    ],
+)
+def test_a_stop_string_never_leaks(asked: dict[str, Any], expected: list[str], reason: str) -> None:
+    events = events_of(make_engine(), request(**asked))
+    assert texts(events) == expected
+    assert (events[-2].finish_reason, events[-2].stop_reason in asked["stop"]) == (reason, reason == "stop")
 
 
 def test_each_token_tells_how_much_text_it_has_added() -> None:

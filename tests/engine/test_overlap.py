@@ -10,7 +10,6 @@ from collections.abc import Callable
 import pytest
 
 from oaiserve.engine.blocks import hash_block
-from oaiserve.engine.loop import Stop
 from oaiserve.engine.request import Aborted, Failed, Finished, Terminal, TokenChunk
 from oaiserve.engine.request import Event as RequestEvent
 from oaiserve.engine.scheduler import Scheduler
@@ -104,29 +103,6 @@ def test_the_last_token_of_an_answer_is_not_in_the_prefix_cache() -> None:
     memory.settle()
     assert (one.generated_ids, one.place, scheduler.pool.num_used) == ([9], Place.NOWHERE, 0)
     assert scheduler.pool.num_cached == 0
-
-
-def test_a_sequence_that_is_preempted_while_it_draws_has_the_token_when_it_resumes() -> None:
-    scheduler = make(kv_blocks=2, max_step_tokens=16)
-    old, young = sequence("old", 4, 2), sequence("young", 4, 4)
-    scheduler.add(old)
-    scheduler.add(young)
-    first = launched(scheduler)
-    assert launch(scheduler) == [("old", 1)]
-    assert (young.place, young.blocks, young.num_pending) == (Place.WAITING, [], 1)
-    for chunk in first.chunks:
-        scheduler.commit(chunk, [7])
-    scheduler.check_integrity()
-    assert launch(scheduler) == [("young", 5)]
-
-
-def test_blocks_of_a_sequence_that_is_removed_during_its_step_are_free_at_once() -> None:
-    scheduler = make(kv_blocks=2)
-    scheduler.add(sequence("a", 3, 4))
-    launch(scheduler)
-    scheduler.remove(scheduler.running[0])
-    scheduler.add(sequence("b", 7, 1))
-    assert launch(scheduler) == [("b", 7)]
 
 
 # -- the engine loop --------------------------------------------------------------------------------------------------
@@ -397,18 +373,3 @@ def test_a_launch_that_fails_with_a_step_under_way_ends_each_request_once() -> N
     assert engine._loop.join(TIMEOUT_SECONDS)
     assert isinstance(engine.failure, RuntimeError)
     engine.stop()
-
-
-def test_a_stop_with_steps_under_way_fails_the_requests_and_frees_their_blocks() -> None:
-    runner, inbox = held(), Inbox()
-    engine = make_engine(runner, tokenize_workers=0)
-    engine.start()
-    engine.submit(request(max_tokens=200), inbox)
-    runner.started.get(timeout=TIMEOUT_SECONDS)
-    engine._loop.post(Stop(drain=False))
-    runner.permit(1)
-    failed = inbox.wait_terminal("r")["r"]
-    assert isinstance(failed, Failed)
-    assert failed.error.status == 503
-    engine.stop()
-    assert engine.snapshot().blocks_used == 0

@@ -12,7 +12,7 @@ from oaiserve.engine.blocks import BlockPool
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.policy import fair
 from oaiserve.engine.pooling import Pooling
-from oaiserve.engine.request import Aborted, Event, Failed, Finished, Pooled, Request, SamplingParams, TokenPrompt
+from oaiserve.engine.request import Event, Failed, Finished, Pooled, Request, SamplingParams, TokenPrompt
 from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.sequence import Place, Sequence
 from oaiserve.engine.step import OutOfMemory, Step
@@ -82,36 +82,6 @@ def test_texts_of_one_token_are_prefills_like_others() -> None:
     assert vectors(events) == {0: [1.0, 1.0], 1: [1.0, 1.0], 2: [3.0, 3.0]}
 
 
-def test_requests_of_several_clients_share_steps_in_turns() -> None:
-    runner = ScriptedRunner(vector_of, gated=True)
-    with pooling_engine(runner, max_step_tokens=8) as engine:
-        inbox = Inbox()
-        engine.submit(texts("first", 8), inbox)
-        runner.started.get(timeout=60)
-        engine.submit(texts("many", *[4] * 6, client="a"), inbox)
-        engine.submit(texts("few", 4, 4, client="b"), inbox)
-        runner.permit(9)
-        inbox.wait_terminal("first", "many", "few")
-    asked = [request_id for step in runner.steps[1:] for request_id, _, _ in step]
-    assert sorted(asked[:4]) == ["few", "few", "many", "many"]
-
-
-def test_an_aborted_request_computes_no_further_text() -> None:
-    runner = ScriptedRunner(vector_of, gated=True)
-    with pooling_engine(runner, max_step_tokens=8) as engine:
-        inbox = Inbox()
-        engine.submit(texts("gone", 8, 8, 8), inbox)
-        engine.submit(texts("stays", 8), inbox)
-        runner.started.get(timeout=60)
-        engine.abort("gone")
-        runner.permit(4)
-        ended = inbox.wait_terminal("gone", "stays")
-        assert engine.num_waiting == 0
-    assert isinstance(ended["gone"], Aborted)
-    assert isinstance(ended["stays"], Finished)
-    assert [request_id for step in runner.steps for request_id, _, _ in step].count("gone") <= 2
-
-
 def test_more_texts_than_may_wait_are_refused_unless_nothing_waits() -> None:
     runner = ScriptedRunner(vector_of, gated=True)
     with pooling_engine(runner, max_waiting=4, max_step_tokens=8) as engine:
@@ -159,18 +129,6 @@ def test_without_memory_steps_are_halved_but_texts_are_not() -> None:
     assert vectors(events) == {0: [5.0, 5.0], 1: [5.0, 5.0], 2: [5.0, 5.0]}
     assert isinstance(ended["too long"], Failed)
     assert ended["too long"].error.status == 503
-
-
-def test_shutdown_finishes_what_has_time_and_fails_the_rest() -> None:
-    runner = ScriptedRunner(vector_of, gated=True)
-    engine = pooling_engine(runner, max_step_tokens=8)
-    engine.start()
-    inbox = Inbox()
-    engine.submit(texts("r", 8, 8), inbox)
-    runner.started.get(timeout=60)
-    runner.permit(2)
-    engine.stop(drain_timeout_seconds=5)
-    assert isinstance(inbox.wait_terminal("r")["r"], Finished)
 
 
 @given(

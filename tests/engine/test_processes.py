@@ -15,20 +15,13 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.loop import Broken, Stop
 from oaiserve.engine.request import Aborted, Event, Failed, Finished, Request
 from oaiserve.errors import APIError, ContextLengthExceeded, InvalidRequest, ModelNotFound
-from tests.engine.doubles import TIMEOUT_SECONDS, TOKENIZER, BlockedTokenizer, Inbox, make_engine
+from tests.engine.doubles import TIMEOUT_SECONDS, BlockedTokenizer, Inbox, make_engine
 from tests.engine.front_end import BLOCKED, described, record_of, requests
-
-
-class WholeTokenizer(BlockedTokenizer):
-    """A tokenizer that stops at the prompt "blocked", and also encodes bad words."""
-
-    def encode_bad_words(self, words: tuple[str, ...]) -> list[list[int]]:
-        return TOKENIZER.encode_bad_words(words)
 
 
 def serve(asked: list[Request], submit: Callable[[Engine, Request], None], inbox: Inbox) -> dict[str, list[Event]]:
     """Run the requests until all have ended as they are expected to, and return their events."""
-    tokenizer = WholeTokenizer()
+    tokenizer = BlockedTokenizer()
     with make_engine(tokenizer=tokenizer, kv_blocks=64) as engine:  # type: ignore[arg-type]
         for request in asked:
             submit(engine, request)
@@ -87,7 +80,7 @@ def test_nothing_writes_into_a_request() -> None:
 
 
 def test_a_request_that_ends_while_it_is_encoded_is_in_that_phase_and_one_before_is_not() -> None:
-    tokenizer, inbox = WholeTokenizer(), Inbox()
+    tokenizer, inbox = BlockedTokenizer(), Inbox()
     engine = make_engine(tokenizer=tokenizer, tokenize_workers=1)  # type: ignore[arg-type]
     with engine:
         *_, waits, blocked = requests()
@@ -104,7 +97,7 @@ def test_a_request_that_ends_while_it_is_encoded_is_in_that_phase_and_one_before
 
 @pytest.mark.parametrize("reason", ["the step fails", "the server stops"])
 def test_a_request_that_is_encoded_when_the_engine_ends_is_in_that_phase(reason: str) -> None:
-    tokenizer, inbox = WholeTokenizer(), Inbox()
+    tokenizer, inbox = BlockedTokenizer(), Inbox()
     engine = make_engine(tokenizer=tokenizer)  # type: ignore[arg-type]
     engine.start()
     blocked = requests()[-1]

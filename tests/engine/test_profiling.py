@@ -64,30 +64,27 @@ def launches(profile: Profile) -> int:
 @pytest.mark.usefixtures("overlap")
 def test_a_profile_has_the_requested_number_of_steps() -> None:
     profiler, inbox = FakeProfiler(), Inbox()
-    with make_engine(profiler=profiler, tokenize_workers=0) as engine:
-        for _ in range(2):  # one after the other
-            asked = engine.profile(3, HOUR)
+    runner = ScriptedRunner(gated=True)
+    with make_engine(runner, profiler=profiler, tokenize_workers=0) as engine:
+        for begins_first in (True, False):  # or between two steps
+            if begins_first:
+                asked = engine.profile(3, HOUR)
             engine.submit(request("r", max_tokens=20), inbox)
+            runner.started.get(timeout=TIMEOUT_SECONDS)
+            if not begins_first:
+                asked = engine.profile(3, HOUR)
+            runner.permit(20)
             profile = asked.result(TIMEOUT_SECONDS)
             assert (profile.num_steps, launches(profile)) == (3, 3)
             assert not profiler.is_on
             assert isinstance(inbox.wait_terminal("r")["r"], Finished)
+            while not runner.started.empty():
+                runner.started.get()
 
 
-@pytest.mark.usefixtures("overlap")
-def test_a_profile_may_begin_between_two_steps() -> None:
-    runner, inbox = ScriptedRunner(gated=True), Inbox()
-    with make_engine(runner, profiler=FakeProfiler(), tokenize_workers=0) as engine:
-        engine.submit(request(max_tokens=9), inbox)
-        runner.started.get(timeout=TIMEOUT_SECONDS)
-        asked = engine.profile(4, HOUR)
-        runner.permit(100)
-        profile = asked.result(TIMEOUT_SECONDS)
-        inbox.wait_terminal("r")
-    assert (profile.num_steps, launches(profile)) == (4, 4)
-
-
-def test_a_second_profile_at_the_same_time_is_refused() -> None:
+def test_a_second_profile_at_the_same_time_is_refused_and_any_without_a_profiler() -> None:
+    with make_engine() as engine, pytest.raises(NotFound, match="no profiler"):
+        engine.profile(1, HOUR).result(TIMEOUT_SECONDS)
     with make_engine(profiler=FakeProfiler(), tokenize_workers=0) as engine:
         first = engine.profile(1, HOUR)
         with pytest.raises(Conflict, match="being made already"):
@@ -156,11 +153,6 @@ def test_if_a_profiler_fails_no_request_does(fails_to: str, caplog: pytest.LogCa
             asked.result(TIMEOUT_SECONDS)
         assert engine.failure is None
     assert [line.levelname for line in caplog.records if line.exc_info] == ["ERROR"]
-
-
-def test_an_engine_without_a_profiler_refuses_profiles() -> None:
-    with make_engine() as engine, pytest.raises(NotFound, match="no profiler"):
-        engine.profile(1, HOUR).result(TIMEOUT_SECONDS)
 
 
 def test_the_end_of_the_engine_ends_its_profile() -> None:

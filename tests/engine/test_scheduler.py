@@ -86,10 +86,6 @@ def test_a_sequence_waits_for_another_one_that_computes_the_same_prefix() -> Non
 # -- order and budget -------------------------------------------------------------------------------------------------
 
 
-def test_without_sequences_no_step_is_scheduled() -> None:
-    assert make().schedule() is None
-
-
 def test_a_long_prompt_is_prefilled_in_chunks_of_the_budget() -> None:
     memory = memory_of(sequence("a", 20))
     assert [memory.run() for _ in range(4)] == [[("a", 8)], [("a", 8)], [("a", 4)], [("a", 1)]]
@@ -231,15 +227,6 @@ def test_64_that_arrive_together_compute_their_common_prefix_once() -> None:
     memory = memory_of(*sequences, kv_blocks=400, block_size=16, max_running=64, max_step_tokens=256)
     memory.run_out()
     assert memory.num_computed == 512 + 64 * 2
-
-
-def test_parked_sequences_compute_a_prefix_themselves_if_its_leader_leaves() -> None:
-    leader, follower = sequence("leader", [1] * 24, 1), sequence("follower", [*[1] * 24, 2], 1)
-    memory = memory_of(leader, follower, kv_blocks=64, max_step_tokens=64)
-    memory.scheduler.schedule()
-    assert follower.place is Place.PARKED
-    memory.scheduler.remove(leader)
-    assert memory.run() == [("follower", 25)]
 
 
 def test_least_recently_used_blocks_are_allocated_first_and_released_once() -> None:

@@ -13,7 +13,7 @@ from oaiserve.engine.step import Chunk, Draw
 from oaiserve.facts.record import EventKind
 from tests.engine.device import Device, answers, some_requests
 from tests.engine.doubles import EOS, LETTERS, Clock, Inbox, ScriptedRunner, letter_id, make_engine, request
-from tests.engine.memory import NEVER, Memory, make, sequence
+from tests.engine.memory import NEVER, make, sequence
 
 # -- the scheduler ----------------------------------------------------------------------------------------------------
 
@@ -104,17 +104,6 @@ def test_a_block_is_published_when_the_last_of_several_tokens_in_it_is_computed(
     assert scheduler.pool.num_cached == 0
     (chunk,) = launch(scheduler)
     assert (chunk.start, chunk.num_known, scheduler.pool.num_cached) == (2, 3, 1)
-
-
-def test_choices_that_draw_several_tokens_share_their_prompt_and_copy_its_last_block() -> None:
-    scheduler = make(kv_blocks=32, max_step_tokens=16)
-    memory = Memory(scheduler)
-    choices = [drafted(f"{i}", 3, prompt=[1, 2, 3, 4, 5, 6]) for i in range(3)]
-    for choice in choices:
-        scheduler.add(choice, None if choice is choices[0] else choices[0])
-    while (step := scheduler.schedule()) is not None:
-        memory.execute(step, lambda one: [10 * int(one.request_id) + i for i in range(3)])
-    assert all(len(choice.generated_ids) == 8 for choice in choices)
 
 
 # -- the engine -------------------------------------------------------------------------------------------------------

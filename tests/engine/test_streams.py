@@ -53,33 +53,22 @@ def gathered(*events: Event) -> list[Event]:
     return asyncio.run(stream.next())
 
 
-def test_tokens_of_a_choice_that_gather_are_one_chunk() -> None:
-    assert gathered(chunk("a"), chunk("b"), chunk("c")) == [chunk("abc")]
+STOP = {"finish_reason": FinishReason.STOP, "stop_reason": "!", "has_end_token": True}
 
 
-def test_the_chunks_of_two_choices_stay_apart() -> None:
-    events = gathered(chunk("a", 0), chunk("x", 1), chunk("b", 0), chunk("y", 1))
-    assert events == [chunk("ab", 0), chunk("xy", 1)]
-
-
-def test_logprobs_are_joined_with_their_tokens() -> None:
-    assert gathered(chunk("a", num_top=2), chunk("b", num_top=2)) == [chunk("ab", num_top=2)]
-
-
-def test_the_end_of_a_choice_is_kept_in_what_is_joined() -> None:
-    end = chunk("b", finish_reason=FinishReason.STOP, has_end_token=True)
-    assert gathered(chunk("a"), end) == [chunk("ab", finish_reason=FinishReason.STOP, has_end_token=True)]
-
-
-def test_lengths_of_texts_are_joined_with_their_tokens() -> None:
-    assert gathered(chunk("a", text_lengths=[1]), chunk("bc", text_lengths=[0, 2])) == [
-        chunk("abc", text_lengths=[1, 0, 2])
-    ]
-
-
-def test_a_joined_chunk_has_the_finish_reason_of_its_last_part() -> None:
-    last = chunk("b", finish_reason=FinishReason.STOP, stop_reason="!")
-    assert gathered(chunk("a"), last) == [chunk("ab", finish_reason=FinishReason.STOP, stop_reason="!")]
+@pytest.mark.parametrize(
+    ("events", "joined"),
+    [
+        ([chunk("a"), chunk("b"), chunk("c")], [chunk("abc")]),
+        ([chunk("a", 0), chunk("x", 1), chunk("b", 0), chunk("y", 1)], [chunk("ab", 0), chunk("xy", 1)]),
+        ([chunk("a", num_top=2), chunk("b", num_top=2)], [chunk("ab", num_top=2)]),
+        ([chunk("a"), chunk("b", **STOP)], [chunk("ab", **STOP)]),
+        ([chunk("a", text_lengths=[1]), chunk("bc", text_lengths=[0, 2])], [chunk("abc", text_lengths=[1, 0, 2])]),
+    ],
+    ids=["tokens", "choices", "logprobs", "an end", "lengths of texts"],
+)
+def test_tokens_of_a_choice_that_gather_are_one_chunk(events: list[Event], joined: list[Event]) -> None:
+    assert gathered(*events) == joined
 
 
 def test_a_chunk_never_comes_before_the_data_of_its_prompt() -> None:

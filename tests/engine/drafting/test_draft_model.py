@@ -14,7 +14,7 @@ from oaiserve.engine.drafting.drafts import MOST_STEP_TOKENS, Drafts
 from oaiserve.engine.drafting.step_times import StepTimes
 from oaiserve.engine.request import Aborted, Finished
 from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Chunk, ChunkResult, Step, StepResult
+from oaiserve.engine.step import Chunk, ChunkResult, Step
 from oaiserve.facts.record import HostPart
 from tests.engine.device import Device, answers, some_requests
 from tests.engine.doubles import TOKENIZER, Clock, Inbox, ScriptedRunner, make_engine, request
@@ -85,24 +85,9 @@ def test_it_reads_only_what_it_has_computed_of_the_same_tokens(kv_blocks: int) -
 # -- what it is worth -------------------------------------------------------------------------------------------------
 
 
-class Guessing:
-    """The runner of a draft model: each pass takes so many nanoseconds for so many tokens."""
-
-    def __init__(self, ns_of: Callable[[int], int]) -> None:
-        self.clock = Clock()
-        self.ns_of = ns_of
-        self.sizes: list[int] = []
-
-    def launch(self, step: Step) -> Step:
-        self.sizes.append(step.num_tokens)
-        self.clock.now_ns += self.ns_of(step.num_tokens)
-        return step
-
-    def draw(self, launched: Step, masks: object) -> None:
-        assert masks is None
-
-    def collect(self, launched: Step) -> StepResult:
-        return StepResult([ChunkResult([7] * chunk.max_draws) for chunk in launched.chunks])
+def guessing(launching: Callable[[Step], object]) -> ScriptedRunner:
+    """Return the runner of a draft model, whose guess is always 7."""
+    return ScriptedRunner(lambda _: 7, launching=launching)
 
 
 def decoding(name: str = "r", prompt_len: int = 30) -> Sequence:
@@ -119,15 +104,21 @@ class Run:
     ids."""
 
     def __init__(self, ns_of_pass: Callable[[int], int], ns_of_step: list[int]) -> None:
-        self.runner = Guessing(ns_of_pass)
-        self.drafts = Drafts(model=draft_model(self.runner, self.runner.clock))
+        self.clock = Clock()
+        self.sizes: list[int] = []  # of the draft model's passes
+        self._ns_of_pass = ns_of_pass
+        self.drafts = Drafts(model=draft_model(guessing(self._take_time), self.clock))
         self._ns_of_step = ns_of_step
         self._rng = random.Random(1)
         self._next_id = 1000
 
+    def _take_time(self, step: Step) -> None:
+        self.sizes.append(step.num_tokens)
+        self.clock.now_ns += self._ns_of_pass(step.num_tokens)
+
     def steps(self, running: list[Sequence], number: int, chance: float) -> float:
         """Run so many steps, and return the nanoseconds for each token of an answer."""
-        before_ns, num_tokens, clock = self.runner.clock.now_ns, 0, self.runner.clock
+        before_ns, num_tokens, clock = self.clock.now_ns, 0, self.clock
         assert self.drafts.model is not None
         for _ in range(number):
             self.drafts.propose(running, others_wait=False)
@@ -199,15 +190,15 @@ def test_a_draft_model_that_becomes_good_is_found_out() -> None:
 def test_beyond_some_batch_it_is_silent() -> None:
     run = Run(small, DEAR)
     run.steps([decoding(f"{i}") for i in range(16)], 600, 0.5)
-    num_passes = len(run.runner.sizes)
+    num_passes = len(run.sizes)
     run.steps([decoding(f"{i}") for i in range(MOST_STEP_TOKENS)], 100, 0.9)
-    assert len(run.runner.sizes) == num_passes
+    assert len(run.sizes) == num_passes
 
 
 def test_a_prompt_is_computed_in_pieces_and_each_token_once() -> None:
     run, one = Run(small, CHEAP), decoding(prompt_len=300)
     run.steps([one], 30, 0.9)
-    sizes = run.runner.sizes
+    sizes = run.sizes
     assert sizes[:4] == [CATCH_UP_TOKENS] * 4
     assert sizes[4] == 304 - 4 * CATCH_UP_TOKENS, "with the tokens of the steps meanwhile"
     assert sizes[5] <= 2
@@ -218,15 +209,15 @@ def test_a_prompt_that_it_has_computed_for_another_sequence_is_not_computed_agai
     for each in (one, two):
         each.hashes = [bytes([i]) for i in range(50)]
     run.steps([one], 30, 0.9)
-    del run.runner.sizes[:]
+    del run.sizes[:]
     two.blocks = [*one.blocks[:50], *range(3000, 3500)]
     run.steps([two], 1, 0.9)
-    assert run.runner.sizes[0] <= 2
+    assert run.sizes[0] <= 2
     three = decoding("c", 200)
     three.hashes, three.blocks = [bytes([100 + i]) for i in range(50)], one.blocks
-    del run.runner.sizes[:]
+    del run.sizes[:]
     run.steps([three], 1, 0.9)
-    assert run.runner.sizes[0] == CATCH_UP_TOKENS, "the blocks are the same, and their tokens are not"
+    assert run.sizes[0] == CATCH_UP_TOKENS, "the blocks are the same, and their tokens are not"
 
 
 def test_a_guess_comes_from_where_it_is_worth_more() -> None:
@@ -247,8 +238,7 @@ def test_a_guess_comes_from_where_it_is_worth_more() -> None:
 
 
 def test_a_guess_ends_with_the_end_of_the_sequence_and_the_step_is_sorted_anew() -> None:
-    runner = Guessing(small)
-    model = draft_model(runner, runner.clock)
+    model = draft_model(guessing(lambda _: None))
     one, two = decoding("a"), decoding("b")
     one.stop_ids = frozenset([7])
     two.token_ids[-1] = NEVER
@@ -266,9 +256,7 @@ def test_a_guess_ends_with_the_end_of_the_sequence_and_the_step_is_sorted_anew()
 def test_its_time_is_a_part_of_the_engine_thread_and_of_the_step() -> None:
     """The step begins with the draft model, and all parts add up."""
     clock = Clock()
-
-    runner = Guessing(lambda _: 1_000_000)
-    runner.clock = clock
+    runner = guessing(lambda _: clock.move(0.001))
     engine = make_engine(ScriptedRunner(computing=lambda _: clock.move(0.008)), clock_ns=clock, drafts="lookup")
     engine._loop._stepper._drafts = Busy(draft_model(runner, clock))
     began_ns, inbox = clock.now_ns, Inbox()

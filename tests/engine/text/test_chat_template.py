@@ -66,20 +66,21 @@ def test_what_a_template_rejects_is_the_clients_error(template: str, reason: str
     assert caught.value.param == "messages"
 
 
-def test_content_parts_are_joined_for_a_template_of_strings() -> None:
-    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
-    assert "user\none\ntwo<|im_end|>" in render(CHATML, {"role": "user", "content": parts})
+TWO = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
 
 
-@pytest.mark.parametrize(("template", "expected"), [(PARTS, "<user:one|two|>"), (STRING_OR_PARTS, "<user:onetwo>")])
-def test_content_parts_stay_parts_for_a_template_that_iterates_over_them(template: str, expected: str) -> None:
-    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
-    assert render(template, {"role": "user", "content": parts}) == expected
-
-
-def test_a_string_becomes_a_part_for_a_template_of_parts_only() -> None:
-    assert render(PARTS, HELLO) == "<user:hello|>"
-    assert render(STRING_OR_PARTS, HELLO) == "<user:hello>"
+@pytest.mark.parametrize(
+    ("template", "content", "expected"),
+    [
+        (CHATML, TWO, "<|im_start|>user\none\ntwo<|im_end|>\n<|im_start|>assistant\n"),
+        (PARTS, TWO, "<user:one|two|>"),
+        (STRING_OR_PARTS, TWO, "<user:onetwo>"),
+        (PARTS, "hello", "<user:hello|>"),
+        (STRING_OR_PARTS, "hello", "<user:hello>"),
+    ],
+)
+def test_contents_are_strings_or_parts_as_the_template_takes_them(template: str, content: Any, expected: str) -> None:
+    assert render(template, {"role": "user", "content": content}) == expected
 
 
 @pytest.mark.parametrize("template", [CHATML, PARTS])
@@ -119,16 +120,20 @@ def test_the_clients_messages_are_not_changed() -> None:
     assert messages == [{"role": "developer", "content": [{"type": "text", "text": "A"}]}]
 
 
-def test_template_variables_reach_the_template() -> None:
-    template = "{{ messages[0].content }} {{ mood }} {{ tools[0].name }}"
-    assert render(template, HELLO, template_kwargs={"mood": "calm", "tools": [{"name": "f"}]}) == "hello calm f"
-
-
-def test_tools_reach_the_template_and_the_opening_is_behind_the_prompt() -> None:
-    template = "{{ messages[0].content }} {{ (tools or [{'name': 'none'}])[0].name }}"
-    assert render(template, HELLO, tools=[{"name": "f"}]) == "hello f"
-    assert render(template, HELLO, template_kwargs={"tools": [{"name": "g"}]}, tools=[{"name": "f"}]) == "hello f"
-    assert render(template, HELLO, opening="<think>") == "hello none<think>"
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"template_kwargs": {"mood": "calm", "tools": [{"name": "g"}]}}, "hello calm g"),
+        ({"tools": [{"name": "f"}]}, "hello  f"),
+        ({"template_kwargs": {"tools": [{"name": "g"}]}, "tools": [{"name": "f"}]}, "hello  f"),
+        ({"opening": "<think>"}, "hello  none<think>"),
+    ],
+)
+def test_variables_and_tools_reach_the_template_and_the_opening_is_behind_it(
+    options: dict[str, Any], expected: str
+) -> None:
+    template = "{{ messages[0].content }} {{ mood }} {{ (tools or [{'name': 'none'}])[0].name }}"
+    assert render(template, HELLO, **options) == expected
 
 
 @pytest.mark.parametrize(

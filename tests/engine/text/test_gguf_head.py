@@ -93,7 +93,10 @@ def test_transformers_makes_the_same_configuration_and_tokenizer(tmp_path: Path,
     assert whole[0]["vocab_size"] == (vocab_size or len(TOKENS))
 
 
-def test_two_threads_may_read_heads_at_once() -> None:
+def test_two_threads_may_read_heads_at_once_and_the_reader_comes_back_after_an_error(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    with pytest.raises(IndexError), without_vocabulary():
+        gguf.GGUFReader(tmp_path / "m.gguf")
     read = reader._read_value
     with ExitStack() as second:
         with without_vocabulary():
@@ -102,10 +105,3 @@ def test_two_threads_may_read_heads_at_once() -> None:
         assert reader._read_value is not read
     assert gguf.GGUFReader is GGUFReader
     assert reader._read_value is read
-
-
-def test_the_reader_comes_back_after_an_error(tmp_path: Path) -> None:
-    (tmp_path / "m.gguf").write_bytes(b"GGUF")
-    with pytest.raises(IndexError), without_vocabulary():
-        gguf.GGUFReader(tmp_path / "m.gguf")
-    assert gguf.GGUFReader is GGUFReader
