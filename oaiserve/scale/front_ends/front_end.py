@@ -7,29 +7,34 @@ the process of the front end has ended, its limits are given back, and its reque
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from oaiserve.engine.engine import Engine
+from oaiserve.engine.adapters import ServedAdapter
 from oaiserve.engine.request import TERMINAL, Event, Failed, Request, Terminal, Usage
 from oaiserve.engine.tokenize import Tokenized, TokenizeFailed, TokenizeStarted
 from oaiserve.errors import APIError, InternalError
-from oaiserve.facts.record import EngineAccount, Outcome, Profile, ProfileRecording, RequestRecord
+from oaiserve.facts.record import AccessRefusal, EngineAccount, Outcome, Profile, ProfileRecording, RequestRecord
+from oaiserve.facts.report import ReplicaReport
 from oaiserve.facts.times import RequestTimes
 from oaiserve.facts.trace import TraceContext
 from oaiserve.files.adapters import BadAdapter
-from oaiserve.http.connections import Connections
-from oaiserve.routes.responses.store import ConversationTooLarge, ResponseStore
+from oaiserve.http.connections import Connections, Refusal
+from oaiserve.routes.responses.store import ConversationTooLarge, ResponseStore, StoredResponse
 from oaiserve.scale.front_ends import messages
+from oaiserve.scale.front_ends.calls import OFFERED, offered
 from oaiserve.scale.front_ends.link import Link
 from oaiserve.telemetry import Telemetry
 from oaiserve.telemetry.log_limit import LogLimit
+
+if TYPE_CHECKING:
+    from oaiserve.engine.engine import Engine  # a front end has none, and names the methods of this class
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +64,8 @@ class FrontEnd:
         self._encoding: dict[str, Request] = {}  # whose prompts it encodes
         self._not_begun: set[str] = set()  # of these, those that no thread of it has taken yet
         self._unrecorded: dict[str, Terminal | None] = {}  # by request id, until the record comes: how they have ended
-        self._rooms: dict[int, tuple[str, int]] = {}  # that work on bodies has, by question: client, bytes
+        self._rooms: dict[int, tuple[str, int]] = {}  # that work on bodies has: client, bytes
+        self._room_numbers = itertools.count()
         self._addresses: Counter[str] = Counter()  # of its connections
         self._num_connections = 0
         self._profiles: dict[int, Future[Profile]] = {}
@@ -105,77 +111,81 @@ class FrontEnd:
             del self._addresses[address]
 
     def _take(self, body: bytes) -> None:
-        message = messages.of_front_end(body)
         self.num_silent = 0
-        match message:
-            case messages.Submit():
-                self._submit(message)
-            case messages.EncodingStarted():
-                self._encoding_started(message)
-            case messages.Encoded():
-                self._encoded(message)
-            case messages.NotEncoded():
-                if (request := self._end_encoding(message.request_id)) is not None:
-                    self._engine.not_encoded(TokenizeFailed(request, message.error))
-            case messages.AbortRequest():
-                self._engine.abort(message.request_id)
-            case messages.Recorded():
-                self._recorded(message)
-            case messages.RoomBack():
-                if (room := self._rooms.pop(message.room, None)) is not None:
-                    self._engine.give_room_back(*room)
-            case messages.ConnectionEnded():
-                if self._addresses[message.address] > 0:
-                    self._disconnected(message.address)
-                    self._shared.connections.release(message.address)
-            case messages.ConnectionRefused():
-                self._shared.connections.count(message.refusal)
-            case messages.AccessRefused():
-                self._telemetry.count_refused_access(message.reason)
-            case messages.LoopLag():
-                for seconds in message.seconds:
-                    self._telemetry.observe_event_loop_lag(seconds)
-            case messages.LogCounts():
-                if self._shared.log_limit is not None:
-                    self._shared.log_limit.add({(level, result): number for level, result, number in message.more})
-            case messages.StopProfile():
-                if (asked := self._profiles.get(message.profile)) is not None:
-                    self._engine.end_profile(asked)
-            case messages.Up():
-                self.is_up = True
-                self._on_up()
-            case messages.Ask():
-                task = asyncio.get_running_loop().create_task(self._answer(message))
-                self._answering.add(task)
-                task.add_done_callback(self._answering.discard)
+        call = messages.of_front_end(body)
+        called = OFFERED[call.method]
+        arguments = called.arguments.decode(call.arguments)
+        if not asyncio.iscoroutinefunction(called.method):
+            called.method(self, *arguments)
+            return
+        task = asyncio.get_running_loop().create_task(self._answer(call, arguments))
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+
+    async def _answer(self, call: messages.Call, arguments: tuple[Any, ...]) -> None:
+        if self._is_lost:
+            return  # nobody would give back what it takes
+        try:
+            value = await OFFERED[call.method].method(self, *arguments)
+            reply: messages.Message = messages.Answered(call.number, messages.packed(value))
+        except (APIError, BadAdapter, ConversationTooLarge) as error:
+            reply = messages.AskFailed(call.number, error)
+        except Exception as error:
+            log.error("A front end has asked for something that failed: %s", call.method, exc_info=error)
+            told = InternalError("The server failed on this request. Its log says why.")
+            reply = messages.AskFailed(call.number, told)
+        self.send(reply)
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
-    def _submit(self, message: messages.Submit) -> None:
-        request = message.request()
+    @offered
+    def submit(self, sent: messages.Submit) -> None:
+        """Take a request, whose prompts the front end encodes."""
+        request = sent.request()
         self._encoding[request.request_id], self._unrecorded[request.request_id] = request, None
         self._not_begun.add(request.request_id)
         try:
-            self._engine.open(request, self._deliver, message.submitted_ns)
+            self._engine.open(request, self._deliver, sent.submitted_ns)
         except APIError as error:  # its account ends where it was received, as if its submission had raised this
             self._end_encoding(request.request_id)
             times = RequestTimes(received=request.received_ns)
             self._deliver([Failed(request.request_id, error, Usage(0, 0, 0), times, EngineAccount())])
 
-    def _encoding_started(self, message: messages.EncodingStarted) -> None:
-        self._not_begun.discard(message.request_id)
-        if (request := self._encoding.get(message.request_id)) is not None:
-            self._engine.encoding_started(TokenizeStarted(request, message.at_ns))
+    @offered
+    def encoding_started(self, request_id: str, at_ns: int) -> None:
+        """Note that a thread of the front end has begun to encode the prompts of a request."""
+        self._not_begun.discard(request_id)
+        if (request := self._encoding.get(request_id)) is not None:
+            self._engine.encoding_started(TokenizeStarted(request, at_ns))
 
-    def _encoded(self, message: messages.Encoded) -> None:
-        if (request := self._end_encoding(message.request_id)) is not None:
-            ids, starts, words = message.token_ids, message.second_starts, message.bad_words
-            self._engine.encoded(Tokenized(request, ids, starts, words, at_ns=message.at_ns))
+    @offered
+    def encoded(
+        self,
+        request_id: str,
+        token_ids: list[list[int]],
+        second_starts: list[int | None],
+        bad_words: list[list[int]],
+        at_ns: int | None,
+    ) -> None:
+        """Take the token ids of the prompts of a request, as in the engine's `Tokenized`."""
+        if (request := self._end_encoding(request_id)) is not None:
+            self._engine.encoded(Tokenized(request, token_ids, second_starts, bad_words, at_ns=at_ns))
+
+    @offered
+    def not_encoded(self, request_id: str, error: APIError) -> None:
+        """End a request whose prompts cannot be encoded."""
+        if (request := self._end_encoding(request_id)) is not None:
+            self._engine.not_encoded(TokenizeFailed(request, error))
 
     def _end_encoding(self, request_id: str) -> Request | None:
         """Return the request if it was being encoded, which is over."""
         self._not_begun.discard(request_id)
         return self._encoding.pop(request_id, None)
+
+    @offered
+    def abort(self, request_id: str) -> None:
+        """End a request whose client has left."""
+        self._engine.abort(request_id)
 
     def _deliver(self, events: list[Event]) -> None:
         """Send the events of a step, in one message. The engine thread calls this."""
@@ -188,15 +198,143 @@ class FrontEnd:
         else:
             self._record_lost(ended)
 
-    def _recorded(self, message: messages.Recorded) -> None:
-        terminal = self._unrecorded.pop(message.values.response_id, None)
-        self._telemetry.record(message.record(EngineAccount() if terminal is None else terminal.account))
-        self._count_ended(message.values.outcome)
+    @offered
+    def record(self, sent: messages.Recorded) -> None:
+        """Take the record of an ended request, which gets its account here."""
+        terminal = self._unrecorded.pop(sent.values.response_id, None)
+        self._telemetry.record(sent.record(EngineAccount() if terminal is None else terminal.account))
+        self._count_ended(sent.values.outcome)
 
     def _count_ended(self, outcome: Outcome) -> None:
         if self.is_ending:
             self.num_finished += outcome is Outcome.FINISHED
             self.num_cut_off += outcome is not Outcome.FINISHED
+
+    # -- the front end itself -----------------------------------------------------------------------------------------
+
+    @offered
+    def up(self) -> None:
+        """Note that the front end serves."""
+        self.is_up = True
+        self._on_up()
+
+    @offered
+    def connection_ended(self, address: str) -> None:
+        if self._addresses[address] > 0:
+            self._disconnected(address)
+            self._shared.connections.release(address)
+
+    @offered
+    def connection_refused(self, refusal: Refusal) -> None:
+        """Count a connection that has ended against the client's will."""
+        self._shared.connections.count(refusal)
+
+    @offered
+    def access_refused(self, reason: AccessRefusal) -> None:
+        self._telemetry.count_refused_access(reason)
+
+    @offered
+    def loop_lags(self, lags_seconds: list[float]) -> None:
+        """Observe how late the event loop of the front end has woken up a sleeping task, several times."""
+        for seconds in lags_seconds:
+            self._telemetry.observe_event_loop_lag(seconds)
+
+    @offered
+    def log_counts(self, more: list[tuple[str, str, int]]) -> None:
+        """Add the numbers of log messages since the last call, by level and result."""
+        if self._shared.log_limit is not None:
+            self._shared.log_limit.add({(level, result): number for level, result, number in more})
+
+    # -- questions: work of milliseconds is done in a worker thread ----------------------------------------------------
+
+    @offered
+    async def take_room(self, client: str, num_bytes: int) -> int:
+        """Take a share of the limit of waiting bytes for work on a body, and return its number."""
+        self._engine.take_room(client, num_bytes)
+        number = next(self._room_numbers)
+        self._rooms[number] = (client, num_bytes)
+        return number
+
+    @offered
+    def give_room_back(self, number: int) -> None:
+        if (room := self._rooms.pop(number, None)) is not None:
+            self._engine.give_room_back(*room)
+
+    @offered
+    async def render_metrics(self, accept: str) -> tuple[bytes, str]:
+        return await asyncio.to_thread(self._telemetry.render, accept)
+
+    @offered
+    async def list_recent(
+        self, slowest: str | None, outcome: str | None, id_prefix: str, limit: int | None
+    ) -> list[dict[str, Any]]:
+        entries = self._telemetry.recent.list
+        return await asyncio.to_thread(entries, slowest=slowest, outcome=outcome, id_prefix=id_prefix, limit=limit)
+
+    @offered
+    async def get_recent(self, request_id: str) -> dict[str, Any] | None:
+        return await asyncio.to_thread(self._telemetry.recent.get, request_id)
+
+    @offered
+    async def live_after(self, sample: int) -> list[dict[str, Any]]:
+        return self._telemetry.live.after(sample)
+
+    @offered
+    async def report(self) -> ReplicaReport:
+        """Return the report for routers. Front ends that are started from now on know of it from the beginning."""
+        is_first = not self._engine.is_reporting
+        report = await asyncio.to_thread(self._engine.report)
+        if is_first:
+            self._shared.tell(messages.Reporting())
+        return report
+
+    @offered
+    async def put_response(self, owner: str, stored: StoredResponse) -> None:
+        await self._shared.responses.put(owner, stored)
+
+    @offered
+    async def get_response(self, owner: str, response_id: str) -> StoredResponse | None:
+        return await self._shared.responses.get(owner, response_id)
+
+    @offered
+    async def conversation(self, owner: str, response_id: str, most_bytes: int) -> list[StoredResponse]:
+        return await self._shared.responses.conversation(owner, response_id, most_bytes)
+
+    @offered
+    async def delete_response(self, owner: str, response_id: str) -> bool:
+        return await self._shared.responses.delete(owner, response_id)
+
+    @offered
+    async def load_adapter(self, name: str, path: str) -> ServedAdapter:
+        adapter = await asyncio.to_thread(self._engine.load_adapter, name, Path(path))
+        self._shared.tell(messages.Adapters(list(self._engine.adapters.served)))
+        return adapter
+
+    @offered
+    async def unload_adapter(self, name: str) -> ServedAdapter:
+        adapter = self._engine.unload_adapter(name)
+        self._shared.tell(messages.Adapters(list(self._engine.adapters.served)))
+        return adapter
+
+    @offered
+    async def profile(self, number: int, num_steps: int, timeout_seconds: float) -> tuple[int, int]:
+        """Return the number of steps and the duration. The recording is kept until it is saved, or the next is made."""
+        asked = self._profiles[number] = self._engine.profile(num_steps, timeout_seconds)
+        try:
+            made = await asyncio.wrap_future(asked)
+        finally:
+            del self._profiles[number]
+        self._recordings = {number: made.recording}
+        return made.num_steps, made.duration_ns
+
+    @offered
+    def end_profile(self, number: int) -> None:
+        if (asked := self._profiles.get(number)) is not None:
+            self._engine.end_profile(asked)
+
+    @offered
+    async def save_profile(self, number: int, path: str) -> None:
+        await asyncio.to_thread(self._recordings.pop(number).save, Path(path))
 
     # -- its end ------------------------------------------------------------------------------------------------------
 
@@ -246,81 +384,3 @@ class FrontEnd:
                     account=terminal.account,
                 )
             )
-
-    # -- questions ----------------------------------------------------------------------------------------------------
-
-    async def _answer(self, ask: messages.Ask[Any]) -> None:
-        if self._is_lost:
-            return  # nobody would give it back
-        try:
-            reply: messages.Message = messages.answer(ask.number, await self._value(ask))
-        except (APIError, BadAdapter, ConversationTooLarge) as error:
-            reply = messages.AskFailed(ask.number, error)
-        except Exception as error:
-            log.error("A front end has asked for something that failed: %s", type(ask).__name__, exc_info=error)
-            reply = messages.AskFailed(
-                ask.number, InternalError("The server failed on this request. Its log says why.")
-            )
-        self.send(reply)
-
-    async def _value(self, ask: messages.Ask[Any]) -> Any:
-        """Return the answer to a question. Work of milliseconds is done in a worker thread."""
-        telemetry, store, engine = self._telemetry, self._shared.responses, self._engine
-        match ask:
-            case messages.TakeRoom():
-                engine.take_room(ask.client, ask.num_bytes)
-                self._rooms[ask.number] = (ask.client, ask.num_bytes)
-                return None
-            case messages.RenderMetrics():
-                return await asyncio.to_thread(telemetry.render, ask.accept)
-            case messages.ListRecent():
-                entries = partial(
-                    telemetry.recent.list,
-                    slowest=ask.slowest,
-                    outcome=ask.outcome,
-                    id_prefix=ask.id_prefix,
-                    limit=ask.limit,
-                )
-                return await asyncio.to_thread(entries)
-            case messages.GetRecent():
-                return await asyncio.to_thread(telemetry.recent.get, ask.request_id)
-            case messages.LiveAfter():
-                return telemetry.live.after(ask.sample)
-            case messages.MakeReport():
-                is_first = not engine.is_reporting
-                report = await asyncio.to_thread(engine.report)
-                if is_first:  # front ends that are started from now on know it from the beginning
-                    self._shared.tell(messages.Reporting())
-                return report
-            case messages.PutResponse():
-                return await store.put(ask.owner, ask.stored)
-            case messages.GetResponse():
-                return await store.get(ask.owner, ask.response_id)
-            case messages.GetConversation():
-                return await store.conversation(ask.owner, ask.response_id, ask.most_bytes)
-            case messages.DeleteResponse():
-                return await store.delete(ask.owner, ask.response_id)
-            case messages.LoadAdapter():
-                adapter = await asyncio.to_thread(engine.load_adapter, ask.name, Path(ask.path))
-                self._shared.tell(messages.Adapters(list(engine.adapters.served)))
-                return adapter
-            case messages.UnloadAdapter():
-                adapter = engine.unload_adapter(ask.name)
-                self._shared.tell(messages.Adapters(list(engine.adapters.served)))
-                return adapter
-            case messages.MakeProfile():
-                return await self._make_profile(ask)
-            case messages.SaveProfile():
-                await asyncio.to_thread(self._recordings.pop(ask.profile).save, Path(ask.path))
-                return None
-        raise NotImplementedError(type(ask).__name__)
-
-    async def _make_profile(self, ask: messages.MakeProfile) -> tuple[int, int]:
-        """Return the number of steps and the duration. The recording is kept until it is saved, or the next is made."""
-        asked = self._profiles[ask.number] = self._engine.profile(ask.num_steps, ask.timeout_seconds)
-        try:
-            made = await asyncio.wrap_future(asked)
-        finally:
-            del self._profiles[ask.number]
-        self._recordings = {ask.number: made.recording}
-        return made.num_steps, made.duration_ns

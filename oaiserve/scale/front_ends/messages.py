@@ -10,7 +10,7 @@ import pickle
 import struct
 from array import array
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, Union, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Union, get_type_hints
 
 import msgspec
 
@@ -30,14 +30,10 @@ from oaiserve.engine.request import (
     TokenPrompt,
 )
 from oaiserve.errors import APIError, InternalError, restored
-from oaiserve.facts.record import AccessRefusal, EngineAccount, RequestRecord
-from oaiserve.facts.report import ReplicaReport
+from oaiserve.facts.record import EngineAccount, RequestRecord
 from oaiserve.facts.trace import TraceContext
 from oaiserve.files.adapters import BadAdapter
-from oaiserve.http.connections import Refusal
-from oaiserve.routes.responses.store import ConversationTooLarge, StoredResponse
-
-T = TypeVar("T")
+from oaiserve.routes.responses.store import ConversationTooLarge
 
 
 class Message(msgspec.Struct, array_like=True, tag=True):
@@ -92,10 +88,6 @@ else:
 # -- from a front end --------------------------------------------------------------------------------------------------
 
 
-class Up(Message):
-    """The front end serves."""
-
-
 class Submit(Message):
     """A request, whose prompts the front end encodes."""
 
@@ -110,36 +102,6 @@ class Submit(Message):
     def request(self) -> Request:
         """Return the request as the engine needs it: with prompts that hold nothing, for their ids come later."""
         return Request(prompts=(TokenPrompt(()),) * self.num_prompts, **msgspec.structs.asdict(self.values))
-
-
-class EncodingStarted(Message):
-    """A thread of the front end has begun to encode the prompts of a request."""
-
-    request_id: str
-    at_ns: int
-
-
-class Encoded(Message):
-    """The token ids of the prompts of a request, as in the engine's `Tokenized`."""
-
-    request_id: str
-    token_ids: list[list[int]]
-    second_starts: list[int | None]
-    bad_words: list[list[int]]
-    at_ns: int | None
-
-
-class NotEncoded(Message):
-    """The prompts of a request cannot be encoded."""
-
-    request_id: str
-    error: APIError
-
-
-class AbortRequest(Message):
-    """The client of a request has left."""
-
-    request_id: str
 
 
 class Recorded(Message):
@@ -173,127 +135,12 @@ class Recorded(Message):
         return RequestRecord(trace=trace, account=account, **msgspec.structs.asdict(self.values))
 
 
-class RoomBack(Message):
-    """The work is done for which `TakeRoom` with this number has got room."""
+class Call(Message):
+    """A call of a method that `FrontEnd` offers, with its arguments as an array."""
 
-    room: int
-
-
-class ConnectionEnded(Message):
-    address: str
-
-
-class ConnectionRefused(Message):
-    """A connection has ended against the client's will."""
-
-    refusal: Refusal
-
-
-class AccessRefused(Message):
-    reason: AccessRefusal
-
-
-class LoopLag(Message):
-    """The event loop has woken up a sleeping task so late, several times."""
-
-    seconds: list[float]
-
-
-class LogCounts(Message):
-    """The numbers of log messages since the last such message, by level and result."""
-
-    more: list[tuple[str, str, int]]
-
-
-# -- questions of a front end ------------------------------------------------------------------------------------------
-
-
-class Ask(Message, Generic[T]):
-    """A question, which gets an `Answered` with a value of type `T` or an `AskFailed`, with its number."""
-
-    number: int
-
-    @classmethod
-    def type_of_answer(cls) -> Any:
-        return get_args(cls.__orig_bases__[0])[0]  # type: ignore[attr-defined]
-
-
-class TakeRoom(Ask[None]):
-    """Ask for a share of the limit of waiting bytes, for work on a body."""
-
-    client: str
-    num_bytes: int
-
-
-class RenderMetrics(Ask[tuple[bytes, str]]):
-    accept: str
-
-
-class ListRecent(Ask[list[dict[str, Any]]]):
-    slowest: str | None
-    outcome: str | None
-    id_prefix: str
-    limit: int | None
-
-
-class GetRecent(Ask[dict[str, Any] | None]):
-    request_id: str
-
-
-class LiveAfter(Ask[list[dict[str, Any]]]):
-    sample: int
-
-
-class MakeReport(Ask[ReplicaReport]):
-    """Ask for the report for routers."""
-
-
-class PutResponse(Ask[None]):
-    owner: str
-    stored: StoredResponse
-
-
-class GetResponse(Ask[StoredResponse | None]):
-    owner: str
-    response_id: str
-
-
-class GetConversation(Ask[list[StoredResponse]]):
-    owner: str
-    response_id: str
-    most_bytes: int
-
-
-class DeleteResponse(Ask[bool]):
-    owner: str
-    response_id: str
-
-
-class LoadAdapter(Ask[ServedAdapter]):
-    name: str
-    path: str
-
-
-class UnloadAdapter(Ask[ServedAdapter]):
-    name: str
-
-
-class MakeProfile(Ask[tuple[int, int]]):
-    num_steps: int
-    timeout_seconds: float
-
-
-class SaveProfile(Ask[None]):
-    """Ask to write the recording of the `MakeProfile` with this number."""
-
-    profile: int
-    path: str
-
-
-class StopProfile(Message):
-    """End the profile of the `MakeProfile` with this number early."""
-
-    profile: int
+    method: str
+    arguments: msgspec.Raw
+    number: int  # of a question, which gets an `Answered` or an `AskFailed` with it; 0 for what has no answer
 
 
 # -- to a front end ----------------------------------------------------------------------------------------------------
@@ -366,12 +213,6 @@ class AskFailed(Message):
 # -- bytes -------------------------------------------------------------------------------------------------------------
 
 LENGTH = struct.Struct("<I")  # of a message, in front of it
-FROM_FRONT_END = (
-    *(Up, Submit, EncodingStarted, Encoded, NotEncoded, AbortRequest, Recorded, RoomBack, ConnectionEnded),
-    *(ConnectionRefused, AccessRefused, LoopLag, LogCounts, TakeRoom, RenderMetrics, ListRecent, GetRecent, LiveAfter),
-    *(PutResponse, GetResponse, GetConversation, DeleteResponse, LoadAdapter, UnloadAdapter, MakeProfile, SaveProfile),
-    *(StopProfile, MakeReport),
-)
 TO_FRONT_END = (Events, Adapters, Reporting, Shutdown, EngineFailed, Answered, AskFailed)
 
 
@@ -423,8 +264,20 @@ def _decoded(kind: Any, value: Any) -> Any:
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_encoded)
-_of_front_end: Any = msgspec.msgpack.Decoder(Union[FROM_FRONT_END], dec_hook=_decoded)  # noqa: UP007
-_of_engine: Any = msgspec.msgpack.Decoder(Union[TO_FRONT_END], dec_hook=_decoded)  # noqa: UP007
+
+
+def decoder_of(kind: Any) -> msgspec.msgpack.Decoder[Any]:
+    """Return the decoder of values of this type. It raises msgspec.MsgspecError for anything else."""
+    return msgspec.msgpack.Decoder(kind, dec_hook=_decoded)
+
+
+def packed(value: object) -> msgspec.Raw:
+    """Return a value as a part of a message whose type is known elsewhere."""
+    return msgspec.Raw(_encoder.encode(value))
+
+
+_of_front_end = decoder_of(Call)
+_of_engine = decoder_of(Union[TO_FRONT_END])  # noqa: UP007
 
 
 def framed(message: Message) -> bytearray:
@@ -441,23 +294,13 @@ def pickled(first: Begin | Model) -> bytes:
     return LENGTH.pack(len(body)) + body
 
 
-def of_front_end(body: bytes) -> Message:
-    """Return the message of a front end. Raises msgspec.MsgspecError for anything else."""
-    message: Message = _of_front_end.decode(body)
-    return message
+def of_front_end(body: bytes) -> Call:
+    """Return the call of a front end. Raises msgspec.MsgspecError for anything else."""
+    call: Call = _of_front_end.decode(body)
+    return call
 
 
 def of_engine(body: bytes) -> Message:
     """Return the message of the engine process."""
     message: Message = _of_engine.decode(body)
     return message
-
-
-def answer(number: int, value: object) -> Answered:
-    """Return the answer to a question."""
-    return Answered(number, msgspec.Raw(_encoder.encode(value)))
-
-
-def value_of(answer: Answered, kind: type[T]) -> T:
-    """Return the value of an answer."""
-    return msgspec.msgpack.decode(answer.value, type=kind, dec_hook=_decoded)

@@ -5,6 +5,7 @@ It has the same face as `Engine`. The events of a step come in one message, on t
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
@@ -39,7 +40,8 @@ from oaiserve.facts.record import EngineAccount, Profile
 from oaiserve.facts.report import ReplicaReport
 from oaiserve.facts.times import RequestTimes, monotonic_ns
 from oaiserve.scale.front_ends import messages
-from oaiserve.scale.front_ends.engine_process import EngineProcess
+from oaiserve.scale.front_ends.calls import EngineProcess
+from oaiserve.scale.front_ends.front_end import FrontEnd
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +92,7 @@ class RemoteEngine:
         self.is_reporting = model.is_reporting
         self._open: dict[str, _Open] = {}
         self._profiles: dict[Future[Profile], int] = {}
+        self._profile_numbers = itertools.count()
         self._is_stopping = False
         self._all_ended = Flag()
         self._tokenize = TokenizeStage(
@@ -106,7 +109,7 @@ class RemoteEngine:
         """Take messages on the running event loop, and become ready for requests."""
         self._process.link.start(self._take, self._lost)
         self.is_ready = True
-        self._process.send(messages.Up())
+        self._process.tell(FrontEnd.up)
 
     def drain(self) -> None:
         """Welcome no more requests. The other process refuses them."""
@@ -135,7 +138,7 @@ class RemoteEngine:
         opened = _Open(request, deliver, monotonic_ns())
         self._open[request.request_id] = opened
         try:
-            self._process.send(messages.Submit.of(request, opened.submitted_ns))
+            self._process.tell(FrontEnd.submit, messages.Submit.of(request, opened.submitted_ns))
         except UnicodeEncodeError as error:
             del self._open[request.request_id]
             raise InvalidRequest(
@@ -146,22 +149,21 @@ class RemoteEngine:
 
     def abort(self, request_id: str) -> None:
         """End a request early, in any phase. This does nothing if it has ended."""
-        self._process.send(messages.AbortRequest(request_id))
+        self._process.tell(FrontEnd.abort, request_id)
         self._tokenize.abort(request_id)
 
     def run_in_turns(self, work: Generator[None, None, Result], *, client: str, num_bytes: int) -> Future[Result]:
         """Run work with the tokenizer, as `Engine.run_in_turns` does, once the other process has room for it."""
         future: Future[Result] = Future()
-        number, room = self._process.ask(messages.TakeRoom, client, num_bytes)
 
-        def begin(room: Future[None]) -> None:
+        def begin(room: Future[int]) -> None:
             if (error := room.exception()) is None:
-                on_end = partial(self._process.send, messages.RoomBack(number))
+                on_end = partial(self._process.tell, FrontEnd.give_room_back, room.result())
                 self._tokenize.run(work, client=client, num_bytes=num_bytes, on_end=on_end, future=future)
             elif future.set_running_or_notify_cancel():
                 future.set_exception(error)
 
-        room.add_done_callback(begin)
+        self._process.ask(FrontEnd.take_room, client, num_bytes).add_done_callback(begin)
         return future
 
     def give_back_later(self) -> None:
@@ -173,15 +175,14 @@ class RemoteEngine:
         request_id = event.request.request_id
         match event:
             case TokenizeStarted():
-                self._process.send(messages.EncodingStarted(request_id, event.at_ns))
+                self._process.tell(FrontEnd.encoding_started, request_id, event.at_ns)
             case Tokenized():
                 self._end_encoding(event.request)
-                self._process.send(
-                    messages.Encoded(request_id, event.token_ids, event.second_starts, event.bad_words, event.at_ns)
-                )
+                ids, starts, words = event.token_ids, event.second_starts, event.bad_words
+                self._process.tell(FrontEnd.encoded, request_id, ids, starts, words, event.at_ns)
             case TokenizeFailed():
                 self._end_encoding(event.request)
-                self._process.send(messages.NotEncoded(request_id, event.error))
+                self._process.tell(FrontEnd.not_encoded, request_id, event.error)
 
     def _end_encoding(self, request: Request) -> None:
         if (opened := self._open.get(request.request_id)) is not None:
@@ -191,21 +192,20 @@ class RemoteEngine:
 
     def load_adapter(self, name: str, path: Path) -> ServedAdapter:
         """Load an adapter, for all front ends. This takes a while. Raises the errors of `AdapterTable.load`."""
-        return self._process.answer(messages.LoadAdapter, name, str(path))
+        return self._process.ask(FrontEnd.load_adapter, name, str(path)).result()
 
     def unload_adapter(self, name: str) -> ServedAdapter:
         """Let no further request name an adapter, at any front end. Raises NotFound."""
-        return self._process.answer(messages.UnloadAdapter, name)
+        return self._process.ask(FrontEnd.unload_adapter, name).result()
 
     def report(self) -> ReplicaReport:
         """Return the engine's report for routers. This blocks."""
-        return self._process.answer(messages.MakeReport)
+        return self._process.ask(FrontEnd.report).result()
 
     def profile(self, num_steps: int, timeout_seconds: float) -> Future[Profile]:
         """Begin a profile of the next steps, as `Engine.profile` does."""
         profile: Future[Profile] = Future()
-        number, made = self._process.ask(messages.MakeProfile, num_steps, timeout_seconds)
-        self._profiles[profile] = number
+        number = self._profiles[profile] = next(self._profile_numbers)
 
         def settle(made: Future[tuple[int, int]]) -> None:
             del self._profiles[profile]
@@ -217,13 +217,13 @@ class RemoteEngine:
                 done, duration_ns = made.result()
                 profile.set_result(Profile(RemoteRecording(self._process, number), done, duration_ns))
 
-        made.add_done_callback(settle)
+        self._process.ask(FrontEnd.profile, number, num_steps, timeout_seconds).add_done_callback(settle)
         return profile
 
     def end_profile(self, asked: Future[Profile]) -> None:
         """End a profile early, with its steps so far. This does nothing if it has ended."""
         if (number := self._profiles.get(asked)) is not None:
-            self._process.send(messages.StopProfile(number))
+            self._process.tell(FrontEnd.end_profile, number)
 
     # -- messages of the other process, on the event loop --------------------------------------------------------------
 
@@ -286,7 +286,7 @@ class RemoteRecording:
 
     def save(self, path: Path) -> None:
         """Have the other process write the recording. This takes seconds."""
-        self._process.answer(messages.SaveProfile, self._number, str(path))
+        self._process.ask(FrontEnd.save_profile, self._number, str(path)).result()
 
 
 def _failed(opened: _Open, error: InternalError) -> Failed:

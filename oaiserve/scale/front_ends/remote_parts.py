@@ -9,19 +9,19 @@ import asyncio
 import builtins
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from oaiserve.facts.record import AccessRefusal, RequestRecord
 from oaiserve.facts.trace import TraceContext
 from oaiserve.http.connections import Refusal
 from oaiserve.routes.responses.store import StoreCounts, StoredResponse
-from oaiserve.scale.front_ends import messages
-from oaiserve.scale.front_ends.engine_process import EngineProcess
+from oaiserve.scale.front_ends.calls import EngineProcess
+from oaiserve.scale.front_ends.front_end import FrontEnd
+from oaiserve.scale.front_ends.messages import Recorded
 from oaiserve.telemetry.log_limit import LogLimit
 
 LAGS_IN_MESSAGE = 5  # of those that the app observes ten times a second
 Entry = dict[str, Any]
-T = TypeVar("T")
 
 
 class RemoteTelemetry:
@@ -44,17 +44,17 @@ class RemoteTelemetry:
         self.live = RemoteLive(process, boundaries_seconds)
 
     def record(self, record: RequestRecord) -> None:
-        self._process.send(messages.Recorded.of(record))
+        self._process.tell(FrontEnd.record, Recorded.of(record))
 
     def count_refused_access(self, reason: AccessRefusal) -> None:
-        self._process.send(messages.AccessRefused(reason))
+        self._process.tell(FrontEnd.access_refused, reason)
 
     def observe_event_loop_lag(self, seconds: float) -> None:
         """Send the lag twice a second, and what was logged meanwhile with it. So the engine process knows that this one
         has not stopped."""
         self._lags.append(seconds)
         if len(self._lags) == LAGS_IN_MESSAGE:
-            self._process.send(messages.LoopLag(self._lags))
+            self._process.tell(FrontEnd.loop_lags, self._lags)
             self._lags = []
             self._send_log_counts()
 
@@ -65,13 +65,12 @@ class RemoteTelemetry:
         now = Counter(self._log_limit.counts())
         if more := now - self._told:
             self._told = now
-            self._process.send(
-                messages.LogCounts([(level, result, number) for (level, result), number in more.items()])
-            )
+            counts = [(level, result, number) for (level, result), number in more.items()]
+            self._process.tell(FrontEnd.log_counts, counts)
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """Return the page for /metrics and its content type. Call it in a worker thread."""
-        return self._process.answer(messages.RenderMetrics, accept)
+        return self._process.ask(FrontEnd.render_metrics, accept).result()
 
     def close(self, timeout_seconds: float) -> bool:
         """Send all that is left to send. Return False if it may be lost."""
@@ -88,10 +87,10 @@ class RemoteRecent:
     def list(
         self, *, slowest: str | None, outcome: str | None, id_prefix: str, limit: int | None
     ) -> builtins.list[Entry]:
-        return self._process.answer(messages.ListRecent, slowest, outcome, id_prefix, limit)
+        return self._process.ask(FrontEnd.list_recent, slowest, outcome, id_prefix, limit).result()
 
     def get(self, request_id: str) -> Entry | None:
-        return self._process.answer(messages.GetRecent, request_id)
+        return self._process.ask(FrontEnd.get_recent, request_id).result()
 
 
 class RemoteLive:
@@ -102,7 +101,7 @@ class RemoteLive:
         self.boundaries_seconds = boundaries_seconds
 
     def after(self, number: int) -> list[Entry]:
-        return self._process.answer(messages.LiveAfter, number)
+        return self._process.ask(FrontEnd.live_after, number).result()
 
 
 class RemoteStore:
@@ -112,16 +111,16 @@ class RemoteStore:
         self._process = process
 
     async def put(self, owner: str, stored: StoredResponse, /) -> None:
-        await self._ask(messages.PutResponse, owner, stored)
+        await asyncio.wrap_future(self._process.ask(FrontEnd.put_response, owner, stored))
 
     async def get(self, owner: str, response_id: str, /) -> StoredResponse | None:
-        return await self._ask(messages.GetResponse, owner, response_id)
+        return await asyncio.wrap_future(self._process.ask(FrontEnd.get_response, owner, response_id))
 
     async def conversation(self, owner: str, response_id: str, most_bytes: int, /) -> list[StoredResponse]:
-        return await self._ask(messages.GetConversation, owner, response_id, int(most_bytes))
+        return await asyncio.wrap_future(self._process.ask(FrontEnd.conversation, owner, response_id, int(most_bytes)))
 
     async def delete(self, owner: str, response_id: str, /) -> bool:
-        return await self._ask(messages.DeleteResponse, owner, response_id)
+        return await asyncio.wrap_future(self._process.ask(FrontEnd.delete_response, owner, response_id))
 
     def counts(self) -> StoreCounts:
         """Return nothing: the engine process counts."""
@@ -129,9 +128,6 @@ class RemoteStore:
 
     async def close(self) -> None:
         """Do nothing: the engine process closes it."""
-
-    async def _ask(self, kind: type[messages.Ask[T]], *fields: object) -> T:
-        return await asyncio.wrap_future(self._process.ask(kind, *fields)[1])
 
 
 class RemoteConnections:
@@ -144,7 +140,7 @@ class RemoteConnections:
         return None
 
     def release(self, address: str) -> None:
-        self._process.send(messages.ConnectionEnded(address))
+        self._process.tell(FrontEnd.connection_ended, address)
 
     def count(self, refusal: Refusal) -> None:
-        self._process.send(messages.ConnectionRefused(refusal))
+        self._process.tell(FrontEnd.connection_refused, refusal)

@@ -14,7 +14,7 @@ from oaiserve.config import Config
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.facts.trace import TraceContext
 from oaiserve.http.server import Server
-from oaiserve.scale.front_ends.engine_process import EngineProcess
+from oaiserve.scale.front_ends.calls import EngineProcess
 from oaiserve.scale.front_ends.handed_over import HandedOver
 from oaiserve.scale.front_ends.link import Link
 from oaiserve.scale.front_ends.messages import Model

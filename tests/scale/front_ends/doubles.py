@@ -20,7 +20,7 @@ from oaiserve.engine.adapters import AdapterTable
 from oaiserve.engine.engine import Engine
 from oaiserve.http.connections import Connections
 from oaiserve.scale.front_ends.child import Child
-from oaiserve.scale.front_ends.messages import Up, framed
+from oaiserve.scale.front_ends.messages import Call, framed, packed
 from oaiserve.scale.front_ends.process import received
 from oaiserve.scale.front_ends.serve import serve
 from oaiserve.scale.front_ends.supervisor import MOST_SILENT, FrontEnds, Supervisor
@@ -65,7 +65,7 @@ class SilentChild:
         self.connections, self._its_connections = socket.socketpair()
         self.process = self
         self.pid = os.getpid()
-        self._its_messages.sendall(framed(Up()))
+        self._its_messages.sendall(framed(Call("up", packed(()), 0)))
 
     def kill(self) -> None:
         self._its_messages.close()

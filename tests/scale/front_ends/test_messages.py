@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -34,19 +37,21 @@ from oaiserve.facts.times import RequestTimes
 from oaiserve.facts.trace import TraceContext
 from oaiserve.files.adapters import BadAdapter
 from oaiserve.routes.responses.store import ConversationTooLarge, StoredResponse
+from oaiserve.scale.front_ends.calls import OFFERED
+from oaiserve.scale.front_ends.front_end import FrontEnd
 from oaiserve.scale.front_ends.messages import (
     LENGTH,
+    Answered,
     AskFailed,
+    Call,
     Events,
-    GetConversation,
     Message,
     Recorded,
     Submit,
-    answer,
     framed,
     of_engine,
     of_front_end,
-    value_of,
+    packed,
 )
 from tests.engine.front_end import described, requests
 from tests.engine.logprobs_for_tests import token_logprobs
@@ -59,6 +64,13 @@ def body(message: Message) -> bytes:
     (length,) = LENGTH.unpack_from(frame)
     assert length == len(frame) - LENGTH.size
     return bytes(frame[LENGTH.size :])
+
+
+def arrived(method: Callable[..., object], argument: object) -> Any:
+    """Return the only argument of a call of a front end, as the engine process gets it."""
+    call = of_front_end(body(Call(method.__name__, packed((argument,)), 0)))
+    (argument,) = OFFERED[call.method].arguments.decode(call.arguments)
+    return argument
 
 
 def account() -> EngineAccount:
@@ -128,8 +140,7 @@ def test_errors_come_out_as_they_went_in(error: Exception) -> None:
 
 @pytest.mark.parametrize("request_", requests(), ids=lambda request: request.request_id)
 def test_a_request_comes_out_without_its_prompts(request_: Request) -> None:
-    message = of_front_end(body(Submit.of(request_, 99)))
-    assert isinstance(message, Submit)
+    message = arrived(FrontEnd.submit, Submit.of(request_, 99))
     without = replace(request_, prompts=tuple(TokenPrompt(()) for _ in request_.prompts))
     assert (message.request(), message.submitted_ns) == (without, 99)
 
@@ -138,15 +149,13 @@ def test_all_fields_of_a_request_travel() -> None:
     grammar = Grammar("json_schema", "{}", after="</think>")
     params = SamplingParams(grammar=grammar, visible_special_ids=frozenset([1]), logit_bias={3: -1.5})
     request = Request("r", (TextPrompt("x"),), params, True, 5, "salt", 3, 0, "client", 77, 88)
-    message = of_front_end(body(Submit.of(request, 1)))
-    assert isinstance(message, Submit)
-    assert message.request() == replace(request, prompts=(TokenPrompt(()),))
+    assert arrived(FrontEnd.submit, Submit.of(request, 1)).request() == replace(request, prompts=(TokenPrompt(()),))
 
 
 def test_half_of_a_surrogate_pair_in_a_request_is_no_message() -> None:
     request = Request("r", (TextPrompt("x"),), SamplingParams(stop=("\ud83d",)))
     with pytest.raises(UnicodeEncodeError):
-        framed(Submit.of(request, 1))
+        packed(Submit.of(request, 1))
 
 
 def record(**fields: object) -> RequestRecord:
@@ -170,9 +179,7 @@ def record(**fields: object) -> RequestRecord:
 
 def test_a_record_gets_its_account_where_it_arrives() -> None:
     asked = record()
-    message = of_front_end(body(Recorded.of(asked)))
-    assert isinstance(message, Recorded)
-    got = message.record(asked.account)
+    got = arrived(FrontEnd.record, Recorded.of(asked)).record(asked.account)
     assert got == asked
     assert [type(value) for value in (got.outcome, got.times, *got.tool_calls)] == [
         Outcome,
@@ -182,25 +189,38 @@ def test_a_record_gets_its_account_where_it_arrives() -> None:
 
 
 def test_the_prompt_in_a_record_may_have_half_of_a_surrogate_pair() -> None:
-    message = of_front_end(body(Recorded.of(record(prompt_text="a\ud83db"))))
-    assert isinstance(message, Recorded)
+    message = arrived(FrontEnd.record, Recorded.of(record(prompt_text="a\ud83db")))
     assert message.record(EngineAccount()).prompt_text == "a?b"
 
 
 def test_answers_have_the_type_that_was_asked_for() -> None:
     stored = [StoredResponse("a", "b", None, b"\0", b"{}")]
-    message = of_engine(body(answer(4, stored)))
-    assert value_of(message, list[StoredResponse]) == stored  # type: ignore[arg-type]
+    message = of_engine(body(Answered(4, packed(stored))))
+    assert isinstance(message, Answered)
+    assert OFFERED["conversation"].answer.decode(message.value) == stored
 
 
-@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x93\xa6Submit\x01\x02", b"\x92\xa9Shutdown2\x01"])
-def test_what_is_no_message_of_a_front_end_is_refused(data: bytes) -> None:
-    with pytest.raises(msgspec.MsgspecError):
-        of_front_end(data)
+def test_any_method_that_is_offered_can_be_called_and_no_other_one() -> None:
+    assert all(getattr(FrontEnd, name) is offered.method for name, offered in OFFERED.items())
+    assert not OFFERED.keys() & {"start", "send", "connected", "_lost"}
 
 
-def test_messages_to_front_ends_are_none_of_front_ends() -> None:
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (b"", msgspec.DecodeError),
+        (b"\xc1", msgspec.DecodeError),
+        (body(Call("abort", packed((1,)), 0)), msgspec.ValidationError),
+        (body(Call("abort", packed(("a", "b")), 0)), msgspec.ValidationError),
+        (body(Call("_lost", packed(()), 0)), KeyError),
+        (body(Events.of([])), msgspec.ValidationError),
+    ],
+)
+def test_what_is_no_call_of_a_front_end_is_refused(data: bytes, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        FrontEnd._take(cast(FrontEnd, SimpleNamespace()), data)
+
+
+def test_calls_are_no_messages_to_front_ends() -> None:
     with pytest.raises(msgspec.ValidationError):
-        of_front_end(body(Events.of([])))
-    with pytest.raises(msgspec.ValidationError):
-        of_engine(body(GetConversation(1, "o", "r", 5)))
+        of_engine(body(Call("up", packed(()), 0)))
