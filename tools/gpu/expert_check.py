@@ -15,7 +15,7 @@ from transformers import AutoConfig
 from oaiserve.engine.model.gpu.device_experts import ExpertMatrices, PackedExperts, plain_experts
 from oaiserve.engine.model.gpu.device_matrices import Kind
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.start.gpu.checks.experts import ROUNDED_EXPERTS_TOLERANCE
+from oaiserve.engine.start.gpu.products import ROUNDED_EXPERTS_TOLERANCE
 from oaiserve.engine.start.load import load_model
 from tests.models.decoders import SMALL, generate, random_model
 from tests.models.mxfp4 import save_in_mxfp4

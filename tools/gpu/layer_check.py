@@ -18,7 +18,7 @@ from oaiserve.engine.model.attention.rotation import Rotation
 from oaiserve.engine.model.cpu.description import Norm
 from oaiserve.engine.model.gpu.device_matrices import PackedMatrix, expanded_product
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.start.gpu.checks.matrices import ROUNDED_TOLERANCE
+from oaiserve.engine.start.gpu.products import ROUNDED_TOLERANCE
 from oaiserve.engine.start.load import load_model
 from tests.models.decoders import SMALL, generate, random_model
 from tests.models.packed import Packing, write_checkpoint

@@ -13,9 +13,8 @@ import torch
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.start.assemble import assemble
 from oaiserve.engine.start.prepare import prepare
-from oaiserve.engine.start.started import Started
+from oaiserve.engine.start.started import Started, assemble
 from oaiserve.engine.start.ways.expanded import start_on_cpu
 from oaiserve.engine.start.ways.gpu import start_on_gpu
 from oaiserve.engine.text.tokenizer import Tokenizer

@@ -26,8 +26,8 @@ from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.parallel.group import environment, join
 from oaiserve.engine.model.parallel.messages import Arrived, Assignment, Logged, Ready, Report, Work, WorkerFailed
 from oaiserve.engine.model.split import Member
-from oaiserve.engine.start.load import load_model
-from oaiserve.engine.start.ways.split import start_member
+from oaiserve.engine.start.load import load_with
+from oaiserve.engine.start.ways.gpu import start_member
 from oaiserve.errors import StartupError
 
 Send = Callable[[Report], None]
@@ -71,13 +71,7 @@ def _work(assignment: Assignment, inbox: SimpleQueue[Work], send: Send) -> None:
         join(assignment.rank, size, device, assignment.folder, options.cpu_threads or default_threads())
 
     with environment(assignment.rank), torch.inference_mode(False):  # weights are ordinary tensors, as in the server
-        loaded = load_model(
-            assignment.model,
-            device=options.device,
-            dtype=options.dtype,
-            max_model_len=options.max_model_len,
-            member=Member(assignment.rank, size, meet),
-        )
+        loaded = load_with(options, assignment.model, Member(assignment.rank, size, meet))
         part = start_member(loaded, options)
     send(Ready())
     while True:

@@ -16,7 +16,7 @@ from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.gpu.decode_forwards import Run
 from oaiserve.engine.start import worker
 from oaiserve.engine.start.gpu import fast_paths
-from oaiserve.engine.start.ways import split as start_split
+from oaiserve.engine.start.ways import gpu as way
 from tests.engine.model.gpu.graphs import padded_attention
 
 FAILS = "OAISERVE_TEST_GRAPHS_FAIL"
@@ -59,7 +59,7 @@ def with_doubles(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(EagerExecutor, "with_cache", with_a_block_for_padding)
     patch.setattr(fast_paths, "backend_for", lambda loaded, name: padded_attention)
     patch.setattr(fast_paths.FastPaths, "have_graphs", True)
-    patch.setattr(start_split, "CudaCapture", Again)
+    patch.setattr(way, "CudaCapture", Again)
     patch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 2 << 30))
 
 

@@ -30,10 +30,9 @@ from oaiserve.engine.model.parallel import group, sums
 from oaiserve.engine.model.rehearsal import prompts_and_decodes
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.split import Member
-from oaiserve.engine.start.gpu import fast_paths
-from oaiserve.engine.start.gpu.checks import attention, experts, layers, matrices
+from oaiserve.engine.start.gpu import fast_paths, kernels, layers, products
 from oaiserve.engine.start.load import load_model
-from oaiserve.engine.start.ways import split as start_split
+from oaiserve.engine.start.ways import gpu as way
 from tests.engine.model.gpu.packed_matrices import weights_in
 
 BLOCK_SIZE, NUM_BLOCKS, NUM_MEMBERS = 16, 8, 2
@@ -85,14 +84,13 @@ def computed(rank: int, store: Path, folder: Path, *, by_kernels: bool = False, 
             for keep in (keep_packed_matrices, keep_packed_experts):
                 keep(loaded.model, weights_in(folder), loaded.sums)
         patch.setattr(LoadedModel, "is_on_cpu", False)
-        patch.setattr(start_split, "_agreed_sizes", lambda *_: (NUM_BLOCKS, None))
+        patch.setattr(way, "_sizes", lambda *_: (NUM_BLOCKS, 0, None))
         backend = TritonAttention if by_kernels else lambda batch: ReferenceAttention(batch)
         patch.setattr(fast_paths, "backend_for", lambda loaded, name: backend)
         patch.setattr(fast_paths, "_sampling", lambda: (None, None))
-        patch.setattr(attention, "LENGTHS", (2, 2, 2, 3))
+        patch.setattr(kernels, "LENGTHS", (2, 2, 2, 3))
         patch.setattr(layers, "FUSED_LENGTHS", (3,))
-        patch.setattr(matrices, "PRODUCT_ROWS", (1, 3))
-        patch.setattr(experts, "PRODUCT_ROWS", (1, 3))
+        patch.setattr(products, "PRODUCT_ROWS", (1, 3))
         patch.setattr(fast_paths, "scale_checked", lambda *_: False)
         patch.setattr(sums, "one_shot_missing", lambda device, size: None)
         one_shot_sums = Summed(2 if fails and rank == 0 else 1)
@@ -104,10 +102,10 @@ def computed(rank: int, store: Path, folder: Path, *, by_kernels: bool = False, 
                 return factor * expanded_product(*arguments)
 
             patch.setattr(layers, "_operations", lambda: layer_operations)
-            kernels = SimpleNamespace(multiply=multiply, compute=plain_experts)
-            patch.setattr(fast_paths, "_kernels", lambda module: kernels)
+            plain = SimpleNamespace(multiply=multiply, compute=plain_experts)
+            patch.setattr(fast_paths, "_kernels", lambda module: plain)
         options = EngineOptions(block_size=BLOCK_SIZE, tensor_parallel=NUM_MEMBERS)
-        executor = start_split.start_member(loaded, options)._executor
+        executor = way.start_member(loaded, options)._executor
         one_shot_sums.num_summed = 0
         found = logits(executor, loaded.vocab_size)
         group.leave(broken=False)

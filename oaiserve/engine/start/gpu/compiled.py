@@ -25,7 +25,7 @@ from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.rehearsal import prompt
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.compare import compare, tolerance
-from oaiserve.engine.start.gpu.checks.usable import reason
+from oaiserve.engine.start.gpu.usable import reason
 from oaiserve.facts.times import monotonic_ns
 
 COMPILED_ATTENTION = "oaiserve_paged_compiled"

@@ -1,7 +1,7 @@
 """Finds out when a model starts on a GPU which faster ways to compute it are used.
 
 Each of them is optional: it computes what a plain way in torch does, too. So it is tried on the device, and compared
-with the plain way (`checks/`). One that fails, or computes something else, is switched off, and the log says so; the
+with the plain way. One that fails, or computes something else, is switched off, and the log says so; the
 start goes on.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.attention import Backend
@@ -21,37 +21,33 @@ from oaiserve.engine.model.parallel import sums
 from oaiserve.engine.model.sampling.draw_rows import SampleIds
 from oaiserve.engine.model.sampling.logit_edits import ApplyMasks
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.start.gpu.checks.attention import attention_problem
-from oaiserve.engine.start.gpu.checks.experts import (
+from oaiserve.engine.start.gpu.kernels import attention_problem, one_shot_checked, sampling_problem
+from oaiserve.engine.start.gpu.layers import fuse_checked, fuse_layers
+from oaiserve.engine.start.gpu.products import (
     compute_experts_checked,
     compute_plain_experts_checked,
+    multiply_checked,
     round_experts_checked,
+    scale_checked,
 )
-from oaiserve.engine.start.gpu.checks.layers import fuse_checked, fuse_layers
-from oaiserve.engine.start.gpu.checks.matrices import multiply_checked, scale_checked
-from oaiserve.engine.start.gpu.checks.sampling import sampling_problem
-from oaiserve.engine.start.gpu.checks.sums import one_shot_checked
-from oaiserve.engine.start.gpu.checks.usable import is_usable
+from oaiserve.engine.start.gpu.usable import is_usable
 
 # The names under which /metrics says what is on.
-ATTENTION, SAMPLING, PROJECTIONS, COMPILED = "attention", "sampling", "fused_projections", "compiled_layers"
-FUSED, DECODE_GRAPHS, PROMPT_GRAPHS = "fused_layers", "decode_graphs", "prompt_graphs"
-PACKED, EXPERTS, ADAPTERS = "packed_weights", "packed_experts", "adapters"
-ONE_SHOT, FP8_PRODUCTS = "one_shot_sums", "fp8_products"
-FEATURES = (
-    ATTENTION,
-    SAMPLING,
-    PACKED,
-    FP8_PRODUCTS,
-    EXPERTS,
-    ONE_SHOT,
-    PROJECTIONS,
-    FUSED,
-    COMPILED,
-    ADAPTERS,
-    DECODE_GRAPHS,
-    PROMPT_GRAPHS,
-)
+Feature = Literal[
+    "attention",
+    "sampling",
+    "packed_weights",
+    "fp8_products",
+    "packed_experts",
+    "one_shot_sums",
+    "fused_projections",
+    "fused_layers",
+    "compiled_layers",
+    "adapters",
+    "decode_graphs",
+    "prompt_graphs",
+]
+FEATURES: tuple[Feature, ...] = get_args(Feature)
 
 
 class FastPaths(NamedTuple):
@@ -61,7 +57,7 @@ class FastPaths(NamedTuple):
     sample_ids: SampleIds | None  # None: in plain torch
     apply_masks: ApplyMasks | None
     layers: FusedLayers | None  # None: they run in transformers' code, which may be compiled
-    features: Mapping[str, bool]  # what has been tried, by its name in `FEATURES`
+    features: Mapping[Feature, bool]  # what has been tried
 
     @property
     def have_graphs(self) -> bool:
@@ -77,17 +73,23 @@ def find_fast_paths(loaded: LoadedModel, options: EngineOptions) -> FastPaths:
     if loaded.is_on_cpu:
         return FastPaths(backend_for(loaded, options.attention), None, None, None, {})
     backend, sample_ids, apply_masks = _attention_and_sampling(loaded, options)
-    features = {ATTENTION: backend is not ReferenceAttention, SAMPLING: sample_ids is not None}
-    features[PACKED] = multiply_checked(loaded, lambda: _kernels("triton_matrices").multiply)
-    features[FP8_PRODUCTS] = scale_checked(loaded, lambda: _kernels("triton_scaled"))
-    features[EXPERTS] = compute_experts_checked(loaded, lambda: _kernels("triton_experts").compute)
-    if features[EXPERTS]:
-        features[FP8_PRODUCTS] |= round_experts_checked(loaded, lambda: _kernels("triton_experts"))
-    features[EXPERTS] |= compute_plain_experts_checked(loaded, lambda: _kernels("triton_experts").compute)
-    features[ONE_SHOT] = one_shot_checked(loaded, sums.one_shot_missing, sums.OneShotSums)
+    is_packed = multiply_checked(loaded, lambda: _kernels("triton_matrices").multiply)
+    is_scaled = scale_checked(loaded, lambda: _kernels("triton_scaled"))
+    has_experts = compute_experts_checked(loaded, lambda: _kernels("triton_experts").compute)
+    if has_experts:
+        is_scaled |= round_experts_checked(loaded, lambda: _kernels("triton_experts"))
+    has_experts |= compute_plain_experts_checked(loaded, lambda: _kernels("triton_experts").compute)
+    features: dict[Feature, bool] = {
+        "attention": backend is not ReferenceAttention,
+        "sampling": sample_ids is not None,
+        "packed_weights": is_packed,
+        "fp8_products": is_scaled,
+        "packed_experts": has_experts,
+        "one_shot_sums": one_shot_checked(loaded, sums.one_shot_missing, sums.OneShotSums),
+    }
     layers: FusedLayers | None = None
     if may_fuse_layers(loaded, options):
-        features[PROJECTIONS] = fuse_checked(loaded, options.block_size)
+        features["fused_projections"] = fuse_checked(loaded, options.block_size)
         if backend is not ReferenceAttention:
             layers = fuse_layers(loaded, options.block_size)
     return FastPaths(backend, sample_ids, apply_masks, layers, features)
@@ -118,13 +120,10 @@ def _attention_and_sampling(
         return None if sample_ids is None or apply_masks is None else sampling_problem(loaded, sample_ids, apply_masks)
 
     instead = "plain torch computes it, which is much slower and has no CUDA graphs"
-    backend: Backend = ReferenceAttention
-    sampling: tuple[SampleIds | None, ApplyMasks | None] = None, None
-    if is_usable("Attention by Triton's kernels", instead, of_attention, loaded.sums):
-        backend = backend_for(loaded, options.attention)
-    if is_usable("Sampling by Triton's kernels", instead, of_sampling, loaded.sums):
-        sampling = _sampling()
-    return backend, *sampling
+    attends = is_usable("Attention by Triton's kernels", instead, of_attention, loaded.sums)
+    samples = is_usable("Sampling by Triton's kernels", instead, of_sampling, loaded.sums)
+    backend = backend_for(loaded, options.attention) if attends else ReferenceAttention
+    return backend, *(_sampling() if samples else (None, None))
 
 
 def _sampling() -> tuple[SampleIds | None, ApplyMasks | None]:

@@ -1,4 +1,4 @@
-"""Captures decodes and prompts as CUDA graphs: which sizes, how much memory, and at which members."""
+"""Captures decodes and prompts as CUDA graphs, and compares what they compute: which sizes, and at which members."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.gpu.block_tables import BlockTables
 from oaiserve.engine.model.gpu.decode_forwards import Capture, DecodeForwards, Run, Share
-from oaiserve.engine.model.gpu.graphs import DecodeGraphs
+from oaiserve.engine.model.gpu.graphs import DecodeGraphs, Replay, here
 from oaiserve.engine.model.gpu.prompt_graphs import PromptGraphs
-from oaiserve.engine.model.parallel.capture import MembersCapture
 from oaiserve.engine.model.parallel.messages import Capture as Asked
 from oaiserve.engine.model.parallel.messages import What
+from oaiserve.engine.model.rehearsal import prompts_and_decodes
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.start.gpu.checks.graphs import prompt_problem, replay_problem
-from oaiserve.engine.start.gpu.checks.usable import tried
+from oaiserve.engine.start.compare import Difference, difference, tolerance
+from oaiserve.engine.start.gpu.usable import tried
 from oaiserve.engine.start.started import GPU_STEP_TOKENS
+from oaiserve.engine.step import Step
 from oaiserve.errors import StartupError
 from oaiserve.facts.times import monotonic_ns
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Problem = Callable[[T], str | None]
-
+COMPARED_LENGTHS = (9, 40, 17)  # of the sequences whose replayed steps are compared
 # These estimate the memory that graphs take. All graphs share one pool, whose size follows from the largest graph.
 LAYER_BYTES = 64 << 10  # what the driver keeps for the launches of one layer, in each forward
 POOL_BYTES = 96 << 20  # hidden states of the largest graph, cuBLAS's workspace, and fragmentation
@@ -58,33 +59,51 @@ def token_ladder(most: int) -> list[int]:
     return [size for size in sizes if size < most] + [most]
 
 
-def graph_memory_bytes(
-    loaded: LoadedModel, *, max_running: int, max_step_tokens: int, max_model_len: int, block_size: int
-) -> int:
-    """Return an estimate of the device memory that `capture_decodes` and `capture_prompts` will take in all."""
-    sizes, token_sizes = ladder(max_running), token_ladder(max_step_tokens)
+def graph_memory_bytes(loaded: LoadedModel, options: EngineOptions) -> int:
+    """Return an estimate of the device memory that `capture_graphs` will take in all."""
+    sizes, token_sizes = ladder(options.max_running), token_ladder(options.step_tokens(GPU_STEP_TOKENS))
     logit_bytes = 2 * loaded.dtype.itemsize + DRAW_BYTES  # the model's output, and the copy that is kept
-    table_bytes = -(-max_model_len // block_size) * 8
+    table_bytes = -(-loaded.max_model_len // options.block_size) * 8
     row_bytes = loaded.vocab_size * logit_bytes + table_bytes
     launch_bytes = (len(sizes) + len(token_sizes)) * len(loaded.kv_shapes) * LAYER_BYTES
     linears = [module for module in loaded.model.modules() if isinstance(module, torch.nn.Linear)]
     weights = [*loaded.model.parameters(), *(module.weight for module in linears)]  # those of packed ones, too
     widest = max(max(p.shape) for p in weights if p.dim() > 1 and loaded.vocab_size not in p.shape)
     prompt_bytes = token_sizes[-1] * widest * loaded.dtype.itemsize * WIDE_TENSORS
-    return max_running * row_bytes + launch_bytes + prompt_bytes + POOL_BYTES
+    return options.max_running * row_bytes + launch_bytes + prompt_bytes + POOL_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """What this process captures: the forward of a model, or that of its shard, at the same time as all members."""
+
+    executor: Executor
+    loaded: LoadedModel
+    tables: BlockTables
+    capture: Capture
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    make: Callable[[Callable[[], Any]], Any] = lambda make: make()  # calls what captures several forwards
+    share: Share | None = None
+
+    def forwards(self, what: What, sizes: list[int], replay: Replay = here) -> DecodeForwards | PromptGraphs:
+        given = self.executor.forward, self.capture, self.loaded, self.tables
+        if what == "prompts":
+            return PromptGraphs(*given, sizes=sizes, block_size=self.block_size, share=self.share, replay=replay)
+        return DecodeForwards(*given, sizes=sizes, max_model_len=self.max_model_len, share=self.share)
 
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The server's side of graphs for all members of a tensor-parallel model. A whole model is one member."""
+    """The server's way to the other members of a tensor-parallel model."""
 
-    part: Executor  # the server's
-    capture: Capture  # captures at all members at the same time
-    make: Callable[[Callable[[], Any]], Any]  # calls what captures several forwards
-    share: Share | None = None
-    begin: Callable[[What, list[int]], object] = lambda what, sizes: None  # lets the others capture, too
-    # Replays the server's part for a size, and lets the others replay theirs.
-    replay: Callable[[What, int, Run], object] = lambda what, size, replay: replay()
+    executor: Executor  # of the whole model
+    capture: Capture  # captures draws, which the server alone makes
+    begin: Callable[[What, list[int]], object]  # lets the others capture, too
+    replay: Callable[
+        [What, int, Run], object
+    ]  # replays the server's shard for a size, and lets the others replay theirs
 
 
 class Graphs(NamedTuple):
@@ -94,190 +113,87 @@ class Graphs(NamedTuple):
     prompts: PromptGraphs | None = None
 
 
-def capture_graphs(
-    executor: Executor,
-    loaded: LoadedModel,
-    options: EngineOptions,
-    tables: BlockTables,
-    capture: Capture,
-    *,
-    num_blocks: int,
-    max_model_len: int,
-    members: Members | None = None,
-) -> Graphs:
-    """Capture the decodes and the prompts of the executor, and write into the first blocks of its cache."""
-    sizes = {"num_blocks": num_blocks, "block_size": options.block_size}
-    decodes = capture_decodes(
-        executor,
-        loaded,
-        tables,
-        capture,
-        max_running=options.max_running,
-        max_model_len=max_model_len,
-        members=members,
-        **sizes,
-    )
+def capture_graphs(own: Captured, options: EngineOptions, members: Members | None = None) -> Graphs:
+    """Capture the decodes and the prompts of a model, and write into the first blocks of its cache.
+
+    What cannot be captured, or computes something else then, is None, and the reason is in the log.
+    """
+    decodes = capture_decodes(own, options.max_running, members)
     if options.attention == "varlen":  # which looks at the lengths of prompts on the host
         return Graphs(decodes)
-    step_tokens = options.step_tokens(GPU_STEP_TOKENS)
-    prompts = capture_prompts(executor, loaded, tables, capture, max_step_tokens=step_tokens, members=members, **sizes)
-    return Graphs(decodes, prompts)
+    return Graphs(decodes, capture_prompts(own, options.step_tokens(GPU_STEP_TOKENS), members))
 
 
-def capture_decodes(
-    executor: Executor,
-    loaded: LoadedModel,
-    tables: BlockTables,
-    capture: Capture,
-    *,
-    max_running: int,
-    max_model_len: int,
-    num_blocks: int,
-    block_size: int,
-    members: Members | None = None,
-) -> DecodeGraphs | None:
-    """Capture the decode steps of the executor, and write into the first blocks of its cache.
-
-    If the model cannot be captured, or the graphs compute something else, log the reason and return None.
-    """
+def capture_decodes(own: Captured, max_running: int, members: Members | None = None) -> DecodeGraphs | None:
     from oaiserve.engine.model.sampling import triton_sampling
 
-    sizes, of_all = ladder(max_running), members or _alone(executor, capture)
+    sizes, capture = ladder(max_running), own.capture if members is None else members.capture
 
-    def forwards() -> DecodeForwards:
-        return DecodeForwards(
-            of_all.part.forward,
-            of_all.capture,
-            loaded,
-            tables,
-            sizes=sizes,
-            max_model_len=max_model_len,
-            share=of_all.share,
-        )
+    def with_draws(forwards: DecodeForwards, replay: Replay) -> DecodeGraphs:
+        return DecodeGraphs(forwards, triton_sampling, capture, block_size=own.block_size, replay=replay)
 
-    def make() -> DecodeGraphs:
-        of_all.begin("decodes", sizes)
-        replay = partial(of_all.replay, "decodes")
-        return DecodeGraphs(of_all.make(forwards), triton_sampling, capture, block_size=block_size, replay=replay)
-
-    def problem(graphs: DecodeGraphs) -> str | None:
-        return replay_problem(graphs, executor, loaded, sizes, num_blocks=num_blocks, block_size=block_size)
-
-    found = _ending_the_start(problem, members)
-    return _captured("decodes", f"up to {max_running} sequences", sizes, loaded.device, make, found)
+    problem = partial(replay_problem, own, own.executor if members is None else members.executor, sizes)
+    return _captured("decodes", f"up to {max_running} sequences", sizes, own, members, with_draws, problem)
 
 
-def capture_prompts(
-    executor: Executor,
-    loaded: LoadedModel,
-    tables: BlockTables,
-    capture: Capture,
-    *,
-    max_step_tokens: int,
-    num_blocks: int,
-    block_size: int,
-    members: Members | None = None,
-) -> PromptGraphs | None:
-    """Capture the forward of prompts, in the same way."""
-    sizes, of_all = token_ladder(max_step_tokens), members or _alone(executor, capture)
-
-    def graphs() -> PromptGraphs:
-        return PromptGraphs(
-            of_all.part.forward,
-            of_all.capture,
-            loaded,
-            tables,
-            sizes=sizes,
-            block_size=block_size,
-            share=of_all.share,
-            replay=partial(of_all.replay, "prompts"),
-        )
-
-    def make() -> PromptGraphs:
-        of_all.begin("prompts", sizes)
-        made: PromptGraphs = of_all.make(graphs)
-        return made
-
-    def problem(graphs: PromptGraphs) -> str | None:
-        return prompt_problem(graphs, executor, loaded, tables, sizes, num_blocks=num_blocks, block_size=block_size)
-
-    found = _ending_the_start(problem, members)
-    return _captured("prompts", f"up to {sizes[-1]} tokens", sizes, loaded.device, make, found)
+def capture_prompts(own: Captured, max_step_tokens: int, members: Members | None = None) -> PromptGraphs | None:
+    sizes = token_ladder(max_step_tokens)
+    problem = partial(prompt_problem, own, own.executor if members is None else members.executor, sizes)
+    for_what = f"up to {sizes[-1]} tokens"
+    return _captured("prompts", for_what, sizes, own, members, lambda graphs, _: graphs, problem)
 
 
-def _alone(executor: Executor, capture: Capture) -> Members:
-    return Members(executor, capture, lambda make: make())
-
-
-def capture_part(
-    asked: Asked,
-    executor: Executor,
-    loaded: LoadedModel,
-    tables: BlockTables,
-    capture: MembersCapture,
-    share: Share,
-    *,
-    max_model_len: int,
-    block_size: int,
-) -> DecodeForwards | PromptGraphs | None:
+def capture_part(asked: Asked, own: Captured) -> DecodeForwards | PromptGraphs | None:
     """Capture what the server has asked for of a worker's part of the forward. The server compares what it computes."""
     what, sizes = asked
-    forward = executor.forward
-
-    def make() -> DecodeForwards | PromptGraphs:
-        if what == "prompts":
-            return PromptGraphs(forward, capture, loaded, tables, sizes=sizes, block_size=block_size, share=share)
-        return DecodeForwards(forward, capture, loaded, tables, sizes=sizes, max_model_len=max_model_len, share=share)
-
-    def make_at_all() -> DecodeForwards | PromptGraphs:
-        return capture.make(make)
-
-    return _captured(what, f"up to {sizes[-1]} rows", sizes, loaded.device, make_at_all, lambda _: None)
+    return _captured(what, f"up to {sizes[-1]} rows", sizes, own, None, lambda forwards, _: forwards, lambda _: None)
 
 
-def _ending_the_start(problem: Problem[T], members: Members | None) -> Problem[T]:
-    """Return `problem`, whose errors end the start if there are other members, which may wait for this one then."""
+def _captured(
+    what: What,
+    for_what: str,
+    sizes: list[int],
+    own: Captured,
+    members: Members | None,
+    finished: Callable[[Any, Replay], T],
+    problem: Callable[[T], str | None],
+) -> T | None:
+    """Capture graphs; None if that fails, or if `problem` finds one.
+
+    Its errors end the start if there are other members, which may wait for this one then.
+    """
+    began_ns = monotonic_ns()
+    torch.cuda.empty_cache()
+    free_bytes, _ = torch.cuda.mem_get_info(own.loaded.device)
+
+    def make() -> T:
+        replay = here if members is None else partial(members.replay, what)
+        try:
+            if members is not None:
+                members.begin(what, sizes)
+            return finished(own.make(lambda: own.forwards(what, sizes, replay)), replay)
+        except RuntimeError as error:
+            # After a capture has failed, ending it fails too, with an error that does not have the reason.
+            raise error.__context__ or error from None
 
     def found(graphs: T) -> str | None:
         try:
             return problem(graphs)
-        except torch.OutOfMemoryError:  # before anything has begun, see `ParallelExecutor`
-            raise
         except Exception as error:
+            # Memory runs out before anything has begun, see `ParallelExecutor`.
+            if members is None or isinstance(error, torch.OutOfMemoryError):
+                raise
             raise StartupError(
                 f"A part of the model has failed while CUDA graphs were compared ({error}). "
                 "--no-cuda-graph starts without these."
             ) from error
 
-    return problem if members is None else found
-
-
-def _captured(
-    what: str,
-    for_what: str,
-    sizes: list[int],
-    device: torch.device,
-    make: Callable[[], T],
-    problem: Problem[T],
-) -> T | None:
-    """Capture graphs; None if that fails, or if `problem` finds one."""
-    began_ns = monotonic_ns()
-    torch.cuda.empty_cache()
-    free_bytes, _ = torch.cuda.mem_get_info(device)
-
-    def make_or_say_why() -> T:
-        try:
-            return make()
-        except RuntimeError as error:
-            # After a capture has failed, ending it fails too, with an error that does not have the reason.
-            raise error.__context__ or error from None
-
     instead = "their operations are launched one by one, which is slower (--no-cuda-graph does not try)"
-    made = tried(f"CUDA graphs of {what}", instead, make_or_say_why, problem)
+    made = tried(f"CUDA graphs of {what}", instead, make, found)
     if made is None:
         torch.cuda.empty_cache()
         return None
-    left_bytes, _ = torch.cuda.mem_get_info(device)
+    left_bytes, _ = torch.cuda.mem_get_info(own.loaded.device)
     log.info(
         "CUDA graphs of %s, for %s: %d sizes captured in %.1f s, %.2f GiB",
         what,
@@ -287,3 +203,50 @@ def _captured(
         (free_bytes - left_bytes) / 2**30,
     )
     return made
+
+
+@torch.inference_mode()
+def replay_problem(own: Captured, executor: Executor, sizes: list[int], graphs: DecodeGraphs) -> str | None:
+    """Compare replayed decodes with the same steps launched operation by operation."""
+    loaded = own.loaded
+    most = min(len(COMPARED_LENGTHS), own.num_blocks // -(-max(COMPARED_LENGTHS) // own.block_size), sizes[-1])
+    for num_rows in sorted({1, most}) if most > 0 else []:
+        prompts, decodes = _steps(own, num_rows)
+        executor.forward(_batch(prompts, own))
+        want = executor.forward(_batch(decodes, own)).clone()
+        logits, replayed = graphs.launch(decodes, own.tables.update(decodes), None, {})
+        found = Difference(f"the outputs of {num_rows} sequences", difference(logits, want), tolerance(loaded.dtype))
+        if found.is_beyond_rounding:
+            return str(found)
+        assert replayed is not None
+        if replayed.wait().token_ids != logits.argmax(dim=-1).tolist():
+            return "other tokens than the best would be drawn"
+    return None
+
+
+@torch.inference_mode()
+def prompt_problem(own: Captured, executor: Executor, sizes: list[int], graphs: PromptGraphs) -> str | None:
+    """Compare replayed prompts with the same ones launched operation by operation."""
+    for number in (1, len(COMPARED_LENGTHS)):
+        step = Step([chunk._replace(max_draws=1) for chunk in _steps(own, number)[0].chunks])
+        if step.num_tokens > sizes[-1] or sum(len(chunk.sequence.blocks) for chunk in step.chunks) > own.num_blocks:
+            continue
+        want = executor.forward(_batch(step, own)).clone()
+        logits, sample_chunks = graphs.launch(step, own.tables.update(step))
+        limit = tolerance(own.loaded.dtype)
+        found = Difference(f"the outputs of {number} prompts", difference(logits, want), limit)
+        if sample_chunks != list(range(number)) or found.is_beyond_rounding:
+            return str(found)
+    return None
+
+
+def _steps(own: Captured, number: int) -> tuple[Step, Step]:
+    """Return the prompts of so many sequences, and their decodes."""
+    lengths = [min(length, own.loaded.max_model_len) for length in COMPARED_LENGTHS[:number]]
+    return prompts_and_decodes(lengths, own.loaded.vocab_size, own.block_size)
+
+
+def _batch(step: Step, own: Captured) -> Batch:
+    """Return the batch of a step, which reads the tables that graphs read."""
+    rows = own.tables.update(step)
+    return build_batch(step, own.block_size, own.loaded.device, tables=(own.tables.on_device, rows))

@@ -26,13 +26,13 @@ from oaiserve.engine.model.gpu.fused_layers import FusedExecutor, FusedLayers
 from oaiserve.engine.model.rehearsal import prompts_and_decodes
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start import load
-from oaiserve.engine.start.gpu.checks import experts as checks
-from oaiserve.engine.start.gpu.checks.experts import (
+from oaiserve.engine.start.gpu import products
+from oaiserve.engine.start.gpu.layers import described
+from oaiserve.engine.start.gpu.products import (
     compute_experts_checked,
     compute_plain_experts_checked,
     round_experts_checked,
 )
-from oaiserve.engine.start.gpu.checks.layers import described
 from oaiserve.engine.start.load import load_model
 from oaiserve.engine.start.prepare import prepare
 from tests.engine.model.cpu.small_models import EXPERTS, MOE, config, make_model
@@ -125,7 +125,7 @@ def test_rounded_experts_are_checked(caplog: pytest.LogCaptureFixture, monkeypat
     module, experts = torch.nn.Module(), PackedExperts(Gating("float8"), *matrices)
     module.packed_experts = experts  # type: ignore[assignment]
     loaded: Any = SimpleNamespace(model=module, dtype=torch.float32, sums=None)
-    monkeypatch.setattr(checks, "ROUNDED_EXPERT_ROWS", 20)
+    monkeypatch.setattr(products, "ROUNDED_EXPERT_ROWS", 20)
     assert round_experts_checked(loaded, lambda: triton_experts)
     assert experts.compute == triton_experts.compute_rounding_many
     wrong: Any = SimpleNamespace(compute=lambda *given, is_rounded: doubled(*given))
@@ -220,7 +220,7 @@ def test_experts_of_a_checkpoint_stay_packed(family: str, tmp_path: Path, monkey
     assert sum(one.numel() for one in loaded.model.parameters() if one.dim() == 3) == 0
     for one, other in zip(logits(loaded), want, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
-    monkeypatch.setattr(checks, "PRODUCT_ROWS", (1, 3))
+    monkeypatch.setattr(products, "PRODUCT_ROWS", (1, 3))
     assert compute_experts_checked(loaded, lambda: triton_experts.compute)
     fused = FusedLayers(loaded, described(loaded, BLOCK_SIZE), layer_operations)  # type: ignore[arg-type]
     eager = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
@@ -238,7 +238,7 @@ def test_experts_in_16_bits_are_computed_by_kernels_if_they_have_few_rows(
 ) -> None:
     loaded = prepare(make_model(config("qwen3_moe", **MIXTURES["qwen3_moe"])))
     want = logits(loaded)
-    monkeypatch.setattr(checks, "PRODUCT_ROWS", (1, 3))
+    monkeypatch.setattr(products, "PRODUCT_ROWS", (1, 3))
 
     assert not compute_plain_experts_checked(loaded, lambda: doubled)
     assert "Experts in 16 bits by kernels: off" in caplog.text
@@ -248,7 +248,7 @@ def test_experts_in_16_bits_are_computed_by_kernels_if_they_have_few_rows(
         numbers_of_rows.append(len(x))
         return triton_experts.compute(experts, x, *given)
 
-    monkeypatch.setattr(checks, "FEW_EXPERT_ROWS", 4)
+    monkeypatch.setattr(products, "FEW_EXPERT_ROWS", 4)
     assert compute_plain_experts_checked(loaded, lambda: counted)
     numbers_of_rows.clear()
     for one, other in zip(logits(loaded), want, strict=True):

@@ -22,7 +22,7 @@ from oaiserve.engine.model.gpu.device_matrices import (
 from oaiserve.engine.model.gpu.fused_layers import _product
 from oaiserve.engine.model.gpu.fused_projections import fuse_projections, product_of
 from oaiserve.engine.model.gpu.keep_packed import keep_packed_matrices
-from oaiserve.engine.start.gpu.checks.matrices import multiply_checked, scale_checked
+from oaiserve.engine.start.gpu.products import multiply_checked, scale_checked
 from oaiserve.engine.start.load import load_model
 from oaiserve.engine.start.prepare import prepare
 from tests.engine.model.cpu.small_models import config, make_model

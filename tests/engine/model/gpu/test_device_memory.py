@@ -19,9 +19,9 @@ from oaiserve.engine.model.memory import MemoryUse
 from oaiserve.engine.model.rehearsal import largest_step
 from oaiserve.engine.model.sampling.sampler import NUM_TOP
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.start.gpu import sizes
+from oaiserve.engine.start.gpu import kv_cache
 from oaiserve.engine.start.gpu.fast_paths import FastPaths
-from oaiserve.engine.start.gpu.sizes import gpu_sizes
+from oaiserve.engine.start.gpu.kv_cache import gpu_sizes
 from oaiserve.errors import StartupError
 
 GIB = 2**30
@@ -92,7 +92,7 @@ def test_the_uses_of_memory_are_measured_separately(loaded: LoadedModel) -> None
 def test_the_cache_gets_the_rest_and_the_other_uses_are_logged(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(sizes, "CudaMemory", lambda device: FakeGPU(BEFORE, AFTER))
+    monkeypatch.setattr(kv_cache, "CudaMemory", lambda device: FakeGPU(BEFORE, AFTER))
     caplog.set_level(logging.INFO, "oaiserve")
     options = EngineOptions(max_running=6, max_step_tokens=40, kv_cache_memory=Bytes("1GiB"))
     blocks, states, _ = gpu_sizes(loaded, options, FastPaths(ReferenceAttention, None, None, None, {}))

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oaiserve.config import EngineOptions
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.gpu.block_tables import BlockTables
@@ -399,8 +400,8 @@ def test_the_memory_estimate_covers_the_tensors_that_graphs_keep(loaded: LoadedM
     assert runner.graphs is not None
     kept = vars(runner.graphs._forwards).values()
     held = sum(value.nbytes for value in kept if isinstance(value, torch.Tensor))
-    sizes = {"max_model_len": MAX_LEN, "block_size": BLOCK_SIZE, "max_step_tokens": 16}
-    estimates = [graph_memory_bytes(loaded, max_running=most, **sizes) for most in (1, 300, 600)]
+    sizes = {"block_size": BLOCK_SIZE, "max_step_tokens": 600}
+    estimates = [graph_memory_bytes(loaded, EngineOptions(max_running=most, **sizes)) for most in (1, 300, 600)]
     assert held < estimates[1] - estimates[0] + 10_000
     assert estimates == sorted(estimates)
 

@@ -104,10 +104,10 @@ def test_prompts_whose_graphs_compute_something_else_are_not_replayed(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 2 << 30))
     executor = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, backend=TritonAttention)
     tables = BlockTables(3, WIDTH, BLOCK_SIZE, CPU)
-    sizes = {"max_step_tokens": 16, "num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE}
     capturing = run_again if is_right else lambda run: lambda: None
     with caplog.at_level(logging.WARNING):
-        graphs = capture_prompts(executor, loaded, tables, capturing, **sizes)
+        own = Captured(executor, loaded, tables, capturing, NUM_BLOCKS, BLOCK_SIZE, loaded.max_model_len)
+        graphs = capture_prompts(own, 16)
     assert (graphs is not None) == is_right
     warned = ["CUDA graphs of prompts: off"] * (not is_right)
     assert [message.partition(", and their operations")[0] for message in caplog.messages] == warned

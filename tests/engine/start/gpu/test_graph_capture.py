@@ -19,7 +19,7 @@ from oaiserve.engine.model.gpu.block_tables import BlockTables
 from oaiserve.engine.model.gpu.cuda_capture import CudaCapture
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.gpu import graph_capture
-from oaiserve.engine.start.gpu.graph_capture import capture_decodes
+from oaiserve.engine.start.gpu.graph_capture import Captured, capture_decodes
 from oaiserve.engine.start.prepare import prepare
 from tests.models.decoders import FAMILIES, random_model
 
@@ -158,16 +158,7 @@ def test_a_model_that_cannot_be_captured_runs_eagerly_and_the_reason_is_logged(
     device.capture_fails = fails == "within"
     tables = BlockTables(2, 4, 4, DEVICE)
     with caplog.at_level(logging.INFO):
-        graphs = capture_decodes(
-            executor,
-            loaded,
-            tables,
-            CudaCapture(DEVICE),
-            max_running=2,
-            max_model_len=16,
-            num_blocks=8,
-            block_size=4,
-        )
+        graphs = capture_decodes(Captured(executor, loaded, tables, CudaCapture(DEVICE), 8, 4, 16), 2)
     (line,) = caplog.messages
     assert (graphs is None) == (fails != "not")
     expected = {

@@ -1,29 +1,68 @@
-"""Finds the scales of a KV cache in floats of eight bits (E4M3), from the keys and values of a rehearsal."""
+"""The KV cache of a model on a GPU: its blocks and states, beside all else that memory holds, and its scales in FP8."""
 
 from __future__ import annotations
 
 import logging
 import math
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from oaiserve.config import EngineOptions
 from oaiserve.engine.model.attention import FP8_MAX, Scoring
 from oaiserve.engine.model.attention.reference import watched
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.gpu.device_memory import CudaMemory, measure
+from oaiserve.engine.model.memory import MemoryUse, gib, kv_blocks, num_states
 from oaiserve.engine.model.rehearsal import prompt
 from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.start.gpu.fast_paths import FastPaths
+from oaiserve.engine.start.gpu.graph_capture import graph_memory_bytes
+from oaiserve.engine.start.started import GPU_STEP_TOKENS
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=LoadedModel)
 
-NUM_TOKENS = 64
+NUM_TOKENS = 64  # of the rehearsal that scales follow from
 # Keys of other texts may be larger than those of the rehearsal. What is larger still is cut off. A float keeps as many
 # digits of small numbers, so the room costs nothing until they are 2^-15 of the largest.
 ROOM = 4
+
+
+def gpu_sizes(loaded: LoadedModel, options: EngineOptions, paths: FastPaths) -> tuple[int, int, MemoryUse]:
+    """Measure the memory of the GPU, log its uses, and return how many blocks and states it has room for, with them.
+
+    The members of a tensor-parallel model compute the largest step together, so this blocks until all have called it.
+    Raises StartupError if the memory is too small for that step, or for what the options ask for.
+    """
+    max_step_tokens = options.step_tokens(GPU_STEP_TOKENS)
+    use = measure(
+        CudaMemory(loaded.device),
+        loaded,
+        options,
+        max_step_tokens=max_step_tokens,
+        backend=paths.backend,
+        sample_ids=paths.sample_ids,
+        graph_bytes=graph_memory_bytes(loaded, options) if options.cuda_graph and paths.have_graphs else 0,
+    )
+    least_tokens = min(max_step_tokens, loaded.max_model_len)
+    most_states = num_states(loaded, options, use)
+    state_bytes = most_states * loaded.state_bytes
+    num_blocks = kv_blocks(loaded, options, loaded.max_model_len, use, least_tokens, state_bytes=state_bytes)
+    use = replace(use, states=state_bytes)
+    kv_bytes = num_blocks * options.block_size * loaded.kv_bytes_per_token
+    log.info(
+        "Memory of %s: %s; the KV cache gets %s, and %s are left",
+        loaded.device,
+        use,
+        gib(kv_bytes),
+        gib(use.left - kv_bytes),
+    )
+    return num_blocks, most_states, use
 
 
 @torch.inference_mode()

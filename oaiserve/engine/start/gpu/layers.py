@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import replace
 from types import ModuleType
 
@@ -13,13 +14,12 @@ from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.cpu.describe import describe
 from oaiserve.engine.model.cpu.description import Decoder, NotKnown
 from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.gpu.fused_layers import FusedExecutor, FusedLayers
 from oaiserve.engine.model.gpu.fused_projections import fuse_projections, separate_projections
 from oaiserve.engine.model.rehearsal import prompt, prompts_and_decodes
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.compare import Difference, compare, tolerance
-from oaiserve.engine.start.gpu.checks.usable import is_usable
+from oaiserve.engine.start.gpu.usable import is_usable
 from oaiserve.engine.start.native import transformers_logits
 from oaiserve.engine.step import Step
 
@@ -82,6 +82,7 @@ def fuse_layers(loaded: LoadedModel, block_size: int) -> FusedLayers | None:
     return found[0] if is_possible else None
 
 
+@torch.inference_mode()
 def fuse_layers_checked(
     layers: FusedLayers,
     eager: EagerExecutor,
@@ -95,31 +96,24 @@ def fuse_layers_checked(
     fused = FusedExecutor(layers, eager.caches, backend)
 
     def problem() -> Difference | None:
-        return fused_problem(fused, eager, loaded, num_blocks=num_blocks, block_size=block_size)
+        batches = _batches(loaded, num_blocks=num_blocks, block_size=block_size)
+        return compare(fused.forward, eager.forward, batches, tolerance(loaded.dtype))
 
     return fused if is_usable(FUSED_NAME, FUSED_INSTEAD, problem, loaded.sums) else None
 
 
-@torch.inference_mode()
-def fused_problem(
-    fused: Executor, plain: Executor, loaded: LoadedModel, *, num_blocks: int, block_size: int
-) -> Difference | None:
-    """Compare logits of fused layers with those of transformers' code, in prompts and decodes.
-
-    The last decode is at the model's last position, where rotary tables end.
-    """
+def _batches(loaded: LoadedModel, *, num_blocks: int, block_size: int) -> Iterator[tuple[str, Batch]]:
+    """Yield prompts and decodes, and the decodes at the model's last position, where rotary tables end."""
     lengths = [length for length in FUSED_LENGTHS if length <= loaded.max_model_len]
     while len(lengths) > 1 and sum(-(-length // block_size) for length in lengths) > num_blocks:
         lengths.pop()
-    batches: list[Batch] = []
-    for step in prompts_and_decodes(lengths, loaded.vocab_size, block_size) if lengths else ():
+    if not lengths:
+        return
+    for step in prompts_and_decodes(lengths, loaded.vocab_size, block_size):
         step = Step([chunk._replace(max_draws=1) for chunk in step.chunks])
-        batches.append(build_batch(step, block_size, loaded.device))
-    if batches:
-        last = torch.full_like(batches[-1].positions, loaded.max_model_len - 1)
-        batches.append(replace(batches[-1], positions=last))
-    named = (("the outputs", batch) for batch in batches)
-    return compare(fused.forward, plain.forward, named, tolerance(loaded.dtype))
+        batch = build_batch(step, block_size, loaded.device)
+        yield "the outputs", batch
+    yield "the outputs", replace(batch, positions=torch.full_like(batch.positions, loaded.max_model_len - 1))
 
 
 def _operations() -> ModuleType:

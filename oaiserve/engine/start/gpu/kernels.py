@@ -1,0 +1,177 @@
+"""Compares kernels of attention, draws, adapters and sums with what they are faster than: plain torch, and NCCL."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from oaiserve.engine.model.adapted_modules import AddTo, adaptable, plain
+from oaiserve.engine.model.adapters import Adapter, AdapterPart
+from oaiserve.engine.model.attention import Backend, LayerCache, Scoring, StepAttention
+from oaiserve.engine.model.attention.reference import ReferenceAttention
+from oaiserve.engine.model.batch import Batch, build_batch
+from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.parallel.sums import OneShotSums
+from oaiserve.engine.model.rehearsal import prompts_and_decodes
+from oaiserve.engine.model.sampling import plain_sampling
+from oaiserve.engine.model.sampling.draw_rows import GREEDY, DrawRow, SampleIds
+from oaiserve.engine.model.sampling.logit_edits import ApplyMasks, apply_masks_in_torch
+from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.model.states import StateChunk, States
+from oaiserve.engine.start.compare import Difference, compare, difference, layer_tolerance, tolerance, worst
+from oaiserve.engine.start.gpu.usable import is_usable, tried
+from oaiserve.engine.step import Chunk, Step
+
+LENGTHS = (3, 20, 600, 75)  # of sequences whose attention is compared; one is read by several programs
+CHUNK_TOKENS = 5  # of the longest, in a step in which the others decode
+ADAPTED_LENGTHS = [3, 20, 9]
+ADAPTER_RANKS = (8, 24)
+SUMMED_ROWS = (1, 8, 33)  # that members add up, one after the other
+_DRAWS = [
+    GREEDY,
+    DrawRow(1.0, 0.0, 0.0, 1.0, 11),
+    DrawRow(0.7, 0.05, 0.0, 1.0, 12),
+    DrawRow(0.7, 0.0, 40.0, 0.9, 13),
+    DrawRow(3.0, 0.0, 0.0, 0.9, 15),  # so flat that several programs search
+    DrawRow(1.0, 0.0, 0.0, 1.0, 14),  # from logits that are not finite
+]
+
+
+@torch.inference_mode()
+def attention_problem(loaded: LoadedModel, backend: Backend, block_size: int) -> Difference | None:
+    """Compare attention with the reference in the model's layers, in prompts, chunks and decodes."""
+    if not loaded.kv_shapes:
+        return None
+    *lengths, longest = (max(3, min(length, loaded.max_model_len)) for length in LENGTHS)
+    prompts, decodes = prompts_and_decodes([*lengths, longest], loaded.vocab_size, block_size)
+    # The longest goes on with some tokens while the others decode.
+    sequence, start = decodes.chunks.pop().sequence, longest - min(CHUNK_TOKENS, longest - 1)
+    prompts.chunks[-1] = Chunk(sequence, 0, start, max_draws=0)
+    decodes.chunks.append(Chunk(sequence, start, longest - start))
+    found: list[float] = []  # differences of results, and the share of keys and values that differ
+
+    def of_step(batch: Batch) -> StepAttention:
+        reference, fast = ReferenceAttention(batch), backend(batch)
+
+        def attend(
+            query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: LayerCache, scoring: Scoring
+        ) -> torch.Tensor:
+            copies = cache.copy()
+            got = fast(query, key, value, copies, scoring)
+            want = reference(query, key, value, cache, scoring)
+            found.append(difference(got, want))
+            for copy, kept in zip(copies, cache, strict=True):
+                found.append(float((copy.float() != kept.float()).float().mean()))
+            return want
+
+        return attend
+
+    num_blocks = sequence.blocks[-1] + 1
+    executor = EagerExecutor.with_cache(loaded, num_blocks=num_blocks, block_size=block_size, backend=of_step)
+    states = States(loaded.state_shapes, len(prompts.chunks), loaded.device) if loaded.state_shapes else None
+    for step in (prompts, decodes):
+        order = sorted(enumerate(step.chunks), key=lambda numbered: numbered[1].num_tokens > 1)
+        batch = build_batch(Step([chunk for _, chunk in order]), block_size, loaded.device)
+        if states is not None:
+            batch.states = states.of_step([StateChunk(i, chunk.start, chunk.num_tokens) for i, chunk in order])
+        executor.forward(batch)
+    limit = layer_tolerance(loaded.dtype)
+    return worst(Difference("attention in a layer", apart, limit) for apart in found)
+
+
+@torch.inference_mode()
+def sampling_problem(loaded: LoadedModel, sample_ids: SampleIds, apply_masks: ApplyMasks) -> str | None:
+    """Compare draws and masks with those in plain torch; return the difference as text, or None."""
+    generator = torch.Generator().manual_seed(0)
+    numbers = torch.randn(len(_DRAWS), loaded.vocab_size, generator=generator) * 3
+    logits = numbers.to(loaded.device, loaded.dtype)
+    logits[-1] = torch.inf
+    for rows in (_DRAWS[:1], _DRAWS[:3], _DRAWS):  # each has kernels of its own
+        some = logits[: len(rows)]
+        got_ids, got_finite = sample_ids(some, rows)
+        want_ids, want_finite = plain_sampling.sample_ids(some, rows)
+        are_equal = (got_ids == want_ids) | ~want_finite.bool()
+        if not bool((got_finite.bool() == want_finite.bool()).all()) or not bool(are_equal.all()):
+            return f"of {len(rows)} draws, {int((~are_equal).sum())} would be others"
+    rng = np.random.default_rng(0)
+    words = rng.integers(0, 2**32, (2, -(-loaded.vocab_size // 32)), dtype=np.uint32)
+    masked, expected = (logits[:3].to(torch.float32, copy=True) for _ in range(2))
+    apply_masks(masked, [0, 2], words)
+    apply_masks_in_torch(expected, [0, 2], words)
+    return None if torch.equal(masked, expected) else "masks of grammars would let other tokens come"
+
+
+@torch.inference_mode()
+def adapters_problem(loaded: LoadedModel, add: Callable[[Batch], AddTo], block_size: int) -> Difference | None:
+    """Compare products with adapters with those in plain torch, for one layer of each shape.
+
+    In a step, one sequence has an adapter, one another of a larger rank, and one none.
+    """
+    prompts, _ = prompts_and_decodes(ADAPTED_LENGTHS, loaded.vocab_size, block_size)
+    shapes = {shape: name for name, shape in adaptable(loaded.model).items()}
+    generator = torch.Generator().manual_seed(0)
+
+    def numbers(*sizes: int) -> torch.Tensor:
+        return torch.randn(*sizes, generator=generator).to(loaded.device, loaded.dtype) / math.sqrt(sizes[-1])
+
+    adapters = [
+        Adapter(str(rank), {n: AdapterPart(numbers(rank, k), numbers(m, rank), 0.5) for (m, k), n in shapes.items()})
+        for rank in ADAPTER_RANKS
+    ]
+    batch = build_batch(prompts, block_size, loaded.device)
+    batch.adapters = [adapters[0], None, adapters[1]]
+
+    def added_by(way: AddTo) -> Callable[[tuple[str, int, torch.Tensor]], torch.Tensor]:
+        def added(given: tuple[str, int, torch.Tensor]) -> torch.Tensor:
+            name, rows, x = given
+            out = x.new_zeros(len(x), rows)
+            way(name, x, out)
+            return out
+
+        return added
+
+    named = (
+        (f"products of '{name}'", (name, rows, numbers(len(batch.input_ids), columns) * math.sqrt(columns)))
+        for (rows, columns), name in shapes.items()
+    )
+    return compare(added_by(add(batch)), added_by(plain(batch)), named, layer_tolerance(loaded.dtype))
+
+
+@torch.inference_mode()
+def one_shot_checked(
+    loaded: LoadedModel,
+    missing: Callable[[torch.device, int], str | None],
+    make: Callable[[torch.device, int], OneShotSums],
+) -> bool:
+    """Let the members of a tensor-parallel model add up small messages in one kernel, if they get the plain sums.
+
+    `missing` finds the reason against it here, without the others. All members `make` it together.
+    """
+    sums = loaded.sums
+    if sums is None:
+        return False
+    name, instead = "Sums in one kernel", "NCCL makes them, which takes longer for small messages"
+    if not is_usable(name, instead, lambda: missing(loaded.device, sums.size), sums):
+        return False
+    one_shot = tried(name, instead, lambda: make(loaded.device, sums.size), lambda _: None, sums)
+    if one_shot is None:
+        return False
+
+    def problem() -> Difference | None:
+        weights = loaded.model.get_input_embeddings().weight
+        assert isinstance(weights, torch.Tensor)
+        own = []
+        for num_rows in SUMMED_ROWS:
+            generator = torch.Generator().manual_seed(100 * num_rows + sums.rank)
+            own.append(torch.randn(num_rows, weights.shape[1], generator=generator).to(loaded.device, loaded.dtype))
+        # Twice: the memory that members map is used again. All of them, also if one is wrong: the others add up theirs.
+        named = [("sums", one) for one in own if one_shot.fits(one) for _ in range(2)]
+        return compare(one_shot, lambda one: sums.by_library(one.clone()), named, tolerance(loaded.dtype))
+
+    if not is_usable(name, instead, problem, sums):
+        return False
+    sums.one_shot = one_shot
+    return True
