@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,8 @@ _NOT_SUPPORTED = {
 # Initializations of a training, by which the model's own weights change too.
 _CHANGES_MODEL = ("pissa", "olora", "corda", "loftq", "lora_ga")
 _TENSOR = re.compile(r"base_model\.model\.(.+)\.lora_([AB])(?:\.default)?\.weight")
+
+Scaling = Callable[[str], tuple[float, float]]  # the rank and the scale of a module, by its name
 
 
 class BadAdapter(Exception):
@@ -74,7 +76,7 @@ def read_adapter(folder: Path) -> AdapterFiles:
     try:
         config = json_object(path)
         _refuse_unless_supported(config)
-        scaling = _Scaling(config)
+        scaling = _scaling(config)
         path = folder / _WEIGHTS
         if not path.is_file() and (folder / "adapter_model.bin").is_file():
             raise BadFile("it is missing; there is adapter_model.bin, but pickle can run code, so it is not opened")
@@ -101,23 +103,17 @@ def _refuse_unless_supported(config: Mapping[str, Any]) -> None:
         )
 
 
-class _Scaling:
-    """The rank and the scale of each module, as the configuration has them."""
+def _scaling(config: Mapping[str, Any]) -> Scaling:
+    """Return a function for the rank and the scale of each module, as the configuration has them."""
+    rank_of_others, alpha_of_others = _number(config, "r", 8), _number(config, "lora_alpha", 8)
+    ranks, alphas = _pattern(config, "rank_pattern"), _pattern(config, "alpha_pattern")
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self._rank = _number(config, "r", 8)
-        self._alpha = _number(config, "lora_alpha", 8)
-        self._is_rslora = bool(config.get("use_rslora"))
-        self._ranks = _pattern(config, "rank_pattern")
-        self._alphas = _pattern(config, "alpha_pattern")
+    def of_module(module: str) -> tuple[float, float]:
+        rank = next((rank for pattern, rank in ranks if pattern.match(module)), rank_of_others)
+        alpha = next((alpha for pattern, alpha in alphas if pattern.match(module)), alpha_of_others)
+        return rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
-    def rank(self, module: str) -> float:
-        return next((rank for pattern, rank in self._ranks if pattern.match(module)), self._rank)
-
-    def scale(self, module: str) -> float:
-        alpha = next((alpha for pattern, alpha in self._alphas if pattern.match(module)), self._alpha)
-        rank = self.rank(module)
-        return alpha / (math.sqrt(rank) if self._is_rslora else rank)
+    return of_module
 
 
 def _number(config: Mapping[str, Any], name: str, default: int) -> float:
@@ -165,7 +161,7 @@ def _tensors(path: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
-def _modules(tensors: Mapping[str, StoredTensor], scaling: _Scaling) -> dict[str, StoredModule]:
+def _modules(tensors: Mapping[str, StoredTensor], scaling: Scaling) -> dict[str, StoredModule]:
     halves: dict[str, dict[str, StoredTensor]] = {}
     for name, tensor in tensors.items():
         match = _TENSOR.fullmatch(name) if len(name) <= _MOST_NAME else None
@@ -176,7 +172,7 @@ def _modules(tensors: Mapping[str, StoredTensor], scaling: _Scaling) -> dict[str
     for module, both in halves.items():
         if both.keys() != {"A", "B"}:
             raise BadFile(f"it has only the lora_{next(iter(both))} of '{module[:200]}'")
-        a, b, rank = both["A"], both["B"], scaling.rank(module)
+        a, b, (rank, scale) = both["A"], both["B"], scaling(module)
         if a.shape[0] > MOST_RANK:
             raise BadFile(
                 f"its tensor '{a.name[:200]}' has the rank {a.shape[0]}, and at most {MOST_RANK} is supported"
@@ -185,7 +181,7 @@ def _modules(tensors: Mapping[str, StoredTensor], scaling: _Scaling) -> dict[str
             if given != rank:
                 shape = list(tensor.shape)
                 raise BadFile(f"its tensor '{tensor.name[:200]}' {shape} has not the rank {rank:g} of {_CONFIG}")
-        modules[module] = StoredModule(a, b, scaling.scale(module))
+        modules[module] = StoredModule(a, b, scale)
     if not modules:
         raise BadFile("it has no tensors")
     return modules

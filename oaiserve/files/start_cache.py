@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from oaiserve.files import private
-from oaiserve.files.cache import cache_folder
-from oaiserve.files.private import NotPrivate
+from oaiserve.files.private import NotPrivate, cache_folder
 
 log = logging.getLogger(__name__)
 
@@ -35,10 +34,6 @@ _ALIGNMENT = 64  # of the bytes that a record holds
 
 class NotRemembered(Exception):
     """There is nothing to go by. The message says why, without a full stop."""
-
-
-class NoRecord(NotRemembered):
-    """There has not been such a start yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +52,8 @@ class Subject:
 @dataclass(frozen=True, slots=True)
 class StartRecord:
     data: dict[str, Any]
-    content: bytearray  # which places in `data` point into
+    content: bytearray
+    start: int  # in the content, of what places in `data` count from
     day: str  # on which it was found out
     path: Path
 
@@ -96,13 +92,14 @@ def recall(asked: Subject) -> StartRecord:
     try:
         content = bytearray(private.read_file(private.verified(path.parent) / path.name))
     except FileNotFoundError:
-        raise NoRecord("no earlier start has found it with these options") from None
+        raise NotRemembered("no earlier start has found it with these options") from None
     except (NotPrivate, OSError) as error:
         raise NotRemembered(str(error)) from error
     end = len(content) - _DIGEST_BYTES
     if end < 0 or hashlib.sha256(memoryview(content)[:end]).digest() != content[end:]:
         raise NotRemembered(f"{path} is damaged")
-    header = json.loads(content[: content.index(b"\n")])
+    line = content.index(b"\n") + 1
+    header, start = json.loads(content[:line]), line + -line % _ALIGNMENT
     if header["format"] != _FORMAT:
         raise NotRemembered(f"{path} has another format")
     for package, now in asked.versions.items():
@@ -115,14 +112,13 @@ def recall(asked: Subject) -> StartRecord:
     for name, digest in moved.items():
         if _digest(asked, name) != digest:
             raise NotRemembered(f"{name} has changed")
-    found = StartRecord(header["data"], content, header["day"], path)
     if moved:  # so that the next start need not read them again
         files = {name: {"stat": stat, "sha256": known[name]["sha256"]} for name, stat in asked.stats.items()}
         try:
-            _write(path, header | {"files": files}, bytes(content[start_of_content(found) : end]))
+            _write(path, header | {"files": files}, bytes(content[start:end]))
         except OSError as error:
             log.debug("%s could not be renewed: %s", path, error)
-    return found
+    return StartRecord(header["data"], content, start, header["day"], path)
 
 
 def remember(asked: Subject, data: Mapping[str, Any], content: bytes) -> Path | None:
@@ -149,12 +145,6 @@ def remember(asked: Subject, data: Mapping[str, Any], content: bytes) -> Path | 
     }
     _write(path, header, content)
     return path
-
-
-def start_of_content(found: StartRecord) -> int:
-    """Return where the bytes begin that places in the data count from."""
-    line = found.content.index(b"\n") + 1
-    return line + -line % _ALIGNMENT
 
 
 def name_of(asked: Subject) -> str:

@@ -87,7 +87,6 @@ def test_a_sound_model_passes_and_so_does_a_mixture_with_pickles(folder: Path) -
     [
         ({"vocab_size": 10**12}, "its vocab_size is 1e+12, but can be at most "),
         ({"vocab_size": 0}, "its vocab_size is 0, but must be at least 1"),
-        ({"hidden_size": 0}, "its hidden_size is 0, but must be at least 1"),
         ({"rope_parameters": {"rope_type": [1]}}, "its rope_type is [1], but must be a name"),
         ({"text_config": {"rope_scaling": {"type": {}}}}, "its type is {}, but must be a name"),
         ({"head_dim": 10**10}, "its head_dim is 1e+10, but can be at most "),
@@ -95,7 +94,6 @@ def test_a_sound_model_passes_and_so_does_a_mixture_with_pickles(folder: Path) -
         ({"num_hidden_layers": 1e9}, "its num_hidden_layers is 1e+09, but can be at most "),
         ({"num_hidden_layers": -1}, "its num_hidden_layers is -1, but must be at least 1"),
         ({"num_local_experts": 10**9}, "its num_local_experts is 1e+09, but can be at most "),
-        ({"max_position_embeddings": 0}, "its max_position_embeddings is 0, but must be at least 1"),
         ({"max_position_embeddings": 10**9}, "its max_position_embeddings is 1e+09, but can be at most "),
         ({"text_config": {"n_layer": 10**9}}, "its text_config.n_layer is 1e+09, but can be at most "),
         ({"vocab_size": 100, "hidden_size": 100}, "its weights are "),
@@ -133,7 +131,6 @@ def test_a_config_that_is_no_json_object_is_refused(folder: Path, content: bytes
         (safetensors()[:5], "it is cut, or no safetensors file"),
         (safetensors()[:40], "it is cut, or no safetensors file"),
         (safetensors()[:-1], "so it is cut or damaged"),
-        (safetensors() + b"x", "so it is cut or damaged"),
         (struct.pack("<Q", 2**63) + bytes(100), "it is cut, or no safetensors file"),
         (struct.pack("<Q", 4) + b"{{{{", "its header is not valid JSON"),
         (struct.pack("<Q", 2) + b"[]", "its header is not a JSON object"),
@@ -295,18 +292,6 @@ def test_a_sound_gguf_file_passes(tmp_path: Path) -> None:
 )
 def test_a_gguf_file_that_lies_is_refused(tmp_path: Path, content: bytes, says: str) -> None:
     assert says in gguf_refusal(tmp_path, content)
-
-
-@pytest.mark.parametrize("read_bytes", [9, 16, 30, 2**20])
-def test_texts_are_skipped_however_many_are_read_at_once(
-    read_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "model.gguf"
-    path.write_bytes(gguf(token="a" * 9))
-    expected = read_tensors(path)
-    monkeypatch.setattr("oaiserve.files.gguf._READ_BYTES", read_bytes)
-    assert read_tensors(path) == expected
-    assert list(expected) == ["t"]
 
 
 def test_the_digest_of_a_file_is_that_of_its_head_and_of_the_tensors_that_count(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oaiserve.files import start_cache as remembered
-from oaiserve.files.start_cache import NotRemembered, Subject, recall, remember, start_of_content, subject
+from oaiserve.files.start_cache import NotRemembered, Subject, recall, remember, subject
 
 DATA, CONTENT = {"answer": [1, "two"]}, b"bytes" * 100
 
@@ -54,7 +54,7 @@ def test_what_was_found_out_is_there_for_the_next_start(folder: Path) -> None:
     remembered_path(folder)
     found = recall(ask(folder))
     assert found.data == DATA
-    start = start_of_content(found)
+    start = found.start
     assert start % 64 == 0
     assert found.content[start : start + len(CONTENT)] == CONTENT
 
@@ -99,7 +99,7 @@ def test_files_that_were_written_again_are_read_once(folder: Path, monkeypatch: 
     monkeypatch.setattr(remembered, "sha256_of", lambda path: (read.append(path.name), sha256(path))[1])
     for _ in range(2):
         found = recall(ask(folder))
-        assert (found.data, bytes(found.content[start_of_content(found) :][: len(CONTENT)])) == (DATA, CONTENT)
+        assert (found.data, bytes(found.content[found.start :][: len(CONTENT)])) == (DATA, CONTENT)
     assert sorted(read) == ["config.json", "weights.safetensors"]
 
 

@@ -46,13 +46,9 @@ from oaiserve.engine.model.adapted_modules import adaptable
 from oaiserve.engine.model.cpu.build import build
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.start import cache as checked  # noqa: F401
-from oaiserve.engine.start import (
-    load,  # noqa: F401
-    load_pooler,  # noqa: F401
-)
-from oaiserve.engine.start.ways import expanded, quantized  # noqa: F401
-from oaiserve.files.cache import cache_folder
+from oaiserve.engine.start.ways import expanded, pooling, quantized  # noqa: F401
 from oaiserve.files.checkpoint import INDEX
+from oaiserve.files.private import cache_folder
 from tests.models.adapters import write_adapter
 from tests.models.decoders import byte_tokenizer, random_model
 from tests.models.fp8 import write_fp8

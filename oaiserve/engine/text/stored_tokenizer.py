@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as RustTokenizer
 
 from oaiserve.files import gguf
 from oaiserve.files.private import NotPrivate
-from oaiserve.files.start_cache import NotRemembered, Subject, recall, remember, start_of_content, subject
+from oaiserve.files.start_cache import NotRemembered, Subject, recall, remember, subject
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def tokenizer_subject(model: Path) -> Subject | None:
 def recall_tokenizer(subject: Subject) -> StoredTokenizer:
     """Return the tokenizer as an earlier start has loaded it. Raises NotRemembered."""
     record = recall(subject)
-    start = start_of_content(record)
+    start = record.start
     definition = bytes(record.content[start : start + record.data["bytes"]])
     try:
         return StoredTokenizer(backend_tokenizer=RustTokenizer.from_buffer(definition), **record.data["parts"])

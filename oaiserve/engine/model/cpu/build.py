@@ -26,8 +26,7 @@ import torch
 from oaiserve.config import Quantize
 from oaiserve.engine.model.cpu import amx, prebuilt, variants
 from oaiserve.files import private
-from oaiserve.files.cache import cache_folder
-from oaiserve.files.private import NotPrivate
+from oaiserve.files.private import NotPrivate, cache_folder
 
 log = logging.getLogger(__name__)
 

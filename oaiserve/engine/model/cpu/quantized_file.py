@@ -22,8 +22,7 @@ import numpy as np
 
 from oaiserve.engine.model.cpu.blocks import FORMATS, Blocks
 from oaiserve.files import private
-from oaiserve.files.cache import cache_folder
-from oaiserve.files.private import NotPrivate
+from oaiserve.files.private import NotPrivate, cache_folder
 
 _ALIGNMENT = 64
 _LEFT_BYTES = 2**31  # which the disk must have left for others
