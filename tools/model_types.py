@@ -30,7 +30,7 @@ from oaiserve.engine.model.states import States
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.load import load_model
-from oaiserve.engine.start.native import native_attention, native_decoder, with_native_cache
+from oaiserve.engine.start.native import native_attention, native_step, with_native_cache
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
@@ -97,8 +97,9 @@ def compare(loaded: LoadedModel, expected: list[list[int]]) -> str:
         executor: Executor = EagerExecutor.with_cache(loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE)
         differs |= answers(loaded, executor, num_blocks) != expected
         try:
-            cached = with_native_cache(loaded, EngineOptions())
-            executor = native_decoder(cached, num_blocks=num_blocks, block_size=BLOCK_SIZE, num_threads=1)
+            options = EngineOptions(block_size=BLOCK_SIZE)
+            cached = with_native_cache(loaded, options)
+            executor = native_step(cached, options, num_blocks=num_blocks, num_threads=1)
         except NotKnown as error:
             step = f"native attention: {error}"
             attention = native_attention(loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE, num_threads=1)

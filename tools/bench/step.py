@@ -28,7 +28,7 @@ from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.load import load_model
-from oaiserve.engine.start.native import native_decoder
+from oaiserve.engine.start.native import native_step
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.facts.record import StepKind
@@ -86,9 +86,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     limits = ceilings.measure(loaded.dtype, num_threads)
     points, left_out = choose_points(_most_blocks(loaded), quick=arguments.quick, asked=arguments.points)
     num_blocks = max(point.num_blocks for kind in points.values() for point in kind) + 256 * 2
-    native = native_decoder(
-        loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE, num_threads=num_threads, quantize=arguments.quantize
-    )
+    options = EngineOptions(block_size=BLOCK_SIZE, quantize=arguments.quantize)
+    native = native_step(loaded, options, num_blocks=num_blocks, num_threads=num_threads)
     shape = _shape(loaded, weight_bytes=1 if arguments.quantize == "int8" else loaded.dtype.itemsize)
     bench = StepBench(loaded, native, arguments.seconds)
     results = {

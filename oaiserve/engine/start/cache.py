@@ -30,13 +30,11 @@ from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.cpu.quantized_file import FileIdentity, QuantizedFile, find
 from oaiserve.engine.model.cpu.reserved import ReservedMemory
 from oaiserve.engine.model.spec import LoadedModel, ModelSpec
-from oaiserve.engine.start.check import may_round_more, refuse_unless_equal
-from oaiserve.engine.start.some_layers import Part
+from oaiserve.engine.start.check import Part, may_round_more, refuse_unless_equal
 from oaiserve.engine.start.stored import StoredFiles, StoredTensors, TooLarge, from_json, to_json
 from oaiserve.files import gguf
-from oaiserve.files.gguf import GgufTensor
 from oaiserve.files.private import NotPrivate
-from oaiserve.files.start_cache import NotRemembered, Subject, name_of, recall, remember, start_of_content, subject
+from oaiserve.files.start_cache import NotRemembered, Subject, name_of, recall, remember, subject
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +76,7 @@ def cache_key(model: Path, options: EngineOptions) -> Subject | None:
     if len({part.resolve().parent for part in parts}) > 1:  # a record is of one folder
         return None
     # The record may have copies of some tensors. All others are read from the file at each start.
-    digest = partial(gguf.digest, counts=_is_copied)
+    digest = partial(gguf.digest, counts=lambda tensor: tensor.kind not in blocks.FORMATS or len(tensor.shape) < 2)
     packages = (*_PACKAGES, "gguf")
     return subject("model", model, _FILES, options=settings, packages=packages, digest=digest, parts=parts)
 
@@ -104,26 +102,8 @@ def is_native(options: EngineOptions) -> bool:
     return on_cpu and options.compile and options.tensor_parallel == 1 and options.task in ("auto", "generate")
 
 
-def _is_copied(tensor: GgufTensor) -> bool:
-    return tensor.kind not in blocks.FORMATS or len(tensor.shape) < 2
-
-
 def _form_of_weights(key: Subject, options: EngineOptions) -> build.Form:
     return "blocks" if key.model.is_file() or options.quantize == "int4" else options.quantize
-
-
-def code_in_use() -> dict[str, str]:
-    """Hash the source of each module that this process has imported from the rooms whose code makes a record."""
-    files = [module.__file__ for name, module in sys.modules.copy().items() if name.startswith(_ROOMS)]
-    return {str(Path(file).relative_to(_ROOT)): _digest(Path(file)) for file in files if file is not None}
-
-
-def _refuse_changed_code(recorded: Mapping[str, str]) -> None:
-    """Raise NotRemembered if a source of the recorded ones is not as it was."""
-    for name, digest in recorded.items():
-        path = _ROOT / name
-        if not path.is_file() or _digest(path) != digest:
-            raise NotRemembered(f"the code in oaiserve/{name} has changed")
 
 
 def _digest(source: Path) -> str:
@@ -135,28 +115,26 @@ def recall_model(key: Subject, options: EngineOptions) -> CheckedModel:
     record = recall(key)
     weights = _form_of_weights(key, options)
     try:
-        _refuse_changed_code(record.data["code"])
+        for name, digest in record.data["code"].items():
+            path = _ROOT / name
+            if not path.is_file() or _digest(path) != digest:
+                raise NotRemembered(f"the code in oaiserve/{name} has changed")
         dtype = getattr(torch, record.data["dtype"])
         if record.data["library"] != build.library_path(dtype, weights, native_build=options.native_build).name:
             raise NotRemembered("the CPU, the compiler or the native code is another")
         if not build.is_built(dtype, weights, native_build=options.native_build):
             raise NotRemembered("the native library is not on disk")
         quantized = record.data["quantized"]
-        blocks_file = key.model.name if quantized is None else _quantized(FileIdentity(**quantized))
-        files = StoredFiles(key.folder, record.content, start_of_content(record), blocks_file)
+        blocks_file: str | Path | None = key.model.name if quantized is None else find(FileIdentity(**quantized))
+        if blocks_file is None:
+            raise NotRemembered("the weights that were quantized are not in the cache any more")
+        files = StoredFiles(key.folder, record.content, record.start, str(blocks_file))
         spec, decoder, expected, part = from_json(record.data["model"], files)
     except (BuildError, NotPrivate, OSError) as error:
         raise NotRemembered(str(error)) from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise NotRemembered(f"{record.path} has another form") from error
     return CheckedModel(spec, decoder, expected, part, weights, files, record.day)
-
-
-def _quantized(identity: FileIdentity) -> str:
-    path = find(identity)
-    if path is None:
-        raise NotRemembered("the weights that were quantized are not in the cache any more")
-    return str(path)
 
 
 def start_checked(
@@ -214,7 +192,9 @@ def remember_checked(
     It begins `after_seconds`, or when the process ends. `part` was compared, and `in_files` has the places of the
     model's parameters, if they are not in safetensors files. `quantized` has the blocks that this start made.
     """
-    code = code_in_use()
+    # The source of each module that this process has imported from the rooms whose code makes a record.
+    sources = [module.__file__ for name, module in sys.modules.copy().items() if name.startswith(_ROOMS)]
+    code = {str(Path(file).relative_to(_ROOT)): _digest(Path(file)) for file in sources if file is not None}
 
     def run() -> None:
         main_thread().join(after_seconds)

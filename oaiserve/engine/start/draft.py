@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -32,17 +33,12 @@ from oaiserve.files.start_cache import NotRemembered
 log = logging.getLogger(__name__)
 
 
-class MakeNative(Protocol):
-    def __call__(self, *, num_blocks: int, num_threads: int) -> NativeDecoder:
-        """Make the native step. Raises BuildError, NotKnown and NotRemembered."""
-
-
 class DraftWeights(NamedTuple):
     """A draft model whose native step has not been made yet, because the size of its KV cache is not known."""
 
     name: str  # as the user gave it
     spec: ModelSpec
-    make: MakeNative
+    make: Callable[..., NativeDecoder]  # with `num_blocks` and `num_threads`
 
     def start(self, options: EngineOptions, *, num_blocks: int, vocab_size: int) -> DraftModel:
         """Make the native step and its runner, with as many blocks as the model has. Raises StartupError."""
@@ -110,7 +106,18 @@ def load_draft(request: StartRequest) -> DraftWeights | None:
     refuse_unless_sound(source)
     with times.part("tokenizer of the draft model"):
         own = Tokenizer.from_pretrained(source.path, recheck=options.recheck)
-    refuse_unless_same_vocabulary(name, own, request.tokenizer)
+    # Each id must be the same token for both models.
+    of_draft, of_model = (
+        {token_id: token for token, token_id in one.backend.get_vocab(with_added_tokens=True).items()}
+        for one in (own, request.tokenizer)
+    )
+    if of_draft != of_model:
+        differs = min(i for i in of_draft.keys() | of_model.keys() if of_draft.get(i) != of_model.get(i))
+        tokens = [f"'{of_one[differs]}'" if differs in of_one else "no token" for of_one in (of_draft, of_model)]
+        raise StartupError(
+            f"--draft-model {name} has another vocabulary than the model, {len(of_draft)} tokens and {len(of_model)}: "
+            f"id {differs} is {tokens[0]} of the draft model and {tokens[1]} of the model. Both must have the same."
+        )
     key = None if source.gguf_file is not None else cache_key(source.path, options)
     if key is not None and not options.recheck:
         try:
@@ -126,19 +133,3 @@ def load_draft(request: StartRequest) -> DraftWeights | None:
         loaded = loader.submit(times.run, "weights of the draft model", load).result()
     loaded = with_native_cache(loaded, options)
     return DraftWeights(name, loaded, partial(native_step, loaded, replace(options, lora=(), lora_dir=None), key))
-
-
-def refuse_unless_same_vocabulary(name: str, draft: Tokenizer, model: Tokenizer) -> None:
-    """Raise StartupError, which says what differs, unless each id is the same token for both models."""
-    of_draft, of_model = (
-        {token_id: token for token, token_id in one.backend.get_vocab(with_added_tokens=True).items()}
-        for one in (draft, model)
-    )
-    if of_draft == of_model:
-        return
-    differs = min(i for i in of_draft.keys() | of_model.keys() if of_draft.get(i) != of_model.get(i))
-    tokens = [f"'{of_one[differs]}'" if differs in of_one else "no token" for of_one in (of_draft, of_model)]
-    raise StartupError(
-        f"--draft-model {name} has another vocabulary than the model, {len(of_draft)} tokens and {len(of_model)}: "
-        f"id {differs} is {tokens[0]} of the draft model and {tokens[1]} of the model. Both must have the same."
-    )

@@ -25,6 +25,7 @@ from transformers import (
 from transformers.distributed import DistributedConfig
 from transformers.utils.quantization_config import Mxfp4Config
 
+from oaiserve.config import EngineOptions
 from oaiserve.engine.model.checkpoints.gguf_config import read_config
 from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights, scale_frequencies
 from oaiserve.engine.model.checkpoints.mxfp4_weights import Mxfp4Weights
@@ -64,9 +65,15 @@ log = logging.getLogger(__name__)
 
 # Code that comes with a model never runs, and nobody is asked about it at the terminal.
 _ARGUMENTS: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+OF_WEIGHTS: dict[str, Any] = _ARGUMENTS | {
+    "attn_implementation": "eager",
+    "use_safetensors": True,
+    "weights_only": True,
+    "output_loading_info": True,
+}
 
 
-class _Checkpoint(NamedTuple):
+class Checkpoint(NamedTuple):
     """The files of the model that is loaded, and its configuration."""
 
     name: str  # as the user gave it
@@ -78,6 +85,12 @@ class _Checkpoint(NamedTuple):
     @property
     def is_gguf(self) -> bool:
         return self.source.gguf_file is not None
+
+
+def load_with(options: EngineOptions, model: str | Path, member: Member | None = None) -> LoadedModel:
+    """Load a model, or a member's part, as the options say."""
+    limit = options.max_model_len
+    return load_model(model, device=options.device, dtype=options.dtype, max_model_len=limit, member=member)
 
 
 def load_model(
@@ -95,10 +108,14 @@ def load_model(
     """
     source = local_source(model)
     target = select_device(device)
-    _set_up_libraries(target)
+    if not sys.stderr.isatty():
+        transformers.utils.logging.disable_progress_bar()
+    if target.type == "cpu":  # transformers would ask for packages that have kernels for GPUs
+        logging.getLogger("transformers.integrations.hub_kernels").setLevel(logging.ERROR)
+    limit_compiled_shapes()
     if member is not None:
         target = place(target, member)
-    checkpoint = _read_config(source, str(model))
+    checkpoint = read_checkpoint(source, str(model))
     refuse_longer(max_model_len, checkpoint.config)
     if member is not None:
         _plan_parts(checkpoint, member.size)
@@ -117,23 +134,19 @@ def load_model(
     return prepared if max_model_len is None else replace(prepared, max_model_len=max_model_len)
 
 
-def _set_up_libraries(target: torch.device) -> None:
-    """Let the libraries that load a model print, fetch and keep nothing that nobody has asked for."""
-    if not sys.stderr.isatty():
-        transformers.utils.logging.disable_progress_bar()
-    if target.type == "cpu":  # transformers would ask for packages that have kernels for GPUs
-        logging.getLogger("transformers.integrations.hub_kernels").setLevel(logging.ERROR)
-    limit_compiled_shapes()
+def config_of(source: ModelSource) -> PreTrainedConfig:
+    """Read the configuration in a model's files. Raises what transformers raises."""
+    if source.gguf_file is not None:
+        return read_config(source.path)
+    config: PreTrainedConfig = AutoConfig.from_pretrained(source.location, **_ARGUMENTS)
+    return config
 
 
-def _read_config(source: ModelSource, name: str) -> _Checkpoint:
+def read_checkpoint(source: ModelSource, name: str) -> Checkpoint:
     """Read a model's configuration: that of the text model, if it is within a multimodal one. Raises StartupError for
     a model that is not served."""
     with reported(f"No model could be loaded from {source.shown}"):
-        if source.gguf_file is not None:
-            config = read_config(source.path)
-        else:
-            config = AutoConfig.from_pretrained(source.location, **_ARGUMENTS)
+        config = config_of(source)
         text = text_config(config)
         if text is not None:
             log.info("'%s' is multimodal (%s): its text model is served, without images", name, config.model_type)
@@ -141,10 +154,10 @@ def _read_config(source: ModelSource, name: str) -> _Checkpoint:
             config = text
         refuse_unless_decoder_only(config, name)
         quantization = quantization_of(config, name)
-    return _Checkpoint(name, source, config, quantization, text is not None)
+    return Checkpoint(name, source, config, quantization, text is not None)
 
 
-def _plan_parts(checkpoint: _Checkpoint, size: int) -> None:
+def _plan_parts(checkpoint: Checkpoint, size: int) -> None:
     """Set the plan by which a model is loaded in `size` parts. Raises StartupError if it cannot be."""
     config, name = checkpoint.config, checkpoint.name
     if family_of(config.model_type).mixer is not None:
@@ -159,7 +172,7 @@ def _plan_parts(checkpoint: _Checkpoint, size: int) -> None:
 
 
 def _load_weights(
-    checkpoint: _Checkpoint, dtype: torch.dtype, target: torch.device, member: Member | None
+    checkpoint: Checkpoint, dtype: torch.dtype, target: torch.device, member: Member | None
 ) -> tuple[PreTrainedModel, PackedWeights | None]:
     """Make transformers' model with the weights of a checkpoint in `dtype`, and return what a checkpoint of integers
     has them from, too. Raises StartupError if a weight cannot be read, or if one is missing."""
@@ -200,11 +213,11 @@ def _load_weights(
 
 
 def _load_by_transformers(
-    checkpoint: _Checkpoint, dtype: torch.dtype, **distributed: Any
+    checkpoint: Checkpoint, dtype: torch.dtype, **distributed: Any
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Let transformers load a model as it reads it, and say what it found. `distributed` are its arguments for a model
     that is tensor-parallel."""
-    arguments = dict(_ARGUMENTS)
+    arguments = dict(OF_WEIGHTS)
     if checkpoint.is_wrapped:
         arguments["key_mapping"] = KEYS
     if checkpoint.is_wrapped or distributed:
@@ -224,10 +237,6 @@ def _load_by_transformers(
     pair: Any = AutoModelForCausalLM.from_pretrained(
         checkpoint.source.location,
         dtype=dtype,
-        attn_implementation="eager",
-        use_safetensors=True,
-        weights_only=True,
-        output_loading_info=True,
         **arguments,
         **distributed,
     )
@@ -237,7 +246,7 @@ def _load_by_transformers(
 def _keep_packed(
     loaded: PreTrainedModel,
     packed: PackedWeights,
-    checkpoint: _Checkpoint,
+    checkpoint: Checkpoint,
     dtype: torch.dtype,
     target: torch.device,
     sums: Sums | None,

@@ -1,4 +1,4 @@
-"""Replaces the eager executor of a model on a CPU by the native step, after checking that it computes the same.
+"""Refuses options in vain, and replaces the eager executor of a model on a CPU by the native step, once it is checked.
 
 A model that the native step has no operations for gets an eager executor with native attention instead.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import partial
 from threading import Thread
 from typing import Any
 
@@ -15,9 +14,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from oaiserve.config import EngineOptions, Quantize
+from oaiserve.config import EngineOptions
 from oaiserve.engine.model.adapted_modules import adaptable
-from oaiserve.engine.model.adapters import Adapter, probe_adapter
+from oaiserve.engine.model.adapters import Adapter, probe_adapter, refuse_unless_they_fit
 from oaiserve.engine.model.attention import Scoring
 from oaiserve.engine.model.attention.reference import watched
 from oaiserve.engine.model.cpu.attention import NativeAttention
@@ -32,25 +31,33 @@ from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import KEY_GROUP, LoadedModel
 from oaiserve.engine.start.cache import remember_checked
-from oaiserve.engine.start.check import (
-    NUM_TOKENS,
-    UNRELATED,
-    Differs,
-    batches,
-    may_round_more,
-    own_logits,
-    refuse_unless_equal,
-)
-from oaiserve.engine.start.check_layers import refuse_unless_layers_are_equal
+from oaiserve.engine.start.check import NUM_TOKENS, batches, may_round_more, refuse_unless_equal
 from oaiserve.errors import StartupError
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.files.start_cache import Subject
 
 log = logging.getLogger(__name__)
 
-# Gets the description of a model, and transformers' logits for the batches of the check.
-WhenChecked = Callable[[Decoder, list[Tensor]], object]
 _SLOWER = "The model runs without its native step, which is slower: %s"
+
+
+def refuse_unless_possible(loaded: LoadedModel, options: EngineOptions) -> None:
+    """Raise StartupError for the first option that the device, or the model, cannot obey."""
+    on_cpu = loaded.is_on_cpu
+    if options.quantize != "none" and not on_cpu:
+        raise StartupError(f"--quantize {options.quantize} is for --device cpu; the model is on {loaded.device}.")
+    if options.kv_cache_dtype != "auto" and (options.kv_cache_dtype == "int8") != on_cpu:
+        setting, device = f"--kv-cache-dtype {options.kv_cache_dtype}", "cuda" if on_cpu else "cpu"
+        raise StartupError(f"{setting} is for --device {device}; the model is on {loaded.device}.")
+    if options.nvtx and on_cpu:
+        raise StartupError(f"--nvtx is for --device cuda; the model is on {loaded.device}.")
+    if options.draft_model is not None and not on_cpu:
+        raise StartupError(f"--draft-model is for --device cpu; the model is on {loaded.device}.")
+    if options.has_adapters and loaded.state_shapes:
+        flag = "--lora" if options.lora else "--lora-dir"
+        raise StartupError(f"{flag} is not for '{loaded.name}', which has layers that keep a state.")
+    if options.adapters:
+        refuse_unless_they_fit(options.adapters, adaptable(loaded.model))
 
 
 def with_native_cache(loaded: LoadedModel, options: EngineOptions) -> LoadedModel:
@@ -83,29 +90,27 @@ def start_native(
     num_threads: int,
     problem: Exception | None = None,
 ) -> None:
-    """Replace the runner's executor `eager` by the native step.
+    """Replace the runner's executor `eager` by the native step, at once or when a thread has compiled its library.
 
-    That is done before this function returns if the library is on disk; otherwise a thread compiles the library first.
     If the model cannot have the native step, the reason is logged, and `eager` is replaced by an eager executor with
-    native attention if possible. Raises StartupError if the native step cannot be used and a setting needs it.
-    `problem` is the reason, if it is known already.
+    native attention if possible. `problem` is the reason, if it is known already. Raises StartupError if a setting
+    needs the native step.
     """
-    native_build = options.native_build
 
-    def make() -> NativeDecoder:
+    def start_step() -> None:
         if problem is not None:
             raise problem
-        return native_step(loaded, options, key, num_blocks=num_blocks, num_threads=num_threads)
+        native = native_step(loaded, options, key, num_blocks=num_blocks, num_threads=num_threads)
+        runner.replace(_hand_over(eager, native, native))
 
     if (needed_by := _needing_native(options)) is not None:
         try:
-            native = make()
+            start_step()
         except (BuildError, NotKnown) as error:
             raise StartupError(f"{needed_by} needs the native step, which cannot be used: {error}.") from error
-        runner.replace(_hand_over(eager, native, native))
         return
     try:
-        is_on_disk = is_built(loaded.dtype, native_build=native_build)
+        is_on_disk = is_built(loaded.dtype, native_build=options.native_build)
     except BuildError as error:
         log.warning(_SLOWER, error)
         return
@@ -113,7 +118,7 @@ def start_native(
 
     def start() -> None:
         try:
-            native = make()
+            start_step()
         except NotKnown as error:  # the reason is in the model: no user can do anything about it
             log.info(_SLOWER, error)
             start_attention()
@@ -123,21 +128,19 @@ def start_native(
             log.exception(_SLOWER, "its code could not be read")
             start_attention()
         else:
-            runner.replace(_hand_over(eager, native, native))
             log.info("The native step is ready after %.1f s", (monotonic_ns() - started_ns) / 1e9)
+
+    def keep() -> Executor:
+        torch.set_num_threads(num_threads)
+        return eager
 
     def start_attention() -> None:
         if not loaded.kv_shapes:  # nothing attends
-            runner.replace(_with_threads(eager, num_threads))
+            runner.replace(keep)
             return
+        sizes = {"num_blocks": num_blocks, "block_size": options.block_size, "num_threads": num_threads}
         try:
-            native = native_attention(
-                loaded,
-                num_blocks=num_blocks,
-                block_size=options.block_size,
-                num_threads=num_threads,
-                native_build=native_build,
-            )
+            native = native_attention(loaded, **sizes, native_build=options.native_build)
         except (BuildError, MemoryError, NotKnown) as error:
             log.info("Its attention is in plain torch: %s", error)
         else:
@@ -162,16 +165,6 @@ def _needing_native(options: EngineOptions) -> str | None:
     return None if options.draft_model is None else "--draft-model"
 
 
-def _with_threads(eager: EagerExecutor, num_threads: int) -> Callable[[], Executor]:
-    """Return the function for `ModelRunner.replace` that keeps the executor, and sets the number of torch's threads."""
-
-    def keep() -> Executor:
-        torch.set_num_threads(num_threads)
-        return eager
-
-    return keep
-
-
 def _hand_over(
     eager: EagerExecutor, native: NativeDecoder | NativeAttention, executor: Executor
 ) -> Callable[[], Executor]:
@@ -189,70 +182,30 @@ def _hand_over(
     return hand_over
 
 
+@torch.inference_mode()
 def native_step(
     loaded: LoadedModel, options: EngineOptions, key: Subject | None = None, *, num_blocks: int, num_threads: int
 ) -> NativeDecoder:
-    """Make the native step that the options ask for, and remember for `key` that it computes the same."""
-    return native_decoder(
-        loaded,
-        num_blocks=num_blocks,
-        num_threads=num_threads,
-        block_size=options.block_size,
-        quantize=options.quantize,
-        native_build=options.native_build,
-        has_adapters=options.has_adapters,
-        when_checked=None if key is None else partial(remember_checked, key, loaded, options=options),
-    )
+    """Make the native step that the options ask for, and compile the library if that has not been done.
 
-
-@torch.inference_mode()
-def native_decoder(
-    loaded: LoadedModel,
-    *,
-    num_blocks: int,
-    block_size: int,
-    num_threads: int,
-    quantize: Quantize = "none",
-    native_build: bool = False,
-    has_adapters: bool = False,
-    when_checked: WhenChecked | None = None,
-) -> NativeDecoder:
-    """Make the native step of a model, and compile the library if that has not been done.
-
-    With `has_adapters`, it can compute with adapters, and the check has one.
-    `when_checked` gets the description, and what later starts compare the logits of the batches of the check with, once
-    it has passed: transformers' logits, or the native step's own where these had to be compared layer by layer.
-    Raises BuildError, and NotKnown for a model that the native step does not support or computes differently.
+    What has been compared is remembered for `key`, by which later starts find it. Raises BuildError, and NotKnown for a
+    model that the native step does not support or computes differently.
     """
+    block_size = options.block_size
     refuse_unless_it_fits(loaded.kv_shapes.values(), block_size)
-    library = Library(loaded.dtype, quantize, native_build=native_build)
+    library = Library(loaded.dtype, options.quantize, native_build=options.native_build)
     expected, parameters = transformers_logits(loaded, block_size)
-    decoder = describe(loaded, parameters)
-    if has_adapters:
+    decoder, probe = describe(loaded, parameters), None
+    if options.has_adapters:
         refuse_unless_adaptable(loaded.model, decoder)
-    probe = probe_adapter(decoder.adaptable(), loaded.dtype) if has_adapters else None
-    if probe is not None:
+        probe = probe_adapter(decoder.adaptable(), loaded.dtype)
         expected += transformers_logits(loaded, block_size, probe)[0]
-    make = partial(NativeDecoder, library, num_threads=num_threads, block_size=block_size, has_adapters=has_adapters)
-    native = make(decoder, num_blocks=num_blocks)
-    rounds_more = may_round_more(decoder, loaded.dtype, is_quantized=quantize != "none")
-    checked: Any = {"block_size": block_size, "is_quantized": rounds_more, "probe": probe}
-    try:
-        refuse_unless_equal(native, loaded, expected, **checked)
-    except Differs as error:
-        if not error.difference < UNRELATED:
-            raise
-        log.info("Each layer is checked by itself, because all together round so differently that %s", error)
-        refuse_unless_layers_are_equal(
-            lambda adapter: transformers_logits(loaded, block_size, adapter)[0],
-            lambda part: make(part, num_blocks=1),
-            loaded,
-            decoder,
-            **checked,
-        )
-        expected = own_logits(native, loaded, block_size, probe)
-    if when_checked is not None:
-        when_checked(decoder, expected)
+    sizes: Any = {"num_blocks": num_blocks, "block_size": block_size, "num_threads": num_threads}
+    native = NativeDecoder(library, decoder, **sizes, has_adapters=options.has_adapters)
+    rounds_more = may_round_more(decoder, loaded.dtype, is_quantized=options.quantize != "none")
+    refuse_unless_equal(native, loaded, expected, block_size=block_size, is_quantized=rounds_more, probe=probe)
+    if key is not None:
+        remember_checked(key, loaded, decoder, expected, options)
     return native
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -25,8 +24,7 @@ from oaiserve.engine.model.parallel.sums import Sums
 from oaiserve.engine.model.rehearsal import prompt
 from oaiserve.engine.model.spec import KVShape, LayerStateShapes, LoadedModel
 from oaiserve.engine.model.states import StateChunk, States
-from oaiserve.engine.start.compare import Difference, difference, tolerance
-from oaiserve.engine.start.module_outputs import ModuleOutputs
+from oaiserve.engine.start.compare import Difference, ModuleOutputs, difference, tolerance
 from oaiserve.errors import StartupError
 
 # The parameters whose defaults come from a model's generation_config.json, if it has them.
@@ -48,7 +46,8 @@ def prepare(model: PreTrainedModel, name: str = "the model", sums: Sums | None =
     config = model.config
     outputs = ModuleOutputs(model, model.dtype, family_of(config.model_type).mixer)
     kv_shapes, states = _probe_attention(model, name, _rows(model.get_input_embeddings()) * size, outputs)
-    defaults = model.generation_config.to_diff_dict() if model.generation_config else {}
+    given = model.generation_config.to_diff_dict() if model.generation_config else {}
+    lengths = {key: given[key] for key in LENGTH_DEFAULTS if isinstance(given.get(key), int) and given[key] > 0}
     loaded = LoadedModel(
         name=type(model).__name__,
         model=model,
@@ -57,7 +56,7 @@ def prepare(model: PreTrainedModel, name: str = "the model", sums: Sums | None =
         vocab_size=_rows(model.get_output_embeddings()) * size,
         max_model_len=context_length(config),
         eos_token_ids=_ids(config.eos_token_id) | _ids(getattr(model.generation_config, "eos_token_id", None)),
-        default_params=_default_params(defaults),
+        default_params={key: given[key] for key in SAMPLING_DEFAULTS if given.get(key) is not None} | lengths,
         kv_shapes=kv_shapes,
         state_shapes=states,
         sums=sums,
@@ -65,11 +64,6 @@ def prepare(model: PreTrainedModel, name: str = "the model", sums: Sums | None =
     if states:
         _refuse_unless_equal_in_parts(loaded, name, outputs)
     return loaded
-
-
-def _default_params(given: Mapping[str, Any]) -> dict[str, float | int]:
-    lengths = {key: given[key] for key in LENGTH_DEFAULTS if isinstance(given.get(key), int) and given[key] > 0}
-    return {key: given[key] for key in SAMPLING_DEFAULTS if given.get(key) is not None} | lengths
 
 
 def _fix_rotary_frequencies(model: PreTrainedModel) -> None:
@@ -202,16 +196,12 @@ class _Probe(dict[int, LayerCache]):
             value.new_zeros(1, _PROBE_TOKENS, shape.kv_heads, shape.value_dim),
         )
         found = self._attention(query, key, value, cache, scoring)
-        otherwise = self._attention(_rounded_otherwise(query), key, value, cache, scoring)
-        self._outputs.attends(difference(otherwise, found))
+        # Queries that may be the neighbours of those that are given.
+        generator = torch.Generator().manual_seed(0)
+        half_a_step = torch.finfo(query.dtype).eps * (torch.rand(query.shape, generator=generator) - 0.5)
+        rounded = (query.double() * (1 + half_a_step.to(query.device))).to(query.dtype)
+        self._outputs.attends(difference(self._attention(rounded, key, value, cache, scoring), found))
         return found
-
-
-def _rounded_otherwise(numbers: torch.Tensor) -> torch.Tensor:
-    """Return numbers that may be the neighbours of those that are given."""
-    generator = torch.Generator().manual_seed(0)
-    half_a_step = torch.finfo(numbers.dtype).eps * (torch.rand(numbers.shape, generator=generator) - 0.5)
-    return (numbers.double() * (1 + half_a_step.to(numbers.device))).to(numbers.dtype)
 
 
 def _rows(embedding: torch.nn.Module) -> int:

@@ -1,25 +1,39 @@
-"""`Started` holds a model that is ready to run steps, for the engine, however it was started."""
+"""A model that is ready to run steps, however it was started, and its way into the engine."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.adapters import AdapterTable
+from oaiserve.engine.grammars.grammar import Grammars
+from oaiserve.engine.model.adapters import load_adapter
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.memory import longest_request
 from oaiserve.engine.model.profiler import TorchProfiler, TorchRanges
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import ModelSpec
 from oaiserve.engine.model.states import States
+from oaiserve.engine.served_model import ServedModel
+from oaiserve.engine.text.tokenizer import Tokenizer
+from oaiserve.errors import StartupError
+from oaiserve.files.adapters import BadAdapter, read_adapter
 
 if TYPE_CHECKING:
     from oaiserve.engine.drafting.draft_model import DraftModel
     from oaiserve.engine.model.parallel.workers import Workers
     from oaiserve.engine.start.draft import DraftWeights
+
+log = logging.getLogger(__name__)
+
+# The grammars' tokens are not needed for the first answer, and would keep the interpreter from it.
+AFTER_FIRST_ANSWER_SECONDS = 0.5
 
 # A step of so many tokens keeps the device busy. In a longer step, decodes would only wait longer for prefills.
 CPU_STEP_TOKENS = 512
@@ -27,22 +41,22 @@ GPU_STEP_TOKENS = 2048
 
 
 class Started(NamedTuple):
-    """All that the engine needs of a model that is ready to run steps."""
+    """All that the engine needs of a model that is ready to run steps: but for the first two, as in `ServedModel`."""
 
     spec: ModelSpec
+    # Rows and columns of the linear layers that adapters may name, by the names of their modules.
+    adaptable: Mapping[str, tuple[int, int]]
     runner: ModelRunner
     num_blocks: int
     max_model_len: int  # in tokens: the model's, or what the KV cache holds if that is less
     max_step_tokens_default: int
     profiler: TorchProfiler
     ranges: TorchRanges | None = None  # None: phases of steps are not marked for NVTX
-    # Rows and columns of the linear layers that adapters may name, by the names of their modules.
-    adaptable: Mapping[str, tuple[int, int]] = MappingProxyType({})
-    draft: DraftModel | None = None
+    draft_model: DraftModel | None = None
     num_states: int = 0  # of sequences; 0 if no layer keeps one
     warm_up: Callable[[], None] = lambda: None  # to be called by the thread that runs the steps, before the first one
     features: Mapping[str, bool] = MappingProxyType({})  # of `fast_paths`, which are on; empty on a CPU
-    workers: Workers | None = None  # of a tensor-parallel model
+    processes: Workers | None = None  # of a tensor-parallel model
 
 
 def started_on_cpu(
@@ -60,12 +74,71 @@ def started_on_cpu(
     states = States(spec.state_shapes, num_states, device) if num_states else None
     return Started(
         spec,
+        adaptable if options.has_adapters else {},
         ModelRunner(executor, device, options.block_size, states=states),
         num_blocks,
         longest_request(spec, num_blocks * options.block_size),
         CPU_STEP_TOKENS,
         TorchProfiler(device),
-        adaptable=adaptable if options.has_adapters else {},
-        draft=None if draft is None else draft.start(options, num_blocks=num_blocks, vocab_size=spec.vocab_size),
+        draft_model=None if draft is None else draft.start(options, num_blocks=num_blocks, vocab_size=spec.vocab_size),
         num_states=num_states,
     )
+
+
+def assemble(started: Started, tokenizer: Tokenizer, options: EngineOptions) -> ServedModel:
+    """Make the value that the engine takes. Raises StartupError if an adapter cannot be used."""
+    spec = started.spec
+    default_params = spec.default_params if options.generation_config else {}
+    form = " of latent vectors" if spec.has_latent_cache else ""
+    if options.kv_cache_dtype != "auto":
+        form = f" in {options.kv_cache_dtype}"
+    dtype = str(spec.dtype).removeprefix("torch.")
+    log.info(
+        "%s on %s in %s: %d KV blocks of %d tokens (%.2f GiB%s), up to %d tokens a request",
+        spec.name,
+        spec.device,
+        dtype,
+        started.num_blocks,
+        options.block_size,
+        started.num_blocks * options.block_size * spec.kv_bytes_per_token / 2**30,
+        form,
+        started.max_model_len,
+    )
+    if default_params:
+        log.info("Defaults from the model's generation_config.json: %s", default_params)
+    eos_token_id = tokenizer.eos_token_id
+    eos_token_ids = spec.eos_token_ids | (frozenset() if eos_token_id is None else {eos_token_id})
+    grammars = Grammars(tokenizer.backend, vocab_size=spec.vocab_size, eos_token_ids=eos_token_ids)
+    grammars.prepare(AFTER_FIRST_ANSWER_SECONDS)
+    of_engine = started._asdict()
+    for name in ("spec", "adaptable"):
+        del of_engine[name]
+    return ServedModel(
+        tokenizer=tokenizer,
+        vocab_size=spec.vocab_size,
+        device=str(spec.device),
+        dtype=dtype,
+        eos_token_ids=eos_token_ids,
+        grammars=grammars,
+        default_params=default_params,
+        adapters=_adapters(started, options),
+        **of_engine,
+    )
+
+
+def _adapters(started: Started, options: EngineOptions) -> AdapterTable:
+    """Make the table of adapters, with those that the options name."""
+
+    def add(number: int, name: str, path: Path) -> None:
+        spec = started.spec
+        adapter = load_adapter(name, read_adapter(path), started.adaptable, spec.dtype, spec.device)
+        started.runner.add_adapter(number, adapter)
+
+    table = AdapterTable(add, started.runner.drop_adapter, started.adaptable)
+    for name, path in options.adapters.items():
+        try:
+            table.load(name, path)
+        except BadAdapter as error:
+            raise StartupError(f"--lora {name}={path} cannot be used: {error}.") from error
+        log.info("The adapter '%s' is loaded from %s", name, path)
+    return table

@@ -25,7 +25,7 @@ from oaiserve.engine.model.cpu import description
 from oaiserve.engine.model.cpu.blocks import Blocks
 from oaiserve.engine.model.cpu.description import Matrix
 from oaiserve.engine.model.spec import KVShape, LayerStateShapes, ModelSpec, StateShape
-from oaiserve.engine.start.some_layers import Part
+from oaiserve.engine.start.check import Part
 from oaiserve.files.safetensors_header import read_header
 
 # Values that JSON does not have, by the names of their types.
@@ -76,7 +76,7 @@ class StoredTensors:
         self.content = bytearray()
         if in_files is None:
             in_files = _tensors_in(folder)
-        self._files = {name: torch.from_file(str(folder / name), size=_size(folder / name), dtype=torch.uint8)
+        self._files = {name: torch.from_file(str(folder / name), size=(folder / name).stat().st_size, dtype=torch.uint8)
                        for name in {place[0] for place in in_files.values()}}  # fmt: skip
         # The places of tensors by how they begin, because those of a file may have other names, or be a part each of
         # what transformers puts together.
@@ -262,7 +262,3 @@ def _tensors_in(folder: Path) -> dict[str, PlaceInFile]:
             if (dtype := _SAFETENSORS_DTYPES.get(tensor["dtype"])) is not None:
                 found[text_name(name)] = (path.name, start + tensor["data_offsets"][0], dtype, tensor["shape"])
     return found
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size

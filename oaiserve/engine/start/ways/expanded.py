@@ -17,13 +17,11 @@ from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.memory import cpu_sizes
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.served_model import ServedModel
-from oaiserve.engine.start.assemble import assemble
 from oaiserve.engine.start.draft import DraftWeights, load_draft
-from oaiserve.engine.start.load import load_model
-from oaiserve.engine.start.native import native_step, start_native, with_native_cache
-from oaiserve.engine.start.refuse import refuse_unless_possible
+from oaiserve.engine.start.load import load_with
+from oaiserve.engine.start.native import native_step, refuse_unless_possible, start_native, with_native_cache
 from oaiserve.engine.start.request import StartRequest
-from oaiserve.engine.start.started import Started, started_on_cpu
+from oaiserve.engine.start.started import Started, assemble, started_on_cpu
 from oaiserve.errors import StartupError
 from oaiserve.files.start_cache import Subject
 
@@ -38,8 +36,7 @@ class Expanded:
 
     def start(self, request: StartRequest) -> ServedModel:
         options = request.options
-        load = partial(load_model, request.source.path, device=options.device, dtype=options.dtype)
-        loaded = request.load("weights", partial(load, max_model_len=options.max_model_len))
+        loaded = request.load("weights", partial(load_with, options, request.source.path))
         loaded, draft = with_native_cache(loaded, options), load_draft(request)
         key = None if request.source.gguf_file is not None else request.key  # expanded weights are in no file
         with request.times.part("native step"):
@@ -58,34 +55,26 @@ def start_on_cpu(
     native step and it cannot be used, or where memory is too small.
     """
     refuse_unless_possible(loaded, options)
+    num_threads, of_draft = options.cpu_threads or default_threads(), None if draft is None else draft.spec
     problem: Exception | None = None
     if loaded.has_latent_cache:
+        num_blocks, num_states = cpu_sizes(loaded, options, of_draft)
         try:
-            return _start_natively(loaded, options, key, draft)
+            native = native_step(loaded, options, key, num_blocks=num_blocks, num_threads=num_threads)
         except StartupError:
             raise
         except Exception as error:  # transformers' code can raise anything: it is read and called in unusual ways
             loaded, problem = loaded.with_latent_cache(0), error
-    num_blocks, num_states = cpu_sizes(loaded, options, None if draft is None else draft.spec)
-    sizes = {"num_blocks": num_blocks, "block_size": options.block_size}
-    eager = EagerExecutor.with_cache(loaded, backend=backend_for(loaded, options.attention), **sizes)
-    started = started_on_cpu(
-        eager, loaded, options, adaptable(loaded.model), num_blocks=num_blocks, num_states=num_states, draft=draft
-    )
+        else:
+            torch.set_num_threads(native.torch_threads)
+            sizes = {"num_blocks": num_blocks, "num_states": num_states}
+            return started_on_cpu(native, loaded, options, adaptable(loaded.model), draft=draft, **sizes)
+    num_blocks, num_states = cpu_sizes(loaded, options, of_draft)
+    backend = backend_for(loaded, options.attention)
+    eager = EagerExecutor.with_cache(loaded, backend=backend, num_blocks=num_blocks, block_size=options.block_size)
+    sizes = {"num_blocks": num_blocks, "num_states": num_states}
+    started = started_on_cpu(eager, loaded, options, adaptable(loaded.model), draft=draft, **sizes)
     if options.compile:
-        num_threads = options.cpu_threads or default_threads()
         sizes = {"num_blocks": num_blocks, "num_threads": num_threads}
         start_native(started.runner, eager, loaded, options, key, problem=problem, **sizes)
     return started
-
-
-def _start_natively(
-    loaded: LoadedModel, options: EngineOptions, key: Subject | None, draft: DraftWeights | None
-) -> Started:
-    """Start the native step at once, also where the library has to be compiled. Raises as `native_step` does."""
-    num_blocks, num_states = cpu_sizes(loaded, options, None if draft is None else draft.spec)
-    num_threads = options.cpu_threads or default_threads()
-    native = native_step(loaded, options, key, num_blocks=num_blocks, num_threads=num_threads)
-    torch.set_num_threads(native.torch_threads)
-    sizes = {"num_blocks": num_blocks, "num_states": num_states}
-    return started_on_cpu(native, loaded, options, adaptable(loaded.model), draft=draft, **sizes)

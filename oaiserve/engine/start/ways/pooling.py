@@ -1,27 +1,59 @@
-"""Starts a model that turns texts into vectors or scores. It has no KV cache."""
+"""Starts a model that turns texts into vectors or scores, after checking that it computes the same without padding.
+
+It has no KV cache.
+"""
 
 from __future__ import annotations
 
+import inspect
 import logging
+import sys
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
+import transformers
+from transformers import AutoModel, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.cpu.cores import default_threads
-from oaiserve.engine.model.pooling.pooler import LoadedPooler, PoolingRunner
+from oaiserve.engine.model.device import limit_compiled_shapes, move, select_device
+from oaiserve.engine.model.model_config import context_length, select_dtype
+from oaiserve.engine.model.pooling.attention import PACKED
+from oaiserve.engine.model.pooling.files import PoolingFiles, find_file, find_task, read_files, read_json
+from oaiserve.engine.model.pooling.heads import embedding_head, load_dense, score_activation, score_head
+from oaiserve.engine.model.pooling.linear import pack_linears
+from oaiserve.engine.model.pooling.pooler import LoadedPooler, PoolingRunner, row
 from oaiserve.engine.model.profiler import TorchProfiler
+from oaiserve.engine.pooling import Pooling, Task
 from oaiserve.engine.served_model import ServedModel
-from oaiserve.engine.start.load_pooler import load_pooler
+from oaiserve.engine.start.compare import Difference, difference, tolerance
+from oaiserve.engine.start.load import OF_WEIGHTS, config_of
 from oaiserve.engine.start.request import StartRequest
 from oaiserve.engine.start.started import CPU_STEP_TOKENS, GPU_STEP_TOKENS
-from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
+from oaiserve.files.hub import local_source
+from oaiserve.files.load_errors import reported, tensors_named
 
 log = logging.getLogger(__name__)
 
+_PROBE_TOKENS = (5, 19, 19, 160)  # of the texts of the check; the last is beyond the windows of encoders
 
-class Pooling:
+
+def find_model_task(model: str | Path, options: EngineOptions) -> Task:
+    """Find the task of a model. Raises StartupError if its config cannot be read."""
+    source = local_source(model)
+    if options.task == "generate" or (source.gguf_file is not None and options.task == "auto"):
+        return "generate"
+    if source.gguf_file is not None:
+        raise StartupError(f"--task {options.task} needs a folder or a hub id; '{model}' is a GGUF file.")
+    with reported(f"No model could be loaded from {source.shown}"):
+        return find_task(options.task, config_of(source), source)
+
+
+class ToPool:
     """The start of a model that pools."""
 
     name = "to pool"
@@ -39,32 +71,194 @@ class Pooling:
                 f"--draft-model is for models that generate text; the task of '{source.path}' is {task}."
             )
         pooler = request.load("weights", partial(load_pooler, source.path, task, options))
-        return start_pooling(pooler, request.tokenizer, options)
+        dtype = str(pooler.dtype).removeprefix("torch.")
+        log.info(
+            "%s on %s in %s, for --task %s: up to %d tokens a text",
+            type(pooler.layers).__name__,
+            pooler.device,
+            dtype,
+            pooler.pooling.task,
+            pooler.max_model_len,
+        )
+        on_cpu = pooler.device.type == "cpu"
+        if on_cpu:
+            torch.set_num_threads(options.cpu_threads or default_threads())
+        return ServedModel(
+            tokenizer=request.tokenizer,
+            runner=PoolingRunner(pooler),
+            num_blocks=0,
+            max_model_len=pooler.max_model_len,
+            vocab_size=pooler.vocab_size,
+            max_step_tokens_default=CPU_STEP_TOKENS if on_cpu else GPU_STEP_TOKENS,
+            device=str(pooler.device),
+            dtype=dtype,
+            profiler=TorchProfiler(pooler.device),
+            pooling=pooler.pooling,
+        )
 
 
-def start_pooling(pooler: LoadedPooler, tokenizer: Tokenizer, options: EngineOptions) -> ServedModel:
-    """Make the runner of a model that pools."""
-    dtype = str(pooler.dtype).removeprefix("torch.")
-    log.info(
-        "%s on %s in %s, for --task %s: up to %d tokens a text",
-        type(pooler.layers).__name__,
-        pooler.device,
-        dtype,
-        pooler.pooling.task,
-        pooler.max_model_len,
+def load_pooler(model: str | Path, task: Task, options: EngineOptions) -> LoadedPooler:
+    """Load a model for `embed` or `score`. Raises StartupError with a message for the user."""
+    if not sys.stderr.isatty():
+        transformers.utils.logging.disable_progress_bar()
+    _refuse_unless_possible(task, options)
+    source, device = local_source(model), select_device(options.device)
+    limit_compiled_shapes()
+    with reported(f"No model could be loaded from {source.shown}"):
+        config = config_of(source)
+        files = read_files(source) if task == "embed" else PoolingFiles()
+    kind: Any = AutoModel if task == "embed" else AutoModelForSequenceClassification
+    with reported(f"The weights of '{model}' could not be loaded"), tensors_named():
+        loaded, found = kind.from_pretrained(
+            source.location,
+            dtype=select_dtype(options.dtype, config, device, is_gguf=False),
+            **OF_WEIGHTS,
+        )
+        dense = [
+            load_dense(
+                read_json(source, f"{folder}/config.json") or {},
+                find_file(source, f"{folder}/model.safetensors"),
+                source.location,
+            )
+            for folder in files.dense_folders
+        ]
+    # The layer behind BERT's first token is for classification, and many embedding models come without it.
+    missing = sorted(name for name in found["missing_keys"] if task == "score" or not name.startswith("pooler."))
+    if missing:  # transformers fills them with random numbers
+        raise StartupError(
+            f"'{model}' has no weights for {len(missing)} of the tensors that --task {task} needs, such as "
+            f"{missing[0]}."
+        )
+    move(loaded, device, str(model))
+    with reported(f"'{model}' cannot be served for --task {task}"):
+        pooler = prepare_pooler(loaded, task, files, dense, str(model), pack=options.compile)
+    if options.max_model_len is None:
+        return pooler
+    if options.max_model_len > pooler.longest:
+        raise StartupError(
+            f"--max-model-len is {options.max_model_len}, but the model is good for {pooler.longest} tokens."
+        )
+    return replace(pooler, max_model_len=options.max_model_len)
+
+
+def prepare_pooler(
+    model: PreTrainedModel,
+    task: Task,
+    files: PoolingFiles | None = None,
+    dense: list[torch.nn.Module] | None = None,
+    name: str = "the model",
+    *,
+    pack: bool = True,
+) -> LoadedPooler:
+    """Switch a model to packed attention and, with `pack`, to packed linear layers, after checking that it still
+    computes the same. Raises StartupError."""
+    files, config = files or PoolingFiles(), model.config
+    model.eval()
+    layers: Any = model.base_model if task == "score" else model
+    parameters = inspect.signature(layers.forward).parameters
+    if "position_ids" not in parameters or config.is_encoder_decoder:
+        raise StartupError(f"'{name}' cannot be served for --task {task}: {type(layers).__name__} takes no positions.")
+    activation: torch.nn.Module | None = None
+    if task == "score":
+        if config.num_labels != 1:
+            raise StartupError(f"'{name}' cannot be served for --task score: it has {config.num_labels} labels, not 1.")
+        activation, head = score_activation(config, name), score_head(model)
+    else:
+        is_causal = any(getattr(module, "is_causal", False) for module in layers.modules())
+        mode = files.mode or ("lasttoken" if is_causal else "mean")
+        why = "as its files say" if files.mode else "because its files do not say how"
+        log.info("The vectors of %s are pooled by %s, %s", name, mode, why)
+        head = embedding_head(mode, [layer.to(model.device) for layer in dense or []])
+    first_position = _first_position(layers)
+    longest = context_length(config) - first_position
+    texts = _probes(model, longest)
+    expected = _expected(model, task, texts)
+    if getattr(layers, "pooler", None) is not None:
+        layers.pooler = None  # the head has it, or it is not used
+    model.set_attn_implementation(PACKED)
+    if model.config._attn_implementation != PACKED:
+        raise StartupError(f"'{name}' cannot be served: its code does not use transformers' attention interface.")
+    if pack:
+        pack_linears(layers, model.device, model.dtype)
+    ids, lengths = [token_id for text in texts for token_id in text], list(map(len, texts))
+    pooler = LoadedPooler(
+        layers=layers,
+        head=head,
+        activation=activation,
+        device=model.device,
+        dtype=model.dtype,
+        vocab_size=_vocab_size(model),
+        max_model_len=min(longest, files.max_tokens or longest),
+        longest=longest,
+        first_position=first_position,
+        takes_types="token_type_ids" in parameters and getattr(config, "type_vocab_size", 0) > 1,
+        pooling=Pooling("score", 1) if task == "score" else Pooling("embed", 0, prompts=files.prompts),
     )
-    on_cpu = pooler.device.type == "cpu"
-    if on_cpu:
-        torch.set_num_threads(options.cpu_threads or default_threads())
-    return ServedModel(
-        tokenizer=tokenizer,
-        runner=PoolingRunner(pooler),
-        num_blocks=0,
-        max_model_len=pooler.max_model_len,
-        vocab_size=pooler.vocab_size,
-        max_step_tokens_default=CPU_STEP_TOKENS if on_cpu else GPU_STEP_TOKENS,
-        device=str(pooler.device),
-        dtype=dtype,
-        profiler=TorchProfiler(pooler.device),
-        pooling=pooler.pooling,
-    )
+    with torch.inference_mode():
+        try:
+            hidden = pooler.hidden(ids, [0] * len(ids), lengths)
+        except TypeError as error:  # the model's code does not pass an argument on, or asks for what is not there
+            raise StartupError(f"'{name}' cannot be served for --task {task}: {error}.") from error
+        vectors = head(hidden, lengths)
+    found = Difference("", difference(vectors if task == "score" else hidden, expected), tolerance(model.dtype))
+    if found.is_beyond_rounding:
+        raise StartupError(
+            f"'{name}' cannot be served for --task {task}: without padding its outputs differ by {found.apart:.1%} "
+            f"from its own (allowed: {found.limit:.1%}), so its attention does something that is not known here."
+        )
+    if task == "score":
+        return pooler
+    pooling = Pooling("embed", vectors.shape[1], _dimensions(config), files.prompts, files.default_prompt)
+    return replace(pooler, pooling=pooling)
+
+
+def _refuse_unless_possible(task: Task, options: EngineOptions) -> None:
+    """Refuse settings that a model without a KV cache cannot obey."""
+    for flag, is_set in (
+        (f"--tensor-parallel {options.tensor_parallel}", options.tensor_parallel > 1),
+        (f"--quantize {options.quantize}", options.quantize != "none"),
+        (f"--attention {options.attention}", options.attention != "auto"),
+        ("--nvtx", options.nvtx),
+        (f"--kv-cache-dtype {options.kv_cache_dtype}", options.kv_cache_dtype != "auto"),
+        ("--kv-blocks", options.kv_blocks is not None),
+        ("--kv-cache-memory", options.kv_cache_memory is not None),
+    ):
+        if is_set:
+            raise StartupError(f"{flag} does not go together with --task {task}: it is for models that generate text.")
+
+
+def _first_position(layers: torch.nn.Module) -> int:
+    """Return the position of a text's first token. RoBERTa and its like count from behind the position of padding."""
+    embeddings = getattr(layers, "embeddings", None)
+    counts_from_padding = hasattr(embeddings, "create_position_ids_from_input_ids")
+    return int(embeddings.padding_idx) + 1 if counts_from_padding else 0  # type: ignore[union-attr]
+
+
+def _dimensions(config: PreTrainedConfig) -> tuple[int, ...] | None:
+    """Return the sizes to which vectors may be cut, by the names that vLLM reads in config.json, too."""
+    sizes = getattr(config, "matryoshka_dimensions", None)
+    if sizes:
+        return tuple(sorted(sizes))
+    return () if getattr(config, "is_matryoshka", False) else None
+
+
+def _vocab_size(model: PreTrainedModel) -> int:
+    weight = model.get_input_embeddings().weight
+    assert isinstance(weight, torch.Tensor)
+    return weight.shape[0]
+
+
+def _probes(model: PreTrainedModel, longest: int) -> list[list[int]]:
+    """Return texts of varied tokens, none of them padding, which some models treat differently."""
+    size, padding = _vocab_size(model), model.config.pad_token_id
+    ids = [
+        token_id for token_id in ((7 * place + 3) % size for place in range(max(_PROBE_TOKENS))) if token_id != padding
+    ]
+    return [ids[: min(length, longest)] for length in _PROBE_TOKENS]
+
+
+@torch.inference_mode()
+def _expected(model: PreTrainedModel, task: Task, texts: list[list[int]]) -> torch.Tensor:
+    """Compute each text alone with the model's own code: all hidden states, or the logits of a score."""
+    outputs = [model(input_ids=row(text, model.device)) for text in texts]
+    return torch.cat([output.logits if task == "score" else output.last_hidden_state[0] for output in outputs])

@@ -3,11 +3,9 @@
 They are the blocks of a GGUF file, or of experts in MXFP4, or the integers of a checkpoint that was quantized before
 (AWQ, GPTQ and others), or are made here of a checkpoint's weights (--quantize int4).
 
-transformers' code needs weights that are expanded, which is what this is there to avoid. So a small model is expanded:
-a layer of each kind and the last one, with the first rows of the embedding. Transformers' code computes it, as it does
-any other model, and the native step of the same layers, in their blocks, must give the same logits. What this shows of
-a layer holds for all of its kind, since they are described and packed alike. Later starts, which remember these logits,
-compare the native step with them by `start/cache.py`.
+transformers' code needs weights that are expanded. So a small model is: a layer of each kind and the last one, with the
+first rows of the embedding. The native step of the same layers, in their blocks, must give the same logits. This holds
+for all layers of a kind, since they are described and packed alike. Later starts compare with these logits, too.
 """
 
 from __future__ import annotations
@@ -16,7 +14,8 @@ import copy
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -24,13 +23,12 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.adapted_modules import adaptable
 from oaiserve.engine.model.adapters import Adapter, probe_adapter, refuse_unless_they_fit
 from oaiserve.engine.model.checkpoints.empty_model import empty_model, named_parameters
-from oaiserve.engine.model.checkpoints.gguf_config import read_config
 from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights, NotKept, refuse_unless_whole, scale_frequencies
 from oaiserve.engine.model.checkpoints.int4_weights import Int4Weights
 from oaiserve.engine.model.checkpoints.mxfp4_weights import Mxfp4Weights
@@ -54,19 +52,16 @@ from oaiserve.engine.model.model_config import (
     is_mxfp4,
     quantization_of,
     refuse_longer,
-    refuse_unless_decoder_only,
 )
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.served_model import ServedModel
-from oaiserve.engine.start.assemble import assemble
 from oaiserve.engine.start.cache import BLOCK_DTYPES, keeps_blocks, remember_checked
-from oaiserve.engine.start.check import refuse_unless_equal
-from oaiserve.engine.start.load import generation_defaults
+from oaiserve.engine.start.check import Part, refuse_unless_equal
+from oaiserve.engine.start.load import config_of, generation_defaults, read_checkpoint
 from oaiserve.engine.start.native import refuse_unless_adaptable, transformers_logits, with_native_cache
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.start.request import Declined, StartRequest
-from oaiserve.engine.start.some_layers import Part
-from oaiserve.engine.start.started import Started, started_on_cpu
+from oaiserve.engine.start.started import Started, assemble, started_on_cpu
 from oaiserve.errors import StartupError
 from oaiserve.files.load_errors import reported
 from oaiserve.files.private import NotPrivate
@@ -86,14 +81,6 @@ _OF_LAYERS = ("layer_types", "mlp_layer_types", "no_rope_layers", "intermediate_
 # The number of first layers without experts.
 _FIRST_LAYERS = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
 Kind = tuple[object, ...]  # of a layer: what these have for it, and what it does with the keys and values of others
-
-
-class _Files(NamedTuple):
-    """The configuration and the weights that are in the files of a model."""
-
-    config: PreTrainedConfig
-    weights: Weights
-    generation_config: GenerationConfig | None
 
 
 class Quantized:
@@ -143,7 +130,7 @@ def _is_quantized(source: ModelSource) -> bool:
     if source.gguf_file is not None:
         return True
     with reported(f"No model could be loaded from {source.shown}"):
-        config = _config(source)
+        config = config_of(source)
         config = text_config(config) or config
         return is_mxfp4(config) or quantization_of(config, source.location) is not None
 
@@ -172,19 +159,13 @@ def start_quantized(request: StartRequest) -> Started:
         with request.times.part("native code"):
             request.compiling.join()
     kept = load_quantized(request.source, options, keeps_quantized=key is not None, reserved=request.reserved)
-    loaded, weights = kept.loaded, kept.weights
-    started = started_on_cpu(
-        kept.native,
-        loaded,
-        options,
-        kept.decoder.adaptable(),
-        num_blocks=kept.num_blocks,
-        num_states=kept.num_states,
-    )
+    loaded, weights, decoder = kept.loaded, kept.weights, kept.decoder
+    sizes: Any = {"num_blocks": kept.num_blocks, "num_states": kept.num_states}
+    started = started_on_cpu(kept.native, loaded, options, decoder.adaptable(), **sizes)
     if key is not None:
         remember = partial(
             remember_checked,
-            *(key, loaded, kept.decoder, kept.expected, options, kept.compared),
+            *(key, loaded, decoder, kept.expected, options, kept.compared),
             after_seconds=REMEMBER_AFTER_SECONDS,
         )
         if isinstance(weights, GgufWeights):
@@ -194,6 +175,58 @@ def start_quantized(request: StartRequest) -> Started:
     return started
 
 
+def _read(
+    source: ModelSource, options: EngineOptions, library: Library, num_threads: int, *, keeps_quantized: bool
+) -> tuple[PreTrainedConfig, Weights]:
+    """Read the configuration of a model, and map its weights. Raises StartupError, NotKept, and what transformers
+    raises."""
+    _, _, config, quantization, is_wrapped = read_checkpoint(source, source.gguf_file or source.location)
+    refuse_longer(options.max_model_len, config)
+    if source.gguf_file is not None:
+        in_file = GgufWeights(source.path, config)
+        if not in_file.has_blocks():
+            raise NotKept("it has no quantized weights")
+        return config, in_file
+    folder, has_mxfp4 = Path(source.location), is_mxfp4(config)
+    config.__dict__.pop("quantization_config", None)  # for which transformers wants other packages
+    if has_mxfp4:
+        return config, Mxfp4Weights(folder)
+    weights: Int4Weights | PackedWeights
+    if quantization is None:
+        weights = Int4Weights(folder, library, num_threads, of_wrapper=is_wrapped)
+    else:
+        # Longer sums cost more without tiles, because x has two levels for them.
+        has_tiles = library.has_integer_tiles()
+        weights = PackedWeights(folder, quantization, of_wrapper=is_wrapped, is_long=has_tiles)
+        if not weights.has_integers():
+            raise NotKept("its weights are floats of 8 bits")
+    if weights.names().isdisjoint(_EMBEDDINGS):
+        raise NotKept(f"models of type '{config.model_type}' are only known expanded")
+    weights.leave_out_beyond({name for name, _ in named_parameters(_empty_model(config, library.dtype, weights))})
+    if keeps_quantized and isinstance(weights, Int4Weights) and options.quantized_cache:
+        try:
+            weights.write_to_file(options.quantized_cache)
+        except (NotPrivate, OSError) as error:
+            log.info("The next start will quantize the weights again, because they are not kept: %s", error)
+    return config, weights
+
+
+@contextmanager
+def _errors_not_kept() -> Iterator[None]:
+    """Raise NotKept for what may be wrong with a model, but StartupError as it is."""
+    try:
+        yield
+    except (BuildError, MemoryError, NotKnown) as error:
+        raise NotKept(str(error)) from error
+    except (NotKept, StartupError):
+        raise
+    except Exception as error:  # transformers' code, and files, can raise anything
+        log.debug("The weights cannot be kept", exc_info=True)
+        raise NotKept(f"{type(error).__name__}: {error}") from error
+
+
+@_errors_not_kept()
+@torch.inference_mode()
 def load_quantized(
     source: ModelSource,
     options: EngineOptions,
@@ -206,91 +239,30 @@ def load_quantized(
     With `keeps_quantized`, those that are quantized here are in a file of the cache if there is room. Raises NotKept
     for a model whose weights have to be expanded, and StartupError if there is no memory for what the options ask for.
     """
-    try:
-        return _load(source, options, reserved, keeps_quantized=keeps_quantized)
-    except (BuildError, MemoryError, NotKnown) as error:
-        raise NotKept(str(error)) from error
-    except (NotKept, StartupError):
-        raise
-    except Exception as error:  # transformers' code, and files, can raise anything
-        log.debug("The weights cannot be kept", exc_info=True)
-        raise NotKept(f"{type(error).__name__}: {error}") from error
-
-
-def _read(
-    source: ModelSource,
-    options: EngineOptions,
-    library: Library,
-    num_threads: int,
-    *,
-    keeps_quantized: bool,
-) -> _Files:
-    """Read the configuration of a model, and map its weights. Raises StartupError, NotKept, and what transformers
-    raises."""
-    config = _config(source)
-    if (text := text_config(config)) is not None:
-        log.info("'%s' is multimodal: its text model is served, without images", source.location)
-        config = text
-    refuse_unless_decoder_only(config, source.gguf_file or source.location)
-    refuse_longer(options.max_model_len, config)
-    if source.gguf_file is not None:
-        in_file = GgufWeights(source.path, config)
-        if not in_file.has_blocks():
-            raise NotKept("it has no quantized weights")
-        return _Files(config, in_file, None)
-    folder, quantization = Path(source.location), quantization_of(config, source.location)
-    has_mxfp4 = is_mxfp4(config)
-    config.__dict__.pop("quantization_config", None)  # for which transformers wants other packages
-    if has_mxfp4:
-        return _Files(config, Mxfp4Weights(folder), generation_defaults(folder))
-    weights: Int4Weights | PackedWeights
-    if quantization is None:
-        weights = Int4Weights(folder, library, num_threads, of_wrapper=text is not None)
-    else:
-        # Longer sums cost more without tiles, because x has two levels for them.
-        has_tiles = library.has_integer_tiles()
-        weights = PackedWeights(folder, quantization, of_wrapper=text is not None, is_long=has_tiles)
-        if not weights.has_integers():
-            raise NotKept("its weights are floats of 8 bits")
-    if weights.names().isdisjoint(_EMBEDDINGS):
-        raise NotKept(f"models of type '{config.model_type}' are only known expanded")
-    weights.leave_out_beyond({name for name, _ in named_parameters(_empty_model(config, library.dtype, weights))})
-    if keeps_quantized and isinstance(weights, Int4Weights) and options.quantized_cache:
-        try:
-            weights.write_to_file(options.quantized_cache)
-        except (NotPrivate, OSError) as error:
-            log.info("The next start will quantize the weights again, because they are not kept: %s", error)
-    return _Files(config, weights, generation_defaults(folder))
-
-
-@torch.inference_mode()
-def _load(
-    source: ModelSource,
-    options: EngineOptions,
-    reserved: ReservedMemory | None,
-    *,
-    keeps_quantized: bool,
-) -> QuantizedModel:
     limit_compiled_shapes()
     dtype = BLOCK_DTYPES[options.dtype]
     library = Library(dtype, "blocks", native_build=options.native_build)
     num_threads = options.cpu_threads or default_threads()
     has_adapters = options.has_adapters
     sizes: Any = {"block_size": options.block_size, "num_threads": num_threads, "has_adapters": has_adapters}
-    config, weights, _ = files = _read(source, options, library, num_threads, keeps_quantized=keeps_quantized)
-    max_model_len = options.max_model_len or context_length(config)
-
+    config, weights = _read(source, options, library, num_threads, keeps_quantized=keeps_quantized)
     model = _empty_model(config, dtype, weights)
     refuse_unless_whole(weights, named_parameters(model))
     refuse_unless_they_fit(options.adapters, adaptable(model))
     share_caches(model)
     kinds = _kinds(config)
-    shown_by = {kind: kinds.index(kind) for kind in kinds}  # the layer of each kind that is compared
-    vocab_size = _vocab_size(weights)
-    rows = min(_CHECKED_ROWS, vocab_size)
-    part = Part(sorted({*shown_by.values(), len(kinds) - 1}), rows)
+    embedding = next((name for name in _EMBEDDINGS if name in weights.names()), None)
+    if embedding is None:
+        raise NotKept("it has no embedding with a name that is known")
+    vocab_size = weights.shape(embedding)[0]
+    part = Part(sorted({*map(kinds.index, kinds), len(kinds) - 1}), min(_CHECKED_ROWS, vocab_size))
     blocks_of = cache(weights.blocks)  # which may make them, and that takes a while
-    known = _ask_transformers(files, blocks_of, part, max_model_len, dtype, options, reserved)
+    known, known_parameters, expected = _ask_transformers(source, config, weights, blocks_of, part, options, reserved)
+    # In the part, of the layer that shows what holds for all of its kind.
+    places = [part.layers.index(kinds.index(kind)) for kind in kinds]
+
+    def of_all(found: Mapping[int, T]) -> dict[int, T]:
+        return {layer: found[place] for layer, place in enumerate(places) if place in found}
 
     blocks = {parameter: found for parameter in weights.names() if (found := blocks_of(parameter)) is not None}
     others = {parameter: weights.tensor(parameter) for parameter in weights.names() if parameter not in blocks}
@@ -299,14 +271,13 @@ def _load(
     if isinstance(weights, PackedWeights):
         weights.give_back()  # whose embedding is mostly in float16, and has been copied
     loaded = replace(
-        known.loaded,
+        known,
         model=model,
         vocab_size=vocab_size,
-        kv_shapes=_of_layers(known.loaded.kv_shapes, kinds, shown_by),
-        state_shapes=_of_layers(known.loaded.state_shapes, kinds, shown_by),
+        kv_shapes=of_all(known.kv_shapes),
+        state_shapes=of_all(known.state_shapes),
     )
-    parameters = _of_layers(known.parameters, kinds, shown_by)
-    decoder = describe(loaded, parameters, blocks)
+    decoder = describe(loaded, of_all(known_parameters), blocks)
     if has_adapters:
         refuse_unless_adaptable(model, decoder)
     num_blocks, most_states = cpu_sizes(loaded, options)
@@ -316,49 +287,28 @@ def _load(
     refuse_unless_equal(
         NativeDecoder(library, small, num_blocks=1, reserved=reserved, is_passing=True, **sizes),
         part.spec(loaded),
-        known.expected,
+        expected,
         block_size=options.block_size,
         is_quantized=True,
         probe=probe,
     )
     native = NativeDecoder(library, decoder, num_blocks=num_blocks, reserved=reserved, **sizes)
     log.info("The native step is ready, with weights in blocks: %s", _counts(blocks, others))
-    return QuantizedModel(loaded, weights, decoder, part, known.expected, native, num_blocks, most_states)
-
-
-def _vocab_size(weights: Weights) -> int:
-    """Return the number of rows of the embedding. Raises NotKept if it has another name than those that are known."""
-    found = next((name for name in _EMBEDDINGS if name in weights.names()), None)
-    if found is None:
-        raise NotKept("it has no embedding with a name that is known")
-    return weights.shape(found)[0]
-
-
-def _of_layers(found: Mapping[int, T], kinds: list[Kind], shown_by: Mapping[Kind, int]) -> dict[int, T]:
-    """Return for each layer what was found of the one that shows its kind, if anything was."""
-    return {layer: found[shown_by[kind]] for layer, kind in enumerate(kinds) if shown_by[kind] in found}
-
-
-class _Known(NamedTuple):
-    """The facts that transformers' code has shown of some layers, by the index of each in the whole model."""
-
-    loaded: LoadedModel  # of these layers alone
-    parameters: dict[int, AttentionParameters]
-    expected: list[Tensor]  # the logits of these layers: without an adapter, and then with one if there may be any
+    return QuantizedModel(loaded, weights, decoder, part, expected, native, num_blocks, most_states)
 
 
 def _ask_transformers(
-    files: _Files,
+    source: ModelSource,
+    config: PreTrainedConfig,
+    weights: Weights,
     blocks_of: Callable[[str], Blocks | ExpertBlocks | None],
     part: Part,
-    max_model_len: int,
-    dtype: torch.dtype,
     options: EngineOptions,
     reserved: ReservedMemory | None,
-) -> _Known:
-    """Expand a part of the model, in reserved memory, and return what transformers' code makes of it."""
-    config, weights, generation_config = files
-    layers, rows = part.layers, part.rows
+) -> tuple[LoadedModel, dict[int, AttentionParameters], list[Tensor]]:
+    """Expand a part of the model, in reserved memory, and ask transformers' code: for the part as it is loaded, what
+    its layers call attention with, and its logits, without an adapter and then with one if there may be any."""
+    layers, rows, dtype = part.layers, part.rows, BLOCK_DTYPES[options.dtype]
     small = copy.deepcopy(config)
     small.num_hidden_layers = len(layers)
     for name, values in _lists(config).items():
@@ -377,8 +327,8 @@ def _ask_transformers(
     small.vocab_size = rows
     small.pad_token_id = None
     model = _empty_model(small, dtype, weights)
-    if generation_config is not None:
-        model.generation_config = generation_config
+    if source.gguf_file is None and (defaults := generation_defaults(Path(source.location))) is not None:
+        model.generation_config = defaults
 
     tensors: dict[str, Tensor | Blocks] = {}
     num_threads = torch.get_num_threads()
@@ -397,18 +347,16 @@ def _ask_transformers(
     _fill(model, _expanded(tensors, dtype, reserved))
     torch.set_num_threads(num_threads)
 
+    max_model_len = options.max_model_len or context_length(config)
     loaded = with_native_cache(replace(prepare(model), max_model_len=max_model_len), options)
     refuse_unless_it_fits(loaded.kv_shapes.values(), options.block_size)
     expected, parameters = transformers_logits(loaded, options.block_size)
     if options.has_adapters:
-        probe = _probe(model, part, dtype)
+        shapes = adaptable(model)  # the probe is made by the names in the whole model
+        of_whole = probe_adapter({part.name_in_whole(name): shape for name, shape in shapes.items()}, dtype)
+        probe = Adapter(of_whole.name, {name: of_whole.parts[part.name_in_whole(name)] for name in shapes})
         expected += transformers_logits(loaded, options.block_size, probe)[0]
-
-    def in_whole(found: Mapping[int, T]) -> dict[int, T]:
-        return {layer: found[i] for i, layer in enumerate(layers) if i in found}
-
-    kv_shapes, state_shapes = in_whole(loaded.kv_shapes), in_whole(loaded.state_shapes)
-    return _Known(replace(loaded, kv_shapes=kv_shapes, state_shapes=state_shapes), in_whole(parameters), expected)
+    return loaded, parameters, expected
 
 
 def _expanded(
@@ -426,13 +374,6 @@ def _expanded(
         name: matrix.expand(dtype, room.view(matrix.shape))
         for (name, matrix), room in zip(blocks.items(), rooms, strict=True)
     }
-
-
-def _probe(model: PreTrainedModel, part: Part, dtype: torch.dtype) -> Adapter:
-    """Return the check's adapter for a model with some of the layers, by their names in the whole model."""
-    shapes = {part.name_in_whole(name): shape for name, shape in adaptable(model).items()}
-    whole = probe_adapter(shapes, dtype)
-    return Adapter(whole.name, {name: whole.parts[part.name_in_whole(name)] for name in adaptable(model)})
 
 
 def _kinds(config: PreTrainedConfig) -> list[Kind]:
@@ -454,15 +395,6 @@ def _lists(config: PreTrainedConfig) -> dict[str, list[object]]:
     """Find the settings that have a value for each layer."""
     lists = {name: getattr(config, name, None) for name in _OF_LAYERS}
     return {name: list(values) for name, values in lists.items() if isinstance(values, list | tuple)}
-
-
-def _config(source: ModelSource) -> PreTrainedConfig:
-    if source.gguf_file is not None:
-        return read_config(source.path)
-    config: PreTrainedConfig = AutoConfig.from_pretrained(
-        source.location, local_files_only=True, trust_remote_code=False
-    )
-    return config
 
 
 def _counts(blocks: Mapping[str, Blocks | ExpertBlocks], others: Mapping[str, Tensor]) -> str:

@@ -8,11 +8,10 @@ from oaiserve.engine.model.adapters import refuse_unless_they_fit
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.memory import cpu_sizes
 from oaiserve.engine.served_model import ServedModel
-from oaiserve.engine.start.assemble import assemble
 from oaiserve.engine.start.cache import CheckedModel, recall_model, start_checked
 from oaiserve.engine.start.draft import load_draft
 from oaiserve.engine.start.request import Declined, StartRequest
-from oaiserve.engine.start.started import Started, started_on_cpu
+from oaiserve.engine.start.started import Started, assemble, started_on_cpu
 from oaiserve.files.start_cache import NotRemembered
 
 log = logging.getLogger(__name__)
