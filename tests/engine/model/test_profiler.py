@@ -14,7 +14,7 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.profiler import nvtx_ranges
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.start.assemble import assemble
+from oaiserve.engine.start.started import assemble
 from oaiserve.engine.start.ways.expanded import start_on_cpu
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError

@@ -20,10 +20,10 @@ from oaiserve.engine.model.states import StateCache, StateChunk, States, StepSta
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.start.load import load_model
-from oaiserve.engine.start.native import native_decoder
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.errors import StartupError
+from tests.engine.model.cpu.small_models import native_decoder
 from tests.engine.model.runners import eager_runner, sequence_of
 from tests.models.decoders import byte_tokenizer, generate, random_model
 from tests.models.small_configs import STATE_FAMILIES, config_of

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,20 +16,17 @@ from torch import Tensor
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.cpu import build
-from oaiserve.engine.model.cpu.description import Decoder
 from oaiserve.engine.request import ChatPrompt, SamplingParams
 from oaiserve.engine.start import cache, load, stored
 from oaiserve.engine.start.cache import cache_key, recall_model, start_checked
-from oaiserve.engine.start.native import native_decoder
 from oaiserve.engine.start.stored import StoredFiles, StoredTensors, TooLarge, from_json, to_json
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.facts.start_times import StartTimes
 from oaiserve.files.start_cache import NotRemembered, Subject, recall
-from tests.engine.model.cpu.small_models import BLOCK_SIZE, FAMILIES, make_model
+from tests.engine.model.cpu.small_models import FAMILIES, described, make_model
 from tests.engine.model.cpu.small_models import load as load_small
-from tests.engine.text.tokenizers_for_tests import CHATML
+from tests.engine.remembered import save, wait_until_remembered
 from tests.models.adapters import write_adapter
-from tests.models.decoders import byte_tokenizer
 
 pytestmark = pytest.mark.compiler
 PARTS = ["import of torch", "start cache", "weights and check", "tokenizer"]
@@ -41,19 +37,12 @@ GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 @pytest.fixture
 def folder(tmp_path: Path, empty_cache: Path, request: pytest.FixtureRequest) -> Path:
     """Return a folder with a small model, of the family that a test names."""
-    made = tmp_path / "model"
-    make_model(FAMILIES[getattr(request, "param", "llama")]).save_pretrained(made)
-    tokenizer = byte_tokenizer()
-    tokenizer.chat_template = CHATML
-    tokenizer.save_pretrained(made)
-    return made
+    return save(make_model(FAMILIES[getattr(request, "param", "llama")]), tmp_path / "model")
 
 
 def answer(folder: Path, **options: Any) -> list[int]:
     engine = Engine.from_pretrained(folder, **OPTIONS | options)
-    for thread in threading.enumerate():
-        if thread.name == "remember":
-            thread.join()
+    wait_until_remembered()
     with engine:
         return engine.generate([[5, 9, 3, 17]], GREEDY)[0].token_ids
 
@@ -101,9 +90,7 @@ def test_a_model_with_adapters_starts_again_after_a_check_that_had_one(
 
     def both_answers() -> list[list[int]]:
         engine = Engine.from_pretrained(folder, options, lora=(given,))
-        for thread in threading.enumerate():
-            if thread.name == "remember":
-                thread.join()
+        wait_until_remembered()
         with engine:
             return [engine.generate([[5, 9, 3, 17]], GREEDY, adapter=name)[0].token_ids for name in (None, "small")]
 
@@ -216,19 +203,12 @@ def test_nothing_is_remembered_of_what_the_native_step_is_not_for(folder: Path, 
 def test_a_description_is_read_as_it_was_written(family: str, tmp_path: Path) -> None:
     loaded = load_small(FAMILIES[family])
     loaded.model.save_pretrained(tmp_path)
-    found: list[Decoder] = []
-    native_decoder(
-        loaded,
-        num_blocks=1,
-        block_size=BLOCK_SIZE,
-        num_threads=1,
-        when_checked=lambda decoder, _: found.append(decoder),
-    )
+    decoder = described(loaded)
     tensors = StoredTensors(tmp_path, loaded.model.named_parameters(remove_duplicate=False))
-    written = json.loads(json.dumps(to_json(found[0], tensors)))
+    written = json.loads(json.dumps(to_json(decoder, tensors)))
     read = from_json(written, StoredFiles(tmp_path, bytearray(b"x" * 64 + tensors.content), 64))
-    assert same(read, found[0])
-    for layer, before in zip(read.layers, found[0].layers, strict=True):
+    assert same(read, decoder)
+    for layer, before in zip(read.layers, decoder.layers, strict=True):
         # Whether the MLP reads what attention reads is told by these two being one.
         assert (layer.mlp_norm is layer.attention_norm) == (before.mlp_norm is before.attention_norm)
     weights = sum(parameter.nbytes for parameter in loaded.model.parameters() if parameter.dim() == 2)

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import logging
 import shutil
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.drafting.drafts import Drafts
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.cpu import build
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.start import load
 from oaiserve.errors import StartupError
 from tests.engine.drafting.test_draft_model import Steady
 from tests.engine.model.cpu.small_models import config, make_model
-from tests.engine.text.tokenizers_for_tests import CHATML
-from tests.models.decoders import byte_tokenizer
+from tests.engine.remembered import save, wait_until_remembered
 
-pytestmark = pytest.mark.compiler
+pytestmark = [pytest.mark.compiler, pytest.mark.usefixtures("empty_cache")]
 OPTIONS: dict[str, Any] = {"device": "cpu", "kv_blocks": 64, "cpu_threads": 1}
 PROMPT = [*range(5, 45)]
 WAYS = {
@@ -32,36 +28,18 @@ WAYS = {
 }
 
 
-def save(folder: Path, asked: Any, vocab_size: int = 256) -> Path:
-    make_model(asked).save_pretrained(folder)
-    tokenizer = byte_tokenizer(vocab_size)
-    tokenizer.chat_template = CHATML
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Return the folders of a model, of the same one with more rows than tokens, and of others."""
     root = tmp_path_factory.mktemp("models")
     sizes = {"vocab_size": 256, "num_hidden_layers": 2}
     return {
-        "model": save(root / "model", config("llama", **sizes)),
-        "another": save(root / "another", config("llama", **{**sizes, "num_hidden_layers": 1})),
-        "wide": save(root / "wide", config("llama", **{**sizes, "vocab_size": 320})),
-        "other vocabulary": save(root / "other", config("llama", **{**sizes, "vocab_size": 300}), 300),
-        "no native step": save(root / "none", config("apertus", **sizes)),
+        "model": save(make_model(config("llama", **sizes)), root / "model"),
+        "another": save(make_model(config("llama", **{**sizes, "num_hidden_layers": 1})), root / "another"),
+        "wide": save(make_model(config("llama", **{**sizes, "vocab_size": 320})), root / "wide"),
+        "other vocabulary": save(make_model(config("llama", **{**sizes, "vocab_size": 300})), root / "other", 300),
+        "no native step": save(make_model(config("apertus", **sizes)), root / "none"),
     }
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give each test an empty cache, apart from the library."""
-    libraries = build.build(torch.float32).parent
-    cache = tmp_path / "cache"
-    cache.mkdir(mode=0o700)
-    (cache / "native").symlink_to(libraries)
-    monkeypatch.setenv("OAISERVE_CACHE", str(cache))
 
 
 def started(model: Path, draft_model: Path | None = None, **options: Any) -> Engine:
@@ -69,9 +47,7 @@ def started(model: Path, draft_model: Path | None = None, **options: Any) -> Eng
     engine = Engine.from_pretrained(
         model, EngineOptions(**OPTIONS | options, draft_model=None if draft_model is None else str(draft_model))
     )
-    for thread in threading.enumerate():
-        if thread.name == "remember":
-            thread.join()
+    wait_until_remembered()
     drafts = engine._loop._stepper._drafts
     assert isinstance(drafts, Drafts)
     if drafts.model is not None:
@@ -92,15 +68,22 @@ def ask(engine: Engine, params: SamplingParams) -> tuple[list[list[int]], int, i
 
 
 @pytest.mark.parametrize(
-    ("model", "draft"), [("model", "model"), ("model", "another"), ("model", "wide"), ("wide", "model")]
+    ("model", "draft", "cache"),
+    [
+        ("model", "model", "auto"),
+        ("model", "another", "auto"),
+        ("model", "wide", "auto"),
+        ("wide", "model", "auto"),
+        ("model", "model", "int8"),
+    ],
 )
 def test_answers_are_the_same_and_a_draft_model_that_is_the_model_is_right(
-    saved: dict[str, Path], model: str, draft: str, monkeypatch: pytest.MonkeyPatch
+    saved: dict[str, Path], model: str, draft: str, cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of them has more rows than tokens, as among the sizes of some families."""
-    with started(saved[model]) as engine:
+    with started(saved[model], kv_cache_dtype=cache) as engine:
         expected = {way: ask(engine, params)[0] for way, params in WAYS.items()}
-    with started(saved[model], saved[draft]) as engine:
+    with started(saved[model], saved[draft], kv_cache_dtype=cache) as engine:
         monkeypatch.setattr(engine._loop._stepper._drafts, "_look_up", lambda *_: None)
         for way, params in WAYS.items():
             found, num_drafted, num_accepted = ask(engine, params)
@@ -108,18 +91,6 @@ def test_answers_are_the_same_and_a_draft_model_that_is_the_model_is_right(
             assert num_drafted > 20
             if model == draft:
                 assert num_accepted == num_drafted
-
-
-def test_with_a_cache_in_eight_bits_answers_are_those_without_a_draft_model(
-    saved: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with started(saved["model"], kv_cache_dtype="int8") as engine:
-        expected = ask(engine, WAYS["greedy"])[0]
-    with started(saved["model"], saved["model"], kv_cache_dtype="int8") as engine:
-        monkeypatch.setattr(engine._loop._stepper._drafts, "_look_up", lambda *_: None)
-        found, num_drafted, num_accepted = ask(engine, WAYS["greedy"])
-        assert found == expected
-        assert num_accepted == num_drafted > 20
 
 
 def test_both_start_again_without_transformers(

@@ -6,9 +6,6 @@ A later start of a GGUF file, without transformers, gives the same numbers, or i
 from __future__ import annotations
 
 import logging
-import re
-import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,22 +18,19 @@ from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from tokenizers import pre_tokenizers
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.adapters import Adapter
-from oaiserve.engine.model.batch import Batch, build_batch
+from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.checkpoints.gguf_config import read_config
 from oaiserve.engine.model.checkpoints.gguf_weights import NotKept
-from oaiserve.engine.model.cpu import build
 from oaiserve.engine.model.cpu.blocks import Blocks
 from oaiserve.engine.model.cpu.reserved import ReservedMemory
-from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.families import FAMILIES as FAMILIES_OF_FILES
 from oaiserve.engine.model.families import gpt_oss
 from oaiserve.engine.model.rehearsal import prompt
-from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams, TextPrompt
 from oaiserve.engine.start.cache import cache_key, recall_model, start_checked
 from oaiserve.engine.start.compare import difference
@@ -51,23 +45,25 @@ from oaiserve.files.source import find_model
 from oaiserve.files.start_cache import NotRemembered, Subject
 from tests.engine.model.adapters_for_tests import random_adapter
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, config, make_model
+from tests.engine.remembered import wait_until_remembered
 from tests.models.decoders import byte_tokenizer
 from tests.models.gguf_files import random_blocks, write_gguf
 from tests.models.gguf_records import Record, model_of
+from tests.models.in_blocks import (
+    FAMILIES,
+    WIDE,
+    batch_of,
+    dequantized,
+    eager_logits,
+    file_of,
+    in_eight_bits,
+    round_inputs,
+    with_plain_experts,
+)
 from tests.models.mxfp4 import save_in_mxfp4
 
 pytestmark = pytest.mark.compiler
 OPTIONS = EngineOptions(block_size=BLOCK_SIZE, kv_blocks=8, dtype="float32", cpu_threads=1)
-WIDE = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "initializer_range": 0.2}
-FAMILIES = {
-    "llama": config("llama", **WIDE),
-    "llama, tied": config("llama", **WIDE, tie_word_embeddings=True),
-    "qwen2": config("qwen2", **WIDE),
-    "qwen3": config("qwen3", **WIDE, head_dim=128),  # the file does not say how wide, for transformers
-    "phi3": config("phi3", **WIDE | {"vocab_size": 32064}),  # its padding is token 32,000
-    "gemma2": config("gemma2", **WIDE, sliding_window=6, query_pre_attn_scalar=16),
-    "gemma3": config("gemma3_text", **WIDE, sliding_window=6),
-}
 _CHOSEN = {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
 MIXTURES = {
     # All experts for each token: rounded to eight bits, one that likes two as much could get another one.
@@ -80,53 +76,11 @@ GPT_OSS_SIZES: dict[str, Any] = {
     "num_local_experts": 4, "num_experts_per_tok": 2, "dtype": "float32",
 }  # fmt: skip
 GPT_OSS = config("gpt_oss", **WIDE, **GPT_OSS_SIZES, swiglu_limit=1.5)
-# As llama.cpp mixes them: some matrices have more bits, and some are not quantized.
-MIX = {"attn_v": Kind.Q8_0, "ffn_down": Kind.Q5_1, "token_embd": Kind.Q8_0, "attn_output": Kind.F16}
-
-
-def file_of(
-    asked: PreTrainedConfig,
-    folder: Path,
-    mix: dict[str, Kind] = MIX,
-    rest: Kind = Kind.Q4_0,
-    rope_factors: NDArray[np.float32] | None = None,
-    tokenizer: dict[str, Any] | None = None,
-    most_tensors: int = 0,
-) -> Path:
-    """Write a model with random weights as a GGUF file, or several of so many tensors, and return the first one."""
-    path = folder / "model.gguf"
-    model = make_model(asked)
-    parameters = [(name, parameter.detach().float().numpy()) for name, parameter in model.named_parameters()]
-
-    def kind_of(name: str) -> Kind:
-        return next((kind for part, kind in mix.items() if part in name), rest)
-
-    write_gguf(path, asked, parameters, kind_of, tokenizer, rope_factors, most_tensors=most_tensors)
-    return min(folder.glob("model*.gguf")) if most_tensors else path
-
-
-def batch_of(num_tokens: int, vocab_size: int, adapter: Adapter | None = None) -> Batch:
-    batch = build_batch(prompt(num_tokens, vocab_size, BLOCK_SIZE), BLOCK_SIZE, torch.device("cpu"))
-    batch.adapters = [] if adapter is None else [adapter]
-    return batch
 
 
 def kept_logits(path: Path, num_tokens: int) -> torch.Tensor:
     kept = load_quantized(find_model(path), OPTIONS)
     return kept.native.forward(batch_of(num_tokens, kept.loaded.vocab_size)).clone()
-
-
-def in_eight_bits(_: torch.nn.Module, inputs: tuple[torch.Tensor], together: int = 32) -> torch.Tensor:
-    """Round what a linear layer reads as the native step does: in groups of so many that share a scale."""
-    groups = inputs[0].unflatten(-1, (-1, together))
-    scales = groups.abs().amax(-1, keepdim=True).clamp(min=1e-9) / 127  # the padding token's embedding is zeros
-    return ((groups / scales).round() * scales).flatten(-2)
-
-
-def round_inputs(module: torch.nn.Module, rounded: Callable[..., torch.Tensor] = in_eight_bits) -> None:
-    """Have a linear layer multiply its input rounded. Adapters, which hooks add, multiply what comes in."""
-    product = module.forward
-    module.forward = lambda x: product(rounded(module, (x,)))
 
 
 def expanded_logits(
@@ -144,66 +98,15 @@ def expanded_logits(
     return eager_logits(loaded, num_tokens, adapter)
 
 
-def eager_logits(loaded: LoadedModel, num_tokens: int, adapter: Adapter | None = None) -> torch.Tensor:
-    eager = EagerExecutor.with_cache(loaded, num_blocks=8, block_size=BLOCK_SIZE)
-    with torch.inference_mode():
-        return eager.forward(batch_of(num_tokens, loaded.vocab_size, adapter))
-
-
-def with_plain_experts(model: PreTrainedModel, *, in_blocks: bool, together: int = 32) -> None:
-    """Have a model compute its experts token by token, and round what these read if they are in blocks."""
-
-    def rounded(x: torch.Tensor) -> torch.Tensor:
-        return in_eight_bits(model, (x,), together) if in_blocks else x
-
-    def plain(experts: Any) -> Any:
-        def product(x: torch.Tensor, name: str, expert: int) -> torch.Tensor:
-            weight = getattr(experts, name)[expert]
-            found = x @ (weight if experts.is_transposed else weight.T)
-            return found + getattr(experts, f"{name}_bias")[expert] if experts.has_bias else found
-
-        def forward(x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-            out = torch.zeros_like(x)
-            for token, of_token in enumerate(chosen.tolist()):
-                for place, expert in enumerate(of_token):
-                    inner = experts._apply_gate(product(rounded(x[token]), "gate_up_proj", expert))
-                    out[token] += product(rounded(inner), "down_proj", expert) * weights[token, place]
-            return out
-
-        return forward
-
-    for name, module in model.named_modules():
-        if name.endswith(".experts"):
-            module.forward = plain(module)
-
-
-def dequantized(asked: PreTrainedConfig, mix: dict[str, Kind]) -> PreTrainedModel:
-    """Return the model of `file_of` with the numbers that its file has: experts as `mix` says, and Q8_0."""
-
-    def there_and_back(tensor: torch.Tensor, kind: Kind) -> torch.Tensor:
-        return torch.from_numpy(gguf.dequantize(gguf.quantize(tensor.detach().numpy(), kind), kind))
-
-    model = make_model(asked)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("experts.gate_up_proj"):
-                halves = zip(parameter.chunk(2, dim=1), (mix["gate_exps"], mix["up_exps"]), strict=True)
-                parameter.copy_(torch.cat([there_and_back(*half) for half in halves], dim=1))
-            elif name.endswith("experts.down_proj"):
-                parameter.copy_(there_and_back(parameter, mix["down_exps"]))
-            elif parameter.dim() == 2 and not re.search("mlp.gate|expert_gate", name):
-                parameter.copy_(there_and_back(parameter, Kind.Q8_0))
-    for name, module in model.named_modules():
-        if isinstance(module, torch.nn.Linear) and "expert_gate" not in name:
-            module.register_forward_pre_hook(in_eight_bits)
-    return model
-
-
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logits_are_those_of_transformers_with_expanded_weights(family: str, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("cache_of_blocks")
+def test_logits_are_those_of_transformers_with_expanded_weights_in_each_start(family: str, tmp_path: Path) -> None:
     path = file_of(FAMILIES[family], tmp_path)
+    start_and_remember(path)
+    found = kept_logits(path, 20)
     # A number between two of the eight-bit ones may be rounded to either.
-    assert difference(kept_logits(path, 20), expanded_logits(path, 20)) < 0.02
+    assert difference(found, expanded_logits(path, 20)) < 0.02
+    assert torch.equal(remembered_logits(path, 20), found)
 
 
 @pytest.mark.parametrize("family", ["llama", "phi3", "gemma2"])  # sorted by head, fused, with norms behind
@@ -234,18 +137,25 @@ KINDS_OF_EXPERTS = {
     "kept": {"gate_exps": Kind.Q4_0, "up_exps": Kind.Q4_0, "down_exps": Kind.Q5_1},
     "in MXFP4": {"gate_exps": Kind.MXFP4, "up_exps": Kind.MXFP4, "down_exps": Kind.MXFP4},
     "expanded": {"gate_exps": Kind.Q4_0, "up_exps": Kind.F16, "down_exps": Kind.F32},
+    "unlike, so expanded": {"gate_exps": Kind.Q4_0, "up_exps": Kind.Q5_0, "down_exps": Kind.F16},
 }
 
 
 @pytest.mark.parametrize(
     ("family", "kinds"),
-    [("mixtral", "kept"), ("qwen2_moe", "kept"), ("qwen3_moe", "in MXFP4"), ("mixtral", "expanded")],
+    [
+        ("mixtral", "kept"),
+        ("qwen2_moe", "kept"),
+        ("qwen3_moe", "in MXFP4"),
+        ("mixtral", "expanded"),
+        ("mixtral", "unlike, so expanded"),
+    ],
 )
-def test_experts_stay_in_blocks(family: str, kinds: str, tmp_path: Path) -> None:
+def test_experts_stay_in_blocks_if_gates_are_like_up_projections(family: str, kinds: str, tmp_path: Path) -> None:
     asked, mix = MIXTURES[family], KINDS_OF_EXPERTS[kinds]
     path = file_of(asked, tmp_path, mix=mix, rest=Kind.Q8_0)
     model = dequantized(asked, mix)
-    with_plain_experts(model, in_blocks=kinds != "expanded")
+    with_plain_experts(model, in_blocks="expanded" not in kinds)
     assert difference(kept_logits(path, 20), eager_logits(prepare(model), 20)) < 0.02
 
 
@@ -272,14 +182,6 @@ def test_rows_of_formats_with_256_weights_in_a_block_are_rounded_256_numbers_at_
         if isinstance(module, torch.nn.Linear) and "o_proj" not in name and "gate" not in name:
             round_inputs(module, lambda module, x: in_eight_bits(module, x, 256))
     assert difference(kept_logits(path, 20), eager_logits(loaded, 20)) < 0.02
-
-
-def test_gates_in_another_format_than_their_up_projections_are_expanded(tmp_path: Path) -> None:
-    mix = {"gate_exps": Kind.Q4_0, "up_exps": Kind.Q5_0, "down_exps": Kind.F16}
-    path = file_of(MIXTURES["mixtral"], tmp_path, mix=mix, rest=Kind.Q8_0)
-    model = dequantized(MIXTURES["mixtral"], mix)
-    with_plain_experts(model, in_blocks=False)
-    assert difference(kept_logits(path, 20), eager_logits(prepare(model), 20)) < 0.02
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "qwen3_moe"])
@@ -390,29 +292,24 @@ def test_an_architecture_that_nothing_reads_is_refused_with_those_that_can_be_re
         read_config(path)
 
 
-def test_only_options_of_the_native_step_keep_weights(tmp_path: Path) -> None:
+def test_only_options_of_the_native_step_keep_weights_and_are_remembered(tmp_path: Path) -> None:
     source = find_model(file_of(FAMILIES["llama"], tmp_path))
     assert reason_to_expand(source, OPTIONS) is None
-    changes: list[dict[str, Any]] = [
-        {"compile": False},
-        {"quantize": "int8"},
-        {"dtype": "float16"},
-        {"tensor_parallel": 2},
-    ]
-    for changed in changes:
-        assert reason_to_expand(source, EngineOptions(**changed)) is not None
+    changes: list[dict[str, Any]] = [{"compile": False}, {"quantize": "int8"}, {"dtype": "float16"}]
+    for changed in (*changes, {"tensor_parallel": 2}):
+        options = EngineOptions(**changed)
+        assert reason_to_expand(source, options) is not None
+        assert cache_key(source.path, options) is None
 
 
 def test_a_file_whose_tensors_are_not_those_of_the_model_is_not_kept(tmp_path: Path) -> None:
     path = file_of(FAMILIES["llama"], tmp_path)
     content = path.read_bytes()
     assert content.count(b"blk.1.attn_norm.weight") == 1
-    path.write_bytes(content.replace(b"blk.1.attn_norm.weight", b"blk.1.attn_nurm.weight"))
-    with pytest.raises(NotKept, match="it has a tensor 'blk.1.attn_nurm.weight', which is not known"):
-        kept_logits(path, 20)
-    path.write_bytes(content.replace(b"blk.1.attn_norm.weight", b"blk.3.attn_norm.weight"))
-    with pytest.raises(NotKept, match="it has a tensor 'blk.3.attn_norm.weight', which is not known"):
-        kept_logits(path, 20)
+    for other in ("blk.1.attn_nurm.weight", "blk.3.attn_norm.weight"):
+        path.write_bytes(content.replace(b"blk.1.attn_norm.weight", other.encode()))
+        with pytest.raises(NotKept, match=f"it has a tensor '{other}', which is not known"):
+            kept_logits(path, 20)
 
 
 def test_the_weights_of_the_check_are_in_memory_that_is_reserved(
@@ -438,16 +335,6 @@ def test_the_weights_of_the_check_are_in_memory_that_is_reserved(
 # -- what a start remembers of a file
 
 
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a cache that is empty, apart from the libraries, and that is written at once."""
-    monkeypatch.setattr("oaiserve.engine.start.ways.quantized.REMEMBER_AFTER_SECONDS", 0.0)
-    libraries = build.build(torch.float32, "blocks").parent
-    (tmp_path / "cache").mkdir(mode=0o700)
-    (tmp_path / "cache" / "native").symlink_to(libraries)
-    monkeypatch.setenv("OAISERVE_CACHE", str(tmp_path / "cache"))
-
-
 def subject_of(path: Path) -> Subject:
     asked = cache_key(path, OPTIONS)
     assert asked is not None
@@ -457,12 +344,6 @@ def subject_of(path: Path) -> Subject:
 def start_and_remember(path: Path) -> None:
     start_quantized(StartRequest(find_model(path), OPTIONS, key=subject_of(path)))
     wait_until_remembered()
-
-
-def wait_until_remembered() -> None:
-    for thread in threading.enumerate():
-        if thread.name == "remember":
-            thread.join()
 
 
 def remembered_logits(path: Path, num_tokens: int) -> torch.Tensor:
@@ -481,15 +362,7 @@ def flip(path: Path, name: str, at: int = 2) -> None:
         file.write(bytes([byte ^ 0x77]))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.usefixtures("cache")
-def test_a_file_that_was_checked_starts_again_with_the_same_numbers(family: str, tmp_path: Path) -> None:
-    path = file_of(FAMILIES[family], tmp_path)
-    start_and_remember(path)
-    assert torch.equal(remembered_logits(path, 20), kept_logits(path, 20))
-
-
-@pytest.mark.usefixtures("cache")
+@pytest.mark.usefixtures("cache_of_blocks")
 def test_a_model_in_several_files_has_the_numbers_of_one_file(tmp_path: Path) -> None:
     (tmp_path / "whole").mkdir()
     expected = kept_logits(file_of(FAMILIES["llama"], tmp_path / "whole"), 20)
@@ -505,7 +378,7 @@ def test_a_model_in_several_files_has_the_numbers_of_one_file(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ["qwen3_5_text", "qwen3_next"])  # columns in another order; two tensors as one
-@pytest.mark.usefixtures("cache")
+@pytest.mark.usefixtures("cache_of_blocks")
 def test_matrices_whose_parts_are_in_another_order_are_found_again(name: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     Record(name).write(path, model_of(name), lambda _: Kind.Q8_0)
@@ -514,16 +387,7 @@ def test_matrices_whose_parts_are_in_another_order_are_found_again(name: str, tm
     start_checked(checked, OPTIONS, num_blocks=8, num_threads=2)  # which compares the logits
 
 
-@pytest.mark.usefixtures("cache")
-def test_weights_that_are_no_blocks_are_part_of_what_was_checked(tmp_path: Path) -> None:
-    path = file_of(FAMILIES["llama"], tmp_path)
-    start_and_remember(path)
-    flip(path, "blk.1.attn_norm.weight")
-    with pytest.raises(NotRemembered, match=r"^model\.gguf has changed$"):
-        recall_model(subject_of(path), OPTIONS)
-
-
-@pytest.mark.usefixtures("cache")
+@pytest.mark.usefixtures("cache_of_blocks")
 def test_blocks_that_have_changed_are_compared_or_taken_as_they_are_now(tmp_path: Path) -> None:
     path = file_of(FAMILIES["llama"], tmp_path)
     start_and_remember(path)
@@ -536,9 +400,12 @@ def test_blocks_that_have_changed_are_compared_or_taken_as_they_are_now(tmp_path
         flip(path, "blk.0.attn_v.weight", at)
     with pytest.raises(NotRemembered, match="its outputs differ by .* from those of transformers' code"):
         remembered_logits(path, 20)
+    flip(path, "blk.1.attn_norm.weight")
+    with pytest.raises(NotRemembered, match=r"^model\.gguf has changed$"):
+        recall_model(subject_of(path), OPTIONS)
 
 
-@pytest.mark.usefixtures("cache")
+@pytest.mark.usefixtures("cache_of_blocks")
 def test_a_file_in_another_place_is_checked_anew_and_an_untouched_copy_is_not(tmp_path: Path) -> None:
     path = file_of(FAMILIES["llama"], tmp_path)
     start_and_remember(path)
@@ -549,7 +416,7 @@ def test_a_file_in_another_place_is_checked_anew_and_an_untouched_copy_is_not(tm
     recall_model(subject_of(path), OPTIONS)
 
 
-@pytest.mark.usefixtures("cache")
+@pytest.mark.usefixtures("cache_of_blocks")
 def test_a_file_with_adapters_starts_again_after_a_check_that_had_one(tmp_path: Path) -> None:
     path, options = file_of(FAMILIES["llama"], tmp_path), replace(OPTIONS, lora_dir=tmp_path)
     asked = cache_key(path, options)
@@ -564,11 +431,6 @@ def test_a_file_with_adapters_starts_again_after_a_check_that_had_one(tmp_path: 
     assert torch.equal(native.forward(batch), load_quantized(find_model(path), options).native.forward(batch))
     with pytest.raises(NotRemembered):  # what was found with adapters is another check
         recall_model(subject_of(path), OPTIONS)
-
-
-def test_nothing_is_remembered_of_a_file_that_is_expanded(tmp_path: Path) -> None:
-    path = file_of(FAMILIES["llama"], tmp_path)
-    assert cache_key(path, replace(OPTIONS, quantize="int8")) is None
 
 
 TOKENS = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "he", "ll", "hell", "<end>"]
@@ -602,7 +464,7 @@ def test_a_gguf_file_of_gpt_oss_without_a_size_is_refused_by_its_name(tmp_path: 
         load_quantized(find_model(path), OPTIONS)
 
 
-@pytest.mark.usefixtures("cache")
+@pytest.mark.usefixtures("cache_of_blocks")
 def test_the_tokenizer_of_a_file_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = file_with_tokenizer(tmp_path)
     first = Tokenizer.from_pretrained(path)
@@ -616,7 +478,7 @@ def test_the_tokenizer_of_a_file_is_remembered(tmp_path: Path, monkeypatch: pyte
     Tokenizer.from_pretrained(path)
 
 
-@pytest.mark.usefixtures("cache")
+@pytest.mark.usefixtures("cache_of_blocks")
 def test_an_engine_that_starts_again_loads_no_code_of_transformers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from transformers import PreTrainedModel
 from oaiserve.config import Bytes
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.checkpoints.int4_weights import Int4Weights
-from oaiserve.engine.model.cpu import build
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.start.compare import difference
@@ -25,8 +23,9 @@ from oaiserve.files.source import find_model
 from tests.engine.model.adapters_for_tests import random_adapter
 from tests.engine.model.checkpoints.test_packed_weights import OPTIONS, SIZES, kept_logits, written
 from tests.engine.model.cpu.small_models import config, make_model
-from tests.engine.start.test_quantized import FAMILIES, batch_of, eager_logits, file_of, round_inputs
+from tests.engine.remembered import wait_until_remembered
 from tests.models.decoders import byte_tokenizer, generate
+from tests.models.in_blocks import FAMILIES, batch_of, eager_logits, file_of, round_inputs
 from tests.models.packed import Packing
 
 INT4 = replace(OPTIONS, quantize="int4")
@@ -141,48 +140,34 @@ def test_adapters_are_added_to_products_with_quantized_weights(tmp_path: Path) -
 def answered(folder: Path, **options: Any) -> list[int]:
     """Start an engine on a folder, and return an answer once all is remembered."""
     engine = Engine.from_pretrained(folder, replace(INT4, **options))
-    for thread in threading.enumerate():
-        if thread.name == "remember":
-            thread.join()
+    wait_until_remembered()
     with engine:
         params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
         return engine.generate([[5, 9, 3, 17]], params)[0].token_ids
 
 
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a cache that is empty, apart from the libraries, and that is written at once."""
-    monkeypatch.setattr("oaiserve.engine.start.ways.quantized.REMEMBER_AFTER_SECONDS", 0.0)
-    libraries = build.build(torch.float32, "blocks").parent
-    cache = tmp_path / "cache"
-    cache.mkdir(mode=0o700)
-    (cache / "native").symlink_to(libraries)
-    monkeypatch.setenv("OAISERVE_CACHE", str(cache))
-    return cache
-
-
 @pytest.mark.compiler
 def test_what_a_start_has_quantized_is_there_for_later_ones(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cache_of_blocks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     family, changes = CASES["gemma4, shared caches"]
     saved(tmp_path / "model", family, **changes)
     in_memory = answered(tmp_path / "model", quantized_cache=Bytes(0))
-    assert not (cache / "quantized").exists()
+    assert not (cache_of_blocks / "quantized").exists()
     assert answered(tmp_path / "model") == in_memory
-    (file,) = (cache / "quantized").iterdir()
+    (file,) = (cache_of_blocks / "quantized").iterdir()
     with monkeypatch.context() as patch:
         patch.setattr("oaiserve.engine.start.ways.quantized.start_quantized", None)
         patch.setattr("oaiserve.engine.text.tokenizer._load", None)
         assert answered(tmp_path / "model") == in_memory
     file.write_bytes(bytes(file.stat().st_size))  # weights that are all zero
     assert answered(tmp_path / "model") == in_memory
-    (again,) = (cache / "quantized").iterdir()
+    (again,) = (cache_of_blocks / "quantized").iterdir()
     assert any(again.read_bytes())
 
 
 @pytest.mark.compiler
-def test_other_weights_are_quantized_anew(tmp_path: Path, cache: Path) -> None:
+def test_other_weights_are_quantized_anew(tmp_path: Path, cache_of_blocks: Path) -> None:
     model = saved(tmp_path / "model")
     before = answered(tmp_path / "model")
     with torch.no_grad():

@@ -27,8 +27,8 @@ from oaiserve.files.source import find_model
 from tests.engine.model.adapters_for_tests import random_adapter
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, config, make_model
 from tests.engine.model.gpu.packed_matrices import weights_in
-from tests.engine.start.test_quantized import batch_of, eager_logits, in_eight_bits, round_inputs
 from tests.models.decoders import byte_tokenizer, generate
+from tests.models.in_blocks import batch_of, eager_logits, in_eight_bits, round_inputs
 from tests.models.packed import Packing, write_checkpoint
 
 OPTIONS = EngineOptions(block_size=BLOCK_SIZE, kv_blocks=8, dtype="float32", cpu_threads=1)

@@ -23,7 +23,6 @@ from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.states import States
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.start.load import load_model
-from oaiserve.engine.start.native import native_decoder
 from oaiserve.engine.start.stored import StoredTensors
 from oaiserve.engine.start.ways.quantized import load_quantized, reason_to_expand
 from oaiserve.engine.text.tokenizer import Tokenizer
@@ -31,6 +30,7 @@ from oaiserve.errors import StartupError
 from oaiserve.files.checkpoint import refuse_unless_sound
 from oaiserve.files.source import find_model
 from tests.engine.model.cpu import small_models
+from tests.engine.model.cpu.small_models import native_decoder
 from tests.engine.model.runners import make_engine
 from tests.engine.text.tokenizers_for_tests import CHATML
 from tests.models.decoders import byte_tokenizer, generate

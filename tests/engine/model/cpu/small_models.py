@@ -16,13 +16,15 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.cpu import amx, build, prebuilt
+from oaiserve.engine.model.cpu.describe import describe
+from oaiserve.engine.model.cpu.description import Decoder
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.states import States
 from oaiserve.engine.served_model import ServedModel
-from oaiserve.engine.start.native import native_decoder, start_native, with_native_cache
+from oaiserve.engine.start.native import native_step, start_native, transformers_logits, with_native_cache
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.models.decoders import SMALL, byte_tokenizer, random_model
@@ -261,8 +263,6 @@ STATE_FAMILIES: dict[str, PreTrainedConfig] = {
     "kimi_linear": config("kimi_linear", **KIMI),  # decays of each row of a state, latent vectors beside states
 }
 FAMILIES |= STATE_FAMILIES
-# Its random layers make much of what rounding changes: in 16 bits, all of them together differ from themselves.
-DEEP = config("mistral", num_hidden_layers=30, sliding_window=6)
 NUM_STATES = 24  # more than sequences run, so that some can be kept
 WITHOUT_STEP = config("apertus")  # a family of which the native library supports only attention
 GEMMA3N = config(  # several hidden states of a token
@@ -350,6 +350,17 @@ def compiled_for(instructions: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "FLAGS", [replaced.get(flag, flag) for flag in build.FLAGS])
         yield
+
+
+def described(loaded: LoadedModel) -> Decoder:
+    return describe(loaded, transformers_logits(loaded, BLOCK_SIZE)[1])
+
+
+def native_decoder(
+    loaded: LoadedModel, *, num_blocks: int, num_threads: int, has_adapters: bool = False, **options: Any
+) -> NativeDecoder:
+    asked = EngineOptions(lora_dir=Path("unread") if has_adapters else None, **options)
+    return native_step(loaded, asked, num_blocks=num_blocks, num_threads=num_threads)
 
 
 def native(loaded: LoadedModel, *, num_blocks: int = 64, num_threads: int = 1) -> NativeDecoder:

@@ -18,11 +18,10 @@ from oaiserve.engine.model.adapted_modules import adaptable
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.request import Grammar, Request, SamplingParams, TokenPrompt
 from oaiserve.engine.served_model import ServedModel
-from oaiserve.engine.start.native import native_decoder
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.engine.model.adapters_for_tests import merged, random_adapter
-from tests.engine.model.cpu.small_models import BLOCK_SIZE, config, make_model
+from tests.engine.model.cpu.small_models import BLOCK_SIZE, config, make_model, native_decoder
 from tests.engine.test_adapters import collect
 from tests.models.decoders import byte_tokenizer, generate
 

@@ -24,7 +24,6 @@ from oaiserve.engine.model.spec import KEY_GROUP, KVShape
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.start.compare import difference
-from oaiserve.engine.start.native import native_decoder
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.errors import StartupError
 from tests.engine.model.cpu.small_models import (
@@ -34,6 +33,7 @@ from tests.engine.model.cpu.small_models import (
     compiled_for,
     config,
     load,
+    native_decoder,
     started_runner,
 )
 from tests.engine.model.cpu.test_attention_backend import NUM_BLOCKS, Layer, shapes, steps_of

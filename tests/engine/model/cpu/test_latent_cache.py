@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from oaiserve.engine.start import load as loading
 from oaiserve.errors import StartupError
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, LATENT, compiled_for, config, load, make_model, native
 from tests.engine.model.cpu.two_steps import NUM_BLOCKS, two_steps
+from tests.engine.remembered import wait_until_remembered
 from tests.models.decoders import byte_tokenizer, generate
 
 pytestmark = [pytest.mark.kernels, pytest.mark.compiler]
@@ -151,9 +151,7 @@ def folder(tmp_path: Path, empty_cache: Path) -> Path:
 def answers(folder: Path, **options: Any) -> list[list[int]]:
     options = {"device": "cpu", "cpu_threads": 1, "kv_cache_memory": MEMORY, **options}
     engine = Engine.from_pretrained(folder, EngineOptions(**options))
-    for thread in threading.enumerate():
-        if thread.name == "remember":
-            thread.join()
+    wait_until_remembered()
     with engine:
         return [completion.token_ids for completion in engine.generate(PROMPTS, GREEDY)]
 

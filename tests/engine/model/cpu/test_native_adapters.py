@@ -20,11 +20,19 @@ from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.start.compare import QUANTIZED_TOLERANCE, difference
-from oaiserve.engine.start.native import native_decoder, with_native_cache
+from oaiserve.engine.start.native import with_native_cache
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Step
 from tests.engine.model.adapters_for_tests import merged, random_adapter
-from tests.engine.model.cpu.small_models import BLOCK_SIZE, FAMILIES, compiled_for, config, load, make_model
+from tests.engine.model.cpu.small_models import (
+    BLOCK_SIZE,
+    FAMILIES,
+    compiled_for,
+    config,
+    load,
+    make_model,
+    native_decoder,
+)
 
 pytestmark = [pytest.mark.kernels, pytest.mark.compiler]
 CPU = torch.device("cpu")

@@ -15,7 +15,7 @@ from oaiserve.engine.model.cpu.description import NotKnown
 from oaiserve.engine.model.states import StateChunk
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.start.native import native_decoder, with_native_cache
+from oaiserve.engine.start.native import with_native_cache
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Step
 from tests.engine.model.cpu.small_models import (
@@ -31,6 +31,7 @@ from tests.engine.model.cpu.small_models import (
     make_engine,
     make_model,
     native,
+    native_decoder,
     native_runner,
     started_runner,
     states_of,

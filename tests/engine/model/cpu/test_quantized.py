@@ -10,10 +10,9 @@ from oaiserve.engine.model.cpu import build
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.start.native import native_decoder
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.errors import StartupError
-from tests.engine.model.cpu.small_models import BLOCK_SIZE, FAMILIES, config, load, started_runner
+from tests.engine.model.cpu.small_models import BLOCK_SIZE, FAMILIES, config, load, native_decoder, started_runner
 
 pytestmark = pytest.mark.compiler
 STEP = 2.0**-9

@@ -18,8 +18,7 @@ from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.cpu.reserved import ReservedMemory, reserve
 from oaiserve.engine.model.rehearsal import prompt
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.start.native import native_decoder
-from tests.engine.model.cpu.small_models import BLOCK_SIZE, FAMILIES, load
+from tests.engine.model.cpu.small_models import BLOCK_SIZE, FAMILIES, described, load
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is reserved on Linux alone, which .ci/run is")
 SIZES = {"num_blocks": 4, "block_size": BLOCK_SIZE, "num_threads": 1}
@@ -27,9 +26,8 @@ SIZES = {"num_blocks": 4, "block_size": BLOCK_SIZE, "num_threads": 1}
 
 @pytest.fixture(scope="module")
 def llama() -> tuple[LoadedModel, Decoder]:
-    loaded, found = load(FAMILIES["llama"]), []
-    native_decoder(loaded, **SIZES, when_checked=lambda decoder, _: found.append(decoder))
-    return loaded, found[0]
+    loaded = load(FAMILIES["llama"])
+    return loaded, described(loaded)
 
 
 def resident_bytes(memory: ReservedMemory) -> int:

@@ -26,7 +26,7 @@ from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.states import StateChunk, States
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.start.native import native_decoder, transformers_logits
+from oaiserve.engine.start.native import transformers_logits
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.facts.engine_numbers import EngineNumbers
 from tests.engine.model.cpu.small_models import (
@@ -44,6 +44,7 @@ from tests.engine.model.cpu.small_models import (
     config,
     load,
     make_engine,
+    native_decoder,
     states_of,
 )
 from tests.models.gguf_files import random_blocks

@@ -20,7 +20,7 @@ from oaiserve.engine.model.gpu.graphs import DecodeGraphs
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.start.gpu.graph_capture import capture_prompts, token_ladder
+from oaiserve.engine.start.gpu.graph_capture import Captured, capture_prompts, token_ladder
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Step
 from tests.engine.model.gpu.graphs import Plain, run_again

@@ -19,7 +19,7 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.pooling.files import PoolingFiles
 from oaiserve.engine.model.pooling.linear import OneDnnLinear
 from oaiserve.engine.request import Finished, PairPrompt, Pooled, Prompt, Request, SamplingParams, TextPrompt
-from oaiserve.engine.start.load_pooler import load_pooler, prepare_pooler
+from oaiserve.engine.start.ways.pooling import load_pooler, prepare_pooler
 from oaiserve.errors import StartupError
 from tests.engine.model.pooling.reference import logits, vectors
 from tests.models.decoders import SMALL

@@ -11,7 +11,7 @@ from transformers import AutoConfig, BertConfig, LlamaConfig, PreTrainedConfig, 
 
 from oaiserve.config import EngineOptions, OptionError
 from oaiserve.engine.model.pooling.files import PoolingFiles, find_task, read_files
-from oaiserve.engine.start.load_pooler import find_model_task
+from oaiserve.engine.start.ways.pooling import find_model_task
 from oaiserve.errors import StartupError
 from oaiserve.files.source import ModelSource
 

@@ -1,0 +1,26 @@
+"""Models in folders that tests start more than once, and the end of what a start remembers of them."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from tests.engine.text.tokenizers_for_tests import CHATML
+from tests.models.decoders import byte_tokenizer
+
+
+def save(model: PreTrainedModel, folder: Path, *vocab_size: int) -> Path:
+    """Save a model with a tokenizer that has a chat template, and return the folder."""
+    model.save_pretrained(folder)
+    tokenizer = byte_tokenizer(*vocab_size)
+    tokenizer.chat_template = CHATML
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def wait_until_remembered() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "remember":
+            thread.join()

@@ -1,0 +1,134 @@
+"""Models whose weights are in blocks: their GGUF files, and the numbers that transformers computes of the same weights.
+
+The native step rounds what its matrices read to eight bits, and so do these models of transformers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as Kind
+from numpy.typing import NDArray
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from oaiserve.engine.model.adapters import Adapter
+from oaiserve.engine.model.batch import Batch, build_batch
+from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.rehearsal import prompt
+from oaiserve.engine.model.spec import LoadedModel
+from tests.engine.model.cpu.small_models import BLOCK_SIZE, config, make_model
+from tests.models.gguf_files import write_gguf
+
+WIDE = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "initializer_range": 0.2}
+FAMILIES = {
+    "llama": config("llama", **WIDE),
+    "llama, tied": config("llama", **WIDE, tie_word_embeddings=True),
+    "qwen2": config("qwen2", **WIDE),
+    "qwen3": config("qwen3", **WIDE, head_dim=128),  # the file does not say how wide, for transformers
+    "phi3": config("phi3", **WIDE | {"vocab_size": 32064}),  # its padding is token 32,000
+    "gemma2": config("gemma2", **WIDE, sliding_window=6, query_pre_attn_scalar=16),
+    "gemma3": config("gemma3_text", **WIDE, sliding_window=6),
+}
+# As llama.cpp mixes them: some matrices have more bits, and some are not quantized.
+MIX = {"attn_v": Kind.Q8_0, "ffn_down": Kind.Q5_1, "token_embd": Kind.Q8_0, "attn_output": Kind.F16}
+
+
+def file_of(
+    asked: PreTrainedConfig,
+    folder: Path,
+    mix: dict[str, Kind] = MIX,
+    rest: Kind = Kind.Q4_0,
+    rope_factors: NDArray[np.float32] | None = None,
+    tokenizer: dict[str, Any] | None = None,
+    most_tensors: int = 0,
+) -> Path:
+    """Write a model with random weights as a GGUF file, or several of so many tensors, and return the first one."""
+    path = folder / "model.gguf"
+    model = make_model(asked)
+    parameters = [(name, parameter.detach().float().numpy()) for name, parameter in model.named_parameters()]
+
+    def kind_of(name: str) -> Kind:
+        return next((kind for part, kind in mix.items() if part in name), rest)
+
+    write_gguf(path, asked, parameters, kind_of, tokenizer, rope_factors, most_tensors=most_tensors)
+    return min(folder.glob("model*.gguf")) if most_tensors else path
+
+
+def batch_of(num_tokens: int, vocab_size: int, adapter: Adapter | None = None) -> Batch:
+    batch = build_batch(prompt(num_tokens, vocab_size, BLOCK_SIZE), BLOCK_SIZE, torch.device("cpu"))
+    batch.adapters = [] if adapter is None else [adapter]
+    return batch
+
+
+def in_eight_bits(_: torch.nn.Module, inputs: tuple[torch.Tensor], together: int = 32) -> torch.Tensor:
+    """Round what a linear layer reads as the native step does: in groups of so many that share a scale."""
+    groups = inputs[0].unflatten(-1, (-1, together))
+    scales = groups.abs().amax(-1, keepdim=True).clamp(min=1e-9) / 127  # the padding token's embedding is zeros
+    return ((groups / scales).round() * scales).flatten(-2)
+
+
+def round_inputs(module: torch.nn.Module, rounded: Callable[..., torch.Tensor] = in_eight_bits) -> None:
+    """Have a linear layer multiply its input rounded. Adapters, which hooks add, multiply what comes in."""
+    product = module.forward
+    module.forward = lambda x: product(rounded(module, (x,)))
+
+
+def eager_logits(loaded: LoadedModel, num_tokens: int, adapter: Adapter | None = None) -> torch.Tensor:
+    eager = EagerExecutor.with_cache(loaded, num_blocks=8, block_size=BLOCK_SIZE)
+    with torch.inference_mode():
+        return eager.forward(batch_of(num_tokens, loaded.vocab_size, adapter))
+
+
+def with_plain_experts(model: PreTrainedModel, *, in_blocks: bool, together: int = 32) -> None:
+    """Have a model compute its experts token by token, and round what these read if they are in blocks."""
+
+    def rounded(x: torch.Tensor) -> torch.Tensor:
+        return in_eight_bits(model, (x,), together) if in_blocks else x
+
+    def plain(experts: Any) -> Any:
+        def product(x: torch.Tensor, name: str, expert: int) -> torch.Tensor:
+            weight = getattr(experts, name)[expert]
+            found = x @ (weight if experts.is_transposed else weight.T)
+            return found + getattr(experts, f"{name}_bias")[expert] if experts.has_bias else found
+
+        def forward(x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+            out = torch.zeros_like(x)
+            for token, of_token in enumerate(chosen.tolist()):
+                for place, expert in enumerate(of_token):
+                    inner = experts._apply_gate(product(rounded(x[token]), "gate_up_proj", expert))
+                    out[token] += product(rounded(inner), "down_proj", expert) * weights[token, place]
+            return out
+
+        return forward
+
+    for name, module in model.named_modules():
+        if name.endswith(".experts"):
+            module.forward = plain(module)
+
+
+def dequantized(asked: PreTrainedConfig, mix: dict[str, Kind]) -> PreTrainedModel:
+    """Return the model of `file_of` with the numbers that its file has: experts as `mix` says, and Q8_0."""
+
+    def there_and_back(tensor: torch.Tensor, kind: Kind) -> torch.Tensor:
+        return torch.from_numpy(gguf.dequantize(gguf.quantize(tensor.detach().numpy(), kind), kind))
+
+    model = make_model(asked)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("experts.gate_up_proj"):
+                halves = zip(parameter.chunk(2, dim=1), (mix["gate_exps"], mix["up_exps"]), strict=True)
+                parameter.copy_(torch.cat([there_and_back(*half) for half in halves], dim=1))
+            elif name.endswith("experts.down_proj"):
+                parameter.copy_(there_and_back(parameter, mix["down_exps"]))
+            elif parameter.dim() == 2 and not re.search("mlp.gate|expert_gate", name):
+                parameter.copy_(there_and_back(parameter, Kind.Q8_0))
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and "expert_gate" not in name:
+            module.register_forward_pre_hook(in_eight_bits)
+    return model
