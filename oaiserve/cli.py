@@ -396,12 +396,13 @@ def _serve_app(config: Config, sock: socket.socket) -> int:
     keep_freed()
     logger.info("Start, in ms since the process began: %s", times)
     task: Task = "generate" if engine.pooling is None else engine.pooling.task
+    banner = _banner(config, sock.getsockname()[1], task)
     if children:
-        _listen(config.server, sock, _banner(config, sock.getsockname()[1], task))
+        _listen(config.server, sock, banner)
         supervisor.serve(sock)
     else:
         run_until_signal(
-            app, config, sock, connections, on_drain=engine.drain, failure=lambda: engine.failure, task=task
+            app, config.server, sock, connections, banner, on_drain=engine.drain, failure=lambda: engine.failure
         )
     return 0 if engine.failure is None else 1
 
@@ -411,21 +412,6 @@ def _files_with_keys(config: Config) -> list[Path]:
     if config.file is not None and {"api-key", "api_key"} & FILE_FORMATS[config.file.suffix](config.file).config.keys():
         found.append(config.file)
     return found
-
-
-def run_until_signal(
-    app: Callable[..., Awaitable[None]],
-    config: Config,
-    sock: socket.socket,
-    connections: Connections,
-    *,
-    on_drain: Callable[[], None] = lambda: None,
-    failure: Callable[[], BaseException | None] = lambda: None,
-    task: Task = "generate",
-) -> None:
-    """Serve `app` until SIGTERM, SIGINT, SIGHUP or a failure, as `Server` does. Raises SystemExit if it cannot."""
-    banner = _banner(config, sock.getsockname()[1], task)
-    _run(app, config.server, sock, connections, banner, on_drain=on_drain, failure=failure)
 
 
 def _route(options: RouteOptions, sock: socket.socket) -> int:
@@ -442,20 +428,21 @@ oaiserve {__version__} routes to {", ".join(options.replica)} at {url}/v1
 
 Ctrl-C stops it.
 """
-    _run(made.app, server, sock, allowed_connections(server), banner, on_drain=made.gateway.drain)
+    run_until_signal(made.app, server, sock, allowed_connections(server), banner, on_drain=made.gateway.drain)
     return 0
 
 
-def _run(
+def run_until_signal(
     app: Callable[..., Awaitable[None]],
     options: ServerOptions,
     sock: socket.socket,
     connections: Connections,
     banner: str,
     *,
-    on_drain: Callable[[], None],
+    on_drain: Callable[[], None] = lambda: None,
     failure: Callable[[], BaseException | None] = lambda: None,
 ) -> None:
+    """Serve `app` until SIGTERM, SIGINT, SIGHUP or a failure, as `Server` does. Raises SystemExit if it cannot."""
     from oaiserve.http.server import Server
 
     server = Server(app, options, connections, on_drain=on_drain, failure=failure)

@@ -7,10 +7,11 @@ OptionError for a wrong value.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from decimal import Decimal
+from functools import cache
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from oaiserve.hosts import host_name, is_loopback
 
@@ -58,6 +59,11 @@ class Bytes(int):
         return int.__repr__(self)
 
 
+def flag_of(name: str) -> str:
+    """Return the flag of a setting."""
+    return "--" + name.replace("_", "-")
+
+
 def _check(holds: bool, flag: str, value: object, allowed: str) -> None:
     if not holds:
         raise OptionError(f"{flag} is {value}, but must be {allowed}.")
@@ -68,9 +74,31 @@ def is_header_value(text: str) -> bool:
     return text.isascii() and text.isprintable() and text == "".join(text.split()) != ""
 
 
-def _check_choice(flag: str, value: str, choices: object) -> None:
-    allowed = get_args(choices)
-    _check(value in allowed, flag, f"'{value}'", f"one of {', '.join(allowed)}")
+def _refuse(given: str, *contradictions: tuple[str, bool, str]) -> None:
+    """Refuse a setting beside the other ones that hold, each with the reason."""
+    for other, holds, why in contradictions:
+        if holds:
+            raise OptionError(f"{given} and {other} do not go together: {why}.")
+
+
+@cache
+def _choices(kind: type) -> dict[str, tuple[str, ...]]:
+    hints = get_type_hints(kind)
+    return {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Literal}
+
+
+def _check_choices(options: Any) -> None:
+    """Check the settings that are one of several words."""
+    for name, allowed in _choices(options.__class__).items():
+        value = getattr(options, name)
+        _check(value in allowed, flag_of(name), f"'{value}'", f"one of {', '.join(allowed)}")
+
+
+def _check_least(options: Any, **least: float) -> None:
+    """Check the settings that must be at least this much, if they are set."""
+    for name, bound in least.items():
+        value = getattr(options, name)
+        _check(value is None or value >= bound, flag_of(name), value, f"at least {bound}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,28 +224,23 @@ class ServerOptions:
         for origin in self.cors_origin:
             is_origin = origin == "*" or _ORIGIN.fullmatch(origin) is not None
             _check(is_origin, "--cors-origin", f"'{origin}'", "* or scheme://host[:port], without a path")
-        _check(self.body_limit >= 1, "--body-limit", self.body_limit, "at least 1 byte")
         _check(self.served_model_name != "", "--served-model-name", "empty", "a name")
-        _check(self.drain_timeout_seconds >= 0, "--drain-timeout-seconds", self.drain_timeout_seconds, "at least 0")
         is_seconds = 0 <= self.write_timeout_seconds < float("inf")
         _check(is_seconds, "--write-timeout-seconds", self.write_timeout_seconds, "at least 0, and finite")
-        for flag, seconds in (
-            ("--header-timeout-seconds", self.header_timeout_seconds),
-            ("--idle-timeout-seconds", self.idle_timeout_seconds),
-        ):
-            _check(0 < seconds < float("inf"), flag, seconds, "above 0, and finite")
-        most, per_address = self.max_connections, self.max_connections_per_address
-        _check(most is None or most >= 1, "--max-connections", most, "at least 1")
-        _check(per_address is None or per_address >= 0, "--max-connections-per-address", per_address, "at least 0")
-        _check(self.stream_interval >= 1, "--stream-interval", self.stream_interval, "at least 1")
-        number, seconds = self.response_store_number, self.response_store_seconds
-        _check(number >= 0, "--response-store-number", number, "at least 0")
-        _check(self.response_store_bytes >= 1, "--response-store-bytes", self.response_store_bytes, "at least 1 byte")
-        _check(0 < seconds < float("inf"), "--response-store-seconds", seconds, "above 0, and finite")
-        _check_choice("--tool-call-parser", self.tool_call_parser, ToolCallParser)
-        _check_choice("--reasoning-parser", self.reasoning_parser, ReasoningParser)
-        _check_choice("--log-level", self.log_level, LogLevel)
-        _check_choice("--log-format", self.log_format, LogFormat)
+        for name in ("header_timeout_seconds", "idle_timeout_seconds", "response_store_seconds"):
+            seconds = getattr(self, name)
+            _check(0 < seconds < float("inf"), flag_of(name), seconds, "above 0, and finite")
+        _check_least(
+            self,
+            body_limit=1,
+            drain_timeout_seconds=0,
+            max_connections=1,
+            max_connections_per_address=0,
+            stream_interval=1,
+            response_store_number=0,
+            response_store_bytes=1,
+        )
+        _check_choices(self)
 
     @property
     def needs_key(self) -> bool:
@@ -279,17 +302,8 @@ class RouteOptions:
     @property
     def server(self) -> ServerOptions:
         """Return the settings of the HTTP server in front."""
-        return ServerOptions(
-            host=self.host,
-            port=self.port,
-            tls_certificate=self.tls_certificate,
-            tls_key=self.tls_key,
-            allowed_host=self.allowed_host,
-            body_limit=self.body_limit,
-            drain_timeout_seconds=self.drain_timeout_seconds,
-            log_level=self.log_level,
-            log_format=self.log_format,
-        )
+        common = {field.name for field in fields(self)} & {field.name for field in fields(ServerOptions)}
+        return ServerOptions(**{name: getattr(self, name) for name in common})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -466,16 +480,7 @@ class EngineOptions:
     itself, its neighbours, preemption, masks, the host, the machine."""
 
     def __post_init__(self) -> None:
-        _check_choice("--task", self.task, TaskOption)
-        _check_choice("--device", self.device, Device)
-        _check_choice("--dtype", self.dtype, Dtype)
-        _check_choice("--policy", self.policy, SchedulingPolicy)
-        _check_choice("--drafts", self.drafts, DraftSource)
-        _check_choice("--quantize", self.quantize, Quantize)
-        _check_choice("--kv-cache-dtype", self.kv_cache_dtype, KVCacheDtype)
-        _check_choice("--attention", self.attention, Attention)
-        if self.kv_cache_dtype != "auto":
-            self._check_kv_cache_dtype()
+        _check_choices(self)
         if self.quantize != "none" and not self.compile:
             raise OptionError(f"--quantize {self.quantize} needs --compile: transformers' code cannot do it.")
         if self.native_build and not self.compile:
@@ -485,40 +490,29 @@ class EngineOptions:
             _check(bool(name.strip() and sign and folder), "--lora", f"'{given}'", "NAME=FOLDER")
         if len(self.adapters) < len(self.lora):
             raise OptionError("--lora has the same name twice. Each adapter needs a name of its own.")
-        if self.has_adapters and self.tensor_parallel > 1:
-            flag = "--lora" if self.lora else "--lora-dir"
-            raise OptionError(f"{flag} and --tensor-parallel {self.tensor_parallel} do not go together.")
-        if self.quantize != "none" and self.tensor_parallel > 1:
-            both = f"--quantize {self.quantize} and --tensor-parallel {self.tensor_parallel}"
-            raise OptionError(f"{both} do not go together: quantized weights cannot be split.")
-        if self.quantize == "int4":
-            self._check_int4()
-        if self.draft_model is not None:
-            self._check_draft_model()
-        for name, least in (
-            ("cpu_threads", 1),
-            ("tensor_parallel", 1),
-            ("max_model_len", 1),
-            ("default_max_tokens", 1),
-            ("block_size", 1),
-            ("kv_blocks", 1),
-            ("kv_cache_memory", 1),
-            ("max_running", 1),
-            ("max_step_tokens", 1),
-            ("prefill_max_requests", 1),
-            ("itl_target_seconds", 0.001),
-            ("prefill_max_tokens", 1),
-            ("quantized_cache", 0),
-            ("lookahead", 0),
-            ("max_waiting", 0),
-            ("max_waiting_tokens", 1),
-            ("queue_timeout_seconds", 0),
-            ("request_timeout_seconds", 0),
-            ("tokenize_workers", 0),
-        ):
-            value = getattr(self, name)
-            if value is not None:
-                _check(value >= least, "--" + name.replace("_", "-"), value, f"at least {least}")
+        self._check_contradictions()
+        _check_least(
+            self,
+            cpu_threads=1,
+            tensor_parallel=1,
+            max_model_len=1,
+            default_max_tokens=1,
+            block_size=1,
+            kv_blocks=1,
+            kv_cache_memory=1,
+            max_running=1,
+            max_step_tokens=1,
+            prefill_max_requests=1,
+            itl_target_seconds=0.001,
+            prefill_max_tokens=1,
+            quantized_cache=0,
+            lookahead=0,
+            max_waiting=0,
+            max_waiting_tokens=1,
+            queue_timeout_seconds=0,
+            request_timeout_seconds=0,
+            tokenize_workers=0,
+        )
         if self.max_step_tokens is not None and self.max_step_tokens < self.max_running:
             # Every decoding sequence takes one token of every step.
             _check(False, "--max-step-tokens", self.max_step_tokens, f"at least --max-running ({self.max_running})")
@@ -538,39 +532,41 @@ class EngineOptions:
         """Return whether adapters may be loaded, now or later."""
         return bool(self.lora) or self.lora_dir is not None
 
-    def _check_kv_cache_dtype(self) -> None:
-        is_int8 = self.kv_cache_dtype == "int8"
-        for flag, contradicts in (
-            ("--device cuda", is_int8 and self.device == "cuda"),
-            ("--device cpu", not is_int8 and self.device == "cpu"),
-            ("--no-compile", is_int8 and not self.compile),
-            ("--attention varlen", not is_int8 and self.attention == "varlen"),
-            (f"--tensor-parallel {self.tensor_parallel}", self.tensor_parallel > 1),
-        ):
-            if contradicts:
-                both = f"--kv-cache-dtype {self.kv_cache_dtype} and {flag}"
-                which = "the native step of a CPU has" if is_int8 else "Triton's attention on one GPU reads"
-                raise OptionError(f"{both} do not go together: only {which} such a cache.")
-
-    def _check_draft_model(self) -> None:
-        for flag, contradicts, why in (
-            ("--drafts off", self.drafts == "off", "its guesses are drafts"),
-            ("--device cuda", self.device == "cuda", "it is for a CPU"),
-            ("--no-compile", not self.compile, "it needs the native step"),
-            (f"--tensor-parallel {self.tensor_parallel}", self.tensor_parallel > 1, "it is for a model in one piece"),
-            (f"--task {self.task}", self.task not in ("auto", "generate"), "it is for models that generate text"),
-        ):
-            if contradicts:
-                raise OptionError(f"--draft-model {self.draft_model} and {flag} do not go together: {why}.")
-
-    def _check_int4(self) -> None:
-        for given, contradicts, why in (
-            ("--device cuda", self.device == "cuda", "it is for a CPU"),
-            ("--dtype float16", self.dtype == "float16", "the native step computes in bfloat16 or float32"),
-            ("--draft-model", self.draft_model is not None, "a draft model needs a model with whole weights"),
-        ):
-            if contradicts:
-                raise OptionError(f"--quantize int4 and {given} do not go together: {why}.")
+    def _check_contradictions(self) -> None:
+        tensor_parallel = f"--tensor-parallel {self.tensor_parallel}"
+        on_gpu, in_eager, is_split = self.device == "cuda", not self.compile, self.tensor_parallel > 1
+        if self.kv_cache_dtype != "auto":
+            is_int8 = self.kv_cache_dtype == "int8"
+            which = "the native step of a CPU has" if is_int8 else "Triton's attention on one GPU reads"
+            _refuse(
+                f"--kv-cache-dtype {self.kv_cache_dtype}",
+                ("--device cuda", is_int8 and on_gpu, why := f"only {which} such a cache"),
+                ("--device cpu", not is_int8 and self.device == "cpu", why),
+                ("--no-compile", is_int8 and in_eager, why),
+                ("--attention varlen", not is_int8 and self.attention == "varlen", why),
+                (tensor_parallel, is_split, why),
+            )
+        if self.quantize != "none":
+            quantize = f"--quantize {self.quantize}"
+            _refuse(quantize, (tensor_parallel, is_split, "quantized weights cannot be split"))
+        if self.quantize == "int4":
+            _refuse(
+                quantize,
+                ("--device cuda", on_gpu, "it is for a CPU"),
+                ("--dtype float16", self.dtype == "float16", "the native step computes in bfloat16 or float32"),
+                ("--draft-model", self.draft_model is not None, "a draft model needs a model with whole weights"),
+            )
+        if self.draft_model is not None:
+            _refuse(
+                f"--draft-model {self.draft_model}",
+                ("--drafts off", self.drafts == "off", "its guesses are drafts"),
+                ("--device cuda", on_gpu, "it is for a CPU"),
+                ("--no-compile", in_eager, "it needs the native step"),
+                (tensor_parallel, is_split, "it is for a model in one piece"),
+                (f"--task {self.task}", self.task not in ("auto", "generate"), "it is for models that generate text"),
+            )
+        if self.has_adapters:
+            _refuse("--lora" if self.lora else "--lora-dir", (tensor_parallel, is_split, "adapters cannot be split"))
 
     def step_tokens(self, default: int) -> int:
         """Return the most tokens in one step, given the default for the device."""
@@ -604,9 +600,7 @@ class TelemetryOptions:
     """Show the metrics on /metrics under vLLM's names, too, for dashboards, autoscalers and routers made for vLLM."""
 
     def __post_init__(self) -> None:
-        _check(self.recent_requests >= 0, "--recent-requests", self.recent_requests, "at least 0")
-        characters = self.trace_prompt_characters
-        _check(characters >= 0, "--trace-prompt-characters", characters, "at least 0")
+        _check_least(self, recent_requests=0, trace_prompt_characters=0)
         _check(0 <= self.trace_step_share <= 1, "--trace-step-share", self.trace_step_share, "between 0 and 1")
 
 

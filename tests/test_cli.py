@@ -411,7 +411,8 @@ async def app(scope, receive, send):
 
 def serve_app(config, sock):
     logs.configure(config.server.log_level, config.server.log_format)
-    cli.run_until_signal(app, config, sock, allowed_connections(config.server))
+    banner = cli._banner(config, sock.getsockname()[1], "generate")
+    cli.run_until_signal(app, config.server, sock, allowed_connections(config.server), banner)
     return 0
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup make test` would have it ignored
@@ -485,7 +486,8 @@ async def app(scope, receive, send):
     await receive()  # this message never arrives
 
 def serve_app(config, sock):
-    cli.run_until_signal(app, config, sock, allowed_connections(config.server))
+    banner = cli._banner(config, sock.getsockname()[1], "generate")
+    cli.run_until_signal(app, config.server, sock, allowed_connections(config.server), banner)
     return 0
 
 sys.exit(cli.main(["serve", "demo", "--port", "0"], serve_app))

@@ -93,8 +93,8 @@ def test_a_wrong_server_option_is_named_with_its_value(wrong: dict, message: str
         ({"lora": ("sql",)}, "--lora is 'sql', but must be NAME=FOLDER."),
         ({"lora": ("=here",)}, "--lora is '=here', but must be NAME=FOLDER."),
         ({"lora": ("a=x", "a=y")}, "--lora has the same name twice."),
-        ({"lora": ("a=x",), "tensor_parallel": 2}, "--lora and --tensor-parallel 2 do not go together."),
-        ({"lora_dir": Path("x"), "tensor_parallel": 2}, "--lora-dir and --tensor-parallel 2 do not go together."),
+        ({"lora": ("a=x",), "tensor_parallel": 2}, "--lora and --tensor-parallel 2 do not go together"),
+        ({"lora_dir": Path("x"), "tensor_parallel": 2}, "--lora-dir and --tensor-parallel 2 do not go together"),
         ({"tensor_parallel": 2, "quantize": "int8"}, "--quantize int8 and --tensor-parallel 2 do not go together"),
         ({"kv_cache_dtype": "fp4"}, "--kv-cache-dtype is 'fp4', but must be one of auto, int8, fp8."),
         (

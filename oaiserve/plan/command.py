@@ -16,11 +16,10 @@ from cyclopts import App, Parameter
 from oaiserve.errors import StartupError
 from oaiserve.explain import commands
 from oaiserve.facts import slos
-from oaiserve.plan.calibration import calibrated
 from oaiserve.plan.plot import draw
 from oaiserve.plan.recorded import Cost, RecordedLoad, RecordedServer, busiest, read
 from oaiserve.plan.replay import ReplayedLoad
-from oaiserve.plan.search import Highest, SettingChange, alone, changes, good_share, highest_rate, replay
+from oaiserve.plan.search import Highest, SettingChange, alone, calibrated, changes, good_share, highest_rate, replay
 
 BUSIEST_PROMPTS = 300  # that are replayed, as often as it takes: those of the busiest time, if more were recorded
 SHARES = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25)  # of the highest rate, which the table shows

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from oaiserve.engine.policy import POLICIES
 from oaiserve.facts.slos import Slos, kept
-from oaiserve.plan.recorded import Cost, RecordedLoad, RecordedServer, repeated
+from oaiserve.plan.recorded import Cost, RecordedLoad, RecordedServer, busiest, repeated
 from oaiserve.plan.replay import LoadReplay, ReplayedLoad, Served
 
 LOAD_SECONDS = 60.0  # of a load that is replayed: queues take time to grow
 LEAST_PROMPTS, MOST_PROMPTS = 400, 1500  # of it: the share of good ones is in part chance
 MOST_DOUBLINGS = 16
+MOST_DISTURBANCE = 1.0  # as a share of the time of steps; a machine that adds more is overloaded
+NUM_HALVINGS = 9  # to find the disturbance
+MOST_CALIBRATION_PROMPTS = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,3 +119,29 @@ def changes(server: RecordedServer, slos: Slos) -> Iterator[tuple[str, RecordedS
         yield "no --itl-target-seconds", replace(server, itl_target_seconds=None)
     if server.drafts:
         yield "--drafts off", replace(server, drafts=False)
+
+
+def calibrated(load: RecordedLoad) -> RecordedLoad:
+    """Return the load with the disturbance in its cost. A load without measured times stays as it is.
+
+    The learnt cost is that of undisturbed steps. On a server's own machine, its event loop, tokenizers, other programs
+    and the load generator of a test take time from steps. With their share, the mean time for a token in a replay of
+    the recorded load is as measured.
+    """
+    cost, measured = load.cost, load.tpot_seconds
+    if cost is None or measured is None:
+        return load
+
+    def mean_tpot(cost: Cost) -> float:
+        served = LoadReplay(load.server, cost).run([(arrival.seconds, 0, arrival) for arrival in part.arrivals]).served
+        return statistics.fmean(tpot for one in served if (tpot := one.tpot) is not None)
+
+    part = busiest(load, MOST_CALIBRATION_PROMPTS)
+    low, high = 0.0, MOST_DISTURBANCE
+    for _ in range(NUM_HALVINGS):
+        middle = (low + high) / 2
+        if mean_tpot(replace(cost, disturbance_share=middle)) < measured:
+            low = middle
+        else:
+            high = middle
+    return replace(load, cost=replace(cost, disturbance_share=low))

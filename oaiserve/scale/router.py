@@ -7,16 +7,17 @@ the same. It knows neither HTTP nor the start and stop of replicas.
 from __future__ import annotations
 
 from array import array
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from hashlib import blake2b
 from math import exp, sqrt
 
 import numpy as np
+import numpy.typing as npt
 
 from oaiserve.facts.prefix_keys import BLOCK_BYTES, BYTES_PER_TOKEN, Prompt, key_of_session, marked_depths
 from oaiserve.facts.report import ReplicaReport
 from oaiserve.facts.routing_decision import Decision, Reason
-from oaiserve.scale.holders import Holders
-from oaiserve.scale.rendezvous import order, score, seed_of
 
 # A replica takes no request that would bring it above so many times the mean load, as long as another one is below.
 BOUND = 1.25
@@ -33,6 +34,9 @@ NEWS = 1 / 2  # of a report's change: a load scatters from one second to the nex
 _MOST_EXPONENT = 20
 _ROUNDING = 1e-6  # sums of loads are not exact
 MOST_PREFIXES = 1_000_000  # prefix keys, at about 200 bytes each
+MOST_HOLDERS = 64  # of one prefix; what so many hold, the next in its order most probably hold, too
+_ALL_BITS = (1 << 64) - 1
+_FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # of splitmix64's last steps
 
 
 class NoReplica(Exception):
@@ -47,7 +51,7 @@ class Router:
 
     def __init__(self, *, most_prefixes: int = MOST_PREFIXES, silent_ns: int = SILENT_NS) -> None:
         self._silent_ns = silent_ns
-        self._holders: Holders[_Replica] = Holders(most_prefixes)
+        self._holders = Holders(most_prefixes)
         self._members: dict[str, _Replica] = {}
         # Those that can be chosen, by name, so that every router has them in the same order.
         self._available: list[_Replica] = []
@@ -270,3 +274,66 @@ def _first_below(most_load: float, replicas: Iterable[_Replica], fading: float, 
 
 def _in_order(replicas: Sequence[_Replica], key: int) -> Sequence[_Replica]:
     return sorted(replicas, key=lambda replica: -score(key, replica.seed)) if len(replicas) > 1 else replicas
+
+
+class Holders:
+    """Replicas by prefix key. The least recently used keys are forgotten first, and of too many holders the oldest."""
+
+    def __init__(self, most_keys: int) -> None:
+        self._most_keys = most_keys
+        self._holders: OrderedDict[int, tuple[_Replica, ...]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def find(self, key: int) -> tuple[_Replica, ...]:
+        return self._holders.get(key, ())
+
+    def add(self, key: int, replica: _Replica) -> None:
+        """Note a prefix that a replica holds, or is about to compute."""
+        holders = self._holders.get(key)
+        if holders is None:
+            self._holders[key] = (replica,)
+            if len(self._holders) > self._most_keys:
+                self._holders.popitem(last=False)
+            return
+        self._holders.move_to_end(key)
+        if replica not in holders:
+            self._holders[key] = (*holders[len(holders) >= MOST_HOLDERS :], replica)
+
+    def discard(self, key: int, replica: _Replica) -> None:
+        """Note a prefix that a replica no longer holds."""
+        holders = self._holders.get(key, ())
+        if replica in holders:
+            rest = tuple(one for one in holders if one is not replica)
+            if rest:
+                self._holders[key] = rest
+            else:
+                del self._holders[key]
+
+
+# Rendezvous hashing: the order of a key is that of the replicas' scores for it, the same for every router. If a
+# replica leaves or joins, only the keys with it in the first place move.
+
+
+def seed_of(name: str) -> int:
+    """Return 64 bits for a replica."""
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little")
+
+
+def score(key: int, seed: int) -> int:
+    """Return the score of one replica for a key. Two replicas with different seeds never have the same."""
+    bits = key ^ seed
+    bits = (bits ^ bits >> 30) * _FACTORS[0] & _ALL_BITS
+    bits = (bits ^ bits >> 27) * _FACTORS[1] & _ALL_BITS
+    return bits ^ bits >> 31
+
+
+def order(key: int, seeds: npt.NDArray[np.uint64]) -> list[int]:
+    """Return the positions of all seeds, the one with the highest score first."""
+    bits = seeds ^ np.uint64(key)
+    bits = (bits ^ bits >> np.uint64(30)) * np.uint64(_FACTORS[0])
+    bits = (bits ^ bits >> np.uint64(27)) * np.uint64(_FACTORS[1])
+    bits ^= bits >> np.uint64(31)
+    positions: list[int] = np.argsort(~bits).tolist()
+    return positions

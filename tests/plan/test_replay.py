@@ -9,10 +9,9 @@ import pytest
 
 from oaiserve.explain.step_cost import KNOTS, StepCost
 from oaiserve.plan import replay
-from oaiserve.plan.calibration import calibrated
 from oaiserve.plan.recorded import Arrival, Cost, RecordedLoad, RecordedServer
 from oaiserve.plan.replay import LoadReplay, ReplayedLoad
-from oaiserve.plan.search import changes, highest_rate, is_good
+from oaiserve.plan.search import calibrated, changes, highest_rate, is_good
 
 FLAT = StepCost((10e6,) * len(KNOTS))  # 10 ms for any step
 LINEAR = StepCost(tuple(1e6 * knot for knot in KNOTS))  # 1 ms for each row

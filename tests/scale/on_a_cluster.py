@@ -9,22 +9,26 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import httpx
 
-from tests.scale.ray_cluster.clients import KEY, End, ask, question
-from tests.scale.ray_cluster.faults import clients_leave, long_bodies, replica_killed
+from tests.scale.ray_cluster.clients import KEY, Clients, End, ask, question
 from tests.scale.ray_cluster.local import LocalCluster, start_local
 from tests.telemetry.collector import Collector, running_collector
 from tools.server_process import exit_on_sigterm
 
-REPLICAS = 3  # as the faults of the tool expect
+REPLICAS = 3
+CALM_SECONDS = 3.0  # before a fault, and after all is there again
+REPAIR_LIMIT_SECONDS = 120.0
+LONG_BODY_BYTES = 600_000  # the front passes on 262,144 to the router
 
 
 def post(cluster: LocalCluster, body: dict[str, object], **headers: str) -> httpx.Response:
@@ -111,25 +115,60 @@ def too_many_requests_are_refused_by_the_server_itself(cluster: LocalCluster) ->
     assert all(end is End.ERROR and "429" in detail for end, detail in refused), refused[:3]
 
 
+def counts(cluster: LocalCluster, pattern: str) -> Counter[str]:
+    """Return the sums of the metrics that match, over the replicas, by what the pattern's first group has."""
+    found: Counter[str] = Counter()
+    for port in cluster.replicas().values():
+        for name, value in re.findall(pattern, get(cluster, "/metrics", port).text, re.MULTILINE):
+            found[name] += int(float(value))
+    return found
+
+
+RUNNING = r"^(oaiserve_requests_running) (\S+)"
+OUTCOMES = r'^oaiserve_requests_total\{.*outcome="(\w+)".*\} (\S+)'
+
+
 def a_client_that_leaves_is_cancelled(cluster: LocalCluster) -> None:
-    seen = clients_leave(cluster)
-    assert seen.repaired_seconds is not None, "what clients have left goes on"
-    assert "cancelled" in seen.note, seen
-    assert "rejected" not in seen.note, seen
-    assert "failed" not in seen.note, seen
+    """Clients leave after 0 to 40 ms, while they are routed or their prompts are computed."""
+
+    async def leave() -> None:
+        for number in range(200):
+            await ask(cluster.port, question(f"leaves {number}", 1000), leave_after=number % 5 / 100)
+
+    before = counts(cluster, OUTCOMES)
+    asyncio.run(leave())
+    emptied = cluster.seconds_until(lambda: not counts(cluster, RUNNING).total(), 20)
+    assert emptied is not None, "what clients have left goes on"
+    new = counts(cluster, OUTCOMES) - before
+    assert "cancelled" in new, new
+    assert not new.keys() & {"rejected", "failed"}, new
 
 
 def a_long_body_is_answered(cluster: LocalCluster) -> None:
-    assert list(long_bodies(cluster).answers) == [End.WHOLE]
+    clients = Clients(cluster.port, number=4, body=question("long", 20) + b" " * LONG_BODY_BYTES)
+    clients.start()
+    time.sleep(2 * CALM_SECONDS)
+    assert {answer.end for answer in clients.stop()} == {End.WHOLE}
 
 
 def a_replica_that_is_killed_costs_its_own_streams_only(cluster: LocalCluster) -> None:
-    seen = replica_killed(cluster)
-    bad = {end: number for end, number in seen.answers.items() if end != End.WHOLE}
-    assert seen.repaired_seconds is not None, "the replica was not replaced"
-    assert sum(bad.values()) <= 8, seen  # there are eight clients
-    assert bad.keys() <= {End.CUT, End.ERROR}, seen
-    assert seen.bad_seconds <= 1, seen
+    clients = Clients(cluster.port)
+    clients.start()
+    time.sleep(CALM_SECONDS)
+    metrics = {name: get(cluster, "/metrics", port).text for name, port in cluster.replicas().items()}
+    # The busiest one: of an idle one, clients would see nothing.
+    name = max(metrics, key=lambda name: float(re.findall(RUNNING, metrics[name], re.MULTILINE)[0][1]))
+    at = time.monotonic()
+    os.kill(cluster.pid_of(cluster.replicas()[name]), signal.SIGKILL)
+    repaired = cluster.seconds_until(
+        lambda: name not in cluster.replicas() and len(cluster.replicas()) == REPLICAS, REPAIR_LIMIT_SECONDS
+    )
+    time.sleep(CALM_SECONDS)
+    bad = [answer for answer in clients.stop() if answer.end is not End.WHOLE]
+    assert repaired is not None, "the replica was not replaced"
+    assert len(bad) <= clients.number, bad
+    assert {answer.end for answer in bad} <= {End.CUT, End.ERROR}, bad
+    assert all(answer.began - at <= 1 for answer in bad), bad
 
 
 CHECKS: tuple[Callable[[LocalCluster], None], ...] = (

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.scale.rendezvous import order, score, seed_of
+from oaiserve.scale.router import order, score, seed_of
 
 NAMES = [f"10.0.0.{number}:8000" for number in range(16)]
 numbers = st.integers(0, 2**64 - 1)

@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from oaiserve.facts import slos
-from oaiserve.plan.calibration import calibrated
 from oaiserve.plan.command import BUSIEST_PROMPTS, figures, milliseconds
 from oaiserve.plan.recorded import Cost, RecordedLoad, busiest, read
 from oaiserve.plan.replay import LoadReplay
-from oaiserve.plan.search import highest_rate
+from oaiserve.plan.search import calibrated, highest_rate
 from tools.markdown import as_markdown, write_json
 from tools.server_process import exit_on_sigterm, running_oaiserve
 

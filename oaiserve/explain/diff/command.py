@@ -9,8 +9,7 @@ from cyclopts import App
 
 from oaiserve.errors import StartupError
 from oaiserve.explain import commands
-from oaiserve.explain.diff.accounts import read
-from oaiserve.explain.diff.difference import AccountsDifference, MeanChange, difference
+from oaiserve.explain.diff.difference import AccountsDifference, MeanChange, difference, read
 from oaiserve.explain.diff.load_reports import compare, is_report, load_report
 
 MOST_NAMED = 4  # causes in the paragraph

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oaiserve.cli import main
-from oaiserve.explain.diff.accounts import Account, read
-from oaiserve.explain.diff.difference import difference
+from oaiserve.explain.diff.difference import Account, difference, read
 
 PARTS = [("queue", "batch_full"), ("prefill", "alone"), ("decode", "neighbour_decodes"), ("respond", "")]
 

@@ -19,7 +19,7 @@ import pytest
 from oaiserve.facts.prefix_keys import key_of_session, prompt_of
 from oaiserve.facts.routing_decision import of_text
 from oaiserve.scale.gateway.upstream import Address
-from oaiserve.scale.rendezvous import score, seed_of
+from oaiserve.scale.router import score, seed_of
 from tests.e2e.harness import alphabet
 from tests.e2e.raw_client import send_request
 from tests.engine.doubles import TIMEOUT_SECONDS, wait_until_idle

@@ -7,8 +7,6 @@ import json
 import random
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -119,9 +117,3 @@ def _end_of(read: bytes) -> tuple[End, str]:
     is_ours = b'{"error":{' in rest.replace(b" ", b"")
     status = head[:40].split(b"\r\n")[0].decode(errors="replace")
     return (End.ERROR if is_ours else End.OTHER), f"{status} {shown}"
-
-
-def counts(answers: Iterable[Answer]) -> dict[str, int]:
-    """Return how many answers ended in which way."""
-    found = Counter(answer.end.value for answer in answers)
-    return {end.value: found[end.value] for end in End if found[end.value]}

@@ -62,24 +62,9 @@ def front_settings(folder: Path) -> dict[str, str]:
 class LocalCluster:
     """The cluster, its front and its replicas. `start_local` makes one."""
 
-    def __init__(self, cluster: Any, port: int, folder: Path) -> None:
-        self._cluster = cluster
+    def __init__(self, port: int, folder: Path) -> None:
         self._folder = folder
         self.port = port
-        self.num_replicas = 0  # as deployed
-        self.nodes: list[Any] = []  # beside the head
-
-    def add_node(self, num_cpus: int, **options: Any) -> Any:
-        node = self._cluster.add_node(
-            num_cpus=num_cpus, object_store_memory=OBJECT_STORE_BYTES, include_dashboard=False, **options
-        )
-        self.nodes.append(node)
-        return node
-
-    def kill_node(self, node: Any) -> None:
-        """Kill a node's raylet, with which all its workers end."""
-        self.nodes.remove(node)
-        self._cluster.remove_node(node, allow_graceful=False)
 
     def deploy(self, num_replicas: int, *, step_ms: float = 10, **settings: Any) -> None:
         """Run so many replicas with these settings, or change those that run: what `serve deploy` does with a file."""
@@ -96,7 +81,6 @@ class LocalCluster:
         options = {"host": "127.0.0.1", "port": self.port}
         config = {"proxy_location": "HeadOnly", "http_options": options, "applications": [application]}
         _get_global_client().deploy_apps(ServeDeploySchema.model_validate(config))
-        self.num_replicas = num_replicas
 
     def replicas(self) -> dict[str, int]:
         """Return the ports of the replicas that the front sends requests to, by name."""
@@ -120,9 +104,6 @@ class LocalCluster:
                     found.append(process.pid)
         return found
 
-    def kill(self, pid: int, number: signal.Signals = signal.SIGKILL) -> None:
-        os.kill(pid, number)
-
     def seconds_until(self, holds: Callable[[], bool], limit_seconds: float) -> float | None:
         """Return the seconds until something holds; None if that takes too long."""
         began = time.monotonic()
@@ -137,23 +118,6 @@ class LocalCluster:
         """Wait until something holds. Raises NotInTime."""
         if self.seconds_until(holds, START_LIMIT_SECONDS) is None:
             raise NotInTime(f"{what} took more than {START_LIMIT_SECONDS:.0f} s")
-
-    def status(self) -> str:
-        """Return what Ray says of the application."""
-        from ray import serve
-
-        return str(serve.status().applications["oaiserve"].status.value)
-
-    def num_running(self) -> int:
-        """Return how many replicas Ray counts as running, with those that the front does not know."""
-        from ray import serve
-
-        states = serve.status().applications["oaiserve"].deployments[REPLICA].replica_states
-        return sum(number for state, number in states.items() if str(getattr(state, "value", state)) == "RUNNING")
-
-    def fronts(self) -> list[int]:
-        """Return the processes of HAProxy, those that end included."""
-        return self.processes(f"-db -f {self._folder}")
 
     def answers(self) -> bool:
         """Return whether the front answers for the replicas."""
@@ -176,11 +140,10 @@ def start_local(*, num_cpus: int = 4, nodes: int = 1) -> Iterator[LocalCluster]:
     from ray.cluster_utils import Cluster
 
     cluster = Cluster()
-    local = LocalCluster(cluster, free_port(), folder)
+    local = LocalCluster(free_port(), folder)
     try:
         for _ in range(1 + nodes):
-            local.add_node(num_cpus)
-        local.nodes.pop(0)  # the head
+            cluster.add_node(num_cpus=num_cpus, object_store_memory=OBJECT_STORE_BYTES, include_dashboard=False)
         ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR, namespace="oaiserve")
         with suppress(Exception):  # on a busy machine the front is not there in time; `wait_until` waits for it, too
             serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": local.port})
