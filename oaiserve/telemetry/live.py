@@ -6,7 +6,7 @@ telemetry thread less than a tenth of a millisecond. This module knows no HTTP.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -28,6 +28,7 @@ _HISTOGRAMS = {
 }
 
 Sample = dict[str, Any]
+Totals = Mapping[Any, int]
 
 
 class Live:
@@ -49,7 +50,7 @@ class Live:
         self._samples: deque[Sample] = deque(maxlen=MOST_SAMPLES)
         self._observed = observed
         self._distributions = {name: observed.distributions[metric] for name, metric in _HISTOGRAMS.items()}
-        self._before: Mapping[str, Counter[Any]] = defaultdict(Counter)
+        self._before: dict[str, Totals] = {}
 
     @property
     def boundaries_seconds(self) -> dict[str, list[float]]:
@@ -68,8 +69,7 @@ class Live:
         self._last_ns = now_ns
         self._num_made += 1
         now, totals = snapshot(), self._totals()
-        # Totals that did not grow are left out.
-        increases = {name: total - self._before[name] for name, total in totals.items()}
+        increases = {name: _increases(total, self._before.get(name, {})) for name, total in totals.items()}
         self._before = totals
         self._samples.append(
             {
@@ -81,9 +81,9 @@ class Live:
                 "tokenizing": now.num_tokenizing,
                 "kv_usage": now.kv_usage,
                 "kv_cached": now.blocks_reusable / max(1, now.blocks_total),
-                "requests": dict(increases["requests"]),
-                "generation_tokens": increases["generation_tokens"].total(),
-                "computed_tokens": increases["computed_tokens"].total(),
+                "requests": increases["requests"],
+                "generation_tokens": increases["generation_tokens"].get("all", 0),
+                "computed_tokens": increases["computed_tokens"].get("all", 0),
                 **{name: sorted(increases[name].items()) for name in _HISTOGRAMS},
             }
         )
@@ -92,24 +92,28 @@ class Live:
         """Return the kept samples whose number is greater than `number`, oldest first."""
         return [sample for sample in self._samples.copy() if sample["number"] > number]
 
-    def _totals(self) -> dict[str, Counter[Any]]:
-        counters = self._observed.counters
-        requests: Counter[Any] = Counter()
+    def _totals(self) -> dict[str, Totals]:
+        counters, requests = self._observed.counters, dict[str, int]()
         for (outcome, *_), number in counters[names.REQUESTS].values.items():
-            requests[outcome] += number
+            requests[outcome] = requests.get(outcome, 0) + number
         steps = self._observed.distributions[names.ENGINE_STEP_TOKENS].children.values()
         return {
             "requests": requests,
-            "generation_tokens": Counter(all=sum(counters[names.GENERATION_TOKENS].values.values())),
-            "computed_tokens": Counter(all=round(sum(child.total for child in steps))),
+            "generation_tokens": {"all": sum(counters[names.GENERATION_TOKENS].values.values())},
+            "computed_tokens": {"all": round(sum(child.total for child in steps))},
             **{name: self._buckets(name) for name in _HISTOGRAMS},
         }
 
-    def _buckets(self, name: str) -> Counter[Any]:
+    def _buckets(self, name: str) -> Totals:
         """Return the number of values in each bucket. Other requests than finished ones say little of durations."""
         counts = [
             child.counts
             for labels, child in self._distributions[name].children.items()
             if name != "duration" or labels[0] == Outcome.FINISHED
         ]
-        return Counter({bucket: sum(column) for bucket, column in enumerate(zip(*counts, strict=True))})
+        return {bucket: sum(column) for bucket, column in enumerate(zip(*counts, strict=True))}
+
+
+def _increases(totals: Totals, before: Totals) -> Totals:
+    """Return the increases of the totals that grew."""
+    return {key: total - before.get(key, 0) for key, total in totals.items() if total != before.get(key, 0)}

@@ -9,6 +9,7 @@ from typing import Any
 
 from oaiserve.facts.fact import Fact, facts_of
 from oaiserve.facts.record import EngineAccount, RequestRecord, StepRecord
+from oaiserve.telemetry.names import ROUTING_PREFIX
 
 # The path of a field from the record, the name that is shown, and the path of its condition.
 _Row = tuple[str, str, str]
@@ -76,12 +77,12 @@ def log_fields(record: RequestRecord) -> dict[str, Any]:
 
 def attributes(record: RequestRecord) -> dict[str, Any]:
     """Return the attributes of the span of a request's operation."""
-    return _attributes(_SPAN, record)
+    return _attributes(_SPAN, record) | _routing(record)
 
 
 def server_attributes(record: RequestRecord) -> dict[str, Any]:
     """Return the attributes of the span of the whole request."""
-    return _attributes(_SERVER_SPAN, record)
+    return _attributes(_SERVER_SPAN, record) | _routing(record)
 
 
 def step_attributes(step: StepRecord) -> dict[str, Any]:
@@ -89,9 +90,12 @@ def step_attributes(step: StepRecord) -> dict[str, Any]:
     return _attributes(_STEP, step)
 
 
+def _routing(record: RequestRecord) -> dict[str, Any]:
+    return {ROUTING_PREFIX + name: value for name, value in record.routing.items()}
+
+
 def _attributes(place: _Place, record: object) -> dict[str, Any]:
-    found = place.values(record).items()
-    return {name: value.value if isinstance(value, Enum) else value for name, value in found if value is not None}
+    return {name: value for name, value in place.values(record).items() if value is not None}
 
 
 def in_ms(duration_ns: int) -> float:

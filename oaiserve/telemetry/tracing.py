@@ -136,7 +136,7 @@ class Tracing:
         parent = _client_span(trace)
         name = f"{record.http_method} {record.http_route}"
         # Routes that generate have no parameters in their paths.
-        http = {**server_attributes(record), names.URL_PATH: record.http_route, **_routing_attributes(record)}
+        http = server_attributes(record) | {names.URL_PATH: record.http_route}
         sampling = self._sampling.decide(trace, parent, name, http)
         if sampling.decision is not Decision.RECORD_AND_SAMPLE:
             return
@@ -278,17 +278,10 @@ def _client_span(trace: TraceContext) -> otel.SpanContext | None:
     )
 
 
-def _routing_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
-    return {names.ROUTING_PREFIX + name: value for name, value in record.routing.items()}
-
-
 def _gen_ai_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
-    found: dict[str, AttributeValue] = {
-        names.GEN_AI_PROVIDER_NAME: names.SERVICE_NAME,
-        names.GEN_AI_RESPONSE_MODEL: record.model,
-        **_routing_attributes(record),
-        **attributes(record),
-    }
+    found: dict[str, AttributeValue] = attributes(record)
+    found[names.GEN_AI_PROVIDER_NAME] = names.SERVICE_NAME
+    found[names.GEN_AI_RESPONSE_MODEL] = record.model
     if record.operation not in POOLING_OPERATIONS:
         found[names.GEN_AI_OUTPUT_TYPE] = "json" if record.account.grammar_kind in _JSON_KINDS else "text"
     for param, value in record.params.items():
