@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Iterator
 from threading import Thread
 
 import pytest
 
-from oaiserve.facts.record import Outcome
-from oaiserve.telemetry import logs
 from oaiserve.telemetry.log_limit import LogLimit
 
 MINUTE_NS = 60 * 10**9
@@ -109,30 +106,3 @@ def test_threads_lose_no_message(log: Log) -> None:
     for thread in threads:
         thread.join()
     assert log.limit.counts() == {("warning", "written"): 5, ("warning", "left_out"): 1995}
-
-
-@pytest.fixture
-def root_logger() -> Iterator[logging.Logger]:
-    root = logging.getLogger()
-    before, level = list(root.handlers), root.level
-    for handler in before:  # so that `force` does not close handlers of pytest
-        root.removeHandler(handler)
-    yield root
-    root.handlers[:] = before
-    root.setLevel(level)
-
-
-def test_the_log_of_the_server_is_limited_but_for_information_and_the_lines_of_requests(
-    root_logger: logging.Logger, make_record
-) -> None:
-    stream = io.StringIO()
-    limit = logs.configure(stream=stream)
-    for _ in range(20):
-        logging.getLogger("oaiserve.routes.access").warning("Refused: %s", "x")
-    assert len(stream.getvalue().splitlines()) == 5
-    assert limit.counts()["warning", "left_out"] == 15
-    for _ in range(50):
-        logging.getLogger("oaiserve").info("chatter")
-        logs.log_request(make_record(outcome=Outcome.FAILED))  # each is an account of its own
-    assert len(stream.getvalue().splitlines()) == 105
-    assert limit.counts()["info", "written"] == 50

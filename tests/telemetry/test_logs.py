@@ -209,6 +209,19 @@ def test_a_line_tells_of_the_grammar_of_drafts_and_of_the_tool_calls(
     ) in fields["message"]
 
 
+def test_the_log_is_limited_but_for_information_and_the_lines_of_requests(stream: io.StringIO, make_record) -> None:
+    limit = logs.configure(stream=stream)
+    for _ in range(20):
+        logging.getLogger("oaiserve.routes.access").warning("Refused: %s", "x")
+    assert len(stream.getvalue().splitlines()) == 5
+    assert limit.counts()["warning", "left_out"] == 15
+    for _ in range(50):
+        logging.getLogger("oaiserve").info("chatter")
+        logs.log_request(make_record(outcome=Outcome.FAILED))  # each is an account of its own
+    assert len(stream.getvalue().splitlines()) == 105
+    assert limit.counts()["info", "written"] == 50
+
+
 def test_the_prompt_is_never_logged(stream: io.StringIO, make_record) -> None:
     lines_of(stream, make_record(prompt_text="a secret"))
     assert "secret" not in stream.getvalue()
