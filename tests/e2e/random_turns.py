@@ -1,4 +1,4 @@
-"""Decides what each client of a soak does, as a function of the seed."""
+"""Decides what each random client does, as a function of the seed."""
 
 from __future__ import annotations
 
