@@ -125,9 +125,9 @@ class Origins:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             headers = Headers(scope=scope)
-            given = headers.getlist("origin")
-            if given:
-                self._check(scope, given)
+            if given := headers.getlist("origin"):
+                for origin in given:
+                    self._check(scope, origin)
                 if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
                     # Allow the methods and headers of the server. The browser keeps a page from any other.
                     allowed = {"access-control-allow-methods": "GET, POST, DELETE", "access-control-max-age": "600"}
@@ -136,18 +136,16 @@ class Origins:
                     return await Response(status_code=204, headers=allowed)(scope, receive, send)
         await self.app(scope, receive, send)
 
-    def _check(self, scope: Scope, given: list[str]) -> None:
+    def _check(self, scope: Scope, origin: str) -> None:
         host: Authority | None = scope["state"]["host"]
-        for origin in given:
-            if _is_among(origin, self._origins):
-                continue
-            if host is not None and is_same_origin(origin, scope["scheme"], host):
-                continue
-            message = (
-                f"Web pages of the origin {origin[:200]!r} may not use this server. If they shall, start it with "
-                f"--cors-origin {origin[:200]}. If a proxy stands in front of it, let that pass on the header Host."
-            )
-            _refuse(scope, AccessRefusal.ORIGIN, Forbidden(message, code="origin_not_allowed"), self._count, origin)
+        is_own = host is not None and is_same_origin(origin, scope["scheme"], host)
+        if is_own or _is_among(origin, self._origins):
+            return
+        message = (
+            f"Web pages of the origin {origin[:200]!r} may not use this server. If they shall, start it with "
+            f"--cors-origin {origin[:200]}. If a proxy stands in front of it, let that pass on the header Host."
+        )
+        _refuse(scope, AccessRefusal.ORIGIN, Forbidden(message, code="origin_not_allowed"), self._count, origin)
 
 
 def _is_among(origin: str, origins: tuple[str, ...]) -> bool:

@@ -7,7 +7,7 @@ send it with everything else that they load. Their addresses are relative, so a 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
@@ -62,31 +62,27 @@ def page_files() -> Mapping[str, File]:
     return found
 
 
-@Operation(summary="The live page.", group="Pages", answer="text/html")
-async def page(request: Request) -> Response:
-    return await _page(request, "dashboard", "index.html")
+def _page(summary: str, route: str, file: str) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    @Operation(summary=summary, group="Pages", answer="text/html")
+    async def page(request: Request) -> Response:
+        path = request.scope["raw_path"]  # as the client sent it: TidyPath removes slashes only from `path`
+        num_slashes = len(path) - len(path.rstrip(b"/"))
+        if num_slashes:  # the relative addresses in the page would resolve to something else
+            return Response(status_code=308, headers={"location": f"{'../' * num_slashes}{route}"})
+        request.path_params["name"] = file
+        return await page_file(request)
+
+    return page
 
 
-@Operation(summary="A page about the routes.", group="Pages", answer="text/html")
-async def docs_page(request: Request) -> Response:
-    return await _page(request, "docs", "docs.html")
-
-
-async def _page(request: Request, route: str, file: str) -> Response:
-    path = request.scope["raw_path"]  # as the client sent it: TidyPath removes slashes only from `path`
-    num_slashes = len(path) - len(path.rstrip(b"/"))
-    if num_slashes:  # the relative addresses in the page would resolve to something else
-        return Response(status_code=308, headers={"location": f"{'../' * num_slashes}{route}"})
-    return await _file(request, file)
+page = _page("The live page.", "dashboard", "index.html")
+docs_page = _page("A page about the routes.", "docs", "docs.html")
 
 
 @Operation(summary="A file of a page.", group="Pages", answer="*/*", errors=(NotFound,))
 async def page_file(request: Request) -> Response:
     """Answer with a file of the page. Raises NotFound."""
-    return await _file(request, request.path_params["name"])
-
-
-async def _file(request: Request, name: str) -> Response:
+    name = request.path_params["name"]
     file = (await run_in_threadpool(page_files)).get(name)
     if file is None:
         raise NotFound(f"The pages have no file '{name[:128]}'.")

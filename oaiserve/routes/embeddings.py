@@ -123,7 +123,12 @@ def _size(body: EmbeddingBody, pooling: Pooling) -> int | None:
 
 def build_prompts(body: EmbeddingBody, pooling: Pooling, limit: int | None) -> tuple[Prompt, ...]:
     """Return a prompt for each text: a string, a list of strings, a list of token ids, or a list of such lists."""
-    given, before = body.input, _text_before(body.prompt_name, pooling)
+    given, before, name = body.input, pooling.default_prompt, body.prompt_name
+    if name is not None:
+        if name not in pooling.prompts:
+            known = ", ".join(map(repr, pooling.prompts)) or "none"
+            raise invalid("prompt_name", f"this model's prompts are: {known}, got {show(name)}")
+        before = pooling.prompts[name]
     inputs: list[Any] = [given] if isinstance(given, str) else given
     if isinstance(given, list) and given and types_of(given) <= {int, float}:
         inputs = [given]
@@ -139,12 +144,3 @@ def build_prompts(body: EmbeddingBody, pooling: Pooling, limit: int | None) -> t
         raise invalid("input", f"must not have an empty string, got one at index {inputs.index('')}")
     special = body.add_special_tokens is not False
     return text_prompts(inputs, before, "input", limit, special)
-
-
-def _text_before(name: str | None, pooling: Pooling) -> str:
-    if name is None:
-        return pooling.default_prompt
-    if name not in pooling.prompts:
-        known = ", ".join(map(repr, pooling.prompts)) or "none"
-        raise invalid("prompt_name", f"this model's prompts are: {known}, got {show(name)}")
-    return pooling.prompts[name]

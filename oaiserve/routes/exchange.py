@@ -159,14 +159,11 @@ class Accounting:
         finally:
             if exchange.error is not None:
                 exchange.error.__traceback__ = None  # its frames hold the exchange and the body: a circle
-            self._finish(scope, exchange)
-
-    def _finish(self, scope: Scope, exchange: Exchange) -> None:
-        if exchange.stream is None:
-            self._record(scope, exchange, Usage(0, 0, 0))
-        else:
-            # The terminal event carries the stamps, so a request that is being aborted ends with that event.
-            exchange.stream.on_end(lambda terminal: self._record(scope, exchange, terminal.usage))
+            if exchange.stream is None:
+                self._record(scope, exchange, Usage(0, 0, 0))
+            else:
+                # The terminal event carries the stamps, so a request that is being aborted ends with that event.
+                exchange.stream.on_end(lambda terminal: self._record(scope, exchange, terminal.usage))
 
     def _record(self, scope: Scope, exchange: Exchange, usage: Usage) -> None:
         times = exchange.times.ended()
@@ -185,7 +182,7 @@ class Accounting:
                 http_method=scope["method"],
                 http_route=self._http_route,
                 http_status=exchange.http_status,
-                model=serving.model_name if adapter is None else adapter,
+                model=serving.name_of(exchange.adapter),
                 adapter=adapter,
                 client=exchange.key_name,
                 http_scheme=scope["scheme"],

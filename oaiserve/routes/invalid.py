@@ -41,7 +41,9 @@ def invalid_type(body: type[msgspec.Struct], text: str) -> InvalidRequest:
     if unknown := _UNKNOWN.search(text):
         path, reason = f"{path}.{unknown[1][:60]}", "is not supported"
     elif not_allowed := _NOT_ALLOWED.search(text):
-        reason = f"must be {_listed(_allowed(body, path))}, got {_cut(not_allowed[1])}"
+        *most, last = map(repr, _allowed(body, path))
+        words = f"{', '.join(most)} or {last}" if most else last
+        reason = f"must be {words}, got {_cut(not_allowed[1])}"
         if _OF_PART.search(path) and _MEDIUM.search(not_allowed[1]):
             reason += "; images, sound and files are not read"
     elif text.startswith("Expected `null`"):
@@ -88,11 +90,6 @@ def _members(node: inspect.Type) -> list[inspect.Type]:
     if isinstance(node, inspect.UnionType):
         return [member for each in node.types for member in _members(each)]
     return [node]
-
-
-def _listed(words: list[str]) -> str:
-    *most, last = map(repr, words)
-    return f"{', '.join(most)} or {last}" if most else last
 
 
 def show(value: object) -> str:

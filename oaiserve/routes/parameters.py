@@ -88,6 +88,8 @@ def sampling_params(body: SamplingBody, own: SamplingParams, defaults: Mapping[s
         value = getattr(body, name)
         return defaults.get(name, default) if value is None else _within(name, value, *ranges(type(body))[name])
 
+    if body.allowed_token_ids == []:
+        raise invalid("allowed_token_ids", "must not be empty. Leave it out to allow every token")
     fractions: dict[str, Any] = {name: number(name, default) for name, default in _FRACTIONS.items()}
     return replace(
         own,
@@ -96,7 +98,9 @@ def sampling_params(body: SamplingBody, own: SamplingParams, defaults: Mapping[s
         min_tokens=min_tokens,
         top_k=max(0, int(defaults.get("top_k", 0)) if top_k is None else top_k),  # -1 and 0 are both "off"
         logit_bias=_logit_bias(body.logit_bias or {}),
-        allowed_token_ids=_allowed_token_ids(body),
+        allowed_token_ids=None
+        if (allowed := body.allowed_token_ids) is None
+        else token_ids("allowed_token_ids", allowed),
         bad_words=_strings("bad_words", body.bad_words or []),
         seed=None if seed == -1 else seed,
         stop=_strings("stop", [body.stop] if isinstance(body.stop, str) else body.stop or []),
@@ -128,14 +132,6 @@ def _strings(param: str, strings: list[str]) -> tuple[str, ...]:
     if (length := sum(map(len, strings))) > MAX_CHARACTERS:
         raise invalid(param, f"at most {MAX_CHARACTERS} characters are allowed in all, got {length}")
     return tuple(strings)
-
-
-def _allowed_token_ids(body: SamplingBody) -> tuple[int, ...] | None:
-    if body.allowed_token_ids is None:
-        return None
-    if not body.allowed_token_ids:
-        raise invalid("allowed_token_ids", "must not be empty. Leave it out to allow every token")
-    return token_ids("allowed_token_ids", body.allowed_token_ids)
 
 
 def slices(values: list[Any]) -> Iterator[list[Any]]:

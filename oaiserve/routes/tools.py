@@ -91,7 +91,12 @@ def shown_tools(param: str, functions: Sequence[Function], where: str) -> list[d
     for number, function in enumerate(functions):
         place = where.format(number)
         check_name(param, f"{place}.name", function.name)
-        _check_parameters(param, f"{place}.parameters", function.parameters or {})
+        schema = function.parameters or {}
+        for key, wanted, words in (("properties", dict, "an object"), ("required", list, "a list")):
+            if key in schema and not isinstance(schema[key], wanted):
+                raise invalid(param, f"must be {words}, got {show(schema[key])}", f"{place}.parameters.{key}")
+        if (kind := schema.get("type", "object")) != "object":
+            raise invalid(param, f"must be 'object', got {show(kind)}", f"{place}.parameters.type")
         if function.name in names:
             raise invalid(param, f"two have the name {show(function.name)}")
         names.add(function.name)
@@ -107,14 +112,6 @@ def _shown(function: Function) -> dict[str, Any]:
         "strict": function.strict,
     }
     return {name: value for name, value in fields.items() if value is not None}
-
-
-def _check_parameters(param: str, where: str, schema: Mapping[str, Any]) -> None:
-    for key, wanted, words in (("properties", dict, "an object"), ("required", list, "a list")):
-        if key in schema and not isinstance(schema[key], wanted):
-            raise invalid(param, f"must be {words}, got {show(schema[key])}", f"{where}.{key}")
-    if (kind := schema.get("type", "object")) != "object":
-        raise invalid(param, f"must be 'object', got {show(kind)}", f"{where}.type")
 
 
 def _choice(choice: ToolChoice | ResponseToolChoice | FunctionName | None) -> tuple[Kind, Iterable[str] | None]:

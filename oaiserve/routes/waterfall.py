@@ -15,13 +15,11 @@ Entry = Mapping[str, Any]
 
 def page(entry: Entry) -> str:
     """Return the page for `entry`, the route's JSON. No line is longer than COLUMNS."""
-    lines = [*_head(entry), "", *_phases(entry), "", *_explanation(entry), *_engine(entry), *_events(entry)]
-    lines += _neighbours(entry)
-    return "".join(f"{_fit(line)}\n" for line in lines)
-
-
-def _fit(line: str) -> str:
-    return line if len(line) <= COLUMNS else line[: COLUMNS - 3] + "..."
+    lines = [*_head(entry), "", *_phases(entry), ""]
+    for sentence in entry["explanation"]:  # why it took so long
+        lines += wrap(sentence, COLUMNS, subsequent_indent="    ", break_on_hyphens=False)
+    lines += [*([""] if entry["explanation"] else []), *_engine(entry), *_events(entry), *_neighbours(entry)]
+    return "".join(f"{line if len(line) <= COLUMNS else line[: COLUMNS - 3] + '...'}\n" for line in lines)
 
 
 def _head(entry: Entry) -> Iterable[str]:
@@ -66,14 +64,6 @@ def _phases(entry: Entry) -> Iterable[str]:
         yield f"{phase['name']:<13}{_ms(phase['duration_ns']):>15}{phase['share']:>7.1%}  |{bar}|"
 
 
-def _explanation(entry: Entry) -> Iterable[str]:
-    """Return why it took so long, in sentences, and an empty line."""
-    for sentence in entry["explanation"]:
-        yield from wrap(sentence, COLUMNS, subsequent_indent="    ", break_on_hyphens=False)
-    if entry["explanation"]:
-        yield ""
-
-
 def _engine(entry: Entry) -> Iterable[str]:
     """Return the lines about the engine: waits, preemptions, token gaps and steps."""
     waits = ", ".join(f"{reason} {_ms(wait_ns)}" for reason, wait_ns in entry["queue_waits_ns"].items() if wait_ns)
@@ -95,16 +85,13 @@ def _events(entry: Entry) -> Iterable[str]:
         yield from ("", "events, since it was received")
     for event in entry["events"]:
         choice = "" if event["choice"] is None else f"choice {event['choice']}  "
-        details = " ".join(_detail(name, value) for name, value in event["details"].items())
+        details = " ".join(
+            f"{name.removesuffix('_ns')} {_ms(value)}" if name.endswith("_ns") else f"{name} {value}"
+            for name, value in event["details"].items()
+        )
         yield f"{_ms(event['at_ns']):>15}  {event['name']:<17} {choice}{details}".rstrip()
     if entry["num_events_dropped"]:
         yield f"                 and {entry['num_events_dropped']} more"
-
-
-def _detail(name: str, value: int | str) -> str:
-    if isinstance(value, int) and name.endswith("_ns"):
-        return f"{name.removesuffix('_ns')} {_ms(value)}"
-    return f"{name} {value}"
 
 
 def _neighbours(entry: Entry) -> Iterable[str]:

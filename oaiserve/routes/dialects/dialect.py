@@ -17,7 +17,7 @@ import msgspec
 from oaiserve.routes.dialects.calls import CallParser
 from oaiserve.routes.dialects.json_calls import HermesCalls, LlamaCalls, MistralCalls
 from oaiserve.routes.dialects.qwen_coder import QwenCoderCalls
-from oaiserve.routes.dialects.reasoning import ReasoningDialect, reasoning_dialect
+from oaiserve.routes.dialects.reasoning import THINK, ReasoningDialect
 
 MOST_FORCED_CALLS = 16  # so that a model without an end does not call for ever
 
@@ -160,9 +160,15 @@ def dialect_of(
         return Dialect()
     source, declared = template.source, template.response_template
     calls = declared_calls(declared) if tool_call_parser == "auto" else None
+    tags = declared_reasoning(declared) if reasoning_parser == "auto" else None
+    if tags is None and (THINK[1] in source or reasoning_parser != "auto"):
+        tags = THINK
+    reasoning = None
+    if tags is not None and reasoning_parser != "none":
+        reasoning = ReasoningDialect(reasoning_parser, source, template.generation_prompt, tags)
     return Dialect(
         calls or family_of(tool_call_parser, source),
-        reasoning_dialect(reasoning_parser, source, template.generation_prompt, declared_reasoning(declared)),
+        reasoning,
         template_takes_tools=re.search(r"\btools\b", source) is not None,
         template_takes_system=template.takes_system,
         special_ids=special_ids,

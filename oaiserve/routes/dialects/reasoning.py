@@ -37,7 +37,7 @@ class ReasoningDialect:
         name: str,
         template: str,
         generation_prompt: Callable[[Mapping[str, Any]], str],
-        tags: tuple[str, str] = THINK,
+        tags: tuple[str, str],
     ) -> None:
         """`name` is the value of `--reasoning-parser`, and `generation_prompt` returns the template's text behind the
         messages, by the values of its variables."""
@@ -70,21 +70,6 @@ class ReasoningDialect:
             return ReasoningMode(self.tags, is_open=True, prompt_opening=opening + "\n")
         is_open = self._name == "deepseek_r1" or (self._name == "qwen3" and not is_off)
         return ReasoningMode(self.tags, is_open=is_open)
-
-
-def reasoning_dialect(
-    name: str,
-    template: str,
-    generation_prompt: Callable[[Mapping[str, Any]], str],
-    declared: tuple[str, str] | None = None,
-) -> ReasoningDialect | None:
-    """Return the reasoning by `--reasoning-parser`. With "auto", it has the `declared` tags, or else the usual ones if
-    they are in the chat template."""
-    if name == "auto" and declared is not None:
-        return ReasoningDialect(name, template, generation_prompt, declared)
-    if name == "none" or (name == "auto" and THINK[1] not in template):
-        return None
-    return ReasoningDialect(name, template, generation_prompt)
 
 
 class ThinkingParser:

@@ -245,15 +245,6 @@ def _opened(path: Path | None) -> sqlite3.Connection:
     except sqlite3.Error as error:
         raise _unusable(path, error) from error
     try:
-        _prepare(connection, path)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _prepare(connection: sqlite3.Connection, path: Path | None) -> None:
-    try:
         _keep_a_log(connection)
         connection.execute("PRAGMA synchronous = FULL")  # a commit is on the disk when it returns
         connection.execute("PRAGMA secure_delete = ON")  # deleted data is gone from the file
@@ -266,8 +257,12 @@ def _prepare(connection: sqlite3.Connection, path: Path | None) -> None:
                     cursor.execute(statement)
             elif application_id != APPLICATION_ID:
                 raise StartupError(f"--response-store is '{path}', which is the database of another program.")
-    except sqlite3.Error as error:
-        raise _unusable(path, error) from error
+    except BaseException as error:
+        connection.close()
+        if isinstance(error, sqlite3.Error):
+            raise _unusable(path, error) from error
+        raise
+    return connection
 
 
 def _keep_a_log(connection: sqlite3.Connection) -> None:

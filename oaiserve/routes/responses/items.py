@@ -52,7 +52,11 @@ def _item(where: str, item: InputItem, new_id: Callable[[str], str], referred: M
             }
         case "reasoning":
             summary = [{"type": "summary_text", "text": part.text} for part in item.summary or []]
-            return {**identity("rs"), "summary": summary, "content": _thoughts(f"{where}.content", item.content or [])}
+            content = item.content or []
+            if isinstance(content, str) or not all(isinstance(part, EarlierReasoning) for part in content):
+                reason = "must be a list of parts of the type 'reasoning_text'"
+                raise invalid("input", reason, f"{where}.content")
+            return {**identity("rs"), "summary": summary, "content": _parts(content)}
         case "item_reference":
             item_id: str = _needed(where, item, "id")
             if item_id not in referred:
@@ -68,7 +72,7 @@ def _item(where: str, item: InputItem, new_id: Callable[[str], str], referred: M
     return {**identity("msg"), "role": role, "content": _parts(content)}
 
 
-def _parts(parts: Iterable[InputText | EarlierText | RefusalPart]) -> list[Item]:
+def _parts(parts: Iterable[InputText | EarlierText | RefusalPart | EarlierReasoning]) -> list[Item]:
     shown: list[Item] = []
     for part in parts:
         match part:
@@ -76,15 +80,11 @@ def _parts(parts: Iterable[InputText | EarlierText | RefusalPart]) -> list[Item]
                 shown.append({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
             case InputText(text):
                 shown.append({"type": "input_text", "text": text})
+            case EarlierReasoning(text):
+                shown.append({"type": "reasoning_text", "text": text})
             case RefusalPart(refusal):
                 shown.append({"type": "refusal", "refusal": refusal})
     return shown
-
-
-def _thoughts(where: str, content: str | Sequence[object]) -> list[Item]:
-    if isinstance(content, str) or not all(isinstance(part, EarlierReasoning) for part in content):
-        raise invalid("input", "must be a list of parts of the type 'reasoning_text'", where)
-    return [{"type": "reasoning_text", "text": part.text} for part in content if isinstance(part, EarlierReasoning)]
 
 
 def _needed(where: str, item: InputItem, name: str) -> Any:
