@@ -24,11 +24,8 @@ Result = TypeVar("Result")
 
 
 async def read_body(request: Request, serving: Serving) -> bytearray:
-    """Read the whole body of the request.
-
-    Raises BodyTooLarge, RequestTimeout, UnsupportedMedia, InvalidRequest (content type), Overloaded if clients send too
-    many large bodies at once, and ClientDisconnect.
-    """
+    """Read the whole body of the request. Raises its errors, Overloaded if clients send too many large bodies at once,
+    and ClientDisconnect."""
     encodings = ", ".join(request.headers.getlist("content-encoding")).strip().lower()
     if encodings not in ("", "identity"):
         raise UnsupportedMedia(
@@ -116,14 +113,18 @@ async def client_left(receive: Receive) -> None:
 
 
 async def in_turns_if_large(request: Request, work: Generator[None, None, Result], num_bytes: int) -> Result:
-    """Do work on a body: `in_turns` if the body is large, as it could hold up the event loop for over a millisecond.
+    """Do work on a body: `in_turns` if it is large, as it could hold up the event loop for over a millisecond.
 
     Raises InvalidRequest for a body with too deep a nesting, and the errors of the work and of `in_turns`.
     """
-    guarded = _guarded(work)
-    if num_bytes > LARGE_BYTES:
-        return await in_turns(request, guarded, num_bytes)
-    return at_once(guarded)
+
+    def guarded() -> Generator[None, None, Result]:
+        try:
+            return (yield from work)
+        except RecursionError:  # of the decoder, or of the readers of its values
+            raise InvalidRequest("The body is nested too deeply.") from None
+
+    return await in_turns(request, guarded(), num_bytes) if num_bytes > LARGE_BYTES else at_once(guarded())
 
 
 def at_once(work: Generator[None, None, Result]) -> Result:
@@ -134,10 +135,3 @@ def at_once(work: Generator[None, None, Result]) -> Result:
         except StopIteration as stop:
             result: Result = stop.value
             return result
-
-
-def _guarded(work: Generator[None, None, Result]) -> Generator[None, None, Result]:
-    try:
-        return (yield from work)
-    except RecursionError:  # of the decoder, or of the readers of its values
-        raise InvalidRequest("The body is nested too deeply.") from None

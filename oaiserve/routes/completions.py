@@ -194,10 +194,9 @@ class CompletionShape(ChoicesShape):
 
 
 def best_choices(candidates: Sequence[TokenChunk], best_of: int, n: int) -> list[TokenChunk]:
-    """Return the n best of each prompt's `best_of` candidates, best first, with the indices of the answer.
+    """Return the n best of each prompt's candidates, best first, with the indices of the answer.
 
-    Candidates are ranked by mean log-probability per generated token, as OpenAI does
-    (https://platform.openai.com/docs/api-reference/completions/create). Of equal candidates the first wins.
+    They are ranked by mean log-probability per generated token, as OpenAI does. Of equal ones the first wins.
     """
 
     def mean_logprob(chunk: TokenChunk) -> float:

@@ -38,9 +38,7 @@ _KINDS = ("json", "regex", "choice", "grammar", "json_object")  # of structured_
 
 
 def grammar(body: SamplingBody, other: Grammar | None = None) -> Grammar | None:
-    """Return the constraint of the body, or None if it has none. Raises InvalidRequest.
-
-    `other` is a constraint under a name of the route alone."""
+    """Return the constraint of the body, or the `other` of the route's own name, or None. Raises InvalidRequest."""
     found = [*([] if other is None else [other]), *_grammars(body)]
     if len(found) > 1:
         names = " and ".join(f"'{each.param}'" for each in found[:2])

@@ -55,9 +55,8 @@ class Conversation:
     def own_params(
         self, max_tokens: int | None, num_logprobs: int | None, grammar: Grammar | None, *, text_lengths: bool = False
     ) -> SamplingParams:
-        """Return the parameters of the route, with those of tools and reasoning.
-
-        `grammar` is the client's. Raises InvalidRequest if it does not go together with tools."""
+        """Return the parameters of the route, with those of tools and reasoning. Raises InvalidRequest for a client's
+        `grammar` that does not go together with tools."""
         return SamplingParams(
             max_tokens=max_tokens,
             logprobs=num_logprobs,

@@ -72,9 +72,7 @@ _REQUEST_QUERY = (Parameter("format", "Default: what the header Accept prefers."
     errors=(NotFound,),
 )
 async def recent_request(request: Request) -> Response:
-    """Answer with the request of this id (header x-request-id), as text or JSON. Raises NotFound for an unknown one.
-
-    It is text if the client prefers text or sends `format=text`."""
+    """Answer with the request of this id (header x-request-id), as text if the client prefers it. Raises NotFound."""
     asked = read_query(request.query_params, _REQUEST_QUERY)["format"]
     as_text = asked == "text" if asked is not None else prefers_text(request.headers.get("accept", ""))
     request_id = request.path_params["request_id"]
@@ -98,10 +96,9 @@ _PROFILE_QUERY = (
     errors=(NotFound, Conflict, RequestTimeout),
 )
 async def profile(request: Request) -> Response:
-    """Answer with a trace of the engine's next `steps` steps, or of as many as come within `seconds`, and save it in
-    --profile-dir.
+    """Answer with a trace of the engine's next steps, as many as come in time, and save it in --profile-dir.
 
-    Raises NotFound without --profile-dir, Conflict while another profile is made, RequestTimeout if no step came, and
+    Raises NotFound without that, Conflict while another profile is made, RequestTimeout if no step came, and
     Unavailable if the server shuts down before.
     """
     serving = serving_of(request)

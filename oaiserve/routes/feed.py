@@ -17,16 +17,11 @@ RETRY_AFTER_SECONDS = 10
 
 
 class Feed:
-    """Hands each message of `render` to all waiting viewers. All methods must be called on the event loop.
+    """Hands each message of `render`, which may block, to all waiting viewers. All methods are the event loop's."""
 
-    `render` may block: it runs in a worker thread."""
-
-    def __init__(
-        self, render: Callable[[], bytes], interval_seconds: float = INTERVAL_SECONDS, most_viewers: int = MOST_VIEWERS
-    ) -> None:
+    def __init__(self, render: Callable[[], bytes], interval_seconds: float = INTERVAL_SECONDS) -> None:
         self._render = render
         self._interval_seconds = interval_seconds
-        self._most_viewers = most_viewers
         self._num_viewers = 0
         self._is_awaited = False  # whether a viewer has asked since the last message
         self._producer: asyncio.Task[None] | None = None
@@ -35,7 +30,7 @@ class Feed:
     @contextmanager
     def viewer(self) -> Iterator[None]:
         """Hold a place among the viewers while the context lasts. Raises Overloaded if all places are taken."""
-        if self._num_viewers >= self._most_viewers:
+        if self._num_viewers >= MOST_VIEWERS:
             raise Overloaded(
                 f"{self._num_viewers} viewers follow the dashboard already, and this server takes no more. "
                 "Please close a page that is not needed, or try again later.",

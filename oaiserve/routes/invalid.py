@@ -1,6 +1,4 @@
-"""The errors of bodies: the fault, its place, the given value, and the allowed ones.
-
-msgspec's messages become sentences here, with the words allowed at a place."""
+"""The errors of bodies: the fault, its place, the given value, and the allowed ones. msgspec's become sentences."""
 
 from __future__ import annotations
 

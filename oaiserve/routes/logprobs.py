@@ -65,10 +65,9 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]  # by token id; null for 
 
 
 def drop_end_logprob(chunk: TokenChunk) -> None:
-    """Drop the log-probability of a token that only ended the choice.
+    """Drop the log-probability of a token that only ended the choice: chat and responses list those of the content.
 
-    Chat and responses list the tokens of the content, as OpenAI has it. Completions keep it, because evaluations count
-    one entry for each token."""
+    Completions keep it, because evaluations count one entry for each token."""
     if chunk.has_end_token and chunk.logprobs is not None:
         chunk.logprobs.truncate(len(chunk.token_ids) - 1)
 
@@ -125,8 +124,7 @@ def completion_logprobs_in_parts(tokens: TokenLogprobs, num_top: int, as_token_i
 
 
 def prompt_logprobs_in_parts(tokens: TokenLogprobs, num_top: int) -> Iterator[bytes]:
-    """Yield the log-probabilities by token id, as vLLM has them. `rank` counts from 1, and is null beyond the best
-    tokens."""
+    """Yield the log-probabilities by token id, as vLLM has them."""
     return _list(_by_token_id(batch, num_top) for batch in _batches(tokens.entries(), 1 + num_top))
 
 

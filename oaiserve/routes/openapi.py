@@ -53,9 +53,7 @@ def published(
 def document(
     routes: Iterable[Route], *, version: str, needs_key: bool, open_paths: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """Return the document in OpenAPI 3.1. Without keys (`needs_key`), and for open paths, sending one is allowed.
-
-    Closed routes, which only tell the reason, are left out."""
+    """Return the document in OpenAPI 3.1, without closed routes. Where no key is needed, sending one is allowed."""
     found = [(route, operation) for route in routes if (operation := operation_of(route.endpoint)) is not None]
     operations = [operation for _, operation in found]
     bodies = [operation.body for operation in operations if operation.body is not None]

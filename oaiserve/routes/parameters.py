@@ -37,8 +37,7 @@ _RECORDED = [
 
 
 def integer(body: msgspec.Struct, name: str, low: int | None = None, high: int | None = None) -> int | None:
-    """Return the field as an int, or None if it was not given. Raises InvalidRequest outside of its declared range, or
-    of the one that is given here because it depends on the model."""
+    """Return the field as an int, or None without it. Raises InvalidRequest outside of its range, declared or given."""
     value = getattr(body, name)
     if value is None:
         return None
@@ -215,9 +214,9 @@ def cache_salt(body: SamplingBody) -> str:
 
 
 def traced_prompts(prompts: Iterable[Prompt], most_characters: int) -> str | None:
-    """Return the text of the prompts as traces show it: messages in the form of the GenAI conventions, as JSON.
+    """Return the text of the prompts, as JSON in the form of the GenAI conventions, cut to `most_characters`.
 
-    The text is cut to `most_characters`, which the operator sets. Returns None if there is no text, or none is allowed.
+    Returns None if there is no text, or none is allowed.
     """
     traced: list[dict[str, Any]] = []
     for role, text in _texts(prompts):

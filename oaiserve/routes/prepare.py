@@ -1,7 +1,7 @@
 """Prepares the `Answer` to a request: the steps that all routes which ask the engine have in common.
 
-A route is a function of an `Intake`, which has the parsed body. It makes one value of another: its own parameters, the
-sampling parameters, the prompts, the shape, and last the answer. `tests/routes/test_prepare.py` has a whole route.
+A route makes of an `Intake`, which has the parsed body, its own parameters, the sampling parameters, the prompts, the
+shape, and last the answer. `tests/routes/test_prepare.py` has a whole route.
 """
 
 from __future__ import annotations
@@ -131,10 +131,9 @@ async def prepare(
     tasks: tuple[Task, ...] = ("generate",),
     check_given: Callable[[Mapping[str, msgspec.Raw]], None] | None = None,
 ) -> Made:
-    """Read and parse the body of a request, and return the route's answer.
+    """Read and parse the body of a request, and return the route's answer. Raises an APIError.
 
-    The last of `tasks` is the one advised to a client of a model for another one. `protocol.parse` calls
-    `check_given`. Large bodies are parsed and checked in a worker thread. Raises an APIError.
+    The last of `tasks` is the one advised to a client of a model for another one.
     """
     serving = serving_of(http)
     exchange: Exchange = http.state.exchange

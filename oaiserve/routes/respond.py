@@ -147,9 +147,7 @@ class Answer:
                     raise error
 
     async def _write_whole(self, send: Send, stream: LoopStream, parts: Iterator[bytes]) -> None:
-        """Write an answer while it is rendered, so that it is never in memory as a whole.
-
-        An answer of one piece, as nearly all are, is rendered first and has a content-length."""
+        """Write an answer while it is rendered. One of a single piece, as nearly all are, has a content-length."""
         first, num_bytes = [], 0
         for part in parts:
             first.append(part)

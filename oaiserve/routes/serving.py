@@ -173,10 +173,7 @@ class Serving:
             )
 
     def check_model(self, asked: str | None) -> ServedAdapter | None:
-        """Return the adapter that a request names as its model, or None if it names the model itself, or none.
-
-        Raises ModelNotFound if neither has that name.
-        """
+        """Return the adapter that a request names as its model, or None. Raises ModelNotFound."""
         if asked is None or asked == self.model_name:
             return None
         adapters = self.engine.adapters

@@ -89,9 +89,7 @@ class Whole(_Object, Generic[Choice]):
 
 
 class ChoicesShape(ABC):
-    """Renders an answer with a list of choices: the common part of chat's and completions' `respond.Shape`.
-
-    Each of them adds `prompt`, `whole`, and its own choices."""
+    """Renders answers with choices: the part of `respond.Shape` that chat and completions have in common."""
 
     def __init__(self, kind: str, head: Head, wanted: Wanted) -> None:
         self._first_values = (head.id, kind, head.created, head.model, head.system_fingerprint)

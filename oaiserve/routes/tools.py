@@ -143,10 +143,7 @@ def _chosen(
 
 
 def forced_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the schema of forced arguments: `schema` without further properties.
-
-    JSON Schema allows them unless they are forbidden, and a forced model would invent some for ever.
-    """
+    """Return a schema of forced arguments, without further properties, which a forced model would invent for ever."""
     return schema if schema.keys() & _KEYS_OF_PROPERTIES else {**schema, "additionalProperties": False}
 
 

@@ -253,58 +253,50 @@ def test_a_request_cut_off_by_the_shutdown_gets_an_error_that_says_so(stream: bo
     assert telemetry.closed
 
 
+def serving_of(num_bytes: int, seconds: float = 60, **parts: object) -> Any:
+    limit = SharedLimit(num_bytes)
+    return SimpleNamespace(body_limit_bytes=num_bytes, body_timeout_seconds=seconds, received_bytes=limit, **parts)
+
+
+def part(body: bytes, more_body: bool = True) -> Message:
+    return {"type": "http.request", "body": body, "more_body": more_body}
+
+
+async def read(serving: Any, *messages: Message, client: str = "one") -> bytearray:
+    """Read a body that comes in these messages, after which none comes."""
+    coming, never = list(messages), asyncio.Future[Message]()
+
+    async def receive() -> Message:
+        return coming.pop(0) if coming else await never
+
+    return await read_body(Request({"type": "http", "headers": [], "state": {"client": client}}, receive), serving)
+
+
 def test_a_body_that_does_not_arrive_in_time_is_refused() -> None:
-    serving = SimpleNamespace(body_limit_bytes=10, body_timeout_seconds=0, received_bytes=SharedLimit(10))
-
-    async def read() -> None:
-        never = asyncio.Future[Any]()
-        request = Request({"type": "http", "headers": [], "state": {"client": "one"}}, receive=lambda: never)
-        await read_body(request, serving)
-
+    serving = serving_of(10, seconds=0)
     with pytest.raises(RequestTimeout, match="did not arrive within 0 seconds"):
-        asyncio.run(read())
+        asyncio.run(read(serving))
     assert serving.received_bytes.total == 0
 
 
 @pytest.mark.parametrize(("num_bytes", "expected"), [(MUCH_BYTES, 1), (MUCH_BYTES - 1, 0)])
 def test_the_memory_of_a_large_body_that_ends_early_is_given_back(num_bytes: int, expected: int) -> None:
     engine = FakeEngine()
-    serving = SimpleNamespace(
-        body_limit_bytes=2**30, body_timeout_seconds=9, received_bytes=SharedLimit(2**30), engine=engine
-    )
-    messages = [{"type": "http.request", "body": bytes(num_bytes), "more_body": True}, {"type": "http.disconnect"}]
-
-    async def receive() -> Any:
-        return messages.pop(0)
-
-    request = Request({"type": "http", "headers": [], "state": {"client": "one"}}, receive=receive)
     with pytest.raises(ClientDisconnect):
-        asyncio.run(read_body(request, serving))
+        asyncio.run(read(serving_of(2**30, engine=engine), part(bytes(num_bytes)), {"type": "http.disconnect"}))
     assert engine.gives_back.qsize() == expected
 
 
 def test_bodies_that_are_being_received_are_bounded_by_client() -> None:
-    serving = SimpleNamespace(body_limit_bytes=100, body_timeout_seconds=10, received_bytes=SharedLimit(100))
-
-    async def read(client: str, *parts: bytes, ends: bool = True) -> bytes:
-        messages = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
-        if ends:
-            messages[-1]["more_body"] = False
-        never = asyncio.Future[Any]()
-
-        async def receive() -> Any:
-            return messages.pop(0) if messages else await never
-
-        return await read_body(
-            Request({"type": "http", "headers": [], "state": {"client": client}}, receive=receive), serving
-        )
+    serving = serving_of(100)
 
     async def attack() -> None:
-        slow = [asyncio.create_task(read("greedy", b" " * 90, ends=False)) for _ in range(2)]
+        slow = [asyncio.create_task(read(serving, part(b" " * 90), client="greedy")) for _ in range(2)]
         done, waiting = await asyncio.wait(slow, return_when=asyncio.FIRST_COMPLETED)
         with pytest.raises(Overloaded, match="too many large bodies"):
             done.pop().result()
-        assert await read("polite", b"a" * 25, b"b" * 25) == b"a" * 25 + b"b" * 25
+        body = await read(serving, part(b"a" * 25), part(b"b" * 25, more_body=False), client="polite")
+        assert body == b"a" * 25 + b"b" * 25
         assert serving.received_bytes.total == 90
         waiting.pop().cancel()
 

@@ -25,9 +25,8 @@ def references(given: str | Sequence[InputItem]) -> list[str]:
 def input_items(
     given: str | Sequence[InputItem], new_id: Callable[[str], str], referred: Mapping[str, Item]
 ) -> list[Item]:
-    """Return the items of a client. Raises InvalidRequest.
-
-    `new_id` makes the id of one without, by its prefix, and `referred` has the items for references."""
+    """Return the items of a client, with ids by `new_id`, of a prefix, and those `referred` to. Raises
+    InvalidRequest."""
     if isinstance(given, str):
         given = [InputItem(role="user", content=given)]
     if not given:

@@ -198,9 +198,7 @@ class ResponseOutput:
                 self.close()
 
     def end(self, logprobs: TokenLogprobs, *, is_cut: bool, has_text: bool) -> None:
-        """Close the open item at the end of the answer, whose last tokens may have had no text.
-
-        An answer that may have text has a message in any case."""
+        """Close the open item at the end of the answer. One that may have text has a message in any case."""
         if has_text and not self.items:
             self._opened(OutputMessage)
         if self._is_open and isinstance(self.items[-1], OutputMessage):

@@ -115,14 +115,7 @@ def test_the_prompt_and_the_parameters_are_those_of_the_same_conversation_over_c
             {"tools": CHAT_TOOLS, "tool_choice": {"type": "function", "function": {"name": "stop"}}},
         ),
         (
-            {
-                "tools": TOOLS,
-                "tool_choice": {
-                    "type": "allowed_tools",
-                    "mode": "required",
-                    "tools": [{"type": "function", "name": "stop"}],
-                },
-            },
+            {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [STOP]}},
             {
                 "tools": CHAT_TOOLS,
                 "tool_choice": {

@@ -9,7 +9,9 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
@@ -201,98 +203,81 @@ def test_a_store_counts_what_became_too_old(make_store: MakeStore) -> None:
 
 
 def test_a_conversation_that_is_larger_than_its_reader_can_take_is_refused(make_store: MakeStore) -> None:
-    async def ask() -> int:
-        store = make_store()
-        await store.put("", turn("a", None, 600))
-        await store.put("", turn("b", "a", 600))
-        with pytest.raises(ConversationTooLarge):
-            await store.conversation("", "b", 1199)
-        return len(await store.conversation("", "b", 1200))
-
-    assert run(ask()) == 2
+    store = make_store()
+    for stored in (turn("a", None, 600), turn("b", "a", 600)):
+        run(store.put("", stored))
+    with pytest.raises(ConversationTooLarge):
+        run(store.conversation("", "b", 1199))
+    assert len(run(store.conversation("", "b", 1200))) == 2
 
 
 # The file.
 
 
+@contextmanager
+def opened(path: Path, limits: StoreLimits = WIDE) -> Iterator[ResponseDatabase]:
+    store = ResponseDatabase(path, limits, Clock())
+    try:
+        yield store
+    finally:
+        run(store.close())
+
+
 def test_a_file_keeps_its_responses_for_the_next_process_and_for_its_owner_only(tmp_path: Path) -> None:
     path = tmp_path / "responses.db"
-
-    async def put() -> None:
-        store = ResponseDatabase(path, WIDE, Clock())
-        await store.put("mine", turn("r1"))
-        await store.close()
-
-    async def get() -> StoredResponse | None:
-        store = ResponseDatabase(path, WIDE, Clock())
-        try:
-            return await store.get("mine", "r1")
-        finally:
-            await store.close()
-
-    run(put())
-    assert run(get()) == turn("r1")
+    with opened(path) as store:
+        run(store.put("mine", turn("r1")))
+    with opened(path) as store:
+        assert run(store.get("mine", "r1")) == turn("r1")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_what_is_deleted_is_not_in_the_file_any_more(tmp_path: Path) -> None:
-    store = ResponseDatabase(tmp_path / "responses.db", WIDE, Clock())
-    run(store.put("", StoredResponse("r1", "r1", None, b"a secret of some length" * 500, b"[]")))
-    assert b"secret" in b"".join(path.read_bytes() for path in tmp_path.iterdir())
-    assert run(store.delete("", "r1"))
-    assert b"secret" not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
-    run(store.close())
+    with opened(tmp_path / "responses.db") as store:
+        run(store.put("", StoredResponse("r1", "r1", None, b"a secret of some length" * 500, b"[]")))
+        assert b"secret" in b"".join(path.read_bytes() for path in tmp_path.iterdir())
+        assert run(store.delete("", "r1"))
+        assert b"secret" not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
 
 
 def test_what_waits_for_the_disk_is_stored_in_one_transaction(tmp_path: Path) -> None:
-    async def put_many() -> tuple[int, int]:
-        store = ResponseDatabase(tmp_path / "responses.db", WIDE, Clock())
-        statements: list[str] = []
-        store._connection.set_trace_callback(statements.append)
+    async def put_many(store: ResponseDatabase) -> list[StoredResponse | None]:
         await asyncio.gather(*(store.put("", turn(f"r{number}")) for number in range(50)))
-        found = [await store.get("", f"r{number}") for number in range(50)]
-        await store.close()
-        return sum(statement.startswith("COMMIT") for statement in statements), len([each for each in found if each])
+        return [await store.get("", f"r{number}") for number in range(50)]
 
-    num_commits, num_found = run(put_many())
-    assert num_found == 50
-    assert num_commits < 50
+    statements: list[str] = []
+    with opened(tmp_path / "responses.db") as store:
+        store._connection.set_trace_callback(statements.append)
+        assert run(put_many(store)) == [turn(f"r{number}") for number in range(50)]
+        store._connection.set_trace_callback(None)
+    assert sum(statement.startswith("COMMIT") for statement in statements) < 50
 
 
 def test_what_its_client_no_longer_waits_for_is_not_stored(tmp_path: Path) -> None:
-    async def put() -> list[StoredResponse | None]:
-        store = ResponseDatabase(tmp_path / "responses.db", WIDE, Clock())
+    async def put(store: ResponseDatabase) -> list[StoredResponse | None]:
+        gate = threading.Event()
+        store._thread.submit(gate.wait, 60)
         left, stays = (asyncio.ensure_future(store.put("", turn(name))) for name in ("left", "stays"))
-        blocked = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        gate = asyncio.run_coroutine_threadsafe
-        store._thread.submit(lambda: gate(blocked.wait(), loop).result())
         await asyncio.sleep(0)  # both wait behind what blocks the thread
         left.cancel()
-        blocked.set()
+        await asyncio.sleep(0)
+        gate.set()
         await stays
-        try:
-            return [await store.get("", name) for name in ("left", "stays")]
-        finally:
-            await store.close()
+        return [await store.get("", name) for name in ("left", "stays")]
 
-    assert run(put()) == [None, turn("stays")]
+    with opened(tmp_path / "responses.db") as store:
+        assert run(put(store)) == [None, turn("stays")]
 
 
 def test_an_error_of_the_disk_reaches_the_client_and_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def put() -> None:
-        store = ResponseDatabase(tmp_path / "responses.db", WIDE, Clock())
+    large = turn("r1", None, 100_000)
+    with opened(tmp_path / "responses.db") as store:
         store._connection.execute("PRAGMA max_page_count = 1")  # as if the disk were full
-        try:
-            with pytest.raises(Unavailable, match="'store': false"):
-                await store.put("", turn("r1", None, 100_000))
-            store._connection.execute("PRAGMA max_page_count = 1000000")
-            await store.put("", turn("r1", None, 100_000))
-            assert await store.get("", "r1") is not None
-        finally:
-            await store.close()
-
-    run(put())
+        with pytest.raises(Unavailable, match="'store': false"):
+            run(store.put("", large))
+        store._connection.execute("PRAGMA max_page_count = 1000000")
+        run(store.put("", large))
+        assert run(store.get("", "r1")) == large
     assert "The response store does not work: database or disk is full" in caplog.text
 
 
@@ -334,14 +319,11 @@ def writer(path: Path, name: str, number: int) -> subprocess.Popen[str]:
 
 
 def talk_in(path: Path, last: str) -> list[str]:
-    async def read() -> list[str]:
-        store = ResponseDatabase(path, StoreLimits(100_000, 2**30, 1000))
-        try:
-            return [stored.id for stored in await store.conversation("", last, 2**30)]
-        finally:
-            await store.close()
-
-    return run(read())
+    store = ResponseDatabase(path, StoreLimits(100_000, 2**30, 1000))
+    try:
+        return [stored.id for stored in run(store.conversation("", last, 2**30))]
+    finally:
+        run(store.close())
 
 
 def test_a_process_that_is_killed_loses_nothing_that_was_answered(tmp_path: Path) -> None:
