@@ -1,4 +1,4 @@
-"""`Listener` accepts connections as far as `Connections` admits them, and `Connector` begins them, by TLS if need be.
+"""`Listener` accepts connections as far as `Connections` admits them.
 
 The listener accepts them itself, instead of the event loop: a connection counts from its first moment on, even without
 a handshake, and one too many never becomes more than an accepted socket.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import ssl
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -19,11 +18,7 @@ log = logging.getLogger(__name__)
 
 MOST_AT_ONCE = 128  # accepted in one turn of the event loop
 RETRY_SECONDS = 1.0  # after the system has refused to accept
-TLS_GOODBYE_SECONDS = 5.0  # that a client has to answer the end of TLS, before its connection is cut
 MOST_BYTES_READ = 64 * 1024  # from a refused client
-
-# Makes the protocol of a connection, which calls the callable when the connection is lost.
-MakeProtocol = Callable[[Callable[[], None]], asyncio.Protocol]
 
 
 class ListeningSocket(Protocol):
@@ -103,59 +98,3 @@ class Listener:
                 client.recv(MOST_BYTES_READ)  # a close over unread data might take the answer back
             except OSError:
                 pass  # the client has left, or has sent nothing yet
-
-
-class Connector:
-    """Connects accepted sockets with their protocols, after the handshake if there is TLS. `Admission` learns when a
-    connection has ended."""
-
-    def __init__(
-        self,
-        connections: Admission,
-        make_protocol: MakeProtocol,
-        *,
-        tls: ssl.SSLContext | None,
-        handshake_timeout_seconds: float,
-    ) -> None:
-        self._connections = connections
-        self._make_protocol = make_protocol
-        self._options: dict[str, Any] = {}
-        if tls is not None:
-            self._options = {
-                "ssl": tls,
-                "ssl_handshake_timeout": handshake_timeout_seconds,
-                "ssl_shutdown_timeout": TLS_GOODBYE_SECONDS,
-            }
-        self._loop = asyncio.get_running_loop()
-        self._beginning: set[asyncio.Task[None]] = set()
-        self._is_closed = False
-
-    def begin(self, client: socket.socket, address: str) -> None:
-        """Begin an admitted connection."""
-        task = self._loop.create_task(self._begin(client, address))
-        self._beginning.add(task)
-        task.add_done_callback(self._beginning.discard)
-
-    def close(self) -> None:
-        """Drop connections whose handshake ends later."""
-        self._is_closed = True
-
-    async def _begin(self, client: socket.socket, address: str) -> None:
-        is_lost = False
-
-        def on_lost() -> None:
-            nonlocal is_lost
-            if not is_lost:
-                is_lost = True
-                self._connections.release(address)
-
-        protocol = self._make_protocol(on_lost)
-        try:
-            transport, _ = await self._loop.connect_accepted_socket(lambda: protocol, client, **self._options)
-        except OSError as error:  # an ssl.SSLError, too
-            log.debug("A connection has failed before its first request: %s", error)
-            self._connections.count(Refusal.HANDSHAKE)
-            on_lost()
-        else:
-            if self._is_closed:
-                transport.close()

@@ -12,8 +12,8 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from uvicorn.config import STARTUP_FAILURE
@@ -21,12 +21,14 @@ from uvicorn.config import STARTUP_FAILURE
 from oaiserve.config import ServerOptions
 from oaiserve.errors import Unavailable
 from oaiserve.http.connection import Connection, Timeouts, closing_answer
-from oaiserve.http.listener import Admission, Connector, Listener, ListeningSocket
+from oaiserve.http.connections import Refusal
+from oaiserve.http.listener import Admission, Listener, ListeningSocket
 
 log = logging.getLogger(__name__)
 
 CUT_SECONDS = 1.0  # the time that clients have to read the error when the shutdown cuts them off
 POLL_SECONDS = 0.02
+TLS_GOODBYE_SECONDS = 5.0  # that a client has to answer the end of TLS, before its connection is cut
 RETRY_AFTER_SECONDS = 5  # for clients whose connection is one too many
 HEADERS = [("x-content-type-options", "nosniff")]  # of every answer: a browser must not guess its type
 ENCODED_HEADERS = [(name.encode(), value.encode()) for name, value in HEADERS]
@@ -70,7 +72,9 @@ class Server(uvicorn.Server):
             write_seconds=options.write_timeout_seconds,
         )
         self._listeners: list[Listener] = []
-        self._connector: Connector | None = None
+        self._tls_options: dict[str, Any] = {}
+        self._beginning: set[asyncio.Task[None]] = set()  # connections before their end of the handshake
+        self._is_closed = False
         self._takes_signals = takes_signals
         self._drain_timeout_seconds = options.drain_timeout_seconds
         self._on_drain = on_drain
@@ -100,17 +104,50 @@ class Server(uvicorn.Server):
         if self.lifespan.should_exit:
             sys.exit(STARTUP_FAILURE)
         tls = self.config.ssl
-        make = partial(Connection, self.config, self.server_state, self.lifespan.state, timeouts=self._timeouts)
-        self._connector = Connector(
-            self.connections,
-            lambda on_lost: make(count=self.connections.count, on_lost=on_lost),
-            tls=tls,
-            handshake_timeout_seconds=self._timeouts.head_seconds,
-        )
+        if tls:
+            self._tls_options = {
+                "ssl": tls,
+                "ssl_handshake_timeout": self._timeouts.head_seconds,
+                "ssl_shutdown_timeout": TLS_GOODBYE_SECONDS,
+            }
         refusal = None if tls else lambda: too_many_connections(self.server_state.default_headers)
         for sock in sockets or ():
-            self._listeners.append(Listener(sock, self.connections, self._connector.begin, refusal=refusal))
+            self._listeners.append(Listener(sock, self.connections, self._begin, refusal=refusal))
         self.started = True
+
+    def _begin(self, client: socket.socket, address: str) -> None:
+        task = asyncio.get_running_loop().create_task(self._connect(client, address))
+        self._beginning.add(task)
+        task.add_done_callback(self._beginning.discard)
+
+    async def _connect(self, client: socket.socket, address: str) -> None:
+        """Connect an admitted socket with its protocol, after the handshake if there is TLS."""
+        is_lost = False
+
+        def on_lost() -> None:
+            nonlocal is_lost
+            if not is_lost:
+                is_lost = True
+                self.connections.release(address)
+
+        connection = Connection(
+            self.config,
+            self.server_state,
+            self.lifespan.state,
+            timeouts=self._timeouts,
+            count=self.connections.count,
+            on_lost=on_lost,
+        )
+        loop = asyncio.get_running_loop()
+        try:
+            transport, _ = await loop.connect_accepted_socket(lambda: connection, client, **self._tls_options)
+        except OSError as error:  # an ssl.SSLError, too
+            log.debug("A connection has failed before its first request: %s", error)
+            self.connections.count(Refusal.HANDSHAKE)
+            on_lost()
+        else:
+            if self._is_closed:
+                transport.close()
 
     async def on_tick(self, counter: int) -> bool:
         """End the server if there is a failure. uvicorn calls this ten times a second."""
@@ -124,8 +161,7 @@ class Server(uvicorn.Server):
         self._on_drain()
         for listener in self._listeners:
             listener.close()
-        if self._connector is not None:
-            self._connector.close()
+        self._is_closed = True
         for sock in sockets or ():
             sock.close()
         connections = self.server_state.connections
