@@ -169,19 +169,8 @@ async def report(request: Request) -> Response:
     keys = array("Q", made.keys)
     if sys.byteorder == "big":
         keys.byteswap()
-    return json_response(
-        Report(
-            made.incarnation,
-            made.number,
-            made.num_open,
-            made.waiting_tokens,
-            keys.tobytes(),
-            made.num_running,
-            made.num_waiting,
-            made.kv_use,
-            engine.is_ready,
-        )
-    )
+    fields = {name: getattr(made, name) for name in Report.__struct_fields__ if name not in ("keys", "is_ready")}
+    return json_response(Report(**fields, keys=keys.tobytes(), is_ready=engine.is_ready))
 
 
 def prefers_text(accept: str) -> bool:

@@ -11,29 +11,18 @@ from starlette.requests import Request as HTTPRequest
 
 from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.request import Pooled, Prompt, PromptDone, TokenPrompt, Usage
+from oaiserve.routes import pooling
 from oaiserve.routes.bodies import MAX_INT32
 from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.objects import Integer, Prompts, described
 from oaiserve.routes.operation import Operation
 from oaiserve.routes.parameters import integer, prompt_ids, types_of
-from oaiserve.routes.pooling import (
-    PoolingBody,
-    PoolingUsage,
-    check_number,
-    list_head,
-    most_tokens,
-    pooling_of,
-    rendered,
-    text_prompts,
-    unit,
-    values_of,
-)
 from oaiserve.routes.prepare import Intake, prepare
 from oaiserve.routes.respond import Answer
 from oaiserve.routes.shapes import encode
 
 
-class EmbeddingBody(PoolingBody, kw_only=True):
+class EmbeddingBody(pooling.PoolingBody, kw_only=True):
     """The texts to embed, and how."""
 
     input: Annotated[Prompts, described("A text, a list of texts, a list of token ids, or a list of such lists.")]
@@ -63,7 +52,7 @@ class EmbeddingList(msgspec.Struct):
     created: int
     model: str
     data: list[Embedding]
-    usage: PoolingUsage
+    usage: pooling.PoolingUsage
 
 
 _decoder = msgspec.json.Decoder(EmbeddingBody)
@@ -81,58 +70,58 @@ async def embeddings(http: HTTPRequest) -> Answer:
 
 
 def _answer(intake: Intake[EmbeddingBody]) -> Answer:
-    body, pooling = intake.body, pooling_of(intake)
+    body, model = intake.body, pooling.pooling_of(intake)
     as_base64 = body.encoding_format == "base64"
-    size = _size(body, pooling)
+    size = _size(body, model)
 
     def item(pooled: Pooled) -> bytes:
-        vector = values_of(pooled, size)
+        vector = pooling.values_of(pooled, size)
         if body.normalize is not False:
-            vector = unit(vector)
+            vector = pooling.unit(vector)
         values = b64encode(vector.astype("<f4").tobytes()).decode() if as_base64 else vector.tolist()
         return encode(Embedding(pooled.index, values))
 
     def whole(_prompts: Sequence[PromptDone], vectors: Sequence[Pooled], usage: Usage) -> Iterator[bytes]:
-        return rendered(list_head(intake.head), "data", map(item, vectors), usage)
+        return pooling.rendered(pooling.list_head(intake.head), "data", map(item, vectors), usage)
 
     params: dict[str, str | int | float | bool] = {"encoding_format": "base64" if as_base64 else "float"}
     if size is not None:
         params["dimensions"] = size
     if body.prompt_name is not None:
         params["prompt_name"] = body.prompt_name
-    return intake.pooled_answer(build_prompts(body, pooling, most_tokens(intake)), whole, params)
+    return intake.pooled_answer(build_prompts(body, model, pooling.most_tokens(intake)), whole, params)
 
 
-def _size(body: EmbeddingBody, pooling: Pooling) -> int | None:
+def _size(body: EmbeddingBody, model: Pooling) -> int | None:
     """Return the size to which vectors are cut, or None if they stay whole."""
     size = integer(body, "dimensions")
-    if size is None or size == pooling.size:
+    if size is None or size == model.size:
         return None
-    if pooling.dimensions is None:
+    if model.dimensions is None:
         raise invalid(
             "dimensions",
-            f"this model's vectors have {pooling.size} numbers, and it was not trained for fewer (its config.json has "
+            f"this model's vectors have {model.size} numbers, and it was not trained for fewer (its config.json has "
             f"neither 'is_matryoshka' nor 'matryoshka_dimensions'), got {show(size)}",
         )
-    if pooling.dimensions and size not in pooling.dimensions:
-        raise invalid("dimensions", f"must be one of {', '.join(map(str, pooling.dimensions))}, got {show(size)}")
-    if size > pooling.size:
-        raise invalid("dimensions", f"must be <= {pooling.size}, got {show(size)}")
+    if model.dimensions and size not in model.dimensions:
+        raise invalid("dimensions", f"must be one of {', '.join(map(str, model.dimensions))}, got {show(size)}")
+    if size > model.size:
+        raise invalid("dimensions", f"must be <= {model.size}, got {show(size)}")
     return size
 
 
-def build_prompts(body: EmbeddingBody, pooling: Pooling, limit: int | None) -> tuple[Prompt, ...]:
+def build_prompts(body: EmbeddingBody, model: Pooling, limit: int | None) -> tuple[Prompt, ...]:
     """Return a prompt for each text: a string, a list of strings, a list of token ids, or a list of such lists."""
-    given, before, name = body.input, pooling.default_prompt, body.prompt_name
+    given, before, name = body.input, model.default_prompt, body.prompt_name
     if name is not None:
-        if name not in pooling.prompts:
-            known = ", ".join(map(repr, pooling.prompts)) or "none"
+        if name not in model.prompts:
+            known = ", ".join(map(repr, model.prompts)) or "none"
             raise invalid("prompt_name", f"this model's prompts are: {known}, got {show(name)}")
-        before = pooling.prompts[name]
+        before = model.prompts[name]
     inputs: list[Any] = [given] if isinstance(given, str) else given
     if isinstance(given, list) and given and types_of(given) <= {int, float}:
         inputs = [given]
-    check_number(inputs, "input")
+    pooling.check_number(inputs, "input")
     kinds = types_of(inputs)
     if kinds == {list}:
         return tuple(TokenPrompt(prompt_ids("input", ids)[:limit], "input") for ids in inputs)
@@ -143,4 +132,4 @@ def build_prompts(body: EmbeddingBody, pooling: Pooling, limit: int | None) -> t
     if "" in inputs:
         raise invalid("input", f"must not have an empty string, got one at index {inputs.index('')}")
     special = body.add_special_tokens is not False
-    return text_prompts(inputs, before, "input", limit, special)
+    return pooling.text_prompts(inputs, before, "input", limit, special)

@@ -47,11 +47,8 @@ class ModelList(msgspec.Struct):
 @Operation(summary="The model that is served, and its adapters.", group="Models", answer=ModelList)
 async def list_models(request: Request) -> Response:
     serving = serving_of(request)
-    return json_response(
-        ModelList(
-            "list", [model_of(serving, None), *(model_of(serving, one) for one in serving.engine.adapters.served)]
-        )
-    )
+    served = (None, *serving.engine.adapters.served)
+    return json_response(ModelList("list", [model_of(serving, adapter) for adapter in served]))
 
 
 @Operation(summary="The model of this name.", group="Models", answer=Model, errors=(NotFound,))

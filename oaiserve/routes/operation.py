@@ -14,26 +14,17 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
-from oaiserve.errors import (
-    APIError,
-    BodyTooLarge,
-    Forbidden,
-    HeadersTooLarge,
-    InternalError,
-    InvalidRequest,
-    NotFound,
-    Overloaded,
-    RequestTimeout,
-    Unauthorized,
-    Unavailable,
-    UnsupportedMedia,
-)
+from oaiserve import errors
+from oaiserve.errors import APIError, NotFound
 from oaiserve.routes.invalid import invalid, show
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
-ERRORS = (InvalidRequest, Unauthorized, Forbidden, HeadersTooLarge, RequestTimeout, InternalError, Unavailable)
-ERRORS_OF_BODIES = (NotFound, BodyTooLarge, UnsupportedMedia, Overloaded)
+ERRORS = (
+    *(errors.InvalidRequest, errors.Unauthorized, errors.Forbidden, errors.HeadersTooLarge, errors.RequestTimeout),
+    *(errors.InternalError, errors.Unavailable),
+)
+ERRORS_OF_BODIES = (NotFound, errors.BodyTooLarge, errors.UnsupportedMedia, errors.Overloaded)
 
 
 @dataclass(frozen=True, slots=True)

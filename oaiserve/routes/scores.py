@@ -17,33 +17,20 @@ from starlette.requests import Request as HTTPRequest
 from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.request import PairPrompt, Pooled, Prompt, PromptDone, Usage
 from oaiserve.errors import InvalidRequest
+from oaiserve.routes import pooling
 from oaiserve.routes.bodies import MAX_INT32
 from oaiserve.routes.invalid import invalid
 from oaiserve.routes.objects import Integer, described
 from oaiserve.routes.operation import Operation
 from oaiserve.routes.parameters import integer
-from oaiserve.routes.pooling import (
-    MAX_TEXTS,
-    PoolingBody,
-    PoolingUsage,
-    check_number,
-    list_head,
-    most_tokens,
-    pooling_of,
-    rendered,
-    strings,
-    text_prompts,
-    unit,
-    values_of,
-)
 from oaiserve.routes.prepare import Intake, prepare
 from oaiserve.routes.respond import Answer
 from oaiserve.routes.shapes import encode
 
-Texts = str | Annotated[list[str], msgspec.Meta(extra_json_schema={"minItems": 1, "maxItems": MAX_TEXTS})]
+Texts = str | Annotated[list[str], msgspec.Meta(extra_json_schema={"minItems": 1, "maxItems": pooling.MAX_TEXTS})]
 
 
-class ScoreBody(PoolingBody, kw_only=True):
+class ScoreBody(pooling.PoolingBody, kw_only=True):
     """The pairs of texts to score: text_1 and text_2, or queries and documents."""
 
     text_1: Annotated[Texts | None, described("A text, or a list of texts.")] = None
@@ -58,12 +45,12 @@ class Document(msgspec.Struct):
     text: str
 
 
-class RerankBody(PoolingBody, kw_only=True):
+class RerankBody(pooling.PoolingBody, kw_only=True):
     """The documents to order, and by what."""
 
     query: Annotated[str, described("What is searched for.")]
     documents: Annotated[
-        list[str | Document], described("Texts, or objects with a `text`.", minItems=1, maxItems=MAX_TEXTS)
+        list[str | Document], described("Texts, or objects with a `text`.", minItems=1, maxItems=pooling.MAX_TEXTS)
     ]
     top_n: Annotated[Integer | None, described("Send this many of the best. Default, and 0: all.", 0, MAX_INT32)] = None
     return_documents: Annotated[bool | None, described("Send the documents, too. Default: true.")] = None
@@ -84,7 +71,7 @@ class ScoreList(msgspec.Struct):
     created: int
     model: str
     data: list[Score]
-    usage: PoolingUsage
+    usage: pooling.PoolingUsage
 
 
 class ShownDocument(msgspec.Struct):
@@ -107,7 +94,7 @@ class Ranking(msgspec.Struct):
     id: str
     model: str
     results: list[Ranked]
-    usage: PoolingUsage
+    usage: pooling.PoolingUsage
 
 
 _score_decoder = msgspec.json.Decoder(ScoreBody)
@@ -142,25 +129,29 @@ def _score_answer(intake: Intake[ScoreBody]) -> Answer:
     if has_queries and not (body.text_1 is None and body.text_2 is None):
         raise InvalidRequest("Give either 'text_1' and 'text_2', or 'queries' and 'documents'.", param="queries")
     names = ("queries", "documents") if has_queries else ("text_1", "text_2")
-    firsts, seconds = (strings(getattr(body, name), name) for name in names)
+    firsts, seconds = (pooling.strings(getattr(body, name), name) for name in names)
     if len(firsts) not in (1, len(seconds)):
         raise invalid(names[0], f"must be one text, or as many as '{names[1]}' ({len(seconds)}), got {len(firsts)}")
-    pairing = Pairing(firsts, seconds, names, pooling_of(intake), most_tokens(intake), is_search=has_queries)
+    pairing = Pairing(
+        firsts, seconds, names, pooling.pooling_of(intake), pooling.most_tokens(intake), is_search=has_queries
+    )
 
     def whole(_prompts: Sequence[PromptDone], vectors: Sequence[Pooled], usage: Usage) -> Iterator[bytes]:
         items = (encode(Score(index, score)) for index, score in enumerate(pairing.scores(vectors)))
-        return rendered(list_head(intake.head), "data", items, usage)
+        return pooling.rendered(pooling.list_head(intake.head), "data", items, usage)
 
     return intake.pooled_answer(pairing.prompts(), whole, {})
 
 
 def _rerank_answer(intake: Intake[RerankBody]) -> Answer:
     body = intake.body
-    check_number(body.documents, "documents")
+    pooling.check_number(body.documents, "documents")
     documents = [each if isinstance(each, str) else each.text for each in body.documents]
     top_n = integer(body, "top_n")
     names = ("query", "documents")
-    pairing = Pairing([body.query], documents, names, pooling_of(intake), most_tokens(intake), is_search=True)
+    pairing = Pairing(
+        [body.query], documents, names, pooling.pooling_of(intake), pooling.most_tokens(intake), is_search=True
+    )
     shown = [UNSET if body.return_documents is False else ShownDocument(text) for text in documents]
 
     def whole(_prompts: Sequence[PromptDone], vectors: Sequence[Pooled], usage: Usage) -> Iterator[bytes]:
@@ -168,7 +159,7 @@ def _rerank_answer(intake: Intake[RerankBody]) -> Answer:
         scores = pairing.scores(vectors)
         best = sorted(range(len(scores)), key=lambda index: -scores[index])[: top_n or len(documents)]
         items = (encode(Ranked(index, scores[index], shown[index])) for index in best)
-        return rendered({"id": intake.head.id, "model": intake.head.model}, "results", items, usage)
+        return pooling.rendered({"id": intake.head.id, "model": intake.head.model}, "results", items, usage)
 
     return intake.pooled_answer(pairing.prompts(), whole, {} if top_n is None else {"top_n": top_n})
 
@@ -195,8 +186,8 @@ class Pairing:
                 for index, second in enumerate(self.seconds)
             )
         return (
-            *text_prompts(self.firsts, self._text_before("query"), self.names[0], self.limit),
-            *text_prompts(self.seconds, self._text_before("document", "passage"), self.names[1], self.limit),
+            *pooling.text_prompts(self.firsts, self._text_before("query"), self.names[0], self.limit),
+            *pooling.text_prompts(self.seconds, self._text_before("document", "passage"), self.names[1], self.limit),
         )
 
     def _text_before(self, *names: str) -> str:
@@ -210,6 +201,6 @@ class Pairing:
         """Return the score of each pair."""
         if self.pooling.task == "score":
             return [float(pooled.vector[0]) for pooled in vectors]
-        units = [unit(values_of(pooled)) for pooled in vectors]
+        units = [pooling.unit(pooling.values_of(pooled)) for pooled in vectors]
         firsts, seconds = units[: len(self.firsts)], units[len(self.firsts) :]
         return [float(np.dot(firsts[index if len(firsts) > 1 else 0], second)) for index, second in enumerate(seconds)]

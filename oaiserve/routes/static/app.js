@@ -2,12 +2,12 @@
 
 import { Charts } from "./charts.js";
 import { Playground } from "./playground.js";
+import { byId, showProblem } from "./show.js";
 import { events, hasKey, keepKey, Refused, request } from "./sse.js";
 import { Waterfall } from "./waterfall.js";
 import { Window } from "./window.js";
 
 const RETRY_MS = 2000;
-const byId = (id) => document.getElementById(id);
 const charts = new Charts(byId("tiles"), byId("charts"));
 const waterfall = new Waterfall();
 new Playground();
@@ -18,11 +18,6 @@ function setStatus(state, text) {
   if (status.dataset.state === state && status.textContent === text) return;
   status.dataset.state = state;
   status.textContent = text;
-}
-
-function showProblem(problem) {
-  byId("problem").textContent = problem;
-  byId("problem").hidden = !problem;
 }
 
 function askForKey(message) {

@@ -1,15 +1,15 @@
 // Shows the account of one request in a dialog.
 
 import { Axis } from "./axis.js";
-import { duration, element, percent, phaseCells, placeBar, words } from "./show.js";
+import { byId, duration, element, percent, phaseCells, placeBar, words } from "./show.js";
 import { request } from "./sse.js";
 
 const MS = 1e-6; // from nanoseconds
 
 export async function showDetail(requestId) {
-  const dialog = document.getElementById("detail");
-  const body = document.getElementById("detail-body");
-  document.getElementById("detail-title").textContent = requestId;
+  const dialog = byId("detail");
+  const body = byId("detail-body");
+  byId("detail-title").textContent = requestId;
   try {
     const response = await request(`debug/requests/${encodeURIComponent(requestId)}`, { headers: { accept: "application/json" } });
     body.replaceChildren(...account(await response.json()));

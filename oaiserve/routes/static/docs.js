@@ -1,9 +1,8 @@
 // Shows the server's own schema: each route with what it takes, what it answers, and a call with curl.
 
-import { element } from "./show.js";
+import { byId, element, showProblem } from "./show.js";
 import { hasKey, keepKey, Refused, request, ROOT } from "./sse.js";
 
-const byId = (id) => document.getElementById(id);
 let schemas = {};
 
 const nameOf = (reference) => reference.split("/").pop();
@@ -24,8 +23,8 @@ function typeOf(schema) {
   return schema.type ?? "anything";
 }
 
-// Returns what a value must keep to, in words; "" if that is its type alone.
-function limitsOf(schema) {
+// Returns what a value must keep to, in words: its type, and its limits if it has any.
+function typeAndLimits(schema) {
   const limits = [];
   const range = (low, high, what) => {
     const text = [low, high].map((bound) => bound?.toLocaleString("en", { maximumFractionDigits: 3 }));
@@ -37,7 +36,7 @@ function limitsOf(schema) {
   range(schema.minimum, schema.maximum, "");
   range(schema.minLength, schema.maxLength, " characters");
   range(schema.minItems, schema.maxItems, " items");
-  return limits.join("; ");
+  return typeOf(schema) + (limits.length ? `: ${limits.join("; ")}` : "");
 }
 
 // Returns the schemas with fields that are within a type: one, or several in a union.
@@ -52,8 +51,7 @@ function fieldList(schema, around = []) {
   const list = element("dl", { class: "fields" });
   const required = new Set(schema.required);
   for (const [name, field] of Object.entries(schema.properties ?? {})) {
-    const limits = limitsOf(field);
-    const about = element("p", { class: "type" }, typeOf(field), limits ? `: ${limits}` : "");
+    const about = element("p", { class: "type" }, typeAndLimits(field));
     if (required.has(name)) about.append(" ", element("b", {}, "required"));
     const shown = element("dd", {}, about);
     if (field.description) shown.append(element("p", {}, field.description));
@@ -79,8 +77,7 @@ function folded(schema, around) {
 function queryList(parameters) {
   const list = element("dl", { class: "fields" });
   for (const { name, description, schema, in: place } of parameters) {
-    const limits = limitsOf(schema);
-    const about = element("p", { class: "type" }, `${typeOf(schema)}${limits ? `: ${limits}` : ""}, in the ${place}`);
+    const about = element("p", { class: "type" }, `${typeAndLimits(schema)}, in the ${place}`);
     list.append(element("dt", {}, name), element("dd", {}, about, description ? element("p", {}, description) : ""));
   }
   return list;
@@ -146,11 +143,6 @@ function show(published) {
   byId("key-form").hidden = true;
   byId("reference").hidden = false;
   if (location.hash) document.getElementById(location.hash.slice(1))?.scrollIntoView();
-}
-
-function showProblem(problem) {
-  byId("problem").textContent = problem;
-  byId("problem").hidden = !problem;
 }
 
 async function load() {

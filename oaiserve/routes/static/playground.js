@@ -3,10 +3,8 @@
 import { Answer } from "./answer.js";
 import { showDetail } from "./detail.js";
 import { Question } from "./question.js";
-import { duration, fillBar, phaseCells } from "./show.js";
+import { byId, duration, fillBar, phaseCells } from "./show.js";
 import { events, request } from "./sse.js";
-
-const byId = (id) => document.getElementById(id);
 
 export class Playground {
   #question = new Question();

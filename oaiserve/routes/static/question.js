@@ -1,8 +1,6 @@
 // Makes the body of a chat request of the playground's form. What is not JSON is told at its box.
 
-import { element } from "./show.js";
-
-const byId = (id) => document.getElementById(id);
+import { byId, element } from "./show.js";
 
 export class Question {
   #kinds = [...document.getElementsByName("kind")]; // of answers: text, by a schema, with tools

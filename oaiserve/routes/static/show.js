@@ -2,6 +2,13 @@
 
 export const PHASES = ["receive", "tokenize_wait", "tokenize", "queue", "prefill", "decode", "respond"];
 
+export const byId = (id) => document.getElementById(id);
+
+export function showProblem(problem) {
+  byId("problem").textContent = problem;
+  byId("problem").hidden = !problem;
+}
+
 export function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {

@@ -5,7 +5,7 @@
 
 import { Axis } from "./axis.js";
 import { showDetail } from "./detail.js";
-import { clock, duration, element, PHASES, phaseSpans, placeBar, words } from "./show.js";
+import { byId, clock, duration, element, PHASES, phaseSpans, placeBar, words } from "./show.js";
 
 const MS = 1e-6; // from nanoseconds
 const receivedMs = (entry) => entry.received_unix_ns * MS;
@@ -16,26 +16,24 @@ const VIEWS = {
 
 export class Waterfall {
   constructor() {
-    this.all = document.getElementById("waterfall");
-    this.list = document.getElementById("requests");
-    this.axis = document.getElementById("axis");
-    this.empty = document.getElementById("no-requests");
+    this.all = byId("waterfall");
+    this.list = byId("requests");
+    this.axis = byId("axis");
+    this.empty = byId("no-requests");
     this.rows = new Map();
     this.latest = this.entries = [];
     this.view = VIEWS["on-clock"];
-    const pause = document.getElementById("pause");
+    const pause = byId("pause");
     pause.addEventListener("click", () => {
       this.isPaused = !this.isPaused;
       pause.setAttribute("aria-pressed", String(this.isPaused));
       this.show(this.latest);
     });
-    for (const id of Object.keys(VIEWS)) document.getElementById(id).addEventListener("click", () => this.#choose(id));
+    for (const id of Object.keys(VIEWS)) byId(id).addEventListener("click", () => this.#choose(id));
     for (const type of ["pointerover", "focusin"]) this.list.addEventListener(type, (event) => this.#mark(event.target));
     for (const type of ["pointerleave", "focusout"]) this.list.addEventListener(type, () => this.#mark(null));
     new ResizeObserver(() => this.#draw()).observe(this.axis);
-    document
-      .getElementById("phase-legend")
-      .append(...PHASES.map((name) => element("li", {}, element("i", { class: `phase-${name}` }), words(name))));
+    byId("phase-legend").append(...PHASES.map((name) => element("li", {}, element("i", { class: `phase-${name}` }), words(name))));
   }
 
   show(requests) {
@@ -49,7 +47,7 @@ export class Waterfall {
 
   #choose(id) {
     this.view = VIEWS[id];
-    for (const other of Object.keys(VIEWS)) document.getElementById(other).setAttribute("aria-pressed", String(other === id));
+    for (const other of Object.keys(VIEWS)) byId(other).setAttribute("aria-pressed", String(other === id));
     this.#draw();
   }
 
