@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import socket
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 
@@ -63,12 +61,3 @@ def chatted(served: Served, **body: Any) -> tuple[Request, ChatPrompt]:
     response = served.chat(**body)
     assert response.status_code == 200, response.text
     return submitted(served)
-
-
-def send_raw(served: Served, body: bytes, *headers: bytes, path: bytes = b"/v1/completions") -> socket.socket:
-    """Send a request, which may have no end, and return its connection."""
-    url = urlsplit(served.url)
-    sock = socket.create_connection((url.hostname, url.port), timeout=60)
-    lines = (b"POST %s HTTP/1.1" % path, b"host: localhost", b"content-type: application/json", *headers, b"", body)
-    sock.sendall(b"\r\n".join(lines))
-    return sock

@@ -26,7 +26,6 @@ from oaiserve.errors import ContextLengthExceeded, InternalError, InvalidRequest
 from oaiserve.facts.record import Outcome
 from oaiserve.routes.body import read_body
 from oaiserve.routes.respond import PIECE_BYTES, write
-from tests.routes.asking import send_raw
 from tests.routes.conftest import Serve, Served, run_server
 from tests.routes.doubles import FakeEngine, FakeTelemetry, Script, fails, says, starts
 
@@ -183,33 +182,6 @@ def test_a_client_that_leaves_its_stream_is_aborted(served: Served) -> None:
     record = served.telemetry.next_record()
     assert (record.outcome, record.http_status) == (Outcome.CANCELLED, 200)
     assert sum(phase.duration_ns for phase in record.times.phases()) == record.times.duration_ns
-
-
-@pytest.mark.parametrize("body", [b'{"prompt": "Hi"}', b'{"prompt": "Hi", "stream": true}'])
-def test_a_client_that_leaves_before_its_first_token_is_aborted(served: Served, body: bytes) -> None:
-    served.engine.script = starts()
-    with send_raw(served, body, b"content-length: %d" % len(body)):
-        request = served.engine.submitted.get(timeout=60)
-    assert served.engine.aborted.get(timeout=60) == request.request_id
-    record = served.telemetry.next_record()
-    assert (record.outcome, record.http_status) == (Outcome.CANCELLED, None)
-
-
-def test_a_client_that_leaves_while_it_sends_the_body_is_recorded(served: Served) -> None:
-    send_raw(served, b'{"prompt": ', b"content-length: 100").close()
-    record = served.telemetry.next_record()
-    assert (record.outcome, record.http_status) == (Outcome.CANCELLED, None)
-    assert [phase.name for phase in record.times.phases()] == ["receive"]
-
-
-def test_a_client_that_leaves_ends_all_its_choices(served: Served) -> None:
-    served.engine.script = starts("Hel")
-    body = {"prompt": ["Hi", "Ho"], "n": 3, "stream": True}
-    with served.http.stream("POST", "/v1/completions", json=body) as response:
-        next(response.iter_lines())
-    served.engine.aborted.get(timeout=60)
-    assert served.telemetry.next_record().outcome == Outcome.CANCELLED
-    assert not served.engine.open
 
 
 # Clients that read slowly. tests/e2e/test_slow_readers.py has the tests with a real socket.

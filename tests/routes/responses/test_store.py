@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import sqlite3
 import stat
 import subprocess
@@ -324,19 +322,6 @@ def talk_in(path: Path, last: str) -> list[str]:
         return [stored.id for stored in run(store.conversation("", last, 2**30))]
     finally:
         run(store.close())
-
-
-def test_a_process_that_is_killed_loses_nothing_that_was_answered(tmp_path: Path) -> None:
-    path = tmp_path / "responses.db"
-    with writer(path, "a", 10**9) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if int(line) == 20:
-                break
-        os.kill(process.pid, signal.SIGKILL)
-        answered = [20, *(int(line) for line in process.stdout if line.endswith("\n"))]
-    last = answered[-1]
-    assert talk_in(path, f"a-{last}") == [f"a-{k}" for k in range(last + 1)]
 
 
 OPENS_A_NEW_FILE = """
