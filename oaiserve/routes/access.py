@@ -178,18 +178,13 @@ class APIKeys:
         if scope["type"] == "http" and not is_open(scope["path"], guard_all=self._guard_all):
             scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
             given = key.strip().encode("latin-1") if scheme.lower() == "bearer" else b""  # as it was on the wire
-            name = self._checked(scope, given)
+            if not given:
+                missing = Unauthorized("Please give your API key in the header 'Authorization: Bearer KEY'.")
+                _refuse(scope, AccessRefusal.MISSING_KEY, missing, self._count)
+            name = self._keys.name_of(given)
+            if name is None:
+                unknown = Unauthorized("The API key is not known to this server.")
+                _refuse(scope, AccessRefusal.UNKNOWN_KEY, unknown, self._count)
             # Not the name: that of another key may be the same after a restart.
             scope["state"].update(key_name=name, client=name, owner=sha256(given).hexdigest())
         await self.app(scope, receive, send)
-
-    def _checked(self, scope: Scope, given: bytes) -> str:
-        """Return the name of the key. Raises Unauthorized."""
-        if not given:
-            missing = Unauthorized("Please give your API key in the header 'Authorization: Bearer KEY'.")
-            _refuse(scope, AccessRefusal.MISSING_KEY, missing, self._count)
-        name = self._keys.name_of(given)
-        if name is None:
-            unknown = Unauthorized("The API key is not known to this server.")
-            _refuse(scope, AccessRefusal.UNKNOWN_KEY, unknown, self._count)
-        return name

@@ -160,7 +160,11 @@ class CompletionShape(ChoicesShape):
         parts: list[Iterable[bytes]] = []
         if wanted.num_logprobs is not None:
             choice.logprobs = HOLE
-            shown = self._shown_logprobs(prompt, chunk)
+            shown = chunk.logprobs or TokenLogprobs()
+            if self._echo and prompt.logprobs is not None:
+                of_answer, shown = shown, TokenLogprobs()
+                shown.extend(prompt.logprobs)
+                shown.extend(of_answer)
             parts.append(completion_logprobs_in_parts(shown, wanted.num_logprobs, wanted.as_token_ids))
         if wanted.num_prompt_logprobs is not None:
             choice.prompt_logprobs = HOLE
@@ -168,15 +172,6 @@ class CompletionShape(ChoicesShape):
         if wanted.with_token_ids:
             choice.prompt_token_ids, choice.token_ids = list(prompt.token_ids), chunk.token_ids
         return filled(encode(choice), *parts)
-
-    def _shown_logprobs(self, prompt: PromptDone, chunk: TokenChunk) -> TokenLogprobs:
-        of_answer = chunk.logprobs or TokenLogprobs()
-        if not self._echo or prompt.logprobs is None:
-            return of_answer
-        shown = TokenLogprobs()
-        shown.extend(prompt.logprobs)
-        shown.extend(of_answer)
-        return shown
 
     def _text_choice(self, chunk: TokenChunk) -> CompletionChoice:
         choice = CompletionChoice(chunk.index, chunk.text)

@@ -61,31 +61,28 @@ class Conversation:
             max_tokens=max_tokens,
             logprobs=num_logprobs,
             grammar=self._constraint(grammar),
-            stop_after=self._end_of_reasoning,
+            stop_after="" if self._mode is None else self._mode.ends_with,
             visible_special_ids=self._dialect.visible_ids(calls=self.tools is not None, reasoning=self.reads_reasoning),
             text_lengths=self.reads_reasoning or text_lengths,
         )
 
-    @property
-    def _end_of_reasoning(self) -> str:
-        return "" if self._mode is None else self._mode.ends_with
-
     def _constraint(self, grammar: Grammar | None) -> Grammar | None:
         """Return the constraint on the answer: the client's, or that of forced calls. It begins after reasoning."""
-        forced = self._forced_calls()
+        forced: Grammar | None = None
+        tools, family = self.tools, self._dialect.calls
+        if tools is not None and tools.is_forced and family is not None:
+            schemas = {name: forced_schema(schema) for name, schema in tools.schemas.items()}
+            text = family.grammar(schemas, only_one=tools.only_one, special_ids=self._dialect.special_ids)
+            forced = Grammar("lark_with_schemas", text, param="functions" if tools.is_legacy else "tools")
         if grammar is not None and forced is not None and grammar.param not in TEXT_FORMATS:
             # A forced call has no text, which a text format is about; clients send both.
             raise invalid(grammar.param, f"is not allowed together with '{forced.param}' of which one must be called")
         constraint = forced or (None if grammar is None else self._or_calls(grammar))
-        return None if constraint is None else replace(constraint, after=self._end_of_reasoning)
-
-    def _forced_calls(self) -> Grammar | None:
-        tools, family = self.tools, self._dialect.calls
-        if tools is None or not tools.is_forced or family is None:
-            return None
-        schemas = {name: forced_schema(schema) for name, schema in tools.schemas.items()}
-        text = family.grammar(schemas, only_one=tools.only_one, special_ids=self._dialect.special_ids)
-        return Grammar("lark_with_schemas", text, param="functions" if tools.is_legacy else "tools")
+        return (
+            None
+            if constraint is None
+            else replace(constraint, after="" if self._mode is None else self._mode.ends_with)
+        )
 
     def _or_calls(self, constraint: Grammar) -> Grammar:
         """Return a constraint under which the model may also call tools instead, if it is one on JSON.

@@ -174,12 +174,7 @@ async def report(request: Request) -> Response:
 
 
 def prefers_text(accept: str) -> bool:
-    """Return whether an Accept header prefers text/plain to JSON."""
-    return _quality(accept, "text/plain") > _quality(accept, "application/json")
-
-
-def _quality(accept: str, media_type: str) -> float:
-    """Return the quality of the most specific range that covers the media type, or 0 if none does."""
+    """Return whether an Accept header prefers text/plain to JSON, by the most specific ranges that cover them."""
     qualities: dict[str, float] = {}
     for item in accept.lower().split(","):
         media_range, *parameters = (part.strip() for part in item.split(";"))
@@ -188,5 +183,8 @@ def _quality(accept: str, media_type: str) -> float:
             qualities[media_range] = float(given[0]) if given else 1.0
         except ValueError:
             continue  # a range with a malformed quality is ignored
-    ranges = (media_type, f"{media_type.partition('/')[0]}/*", "*/*")
-    return next((qualities[media_range] for media_range in ranges if media_range in qualities), 0.0)
+    text, json = (
+        next((qualities[each] for each in ranges if each in qualities), 0.0)
+        for ranges in (("text/plain", "text/*", "*/*"), ("application/json", "application/*", "*/*"))
+    )
+    return text > json

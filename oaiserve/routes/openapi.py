@@ -121,19 +121,16 @@ def _answer(operation: Operation) -> dict[str, Any]:
     if operation.alternative is not None:
         content[operation.alternative] = {}
     if operation.event is not None:
-        content["text/event-stream"] = {"schema": _event(operation.event)}
+        # OpenAPI 3.2 describes streams so, and tools for 3.1 read it, too.
+        kinds = (operation.event, ErrorAnswer)
+        data = {"type": "string", "contentMediaType": "application/json"}
+        text = {
+            "description": "JSON, or the ErrorAnswer of a stream that fails. `[DONE]` is the last one.",
+            "anyOf": [*(data | {"contentSchema": _reference(kind)} for kind in kinds), {"const": "[DONE]"}],
+        }
+        event = {"description": "An event.", "type": "object", "properties": {"data": text}, "required": ["data"]}
+        content["text/event-stream"] = {"schema": event}
     return {"description": "The answer."} | ({"content": content} if content else {})
-
-
-def _event(data: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return the schema of an event of a stream. OpenAPI 3.2 describes streams so, and tools for 3.1 read it, too."""
-    chunk = {"type": "string", "contentMediaType": "application/json", "contentSchema": _reference(data)}
-    error = {"type": "string", "contentMediaType": "application/json", "contentSchema": _reference(ErrorAnswer)}
-    text = {
-        "description": "JSON, or the ErrorAnswer of a stream that fails. `[DONE]` is the last one.",
-        "anyOf": [chunk, error, {"const": "[DONE]"}],
-    }
-    return {"description": "An event.", "type": "object", "properties": {"data": text}, "required": ["data"]}
 
 
 def _error(status: int) -> dict[str, Any]:

@@ -168,9 +168,8 @@ class Serving:
     def check_task(self, *tasks: Task) -> None:
         """Raise InvalidRequest if the model is for none of these tasks, with the right command."""
         if self.task not in tasks:
-            raise InvalidRequest(
-                f"'{self.model_name}' {_IS_FOR[self.task]}. {_INSTEAD[tasks[-1]]}", param="model", code="wrong_task"
-            )
+            message = f"'{self.model_name}' {_IS_FOR[self.task]}. {_INSTEAD[tasks[-1]]}"
+            raise InvalidRequest(message, param="model", code="wrong_task")
 
     def check_model(self, asked: str | None) -> ServedAdapter | None:
         """Return the adapter that a request names as its model, or None. Raises ModelNotFound."""
