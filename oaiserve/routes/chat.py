@@ -111,7 +111,7 @@ def _message(where: str, message: Message) -> dict[str, Any]:
             return {"role": "tool", "content": _content(message.content), **name, "tool_call_id": message.tool_call_id}
         case FunctionMessage():  # the older form of a tool's result
             content = "" if message.content is None else _content(message.content)
-            return {"role": "tool", "content": content, **name, "tool_call_id": _id_of_function(message.name)}
+            return {"role": "tool", "content": content, **name, "tool_call_id": f"call_{message.name}"}
     return {"role": message.__struct_config__.tag, "content": _content(message.content), **name}
 
 
@@ -119,7 +119,8 @@ def _calls(message: AssistantMessage) -> dict[str, Any]:
     if message.tool_calls:
         return {"tool_calls": [_call(call.id, call.function) for call in message.tool_calls]}
     if message.function_call is not None:
-        return {"tool_calls": [_call(_id_of_function(message.function_call.name), message.function_call)]}
+        # In the older form, calls and results are joined by the function's name.
+        return {"tool_calls": [_call(f"call_{message.function_call.name}", message.function_call)]}
     return {}
 
 
@@ -130,11 +131,6 @@ def _call(call_id: str | None, function: CalledFunction) -> dict[str, Any]:
         arguments = msgspec.json.encode(arguments).decode()
     identity = {} if call_id is None else {"id": call_id}
     return {**identity, "type": "function", "function": {"name": function.name, "arguments": arguments or ""}}
-
-
-def _id_of_function(name: str) -> str:
-    """Return the id of a call in the older form, in which calls and results are joined by the function's name."""
-    return f"call_{name}"
 
 
 def _content(content: Content) -> str | list[dict[str, str]]:

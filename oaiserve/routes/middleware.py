@@ -144,8 +144,8 @@ def json_response(content: object, *, status: int = 200, headers: dict[str, str]
     return Response(msgspec.json.encode(content), status, headers, media_type="application/json")
 
 
-def known_routes(path: str, routes: Sequence[Route]) -> str:
-    """Return the hint for a client with an unknown path: the route probably meant, and those of the API."""
+def _hint(path: str, routes: Sequence[Route]) -> str:
+    """Return the route that a client with an unknown path probably means, and those of the API."""
     shown = {
         route.path: " and ".join(sorted((route.methods or set()) - {"HEAD"})) + f" {route.path}"
         for route in routes
@@ -165,8 +165,7 @@ async def render_http_exception(request: Request, error: Exception) -> Response:
     if error.status_code == 405:
         api_error = MethodNotAllowed(f"{request.method} is not allowed on {path}.")
     elif error.status_code == 404:
-        routes: list[Route] = request.app.routes
-        api_error = NotFound(f"There is no {request.method} {path} on this server. {known_routes(path, routes)}")
+        api_error = NotFound(f"There is no {request.method} {path} on this server. {_hint(path, request.app.routes)}")
     else:
         api_error = InvalidRequest(error.detail)
         api_error.status = error.status_code

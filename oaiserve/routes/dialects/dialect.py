@@ -60,7 +60,13 @@ class CallFamily:
         """
 
         def lark(text: str) -> str:
-            return _lark(text, special_ids)
+            tags = [tag for tag in special_ids if tag in text]
+            pieces = re.split(f"({'|'.join(map(re.escape, tags))})", text) if tags else [text]
+            return " ".join(
+                f"<[{special_ids[piece]}]>" if piece in special_ids else msgspec.json.encode(piece).decode()
+                for piece in pieces
+                if piece
+            )
 
         bodies = []
         for number, name in enumerate(schemas):
@@ -79,16 +85,6 @@ class CallFamily:
         if not self.arguments_key:
             return name + self.name_end, ""
         return f'{{"name": "{name}", "{self.arguments_key}": ', "}"
-
-
-def _lark(text: str, special_ids: Mapping[str, int]) -> str:
-    tags = [tag for tag in special_ids if tag in text]
-    pieces = re.split(f"({'|'.join(map(re.escape, tags))})", text) if tags else [text]
-    return " ".join(
-        f"<[{special_ids[piece]}]>" if piece in special_ids else msgspec.json.encode(piece).decode()
-        for piece in pieces
-        if piece
-    )
 
 
 HERMES = CallFamily("hermes", HermesCalls, "<tool_call>\n", "\n</tool_call>", "\n")
