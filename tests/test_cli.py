@@ -81,17 +81,29 @@ def test_every_option_is_a_flag_with_a_help_text(
     assert "[default: ]" not in text
 
 
-def test_flags_of_all_groups_are_set(served: Served) -> None:
-    config = serve(served, "--api-key", "a", "--api-key", "b", "--max-running", "7", "--recent-requests", "3")
-    assert (config.server.api_key, config.engine.max_running, config.telemetry.recent_requests) == (("a", "b"), 7, 3)
-
-
-def test_a_flag_can_switch_a_default_off(served: Served) -> None:
-    assert serve(served, "--no-generation-config").engine.generation_config is False
-
-
-def test_a_size_flag_takes_a_unit(served: Served) -> None:
-    assert serve(served, "--kv-cache-memory", "4GiB").engine.kv_cache_memory == 4 * 2**30
+@pytest.mark.parametrize(
+    ("flags", "variables", "group", "settings"),
+    [
+        (("--api-key", "a", "--api-key", "b"), {}, "server", {"api_key": ("a", "b")}),
+        ((), {"API_KEY": "a b"}, "server", {"api_key": ("a", "b")}),
+        (("--max-running", "7"), {"CACHE": "a folder"}, "engine", {"max_running": 7}),
+        (("--no-generation-config",), {}, "engine", {"generation_config": False}),
+        (("--kv-cache-memory", "4GiB"), {}, "engine", {"kv_cache_memory": 4 * 2**30}),
+        (("--recent-requests", "3"), {}, "telemetry", {"recent_requests": 3}),
+    ],
+)
+def test_flags_and_variables_of_all_groups_are_set(
+    flags: tuple[str, ...],
+    variables: dict[str, str],
+    group: str,
+    settings: dict[str, object],
+    served: Served,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(f"OAISERVE_{name}", value)
+    options = getattr(serve(served, *flags), group)
+    assert {name: getattr(options, name) for name in settings} == settings
 
 
 def test_flag_beats_environment_beats_file_beats_default(
@@ -129,48 +141,70 @@ def test_the_environment_can_name_model_and_config_file(
     assert (served.config.model, served.config.server.served_model_name) == ("demo", "small")
 
 
-@pytest.mark.parametrize("value", ["", " "])
 @pytest.mark.parametrize(
-    "name", ["OAISERVE_API_KEY", "OAISERVE_API_KEY_FILE", "OAISERVE_ALLOWED_HOST", "OAISERVE_PORT"]
-)
-def test_an_empty_variable_does_not_count_as_unset(
-    name: str, value: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(name, value)
-    assert f"The environment variable {name} is set, but empty." in refusal(capsys, "serve", "demo", *FREE_PORT)
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
+    ("name", "value", "sentence"),
     [
-        ("c.toml", "api-key = []"),
-        ("c.toml", 'api-key = ""'),
-        ("c.toml", 'api-key = [""]'),
-        ("c.toml", "api-key-file = []"),
-        ("c.yaml", "api-key:"),
-        ("c.yaml", "api_key: []"),
-        ("c.json", '{"api-key": null}'),
-        ("c.json", '{"api-key": ["good", ""]}'),
+        *(
+            (name, value, f"The environment variable OAISERVE_{name} is set, but empty.")
+            for name in ("API_KEY", "API_KEY_FILE", "ALLOWED_HOST", "PORT")
+            for value in ("", " ")
+        ),
+        ("MAX_RUNING", "3", "OAISERVE_MAX_RUNING is not a setting of oaiserve. Did you mean OAISERVE_MAX_RUNNING?"),
     ],
 )
-def test_an_empty_key_in_a_config_file_starts_no_open_server(
-    name: str, text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+def test_a_wrong_variable_is_refused(
+    name: str, value: str, sentence: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / name).write_text(text)
-    assert "api" in refusal(capsys, "serve", "demo", *FREE_PORT, "--config", str(tmp_path / name))
+    monkeypatch.setenv(f"OAISERVE_{name}", value)
+    assert sentence in refusal(capsys, "serve", "demo", *FREE_PORT)
 
 
-def test_an_empty_key_as_a_flag_starts_no_open_server(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--api-key is not usable" in refusal(capsys, "serve", "demo", *FREE_PORT, "--api-key", "")
-
-
-def test_files_of_keys_are_checked_before_the_model_loads(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, served: Served
+@pytest.mark.parametrize(
+    ("file", "content", "argv", "sentence"),
+    [
+        # An empty key must not start an open server.
+        *(
+            (file, content, "demo --config {file}", "api")
+            for file, content in (
+                ("c.toml", "api-key = []"),
+                ("c.toml", 'api-key = ""'),
+                ("c.toml", 'api-key = [""]'),
+                ("c.toml", "api-key-file = []"),
+                ("c.yaml", "api-key:"),
+                ("c.yaml", "api_key: []"),
+                ("c.json", '{"api-key": null}'),
+                ("c.json", '{"api-key": ["good", ""]}'),
+            )
+        ),
+        ("c.toml", "max-runing = 3", "demo --config {file}", "max-runing"),
+        ("c.toml", "max-runing = 3", "demo --config {file}", "{file}"),
+        ("c.toml", "max-running = ", "demo --config {file}", "--config is '{file}', which cannot be read"),
+        ("other", "", "demo --api-key-file {folder}/keys", "cannot be read: No such file"),
+        ("keys", "# none", "demo --api-key-file {file}", "has no keys"),
+        ("model.txt", "", "{file}", "a file that is not a .gguf file"),
+        ("other", "", "{folder}", "MODEL is '{folder}', a folder without a config.json"),
+        ("model.Q4_K_M.gguf", "", "{folder}", "such as '{folder}/model.Q4_K_M.gguf'."),
+        ("no.pem", "", "demo --tls-certificate {file} --tls-key {file}", "are not a PEM certificate and its key"),
+        ("other", "", "demo --lora-dir {folder}/none", "none', which is not a folder."),
+        (
+            "adapter_config.json",
+            '{"peft_type": "LORA", "use_dora": true}',
+            "demo --lora sql={folder}",
+            "--lora sql={folder} cannot be used: '{folder}/adapter_config.json': it is a DoRA adapter",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named_before_the_model_loads(
+    file: str, content: str, argv: str, sentence: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    (tmp_path / file).write_text(content + "\n")
+    names = {"file": tmp_path / file, "folder": tmp_path}
+    arguments = [argument.format(**names) for argument in argv.split()]
+    assert sentence.format(**names) in refusal(capsys, "serve", *FREE_PORT, *arguments)
+
+
+def test_a_file_of_keys_makes_a_server_that_needs_one(tmp_path: Path, served: Served) -> None:
     file = tmp_path / "keys"
-    assert "cannot be read: No such file" in refusal(capsys, "serve", "demo", *FREE_PORT, "--api-key-file", str(file))
-    file.write_text("# none\n")
-    assert "has no keys" in refusal(capsys, "serve", "demo", *FREE_PORT, "--api-key-file", str(file))
     file.write_text("alice s3cret\n")
     server = serve(served, "--api-key-file", str(file), "--guard-all").server
     assert (server.api_key_file, server.needs_key) == ((file,), True)
@@ -188,11 +222,6 @@ def test_files_with_keys_are_known_so_that_the_log_warns_if_others_can_read_them
     assert cli._files_with_keys(serve(served, "--config", str(harmless))) == []
 
 
-def test_the_environment_splits_lists_at_blanks(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OAISERVE_API_KEY", "a b")
-    assert serve(served).server.api_key == ("a", "b")
-
-
 @pytest.mark.parametrize(
     ("argv", "sentence"),
     [
@@ -208,6 +237,7 @@ def test_the_environment_splits_lists_at_blanks(served: Served, monkeypatch: pyt
         (["serve", "demo", "--max-num-seqs", "3"], "Unknown option: --max-num-seqs. Here it is --max-running."),
         (["serve", "demo", "--ctx-size=3"], "Unknown option: --ctx-size. Here it is --max-model-len."),
         (["serve", "demo", "--max-running", "x"], 'Invalid value for --max-running: unable to convert "x" into int.'),
+        (["serve", "demo", "--api-key", ""], "--api-key is not usable"),
         (["serve", "demo", "--max-running", "0"], "--max-running is 0, but must be at least 1."),
         (["serve", "demo", "--port", "65536"], "--port is 65536, but must be between 0 and 65535."),
         (["serve", "demo", "--device", "tpu"], 'Choose from: "auto", "cpu", "cuda".'),
@@ -255,50 +285,6 @@ def test_a_folder_for_profiles_is_created_for_this_user_only_and_one_that_exists
     assert [path.stat().st_mode & 0o777 for path in (shared, shared / "a", shared / "a" / "b")] == [0o755, 0o700, 0o700]
 
 
-def test_an_unknown_key_in_the_file_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    file = tmp_path / "c.toml"
-    file.write_text("max-runing = 3\n")
-    sentence = refusal(capsys, "serve", "demo", "--config", str(file))
-    assert "max-runing" in sentence
-    assert str(file) in sentence
-
-
-def test_a_config_file_with_a_syntax_error_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    file = tmp_path / "c.toml"
-    file.write_text("max-running = \n")
-    assert f"--config is '{file}', which cannot be read" in refusal(capsys, "serve", "demo", "--config", str(file))
-
-
-def test_an_unknown_variable_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OAISERVE_MAX_RUNING", "3")
-    assert "OAISERVE_MAX_RUNING is not a setting of oaiserve. Did you mean OAISERVE_MAX_RUNNING?" in refusal(
-        capsys, "serve", "demo"
-    )
-
-
-def test_the_variable_of_the_cache_folder_is_allowed(
-    served: Served, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("OAISERVE_CACHE", str(tmp_path))
-    assert serve(served).model == "demo"
-
-
-def test_a_file_that_is_not_gguf_is_refused_as_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    (tmp_path / "model.txt").touch()
-    assert "a file that is not a .gguf file" in refusal(capsys, "serve", str(tmp_path / "model.txt"))
-
-
-def test_a_folder_without_config_json_is_refused_as_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert f"MODEL is '{tmp_path}', a folder without a config.json" in refusal(capsys, "serve", str(tmp_path))
-
-
-def test_a_folder_with_gguf_files_is_refused_with_the_name_of_one(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    (tmp_path / "model.Q4_K_M.gguf").touch()
-    assert f"such as '{tmp_path}/model.Q4_K_M.gguf'." in refusal(capsys, "serve", str(tmp_path))
-
-
 def test_flags_of_other_servers_are_answered_with_flags_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     flags = {"--no-compile", "--no-prefix-cache"} | {
         "--" + field.name.replace("_", "-") for options in (ServerOptions, EngineOptions) for field in fields(options)
@@ -336,26 +322,6 @@ def test_a_model_may_be_demo_a_hub_id_or_a_folder(
     monkeypatch.chdir(tmp_path)
     Path("config.json").touch()
     assert serve(served, model=model).model == model
-
-
-def test_an_adapter_that_cannot_be_used_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "use_dora": true}')
-    assert cli.main(["serve", "demo", "--lora", f"sql={tmp_path}"]) == 2
-    error = capsys.readouterr().err
-    assert f"--lora sql={tmp_path} cannot be used: '{tmp_path}/adapter_config.json': it is a DoRA adapter" in error
-    assert error.count("\n") == 1
-
-
-def test_a_folder_of_adapters_that_is_none_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert cli.main(["serve", "demo", "--lora-dir", str(tmp_path / "none")]) == 2
-    assert "none', which is not a folder." in capsys.readouterr().err
-
-
-def test_files_that_are_not_a_certificate_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    file = tmp_path / "not.pem"
-    file.write_text("nothing\n")
-    sentence = refusal(capsys, "serve", "demo", "--tls-certificate", str(file), "--tls-key", str(file))
-    assert "are not a PEM certificate and its key" in sentence
 
 
 def test_a_busy_port_is_refused_before_the_model_loads(capsys: pytest.CaptureFixture[str], busy_port: int) -> None:
