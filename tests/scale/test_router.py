@@ -108,21 +108,6 @@ def test_a_session_stays_with_its_replica_however_little_the_others_have_to_do()
     assert len({router.choose(prompt(f"{n}"), 9, session=f"s{n}").replica for n in range(30)}) > 4
 
 
-def test_replicas_that_were_reported_are_found_by_another_router() -> None:
-    router = make()
-    router.learn(report("replica-2", held=prompt("a", "b")), 0)
-    decision = router.choose(prompt("a", "b", "c"), 0)
-    assert (decision.replica, decision.reason, decision.num_holders) == ("replica-2", Reason.PREFIX, 1)
-
-
-def test_what_a_report_with_room_names_no_longer_is_no_longer_expected() -> None:
-    router = make()
-    router.learn(report("replica-2", 0, held=prompt("a", "b")), 0)
-    router.learn(report("replica-2", 1), 0)
-    assert router.choose(prompt("a", "b", "c"), 0).reason is Reason.NEW
-    assert router.num_prefixes == 3
-
-
 def test_what_a_full_report_has_no_room_for_is_still_expected() -> None:
     router = make(most_prefixes=2 * MOST_KEYS)
     router.learn(report("replica-2", 0, held=prompt("a", "b")), 0)
@@ -130,24 +115,33 @@ def test_what_a_full_report_has_no_room_for_is_still_expected() -> None:
     assert router.choose(prompt("a", "b", "c"), 0).replica == "replica-2"
 
 
-def test_a_report_that_comes_late_is_ignored() -> None:
+AB = ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("reports", "expected"),
+    [
+        # Another router finds what was reported.
+        ([report("replica-2", held=prompt(*AB))], ("replica-2", Reason.PREFIX)),
+        # What a report with room no longer names is no longer expected.
+        ([report("replica-2", 0, held=prompt(*AB)), report("replica-2", 1)], (None, Reason.NEW)),
+        # A report that comes late is ignored.
+        ([report("replica-2", 5, held=prompt(*AB)), report("replica-2", 4, num_open=99)], ("replica-2", Reason.PREFIX)),
+        # A replica that was started again holds nothing.
+        ([report("replica-2", 7, held=prompt(*AB)), report("replica-2", 0, incarnation="2")], (None, Reason.NEW)),
+        # A report of a replica that is no member changes nothing.
+        ([report("replica-7", held=prompt(*AB))], (None, Reason.NEW)),
+    ],
+)
+def test_reports_say_where_a_prefix_is(reports: list[ReplicaReport], expected: tuple[str | None, Reason]) -> None:
     router = make()
-    router.learn(report("replica-2", 5, held=prompt("a")), 0)
-    router.learn(report("replica-2", 4, num_open=100), 0)
-    assert router.choose(prompt("a", "b"), 0).replica == "replica-2"
-
-
-def test_a_replica_that_was_started_again_holds_nothing() -> None:
-    router = make()
-    router.learn(report("replica-2", 7, held=prompt("a", "b")), 0)
-    router.learn(report("replica-2", 0, incarnation="2"), 1)
-    assert router.choose(prompt("a", "b", "c"), 1).reason is Reason.NEW
-
-
-def test_a_report_of_a_replica_that_is_no_member_changes_nothing() -> None:
-    router = make(("replica-0",))
-    router.learn(report("replica-1", held=prompt("a")), 0)
-    assert router.choose(prompt("a"), 0).replica == "replica-0"
+    for one in reports:
+        router.learn(one, 0)
+    decision = router.choose(prompt(*AB, "c"), 0)
+    name, reason = expected
+    assert decision.reason is reason
+    assert decision.replica in NAMES[:4] if name is None else decision.replica == name
+    assert router.num_prefixes == 3
 
 
 def test_without_a_replica_there_is_an_error() -> None:

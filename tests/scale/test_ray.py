@@ -1,0 +1,173 @@
+"""What replicas under Ray are made of, as far as it needs no Ray: settings, reports, use, and the edge of the app."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import MutableMapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from oaiserve.config import Bytes, OptionError
+from oaiserve.facts.report import ReplicaReport
+from oaiserve.scale.on_ray.autoscaling import USE, ByUse, use
+from oaiserve.scale.on_ray.edge import Edge, Message, Receive, Send
+from oaiserve.scale.on_ray.messages import decode_report, encode_report
+from oaiserve.scale.on_ray.settings import config_of
+
+Scope = MutableMapping[str, Any]
+NAME = "SERVE_REPLICA::oaiserve#replica#k3f9x2"
+
+
+def test_texts_and_typed_values_give_the_same_settings() -> None:
+    typed: dict[str, Any] = {
+        "model": "demo",
+        "max_running": 8,
+        "prefix_cache": False,
+        "kv_cache_memory": "1GiB",
+        "chat_template": "chat.jinja",
+        "api_key": ["a", "b"],
+        "queue_timeout_seconds": 1.5,
+        "vllm_metrics": False,
+    }
+    texts = {name.replace("_", "-"): value if isinstance(value, list) else str(value) for name, value in typed.items()}
+    config = config_of(typed)
+    assert config == config_of(texts)
+    assert (config.model, config.engine.max_running, config.engine.prefix_cache) == ("demo", 8, False)
+    assert config.engine.kv_cache_memory == Bytes("1GiB")
+    assert config.engine.chat_template == Path("chat.jinja")
+    assert config.server.api_key == ("a", "b")
+    assert not config.telemetry.vllm_metrics
+
+
+def test_one_value_is_enough_for_a_setting_that_may_be_repeated() -> None:
+    assert config_of({"model": "demo", "api_key": "secret"}).server.api_key == ("secret",)
+
+
+def test_a_replica_without_a_key_is_not_private() -> None:
+    assert not config_of({"model": "demo"}).server.is_private
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({}, "'model' is missing"),
+        ({"model": "demo", "port": 80}, "'port' is not a setting of a replica"),
+        ({"model": "demo", "max_runing": 4}, "Did you mean 'max_running'?"),
+        ({"model": "demo", "max_running": "many"}, "'max_running' is 'many'"),
+        ({"model": "demo", "max_running": 0}, "--max-running is 0"),
+        ({"model": "demo", "policy": "best"}, "--policy is 'best', but must be one of fair"),
+    ],
+)
+def test_wrong_settings_are_named(args: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message.replace("?", r"\?")):
+        config_of(args)
+
+
+def test_a_report_arrives_as_it_was_sent() -> None:
+    report = ReplicaReport(NAME, "abc", 7, 2.5, 120.0, array("Q", [1, 2**64 - 1]))
+    assert decode_report(encode_report(report), NAME) == report
+
+
+@pytest.mark.parametrize(
+    ("uses", "num_replicas", "asked"),
+    [
+        ({"a": 0.8, "b": 0.8}, 2, 2),
+        ({"a": 1.6, "b": 1.6}, 2, 4),
+        ({"a": 0.2, "b": 0.2}, 2, 0.5),
+        ({"a": 0.8}, 2, 2),  # b has just started
+        ({}, 2, 3),  # nobody has recorded anything, so the target stays
+    ],
+)
+def test_the_number_follows_the_use(uses: dict[str, float], num_replicas: int, asked: float) -> None:
+    """Replicas are added when the cache or the batch is used up, or requests wait, and removed when few do the work."""
+    context: Any = SimpleNamespace(
+        aggregated_metrics={USE: uses} if uses else {}, current_num_replicas=num_replicas, target_num_replicas=3
+    )
+    assert ByUse(0.8)(context) == (pytest.approx(asked), {})
+
+
+def test_what_waits_counts_as_if_it_were_in_there() -> None:
+    assert use(0.5, 0, 1000, 4, 0, 16) == 0.5
+    assert use(0.5, 1000, 1000, 4, 0, 16) == 1.5
+    assert use(0.1, 0, 1000, 16, 16, 16) == 2
+
+
+def test_a_wrong_target_is_refused() -> None:
+    with pytest.raises(ValueError, match="target_use is 0"):
+        ByUse(0)
+
+
+def scope_with(*headers: tuple[bytes, bytes]) -> Scope:
+    return {"type": "http", "headers": list(headers)}
+
+
+async def never() -> Message:
+    return await asyncio.get_running_loop().create_future()
+
+
+class App:
+    """Answers when its client leaves, and keeps what it has seen."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self.has_begun = asyncio.Event()
+        self.may_end = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.has_begun.set()
+        try:
+            self.seen.append((await receive())["type"])
+            self.seen.append((await receive())["type"])
+            await self.may_end.wait()
+            self.seen.append("ended")
+        except asyncio.CancelledError:
+            self.seen.append("cancelled")
+            raise
+
+
+async def ignore(message: Message) -> None:
+    pass
+
+
+def test_a_request_that_ray_cancels_is_one_whose_client_left() -> None:
+    async def run() -> list[str]:
+        app = App()
+        request = asyncio.create_task(Edge(app)(scope_with(), never, ignore))
+        await app.has_begun.wait()
+        request.cancel()
+        await asyncio.sleep(0)
+        request.cancel()  # even twice
+        with pytest.raises(asyncio.CancelledError):
+            await request
+        app.may_end.set()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return app.seen
+
+    assert asyncio.run(run()) == ["http.disconnect", "http.disconnect", "ended"]
+
+
+def test_an_error_of_the_app_reaches_ray() -> None:
+    async def fails(scope: Scope, receive: Receive, send: Send) -> None:
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        asyncio.run(Edge(fails)(scope_with(), never, ignore))
+
+
+@pytest.mark.parametrize(("own", "kept"), [(b"abc", []), (b"req-1", [(b"x-request-id", b"req-1")])])
+def test_the_id_that_ray_adds_is_not_there_twice(own: bytes, kept: list[tuple[bytes, bytes]]) -> None:
+    sent: list[Message] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "headers": [(b"a", b"b"), (b"x-request-id", own)]})
+
+    async def keep(message: Message) -> None:
+        sent.append(message)
+
+    asyncio.run(Edge(app)(scope_with((b"x-request-id", b"abc")), never, keep))
+    assert sent[0]["headers"] == [(b"a", b"b"), *kept]
