@@ -9,9 +9,6 @@ from typing import cast
 
 import msgspec
 from hypothesis import HealthCheck, given, settings
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from oaiserve.engine.request import Finished, Request, Usage
 from oaiserve.engine.streams import LoopStream, RequestEngine
@@ -22,22 +19,12 @@ from oaiserve.facts.times import PHASES
 from oaiserve.routes.exchange import Exchange
 from oaiserve.telemetry import Measured, Telemetry, logs, names
 from oaiserve.telemetry.recent import RecentRequests
-from oaiserve.telemetry.tracing import Tracing
 from tests.telemetry.log_lines import json_log
 from tests.telemetry.pages import samples_on
 from tests.telemetry.records import records
+from tests.telemetry.spans import OFFSET_NS, spans_of
 
 NO_ENGINE = cast(RequestEngine, None)
-OFFSET_NS = 1_700_000_000_000_000_011
-
-
-def spans_of(record: RequestRecord) -> tuple[ReadableSpan, ReadableSpan, list[ReadableSpan]]:
-    exporter = InMemorySpanExporter()
-    tracing = Tracing(exporter, epoch_offset_ns=OFFSET_NS, version="1", count_spans=lambda *_: None, sampler=ALWAYS_ON)
-    tracing.record(record)
-    assert tracing.close(5)
-    *phases, inner, server = exporter.get_finished_spans()
-    return server, inner, phases
 
 
 def log_line_of(record: RequestRecord) -> dict[str, object]:
@@ -54,7 +41,7 @@ def entry_of(record: RequestRecord) -> dict[str, object]:
 
 @given(records())
 def test_spans_are_contiguous_have_the_integers_of_the_record_and_each_event_inside_one(record: RequestRecord) -> None:
-    server, inner, spans = spans_of(record)
+    server, inner, *spans = spans_of(record)
     phases = record.times.phases()
     assert [(span.name, span.start_time - OFFSET_NS, span.end_time - OFFSET_NS) for span in spans] == phases
     assert all(left.end_time == right.start_time for left, right in pairwise(spans))
@@ -96,7 +83,7 @@ def test_the_log_line_the_ring_and_the_spans_tell_the_same_of_each_fact(record: 
     assert line.get("itl_max_ms") == (round(max(gaps) / 1e6, 3) if gaps else None)
     assert (entry["token_gaps"] or {}).get("max_ns") == max(gaps, default=None)
     assert entry["trace_id"] == line["trace_id"]
-    server, inner, spans = spans_of(record)
+    server, inner, *spans = spans_of(record)
     in_json = entry | {f"grammar.{name}": value for name, value in (entry["grammar"] or {}).items()}
     for facts in (record, record.account):
         for row in facts_of(type(facts)):

@@ -204,12 +204,6 @@ def test_an_exporter_that_raises_is_logged_with_its_traceback(caplog: pytest.Log
     assert caplog.records[0].exc_info is not None
 
 
-def test_close_exports_the_last_numbers() -> None:
-    collected: list[int] = []
-    assert started(Scripted(GOOD), lambda: collected.append(1) or []).close(10)
-    assert collected == [1]
-
-
 def test_close_returns_false_if_the_collector_lacks_the_last_numbers(caplog: pytest.LogCaptureFixture) -> None:
     assert not started(Scripted(BAD), list).close(10)
     assert caplog.messages == ["The last metrics did not reach the collector within 10.0 s: connection refused."]

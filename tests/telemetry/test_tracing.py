@@ -12,43 +12,18 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, SpanFlags, Status
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased, Sampler
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased
 from opentelemetry.trace import SpanKind, StatusCode
 
 from oaiserve.errors import StartupError
-from oaiserve.facts.record import EngineAccount, HostPart, Outcome, RequestRecord, StepKind, StepRecord, ToolCallOutcome
+from oaiserve.facts.record import EngineAccount, HostPart, Outcome, StepKind, StepRecord, ToolCallOutcome
 from oaiserve.facts.times import PHASES
 from oaiserve.facts.trace import TraceContext
 from oaiserve.telemetry import names
 from oaiserve.telemetry.tracing import Tracing
+from tests.telemetry.spans import OFFSET_NS, spans_of, traced
 
-OFFSET_NS = 1_700_000_000_000_000_011
 Export = Callable[..., list[ReadableSpan]]
-
-
-def traced(
-    *ended: RequestRecord | StepRecord, sampler: Sampler | None = ALWAYS_ON, share: float = 1.0
-) -> list[ReadableSpan]:
-    """Return the exported spans of requests and steps. Without a sampler, it is that of the variables."""
-    exporter = InMemorySpanExporter()
-    tracing = Tracing(
-        exporter,
-        epoch_offset_ns=OFFSET_NS,
-        version="1.2.3",
-        count_spans=lambda *_: None,
-        sampler=sampler,
-        step_share=share,
-    )
-    for one in ended:
-        (tracing.record_step if isinstance(one, StepRecord) else tracing.record)(one)
-    assert tracing.close(5)
-    return list(exporter.get_finished_spans())
-
-
-def spans_of(record: RequestRecord, sampler: Sampler = ALWAYS_ON) -> list[ReadableSpan]:
-    """Return the spans of a record in the order server, operation, phases."""
-    *phases, inner, server = traced(record, sampler=sampler)
-    return [server, inner, *phases]
 
 
 def test_the_tree_is_server_then_operation_then_phases(make_record) -> None:

@@ -1,0 +1,37 @@
+"""The spans of ended requests and of steps, as they are exported."""
+
+from __future__ import annotations
+
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON, Sampler
+
+from oaiserve.facts.record import RequestRecord, StepRecord
+from oaiserve.telemetry.tracing import Tracing
+
+OFFSET_NS = 1_700_000_000_000_000_011
+
+
+def traced(
+    *ended: RequestRecord | StepRecord, sampler: Sampler | None = ALWAYS_ON, share: float = 1.0
+) -> list[ReadableSpan]:
+    """Return the exported spans of requests and steps. Without a sampler, it is that of the variables."""
+    exporter = InMemorySpanExporter()
+    tracing = Tracing(
+        exporter,
+        epoch_offset_ns=OFFSET_NS,
+        version="1.2.3",
+        count_spans=lambda *_: None,
+        sampler=sampler,
+        step_share=share,
+    )
+    for one in ended:
+        (tracing.record_step if isinstance(one, StepRecord) else tracing.record)(one)
+    assert tracing.close(5)
+    return list(exporter.get_finished_spans())
+
+
+def spans_of(record: RequestRecord, sampler: Sampler = ALWAYS_ON) -> list[ReadableSpan]:
+    """Return the spans of a record in the order server, operation, phases."""
+    *phases, inner, server = traced(record, sampler=sampler)
+    return [server, inner, *phases]
