@@ -9,16 +9,7 @@ from dataclasses import dataclass
 
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.fact import facts_of
-from oaiserve.facts.record import (
-    Cause,
-    EngineAccount,
-    HostPart,
-    Outcome,
-    RequestRecord,
-    StepRecord,
-    ToolCallOutcome,
-    WaitReason,
-)
+from oaiserve.facts.record import Cause, HostPart, Outcome, ToolCallOutcome, WaitReason
 
 SERVICE_NAME = "oaiserve"
 
@@ -351,12 +342,6 @@ METRICS: tuple[Metric, ...] = (
 # Only vLLM's names show it.
 INFERENCE_SECONDS = _histogram("", (), "Time in the phases prefill and decode together.", _REQUEST, "seconds")
 
-# Standard metrics that the Prometheus client adds on Linux.
-PROCESS_METRICS = (
-    *("process_cpu_seconds_total", "process_resident_memory_bytes", "process_virtual_memory_bytes"),
-    *("process_start_time_seconds", "process_open_fds", "process_max_fds", "python_gc_collections_total"),
-)  # fmt: skip
-
 # -- spans ------------------------------------------------------------------------------------------------------------
 # A request is a tree of spans. The root is "{method} {route}" (SERVER), its child is "{operation} {model}" (INTERNAL),
 # and the children of that are the phases. Phases are named as in oaiserve.facts.times.PHASES, and their events as in
@@ -390,10 +375,6 @@ CAUSES_NS = {cause: f"oaiserve.cause.{cause}_ns" for cause in Cause}
 
 # Attributes of events: the choice, the details that the engine noted, and for a prefill chunk its number and the total.
 EVENT_PREFIX = "oaiserve.event."
-EVENT_DETAILS = (
-    *("choice", "tokens", "start", "number", "total", "cached_tokens", "stalled_ns", "reason", "batch"),
-    *("compile_ns", "cache", "kind"),
-)
 
 URL_PATH = "url.path"
 ERROR_TYPE = "error.type"
@@ -418,18 +399,6 @@ GEN_AI_REQUEST_PARAMS = {
     "n": "gen_ai.request.choice.count",
     "dimensions": "gen_ai.embeddings.dimension.count",
 }
-
-_BY_VALUE = (STEP_HOST_NS, NUM_TOOL_CALLS, QUEUE_WAITS_NS, CAUSES_NS, GEN_AI_REQUEST_PARAMS)
-# All names of attributes. NAME stands for a parameter that has no standard name.
-ATTRIBUTES = frozenset(
-    (
-        *(DURATION_NS, REQUEST_PARAM_PREFIX + "NAME", URL_PATH, *STEPS),
-        *(GEN_AI_PROVIDER_NAME, GEN_AI_OUTPUT_TYPE, GEN_AI_RESPONSE_MODEL, GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK),
-        *(EVENT_PREFIX + detail for detail in EVENT_DETAILS),
-        *(name for names in _BY_VALUE for name in names.values()),
-        *(row.span or row.server_span for kind in (RequestRecord, EngineAccount, StepRecord) for row in facts_of(kind)),
-    )
-) - {""}
 
 # -- OpenTelemetry's metrics ------------------------------------------------------------------------------------------
 # These show the series above under other names, and so do vLLM's. Where a label has another name, too:

@@ -11,6 +11,7 @@ import yaml
 
 from oaiserve.telemetry import names, vllm_names
 from tests.deploy.paths import DEPLOY
+from tests.telemetry.reported import PROCESS_METRICS
 
 RULE_FILES = sorted((DEPLOY / "prometheus").glob("*.rules.yml"))
 
@@ -22,7 +23,7 @@ KNOWN_LABELS = {
     for metric in (*names.METRICS, *names.GEN_AI_METRICS, *vllm_names.METRICS)
     for suffix in _SUFFIXES.get(metric.type, ("",))
 }
-KNOWN_LABELS |= dict.fromkeys((*names.PROCESS_METRICS, "up"), _TARGET)
+KNOWN_LABELS |= dict.fromkeys((*PROCESS_METRICS, "up"), _TARGET)
 KNOWN_LABELS["ALERTS"] = {"alertname", "alertstate", "severity", "slo", "model", *_TARGET}
 
 _STRING = re.compile(r'"[^"]*"')

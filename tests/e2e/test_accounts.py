@@ -21,6 +21,7 @@ from oaiserve.telemetry import Measured, Telemetry, names
 from tests.engine.doubles import ScriptedRunner, make_engine, next_letter
 from tests.routes.conftest import run_server
 from tests.telemetry.collector import running_collector
+from tests.telemetry.reported import ATTRIBUTES
 
 FAILING_SEED = 13
 LETTERS = {"structured_outputs": {"regex": "[a-z]*"}}  # what the runner draws
@@ -136,4 +137,4 @@ def test_there_are_no_other_spans_and_all_attributes_are_documented(accounts: Ac
     events = [event for span in spans for event in span.events]
     assert {"first_token", "finished"} <= {event.name for event in events} <= set(EventKind)
     for item in (*spans, *events):
-        assert {attribute.key for attribute in item.attributes} <= names.ATTRIBUTES
+        assert {attribute.key for attribute in item.attributes} <= ATTRIBUTES

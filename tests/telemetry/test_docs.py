@@ -7,7 +7,7 @@ from pathlib import Path
 
 from oaiserve.facts.record import MOST_EVENTS, Cause, EventKind, HostPart, Outcome, WaitReason
 from oaiserve.facts.times import PHASES, STAMPS
-from oaiserve.telemetry import names
+from tests.telemetry.reported import ATTRIBUTES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "telemetry.md").read_text()
 CELL = re.compile(r"(?<!\\)\|")
@@ -21,7 +21,7 @@ def rows(first_column: str) -> list[list[str]]:
 
 def test_the_page_names_every_attribute_and_no_other() -> None:
     found = set(re.findall(r"`((?:gen_ai|http|url|server|error|oaiserve)\.[a-zA-Z_.]+)`", PAGE)) - {"oaiserve.request"}
-    assert found == names.ATTRIBUTES
+    assert found == ATTRIBUTES
 
 
 def test_the_tables_of_phases_outcomes_reasons_and_parts_match_the_code() -> None:

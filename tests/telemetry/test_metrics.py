@@ -22,6 +22,7 @@ from oaiserve.telemetry.metrics import Metrics
 from oaiserve.telemetry.page import Form
 from tests.telemetry.pages import FORMS, OPENMETRICS, TEXT, Key, families, key, metrics_of, samples
 from tests.telemetry.records import expected, records
+from tests.telemetry.reported import PROCESS_METRICS
 
 LABELS = {"outcome": "finished", "operation": "chat", "model": "demo"}
 VLLM = {"model_name": "demo", "engine": "0"}
@@ -234,7 +235,7 @@ def test_openmetrics_has_the_units(full: Metrics) -> None:
 
 def test_process_metrics_are_on_the_page(metrics: Metrics) -> None:
     page = metrics.render(None)[0].decode()
-    assert [name for name in names.PROCESS_METRICS if f"\n{name}" not in page] == []
+    assert [name for name in PROCESS_METRICS if f"\n{name}" not in page] == []
 
 
 def test_process_metrics_do_not_go_back_between_formats(metrics: Metrics) -> None:
