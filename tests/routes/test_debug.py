@@ -13,35 +13,13 @@ from hypothesis import strategies as st
 
 from oaiserve.facts.prefix_keys import prompt_of
 from oaiserve.facts.record import Cause, EngineAccount, EventKind, Outcome, RequestRecord, ToolCallOutcome, WaitReason
-from oaiserve.facts.times import PHASES, STAMPS, RequestTimes
-from oaiserve.facts.trace import TraceContext
+from oaiserve.facts.times import PHASES
 from oaiserve.routes.debug import prefers_text
 from oaiserve.routes.waterfall import COLUMNS, page
 from oaiserve.telemetry.recent import RecentRequests
 from tests.routes.asking import refused
 from tests.routes.conftest import Served
-
-MS = 1_000_000
-
-
-def make_record(*stamps_ms: int, request_id: str = "req-1", **fields: Any) -> RequestRecord:
-    """Return a record with these stamps: those that the request reached, and then `responded`."""
-    *reached, responded = (1000 * MS + at_ms * MS for at_ms in stamps_ms)
-    return record_of(reached, responded, request_id=request_id, **fields)
-
-
-def record_of(reached_ns: list[int], responded_ns: int, **fields: Any) -> RequestRecord:
-    defaults: dict[str, Any] = {
-        "trace": TraceContext(0xABC, 0xDEF),
-        "times": RequestTimes(**dict(zip(STAMPS, reached_ns, strict=False)), responded=responded_ns),
-        "outcome": Outcome.FINISHED,
-        "operation": "chat",
-        "http_method": "POST",
-        "http_route": "/v1/chat/completions",
-        "http_status": 200,
-        "model": "demo",
-    }
-    return RequestRecord(**(defaults | fields))
+from tests.routes.records import MS, make_record, record_of
 
 
 def full_record() -> RequestRecord:

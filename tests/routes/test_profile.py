@@ -50,6 +50,14 @@ class Profiled:
     def asked(self) -> tuple[int, float, Future[Profile]]:
         return self.engine.profiles.get(timeout=WAIT_SECONDS)
 
+    def answered(
+        self, query: str, num_steps: int, duration_ns: int = 1, error: OSError | None = None
+    ) -> httpx.Response:
+        """Ask, let the engine record so many steps, and return the answer."""
+        answer = self.ask(query)
+        self.asked()[2].set_result(Profile(Recorded(error), num_steps, duration_ns))
+        return answer.result(WAIT_SECONDS)
+
 
 @pytest.fixture
 def profiled(tmp_path: Path) -> Iterator[Profiled]:
@@ -90,9 +98,7 @@ def test_a_header_has_the_number_of_steps_that_were_traced(profiled: Profiled, t
 
 
 def test_a_profile_without_a_step_is_an_error_that_says_what_to_do(profiled: Profiled, tmp_path: Path) -> None:
-    answer = profiled.ask("?seconds=1")
-    profiled.asked()[2].set_result(Profile(Recorded(), 0, 10**9))
-    response = answer.result(WAIT_SECONDS)
+    response = profiled.answered("?seconds=1", 0)
     refused(response, None, "No step came within 1 seconds. Send requests while the profile is made.", status=408)
     assert list(tmp_path.iterdir()) == []
 
@@ -108,9 +114,7 @@ def test_an_error_of_the_engine_reaches_the_client(error: Conflict | Unavailable
 def test_a_trace_is_for_this_user_only_whatever_the_umask(profiled: Profiled, tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        answer = profiled.ask()
-        profiled.asked()[2].set_result(Profile(Recorded(), 3, 1))
-        assert answer.result(WAIT_SECONDS).content == TRACE
+        assert profiled.answered("", 3).content == TRACE
     finally:
         os.umask(before)
     (file,) = tmp_path.iterdir()
@@ -120,9 +124,7 @@ def test_a_trace_is_for_this_user_only_whatever_the_umask(profiled: Profiled, tm
 def test_a_trace_that_cannot_be_written_is_the_servers_fault(
     profiled: Profiled, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    answer = profiled.ask()
-    profiled.asked()[2].set_result(Profile(Recorded(OSError(28, "No space left on device")), 3, 1))
-    assert answer.result(WAIT_SECONDS).status_code == 500
+    assert profiled.answered("", 3, error=OSError(28, "No space left on device")).status_code == 500
     assert "No space left on device" in caplog.text
     assert list(tmp_path.iterdir()) == []
 
@@ -157,9 +159,7 @@ def test_a_client_that_leaves_ends_its_profile(profiled: Profiled, tmp_path: Pat
 
     asked.set_result(Profile(Unwanted(), 3, 1))
     # The server makes another profile, and by then it has not written the first one.
-    answer = profiled.ask()
-    profiled.asked()[2].set_result(Profile(Recorded(), 1, 1))
-    assert answer.result(WAIT_SECONDS).status_code == 200
+    assert profiled.answered("", 1).status_code == 200
     assert not saved.is_set()
 
 

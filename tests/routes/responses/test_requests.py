@@ -11,7 +11,7 @@ from oaiserve.facts.record import Outcome
 from tests.routes.asking import CHATML, HYBRID, PARAMETERS, ZONE, refused
 from tests.routes.asking import submitted as last_request
 from tests.routes.conftest import Serve, Served
-from tests.routes.responses.test_route import LOGPROBS, RESPONSES, STOP, TOOLS, WITH_CALLS, ask
+from tests.routes.responses.asking import LOGPROBS, RESPONSES, STOP, TOOLS, WITH_CALLS, ask
 
 CHAT_TOOLS = [{"type": tool.pop("type"), "function": tool} for tool in map(dict, TOOLS)]
 

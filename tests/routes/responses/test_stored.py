@@ -19,7 +19,7 @@ from oaiserve.facts.record import Outcome
 from tests.routes.asking import CALL, HYBRID, ZONE
 from tests.routes.conftest import Serve, Served, run_server, serving
 from tests.routes.doubles import FakeEngine, FakeTelemetry, says
-from tests.routes.responses.test_route import RESPONSES, TOOLS, ask, events_of, streamed
+from tests.routes.responses.asking import RESPONSES, TOOLS, ask, events_of, streamed
 
 
 def messages_of(served: Served) -> list[Mapping[str, Any]]:
