@@ -1,7 +1,4 @@
-"""Refuses bad files of models: sizes that the weights cannot have, which libraries would allocate, and LFS pointers.
-
-Stdlib only.
-"""
+"""Refuses bad files of models: sizes that their weights cannot have, and pointers of Git LFS. Stdlib only."""
 
 from __future__ import annotations
 

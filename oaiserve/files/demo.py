@@ -209,10 +209,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     try:
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
         model = AutoModelForCausalLM.from_pretrained(
-            gguf.parent,
-            gguf_file=gguf.name,
-            dtype="bfloat16",
-            quantization_config=GgufConfig(dequantize=True),
+            gguf.parent, gguf_file=gguf.name, dtype="bfloat16", quantization_config=GgufConfig(dequantize=True)
         )
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config  # the saved weights are plain

@@ -39,8 +39,14 @@ def reported(failure: str) -> Iterator[None]:
         elif isinstance(error, OSError | ValueError | RuntimeError | ImportError) and text:
             reason = text if len(text) <= 300 else text[:300] + "…"
         else:  # the text of other errors says nothing without their name
-            reason = f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
+            reason = named(error)
         raise StartupError(f"{failure}: {reason}") from error
+
+
+def named(error: BaseException) -> str:
+    """Return an error as one line that begins with its name."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
 
 
 @contextmanager

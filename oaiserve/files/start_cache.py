@@ -1,11 +1,10 @@
 """Remembers what earlier starts have found out about a model's files, so that a later start need not do it again.
 
-What is remembered is signed by content: it holds for the files it was made of, and for the versions of what made it. A
-file counts as unchanged if its inode, size and times are the same, or else if its SHA-256 is, or that of as much of it
-as a subject says. Stdlib only.
+A record holds for the files it was made of, and for the versions of what made it. A file counts as unchanged if its
+inode, size and times are the same, or else if its SHA-256 is, or that of as much of it as a subject says. Stdlib only.
 
 A record is one file in the user's cache: a line of JSON, then bytes, then the SHA-256 of all before it. It is read only
-where nobody else could have written it. This module does not know what is remembered.
+where nobody else could have written it.
 """
 
 from __future__ import annotations

@@ -109,11 +109,7 @@ def test_the_hub_is_asked_for_one_revision_and_its_files_are_compared(
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     with pytest.raises(StartupError, match=r"not fetched as published: config\.json has the SHA-256 [0-9a-f]{64} "):
         demo.resolve(tmp_path)
-    assert asked == {
-        "repository": demo.HUB_ID,
-        "revision": demo.HUB_REVISION,
-        "files": sorted(demo.HUB_SHA256),
-    }
+    assert asked == {"repository": demo.HUB_ID, "revision": demo.HUB_REVISION, "files": sorted(demo.HUB_SHA256)}
     assert list((tmp_path / "models").iterdir()) == []
     digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in demo.HUB_SHA256}
     monkeypatch.setattr(demo, "HUB_SHA256", digests)

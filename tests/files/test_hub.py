@@ -20,14 +20,7 @@ GGUFS = [
     "Q8_0/model-Q8_0-00002-of-00002.gguf",
     "mmproj-Q4_K_M.gguf",
 ]
-MODEL = [
-    "config.json",
-    "tokenizer.json",
-    "tokenizer.model",
-    "model.safetensors",
-    "modules.json",
-    "1_Pool/config.json",
-]
+MODEL = ["config.json", "tokenizer.json", "tokenizer.model", "model.safetensors", "modules.json", "1_Pool/config.json"]
 NOT_READ = ["consolidated.safetensors", "onnx/model.onnx", "onnx/config.json", "README.md", "pytorch_model.bin", "x.py"]
 
 

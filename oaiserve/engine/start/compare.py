@@ -43,10 +43,7 @@ class Difference(NamedTuple):
 
 
 def compare(
-    candidate: Callable[[T], Tensor],
-    reference: Callable[[T], Tensor],
-    batches: Iterable[tuple[str, T]],
-    limit: float,
+    candidate: Callable[[T], Tensor], reference: Callable[[T], Tensor], batches: Iterable[tuple[str, T]], limit: float
 ) -> Difference | None:
     """Compute each named batch in two ways. None if all results agree but for rounding, or else the worst difference.
 
@@ -82,10 +79,8 @@ def layer_tolerance(dtype: torch.dtype) -> float:
 class ModuleOutputs:
     """Records what modules of a model give in a run, and compares another run with that, in another way to compute.
 
-    Compared are only the modules that differ between the two ways. In the second one, each of them gives what it gave
-    in the first one, once that has been compared. So all of the second run has the inputs of the first one: what
-    rounding changes in a layer does not grow in the layers behind it, and a wrong layer is not hidden by the many
-    beside it.
+    In the second run, each module that differs between the two gives what it gave in the first one, once that has been
+    compared. So rounding in a layer does not grow in those behind it, and a wrong layer is not hidden by many others.
     """
 
     def __init__(self, model: Module, dtype: torch.dtype, mixer: str | None) -> None:

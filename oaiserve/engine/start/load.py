@@ -50,7 +50,7 @@ from oaiserve.engine.model.model_config import (
     select_dtype,
 )
 from oaiserve.engine.model.padded_head import pad_head
-from oaiserve.engine.model.parallel.sums import Sums, needs_only_sums, split_by_heads, take_over
+from oaiserve.engine.model.parallel.sums import needs_only_sums, split_by_heads, take_over
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.split import Member, place
 from oaiserve.engine.start.prepare import prepare
@@ -123,8 +123,13 @@ def load_model(
     torch_dtype = select_dtype(dtype, checkpoint.config, target, is_gguf=checkpoint.is_gguf, for_tensor_cores=True)
     loaded, packed = _load_weights(checkpoint, torch_dtype, target, member)
     sums = None if member is None else take_over(loaded, member)
-    if packed is not None:
-        _keep_packed(loaded, packed, checkpoint, torch_dtype, target, sums)
+    if packed is not None and checkpoint.quantization is not None:
+        number = keep_packed_matrices(loaded, packed, sums) if target.type == "cuda" else 0
+        number_of_layers = keep_packed_experts(loaded, packed, sums) if _keeps_packed(target) else 0
+        kept = f", except for {number} matrices, which stay as they are" if number else ""
+        kept += f", and so do the experts of {number_of_layers} layers" if number_of_layers else ""
+        names = checkpoint.name, checkpoint.quantization.name, str(torch_dtype).removeprefix("torch.")
+        log.info("The weights of '%s', in %s, are expanded to %s%s", *names, kept)
     if member is None:  # a member's part is loaded on its device
         move(loaded, target, checkpoint.name)
         if target.type == "cuda":
@@ -235,35 +240,9 @@ def _load_by_transformers(
         arguments["quantization_config"] = Mxfp4Config(dequantize=True)
     # transformers' types do not know that it returns a pair.
     pair: Any = AutoModelForCausalLM.from_pretrained(
-        checkpoint.source.location,
-        dtype=dtype,
-        **arguments,
-        **distributed,
+        checkpoint.source.location, dtype=dtype, **arguments, **distributed
     )
     return pair  # type: ignore[no-any-return]
-
-
-def _keep_packed(
-    loaded: PreTrainedModel,
-    packed: PackedWeights,
-    checkpoint: Checkpoint,
-    dtype: torch.dtype,
-    target: torch.device,
-    sums: Sums | None,
-) -> None:
-    """Let matrices of a model on a GPU be as its checkpoint packs them, and say in the log which are."""
-    assert checkpoint.quantization is not None
-    number = keep_packed_matrices(loaded, packed, sums) if target.type == "cuda" else 0
-    number_of_layers = keep_packed_experts(loaded, packed, sums) if _keeps_packed(target) else 0
-    kept = f", except for {number} matrices, which stay as they are" if number else ""
-    kept += f", and so do the experts of {number_of_layers} layers" if number_of_layers else ""
-    log.info(
-        "The weights of '%s', in %s, are expanded to %s%s",
-        checkpoint.name,
-        checkpoint.quantization.name,
-        str(dtype).removeprefix("torch."),
-        kept,
-    )
 
 
 def _load_expanded(

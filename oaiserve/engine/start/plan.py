@@ -29,6 +29,15 @@ def start_model(
     model: str | Path, options: EngineOptions, times: StartTimes, meanwhile: Callable[[], object]
 ) -> ServedModel:
     """Load a model and get it ready for an engine. `Engine.from_pretrained` says what the arguments are."""
+    if model == "demo":
+        folder = demo.fetched()
+        # Its digests are computed beside the imports, which leave a core idle.
+        with ThreadPoolExecutor(1, thread_name_prefix="digests") as beside:
+            unchanged = beside.submit(times.run, "digests", demo.refuse_unless_unchanged, folder)
+            try:
+                return start_model(folder, options, times, meanwhile)
+            finally:
+                unchanged.result()  # its error says why another one was raised
     if options.device != "cuda" and (options.cpu_threads or 0) > usable_cpus():
         log.warning(
             "--cpu-threads is %d, but this process may run on %d CPUs only. Threads that share one wait for each "
@@ -36,21 +45,6 @@ def start_model(
             options.cpu_threads,
             usable_cpus(),
         )
-    if model != "demo":
-        return _start(model, options, times, meanwhile)
-    folder = demo.fetched()
-    # Its digests are computed beside the imports, which leave a core idle.
-    with ThreadPoolExecutor(1, thread_name_prefix="digests") as beside:
-        unchanged = beside.submit(times.run, "digests", demo.refuse_unless_unchanged, folder)
-        try:
-            return _start(folder, options, times, meanwhile)
-        finally:
-            unchanged.result()  # its error says why another one was raised
-
-
-def _start(
-    model: str | Path, options: EngineOptions, times: StartTimes, meanwhile: Callable[[], object]
-) -> ServedModel:
     source = find_model(model)
     if not source.is_local:
         source = times.run("files of the hub", fetched, source)

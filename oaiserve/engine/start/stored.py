@@ -1,8 +1,7 @@
 """A description of a decoder as JSON and bytes, whose weights stay in the model's files.
 
-Tensors that are in a file as they are computed with, and matrices in the blocks of a GGUF file, are stored as their
-places in it; copies of a matrix's rows as the place of the matrix, and the order of the rows. All others, such as norms
-in float32 and rotary tables, are stored themselves.
+Tensors that are in a file as they are computed with, and matrices in blocks, are stored as their places in it; copies
+of rows as the place of their matrix, and their order. All others, such as norms in float32, are stored themselves.
 """
 
 from __future__ import annotations
@@ -67,10 +66,7 @@ class StoredTensors:
     """Collects tensors, and gives each a place: in a file of the model, or among the bytes `content`."""
 
     def __init__(
-        self,
-        folder: Path,
-        parameters: Iterable[tuple[str, Tensor]],
-        in_files: Mapping[str, PlaceInFile] | None = None,
+        self, folder: Path, parameters: Iterable[tuple[str, Tensor]], in_files: Mapping[str, PlaceInFile] | None = None
     ) -> None:
         """Prepare to place the tensors of a model whose parameters are `in_files`, or in the folder's safetensors."""
         self.content = bytearray()
@@ -103,8 +99,8 @@ class StoredTensors:
         key = (tensor.data_ptr(), tensor.shape, tensor.dtype)
         if key not in self._places:
             self._kept.append(tensor)
-            found = self._place_in_file(tensor) or self._find(tensor) or (None, self._append(tensor))
-            place: dict[str, Any] = {"file": found[0], "offset": found[1]}
+            file, offset = self._place_in_file(tensor) or self._find(tensor) or (None, self._append(tensor))
+            place: dict[str, Any] = {"file": file, "offset": offset}
             place |= {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
             self._places[key] = place
         return self._places[key]

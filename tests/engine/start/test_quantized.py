@@ -84,10 +84,7 @@ def kept_logits(path: Path, num_tokens: int) -> torch.Tensor:
 
 
 def expanded_logits(
-    path: Path,
-    num_tokens: int,
-    rope_factors: NDArray[np.float32] | None = None,
-    adapter: Adapter | None = None,
+    path: Path, num_tokens: int, rope_factors: NDArray[np.float32] | None = None, adapter: Adapter | None = None
 ) -> torch.Tensor:
     loaded = load_model(path, dtype="float32")
     if rope_factors is not None:

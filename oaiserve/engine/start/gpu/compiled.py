@@ -25,8 +25,8 @@ from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.rehearsal import prompt
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.compare import compare, tolerance
-from oaiserve.engine.start.gpu.usable import reason
 from oaiserve.facts.times import monotonic_ns
+from oaiserve.files.load_errors import named
 
 COMPILED_ATTENTION = "oaiserve_paged_compiled"
 USUAL_TOKENS = 256  # tokens of the step that kernels are tuned for; they are right for any number
@@ -142,7 +142,7 @@ def compile_layers(executor: Executor, loaded: LoadedModel, *, num_blocks: int, 
                 tolerance(loaded.dtype),
             )
     except Exception as error:  # the compiler can raise anything, and the model runs without it
-        problem = reason(error)
+        problem = named(error)
     if problem is not None:
         restore_layers(loaded)
         log.warning("The model's layers are not compiled: %s", problem)

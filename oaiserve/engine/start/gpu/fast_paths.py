@@ -1,8 +1,7 @@
 """Finds out when a model starts on a GPU which faster ways to compute it are used.
 
-Each of them is optional: it computes what a plain way in torch does, too. So it is tried on the device, and compared
-with the plain way. One that fails, or computes something else, is switched off, and the log says so; the
-start goes on.
+Each of them is optional: it is tried on the device, and compared with a plain way in torch. One that fails, or computes
+something else, is switched off, and the log says so; the start goes on.
 """
 
 from __future__ import annotations

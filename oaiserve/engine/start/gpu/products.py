@@ -30,7 +30,8 @@ from oaiserve.engine.model.gpu.device_matrices import (
 )
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.compare import Difference, compare, layer_tolerance
-from oaiserve.engine.start.gpu.usable import is_usable, reason, tried
+from oaiserve.engine.start.gpu.usable import is_usable, tried
+from oaiserve.files.load_errors import named
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ def scale_checked(loaded: LoadedModel, find: Callable[[], Any]) -> bool:
         try:
             return compare(_product(way), _product(expanded_product), [("products", given)], ROUNDED_TOLERANCE)
         except Exception as error:  # as in `is_usable`; there may be another way
-            return reason(error)
+            return named(error)
 
     def problem() -> object | None:
         scaled = find()

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from oaiserve.engine.model.parallel.sums import ElsewhereError, Sums
 from oaiserve.errors import StartupError
+from oaiserve.files.load_errors import named
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ def is_usable(name: str, instead: str, problem: Callable[[], object | None], sum
         log.info("%s: off, and %s: %s", name, instead, error)
         return False
     except Exception as error:  # a compiler or a driver can raise anything, and the server runs without it
-        found = reason(error)
+        found = named(error)
     if sums is not None and not sums.all_agree(found is None) and found is None:
         log.info("%s: off, and %s: %s", name, instead, ElsewhereError())
         return False
@@ -42,11 +43,7 @@ def is_usable(name: str, instead: str, problem: Callable[[], object | None], sum
 
 
 def tried(
-    name: str,
-    instead: str,
-    make: Callable[[], T],
-    problem: Callable[[T], object | None],
-    sums: Sums | None = None,
+    name: str, instead: str, make: Callable[[], T], problem: Callable[[T], object | None], sums: Sums | None = None
 ) -> T | None:
     """Make a faster way to compute, and return it if it is usable as `is_usable` says."""
     made: list[T] = []
@@ -56,9 +53,3 @@ def tried(
         return problem(made[0])
 
     return made[0] if is_usable(name, instead, make_and_look, sums) else None
-
-
-def reason(error: BaseException) -> str:
-    """Return an error as one line."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__

@@ -44,10 +44,7 @@ class Expanded:
 
 
 def start_on_cpu(
-    loaded: LoadedModel,
-    options: EngineOptions,
-    key: Subject | None = None,
-    draft: DraftWeights | None = None,
+    loaded: LoadedModel, options: EngineOptions, key: Subject | None = None, draft: DraftWeights | None = None
 ) -> Started:
     """Start a model with transformers' code, and replace that by native code, if the options and the model allow it.
 

@@ -110,9 +110,7 @@ def load_pooler(model: str | Path, task: Task, options: EngineOptions) -> Loaded
     kind: Any = AutoModel if task == "embed" else AutoModelForSequenceClassification
     with reported(f"The weights of '{model}' could not be loaded"), tensors_named():
         loaded, found = kind.from_pretrained(
-            source.location,
-            dtype=select_dtype(options.dtype, config, device, is_gguf=False),
-            **OF_WEIGHTS,
+            source.location, dtype=select_dtype(options.dtype, config, device, is_gguf=False), **OF_WEIGHTS
         )
         dense = [
             load_dense(

@@ -47,12 +47,7 @@ from oaiserve.engine.model.cpu.reserved import ReservedMemory
 from oaiserve.engine.model.device import limit_compiled_shapes, select_device
 from oaiserve.engine.model.foreign_layers import share_caches
 from oaiserve.engine.model.memory import cpu_sizes
-from oaiserve.engine.model.model_config import (
-    context_length,
-    is_mxfp4,
-    quantization_of,
-    refuse_longer,
-)
+from oaiserve.engine.model.model_config import context_length, is_mxfp4, quantization_of, refuse_longer
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.cache import BLOCK_DTYPES, keeps_blocks, remember_checked

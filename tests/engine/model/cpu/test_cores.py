@@ -9,6 +9,7 @@ import pytest
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.cpu.cores import default_threads, usable_cpus
 from oaiserve.engine.start import plan as pretrained
+from oaiserve.errors import StartupError
 from oaiserve.facts.start_times import StartTimes
 
 
@@ -73,8 +74,8 @@ def test_more_threads_than_cpus_are_remarked_on_in_one_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, threads: int, device: str, is_said: bool
 ) -> None:
     monkeypatch.setattr(pretrained, "usable_cpus", lambda: 2)
-    monkeypatch.setattr(pretrained, "_start", lambda *_: None)
     options = EngineOptions(cpu_threads=threads, device=device)  # type: ignore[arg-type]
-    pretrained.start_model("model", options, StartTimes(), lambda: None)
+    with pytest.raises(StartupError, match="which does not exist"):
+        pretrained.start_model("/nowhere", options, StartTimes(), lambda: None)
     said = "--cpu-threads is 3, but this process may run on 2 CPUs only."
     assert [message[: len(said)] for message in caplog.messages] == [said] * is_said

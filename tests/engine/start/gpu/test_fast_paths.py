@@ -355,7 +355,7 @@ def test_a_warm_up_that_fails_ends_the_engine(loaded: LoadedModel) -> None:
             max_model_len=4,
             vocab_size=97,
             warm_up=broken,
-        ),
+        )
     )
     engine.start()
     assert NO_COMPILER in str(engine.failure)

@@ -139,11 +139,7 @@ def loaded() -> LoadedModel:
 
 @pytest.mark.parametrize("fails", ["before", "within", "not"])
 def test_a_model_that_cannot_be_captured_runs_eagerly_and_the_reason_is_logged(
-    device: FakeCuda,
-    loaded: LoadedModel,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    fails: str,
+    device: FakeCuda, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fails: str
 ) -> None:
     pytest.importorskip("triton", reason="Triton has no wheels for this system")
 
