@@ -105,27 +105,26 @@ def test_how_a_gguf_file_is_named(named: str, files: list[str]) -> None:
 
 @pytest.mark.parametrize("named", ["Q4_K", "XS", "Q5_K_M", "model"])
 def test_a_name_of_no_gguf_file(named: str) -> None:
-    with pytest.raises(
-        StartupError, match=f"'a/b' has no GGUF file of the name '{named}': it has Q8_0/model-Q8_0.gguf, "
-    ):
+    said = f"'a/b' has no GGUF file of the name '{named}': it has Q8_0/model-Q8_0.gguf, "
+    with pytest.raises(StartupError, match=said):
         gguf_files("a/b", GGUFS, named)
 
 
-def test_a_name_of_two_gguf_files() -> None:
-    with pytest.raises(
-        StartupError, match=r"more than one GGUF file of the name 'Q8_0': it has a-Q8_0.gguf, b-Q8_0.gguf\."
-    ):
-        gguf_files("a/b", ["a-Q8_0.gguf", "b-Q8_0.gguf"], "Q8_0")
-
-
-def test_a_repository_of_gguf_files_asks_for_one() -> None:
-    with pytest.raises(StartupError, match=r"behind a colon, .* such as 'a/b:model-Q4_K_M\.gguf': it has Q8_0/"):
-        files_of_model("a/b", GGUFS)
-
-
-def test_a_repository_of_pickled_weights_is_refused() -> None:
-    with pytest.raises(StartupError, match="there are neither safetensors nor GGUF files"):
-        files_of_model("a/b", ["config.json", "pytorch_model.bin"])
+@pytest.mark.parametrize(
+    ("files", "named", "said"),
+    [
+        (
+            ["a-Q8_0.gguf", "b-Q8_0.gguf"],
+            "Q8_0",
+            r"more than one GGUF file of the name 'Q8_0': it has a-Q8_0.gguf, b-Q8_0.gguf\.",
+        ),
+        (GGUFS, "", r"behind a colon, .* such as 'a/b:model-Q4_K_M\.gguf': it has Q8_0/"),
+        (["config.json", "pytorch_model.bin"], "", "there are neither safetensors nor GGUF files"),
+    ],
+)
+def test_a_repository_in_which_no_one_model_is_meant(files: list[str], named: str, said: str) -> None:
+    with pytest.raises(StartupError, match=said):
+        gguf_files("a/b", files, named) if named else files_of_model("a/b", files)
 
 
 def test_weights_of_another_name_are_fetched() -> None:

@@ -62,11 +62,7 @@ def read(**settings: Any) -> Quantization | None:
 )
 def test_settings_are_read(settings: dict[str, Any], expected: Quantization | None) -> None:
     assert read(**settings) == expected
-
-
-def test_a_model_without_settings_is_not_quantized() -> None:
-    assert read_quantization({}) is None
-    assert read_quantization({"quantization_config": None}) is None
+    assert read_quantization({}) is read_quantization({"quantization_config": None}) is None
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,6 @@ from oaiserve.engine.request import SamplingParams
 from tests.engine.model.cpu.small_models import FAMILIES, WITHOUT_STEP, load, make_engine, native, started_runner
 
 pytestmark = pytest.mark.compiler
-of_a_step_and_of_attention = pytest.mark.parametrize(
-    ("asked", "logged"),
-    [(FAMILIES["llama"], "The native step is ready after "), (WITHOUT_STEP, "Its attention is native after ")],
-)
 SLOWER = "The model runs without its native step, which is slower: "
 
 
@@ -51,7 +47,10 @@ def answer(loaded: LoadedModel, runner: ModelRunner) -> list[int]:
         return engine.generate([[5, 9, 3, 17]], params)[0].token_ids
 
 
-@of_a_step_and_of_attention
+@pytest.mark.parametrize(
+    ("asked", "logged"),
+    [(FAMILIES["llama"], "The native step is ready after "), (WITHOUT_STEP, "Its attention is native after ")],
+)
 def test_requests_are_answered_while_the_library_is_compiled(
     asked: PreTrainedConfig,
     logged: str,
@@ -119,46 +118,29 @@ def test_a_failed_compilation_is_logged_in_one_line_and_requests_are_answered(
     assert len(answer(loaded, runner)) == 20
 
 
-@pytest.fixture
-def installed_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Pretend that oaiserve was installed from a wheel, on a machine without a compiler."""
+def test_the_library_of_a_wheel_needs_no_compiler_unless_native_code_for_this_machine_is_asked_for(
+    loaded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     compiled = build.build(torch.float32).read_bytes()
     # AMX would have to be allowed by the system, too.
     variant = next(variant for variant in variants.VARIANTS if not variant.features & amx.FEATURES)
-    library = tmp_path / "lib" / variants.library_name("float", variant)
-    library.parent.mkdir()
+    library, cpuinfo = tmp_path / variants.library_name("float", variant), tmp_path / "cpuinfo"
     library.write_bytes(compiled)
     variants.seal(library, variants.origin("float", variant))
-    cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(f"flags\t: {' '.join(variant.features)}\n")
     monkeypatch.setattr("platform.machine", lambda: variant.machine)
     monkeypatch.setattr(prebuilt, "FOLDER", library.parent)
     monkeypatch.setattr(prebuilt, "CPUINFO", cpuinfo)
+    monkeypatch.setattr(prebuilt, "find", functools.cache(prebuilt.find.__wrapped__))
     monkeypatch.setenv("OAISERVE_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", "/nowhere")
-    prebuilt.find.cache_clear()
-    yield
-    prebuilt.find.cache_clear()
-
-
-@of_a_step_and_of_attention
-@pytest.mark.usefixtures("installed_wheel")
-def test_with_the_library_of_a_wheel_there_is_native_code_at_once_and_without_a_compiler(
-    asked: PreTrainedConfig, logged: str, caplog: pytest.LogCaptureFixture
-) -> None:
     caplog.set_level(logging.INFO)
-    loaded = load(asked)
     started_runner(loaded)
     first, *_, last = lines(caplog, logging.INFO)
     assert first.startswith("The native code is the wheel's for ")
-    assert last.startswith(logged)
-
-
-@pytest.mark.usefixtures("installed_wheel")
-def test_a_compiler_is_needed_if_native_code_for_this_machine_is_asked_for(
-    loaded: LoadedModel, caplog: pytest.LogCaptureFixture
-) -> None:
+    assert last.startswith("The native step is ready after ")
+    caplog.clear()
     started_runner(loaded, native_build=True)
     assert lines(caplog, logging.INFO) == [f"{SLOWER}no C++ compiler was found (install g++)"]
 
