@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from torch import Tensor
+
 from oaiserve.engine.model.cpu.description import (
     MLP,
     Attention,
     Decoder,
     DeltaNet,
     Experts,
-    InputGate,
     LatentProjection,
     Layer,
     LowRank,
@@ -16,190 +19,174 @@ from oaiserve.engine.model.cpu.description import (
     Mamba2,
     Matrix,
     Mixer,
-    RotaryTable,
+    Norm,
 )
+
+Sizes = Iterator[tuple[object, object]]  # of weights, and what they must be
 
 
 def fit(decoder: Decoder) -> bool:
     """Compare the sizes of all weights. If they did not fit together, native code would read beyond their ends."""
-    width = decoder.embedding.shape[1]
-    inputs, gates = decoder.layer_inputs, [layer.input_gate for layer in decoder.layers]
-    numbers = 0 if inputs is None else len(inputs.norm.weight)  # of a layer
-    return (
-        all(_fits(layer, width) for layer in decoder.layers)
-        and (decoder.embedding_norm is None or len(decoder.embedding_norm.weight) == width)
-        and all(gate is None or len(gate.gate.weight) == numbers for gate in gates)
-        and (
-            inputs is None
-            or (
-                inputs.table.shape[1] == len(gates) * numbers
-                and inputs.projection.weight.shape == (len(gates) * numbers, width)
-            )
-        )
-    )
+    return all(found == wanted for found, wanted in _decoder(decoder))
 
 
-def _fits(layer: Layer, width: int) -> bool:
-    norms = [layer.attention_norm, layer.attention_out_norm, layer.mlp_norm, layer.mlp_out_norm]
-    if isinstance(layer.mlp, Experts) and (own := layer.mlp.norms) is not None:
-        norms += [own.router, own.experts, own.experts_out, own.shared_out]
-    return (
-        all(norm is None or len(norm.weight) == width for norm in norms)
-        and (layer.attention is None or _fits_attention(layer.attention, width))
-        and (layer.mixer is None or _fits_mixer(layer.mixer, width))
-        and (layer.input_gate is None or _fits_gate(layer.input_gate, width))
-        and (not isinstance(layer.mlp, MLP) or _fits_mlp(layer.mlp, width))
-        and (not isinstance(layer.mlp, Experts) or _fits_experts(layer.mlp, width))
-    )
+def _lengths(length: int, *vectors: Norm | Tensor | None) -> Sizes:
+    for vector in vectors:
+        if vector is not None:
+            yield len(vector.weight if isinstance(vector, Norm) else vector), length
 
 
-def _fits_attention(attention: Attention, width: int) -> bool:
-    shape, numbers = attention.shape, attention.heads * attention.shape.value_dim
-    norms = [
-        (attention.query_norm, {shape.key_dim, attention.heads * shape.key_dim}),
-        (attention.key_norm, {shape.key_dim, shape.kv_heads * shape.key_dim}),
-        (attention.value_norm, {shape.value_dim}),
-    ]
-    return (
-        all(norm is None or len(norm.weight) in widths for norm, widths in norms)
-        and _fits_projection(attention, width)
-        and attention.out.weight.shape == (width, numbers)
-        and (attention.factors is None or len(attention.factors) == _num_rows(attention.qkv))
-        and (attention.gate is None or attention.gate.weight.shape == (numbers, width))
-        and all(own is None or len(own) == attention.heads for own in (attention.sinks, attention.parameters.slopes))
-        and (not attention.values_of_keys or shape.value_dim == shape.key_dim)
-        and (attention.rotary is None or attention.rotary_offset + _rotated(attention.rotary) <= shape.key_dim)
-    )
+def _shapes(rows: int, columns: int, *matrices: Matrix | None) -> Sizes:
+    for matrix in matrices:
+        if matrix is not None:
+            yield matrix.weight.shape, (rows, columns)
 
 
-def _num_rows(qkv: list[Matrix] | LatentProjection) -> int:
-    return sum(len(matrix.weight) for matrix in qkv) if isinstance(qkv, list) else 0
+def _num_rows(matrices: list[Matrix]) -> int:
+    return sum(len(matrix.weight) for matrix in matrices)
 
 
-def _fits_mixer(mixer: Mixer, width: int) -> bool:
-    rows = sum(len(matrix.weight) for matrix in mixer.projections)
-    numbers = mixer.out.weight.shape[1]
-    if isinstance(mixer, DeltaNet):
-        fits = _fits_delta_net(mixer, width, rows, numbers)
-        channels = 2 * mixer.key_heads * mixer.key_dim + numbers
-    elif isinstance(mixer, Mamba2):
-        fits, channels = _fits_mamba2(mixer, rows, numbers), rows - numbers - mixer.heads
-    elif isinstance(mixer, Mamba):
-        fits, channels = _fits_mamba(mixer, rows, numbers), numbers
-    else:
-        fits, channels = rows == 3 * numbers, numbers
-    weight, bias = mixer.convolution.weight, mixer.convolution.bias
-    return (
-        fits
-        and all(matrix.weight.shape[1] == width for matrix in mixer.projections)
-        and mixer.out.weight.shape == (width, numbers)
-        and weight.shape[1] == channels
-        and (bias is None or len(bias) == channels)
-    )
+def _decoder(decoder: Decoder) -> Sizes:
+    width, inputs, numbers = decoder.embedding.shape[1], decoder.layer_inputs, 0
+    yield from _lengths(width, decoder.embedding_norm)
+    if inputs is not None:
+        numbers = len(inputs.norm.weight)  # of a layer
+        yield inputs.table.shape[1], len(decoder.layers) * numbers
+        yield from _shapes(len(decoder.layers) * numbers, width, inputs.projection)
+    for layer in decoder.layers:
+        yield from _layer(layer, width, numbers)
 
 
-def _fits_delta_net(net: DeltaNet, width: int, rows: int, numbers: int) -> bool:
-    decays = net.value_heads * (1 if net.decays is None else net.key_dim)
-    rates = net.value_heads + (decays if net.decays is None else 0)
-    gated = numbers if net.gates is None else 0
-    return (
-        numbers == net.value_heads * net.value_dim
-        and rows == 2 * net.key_heads * net.key_dim + numbers + gated
-        and all(matrix.weight.shape[1] == width for matrix in net.rates)
-        and sum(len(matrix.weight) for matrix in net.rates) == rates
-        and (net.gates is None or _fits_low_rank(net.gates, numbers, width))
-        and (net.decays is None or _fits_low_rank(net.decays, decays, width))
-        and net.value_heads % net.key_heads == 0
-        and len(net.speeds) == len(net.biases) == decays
-        and len(net.norm.weight) == net.value_dim
-    )
+def _layer(layer: Layer, width: int, numbers: int) -> Sizes:
+    yield from _lengths(width, layer.attention_norm, layer.attention_out_norm, layer.mlp_norm, layer.mlp_out_norm)
+    if layer.attention is not None:
+        yield from _attention(layer.attention, width)
+    if layer.mixer is not None:
+        yield from _mixer(layer.mixer, width)
+    if isinstance(layer.mlp, MLP):
+        yield from _mlp(layer.mlp, width)
+    elif layer.mlp is not None:
+        yield from _experts(layer.mlp, width)
+    if (gate := layer.input_gate) is not None:
+        yield from _shapes(numbers, width, gate.gate)
+        yield from _shapes(width, numbers, gate.projection)
+        yield from _lengths(width, gate.norm)
 
 
-def _fits_low_rank(product: LowRank, rows: int, width: int) -> bool:
-    rank = len(product.down.weight)
-    return product.down.weight.shape == (rank, width) and product.up.weight.shape == (rows, rank)
-
-
-def _fits_mamba2(mixer: Mamba2, rows: int, numbers: int) -> bool:
-    return (
-        numbers == mixer.heads * mixer.head_dim
-        and rows == 2 * numbers + 2 * mixer.groups * mixer.state_dim + mixer.heads
-        and mixer.heads % mixer.groups == 0
-        and len(mixer.speeds) == len(mixer.biases) == len(mixer.skips) == mixer.heads
-        and (mixer.norm is None or len(mixer.norm.weight) == numbers)
-        and (mixer.factors is None or len(mixer.factors) == rows)
-    )
-
-
-def _fits_mamba(mixer: Mamba, rows: int, numbers: int) -> bool:
-    dim, rank = mixer.speeds.shape[1], mixer.times.weight.shape[1]
-    norms = [(mixer.time_norm, rank), (mixer.b_norm, dim), (mixer.c_norm, dim)]
-    return (
-        rows == 2 * numbers
-        and mixer.vectors.weight.shape == (rank + 2 * dim, numbers)
-        and len(mixer.times.weight) == len(mixer.speeds) == len(mixer.skips) == numbers
-        and all(norm is None or len(norm.weight) == width for norm, width in norms)
-    )
-
-
-def _fits_projection(attention: Attention, width: int) -> bool:
-    qkv, shape = attention.qkv, attention.shape
+def _attention(attention: Attention, width: int) -> Sizes:
+    heads, shape, qkv, rotary = attention.heads, attention.shape, attention.qkv, attention.rotary
+    for norm, of_norm in ((attention.query_norm, heads), (attention.key_norm, shape.kv_heads)):
+        yield norm is None or len(norm.weight) in (shape.key_dim, of_norm * shape.key_dim), True
+    yield from _lengths(shape.value_dim, attention.value_norm)
+    yield from _shapes(width, heads * shape.value_dim, attention.out)
+    yield from _shapes(heads * shape.value_dim, width, attention.gate)
+    yield from _lengths(heads, attention.sinks, attention.parameters.slopes)
+    if attention.values_of_keys:
+        yield shape.value_dim, shape.key_dim
+    rotated = 0  # numbers of a head
+    if rotary is not None:
+        pairs = rotary.cosines.shape[1]
+        rotated = 2 * pairs if rotary.is_interleaved else rotary.apart + pairs
+        yield attention.rotary_offset + rotated <= shape.key_dim, True
     if isinstance(qkv, list):
-        return all(matrix.weight.shape[1] == width for matrix in qkv)
-    own, rank = attention.rotary_offset, len(qkv.norm.weight)
+        yield from _lengths(_num_rows(qkv), attention.factors)
+        for matrix in qkv:
+            yield matrix.weight.shape[1], width
+    else:
+        yield attention.factors is None, True
+        yield from _latent(qkv, attention, width, rotated)
+
+
+def _latent(qkv: LatentProjection, attention: Attention, width: int, rotated: int) -> Sizes:
+    heads, shape, own, rank = attention.heads, attention.shape, attention.rotary_offset, len(qkv.norm.weight)
     query_rank = width if qkv.query_down is None else len(qkv.query_down.weight)
-    return (
-        own < shape.key_dim
-        and (attention.rotary is None or own + _rotated(attention.rotary) == shape.key_dim)
-        and (qkv.query_down is None or qkv.query_down.weight.shape[1] == width)
-        and (qkv.query_norm is None or len(qkv.query_norm.weight) == query_rank)
-        and qkv.query.weight.shape == (attention.heads * shape.key_dim, query_rank)
-        and qkv.down.weight.shape == (rank + shape.key_dim - own, width)
-        and shape.latent_dim == len(qkv.down.weight)
-        and qkv.up.weight.shape == (attention.heads * (own + shape.value_dim), rank)
-    )
+    yield own < shape.key_dim, True
+    if attention.rotary is not None:
+        yield own + rotated, shape.key_dim
+    yield from _shapes(query_rank, width, qkv.query_down)
+    yield from _lengths(query_rank, qkv.query_norm)
+    yield from _shapes(heads * shape.key_dim, query_rank, qkv.query)
+    yield from _shapes(rank + shape.key_dim - own, width, qkv.down)
+    yield shape.latent_dim, len(qkv.down.weight)
+    yield from _shapes(heads * (own + shape.value_dim), rank, qkv.up)
 
 
-def _rotated(rotary: RotaryTable) -> int:
-    """Return the number of rotated elements of a head."""
-    pairs = rotary.cosines.shape[1]
-    return 2 * pairs if rotary.is_interleaved else rotary.apart + pairs
+def _mixer(mixer: Mixer, width: int) -> Sizes:
+    rows, numbers = _num_rows(mixer.projections), mixer.out.weight.shape[1]
+    channels = numbers
+    if isinstance(mixer, DeltaNet):
+        yield from _delta_net(mixer, width, rows, numbers)
+        channels += 2 * mixer.key_heads * mixer.key_dim
+    elif isinstance(mixer, Mamba2):
+        channels += 2 * mixer.groups * mixer.state_dim
+        yield numbers, mixer.heads * mixer.head_dim
+        yield rows, numbers + channels + mixer.heads
+        yield mixer.heads % mixer.groups, 0
+        yield from _lengths(mixer.heads, mixer.speeds, mixer.biases, mixer.skips)
+        yield from _lengths(numbers, mixer.norm)
+        yield from _lengths(rows, mixer.factors)
+    elif isinstance(mixer, Mamba):
+        dim, rank = mixer.speeds.shape[1], mixer.times.weight.shape[1]
+        yield rows, 2 * numbers
+        yield from _shapes(rank + 2 * dim, numbers, mixer.vectors)
+        yield from _shapes(numbers, rank, mixer.times)
+        yield from _lengths(numbers, mixer.speeds, mixer.skips)
+        yield from _lengths(rank, mixer.time_norm)
+        yield from _lengths(dim, mixer.b_norm, mixer.c_norm)
+    else:
+        yield rows, 3 * numbers
+    for matrix in mixer.projections:
+        yield matrix.weight.shape[1], width
+    yield from _shapes(width, numbers, mixer.out)
+    yield mixer.convolution.weight.shape[1], channels
+    yield from _lengths(channels, mixer.convolution.bias)
 
 
-def _fits_gate(gate: InputGate, width: int) -> bool:
-    own = len(gate.gate.weight)
-    return (
-        gate.gate.weight.shape[1] == width
-        and gate.projection.weight.shape == (width, own)
-        and len(gate.norm.weight) == width
-    )
+def _delta_net(net: DeltaNet, width: int, rows: int, numbers: int) -> Sizes:
+    decays = net.value_heads * (1 if net.decays is None else net.key_dim)
+    yield numbers, net.value_heads * net.value_dim
+    yield rows, 2 * net.key_heads * net.key_dim + numbers + (numbers if net.gates is None else 0)
+    for matrix in net.rates:
+        yield matrix.weight.shape[1], width
+    yield _num_rows(net.rates), net.value_heads + (decays if net.decays is None else 0)
+    yield from _low_rank(net.gates, numbers, width)
+    yield from _low_rank(net.decays, decays, width)
+    yield net.value_heads % net.key_heads, 0
+    yield from _lengths(decays, net.speeds, net.biases)
+    yield from _lengths(net.value_dim, net.norm)
 
 
-def _fits_mlp(mlp: MLP, width: int) -> bool:
+def _low_rank(product: LowRank | None, rows: int, width: int) -> Sizes:
+    if product is not None:
+        rank = len(product.down.weight)
+        yield from _shapes(rank, width, product.down)
+        yield from _shapes(rows, rank, product.up)
+
+
+def _mlp(mlp: MLP, width: int) -> Sizes:
     inner = len(mlp.up.weight)
-    return (
-        all(matrix is None or matrix.weight.shape == (inner, width) for matrix in (mlp.gate, mlp.up))
-        and mlp.down.weight.shape == (width, inner)
-    )  # fmt: skip
+    yield from _shapes(inner, width, mlp.gate, mlp.up)
+    yield from _shapes(width, inner, mlp.down)
 
 
-def _fits_experts(experts: Experts, width: int) -> bool:
+def _experts(experts: Experts, width: int) -> Sizes:
     router, number, inner, own = experts.router, len(experts.experts), len(experts.experts[0].up.weight), width
-    fits = True
+    if (norms := experts.norms) is not None:
+        yield from _lengths(width, norms.router, norms.experts, norms.experts_out, norms.shared_out)
     if (projections := experts.projections) is not None:
         own = len(projections.before.weight)
-        fits = projections.before.weight.shape == (own, width) and projections.behind.weight.shape == (width, own)
-    ups = [matrix for one in experts.experts for matrix in (one.gate, one.up) if matrix is not None]
-    matrices = [*((matrix, (inner, own)) for matrix in ups), *((one.down, (own, inner)) for one in experts.experts)]
-    return (
-        fits
-        and len({one.gate is None for one in experts.experts}) == 1
-        and all(matrix.weight.shape == shape for matrix, shape in matrices)
-        and all(matrix.bias is None or len(matrix.bias) == shape[0] for matrix, shape in matrices)
-        and router.weight.shape == (number, width)
-        and all(own is None or len(own) == number for own in (router.logits_bias, router.bias, router.factors))
-        and 0 < router.top_k <= number // router.groups * router.top_groups
-        and number % router.groups == 0
-        and (experts.shared is None or _fits_mlp(experts.shared, width))
-        and (experts.shared_gate is None or experts.shared_gate.weight.shape == (1, width))
-    )
+        yield from _shapes(own, width, projections.before)
+        yield from _shapes(width, own, projections.behind)
+    for one in experts.experts:
+        yield one.gate is None, experts.experts[0].gate is None
+        yield from _shapes(inner, own, one.gate, one.up)
+        yield from _shapes(own, inner, one.down)
+        yield from _lengths(inner, one.up.bias, None if one.gate is None else one.gate.bias)
+        yield from _lengths(own, one.down.bias)
+    yield router.weight.shape, (number, width)
+    yield from _lengths(number, router.logits_bias, router.bias, router.factors)
+    yield 0 < router.top_k <= number // router.groups * router.top_groups, True
+    yield number % router.groups, 0
+    if experts.shared is not None:
+        yield from _mlp(experts.shared, width)
+    yield from _shapes(1, width, experts.shared_gate)
