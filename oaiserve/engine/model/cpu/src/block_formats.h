@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 
 namespace oaiserve {
 
@@ -42,6 +43,7 @@ constexpr int8_t CODEBOOK[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13
 constexpr int8_t E2M1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};  // floats of four bits, doubled
 
 struct Layout {
+  long bytes;  // of a block in a file, which has as many weights as a chunk
   int low_bits, high_bits;  // of a code: its lowest 2, 4 or 8 bits, and 0 to 2 more
   int offset;
   int run;        // how many neighbours share a scale: 16, 32 or 128
@@ -67,73 +69,39 @@ struct Layout {
 
 constexpr Layout layout_of(Format format) {
   switch (format) {
-    case Format::Q4_0: return {4, 0, 8, 32, false, false, false};
-    case Format::Q4_1: return {4, 0, 0, 32, false, true, false};
-    case Format::Q5_0: return {4, 1, 16, 32, false, false, false};
-    case Format::Q5_1: return {4, 1, 0, 32, false, true, false};
-    case Format::Q8_0: return {8, 0, 128, 32, false, false, false};
-    case Format::Q2_K: return {2, 0, 0, 16, true, true, false};
-    case Format::Q3_K: return {2, 1, 4, 16, true, false, false};
-    case Format::Q4_K: return {4, 0, 0, 32, true, true, false};
-    case Format::Q5_K: return {4, 1, 0, 32, true, true, false};
-    case Format::Q6_K: return {4, 2, 32, 16, true, false, false};
-    case Format::IQ4_NL: return {4, 0, 128, 32, false, false, true};
-    case Format::IQ4_XS: return {4, 0, 128, 32, true, false, true};
-    case Format::MXFP4: return {4, 0, 12, 32, false, false, true, true};
-    case Format::Q4_Z: return {.low_bits = 4, .offset = 8, .run = 32, .has_min = true, .has_zero = true};
-    case Format::Q8_Z: return {.low_bits = 8, .offset = 128, .run = 32, .has_min = true, .has_zero = true};
-    case Format::Q4_128: return {.low_bits = 4, .offset = 8, .run = 128, .has_zero = true};
-    case Format::Q8_128: return {.low_bits = 8, .offset = 128, .run = 128};
+    case Format::Q4_0: return {18, 4, 0, 8, 32, false, false, false};
+    case Format::Q4_1: return {20, 4, 0, 0, 32, false, true, false};
+    case Format::Q5_0: return {22, 4, 1, 16, 32, false, false, false};
+    case Format::Q5_1: return {24, 4, 1, 0, 32, false, true, false};
+    case Format::Q8_0: return {34, 8, 0, 128, 32, false, false, false};
+    case Format::Q2_K: return {84, 2, 0, 0, 16, true, true, false};
+    case Format::Q3_K: return {110, 2, 1, 4, 16, true, false, false};
+    case Format::Q4_K: return {144, 4, 0, 0, 32, true, true, false};
+    case Format::Q5_K: return {176, 4, 1, 0, 32, true, true, false};
+    case Format::Q6_K: return {210, 4, 2, 32, 16, true, false, false};
+    case Format::IQ4_NL: return {18, 4, 0, 128, 32, false, false, true};
+    case Format::IQ4_XS: return {136, 4, 0, 128, 32, true, false, true};
+    case Format::MXFP4: return {17, 4, 0, 12, 32, false, false, true, true};
+    case Format::Q4_Z: return {.bytes = 19, .low_bits = 4, .offset = 8, .run = 32, .has_min = true, .has_zero = true};
+    case Format::Q8_Z: return {.bytes = 35, .low_bits = 8, .offset = 128, .run = 32, .has_min = true, .has_zero = true};
+    case Format::Q4_128: return {.bytes = 134, .low_bits = 4, .offset = 8, .run = 128, .has_zero = true};
+    case Format::Q8_128: return {.bytes = 260, .low_bits = 8, .offset = 128, .run = 128};
   }
   return {};
 }
 
-// The bytes of a block in a file. A block has as many weights as a chunk.
-constexpr long block_bytes(Format format) {
-  switch (format) {
-    case Format::Q4_0: return 18;
-    case Format::Q4_1: return 20;
-    case Format::Q5_0: return 22;
-    case Format::Q5_1: return 24;
-    case Format::Q8_0: return 34;
-    case Format::Q2_K: return 84;
-    case Format::Q3_K: return 110;
-    case Format::Q4_K: return 144;
-    case Format::Q5_K: return 176;
-    case Format::Q6_K: return 210;
-    case Format::IQ4_NL: return 18;
-    case Format::IQ4_XS: return 136;
-    case Format::MXFP4: return 17;
-    case Format::Q4_Z: return 19;
-    case Format::Q8_Z: return 35;
-    case Format::Q4_128: return 134;
-    case Format::Q8_128: return 260;
-  }
-  return 0;
-}
+constexpr Format FORMATS[] = {
+    Format::Q4_0,  Format::Q4_1, Format::Q5_0, Format::Q5_1,   Format::Q8_0,   Format::Q2_K,
+    Format::Q3_K,  Format::Q4_K, Format::Q5_K, Format::Q6_K,   Format::IQ4_NL, Format::IQ4_XS,
+    Format::MXFP4, Format::Q4_Z, Format::Q8_Z, Format::Q4_128, Format::Q8_128,
+};
 
 // Calls body.operator()<FORMAT>() for a format that is known when the program runs.
-template <class Body>
+template <size_t I = 0, class Body>
 auto for_format(Format format, Body&& body) {
-  switch (format) {
-    case Format::Q4_0: return body.template operator()<Format::Q4_0>();
-    case Format::Q4_1: return body.template operator()<Format::Q4_1>();
-    case Format::Q5_0: return body.template operator()<Format::Q5_0>();
-    case Format::Q5_1: return body.template operator()<Format::Q5_1>();
-    case Format::Q8_0: return body.template operator()<Format::Q8_0>();
-    case Format::Q2_K: return body.template operator()<Format::Q2_K>();
-    case Format::Q3_K: return body.template operator()<Format::Q3_K>();
-    case Format::Q4_K: return body.template operator()<Format::Q4_K>();
-    case Format::Q5_K: return body.template operator()<Format::Q5_K>();
-    case Format::Q6_K: return body.template operator()<Format::Q6_K>();
-    case Format::IQ4_NL: return body.template operator()<Format::IQ4_NL>();
-    case Format::MXFP4: return body.template operator()<Format::MXFP4>();
-    case Format::Q4_Z: return body.template operator()<Format::Q4_Z>();
-    case Format::Q8_Z: return body.template operator()<Format::Q8_Z>();
-    case Format::Q4_128: return body.template operator()<Format::Q4_128>();
-    case Format::Q8_128: return body.template operator()<Format::Q8_128>();
-    default: return body.template operator()<Format::IQ4_XS>();
-  }
+  if constexpr (I + 1 < std::size(FORMATS))
+    if (format != FORMATS[I]) return for_format<I + 1>(format, body);
+  return body.template operator()<FORMATS[I]>();
 }
 
 // A group of 32 neighbours as it is read from a file. The 16-bit floats are as the file has them, or bfloat16.

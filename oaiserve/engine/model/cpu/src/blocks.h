@@ -110,7 +110,7 @@ void pack_panel(const uint8_t* const* rows, const uint8_t* const* scales, long k
         if (FORMAT == Format::MXFP4 && scales)
           read_apart(rows[column] + chunk * BLOCK_GROUP / 2, scales[column][chunk], group);
         else
-          read_group<FORMAT>(rows[column] + chunk * block_bytes(FORMAT), i, group);
+          read_group<FORMAT>(rows[column] + chunk * layout_of(FORMAT).bytes, i, group);
         const long place = L.scale_of(i) * PANEL + column;  // of its scale
         std::memcpy(panel + place * 2, &group.scale, 2);
         if constexpr (L.has_zero)

@@ -141,7 +141,7 @@ void encode_block(const float* weights, uint8_t* block) {
   for (int i = 0; i < BLOCK_GROUP; i++) bytes[i] = uint8_t(int(codes[i / LANES][i % LANES]));
   write_half(scale, block);
   if constexpr (layout_of(FORMAT).has_min) write_half(minimum, block + 2);
-  uint8_t* out = block + block_bytes(FORMAT) - (FORMAT == Format::Q8_0 ? 32 : 16);
+  uint8_t* out = block + layout_of(FORMAT).bytes - (FORMAT == Format::Q8_0 ? 32 : 16);
   if constexpr (FORMAT == Format::Q8_0) {
     std::memcpy(out, bytes, sizeof(bytes));
     return;
@@ -166,7 +166,7 @@ class EncodeRows : public Work {
     const long first = item * ROWS_EACH * blocks_each, last = std::min((item + 1) * ROWS_EACH, n_) * blocks_each;
     const auto encode = [&]<Format FORMAT>() {
       for (long block = first; block < last; block++)
-        encode_block<FORMAT>(weights_ + block * BLOCK_GROUP, out_ + block * block_bytes(FORMAT));
+        encode_block<FORMAT>(weights_ + block * BLOCK_GROUP, out_ + block * layout_of(FORMAT).bytes);
     };
     switch (format_) {
       case Format::IQ4_NL: return encode.template operator()<Format::IQ4_NL>();
