@@ -86,14 +86,16 @@ inline void multiply_panel(const BlockLinear& w, const RowLine* x, long x_stride
   const uint8_t* const next_data = w.panels[next].data;
   for_format(weights.format, [&]<Format FORMAT>() {
 #if defined(WITH_INTEGER_TILES)
+    const auto in_tiles = [&](auto* multiply) {
+      multiply(weights.data, x, x_stride, rows, w.k, bias.values, sums, next_data);
+    };
     if constexpr (layout_of(FORMAT).is_super) {
       if (rows >= least_tiled_rows(expansion_of(FORMAT)))
-        return multiply_supers_in_tiles<FORMAT>(weights.data, x, x_stride, rows, w.k, bias.values, sums, next_data);
+        return in_tiles(multiply_chunks_in_tiles<SuperTiles<FORMAT>>);
     } else if constexpr (layout_of(FORMAT).is_long()) {
-      if (rows >= LEAST_TILED_LONG_ROWS)
-        return multiply_longs_in_tiles<FORMAT>(weights.data, x, x_stride, rows, w.k, bias.values, sums, next_data);
+      if (rows >= LEAST_TILED_LONG_ROWS) return in_tiles(multiply_chunks_in_tiles<LongTiles<FORMAT>>);
     } else if (rows >= LEAST_TILED_ROWS) {
-      return multiply_groups_in_tiles<FORMAT>(weights.data, x, x_stride, rows, w.k, bias.values, sums, next_data);
+      return in_tiles(multiply_groups_in_tiles<FORMAT>);
     }
 #endif
     // The first of several tiles reads the whole panel, so together they prefetch the next one, while they compute.

@@ -11,7 +11,7 @@
 // what they sum; with eight bits, 32 times nine.
 #pragma once
 
-#include "block_tiles.h"
+#include "chunk_tiles.h"
 
 #if defined(WITH_INTEGER_TILES)
 
@@ -21,7 +21,7 @@ constexpr long LEAST_TILED_LONG_ROWS = 5;
 constexpr long OF_LONGS = 3000;  // and how many rows: what tiles are configured for, see tile_rows of amx.h
 constexpr int LONG_RUNS = 2;     // of 128, in a chunk
 constexpr int RUN_DEPTH = 2;     // tiles along k of a run
-constexpr int QUARTERS = LONG_RUNS * RUN_DEPTH;
+static_assert(LONG_RUNS * RUN_DEPTH == QUARTERS);
 
 // Configures the tiles for up to 16 rows: 0 to 3 have sums, 4 and 5 the levels of rows of x, and 6 and 7 weights.
 inline void configure_for_longs(long rows) {
@@ -131,79 +131,44 @@ void multiply_chunk(const QuantizedLong& x, long x_bytes, const LongChunk<false>
   }
 }
 
-// Rows whose products with a chunk tiles have summed, where these are, and where they belong.
-struct TiledLongs {
-  const LongSums* found = nullptr;  // [2], of the left and the right columns
-  const uint8_t* chunk;
-  const QuantizedLong* x;
-  float* sums;
-  long first, end;  // the rows that are not added yet
+// What multiply_chunks_in_tiles calls.
+template <Format FORMAT>
+struct LongTiles {
+  using P = Places<FORMAT>;
+  static_assert(P::L.scales() == LONG_RUNS);
+  static constexpr bool IS_SMALL = P::L.code_bits() == 4;
+  using Expanded = LongChunk<IS_SMALL>;
+  using Sums = LongSums;
+  using Part = TiledPart<QuantizedLong, LongSums>;
 
+  static const QuantizedLong* row(const RowLine* x, long k) { return longs_in(x, k); }
+  static void configure(long rows) { configure_for_longs(rows); }
+  static void expand(const uint8_t* chunk, long group, Expanded& out) { subtract_zeros<FORMAT>(chunk, group, out); }
+  template <class Between>
+  static void multiply(const QuantizedLong& x, long x_bytes, const Expanded& chunk, Sums* out, Between&& between) {
+    multiply_chunk(x, x_bytes, chunk, out, between);
+  }
   // Adds a quarter of the rows to their sums.
-  template <bool IS_SMALL>
-  void add(int quarter, long x_bytes) const {
-    if (!found) return;
-    const long each = (end - first + QUARTERS - 1) / QUARTERS, begin = std::min(first + quarter * each, end);
+  static void add(const Part& part, int quarter, long x_bytes) {
+    const long each = (part.end - part.first + QUARTERS - 1) / QUARTERS;
+    const long begin = std::min(part.first + quarter * each, part.end);
     for (int half = 0; half < 2; half++) {
-      const LongScaling scaling(chunk, half * LANES);
+      const LongScaling scaling(part.chunk, half * LANES);
       const auto total = [&](int run, long r) {
-        const auto& levels = found[half].products[run];
+        const auto& levels = part.found[half].products[run];
         const Integers high = load_vector<Integers>(levels[0][r]);  // or both
         return IS_SMALL ? high : high * HIGH_LEVEL + load_vector<Integers>(levels[1][r]);
       };
 #pragma GCC unroll 4
-      for (long r = begin; r < std::min(begin + each, end); r++) {
-        float x_scale, *const to = sums + r * PANEL + half * LANES;
-        std::memcpy(&x_scale, reinterpret_cast<const char*>(&x->scale) + r * x_bytes, sizeof(x_scale));
+      for (long r = begin; r < std::min(begin + each, part.end); r++) {
+        float x_scale, *const to = part.sums + r * PANEL + half * LANES;
+        std::memcpy(&x_scale, reinterpret_cast<const char*>(&part.x->scale) + r * x_bytes, sizeof(x_scale));
         const Vector sum = scaling.add(load_vector<Vector>(to), total(0, r), total(1, r), x_scale);
         std::memcpy(to, &sum, sizeof(sum));
       }
     }
   }
 };
-
-// sums [rows, PANEL] = bias + x [rows, k] times a panel, while a `Tiles` lives on this thread. While tiles multiply, the
-// part before is scaled and added, and the next chunk is expanded, as in multiply_supers_in_tiles.
-template <Format FORMAT>
-void multiply_longs_in_tiles(const uint8_t* panel, const RowLine* x, long x_stride, long rows, long k,
-                             const float* bias, float* sums, const uint8_t* next) {
-  using P = Places<FORMAT>;
-  static_assert(P::L.scales() == LONG_RUNS);
-  const long chunks = k / SUPER, panel_bytes = chunks * P::CHUNK, x_bytes = x_stride * long(sizeof(RowLine));
-  const long height = std::min(rows, TILE_HEIGHT), times = (rows + height - 1) / height;
-  constexpr bool IS_SMALL = P::L.code_bits() == 4;
-  LongChunk<IS_SMALL> expanded;
-  // A panel is read ahead group by group if expanding is most of the work, else the next one with each quarter.
-  const bool is_near = times == 1;
-  const long steps = is_near ? chunks * P::GROUPS : chunks * times * QUARTERS;
-  Ahead ahead = Ahead::of(panel, next, panel_bytes, steps, is_near);
-  const auto expand = [&](const uint8_t* chunk, long group) {
-    if (is_near) ahead.prefetch();
-    subtract_zeros<FORMAT>(chunk, group, expanded);
-  };
-  LongSums found[2][2];
-  configure_for_longs(height);
-  for (long r = 0; r < rows; r++) std::memcpy(sums + r * PANEL, bias, PANEL * sizeof(float));
-  for (long group = 0; group < P::GROUPS; group++) expand(panel, group);
-
-  TiledLongs last;
-  for (long c = 0, number = 0; c < chunks; c++)
-    for (long t = 0; t < times; t++, number ^= 1) {
-      const uint8_t* const chunk = panel + c * P::CHUNK;
-      const long row = std::min(t * height, rows - height);
-      const TiledLongs part{found[number],      chunk,           &longs_in(x + row * x_stride, k)[c],
-                            sums + row * PANEL, t * height - row, height};
-      const bool expands = t + 1 == times && c + 1 < chunks;
-      multiply_chunk(*part.x, x_bytes, expanded, found[number], [&, last](int quarter) {
-        if (!is_near) ahead.prefetch();
-        last.template add<IS_SMALL>(quarter, x_bytes);
-        for (long i = 0; expands && i < P::GROUPS / QUARTERS; i++)
-          expand(chunk + P::CHUNK, quarter * (P::GROUPS / QUARTERS) + i);
-      });
-      last = part;
-    }
-  for (int quarter = 0; quarter < QUARTERS; quarter++) last.template add<IS_SMALL>(quarter, x_bytes);
-}
 
 }  // namespace oaiserve
 

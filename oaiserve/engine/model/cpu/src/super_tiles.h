@@ -10,14 +10,13 @@
 // what they sum.
 #pragma once
 
-#include "block_tiles.h"
+#include "chunk_tiles.h"
 
 #if defined(WITH_INTEGER_TILES)
 
 namespace oaiserve {
 
 constexpr long OF_SUPERS = 2000;  // and how many rows: what tiles are configured for, see tile_rows of amx.h
-constexpr int DEPTH = 4;          // tiles along k of a chunk
 
 // How codes times scales become levels.
 enum class Expansion {
@@ -162,7 +161,7 @@ void multiply_chunk(const QuantizedSuper& x, long x_bytes, const ExpandedChunk<l
     _tile_dpbf16ps(5, 6, 7);
   }
 #pragma GCC unroll 4
-  for (int depth = 0; depth < DEPTH; depth++) {
+  for (int depth = 0; depth < QUARTERS; depth++) {
     LOAD_TILE(6, x.values + depth * TILE_BYTES, x_bytes);
     LOAD_TILE(7, chunk.weights[0][0][depth * TILE_HEIGHT], PLANE);
     MULTIPLY_WEIGHTS(LOW_IS_SIGNED, 0, 6, 7);
@@ -213,74 +212,38 @@ inline void add_rows(const TiledSums& from, long first, long count, const Quanti
   }
 }
 
-// Rows whose products with a chunk tiles have summed, where these are, and where they belong.
-struct TiledPart {
-  const TiledSums* found = nullptr;  // [2], of the left and the right columns
-  const uint8_t* chunk;
-  const QuantizedSuper* x;
-  float* sums;
-  long first, end;  // the rows that are not added yet
+// What multiply_chunks_in_tiles calls.
+template <Format FORMAT>
+struct SuperTiles {
+  using P = Places<FORMAT>;
+  static constexpr Expansion EXPANSION = expansion_of(FORMAT);
+  using Expanded = ExpandedChunk<levels_of(EXPANSION)>;
+  using Sums = TiledSums;
+  using Part = TiledPart<QuantizedSuper, TiledSums>;
 
+  static const QuantizedSuper* row(const RowLine* x, long) { return supers_in(x); }
+  static void configure(long rows) { configure_for_supers(rows); }
+  static void expand(const uint8_t* chunk, long group, Expanded& out) { expand_group<FORMAT>(chunk, group, out); }
+  template <class Between>
+  static void multiply(const QuantizedSuper& x, long x_bytes, const Expanded& chunk, Sums* out, Between&& between) {
+    multiply_chunk<EXPANSION, P::L.has_min>(x, x_bytes, chunk, out, between);
+  }
   // Adds a quarter of the rows to their sums.
-  template <Format FORMAT>
-  void add(int quarter, long x_bytes) const {
-    if (!found) return;
-    const long rows = end - first, each = (rows + DEPTH - 1) / DEPTH, begin = std::min(quarter * each, rows);
+  static void add(const Part& part, int quarter, long x_bytes) {
+    const long rows = part.end - part.first, each = (rows + QUARTERS - 1) / QUARTERS;
+    const long begin = std::min(quarter * each, rows);
     for (int half = 0; half < 2; half++) {
-      const Scaling scaling = load_scaling<FORMAT>(chunk, half * LANES);
-      float* const to = sums + half * LANES;
+      const Scaling scaling = load_scaling<FORMAT>(part.chunk, half * LANES);
+      const auto add_some = [&](long first, long count) {
+        add_rows<FORMAT>(part.found[half], first, count, *part.x, x_bytes, scaling, part.sums + half * LANES);
+      };
       if (rows == TILE_HEIGHT)
-        add_rows<FORMAT>(found[half], quarter * (TILE_HEIGHT / DEPTH), TILE_HEIGHT / DEPTH, *x, x_bytes, scaling, to);
+        add_some(quarter * (TILE_HEIGHT / QUARTERS), TILE_HEIGHT / QUARTERS);
       else
-        add_rows<FORMAT>(found[half], first + begin, std::min(each, rows - begin), *x, x_bytes, scaling, to);
+        add_some(part.first + begin, std::min(each, rows - begin));
     }
   }
 };
-
-// sums [rows, PANEL] = bias + x [rows, k] times a panel, while a `Tiles` lives on this thread.
-template <Format FORMAT>
-void multiply_supers_in_tiles(const uint8_t* panel, const RowLine* x, long x_stride, long rows, long k,
-                              const float* bias, float* sums, const uint8_t* next) {
-  using P = Places<FORMAT>;
-  constexpr Expansion EXPANSION = expansion_of(FORMAT);
-  const long chunks = k / SUPER, panel_bytes = chunks * P::CHUNK, x_bytes = x_stride * long(sizeof(RowLine));
-  const long height = std::min(rows, TILE_HEIGHT), times = (rows + height - 1) / height;
-  ExpandedChunk<levels_of(EXPANSION)> expanded;
-  // A panel is read ahead group by group, shortly before it is expanded, if that is most of the work. Else the next one
-  // is, with each quarter of the products.
-  const bool is_near = times == 1;
-  const long steps = is_near ? chunks * P::GROUPS : chunks * times * DEPTH;
-  Ahead ahead = Ahead::of(panel, next, panel_bytes, steps, is_near);
-  const auto expand = [&](const uint8_t* chunk, long group) {
-    if (is_near) ahead.prefetch();
-    expand_group<FORMAT>(chunk, group, expanded);
-  };
-  TiledSums found[2][2];
-  configure_for_supers(height);
-  for (long r = 0; r < rows; r++) std::memcpy(sums + r * PANEL, bias, PANEL * sizeof(float));
-  for (long group = 0; group < P::GROUPS; group++) expand(panel, group);
-
-  // While tiles multiply, the part before is scaled and added, and the next chunk is expanded: each quarter of it, when
-  // the last rows are multiplied and tiles have what was in its place. Tiles always have the same height, because setting
-  // it takes long; so the last rows may begin with some that the part before has, too.
-  TiledPart last;
-  for (long c = 0, number = 0; c < chunks; c++)
-    for (long t = 0; t < times; t++, number ^= 1) {
-      const uint8_t* const chunk = panel + c * P::CHUNK;
-      const long row = std::min(t * height, rows - height);
-      const TiledPart part{found[number],      chunk,           &supers_in(x + row * x_stride)[c],
-                           sums + row * PANEL, t * height - row, height};
-      const bool expands = t + 1 == times && c + 1 < chunks;
-      multiply_chunk<EXPANSION, P::L.has_min>(*part.x, x_bytes, expanded, found[number], [&, last](int quarter) {
-        if (!is_near) ahead.prefetch();
-        last.template add<FORMAT>(quarter, x_bytes);
-        for (long i = 0; expands && i < P::GROUPS / DEPTH; i++)
-          expand(chunk + P::CHUNK, quarter * (P::GROUPS / DEPTH) + i);
-      });
-      last = part;
-    }
-  for (int quarter = 0; quarter < DEPTH; quarter++) last.template add<FORMAT>(quarter, x_bytes);
-}
 
 }  // namespace oaiserve
 
