@@ -14,7 +14,15 @@ from oaiserve.engine.model.cpu.description import (
     NotKnown,
     Router,
 )
-from oaiserve.engine.model.cpu.library import MOST_EXPERTS, NO_SITE, Gating, Normalize, Routing
+from oaiserve.engine.model.cpu.library import (
+    MOST_EXPERTS,
+    NONE,
+    ExpertWeights,
+    Gating,
+    Normalize,
+    Routing,
+    WeightRange,
+)
 from oaiserve.engine.model.cpu.operation_list import OperationList, whole_lanes
 
 
@@ -33,7 +41,7 @@ class ExpertOperations:
 
     def __init__(self, operations: OperationList, mixtures: list[Experts], buffers: Buffers) -> None:
         """Make the common buffers of `mixtures`."""
-        self._operations, self._library, self._buffers = operations, operations.library, buffers
+        self._operations, self._buffers = operations, buffers
         self._assignments: dict[tuple[int, int], int] = {}  # of tokens to experts, by number of experts and top_k
         if not mixtures:
             return
@@ -63,7 +71,7 @@ class ExpertOperations:
             self._add_normed_mixture(mixture, mixture.norms, out_norm, scale, factor)
 
     def _add_mixture(self, mixture: Experts, out_norm: Norm | None, scale: float) -> None:
-        operations, library = self._operations, self._library
+        operations = self._operations
         width, hidden, normed, branch, mlp = self._buffers
         assignment = self._route(mixture.router)
         adds = out_norm is None
@@ -74,10 +82,10 @@ class ExpertOperations:
         else:
             short = Normalize.of(None, _width(mixture))  # which only converts
             operations.project("experts' projections", normed, self._projected, [projections.before])
-            operations.add("experts' projections", library.norm, self._projected, self._short, short, False)
+            operations.add("experts' projections", "norm", self._projected, self._short, short, False)
             self._compute(mixture, self._short, assignment)
             self._combine(mixture, self._projected, assignment, adds=False, scale=1.0)
-            operations.add("experts' projections", library.norm, self._projected, self._short, short, False)
+            operations.add("experts' projections", "norm", self._projected, self._short, short, False)
             last = [projections.behind]
             operations.project("experts' projections", self._short, out, last, adds=adds, scale=factor)
         if mixture.shared is not None:
@@ -85,7 +93,7 @@ class ExpertOperations:
             if mixture.shared_gate is not None:
                 inner, site = len(mixture.shared.up.weight), operations.site(normed, [mixture.shared_gate])
                 gate = operations.weights.expanded(mixture.shared_gate.weight)[0].float()
-                operations.add("gate and up", library.scale_rows, normed, mlp, gate, site, width, inner)
+                operations.add("gate and up", "scale_rows", normed, mlp, gate, site, width, inner)
             operations.project("down", mlp, out, [mixture.shared.down], adds=True, scale=factor)
         if out_norm is not None:
             operations.add_norm(branch, hidden, out_norm, scale)
@@ -93,13 +101,13 @@ class ExpertOperations:
     def _add_normed_mixture(
         self, mixture: Experts, norms: MixtureNorms, out_norm: Norm | None, scale: float, factor: float
     ) -> None:
-        operations, library = self._operations, self._library
+        operations = self._operations
         _, hidden, normed, branch, mlp = self._buffers
         if mixture.shared is None or out_norm is None:
             raise NotKnown("its experts have norms, but no MLP beside them, or no norm behind both")
         operations.project_inner(mixture.shared, normed, mlp)
         operations.project("down", mlp, branch, [mixture.shared.down])
-        operations.add("norm", library.norm_floats, branch, self._both, Normalize.of(norms.shared_out))
+        operations.add("norm", "norm_floats", branch, self._both, Normalize.of(norms.shared_out), False)
         self._norm(norms.router)
         assignment = self._route(mixture.router)
         self._norm(norms.experts)
@@ -110,26 +118,14 @@ class ExpertOperations:
 
     def _norm(self, norm: Norm) -> None:
         operations, buffers = self._operations, self._buffers
-        operations.add("norm", self._library.norm, buffers.hidden, buffers.normed, Normalize.of(norm), False)
+        operations.add("norm", "norm", buffers.hidden, buffers.normed, Normalize.of(norm), False)
 
     def _route(self, router: Router) -> int:
         """Add the operations that assign tokens to experts, and return the assignment."""
-        operations, library, number = self._operations, self._library, len(router.weight)
+        operations, library, number = self._operations, self._operations.library, len(router.weight)
         if number > MOST_EXPERTS:
             raise NotKnown(f"its layers have {number} experts, more than {MOST_EXPERTS}")
-        routing = Routing(
-            number,
-            router.top_k,
-            router.groups,
-            router.top_groups,
-            router.bias,
-            router.factors,
-            router.scale,
-            router.nearness,
-            router.is_sigmoid,
-            router.adds_best_two,
-            router.renormalizes,
-        )
+        routing = Routing.of(router)
         if (number, router.top_k) not in self._assignments:
             assignment = library.add_assignment(operations.handle, number, router.top_k)
             self._assignments[number, router.top_k] = assignment
@@ -138,14 +134,14 @@ class ExpertOperations:
         bias = None if router.logits_bias is None else router.logits_bias.data_ptr()
         index = library.add_router(operations.handle, weight.data_ptr(), number, self._buffers.width, bias)
         normed = self._buffers.normed
-        site = operations.site(normed, [router.matrix]) if router.module else NO_SITE
-        operations.add("route", library.route, normed, self._scores, index, site, routing, assignment)
-        operations.add("route", library.sort_rows, assignment)
+        site = operations.site(normed, [router.matrix]) if router.module else NONE
+        operations.add("route", "route", normed, self._scores, index, site, routing, assignment)
+        operations.add("route", "sort_rows", assignment)
         return assignment
 
     def _compute(self, mixture: Experts, x: int, assignment: int) -> None:
         """Add the operations that compute the rows of each expert, for the tokens in `x`."""
-        operations, library, weights = self._operations, self._library, self._operations.weights
+        operations, weights = self._operations, self._operations.weights
         width, weighs = _width(mixture), mixture.weighs_inputs
         ups = [
             weights.pack([expert.up]) if expert.gate is None else weights.pack_gated(expert.gate, expert.up)
@@ -153,29 +149,30 @@ class ExpertOperations:
         ]
         if ups[0] in weights.widths:  # a token is quantized once for all its experts
             x, rows = operations.input_of(x, ups[0], len(ups)), self._groups
-            operations.add("route", library.gather_groups, x, rows, width, ups[0], assignment, weighs)
+            read_by = WeightRange(ups[0], len(ups))
+            operations.add("route", "gather_groups", x, rows, width, read_by, assignment, weighs)
         else:
             rows = self._rows
-            operations.add("route", library.gather_rows, x, rows, width, assignment, weighs)
-        arguments = (rows, self._inner, ups[0], assignment)
+            operations.add("route", "gather_rows", x, rows, width, assignment, weighs)
+        arguments = (rows, self._inner, ExpertWeights(ups[0], assignment))
         if mixture.experts[0].gate is not None:
-            operations.add("gate and up", library.expert_gate, *arguments, _gating(mixture.activation))
+            operations.add("gate and up", "expert_gate", *arguments, _gating(mixture.activation))
         elif isinstance(mixture.activation, str):
-            operations.add("up", library.expert_activate, *arguments, mixture.activation)
+            operations.add("up", "expert_activate", *arguments, mixture.activation)
         else:
             raise NotKnown("its experts have no gates, which their activation needs")
         downs = [weights.pack([expert.down]) for expert in mixture.experts]
         inner = self._inner
         if downs[0] in weights.widths:
-            k = weights.widths[downs[0]]
-            operations.add("quantize", library.quantize_expert_rows, inner, self._groups, k, downs[0], assignment)
+            k, top_k, read_by = weights.widths[downs[0]], mixture.router.top_k, WeightRange(downs[0], len(downs))
+            operations.add("quantize", "quantize", inner, self._groups, k, read_by, False, None, top_k)
             inner = self._groups
-        operations.add("down", library.expert_project, inner, self._out, downs[0], assignment)
+        operations.add("down", "expert_project", inner, self._out, ExpertWeights(downs[0], assignment), "none")
 
     def _combine(self, mixture: Experts, out: int, assignment: int, *, adds: bool, scale: float) -> None:
         """Add the operation that sums a token's experts, and writes the sum to `out` or adds it."""
         arguments = (self._out, out, _width(mixture), assignment, not mixture.weighs_inputs, adds, scale)
-        self._operations.add("down", self._library.combine, *arguments)
+        self._operations.add("down", "combine", *arguments)
 
 
 def matrices_of(mixture: Experts) -> list[Matrix]:

@@ -6,7 +6,7 @@ The arguments of operations are dataclasses with the same fields as structures o
 from __future__ import annotations
 
 from collections.abc import Callable
-from ctypes import POINTER, Structure, c_bool, c_float, c_int, c_int64, c_long, c_void_p
+from ctypes import POINTER, Structure, addressof, c_bool, c_char_p, c_float, c_int, c_int64, c_long, c_void_p
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any
@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from oaiserve.engine.model.cpu import build
-from oaiserve.engine.model.cpu.description import Norm
+from oaiserve.engine.model.cpu.description import Norm, Router
 
 # The order is that of `enum class Activation` in src/activation.h.
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid")
-NO_SITE = -1  # of an operation to whose product no adapter adds
+NONE = -1  # no site, at which adapters add to a product, no buffer, or no numbers of a row
 
 MOST_EXPERTS = 1024  # of a layer, as in src/experts.h
 
@@ -81,12 +81,16 @@ class Routing:
     adds_best_two: bool
     renormalizes: bool
 
+    @classmethod
+    def of(cls, router: Router) -> Routing:
+        own = {field.name: getattr(router, field.name) for field in fields(cls) if field.name != "experts"}
+        return cls(experts=len(router.weight), **own)
+
 
 @dataclass(frozen=True, slots=True)
-class ConvolvedColumns:
-    """A convolution of some numbers of a row, as src/convolution.h has it."""
+class ConvolvedChannels:
+    """A convolution of the first numbers of a row, as src/convolution.h has it."""
 
-    first: int
     channels: int
     taps: int
     weight: Tensor
@@ -134,6 +138,22 @@ class Selection:
     c_norm: Normalize
     speeds: Tensor
     skips: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """The weights of experts, which follow each other, for the rows that an assignment has of each."""
+
+    first: int
+    assignment: int
+
+
+@dataclass(frozen=True, slots=True)
+class WeightRange:
+    """Weights in blocks that follow each other and read the same rows."""
+
+    first: int
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,38 +272,10 @@ _FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "add_router": ((_DECODER, _POINTER, c_long, c_long, _POINTER), _INDEX),
     "add_assignment": ((_DECODER, c_long, c_long), _INDEX),
     "add_cache": ((_DECODER, CacheMemory), _INDEX),
-    "embed": ((_DECODER, _INDEX, _POINTER, c_long, _POINTER, c_long, c_float), _INDEX),
-    "norm": ((_DECODER, _INDEX, _INDEX, Normalize, c_bool), _INDEX),
-    "norm_floats": ((_DECODER, _INDEX, _INDEX, Normalize), _INDEX),
-    "add_norm": ((_DECODER, _INDEX, _INDEX, Normalize, c_float, c_float), _INDEX),
-    "site": ((_DECODER, _INDEX, c_long, c_long), _INDEX),
-    "project": ((_DECODER, _INDEX, _INDEX, _INDEX, _INDEX, c_bool, c_float), _INDEX),
-    "activate": ((_DECODER, _INDEX, _INDEX, _INDEX, _INDEX, c_int64), _INDEX),
-    "gate": ((_DECODER, _INDEX, _INDEX, _INDEX, _INDEX, c_int64, c_float), _INDEX),
-    "route": ((_DECODER, *(_INDEX,) * 4, Routing, _INDEX), _INDEX),
-    "sort_rows": ((_DECODER, _INDEX), _INDEX),
-    "gather_rows": ((_DECODER, _INDEX, _INDEX, c_long, _INDEX, c_bool), _INDEX),
-    "expert_gate": ((_DECODER, _INDEX, _INDEX, _INDEX, _INDEX, Gating), _INDEX),
-    "expert_activate": ((_DECODER, _INDEX, _INDEX, _INDEX, _INDEX, c_int64), _INDEX),
-    "expert_project": ((_DECODER, _INDEX, _INDEX, _INDEX, _INDEX), _INDEX),
-    "combine": ((_DECODER, _INDEX, _INDEX, c_long, _INDEX, c_bool, c_bool, c_float), _INDEX),
-    "scale_rows": ((_DECODER, _INDEX, _INDEX, _POINTER, _INDEX, c_long, c_long), _INDEX),
-    "prepare": ((_DECODER, _INDEX, _INDEX, _INDEX, c_long, Rotary, *(Normalize,) * 3, c_long), _INDEX),
-    "prepare_latent": ((_DECODER, *(_INDEX,) * 6, c_long, Rotary), _INDEX),
-    "project_heads": ((_DECODER, *(_INDEX,) * 4, *(c_long,) * 4), _INDEX),
-    "layer_inputs": ((_DECODER, _INDEX, _INDEX, c_float, Normalize, c_long), _INDEX),
-    "gate_inputs": ((_DECODER, _INDEX, _INDEX, _INDEX, _INDEX, c_int64, _INDEX, c_long), _INDEX),
-    "attend": ((_DECODER, _INDEX, _INDEX, _INDEX, c_long, c_float, c_long, c_float, _POINTER, _POINTER), _INDEX),
-    "convolve": ((_DECODER, _INDEX, ConvolvedColumns), _INDEX),
-    "prepare_delta": ((_DECODER, *(_INDEX,) * 3, DeltaHeads, _POINTER, _POINTER), _INDEX),
-    "delta_rule": ((_DECODER, *(_INDEX,) * 3, DeltaHeads, c_long), _INDEX),
-    "prepare_scan": ((_DECODER, _INDEX, ScanHeads, _POINTER, _POINTER), _INDEX),
-    "scan": ((_DECODER, _INDEX, ScanHeads, _POINTER, c_long), _INDEX),
-    "selective_scan": ((_DECODER, *(_INDEX,) * 4, Selection, c_long), _INDEX),
-    "gate_and_norm": ((_DECODER, *(_INDEX,) * 3, GatedNorm, Normalize), _INDEX),
-    "scale_columns": ((_DECODER, _INDEX, _POINTER, c_long), _INDEX),
-    "gate_rows": ((_DECODER, _INDEX, _INDEX, c_long, c_long), _INDEX),
-    "logits": ((_DECODER, _INDEX, _INDEX, c_float, c_float), _INDEX),
+    "add_plan": ((_DECODER, c_long, _INDEX, c_long), _INDEX),
+    "add_site": ((_DECODER,), _INDEX),
+    "arguments": ((c_char_p,), c_char_p),
+    "add_operation": ((_DECODER, c_char_p, POINTER(c_void_p)), _INDEX),
     "adapter": ((c_long,), _ADAPTER),
     "free_adapter": ((_ADAPTER,), None),
     "set_adapter": ((_ADAPTER, _INDEX, c_long, c_long, _POINTER, _POINTER, c_long, *(_POINTER,) * 3), c_int),
@@ -298,15 +290,12 @@ _FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
 _BLOCK_FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "has_integer_tiles": ((), c_bool),
     "add_groups": ((_DECODER, c_long, c_long), _INDEX),
-    "add_blocks": ((_DECODER, _POINTER, _POINTER, _POINTER, c_long, c_long, _POINTER), _INDEX),
-    "add_blocks_apart": ((_DECODER, _POINTER, _POINTER, _POINTER, c_long, c_long, _POINTER), _INDEX),
+    "add_blocks": ((_DECODER, *(_POINTER,) * 4, c_long, c_long, _POINTER), _INDEX),
     "expand_row": ((_DECODER, _INDEX, c_long, _POINTER), None),
-    "embed_blocks": ((_DECODER, _INDEX, _INDEX, c_float), _INDEX),
-    "quantize": ((_DECODER, _INDEX, _INDEX, c_long, _INDEX, c_long, c_bool, _POINTER), _INDEX),
-    "quantize_expert_rows": ((_DECODER, _INDEX, _INDEX, c_long, _INDEX, _INDEX), _INDEX),
-    "gather_groups": ((_DECODER, _INDEX, _INDEX, c_long, _INDEX, _INDEX, c_bool), _INDEX),
     "encode_blocks": ((_POINTER, _POINTER, c_long, c_long, c_int, _POINTER), None),
 }
+# The types of an operation's arguments, by the letters that KIND in src/decoder.cpp has for them.
+_KINDS: dict[str, Any] = {"f": c_float, "b": c_bool, "i": c_int64, "p": c_void_p}
 
 
 class Library:
@@ -327,6 +316,16 @@ class Library:
             if result is _INDEX:
                 function.errcheck = _raise_if_negative
             setattr(self, name, function)
+
+    def add(self, decoder: int, operation: str, *arguments: Any, keep: Callable[[Tensor], int]) -> None:
+        """Add an operation to a decoder. `keep` returns where a tensor is in memory, and holds it.
+
+        Raises MemoryError, and ValueError for another number of arguments than it has.
+        """
+        kinds = self.arguments(operation.encode()).decode()
+        values = [argument(value, keep) for value in arguments]
+        own = [value if kind == "s" else _KINDS[kind](value) for kind, value in zip(kinds, values, strict=True)]
+        self.add_operation(decoder, operation.encode(), (c_void_p * len(own))(*map(addressof, own)))
 
     def __getattr__(self, name: str) -> Any:  # for type checkers: the functions are set above
         raise AttributeError(name)

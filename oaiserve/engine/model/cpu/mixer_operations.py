@@ -19,7 +19,8 @@ from oaiserve.engine.model.cpu.description import (
 )
 from oaiserve.engine.model.cpu.kv_layout import LANES
 from oaiserve.engine.model.cpu.library import (
-    ConvolvedColumns,
+    NONE,
+    ConvolvedChannels,
     DeltaHeads,
     GatedNorm,
     Normalize,
@@ -28,7 +29,6 @@ from oaiserve.engine.model.cpu.library import (
 )
 from oaiserve.engine.model.cpu.operation_list import OperationList, whole_lanes
 
-NONE = -1  # no numbers of a row
 MAX_KEY_DIM = 256  # MAX_STATE_KEY_DIM in src/delta.h, and MAX_SELECTIVE_DIM in src/selective_scan.h
 
 
@@ -37,7 +37,7 @@ class MixerOperations:
 
     def __init__(self, operations: OperationList, mixers: list[Mixer]) -> None:
         """Make the buffers that `mixers` share."""
-        self._operations, self._library = operations, operations.library
+        self._operations = operations
         self._num_layers = 0  # for which operations have been added
         if mixers:
             self._rows = operations.floats(max(whole_lanes(_num_numbers(mixer)) for mixer in mixers))
@@ -68,7 +68,7 @@ class MixerOperations:
         self._num_layers += 1
 
     def _delta_net(self, net: DeltaNet, x: int, out: int) -> None:
-        operations, library = self._operations, self._library
+        operations = self._operations
         _refuse_unless_whole(net.key_dim, net.value_dim)
         if net.key_dim > MAX_KEY_DIM:
             raise NotKnown(f"its states have keys of {net.key_dim} numbers, which are more than {MAX_KEY_DIM}")
@@ -82,57 +82,58 @@ class MixerOperations:
         sizes = (net.key_heads, net.value_heads, net.key_dim, net.value_dim, first_decay)
         heads = DeltaHeads(*sizes, net.decays is not None, net.rate_factor)
         rows = (self._rows, self._rates, decays)
-        operations.add("recurrence", library.prepare_delta, *rows, heads, net.speeds, net.biases)
-        operations.add("recurrence", library.delta_rule, *rows, heads, self._num_layers)
+        operations.add("recurrence", "prepare_delta", *rows, heads, net.speeds, net.biases)
+        rule = "delta_rule" if net.decays is None else "delta_rule_by_row"
+        operations.add("recurrence", rule, *rows, heads, self._num_layers)
         gated = GatedNorm(channels - net.value_heads * net.value_dim, first_gate, net.value_heads, net.gate_activation)
-        operations.add("recurrence", library.gate_and_norm, self._rows, gates, out, gated, Normalize.of(net.norm))
+        operations.add("recurrence", "gate_and_norm", self._rows, gates, out, gated, Normalize.of(net.norm))
 
     def _low_rank(self, product: LowRank, x: int, out: int) -> int:
         """Add the operations that write a product to `out`, and return that."""
         operations, rank = self._operations, len(product.down.weight)
         _refuse_unless_whole(rank)
         operations.project("projections", x, self._low, [product.down])
-        operations.add("projections", self._library.norm, self._low, self._short_low, Normalize.of(None, rank), False)
+        operations.add("projections", "norm", self._low, self._short_low, Normalize.of(None, rank), False)
         operations.project("projections", self._short_low, out, [product.up])
         return out
 
     def _mamba(self, mixer: Mamba, out: int) -> None:
-        operations, library = self._operations, self._library
+        operations = self._operations
         (channels, dim), rank = mixer.speeds.shape, mixer.times.weight.shape[1]
         _refuse_unless_whole(dim, rank)
         if dim > MAX_KEY_DIM:
             raise NotKnown(f"its states have {dim} numbers for a channel, which are more than {MAX_KEY_DIM}")
         self._convolve(mixer.convolution)
-        operations.add("convolution", library.norm, self._rows, self._inner, Normalize.of(None, channels), False)
+        operations.add("convolution", "norm", self._rows, self._inner, Normalize.of(None, channels), False)
         operations.project("projections", self._inner, self._vectors, [mixer.vectors])
         time_norm = Normalize.of(mixer.time_norm, rank)
-        operations.add("projections", library.norm, self._vectors, self._short_times, time_norm, False)
+        operations.add("projections", "norm", self._vectors, self._short_times, time_norm, False)
         operations.project("projections", self._short_times, self._times, [mixer.times])
         norms = Normalize.of(mixer.b_norm, dim), Normalize.of(mixer.c_norm, dim)
         selection = Selection(channels, dim, rank, *norms, mixer.speeds, mixer.skips)
         arguments = (self._rows, self._times, self._vectors, out, selection, self._num_layers)
-        operations.add("recurrence", library.selective_scan, *arguments)
+        operations.add("recurrence", "selective_scan", *arguments)
 
     def _mamba2(self, mixer: Mamba2, out: int) -> None:
-        operations, library = self._operations, self._library
+        operations = self._operations
         _refuse_unless_whole(mixer.head_dim, mixer.state_dim, mixer.head_dim * mixer.heads // mixer.groups)
         if (factors := mixer.factors) is not None:
             padded = torch.nn.functional.pad(factors, (0, -len(factors) % LANES))
-            operations.add("projections", library.scale_columns, self._rows, padded, len(padded))
+            operations.add("projections", "scale_columns", self._rows, padded, len(padded))
         channels = self._convolve(mixer.convolution)
         numbers = mixer.heads * mixer.head_dim
         sizes = (mixer.heads, mixer.head_dim, mixer.groups, mixer.state_dim, channels + numbers)
         heads = ScanHeads(*sizes, mixer.least_time, mixer.most_time)
-        operations.add("recurrence", library.prepare_scan, self._rows, heads, mixer.speeds, mixer.biases)
-        operations.add("recurrence", library.scan, self._rows, heads, mixer.skips, self._num_layers)
+        operations.add("recurrence", "prepare_scan", self._rows, heads, mixer.speeds, mixer.biases)
+        operations.add("recurrence", "scan", self._rows, heads, mixer.skips, self._num_layers)
         gated = GatedNorm(0, channels, mixer.groups, "silu", not mixer.norms_first, True)
         normalize = replace(Normalize.of(mixer.norm), width=numbers // mixer.groups)
-        operations.add("recurrence", library.gate_and_norm, self._rows, self._rows, out, gated, normalize)
+        operations.add("recurrence", "gate_and_norm", self._rows, self._rows, out, gated, normalize)
 
     def _short_convolution(self, mixer: ShortConvolution, out: int) -> None:
         width = mixer.out.weight.shape[1]
         self._convolve(mixer.convolution, before=width, after=2 * width)
-        self._operations.add("convolution", self._library.norm, self._rows, out, Normalize.of(None, width), False)
+        self._operations.add("convolution", "norm", self._rows, out, Normalize.of(None, width), False)
 
     def _convolve(self, convolution: description.Convolution, *, before: int = NONE, after: int = NONE) -> int:
         """Add the convolution of the first numbers of a row, and return how many these are.
@@ -142,8 +143,7 @@ class MixerOperations:
         taps, channels = convolution.weight.shape
         if channels % LANES:
             raise NotKnown(f"its convolutions have {channels} channels, which is no multiple of {LANES}")
-        arguments = ConvolvedColumns(
-            0,
+        convolved = ConvolvedChannels(
             channels,
             taps,
             convolution.weight,
@@ -153,7 +153,7 @@ class MixerOperations:
             after,
             self._num_layers,
         )
-        self._operations.add("convolution", self._library.convolve, self._rows, arguments)
+        self._operations.add("convolution", "convolve", self._rows, convolved)
         return channels
 
 

@@ -5,14 +5,13 @@ Buffers, weights and operations are referred to by their indices, as src/decoder
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
 from oaiserve.engine.model.cpu.description import MLP, HeadRows, Matrix, Norm, NotKnown
 from oaiserve.engine.model.cpu.kv_layout import LANES
-from oaiserve.engine.model.cpu.library import NO_SITE, Library, Normalize, argument
+from oaiserve.engine.model.cpu.library import NONE, Library, Normalize, WeightRange
 from oaiserve.engine.model.cpu.pack_weights import WeightPacker
 
 
@@ -30,10 +29,10 @@ class OperationList:
         self._kept: list[Tensor] = []  # tensors that native code has pointers to
         self._groups = -1  # the buffer of inputs in eight bits, which weights in blocks read
 
-    def add(self, name: str, function: Callable[..., int], *arguments: Any) -> int:
-        """Add an operation of the kind `name`, by a function of the library, and hold its tensors."""
+    def add(self, name: str, operation: str, *arguments: Any) -> None:
+        """Add an operation of the kind `name`, which native code knows as `operation`, and hold its tensors."""
         self.names.append(name)
-        return function(self.handle, *(argument(value, self.keep) for value in arguments))
+        self.library.add(self.handle, operation, *arguments, keep=self.keep)
 
     def floats(self, width: int, rows_each: int = 1) -> int:
         """Add a buffer with so many numbers of each token, or of each of its `rows_each` rows. Return its index."""
@@ -59,7 +58,7 @@ class OperationList:
 
     def add_norm(self, x: int, hidden: int, norm: Norm, scale: float, factor: float = 1.0) -> None:
         """Add the operation that norms `x`, and adds it to `hidden`, which is then multiplied by `factor`."""
-        self.add("norm", self.library.add_norm, x, hidden, Normalize.of(norm), scale, factor)
+        self.add("norm", "add_norm", x, hidden, Normalize.of(norm), scale, factor)
 
     def project(
         self, name: str, x: int, out: int, matrices: list[Matrix], *, adds: bool = False, scale: float = 1.0
@@ -67,18 +66,18 @@ class OperationList:
         """Add the operation that writes the products with all `matrices`, side by side, to `out`, or adds them."""
         site, weights = self.site(x, matrices), self.weights.pack(matrices)
         x = self.input_of(x, weights)
-        self.add(name, self.library.project, x, out, weights, site, adds, scale)
+        self.add(name, "project", x, out, weights, site, adds, scale)
 
     def project_inner(self, mlp: MLP, x: int, out: int) -> None:
         """Add the operation that writes the input of an MLP's last matrix to `out`."""
         if mlp.gate is None:
             site, weights = self.site(x, [mlp.up]), self.weights.pack([mlp.up])
             x = self.input_of(x, weights)
-            self.add("up", self.library.activate, x, out, weights, site, mlp.activation)
+            self.add("up", "activate", x, out, weights, site, mlp.activation, NONE, 0)
         else:
             site, weights = self.site(x, [mlp.gate, mlp.up]), self.weights.pack_gated(mlp.gate, mlp.up)
             x = self.input_of(x, weights)
-            self.add("gate and up", self.library.gate, x, out, weights, site, mlp.activation, mlp.gate_factor)
+            self.add("gate and up", "gate", x, out, weights, site, mlp.activation, mlp.gate_factor)
 
     def input_of(self, x: int, weights: int, count: int = 1, *, of_logits_rows: bool = False) -> int:
         """Return the input buffer of products with `count` weights from this index on.
@@ -88,22 +87,21 @@ class OperationList:
         if weights not in self.weights.widths:
             return x
         width, order = self.weights.widths[weights], self.weights.orders.get(weights)
-        self.add("quantize", self.library.quantize, x, self._groups, width, weights, count, of_logits_rows, order)
+        read_by = WeightRange(weights, count)
+        self.add("quantize", "quantize", x, self._groups, width, read_by, of_logits_rows, order, 1)
         return self._groups
 
-    def site(self, x: int, matrices: list[Matrix]) -> int:
-        """Let adapters add to the product of `x` with these matrices, which is the next operation. Return the site."""
-        if not self._has_adapters:
-            return NO_SITE
-        self.sites.append(matrices)
-        return self.add("adapters", self.library.site, x, 1, 0)
+    def site(self, x: int, matrices: list[Matrix] | HeadRows, heads: int = 1, each: int = 0) -> int:
+        """Let adapters add to the product of `x` with these matrices, which is the next operation. Return the site.
 
-    def site_of_heads(self, x: int, rows: HeadRows, each: int) -> int:
-        """Do the same for the product of each head's numbers, which are `each` apart in `x`, with its own rows."""
+        The product may be of the numbers of each of the `heads`, which are `each` apart in `x`, with its own rows.
+        """
         if not self._has_adapters:
-            return NO_SITE
-        self.sites.append(rows)
-        return self.add("adapters", self.library.site, x, rows.heads, each)
+            return NONE
+        self.sites.append(matrices)
+        site: int = self.library.add_site(self.handle)
+        self.add("adapters", "adapt", x, site, heads, each)
+        return site
 
 
 def whole_lanes(width: int) -> int:

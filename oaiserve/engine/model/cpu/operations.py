@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -24,12 +26,7 @@ from oaiserve.engine.model.cpu.description import (
 from oaiserve.engine.model.cpu.expert_operations import Buffers, ExpertOperations
 from oaiserve.engine.model.cpu.expert_operations import matrices_of as matrices_of_experts
 from oaiserve.engine.model.cpu.kv_layout import LANES, new_cache
-from oaiserve.engine.model.cpu.library import (
-    CacheMemory,
-    Library,
-    Normalize,
-    Rotary,
-)
+from oaiserve.engine.model.cpu.library import AttentionOptions, CacheMemory, Library, Normalize, Rotary
 from oaiserve.engine.model.cpu.mixer_operations import MixerOperations
 from oaiserve.engine.model.cpu.mixer_operations import matrices_of as matrices_of_mixer
 from oaiserve.engine.model.cpu.operation_list import OperationList, whole_lanes
@@ -105,40 +102,40 @@ class Operations:
             operations.read_in_groups(max(inputs))
 
     def _add_decoder(self, decoder: Decoder) -> None:
-        operations, library = self._operations, self._library
+        operations = self._operations
         self._embed(decoder.embedding, self._hidden, decoder.embedding_scale, decoder.position_embedding)
         if decoder.embedding_norm is not None:
             norm = Normalize.of(decoder.embedding_norm)
-            operations.add("embed", library.norm_floats, self._hidden, self._hidden, norm)
+            operations.add("embed", "norm_floats", self._hidden, self._hidden, norm, False)
         if decoder.layer_inputs is not None:
             self._inputs_of_layers(decoder.layer_inputs, len(decoder.layers))
         for index, layer in enumerate(decoder.layers):
             self._layer(index, layer, decoder.residual_scale)
         last = operations.elements(self._width)
-        operations.add("norm", library.norm, self._hidden, last, Normalize.of(decoder.final_norm), True)
+        operations.add("norm", "norm", self._hidden, last, Normalize.of(decoder.final_norm), True)
         head = operations.weights.pack([decoder.head])
         x = operations.input_of(last, head, of_logits_rows=True)
-        operations.add("logits", library.logits, x, head, decoder.logits_scale, decoder.logits_softcap)
+        operations.add("logits", "logits", x, head, decoder.logits_scale, decoder.logits_softcap)
 
     def _embed(self, table: Tensor | Blocks, out: int, scale: float, position: Tensor | None = None) -> None:
-        operations, library = self._operations, self._library
+        operations = self._operations
         if isinstance(table, Blocks):
             if position is not None:
                 raise NotKnown("it has an embedding of positions beside one in blocks")
             weights = operations.weights.pack_blocks([table])
-            operations.add("embed", library.embed_blocks, out, weights, scale)
+            operations.add("embed", "embed_blocks", out, weights, scale)
             return
         rows, width = table.shape
-        operations.add("embed", library.embed, out, table, rows, position, width, scale)
+        operations.add("embed", "embed", out, table, rows, position, width, scale)
 
     def _inputs_of_layers(self, inputs: LayerInputs, layers: int) -> None:
-        operations, library = self._operations, self._library
+        operations = self._operations
         projection = inputs.projection
         self._norm(None)
         operations.project("layer inputs", self._normed, self._layer_inputs, [projection])
         self._embed(inputs.table, self._layer_embeddings, inputs.table_scale)
         arguments = (self._layer_inputs, self._layer_embeddings, inputs.scale, Normalize.of(inputs.norm))
-        operations.add("layer inputs", library.layer_inputs, *arguments, layers)
+        operations.add("layer inputs", "layer_inputs", *arguments, layers)
 
     def _layer(self, index: int, layer: Layer, residual_scale: float) -> None:
         if layer.attention is not None or layer.mixer is not None:
@@ -169,22 +166,22 @@ class Operations:
 
     def _input_gate(self, index: int, gate: InputGate, factor: float) -> None:
         """Add the operations of a layer's own inputs, which are added to the hidden state."""
-        operations, library = self._operations, self._library
+        operations = self._operations
         self._norm(None)
         site, weights = operations.site(self._normed, [gate.gate]), operations.weights.pack([gate.gate])
         x = operations.input_of(self._normed, weights)
-        arguments = (x, self._gated, weights, site, gate.activation, self._layer_inputs, index * len(gate.gate.weight))
-        operations.add("layer inputs", library.gate_inputs, *arguments)
+        factors = (self._layer_inputs, index * len(gate.gate.weight))
+        operations.add("layer inputs", "activate", x, self._gated, weights, site, gate.activation, *factors)
         self._add("layer inputs", self._gated, gate.projection, gate.norm, 1.0, factor)
 
     def _norm(self, norm: Norm | None) -> None:
         """Add the operation that norms the hidden state for the matrices. Without a norm it converts it."""
-        operations, library = self._operations, self._library
+        operations = self._operations
         normalize = Normalize.of(norm, self._width)
-        operations.add("norm", library.norm, self._hidden, self._normed, normalize, False)
+        operations.add("norm", "norm", self._hidden, self._normed, normalize, False)
 
     def _attention(self, index: int, attention: Attention) -> None:
-        operations, library = self._operations, self._library
+        operations = self._operations
         heads, cache = attention.heads, self._cache(index, attention)
         if isinstance(attention.qkv, LatentProjection):
             self._latent_attention(attention, attention.qkv, cache)
@@ -193,46 +190,46 @@ class Operations:
         operations.project("qkv", self._normed, self._qkv, [*attention.qkv, *gates])
         if attention.factors is not None:
             factors = attention.factors
-            operations.add("rotary", library.scale_columns, self._qkv, factors, len(factors))
+            operations.add("rotary", "scale_columns", self._qkv, factors, len(factors))
         own = (attention.query_norm, attention.key_norm, attention.value_norm)
         norms = [Normalize.of(norm) for norm in own]
         parts = 1 if attention.cache_of is not None else 2 if attention.values_of_keys else 3
         arguments = (self._qkv, self._queries, cache, heads, self._rotary(attention), *norms, parts)
-        operations.add("rotary", library.prepare, *arguments)
+        operations.add("rotary", "prepare", *arguments)
         self._attend(attention, self._attended, cache)
         if attention.gate is not None:
             first, width = _qkv_width(attention) - len(attention.gate.weight), len(attention.gate.weight)
-            operations.add("attention", library.gate_rows, self._attended, self._qkv, first, width)
+            operations.add("attention", "gate_rows", self._attended, self._qkv, first, width)
 
     def _latent_attention(self, attention: Attention, qkv: LatentProjection, cache: int) -> None:
         """Add the operations of attention over latent vectors, as src/latent.h has them."""
-        operations, library = self._operations, self._library
+        operations = self._operations
         heads, shape = attention.heads, attention.shape
         own, rank = attention.rotary_offset, len(qkv.norm.weight)
         x = self._normed
         if qkv.query_down is not None:
             operations.project("qkv", x, self._latent, [qkv.query_down])
             normalize = Normalize.of(qkv.query_norm, len(qkv.query_down.weight))
-            operations.add("norm", library.norm, self._latent, self._normed_latent, normalize, False)
+            operations.add("norm", "norm", self._latent, self._normed_latent, normalize, False)
             x = self._normed_latent
         operations.project("qkv", x, self._qkv, [qkv.query])
         operations.project("qkv", self._normed, self._latent, [qkv.down])
-        operations.add("norm", library.norm, self._latent, self._normed_latent, Normalize.of(qkv.norm), False)
-        arguments = (self._qkv, self._latent, self._normed_latent, self._own, self._queries, cache, heads)
-        operations.add("rotary", library.prepare_latent, *arguments, self._rotary(attention))
+        operations.add("norm", "norm", self._latent, self._normed_latent, Normalize.of(qkv.norm), False)
+        buffers = (self._qkv, self._latent, self._normed_latent, self._own, self._queries)
+        rotary = replace(self._rotary(attention), offset=0)
+        operations.add("rotary", "prepare_latent", *buffers, cache, heads, own, rotary)
         keys, values = (
             operations.weights.expanded(qkv.up.weight).unflatten(0, (heads, -1)).split([own, shape.value_dim], dim=1)
         )
-        site = operations.site_of_heads(self._own, HeadRows(qkv.up, heads, 0, own, is_transposed=True), own)
+        site = operations.site(self._own, HeadRows(qkv.up, heads, 0, own, is_transposed=True), heads, own)
         weights, sizes = self._weights_of_heads(keys.mT), (heads, rank, own, shape.latent_dim)
-        operations.add("qkv", library.project_heads, self._own, self._queries, weights, site, *sizes)
+        operations.add("qkv", "project_heads", self._own, self._queries, weights, site, *sizes)
         latent = self._attended_latent
         self._attend(attention, latent, cache)
-        site = operations.site_of_heads(
-            latent, HeadRows(qkv.up, heads, own, shape.value_dim, is_transposed=False), rank
-        )
+        rows = HeadRows(qkv.up, heads, own, shape.value_dim, is_transposed=False)
+        site = operations.site(latent, rows, heads, rank)
         weights, sizes = self._weights_of_heads(values), (heads, shape.value_dim, rank, shape.value_dim)
-        operations.add("output", library.project_heads, latent, self._attended, weights, site, *sizes)
+        operations.add("output", "project_heads", latent, self._attended, weights, site, *sizes)
 
     def _weights_of_heads(self, weight: Tensor) -> int:
         """Pack the matrices [heads, n, k] of all heads, so that the rows of each begin with a panel."""
@@ -243,11 +240,13 @@ class Operations:
         )
 
     def _attend(self, attention: Attention, out: int, cache: int) -> None:
-        operations, library = self._operations, self._library
-        parameters = attention.parameters
-        window, softcap = parameters.sliding_window or 0, parameters.softcap or 0.0
-        arguments = (self._queries, out, cache, attention.heads, parameters.scaling, window, softcap)
-        operations.add("attention", library.attend, *arguments, attention.sinks, parameters.slopes)
+        operations = self._operations
+        heads, parameters = attention.heads, attention.parameters
+        window = parameters.sliding_window or 0
+        per_head = (None if one is None else operations.keep(one) for one in (attention.sinks, parameters.slopes))
+        options = AttentionOptions(heads, parameters.scaling, window, parameters.softcap or 0.0, *per_head)
+        plan = self._library.add_plan(operations.handle, heads, cache, window)
+        operations.add("attention", "attend", self._queries, out, cache, plan, options)
 
     def _rotary(self, attention: Attention) -> Rotary:
         table, offset, factors = attention.rotary, attention.rotary_offset, attention.query_factors
@@ -257,23 +256,20 @@ class Operations:
         return Rotary(table.cosines, table.sines, *sizes, table.is_interleaved, attention.rotates_before_norms, factors)
 
     def _cache(self, index: int, attention: Attention) -> int:
-        owner = attention.cache_of
-        if owner is None:
-            self._cache_indices[index] = self._new_cache(attention)
-        return self._cache_indices[index if owner is None else owner]
-
-    def _new_cache(self, attention: Attention) -> int:
-        operations, library = self._operations, self._library
+        """Return the cache that a layer reads, by its index. Its own one is made here."""
+        if attention.cache_of is not None:
+            return self._cache_indices[attention.cache_of]
         shape, size = attention.shape, self._block_size
-        cache = new_cache(shape, library.dtype, num_blocks=self._num_blocks, block_size=size)
+        cache = new_cache(shape, self._library.dtype, num_blocks=self._num_blocks, block_size=size)
         self.caches.append(cache)
         if isinstance(attention.qkv, LatentProjection):
             rank = len(attention.qkv.norm.weight)
             memory = CacheMemory(cache.keys.data_ptr(), None, 1, shape.latent_dim, rank, size, False)
-            return library.add_cache(operations.handle, memory)  # type: ignore[no-any-return]
-        pointers = (cache.keys.data_ptr(), cache.values.data_ptr())
-        memory = CacheMemory(*pointers, shape.kv_heads, shape.key_dim, shape.value_dim, size, shape.is_int8)
-        return library.add_cache(operations.handle, memory)  # type: ignore[no-any-return]
+        else:
+            pointers = (cache.keys.data_ptr(), cache.values.data_ptr())
+            memory = CacheMemory(*pointers, shape.kv_heads, shape.key_dim, shape.value_dim, size, shape.is_int8)
+        self._cache_indices[index] = self._library.add_cache(self._operations.handle, memory)
+        return self._cache_indices[index]
 
     def _add(self, name: str, x: int, matrix: Matrix, norm: Norm | None, scale: float, factor: float = 1.0) -> None:
         """Add the operations that multiply with `matrix`, norm the product, and add it to the hidden state.

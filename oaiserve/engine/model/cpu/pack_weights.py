@@ -105,10 +105,9 @@ class WeightPacker:
         bias: Tensor | None,
         columns: NDArray[np.int32] | None,
     ) -> int:
-        add = self._library.add_blocks if scales is None else self._library.add_blocks_apart
-        others = kinds.ctypes.data if scales is None else scales.ctypes.data
+        pointers = (rows.ctypes.data, None if scales is None else scales.ctypes.data, kinds.ctypes.data)
         bias_pointer = None if bias is None else bias.data_ptr()
-        index: int = add(self._handle, self._pool, rows.ctypes.data, others, n, k, bias_pointer)
+        index: int = self._library.add_blocks(self._handle, self._pool, *pointers, n, k, bias_pointer)
         self.widths[index] = k
         if columns is not None:
             columns = np.ascontiguousarray(columns)

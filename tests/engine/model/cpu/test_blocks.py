@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
 from oaiserve.engine.model.cpu.blocks import FORMATS, Blocks, of_integers
-from oaiserve.engine.model.cpu.library import Library, Normalize, StepInput, structure
+from oaiserve.engine.model.cpu.library import Library, Normalize, StepInput, WeightRange
 from oaiserve.engine.model.cpu.pack_weights import padded
 from tests.engine.model.cpu.small_models import EMULATED_AMX, compiled_for
 from tests.models.gguf_files import random_blocks
@@ -52,14 +52,17 @@ class Product:
         groups = library.add_groups(self._decoder, k, 1)
         rows = padded(np.concatenate([part.addresses() for part in parts]), 32)
         kinds = np.concatenate([np.full(-(-len(part) // 32), part.kind, np.int32) for part in parts])
-        add, others = library.add_blocks, kinds
-        if (scales := matrix.scale_addresses()) is not None:
-            add, others = library.add_blocks_apart, padded(scales, 32)
-        self.weights = add(self._decoder, self._pool, rows.ctypes.data, others.ctypes.data, n, k, None)
-        library.embed(self._decoder, hidden, table.data_ptr(), len(table), None, k, 1.0)
-        library.norm(self._decoder, hidden, x, structure(Normalize)(width=k), True)
-        library.quantize(self._decoder, x, groups, k, self.weights, 1, True, order)
-        library.logits(self._decoder, groups, self.weights, 1.0, 0.0)
+        scales = None if (found := matrix.scale_addresses()) is None else padded(found, 32)
+        packed = (rows.ctypes.data, None if scales is None else scales.ctypes.data, kinds.ctypes.data)
+        self.weights = library.add_blocks(self._decoder, self._pool, *packed, n, k, None)
+
+        def add(operation: str, *arguments: object) -> None:
+            library.add(self._decoder, operation, *arguments, keep=torch.Tensor.data_ptr)
+
+        add("embed", hidden, table, len(table), None, k, 1.0)
+        add("norm", hidden, x, Normalize.of(None, k), True)
+        add("quantize", x, groups, k, WeightRange(self.weights, 1), True, order, 1)
+        add("logits", groups, self.weights, 1.0, 0.0)
 
     def __del__(self) -> None:
         self._library.free_decoder(self._decoder)

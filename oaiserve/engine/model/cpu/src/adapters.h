@@ -159,7 +159,7 @@ void adapter_tile(const T* const* x, const T* panel, long k, const float* scales
 // A site, at which a linear layer adds what adapters have for it.
 template <class T>
 struct Site {
-  const AdapterRows<T>* rows;
+  AdapterRows<T>* rows;
   long index;
 
   // Returns the columns `column` .. `column + 15` of a row, to which its adapter has been added.

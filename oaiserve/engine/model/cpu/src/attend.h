@@ -39,52 +39,43 @@ struct Rotary {
 // queries to `queries`, and keys and values into the cache. With two parts, rows have no values: a value is its key before
 // norm and rotation. With one, they have queries alone, and the cache is that of another layer, which has written it.
 template <class T, class S>
-class Prepare : public Operation {
- public:
-  Prepare(Buffer<float>& qkv, Buffer<T>& queries, PagedCache<S>& cache, long heads, Rotary rotary, Normalize query_norm,
-          Normalize key_norm, Normalize value_norm, long parts)
-      : qkv_(qkv), queries_(queries), cache_(cache), heads_(heads), rotary_(rotary), query_norm_(query_norm),
-        key_norm_(key_norm), value_norm_(value_norm), parts_(parts) {}
-  long items(const StepInput& step, int) const noexcept override { return row_items(step.num_tokens, qkv_.stride()); }
-  void run(const StepInput& step, int, long item) noexcept override {
-    RowRange rows(item, step.num_tokens, qkv_.stride());
-    for (long row = rows.first; row < rows.last; row++) {
-      float *query = qkv_.row(row), *key = query + heads_ * cache_.key_dim;
-      const auto norm_and_rotate = [&](float* x, long heads, const Normalize& normalize) {
-        if (!rotary_.before_norms) norm(x, heads, normalize);
-        for (long head = 0; head < heads; head++) rotary_(x + head * cache_.key_dim, step.positions[row]);
-        if (rotary_.before_norms) norm(x, heads, normalize);
-      };
-      norm_and_rotate(query, heads_, query_norm_);
-      const float factor = rotary_.query_factors ? rotary_.query_factors[step.positions[row]] : 1.0f;
-      for (long i = 0; i < heads_ * cache_.key_dim; i += LANES) store(queries_.row(row) + i, load(query + i) * factor);
-      if (parts_ == 1) continue;
-      const float* value = parts_ == 2 ? key : key + cache_.kv_heads * cache_.key_dim;
-      for (long head = 0; head < cache_.kv_heads; head++, value += cache_.value_dim) {
-        alignas(64) float normed[MAX_VALUE_DIM];
-        if (value_norm_.weight) value_norm_(value, normed);
-        write_value(cache_, step.slots[row], head, value_norm_.weight ? normed : value);
-      }
-      norm_and_rotate(key, cache_.kv_heads, key_norm_);
-      for (long head = 0; head < cache_.kv_heads; head++, key += cache_.key_dim)
-        write_key(cache_, step.slots[row], head, key);
+struct Prepare {
+  Buffer<float>& qkv;
+  Buffer<T>& queries;
+  PagedCache<S>& cache;
+  long heads;
+  Rotary rotary;
+  Normalize query_norm, key_norm, value_norm;
+  long parts;
+
+  long work() const { return qkv.stride(); }
+  void row(const StepInput& step, long row) const {
+    float *query = qkv.row(row), *key = query + heads * cache.key_dim;
+    const auto norm_and_rotate = [&](float* x, long count, const Normalize& normalize) {
+      if (!rotary.before_norms) norm(x, count, normalize);
+      for (long head = 0; head < count; head++) rotary(x + head * cache.key_dim, step.positions[row]);
+      if (rotary.before_norms) norm(x, count, normalize);
+    };
+    norm_and_rotate(query, heads, query_norm);
+    const float factor = rotary.query_factors ? rotary.query_factors[step.positions[row]] : 1.0f;
+    for (long i = 0; i < heads * cache.key_dim; i += LANES) store(queries.row(row) + i, load(query + i) * factor);
+    if (parts == 1) return;
+    const float* value = parts == 2 ? key : key + cache.kv_heads * cache.key_dim;
+    for (long head = 0; head < cache.kv_heads; head++, value += cache.value_dim) {
+      alignas(64) float normed[MAX_VALUE_DIM];
+      if (value_norm.weight) value_norm(value, normed);
+      write_value(cache, step.slots[row], head, value_norm.weight ? normed : value);
     }
+    norm_and_rotate(key, cache.kv_heads, key_norm);
+    for (long head = 0; head < cache.kv_heads; head++, key += cache.key_dim)
+      write_key(cache, step.slots[row], head, key);
   }
 
- private:
   // Normalizes each head, or all heads together, depending on the width of the norm.
-  void norm(float* x, long heads, const Normalize& normalize) const {
+  void norm(float* x, long count, const Normalize& normalize) const {
     if (!normalize.weight) return;
-    for (long i = 0; i < heads * cache_.key_dim; i += normalize.width) normalize(x + i, x + i);
+    for (long i = 0; i < count * cache.key_dim; i += normalize.width) normalize(x + i, x + i);
   }
-
-  Buffer<float>& qkv_;
-  Buffer<T>& queries_;
-  PagedCache<S>& cache_;
-  long heads_;
-  Rotary rotary_;
-  Normalize query_norm_, key_norm_, value_norm_;
-  long parts_;
 };
 
 // The division of a step's attention into items, which all layers of the same heads and window share.
@@ -108,20 +99,16 @@ class SharedPlan {
 
 // out = attention of the queries over the cache
 template <class T, class S>
-class Attend : public Operation {
- public:
-  Attend(Buffer<T>& queries, Buffer<T>& out, PagedCache<S>& cache, SharedPlan& shared, AttentionOptions options)
-      : queries_(queries), out_(out), cache_(cache), shared_(shared), options_(options) {}
-  long items(const StepInput&, int) const noexcept override { return long(shared_.plan.items.size()); }
-  void run(const StepInput&, int, long item) noexcept override {
-    attend_item(shared_.plan, item, options_, cache_, queries_.row(0), queries_.stride(), out_.row(0), out_.stride());
-  }
+struct Attend {
+  Buffer<T>&queries, &out;
+  PagedCache<S>& cache;
+  SharedPlan& shared;
+  AttentionOptions options;
 
- private:
-  Buffer<T>&queries_, &out_;
-  PagedCache<S>& cache_;
-  SharedPlan& shared_;
-  AttentionOptions options_;
+  long items(const StepInput&, int) const { return long(shared.plan.items.size()); }
+  void run(const StepInput&, int, long item) const {
+    attend_item(shared.plan, item, options, cache, queries.row(0), queries.stride(), out.row(0), out.stride());
+  }
 };
 
 }  // namespace oaiserve

@@ -30,90 +30,62 @@ class PackPanels : public Work {
 };
 
 // hidden = the row of a token * scale. A token behind the last row of the table has the first one.
-class EmbedBlocks : public Operation {
- public:
-  EmbedBlocks(Buffer<float>& out, const BlockLinear& table, float scale) : out_(out), table_(table), scale_(scale) {}
-  long items(const StepInput& step, int) const noexcept override { return step.num_tokens; }
-  void run(const StepInput& step, int, long row) noexcept override {
-    float* out = out_.row(row);
-    const long token = step.token_ids[row];
-    expand_row(table_, token < table_.n ? token : 0, out);
-    for (long i = 0; i < table_.k; i += LANES) store(out + i, load(out + i) * scale_);
-  }
+struct EmbedBlocks {
+  Buffer<float>& hidden;
+  const BlockLinear& table;
+  float scale;
 
- private:
-  Buffer<float>& out_;
-  const BlockLinear& table_;
-  float scale_;
+  long work() const { return ITEM_VALUES; }
+  void row(const StepInput& step, long row) const {
+    float* out = hidden.row(row);
+    const long token = step.token_ids[row];
+    expand_row(table, token < table.n ? token : 0, out);
+    for (long i = 0; i < table.k; i += LANES) store(out + i, load(out + i) * scale);
+  }
 };
 
 // out = x in eight bits, for products that read it in these forms. A token has `rows_each` rows, if it is not of the
 // logits' rows. With an `order`, which the caller keeps alive, number i of a row is x[order[i]].
 template <class T>
-class QuantizeRows : public Operation {
- public:
-  QuantizeRows(Buffer<T>& x, Buffer<RowLine>& out, long width, RowForms forms, bool of_logits_rows,
-               const int32_t* order, long rows_each = 1)
-      : x_(x),
-        out_(out),
-        width_(width),
-        forms_(forms),
-        of_logits_rows_(of_logits_rows),
-        order_(order),
-        rows_each_(rows_each) {}
-  long items(const StepInput& step, int) const noexcept override { return row_items(rows(step), width_); }
-  void run(const StepInput& step, int, long item) noexcept override {
-    RowRange range(item, rows(step), width_);
-    for (long row = range.first; row < range.last; row++) {
-      const T* x = x_.row(row);
-      if (!order_) {
-        quantize_part(x, 0, width_, width_, forms_, out_.row(row));
-        continue;
-      }
-      // In pieces that both forms have a whole number of.
-      const long piece = width_ % SUPER == 0 ? SUPER : BLOCK_GROUP;
-      for (long first = 0; first < width_; first += piece) {
-        alignas(64) T picked[SUPER];
-        for (long i = 0; i < piece; i++) picked[i] = x[order_[first + i]];
-        quantize_part(picked, first, piece, width_, forms_, out_.row(row));
-      }
+struct QuantizeRows {
+  Buffer<T>& rows_of_x;
+  Buffer<RowLine>& out;
+  long width;
+  RowForms forms;
+  bool of_logits_rows;
+  const int32_t* order;
+  long rows_each;
+
+  long work() const { return width; }
+  long rows(const StepInput& step) const { return of_logits_rows ? step.num_logits : step.num_tokens * rows_each; }
+  void row(const StepInput&, long row) const {
+    const T* x = rows_of_x.row(row);
+    if (!order) return quantize_part(x, 0, width, width, forms, out.row(row));
+    // In pieces that both forms have a whole number of.
+    const long piece = width % SUPER == 0 ? SUPER : BLOCK_GROUP;
+    for (long first = 0; first < width; first += piece) {
+      alignas(64) T picked[SUPER];
+      for (long i = 0; i < piece; i++) picked[i] = x[order[first + i]];
+      quantize_part(picked, first, piece, width, forms, out.row(row));
     }
   }
-
- private:
-  long rows(const StepInput& step) const { return of_logits_rows_ ? step.num_logits : step.num_tokens * rows_each_; }
-  Buffer<T>& x_;
-  Buffer<RowLine>& out_;
-  long width_;
-  RowForms forms_;
-  bool of_logits_rows_;
-  const int32_t* order_;
-  long rows_each_;
 };
 
 // Does what GatherRows of experts.h does, for rows of k numbers in eight bits.
-class GatherQuantized : public Operation {
- public:
-  GatherQuantized(Buffer<RowLine>& x, Buffer<RowLine>& out, long k, RowForms forms, const Assignment& assignment,
-                  bool weighs)
-      : x_(x), out_(out), k_(k), forms_(forms), assignment_(assignment), weighs_(weighs) {}
-  long items(const StepInput& step, int) const noexcept override { return row_items(rows(step), k_); }
-  void run(const StepInput& step, int, long item) noexcept override {
-    RowRange range(item, rows(step), k_);
-    for (long row = range.first; row < range.last; row++) {
-      const long place = assignment_.places[size_t(row)];
-      const float factor = weighs_ ? assignment_.weights[size_t(place)] : 1.0f;
-      copy_times(x_.row(place / assignment_.top_k), k_, forms_, factor, out_.row(row));
-    }
-  }
+struct GatherQuantized {
+  Buffer<RowLine>&x, &out;
+  long k;
+  RowForms forms;
+  const Assignment& assignment;
+  bool weighs;
 
- private:
-  long rows(const StepInput& step) const { return step.num_tokens * assignment_.top_k; }
-  Buffer<RowLine>&x_, &out_;
-  long k_;
-  RowForms forms_;
-  const Assignment& assignment_;
-  bool weighs_;
+  long work() const { return k; }
+  long rows(const StepInput& step) const { return step.num_tokens * assignment.top_k; }
+  void row(const StepInput&, long row) const {
+    const long place = assignment.places[size_t(row)];
+    const float factor = weighs ? assignment.weights[size_t(place)] : 1.0f;
+    copy_times(x.row(place / assignment.top_k), k, forms, factor, out.row(row));
+  }
 };
 
 }  // namespace oaiserve

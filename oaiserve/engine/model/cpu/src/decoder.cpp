@@ -10,6 +10,8 @@
 
 #include <chrono>
 #include <deque>
+#include <string_view>
+#include <tuple>
 #include <variant>
 
 #if defined(__linux__)
@@ -21,7 +23,6 @@
 #include "experts.h"
 #include "gates.h"
 #include "latent.h"
-#include "layer_inputs.h"
 #include "mamba.h"
 #if defined(BLOCK_WEIGHTS)
 #include "block_operations.h"
@@ -94,11 +95,12 @@ class Decoder : public Work {
   // Returns how much of that memory weights have, from its begin on.
   size_t lent_bytes() const { return lent_bytes_; }
 
-  // Returns the plan that attention of these sizes shares, which is made anew in each step.
-  SharedPlan& plan(long heads, long kv_heads, long value_dim, long window) {
-    for (SharedPlan& plan : plans)
-      if (plan.serves(heads, kv_heads, value_dim, window)) return plan;
-    return plans.emplace_back(heads, kv_heads, value_dim, window);
+  // Returns the index of the plan that attention of these sizes shares, which is made anew in each step.
+  long plan(long heads, long kv_heads, long value_dim, long window) {
+    for (size_t i = 0; i < plans.size(); i++)
+      if (plans[i].serves(heads, kv_heads, value_dim, window)) return long(i);
+    plans.emplace_back(heads, kv_heads, value_dim, window);
+    return long(plans.size()) - 1;
   }
 
   // Runs all operations on a step. Throws std::bad_alloc before the first of them; the next step may then be another.
@@ -147,11 +149,6 @@ class Decoder : public Work {
   int threads_ = 1;
 };
 
-// Returns a site, or null for -1.
-const Site<Element>* site_of(const Decoder& decoder, long site) {
-  return site < 0 ? nullptr : &decoder.sites[size_t(site)];
-}
-
 // Returns what `body` returns, or `failure` if it throws.
 template <class Result, class Body>
 Result guarded(Result failure, Body&& body) noexcept {
@@ -162,19 +159,21 @@ Result guarded(Result failure, Body&& body) noexcept {
   }
 }
 
+// Returns 0, or -1 if `body` throws.
+template <class Body>
+int succeeds(Body&& body) noexcept {
+  return guarded(-1, [&] {
+    body();
+    return 0;
+  });
+}
+
 // Adds `part` at the end and returns its index, or -1 if there is no memory.
 template <class Parts>
 long add_part(Parts& parts, typename Parts::value_type part) noexcept {
   return guarded(-1L, [&] {
     parts.push_back(std::move(part));
     return long(parts.size()) - 1;
-  });
-}
-
-template <class Op, class... Arguments>
-long add_operation(Decoder& decoder, Arguments&&... arguments) noexcept {
-  return guarded(-1L, [&] {
-    return add_part(decoder.operations, std::make_unique<Op>(std::forward<Arguments>(arguments)...));
   });
 }
 
@@ -193,26 +192,6 @@ Linear<Element> plain_weights(Decoder& decoder, const Element* weight, long n, l
   return {n, k, panels, own_bias(decoder, bias, n)};
 }
 
-// Returns the products with so many experts, whose weights, all of one kind, follow each other from index `first` on.
-template <class W>
-ExpertProducts<W> products_of(const Decoder& decoder, long first, const Assignment& assignment) {
-  std::vector<const W*> weights;
-  for (long expert = 0; expert < assignment.experts; expert++)
-    weights.push_back(&std::get<W>(decoder.weights[first + expert]));
-  return {std::move(weights), assignment};
-}
-
-// The buffer that a product with such weights reads, by its index among those of its kind.
-template <class W>
-auto& input_of(Decoder& decoder, const W&, long index) {
-#if defined(BLOCK_WEIGHTS)
-  if constexpr (std::is_same_v<W, BlockLinear>)
-    return (decoder.groups[index]);
-  else
-#endif
-    return (decoder.elements[index]);
-}
-
 template <class Columns>
 long add_weights(Decoder& decoder, const Columns& columns, long n, long k, const float* bias) noexcept {
   return guarded(-1L, [&] {
@@ -229,39 +208,207 @@ long add_weights(Decoder& decoder, const Columns& columns, long n, long k, const
   });
 }
 
+// Arguments of operations that are parts of the decoder, by their index among those of their kind.
+template <auto PARTS>
+struct Index {
+  long at;
+};
+using Floats = Index<&Decoder::floats>;
+using Elements = Index<&Decoder::elements>;
+using RouterWeights = Index<&Decoder::routers>;
+using Assigned = Index<&Decoder::assignments>;
+using Plan = Index<&Decoder::plans>;
+using Cache = Index<&Decoder::caches>;
+using AnyWeights = Index<&Decoder::weights>;
+using AdaptedSite = Index<&Decoder::sites>;
 #if defined(BLOCK_WEIGHTS)
-// Packs rows as oaiserve_add_blocks does. `scales` are null, or as pack_panel takes them.
-long add_blocks(Decoder& decoder, Pool& pool, const uint8_t* const* rows, const uint8_t* const* scales,
-                const Format* formats, long n, long k, const float* bias) noexcept {
-  return guarded(-1L, [&] {
-    const float* own = own_bias(decoder, bias, n);
-    BlockPanel* panels = decoder.allocate<BlockPanel>(size_t(panels_of(n)));
-    // As many panels lie side by side as have the same format, so that memory is read in order.
-    for (long panel = 0, end = 0; panel < panels_of(n); panel = end) {
-      const long bytes = block_panel_bytes(formats[panel], k);
-      while (end < panels_of(n) && formats[end] == formats[panel]) end++;
-      uint8_t* data = decoder.allocate<uint8_t>(size_t(bytes * (end - panel)));
-      for (long i = panel; i < end; i++) panels[i] = {data + (i - panel) * bytes, formats[i]};
+using Groups = Index<&Decoder::groups>;
+#endif
+
+// The buffer that a product with weights reads: of their own kind.
+struct Input {
+  long at;
+};
+// A site, or a buffer, or -1 for none.
+struct MaybeSite {
+  long at;
+};
+struct MaybeFloats {
+  long at;
+};
+// Weights that follow each other: those of experts, by which the rows of an assignment are multiplied. ExpertWeights in
+// library.py has the same layout.
+struct ExpertWeights {
+  long first, assignment;
+};
+// Weights that follow each other and read the same rows. WeightRange in library.py has the same layout.
+struct WeightRange {
+  long first, count;
+};
+
+// Finds what an operation gets for an argument: a part of the decoder, or the number or structure that it is. The
+// operation's weights have the type W, and its cache has numbers S.
+template <class W, class S>
+struct Parts {
+  Decoder& decoder;
+
+  template <auto PARTS>
+  auto& operator()(Index<PARTS> index) const {
+    auto& part = (decoder.*PARTS)[size_t(index.at)];
+    if constexpr (std::is_same_v<Index<PARTS>, AnyWeights>)
+      return std::get<W>(part);
+    else if constexpr (std::is_same_v<Index<PARTS>, Cache>)
+      return std::get<PagedCache<S>>(part);
+    else
+      return (part);
+  }
+  auto& operator()(Input index) const {
+#if defined(BLOCK_WEIGHTS)
+    if constexpr (std::is_same_v<W, BlockLinear>)
+      return (decoder.groups[size_t(index.at)]);
+    else
+#endif
+      return (decoder.elements[size_t(index.at)]);
+  }
+  const Site<Element>* operator()(MaybeSite site) const {
+    return site.at < 0 ? nullptr : &decoder.sites[size_t(site.at)];
+  }
+  Buffer<float>* operator()(MaybeFloats buffer) const {
+    return buffer.at < 0 ? nullptr : &decoder.floats[size_t(buffer.at)];
+  }
+  ExpertProducts<W> operator()(ExpertWeights experts) const {
+    const Assignment& assignment = decoder.assignments[size_t(experts.assignment)];
+    std::vector<const W*> weights;
+    for (long expert = 0; expert < assignment.experts; expert++)
+      weights.push_back(&std::get<W>(decoder.weights[size_t(experts.first + expert)]));
+    return {std::move(weights), assignment};
+  }
+#if defined(BLOCK_WEIGHTS)
+  RowForms operator()(WeightRange weights) const {
+    RowForms found;
+    for (long i = weights.first; i < weights.first + weights.count; i++) {
+      const BlockLinear* blocks = std::get_if<BlockLinear>(&decoder.weights[size_t(i)]);
+      const RowForms forms = blocks ? blocks->forms() : RowForms{};
+      found.groups |= forms.groups;
+      found.supers |= forms.supers;
+      found.longs |= forms.longs;
     }
-    PackPanels packing(rows, scales, panels, panels_of(n), k);
-    pool.run(packing);
-    return add_part(decoder.weights, BlockLinear{n, k, panels, own});
-  });
+    return found;
+  }
+#endif
+  template <class Value>
+  const Value& operator()(const Value& value) const {
+    return value;
+  }
+};
+
+// An operation by its name: the kinds of its arguments, and a function that adds it, given a pointer to each argument.
+struct Entry {
+  const char *name, *kinds;
+  void (*add)(Decoder& decoder, const void* const* arguments);
+};
+
+// f: float; b: bool; p: a pointer; i: an integer of 64 bits, such as an index or an activation; s: a structure
+template <class A>
+constexpr char KIND = std::is_same_v<A, float>  ? 'f'
+                      : std::is_same_v<A, bool> ? 'b'
+                      : std::is_pointer_v<A>    ? 'p'
+                      : sizeof(A) == 8          ? 'i'
+                                                : 's';
+template <class... As>
+constexpr char KINDS[] = {KIND<As>..., '\0'};
+
+using Plain = std::variant_alternative_t<0, Weights>;
+
+template <class Op, class W, class S, class... As>
+void add_operation(Decoder& decoder, const void* const* arguments) {
+  const Parts<W, S> parts{decoder};
+  [&]<size_t... I>(std::index_sequence<I...>) {
+    decoder.operations.push_back(
+        std::make_unique<OperationOf<Op>>(parts(*static_cast<const As*>(arguments[I]))...));
+  }(std::index_sequence_for<As...>());
 }
 
-// What `count` weights in blocks read of a row, from index `first` on.
-RowForms forms_of(const Decoder& decoder, long first, long count) {
-  RowForms found;
-  for (long i = first; i < first + count; i++) {
-    const BlockLinear* weights = std::get_if<BlockLinear>(&decoder.weights[i]);
-    const RowForms forms = weights ? weights->forms() : RowForms{};
-    found.groups |= forms.groups;
-    found.supers |= forms.supers;
-    found.longs |= forms.longs;
-  }
-  return found;
+// An operation on weights of one type, or on none.
+template <class Op, class... As>
+constexpr Entry of(const char* name) {
+  return {name, KINDS<As...>, add_operation<Op, Plain, Element, As...>};
 }
+
+// An operation on weights of any type, with results of T. They are the third argument, or the second.
+template <template <class, class> class Op, class T, class... As>
+constexpr Entry of_weights(const char* name) {
+  return {name, KINDS<As...>, [](Decoder& decoder, const void* const* arguments) {
+            constexpr size_t AT = std::is_same_v<std::tuple_element_t<1, std::tuple<As...>>, AnyWeights> ? 1 : 2;
+            const long first = *static_cast<const long*>(arguments[AT]);
+            std::visit([&]<class W>(const W&) { add_operation<Op<T, W>, W, Element, As...>(decoder, arguments); },
+                       decoder.weights[size_t(first)]);
+          }};
+}
+
+// An operation on a cache of any type, which is the third argument.
+template <template <class, class> class Op, class... As>
+constexpr Entry of_cache(const char* name) {
+  return {name, KINDS<As...>, [](Decoder& decoder, const void* const* arguments) {
+            const long cache = *static_cast<const long*>(arguments[2]);
+            std::visit([&]<class S>(const PagedCache<S>&) {
+              add_operation<Op<Element, S>, Plain, S, As...>(decoder, arguments);
+            }, decoder.caches[size_t(cache)]);
+          }};
+}
+
+using Numbers = const float*;
+
+// What each operation computes stands beside its structure, and what its arguments are.
+constexpr Entry OPERATIONS[] = {
+    of<Embed<Element>, Floats, const Element*, long, const Element*, long, float>("embed"),
+    of<Norm<Element>, Floats, Elements, Normalize, bool>("norm"),
+    of<Norm<float>, Floats, Floats, Normalize, bool>("norm_floats"),
+    of<AddNorm, Floats, Floats, Normalize, float, float>("add_norm"),
+    of<ScaleColumns, Floats, Numbers, long>("scale_columns"),
+    of<Adapt<Element>, Elements, AdaptedSite, long, long>("adapt"),
+    of_weights<Project, Element, Input, Floats, AnyWeights, MaybeSite, bool, float>("project"),
+    of_weights<Activate, Element, Input, Elements, AnyWeights, MaybeSite, Activation, MaybeFloats, long>("activate"),
+    of_weights<Gate, Element, Input, Elements, AnyWeights, MaybeSite, Activation, float>("gate"),
+    of_weights<Logits, Element, Input, AnyWeights, float, float>("logits"),
+    of_cache<Prepare, Floats, Elements, Cache, long, Rotary, Normalize, Normalize, Normalize, long>("prepare"),
+    of_cache<Attend, Elements, Elements, Cache, Plan, AttentionOptions>("attend"),
+    of<PrepareLatent<Element>, Floats, Floats, Elements, Elements, Elements, Cache, long, long, Rotary>(
+        "prepare_latent"),
+    of<ProjectHeads<Element, Plain>, Elements, Elements, AnyWeights, MaybeSite, long, long, long, long>(
+        "project_heads"),
+    of<Route<Element>, Elements, Floats, RouterWeights, MaybeSite, Routing, Assigned>("route"),
+    of<SortRows, Assigned>("sort_rows"),
+    of<GatherRows<Element>, Elements, Elements, long, Assigned, bool>("gather_rows"),
+    of_weights<ExpertGate, Element, Input, Elements, ExpertWeights, Gating>("expert_gate"),
+    of_weights<ExpertActivate, Element, Input, Elements, ExpertWeights, Activation>("expert_activate"),
+    of_weights<ExpertActivate, float, Input, Floats, ExpertWeights, Activation>("expert_project"),
+    of<Combine, Floats, Floats, long, Assigned, bool, bool, float>("combine"),
+    of<ScaleRows<Element>, Elements, Elements, Numbers, MaybeSite, long, long>("scale_rows"),
+    of<LayerInputs, Floats, Floats, float, Normalize, long>("layer_inputs"),
+    of<Convolve<Element>, Floats, Convolution>("convolve"),
+    of<PrepareDelta, Floats, Floats, Floats, DeltaHeads, Numbers, Numbers>("prepare_delta"),
+    of<DeltaRule<false>, Floats, Floats, Floats, DeltaHeads, long>("delta_rule"),
+    of<DeltaRule<true>, Floats, Floats, Floats, DeltaHeads, long>("delta_rule_by_row"),
+    of<PrepareScan, Floats, ScanHeads, Numbers, Numbers>("prepare_scan"),
+    of<Scan, Floats, ScanHeads, Numbers, long>("scan"),
+    of<SelectiveScan<Element>, Floats, Floats, Floats, Elements, Selection, long>("selective_scan"),
+    of<GateAndNorm<Element>, Floats, Floats, Elements, GatedNorm, Normalize>("gate_and_norm"),
+    of<GateRows<Element>, Elements, Floats, long, long>("gate_rows"),
+#if defined(BLOCK_WEIGHTS)
+    {"embed_blocks", KINDS<Floats, AnyWeights, float>,
+     add_operation<EmbedBlocks, BlockLinear, Element, Floats, AnyWeights, float>},
+    of<QuantizeRows<Element>, Elements, Groups, long, WeightRange, bool, const int32_t*, long>("quantize"),
+    of<GatherQuantized, Groups, Groups, long, WeightRange, Assigned, bool>("gather_groups"),
 #endif
+};
+
+// Returns an operation by its name, or null.
+const Entry* entry_of(std::string_view name) {
+  const Entry* found = std::find_if(std::begin(OPERATIONS), std::end(OPERATIONS),
+                                    [name](const Entry& entry) { return entry.name == name; });
+  return found == std::end(OPERATIONS) ? nullptr : found;
+}
 
 }  // namespace oaiserve
 
@@ -295,7 +442,7 @@ void oaiserve_lend_memory(Decoder* decoder, char* memory, long bytes) { decoder-
 long oaiserve_lent_bytes(const Decoder* decoder) { return long(decoder->lent_bytes()); }
 
 // Each of the following functions adds one part to a decoder. It returns the index of the part among those of its kind,
-// by which the other functions refer to it, or -1 if there is no memory. Not while a step runs.
+// by which operations refer to it, or -1 if there is no memory. Not while a step runs.
 
 // A buffer float32[tokens * rows_each][width].
 long oaiserve_add_floats(Decoder* decoder, long width, long rows_each) {
@@ -332,6 +479,37 @@ long oaiserve_add_assignment(Decoder* decoder, long experts, long top_k) {
   });
 }
 
+// The KV cache of a layer, with the layout of PagedCache. The caller owns its memory.
+long oaiserve_add_cache(Decoder* decoder, CacheMemory memory) {
+  return add_part(decoder->caches, memory.as<Element>());
+}
+
+// The plan of attention over a cache, which may be that of other layers, too.
+long oaiserve_add_plan(Decoder* decoder, long heads, long cache, long window) {
+  const auto plan = [&](const auto& paged) { return decoder->plan(heads, paged.kv_heads, paged.value_dim, window); };
+  return guarded(-1L, [&] { return std::visit(plan, decoder->caches[size_t(cache)]); });
+}
+
+// A site, at which the next linear layer lets adapters add to its product.
+long oaiserve_add_site(Decoder* decoder) {
+  return add_part(decoder->sites, {&decoder->adapter_rows, long(decoder->sites.size())});
+}
+
+// Returns the kinds of an operation's arguments, as KIND says, or null if there is no such operation.
+const char* oaiserve_arguments(const char* name) {
+  const Entry* entry = entry_of(name);
+  return entry ? entry->kinds : nullptr;
+}
+
+// Adds an operation that oaiserve_arguments knows, given a pointer to each argument. Operations run in the order in which
+// they are added. Arrays that they refer to stay the caller's.
+long oaiserve_add_operation(Decoder* decoder, const char* name, const void* const* arguments) {
+  return guarded(-1L, [&] {
+    entry_of(name)->add(*decoder, arguments);
+    return long(decoder->operations.size()) - 1;
+  });
+}
+
 #if defined(BLOCK_WEIGHTS)
 // Whether products with weights in blocks are summed in tiles.
 bool oaiserve_has_integer_tiles() {
@@ -348,19 +526,24 @@ long oaiserve_add_groups(Decoder* decoder, long width, long rows_each) {
 }
 
 // Weights of a linear layer that stay as a GGUF file has them. Packs the n rows of k weights at `rows`, on the threads
-// of `pool`. A row that is null is zeros. There are 32 for each panel, and a panel's rows have one of `formats`. Copies
-// `bias` [n], which may be null.
-long oaiserve_add_blocks(Decoder* decoder, Pool* pool, const uint8_t* const* rows, const Format* formats, long n, long k,
-                         const float* bias) {
-  return add_blocks(*decoder, *pool, rows, nullptr, formats, n, k, bias);
-}
-
-// The same for weights in MXFP4 whose scales are apart: `rows` are the codes, and `scales` the rows of their scales.
-long oaiserve_add_blocks_apart(Decoder* decoder, Pool* pool, const uint8_t* const* rows, const uint8_t* const* scales,
-                               long n, long k, const float* bias) {
+// of `pool`. A row that is null is zeros. There are 32 for each panel, and a panel's rows have one of `formats`. If
+// `scales` are not null, all are MXFP4: `rows` are the codes, and `scales` the rows of their scales. Copies `bias` [n],
+// which may be null.
+long oaiserve_add_blocks(Decoder* decoder, Pool* pool, const uint8_t* const* rows, const uint8_t* const* scales,
+                         const Format* formats, long n, long k, const float* bias) {
   return guarded(-1L, [&] {
-    const std::vector<Format> formats(size_t(panels_of(n)), Format::MXFP4);
-    return add_blocks(*decoder, *pool, rows, scales, formats.data(), n, k, bias);
+    const float* own = own_bias(*decoder, bias, n);
+    BlockPanel* panels = decoder->allocate<BlockPanel>(size_t(panels_of(n)));
+    // As many panels lie side by side as have the same format, so that memory is read in order.
+    for (long panel = 0, end = 0; panel < panels_of(n); panel = end) {
+      const long bytes = block_panel_bytes(formats[panel], k);
+      while (end < panels_of(n) && formats[end] == formats[panel]) end++;
+      uint8_t* data = decoder->allocate<uint8_t>(size_t(bytes * (end - panel)));
+      for (long i = panel; i < end; i++) panels[i] = {data + (i - panel) * bytes, formats[i]};
+    }
+    PackPanels packing(rows, scales, panels, panels_of(n), k);
+    pool->run(packing);
+    return add_part(decoder->weights, BlockLinear{n, k, panels, own});
   });
 }
 
@@ -372,281 +555,9 @@ void oaiserve_encode_blocks(Pool* pool, const float* weights, long n, long k, Fo
 
 // Writes row `row` of such weights, expanded, to `out` [k].
 void oaiserve_expand_row(const Decoder* decoder, long weights, long row, float* out) {
-  expand_row(std::get<BlockLinear>(decoder->weights[weights]), row, out);
+  expand_row(std::get<BlockLinear>(decoder->weights[size_t(weights)]), row, out);
 }
 #endif
-
-// The KV cache of a layer, with the layout of PagedCache. The caller owns its memory.
-long oaiserve_add_cache(Decoder* decoder, CacheMemory memory) {
-  return add_part(decoder->caches, memory.as<Element>());
-}
-
-// The remaining parts are operations, which run in the order in which they are added. operations.h, attend.h, latent.h,
-// layer_inputs.h, experts.h, convolution.h, delta.h, mamba.h, selective_scan.h and gates.h say what they compute.
-
-long oaiserve_embed(Decoder* decoder, long out, const Element* table, long table_rows, const Element* position_table,
-                    long width, float scale) {
-  return add_operation<Embed<Element>>(*decoder, decoder->floats[out], table, table_rows, position_table, width, scale);
-}
-
-#if defined(BLOCK_WEIGHTS)
-long oaiserve_embed_blocks(Decoder* decoder, long out, long weights, float scale) {
-  return add_operation<EmbedBlocks>(*decoder, decoder->floats[out], std::get<BlockLinear>(decoder->weights[weights]),
-                                    scale);
-}
-
-// Quantizes rows as `count` weights that follow each other read them, from index `weights` on. `order` [width] may be null.
-long oaiserve_quantize(Decoder* decoder, long x, long out, long width, long weights, long count, bool of_logits_rows,
-                       const int32_t* order) {
-  return add_operation<QuantizeRows<Element>>(*decoder, decoder->elements[x], decoder->groups[out], width,
-                                              forms_of(*decoder, weights, count), of_logits_rows, order);
-}
-
-// Quantizes the sorted rows of all experts, whose weights follow each other from index `weights` on.
-long oaiserve_quantize_expert_rows(Decoder* decoder, long x, long out, long width, long weights, long assignment) {
-  const Assignment& assigned = decoder->assignments[assignment];
-  return add_operation<QuantizeRows<Element>>(*decoder, decoder->elements[x], decoder->groups[out], width,
-                                              forms_of(*decoder, weights, assigned.experts), false, nullptr,
-                                              assigned.top_k);
-}
-
-// Gathers rows in eight bits for such weights.
-long oaiserve_gather_groups(Decoder* decoder, long x, long out, long width, long weights, long assignment, bool weighs) {
-  const Assignment& assigned = decoder->assignments[assignment];
-  return add_operation<GatherQuantized>(*decoder, decoder->groups[x], decoder->groups[out], width,
-                                        forms_of(*decoder, weights, assigned.experts), assigned, weighs);
-}
-#endif
-
-long oaiserve_norm(Decoder* decoder, long x, long out, Normalize normalize, bool of_logits_rows) {
-  return add_operation<Norm<Element>>(*decoder, decoder->floats[x], decoder->elements[out], normalize, of_logits_rows);
-}
-
-// The same for all tokens, in float32.
-long oaiserve_norm_floats(Decoder* decoder, long x, long out, Normalize normalize) {
-  return add_operation<Norm<float>>(*decoder, decoder->floats[x], decoder->floats[out], normalize, false);
-}
-
-long oaiserve_add_norm(Decoder* decoder, long x, long hidden, Normalize normalize, float scale, float factor) {
-  return add_operation<AddNorm>(*decoder, decoder->floats[x], decoder->floats[hidden], normalize, scale, factor);
-}
-
-// Adds a site, at which the next linear layer, which reads the same `x` or what `x` is quantized to, lets adapters add to
-// its product. Without a site (-1), a layer has no adapters. `heads` and `each` are as Adapt takes them, 1 and 0 for a layer
-// that reads whole rows.
-long oaiserve_site(Decoder* decoder, long x, long heads, long each) {
-  const long index = add_part(decoder->sites, {&decoder->adapter_rows, long(decoder->sites.size())});
-  if (index < 0) return -1;
-  const long added =
-      add_operation<Adapt<Element>>(*decoder, decoder->elements[x], decoder->adapter_rows, index, heads, each);
-  return added < 0 ? -1 : index;
-}
-
-long oaiserve_project(Decoder* decoder, long x, long out, long weights, long site, bool adds, float scale) {
-  return std::visit(
-      [&]<class W>(const W& w) {
-        return add_operation<Project<Element, W>>(*decoder, input_of(*decoder, w, x), decoder->floats[out], w,
-                                                  site_of(*decoder, site), adds, scale);
-      },
-      decoder->weights[weights]);
-}
-
-long oaiserve_activate(Decoder* decoder, long x, long out, long weights, long site, Activation activation) {
-  return std::visit(
-      [&]<class W>(const W& w) {
-        return add_operation<Activate<Element, W>>(*decoder, input_of(*decoder, w, x), decoder->elements[out], w,
-                                              site_of(*decoder, site), activation);
-      },
-      decoder->weights[weights]);
-}
-
-long oaiserve_gate(Decoder* decoder, long x, long out, long weights, long site, Activation activation, float factor) {
-  return std::visit(
-      [&]<class W>(const W& w) {
-        return add_operation<Gate<Element, W>>(*decoder, input_of(*decoder, w, x), decoder->elements[out], w,
-                                              site_of(*decoder, site), activation, factor);
-      },
-      decoder->weights[weights]);
-}
-
-long oaiserve_route(Decoder* decoder, long x, long logits, long router, long site, Routing routing, long assignment) {
-  return add_operation<Route<Element>>(*decoder, decoder->elements[x], decoder->floats[logits],
-                                       decoder->routers[router], site_of(*decoder, site), routing,
-                                       decoder->assignments[assignment]);
-}
-
-long oaiserve_sort_rows(Decoder* decoder, long assignment) {
-  return add_operation<SortRows>(*decoder, decoder->assignments[assignment]);
-}
-
-long oaiserve_gather_rows(Decoder* decoder, long x, long out, long width, long assignment, bool weighs) {
-  return add_operation<GatherRows<Element>>(*decoder, decoder->elements[x], decoder->elements[out], width,
-                                            decoder->assignments[assignment], weighs);
-}
-
-// The weights of the first expert are those of index `first`, and the others follow it.
-long oaiserve_expert_gate(Decoder* decoder, long x, long out, long first, long assignment, Gating gating) {
-  return guarded(-1L, [&] {
-    return std::visit(
-        [&]<class W>(const W& w) {
-          return add_operation<ExpertGate<Element, W>>(
-              *decoder, input_of(*decoder, w, x), decoder->elements[out],
-              products_of<W>(*decoder, first, decoder->assignments[assignment]), gating);
-        },
-        decoder->weights[first]);
-  });
-}
-
-long oaiserve_expert_activate(Decoder* decoder, long x, long out, long first, long assignment, Activation activation) {
-  return guarded(-1L, [&] {
-    return std::visit(
-        [&]<class W>(const W& w) {
-          return add_operation<ExpertActivate<Element, W>>(
-              *decoder, input_of(*decoder, w, x), decoder->elements[out],
-              products_of<W>(*decoder, first, decoder->assignments[assignment]), activation);
-        },
-        decoder->weights[first]);
-  });
-}
-
-long oaiserve_expert_project(Decoder* decoder, long x, long out, long first, long assignment) {
-  return guarded(-1L, [&] {
-    return std::visit(
-        [&]<class W>(const W& w) {
-          return add_operation<ExpertProject<W>>(*decoder, input_of(*decoder, w, x), decoder->floats[out],
-                                                 products_of<W>(*decoder, first, decoder->assignments[assignment]));
-        },
-        decoder->weights[first]);
-  });
-}
-
-long oaiserve_combine(Decoder* decoder, long x, long out, long width, long assignment, bool weighs, bool adds,
-                      float scale) {
-  return add_operation<Combine>(*decoder, decoder->floats[x], decoder->floats[out], width,
-                                decoder->assignments[assignment], weighs, adds, scale);
-}
-
-long oaiserve_scale_rows(Decoder* decoder, long x, long values, const float* weight, long site, long width,
-                         long values_width) {
-  return add_operation<ScaleRows<Element>>(*decoder, decoder->elements[x], decoder->elements[values], weight,
-                                           site_of(*decoder, site), width, values_width);
-}
-
-long oaiserve_prepare(Decoder* decoder, long qkv, long queries, long cache, long heads, Rotary rotary,
-                      Normalize query_norm, Normalize key_norm, Normalize value_norm, long parts) {
-  return std::visit(
-      [&]<class S>(PagedCache<S>& paged) {
-        return add_operation<Prepare<Element, S>>(*decoder, decoder->floats[qkv], decoder->elements[queries], paged,
-                                                  heads, rotary, query_norm, key_norm, value_norm, parts);
-      },
-      decoder->caches[cache]);
-}
-
-// `cache` has latent vectors.
-long oaiserve_prepare_latent(Decoder* decoder, long query, long latent, long normed, long own, long queries, long cache,
-                             long heads, Rotary rotary) {
-  return add_operation<PrepareLatent<Element>>(
-      *decoder, decoder->floats[query], decoder->floats[latent], decoder->elements[normed], decoder->elements[own],
-      decoder->elements[queries], std::get<PagedCache<Element>>(decoder->caches[cache]), heads, rotary);
-}
-
-// The weights have the type of activations, or eight bits.
-long oaiserve_project_heads(Decoder* decoder, long x, long out, long weights, long site, long heads, long dim,
-                            long x_each, long out_each) {
-  const auto& plain = std::get<0>(decoder->weights[weights]);
-  return add_operation<ProjectHeads<Element, std::decay_t<decltype(plain)>>>(
-      *decoder, decoder->elements[x], decoder->elements[out], plain, site_of(*decoder, site), heads, dim, x_each,
-      out_each);
-}
-
-// `inputs` has the projections of the embedding, for all layers side by side, and `embeddings` rows of their table.
-long oaiserve_layer_inputs(Decoder* decoder, long inputs, long embeddings, float scale, Normalize normalize,
-                           long layers) {
-  return add_operation<LayerInputs>(*decoder, decoder->floats[inputs], decoder->floats[embeddings], scale, normalize,
-                                    layers);
-}
-
-// The layer's inputs are those from column `first` of `inputs` on.
-long oaiserve_gate_inputs(Decoder* decoder, long x, long out, long weights, long site, Activation activation, long inputs,
-                          long first) {
-  return std::visit(
-      [&]<class W>(const W& w) {
-        return add_operation<Activate<Element, W>>(*decoder, input_of(*decoder, w, x), decoder->elements[out], w,
-                                                   site_of(*decoder, site), activation, &decoder->floats[inputs], first);
-      },
-      decoder->weights[weights]);
-}
-
-// `sinks` and `slopes` are null or [heads], see AttentionOptions.
-long oaiserve_attend(Decoder* decoder, long queries, long out, long cache, long heads, float scaling, long window,
-                     float softcap, const float* sinks, const float* slopes) {
-  const AttentionOptions options{heads, scaling, window, softcap, sinks, slopes};
-  const auto add = [&]<class S>(PagedCache<S>& paged) {
-    SharedPlan& plan = decoder->plan(heads, paged.kv_heads, paged.value_dim, window);
-    return add_operation<Attend<Element, S>>(*decoder, decoder->elements[queries], decoder->elements[out], paged, plan,
-                                             options);
-  };
-  return guarded(-1L, [&] { return std::visit(add, decoder->caches[cache]); });
-}
-
-// `convolution.weight` and the biases stay the caller's.
-long oaiserve_convolve(Decoder* decoder, long x, Convolution convolution) {
-  return add_operation<Convolve<Element>>(*decoder, decoder->floats[x], convolution);
-}
-
-// `speeds` and `biases` are [heads.decays()].
-long oaiserve_prepare_delta(Decoder* decoder, long x, long rates, long decays, DeltaHeads heads, const float* speeds,
-                            const float* biases) {
-  return add_operation<PrepareDelta>(*decoder, decoder->floats[x], decoder->floats[rates], decoder->floats[decays], heads,
-                                     speeds, biases);
-}
-
-// `layer` is the layer's place among those that keep a state.
-long oaiserve_delta_rule(Decoder* decoder, long x, long rates, long decays, DeltaHeads heads, long layer) {
-  const auto add = [&]<bool FADES_BY_ROW>() {
-    return add_operation<DeltaRule<FADES_BY_ROW>>(*decoder, decoder->floats[x], decoder->floats[rates],
-                                                  decoder->floats[decays], heads, layer);
-  };
-  return heads.fades_by_row ? add.operator()<true>() : add.operator()<false>();
-}
-
-// `speeds` and `biases` are [heads.heads].
-long oaiserve_prepare_scan(Decoder* decoder, long x, ScanHeads heads, const float* speeds, const float* biases) {
-  return add_operation<PrepareScan>(*decoder, decoder->floats[x], heads, speeds, biases);
-}
-
-// `skips` are [heads.heads].
-long oaiserve_scan(Decoder* decoder, long x, ScanHeads heads, const float* skips, long layer) {
-  return add_operation<Scan>(*decoder, decoder->floats[x], heads, skips, layer);
-}
-
-long oaiserve_selective_scan(Decoder* decoder, long x, long times, long vectors, long out, Selection selection,
-                             long layer) {
-  return add_operation<SelectiveScan<Element>>(*decoder, decoder->floats[x], decoder->floats[times],
-                                               decoder->floats[vectors], decoder->elements[out], selection, layer);
-}
-
-long oaiserve_gate_and_norm(Decoder* decoder, long x, long gates, long out, GatedNorm gated, Normalize normalize) {
-  return add_operation<GateAndNorm<Element>>(*decoder, decoder->floats[x], decoder->floats[gates],
-                                             decoder->elements[out], gated, normalize);
-}
-
-// `factors` are [width], and stay the caller's.
-long oaiserve_scale_columns(Decoder* decoder, long x, const float* factors, long width) {
-  return add_operation<ScaleColumns>(*decoder, decoder->floats[x], factors, width);
-}
-
-long oaiserve_gate_rows(Decoder* decoder, long x, long gates, long first, long width) {
-  return add_operation<GateRows<Element>>(*decoder, decoder->elements[x], decoder->floats[gates], first, width);
-}
-
-long oaiserve_logits(Decoder* decoder, long x, long weights, float scale, float softcap) {
-  return std::visit(
-      [&]<class W>(const W& w) {
-        return add_operation<Logits<Element, W>>(*decoder, input_of(*decoder, w, x), w, scale, softcap);
-      },
-      decoder->weights[weights]);
-}
 
 // Returns an adapter of a decoder with so many sites, which has nothing for any of them yet. It belongs to the caller:
 // steps that name it read it, and no step may run that names it when it is freed. Null: no memory.
@@ -661,19 +572,13 @@ void oaiserve_free_adapter(Adapter<Element>* adapter) { delete adapter; }
 int oaiserve_set_adapter(Adapter<Element>* adapter, long site, long k, long rank, const Element* a,
                          const float* scales, long num_groups, const int32_t* firsts, const int32_t* counts,
                          const Element* b) {
-  return guarded(-1, [&] {
-    adapter->set(site, k, rank, a, scales, num_groups, firsts, counts, b);
-    return 0;
-  });
+  return succeeds([&] { adapter->set(site, k, rank, a, scales, num_groups, firsts, counts, b); });
 }
 
 // Runs a step on the threads of `pool`, one of which is the caller's. Returns 0, or -1 if there is no memory for so
 // many tokens; then nothing has been computed. Only one step of a decoder, and only one of a pool, may run at a time.
 int oaiserve_step(Decoder* decoder, Pool* pool, const StepInput* step) {
-  return guarded(-1, [&] {
-    decoder->run(*pool, *step);
-    return 0;
-  });
+  return succeeds([&] { decoder->run(*pool, *step); });
 }
 
 // Copies how many nanoseconds each operation took, summed over all steps so far, in the order of the operations.
@@ -694,19 +599,13 @@ void oaiserve_free_attention(PagedAttention<Element>* attention) { delete attent
 // Begins a step, whose layers are computed afterwards. Only its slots, sequences and block tables are read; they
 // must stay until its last layer. Returns 0, or -1 if there is no memory; then no layer may follow.
 int oaiserve_attention_step(PagedAttention<Element>* attention, const StepInput* step) {
-  return guarded(-1, [&] {
-    attention->begin(*step);
-    return 0;
-  });
+  return succeeds([&] { attention->begin(*step); });
 }
 
 // Computes one layer, as PagedAttention::run does. Returns 0, or -1 if there is no memory; then nothing is written.
 int oaiserve_attention_layer(PagedAttention<Element>* attention, CacheMemory memory, AttentionOptions options,
                              const Element* query, const Element* key, const Element* value, Element* out) {
-  return guarded(-1, [&] {
-    attention->run(memory.as<Element>(), options, query, key, value, out);
-    return 0;
-  });
+  return succeeds([&] { attention->run(memory.as<Element>(), options, query, key, value, out); });
 }
 
 }  // extern "C"

@@ -27,53 +27,32 @@ struct DeltaHeads {
 // Scales queries and keys to length 1, and queries by 1 / sqrt(key_dim) in addition, and makes rates and decays of the
 // numbers that these follow from:
 //   rate = sigmoid(number) * factor;   decay = exp(speed * softplus(number + bias))
-class PrepareDelta : public Operation {
- public:
-  PrepareDelta(Buffer<float>& x, Buffer<float>& rates, Buffer<float>& decays, DeltaHeads heads, const float* speeds,
-               const float* biases)
-      : x_(x), rates_(rates), decays_(decays), heads_(heads), speeds_(speeds), biases_(biases) {}
-  long items(const StepInput& step, int) const noexcept override { return row_items(step.num_tokens, 2 * heads_.keys()); }
-  void run(const StepInput& step, int, long item) noexcept override {
-    const RowRange rows(item, step.num_tokens, 2 * heads_.keys());
-    const long dim = heads_.key_dim;
-    for (long row = rows.first; row < rows.last; row++) {
-      for (long head = 0; head < 2 * heads_.key_heads; head++) {
-        float* x = x_.row(row) + head * dim;
-        f32x16 squares = splat(0);
-        for (long i = 0; i < dim; i += LANES) squares += load(x + i) * load(x + i);
-        float scale = 1.0f / std::sqrt(sum(squares) + 1e-6f);
-        if (head < heads_.key_heads) scale /= std::sqrt(float(dim));
-        for (long i = 0; i < dim; i += LANES) store(x + i, load(x + i) * scale);
-      }
-      float *rates = rates_.row(row), *decays = decays_.row(row) + heads_.first_decay;
-      for (long i = 0; i < heads_.value_heads; i += LANES) {
-        const Part part(i, heads_.value_heads);
-        part.store(sigmoid(part.load(rates)) * heads_.rate_factor, rates);
-      }
-      for (long i = 0; i < heads_.decays(); i += LANES) {
-        const Part part(i, heads_.decays());
-        part.store(exp(part.load(speeds_) * softplus(part.load(decays) + part.load(biases_))), decays);
-      }
+struct PrepareDelta {
+  Buffer<float>&rows_of_x, &rows_of_rates, &rows_of_decays;
+  DeltaHeads heads;
+  const float *speeds, *biases;  // [heads.decays()]
+
+  long work() const { return 2 * heads.keys(); }
+  void row(const StepInput&, long row) const {
+    const long dim = heads.key_dim;
+    for (long head = 0; head < 2 * heads.key_heads; head++) {
+      float* x = rows_of_x.row(row) + head * dim;
+      f32x16 squares = splat(0);
+      for (long i = 0; i < dim; i += LANES) squares += load(x + i) * load(x + i);
+      float scale = 1.0f / std::sqrt(sum(squares) + 1e-6f);
+      if (head < heads.key_heads) scale /= std::sqrt(float(dim));
+      for (long i = 0; i < dim; i += LANES) store(x + i, load(x + i) * scale);
+    }
+    float *rates = rows_of_rates.row(row), *decays = rows_of_decays.row(row) + heads.first_decay;
+    for (long i = 0; i < heads.value_heads; i += LANES) {
+      const Part part(i, heads.value_heads);
+      part.store(sigmoid(part.load(rates)) * heads.rate_factor, rates);
+    }
+    for (long i = 0; i < heads.decays(); i += LANES) {
+      const Part part(i, heads.decays());
+      part.store(exp(part.load(speeds) * softplus(part.load(decays) + part.load(biases))), decays);
     }
   }
-
- private:
-  // Up to LANES numbers of an array, from `first` on.
-  struct Part {
-    long first;
-    size_t bytes;
-    Part(long first, long count) : first(first), bytes(size_t(std::min<long>(LANES, count - first)) * sizeof(float)) {}
-    f32x16 load(const float* from) const {
-      f32x16 v{};
-      memcpy(&v, from + first, bytes);
-      return v;
-    }
-    void store(f32x16 v, float* to) const { memcpy(to + first, &v, bytes); }
-  };
-
-  Buffer<float>&x_, &rates_, &decays_;
-  DeltaHeads heads_;
-  const float *speeds_, *biases_;  // [heads.decays()]
 };
 
 // Computes the recurrence, for what the convolution and PrepareDelta have made of x. Outputs take the place of values.
@@ -81,15 +60,16 @@ class PrepareDelta : public Operation {
 // The columns of S are independent. Of a prompt, a few of them are copied and computed for all tokens before the next
 // ones, since these stay in L1 where whole rows would not. A single token reads S in the order of memory.
 template <bool FADES_BY_ROW>
-class DeltaRule : public Operation {
- public:
-  DeltaRule(Buffer<float>& x, Buffer<float>& rates, Buffer<float>& decays, DeltaHeads heads, long layer)
-      : x_(x), rates_(rates), decays_(decays), heads_(heads),
-        state_{layer, 1, heads.value_heads * heads.key_dim * heads.value_dim} {}
-  long items(const StepInput& step, int) const noexcept override { return step.num_sequences * heads_.value_heads; }
-  void run(const StepInput& step, int, long item) noexcept override {
-    const long sequence = item / heads_.value_heads, head = item % heads_.value_heads, width = heads_.value_dim;
-    float* state = state_.of(step, sequence) + head * heads_.key_dim * width;
+struct DeltaRule {
+  Buffer<float>&x, &rates, &rows_of_decays;
+  DeltaHeads heads;
+  long layer;
+
+  long items(const StepInput& step, int) const { return step.num_sequences * heads.value_heads; }
+  void run(const StepInput& step, int, long item) const {
+    const long sequence = item / heads.value_heads, head = item % heads.value_heads, width = heads.value_dim;
+    const State<float> states{layer, 1, heads.value_heads * heads.key_dim * width};
+    float* state = states.of(step, sequence) + head * heads.key_dim * width;
     const TokenRange tokens(step, sequence);
     long column = 0;
     if (tokens.last - tokens.first == 1) {
@@ -103,29 +83,28 @@ class DeltaRule : public Operation {
     }
   }
 
- private:
   static constexpr int COPIED = 4, AT_ONCE = WIDTH == 16 ? 8 : 4;  // vectors; their sums are in registers
 
   template <int VECTORS>
-  void in_copy(float* state, long column, long head, TokenRange tokens) {
+  void in_copy(float* state, long column, long head, TokenRange tokens) const {
     constexpr size_t BYTES = VECTORS * WIDTH * sizeof(float);
     alignas(64) float copy[MAX_STATE_KEY_DIM * VECTORS * WIDTH];
-    for (long i = 0; i < heads_.key_dim; i++)
-      memcpy(copy + i * VECTORS * WIDTH, state + i * heads_.value_dim, BYTES);
+    for (long i = 0; i < heads.key_dim; i++)
+      memcpy(copy + i * VECTORS * WIDTH, state + i * heads.value_dim, BYTES);
     columns<VECTORS>(copy, VECTORS * WIDTH, column, head, tokens);
-    for (long i = 0; i < heads_.key_dim; i++)
-      memcpy(state + i * heads_.value_dim, copy + i * VECTORS * WIDTH, BYTES);
+    for (long i = 0; i < heads.key_dim; i++)
+      memcpy(state + i * heads.value_dim, copy + i * VECTORS * WIDTH, BYTES);
   }
 
   // `state` has the columns from `column` on, and its rows are `stride` apart.
   template <int VECTORS>
-  void columns(float* state, long stride, long column, long head, TokenRange tokens) {
-    const long dim = heads_.key_dim, key_head = head / (heads_.value_heads / heads_.key_heads);
+  void columns(float* state, long stride, long column, long head, TokenRange tokens) const {
+    const long dim = heads.key_dim, key_head = head / (heads.value_heads / heads.key_heads);
     for (long row = tokens.first; row < tokens.last; row++) {
-      float *query = x_.row(row) + key_head * dim, *key = query + heads_.keys();
-      float* value = x_.row(row) + 2 * heads_.keys() + head * heads_.value_dim + column;
-      const float rate = rates_.row(row)[head];
-      const float* decays = decays_.row(row) + heads_.first_decay + head * (FADES_BY_ROW ? dim : 1);
+      float *query = x.row(row) + key_head * dim, *key = query + heads.keys();
+      float* value = x.row(row) + 2 * heads.keys() + head * heads.value_dim + column;
+      const float rate = rates.row(row)[head];
+      const float* decays = rows_of_decays.row(row) + heads.first_decay + head * (FADES_BY_ROW ? dim : 1);
       const float decay = FADES_BY_ROW ? 1.0f : decays[0];  // of what is read, unless its rows have faded before
       Vector found[VECTORS] = {}, read[VECTORS] = {};  // under the key, and under the query
       f32x16 products = splat(0);
@@ -157,10 +136,6 @@ class DeltaRule : public Operation {
         }
     }
   }
-
-  Buffer<float>&x_, &rates_, &decays_;
-  DeltaHeads heads_;
-  State<float> state_;
 };
 
 }  // namespace oaiserve

@@ -173,48 +173,40 @@ inline void choose_experts(const Routing& routing, float* scores, int32_t* chose
 // Computes the router's logits from x W^T + bias, and chooses the experts of each token. The router's weights are never
 // quantized: they are few, and decide about much.
 template <class T>
-class Route : public Operation {
- public:
-  Route(Buffer<T>& x, Buffer<float>& logits, const Linear<T>& weights, const Site<T>* site, Routing routing,
-        Assignment& assignment)
-      : x_(x), logits_(logits), weights_(weights), site_(site), routing_(routing), assignment_(assignment) {}
-  long items(const StepInput& step, int threads) const noexcept override {
+struct Route {
+  Buffer<T>& x;
+  Buffer<float>& logits;
+  const Linear<T>& weights;
+  const Site<T>* site;
+  Routing routing;
+  Assignment& assignment;
+
+  long items(const StepInput& step, int threads) const {
     return std::min(step.num_tokens, std::max<long>(2 * threads, (step.num_tokens + BLOCK_ROWS - 1) / BLOCK_ROWS));
   }
-  void run(const StepInput& step, int threads, long item) noexcept override {
+  void run(const StepInput& step, int threads, long item) const {
     const long count = items(step, threads);
     const long first = step.num_tokens * item / count, end = step.num_tokens * (item + 1) / count;
-    multiply_panels(weights_, x_.row(first), x_.stride(), end - first, 0, panels_of(weights_.n), {&weights_, 0},
+    multiply_panels(weights, x.row(first), x.stride(), end - first, 0, panels_of(weights.n), {&weights, 0},
                     [&](long row, long column, f32x16 left, f32x16 right) {
-                      if (site_) left = site_->add(first + row, column, left);
-                      if (site_ && column + LANES < weights_.n) right = site_->add(first + row, column + LANES, right);
-                      store(logits_.row(first + row) + column, left);  // a row has room for whole panels
-                      store(logits_.row(first + row) + column + LANES, right);
+                      if (site) left = site->add(first + row, column, left);
+                      if (site && column + LANES < weights.n) right = site->add(first + row, column + LANES, right);
+                      store(logits.row(first + row) + column, left);  // a row has room for whole panels
+                      store(logits.row(first + row) + column + LANES, right);
                     });
-    const long k = routing_.top_k;
+    const long k = routing.top_k;
     for (long row = first; row < end; row++)
-      choose_experts(routing_, logits_.row(row), &assignment_.chosen[size_t(row * k)],
-                     &assignment_.weights[size_t(row * k)]);
+      choose_experts(routing, logits.row(row), &assignment.chosen[size_t(row * k)],
+                     &assignment.weights[size_t(row * k)]);
   }
-
- private:
-  Buffer<T>& x_;
-  Buffer<float>& logits_;
-  const Linear<T>& weights_;
-  const Site<T>* site_;
-  Routing routing_;
-  Assignment& assignment_;
 };
 
 // Sorts the rows of the step by expert.
-class SortRows : public Operation {
- public:
-  explicit SortRows(Assignment& assignment) : assignment_(assignment) {}
-  long items(const StepInput&, int) const noexcept override { return 1; }
-  void run(const StepInput& step, int, long) noexcept override { assignment_.sort(step.num_tokens); }
+struct SortRows {
+  Assignment& assignment;
 
- private:
-  Assignment& assignment_;
+  long items(const StepInput&, int) const { return 1; }
+  void run(const StepInput& step, int, long) const { assignment.sort(step.num_tokens); }
 };
 
 // Writes `count` numbers of a row times `factor`.
@@ -225,30 +217,22 @@ void copy_times(const T* x, long count, float factor, T* out) {
 
 // out[row] = x[token of the row], for the sorted rows. With `weighs`, times the weight that its expert has for the token.
 template <class T>
-class GatherRows : public Operation {
- public:
-  GatherRows(Buffer<T>& x, Buffer<T>& out, long width, const Assignment& assignment, bool weighs)
-      : x_(x), out_(out), width_(width), assignment_(assignment), weighs_(weighs) {}
-  long items(const StepInput& step, int) const noexcept override { return row_items(rows(step), work()); }
-  void run(const StepInput& step, int, long item) noexcept override {
-    RowRange range(item, rows(step), work());
-    for (long row = range.first; row < range.last; row++) {
-      const long place = assignment_.places[size_t(row)];
-      const T* x = x_.row(place / assignment_.top_k);
-      if (weighs_)
-        copy_times(x, width_, assignment_.weights[size_t(place)], out_.row(row));
-      else
-        memcpy(out_.row(row), x, size_t(width_) * sizeof(T));
-    }
-  }
+struct GatherRows {
+  Buffer<T>&x, &out;
+  long width;
+  const Assignment& assignment;
+  bool weighs;
 
- private:
-  long rows(const StepInput& step) const { return step.num_tokens * assignment_.top_k; }
-  long work() const { return width_ * long(sizeof(T)) / 2; }  // of a row, as if it had bfloat16
-  Buffer<T>&x_, &out_;
-  long width_;
-  const Assignment& assignment_;
-  bool weighs_;
+  long work() const { return width * long(sizeof(T)) / 2; }  // of a row, as if it had bfloat16
+  long rows(const StepInput& step) const { return step.num_tokens * assignment.top_k; }
+  void row(const StepInput&, long row) const {
+    const long place = assignment.places[size_t(row)];
+    const T* from = x.row(place / assignment.top_k);
+    if (weighs)
+      copy_times(from, width, assignment.weights[size_t(place)], out.row(row));
+    else
+      memcpy(out.row(row), from, size_t(width) * sizeof(T));
+  }
 };
 
 // The products of sorted rows with the weights of their experts, all of which have the same sizes. The panels of all
@@ -260,7 +244,7 @@ class ExpertProducts {
   ExpertProducts(std::vector<const Weights*> weights, const Assignment& assignment)
       : weights_(std::move(weights)), assignment_(assignment), panels_(panels_of(weights_[0]->n)) {}
 
-  long items(const StepInput&, int threads) const noexcept { return ROUNDS * threads; }  // the last ones may be empty
+  long items(int threads) const noexcept { return ROUNDS * threads; }  // the last ones may be empty
 
   // Calls store(row, column, left, right) as multiply_panels of gemm.h does.
   template <class T, class Store>
@@ -318,125 +302,77 @@ class ExpertProducts {
 
 // out = gating(x G^T + bias, x U^T + bias), with the weights of each row's expert.
 template <class T, class Weights>
-class ExpertGate : public Operation {
- public:
-  using Input = Buffer<typename Weights::Input>;
-  ExpertGate(Input& x, Buffer<T>& out, ExpertProducts<Weights> products, Gating gating)
-      : x_(x), out_(out), products_(std::move(products)), gating_(gating) {}
-  long items(const StepInput& step, int threads) const noexcept override { return products_.items(step, threads); }
-  void run(const StepInput& step, int threads, long item) noexcept override {
-    products_.run(step, threads, item, x_, [this](long row, long column, f32x16 gate, f32x16 up) {
-      store(out_.row(row) + column / 2, gating_(gate, up));
+struct ExpertGate {
+  Buffer<typename Weights::Input>& x;
+  Buffer<T>& out;
+  ExpertProducts<Weights> products;
+  Gating gating;
+
+  long items(const StepInput&, int threads) const { return products.items(threads); }
+  void run(const StepInput& step, int threads, long item) const {
+    products.run(step, threads, item, x, [this](long row, long column, f32x16 gate, f32x16 up) {
+      store(out.row(row) + column / 2, gating(gate, up));
     });
   }
-
- private:
-  Input& x_;
-  Buffer<T>& out_;
-  ExpertProducts<Weights> products_;
-  Gating gating_;
 };
 
-// out = activation(x W^T + bias), with the weights of each row's expert, of experts without gates.
-template <class T, class Weights>
-class ExpertActivate : public Operation {
- public:
-  using Input = Buffer<typename Weights::Input>;
-  ExpertActivate(Input& x, Buffer<T>& out, ExpertProducts<Weights> products, Activation activation)
-      : x_(x), out_(out), products_(std::move(products)), activation_(activation) {}
-  long items(const StepInput& step, int threads) const noexcept override { return products_.items(step, threads); }
-  void run(const StepInput& step, int threads, long item) noexcept override {
-    products_.run(step, threads, item, x_, [this](long row, long column, f32x16 left, f32x16 right) {
-      store(out_.row(row) + column, activate(activation_, left));
-      store(out_.row(row) + column + LANES, activate(activation_, right));  // a row has room for whole panels
+// out = activation(x W^T + bias), with the weights of each row's expert. A row of `out` has room for whole panels.
+template <class Out, class Weights>
+struct ExpertActivate {
+  Buffer<typename Weights::Input>& x;
+  Buffer<Out>& out;
+  ExpertProducts<Weights> products;
+  Activation activation;
+
+  long items(const StepInput&, int threads) const { return products.items(threads); }
+  void run(const StepInput& step, int threads, long item) const {
+    products.run(step, threads, item, x, [this](long row, long column, f32x16 left, f32x16 right) {
+      store(out.row(row) + column, activate(activation, left));
+      store(out.row(row) + column + LANES, activate(activation, right));
     });
   }
-
- private:
-  Input& x_;
-  Buffer<T>& out_;
-  ExpertProducts<Weights> products_;
-  Activation activation_;
-};
-
-// out = x W^T + bias, with the weights of each row's expert.
-template <class Weights>
-class ExpertProject : public Operation {
- public:
-  using Input = Buffer<typename Weights::Input>;
-  ExpertProject(Input& x, Buffer<float>& out, ExpertProducts<Weights> products)
-      : x_(x), out_(out), products_(std::move(products)) {}
-  long items(const StepInput& step, int threads) const noexcept override { return products_.items(step, threads); }
-  void run(const StepInput& step, int threads, long item) noexcept override {
-    products_.run(step, threads, item, x_, [this](long row, long column, f32x16 left, f32x16 right) {
-      store(out_.row(row) + column, left);
-      store(out_.row(row) + column + LANES, right);  // a row of `out` has room for whole panels
-    });
-  }
-
- private:
-  Input& x_;
-  Buffer<float>& out_;
-  ExpertProducts<Weights> products_;
 };
 
 // out += scale * (the sum of a token's rows), or out = that sum. With `weighs`, each row is multiplied by its weight.
-class Combine : public Operation {
- public:
-  Combine(Buffer<float>& x, Buffer<float>& out, long width, const Assignment& assignment, bool weighs, bool adds,
-          float scale)
-      : x_(x), out_(out), width_(width), assignment_(assignment), weighs_(weighs), adds_(adds), scale_(scale) {}
-  long items(const StepInput& step, int) const noexcept override {
-    return row_items(step.num_tokens, width_ * assignment_.top_k);
-  }
-  void run(const StepInput& step, int, long item) noexcept override {
-    const long k = assignment_.top_k;
-    RowRange range(item, step.num_tokens, width_ * k);
-    for (long token = range.first; token < range.last; token++) {
-      float* out = out_.row(token);
-      for (long i = 0; i < width_; i += LANES) {
-        f32x16 total = splat(0);
-        for (long n = token * k; n < (token + 1) * k; n++)
-          total += load(x_.row(assignment_.rows[size_t(n)]) + i) * (weighs_ ? assignment_.weights[size_t(n)] : 1.0f);
-        store(out + i, adds_ ? load(out + i) + total * scale_ : total * scale_);
-      }
+struct Combine {
+  Buffer<float>&x, &rows_of_out;
+  long width;
+  const Assignment& assignment;
+  bool weighs, adds;
+  float scale;
+
+  long work() const { return width * assignment.top_k; }
+  void row(const StepInput&, long token) const {
+    const long k = assignment.top_k;
+    float* out = rows_of_out.row(token);
+    for (long i = 0; i < width; i += LANES) {
+      f32x16 total = splat(0);
+      for (long n = token * k; n < (token + 1) * k; n++)
+        total += load(x.row(assignment.rows[size_t(n)]) + i) * (weighs ? assignment.weights[size_t(n)] : 1.0f);
+      store(out + i, adds ? load(out + i) + total * scale : total * scale);
     }
   }
-
- private:
-  Buffer<float>&x_, &out_;
-  long width_;
-  const Assignment& assignment_;
-  bool weighs_, adds_;
-  float scale_;
 };
 
 // values *= sigmoid(x . weight), row by row: how much of its shared expert a token gets. To its site, the product is the
 // first of sixteen columns.
 template <class T>
-class ScaleRows : public Operation {
- public:
-  ScaleRows(Buffer<T>& x, Buffer<T>& values, const float* weight, const Site<T>* site, long width, long values_width)
-      : x_(x), values_(values), weight_(weight), site_(site), width_(width), values_width_(values_width) {}
-  long items(const StepInput& step, int) const noexcept override { return row_items(step.num_tokens, width_); }
-  void run(const StepInput& step, int, long item) noexcept override {
-    RowRange range(item, step.num_tokens, width_);
-    for (long row = range.first; row < range.last; row++) {
-      f32x16 products = splat(0);
-      for (long i = 0; i < width_; i += LANES) products += load(x_.row(row) + i) * load(weight_ + i);
-      float product = sum(products);
-      if (site_) product = site_->add(row, 0, splat(product))[0];
-      const float share = 1 / (1 + std::exp(-product));
-      T* values = values_.row(row);
-      for (long i = 0; i < values_width_; i += LANES) store(values + i, load(values + i) * share);
-    }
-  }
+struct ScaleRows {
+  Buffer<T>&x, &rows_of_values;
+  const float* weight;
+  const Site<T>* site;
+  long width, values_width;
 
- private:
-  Buffer<T>&x_, &values_;
-  const float* weight_;
-  const Site<T>* site_;
-  long width_, values_width_;
+  long work() const { return width; }
+  void row(const StepInput&, long row) const {
+    f32x16 products = splat(0);
+    for (long i = 0; i < width; i += LANES) products += load(x.row(row) + i) * load(weight + i);
+    float product = sum(products);
+    if (site) product = site->add(row, 0, splat(product))[0];
+    const float share = 1 / (1 + std::exp(-product));
+    T* values = rows_of_values.row(row);
+    for (long i = 0; i < values_width; i += LANES) store(values + i, load(values + i) * share);
+  }
 };
 
 }  // namespace oaiserve

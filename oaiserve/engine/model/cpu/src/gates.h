@@ -7,27 +7,20 @@ namespace oaiserve {
 
 // x *= sigmoid(gates), with the gates from column `first` of their rows on.
 template <class T>
-class GateRows : public Operation {
- public:
-  GateRows(Buffer<T>& x, Buffer<float>& gates, long first, long width)
-      : x_(x), gates_(gates), first_(first), width_(width) {}
-  long items(const StepInput& step, int) const noexcept override { return row_items(step.num_tokens, width_); }
-  void run(const StepInput& step, int, long item) noexcept override {
-    const RowRange rows(item, step.num_tokens, width_);
-    for (long row = rows.first; row < rows.last; row++) {
-      T* x = x_.row(row);
-      const float* gates = gates_.row(row) + first_;
-      for (long i = 0; i < width_; i += LANES) store(x + i, load(x + i) * sigmoid(load(gates + i)));
-    }
-  }
+struct GateRows {
+  Buffer<T>& rows_of_x;
+  Buffer<float>& rows_of_gates;
+  long first, width;
 
- private:
-  Buffer<T>& x_;
-  Buffer<float>& gates_;
-  long first_, width_;
+  long work() const { return width; }
+  void row(const StepInput&, long row) const {
+    T* x = rows_of_x.row(row);
+    const float* gates = rows_of_gates.row(row) + first;
+    for (long i = 0; i < width; i += LANES) store(x + i, load(x + i) * sigmoid(load(gates + i)));
+  }
 };
 
-// How a row of `groups` vectors, each with a norm of its own, is gated.
+// How a row of `groups` vectors, each with a norm of its own, is gated. GatedNorm in library.py has the same layout.
 struct GatedNorm {
   long x, gates;  // the first number of both in their rows
   long groups;
@@ -37,35 +30,49 @@ struct GatedNorm {
 };
 
 template <class T>
-class GateAndNorm : public Operation {
- public:
-  GateAndNorm(Buffer<float>& x, Buffer<float>& gates, Buffer<T>& out, GatedNorm gated, Normalize normalize)
-      : x_(x), gates_(gates), out_(out), gated_(gated), normalize_(normalize) {}
-  long items(const StepInput& step, int) const noexcept override { return row_items(step.num_tokens, width()); }
-  void run(const StepInput& step, int, long item) noexcept override {
-    const RowRange rows(item, step.num_tokens, width());
-    for (long row = rows.first; row < rows.last; row++) {
-      float *x = x_.row(row) + gated_.x, *gates = gates_.row(row) + gated_.gates;
-      T* out = out_.row(row);
-      const auto gated = [&](long i) { return load(x + i) * activate(gated_.activation, load(gates + i)); };
-      if (gated_.gates_first)
-        for (long i = 0; i < width(); i += LANES) store(x + i, gated(i));
-      Normalize own = normalize_;
-      for (long group = 0; group < gated_.groups; group++) {
-        float* of_group = x + group * own.width;
-        own(of_group, of_group);
-        if (gated_.own_weights && own.weight) own.weight += own.width;
-      }
-      for (long i = 0; i < width(); i += LANES) store(out + i, gated_.gates_first ? load(x + i) : gated(i));
-    }
-  }
+struct GateAndNorm {
+  Buffer<float>&rows_of_x, &rows_of_gates;
+  Buffer<T>& rows_of_out;
+  GatedNorm by;
+  Normalize normalize;
 
- private:
-  long width() const { return gated_.groups * normalize_.width; }
-  Buffer<float>&x_, &gates_;
-  Buffer<T>& out_;
-  GatedNorm gated_;
-  Normalize normalize_;
+  long work() const { return by.groups * normalize.width; }
+  void row(const StepInput&, long row) const {
+    float *x = rows_of_x.row(row) + by.x, *gates = rows_of_gates.row(row) + by.gates;
+    T* out = rows_of_out.row(row);
+    const auto gated = [&](long i) { return load(x + i) * activate(by.activation, load(gates + i)); };
+    if (by.gates_first)
+      for (long i = 0; i < work(); i += LANES) store(x + i, gated(i));
+    Normalize own = normalize;
+    for (long group = 0; group < by.groups; group++) {
+      float* of_group = x + group * own.width;
+      own(of_group, of_group);
+      if (by.own_weights && own.weight) own.weight += own.width;
+    }
+    for (long i = 0; i < work(); i += LANES) store(out + i, by.gates_first ? load(x + i) : gated(i));
+  }
+};
+
+// What each layer gets of a token beside the hidden state (per-layer embeddings, as Gemma 4 has them in its small sizes):
+// inputs = (norm(inputs) + embeddings) * scale, for each layer by itself. The layers lie side by side in a row of both.
+//
+// The embeddings are rows of a table, and the inputs a projection of the token's embedding. Behind its MLP, a layer
+// multiplies its numbers by a gate of the hidden state (`Activate`), and adds a projection of the product to it.
+struct LayerInputs {
+  Buffer<float>&rows_of_inputs, &rows_of_embeddings;
+  float scale;
+  Normalize normalize;
+  long layers;
+
+  long work() const { return layers * normalize.width; }
+  void row(const StepInput&, long row) const {
+    float *inputs = rows_of_inputs.row(row), *embeddings = rows_of_embeddings.row(row);
+    for (long layer = 0; layer < layers; layer++) {
+      float* own = inputs + layer * normalize.width;
+      normalize(own, own);
+    }
+    for (long i = 0; i < work(); i += LANES) store(inputs + i, (load(inputs + i) + load(embeddings + i)) * scale);
+  }
 };
 
 }  // namespace oaiserve

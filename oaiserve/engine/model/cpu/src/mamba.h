@@ -19,36 +19,23 @@ struct ScanHeads {
 };
 
 //   time = softplus(number + bias), within the limits;   decay = exp(speed * time)
-class PrepareScan : public Operation {
- public:
-  PrepareScan(Buffer<float>& x, ScanHeads heads, const float* speeds, const float* biases)
-      : x_(x), heads_(heads), speeds_(speeds), biases_(biases) {}
-  long items(const StepInput& step, int) const noexcept override { return row_items(step.num_tokens, WORK * heads_.heads); }
-  void run(const StepInput& step, int, long item) noexcept override {
-    const RowRange rows(item, step.num_tokens, WORK * heads_.heads);
-    for (long row = rows.first; row < rows.last; row++) {
-      float *times = x_.row(row) + heads_.times, *decays = times + heads_.heads;
-      for (long head = 0; head < heads_.heads; head += LANES) {
-        const size_t bytes = size_t(std::min<long>(LANES, heads_.heads - head)) * sizeof(float);
-        const auto part = [&](const float* from) {
-          f32x16 v{};
-          memcpy(&v, from + head, bytes);
-          return v;
-        };
-        const f32x16 own = softplus(part(times) + part(biases_));
-        const f32x16 time = min(max(own, splat(heads_.least_time)), splat(heads_.most_time));
-        const f32x16 decay = exp(part(speeds_) * time);
-        memcpy(times + head, &time, bytes);
-        memcpy(decays + head, &decay, bytes);
-      }
+struct PrepareScan {
+  static constexpr long WORK = 16;  // a head takes as long as so many simple values
+  Buffer<float>& x;
+  ScanHeads heads;
+  const float *speeds, *biases;  // [heads]
+
+  long work() const { return WORK * heads.heads; }
+  void row(const StepInput&, long row) const {
+    float *times = x.row(row) + heads.times, *decays = times + heads.heads;
+    for (long head = 0; head < heads.heads; head += LANES) {
+      const Part part(head, heads.heads);
+      const f32x16 own = softplus(part.load(times) + part.load(biases));
+      const f32x16 time = min(max(own, splat(heads.least_time)), splat(heads.most_time));
+      part.store(time, times);
+      part.store(exp(part.load(speeds) * time), decays);
     }
   }
-
- private:
-  static constexpr long WORK = 16;  // a head takes as long as so many simple values
-  Buffer<float>& x_;
-  ScanHeads heads_;
-  const float *speeds_, *biases_;  // [heads]
 };
 
 // The sum of the lanes, in the same order for every vector.
@@ -65,30 +52,32 @@ inline float total(Vector v) {
 }
 
 // Computes the recurrence, for what the convolution and PrepareScan have made of x. Outputs take the place of x.
-class Scan : public Operation {
- public:
-  Scan(Buffer<float>& x, ScanHeads heads, const float* skips, long layer)
-      : x_(x), heads_(heads), skips_(skips), state_{layer, 1, heads.heads * heads.head_dim * heads.state_dim} {}
-  long items(const StepInput& step, int) const noexcept override { return step.num_sequences * heads_.heads; }
-  void run(const StepInput& step, int, long item) noexcept override {
-    const long sequence = item / heads_.heads, head = item % heads_.heads;
-    const long dim = heads_.state_dim, group = head / (heads_.heads / heads_.groups);
-    float* state = state_.of(step, sequence) + head * heads_.head_dim * dim;
+struct Scan {
+  Buffer<float>& rows_of_x;
+  ScanHeads heads;
+  const float* skips;  // [heads]
+  long layer;
+
+  long items(const StepInput& step, int) const { return step.num_sequences * heads.heads; }
+  void run(const StepInput& step, int, long item) const {
+    const long sequence = item / heads.heads, head = item % heads.heads;
+    const long dim = heads.state_dim, group = head / (heads.heads / heads.groups);
+    const State<float> states{layer, 1, heads.heads * heads.head_dim * dim};
+    float* state = states.of(step, sequence) + head * heads.head_dim * dim;
     const TokenRange tokens(step, sequence);
     for (long row = tokens.first; row < tokens.last; row++) {
-      float *numbers = x_.row(row), *x = numbers + head * heads_.head_dim;
-      const float* b = numbers + heads_.heads * heads_.head_dim + group * dim;
-      const float* c = b + heads_.groups * dim;
-      const float time = numbers[heads_.times + head], decay = numbers[heads_.times + heads_.heads + head];
-      for (long i = 0; i < heads_.head_dim; i += ROWS) rows(state + i * dim, x + i, b, c, time, decay, skips_[head]);
+      float *numbers = rows_of_x.row(row), *x = numbers + head * heads.head_dim;
+      const float* b = numbers + heads.heads * heads.head_dim + group * dim;
+      const float* c = b + heads.groups * dim;
+      const float time = numbers[heads.times + head], decay = numbers[heads.times + heads.heads + head];
+      for (long i = 0; i < heads.head_dim; i += ROWS) rows(state + i * dim, x + i, b, c, time, decay, skips[head]);
     }
   }
 
- private:
   static constexpr int ROWS = 4;  // of S, which share what is read of B and C
 
   void rows(float* state, float* x, const float* b, const float* c, float time, float decay, float skip) const {
-    const long dim = heads_.state_dim;
+    const long dim = heads.state_dim;
     Vector sums[ROWS] = {}, added[ROWS];
     for (int r = 0; r < ROWS; r++) added[r] = time * x[r] - Vector{};
     for (long i = 0; i < dim; i += WIDTH) {
@@ -103,11 +92,6 @@ class Scan : public Operation {
     }
     for (int r = 0; r < ROWS; r++) x[r] = total(sums[r]) + skip * x[r];
   }
-
-  Buffer<float>& x_;
-  ScanHeads heads_;
-  const float* skips_;  // [heads]
-  State<float> state_;
 };
 
 }  // namespace oaiserve

@@ -34,54 +34,72 @@ class Operation {
   virtual void run(const StepInput& step, int threads, long item) noexcept = 0;
 };
 
-// hidden = table[token] * scale (+ position_table[position]). A token behind the last row of the table has the first one.
-template <class T>
-class Embed : public Operation {
+// The operation of a structure, whose fields are what it reads and writes. It has `items` and `run` itself, or computes
+// each row alone, by `row`: then it has `work`, how long a row takes, in values, and `rows`, if these are not the tokens.
+template <class Op>
+class OperationOf : public Operation {
  public:
-  Embed(Buffer<float>& out, const T* table, long table_rows, const T* position_table, long width, float scale)
-      : out_(out), table_(table), table_rows_(table_rows), position_table_(position_table), width_(width),
-        scale_(scale) {}
-  long items(const StepInput& step, int) const noexcept override { return row_items(step.num_tokens, width_); }
-  void run(const StepInput& step, int, long item) noexcept override {
-    RowRange rows(item, step.num_tokens, width_);
-    for (long row = rows.first; row < rows.last; row++) {
-      const long token = step.token_ids[row];
-      const T* from = table_ + (token < table_rows_ ? token : 0) * width_;
-      float* out = out_.row(row);
-      for (long i = 0; i < width_; i += LANES) store(out + i, load(from + i) * scale_);
-      if (position_table_) {
-        const T* position = position_table_ + step.positions[row] * width_;
-        for (long i = 0; i < width_; i += LANES) store(out + i, load(out + i) + load(position + i));
-      }
+  template <class... Fields>
+  explicit OperationOf(Fields&&... fields) : op_{std::forward<Fields>(fields)...} {}
+  long items(const StepInput& step, int threads) const noexcept override {
+    if constexpr (IS_BY_ROW)
+      return row_items(rows(step), op_.work());
+    else
+      return op_.items(step, threads);
+  }
+  void run(const StepInput& step, int threads, long item) noexcept override {
+    if constexpr (IS_BY_ROW) {
+      const RowRange range(item, rows(step), op_.work());
+      for (long row = range.first; row < range.last; row++) op_.row(step, row);
+    } else {
+      op_.run(step, threads, item);
     }
   }
 
  private:
-  Buffer<float>& out_;
-  const T* table_;
-  long table_rows_;
-  const T* position_table_;
-  long width_;
-  float scale_;
+  static constexpr bool IS_BY_ROW = requires(Op op, const StepInput& step) { op.row(step, 0L); };
+  long rows(const StepInput& step) const {
+    if constexpr (requires(const Op& op) { op.rows(step); })
+      return op_.rows(step);
+    else
+      return step.num_tokens;
+  }
+  Op op_;
+};
+
+// hidden = table[token] * scale (+ position_table[position]). A token behind the last row of the table has the first one.
+template <class T>
+struct Embed {
+  Buffer<float>& hidden;
+  const T* table;
+  long table_rows;
+  const T* position_table;  // or null
+  long width;
+  float scale;
+
+  long work() const { return width; }
+  void row(const StepInput& step, long row) const {
+    const long token = step.token_ids[row];
+    const T* from = table + (token < table_rows ? token : 0) * width;
+    float* out = hidden.row(row);
+    for (long i = 0; i < width; i += LANES) store(out + i, load(from + i) * scale);
+    if (!position_table) return;
+    const T* position = position_table + step.positions[row] * width;
+    for (long i = 0; i < width; i += LANES) store(out + i, load(out + i) + load(position + i));
+  }
 };
 
 // x = x * factors, number by number, in the first `width` numbers of each row.
-class ScaleColumns : public Operation {
- public:
-  ScaleColumns(Buffer<float>& x, const float* factors, long width) : x_(x), factors_(factors), width_(width) {}
-  long items(const StepInput& step, int) const noexcept override { return row_items(step.num_tokens, width_); }
-  void run(const StepInput& step, int, long item) noexcept override {
-    const RowRange rows(item, step.num_tokens, width_);
-    for (long row = rows.first; row < rows.last; row++) {
-      float* x = x_.row(row);
-      for (long i = 0; i < width_; i += LANES) store(x + i, load(x + i) * load(factors_ + i));
-    }
-  }
+struct ScaleColumns {
+  Buffer<float>& rows_of_x;
+  const float* factors;  // [width]
+  long width;
 
- private:
-  Buffer<float>& x_;
-  const float* factors_;  // [width]
-  long width_;
+  long work() const { return width; }
+  void row(const StepInput&, long row) const {
+    float* x = rows_of_x.row(row);
+    for (long i = 0; i < width; i += LANES) store(x + i, load(x + i) * load(factors + i));
+  }
 };
 
 // A norm of a vector: x / sqrt(mean(x^2) + epsilon) * weight. LayerNorm subtracts the mean from x first, and adds a
@@ -119,71 +137,52 @@ struct Normalize {
 
 // out = norm(x): for all tokens, or only for those whose logits are computed.
 template <class T>
-class Norm : public Operation {
- public:
-  Norm(Buffer<float>& x, Buffer<T>& out, Normalize normalize, bool of_logits_rows)
-      : x_(x), out_(out), normalize_(normalize), of_logits_rows_(of_logits_rows) {}
-  long items(const StepInput& step, int) const noexcept override { return row_items(rows(step), normalize_.width); }
-  void run(const StepInput& step, int, long item) noexcept override {
-    RowRange range(item, rows(step), normalize_.width);
-    for (long row = range.first; row < range.last; row++)
-      normalize_(x_.row(of_logits_rows_ ? step.logits_rows[row] : row), out_.row(row));
-  }
+struct Norm {
+  Buffer<float>& x;
+  Buffer<T>& out;
+  Normalize normalize;
+  bool of_logits_rows;
 
- private:
-  long rows(const StepInput& step) const { return of_logits_rows_ ? step.num_logits : step.num_tokens; }
-  Buffer<float>& x_;
-  Buffer<T>& out_;
-  Normalize normalize_;
-  bool of_logits_rows_;
+  long work() const { return normalize.width; }
+  long rows(const StepInput& step) const { return of_logits_rows ? step.num_logits : step.num_tokens; }
+  void row(const StepInput& step, long row) const {
+    normalize(x.row(of_logits_rows ? step.logits_rows[row] : row), out.row(row));
+  }
 };
 
 // hidden = (hidden + norm(x) * scale) * factor. Some families do this with the outputs of attention and MLP. x is
 // overwritten.
-class AddNorm : public Operation {
- public:
-  AddNorm(Buffer<float>& x, Buffer<float>& hidden, Normalize normalize, float scale, float factor)
-      : x_(x), hidden_(hidden), normalize_(normalize), scale_(scale), factor_(factor) {}
-  long items(const StepInput& step, int) const noexcept override {
-    return row_items(step.num_tokens, normalize_.width);
-  }
-  void run(const StepInput& step, int, long item) noexcept override {
-    RowRange rows(item, step.num_tokens, normalize_.width);
-    for (long row = rows.first; row < rows.last; row++) {
-      float *x = x_.row(row), *hidden = hidden_.row(row);
-      normalize_(x, x);
-      for (long i = 0; i < normalize_.width; i += LANES)
-        store(hidden + i, (load(hidden + i) + load(x + i) * scale_) * factor_);
-    }
-  }
+struct AddNorm {
+  Buffer<float>&rows_of_x, &rows_of_hidden;
+  Normalize normalize;
+  float scale, factor;
 
- private:
-  Buffer<float>&x_, &hidden_;
-  Normalize normalize_;
-  float scale_, factor_;
+  long work() const { return normalize.width; }
+  void row(const StepInput&, long row) const {
+    float *x = rows_of_x.row(row), *hidden = rows_of_hidden.row(row);
+    normalize(x, x);
+    for (long i = 0; i < normalize.width; i += LANES)
+      store(hidden + i, (load(hidden + i) + load(x + i) * scale) * factor);
+  }
 };
 
 // The product with A of the adapters of a site, for all rows that have adapters. The linear layer at that site comes
 // before the next site. If it computes each head by itself, so are these products: the ranks of a head, which are as many
 // for all heads, multiply the numbers of x that are its own, and those of two heads are `each` apart.
 template <class T>
-class Adapt : public Operation {
- public:
-  Adapt(Buffer<T>& x, AdapterRows<T>& rows, long site, long heads, long each)
-      : x_(x), rows_(rows), site_(site), heads_(heads), each_(each) {}
-  long items(const StepInput&, int) const noexcept override { return long(rows_.tiles.size()); }
-  void run(const StepInput&, int, long item) noexcept override {
-    const auto& tile = rows_.tiles[size_t(item)];
-    const SiteWeights<T>& site = tile.adapter->site(site_);
-    const long of_head = std::max(site.padded_rank() / heads_, 1L);
-    adapt(site, rows_, tile, [&](long row, long rank) { return x_.row(row) + rank / of_head * each_; },
+struct Adapt {
+  Buffer<T>& x;
+  const Site<T>& site;
+  long heads, each;
+
+  long items(const StepInput&, int) const { return long(site.rows->tiles.size()); }
+  void run(const StepInput&, int, long item) const {
+    const auto& tile = site.rows->tiles[size_t(item)];
+    const SiteWeights<T>& weights = tile.adapter->site(site.index);
+    const long of_head = std::max(weights.padded_rank() / heads, 1L);
+    adapt(weights, *site.rows, tile, [&](long row, long rank) { return x.row(row) + rank / of_head * each; },
           std::make_integer_sequence<int, ADAPTER_ROWS>());
   }
-
- private:
-  Buffer<T>& x_;
-  AdapterRows<T>& rows_;
-  long site_, heads_, each_;
 };
 
 // The linear layers of the following operations add what the rows' adapters have for their site, if there is one: to
@@ -191,110 +190,86 @@ class Adapt : public Operation {
 
 // out = x W^T + bias, or out += (x W^T + bias) * scale
 template <class T, class Weights>
-class Project : public Operation {
- public:
-  using Input = Buffer<typename Weights::Input>;
-  Project(Input& x, Buffer<float>& out, const Weights& weights, const Site<T>* site, bool adds, float scale)
-      : x_(x), out_(out), weights_(weights), site_(site), adds_(adds), scale_(scale) {}
-  long items(const StepInput& step, int threads) const noexcept override {
-    return linear_items(weights_, step.num_tokens, threads);
-  }
-  void run(const StepInput& step, int threads, long item) noexcept override {
-    linear_item(weights_, x_.row(0), x_.stride(), step.num_tokens, threads, item,
+struct Project {
+  Buffer<typename Weights::Input>& x;
+  Buffer<float>& out;
+  const Weights& weights;
+  const Site<T>* site;
+  bool adds;
+  float scale;
+
+  long items(const StepInput& step, int threads) const { return linear_items(weights, step.num_tokens, threads); }
+  void run(const StepInput& step, int threads, long item) const {
+    linear_item(weights, x.row(0), x.stride(), step.num_tokens, threads, item,
                 [this](long row, long column, f32x16 values) {
-                  if (site_) values = site_->add(row, column, values);
-                  float* out = out_.row(row) + column;
-                  store(out, adds_ ? load(out) + values * scale_ : values);
+                  if (site) values = site->add(row, column, values);
+                  float* to = out.row(row) + column;
+                  store(to, adds ? load(to) + values * scale : values);
                 });
   }
-
- private:
-  Input& x_;
-  Buffer<float>& out_;
-  const Weights& weights_;
-  const Site<T>* site_;
-  bool adds_;
-  float scale_;
 };
 
 // out = activation(x W^T + bias), times the numbers of `factors` from column `first` on, where there are any.
 template <class T, class Weights>
-class Activate : public Operation {
- public:
-  using Input = Buffer<typename Weights::Input>;
-  Activate(Input& x, Buffer<T>& out, const Weights& weights, const Site<T>* site, Activation activation,
-           Buffer<float>* factors = nullptr, long first = 0)
-      : x_(x), out_(out), weights_(weights), site_(site), activation_(activation), factors_(factors), first_(first) {}
-  long items(const StepInput& step, int threads) const noexcept override {
-    return linear_items(weights_, step.num_tokens, threads);
-  }
-  void run(const StepInput& step, int threads, long item) noexcept override {
-    linear_item(weights_, x_.row(0), x_.stride(), step.num_tokens, threads, item,
+struct Activate {
+  Buffer<typename Weights::Input>& x;
+  Buffer<T>& out;
+  const Weights& weights;
+  const Site<T>* site;
+  Activation activation;
+  Buffer<float>* factors;  // or null
+  long first;
+
+  long items(const StepInput& step, int threads) const { return linear_items(weights, step.num_tokens, threads); }
+  void run(const StepInput& step, int threads, long item) const {
+    linear_item(weights, x.row(0), x.stride(), step.num_tokens, threads, item,
                 [this](long row, long column, f32x16 values) {
-                  if (site_) values = site_->add(row, column, values);
-                  values = activate(activation_, values);
-                  if (factors_) values *= load(factors_->row(row) + first_ + column);
-                  store(out_.row(row) + column, values);
+                  if (site) values = site->add(row, column, values);
+                  values = activate(activation, values);
+                  if (factors) values *= load(factors->row(row) + first + column);
+                  store(out.row(row) + column, values);
                 });
   }
-
- private:
-  Input& x_;
-  Buffer<T>& out_;
-  const Weights& weights_;
-  const Site<T>* site_;
-  Activation activation_;
-  Buffer<float>* factors_;
-  long first_;
 };
 
 // out = activation(x G^T * factor) * (x U^T), where the weights hold both matrices (columns_of_gated). To its site, the columns
 // of U follow those of G.
 template <class T, class Weights>
-class Gate : public Operation {
- public:
-  using Input = Buffer<typename Weights::Input>;
-  Gate(Input& x, Buffer<T>& out, const Weights& weights, const Site<T>* site, Activation activation, float factor)
-      : x_(x), out_(out), weights_(weights), site_(site), activation_(activation), factor_(factor) {}
-  long items(const StepInput& step, int threads) const noexcept override {
-    return linear_items(weights_, step.num_tokens, threads);
-  }
-  void run(const StepInput& step, int threads, long item) noexcept override {
-    gated_item(weights_, x_.row(0), x_.stride(), step.num_tokens, threads, item,
+struct Gate {
+  Buffer<typename Weights::Input>& x;
+  Buffer<T>& out;
+  const Weights& weights;
+  const Site<T>* site;
+  Activation activation;
+  float factor;
+
+  long items(const StepInput& step, int threads) const { return linear_items(weights, step.num_tokens, threads); }
+  void run(const StepInput& step, int threads, long item) const {
+    gated_item(weights, x.row(0), x.stride(), step.num_tokens, threads, item,
                [this](long row, long column, f32x16 gate, f32x16 up) {
-                 if (site_) {
-                   gate = site_->add(row, column, gate);
-                   up = site_->add(row, weights_.n / 2 + column, up);
+                 if (site) {
+                   gate = site->add(row, column, gate);
+                   up = site->add(row, weights.n / 2 + column, up);
                  }
-                 store(out_.row(row) + column, activate(activation_, gate * factor_) * up);
+                 store(out.row(row) + column, activate(activation, gate * factor) * up);
                });
   }
-
- private:
-  Input& x_;
-  Buffer<T>& out_;
-  const Weights& weights_;
-  const Site<T>* site_;
-  Activation activation_;
-  float factor_;
 };
 
 // logits = (x W^T + bias) * scale, and then softcap * tanh(logits / softcap) unless softcap is 0.
 template <class T, class Weights>
-class Logits : public Operation {
- public:
-  using Input = Buffer<typename Weights::Input>;
-  Logits(Input& x, const Weights& weights, float scale, float softcap)
-      : x_(x), weights_(weights), scale_(scale), softcap_(softcap) {}
-  long items(const StepInput& step, int threads) const noexcept override {
-    return linear_items(weights_, step.num_logits, threads);
-  }
-  void run(const StepInput& step, int threads, long item) noexcept override {
-    long vocab = weights_.n;
-    linear_item(weights_, x_.row(0), x_.stride(), step.num_logits, threads, item,
+struct Logits {
+  Buffer<typename Weights::Input>& x;
+  const Weights& weights;
+  float scale, softcap;
+
+  long items(const StepInput& step, int threads) const { return linear_items(weights, step.num_logits, threads); }
+  void run(const StepInput& step, int threads, long item) const {
+    const long vocab = weights.n;
+    linear_item(weights, x.row(0), x.stride(), step.num_logits, threads, item,
                 [&](long row, long column, f32x16 values) {
-                  values *= scale_;
-                  if (softcap_ > 0) values = tanh(values / softcap_) * softcap_;
+                  values *= scale;
+                  if (softcap > 0) values = tanh(values / softcap) * softcap;
                   float* out = step.logits + row * vocab + column;
                   __builtin_prefetch(out + PANEL, 1);  // rows are far apart, so writing each of them waits for memory
                   if (column + LANES <= vocab)
@@ -303,11 +278,6 @@ class Logits : public Operation {
                     memcpy(out, &values, size_t(vocab - column) * sizeof(float));
                 });
   }
-
- private:
-  Input& x_;
-  const Weights& weights_;
-  float scale_, softcap_;
 };
 
 }  // namespace oaiserve

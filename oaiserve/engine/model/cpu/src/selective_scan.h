@@ -21,31 +21,33 @@ struct Selection {
 
 // out = y * silu(gate). A row of x has x and then the gates; times are those before their softplus.
 template <class T>
-class SelectiveScan : public Operation {
- public:
-  SelectiveScan(Buffer<float>& x, Buffer<float>& times, Buffer<float>& vectors, Buffer<T>& out, Selection selection,
-                long layer)
-      : x_(x), times_(times), vectors_(vectors), out_(out), s_(selection),
-        state_{layer, 1, selection.channels * selection.state_dim} {}
-  long items(const StepInput& step, int) const noexcept override { return step.num_sequences * blocks(); }
-  void run(const StepInput& step, int, long item) noexcept override {
-    const long sequence = item / blocks(), first = item % blocks() * AT_ONCE, dim = s_.state_dim;
-    const long last = std::min(first + AT_ONCE, s_.channels);
-    float* state = state_.of(step, sequence);
+struct SelectiveScan {
+  static constexpr long AT_ONCE = 256;  // channels
+  Buffer<float>&rows_of_x, &rows_of_times, &vectors;
+  Buffer<T>& out;
+  Selection by;
+  long layer;
+
+  long blocks() const { return (by.channels + AT_ONCE - 1) / AT_ONCE; }
+  long items(const StepInput& step, int) const { return step.num_sequences * blocks(); }
+  void run(const StepInput& step, int, long item) const {
+    const long sequence = item / blocks(), first = item % blocks() * AT_ONCE, dim = by.state_dim;
+    const long last = std::min(first + AT_ONCE, by.channels);
+    float* state = State<float>{layer, 1, by.channels * dim}.of(step, sequence);
     const TokenRange tokens(step, sequence);
     for (long row = tokens.first; row < tokens.last; row++) {
       alignas(64) float b[MAX_SELECTIVE_DIM], c[MAX_SELECTIVE_DIM];
-      s_.b_norm(vectors_.row(row) + s_.first, b);
-      s_.c_norm(vectors_.row(row) + s_.first + dim, c);
-      const float *x = x_.row(row), *gates = x + s_.channels;
+      by.b_norm(vectors.row(row) + by.first, b);
+      by.c_norm(vectors.row(row) + by.first + dim, c);
+      const float *x = rows_of_x.row(row), *gates = x + by.channels;
       for (long channel = first; channel < last; channel += LANES) {
-        const f32x16 own = load(x + channel), time = softplus(load(times_.row(row) + channel));
+        const f32x16 own = load(x + channel), time = softplus(load(rows_of_times.row(row) + channel));
         alignas(64) float times[LANES], added[LANES], sums[LANES];
         store(times, time);
         store(added, time * own);
         for (int lane = 0; lane < LANES; lane++) {
           float* at = state + (channel + lane) * dim;
-          const float* speeds = s_.speeds + (channel + lane) * dim;
+          const float* speeds = by.speeds + (channel + lane) * dim;
           f32x16 products = splat(0);
           for (long i = 0; i < dim; i += LANES) {
             const f32x16 s = exp(times[lane] * load(speeds + i)) * load(at + i) + added[lane] * load(b + i);
@@ -54,19 +56,11 @@ class SelectiveScan : public Operation {
           }
           sums[lane] = sum(products);
         }
-        const f32x16 y = load(sums) + load(s_.skips + channel) * own;
-        store(out_.row(row) + channel, y * activate(Activation::silu, load(gates + channel)));
+        const f32x16 y = load(sums) + load(by.skips + channel) * own;
+        store(out.row(row) + channel, y * activate(Activation::silu, load(gates + channel)));
       }
     }
   }
-
- private:
-  static constexpr long AT_ONCE = 256;  // channels
-  long blocks() const { return (s_.channels + AT_ONCE - 1) / AT_ONCE; }
-  Buffer<float>&x_, &times_, &vectors_;
-  Buffer<T>& out_;
-  Selection s_;
-  State<float> state_;
 };
 
 }  // namespace oaiserve

@@ -28,4 +28,17 @@ struct TokenRange {
       : first(step.query_start[sequence]), last(step.query_start[sequence + 1]) {}
 };
 
+// Up to LANES numbers of an array, from `first` on.
+struct Part {
+  long first;
+  size_t bytes;
+  Part(long first, long count) : first(first), bytes(size_t(std::min<long>(LANES, count - first)) * sizeof(float)) {}
+  f32x16 load(const float* from) const {
+    f32x16 v{};
+    memcpy(&v, from + first, bytes);
+    return v;
+  }
+  void store(f32x16 v, float* to) const { memcpy(to + first, &v, bytes); }
+};
+
 }  // namespace oaiserve
