@@ -154,7 +154,7 @@ class _Description:
         if mlp is None:  # a mixture without experts
             mlp, beside = beside, None
         mlp_out_norm = reader.norm_of(layer, "post_feedforward_layernorm", "post_mlp_layernorm")
-        gate = reader.child(layer, "per_layer_input_gate", optional=True)
+        gate = reader.matrix_of(layer, "per_layer_input_gate")
         factor = float(getattr(layer, "layer_scalar", 1.0))
         if factor != 1 and mlp_out_norm is None and gate is None:
             raise NotKnown("its layers scale the hidden state without a norm before")
@@ -174,7 +174,7 @@ class _Description:
             input_gate=None
             if gate is None
             else InputGate(
-                gate=reader.matrix(gate),
+                gate=gate,
                 activation=reader.activation(reader.child(layer, "act_fn")),
                 projection=reader.matrix(reader.child(layer, "per_layer_projection")),
                 norm=reader.norm(reader.child(layer, "post_per_layer_input_norm")),
@@ -186,22 +186,12 @@ class _Description:
         """Describe a layer of a norm and one component behind it: a mixer, attention or an MLP."""
         reader = self._reader
         norm = reader.norm(layer.norm)
-        attends = index in self._loaded.kv_shapes
-        computes = mixer is None and not attends
-        return Layer(
-            attention_norm=None if computes else norm,
-            attention=self._attention(index, reader.child(layer, "mixer")) if attends else None,
-            attention_factor=1.0,
-            mixer=mixer,
-            mixer_factor=1.0,
-            attention_out_norm=None,
-            mlp_norm=norm if computes else None,
-            mlp=self._mlp_or_mixture(reader.child(layer, "mixer"), None) if computes else None,
-            mlp_out_norm=None,
-            is_parallel=False,
-            input_gate=None,
-            factor=1.0,
-        )
+        if index in self._loaded.kv_shapes:
+            own = self._attention(index, reader.child(layer, "mixer"))
+            return Layer(attention_norm=norm, attention=own, mixer=mixer)
+        if mixer is not None:
+            return Layer(attention_norm=norm, mixer=mixer)
+        return Layer(mlp_norm=norm, mlp=self._mlp_or_mixture(reader.child(layer, "mixer"), None))
 
     def _attention(self, index: int, attention: Any) -> Attention:
         reader = self._reader
@@ -349,9 +339,9 @@ def _in_groups(matrix: Matrix, groups: int) -> list[Matrix]:
 
 
 def _latent(reader: ModuleReader, attention: Any) -> LatentProjection:
-    query_down = reader.child(attention, "q_a_proj", optional=True)
+    query_down = reader.matrix_of(attention, "q_a_proj")
     found = LatentProjection(
-        query_down=None if query_down is None else reader.matrix(query_down),
+        query_down=query_down,
         query_norm=reader.norm_of(attention, "q_a_layernorm"),
         query=reader.matrix(reader.child(attention, "q_proj" if query_down is None else "q_b_proj")),
         down=reader.matrix(reader.child(attention, "kv_a_proj_with_mqa")),
@@ -394,11 +384,9 @@ def _mlp(reader: ModuleReader, mlp: Module) -> MLP:
         (gate, up), biases = both.weight.chunk(2), (None, None) if both.bias is None else both.bias.chunk(2)
         upper = replace(both, weight=up, bias=biases[1], first_row=len(gate))
         return MLP(replace(both, weight=gate, bias=biases[0]), upper, down, activation)
-    gate_proj = reader.child(mlp, "gate_proj", "w1", optional=True)
     up_proj = reader.child(mlp, "up_proj", "c_fc", "fc1", "fc_in", "dense_h_to_4h", "w3")
-    own_gate = None if gate_proj is None else reader.matrix(gate_proj)
     factors = [float(getattr(mlp, name, 1.0)) for name in ("gate_multiplier", "down_multiplier")]
-    return MLP(own_gate, reader.matrix(up_proj), down, activation, *factors)
+    return MLP(reader.matrix_of(mlp, "gate_proj", "w1"), reader.matrix(up_proj), down, activation, *factors)
 
 
 def _of_pairs(table: Tensor) -> Tensor:

@@ -40,7 +40,6 @@ _BIASES = ("e_score_correction_bias", "expert_bias")  # of a router's choice
 def mixture(reader: ModuleReader, module: Module, shared: MLP | None) -> Experts:
     """Describe a mixture of experts, with a shared MLP."""
     experts = reader.child(module, "experts")
-    shared_gate = reader.child(module, "shared_expert_gate", optional=True)
     return Experts(
         router=_router(reader, module),
         weighs_inputs=family_of(reader.loaded.model.config.model_type).weighs_inputs,
@@ -48,7 +47,7 @@ def mixture(reader: ModuleReader, module: Module, shared: MLP | None) -> Experts
         experts=_experts(reader, experts),
         activation=_gating(reader, experts),
         shared=shared,
-        shared_gate=None if shared_gate is None else reader.matrix(shared_gate),
+        shared_gate=reader.matrix_of(module, "shared_expert_gate"),
         norms=None,
     )
 
@@ -152,22 +151,18 @@ def _router(reader: ModuleReader, mlp: Module, norm: Norm | None = None) -> Rout
     router: Any = reader.child(mlp, "gate", "router")
     linear = reader.child(router, "wg", "proj", optional=True) or router
     weight = reader.parameter(linear, "weight")
-    logits_bias = None if getattr(linear, "bias", None) is None else reader.parameter(linear, "bias").float()
     bias = None
     for module, name in product((mlp, *router.modules()), _BIASES):
         if reader.child(module, name, optional=True) is not None:
             bias = reader.parameter(module, name).float().flatten()
     groups = int(reader.child(router, "num_group", optional=True) or 1)
-    factors = None
-    if getattr(router, "per_expert_scale", None) is not None:
-        factors = reader.parameter(router, "per_expert_scale").float()
     top_k = reader.child(router, "top_k", optional=True) or getattr(reader.loaded.model.config, "top_k_experts", None)
     if top_k is None:
         raise NotKnown(f"its {type(router).__name__} has no top_k")
     plain = Router(
         weight=weight,
         module=reader.name_of(linear) if is_linear(linear) else "",
-        logits_bias=logits_bias,
+        logits_bias=reader.floats(linear, "bias"),
         bias=bias,
         top_k=int(top_k),
         groups=groups,
@@ -176,7 +171,7 @@ def _router(reader: ModuleReader, mlp: Module, norm: Norm | None = None) -> Rout
         adds_best_two=False,
         renormalizes=False,
         scale=float(reader.child(router, "routed_scaling_factor", optional=True) or 1.0),
-        factors=factors,
+        factors=reader.floats(router, "per_expert_scale"),
         nearness=0.0,
     )
     mixer = replace(plain, nearness=2 * float(getattr(router, "router_jitter_noise", 0.0)))

@@ -200,10 +200,9 @@ def _convolution(reader: ModuleReader, convolution: Any, activation: str) -> Con
     weight = reader.parameter(convolution, "weight").float()[:, 0].T.contiguous()
     if not 2 <= len(weight) <= MAX_TAPS:
         raise NotKnown(f"its convolutions look at {len(weight)} tokens, and not at 2 to {MAX_TAPS}")
-    bias = None if convolution.bias is None else reader.parameter(convolution, "bias").float()
     if activation not in _ACTIVATIONS:
         raise NotKnown(f"the activation of its convolutions is {activation}")
-    return Convolution(weight, bias, _ACTIVATIONS[activation])
+    return Convolution(weight, reader.floats(convolution, "bias"), _ACTIVATIONS[activation])
 
 
 def _norm(reader: ModuleReader, norm: Any, width: int) -> Norm | None:

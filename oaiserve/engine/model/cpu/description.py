@@ -376,18 +376,18 @@ class LayerInputs:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    attention_norm: Norm | None  # before attention, or before the mixer
-    attention: Attention | None
-    attention_factor: float  # of the attention's addition to the hidden state
-    mixer: Mixer | None
-    mixer_factor: float
-    attention_out_norm: Norm | None
-    mlp_norm: Norm | None
-    mlp: MLP | Experts | None
-    mlp_out_norm: Norm | None
-    is_parallel: bool  # the MLP reads the same hidden state as attention, without its addition
-    input_gate: InputGate | None  # which comes last
-    factor: float  # of the hidden state behind the layer
+    attention_norm: Norm | None = None  # before attention, or before the mixer
+    attention: Attention | None = None
+    attention_factor: float = 1.0  # of the attention's addition to the hidden state
+    mixer: Mixer | None = None
+    mixer_factor: float = 1.0
+    attention_out_norm: Norm | None = None
+    mlp_norm: Norm | None = None
+    mlp: MLP | Experts | None = None
+    mlp_out_norm: Norm | None = None
+    is_parallel: bool = False  # the MLP reads the same hidden state as attention, without its addition
+    input_gate: InputGate | None = None  # which comes last
+    factor: float = 1.0  # of the hidden state behind the layer
 
 
 @dataclass(frozen=True, slots=True)

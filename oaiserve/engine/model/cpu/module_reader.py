@@ -56,6 +56,10 @@ class ModuleReader:
         self._read.add(id(parameter))
         return parameter.detach()
 
+    def floats(self, module: Module, name: str) -> Tensor | None:
+        """Return a parameter in float32, or None if the module has none of this name."""
+        return None if getattr(module, name, None) is None else self.parameter(module, name).float()
+
     def tensor(self, module: Module, name: str = "weight") -> Tensor:
         """Return a parameter in the model's dtype."""
         weight = self.parameter(module, name)
@@ -85,6 +89,11 @@ class ModuleReader:
             raise NotKnown(f"it has matrices of type {type(module).__name__}")
         return Matrix(weight, bias, self._names[id(module)])
 
+    def matrix_of(self, module: Module, *names: str) -> Matrix | None:
+        """Return the matrix of a module under its first of these names, or None."""
+        linear = self.child(module, *names, optional=True)
+        return None if linear is None else self.matrix(linear)
+
     def norm_of(self, module: Module, *names: str) -> Norm | None:
         """Return the norm of a module under its first of these names, or None."""
         norm = self.child(module, *names, optional=True)
@@ -93,11 +102,10 @@ class ModuleReader:
     def norm(self, norm: Module) -> Norm:
         """Return a norm with weights, or that of OLMo."""
         if isinstance(norm, torch.nn.LayerNorm) and norm.weight is not None:
-            bias = None if norm.bias is None else self.parameter(norm, "bias").float()
             weight = self.parameter(norm, "weight").float()
             if type(norm).__name__ == "NemotronLayerNorm1P":  # stored minus 1
                 weight = weight + 1
-            return Norm(weight, bias, norm.eps, subtracts_mean=True)
+            return Norm(weight, self.floats(norm, "bias"), norm.eps, subtracts_mean=True)
         if type(norm).__name__ == "OlmoLayerNorm":  # without weights
             sizes: Any = norm.normalized_shape
             return Norm(torch.ones(sizes), None, 1e-5, subtracts_mean=True)
