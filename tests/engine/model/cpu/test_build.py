@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -73,12 +72,6 @@ def test_the_compiler_may_have_arguments(compiler: Compiler, monkeypatch: pytest
     assert (folder / "calls.txt").read_text().startswith("--first with space ")
 
 
-def test_an_unsupported_dtype_is_refused(compiler: Compiler) -> None:
-    compiler("")
-    with pytest.raises(BuildError, match="the native step supports bfloat16 and float32, not float16"):
-        build.library_path(torch.float16)
-
-
 def test_the_name_depends_on_sources_flags_cpu_and_compiler(
     compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,17 +108,6 @@ def test_the_name_depends_on_the_features_of_the_cpu_but_not_on_its_clock(tmp_pa
     assert build._cpu_features(tmp_path / "none") == torch.backends.cpu.get_cpu_capability()
 
 
-def test_two_builds_at_once_both_get_a_complete_library(compiler: Compiler) -> None:
-    # Each compiler waits until both have begun to write.
-    folder = compiler('echo ma > "$out"; touch $0.$$; until [ $(ls $0.* | wc -l) = 2 ]; do :; done; echo de >> "$out"')
-    with ThreadPoolExecutor(2) as pool:
-        paths = list(pool.map(build.build, [torch.float32] * 2))
-    assert paths == [build.library_path(torch.float32)] * 2
-    assert code_of(paths[0]) == b"ma\nde\n"
-    assert list(paths[0].parent.iterdir()) == paths[:1]
-    assert len((folder / "calls.txt").read_text().splitlines()) == 2
-
-
 def test_the_first_error_of_the_compiler_is_reported_and_no_file_is_left(compiler: Compiler) -> None:
     folder = compiler('echo half > "$out"; echo "In file a.h:\na.h:1: error: no such thing\nerror: too" >&2; exit 1')
     with pytest.raises(BuildError, match=r"fake-g\+\+ failed: a.h:1: error: no such thing$"):
@@ -136,61 +118,110 @@ def test_the_first_error_of_the_compiler_is_reported_and_no_file_is_left(compile
         build.build(torch.float32)
 
 
-def test_a_missing_compiler_is_named_in_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def no_such_program(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "g++-99")
-    with pytest.raises(BuildError, match=r"^the compiler g\+\+-99 that CXX names was not found$"):
-        build.library_path(torch.float32)
+
+
+def no_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(BuildError, match=r"^no C\+\+ compiler was found \(install g\+\+\)$"):
-        build.library_path(torch.float32)
+    monkeypatch.setenv("PATH", str(folder))
 
 
-def test_a_compiler_that_cannot_run_is_named_in_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    no_program = tmp_path / "g++"
-    no_program.write_bytes(b"\x7fELF?")
-    no_program.chmod(0o755)
-    monkeypatch.setenv("CXX", str(no_program))
-    with pytest.raises(BuildError, match="cannot be run: Exec format error"):
-        build.library_path(torch.float32)
+def no_program(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "fake-g++").write_bytes(b"\x7fELF?")
 
 
-def test_a_cache_that_cannot_be_written_is_named_in_the_error(
-    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = compiler('echo made > "$out"')
+def no_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "file").touch()
     monkeypatch.setenv("OAISERVE_CACHE", str(folder / "file"))
-    with pytest.raises(BuildError, match="file/native cannot be written: Not a directory"):
-        build.build(torch.float32)
 
 
-def test_a_library_that_cannot_be_loaded_is_named_in_the_error(compiler: Compiler) -> None:
-    compiler('echo made > "$out"')
-    with pytest.raises(BuildError, match=r"float-[0-9a-f]{16}\.so cannot be loaded: "):
+def no_private_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build.build(torch.float32).parent.chmod(0o777)
+    shared = folder / "tmp"
+    shared.mkdir()
+    shared.chmod(0o777)  # not sticky
+    monkeypatch.setattr("tempfile.tempdir", str(shared))
+
+
+@pytest.mark.parametrize(
+    ("problem", "reason"),
+    [
+        (no_such_program, r"^the compiler g\+\+-99 that CXX names was not found$"),
+        (no_compiler, r"^no C\+\+ compiler was found \(install g\+\+\)$"),
+        (no_program, "cannot be run: Exec format error"),
+        (no_folder, "file/native cannot be written: Not a directory"),
+        (no_private_folder, r"^there is no private folder for it: other users can write to .*/tmp "),
+        (lambda *_: None, r"float-[0-9a-f]{16}\.so cannot be loaded: "),
+    ],
+)
+def test_what_prevents_native_code_is_named_in_the_error(
+    compiler: Compiler,
+    monkeypatch: pytest.MonkeyPatch,
+    problem: Callable[[Path, pytest.MonkeyPatch], None],
+    reason: str,
+) -> None:
+    problem(compiler('echo made > "$out"'), monkeypatch)
+    with pytest.raises(BuildError, match=reason):
         build.load(torch.float32)
+    with pytest.raises(BuildError, match="the native step supports bfloat16 and float32, not float16"):
+        build.library_path(torch.float16)
 
 
 # -- what lies in the cache -------------------------------------------------------------------------------------------
 
 
+def with_content(content: bytes) -> Callable[[Path], str]:
+    def spoil(path: Path) -> str:
+        path.write_bytes(content or path.read_bytes()[:20])
+        return f"{path} is damaged"
+
+    return spoil
+
+
+def another_byte(path: Path) -> str:
+    path.write_bytes(b"x" + path.read_bytes()[1:])
+    return f"{path} is damaged"
+
+
+def linked(path: Path) -> str:
+    path.rename(path.parent / "elsewhere")
+    path.symlink_to(path.parent / "elsewhere")
+    return f"{path} is a symbolic link"
+
+
+def writable_for_others(path: Path) -> str:
+    path.chmod(0o620)
+    return f"other users can write to {path}"
+
+
+def of_another_user(path: Path) -> str:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give files away")
+    os.chown(path, 12345, -1)
+    return f"other users can write to {path}"
+
+
 @pytest.mark.parametrize(
-    "damage",
-    [lambda content: b"", lambda content: content[:20], lambda content: b"x" + content[1:], lambda content: b"x" * 32],
-    ids=["empty", "cut", "another byte", "only a digest"],
+    "spoil",
+    [with_content(b"x" * 32), with_content(b""), another_byte, linked, writable_for_others, of_another_user],
+    ids=["only a digest", "cut", "another byte", "a link", "mode", "owner"],
 )
-def test_a_damaged_library_is_compiled_again(
-    compiler: Compiler, caplog: pytest.LogCaptureFixture, damage: Callable[[bytes], bytes]
+def test_a_library_that_cannot_be_trusted_is_compiled_again(
+    compiler: Compiler, caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], str]
 ) -> None:
     folder = compiler('echo a library > "$out"')
     path = build.build(torch.float32)
-    path.write_bytes(damage(path.read_bytes()))
+    reason = spoil(path)
     assert not build.is_built(torch.float32)
     caplog.clear()
     assert code_of(build.build(torch.float32)) == b"a library\n"
-    assert [line.getMessage() for line in caplog.records] == [f"The native code is compiled again: {path} is damaged"]
+    assert caplog.messages == [f"The native code is compiled again: {reason}"]
     assert num_calls(folder) == 2
     assert build.is_built(torch.float32)
+    assert (path.is_symlink(), path.stat().st_mode & 0o777, path.stat().st_uid) == (False, 0o600, os.geteuid())
+    if spoil is linked:
+        assert (path.parent / "elsewhere").exists(), "what a link names is not written"
 
 
 def test_folders_and_library_are_for_this_user_only_whatever_the_umask(compiler: Compiler) -> None:
@@ -202,43 +233,6 @@ def test_folders_and_library_are_for_this_user_only_whatever_the_umask(compiler:
         os.umask(before)
     modes = [place.stat().st_mode & 0o777 for place in (folder / "cache", path.parent, path)]
     assert modes == [0o700, 0o700, 0o600]
-
-
-def test_a_symbolic_link_in_place_of_the_library_is_replaced_and_not_followed(
-    compiler: Compiler, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    compiler('echo a library > "$out"')
-    path = build.build(torch.float32)
-    elsewhere = tmp_path / "elsewhere"
-    path.rename(elsewhere)
-    content = elsewhere.read_bytes()
-    path.symlink_to(elsewhere)
-    assert not build.is_built(torch.float32)
-    build.build(torch.float32)
-    assert f"{path} is a symbolic link" in caplog.text
-    assert not path.is_symlink()
-    assert code_of(path) == b"a library\n"
-    assert elsewhere.read_bytes() == content
-
-
-@pytest.mark.parametrize("mode", [0o666, 0o620])
-def test_a_library_that_others_can_write_to_is_compiled_again(compiler: Compiler, mode: int) -> None:
-    folder = compiler('echo a library > "$out"')
-    path = build.build(torch.float32)
-    path.chmod(mode)
-    build.build(torch.float32)
-    assert num_calls(folder) == 2
-    assert path.stat().st_mode & 0o777 == 0o600
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_a_library_of_another_user_is_compiled_again(compiler: Compiler) -> None:
-    folder = compiler('echo a library > "$out"')
-    path = build.build(torch.float32)
-    os.chown(path, 12345, -1)
-    assert not build.is_built(torch.float32)
-    build.build(torch.float32)
-    assert (num_calls(folder), path.stat().st_uid) == (2, 0)
 
 
 def shared_by_others(folder: Path) -> str:
@@ -297,20 +291,6 @@ def test_in_a_folder_that_others_can_change_no_library_is_loaded_or_written(
     (line,) = [line for line in caplog.records if line.levelno >= logging.WARNING]
     assert line.getMessage().startswith(f"The native code is compiled anew at each start, because {reason}")
     assert planted.read_bytes() == b"planted"
-
-
-def test_without_any_private_folder_nothing_is_loaded(
-    compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compiler('echo a library > "$out"')
-    path = build.build(torch.float32)
-    path.parent.chmod(0o777)
-    shared = tmp_path / "tmp"
-    shared.mkdir()
-    shared.chmod(0o777)  # not sticky
-    monkeypatch.setattr("tempfile.tempdir", str(shared))
-    with pytest.raises(BuildError, match=r"^there is no private folder for it: other users can write to .*/tmp "):
-        build.load(torch.float32)
 
 
 def test_two_processes_that_start_at_once_both_find_a_sound_library(compiler: Compiler) -> None:

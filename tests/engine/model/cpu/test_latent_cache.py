@@ -22,7 +22,7 @@ from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.start import load as loading
 from oaiserve.errors import StartupError
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, LATENT, compiled_for, config, load, make_model, native
-from tests.engine.model.cpu.two_steps import NUM_BLOCKS, two_steps
+from tests.engine.model.cpu.two_steps import NUM_BLOCKS, Shape, two_steps
 from tests.engine.remembered import wait_until_remembered
 from tests.models.decoders import byte_tokenizer, generate
 
@@ -70,7 +70,7 @@ def with_nan(decoder: NativeDecoder) -> NativeDecoder:
     return decoder
 
 
-def logits(executor: Executor, shape: list[tuple[int, int]]) -> torch.Tensor:
+def logits(executor: Executor, shape: Shape) -> torch.Tensor:
     steps = two_steps(shape, torch.Generator().manual_seed(len(shape)))
     with torch.inference_mode():
         return [executor.forward(build_batch(step, BLOCK_SIZE, CPU)).clone() for step in steps][-1]

@@ -1,8 +1,9 @@
-"""Two steps for sequences of given lengths: one that fills the cache, and one that is computed behind it."""
+"""Steps for sequences of given lengths: one that fills the cache, and one that is computed behind it."""
 
 from __future__ import annotations
 
 import torch
+from hypothesis import strategies as st
 
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
@@ -10,12 +11,22 @@ from oaiserve.engine.step import Chunk, Step
 from tests.engine.model.cpu.small_models import BLOCK_SIZE
 
 NUM_BLOCKS = 96
+# Of each sequence: the tokens that are in the cache, and those that the last step computes.
+Shape = list[tuple[int, int]]
 
 
-def two_steps(shape: list[tuple[int, int]], generator: torch.Generator) -> tuple[Step, Step]:
-    """Return steps for sequences of which so many random tokens are computed in the first, and so many in the second.
+def shapes(most_before: int, most_now: int) -> st.SearchStrategy[Shape]:
+    """Shapes that the cache has room for."""
+    sequence = st.tuples(st.integers(0, most_before), st.integers(1, most_now) | st.just(1))
+    return st.lists(sequence, min_size=1, max_size=5).filter(
+        lambda shape: sum(-(-sum(lens) // BLOCK_SIZE) for lens in shape) <= NUM_BLOCKS
+    )
 
-    The first has no chunk of a sequence without tokens before, and may be empty. Blocks are in random order.
+
+def two_steps(shape: Shape, generator: torch.Generator) -> list[Step]:
+    """Return the last step, and one that fills the cache before, unless it is empty.
+
+    Tokens are random, and blocks in random order.
     """
     blocks = iter(torch.randperm(NUM_BLOCKS, generator=generator).tolist())
     before, step = Step(), Step()
@@ -29,4 +40,4 @@ def two_steps(shape: list[tuple[int, int]], generator: torch.Generator) -> tuple
         step.chunks.append(Chunk(sequence, num_before, num_now))
     for part in (before, step):
         part.chunks.sort(key=lambda chunk: chunk.num_tokens > 1)  # single tokens come first
-    return before, step
+    return [before, step] if before.chunks else [step]
