@@ -1,8 +1,7 @@
 """Makes rehearsal steps: artificial prompts and decodes that are computed before the first request, and thrown away.
 
-They show which keys and values a model's layers keep, whether another way to compute the model gives the same logits,
-and how much memory the largest step takes. They also get kernels compiled before a request has to wait for that. The
-blocks that they write into must not hold the keys of a request yet.
+They show what a model's layers keep, whether another way to compute it gives the same logits, and how much memory the
+largest step takes, and get kernels compiled. Their blocks must not hold the keys of a request yet.
 """
 
 from __future__ import annotations

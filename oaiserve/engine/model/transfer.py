@@ -16,10 +16,9 @@ def on_device(values: ArrayLike | torch.Tensor, device: torch.device, dtype: tor
 
 
 def pinned(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a copy of a host tensor in pinned memory, from which a CUDA device copies while the host goes on.
+    """Return a host tensor's copy in pinned memory, from which CUDA copies while the host goes on; on a CPU, itself.
 
-    torch keeps the memory until the copy to the device has been made, and then reuses it. For a CPU, return the tensor
-    itself.
+    torch keeps the memory until the copy to the device has been made, and then reuses it.
     """
     return tensor.pin_memory() if device.type == "cuda" else tensor
 

@@ -50,9 +50,9 @@ from oaiserve.engine.model.model_config import (
     select_dtype,
 )
 from oaiserve.engine.model.padded_head import pad_head
+from oaiserve.engine.model.parallel.group import Member, place
 from oaiserve.engine.model.parallel.sums import needs_only_sums, split_by_heads, take_over
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.model.split import Member, place
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.errors import StartupError
 from oaiserve.files.gguf import shard_paths

@@ -23,9 +23,8 @@ import torch
 import transformers
 
 from oaiserve.engine.model.cpu.cores import default_threads
-from oaiserve.engine.model.parallel.group import environment, join
+from oaiserve.engine.model.parallel.group import Member, environment, join
 from oaiserve.engine.model.parallel.messages import Arrived, Assignment, Logged, Ready, Report, Work, WorkerFailed
-from oaiserve.engine.model.split import Member
 from oaiserve.engine.start.load import load_with
 from oaiserve.engine.start.ways.gpu import start_member
 from oaiserve.errors import StartupError

@@ -27,9 +27,9 @@ from oaiserve.engine.model.gpu.device_matrices import expanded_product, packed_l
 from oaiserve.engine.model.gpu.fused_layers import FusedExecutor
 from oaiserve.engine.model.gpu.keep_packed import keep_packed_experts, keep_packed_matrices
 from oaiserve.engine.model.parallel import group, sums
+from oaiserve.engine.model.parallel.group import Member
 from oaiserve.engine.model.rehearsal import prompts_and_decodes
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.model.split import Member
 from oaiserve.engine.start.gpu import fast_paths, kernels, layers, products
 from oaiserve.engine.start.load import load_model
 from oaiserve.engine.start.ways import gpu as way

@@ -28,7 +28,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model import model_config, sampling, split
+from oaiserve.engine.model import model_config, sampling
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.gpu.block_tables import BlockTables
@@ -428,7 +428,7 @@ def test_members_without_suitable_devices_are_refused(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
     with pytest.raises(StartupError, match=message):
-        split.place(torch.device(device), split.Member(1, 2, lambda _: None))
+        group.place(torch.device(device), group.Member(1, 2, lambda _: None))
 
 
 def test_the_environment_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,9 @@ Watch = Callable[[int, torch.Tensor, torch.Tensor, Scoring], tuple[torch.Tensor,
 
 
 class ReferenceAttention:
-    """The attention of one step in plain torch. It builds each mask once per step, not once per layer.
+    """The attention of one step in plain torch, with each mask made once.
 
-    The keys of all decodes are gathered, padded to the longest sequence and attended to as one batch. Each prefill is
-    computed separately.
+    All decodes are one batch, padded to the longest sequence, and each prefill is computed separately.
     """
 
     def __init__(self, batch: Batch) -> None:

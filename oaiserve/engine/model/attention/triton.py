@@ -1,10 +1,9 @@
 """The Triton backend: paged attention for CUDA devices, and anywhere in Triton's interpreter (TRITON_INTERPRET=1).
 
-This module makes every choice from numbers on the host; nothing is read back from the device. The grid of a decode step
-depends only on its number of rows. The work of its programs is in a plan, a list of items, which a kernel makes of the
-lengths on the device. So the step can be captured in a CUDA graph, and replayed for sequences of
-any lengths: a long one among short ones is many items, and a short one is a single item. A padded row has seq_len 0 and
-slot -1: nothing is written for it, and its result is zeros.
+Every choice is made from numbers on the host; nothing is read back. The grid of a decode step depends on its number of
+rows only: its programs work through a plan, a list of items, which a kernel makes of the lengths on the device. So the
+step can be captured in a CUDA graph, and replayed for sequences of any lengths. A padded row has seq_len 0 and slot -1:
+nothing is written for it, and its result is zeros.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""Reads the tensors of a GGUF file under transformers' names.
+"""Reads the tensors of a GGUF file under transformers' names, with the changes of llama.cpp's conversion undone.
 
-Files have other names, and llama.cpp's conversion changes some tensors, which is undone here (`gguf_names.py`). All
-tensors of a file must have found a place, and all parameters of the model.
-
-The weights of a layer's experts are one tensor in a file. Their gates and their up projections are two, which are
-one parameter of the model: one behind the other, or, in gpt-oss, their rows in turns.
+All tensors of a file must find a place, and all parameters. The weights of a layer's experts are one tensor in a file:
+gates and ups are two, which are one parameter, one behind the other, or in gpt-oss their rows in turns.
 """
 
 from __future__ import annotations

@@ -5,7 +5,19 @@ from __future__ import annotations
 from oaiserve.engine.model.families.family import Family
 from oaiserve.engine.model.families.gguf_changes import TURNED
 from oaiserve.engine.model.families.gguf_metadata import Fields, Metadata, no_fields
-from oaiserve.engine.model.families.small_sizes import EXPERTS, WITH_SHARED_EXPERT
+from oaiserve.engine.model.families.small_sizes import (
+    EXPERTS,
+    GROUPED_EXPERTS,
+    HEADS_FOR_EACH,
+    LATENT,
+    STATE_AND_ATTENTION,
+    WITH_SHARED_EXPERT,
+)
+
+_KIMI = {
+    **LATENT, **GROUPED_EXPERTS, **HEADS_FOR_EACH, **STATE_AND_ATTENTION, "q_lora_rank": None, "linear_head_dim": 16,
+    "linear_num_heads": 4,
+}  # fmt: skip
 
 
 def _dots1(metadata: Metadata) -> Fields:
@@ -34,6 +46,7 @@ FAMILIES = (
         changes=(),
         small={"num_experts": 4, "moe_topk": 2},
     ),
+    Family(type="kimi_linear", mixer="KimiLinearDeltaAttention", small=_KIMI),
     Family(type="minimax_m2", architectures={"minimax-m2": no_fields}, changes=(), small=EXPERTS),
     Family(type="phi3", weights_by_transformers=True, changes=()),
     Family(type="seed_oss", architectures={"seed_oss": no_fields}, changes=()),

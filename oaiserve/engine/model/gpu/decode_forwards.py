@@ -1,9 +1,8 @@
-"""Captures the forward of decode steps, with inputs at fixed addresses.
+"""Captures the forward of decode steps, with inputs at fixed addresses; `graphs` writes these, and draws.
 
-A step in which every sequence decodes one token is the same work each time, except for its inputs. So it is captured
-for some numbers of rows, and replayed with its inputs at the same addresses. If a step has fewer rows, the rest is
-padding: nothing is written for these rows. Each member of a tensor-parallel model captures its shard. `graphs` writes
-the inputs, and draws.
+A step in which every sequence decodes one token is the same work each time. So it is captured for some numbers of rows,
+and replayed with other inputs. Padding makes up for missing rows, and writes nothing. Each member of a tensor-parallel
+model captures its shard.
 """
 
 from __future__ import annotations

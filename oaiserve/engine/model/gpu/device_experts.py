@@ -72,7 +72,7 @@ class PackedExperts:
 def keep_experts(
     module: Any, gate_up: ExpertMatrices, down: ExpertMatrices, add_up: Callable[[Tensor], Tensor] | None = None
 ) -> None:
-    """Let a module of experts compute with these matrices, and free its own. They move with the module.
+    """Let a module compute with these matrices, which move with it, and free its own.
 
     `add_up` returns the sum of the members' outputs of a tensor-parallel model.
     """

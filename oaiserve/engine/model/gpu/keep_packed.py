@@ -25,10 +25,9 @@ _CUTS = (ROWS, ROWS, COLUMNS)  # along which they are cut
 
 
 def keep_packed_matrices(model: PreTrainedModel, weights: PackedWeights, sums: Sums | None = None) -> int:
-    """Give the linear layers of a model their matrices as a checkpoint packs them, and return their number.
+    """Give linear layers, but the head, their matrices as a checkpoint packs them, and return their number.
 
-    Excepted are the output matrix, and groups other than multiples of 32 columns. A member of a tensor-parallel model
-    has slices of whole groups.
+    Groups are multiples of 32 columns. A member of a tensor-parallel model has slices of whole groups.
     """
     number, names, head = 0, weights.names(), model.get_output_embeddings()
     for name, module in model.named_modules():

@@ -1,9 +1,8 @@
 """Runs prompts as graphs: the forward of all prompts of a step is one launch instead of hundreds.
 
-A small model computes some hundred tokens in less time than the host takes to launch the operations of all its layers.
-So a forward is captured for some numbers of tokens, and replayed for prompts of any lengths with as many tokens
-together or fewer: the rest is padding, which is not written into the cache. Larger steps are launched operation by
-operation, while the device computes.
+A small model computes some hundred tokens sooner than the host launches the operations of all its layers. So a forward
+is captured for some numbers of tokens, and replayed for as many or fewer, of prompts of any lengths; the padding is not
+written into the cache. Larger steps are launched operation by operation.
 """
 
 from __future__ import annotations

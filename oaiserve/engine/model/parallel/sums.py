@@ -22,7 +22,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from oaiserve.engine.model.checkpoints.integer_layouts import Floats, Integers, own_rows, part_of
 from oaiserve.engine.model.parallel import group
-from oaiserve.engine.model.split import Member
+from oaiserve.engine.model.parallel.group import Member
 from oaiserve.errors import StartupError
 
 # The name that torch has had since 2.13, or the one before.

@@ -1,9 +1,8 @@
 """Edits logits by the requests' parameters, before temperature is applied, for the whole batch on its device.
 
-The host collects the ids that each row edits. Then each kind of edit is one look-up and one write for all rows. The
-order is vLLM's: allowed ids, bad words and min_tokens, logit bias, penalties. The masks of grammars come last, so that
-nothing lifts them. The length of a sequence is taken from its chunk, because the sequence itself may have grown by the
-time of the draw.
+The host collects the ids that each row edits, so that each kind of edit is one look-up and one write. The order is
+vLLM's, with masks of grammars last, so that nothing lifts them. A sequence may have grown by the time of the draw: its
+length is taken from its chunk.
 """
 
 from __future__ import annotations

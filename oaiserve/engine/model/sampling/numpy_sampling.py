@@ -1,11 +1,8 @@
 """Draws on a CPU, row by row in NumPy: a draw depends on the row's bytes and its `DrawRow` alone.
 
-Neither the other rows nor the number of threads can change an id. Every sum is over one row, in an order by the row,
-and everything else is done for each id by itself. torch promises neither: its functions may round the numbers at the
-end of a row differently, and sum in as many pieces as there are threads.
-
-NumPy only narrows the ids down to a few with a chance of the highest score. The scores of these are computed by the
-definition in `draws`, in float64.
+Neither other rows nor the number of threads can change an id: every sum is over one row, in an order by the row. torch
+promises neither, as it may round the end of a row differently, and sum in as many pieces as there are threads. NumPy
+narrows the ids down to a few with a chance of the highest score, which is computed as `draws` defines it, in float64.
 """
 
 from __future__ import annotations

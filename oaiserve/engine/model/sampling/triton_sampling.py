@@ -1,10 +1,8 @@
 """Sampling with Triton kernels: a few launches, without a sort, replace the plain torch of `plain_sampling`.
 
-`sample_ids` and `apply_masks` are passed to `Sampling`. Sampled ids are those of `draws` up to float32 rounding: of two
-equally good scores within it, either may be drawn, and a token within it of the border of top_p or min_p may be on
-either side. Of equal logits, the lower id comes first, as in plain torch.
-
-`take_best` and `draw` read nothing back and wait for nothing, so they can be captured in a CUDA graph.
+Sampled ids are those of `draws` up to float32 rounding: of two scores, or sides of a border of top_p or min_p, within it,
+either may count. Of equal logits, the lower id comes first. `take_best` and `draw` read nothing back and wait for
+nothing, so they can be captured in a CUDA graph.
 """
 
 from __future__ import annotations

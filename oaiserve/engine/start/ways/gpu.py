@@ -29,7 +29,7 @@ from oaiserve.engine.model.memory import MemoryUse, cpu_sizes, longest_request
 from oaiserve.engine.model.parallel import group
 from oaiserve.engine.model.parallel.capture import MembersCapture
 from oaiserve.engine.model.parallel.executor import Capacity, Needs, ParallelExecutor, Shard
-from oaiserve.engine.model.parallel.group import all_reduce_min
+from oaiserve.engine.model.parallel.group import Member, all_reduce_min
 from oaiserve.engine.model.parallel.messages import Capture, Replay, TableChanges, What
 from oaiserve.engine.model.parallel.workers import Workers
 from oaiserve.engine.model.profiler import TorchProfiler, nvtx_ranges
@@ -37,7 +37,6 @@ from oaiserve.engine.model.rehearsal import sampling_steps
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.sampling.logit_edits import ApplyMasks
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.model.split import Member
 from oaiserve.engine.model.states import States
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.gpu.fast_paths import FEATURES, FastPaths, Feature, find_fast_paths, may_fuse_layers
