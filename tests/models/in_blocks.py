@@ -1,4 +1,4 @@
-"""Models whose weights are in blocks: their GGUF files, and the numbers that transformers computes of the same weights.
+"""Models whose weights are in blocks: their files, and the numbers that transformers computes of the same weights.
 
 The native step rounds what its matrices read to eight bits, and so do these models of transformers.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,23 @@ from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from oaiserve.config import EngineOptions
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.rehearsal import prompt
 from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.start.ways.quantized import load_quantized
+from oaiserve.files.source import find_model
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, config, make_model
+from tests.models.decoders import byte_tokenizer
 from tests.models.gguf_files import write_gguf
+from tests.models.packed import Packing, write_checkpoint
 
+OPTIONS = EngineOptions(block_size=BLOCK_SIZE, kv_blocks=8, dtype="float32", cpu_threads=1)
+SIZES = {
+    "vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "initializer_range": 0.2,
+}  # fmt: skip
 WIDE = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "initializer_range": 0.2}
 FAMILIES = {
     "llama": config("llama", **WIDE),
@@ -60,6 +70,14 @@ def file_of(
     return min(folder.glob("model*.gguf")) if most_tensors else path
 
 
+def written(folder: Path, packing: Packing, family: str = "llama", **changes: Any) -> PreTrainedModel:
+    """Write a checkpoint, and return the model with the weights that its integers stand for."""
+    model = make_model(config(family, **SIZES | changes))
+    write_checkpoint(folder, model, packing)
+    byte_tokenizer(256).save_pretrained(folder)
+    return model
+
+
 def batch_of(num_tokens: int, vocab_size: int, adapter: Adapter | None = None) -> Batch:
     batch = build_batch(prompt(num_tokens, vocab_size, BLOCK_SIZE), BLOCK_SIZE, torch.device("cpu"))
     batch.adapters = [] if adapter is None else [adapter]
@@ -77,6 +95,11 @@ def round_inputs(module: torch.nn.Module, rounded: Callable[..., torch.Tensor] =
     """Have a linear layer multiply its input rounded. Adapters, which hooks add, multiply what comes in."""
     product = module.forward
     module.forward = lambda x: product(rounded(module, (x,)))
+
+
+def kept_logits(path: Path, num_tokens: int, **changes: Any) -> torch.Tensor:
+    kept = load_quantized(find_model(path), replace(OPTIONS, **changes))
+    return kept.native.forward(batch_of(num_tokens, kept.loaded.vocab_size)).clone()
 
 
 def eager_logits(loaded: LoadedModel, num_tokens: int, adapter: Adapter | None = None) -> torch.Tensor:

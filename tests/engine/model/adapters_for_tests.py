@@ -10,6 +10,11 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from oaiserve.engine.model.adapters import Adapter, AdapterPart
+from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.step import Chunk, Step
+from tests.engine.model.runners import sequence_of
+
+PROMPTS = [[5, 9, 2, 40, 11], [7] * 9, [3, 1, 4, 1, 5, 9, 2, 6], [8, 8]]
 
 
 def random_adapter(
@@ -35,3 +40,18 @@ def merged(model: PreTrainedModel, adapter: Adapter) -> PreTrainedModel:
         added = part.scale * part.b @ part.a
         module.weight += added.T if isinstance(module, Conv1D) else added
     return copied
+
+
+def decode(runner: ModelRunner, prompts: list[list[int]], adapters: list[int], num_tokens: int) -> list[list[int]]:
+    """Return greedy answers to prompts with these adapters, all in the same steps."""
+    sequences = [
+        sequence_of(prompt, range(index * 4, index * 4 + 4), temperature=0.0, adapter=adapter)
+        for index, (prompt, adapter) in enumerate(zip(prompts, adapters, strict=True))
+    ]
+    chunks = [Chunk(sequence, 0, len(sequence.token_ids)) for sequence in sequences]
+    for _ in range(num_tokens):
+        results = runner.collect(runner.launch(Step(chunks))).chunks
+        for sequence, result in zip(sequences, results, strict=True):
+            sequence.token_ids += result.token_ids
+        chunks = [Chunk(sequence, len(sequence.token_ids) - 1, 1) for sequence in sequences]
+    return [sequence.token_ids[len(prompt) :] for sequence, prompt in zip(sequences, prompts, strict=True)]

@@ -14,34 +14,16 @@ from oaiserve.engine.model import adapted_modules
 from oaiserve.engine.model.adapted_modules import adaptable, plain
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch, build_batch
-from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.start.ways import expanded
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.errors import StartupError
-from tests.engine.model.adapters_for_tests import merged, random_adapter
+from tests.engine.model.adapters_for_tests import PROMPTS, decode, merged, random_adapter
 from tests.engine.model.cpu.small_models import FAMILIES as NATIVE_FAMILIES
 from tests.engine.model.cpu.small_models import config
 from tests.engine.model.runners import CPU, eager_runner, sequence_of
 from tests.models.adapters import write_adapter
 from tests.models.decoders import FAMILIES, generate, random_model
-
-PROMPTS = [[5, 9, 2, 40, 11], [7] * 9, [3, 1, 4, 1, 5, 9, 2, 6], [8, 8]]
-
-
-def decode(runner: ModelRunner, prompts: list[list[int]], adapters: list[int], num_tokens: int) -> list[list[int]]:
-    """Return greedy answers to prompts with these adapters, all in the same steps."""
-    sequences = [
-        sequence_of(prompt, range(index * 4, index * 4 + 4), temperature=0.0, adapter=adapter)
-        for index, (prompt, adapter) in enumerate(zip(prompts, adapters, strict=True))
-    ]
-    chunks = [Chunk(sequence, 0, len(sequence.token_ids)) for sequence in sequences]
-    for _ in range(num_tokens):
-        results = runner.collect(runner.launch(Step(chunks))).chunks
-        for sequence, result in zip(sequences, results, strict=True):
-            sequence.token_ids += result.token_ids
-        chunks = [Chunk(sequence, len(sequence.token_ids) - 1, 1) for sequence in sequences]
-    return [sequence.token_ids[len(prompt) :] for sequence, prompt in zip(sequences, prompts, strict=True)]
 
 
 @pytest.mark.parametrize("kernels", ["plain", "triton"])

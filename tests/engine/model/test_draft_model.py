@@ -16,8 +16,8 @@ from oaiserve.engine.request import Finished, Request, SamplingParams, TokenProm
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Step
 from tests.engine.drafting.test_draft_model import Busy
+from tests.engine.model.engine_runs import Run, check_answers, run, some_requests
 from tests.engine.model.runners import eager_runner
-from tests.engine.model.test_overlap import Run, check_answers, run, some_requests
 from tests.models.decoders import FAMILIES, random_model
 
 BLOCK_SIZE = 4

@@ -22,8 +22,8 @@ from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Draw, Step
 from tests.engine.grammars.plain import OneOf, constraint
 from tests.engine.model.cpu.small_models import config, load, native_runner
+from tests.engine.model.engine_runs import Run, check_answers, run, some_requests
 from tests.engine.model.runners import eager_runner, sequence_of
-from tests.engine.model.test_overlap import Run, check_answers, run, some_requests
 
 PROMPT = [5, 9, 3, 17, 60]
 

@@ -18,9 +18,9 @@ from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import Finished, SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, OutOfMemory, Step
+from tests.engine.model.engine_runs import CountingExecutor, Run, check_answers, run, some_requests
 from tests.engine.model.operations import Operations
 from tests.engine.model.runners import eager_runner
-from tests.engine.model.test_overlap import CountingExecutor, Run, check_answers, run, some_requests
 
 
 @pytest.fixture(scope="module")

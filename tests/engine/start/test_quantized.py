@@ -51,19 +51,20 @@ from tests.models.gguf_files import random_blocks, write_gguf
 from tests.models.gguf_records import Record, model_of
 from tests.models.in_blocks import (
     FAMILIES,
+    OPTIONS,
     WIDE,
     batch_of,
     dequantized,
     eager_logits,
     file_of,
     in_eight_bits,
+    kept_logits,
     round_inputs,
     with_plain_experts,
 )
 from tests.models.mxfp4 import save_in_mxfp4
 
 pytestmark = pytest.mark.compiler
-OPTIONS = EngineOptions(block_size=BLOCK_SIZE, kv_blocks=8, dtype="float32", cpu_threads=1)
 _CHOSEN = {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
 MIXTURES = {
     # All experts for each token: rounded to eight bits, one that likes two as much could get another one.
@@ -76,11 +77,6 @@ GPT_OSS_SIZES: dict[str, Any] = {
     "num_local_experts": 4, "num_experts_per_tok": 2, "dtype": "float32",
 }  # fmt: skip
 GPT_OSS = config("gpt_oss", **WIDE, **GPT_OSS_SIZES, swiglu_limit=1.5)
-
-
-def kept_logits(path: Path, num_tokens: int) -> torch.Tensor:
-    kept = load_quantized(find_model(path), OPTIONS)
-    return kept.native.forward(batch_of(num_tokens, kept.loaded.vocab_size)).clone()
 
 
 def expanded_logits(

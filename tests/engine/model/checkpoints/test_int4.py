@@ -21,11 +21,10 @@ from oaiserve.engine.start.ways.quantized import load_quantized, reason_to_expan
 from oaiserve.errors import StartupError
 from oaiserve.files.source import find_model
 from tests.engine.model.adapters_for_tests import random_adapter
-from tests.engine.model.checkpoints.test_packed_weights import OPTIONS, SIZES, kept_logits, written
 from tests.engine.model.cpu.small_models import config, make_model
 from tests.engine.remembered import wait_until_remembered
 from tests.models.decoders import byte_tokenizer, generate
-from tests.models.in_blocks import FAMILIES, batch_of, eager_logits, file_of, round_inputs
+from tests.models.in_blocks import OPTIONS, SIZES, batch_of, eager_logits, kept_logits, round_inputs, written
 from tests.models.packed import Packing
 
 INT4 = replace(OPTIONS, quantize="int4")
@@ -179,7 +178,8 @@ def test_other_weights_are_quantized_anew(tmp_path: Path, cache_of_blocks: Path)
 
 def test_weights_that_are_quantized_before_are_refused(tmp_path: Path) -> None:
     written(tmp_path / "gptq", Packing("gptq"))
-    for path in (tmp_path / "gptq", file_of(FAMILIES["llama"], tmp_path)):
+    (tmp_path / "model.gguf").touch()
+    for path in (tmp_path / "gptq", tmp_path / "model.gguf"):
         with pytest.raises(StartupError, match="^--quantize int4 is for weights that are not quantized yet"):
             reason_to_expand(find_model(path), INT4)
 

@@ -25,16 +25,21 @@ from oaiserve.engine.start.ways.quantized import load_quantized, reason_to_expan
 from oaiserve.errors import StartupError
 from oaiserve.files.source import find_model
 from tests.engine.model.adapters_for_tests import random_adapter
-from tests.engine.model.cpu.small_models import BLOCK_SIZE, config, make_model
+from tests.engine.model.cpu.small_models import config, make_model
 from tests.engine.model.gpu.packed_matrices import weights_in
-from tests.models.decoders import byte_tokenizer, generate
-from tests.models.in_blocks import batch_of, eager_logits, in_eight_bits, round_inputs
+from tests.models.decoders import generate
+from tests.models.in_blocks import (
+    OPTIONS,
+    SIZES,
+    batch_of,
+    eager_logits,
+    in_eight_bits,
+    kept_logits,
+    round_inputs,
+    written,
+)
 from tests.models.packed import Packing, write_checkpoint
 
-OPTIONS = EngineOptions(block_size=BLOCK_SIZE, kv_blocks=8, dtype="float32", cpu_threads=1)
-SIZES = {
-    "vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "initializer_range": 0.2,
-}  # fmt: skip
 Q_PROJ = "model.layers.0.self_attn.q_proj"
 DOWN_PROJ = "model.layers.1.mlp.down_proj"
 # Each with the format in which its matrices are kept.
@@ -58,14 +63,6 @@ PACKINGS = {
     "compressed-tensors, int8": (Packing("int-quantized", bits=8, group_size=-1, is_symmetric=True), "Q8_0"),
     "compressed-tensors, int8 with zeros": (Packing("int-quantized", bits=8), "8 bits with zeros"),
 }
-
-
-def written(folder: Path, packing: Packing, family: str = "llama", **changes: Any) -> PreTrainedModel:
-    """Write a checkpoint, and return the model with the weights that its integers stand for."""
-    model = make_model(config(family, **SIZES | changes))
-    write_checkpoint(folder, model, packing)
-    byte_tokenizer(256).save_pretrained(folder)
-    return model
 
 
 @pytest.mark.parametrize("name", PACKINGS)
@@ -98,11 +95,6 @@ def test_scales_that_no_16_bits_hold_and_groups_that_are_no_blocks_are_expanded(
     assert weights.blocks(f"{Q_PROJ}.weight") is None
     expected = model.get_parameter(f"{Q_PROJ}.weight")
     assert torch.equal(weights.tensor(f"{Q_PROJ}.weight"), expected)
-
-
-def kept_logits(folder: Path, num_tokens: int, **changes: Any) -> torch.Tensor:
-    kept = load_quantized(find_model(folder), replace(OPTIONS, **changes))
-    return kept.native.forward(batch_of(num_tokens, kept.loaded.vocab_size)).clone()
 
 
 def with_inputs_in_eight_bits(model: PreTrainedModel, packing: Packing, but: tuple[str, ...] = ()) -> PreTrainedModel:

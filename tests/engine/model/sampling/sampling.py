@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Sequenced
 
 import torch
 
 from oaiserve.engine.grammars.masks import fill_masks
-from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampleIds, draw_row
+from oaiserve.engine.model.sampling.draw_rows import GREEDY_BELOW, DrawRow, SampleIds, draw_row
 from oaiserve.engine.model.sampling.logit_edits import ApplyMasks
 from oaiserve.engine.model.sampling.sampler import Sampled, Sampling
+from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Masks
 
@@ -41,3 +43,24 @@ def masks_of(sequences: list[Sequence], vocab: int) -> Masks | None:
     masks, failed = fill_masks([c for c in last_chunks(sequences) if c.sequence.constraint is not None], vocab)
     assert not failed
     return masks
+
+
+def plain_distribution(
+    scores: list[float], p: SamplingParams | DrawRow, top_p: float | None = None, min_p: float | None = None
+) -> dict[int, float]:
+    """Return the probabilities of the ids that stay."""
+    top_p, min_p = p.top_p if top_p is None else top_p, p.min_p if min_p is None else min_p
+    ids = list(range(len(scores)))
+    if p.temperature < GREEDY_BELOW:
+        return {scores.index(max(scores)): 1.0}
+    weights = [math.exp((score - max(scores)) / p.temperature) for score in scores]
+    weights = [w if w >= min_p * max(weights) else 0.0 for w in weights]
+    if 0 < p.top_k < len(scores) or top_p < 1.0:
+        ids = sorted(ids, key=lambda i: (-weights[i], i))[: int(p.top_k) or None]
+        kept, mass, total = 0, 0.0, sum(weights[i] for i in ids)
+        while kept == 0 or (kept < len(ids) and mass < top_p * total):
+            mass += weights[ids[kept]]
+            kept += 1
+        ids = ids[:kept]
+    total = sum(weights[i] for i in ids)
+    return {i: weights[i] / total for i in ids if weights[i]}

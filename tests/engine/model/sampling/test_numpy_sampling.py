@@ -20,7 +20,7 @@ from oaiserve.engine.model.sampling.draw_rows import GREEDY, DrawRow
 from oaiserve.engine.model.sampling.sampler import Sampling
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
-from tests.engine.model.sampling.sampling import last_chunks
+from tests.engine.model.sampling.sampling import last_chunks, plain_distribution
 
 ODD_SIZES = [1, 2, 97, 1001, 4099]
 
@@ -172,20 +172,6 @@ WAYS: list[dict[str, float]] = [
 ]
 
 
-def expected_probabilities(logits: list[float], row: DrawRow) -> list[float]:
-    """Return the probability of each id after temperature, min_p, top_k and top_p, in Python floats."""
-    weights = [math.exp((x - max(logits)) / row.temperature) for x in logits]
-    weights = [w if w >= row.min_p else 0.0 for w in weights]
-    stay, mass = [], 0.0
-    best_first = sorted(range(len(weights)), key=lambda i: (-weights[i], i))[: int(row.top_k) or None]
-    total = sum(weights[i] for i in best_first)
-    for i in best_first:
-        if mass < row.top_p * total or not stay:
-            stay.append(i)
-            mass += weights[i]
-    return [weights[i] / mass if i in stay else 0.0 for i in range(len(weights))]
-
-
 def chi_square(counts: list[int], expected: list[float]) -> tuple[float, int]:
     """Return the sum over all cells with an expectation, and the degrees of freedom."""
     cells = [(count, mean) for count, mean in zip(counts, expected, strict=True) if mean > 0]
@@ -211,8 +197,9 @@ def test_draws_follow_the_distribution(way: dict[str, float], along: str) -> Non
     }[along]
     rows = [draw_row(seed_of(i), **way) for i in range(count)]
     drawn, _ = numpy_sampling.sample_ids(logits.repeat(count, 1), rows)
-    counts, probabilities = Counter(drawn.tolist()), expected_probabilities(logits[0].tolist(), rows[0])
-    assert is_plausible(*chi_square([counts[i] for i in range(VOCAB)], [count * p for p in probabilities]))
+    counts, probabilities = Counter(drawn.tolist()), plain_distribution(logits[0].tolist(), rows[0])
+    expected = [count * probabilities.get(i, 0.0) for i in range(VOCAB)]
+    assert is_plausible(*chi_square([counts[i] for i in range(VOCAB)], expected))
 
 
 @pytest.mark.parametrize("distance", [1, 2, 16])

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from oaiserve.engine.draws import noise, noise_seed
 from oaiserve.engine.model.sampling import numpy_sampling, plain_sampling
-from oaiserve.engine.model.sampling.draw_rows import GREEDY_BELOW, DrawRow, SampledIds, SampleIds
+from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds, SampleIds
 from oaiserve.engine.model.sampling.logit_edits import apply_masks_in_torch, apply_masks_on_cpu, edit_logits
 from oaiserve.engine.model.sampling.sampler import Sampled
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from tests.engine.grammars.plain import OneOf, constraint
 from tests.engine.model.operations import Operations
-from tests.engine.model.sampling.sampling import last_chunks, masks_of, sample
+from tests.engine.model.sampling.sampling import last_chunks, masks_of, plain_distribution, sample
 
 VOCAB = 24
 EPSILON = 1e-5  # edits are in float32: scores that are so close may be in either order, and so with thresholds
@@ -76,27 +76,6 @@ def plain_edits(logits: list[float], row: Sequence) -> list[float]:
         words = [int(word) for word in masks.words[0]]
         scores = [score if words[i // 32] >> i % 32 & 1 else -math.inf for i, score in enumerate(scores)]
     return scores
-
-
-def plain_distribution(
-    scores: list[float], p: SamplingParams, top_p: float | None = None, min_p: float | None = None
-) -> dict[int, float]:
-    """Return the probabilities of the ids that stay."""
-    top_p, min_p = p.top_p if top_p is None else top_p, p.min_p if min_p is None else min_p
-    ids = list(range(len(scores)))
-    if p.temperature < GREEDY_BELOW:
-        return {scores.index(max(scores)): 1.0}
-    weights = [math.exp((score - max(scores)) / p.temperature) for score in scores]
-    weights = [w if w >= min_p * max(weights) else 0.0 for w in weights]
-    if 0 < p.top_k < len(scores) or top_p < 1.0:
-        ids = sorted(ids, key=lambda i: (-weights[i], i))[: p.top_k or None]
-        kept, mass, total = 0, 0.0, sum(weights[i] for i in ids)
-        while kept == 0 or (kept < len(ids) and mass < top_p * total):
-            mass += weights[ids[kept]]
-            kept += 1
-        ids = ids[:kept]
-    total = sum(weights[i] for i in ids)
-    return {i: weights[i] / total for i in ids if weights[i]}
 
 
 def plain_draws(distribution: dict[int, float], seed: int) -> set[int]:
