@@ -40,12 +40,8 @@ _SIZES: dict[str, dict[str, Any]] = {
     "falcon_mamba": {"intermediate_size": None},
     "gemma3n_text": {"altup_num_inputs": 4, "vocab_size_per_layer_input": 352},
     "gemma4_text": {"vocab_size": 320, "vocab_size_per_layer_input": 320},
-    "granite": {
-        "attention_multiplier": 0.3,
-        "embedding_multiplier": 2.0,
-        "residual_multiplier": 0.5,
-        "logits_scaling": 3.0,
-    },
+    "granite": {f"{name}_multiplier": x for name, x in (("attention", 0.3), ("embedding", 2.0), ("residual", 0.5))}
+    | {"logits_scaling": 3.0},
     "granitemoehybrid": {"num_local_experts": 5, "shared_intermediate_size": 32},
     "mamba": {"intermediate_size": None},
     "mamba2": {"intermediate_size": None, "num_heads": 4, "head_dim": 32, "n_groups": 2},
@@ -151,7 +147,8 @@ class Record:
         writer = gguf.GGUFWriter(path, self.values["general.architecture"])
         for key, value in self.values.items():
             if key != "general.architecture":
-                _add(writer, key, value)
+                add = {list: "array", bool: "bool", str: "string", int: "uint32", float: "float32"}[type(value)]
+                getattr(writer, f"add_{add}")(key, value)
         writer.add_array("tokenizer.ggml.tokens", [f"<{i}>" for i in range(model.config.vocab_size)])
         for name, values in self.file_tensors(model).items():
             is_matrix = name.endswith(".weight") and values.ndim > 1 and values.shape[-1] % 32 == 0
@@ -168,19 +165,6 @@ def checksum(values: NDArray[np.float32]) -> int:
     """Return a checksum of numbers, rounded so that another exponential function does not matter."""
     mantissas, exponents = np.frexp(values.astype(np.float64).ravel())
     return zlib.crc32(np.rint(mantissas * 4096).astype(np.int32).tobytes() + exponents.astype(np.int32).tobytes())
-
-
-def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
-    if isinstance(value, list):
-        writer.add_array(key, value)
-    elif isinstance(value, bool):
-        writer.add_bool(key, value)
-    elif isinstance(value, str):
-        writer.add_string(key, value)
-    elif isinstance(value, int):
-        writer.add_uint32(key, value)
-    else:
-        writer.add_float32(key, value)
 
 
 def records() -> list[str]:

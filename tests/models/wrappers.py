@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -27,45 +28,37 @@ _VISION = {
     "downsample_hidden_size": 16,
     "depth": 1, "embed_dim": 32, "num_heads": 2, "deepstack_visual_indexes": [0], "fullatt_block_indexes": [0],
 }  # fmt: skip
-_MROPE = {"rope_type": "default", "rope_theta": 10000.0}
-_QUARTER_MROPE = {**_MROPE, "mrope_section": [1, 1, 0], "mrope_interleaved": True, "partial_rotary_factor": 0.25}
 
+
+def _mrope(*section: int, **more: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [*section], **more}}
+
+
+_HALF = _mrope(1, 1, 2, partial_rotary_factor=0.5)
+_QUARTER = _mrope(1, 1, 0, mrope_interleaved=True, partial_rotary_factor=0.25)
+_INTERLEAVED = _mrope(2, 3, 3, mrope_interleaved=True)
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
 # What the text model of a wrapper needs beside the common sizes to run.
 _EXTRA: dict[str, dict[str, Any]] = {
     "aria_text": {"moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1},
-    "gemma2": {"query_pre_attn_scalar": 8, "sliding_window": 6},
-    "gemma3_text": {"query_pre_attn_scalar": 8, "sliding_window": 6},
+    **{key: {"query_pre_attn_scalar": 8, "sliding_window": 6} for key in ("gemma2", "gemma3_text")},
     "gemma3n_text": {
         **SHARED_KEYS, "laurel_rank": 16, "altup_num_inputs": 2, "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0],
     },
-    "gemma4_text": {**SHARED_KEYS, "global_head_dim": 32},
-    "gemma4_unified_text": {**SHARED_KEYS, "global_head_dim": 32},
+    **{key: {**SHARED_KEYS, "global_head_dim": 32} for key in ("gemma4_text", "gemma4_unified_text")},
     "glm4v_moe_text": {
         "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 32,
-        "n_shared_experts": 1, "first_k_dense_replace": 1,
-        "rope_parameters": {**_MROPE, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5},
+        "n_shared_experts": 1, "first_k_dense_replace": 1, **_HALF,
     },
-    "glm4v_text": {"rope_parameters": {**_MROPE, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}},
-    "glm_ocr_text": {"rope_parameters": {**_MROPE, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}},
-    "lfm2": family_of("lfm2").small,
-    "lfm3": family_of("lfm3").small,
-    "llama4_text": family_of("llama4_text").small,
+    **dict.fromkeys(("glm4v_text", "glm_ocr_text"), _HALF),
+    **{name: family_of(name).small for name in ("lfm2", "lfm3", "llama4_text")},
     "mistral": {"sliding_window": 6},
-    "qwen2_5_omni_text": {"rope_parameters": {**_MROPE, "mrope_section": [2, 3, 3]}},
-    "qwen2_5_vl_text": {"rope_parameters": {**_MROPE, "mrope_section": [2, 3, 3]}},
-    "qwen2_vl_text": {"rope_parameters": {**_MROPE, "mrope_section": [2, 3, 3]}},
-    "qwen3_5_moe_text": {**family_of("qwen3_next").small, "rope_parameters": _QUARTER_MROPE},
-    "qwen3_5_text": {**family_of("qwen3_5_text").small, "rope_parameters": _QUARTER_MROPE},
-    "qwen3_omni_moe_text": {
-        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
-        "rope_parameters": {**_MROPE, "mrope_section": [2, 3, 3], "mrope_interleaved": True},
-    },
-    "qwen3_vl_moe_text": {
-        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
-        "rope_parameters": {**_MROPE, "mrope_section": [2, 3, 3], "mrope_interleaved": True},
-    },
-    "qwen3_vl_text": {"rope_parameters": {**_MROPE, "mrope_section": [2, 3, 3], "mrope_interleaved": True}},
+    **dict.fromkeys(("qwen2_5_omni_text", "qwen2_5_vl_text", "qwen2_vl_text"), _mrope(2, 3, 3)),
+    "qwen3_5_moe_text": {**family_of("qwen3_next").small, **_QUARTER},
+    "qwen3_5_text": {**family_of("qwen3_5_text").small, **_QUARTER},
+    **{key: {**_EXPERTS, **_INTERLEAVED} for key in ("qwen3_omni_moe_text", "qwen3_vl_moe_text")},
+    "qwen3_vl_text": _INTERLEAVED,
 }  # fmt: skip
 
 # What a wrapper needs beside its parts: sizes of these, and the id of a token that published configurations have.
@@ -81,7 +74,9 @@ def wrapper_config(name: str) -> PreTrainedConfig:
     kind = CONFIG_MAPPING[name]
     defaults = kind()
     text_type = defaults.get_text_config(decoder=True).model_type
-    parts: dict[str, Any] = {"text_config": {"model_type": text_type, **_TEXT, **_EXTRA.get(text_type, {})}}
+    parts: dict[str, Any] = {
+        "text_config": {"model_type": text_type, **_TEXT, **copy.deepcopy(_EXTRA.get(text_type, {}))}
+    }
     for part in set(kind.sub_configs) - {"text_config"}:
         of_part = getattr(defaults, part)
         if of_part is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,14 +54,9 @@ def test_the_largest_step_has_the_most_tokens_and_sequences_that_a_step_can_have
     assert batch.slots.max() < block_size
 
 
-class FakeGPU:
-    """Returns the given readings, one after the other."""
-
-    def __init__(self, *readings: MemoryReading) -> None:
-        self._readings = list(readings)
-
-    def read(self) -> MemoryReading:
-        return self._readings.pop(0)
+def fake_gpu() -> Any:
+    """Return a GPU with two readings."""
+    return SimpleNamespace(read=iter((BEFORE, AFTER)).__next__)
 
 
 BEFORE = MemoryReading(total=80 * GIB, free=60 * GIB, reserved=16 * GIB, in_tensors=15 * GIB, peak_in_tensors=15 * GIB)
@@ -70,9 +66,7 @@ AFTER = MemoryReading(total=80 * GIB, free=58 * GIB, reserved=17 * GIB, in_tenso
 
 def measured(loaded: LoadedModel, backend: Callable[..., Any], **options: Any) -> MemoryUse:
     asked = EngineOptions(max_running=6, **options)
-    return measure(
-        FakeGPU(BEFORE, AFTER), loaded, asked, max_step_tokens=40, backend=backend, sample_ids=None, graph_bytes=7
-    )
+    return measure(fake_gpu(), loaded, asked, max_step_tokens=40, backend=backend, sample_ids=None, graph_bytes=7)
 
 
 def test_the_uses_of_memory_are_measured_separately(loaded: LoadedModel) -> None:
@@ -92,7 +86,7 @@ def test_the_uses_of_memory_are_measured_separately(loaded: LoadedModel) -> None
 def test_the_cache_gets_the_rest_and_the_other_uses_are_logged(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(kv_cache, "CudaMemory", lambda device: FakeGPU(BEFORE, AFTER))
+    monkeypatch.setattr(kv_cache, "CudaMemory", lambda device: fake_gpu())
     caplog.set_level(logging.INFO, "oaiserve")
     options = EngineOptions(max_running=6, max_step_tokens=40, kv_cache_memory=Bytes("1GiB"))
     blocks, states, _ = gpu_sizes(loaded, options, FastPaths(ReferenceAttention, None, None, None, {}))
