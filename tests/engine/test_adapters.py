@@ -30,8 +30,8 @@ from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.engine.tokenize import TokenizeStage
 from oaiserve.errors import AdapterUnloaded, InvalidRequest, NotFound
 from tests.engine.doubles import Inbox
-from tests.engine.model.adapters_for_tests import merged, random_adapter
 from tests.engine.model.runners import eager_runner
+from tests.models.adapters import merged, random_adapter
 from tests.models.decoders import FAMILIES, byte_tokenizer, generate, random_model
 
 MODEL = random_model(FAMILIES["llama"])

@@ -1,14 +1,19 @@
-"""Makes LoRA adapters with random weights, as folders in PEFT's format, for tests and for measurements."""
+"""Random LoRA adapters, as folders in PEFT's format and as tensors, and models with one in their weights."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from oaiserve.engine.model.adapters import Adapter, AdapterPart
 
 
 def write_adapter(
@@ -37,3 +42,28 @@ def write_adapter(
     settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": sorted(shapes)} | config
     (folder / "adapter_config.json").write_text(json.dumps(settings))
     return folder
+
+
+def random_adapter(
+    shapes: Mapping[str, tuple[int, int]], seed: int, *, rank: int = 4, dtype: torch.dtype = torch.float32
+) -> Adapter:
+    """Return an adapter for layers of these shapes that changes answers. Its ranks differ from layer to layer."""
+    generator = torch.Generator().manual_seed(seed)
+    parts = {}
+    for index, (name, (rows, columns)) in enumerate(shapes.items()):
+        own_rank = rank + index % 3
+        a = torch.randn(own_rank, columns, generator=generator) / columns**0.5
+        b = torch.randn(rows, own_rank, generator=generator) * 0.5
+        parts[name] = AdapterPart(a.to(dtype), b.to(dtype), 0.7 + 0.1 * (index % 4))
+    return Adapter(f"random {seed}", parts)
+
+
+@torch.no_grad()
+def merged(model: PreTrainedModel, adapter: Adapter) -> PreTrainedModel:
+    """Return a copy of the model with the adapter in its weights: W + scale * B A, the definition of LoRA."""
+    copied = deepcopy(model)
+    for name, part in adapter.parts.items():
+        module = copied.get_submodule(name)
+        added = part.scale * part.b @ part.a
+        module.weight += added.T if isinstance(module, Conv1D) else added
+    return copied

@@ -1,7 +1,7 @@
-"""Writes checkpoints whose matrices are packed integers, as AWQ, GPTQ and compressed-tensors write them.
+"""Writes checkpoints in packed integers (AWQ, GPTQ, compressed-tensors), in FP8 and in MXFP4, for tests and attacks.
 
-For tests and attacks. What is written is said plainly: numbers are quantized to the nearest integer between the
-extremes of a group, and packed field by field.
+What is written is said plainly: numbers are quantized to the nearest integer between the extremes of a group, and
+packed field by field. In FP8 and MXFP4, scales are drawn, not chosen for the weights, so that it is a model of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -180,3 +180,71 @@ def save(folder: Path, model: PreTrainedModel, tensors: dict[str, Tensor], quant
     path = folder / "config.json"
     config = json.loads(path.read_text()) | {"quantization_config": quantization, "dtype": dtype}
     path.write_text(json.dumps(config))
+
+
+Fp8Layout = Literal["blocks", "tensor", "fbgemm", "compressed"]
+BLOCK = 32  # rows, and columns, of a block that has a scale
+
+
+def write_fp8(folder: Path, model: PreTrainedModel, layout: Fp8Layout) -> None:
+    """Write a model with its linear layers in FP8, except for the last. Their columns are multiples of `BLOCK`."""
+    found: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.dim() != 2 or "embed" in name or "lm_head" in name:
+            found[name] = parameter.detach().to(torch.bfloat16)
+            continue
+        base, (n, k) = name.removesuffix(".weight"), parameter.shape
+        scale = _fp8_scale(n, k, layout)
+        found[f"{base}.weight_scale_inv" if layout == "blocks" else f"{base}.weight_scale"] = scale
+        whole = scale.repeat_interleave(BLOCK, 0)[:n].repeat_interleave(BLOCK, 1) if layout == "blocks" else scale
+        found[name] = (parameter.detach() / whole).to(torch.float8_e4m3fn)
+        found[f"{base}.input_scale"] = torch.tensor(1.0)
+    save(folder, model, found, _FP8_SETTINGS[layout], "bfloat16")
+
+
+def _fp8_scale(n: int, k: int, layout: Fp8Layout) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    if layout == "blocks":
+        return (torch.randn(-(-n // BLOCK), k // BLOCK, generator=generator).abs() + 0.5) / 64
+    if layout == "tensor":
+        return torch.tensor(0.02)
+    return torch.randn(n, 1, generator=generator).abs() / 64 + 0.01
+
+
+_FP8_SETTINGS: dict[Fp8Layout, dict[str, Any]] = {
+    "blocks": {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK]},
+    "tensor": {"quant_method": "fp8"},
+    "fbgemm": {"quant_method": "fbgemm_fp8"},
+    "compressed": {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"},
+            }
+        },
+    },
+}
+
+
+_HALVES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])  # what the codes mean
+
+
+def save_in_mxfp4(model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:
+    """Save a gpt-oss model with random numbers of MXFP4 in place of its experts' weights. Return these, expanded."""
+    model.save_pretrained(folder)
+    path, generator = folder / "model.safetensors", torch.Generator().manual_seed(0)
+    tensors, expanded = load_file(path), {}
+    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        experts, width, rows = tensors.pop(name).shape
+        blocks = torch.randint(256, (experts, rows, width // 32, 16), generator=generator)
+        scales = torch.randint(117, 123, (experts, rows, width // 32), generator=generator)
+        tensors |= {f"{name}_blocks": blocks.to(torch.uint8), f"{name}_scales": scales.to(torch.uint8)}
+        numbers = torch.stack([_HALVES[blocks % 16], _HALVES[blocks // 16]], dim=-1).flatten(-2)
+        expanded[name] = (numbers * 2.0 ** (scales[..., None] - 127)).flatten(-2).transpose(1, 2)
+    save_file(tensors, path, {"format": "pt"})
+    settings = json.loads((folder / "config.json").read_text())
+    settings["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    (folder / "config.json").write_text(json.dumps(settings))
+    return expanded

@@ -13,6 +13,7 @@ from tests.models.decoders import SMALL
 _SIZES = {**SMALL, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}  # sizes that the native step takes
 _YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 _SCALED = {**_YARN, "llama_4_scaling_beta": 0.1}
+_YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 # What the code of a type without a family of its own needs beside the common sizes to run.
 _OTHERS: dict[str, dict[str, Any]] = {
     "dbrx": {
@@ -25,15 +26,7 @@ _OTHERS: dict[str, dict[str, Any]] = {
     },
     "gemma4_unified_text": {**SHARED_KEYS, "global_head_dim": 32},
     "jetmoe": {**EXPERTS, "kv_channels": 16, "num_attention_heads": 4},
-    "ministral3": {
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "rope_theta": 10000.0,
-            "factor": 4.0,
-            "original_max_position_embeddings": 32,
-            "llama_4_scaling_beta": 0.1,
-        }
-    },
+    "ministral3": {"rope_parameters": {**_YARN, "llama_4_scaling_beta": 0.1}},
     **dict.fromkeys(("gpt_neox", "persimmon", "phi"), HEADS_FOR_EACH),
     **{
         name: {**LATENT, **GROUPED_EXPERTS, **HEADS_FOR_EACH}

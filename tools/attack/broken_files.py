@@ -51,10 +51,8 @@ from oaiserve.files.checkpoint import INDEX
 from oaiserve.files.private import cache_folder
 from tests.models.adapters import write_adapter
 from tests.models.decoders import byte_tokenizer, random_model
-from tests.models.fp8 import write_fp8
 from tests.models.gguf_files import random_blocks, write_gguf
-from tests.models.mxfp4 import save_in_mxfp4
-from tests.models.packed import Packing, write_checkpoint
+from tests.models.packed import Packing, save_in_mxfp4, write_checkpoint, write_fp8
 from tools.markdown import as_markdown, publish
 
 CPU_SECONDS, WALL_SECONDS = 60, 300

@@ -18,8 +18,7 @@ from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.start.gpu.products import ROUNDED_EXPERTS_TOLERANCE
 from oaiserve.engine.start.load import load_model
 from tests.models.decoders import SMALL, generate, random_model
-from tests.models.mxfp4 import save_in_mxfp4
-from tests.models.packed import Packing, write_checkpoint
+from tests.models.packed import Packing, save_in_mxfp4, write_checkpoint
 from tools.gpu.layer_check import NUM_TOKENS, PROMPTS, compare
 from tools.gpu.target import Target
 from tools.gpu.workload import running_engine

@@ -18,12 +18,16 @@ from oaiserve.engine.model.states import States
 from oaiserve.engine.request import Event, Request, SamplingParams, Terminal, TokenChunk
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.served_model import ServedModel
+from oaiserve.engine.step import Chunk, Step
 from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.engine.doubles import Inbox
 from tests.models.decoders import byte_tokenizer
 
 CPU = torch.device("cpu")
 _OF_SEQUENCE = {"draw_key", "stop_ids", "bad_words", "adapter", "constraint"}
+
+
+PROMPTS = [[5, 9, 2, 40, 11], [7] * 9, [3, 1, 4, 1, 5, 9, 2, 6], [8, 8]]  # of `decode`
 
 
 def eager_runner(
@@ -93,3 +97,18 @@ def sequence_of(
     sequence = Sequence(name, 0, token_ids, SamplingParams(**others), max_len=max_len, **own)
     sequence.blocks = list(blocks)
     return sequence
+
+
+def decode(runner: ModelRunner, prompts: list[list[int]], adapters: list[int], num_tokens: int) -> list[list[int]]:
+    """Return greedy answers to prompts with these adapters, all in the same steps."""
+    sequences = [
+        sequence_of(prompt, range(index * 4, index * 4 + 4), temperature=0.0, adapter=adapter)
+        for index, (prompt, adapter) in enumerate(zip(prompts, adapters, strict=True))
+    ]
+    chunks = [Chunk(sequence, 0, len(sequence.token_ids)) for sequence in sequences]
+    for _ in range(num_tokens):
+        results = runner.collect(runner.launch(Step(chunks))).chunks
+        for sequence, result in zip(sequences, results, strict=True):
+            sequence.token_ids += result.token_ids
+        chunks = [Chunk(sequence, len(sequence.token_ids) - 1, 1) for sequence in sequences]
+    return [sequence.token_ids[len(prompt) :] for sequence, prompt in zip(sequences, prompts, strict=True)]

@@ -18,11 +18,10 @@ from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.start.ways import expanded
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.errors import StartupError
-from tests.engine.model.adapters_for_tests import PROMPTS, decode, merged, random_adapter
 from tests.engine.model.cpu.small_models import FAMILIES as NATIVE_FAMILIES
 from tests.engine.model.cpu.small_models import config
-from tests.engine.model.runners import CPU, eager_runner, sequence_of
-from tests.models.adapters import write_adapter
+from tests.engine.model.runners import CPU, PROMPTS, decode, eager_runner, sequence_of
+from tests.models.adapters import merged, random_adapter, write_adapter
 from tests.models.decoders import FAMILIES, generate, random_model
 
 

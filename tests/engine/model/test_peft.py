@@ -13,9 +13,8 @@ from oaiserve.engine.model.adapted_modules import adaptable
 from oaiserve.engine.model.adapters import load_adapter
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.files.adapters import BadAdapter, read_adapter
-from tests.engine.model.adapters_for_tests import PROMPTS, decode
 from tests.engine.model.cpu.small_models import FAMILIES as NATIVE_FAMILIES
-from tests.engine.model.runners import eager_runner
+from tests.engine.model.runners import PROMPTS, decode, eager_runner
 from tests.models.decoders import FAMILIES, generate, random_model
 
 peft = pytest.importorskip("peft")

@@ -19,8 +19,7 @@ from tests.engine.model.cpu.small_models import GROUPED_MOE, LATENT, MOE, config
 from tests.engine.model.gpu.packed_matrices import SIZES as TWO_LAYERS
 from tests.engine.model.gpu.packed_matrices import floats_in_blocks, integers
 from tests.engine.model.members import BLOCK_SIZE, NUM_BLOCKS, Computed
-from tests.models.fp8 import write_fp8
-from tests.models.packed import Packing, write_checkpoint
+from tests.models.packed import Packing, write_checkpoint, write_fp8
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 

@@ -22,7 +22,7 @@ from oaiserve.files.checkpoint import refuse_unless_sound
 from oaiserve.files.source import find_model
 from tests.engine.remembered import save
 from tests.models.decoders import FAMILIES, FOREIGN_FAMILIES, byte_tokenizer, random_model
-from tests.models.mxfp4 import save_in_mxfp4
+from tests.models.packed import save_in_mxfp4
 from tests.models.wrappers import save_wrapper
 
 Spoil = Callable[[Path], object]

@@ -43,9 +43,9 @@ from oaiserve.errors import StartupError
 from oaiserve.files.gguf import read_tensors, shard_paths
 from oaiserve.files.source import find_model
 from oaiserve.files.start_cache import NotRemembered, Subject
-from tests.engine.model.adapters_for_tests import random_adapter
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, config, make_model
 from tests.engine.remembered import wait_until_remembered
+from tests.models.adapters import random_adapter
 from tests.models.decoders import byte_tokenizer
 from tests.models.gguf_files import random_blocks, write_gguf
 from tests.models.gguf_records import Record, model_of
@@ -62,7 +62,7 @@ from tests.models.in_blocks import (
     round_inputs,
     with_plain_experts,
 )
-from tests.models.mxfp4 import save_in_mxfp4
+from tests.models.packed import save_in_mxfp4
 
 pytestmark = pytest.mark.compiler
 _CHOSEN = {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1}

@@ -20,9 +20,9 @@ from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.start.ways.quantized import load_quantized, reason_to_expand
 from oaiserve.errors import StartupError
 from oaiserve.files.source import find_model
-from tests.engine.model.adapters_for_tests import random_adapter
 from tests.engine.model.cpu.small_models import config, make_model
 from tests.engine.remembered import wait_until_remembered
+from tests.models.adapters import random_adapter
 from tests.models.decoders import byte_tokenizer, generate
 from tests.models.in_blocks import OPTIONS, SIZES, batch_of, eager_logits, kept_logits, round_inputs, written
 from tests.models.packed import Packing

@@ -24,9 +24,9 @@ from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.start.ways.quantized import load_quantized, reason_to_expand
 from oaiserve.errors import StartupError
 from oaiserve.files.source import find_model
-from tests.engine.model.adapters_for_tests import random_adapter
 from tests.engine.model.cpu.small_models import config, make_model
 from tests.engine.model.gpu.packed_matrices import weights_in
+from tests.models.adapters import random_adapter
 from tests.models.decoders import generate
 from tests.models.in_blocks import (
     OPTIONS,

@@ -20,9 +20,9 @@ from oaiserve.engine.request import Grammar, Request, SamplingParams, TokenPromp
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.text.tokenizer import Tokenizer
-from tests.engine.model.adapters_for_tests import merged, random_adapter
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, config, make_model, native_decoder
 from tests.engine.test_adapters import collect
+from tests.models.adapters import merged, random_adapter
 from tests.models.decoders import byte_tokenizer, generate
 
 pytestmark = pytest.mark.compiler

@@ -23,7 +23,6 @@ from oaiserve.engine.start.compare import QUANTIZED_TOLERANCE, difference
 from oaiserve.engine.start.native import with_native_cache
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Step
-from tests.engine.model.adapters_for_tests import merged, random_adapter
 from tests.engine.model.cpu.small_models import (
     BLOCK_SIZE,
     FAMILIES,
@@ -33,6 +32,7 @@ from tests.engine.model.cpu.small_models import (
     make_model,
     native_decoder,
 )
+from tests.models.adapters import merged, random_adapter
 
 pytestmark = [pytest.mark.kernels, pytest.mark.compiler]
 CPU = torch.device("cpu")

@@ -37,8 +37,7 @@ from oaiserve.engine.start.load import load_model
 from oaiserve.engine.start.prepare import prepare
 from tests.engine.model.cpu.small_models import EXPERTS, MOE, config, make_model
 from tests.engine.model.gpu.packed_matrices import floats_in_blocks, integers, numbers, on_gpu, relative
-from tests.models.mxfp4 import save_in_mxfp4
-from tests.models.packed import Packing, write_checkpoint
+from tests.models.packed import Packing, save_in_mxfp4, write_checkpoint
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 

@@ -36,8 +36,7 @@ from tests.engine.model.gpu.packed_matrices import (
     weights_in,
 )
 from tests.models.decoders import byte_tokenizer
-from tests.models.fp8 import Layout, write_fp8
-from tests.models.packed import Packing, write_checkpoint
+from tests.models.packed import Fp8Layout, Packing, write_checkpoint, write_fp8
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 
@@ -105,8 +104,8 @@ def test_matrices_are_joined_if_they_are_stored_alike() -> None:
 # -- checkpoints ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layout", get_args(Layout))
-def test_checkpoints_in_fp8_are_read_and_may_stay_packed(layout: Layout, tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", get_args(Fp8Layout))
+def test_checkpoints_in_fp8_are_read_and_may_stay_packed(layout: Fp8Layout, tmp_path: Path) -> None:
     write_fp8(tmp_path, make_model(config("llama", **SIZES)), layout)
     byte_tokenizer(256).save_pretrained(tmp_path)
     loaded = load_model(tmp_path, device="cpu", dtype="float32")
@@ -281,7 +280,7 @@ def test_other_groups_are_not_asked_of_torch() -> None:
 @pytest.mark.parametrize(("layout", "way"), [("fbgemm", triton_scaled.by_torch), ("blocks", triton_scaled.by_triton)])
 @torch.inference_mode()
 def test_prompts_are_multiplied_in_8_bits_and_decodes_are_not(
-    layout: Layout, way: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    layout: Fp8Layout, way: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_fp8(tmp_path, make_model(config("llama", **SIZES)), layout)
     loaded = load_model(tmp_path, device="cpu", dtype="bfloat16")
