@@ -27,30 +27,13 @@ from transformers import (
     Qwen3Config,
 )
 
+_RANGE = {"initializer_range": 0.3}  # far from uniform, so that a wrong position or window changes the answer
+_TOKENS = {"vocab_size": 97, "bos_token_id": 1, "eos_token_id": 2}
 SMALL = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.3,  # far from uniform, so that a wrong position or window changes the answer
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-_SMALL_GPT2 = {
-    "vocab_size": 97,
-    "n_positions": 128,
-    "n_embd": 32,
-    "n_layer": 3,
-    "n_head": 4,
-    "initializer_range": 0.3,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+    **_TOKENS, "pad_token_id": 0, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128, **_RANGE,
+}  # fmt: skip
+_SMALL_GPT2 = {**_TOKENS, "n_positions": 128, "n_embd": 32, "n_layer": 3, "n_head": 4, **_RANGE}
 _MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 
 FAMILIES: dict[str, PreTrainedConfig] = {
@@ -64,7 +47,6 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     "gemma3": Gemma3TextConfig(**SMALL, sliding_window=6, layer_types=_MIXED, query_pre_attn_scalar=8),
 }
 
-_RANGE = {"initializer_range": 0.3}
 _OWN_HEADS = {**SMALL, "num_key_value_heads": 4}
 _FALCON = {key: value for key, value in SMALL.items() if key != "head_dim"}
 # Families whose attention has sinks or ALiBi, or that have to be brought to call paged attention: see `foreign_config`.

@@ -14,8 +14,7 @@ from transformers import PreTrainedConfig
 
 # Where a file has another name than transformers.
 _ARCHITECTURES = {
-    "mistral": "llama",
-    "mixtral": "llama",
+    **dict.fromkeys(("mistral", "mixtral"), "llama"),
     "gemma3_text": "gemma3",
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
@@ -23,18 +22,11 @@ _ARCHITECTURES = {
 }
 # Where a block has 16-bit floats, in bytes.
 _FLOATS = {
-    Kind.Q4_0: (0,),
-    Kind.Q4_1: (0, 2),
-    Kind.Q5_0: (0,),
-    Kind.Q5_1: (0, 2),
-    Kind.Q8_0: (0,),
+    **dict.fromkeys((Kind.Q4_0, Kind.Q5_0, Kind.Q8_0, Kind.IQ4_NL, Kind.IQ4_XS), (0,)),
+    **dict.fromkeys((Kind.Q4_1, Kind.Q5_1, Kind.Q4_K, Kind.Q5_K), (0, 2)),
     Kind.Q2_K: (80, 82),
     Kind.Q3_K: (108,),
-    Kind.Q4_K: (0, 2),
-    Kind.Q5_K: (0, 2),
     Kind.Q6_K: (208,),
-    Kind.IQ4_NL: (0,),
-    Kind.IQ4_XS: (0,),
     Kind.MXFP4: (),
 }
 

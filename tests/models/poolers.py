@@ -33,18 +33,11 @@ from transformers import (
 from tests.models.decoders import SMALL
 
 SMALL_VOCAB = 300
-_ENCODER = {
-    "vocab_size": SMALL_VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 258,
-    "initializer_range": 0.3,  # far from uniform, so that a wrong position or window changes the answer
-}
+_DECODER = SMALL | {"vocab_size": SMALL_VOCAB, "max_position_embeddings": 256}
+_OF_DECODERS = {"num_key_value_heads", "head_dim", "bos_token_id", "eos_token_id", "pad_token_id"}
+_ENCODER = {key: value for key, value in _DECODER.items() if key not in _OF_DECODERS} | {"max_position_embeddings": 258}
 _IDS = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3, "cls_token_id": 2, "sep_token_id": 3}
 _ROBERTA_IDS = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
-_DECODER = SMALL | {"vocab_size": SMALL_VOCAB, "max_position_embeddings": 256}
 
 FAMILIES: dict[str, PreTrainedConfig] = {
     "bert": BertConfig(**_ENCODER, pad_token_id=0),

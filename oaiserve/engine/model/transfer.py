@@ -24,10 +24,7 @@ def pinned(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 class ReadBack:
-    """A copy of some tensors from the device to the host, in int64, float32 or bool. Only `wait` waits for it.
-
-    The tensors are copied as one, after all work that the device has been given before.
-    """
+    """A copy of int64, float32 or bool tensors to the host, as one, after all work before. Only `wait` waits."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self._tensors = tensors

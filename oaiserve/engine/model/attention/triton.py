@@ -44,10 +44,7 @@ class Tile(NamedTuple):
 
 
 class TritonAttention:
-    """The attention of one step by Triton kernels, in bfloat16, float16 or float32. Sums are in float32.
-
-    The keys and values of a cache may have eight bits. With a rotation, queries may be overwritten.
-    """
+    """The attention of one step by Triton kernels. Sums are in float32. With a rotation, queries may be overwritten."""
 
     rotates = True
 

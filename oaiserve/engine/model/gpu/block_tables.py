@@ -97,7 +97,10 @@ class BlockTables:
             first, last = start // block_size, (start + num_tokens - 1) // block_size
             row = known.get(sequence)
             if row is None:
-                row = known[sequence] = _Row(self._free_row(step), blocks)
+                if not self._free:
+                    computed = {chunk.sequence for chunk in step.chunks}
+                    self._release(one for one in known if one not in computed)
+                row = known[sequence] = _Row(self._free.pop(), blocks)
             elif row.blocks is not blocks:
                 row.blocks, row.num_known = blocks, 0
             elif first == last == row.num_known - 1 and blocks[last] == row.last:
@@ -113,12 +116,6 @@ class BlockTables:
         if len(known) > len(rows):
             self._release(sequence for sequence in known if not sequence.blocks)
         return rows, places, values
-
-    def _free_row(self, step: Step) -> int:
-        if not self._free:
-            computed = {chunk.sequence for chunk in step.chunks}
-            self._release(sequence for sequence in self._rows if sequence not in computed)
-        return self._free.pop()
 
     def _release(self, sequences: Iterable[Sequence]) -> None:
         for sequence in list(sequences):

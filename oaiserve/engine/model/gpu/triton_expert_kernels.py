@@ -20,10 +20,7 @@ def plan_experts_kernel(
     TILE_ROWS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Sort pairs of a row and an expert by the expert, and cut those of each into tiles. The program is (expert).
-
-    Each program counts the pairs of all, so none waits for another one.
-    """
+    """Sort pairs by expert, and cut each one's into tiles. The program is (expert): each counts all pairs itself."""
     expert = tl.program_id(0)
     lane = tl.arange(0, CHUNK)
     counts = tl.zeros([BINS], tl.int32)

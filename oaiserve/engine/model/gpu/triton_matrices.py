@@ -94,10 +94,7 @@ def num_splits(num_programs: int, num_tiles: int, device: torch.device) -> int:
 
 @functools.cache
 def counters(device: torch.device) -> Tensor:
-    """Return counters of ended programs, one for each tile of a product with splits.
-
-    Such a product has fewer tiles than programs fit on the device. Products follow each other on one stream.
-    """
+    """Return counters of ended programs, one for each tile of a product with splits: fewer than fit on the device."""
     return torch.zeros(1 << 14, dtype=torch.int32, device=device)
 
 

@@ -24,7 +24,9 @@ def ways(matrix: PackedMatrix) -> list[Multiply]:
         return []
     n, columns = matrix.shape
     is_whole = n % _MULTIPLE == 0 and columns % _MULTIPLE == 0
-    return [by_torch, by_triton] if is_whole and _groups_are_torchs(matrix) else [by_triton]
+    # Torch supports scales for each row, or for each row and 128 columns.
+    has_torchs_groups = len(matrix.scales) == 1 or matrix.group_columns == TILE_COLUMNS
+    return [by_torch, by_triton] if is_whole and has_torchs_groups else [by_triton]
 
 
 def scaled_or(scaled: Multiply, multiply: Multiply) -> Multiply:
@@ -84,8 +86,3 @@ def rounded_rows(rows: Tensor, group_columns: int) -> tuple[Tensor, Tensor]:
         num_warps=min(16, max(1, tile * tile_groups // 512)),
     )
     return out, scales
-
-
-def _groups_are_torchs(matrix: PackedMatrix) -> bool:
-    """Return whether torch supports such scales: one for each row, or for each row and 128 columns."""
-    return len(matrix.scales) == 1 or matrix.group_columns == TILE_COLUMNS

@@ -20,10 +20,7 @@ SampledIds = tuple[torch.Tensor, torch.Tensor]  # ids, int64 [R], and whether th
 
 
 class DrawRow(NamedTuple):
-    """The parameters of a draw. A greedy draw is one from the best id alone.
-
-    They are rounded to float32, in which a GPU gets them, so that all samplers read the same numbers.
-    """
+    """The parameters of a draw, greedy if from the best id alone, in float32, which all samplers read."""
 
     temperature: float
     min_p: float

@@ -35,10 +35,7 @@ def _ordered(logits):
 
 @triton.jit
 def mask_kernel(logits, masks, stride, vocab, num_words, CHUNK: tl.constexpr):
-    """Set the logits of a chunk to -infinity where the bit of their id is 0. The program is (mask, chunk).
-
-    A mask is int32 [1 + num_words]: its row of the logits, and the bits, 32 in a word.
-    """
+    """Set logits to -infinity where a bit of a mask, int32 [row, *words], is 0. The program is (mask, chunk)."""
     mask, chunk = masks + tl.program_id(0).to(tl.int64) * (1 + num_words), tl.program_id(1)
     token_id = chunk * CHUNK + tl.arange(0, CHUNK)
     word = tl.load(mask + 1 + token_id // 32, mask=token_id < vocab, other=-1)
@@ -78,10 +75,7 @@ def best_of_chunk_kernel(logits, best, stride, vocab, width, CHUNK: tl.constexpr
 
 @triton.jit
 def best_kernel(best, scores, token_ids, are_finite, num_chunks, TILE_CHUNKS: tl.constexpr):
-    """Take the id with the best score of a row, and look at its highest logit. The program is (row).
-
-    `best` and `scores` int64 [R, num_chunks] have the best of each chunk, and are the same if logits decide.
-    """
+    """Take the id with the best score of a row's chunks, and look at its highest logit. The program is (row)."""
     row = tl.program_id(0).to(tl.int64)
     bits = _best(best, row, num_chunks, TILE_CHUNKS) >> 32
     drawn = _best(scores, row, num_chunks, TILE_CHUNKS)
@@ -478,10 +472,7 @@ def scores_kernel(
     CHUNK: tl.constexpr,
     TILE_CHUNKS: tl.constexpr,
 ):
-    """Find the best score of a chunk among the remaining ids. The program is (row, chunk).
-
-    The score is the scaled logit plus noise. That of a greedy draw, with a top_k of 1, is the logit.
-    """
+    """Find a chunk's best score: scaled logit plus noise, or a greedy draw's logit. The program is (row, chunk)."""
     row, chunk, num_chunks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     token_id = chunk * CHUNK + tl.arange(0, CHUNK)
     x = _logits(logits, row, stride, token_id, vocab, width)
