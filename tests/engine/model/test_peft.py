@@ -12,7 +12,7 @@ import torch
 from oaiserve.engine.model.adapted_modules import adaptable
 from oaiserve.engine.model.adapters import load_adapter
 from oaiserve.engine.start.prepare import prepare
-from oaiserve.files.adapters import BadAdapter, read_adapter
+from oaiserve.files.adapters import read_adapter
 from tests.engine.model.cpu.small_models import FAMILIES as NATIVE_FAMILIES
 from tests.engine.model.runners import PROMPTS, decode, eager_runner
 from tests.models.decoders import FAMILIES, generate, random_model
@@ -50,19 +50,6 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "DoRA": ({"use_dora": True, "target_modules": ["q_proj"]}, "it is a DoRA adapter (use_dora)"),
-    "biases": ({"bias": "lora_only", "target_modules": ["q_proj"]}, "it has biases (bias: 'lora_only')"),
-    "whole modules": (
-        {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
-        "it replaces whole modules (modules_to_save)",
-    ),
-    # PEFT saves the weights of these two as well.
-    "embeddings": ({"target_modules": ["embed_tokens"]}, "is not the lora_A or lora_B of a linear layer"),
-    "the output head": ({"target_modules": ["lm_head"]}, "is not the lora_A or lora_B of a linear layer"),
-}
-
-
 @pytest.mark.parametrize("case", CONFIGS)
 def test_answers_are_those_of_peft(case: str, tmp_path: Path) -> None:
     family, config = CONFIGS[case]
@@ -85,15 +72,3 @@ def test_answers_are_those_of_peft(case: str, tmp_path: Path) -> None:
         else:
             with adapted.disable_adapter():
                 assert answer == generate(adapted, [prompt], 6)[0]
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_is_not_supported_is_named(case: str, tmp_path: Path) -> None:
-    config, reason = REFUSED[case]
-    loaded = prepare(random_model(FAMILIES["llama"]))
-    peft.get_peft_model(
-        random_model(FAMILIES["llama"]), peft.LoraConfig(task_type="CAUSAL_LM", **config)
-    ).save_pretrained(tmp_path)
-    with pytest.raises(BadAdapter) as error:
-        load_adapter("peft", read_adapter(tmp_path), adaptable(loaded.model), loaded.dtype, loaded.device)
-    assert reason in str(error.value)

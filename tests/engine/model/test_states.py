@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.cpu.description import NotKnown
-from oaiserve.engine.model.families import family_of
 from oaiserve.engine.model.foreign_layers import selective_scan
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LayerStateShapes, LoadedModel, StateShape
@@ -26,7 +25,7 @@ from oaiserve.errors import StartupError
 from tests.engine.model.cpu.small_models import native_decoder
 from tests.engine.model.runners import eager_runner, sequence_of
 from tests.models.decoders import byte_tokenizer, generate, random_model
-from tests.models.small_configs import STATE_FAMILIES, config_of
+from tests.models.small_configs import config_of
 
 PROMPT = [5, 9, 3, 17, 60, 2, 2, 41, 8, 33, 71, 12]
 # One of each kind: the first Mamba's scan, the second's, the delta rule, convolutions, states beside attention.
@@ -138,13 +137,6 @@ def test_a_scan_goes_on_from_its_state() -> None:
 
 
 # -- what is refused, and what is served in another way ----------------------------------------------------------------
-
-
-def test_each_type_with_mixers_is_one_of_transformers_and_has_such_a_class() -> None:
-    for family in STATE_FAMILIES:
-        config = config_of(family)
-        names = {type(module).__name__ for module in random_model(config).modules()}
-        assert family_of(config.model_type).mixer in names
 
 
 def test_a_model_whose_layers_forget_between_two_parts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

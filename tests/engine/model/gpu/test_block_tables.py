@@ -126,14 +126,6 @@ def test_a_step_of_decodes_copies_only_blocks_that_have_been_begun(copied: list[
         assert copied == [num_blocks - 1 + 3 * 19, 4]  # all of them once, and then a block of each, when it begins
 
 
-def test_rows_of_sequences_that_have_ended_are_free_again() -> None:
-    tables = BlockTables(2, 4, BLOCK_SIZE, CPU)
-    first, second, third = (sequence(2, first=2 * i) for i in range(3))
-    assert len(check(tables, Step([Chunk(first, 0, 8), Chunk(second, 0, 8)]))) == 2
-    first.blocks = []
-    check(tables, Step([Chunk(third, 0, 8), Chunk(second, 7, 1)]))
-
-
 def test_after_an_error_everything_is_copied_again(monkeypatch: pytest.MonkeyPatch, copied: list[int]) -> None:
     tables, one = BlockTables(2, 8, BLOCK_SIZE, CPU), sequence(4)
     check(tables, Step([Chunk(one, 0, 8)]))

@@ -195,27 +195,6 @@ def some_words(width: int) -> st.SearchStrategy[list[int]]:
     return st.lists(word, min_size=width, max_size=width)
 
 
-def test_nothing_lifts_a_mask_and_logprobs_are_those_before_it() -> None:
-    logits = torch.zeros(1, VOCAB)
-    params = SamplingParams(
-        temperature=0.0, logit_bias={7: 100.0}, repetition_penalty=0.01, presence_penalty=-2.0, logprobs=0
-    )
-    sampled = sample(logits, [sequence(params, generated=(7, 9), mask=(4,))])
-    (found,) = sampled.logprobs
-    assert (sampled.token_ids, sampled.are_finite) == ([4], [True])
-    assert found is not None
-    assert found.logprob == pytest.approx(-math.log(VOCAB))
-
-
-@pytest.mark.parametrize(("allowed", "bad_words"), [((5,), ()), (None, ((4,),))])
-def test_a_mask_that_the_other_parameters_leave_empty_has_no_finite_logit(
-    allowed: tuple[int, ...] | None, bad_words: tuple[tuple[int, ...], ...]
-) -> None:
-    contradictory = sequence(SamplingParams(allowed_token_ids=allowed), bad_words=bad_words, mask=(4,))
-    rows = [contradictory, sequence(mask=(4,)), sequence()]
-    assert sample(torch.zeros(3, VOCAB), rows).are_finite == [False, True, True]
-
-
 def test_penalties_follow_an_answer_as_it_grows() -> None:
     """The counts of tokens are kept with the sequence from step to step."""
     logits = torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(6))

@@ -128,22 +128,6 @@ def test_one_program_searches_few_tokens_of_a_flat_row(monkeypatch: pytest.Monke
     assert all(number < vocab / 8 for (number,) in after)
 
 
-def test_every_token_except_for_masked_ones_can_be_drawn() -> None:
-    logits = torch.tensor([[-math.inf, 0.0, -math.inf, 1.0, 1.0, -math.inf]])
-    for params in ({}, {"top_k": 5}, {"top_p": 0.999}):
-        sequences = [make_sequence(draw_key=key, temperature=1.0, **params) for key in range(10)]
-        token_ids, are_finite = triton_sampling.sample_ids(logits.expand(10, -1).contiguous(), next_rows(sequences))
-        assert set(token_ids.tolist()) == {1, 3, 4}
-        assert are_finite.all()
-
-
-@pytest.mark.parametrize("cuts", [{"top_k": 3}, {"top_p": 0.5}, {"top_k": 5, "top_p": 0.6}], ids=str)
-def test_of_equal_tokens_those_with_the_lowest_ids_stay(cuts: dict[str, float]) -> None:
-    sequences = [make_sequence(draw_key=key, temperature=1.0, **cuts) for key in range(20)]
-    token_ids, _ = triton_sampling.sample_ids(torch.zeros(20, 6), next_rows(sequences))
-    assert set(token_ids.tolist()) == {0, 1, 2}
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_greedy_takes_the_lowest_id_of_equal_logits(dtype: torch.dtype) -> None:
     torch.manual_seed(2)
