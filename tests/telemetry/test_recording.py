@@ -144,16 +144,6 @@ def test_another_start_keeps_the_recording_of_the_one_before(tmp_path: Path, end
     assert before != after  # another salt
 
 
-def test_a_recording_on_a_full_disk_is_closed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    recording = opened(tmp_path / "load.jsonl", lambda: {"per_step": 1.0})
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "write", lambda file, content: 0)
-        recording.close()
-    assert "What steps cost is not in the recording" in caplog.text
-
-
 @pytest.mark.parametrize("rotates", [False, True], ids=["within a file", "at the beginning of one"])
 def test_a_recording_goes_on_when_the_disk_has_room_again_and_says_what_it_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, rotates: bool, ended
@@ -180,16 +170,18 @@ def test_a_recording_goes_on_when_the_disk_has_room_again_and_says_what_it_lacks
     assert [record.exc_info for record in caplog.records] == [None, None]
 
 
-def test_a_recording_that_ends_on_a_full_disk_says_what_it_lacks(
+def test_a_recording_that_ends_on_a_full_disk_is_closed_and_says_what_it_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ended
 ) -> None:
-    recording = opened(tmp_path / "load.jsonl")
+    recording = opened(tmp_path / "load.jsonl", lambda: COST)
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
         with pytest.raises(OSError, match="No space left on device: '.*load.jsonl'"):
             recording.add(ended([1]))
-    recording.close()
-    assert caplog.messages == [f"The last requests are missing from the recording {tmp_path / 'load.jsonl'}: 1"]
+        recording.close()
+    missing, cost = caplog.messages
+    assert missing == f"The last requests are missing from the recording {tmp_path / 'load.jsonl'}: 1"
+    assert cost.startswith("What steps cost is not in the recording")
 
 
 def full(file: int, content: bytes) -> int:
