@@ -20,7 +20,7 @@ from oaiserve.facts.trace import TraceContext
 from oaiserve.telemetry import logs, names
 from oaiserve.telemetry.log_limit import LogLimit
 from oaiserve.telemetry.metrics import Measured, Metrics
-from oaiserve.telemetry.otel_environment import exporter_kind, positive_integer, resource
+from oaiserve.telemetry.otel import exporter_kind, positive_integer, resource
 from oaiserve.telemetry.recent import RecentRequests
 from oaiserve.telemetry.recorder import Consumer, Recorder
 from oaiserve.telemetry.recording import Recording

@@ -16,8 +16,7 @@ from typing import Any, Literal, TextIO
 
 from oaiserve.facts.record import Outcome, RequestRecord
 from oaiserve.telemetry.log_limit import REQUESTS, LogLimit
-from oaiserve.telemetry.shown import in_ms, log_fields
-from oaiserve.telemetry.summary import steps_of, token_gaps
+from oaiserve.telemetry.shown import in_ms, log_fields, steps_of, token_gaps
 
 logger = logging.getLogger(REQUESTS)
 

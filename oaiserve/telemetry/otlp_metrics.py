@@ -17,8 +17,7 @@ from opentelemetry.sdk.metrics import export as otel
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from oaiserve.telemetry import names
-from oaiserve.telemetry.exporter import Exporter
-from oaiserve.telemetry.otel_environment import resource
+from oaiserve.telemetry.otel import Exporter, resource
 from oaiserve.telemetry.series import HistogramPoint, LabelValues, Points
 
 logger = logging.getLogger(__name__)

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 from oaiserve.facts.record import POOLING_OPERATIONS, RequestRecord
 from oaiserve.telemetry.explanation import num_shared, sentences
-from oaiserve.telemetry.shown import json_of
-from oaiserve.telemetry.summary import TokenGaps, steps_of, token_gaps
+from oaiserve.telemetry.shown import TokenGaps, json_of, steps_of, token_gaps
 
 MOST_NEIGHBOURS = 20  # requests listed as neighbours of one request
 

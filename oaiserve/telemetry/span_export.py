@@ -23,8 +23,7 @@ from opentelemetry.sdk.trace.export import SpanExporter
 
 from oaiserve.errors import StartupError
 from oaiserve.facts.times import monotonic_ns
-from oaiserve.telemetry.exporter import Exporter
-from oaiserve.telemetry.otel_environment import positive_integer
+from oaiserve.telemetry.otel import Exporter, positive_integer
 
 logger = logging.getLogger(__name__)
 

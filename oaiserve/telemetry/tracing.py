@@ -28,10 +28,9 @@ from oaiserve.facts.record import POOLING_OPERATIONS, EventKind, Outcome, Reques
 from oaiserve.facts.times import PHASES, Phase
 from oaiserve.facts.trace import TraceContext
 from oaiserve.telemetry import names
-from oaiserve.telemetry.otel_environment import resource
-from oaiserve.telemetry.shown import attributes, server_attributes, step_attributes
+from oaiserve.telemetry.otel import resource
+from oaiserve.telemetry.shown import attributes, server_attributes, step_attributes, steps_of
 from oaiserve.telemetry.span_export import CountSpans, SpanExport
-from oaiserve.telemetry.summary import steps_of
 
 _SAMPLED = otel.TraceFlags(otel.TraceFlags.SAMPLED)
 _UNSET, _ERROR = otel.Status(otel.StatusCode.UNSET), otel.Status(otel.StatusCode.ERROR)

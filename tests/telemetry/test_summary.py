@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oaiserve.facts.record import EngineAccount
-from oaiserve.telemetry.summary import MOST_SORTED, Steps, TokenGaps, steps_of, token_gaps
+from oaiserve.telemetry.shown import MOST_SORTED, Steps, TokenGaps, steps_of, token_gaps
 
 NS = st.integers(0, 10**12)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oaiserve.errors import StartupError
-from oaiserve.telemetry.otel_environment import Signal, exporter_kind, positive_integer, resource
+from oaiserve.telemetry.otel import Signal, exporter_kind, positive_integer, resource
 
 COLLECTOR = "http://collector:4318"
 SIGNALS: tuple[Signal, ...] = ("traces", "metrics")

@@ -1,12 +1,14 @@
-"""Read the OpenTelemetry environment variables that choose the exporters of traces and metrics.
+"""OpenTelemetry's variables that choose the exporters of traces and metrics, and exports by these.
 
-The SDK's exporters read the other variables themselves: endpoints, headers, timeouts, compression, certificates.
+The SDK's exporters read the other variables themselves: endpoints, headers, timeouts, compression, certificates. They
+log a warning for each attempt to send. While a collector is down, that would fill the log.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from oaiserve.errors import StartupError
 from oaiserve.telemetry import names
@@ -75,3 +77,40 @@ def _value(environ: Mapping[str, str], *variables: str) -> tuple[str, str]:
     """Return name and value of the first variable with a value; an empty one counts as none."""
     found = ((name, environ[name].strip()) for name in variables if environ.get(name, "").strip())
     return next(found, (variables[0], ""))
+
+
+class Failure(NamedTuple):
+    """The reason why an export failed, and the error of an exporter that raised one."""
+
+    why: str
+    error: Exception | None = None
+
+
+class Exporter:
+    """An exporter of the SDK, of spans or of metrics, whose own warnings stay out of the log until `close`."""
+
+    def __init__(self, exporter: Any) -> None:
+        self._exporter = exporter
+        self.first_warning = ""  # of the last export
+        self._logger = logging.getLogger(type(exporter).__module__)
+        self._logger.addFilter(self._filter)
+
+    def export(self, data: object) -> Failure | None:
+        self.first_warning = ""
+        try:
+            is_exported = self._exporter.export(data).name == "SUCCESS"
+        except Exception as error:  # an exporter may raise anything, and the thread must survive it
+            self.first_warning = repr(error)
+            return Failure(repr(error), error)
+        return None if is_exported else Failure(self.first_warning.rstrip(".") or "the exporter gave no reason")
+
+    def close(self, *, has_ended: bool) -> None:
+        """Shut the exporter down, which also interrupts its wait before a retry."""
+        self._exporter.shutdown()
+        if has_ended:
+            self._logger.removeFilter(self._filter)
+
+    def _filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno >= logging.WARNING:
+            self.first_warning = self.first_warning or record.getMessage()
+        return record.levelno < logging.WARNING
