@@ -38,6 +38,7 @@ from oaiserve import __version__
 from oaiserve.config import Config, EngineOptions, OptionError, RouteOptions, ServerOptions, TelemetryOptions
 from oaiserve.engine.pooling import Task
 from oaiserve.errors import StartupError
+from oaiserve.explain import commands
 from oaiserve.facts.start_times import StartTimes
 from oaiserve.files import demo, private
 from oaiserve.files.adapters import BadAdapter, read_adapter
@@ -83,17 +84,7 @@ def main(argv: Sequence[str] | None = None, serve_app: ServeApp | None = None) -
         from oaiserve.explain.diff.command import main as diff
 
         return diff(argv[1:])
-    try:
-        command, bound, _ = command_line(serve_app or _serve_app).parse_args(
-            argv, print_error=False, exit_on_error=False, verbose=False
-        )
-        return command(*bound.args, **bound.kwargs) or 0
-    except CycloptsError as error:
-        return _report(_message_for(error))
-    except (OptionError, StartupError) as error:
-        return _report(str(error))
-    except KeyboardInterrupt:  # before the model loads
-        return 130
+    return commands.run(command_line(serve_app or _serve_app), argv, _message_for)
 
 
 def _bench(argv: list[str]) -> int:
@@ -106,12 +97,6 @@ def _bench(argv: list[str]) -> int:
     finally:
         sys.argv = before
     return 0
-
-
-def _report(error: str) -> int:
-    """Print the error as one line and return the exit code for a mistake of the user."""
-    print(f"oaiserve: {' '.join(error.split())}", file=sys.stderr)
-    return 2
 
 
 def _message_for(error: CycloptsError) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from json import dumps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -94,7 +94,7 @@ def _command_line() -> App:
         outcome = make_plan(load, priced.cost, limits, attainment, rate, with_settings=settings)
         print(render(outcome), end="")
         if json is not None:
-            _write("--json", json, _as_json(outcome))
+            _write("--json", json, dumps(outcome, indent=1) + "\n")
         if plot is not None and outcome["highest_rate"] is not None:
             _write("--plot", plot, draw(outcome))
         return 0
@@ -275,10 +275,6 @@ def milliseconds(seconds: float) -> str:
 def _table(rows: list[tuple[str, ...]]) -> list[str]:
     head, *rest = ([*row] for row in rows)
     return ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rest)]
-
-
-def _as_json(outcome: dict[str, Any]) -> str:
-    return json.dumps(outcome, indent=1) + "\n"
 
 
 def _write(flag: str, path: Path, content: str) -> None:

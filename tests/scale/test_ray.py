@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import MutableMapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
 from oaiserve.config import Bytes, OptionError
 from oaiserve.facts.report import ReplicaReport
 from oaiserve.scale.on_ray.autoscaling import USE, ByUse, use
-from oaiserve.scale.on_ray.edge import Edge, Message, Receive, Send
+from oaiserve.scale.on_ray.edge import Edge
 from oaiserve.scale.on_ray.messages import decode_report, encode_report
 from oaiserve.scale.on_ray.settings import config_of
 
-Scope = MutableMapping[str, Any]
 NAME = "SERVE_REPLICA::oaiserve#replica#k3f9x2"
 
 

@@ -14,6 +14,8 @@ from typing import Any
 from oaiserve.errors import StartupError
 from oaiserve.explain.intervals import ratio_interval
 
+Report = dict[str, Any]  # or a part of one
+
 SCHEMA = "oaiserve-loadtest/1"
 SHOWN = (
     *("requests_per_second", "completion_tokens_per_second", "steady_completion_tokens_per_second"),
@@ -34,7 +36,7 @@ def is_report(path: Path) -> bool:
         return False
 
 
-def load_report(path: Path) -> dict[str, Any]:
+def load_report(path: Path) -> Report:
     """Load a report from a JSON file. Raises StartupError for a file that is not a report of this version."""
     try:
         report = json.loads(path.read_bytes())
@@ -48,34 +50,34 @@ def load_report(path: Path) -> dict[str, Any]:
     return report  # type: ignore[no-any-return]
 
 
-def compare(a: dict[str, Any], b: dict[str, Any], *, with_tables: bool = True) -> str:
+def compare(a: Report, b: Report, *, with_tables: bool = True) -> str:
     """Return the comparison as text: a paragraph, the settings that differ, and a table for each pair of points."""
     lines = [paragraph(a, b)]
     if not with_tables:
         return lines[0] + "\n"
     lines += ["", *_differences(a, b)]
-    for point_a, point_b in zip(a["points"], b["points"], strict=False):
+    for point_a, point_b, figures in _pairs(a, b):
         lines.append(f"\n== A: {point_a['label']} ({point_a['verdict']}), B: {point_b['label']} ({point_b['verdict']})")
-        rows = []
-        for name in SHOWN:
-            if name in point_a["summary"] and name in point_b["summary"]:
-                rows.append(_row(name, point_a["summary"][name], point_b["summary"][name]))
-        lines.append(table(("", "A", "B", "B / A", "95 %"), rows))
+        lines.append(table(("", "A", "B", "B / A", "95 %"), [_row(*figure) for figure in figures]))
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
-def paragraph(a: dict[str, Any], b: dict[str, Any]) -> str:
+def _pairs(a: Report, b: Report) -> Iterator[tuple[Report, Report, list[tuple[str, Report, Report]]]]:
+    """Yield each pair of points, and the figures that both have: name, A's and B's."""
+    for point_a, point_b in zip(a["points"], b["points"], strict=False):
+        old, new = point_a["summary"], point_b["summary"]
+        yield point_a, point_b, [(name, old[name], new[name]) for name in SHOWN if name in old and name in new]
+
+
+def paragraph(a: Report, b: Report) -> str:
     """Return the figures with the largest changes for each pair of points, the largest first.
 
     Those of runs without repetition are named all the same, with a word about chance.
     """
     sentences, is_repeated = [], True
-    for point_a, point_b in zip(a["points"], b["points"], strict=False):
+    for point_a, point_b, figures in _pairs(a, b):
         changed = []
-        for name in SHOWN:
-            if name not in point_a["summary"] or name not in point_b["summary"]:
-                continue
-            old, new = point_a["summary"][name], point_b["summary"][name]
+        for name, old, new in figures:
             interval = ratio_interval(old["values"], new["values"])
             is_repeated = is_repeated and interval is not None
             if not old["mean"] or not new["mean"] or (interval and interval[0] <= 1 <= interval[1]):
@@ -104,7 +106,7 @@ def _value(name: str, value: float) -> str:
     return number(value) if name.endswith("second") else f"{ms(value)} ms"
 
 
-def _row(name: str, a: dict[str, Any], b: dict[str, Any]) -> list[str]:
+def _row(name: str, a: Report, b: Report) -> list[str]:
     form = number if name.endswith("second") else ms
     title = name.replace("_", " ") + ("" if form is number else ", ms")
     interval = ratio_interval(a["values"], b["values"])
@@ -114,7 +116,7 @@ def _row(name: str, a: dict[str, Any], b: dict[str, Any]) -> list[str]:
     return [title, form(a["mean"]), form(b["mean"]), ratio, between + sure]
 
 
-def _differences(a: dict[str, Any], b: dict[str, Any]) -> Iterator[str]:
+def _differences(a: Report, b: Report) -> Iterator[str]:
     if len(a["points"]) != len(b["points"]):
         yield f"DIFFERENT: A has {len(a['points'])} points, B has {len(b['points'])}."
     for part in ("target", "workload", "engine", "slos", "environment"):

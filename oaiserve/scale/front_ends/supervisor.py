@@ -115,7 +115,18 @@ class Supervisor:
         self._start = start
         self._engine = engine = front_ends.engine
         self._shared = Shared(engine, telemetry, responses, connections, log_limit, front_ends.tell)
-        self._model = model_of(engine, telemetry)
+        self._model = Model(
+            tokenizer=pickle.dumps(engine.tokenizer.stored, pickle.HIGHEST_PROTOCOL),
+            max_model_len=engine.max_model_len,
+            vocab_size=engine.vocab_size,
+            default_params=engine.default_params,
+            pooling=engine.pooling,
+            adapters=engine.adapters.served,
+            is_on_cpu=engine.model_info["device"] == "cpu",
+            is_reporting=engine.is_reporting,
+            started_unix_seconds=time.time(),
+            live_boundaries_seconds=telemetry.live.boundaries_seconds,
+        )
         self._refusal = None if options.tls_certificate else too_many_connections
         self._drain_timeout_seconds = options.drain_timeout_seconds
         self._num_signals = 0
@@ -146,7 +157,10 @@ class Supervisor:
         self._engine.drain()
         listener.close()
         sock.close()
-        self._drop_unplaced()
+        while self._unplaced:
+            client, address = self._unplaced.popleft()
+            client.close()
+            self._shared.connections.release(address)
         ending = [running.front_end for running in self._front_ends.running]
         for front_end in ending:
             front_end.is_ending = True
@@ -250,8 +264,13 @@ class Supervisor:
         """Pass connections to the front ends that have the fewest, as long as these take them."""
         while self._unplaced:
             client, address = self._unplaced[0]
-            if not self._hand_over(client, address):
-                if self._retry is None and any(running.front_end.is_up for running in self._front_ends.running):
+            up = [running for running in self._front_ends.running if running.front_end.is_up]
+            for running in sorted(up, key=lambda running: running.front_end.num_connections):
+                if hand_over(running.child.connections, client, address):
+                    running.front_end.connected(address)
+                    break
+            else:
+                if self._retry is None and up:
                     self._retry = self._loop.call_later(RETRY_SECONDS, self._try_again)
                 return
             self._unplaced.popleft()
@@ -259,33 +278,3 @@ class Supervisor:
     def _try_again(self) -> None:
         self._retry = None
         self._place()
-
-    def _hand_over(self, client: socket.socket, address: str) -> bool:
-        up = [running for running in self._front_ends.running if running.front_end.is_up]
-        for running in sorted(up, key=lambda running: running.front_end.num_connections):
-            if hand_over(running.child.connections, client, address):
-                running.front_end.connected(address)
-                return True
-        return False
-
-    def _drop_unplaced(self) -> None:
-        while self._unplaced:
-            client, address = self._unplaced.popleft()
-            client.close()
-            self._shared.connections.release(address)
-
-
-def model_of(engine: Engine, telemetry: Telemetry) -> Model:
-    """Return the description of the engine and of telemetry for front ends."""
-    return Model(
-        tokenizer=pickle.dumps(engine.tokenizer.stored, pickle.HIGHEST_PROTOCOL),
-        max_model_len=engine.max_model_len,
-        vocab_size=engine.vocab_size,
-        default_params=engine.default_params,
-        pooling=engine.pooling,
-        adapters=engine.adapters.served,
-        is_on_cpu=engine.model_info["device"] == "cpu",
-        is_reporting=engine.is_reporting,
-        started_unix_seconds=time.time(),
-        live_boundaries_seconds=telemetry.live.boundaries_seconds,
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
 from prometheus_client import (
@@ -39,43 +39,34 @@ class GatewayMetrics:
     def __init__(self, watch: Watch) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter
         self._registry = registry = CollectorRegistry()
-        self.choices = Counter(
-            "oaiserve_gateway_choices_total",
-            "Replicas that were chosen, by the reason.",
-            ["replica", "reason"],
-            registry=registry,
-        )
-        self.expected_hit_tokens = Counter(
-            "oaiserve_gateway_expected_hit_tokens_total",
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"oaiserve_gateway_{name}_total", text, labels, registry=registry)
+
+        def histogram(name: str, text: str, bounds: Sequence[float]) -> Histogram:
+            return Histogram(f"oaiserve_gateway_{name}_seconds", text, buckets=bounds, registry=registry)
+
+        self.choices = counter("choices", "Replicas that were chosen, by the reason.", "replica", "reason")
+        self.expected_hit_tokens = counter(
+            "expected_hit_tokens",
             "Prompt tokens that were expected in the prefix cache of the chosen replica, at least.",
-            registry=registry,
         )
-        self.requests = Counter(
-            "oaiserve_gateway_requests_total", "Requests that have ended, by how.", ["ending"], registry=registry
+        self.requests = counter("requests", "Requests that have ended, by how.", "ending")
+        self.moved = counter(
+            "moved", "Times a request was sent to another replica, by the reason: unreachable, or a status.", "reason"
         )
-        self.moved = Counter(
-            "oaiserve_gateway_moved_total",
-            "Times a request was sent to another replica, by the reason: unreachable, or a status.",
-            ["reason"],
-            registry=registry,
-        )
-        self.refused_access = Counter(
-            "oaiserve_gateway_refused_access_total",
+        self.refused_access = counter(
+            "refused_access",
             "Requests that were refused for the name of the server or the page that they came from.",
-            ["reason"],
-            registry=registry,
+            "reason",
         )
-        self.choice_seconds = Histogram(
-            "oaiserve_gateway_choice_seconds",
-            "Time to make the keys of a prompt and to choose a replica.",
-            buckets=CHOICE_SECONDS,
-            registry=registry,
+        self.choice_seconds = histogram(
+            "choice", "Time to make the keys of a prompt and to choose a replica.", CHOICE_SECONDS
         )
-        self.wait_seconds = Histogram(
-            "oaiserve_gateway_wait_seconds",
+        self.wait_seconds = histogram(
+            "wait",
             "Time from the body of a request to the head of its answer, of which the replica has most.",
-            buckets=WAIT_SECONDS,
-            registry=registry,
+            WAIT_SECONDS,
         )
         registry.register(_Replicas(watch))
         ProcessCollector(registry=registry)
@@ -93,20 +84,15 @@ class _Replicas(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         watch = self._watch
-        yield _gauge(
-            "oaiserve_gateway_replica_up",
-            "Whether a replica has answered when it was last asked.",
-            ((name, float(name in watch.joined and name not in watch.silent)) for name in watch.upstreams),
+        up = GaugeMetricFamily(
+            "oaiserve_gateway_replica_up", "Whether a replica has answered when it was last asked.", labels=["replica"]
         )
-        yield _gauge(
+        num_open = GaugeMetricFamily(
             "oaiserve_gateway_open_requests",
             "Requests at a replica that have no complete answer yet.",
-            ((name, upstream.num_open) for name, upstream in watch.upstreams.items()),
+            labels=["replica"],
         )
-
-
-def _gauge(name: str, text: str, values: Iterable[tuple[str, float]]) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(name, text, labels=["replica"])
-    for replica, value in values:
-        family.add_metric([replica], value)
-    return family
+        for name, upstream in watch.upstreams.items():
+            up.add_metric([name], float(name in watch.joined and name not in watch.silent))
+            num_open.add_metric([name], upstream.num_open)
+        yield from (up, num_open)

@@ -31,23 +31,17 @@ def config_of(args: Mapping[str, Any]) -> Config:
         raise OptionError("'model' is missing. Give a folder, a .gguf file, a hub id, or demo, as in: model=demo")
     # Clients come from everywhere, through the front, so routes for loopback alone stay closed.
     server = ServerOptions(host="0.0.0.0", **_taken(ServerOptions, given))
-    config = Config(model, server, EngineOptions(**_taken(EngineOptions, given)), _telemetry(given))
+    engine = EngineOptions(**_taken(EngineOptions, given))
+    telemetry = TelemetryOptions(**_taken(TelemetryOptions, given))
+    config = Config(model, server, engine, telemetry)
     for name in given:
         if name in FRONT_SETTINGS:
             raise OptionError(f"'{name}' is not a setting of a replica: the front in front of it listens.")
-        close = get_close_matches(name, _all_names(), n=1)
+        names = [field.name for options in (server, engine, telemetry) for field in fields(options)]
+        close = get_close_matches(name, {*names} - FRONT_SETTINGS, n=1)
         hint = f" Did you mean '{close[0]}'?" if close else " 'oaiserve serve --help' lists the settings."
         raise OptionError(f"'{name}' is not a setting of oaiserve.{hint}")
     return config
-
-
-def _telemetry(given: dict[str, Any]) -> TelemetryOptions:
-    return TelemetryOptions(**_taken(TelemetryOptions, given))
-
-
-def _all_names() -> list[str]:
-    options = (ServerOptions, EngineOptions, TelemetryOptions)
-    return [field.name for kind in options for field in fields(kind) if field.name not in FRONT_SETTINGS]
 
 
 def _taken(kind: type, given: dict[str, Any]) -> dict[str, Any]:
