@@ -68,7 +68,6 @@ def _steps() -> list[Panel]:
             "for other busy programs.",
             "percentunit",
             [Query(model, "in the model {{instance}}"), Query(idle, "idle with work {{instance}}")],
-            span=8,
             most=1,
         ),
         lines(
@@ -77,14 +76,12 @@ def _steps() -> list[Panel]:
             "--max-running and requests wait, the KV cache is too small.",
             "short",
             [Query(_mean("oaiserve_engine_step_sequences"), "{{instance}}")],
-            span=8,
         ),
         lines(
             "Tokens in a step",
             "Mean number of tokens in a step. At --max-step-tokens, prompts wait for room in a step.",
             "short",
             [Query(_mean("oaiserve_engine_step_tokens"), "{{instance}}")],
-            span=8,
         ),
         lines(
             "Time of a step, p99",
@@ -92,7 +89,6 @@ def _steps() -> list[Panel]:
             "mixed steps make streams stutter. A lower --max-step-tokens or --itl-target-seconds makes them shorter.",
             "s",
             [Query(f"histogram_quantile(0.99, {rate(f'{STEP}_bucket', ENGINE, 'kind, le')})", "{{kind}}")],
-            span=8,
         ),
         lines(
             "Steps by kind",
@@ -100,7 +96,6 @@ def _steps() -> list[Panel]:
             "short",
             [Query(rate(f"{STEP}_count", ENGINE, "kind"), "{{kind}}")],
             stacked=True,
-            span=8,
         ),
         buckets(
             "Time of a step",
@@ -123,14 +118,12 @@ def _drafts() -> list[Panel]:
             "short",
             [Query(rate(tokens, ENGINE, "outcome"), "{{outcome}}")],
             stacked=True,
-            span=8,
         ),
         lines(
             "Draft tokens that come true",
             "Share of the tokens of drafts that came true. High where answers repeat their prompts or themselves.",
             "percentunit",
             [Query(f"{accepted} / ({drafted} > 0)", "accepted")],
-            span=8,
             most=1,
         ),
         lines(
@@ -138,7 +131,6 @@ def _drafts() -> list[Panel]:
             "Mean number of tokens of a draft that came true: so many tokens a step brings more than one.",
             "short",
             [Query(f"{accepted} / ({drafts} > 0)", "accepted")],
-            span=8,
         ),
     ]
 
@@ -154,7 +146,6 @@ def _cache() -> list[Panel]:
             "short",
             [Query(f"sum by (state) (oaiserve_kv_blocks{{{ENGINE}}})", "{{state}}")],
             stacked=True,
-            span=8,
         ),
         lines(
             "Prefix cache, hit rate",
@@ -162,7 +153,6 @@ def _cache() -> list[Panel]:
             "prompts have a common prefix, the cache is too small, or the prefixes differ early.",
             "percentunit",
             [Query(f"{hits} / ({queries} > 0)", "{{instance}}")],
-            span=8,
             most=1,
         ),
         lines(
@@ -175,7 +165,6 @@ def _cache() -> list[Panel]:
                 Query(rate("oaiserve_preemptions_total", ENGINE, "instance"), "preemptions {{instance}}"),
                 Query(rate("oaiserve_engine_out_of_memory_total", ENGINE, "instance"), "out of memory {{instance}}"),
             ],
-            span=8,
         ),
     ]
 
@@ -201,7 +190,6 @@ def _grammars() -> list[Panel]:
                     exemplars=True,
                 )
             ],
-            span=8,
         ),
         lines(
             "Grammar cache, hit rate",
@@ -209,7 +197,6 @@ def _grammars() -> list[Panel]:
             "new schemas: what changes from request to request belongs into the prompt.",
             "percentunit",
             [Query(f"({hits} or vector(0)) / ({requests} > 0)", "hits")],
-            span=8,
             most=1,
         ),
         lines(
@@ -218,7 +205,6 @@ def _grammars() -> list[Panel]:
             "rejected, it may be above 1. Generated tokens are counted when their request ends: look at minutes.",
             "percentunit",
             [Query(f"{drawn} / ({generated} > 0)", "masked")],
-            span=8,
         ),
         lines(
             "Tokens under grammars",
@@ -227,7 +213,6 @@ def _grammars() -> list[Panel]:
             "short",
             [Query(drawn, "drawn"), Query(forced, "forced")],
             stacked=True,
-            span=8,
         ),
         lines(
             "Time for a mask",
@@ -236,7 +221,6 @@ def _grammars() -> list[Panel]:
             "with long bounded repetitions.",
             "s",
             [Query(f"{masks} / ({drawn} > 0)", "mean")],
-            span=8,
         ),
         lines(
             "Tool calls by outcome",
@@ -246,7 +230,6 @@ def _grammars() -> list[Panel]:
             "short",
             [Query(rate("oaiserve_tool_calls_total", ENGINE, "outcome"), "{{outcome}}")],
             stacked=True,
-            span=8,
         ),
     ]
 
@@ -312,7 +295,6 @@ def _process() -> list[Panel]:
             "OaiserveEventLoopLag in the runbook.",
             "s",
             [Query(f"histogram_quantile(0.99, {lag})", "{{instance}}")],
-            span=8,
             thresholds=[(None, "transparent"), (0.1, "red")],
         ),
         lines(
@@ -325,7 +307,6 @@ def _process() -> list[Panel]:
                 )
                 for kind in ("prompt", "generation")
             ],
-            span=8,
         ),
         lines(
             "Connections",
@@ -337,7 +318,6 @@ def _process() -> list[Panel]:
                 Query(f"oaiserve_connections{{{ENGINE}}}", "open {{instance}}"),
                 Query(rate("oaiserve_connections_refused_total", ENGINE, "reason"), "{{reason}}"),
             ],
-            span=8,
         ),
         lines(
             "Telemetry lost",
@@ -374,13 +354,11 @@ def _process() -> list[Panel]:
                 Query(f"oaiserve_stored_responses{{{ENGINE}}}", "stored {{instance}}"),
                 Query(rate("oaiserve_stored_responses_dropped_total", ENGINE, "reason"), "{{reason}}"),
             ],
-            span=8,
         ),
         lines(
             "Size of the stored responses",
             "Bytes of the answers in the store, and of their inputs.",
             "bytes",
             [Query(f"oaiserve_stored_response_bytes{{{ENGINE}}}", "{{instance}}")],
-            span=8,
         ),
     ]

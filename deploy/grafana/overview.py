@@ -84,7 +84,6 @@ def _traffic() -> list[Panel]:
             "reqps",
             [Query(rate(REQUESTS_TOTAL, REQUESTS, "outcome"), "{{outcome}}")],
             stacked=True,
-            span=8,
         ),
         lines(
             "Refusals by reason",
@@ -97,7 +96,6 @@ def _traffic() -> list[Panel]:
                 Query(rate("oaiserve_refused_access_total", ENGINE, "reason"), "{{reason}}"),
             ],
             stacked=True,
-            span=8,
         ),
         lines(
             "Tokens",
@@ -109,7 +107,6 @@ def _traffic() -> list[Panel]:
                 Query(computed, "prompt, computed"),
                 Query(rate("oaiserve_cached_prompt_tokens_total", REQUESTS), "prompt, cached"),
             ],
-            span=8,
         ),
     ]
 
@@ -159,14 +156,12 @@ def _saturation() -> list[Panel]:
                 Query(f"sum(oaiserve_requests_running{{{ENGINE}}})", "running"),
                 Query(f"sum(oaiserve_requests_waiting{{{ENGINE}}})", "waiting"),
             ],
-            span=8,
         ),
         lines(
             "Time in the model",
             "Share of time in which the model ran. Near 100 % with requests waiting, the machine is the limit.",
             "percentunit",
             [Query(rate("oaiserve_engine_model_seconds_total", ENGINE, "instance"), "{{instance}}")],
-            span=8,
             most=1,
         ),
         lines(
@@ -194,7 +189,6 @@ def _asked_for() -> list[Panel]:
             "Tokens of the longest choice of a request, by percentile: how long answers get.",
             "short",
             quantiles("oaiserve_request_longest_choice_tokens", FINISHED),
-            span=8,
         ),
         lines(
             "Limit on an answer",
@@ -202,13 +196,11 @@ def _asked_for() -> list[Panel]:
             "it limits nothing.",
             "short",
             quantiles("oaiserve_request_max_tokens", FINISHED),
-            span=8,
         ),
         lines(
             "Choices",
             "Choices that requests ask for (`n`), by percentile. Each takes a place in the batch.",
             "short",
             quantiles("oaiserve_request_choices", FINISHED),
-            span=8,
         ),
     ]

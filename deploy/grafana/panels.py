@@ -74,7 +74,7 @@ def lines(
     queries: Sequence[Query],
     *,
     overlay: Sequence[Query] = (),
-    span: int = 12,
+    span: int | None = None,
     stacked: bool = False,
     share: bool = False,
     most: float | None = None,
@@ -82,7 +82,7 @@ def lines(
 ) -> Panel:
     """Return a panel of queries over time. `stacked` is for lines whose sum means something; `share` shows each line as
     a share of the sum. The queries of `overlay` are drawn over the others and are not stacked. `most` is the end of the
-    axis. Thresholds are drawn as lines."""
+    axis. Thresholds are drawn as lines. Without a `span`, of 24 columns, there are two or three in a line."""
     panel = (
         timeseries.Panel()
         .title(title)
@@ -104,8 +104,9 @@ def lines(
             common_builders.VizTooltipOptions().mode(common.TooltipDisplayMode.MULTI).sort(common.SortOrder.DESCENDING)
         )
         .height(9)
-        .span(span)
     )
+    if span is not None:
+        panel.span(span)
     if stacked or share:
         mode = common.StackingMode.PERCENT if share else common.StackingMode.NORMAL
         panel.stacking(common_builders.StackingConfig().mode(mode).group("A"))
@@ -176,10 +177,22 @@ def board(uid: str, title: str, description: str, rows: Sequence[tuple[str, Sequ
     for row, panels in rows:
         panel_id += 1
         dashboard.with_row(builders.Row(row).id(panel_id))
+        unset = [panel for panel in panels if _span(panel) == _UNSET]
+        fills_lines = sum(8 if panel in unset else _span(panel) for panel in panels) % 24 == 0
+        for panel in unset:
+            panel.span(8 if fills_lines else 12)
         for panel in panels:
             panel_id += 1
             dashboard.with_panel(panel.id(panel_id))
     return dashboard.build()
+
+
+def _span(panel: Panel) -> int:
+    position = panel._internal.grid_pos
+    return 0 if position is None else position.w
+
+
+_UNSET = _span(timeseries.Panel().height(1))
 
 
 def _choice(name: str, label: str, query: str) -> builders.QueryVariable:

@@ -102,7 +102,6 @@ def _burn_rates() -> list[Panel]:
                 Query(f"max({_errors(slo, window)} / {BUDGET})", f"last {window}")
                 for window in ("5m", "30m", "1h", "6h")
             ],
-            span=8,
             thresholds=[(None, "transparent"), (SLOW, "orange"), (FAST, "red")],
         )
         for slo in OBJECTIVES

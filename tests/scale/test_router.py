@@ -193,41 +193,6 @@ def test_equal_prompts_spread_over_the_fleet_in_proportion_to_the_bound() -> Non
     assert max(chosen.values()) <= BOUND * 200 + 1
 
 
-def test_what_was_sent_fades_and_a_report_corrects_it() -> None:
-    router = make(("replica-0",))
-    one = Prompt([], 0, 0)
-    loads = [router.choose(one, second * FADING_NS).load for second in range(3)]
-    assert loads == pytest.approx([1, 1 + exp(-1), 1 + exp(-1) + exp(-2)])
-    router.learn(report("replica-0", num_open=10), 2 * FADING_NS)
-    assert router.choose(one, 2 * FADING_NS).load == pytest.approx(11)
-    assert router.choose(one, 3 * FADING_NS).load == pytest.approx(11 - (1 - exp(-1)) * (loads[-1] + 1) + 1)
-
-
-def test_a_report_after_others_changes_a_load_by_half_and_one_after_silence_sets_it() -> None:
-    router = make(("replica-0",))
-    for number, (now_ns, num_open, load) in enumerate(
-        [(0, 10, 10), (0, 20, 15.5), (0, 20, 18.25), (SILENT_NS, 40, 40)]
-    ):
-        router.learn(report("replica-0", number, num_open=num_open), now_ns)
-        assert router.choose(Prompt([], 0, 0), now_ns).load == pytest.approx(load + 1)
-
-
-def test_loads_stay_right_when_the_numbers_behind_them_are_made_small_again() -> None:
-    router = make(("replica-0",))
-    for second in range(300):
-        load = router.choose(Prompt([], 0, 0), second * FADING_NS).load
-    assert load == pytest.approx(1 / (1 - exp(-1)))
-
-
-def test_a_report_that_comes_when_they_are_made_small_again_says_the_load_all_the_same() -> None:
-    router = make(("replica-0",))
-    now_ns = 0
-    for number in range(120):
-        now_ns += SILENT_NS // 10
-        router.learn(report("replica-0", number, num_open=5), now_ns)
-        assert router.choose(Prompt([], 0, 0), now_ns).load == pytest.approx(6, abs=2)
-
-
 def test_a_replica_that_ends_requests_more_slowly_gets_fewer_of_them() -> None:
     router = make(NAMES[:2])
     chosen: Counter[str] = Counter()

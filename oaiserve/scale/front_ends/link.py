@@ -1,13 +1,15 @@
-"""`Link` carries messages over one end of a pair of sockets, between the engine process and a front end.
+"""The two pairs of sockets between the engine process and a front end: `Link` carries messages over an end of the one.
 
 It knows frames of bytes, and nothing of their meaning. No thread waits for the other side: the event loop writes the
-rest when the system takes more.
+rest when the system takes more. Over the other pair, accepted connections pass as descriptors to the front end.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import os
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -17,6 +19,7 @@ from oaiserve.scale.front_ends.messages import LENGTH
 
 log = logging.getLogger(__name__)
 
+ADDRESS_BYTES = 64  # more than any address has, with the name of its interface
 READ_BYTES = 2**18  # at once
 MOST_UNSENT_BYTES = 2**26  # for a side that does not read: then it is not waited for any longer
 
@@ -139,3 +142,45 @@ class Link:
             self.lose()
             return
         del received[:begin]
+
+
+def hand_over(channel: socket.socket, client: socket.socket, address: str) -> bool:
+    """Pass a connection to the front end at the other end of the channel. Return False if that takes none now.
+
+    The caller closes its own descriptor if it was taken.
+    """
+    try:
+        socket.send_fds(channel, [address.encode().ljust(ADDRESS_BYTES, b"\0")], [client.fileno()])
+    except OSError:  # the buffer is full, or the front end is gone
+        return False
+    client.close()
+    return True
+
+
+class HandedOver:
+    """The other end of the channel, used like a listening socket: its connections have been accepted already."""
+
+    def __init__(self, channel: socket.socket, on_dropped: Callable[[str], None]) -> None:
+        """`on_dropped` gets the address of a client for whose connection this process has no descriptor left."""
+        self._channel = channel
+        self._on_dropped = on_dropped
+
+    def fileno(self) -> int:
+        return self._channel.fileno()
+
+    def setblocking(self, flag: bool, /) -> None:
+        self._channel.setblocking(flag)
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def accept(self) -> tuple[socket.socket, tuple[str, int]]:
+        """Return the next connection, and the address of its client. Raises BlockingIOError if there is none now."""
+        data, descriptors, _, _ = socket.recv_fds(self._channel, ADDRESS_BYTES, 1)
+        if not data:
+            raise BlockingIOError  # the engine process is gone, as the link says, too
+        address = data.rstrip(b"\0").decode()
+        if not descriptors:
+            self._on_dropped(address)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return socket.socket(fileno=descriptors[0]), (address, 0)

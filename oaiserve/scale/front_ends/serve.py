@@ -15,8 +15,7 @@ from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.facts.trace import TraceContext
 from oaiserve.http.server import Server
 from oaiserve.scale.front_ends.calls import EngineProcess
-from oaiserve.scale.front_ends.handed_over import HandedOver
-from oaiserve.scale.front_ends.link import Link
+from oaiserve.scale.front_ends.link import HandedOver, Link
 from oaiserve.scale.front_ends.messages import Model
 from oaiserve.scale.front_ends.remote_engine import RemoteEngine
 from oaiserve.scale.front_ends.remote_parts import RemoteConnections, RemoteStore, RemoteTelemetry

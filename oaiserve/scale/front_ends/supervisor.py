@@ -29,8 +29,7 @@ from oaiserve.http.server import too_many_connections
 from oaiserve.routes.responses.store import ResponseStore
 from oaiserve.scale.front_ends.child import Child, numbers_of
 from oaiserve.scale.front_ends.front_end import FrontEnd, Shared
-from oaiserve.scale.front_ends.handed_over import hand_over
-from oaiserve.scale.front_ends.link import Link
+from oaiserve.scale.front_ends.link import Link, hand_over
 from oaiserve.scale.front_ends.messages import EngineFailed, Message, Model, Shutdown, pickled
 from oaiserve.telemetry import Telemetry, names
 from oaiserve.telemetry.log_limit import LogLimit

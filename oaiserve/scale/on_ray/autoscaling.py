@@ -6,22 +6,9 @@ Ray pickles this module to its controller, so it imports nothing of oaiserve.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 USE = "use"  # the name of the number that each replica records
-
-
-class Context(Protocol):
-    """The policy's view of the deployment: some attributes of Ray's AutoscalingContext."""
-
-    @property
-    def aggregated_metrics(self) -> Mapping[str, Mapping[Any, float]] | None: ...
-
-    @property
-    def current_num_replicas(self) -> int: ...
-
-    @property
-    def target_num_replicas(self) -> int: ...
 
 
 class ByUse:
@@ -36,9 +23,9 @@ class ByUse:
             raise ValueError(f"target_use is {target_use}, but must be above 0 and at most 1.")
         self._target_use = target_use
 
-    def __call__(self, context: Context) -> tuple[float, dict[str, Any]]:
-        """Return the number of replicas, which Ray rounds up, and no state."""
-        uses = (context.aggregated_metrics or {}).get(USE, {})
+    def __call__(self, context: Any) -> tuple[float, dict[str, Any]]:
+        """Return the number of replicas, which Ray rounds up, and no state. The context is Ray's AutoscalingContext."""
+        uses: Mapping[Any, float] = (context.aggregated_metrics or {}).get(USE, {})
         if not uses:
             return context.target_num_replicas, {}
         # Those that have not recorded anything yet are taken to be used like the others.

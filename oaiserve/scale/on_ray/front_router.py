@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from oaiserve.facts.prefix_keys import Prompt, prompt_of_body, prompt_of_text
+from oaiserve.facts.prefix_keys import prompt_of_body, prompt_of_text
 from oaiserve.facts.routing_decision import DECISION_HEADER, as_text
 from oaiserve.scale.on_ray import private
 from oaiserve.scale.on_ray.messages import RoutingRequest
@@ -39,9 +39,10 @@ class FrontRouter:
 
     async def route(self, request: Request) -> Response:
         body = await request.body()
-        routing_request = RoutingRequest(
-            prompt_in(body, TRUNCATED in request.headers), request.headers.get(SESSION) or None
-        )
+        # An incomplete body is no JSON, so its text stands for the prompt: the next turn begins with the same.
+        is_truncated = TRUNCATED in request.headers
+        prompt = prompt_of_text(body, b"truncated") if is_truncated else prompt_of_body(body)
+        routing_request = RoutingRequest(prompt, request.headers.get(SESSION) or None)
         try:
             async with asyncio.timeout(MOST_SECONDS):
                 replica = await private.choose(self._replicas, routing_request)
@@ -49,9 +50,3 @@ class FrontRouter:
             return Response(f"{type(error).__name__}: {error}", 503)
         headers = {} if routing_request.decision is None else {DECISION_HEADER: as_text(routing_request.decision)}
         return JSONResponse({"replica_id": replica, "request_headers": headers})
-
-
-def prompt_in(body: bytes, is_truncated: bool) -> Prompt:
-    """Return the prompt in a body, as far as it is known. An incomplete body is no JSON, so its text stands for the
-    prompt: the next turn of a conversation begins with the same."""
-    return prompt_of_text(body, b"truncated") if is_truncated else prompt_of_body(body)

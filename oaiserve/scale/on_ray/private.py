@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import ray
 from ray import serve
@@ -22,14 +21,6 @@ from oaiserve.scale.on_ray.messages import RoutingRequest
 # requests, until all fronts know.
 HAS_HAPROXY = bool(RAY_SERVE_ENABLE_HA_PROXY)
 DRAIN_NOTICE_SECONDS = float(RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S)
-
-
-class Target(NamedTuple):
-    """A replica as the fronts see it."""
-
-    name: str
-    address: str
-    port: int
 
 
 def with_router(replicas: serve.Application, router: serve.Application) -> serve.Application:
@@ -60,10 +51,12 @@ def own_name() -> str:
     return name
 
 
-async def targets() -> Sequence[Target]:
-    """Return the present replicas of all applications. Where there are none, Ray names its proxies."""
+async def targets() -> list[Any]:
+    """Return the `name`, `ip` and `port` of the present replicas of all applications, as the fronts see them.
+
+    Where there are none, Ray names its proxies.
+    """
     controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
     groups = await controller.get_target_groups.remote(from_proxy_manager=True)
     named = (target for group in groups for target in group.targets)
-    replicas = (target for target in named if target.name.startswith(REPLICA_ID_FULL_ID_STR_PREFIX))
-    return [Target(target.name, target.ip, target.port) for target in replicas]
+    return [target for target in named if target.name.startswith(REPLICA_ID_FULL_ID_STR_PREFIX)]

@@ -79,7 +79,7 @@ async def list_targets(request: Request) -> Response:
     """Answer with all replicas, as Prometheus' http_sd reads them: a scrape through the front reaches only one."""
     return JSONResponse(
         [
-            {"targets": [f"{target.address}:{target.port}"], "labels": {"replica": target.name.rpartition("#")[2]}}
+            {"targets": [f"{target.ip}:{target.port}"], "labels": {"replica": target.name.rpartition("#")[2]}}
             for target in await private.targets()
         ]
     )

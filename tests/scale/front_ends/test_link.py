@@ -10,8 +10,7 @@ from threading import Thread
 
 import pytest
 
-from oaiserve.scale.front_ends.handed_over import HandedOver, hand_over
-from oaiserve.scale.front_ends.link import Link
+from oaiserve.scale.front_ends.link import HandedOver, Link, hand_over
 from tests.engine.doubles import TIMEOUT_SECONDS
 
 
