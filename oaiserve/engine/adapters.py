@@ -1,8 +1,4 @@
-"""The adapters for requests, and the engine's numbers for them. No torch.
-
-A number is given once: an adapter loaded anew has another one, so the prefix cache finds nothing of its namesake for
-it.
-"""
+"""The adapters for requests, and their numbers, given once: the prefix cache has nothing of a namesake. No torch."""
 
 from __future__ import annotations
 
@@ -20,8 +16,6 @@ MOST_ADAPTERS = 256  # that are loaded at once
 
 @dataclass(frozen=True, slots=True)
 class ServedAdapter:
-    """An adapter for requests."""
-
     name: str
     path: str  # of its folder, as it was given
     number: int

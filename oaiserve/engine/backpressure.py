@@ -24,8 +24,7 @@ class SharedLimit:
     """
 
     def __init__(self, most: int | None) -> None:
-        """Start with nothing. None is no limit."""
-        self._most = most
+        self._most = most  # None: no limit
         self._lock = Lock()
         self._taken: dict[str, int] = {}  # by client, of those that have any
         self.total = 0
@@ -62,8 +61,7 @@ class DrainRate:
         self._num_left = 0
 
     def observe(self, num_left: int, num_waiting: int, now_ns: int) -> None:
-        """Take the next measurement. `num_left` counts the sequences gone so far. An empty queue measures
-        nothing."""
+        """Take the next measurement, with so many sequences gone so far. An empty queue measures nothing."""
         if num_waiting == 0 or self._since_ns is None:
             self._since_ns, self._num_left = (now_ns if num_waiting else None), num_left
             return
@@ -74,8 +72,7 @@ class DrainRate:
         self._since_ns, self._num_left = now_ns, num_left
 
     def retry_after_seconds(self, num_waiting: int) -> int:
-        """Return the expected time until all present sequences have left the queue; one second if the rate is
-        unknown."""
+        """Return the expected time until the queue has drained; one second if the rate is unknown."""
         if self.per_second <= 0:
             return 1
         return max(1, min(MOST_RETRY_SECONDS, math.ceil(num_waiting / self.per_second)))

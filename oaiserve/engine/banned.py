@@ -13,10 +13,7 @@ def is_too_short(chunk: Chunk) -> bool:
 
 
 def banned_ids(chunk: Chunk, *, has_mask: bool) -> list[int]:
-    """Return the ids of ends before min_tokens, and those completing a bad word.
-
-    A grammar's mask has no ends before min_tokens, unless the grammar allows nothing else.
-    """
+    """Return the ids of ends before min_tokens, of which a mask takes care itself, and those completing a bad word."""
     sequence = chunk.sequence
     banned = list(sequence.stop_ids) if is_too_short(chunk) and not has_mask else []
     for *beginning, last in sequence.bad_words:
@@ -30,8 +27,7 @@ def banned_ids(chunk: Chunk, *, has_mask: bool) -> list[int]:
 
 
 def leaves_no_token(chunk: Chunk, vocab_size: int) -> bool:
-    """Return whether the parameters and the grammar together forbid all ids. Raises the errors of the grammar's
-    mask."""
+    """Return whether parameters and grammar together forbid all ids. Raises the errors of the grammar's mask."""
     sequence = chunk.sequence
     words = np.full(-(-vocab_size // 32), 0xFFFFFFFF, dtype=np.uint32)
     has_mask = sequence.constraint is not None and not sequence.constraint.is_free

@@ -66,10 +66,7 @@ class BlockPool:
         return self._references[block] == 1 and self._hashes[block] is None
 
     def allocate(self, num_blocks: int, shared: Sequence[int] = ()) -> list[int] | None:
-        """Add a reference to each of the `shared` blocks, allocate `num_blocks` more, and return all of them in order.
-
-        Return None, without any change, if there are not enough free blocks.
-        """
+        """Return the `shared` blocks and `num_blocks` more, with a reference to each; or None, without any change."""
         num_revived = sum(self._references[block] == 0 for block in shared)
         if num_blocks > len(self._free) - num_revived:
             return None
@@ -81,7 +78,10 @@ class BlockPool:
         blocks = list(shared)
         for _ in range(num_blocks):
             block, _ = self._free.popitem(last=False)
-            self._forget(block)
+            if (block_hash := self._hashes[block]) is not None:  # its content is forgotten
+                del self._published[block_hash]
+                self._hashes[block] = None
+                self.num_reusable -= 1
             self._references[block] = 1
             blocks.append(block)
         return blocks
@@ -101,10 +101,7 @@ class BlockPool:
                     self.num_reusable += 1
 
     def publish(self, block: int, block_hash: BlockHash) -> None:
-        """Let other sequences find a block, which is full and computed.
-
-        This does nothing if two sequences have computed the same content at once and one block is published already.
-        """
+        """Let other sequences find a full and computed block, unless one with the same content is published already."""
         if block_hash not in self._published:
             self._published[block_hash] = block
             self._hashes[block] = block_hash
@@ -115,13 +112,6 @@ class BlockPool:
         Any thread may use the result as a boolean.
         """
         return self._published.get(block_hash)
-
-    def _forget(self, block: int) -> None:
-        block_hash = self._hashes[block]
-        if block_hash is not None:
-            del self._published[block_hash]
-            self._hashes[block] = None
-            self.num_reusable -= 1
 
     def check_integrity(self) -> None:
         """Raise AssertionError if free list, references and hashes disagree."""

@@ -68,8 +68,7 @@ def mix32(x: int) -> int:
 
 
 def _splitmix64(key: int, index: int) -> int:
-    """Return output number `index` of the generator with seed `key` (Steele, Lea and Flood 2014, "Fast splittable
-    pseudorandom number generators")."""
+    """Return output number `index` of the generator SplitMix64 with seed `key` (Steele, Lea and Flood 2014)."""
     z = (key + (index + 1) * 0x9E3779B97F4A7C15) & _MASK64
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK64

@@ -215,8 +215,7 @@ class Engine:
 
     @property
     def step_cost(self) -> StepCost | None:
-        """The engine has learnt this cost of steps while it served. It is None before the first steps, and where
-        nothing is to be explained."""
+        """The learnt cost of steps: None before the first steps, and where nothing is to be explained."""
         return None if self._loop.causes is None else self._loop.causes.cost
 
     @property
@@ -235,9 +234,7 @@ class Engine:
         return replace(snapshot, num_tokenizing=self._tokenize.num_waiting, adapters=adapters, host_ns=host_ns)
 
     def report(self, replica: str = "") -> ReplicaReport:
-        """Return the load of this engine and the prefix keys of its cached prompts, under its name for routers.
-
-        Ask about once a second. This costs the engine thread nothing, and the caller up to a millisecond."""
+        """Return the load and the prefix keys of cached prompts, for routers, within a millisecond."""
         return self._reports.report(replica)
 
     @property
@@ -246,10 +243,7 @@ class Engine:
         return self._reports.is_asked
 
     def take_steps(self) -> list[StepRecord]:
-        """Take the records of the steps since the last call, oldest first, as far as they are kept.
-
-        Only one thread may call this at a time. It never blocks.
-        """
+        """Take the kept records of steps since the last call, oldest first. One thread at a time may call this."""
         steps = []
         while self._loop.steps:
             steps.append(self._loop.steps.popleft())
@@ -270,10 +264,7 @@ class Engine:
         self._tokenize.submit(request, partial(self._body_bytes.give_back, request.client, request.num_bytes))
 
     def open(self, request: Request, deliver: Deliver, submitted_ns: int | None = None) -> None:
-        """Accept a request whose prompts another process encodes; these stay unread. It was submitted there.
-
-        `encoding_started`, `encoded` and `not_encoded` tell how that goes. Raises as `submit` does.
-        """
+        """Accept a request whose prompts another process encodes, with the next three methods. Raises as `submit`."""
         self._check_open()
         self._take(request.client, request.num_choices, request.num_bytes)
         self._loop.post(Submitted(request, deliver, self._clock_ns() if submitted_ns is None else submitted_ns))
@@ -301,7 +292,6 @@ class Engine:
         self._take(client, 1, num_bytes)
 
     def give_room_back(self, client: str, num_bytes: int) -> None:
-        """Count such work as done."""
         self._waiting.give_back(client, 1)
         self._body_bytes.give_back(client, num_bytes)
 
@@ -362,8 +352,7 @@ class Engine:
         self._loop.post(EndProfile(asked))
 
     def stream(self, request: Request) -> Iterator[Event]:
-        """Submit a request, and yield its events up to the terminal one. Closing the generator early aborts the
-        request."""
+        """Submit a request, and yield its events up to the terminal one. Closing the generator aborts it."""
         inbox: SimpleQueue[list[Event]] = SimpleQueue()
         self.submit(request, inbox.put)
         ended = False

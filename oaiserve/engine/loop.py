@@ -35,8 +35,6 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """The command to open a request."""
-
     request: Request
     deliver: Deliver
     at_ns: int
@@ -44,30 +42,22 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """The command to abort a request, which may have ended."""
-
-    request_id: str
+    request_id: str  # of a request that may have ended
 
 
 @dataclass(frozen=True, slots=True)
 class DropAdapter:
-    """The command to drop an adapter, by its number, behind the end of its last request."""
-
-    number: int
+    number: int  # of an adapter to drop behind the end of its last request
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The command to end the thread: with `drain` when all open requests have ended, else at once, failing them."""
-
-    drain: bool
+    drain: bool  # the thread ends when all open requests have ended; or else at once, and fails them
 
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """The command to fail: a process of the runner has ended."""
-
-    error: Exception
+    error: Exception  # the end of a process that the runner needs, with which the loop fails
 
 
 FromTokenizer = TokenizeStarted | GrammarCompiled | Tokenized | TokenizeFailed
@@ -259,12 +249,13 @@ class EngineLoop:
         self.requests.hand_over()
 
     def _publish(self) -> None:
-        self.requests.observe_drain()
+        requests = self.requests
+        requests.drain_rate.observe(requests.num_left_waiting, self._scheduler.num_waiting, self._clock_ns())
         numbers = self._account.numbers
-        numbers.num_waiting_tokens = self.requests.num_waiting_tokens
-        numbers.drain_rate = self.requests.drain_rate.per_second
+        numbers.num_waiting_tokens = requests.num_waiting_tokens
+        numbers.drain_rate = requests.drain_rate.per_second
         numbers.num_out_of_memory = self._stepper.num_out_of_memory
-        self.snapshot = self._account.published(self._scheduler, self._host.since_ns, len(self.requests))
+        self.snapshot = self._account.published(self._scheduler, self._host.since_ns, len(requests))
 
     def _close(self) -> None:
         """End all open requests, after any end of the loop."""

@@ -39,8 +39,6 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The limits of a request's tokens and time."""
-
     max_model_len: int  # tokens of prompt and answer together
     max_waiting_tokens: int | None = None  # of the prompts of all requests that have not entered a step
     queue_timeout_seconds: float = 0  # until it enters a step; 0: no limit
@@ -63,8 +61,6 @@ class Bounds:
 
 @dataclass(slots=True)
 class OpenPrompt:
-    """The data of a prompt, until it has been sent."""
-
     token_ids: list[int]
     logprobs: TokenLogprobs | None
     sent: bool = False
@@ -302,9 +298,6 @@ class OpenRequests:
         """Return the request of a sequence, or None if that choice has ended."""
         opened = self._open.get(sequence.request_id)
         return opened if opened is not None and sequence in opened.outputs else None
-
-    def observe_drain(self) -> None:
-        self.drain_rate.observe(self.num_left_waiting, self._scheduler.num_waiting, self._clock_ns())
 
     def hand_over(self) -> None:
         """Deliver all events since the last hand-over to their consumers."""

@@ -1,5 +1,4 @@
-"""The output of a choice: it turns sampled ids into text, checks for the end, and makes chunks. Engine thread only, no
-torch."""
+"""The output of a choice: it makes text and chunks of ids, and checks for the end. Engine thread only, no torch."""
 
 from __future__ import annotations
 
@@ -140,8 +139,7 @@ def add_logprobs(rows: TokenLogprobs, table: TokenTable, logprobs: Logprobs) -> 
 
 
 def prompt_logprobs(table: TokenTable, first_token_id: int) -> TokenLogprobs:
-    """Return the log-probabilities at the beginning of a prompt: its first token has none, because it follows
-    nothing."""
+    """Return the log-probabilities at the beginning of a prompt, whose first token has none: it follows nothing."""
     rows = TokenLogprobs()
     rows.add([first_token_id], [table.bytes_alone(first_token_id)], [float("nan")])
     return rows

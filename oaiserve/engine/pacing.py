@@ -17,7 +17,6 @@ class PrefillBudget:
     """
 
     def __init__(self, target_seconds: float, most_tokens: int) -> None:
-        """Start with `most_tokens`, which the budget never exceeds."""
         self._target_ns = target_seconds * 1e9
         self._most_tokens = most_tokens
         self.tokens = most_tokens

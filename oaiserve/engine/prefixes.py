@@ -29,9 +29,7 @@ class Prefixes:
         return hashes
 
     def look_up(self, sequence: Sequence) -> tuple[list[int], BlockHash | None]:
-        """Return the cached blocks at the beginning of a sequence, and the hash of a block to wait for, if any.
-
-        A running sequence is about to compute that block."""
+        """Return the cached first blocks, and the hash of a block that a running sequence is about to compute."""
         # The last known token is always computed: its logits draw the next one.
         hashes = self.hashes(sequence)[: (len(sequence.token_ids) - 1) // self._pool.block_size]
         blocks: list[int] = []
@@ -48,8 +46,7 @@ class Prefixes:
     def _with_state(
         self, states: StatePool, hashes: list[BlockHash], blocks: list[int]
     ) -> tuple[list[int], BlockHash | None]:
-        """Return the cached blocks up to the last one with a state, or the hash for which a running sequence is about
-        to leave one."""
+        """Return the cached blocks up to the last one with a state, or the hash of a state about to be kept."""
         for index in reversed(range(len(hashes))):
             if hashes[index] in self._computing:
                 return [], hashes[index]

@@ -65,7 +65,6 @@ class Profiling:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether the last step of the active profile has been launched."""
         return self._active is not None and self._active.num_launched == self._active.asked.num_steps
 
     def start(self, asked: StartProfile, now_ns: int) -> None:

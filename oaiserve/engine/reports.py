@@ -55,25 +55,23 @@ class Reports:
         """Return the report of this moment, or of half a second ago. `replica` is its name for the router."""
         with self._lock:
             now_ns = self._clock_ns()
-            if self._last is None or now_ns - self._load.at_ns >= LEAST_NS:
-                self._last = self._made(now_ns)
-            return replace(self._last, replica=replica)
-
-    def _made(self, now_ns: int) -> ReplicaReport:
-        while self._prompts:
-            self._held.note(self._prompts.popleft())
-        now = self._snapshot()
-        load = now.load.after(max(now_ns, now.load.at_ns), now.load.num_open, now.load.uncomputed_tokens)
-        num_open, waiting_tokens = load.mean_since(self._load)
-        self._load = load
-        return ReplicaReport(
-            replica="",
-            incarnation=self._incarnation,
-            number=0 if self._last is None else self._last.number + 1,
-            num_open=num_open,
-            waiting_tokens=waiting_tokens,
-            keys=self._held.keys(self._is_cached),
-            num_running=now.num_running,
-            num_waiting=now.num_waiting + now.num_tokenizing,
-            kv_use=now.kv_usage,
-        )
+            if self._last is not None and now_ns - self._load.at_ns < LEAST_NS:
+                return replace(self._last, replica=replica)
+            while self._prompts:
+                self._held.note(self._prompts.popleft())
+            now = self._snapshot()
+            load = now.load.after(max(now_ns, now.load.at_ns), now.load.num_open, now.load.uncomputed_tokens)
+            num_open, waiting_tokens = load.mean_since(self._load)
+            self._load = load
+            self._last = ReplicaReport(
+                replica=replica,
+                incarnation=self._incarnation,
+                number=0 if self._last is None else self._last.number + 1,
+                num_open=num_open,
+                waiting_tokens=waiting_tokens,
+                keys=self._held.keys(self._is_cached),
+                num_running=now.num_running,
+                num_waiting=now.num_waiting + now.num_tokenizing,
+                kv_use=now.kv_usage,
+            )
+            return self._last

@@ -97,8 +97,7 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """The parameters of the choices of each prompt. Their values must be valid: only ids are checked later, against the
-    vocabulary, by the tokenize stage."""
+    """The parameters of the choices of each prompt. Their values must be valid: only ids are checked later."""
 
     n: int = 1  # choices per prompt
     max_tokens: int | None = None  # None: the rest of the context
@@ -224,8 +223,6 @@ class Finished:
 
 @dataclass(slots=True)
 class Failed:
-    """The request has ended with an error."""
-
     request_id: str
     error: APIError
     usage: Usage
@@ -235,8 +232,6 @@ class Failed:
 
 @dataclass(slots=True)
 class Aborted:
-    """The request has ended by its caller's abort."""
-
     request_id: str
     usage: Usage
     times: RequestTimes

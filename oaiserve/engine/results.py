@@ -114,8 +114,12 @@ class Results:
         is_begun = sequence.last_token_ns is not None
         if not is_begun and sequence.index % opened.request.params.n == 0 and (result.token_ids or is_empty):
             opened.usage.cached_tokens += sequence.num_cached
-            if opened.request.prefix_keys:
-                self._note_prefix_keys(opened.request.prefix_keys, sequence)
+            if opened.request.prefix_keys:  # in which blocks do its prefixes with a key end?
+                size, hashes, length = self._scheduler.pool.block_size, sequence.hashes, sequence.prompt_len
+                ends = [
+                    (key, min(int(share * length) // size, len(hashes))) for key, share in opened.request.prefix_keys
+                ]
+                self._requests.computed_prompts.append([(key, hashes[end - 1]) for key, end in ends if end])
         if is_empty:
             notes.drew(sequence, now_ns, batch)
             output.finish(FinishReason.LENGTH)
@@ -129,12 +133,6 @@ class Results:
             if output.finish_reason is not None:
                 break
         return taken
-
-    def _note_prefix_keys(self, keys: tuple[tuple[int, float], ...], sequence: Sequence) -> None:
-        """Note the blocks in which the prefixes with a key end, of a prompt that has been computed."""
-        size, hashes = self._scheduler.pool.block_size, sequence.hashes
-        ends = ((key, min(int(share * sequence.prompt_len) // size, len(hashes))) for key, share in keys)
-        self._requests.computed_prompts.append([(key, hashes[end - 1]) for key, end in ends if end])
 
     def _note_draft(self, opened: OpenRequest, chunk: Chunk, token_ids: list[int]) -> None:
         num_accepted = chunk.num_accepted(token_ids)

@@ -39,8 +39,6 @@ PROMPT_LOGPROBS_COST = 4
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of a step, and of running sequences."""
-
     max_running: int
     max_step_tokens: int
     prefill_max_requests: int | None = None  # sequences that prefill in one step
@@ -280,10 +278,7 @@ class Scheduler:
         return num_tokens
 
     def _fitting_draft(self, sequence: Sequence, most_tokens: int) -> tuple[int, ...]:
-        """Cut a sequence's draft to fit, and give the sequence blocks for it.
-
-        It takes only blocks that no running sequence needs for its next token, so no draft costs a preemption.
-        """
+        """Cut a sequence's draft to fit. It takes only blocks that no running sequence needs for its next token."""
         if sequence.num_pending:
             return ()  # the token before the draft is not known
         end, blocks, pool = sequence.num_tokens, sequence.blocks, self.pool
@@ -311,10 +306,7 @@ class Scheduler:
                 return
 
     def _make_room(self, sequence: Sequence, index: int, step: Step) -> bool:
-        """Give a sequence a block of its own for the tokens to compute. Return False if it was preempted itself.
-
-        Without a free block, sequences are preempted until there is one.
-        """
+        """Give a sequence a block of its own, by preemption if need be. Return False if it was preempted itself."""
         is_new = index == len(sequence.blocks)
         while (block := self.pool.allocate(1)) is None:
             victim = next(reversed(self._forked), None) or self._last_in_turn(self.running)
@@ -365,8 +357,7 @@ class Scheduler:
         return num_prefills, spent
 
     def _admit_waiting(self, step: Step, budget: int, num_prefills: int) -> None:
-        """Admit waiting sequences in the order of the policy. One that does not fit is overtaken by a bounded number of
-        others."""
+        """Admit waiting sequences in the order of the policy. A bounded number overtakes one without enough room."""
         most_prefills = self.limits.prefill_max_requests or self.limits.max_running
         passed: list[Sequence] = []
         while True:
@@ -450,10 +441,7 @@ class Scheduler:
         return True
 
     def _give_state(self, states: StatePool, sequence: Sequence, step: Step) -> None:
-        """Give a sequence about to run a state, with the cached one of its cached tokens.
-
-        There is a state for each running sequence, so if none is free, a waiting one with a state loses it.
-        """
+        """Give a sequence a state, with that of its cached tokens. If none is free, a waiting one loses its own."""
         num_blocks = sequence.num_computed // self.pool.block_size
         kept = states.find(sequence.hashes[num_blocks - 1]) if num_blocks else None
         assert num_blocks == 0 or kept is not None
@@ -470,8 +458,7 @@ class Scheduler:
         return client is not None and client.num_running == 0
 
     def _is_behind_prompts(self) -> bool:
-        """Return whether there is a place for the client in turn, while all prompts under way are of clients with more
-        service."""
+        """Return whether there is a place for the client in turn, while only prompts of clients ahead are under way."""
         if not self._waiting.has_several_clients or len(self.running) >= self.limits.max_running:
             return False
         client = self._waiting.next_client()
@@ -529,8 +516,7 @@ class Scheduler:
     # -- sharing ------------------------------------------------------------------------------------------------------
 
     def _look_up(self, sequence: Sequence) -> tuple[list[int], BlockHash | None]:
-        """Return the cached blocks at the beginning of a waiting sequence, and the hash of a block to wait for, if
-        any."""
+        """Return the cached first blocks of a waiting sequence, and the hash of a block to wait for, or None."""
         if self._prefixes is None or sequence in self._forked or sequence.wants_prompt_logprobs:
             return [], None  # prompt logprobs need the logits of every position
         return self._prefixes.look_up(sequence)

@@ -154,7 +154,6 @@ class Sequence:
 
     @property
     def num_generated(self) -> int:
-        """Return the number of known tokens of the answer."""
         return len(self.token_ids) - self.prompt_len
 
     @property

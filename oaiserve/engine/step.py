@@ -164,10 +164,7 @@ class Runner(Protocol):
         """Return whether a token's logits are bitwise the same in any step."""
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
-        """Copy blocks of the KV cache (from, to), before the launch of their step.
-
-        May raise OutOfMemory, without having copied any.
-        """
+        """Copy KV blocks (from, to), before the launch of their step. May raise OutOfMemory, with none copied."""
 
     def launch(self, step: Step) -> Any:
         """Begin to compute the step, and its draws AT_LAUNCH.
@@ -176,10 +173,7 @@ class Runner(Protocol):
         """
 
     def draw(self, launched: Any, masks: Masks | None) -> None:
-        """Make the LATE draws of a settled step.
-
-        This is called once for each launched step, before its `collect` and before the next launch.
-        """
+        """Make the LATE draws of a settled step: once for each one, before its `collect` and the next launch."""
 
     def collect(self, launched: Any) -> StepResult:
         """Wait until the step has been computed, and return its results."""

@@ -44,8 +44,6 @@ WARN_INTERVAL_NS = 60_000_000_000  # between two equal warnings
 
 @dataclass(slots=True)
 class _Launched:
-    """A launched step before its end."""
-
     step: Step
     handle: Any  # what the runner has returned
     at_ns: int
@@ -97,10 +95,7 @@ class Stepper:
         return self._shortage.num_steps
 
     def turn(self) -> bool:
-        """Launch the next step, and end the one before; without overlap, end the next one, too.
-
-        Return False if none has ended.
-        """
+        """Launch the next step and end the one before; without overlap, the next one, too. Return whether one ended."""
         launched = self._launch()
         in_flight, self._in_flight = self._in_flight, launched
         if in_flight is not None:

@@ -57,7 +57,7 @@ class LoopStream:
         self._busy_since_ns = 0  # when the reader took events, or wrote a part of them
         self._waiter: asyncio.Future[None] | None = None
         self._on_end: Callable[[Terminal], None] | None = None
-        self.on_cut = _nothing
+        self.on_cut: Callable[[], object] = lambda: None
         self.times: RequestTimes | None = None  # the stamps that the latest event has carried
         self.terminal: Terminal | None = None
 
@@ -94,7 +94,7 @@ class LoopStream:
         self.abort()
         self._let_go()
         self._held.streams.discard(self)
-        self.on_cut = _nothing  # it holds the reader, and the reader this stream: a circle, with the prompts in it
+        self.on_cut = lambda: None  # it holds the reader, and the reader this stream: a circle, with the prompts in it
 
     def abort(self) -> None:
         """Abort the request, unless it has ended. Its blocks are free within a step."""
@@ -203,10 +203,6 @@ class HeldTokens:
         return held * stalled_ns if stalled_ns >= self.stalled_ns else 0, stream.is_waiting and held > 0, held
 
 
-def _nothing() -> None:
-    pass
-
-
 def append(chunk: TokenChunk, more: TokenChunk) -> None:
     """Append a chunk to the chunk before it of the same choice."""
     chunk.text += more.text
@@ -248,8 +244,7 @@ class LoopStreams:
         return len(self._streams)
 
     def submit(self, request: Request) -> LoopStream:
-        """Submit a request, and return its stream, which its reader closes. Raises the engine's errors; then no event
-        will come."""
+        """Submit a request, and return its stream, which its reader closes. Raises the engine's errors."""
         stream = LoopStream(request, self._engine, self._max_unread_tokens, self.held)
         self._streams[request.request_id] = stream
         try:

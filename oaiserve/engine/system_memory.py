@@ -42,10 +42,7 @@ def keep_freed() -> None:
 
 
 def take(num_bytes: int) -> None:
-    """Have the system find the pages for this thread's next copies of a body.
-
-    It helps where `keep_freed` has been called.
-    """
+    """Have the system find the pages for this thread's next copies of a body. It helps after `keep_freed`."""
     if _libc is None:
         return
     num_bytes = min(num_bytes, MOST_MMAP_THRESHOLD_BYTES // 2)

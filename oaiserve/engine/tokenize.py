@@ -31,8 +31,6 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class TokenizeStarted:
-    """A worker has begun to encode the prompts of a request."""
-
     request: Request
     at_ns: int
 
@@ -76,10 +74,6 @@ Post = Callable[[TokenizeStarted | GrammarCompiled | Tokenized | TokenizeFailed]
 OnEnd = Callable[[], None]
 
 
-def _nothing() -> None:
-    pass
-
-
 class TokenizeStage:
     """The worker threads of prompts, in turns by client.
 
@@ -120,9 +114,8 @@ class TokenizeStage:
         """Return the number of requests and other work not yet begun."""
         return self._workers.num_waiting
 
-    def submit(self, request: Request, on_end: OnEnd = _nothing) -> None:
-        """Add a request, without blocking. Its id must be unique among the open requests. `on_end` is called when the
-        stage has done with it, before the result is posted."""
+    def submit(self, request: Request, on_end: OnEnd = lambda: None) -> None:
+        """Add a request, without blocking. `on_end` is called before its result is posted."""
         self._add(request, self._tokenize(request), on_end)
 
     def compile(self, encoded: Tokenized) -> None:
@@ -130,7 +123,7 @@ class TokenizeStage:
 
         The result is posted as for any other request. It is tokenized when its grammar is ready.
         """
-        self._add(encoded.request, self._with_grammar(encoded), _nothing)
+        self._add(encoded.request, self._with_grammar(encoded), lambda: None)
 
     def _add(self, request: Request, work: Generator[None, None, Tokenized], on_end: OnEnd) -> None:
         aborted = threading.Event()
@@ -164,7 +157,7 @@ class TokenizeStage:
         *,
         client: str,
         num_bytes: int,
-        on_end: OnEnd = _nothing,
+        on_end: OnEnd = lambda: None,
         future: Future[Result] | None = None,
     ) -> Future[Result]:
         """Run other work of a client between the requests: a turn goes on to its next `yield`.

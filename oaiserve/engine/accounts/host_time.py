@@ -1,7 +1,4 @@
-"""The time of the engine thread, divided into contiguous parts. Engine thread only, no torch.
-
-If a profiler is attached, each part is also one of its ranges, named after the part and its step.
-"""
+"""The time of the engine thread in contiguous parts, also as ranges of a profiler. Engine thread only, no torch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The accounts of steps, and of requests in steps, for telemetry. Engine thread only, no torch.
-
-The engine loop reports events and their times. This module reads no clock and has no influence on the loop.
-"""
+"""The accounts of steps, and of requests in steps. Engine thread only, no torch, no clock, no influence on the loop."""
 
 from __future__ import annotations
 

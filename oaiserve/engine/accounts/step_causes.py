@@ -147,9 +147,7 @@ class StepCauses:
         masks_ns: int,
         has_clock: bool,
     ) -> tuple[int, int, int, float]:
-        """Return a step's delays, and its weight as a sample of the cost.
-
-        The delays are those of masks, and of the machine in the step and in the gap before."""
+        """Return the delays of masks, of the machine in a step and in the gap before, and its weight as a sample."""
         excess_ns = model_ns - expected_ns
         constraint_ns = lost_ns = late_ns = 0
         if masks_ns:

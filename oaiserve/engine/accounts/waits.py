@@ -27,7 +27,6 @@ class QueueWaits:
         self._until_next_step.append(sequence)
 
     def begin_step(self, now_ns: int) -> None:
-        """Set the time at which the next step is scheduled."""
         self._totals_ns[self.reason] += now_ns - self._now_ns
         self._now_ns = now_ns
         sequences, self._until_next_step = self._until_next_step, []

@@ -143,10 +143,7 @@ class DraftModel:
         self._late = sequence
 
     def write(self, step: Step) -> None:
-        """Write the requested drafts into the chunks of a scheduled step, as far as they fit.
-
-        A draft may become shorter: behind the end of a sequence, and where its grammar has nothing to follow.
-        """
+        """Write the requested drafts into the chunks of a step. They end with their sequence, and with its grammar."""
         if self._late is not None and self._late.blocks:
             self._catch_up(self._follow(self._late))
         asked = [chunk for chunk in step.chunks if chunk.draft and chunk.sequence in self._asked]

@@ -106,10 +106,7 @@ class Drafts:
                 self._write(option, length)
 
     def verified(self, step: Step, results: list[ChunkResult], step_ns: int, draft_ns: int = 0) -> None:
-        """Learn from a computed step, before its tokens are committed.
-
-        The draft model took `draft_ns` of the time before it.
-        """
+        """Learn from a computed step, before its commit. The draft model took `draft_ns` of the time before it."""
         self._times.observe(step.num_tokens, step_ns)
         num_drafted = num_accepted = 0  # of the draft model's tokens
         for chunk, result in zip(step.chunks, results, strict=True):

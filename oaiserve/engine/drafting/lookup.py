@@ -1,7 +1,4 @@
-"""The look-up of a sequence's next tokens in its own text: prompt and answer. No torch.
-
-Where a text repeats itself, the tokens behind the earlier occurrence of the last tokens are a good guess.
-"""
+"""The look-up of a sequence's next tokens in its own text, behind an earlier occurrence of the last ones. No torch."""
 
 from __future__ import annotations
 

@@ -64,9 +64,7 @@ class Constraint:
         return draft[: self._matcher.num_possible(draft)]
 
     def fill_masks(self, rows: np.ndarray, num_generated: int, draft: Sequence[int]) -> None:
-        """Fill a row with the bits of the allowed ids for each draw: after `num_generated` tokens, and behind each
-        token of a possible draft.
-        """
+        """Fill a row for each draw: after `num_generated` tokens, and behind each token of a possible draft."""
         self._matcher.fill_mask(rows[0])
         if draft:
             self._matcher.fill_masks_behind(draft, rows[1:])

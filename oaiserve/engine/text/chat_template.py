@@ -1,7 +1,4 @@
-"""The chat template of the model, and the preparation of messages for it.
-
-It must not know token ids, HTTP, torch or the scheduler.
-"""
+"""The chat template of the model, and the preparation of messages for it. No token ids, no HTTP, no torch."""
 
 from __future__ import annotations
 
@@ -134,8 +131,7 @@ class ChatTemplate:
         return prepared
 
     def _content(self, content: str | Sequence[Mapping[str, Any]]) -> str | list[Message]:
-        """Return the content as parts for a template of parts, else as a string: other templates would
-        print a list as Python does."""
+        """Return the content as parts for a template of parts, else as a string: others would print a list."""
         text = _text(content)
         if isinstance(content, str):
             return [{"type": "text", "text": text}] if self._needs_parts else text

@@ -80,9 +80,7 @@ class TokenTable:
                 self.has_bytes = False
 
     def bytes_of(self, token_id: int) -> bytes:
-        """Return the bytes of a token inside a text: maybe part of a character, none for an id without a token.
-
-        The table must have bytes (`has_bytes`)."""
+        """Return the bytes of a token in a text: maybe part of a character, none for an unknown id (if `has_bytes`)."""
         data = self._cache.get(token_id)
         if data is None:
             data = self._cache[token_id] = self._work_out(token_id, self._replace)
@@ -119,16 +117,12 @@ class TokenTable:
         return data
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Decode a whole text at once, with its special tokens."""
         return self.backend.decode(token_ids, skip_special_tokens=False)
 
     def detokenizer(
         self, prompt_ids: Sequence[int], *, skip_special_tokens: bool, visible_ids: frozenset[int] = frozenset()
     ) -> Detokenizer:
-        """Return a detokenizer for one choice, whose tokens go on from `prompt_ids`, which may be empty.
-
-        With `skip_special_tokens`, only those in `visible_ids` are kept.
-        """
+        """Return a detokenizer for one choice behind `prompt_ids`. Skipped special tokens exclude `visible_ids`."""
         hidden = self.special_ids - visible_ids if skip_special_tokens else frozenset()
         return (ByteDetokenizer if self.has_bytes else WindowDetokenizer)(self, prompt_ids, hidden)
 
@@ -228,8 +222,7 @@ class StopStrings:
     """
 
     def __init__(self, stops: Sequence[str], *, include_in_output: bool = False) -> None:
-        """Build the automaton. No stop may be empty; of two that complete at the same character, the first one in the
-        list wins."""
+        """Build the automaton. No stop may be empty; of two with the same end, the first one in the list wins."""
         if not all(stops):
             raise ValueError("a stop string must not be empty")
         self.stops = tuple(stops)
@@ -239,23 +232,17 @@ class StopStrings:
         self.depth = [0]  # characters
         self.match: list[int | None] = [None]  # index of the stop string that completes here
         for index, stop in enumerate(self.stops):
-            self._add(stop, index)
-        self._link()
-
-    def _add(self, stop: str, index: int) -> None:
-        state = 0
-        for char in stop:
-            if char not in self.next[state]:
-                self.next[state][char] = len(self.next)
-                self.next.append({})
-                self.fail.append(0)
-                self.depth.append(self.depth[state] + 1)
-                self.match.append(None)
-            state = self.next[state][char]
-        if self.match[state] is None:
-            self.match[state] = index
-
-    def _link(self) -> None:
+            state = 0
+            for char in stop:
+                if char not in self.next[state]:
+                    self.next[state][char] = len(self.next)
+                    self.next.append({})
+                    self.fail.append(0)
+                    self.depth.append(self.depth[state] + 1)
+                    self.match.append(None)
+                state = self.next[state][char]
+            if self.match[state] is None:
+                self.match[state] = index
         # By depth, so that the shorter ends that a state falls back to are linked before it.
         states = deque(self.next[0].values())
         while states:

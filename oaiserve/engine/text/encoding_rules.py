@@ -100,8 +100,7 @@ class EncodingRules:
             self._recognise_spaces(definition)
 
     def least_tokens(self, text: str, enough: int | None = None) -> int:
-        """Return a lower bound of the number of tokens in a text, without encoding it. Counting stops beyond
-        `enough`."""
+        """Return a lower bound of the number of tokens in a text. Counting stops beyond `enough`."""
         num_characters = num_continuations = least = 0
         # Slice by slice, because a long text in one go would keep all other threads waiting.
         for start in range(0, len(text), SLICE_CHARACTERS):

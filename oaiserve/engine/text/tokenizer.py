@@ -277,8 +277,7 @@ class Tokenizer:
         return "".join(texts)
 
     def _end_of_decoding(self, token_ids: Sequence[int], start: int) -> int | None:
-        """Return the end of the next piece to decode: after a token with ASCII at its end, where no character is
-        cut."""
+        """Return the end of the next piece to decode: after a token with ASCII at its end, so no character is cut."""
         if not self._table.is_byte_level:
             return None
         for end in range(start + DECODE_TOKENS, len(token_ids)):
