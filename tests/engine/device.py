@@ -212,6 +212,14 @@ class Answers(NamedTuple):
         assert isinstance(event, Finished)
         return [*found, self.prompt_logprobs.get(request_id), event.usage.prompt_tokens, event.usage.completion_tokens]
 
+    def check(self, expected: Answers) -> None:
+        """Check that answers are as expected: whole ones in all that a client sees, and others as far as they go."""
+        for request_id, event in self.ended.items():
+            if isinstance(event, Finished):
+                assert self.of(request_id) == expected.of(request_id)
+        for key, token_ids in self.token_ids.items():
+            assert token_ids == expected.token_ids[key][: len(token_ids)]
+
 
 OBJECT = """{
     "type": "object",

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
-from itertools import count
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, fields
 from queue import SimpleQueue
 from threading import Event as Gate
 from threading import Semaphore
-from types import MappingProxyType
 from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.accounts.host_time import Ranges
 from oaiserve.engine.accounts.machine_time import MachineTime
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.request import (
     TERMINAL,
     Event,
@@ -174,17 +170,6 @@ def device_is_gone(_: Step) -> None:
     raise RuntimeError("the device is gone")
 
 
-def third_step_fails() -> Callable[[Step], object]:
-    """`computing` of a runner that raises an error in its third step."""
-    numbers = count(1)
-
-    def computing(step: Step) -> None:
-        if next(numbers) == 3:
-            device_is_gone(step)
-
-    return computing
-
-
 class BlockedTokenizer:
     """A tokenizer that encodes like the real one, but stops at the prompt "blocked" until it is released."""
 
@@ -268,46 +253,37 @@ class Leaver(Inbox):
         super().__call__(events)
 
 
+OF_MODEL = {field.name for field in fields(ServedModel)}
+
+
 def make_engine(
     runner: ScriptedRunner | None = None,
-    tokenizer: Tokenizer | None = None,
-    kind: type[Engine] = Engine,
+    *,
     clock_ns: Callable[[], int] = monotonic_ns,
-    ranges: Ranges | None = None,
-    profiler: Any = None,
     machine: MachineTime | None = None,
-    default_params: Mapping[str, int] = MappingProxyType({}),
-    pooling: Pooling | None = None,
-    **options: int,
+    kv_blocks: int = 64,
+    **options: Any,
 ) -> Engine:
-    """Return an engine with blocks of 4 tokens, 64 of them unless `kv_blocks` is given.
+    """Return an engine with blocks of 4 tokens. Options are those of the engine, or fields of the model.
 
     It learns what steps cost on the engine thread, so that a test knows what is learnt.
     """
-    num_blocks = options.pop("kv_blocks", 64)
-    if pooling is not None:
-        options |= {"prefix_cache": False}
-    max_model_len = options.pop("max_model_len", 4 * num_blocks)
-    num_states = options.pop("num_states", 0)
-    defaults = {"block_size": 4, "max_running": 8, "max_step_tokens": 16}
-    return kind(
-        ServedModel(
-            tokenizer=tokenizer or TOKENIZER,
-            runner=runner or ScriptedRunner(),
-            num_blocks=num_blocks if pooling is None else 0,
-            max_model_len=max_model_len,
-            vocab_size=TOKENIZER.vocab_size,
-            eos_token_ids=frozenset([EOS]),
-            ranges=ranges,
-            profiler=profiler,
-            default_params=default_params,
-            pooling=pooling,
-            num_states=num_states,
-        ),
-        EngineOptions(**{**defaults, **options}),
-        machine=machine,
-        learn=at_once,
-        clock_ns=clock_ns,
+    of_model = {name: options.pop(name) for name in OF_MODEL & options.keys()}
+    of_engine = {"block_size": 4, "max_running": 8, "max_step_tokens": 16}
+    pools = "pooling" in of_model
+    if pools:
+        of_engine["prefix_cache"] = False
+    model = {
+        "tokenizer": TOKENIZER,
+        "runner": runner or ScriptedRunner(),
+        "num_blocks": 0 if pools else kv_blocks,
+        "max_model_len": 4 * kv_blocks,
+        "vocab_size": TOKENIZER.vocab_size,
+        "eos_token_ids": frozenset([EOS]),
+    }
+    engine_options = EngineOptions(**{**of_engine, **options})
+    return Engine(
+        ServedModel(**{**model, **of_model}), engine_options, machine=machine, learn=at_once, clock_ns=clock_ns
     )
 
 

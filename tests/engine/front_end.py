@@ -1,34 +1,11 @@
-"""A front end without an engine, which makes requests, and makes records from the events that come back.
-
-`python -m tests.engine.front_end` runs one in a process of its own, which talks through standard input and output.
-It imports neither torch nor a tokenizer.
-"""
+"""Requests of all kinds, as front ends make them, and values as text, for comparisons of what has travelled."""
 
 from __future__ import annotations
 
-import pickle
-import sys
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any, cast
 
-from oaiserve.engine.request import (
-    TERMINAL,
-    ChatPrompt,
-    Event,
-    Failed,
-    Request,
-    SamplingParams,
-    TextPrompt,
-    TokenChunk,
-    TokenPrompt,
-)
-from oaiserve.engine.streams import LoopStream, RequestEngine
-from oaiserve.facts.record import RequestRecord
-from oaiserve.facts.trace import TraceContext
-from oaiserve.routes.exchange import Accounting, Exchange
+from oaiserve.engine.request import ChatPrompt, Request, SamplingParams, TextPrompt, TokenPrompt
 
-NO_ENGINE = cast(RequestEngine, None)
 BLOCKED = "blocked"
 
 
@@ -59,25 +36,6 @@ def requests() -> list[Request]:
     ]
 
 
-def record_of(request: Request, events: list[Event]) -> RequestRecord:
-    """Return the record that the routes make of a request, without the stamp `responded`."""
-    records: list[RequestRecord] = []
-    serving = SimpleNamespace(record=records.append, model_name="demo")
-    app = SimpleNamespace(state=SimpleNamespace(serving=serving))
-    scope = {"type": "http", "method": "POST", "scheme": "http", "app": app, "headers": []}
-    exchange = Exchange(request.request_id, request.request_id, TraceContext(trace_id=1, span_id=2), "key-1")
-    exchange.stream = LoopStream(request, NO_ENGINE)
-    for event in events:
-        if isinstance(event, TokenChunk) and event.finish_reason is not None:
-            exchange.finish_reasons[event.index] = event.finish_reason
-        if isinstance(event, Failed):
-            exchange.error = event.error
-        exchange.stream.push(event)
-    Accounting(cast(Any, None), operation="chat", http_route="/")._finish(scope, exchange)
-    (record,) = records
-    return replace(record, times=replace(record.times, responded=None))
-
-
 def described(value: object) -> str:
     """Return all fields of a value as text, including those of errors."""
     if isinstance(value, Exception):
@@ -88,24 +46,3 @@ def described(value: object) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(described, value))}]"
     return repr(value)
-
-
-def main() -> None:
-    """Send the requests, take their events until each has ended, and send what these are and the records of them."""
-    sent = {request.request_id: request for request in requests()}
-    pickle.dump(list(sent.values()), sys.stdout.buffer)
-    sys.stdout.buffer.flush()
-    events: dict[str, list[Event]] = {request_id: [] for request_id in sent}
-    num_open = len(sent)
-    while num_open:
-        for event in pickle.load(sys.stdin.buffer):
-            events[event.request_id].append(event)
-            num_open -= isinstance(event, TERMINAL)
-    found = {
-        name: (described(events[name]), described(record_of(request, events[name]))) for name, request in sent.items()
-    }
-    pickle.dump(found, sys.stdout.buffer)
-
-
-if __name__ == "__main__":
-    main()

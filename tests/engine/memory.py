@@ -38,6 +38,14 @@ def sequence(name: str, prompt: int | list[int] = 4, max_tokens: int = 8, **fiel
     return Sequence(name, 0, ids, SamplingParams(), max_len=len(ids) + max_tokens, **fields)
 
 
+def launched(scheduler: Scheduler) -> Step:
+    """Launch the next step, whose results may come later or never."""
+    step = scheduler.schedule()
+    assert step is not None
+    scheduler.advance(step)
+    return step
+
+
 NEVER = -1  # stands for a token that is not drawn
 
 

@@ -14,16 +14,7 @@ from oaiserve.engine.adapters import MOST_ADAPTERS, AdapterTable
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.adapted_modules import adaptable
 from oaiserve.engine.model.runner import ModelRunner
-from oaiserve.engine.request import (
-    Event,
-    Failed,
-    Finished,
-    Request,
-    SamplingParams,
-    Terminal,
-    TokenChunk,
-    TokenPrompt,
-)
+from oaiserve.engine.request import Event, Failed, Finished, Request, SamplingParams, Terminal, TokenChunk, TokenPrompt
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.text.tokenizer import Tokenizer

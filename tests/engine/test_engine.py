@@ -8,24 +8,8 @@ from typing import Any
 import pytest
 
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.request import (
-    Event,
-    Finished,
-    PromptDone,
-    Request,
-    SamplingParams,
-    TextPrompt,
-    TokenChunk,
-)
-from tests.engine.doubles import (
-    EOS,
-    TIMEOUT_SECONDS,
-    Inbox,
-    ScriptedRunner,
-    letter_id,
-    make_engine,
-    request,
-)
+from oaiserve.engine.request import Event, Finished, PromptDone, Request, SamplingParams, TextPrompt, TokenChunk
+from tests.engine.doubles import EOS, TIMEOUT_SECONDS, Inbox, ScriptedRunner, letter_id, make_engine, request
 
 pytestmark = pytest.mark.usefixtures("overlap")
 

@@ -10,15 +10,7 @@ import pytest
 
 from oaiserve.engine import engine as engine_module
 from oaiserve.engine.loop import Stop, Submitted
-from oaiserve.engine.request import (
-    Aborted,
-    Event,
-    Failed,
-    Finished,
-    Request,
-    SamplingParams,
-    TextPrompt,
-)
+from oaiserve.engine.request import Aborted, Event, Failed, Finished, Request, SamplingParams, TextPrompt
 from oaiserve.errors import InternalError, Overloaded, Unavailable
 from tests.engine.doubles import (
     TIMEOUT_SECONDS,

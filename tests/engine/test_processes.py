@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from oaiserve import errors
-from oaiserve.engine.engine import Engine
 from oaiserve.engine.loop import Broken, Stop
-from oaiserve.engine.request import Aborted, Event, Failed, Finished, Request
+from oaiserve.engine.request import Aborted, Failed, Finished, Request
 from oaiserve.errors import APIError, ContextLengthExceeded, InvalidRequest, ModelNotFound
 from tests.engine.doubles import TIMEOUT_SECONDS, BlockedTokenizer, Inbox, make_engine
-from tests.engine.front_end import BLOCKED, described, record_of, requests
+from tests.engine.front_end import BLOCKED, described, requests
 
 
-def serve(asked: list[Request], submit: Callable[[Engine, Request], None], inbox: Inbox) -> dict[str, list[Event]]:
+def serve(asked: list[Request]) -> Inbox:
     """Run the requests until all have ended as they are expected to, and return their events."""
+    inbox = Inbox()
     tokenizer = BlockedTokenizer()
     with make_engine(tokenizer=tokenizer, kv_blocks=64) as engine:  # type: ignore[arg-type]
         for request in asked:
-            submit(engine, request)
+            engine.submit(request, inbox)
         assert tokenizer.entered.wait(TIMEOUT_SECONDS)
         engine.abort(BLOCKED)
         ended = inbox.wait_terminal(*(request.request_id for request in asked))
@@ -34,49 +31,16 @@ def serve(asked: list[Request], submit: Callable[[Engine, Request], None], inbox
         **dict.fromkeys(("too long", "no words"), Failed),
         BLOCKED: Aborted,
     }
-    events: dict[str, list[Event]] = {request.request_id: [] for request in asked}
-    for event in (event for hand_over in inbox.hand_overs for event in hand_over):
-        events[event.request_id].append(event)
-    return events
+    return inbox
 
 
 @pytest.mark.usefixtures("overlap")
-def test_a_front_end_in_another_process_makes_the_same_records() -> None:
-    command = [sys.executable, "-m", "tests.engine.front_end"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as front_end:
-        assert front_end.stdin is not None
-        assert front_end.stdout is not None
-        asked = pickle.load(front_end.stdout)
-        assert described(asked) == described(requests())
-        inbox = Inbox()
-
-        def deliver(events: list[Event]) -> None:
-            pickle.dump(events, front_end.stdin)
-            front_end.stdin.flush()
-            inbox(events)
-
-        events = serve(asked, lambda engine, request: engine.submit(request, deliver), inbox)
-        found = pickle.load(front_end.stdout)
-        assert front_end.wait(TIMEOUT_SECONDS) == 0
-    assert found.keys() == events.keys()
-    for request in asked:
-        name = request.request_id
-        events_sent = described(events[name])  # before the chunks are put together
-        record = record_of(request, events[name])
-        assert found[name] == (events_sent, described(record))
-        assert record.times.submitted is not None
-        assert record.times.received == (request.received_ns or record.times.submitted)
-    record = record_of(asked[1], events["ids"])
-    assert None not in (record.times.tokenized, record.times.scheduled, record.times.first_token)
-    assert (record.account.num_choices, len(record.account.events) > 3, record.completion_tokens) == (2, True, 8)
-
-
-@pytest.mark.usefixtures("overlap")
-def test_nothing_writes_into_a_request() -> None:
-    asked, inbox = requests(), Inbox()
+def test_nothing_writes_into_a_request_and_events_are_the_same_after_pickle() -> None:
+    asked = requests()
     before = [(pickle.dumps(request), described(request)) for request in asked]
-    serve(asked, lambda engine, request: engine.submit(request, inbox), inbox)
+    inbox = serve(asked)
     assert [(pickle.dumps(request), described(request)) for request in asked] == before
+    assert described(pickle.loads(pickle.dumps(inbox.hand_overs))) == described(inbox.hand_overs)
 
 
 def test_a_request_that_ends_while_it_is_encoded_is_in_that_phase_and_one_before_is_not() -> None:

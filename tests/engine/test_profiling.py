@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from oaiserve.engine.request import Failed, Finished
-from oaiserve.errors import APIError, Conflict, InternalError, NotFound, Unavailable
+from oaiserve.errors import Conflict, InternalError, NotFound, Unavailable
 from oaiserve.facts.record import Profile
 from tests.engine.doubles import (
     TIMEOUT_SECONDS,
@@ -155,22 +155,18 @@ def test_if_a_profiler_fails_no_request_does(fails_to: str, caplog: pytest.LogCa
     assert [line.levelname for line in caplog.records if line.exc_info] == ["ERROR"]
 
 
-def test_the_end_of_the_engine_ends_its_profile() -> None:
-    profiler = FakeProfiler()
-    with make_engine(profiler=profiler) as engine:
-        asked = engine.profile(1, HOUR)
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_end_of_the_engine_ends_its_profile(fails: bool) -> None:
+    profiler, runner = FakeProfiler(), ScriptedRunner(computing=device_is_gone if fails else lambda _: None)
+    with make_engine(runner, profiler=profiler, tokenize_workers=0) as engine:
+        asked = engine.profile(3, HOUR)
         wait_until_idle(engine)
+        if fails:
+            assert isinstance(list(engine.stream(request()))[-1], Failed)
     late = engine.profile(1, HOUR)
     for future in (asked, late):
-        assert isinstance(future.exception(TIMEOUT_SECONDS), Unavailable)
+        assert isinstance(future.exception(TIMEOUT_SECONDS), InternalError if fails else Unavailable)
     assert not profiler.is_on
-
-
-def test_a_profile_fails_with_its_engine() -> None:
-    with make_engine(ScriptedRunner(computing=device_is_gone), profiler=FakeProfiler(), tokenize_workers=0) as engine:
-        asked = engine.profile(3, HOUR)
-        assert isinstance(list(engine.stream(request()))[-1], Failed)
-        assert isinstance(asked.exception(TIMEOUT_SECONDS), APIError)
 
 
 def test_ranges_of_another_profiler_pause_during_a_profile() -> None:

@@ -9,20 +9,12 @@ import pytest
 
 from oaiserve.engine.request import Aborted, Event, Finished, PromptDone, TokenChunk
 from oaiserve.engine.sequence import Place, Sequence
-from oaiserve.engine.step import Chunk, Draw
 from oaiserve.facts.record import EventKind
 from tests.engine.device import Device, answers, some_requests
 from tests.engine.doubles import EOS, LETTERS, Clock, Inbox, ScriptedRunner, letter_id, make_engine, request
-from tests.engine.memory import NEVER, make, sequence
+from tests.engine.memory import NEVER, launched, make, sequence
 
 # -- the scheduler ----------------------------------------------------------------------------------------------------
-
-
-def launch(scheduler: object) -> list[Chunk]:
-    step = scheduler.schedule()
-    assert step is not None
-    scheduler.advance(step)
-    return step.chunks
 
 
 def drafted(name: str, max_draws: int, prompt: int | list[int] = 4, max_tokens: int = 8) -> Sequence:
@@ -35,13 +27,13 @@ def test_a_sequence_that_may_draw_several_is_held_until_their_commit_and_others_
     scheduler, several, other = make(max_step_tokens=16), drafted("several", 3), sequence("other")
     scheduler.add(several)
     scheduler.add(other)
-    first = launch(scheduler)
+    first = launched(scheduler).chunks
     assert [(chunk.max_draws, chunk.sequence.num_tokens) for chunk in first] == [(3, 7), (1, 5)]
     assert (several.is_held, other.is_held) == (True, False)
-    assert [chunk.sequence for chunk in launch(scheduler)] == [other]
+    assert [chunk.sequence for chunk in launched(scheduler).chunks] == [other]
     scheduler.commit(first[0], [7, 8])
     assert (several.is_held, several.num_tokens, several.num_computed, several.generated_ids) == (False, 6, 4, [7, 8])
-    (decode, catch_up) = launch(scheduler)
+    (decode, catch_up) = launched(scheduler).chunks
     assert (decode.sequence, decode.max_draws) == (other, 1)
     assert (catch_up.sequence, catch_up.start, catch_up.num_known, catch_up.max_draws) == (several, 4, 2, 3)
 
@@ -49,7 +41,7 @@ def test_a_sequence_that_may_draw_several_is_held_until_their_commit_and_others_
 def test_a_sequence_reserves_no_more_than_its_length_has_room_for_and_leaves_when_that_is_known() -> None:
     scheduler, one = make(), drafted("a", 9, max_tokens=3)
     scheduler.add(one)
-    (chunk,) = launch(scheduler)
+    (chunk,) = launched(scheduler).chunks
     assert (chunk.max_draws, one.num_tokens, one.place) == (3, 7, Place.RUNNING)
     assert scheduler.schedule() is None
     scheduler.commit(chunk, [7, 8, 9])
@@ -59,39 +51,22 @@ def test_a_sequence_reserves_no_more_than_its_length_has_room_for_and_leaves_whe
 def test_with_no_token_the_last_one_is_computed_again_for_its_logits() -> None:
     scheduler, one = make(), drafted("a", 3)
     scheduler.add(one)
-    (chunk,) = launch(scheduler)
+    (chunk,) = launched(scheduler).chunks
     scheduler.commit(chunk, [])
     assert (one.num_tokens, one.num_computed) == (4, 3)
-    (again,) = launch(scheduler)
+    (again,) = launched(scheduler).chunks
     assert (again.start, again.num_known, again.max_draws) == (3, 1, 3)
     assert scheduler.pool.is_writable(one.blocks[0]), "the block was in the prefix cache, so it is copied"
-
-
-def test_a_chunk_for_a_token_that_did_not_come_is_void_and_the_sequence_goes_on() -> None:
-    scheduler, one = make(), sequence("a")
-    scheduler.add(one)
-    (first,) = launch(scheduler)
-    step = scheduler.schedule()
-    assert step is not None
-    scheduler.advance(step)
-    scheduler.commit(first, [])
-    scheduler.settle(step)
-    assert [chunk.draw for chunk in step.chunks] == [Draw.VOID]
-    (again,) = launch(scheduler)
-    assert (again.start, again.num_tokens, again.draw) == (3, 1, Draw.AT_LAUNCH)
-    assert (one.generated_ids, one.num_tokens) == ([], 5)
-    scheduler.commit(again, [7])
-    assert (one.generated_ids, one.num_tokens) == ([7], 5)
 
 
 def test_a_sequence_that_left_for_its_length_and_got_no_token_waits_again() -> None:
     scheduler, one = make(), sequence("a", max_tokens=1)
     scheduler.add(one)
-    (chunk,) = launch(scheduler)
+    (chunk,) = launched(scheduler).chunks
     assert one.place is Place.NOWHERE
     assert scheduler.commit(chunk, [])
     assert (one.place, one.num_preemptions, scheduler.num_preemptions) == (Place.WAITING, 1, 1)
-    (again,) = launch(scheduler)
+    (again,) = launched(scheduler).chunks
     assert not scheduler.commit(again, [7])
     assert (one.place, one.generated_ids) == (Place.NOWHERE, [7])
 
@@ -99,10 +74,10 @@ def test_a_sequence_that_left_for_its_length_and_got_no_token_waits_again() -> N
 def test_a_block_is_published_when_the_last_of_several_tokens_in_it_is_computed() -> None:
     scheduler, one = make(), drafted("a", 4, prompt=[1, 2])
     scheduler.add(one)
-    (chunk,) = launch(scheduler)
+    (chunk,) = launched(scheduler).chunks
     scheduler.commit(chunk, [3, 4, 5])
     assert scheduler.pool.num_cached == 0
-    (chunk,) = launch(scheduler)
+    (chunk,) = launched(scheduler).chunks
     assert (chunk.start, chunk.num_known, scheduler.pool.num_cached) == (2, 3, 1)
 
 
@@ -123,13 +98,8 @@ def test_answers_are_those_of_one_token_a_step(seed: int, kv_blocks: int) -> Non
     rooms = [8, 24, 48, 48, 48]
     device = Device(lambda step: step.num_tokens <= rng.choice(rooms), seed=seed, max_draws=1 + seed % 4)
     found = answers(device, requests, leaves, kv_blocks=kv_blocks, max_model_len=80)
-    for asked in requests:
-        if isinstance(found.ended[asked.request_id], Finished):
-            assert found.of(asked.request_id) == expected.of(asked.request_id)
-        else:
-            assert isinstance(found.ended[asked.request_id], Aborted)
-        for key, token_ids in found.token_ids.items():
-            assert token_ids == expected.token_ids[key][: len(token_ids)]
+    assert all(isinstance(event, Finished | Aborted) for event in found.ended.values())
+    found.check(expected)
 
 
 def test_a_device_that_draws_nothing_at_times_computes_void_chunks_and_draws_that_waited(
@@ -186,15 +156,16 @@ def test_what_comes_after_the_end_in_a_step_counts_nowhere(
 
 
 @several
-def test_an_end_of_sequence_in_the_midst_of_a_step_is_the_end() -> None:
-    found, chunks, end = answer_of(ScriptedRunner(lambda _: [LETTERS[0], EOS, LETTERS[1]], max_draws=3), max_tokens=20)
-    assert (found, chunks[-1].finish_reason, end.usage.completion_tokens) == ("a", "stop", 2)
-
-
-@several
-def test_max_tokens_0_takes_none_of_several() -> None:
-    found, _, end = answer_of(ScriptedRunner(alphabet, max_draws=4), max_tokens=0)
-    assert (found, end.usage.completion_tokens) == ("", 0)
+@pytest.mark.parametrize(
+    ("token_of", "max_tokens", "text", "reason", "num_tokens"),
+    [(lambda _: [LETTERS[0], EOS, LETTERS[1]], 20, "a", "stop", 2), (alphabet, 0, "", "length", 0)],
+    ids=["an end of sequence", "max_tokens 0"],
+)
+def test_what_is_drawn_behind_the_end_is_not_taken(
+    token_of: Callable[[Sequence], list[int]], max_tokens: int, text: str, reason: str, num_tokens: int
+) -> None:
+    found, chunks, end = answer_of(ScriptedRunner(token_of, max_draws=4), max_tokens=max_tokens)
+    assert (found, chunks[-1].finish_reason, end.usage.completion_tokens) == (text, reason, num_tokens)
 
 
 def timed(clock: Clock, token_of: Callable[[Sequence], int | list[int]]) -> ScriptedRunner:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import Any
 
 import pytest
 
@@ -21,6 +24,17 @@ from oaiserve.engine.streams import MAX_CHUNK_TOKENS, STALLED_NS, HeldTokens, Lo
 from oaiserve.facts.record import EngineAccount
 from oaiserve.facts.times import RequestTimes
 from tests.engine.logprobs_for_tests import token_logprobs
+
+
+def on_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Run a test on an event loop."""
+
+    @wraps(test)
+    def run() -> None:
+        asyncio.run(test())
+
+    return run
+
 
 USAGE, TIMES, ACCOUNT = Usage(0, 0, 0), RequestTimes(received=1), EngineAccount()
 
@@ -86,15 +100,13 @@ def test_a_chunk_is_no_larger_than_what_is_rendered_at_once(num_top: int | None,
     assert max(sizes) * (1 + (num_top or 0)) <= MAX_CHUNK_TOKENS
 
 
-def test_a_chunk_that_was_read_does_not_change_any_more() -> None:
-    async def read() -> None:
-        stream = LoopStream(Request("r", ()), FakeEngine())
-        stream.push(chunk("a"))
-        events = await stream.next()
-        stream.push(chunk("b"))
-        assert (events, await stream.next()) == ([chunk("a")], [chunk("b")])
-
-    asyncio.run(read())
+@on_loop
+async def test_a_chunk_that_was_read_does_not_change_any_more() -> None:
+    stream = LoopStream(Request("r", ()), FakeEngine())
+    stream.push(chunk("a"))
+    events = await stream.next()
+    stream.push(chunk("b"))
+    assert (events, await stream.next()) == ([chunk("a")], [chunk("b")])
 
 
 # -- readers that are too slow ----------------------------------------------------------------------------------------
@@ -119,28 +131,23 @@ def test_alternatives_count_as_tokens() -> None:
     assert stream.too_slow
 
 
-def test_a_reader_that_keeps_up_is_never_too_slow() -> None:
-    async def read() -> bool:
-        stream = LoopStream(Request("r", ()), FakeEngine(), max_unread_tokens=3)
-        for _ in range(10):
-            stream.push(chunk("abc"))
-            await stream.next()
-        return stream.too_slow
-
-    assert not asyncio.run(read())
+@on_loop
+async def test_a_reader_that_keeps_up_is_never_too_slow() -> None:
+    stream = LoopStream(Request("r", ()), FakeEngine(), max_unread_tokens=3)
+    for _ in range(10):
+        stream.push(chunk("abc"))
+        await stream.next()
+    assert not stream.too_slow
 
 
-def test_a_reader_that_waits_is_not_too_slow_however_much_a_step_brings() -> None:
-    async def read() -> tuple[list[Event], bool]:
-        stream = LoopStream(Request("r", ()), FakeEngine(), max_unread_tokens=3)
-        reader = asyncio.create_task(stream.next())
-        await asyncio.sleep(0)
-        for index in range(5):
-            stream.push(chunk("ab", index))
-        return await reader, stream.too_slow
-
-    events, too_slow = asyncio.run(read())
-    assert (len(events), too_slow) == (5, False)
+@on_loop
+async def test_a_reader_that_waits_is_not_too_slow_however_much_a_step_brings() -> None:
+    stream = LoopStream(Request("r", ()), FakeEngine(), max_unread_tokens=3)
+    reader = asyncio.create_task(stream.next())
+    await asyncio.sleep(0)
+    for index in range(5):
+        stream.push(chunk("ab", index))
+    assert (len(await reader), stream.too_slow) == (5, False)
 
 
 # -- what all streams hold together -----------------------------------------------------------------------------------
@@ -161,65 +168,57 @@ def stalled(stream: LoopStream) -> LoopStream:
     return stream
 
 
-def test_the_reader_that_holds_most_for_longest_is_cut_when_all_hold_too_much() -> None:
-    async def run() -> None:
-        held, engine = HeldTokens(limit=10), FakeEngine()
-        quick = await reader_that_stopped(held, engine, "quick", "abcdef")
-        stalled(small := await reader_that_stopped(held, engine, "small", "ab"))
-        stalled(large := await reader_that_stopped(held, engine, "large", "abcd"))
-        cut: list[str] = []
-        large.on_cut = lambda: cut.append("large")
-        held.check()
-        assert (engine.aborted, cut, held.number) == (["large"], ["large"], 8)
-        assert (quick.too_slow, small.too_slow, large.too_slow) == (False, False, True)
-
-    asyncio.run(run())
+@on_loop
+async def test_the_reader_that_holds_most_for_longest_is_cut_when_all_hold_too_much() -> None:
+    held, engine = HeldTokens(limit=10), FakeEngine()
+    quick = await reader_that_stopped(held, engine, "quick", "abcdef")
+    stalled(small := await reader_that_stopped(held, engine, "small", "ab"))
+    stalled(large := await reader_that_stopped(held, engine, "large", "abcd"))
+    cut: list[str] = []
+    large.on_cut = lambda: cut.append("large")
+    held.check()
+    assert (engine.aborted, cut, held.number) == (["large"], ["large"], 8)
+    assert (quick.too_slow, small.too_slow, large.too_slow) == (False, False, True)
 
 
-def test_a_reader_that_takes_a_piece_is_not_behind_any_more() -> None:
-    async def run() -> None:
-        held, engine = HeldTokens(limit=5), FakeEngine()
-        stalled(reads := await reader_that_stopped(held, engine, "reads", "abcd"))
-        stalled(await reader_that_stopped(held, engine, "stopped", "ab"))
-        reads.progressed()
-        held.check()
-        assert engine.aborted == ["stopped"]
-
-    asyncio.run(run())
+@on_loop
+async def test_a_reader_that_takes_a_piece_is_not_behind_any_more() -> None:
+    held, engine = HeldTokens(limit=5), FakeEngine()
+    stalled(reads := await reader_that_stopped(held, engine, "reads", "abcd"))
+    stalled(await reader_that_stopped(held, engine, "stopped", "ab"))
+    reads.progressed()
+    held.check()
+    assert engine.aborted == ["stopped"]
 
 
-def test_if_no_reader_is_behind_the_largest_answer_that_is_kept_is_cut() -> None:
-    async def run() -> None:
-        held, engine = HeldTokens(limit=12), FakeEngine()
-        writes = await reader_that_stopped(held, engine, "writes", "abcdef")
-        kept = [await reader_that_stopped(held, engine, name, name) for name in ("four", "three")]
-        waits = [asyncio.create_task(stream.next(keeps=True)) for stream in kept]
-        await asyncio.sleep(0)
-        held.check()
-        assert (engine.aborted, writes.too_slow, held.number) == (["three"], False, 10)
-        kept[1].push(chunk("more"))
-        kept[1].push(Aborted("three", USAGE, TIMES, ACCOUNT))
-        assert await waits[1] == [Aborted("three", USAGE, TIMES, ACCOUNT)]
-        assert held.number == 10
-        waits[0].cancel()
-
-    asyncio.run(run())
+@on_loop
+async def test_if_no_reader_is_behind_the_largest_answer_that_is_kept_is_cut() -> None:
+    held, engine = HeldTokens(limit=12), FakeEngine()
+    writes = await reader_that_stopped(held, engine, "writes", "abcdef")
+    kept = [await reader_that_stopped(held, engine, name, name) for name in ("four", "three")]
+    waits = [asyncio.create_task(stream.next(keeps=True)) for stream in kept]
+    await asyncio.sleep(0)
+    held.check()
+    assert (engine.aborted, writes.too_slow, held.number) == (["three"], False, 10)
+    kept[1].push(chunk("more"))
+    kept[1].push(Aborted("three", USAGE, TIMES, ACCOUNT))
+    assert await waits[1] == [Aborted("three", USAGE, TIMES, ACCOUNT)]
+    assert held.number == 10
+    waits[0].cancel()
 
 
-def test_what_was_written_or_left_is_not_held() -> None:
-    async def run() -> None:
-        held, engine = HeldTokens(), FakeEngine()
-        stream = await reader_that_stopped(held, engine, "r", "abc")
-        stream.push(PromptDone("r", 0, [1, 2], None, None, TIMES))
-        stream.push(chunk("de"))
-        assert held.number == 7
-        await stream.next()
-        assert held.number == 4
-        stream.push(chunk("f"))
-        await stream.next(keeps=True)
-        assert held.number == 5
-        stream.close()
-        stream.push(chunk("gh"))
-        assert (held.number, held.streams, engine.aborted) == (0, set(), ["r"])
-
-    asyncio.run(run())
+@on_loop
+async def test_what_was_written_or_left_is_not_held() -> None:
+    held, engine = HeldTokens(), FakeEngine()
+    stream = await reader_that_stopped(held, engine, "r", "abc")
+    stream.push(PromptDone("r", 0, [1, 2], None, None, TIMES))
+    stream.push(chunk("de"))
+    assert held.number == 7
+    await stream.next()
+    assert held.number == 4
+    stream.push(chunk("f"))
+    await stream.next(keeps=True)
+    assert held.number == 5
+    stream.close()
+    stream.push(chunk("gh"))
+    assert (held.number, held.streams, engine.aborted) == (0, set(), ["r"])

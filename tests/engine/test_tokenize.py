@@ -257,19 +257,6 @@ def test_aborting_a_request_that_does_not_wait_changes_nothing() -> None:
         assert stage.stage.num_waiting == 0
 
 
-def test_num_waiting_counts_requests_that_no_worker_has_taken() -> None:
-    with running() as stage:
-        stage.encoder.gate.clear()
-        # The gate holds the only worker at the first, so the others wait for sure; the first may wait still.
-        for i in range(4):
-            stage.stage.submit(request(str(i)))
-        assert stage.stage.num_waiting in (3, 4)
-        stage.encoder.gate.set()
-        for _ in range(4):
-            stage.result()
-        assert stage.stage.num_waiting == 0
-
-
 @pytest.mark.parametrize("num_workers", [1, 3])
 def test_stop_ends_the_threads_and_posts_every_request_once(num_workers: int) -> None:
     before = threading.active_count()

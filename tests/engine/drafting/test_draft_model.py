@@ -70,14 +70,10 @@ def test_it_reads_only_what_it_has_computed_of_the_same_tokens(kv_blocks: int) -
     device = Device(lambda step: step.num_tokens <= rng.choice([8, 48, 48, 48]), seed=1)
     drafts = Busy(draft_model(Device()))
     found = answers(device, requests, leaves, drafts=drafts, kv_blocks=kv_blocks, max_model_len=80)  # type: ignore[arg-type]
-    num_drafted = num_accepted = 0
-    for asked in requests:
-        end = found.ended[asked.request_id]
-        assert isinstance(end, Finished | Aborted)
-        num_drafted += end.account.num_model_draft_tokens
-        num_accepted += end.account.num_accepted_model_tokens
-        if isinstance(end, Finished):
-            assert found.of(asked.request_id) == expected.of(asked.request_id)
+    assert all(isinstance(event, Finished | Aborted) for event in found.ended.values())
+    found.check(expected)
+    num_drafted = sum(end.account.num_model_draft_tokens for end in found.ended.values())
+    num_accepted = sum(end.account.num_accepted_model_tokens for end in found.ended.values())
     assert num_drafted > 100
     assert num_accepted > 0.9 * num_drafted, "the draft model is the model, so only ends of answers cut its drafts"
 

@@ -12,12 +12,12 @@ from oaiserve.engine.drafting.drafts import MOST_STEP_TOKENS, PROBE_STEPS, Draft
 from oaiserve.engine.drafting.lookup import SIZES, Lookup
 from oaiserve.engine.policy import POLICIES
 from oaiserve.engine.request import Aborted, Finished
-from oaiserve.engine.sequence import Place, Sequence
+from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Step
 from tests.engine.device import Device, Guesses, answers, some_requests
 from tests.engine.doubles import request
 from tests.engine.grammars.test_grammars_in_steps import constrained_requests
-from tests.engine.memory import NEVER, Memory, make, sequence
+from tests.engine.memory import NEVER, launched, make, sequence
 
 in_both_ways = pytest.mark.usefixtures("overlap")
 
@@ -36,14 +36,10 @@ def test_answers_are_those_without_drafts(kv_blocks: int, share_right: float) ->
     device = Device(lambda step: step.num_tokens <= rng.choice([8, 48, 48, 48]), seed=1)
     drafts = Guesses(1, share_right)
     found = answers(device, requests, leaves, drafts=drafts, kv_blocks=kv_blocks, max_model_len=80)
-    num_accepted = num_verified = 0
-    for asked in requests:
-        end = found.ended[asked.request_id]
-        assert isinstance(end, Finished | Aborted)
-        num_verified += end.account.num_draft_tokens
-        num_accepted += end.account.num_accepted_tokens
-        if isinstance(end, Finished):
-            assert found.of(asked.request_id) == expected.of(asked.request_id)
+    assert all(isinstance(event, Finished | Aborted) for event in found.ended.values())
+    found.check(expected)
+    num_verified = sum(end.account.num_draft_tokens for end in found.ended.values())
+    num_accepted = sum(end.account.num_accepted_tokens for end in found.ended.values())
     assert drafts.num_verified > 50
     assert num_verified <= drafts.num_verified, "what is verified for a request that has ended counts nowhere"
     assert num_accepted <= drafts.num_accepted
@@ -79,8 +75,7 @@ def decoding(scheduler: object, *sequences: Sequence) -> None:
     """Compute the prompts, and commit token 7 of each."""
     for one in sequences:
         scheduler.add(one)
-    step = scheduler.schedule()
-    scheduler.advance(step)
+    step = launched(scheduler)
     for chunk in step.chunks:
         scheduler.commit(chunk, [7])
 
@@ -103,39 +98,6 @@ def test_accepted_tokens_are_computed_and_published_and_the_first_wrong_one_is_c
     assert (chunk.start, chunk.num_tokens) == (5, 1)
 
 
-@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])
-def test_keys_and_values_are_those_of_the_tokens_however_drafts_turn_out(overlap: bool) -> None:
-    rng, scheduler = random.Random(7), make(kv_blocks=14, max_step_tokens=16)
-    memory = Memory(scheduler)
-    memory.overlap = overlap
-    for number in range(30):
-        prompt = [*range(rng.choice([0, 8])), *(rng.randrange(9) for _ in range(rng.randint(1, 6)))]
-        choices = [sequence(f"{number}.{choice}", prompt, rng.randint(1, 24)) for choice in range(rng.choice([1, 3]))]
-        for choice in choices:
-            scheduler.add(choice, None if choice is choices[0] else choices[0])
-    while scheduler.has_work:
-        for one in scheduler.running:
-            one.draft = [rng.randrange(3) for _ in range(rng.randrange(6))]
-        if (step := scheduler.schedule()) is None:
-            memory.settle()
-        else:
-            memory.execute(step, lambda _: [rng.randrange(3) for _ in range(6)])
-    assert scheduler.pool.num_used == 0
-    assert scheduler.num_preemptions > 10
-    assert 10 < memory.num_accepted < memory.num_drafted
-
-
-def test_a_wrong_draft_leaves_the_sequence_as_a_step_without_one() -> None:
-    scheduler, one = make(), sequence("a", [1, 2])
-    decoding(scheduler, one)
-    one.draft = [NEVER] * 4
-    step = scheduler.schedule()
-    scheduler.advance(step)
-    scheduler.commit(step.chunks[0], [8])
-    assert (one.generated_ids, one.num_computed, one.num_tokens, scheduler.pool.num_cached) == ([7, 8], 3, 4, 0)
-    scheduler.check_integrity()
-
-
 def test_a_draft_is_cut_to_the_length_of_the_answer_and_to_the_tokens_of_the_step() -> None:
     scheduler, one, two = make(max_step_tokens=8), sequence("a", [1, 2], max_tokens=4), sequence("b", [1, 2])
     decoding(scheduler, one, two)
@@ -154,26 +116,13 @@ def test_no_sequence_is_preempted_for_a_draft_and_others_keep_the_blocks_that_th
     assert scheduler.num_preemptions == 0
 
 
-def test_a_preempted_sequence_gets_what_its_draft_has_brought_and_has_nothing_computed() -> None:
-    scheduler, old, young = make(kv_blocks=4, prefix_cache=False), sequence("old", 4), sequence("young", 4)
-    decoding(scheduler, old, young)
-    young.draft = [8]
-    step = scheduler.schedule()
-    scheduler.advance(step)
-    scheduler._preempt(young, Step())
-    (chunk,) = (chunk for chunk in step.chunks if chunk.sequence is young)
-    scheduler.commit(chunk, [8, 9])
-    assert (young.generated_ids, young.num_computed, young.place, young.blocks) == ([7, 8, 9], 0, Place.WAITING, [])
-
-
 def test_service_counts_the_tokens_that_came_true() -> None:
     scheduler = make(policy=POLICIES["fair"])
     one, other = sequence("a", [1, 2], client_name="a"), sequence("b", [1, 2], client_name="b")
     decoding(scheduler, one, other)
     one.draft, other.draft = [8, 9], [NEVER, NEVER]
     before = [one.client.service, other.client.service]
-    step = scheduler.schedule()
-    scheduler.advance(step)
+    step = launched(scheduler)
     for chunk, tokens in zip(step.chunks, [[8, 9, 10], [8]], strict=True):
         scheduler.commit(chunk, tokens)
     assert [one.client.service - before[0], other.client.service - before[1]] == [6, 2]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from oaiserve.engine.grammars.constraint import Constraint
@@ -38,17 +36,6 @@ class OneOf:
         while not self.is_free and len(left := self._next(forced)) == 1 and not left & set(self._eos):
             forced += left
         return forced
-
-    def num_possible(self, token_ids: list[int]) -> int:
-        for number, token_id in enumerate(token_ids):
-            if token_id not in self._next(token_ids[:number]):
-                return number
-        return len(token_ids)
-
-    def fill_masks_behind(self, token_ids: Sequence[int], rows: np.ndarray) -> None:
-        for number, words in enumerate(rows, 1):
-            for token_id in self._next([*token_ids[:number]]):
-                words[token_id // 32] |= np.uint32(1 << token_id % 32)
 
     def push(self, token_id: int) -> None:
         if self._free is not None:

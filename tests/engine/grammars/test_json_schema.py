@@ -155,17 +155,49 @@ def test_unions_that_are_not_joined_may_be_long() -> None:
     assert "joins unions that come to more than 2000" in refusal({"allOf": [values, {"enum": ["value 1"]}]})
 
 
-def test_each_definition_is_prepared_once() -> None:
-    schema = {
-        "type": "array",
-        "prefixItems": [{"$ref": "#/$defs/a"}] * 3,
-        "$defs": {"a": {"type": "string"}, "b": {"not": {}}},
-    }
-    assert prepared(schema) == {
-        "type": "array",
-        "prefixItems": [{"$ref": "#/$defs/r0"}] * 3,
-        "$defs": {"r0": {"type": "string"}},  # what nothing refers to may be anything
-    }
+LISTED = {"type": "object", "properties": {"a": {"type": "null"}}}
+HARMLESS = {"uniqueItems": False, "dependentRequired": {}, "unevaluatedProperties": True, "then": {"not": {}}}
+NULL = {"type": "null"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        # A definition is prepared once, and what nothing refers to may be anything.
+        (
+            {"prefixItems": [{"$ref": "#/$defs/a"}] * 3, "$defs": {"a": NULL, "b": {"not": {}}}},
+            {"prefixItems": [{"$ref": "#/$defs/r0"}] * 3, "$defs": {"r0": NULL}},
+        ),
+        # A schema that lists its properties has no others, unless it says so or needs one.
+        (LISTED, {**LISTED, "additionalProperties": False}),
+        *(
+            (opened, opened)
+            for opened in (
+                {**LISTED, "additionalProperties": True},
+                {**LISTED, "required": ["b"]},
+                {**LISTED, "minProperties": 2, "required": ["a"]},
+                {"type": "object"},
+                {"allOf": [LISTED, {"type": "object"}]},
+            )
+        ),
+        # Older drafts are put in the words of the newest.
+        ({"minimum": 1, "exclusiveMinimum": True}, {"exclusiveMinimum": 1}),
+        ({"maximum": 1, "exclusiveMaximum": False}, {"maximum": 1}),
+        ({"items": [NULL], "additionalItems": False}, {"prefixItems": [NULL], "items": False}),
+        # What demands nothing is left out, and so are values of other types.
+        ({"title": "x", "type": "null", "unknown": {"not": {}}, **HARMLESS}, NULL),
+        ({"type": "array", "maxItems": 1, "uniqueItems": True}, {"type": "array", "maxItems": 1}),
+        ({"type": ["integer", "null"], "enum": [1, 2.0, 2.5, "x", None, True]}, {"enum": [1, 2.0, None]}),
+        # Formats of numbers are bounds.
+        (
+            {"type": "integer", "format": "int32", "minimum": 0},
+            {"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
+        ),
+        ({"type": "number", "format": "double"}, {"type": "number"}),
+    ],
+)
+def test_a_schema_is_prepared_in_the_words_that_are_known_to_be_obeyed(schema: Any, expected: Any) -> None:
+    assert prepared(schema) == expected
 
 
 @pytest.mark.parametrize("reference", ["#/$defs/a~1b%20%7Ec", "#name", "https://example.org/s#name", "#/$defs/list/0"])
@@ -173,29 +205,6 @@ def test_references_within_the_document_are_followed(reference: str) -> None:
     definitions = {"a/b ~c": {"$anchor": "name", "type": "null"}, "list": [{"type": "null"}]}
     schema = {"$id": "https://example.org/s", "$ref": reference.replace("%7Ec", "%7E0c"), "$defs": definitions}
     assert prepared(schema) == {"$ref": "#/$defs/r0", "$defs": {"r0": {"type": "null"}}}
-
-
-def test_a_schema_that_lists_its_properties_has_no_others_unless_it_says_so() -> None:
-    listed = {"type": "object", "properties": {"a": {"type": "null"}}}
-    closed = {**listed, "additionalProperties": False}
-    assert prepared(listed) == closed
-    for opened in (
-        {**listed, "additionalProperties": True},
-        {**listed, "required": ["b"]},  # which is additional
-        {**listed, "minProperties": 2, "required": ["a"]},
-        {"type": "object"},
-    ):
-        assert prepared(opened) == opened
-    assert prepared({"allOf": [listed, {"type": "object"}]}) == {"allOf": [listed, {"type": "object"}]}
-
-
-def test_older_drafts_are_put_in_the_words_of_the_newest() -> None:
-    assert prepared({"minimum": 1, "exclusiveMinimum": True}) == {"exclusiveMinimum": 1}
-    assert prepared({"maximum": 1, "exclusiveMaximum": False}) == {"maximum": 1}
-    assert prepared({"items": [{"type": "null"}], "additionalItems": False}) == {
-        "prefixItems": [{"type": "null"}],
-        "items": False,
-    }
 
 
 LISTS = [[], [0], ["x"], [0, "x"], ["x", 0]]
@@ -235,32 +244,6 @@ def test_the_lists_of_a_document_are_counted_together() -> None:
     value = {"type": "array", "items": {"enum": list(range(6))}, "uniqueItems": True}
     assert "anyOf" in prepared({"anyOf": [value] * 2})
     assert "up to 5000 different lists" in refusal({"anyOf": [value] * 3})
-
-
-def test_one_item_is_different_from_all_others() -> None:
-    assert prepared({"type": "array", "items": {}, "maxItems": 1, "uniqueItems": True}) == {
-        "type": "array",
-        "items": {},
-        "maxItems": 1,
-    }
-
-
-def test_values_of_another_type_are_dropped() -> None:
-    assert prepared({"type": ["integer", "null"], "enum": [1, 2.0, 2.5, "x", None, True]}) == {"enum": [1, 2.0, None]}
-
-
-def test_what_demands_nothing_is_left_out() -> None:
-    harmless = {"uniqueItems": False, "dependentRequired": {}, "unevaluatedProperties": True, "then": {"not": {}}}
-    assert prepared({"title": "x", "type": "null", "unknown": {"not": {}}, **harmless}) == {"type": "null"}
-
-
-def test_formats_of_numbers_are_bounds() -> None:
-    assert prepared({"type": "integer", "format": "int32", "minimum": 0}) == {
-        "type": "integer",
-        "minimum": 0,
-        "maximum": 2**31 - 1,
-    }
-    assert prepared({"type": "number", "format": "double"}) == {"type": "number"}
 
 
 @pytest.mark.parametrize(
