@@ -9,12 +9,14 @@ import torch
 
 from oaiserve.engine.model.cpu import build
 from tests.engine.doubles import ScriptedRunner
+from tests.engine.memory import Memory
 
 
 @pytest.fixture(params=[False, True], ids=["in turn", "overlap"])
 def overlap(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Run a test twice: with each step collected before the next is scheduled, and with one step in flight."""
     monkeypatch.setattr(ScriptedRunner, "is_asynchronous", request.param)
+    monkeypatch.setattr(Memory, "overlap", request.param)
     return request.param  # type: ignore[no-any-return]
 
 

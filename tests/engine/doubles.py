@@ -6,6 +6,7 @@ import time
 from array import array
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, fields
+from itertools import count
 from queue import SimpleQueue
 from threading import Event as Gate
 from threading import Semaphore
@@ -168,6 +169,12 @@ class ScriptedRunner:
 def device_is_gone(_: Step) -> None:
     """Raise the error of a device that is gone, as `computing` of a runner."""
     raise RuntimeError("the device is gone")
+
+
+def third_step_fails() -> Callable[[Step], object]:
+    """`launching` or `computing` of a runner that raises an error in its third step."""
+    numbers = count(1)
+    return lambda step: device_is_gone(step) if next(numbers) == 3 else None
 
 
 class BlockedTokenizer:

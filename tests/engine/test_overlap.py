@@ -25,11 +25,11 @@ from tests.engine.doubles import (
     Launched,
     ScriptedRunner,
     ShownRanges,
-    device_is_gone,
     letter_id,
     make_engine,
     next_letter,
     request,
+    third_step_fails,
 )
 from tests.engine.memory import Memory, launched, make, sequence
 
@@ -355,11 +355,7 @@ def test_a_request_gets_nothing_of_an_ended_one_with_its_id_whose_step_is_under_
 
 
 def test_a_launch_that_fails_with_a_step_under_way_ends_each_request_once() -> None:
-    def third_fails(step: Step) -> None:
-        if len(runner.launched) == 2:
-            device_is_gone(step)
-
-    runner, inbox = ScriptedRunner(is_asynchronous=True, gated=True, launching=third_fails), Inbox()
+    runner, inbox = ScriptedRunner(is_asynchronous=True, gated=True, launching=third_step_fails()), Inbox()
     engine = make_engine(runner, tokenize_workers=0)
     engine.start()
     engine.submit(request(max_tokens=9), inbox)

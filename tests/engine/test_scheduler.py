@@ -16,13 +16,6 @@ from tests.engine.memory import Memory, make, memory_of, sequence
 pytestmark = pytest.mark.usefixtures("overlap")
 
 
-@pytest.fixture(params=[False, True], ids=["in turn", "overlap"])
-def overlap(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Run a test twice: with each step committed before the next is scheduled, and after the next is launched."""
-    monkeypatch.setattr(Memory, "overlap", request.param)
-    return request.param  # type: ignore[no-any-return]
-
-
 # -- why those that wait do --------------------------------------------------------------------------------------------
 
 

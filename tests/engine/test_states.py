@@ -12,11 +12,7 @@ from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.sequence import Place
 from tests.engine.memory import Memory, memory_of, sequence
 
-
-@pytest.fixture(params=[False, True], ids=["in turn", "overlap"], autouse=True)
-def overlap(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run a test twice: with each step committed before the next is scheduled, and after the next is launched."""
-    monkeypatch.setattr(Memory, "overlap", request.param)
+pytestmark = pytest.mark.usefixtures("overlap")
 
 
 @given(st.integers(1, 5), st.lists(st.integers(0, 14)))
