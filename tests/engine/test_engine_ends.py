@@ -153,25 +153,15 @@ def test_each_choice_of_a_request_waits_but_a_request_of_any_size_is_taken_if_no
         assert engine.num_waiting == 4
         with pytest.raises(Overloaded, match="4 sequences are waiting already, this request has 1, and the limit is 3"):
             engine.submit(request("one more"), inbox)
+        polite = dataclasses.replace(request("polite"), client="polite")
+        engine.submit(polite, inbox)  # another client has its share
+        with pytest.raises(Overloaded, match="5 sequences are waiting already"):
+            engine.submit(dataclasses.replace(polite, request_id="more"), inbox)
         runner.permit(100)
-        inbox.wait_terminal("many")
+        inbox.wait_terminal("many", "polite")
         assert engine.num_waiting == 0
         engine.submit(request("later"), inbox)
         inbox.wait_terminal("later")
-        assert engine.num_waiting == 0
-
-
-def test_a_client_that_fills_the_queue_leaves_the_others_their_share() -> None:
-    runner, inbox = ScriptedRunner(gated=True), Inbox()
-    with make_engine(runner, max_running=1, max_waiting=4) as engine:
-        engine.submit(dataclasses.replace(request("greedy", n=9), client="greedy"), inbox)
-        runner.started.get(timeout=TIMEOUT_SECONDS)
-        engine.submit(dataclasses.replace(request("polite", n=2), client="polite"), inbox)
-        for client in ("greedy", "polite"):
-            with pytest.raises(Overloaded, match="10 sequences are waiting already"):
-                engine.submit(dataclasses.replace(request("more"), client=client), inbox)
-        runner.permit(100)
-        inbox.wait_terminal("greedy", "polite")
         assert engine.num_waiting == 0
 
 

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from oaiserve.engine.request import ChatPrompt
+from oaiserve.engine.text.chat_template import ChatTemplate
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import InvalidRequest, StartupError
 from tests.engine.text.tokenizers_for_tests import CHATML, byte_level
@@ -33,10 +34,14 @@ def wrap(chat_template: str) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=byte_level(), chat_template=chat_template)
 
 
-def render(template: str, *messages: dict[str, Any], **options: Any) -> str:
-    chat_template = Tokenizer(wrap(template)).chat_template
+def template_of(source: str) -> ChatTemplate:
+    chat_template = Tokenizer(wrap(source)).chat_template
     assert chat_template is not None
-    return chat_template.render(ChatPrompt(messages, **options))
+    return chat_template
+
+
+def render(template: str, *messages: dict[str, Any], **options: Any) -> str:
+    return template_of(template).render(ChatPrompt(messages, **options))
 
 
 def test_chat_asks_for_an_answer_or_continues_the_last_message() -> None:
@@ -147,17 +152,13 @@ def test_variables_and_tools_reach_the_template_and_the_opening_is_behind_it(
     ],
 )
 def test_what_a_template_asks_for_an_answer_with(template: str, variables: dict[str, Any], expected: str) -> None:
-    chat_template = Tokenizer(wrap(template)).chat_template
-    assert chat_template is not None
-    assert chat_template.generation_prompt(variables) == expected
+    assert template_of(template).generation_prompt(variables) == expected
 
 
 def test_a_template_shows_whether_it_takes_a_system_message() -> None:
     refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('No system.') }}{% endif %}" + CHATML
     for template, takes in ((CHATML, True), (ALTERNATING, True), (PARTS, True), (refusing, False)):
-        chat_template = Tokenizer(wrap(template)).chat_template
-        assert chat_template is not None
-        assert chat_template.takes_system == takes
+        assert template_of(template).takes_system == takes
 
 
 @pytest.mark.parametrize(
