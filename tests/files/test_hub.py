@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
 from oaiserve.errors import StartupError
 from oaiserve.files.hub import files_of_model, gguf_files, local_source
 from oaiserve.files.source import ModelSource
-from tests.files.hub_double import REPOSITORY, hub_of
 
+REPOSITORY, COMMIT = "someone/model", "0" * 40
 GGUFS = [
     "model-Q4_K_M.gguf",
     "model-IQ4_XS.gguf",
@@ -24,18 +30,64 @@ MODEL = ["config.json", "tokenizer.json", "tokenizer.model", "model.safetensors"
 NOT_READ = ["consolidated.safetensors", "onnx/model.onnx", "onnx/config.json", "README.md", "pytorch_model.bin", "x.py"]
 
 
+class Hub(BaseHTTPRequestHandler):
+    """A double of the Hugging Face hub: it serves a folder of files as one repository, to the hub's own client."""
+
+    protocol_version = "HTTP/1.1"
+    folder: ClassVar[Path]
+    sent: ClassVar[list[str]]  # the names of the files
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.do_GET(has_body=False)
+
+    def do_GET(self, *, has_body: bool = True) -> None:
+        path, headers, status, data = unquote(urlsplit(self.path).path), {}, 200, b""
+        digests = {
+            str(file.relative_to(self.folder)): hashlib.sha1(file.read_bytes()).hexdigest()
+            for file in sorted(self.folder.rglob("*"))
+            if file.is_file()
+        }
+        if path.startswith(f"/api/models/{REPOSITORY}/tree/"):
+            tree = [{"type": "file", "path": name, "size": 1, "oid": digest} for name, digest in digests.items()]
+            data = json.dumps(tree).encode()
+        elif path.startswith(f"/api/models/{REPOSITORY}"):
+            siblings = [{"rfilename": name} for name in digests]
+            data = json.dumps({"id": REPOSITORY, "sha": COMMIT, "siblings": siblings}).encode()
+        elif (name := path.removeprefix(f"/{REPOSITORY}/resolve/{COMMIT}/")) in digests:
+            self.sent += [name] * has_body
+            data = (self.folder / name).read_bytes()
+            headers = {"ETag": f'"{digests[name]}"', "X-Repo-Commit": COMMIT}
+        elif path != "/":
+            status, data, headers = 404, b"{}", {"X-Error-Code": "RepoNotFound"}
+        self.send_response(status)
+        for header, value in {"Content-Length": str(len(data)), **headers}.items():
+            self.send_header(header, value)
+        self.end_headers()
+        if has_body:
+            self.wfile.write(data)
+
+
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, list[str]]]:
     """Run a hub, and return the folder of its repository, and the names of what it has sent."""
-    folder = tmp_path / "repository"
-    folder.mkdir()
-    with hub_of(folder) as (address, sent):
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
-        template = address + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr("huggingface_hub.file_download.HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-        yield folder, sent
+    Hub.folder, Hub.sent = tmp_path / "repository", []
+    Hub.folder.mkdir()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+    template = address + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr("huggingface_hub.file_download.HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    yield Hub.folder, Hub.sent
+    server.shutdown()
+    server.server_close()
+    thread.join()
 
 
 def put(folder: Path, names: list[str]) -> None:

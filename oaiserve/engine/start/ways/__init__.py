@@ -1,1 +1,1 @@
-"""The ways to start a model, a file each."""
+"""The ways to start a model."""
