@@ -135,15 +135,16 @@ class ResponseDatabase:
             return False
         now, execute = self._clock(), self._connection.execute
         (used,) = self._one("SELECT coalesce(max(used), 0) + 1 FROM responses")
-        execute(
-            """
-            WITH RECURSIVE conversation (id) AS (
-                SELECT ? UNION SELECT previous_id FROM responses JOIN conversation USING (id) WHERE owner = ?
+        if stored.previous_id is not None:
+            execute(
+                """
+                WITH RECURSIVE conversation (id) AS (
+                    SELECT ? UNION SELECT previous_id FROM responses JOIN conversation USING (id) WHERE owner = ?
+                )
+                UPDATE responses SET used = ?, used_at = ? WHERE owner = ? AND id IN conversation
+                """,
+                (stored.previous_id, owner, used, now, owner),
             )
-            UPDATE responses SET used = ?, used_at = ? WHERE owner = ? AND id IN conversation
-            """,
-            (stored.previous_id, owner, used, now, owner),
-        )
         execute(
             f"INSERT INTO responses (owner, used, used_at, num_bytes, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (owner, used, now, stored.num_bytes, *stored),
