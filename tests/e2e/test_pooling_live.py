@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +11,7 @@ import pytest
 
 from oaiserve.facts.times import PHASES
 from tests.e2e.conftest import API_KEY, LiveServer, serve_process
-from tests.engine.model.pooling.reference import logits, vectors
-from tests.models.poolers import FAMILIES, random_pooler, save, word_tokenizer
+from tests.models.poolers import FAMILIES, logits, random_pooler, save, vectors, word_tokenizer
 from tests.waiting import wait_until
 
 TEXTS = ["aa cat", "b", "zz ab aa ad cat b", "cat"]
@@ -23,7 +21,7 @@ FLAGS = ("--dtype", "float32", "--api-key", API_KEY, "--served-model-name", "sma
 @pytest.fixture(scope="module")
 def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("embedder")
-    model = random_pooler(copy.deepcopy(FAMILIES["modernbert"]))
+    model = random_pooler(FAMILIES["modernbert"])
     save(folder, "modernbert", model, pooling="cls", prompts={"query": "ad b "})
     with serve_process(str(folder), folder / "log", *FLAGS) as server:
         yield server
@@ -32,7 +30,7 @@ def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
 
 
 def test_the_sdk_gets_the_vectors_of_transformers(embedder: LiveServer) -> None:
-    model = random_pooler(copy.deepcopy(FAMILIES["modernbert"]))
+    model = random_pooler(FAMILIES["modernbert"])
     tokenizer = word_tokenizer("modernbert", model.config.vocab_size)
     expected = vectors(model, tokenizer, TEXTS, "cls")
     with embedder.sdk() as client:
@@ -101,7 +99,7 @@ def test_chat_is_refused_with_what_to_start(embedder: LiveServer) -> None:
 
 
 def test_a_cross_encoder_ranks_as_transformers_does(tmp_path: Path) -> None:
-    model = random_pooler(copy.deepcopy(FAMILIES["xlm-roberta"]), "score")
+    model = random_pooler(FAMILIES["xlm-roberta"], "score")
     tokenizer = word_tokenizer("xlm-roberta", model.config.vocab_size)
     expected = logits(model, tokenizer, [("aa b", text) for text in TEXTS])
     save(tmp_path, "xlm-roberta", model)

@@ -97,6 +97,13 @@ def round_inputs(module: torch.nn.Module, rounded: Callable[..., torch.Tensor] =
     module.forward = lambda x: product(rounded(module, (x,)))
 
 
+@torch.inference_mode()
+def own_logits(model: PreTrainedModel, num_tokens: int) -> torch.Tensor:
+    """The logits that transformers' own code computes of the prompt of `batch_of`."""
+    ids = prompt(num_tokens, model.config.vocab_size, BLOCK_SIZE).chunks[0].sequence.token_ids
+    return model(input_ids=torch.tensor([ids])).logits[0, -1:]
+
+
 def kept_logits(path: Path, num_tokens: int, **changes: Any) -> torch.Tensor:
     kept = load_quantized(find_model(path), replace(OPTIONS, **changes))
     return kept.native.forward(batch_of(num_tokens, kept.loaded.vocab_size)).clone()

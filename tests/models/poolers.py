@@ -1,10 +1,12 @@
-"""Makes models with random weights that embed or score texts: small ones of every family, and real shapes for speed.
+"""Makes small models of every family, with random weights, that embed or score texts.
 
-They are saved with a tokenizer and with the files of sentence-transformers, as published models are.
+They are saved with a tokenizer and with the files of sentence-transformers, as published models are. What transformers
+computes with them of texts, one by one, is the reference that vectors and scores are compared with.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterable
 from itertools import islice, product
@@ -12,6 +14,7 @@ from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer as RustTokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
@@ -52,24 +55,14 @@ FAMILIES: dict[str, PreTrainedConfig] = {
 }
 ENCODERS = ("bert", "roberta", "xlm-roberta", "modernbert")
 
-_ROBERTA_SIZES = {"max_position_embeddings": 514, "type_vocab_size": 1, **_ROBERTA_IDS}
-# The sizes of published models, without the weights.
-REAL_SHAPES: dict[str, PreTrainedConfig] = {
-    "minilm-l6": BertConfig(
-        vocab_size=30522, hidden_size=384, intermediate_size=1536, num_hidden_layers=6, num_attention_heads=12
-    ),
-    "bge-base": BertConfig(vocab_size=30522),
-    "xlm-r-base": XLMRobertaConfig(vocab_size=250002, **_ROBERTA_SIZES),
-    "modernbert-base": ModernBertConfig(vocab_size=50368, **_IDS),
-}
 
-
-def random_pooler(config: PreTrainedConfig, task: str = "embed", *, seed: int = 0) -> PreTrainedModel:
+def random_pooler(config: PreTrainedConfig, task: str = "embed", *, num_labels: int = 1) -> PreTrainedModel:
     """Make a model with random weights in float32, for `embed` or `score`, with transformers' own attention."""
-    torch.manual_seed(seed)
-    kind: Any = AutoModel if task == "embed" else AutoModelForSequenceClassification
+    torch.manual_seed(0)
+    config = copy.deepcopy(config)
     if task == "score":
-        config.num_labels = 1
+        config.num_labels = num_labels
+    kind: Any = AutoModel if task == "embed" else AutoModelForSequenceClassification
     model: PreTrainedModel = kind.from_config(config, dtype=torch.float32, attn_implementation="eager")
     return model.eval()
 
@@ -126,20 +119,33 @@ def save(
         ]
         modes = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens"}
         switches = {f"pooling_mode_{name}": mode == pooling for mode, name in modes.items()}
-        write_json(folder / "modules.json", modules)
+        length = max_tokens or model.config.max_position_embeddings - (2 if "roberta" in family else 0)
+        switches |= {"word_embedding_dimension": size, "pooling_mode_lasttoken": pooling == "lasttoken"}
         (folder / "1_Pooling").mkdir(exist_ok=True)
         (folder / "2_Normalize").mkdir(exist_ok=True)
-        write_json(
-            folder / "1_Pooling/config.json",
-            {"word_embedding_dimension": size, **switches, "pooling_mode_lasttoken": pooling == "lasttoken"},
-        )
-        length = max_tokens or model.config.max_position_embeddings - (2 if "roberta" in family else 0)
-        write_json(folder / "sentence_bert_config.json", {"max_seq_length": length, "do_lower_case": False})
-        write_json(
-            folder / "config_sentence_transformers.json", {"prompts": prompts or {}, "default_prompt_name": None}
-        )
+        files: dict[str, Any] = {
+            "modules": modules,
+            "1_Pooling/config": switches,
+            "sentence_bert_config": {"max_seq_length": length, "do_lower_case": False},
+            "config_sentence_transformers": {"prompts": prompts or {}, "default_prompt_name": None},
+        }
+        for name, value in files.items():
+            (folder / f"{name}.json").write_text(json.dumps(value))
     return folder
 
 
-def write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value))
+@torch.inference_mode()
+def vectors(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, texts: list[str], mode: str) -> np.ndarray:
+    """Return the vectors of the texts, of length 1."""
+    found = []
+    for text in texts:
+        hidden = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0]
+        vector = {"cls": hidden[0], "lasttoken": hidden[-1], "mean": hidden.mean(0), "max": hidden.amax(0)}[mode]
+        found.append(torch.nn.functional.normalize(vector, dim=0).numpy())
+    return np.stack(found)
+
+
+@torch.inference_mode()
+def logits(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, pairs: list[tuple[str, str]]) -> list[float]:
+    """Return the logit of each pair."""
+    return [float(model(**tokenizer(*pair, return_tensors="pt")).logits[0, 0]) for pair in pairs]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +18,7 @@ FAMILY = "bert"
 def running_servers() -> Iterator[list[str]]:
     """Run both servers with their defaults, and yield what scripts are started with: features.py names it."""
     with TemporaryDirectory() as folder:
-        save(Path(folder), FAMILY, random_pooler(copy.deepcopy(FAMILIES[FAMILY])), pooling="mean")
+        save(Path(folder), FAMILY, random_pooler(FAMILIES[FAMILY]), pooling="mean")
         with (
             running_oaiserve() as generating,
             running_oaiserve("--served-model-name", "embedder", model=folder) as embedding,

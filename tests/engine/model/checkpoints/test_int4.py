@@ -24,7 +24,16 @@ from tests.engine.model.cpu.small_models import config, make_model
 from tests.engine.remembered import wait_until_remembered
 from tests.models.adapters import random_adapter
 from tests.models.decoders import byte_tokenizer, generate
-from tests.models.in_blocks import OPTIONS, SIZES, batch_of, eager_logits, kept_logits, round_inputs, written
+from tests.models.in_blocks import (
+    OPTIONS,
+    SIZES,
+    batch_of,
+    eager_logits,
+    kept_logits,
+    own_logits,
+    round_inputs,
+    written,
+)
 from tests.models.packed import Packing
 
 INT4 = replace(OPTIONS, quantize="int4")
@@ -81,24 +90,20 @@ def with_quantized_weights(model: PreTrainedModel, folder: Path) -> PreTrainedMo
     return model
 
 
-@torch.inference_mode()
-def effect_of_noise(model: PreTrainedModel, ids: list[int]) -> float:
+def effect_of_noise(model: PreTrainedModel, num_tokens: int) -> float:
     """The largest difference between the model's logits with and without noise as small as float32's rounding.
 
     Each CPU adds in another order. An input between two integers of its 8 bits is then rounded up on one and down on
     another, and many layers, or activations that cut at a threshold, carry that on into the logits.
     """
 
-    def logits() -> torch.Tensor:
-        return model(input_ids=torch.tensor([ids])).logits[0, -1:]
-
-    expected, random = logits(), torch.Generator().manual_seed(0)
+    expected, random = own_logits(model, num_tokens), torch.Generator().manual_seed(0)
 
     def add_noise(_module: torch.nn.Module, _inputs: object, embedded: torch.Tensor) -> torch.Tensor:
         return embedded * (1 + 2e-6 * torch.randn(embedded.shape, generator=random))
 
     hook = model.get_input_embeddings().register_forward_hook(add_noise)
-    effects = [difference(logits(), expected) for _ in range(12)]
+    effects = [difference(own_logits(model, num_tokens), expected) for _ in range(12)]
     hook.remove()
     return max(effects)
 
@@ -108,12 +113,10 @@ def effect_of_noise(model: PreTrainedModel, ids: list[int]) -> float:
 def test_logits_are_those_of_transformers_with_quantized_weights(case: str, tmp_path: Path) -> None:
     family, changes = CASES[case]
     model = saved(tmp_path, family, **changes)
-    ids = [(7 * position + 3) % model.config.vocab_size for position in range(20)]
-    with torch.inference_mode():
-        whole = model(input_ids=torch.tensor([ids])).logits[0, -1:]
-        expected = with_quantized_weights(model, tmp_path)(input_ids=torch.tensor([ids])).logits[0, -1:]
+    whole = own_logits(model, 20)
+    expected = own_logits(with_quantized_weights(model, tmp_path), 20)
     found = kept_logits(tmp_path, 20, quantize="int4")
-    bound = max(0.02, 2 * effect_of_noise(model, ids))
+    bound = max(0.02, 2 * effect_of_noise(model, 20))
     assert difference(found, expected) < bound
     assert difference(found, whole) > bound
 

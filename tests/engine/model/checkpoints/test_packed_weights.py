@@ -35,6 +35,7 @@ from tests.models.in_blocks import (
     eager_logits,
     in_eight_bits,
     kept_logits,
+    own_logits,
     round_inputs,
     written,
 )
@@ -139,9 +140,7 @@ def test_answers_are_those_of_transformers_with_the_same_weights(case: str, tmp_
 def test_logits_are_those_of_transformers_with_the_same_weights(tmp_path: Path) -> None:
     packing, _ = PACKINGS["gptq, any order"]
     model = with_inputs_in_eight_bits(written(tmp_path, packing), packing)
-    ids = [(7 * position + 3) % model.config.vocab_size for position in range(20)]
-    with torch.inference_mode():
-        expected = model(input_ids=torch.tensor([ids])).logits[0, -1:]
+    expected = own_logits(model, 20)
     # A number between two of the eight-bit ones may be rounded to either.
     assert difference(kept_logits(tmp_path, 20), expected) < 0.02
     assert difference(kept_logits(tmp_path, 20, dtype="bfloat16"), expected) < 0.1
@@ -191,12 +190,8 @@ def test_matrices_that_read_one_input_in_several_orders_are_expanded(tmp_path: P
     tensors |= {name: tensor.contiguous() for name, tensor in packing.tensors(Q_PROJ, other).items()}
     save_file(tensors, tmp_path / "model.safetensors")
     model.get_parameter(f"{Q_PROJ}.weight").data = torch.from_numpy(other.weights())
-    ids = [(7 * position + 3) % model.config.vocab_size for position in range(20)]
-    with torch.inference_mode():
-        whole = with_inputs_in_eight_bits(
-            model, packing, but=("0.self_attn.q_proj", "0.self_attn.k_proj", "0.self_attn.v_proj")
-        )
-        expected = whole(input_ids=torch.tensor([ids])).logits[0, -1:]
+    but = ("0.self_attn.q_proj", "0.self_attn.k_proj", "0.self_attn.v_proj")
+    expected = own_logits(with_inputs_in_eight_bits(model, packing, but), 20)
     assert difference(kept_logits(tmp_path, 20), expected) < 0.02
 
 
@@ -249,12 +244,7 @@ BROKEN: dict[str, tuple[Packing, str, Change, str]] = {
     "short g_idx": (GPTQ, "g_idx", lambda own: own[:60], "has a group for each of 60 columns, and not 64"),
     "uneven g_idx": (GPTQ, "g_idx", filled(5, 1), "has groups of 31 to 33 columns"),
     "size": (PACKED, "weight_packed", lambda own: own[:, :7], "has the shape (64, 7), which does not hold 64 columns"),
-    "columns in its shape": (
-        PACKED,
-        "weight_shape",
-        filled(1, 63),
-        "has 63 columns, which make no 2 groups of one size",
-    ),
+    "columns in its shape": (PACKED, "weight_shape", filled(1, 63), "63 columns, which make no 2 groups of one size"),
     "rows in its shape": (
         Packing("pack-quantized", is_symmetric=True),
         *("weight_shape", filled(0, 60), "has 64 rows, but its weight_shape says 60"),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModel, AutoTokenizer, BertConfig, Gemma2Config, T5Config
+from transformers import AutoModel, AutoTokenizer, Gemma2Config, T5Config
 
 from oaiserve.config import Bytes, EngineOptions
 from oaiserve.engine.engine import Engine
@@ -21,9 +21,8 @@ from oaiserve.engine.model.pooling.linear import OneDnnLinear
 from oaiserve.engine.request import Finished, PairPrompt, Pooled, Prompt, Request, SamplingParams, TextPrompt
 from oaiserve.engine.start.ways.pooling import load_pooler, prepare_pooler
 from oaiserve.errors import StartupError
-from tests.engine.model.pooling.reference import logits, vectors
-from tests.models.decoders import SMALL
-from tests.models.poolers import ENCODERS, FAMILIES, random_pooler, save, word_tokenizer
+from tests.models.decoders import SMALL, random_model
+from tests.models.poolers import ENCODERS, FAMILIES, logits, random_pooler, save, vectors, word_tokenizer
 
 _RANDOM = random.Random(1)
 # Of all lengths, some equal, and some longer than a step.
@@ -53,7 +52,7 @@ FAMILIES_AND_MODES = dict.fromkeys([*product(("bert", "qwen3"), MODES), *zip(FAM
 
 @pytest.mark.parametrize(("family", "mode"), FAMILIES_AND_MODES)
 def test_vectors_equal_those_of_each_text_alone(family: str, mode: str, tmp_path: Path) -> None:
-    model = random_pooler(copy.deepcopy(FAMILIES[family]))
+    model = random_pooler(FAMILIES[family])
     expected = vectors(model, word_tokenizer(family, model.config.vocab_size), TEXTS, mode)
     assert (cosines(expected[:1], expected[1:]) < 0.999).all(), "the vectors must be able to differ"
     folder = save(tmp_path, family, model, pooling=mode)
@@ -67,7 +66,7 @@ def test_vectors_equal_those_of_each_text_alone(family: str, mode: str, tmp_path
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_scores_are_the_sigmoid_of_each_pairs_logit(family: str, tmp_path: Path) -> None:
-    model = random_pooler(copy.deepcopy(FAMILIES[family]), "score")
+    model = random_pooler(FAMILIES[family], "score")
     expected = logits(model, word_tokenizer(family, model.config.vocab_size), PAIRS)
     assert max(expected) - min(expected) > 0.1, "the scores must be able to differ"
     with Engine.from_pretrained(save(tmp_path, family, model), max_running=8, max_step_tokens=64) as engine:
@@ -78,7 +77,7 @@ def test_scores_are_the_sigmoid_of_each_pairs_logit(family: str, tmp_path: Path)
 
 
 def test_a_config_can_leave_scores_as_they_are(tmp_path: Path) -> None:
-    model = random_pooler(copy.deepcopy(FAMILIES["bert"]), "score")
+    model = random_pooler(FAMILIES["bert"], "score")
     model.config.sentence_transformers = {"activation_fn": "torch.nn.modules.linear.Identity"}
     expected = logits(model, word_tokenizer("bert", model.config.vocab_size), PAIRS)
     with Engine.from_pretrained(save(tmp_path, "bert", model)) as engine:
@@ -87,7 +86,7 @@ def test_a_config_can_leave_scores_as_they_are(tmp_path: Path) -> None:
 
 
 def test_adapters_are_refused(tmp_path: Path) -> None:
-    folder = save(tmp_path, "bert", random_pooler(copy.deepcopy(FAMILIES["bert"])))
+    folder = save(tmp_path, "bert", random_pooler(FAMILIES["bert"]))
     with pytest.raises(
         StartupError, match=r"--lora-dir is for models that generate text, and '.*' is for --task embed"
     ):
@@ -100,7 +99,7 @@ ONEDNN_PACKS = {"float32": True, "bfloat16": torch.ops.mkldnn._is_mkldnn_bf16_su
 
 @pytest.mark.parametrize("dtype", ONEDNN_PACKS)
 def test_linear_layers_are_packed_where_onednn_can_unless_compile_is_off(dtype: Any, tmp_path: Path) -> None:
-    folder = save(tmp_path, "bert", random_pooler(copy.deepcopy(FAMILIES["bert"])), pooling="mean")
+    folder = save(tmp_path, "bert", random_pooler(FAMILIES["bert"]), pooling="mean")
     ids, lengths = [5, 9, 30, 7, 8, 9], [2, 4]
     found = []
     for compiles in (False, True):
@@ -124,7 +123,7 @@ def test_a_window_is_computed_in_bands(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", ["bert", "qwen3"])
 def test_without_files_encoders_take_the_mean_and_decoders_the_last_token(family: str, tmp_path: Path) -> None:
-    model = random_pooler(copy.deepcopy(FAMILIES[family]))
+    model = random_pooler(FAMILIES[family])
     tokenizer = word_tokenizer(family, model.config.vocab_size)
     expected = vectors(model, tokenizer, TEXTS, "mean" if family in ENCODERS else "lasttoken")
     with Engine.from_pretrained(save(tmp_path, family, model)) as engine:
@@ -132,7 +131,7 @@ def test_without_files_encoders_take_the_mean_and_decoders_the_last_token(family
 
 
 def test_steps_keep_to_their_budget_with_whole_texts(tmp_path: Path) -> None:
-    folder = save(tmp_path, "bert", random_pooler(copy.deepcopy(FAMILIES["bert"])), pooling="cls")
+    folder = save(tmp_path, "bert", random_pooler(FAMILIES["bert"]), pooling="cls")
     with Engine.from_pretrained(folder, max_running=8, max_step_tokens=20) as engine:
         pooled(engine, [TextPrompt(text) for text in TEXTS])
         steps = engine.take_steps()
@@ -143,7 +142,7 @@ def test_steps_keep_to_their_budget_with_whole_texts(tmp_path: Path) -> None:
 
 
 def test_usage_has_the_special_tokens_and_no_completion(tmp_path: Path) -> None:
-    folder = save(tmp_path, "bert", random_pooler(copy.deepcopy(FAMILIES["bert"])), pooling="cls")
+    folder = save(tmp_path, "bert", random_pooler(FAMILIES["bert"]), pooling="cls")
     with Engine.from_pretrained(folder) as engine:
         request = Request("r", (TextPrompt("aa ab"), TextPrompt("b")), SamplingParams(max_tokens=0))
         (end,) = [event for event in engine.stream(request) if isinstance(event, Finished)]
@@ -155,8 +154,6 @@ def test_usage_has_the_special_tokens_and_no_completion(tmp_path: Path) -> None:
 
 def test_a_decoder_of_a_chat_model_can_embed(tmp_path: Path) -> None:
     """Its files say that it generates, so --task embed is needed."""
-    from tests.models.decoders import random_model
-
     model = random_model(copy.deepcopy(FAMILIES["qwen3"]))
     folder = save(tmp_path, "qwen3", model)
     with Engine.from_pretrained(folder, EngineOptions(task="embed")) as engine:
@@ -180,7 +177,7 @@ def test_a_decoder_of_a_chat_model_can_embed(tmp_path: Path) -> None:
     ],
 )
 def test_options_that_it_cannot_obey_stop_the_start(options: dict[str, Any], tmp_path: Path) -> None:
-    folder = save(tmp_path, "bert", random_pooler(copy.deepcopy(FAMILIES["bert"])), pooling="cls", max_tokens=40)
+    folder = save(tmp_path, "bert", random_pooler(FAMILIES["bert"]), pooling="cls", max_tokens=40)
     with pytest.raises(StartupError, match="--" + next(iter(options)).replace("_", "-")):
         load_pooler(folder, "embed", EngineOptions(**options))
     assert load_pooler(folder, "embed", EngineOptions()).max_model_len == 40
@@ -189,7 +186,7 @@ def test_options_that_it_cannot_obey_stop_the_start(options: dict[str, Any], tmp
 
 def test_what_cannot_be_computed_without_padding_is_refused() -> None:
     with pytest.raises(StartupError, match="2 labels, not 1"):
-        prepare_pooler(random_pooler_with_labels(2), "score")
+        prepare_pooler(random_pooler(FAMILIES["bert"], "score", num_labels=2), "score")
     t5 = AutoModel.from_config(T5Config(vocab_size=50, d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8))
     with pytest.raises(StartupError, match="takes no positions"):
         prepare_pooler(t5, "embed")
@@ -198,17 +195,9 @@ def test_what_cannot_be_computed_without_padding_is_refused() -> None:
         prepare_pooler(gemma, "embed")
 
 
-def random_pooler_with_labels(num_labels: int) -> torch.nn.Module:
-    from transformers import AutoModelForSequenceClassification
-
-    config = BertConfig(vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
-    config.num_labels = num_labels
-    return AutoModelForSequenceClassification.from_config(config, attn_implementation="eager")
-
-
 def test_a_model_that_computes_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A layer that claims to be causal, and is not, is found out."""
-    model = random_pooler(copy.deepcopy(FAMILIES["bert"]))
+    model = random_pooler(FAMILIES["bert"])
     for module in model.modules():
         if hasattr(module, "is_causal"):
             module.is_causal = True
