@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -24,42 +25,29 @@ def machine(root: Path, *, siblings: dict[int, str], quota: str | None = None) -
     return root
 
 
-@pytest.mark.parametrize(
-    ("cpus", "threads"), [(1, 1), (2, 2), (3, 3), (4, 3), (5, 4), (64, 63)], ids=lambda value: str(value)
-)
-def test_one_core_of_four_or_more_is_left_free(tmp_path: Path, cpus: int, threads: int) -> None:
-    root = machine(tmp_path, siblings={cpu: str(cpu) for cpu in range(cpus)})
-    assert default_threads(set(range(cpus)), root) == threads
-
-
-def test_two_threads_of_a_core_count_once(tmp_path: Path) -> None:
-    root = machine(tmp_path, siblings={0: "0,2", 1: "1,3", 2: "0,2", 3: "1,3"})
-    assert default_threads({0, 1, 2, 3}, root) == 2
-    assert default_threads({1, 3}, root) == 1  # the CPUs that taskset or a cpuset leaves
+ALONE = {cpu: str(cpu) for cpu in range(64)}
+IN_PAIRS = {0: "0,2", 1: "1,3", 2: "0,2", 3: "1,3"}
 
 
 @pytest.mark.parametrize(
-    ("quota", "threads"),
+    ("cpus", "siblings", "quota", "threads"),
     [
-        ("max 100000", 7),
-        ("800000 100000", 7),
-        ("350000 100000", 3),
-        ("200000 100000", 2),
-        ("50000 100000", 1),
-        ("20000 10000", 2),
-        ("not this", 7),
+        *((range(n), ALONE, None, threads) for n, threads in ((1, 1), (2, 2), (3, 3), (4, 3), (5, 4), (64, 63))),
+        (range(4), IN_PAIRS, None, 2),  # two hardware threads of a core count once
+        ((1, 3), IN_PAIRS, None, 1),  # the CPUs that taskset or a cpuset leaves
+        (range(8), ALONE, "max 100000", 7),
+        (range(8), ALONE, "800000 100000", 7),
+        (range(8), ALONE, "350000 100000", 3),
+        (range(8), ALONE, "50000 100000", 1),
+        (range(8), ALONE, "20000 10000", 2),
+        (range(8), ALONE, "not this", 7),
+        (range(3), {}, None, 3),  # without information each CPU counts as a core
     ],
 )
-def test_a_cgroup_gives_no_more_than_its_quota(tmp_path: Path, quota: str, threads: int) -> None:
-    root = machine(tmp_path, siblings={cpu: str(cpu) for cpu in range(8)}, quota=quota)
-    assert default_threads(set(range(8)), root) == threads
-
-
-def test_without_information_each_cpu_counts_as_a_core(tmp_path: Path) -> None:
-    assert default_threads({0, 1, 2}, tmp_path) == 3
-
-
-def test_the_default_is_at_least_one_thread() -> None:
+def test_each_core_has_a_thread_within_the_quota_but_one_of_four_or_more(
+    tmp_path: Path, cpus: Collection[int], siblings: dict[int, str], quota: str | None, threads: int
+) -> None:
+    assert default_threads(cpus, machine(tmp_path, siblings=siblings, quota=quota)) == threads
     assert default_threads() >= 1
 
 
