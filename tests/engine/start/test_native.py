@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import Module
 from transformers import PreTrainedConfig
 
-from oaiserve.engine.model.cpu import amx, build, prebuilt, variants
+from oaiserve.engine.model.cpu import build, prebuilt, variants
 from oaiserve.engine.model.cpu.description import NotKnown
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
@@ -123,7 +123,7 @@ def test_the_library_of_a_wheel_needs_no_compiler_unless_native_code_for_this_ma
 ) -> None:
     compiled = build.build(torch.float32).read_bytes()
     # AMX would have to be allowed by the system, too.
-    variant = next(variant for variant in variants.VARIANTS if not variant.features & amx.FEATURES)
+    variant = next(variant for variant in variants.VARIANTS if not variant.features & variants.AMX_FEATURES)
     library, cpuinfo = tmp_path / variants.library_name("float", variant), tmp_path / "cpuinfo"
     library.write_bytes(compiled)
     variants.seal(library, variants.origin("float", variant))

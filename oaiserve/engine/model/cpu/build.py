@@ -24,7 +24,7 @@ from typing import Literal
 import torch
 
 from oaiserve.config import Quantize
-from oaiserve.engine.model.cpu import amx, prebuilt, variants
+from oaiserve.engine.model.cpu import prebuilt, variants
 from oaiserve.files import private
 from oaiserve.files.private import NotPrivate, cache_folder
 
@@ -141,8 +141,8 @@ def _kind(dtype: torch.dtype, weights: Form) -> str:
 
 
 def _flags(kind: str) -> list[str]:
-    has_amx = prebuilt.usable_features() >= amx.FEATURES
-    return [*FLAGS, *([amx.FLAG] if has_amx else []), *variants.KINDS[kind]]
+    has_amx = prebuilt.usable_features() >= variants.AMX_FEATURES
+    return [*FLAGS, *([variants.AMX_FLAG] if has_amx else []), *variants.KINDS[kind]]
 
 
 def _compiler() -> list[str]:

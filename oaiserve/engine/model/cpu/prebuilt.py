@@ -7,18 +7,29 @@ beside them.
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import os
 import platform
 from functools import cache
 from pathlib import Path
 
-from oaiserve.engine.model.cpu import amx
-from oaiserve.engine.model.cpu.variants import VARIANTS, Variant, is_sound, library_name, origin, origin_of
+from oaiserve.engine.model.cpu.variants import (
+    AMX_FEATURES,
+    VARIANTS,
+    Variant,
+    is_sound,
+    library_name,
+    origin,
+    origin_of,
+)
 
 log = logging.getLogger(__name__)
 
 FOLDER = Path(__file__).parent / "lib"
 CPUINFO = Path("/proc/cpuinfo")
+# The system call on x86-64 that asks for a part of a thread's state, here the tile registers of AMX.
+_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _TILE_DATA = 158, 0x1023, 18
 
 
 @cache  # so that the log says only once why there is none
@@ -54,7 +65,17 @@ def fitting(machine: str, features: frozenset[str]) -> Variant | None:
 def usable_features() -> frozenset[str]:
     """Return the features of this machine's CPU, without AMX if the system refuses it."""
     features = cpu_features(CPUINFO)
-    return features if amx.is_usable(features) else features - amx.FEATURES
+    return features if features >= AMX_FEATURES and _may_use_tiles() else features - AMX_FEATURES
+
+
+@cache  # the answer holds for all threads of a process, and for processes that it forks
+def _may_use_tiles() -> bool:
+    """Ask Linux for the tile registers of AMX. Where it refuses, as in some sandboxes, the log says so."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _TILE_DATA) == 0:
+        return True
+    log.warning("AMX is not used, because the system refuses its registers: %s", os.strerror(ctypes.get_errno()))
+    return False
 
 
 def cpu_features(cpuinfo: Path) -> frozenset[str]:

@@ -9,8 +9,6 @@ import hashlib
 from pathlib import Path
 from typing import NamedTuple
 
-from oaiserve.engine.model.cpu import amx
-
 SOURCES = Path(__file__).parent / "src"
 MAIN_SOURCE = "decoder.cpp"
 # A variant for a CPU: the end of a library's name, and its flags.
@@ -38,15 +36,17 @@ class Variant(NamedTuple):
     features: frozenset[str]  # as /proc/cpuinfo calls them
 
 
+AMX_FEATURES = frozenset({"amx_tile", "amx_bf16", "amx_int8"})  # as /proc/cpuinfo calls them
+AMX_FLAG = "-DWITH_AMX"  # makes src/amx.h use the compiler's support
 _V2 = frozenset({"cx16", "lahf_lm", "pni", "popcnt", "sse4_1", "sse4_2", "ssse3"})
 _V3 = _V2 | {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"}
 _V4 = _V3 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
 _V4_BF16 = _V4 | {"avx512_bf16", "avx512_vnni"}
 _V4_BF16_FLAGS = ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni")
-_AMX_FLAGS = ("-mamx-tile", "-mamx-bf16", "-mamx-int8", amx.FLAG)
+_AMX_FLAGS = ("-mamx-tile", "-mamx-bf16", "-mamx-int8", AMX_FLAG)
 # From the best to the one for most CPUs. On aarch64 the sources use only features of every CPU.
 VARIANTS = (
-    Variant("x86-64-v4-bf16-amx", "x86_64", (*_V4_BF16_FLAGS, *_AMX_FLAGS), _V4_BF16 | amx.FEATURES),
+    Variant("x86-64-v4-bf16-amx", "x86_64", (*_V4_BF16_FLAGS, *_AMX_FLAGS), _V4_BF16 | AMX_FEATURES),
     Variant("x86-64-v4-bf16", "x86_64", _V4_BF16_FLAGS, _V4_BF16),
     Variant("x86-64-v4", "x86_64", ("-march=x86-64-v4",), _V4),
     Variant("x86-64-v3", "x86_64", ("-march=x86-64-v3",), _V3),

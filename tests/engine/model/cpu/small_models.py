@@ -15,11 +15,12 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.cpu import amx, build, prebuilt
+from oaiserve.engine.model.cpu import build, prebuilt, variants
 from oaiserve.engine.model.cpu.describe import describe
 from oaiserve.engine.model.cpu.description import Decoder
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.families import family_of, small_sizes
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.states import States
@@ -28,13 +29,12 @@ from oaiserve.engine.start.native import native_step, start_native, transformers
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.models.decoders import SMALL, byte_tokenizer, random_model
+from tests.models.small_configs import config_of
 
 BLOCK_SIZE = 16
 EMULATOR = Path(__file__).parent / "amx_emulator.h"
 EMULATED_AMX = "emulated AMX"
 _SIZES = {**SMALL, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
-_OWN_HEADS = {"num_key_value_heads": 4}  # each query head has its own keys
-_GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128}
 _MIXED = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 4}
 MOE = {"num_experts_per_tok": 2, "num_experts": 6, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
@@ -102,8 +102,8 @@ FAMILIES: dict[str, PreTrainedConfig] = {
         moe_intermediate_size=32,
     ),
     "phi3": config("phi3", sliding_window=6),  # fused projections
-    "gpt2": config("gpt2", **_GPT2),  # LayerNorm, learned positions, transposed weights
-    "gpt_bigcode": config("gpt_bigcode", **_GPT2),
+    "gpt2": config_of("gpt2"),  # LayerNorm, learned positions, transposed weights
+    "gpt_bigcode": config_of("gpt_bigcode"),
     "granite": config(
         "granite", embedding_multiplier=3.0, residual_multiplier=0.3, attention_multiplier=0.2, logits_scaling=2.0
     ),
@@ -115,67 +115,49 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     "exaone4": config("exaone4", **_MIXED),  # no rotary embedding in layers without a window
     "cohere": config("cohere", logit_scale=0.3),  # parallel attention and MLP, rotated pairs of neighbours
     "cohere2": config("cohere2", **_MIXED),
-    "phi": config("phi", **_OWN_HEADS, qk_layernorm=True),  # parallel, with biases; half of each head is rotated
-    "gpt_neox": config("gpt_neox", **_OWN_HEADS),  # parallel, with two norms; projections sorted by head
-    "gpt_neox in turn": config("gpt_neox", **_OWN_HEADS, use_parallel_residual=False),
-    "persimmon": config("persimmon", **_OWN_HEADS),
+    "phi": config_of("phi", qk_layernorm=True),  # parallel, with biases; half of each head is rotated
+    "gpt_neox": config_of("gpt_neox"),  # parallel, with two norms; projections sorted by head
+    "gpt_neox in turn": config_of("gpt_neox", use_parallel_residual=False),
+    "persimmon": config_of("persimmon"),
     "glm": config("glm"),  # rotated pairs of neighbours, in half of each head
     "glm4": config("glm4"),  # four norms under other names
     "helium": config("helium"),
     "ernie4_5": config("ernie4_5"),
     "ministral": config("ministral", **_MIXED),
     "seed_oss": config("seed_oss"),
-    "mixtral": config("mixtral", **EXPERTS, sliding_window=6),
-    "qwen3_moe": config("qwen3_moe", **MOE, norm_topk_prob=True, head_dim=32, mlp_only_layers=[1]),
-    "qwen2_moe": config(  # an expert that all tokens share, of which a gate decides how much
-        "qwen2_moe", **MOE, shared_expert_intermediate_size=48
-    ),
-    "olmoe": config("olmoe", **{**MOE, "intermediate_size": 32}),
-    "granitemoe": config(
-        "granitemoe", **EXPERTS, embedding_multiplier=3.0, residual_multiplier=0.3, logits_scaling=2.0
-    ),
-    "glm4_moe": config(  # groups of experts, chosen by sigmoids with a bias, and a shared expert
-        "glm4_moe", **GROUPED_MOE, num_experts_per_tok=3, routed_scaling_factor=1.5, use_qk_norm=True, **_OWN_HEADS
+    "mixtral": config_of("mixtral", sliding_window=6),
+    "qwen3_moe": config_of("qwen3_moe", norm_topk_prob=True, head_dim=32, mlp_only_layers=[1]),
+    # an expert that all tokens share, of which a gate decides how much
+    "qwen2_moe": config_of("qwen2_moe", shared_expert_intermediate_size=48),
+    "olmoe": config_of("olmoe", intermediate_size=32),
+    "granitemoe": config_of("granitemoe", embedding_multiplier=3.0, residual_multiplier=0.3, logits_scaling=2.0),
+    "glm4_moe": config_of(  # groups of experts, chosen by sigmoids with a bias, and a shared expert
+        "glm4_moe", **GROUPED_MOE, num_experts_per_tok=3, routed_scaling_factor=1.5, use_qk_norm=True
     ),
     "deepseek_v2": config("deepseek_v2", **LATENT, **GROUPED_MOE, num_experts_per_tok=3, q_lora_rank=None),
     "deepseek_v3": config("deepseek_v3", **LATENT, **GROUPED_MOE, num_experts_per_tok=3, q_lora_rank=24),
-    "ernie4_5_moe": config("ernie4_5_moe", moe_num_experts=4, moe_k=2, moe_intermediate_size=32),
-    "gpt_oss": config(  # sinks, biases of routers and experts, a clamped gate; another rotary table
-        "gpt_oss", **EXPERTS, **_MIXED, swiglu_limit=1.5
-    ),
-    "hunyuan_v1_moe": config(  # norms of queries and keys after their rotation
-        "hunyuan_v1_moe", num_experts=4, moe_topk=2
-    ),
-    "minimax_m2": config("minimax_m2", **EXPERTS),  # a router that is given its bias
-    "granitemoeshared": config("granitemoeshared", **EXPERTS, shared_intermediate_size=48, residual_multiplier=0.3),
-    "stablelm": config("stablelm", **_OWN_HEADS),  # LayerNorm, a quarter of each head is rotated
+    "ernie4_5_moe": config_of("ernie4_5_moe"),
+    # sinks, biases of routers and experts, a clamped gate; another rotary table
+    "gpt_oss": config_of("gpt_oss", **_MIXED, swiglu_limit=1.5),
+    "hunyuan_v1_moe": config_of("hunyuan_v1_moe"),  # norms of queries and keys after their rotation
+    "minimax_m2": config_of("minimax_m2"),  # a router that is given its bias
+    "granitemoeshared": config_of("granitemoeshared", residual_multiplier=0.3),
+    "stablelm": config_of("stablelm"),  # LayerNorm, a quarter of each head is rotated
     "nemotron": config("nemotron"),  # LayerNorm whose weight is stored minus 1
     "olmo": config("olmo"),  # LayerNorm without weights
-    "ministral3": config(  # queries that grow with their positions
-        "ministral3",
-        rope_parameters={
-            "rope_type": "yarn",
-            "rope_theta": 10000.0,
-            "factor": 4.0,
-            "original_max_position_embeddings": 32,
-            "llama_4_scaling_beta": 0.3,
-        },
-    ),
+    "ministral3": config_of("ministral3"),  # queries that grow with their positions
     "opt": config("opt", ffn_dim=96, word_embed_proj_dim=64),  # positions from 2 on, queries that are scaled before
-    "gpt_neo": config(
-        "gpt_neo", num_layers=3, num_heads=4, window_size=6, attention_types=[[["global", "local", "local"], 1]]
-    ),
-    "gptj": config("gptj", **_GPT2, rotary_dim=8),  # a rotary table in each layer
-    "codegen": config(  # projections sorted by groups of heads, with values before keys
-        "codegen", n_layer=3, n_embd=128, hidden_size=128, n_head=8, num_attention_heads=8, rotary_dim=8
-    ),
+    "gpt_neo": config_of("gpt_neo"),
+    "gptj": config_of("gptj"),  # a rotary table in each layer
+    # projections sorted by groups of heads, with values before keys
+    "codegen": config_of("codegen", n_embd=128, hidden_size=128, n_head=8, num_attention_heads=8),
     "bloom": config("bloom"),  # ALiBi, a norm of the embedding
-    "falcon": config("falcon", head_dim=None),  # one key head, parallel
-    "falcon with groups": config(
-        "falcon", head_dim=None, new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=2, bias=True
+    "falcon": config_of("falcon"),  # one key head, parallel
+    "falcon with groups": config_of(
+        "falcon", new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=2, bias=True
     ),
-    "falcon with ALiBi": config("falcon", head_dim=None, alibi=True, multi_query=False, parallel_attn=False),
-    "mpt": config("mpt", d_model=64, n_layers=3, n_heads=4, max_seq_len=128),
+    "falcon with ALiBi": config_of("falcon", alibi=True, multi_query=False, parallel_attn=False),
+    "mpt": config_of("mpt"),
     "llama4_text": config(  # experts whose inputs are weighed, layers without positions, norms behind the rotation
         "llama4_text",
         **EXPERTS,
@@ -185,28 +167,18 @@ FAMILIES: dict[str, PreTrainedConfig] = {
         no_rope_layers=[1, 0, 1, 0],
         floor_scale=16,
     ),
-    "phimoe": config("phimoe", **EXPERTS, router_jitter_noise=0.2, lm_head_bias=True),  # a sparse mixer
+    "phimoe": config_of("phimoe", router_jitter_noise=0.2, lm_head_bias=True),  # a sparse mixer
 }
-DELTA = {
-    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 32,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-}
-MAMBA2 = {"mamba_n_heads": 4, "mamba_d_head": "auto", "mamba_d_state": 32, "mamba_n_groups": 2}
+DELTA = {**small_sizes.DELTA, "linear_value_head_dim": 32}
+MAMBA2 = {**small_sizes.MAMBA2, "mamba_d_state": 32}
 CONVOLUTIONS = {"layer_types": ["conv", "full_attention", "conv"]}
 NEMOTRON_H = {  # a state, attention, experts or an MLP in each layer
+    **family_of("nemotron_h").small,
     **GROUPED_MOE,
-    "num_hidden_layers": 5,
     "num_experts_per_tok": 3,
     "moe_shared_expert_intermediate_size": 48,
     "routed_scaling_factor": 1.5,
-    "mamba_num_heads": 4,
     "mamba_head_dim": 32,
-    "ssm_state_size": 16,
-    "n_groups": 2,
-    "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "linear_attention"],
 }
 KIMI = {
     **LATENT,
@@ -219,32 +191,20 @@ KIMI = {
 }
 # Families with layers that keep a state.
 STATE_FAMILIES: dict[str, PreTrainedConfig] = {
-    "qwen3_next": config("qwen3_next", **DELTA, **MOE, shared_expert_intermediate_size=48),  # projections by head
-    "qwen3_5_text": config("qwen3_5_text", **DELTA),
-    "lfm2": config("lfm2", **CONVOLUTIONS),  # a convolution alone
-    "lfm2_moe": config("lfm2_moe", **MOE, **CONVOLUTIONS, num_dense_layers=1, conv_L_cache=5),
-    "mamba2": config("mamba2", num_heads=4, head_dim=32, n_groups=2, state_size=16),  # no attention, and no MLP
-    "mamba": config("mamba", state_size=16, time_step_rank=16),
-    "falcon_mamba": config("falcon_mamba", state_size=16, time_step_rank=16),
-    "jamba": config(
-        "jamba",
-        num_hidden_layers=4,
-        attn_layer_period=2,
-        attn_layer_offset=1,
-        num_experts=1,
-        mamba_d_state=32,
-        mamba_dt_rank=16,
-    ),
-    "bamba": config("bamba", **MAMBA2, attn_layer_indices=[1]),
-    "granitemoehybrid": config(
-        "granitemoehybrid", **MAMBA2, **EXPERTS, layer_types=DELTA["layer_types"], shared_intermediate_size=48
-    ),
-    "granitemoehybrid without experts": config(
-        "granitemoehybrid", **MAMBA2, layer_types=DELTA["layer_types"], num_local_experts=0, residual_multiplier=0.3
-    ),
-    "falcon_h1": config(  # beside attention, with factors
+    # projections sorted by head
+    "qwen3_next": config_of("qwen3_next", linear_value_head_dim=32, shared_expert_intermediate_size=48),
+    "qwen3_5_text": config_of("qwen3_5_text", linear_value_head_dim=32),
+    "lfm2": config_of("lfm2"),  # a convolution alone
+    "lfm2_moe": config_of("lfm2_moe", conv_L_cache=5),
+    "mamba2": config_of("mamba2"),  # no attention, and no MLP
+    "mamba": config_of("mamba"),
+    "falcon_mamba": config_of("falcon_mamba"),
+    "jamba": config_of("jamba", num_experts=1, mamba_d_state=32),
+    "bamba": config_of("bamba", mamba_d_state=32),
+    "granitemoehybrid": config_of("granitemoehybrid", shared_intermediate_size=48),
+    "granitemoehybrid without experts": config_of("granitemoehybrid", num_local_experts=0, residual_multiplier=0.3),
+    "falcon_h1": config_of(  # beside attention, with factors
         "falcon_h1",
-        **MAMBA2,
         mamba_d_ssm=192,
         mamba_rms_norm=False,
         attention_in_multiplier=0.7,
@@ -326,7 +286,7 @@ def emulated_amx() -> Iterator[None]:
     digest = hashlib.sha256(EMULATOR.read_bytes()).hexdigest()  # so that a changed emulator makes another library
     with pytest.MonkeyPatch.context() as patch:
         flags = ["-O1" if flag == "-O3" else flag for flag in build.FLAGS]  # compiles in half the time
-        patch.setattr(build, "FLAGS", [*flags, amx.FLAG, f"-DEMULATOR={digest}", "-include", str(EMULATOR)])
+        patch.setattr(build, "FLAGS", [*flags, variants.AMX_FLAG, f"-DEMULATOR={digest}", "-include", str(EMULATOR)])
         yield
 
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from oaiserve.engine.model.cpu import amx, build, prebuilt, variants
+from oaiserve.engine.model.cpu import build, prebuilt, variants
 from tests.engine.model.cpu.small_models import EMULATED_AMX, compiled_for
 
 pytestmark = pytest.mark.kernels
@@ -90,11 +90,11 @@ def test_the_emulator_adds_and_rounds_in_the_order_of_the_manual(emulated: ctype
 
 @pytest.mark.compiler
 def test_a_cpu_with_amx_adds_and_rounds_as_the_emulator_does(emulated: ctypes.CDLL, tmp_path: Path) -> None:
-    if not amx.is_usable(prebuilt.cpu_features(prebuilt.CPUINFO)):
+    if not prebuilt.usable_features() >= variants.AMX_FEATURES:
         # Only a CPU with AMX (Intel's since Sapphire Rapids) can say what its instructions give. For all others the
         # emulator is compared with Intel's manual, above, and everything else with the emulator.
         pytest.skip("this CPU has no AMX, or its system does not allow it")
-    real = exports(tmp_path / "real.so", [*build.FLAGS, amx.FLAG])
+    real = exports(tmp_path / "real.so", [*build.FLAGS, variants.AMX_FLAG])
     generator = torch.Generator().manual_seed(2)
     for scale in (1.0, 2.0**-64, 2.0**-100):
         a, b = ((torch.randn(shape, generator=generator) * scale).bfloat16() for shape in ((16, 32), (32, 16)))
@@ -121,7 +121,7 @@ def test_the_emulator_adds_products_of_integers(emulated: ctypes.CDLL, of_b: tor
 
 @pytest.mark.compiler
 def test_the_compiler_makes_the_instructions_of_amx(tmp_path: Path) -> None:
-    (variant,) = (variant for variant in variants.VARIANTS if variant.features >= amx.FEATURES)
+    (variant,) = (variant for variant in variants.VARIANTS if variant.features >= variants.AMX_FEATURES)
     source, assembly = tmp_path / "product.cpp", tmp_path / "product.s"
     source.write_text(
         '#include "block_product.h"\nusing namespace oaiserve;\n'
@@ -150,22 +150,22 @@ def test_the_compiler_makes_the_instructions_of_amx(tmp_path: Path) -> None:
 def test_a_cpu_has_amx_only_if_the_system_allows_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, may_use_tiles: bool
 ) -> None:
-    monkeypatch.setattr(amx, "_may_use_tiles", lambda: may_use_tiles)
+    monkeypatch.setattr(prebuilt, "_may_use_tiles", lambda: may_use_tiles)
     monkeypatch.setattr(prebuilt, "CPUINFO", tmp_path / "cpuinfo")
     (tmp_path / "cpuinfo").write_text(f"flags\t\t: {' '.join(WITH_AMX)}\n")
     assert prebuilt.usable_features() == (WITH_AMX if may_use_tiles else {"avx512f"})
-    assert (amx.FLAG in build._flags("bf16")) == may_use_tiles
+    assert (variants.AMX_FLAG in build._flags("bf16")) == may_use_tiles
     (tmp_path / "cpuinfo").write_text("flags\t\t: avx512f amx_tile amx_bf16\n")
-    assert amx.FLAG not in build._flags("bf16")
+    assert variants.AMX_FLAG not in build._flags("bf16")
 
 
 def test_a_system_that_refuses_the_registers_is_named_in_the_log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(amx, "_TILE_DATA", 63)  # a part of a thread's state that no CPU has
-    amx._may_use_tiles.cache_clear()
+    monkeypatch.setattr(prebuilt, "_TILE_DATA", 63)  # a part of a thread's state that no CPU has
+    prebuilt._may_use_tiles.cache_clear()
     caplog.set_level(logging.WARNING)
-    assert not amx.is_usable(WITH_AMX)
+    assert not prebuilt._may_use_tiles()
     (message,) = caplog.messages
     assert message.startswith("AMX is not used, because the system refuses its registers: ")
-    amx._may_use_tiles.cache_clear()
+    prebuilt._may_use_tiles.cache_clear()
