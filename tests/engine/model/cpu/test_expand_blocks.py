@@ -8,8 +8,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
-from oaiserve.engine.model.cpu.blocks import expand
-from oaiserve.engine.model.cpu.expand_blocks import EXPANDERS
+from oaiserve.engine.model.cpu.blocks import EXPANDERS, expand
 from tests.models.gguf_files import random_blocks
 
 
