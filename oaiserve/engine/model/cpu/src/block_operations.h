@@ -3,31 +3,8 @@
 
 #include "block_product.h"
 #include "experts.h"
-#include "pool.h"
 
 namespace oaiserve {
-
-// Packs the rows of a file into panels, each of which is an item. `scales` are null, or as pack_panel takes them.
-class PackPanels : public Work {
- public:
-  PackPanels(const uint8_t* const* rows, const uint8_t* const* scales, const BlockPanel* panels, long num_panels, long k)
-      : rows_(rows), scales_(scales), panels_(panels), num_panels_(num_panels), k_(k) {}
-  long phases() const noexcept override { return 1; }
-  long items(long) const noexcept override { return num_panels_; }
-  void run(long, long item) noexcept override {
-    const BlockPanel& panel = panels_[item];
-    for_format(panel.format, [&]<Format FORMAT>() {
-      const uint8_t* const* scales = scales_ ? scales_ + item * PANEL : nullptr;
-      pack_panel<FORMAT>(rows_ + item * PANEL, scales, k_, const_cast<uint8_t*>(panel.data));
-    });
-  }
-  void ended(long) noexcept override {}
-
- private:
-  const uint8_t *const *rows_, *const *scales_;
-  const BlockPanel* panels_;
-  long num_panels_, k_;
-};
 
 // hidden = the row of a token * scale. A token behind the last row of the table has the first one.
 struct EmbedBlocks {

@@ -81,14 +81,23 @@ auto* groups_in(Line* row, long k) {
   return reinterpret_cast<Group*>(row + lines_of_supers(k) + lines_of_longs(k));
 }
 
+// Rounds to the nearest integers.
+inline f32x16 rounded(f32x16 x) {
+  const f32x16 magic = splat(12582912.0f);  // 1.5 * 2^23: adding and subtracting it rounds to an integer
+  return (x + magic) - magic;
+}
+
+inline void store_bytes(f32x16 integers, int8_t* out) {
+  typedef int8_t i8x16 __attribute__((vector_size(16)));
+  const i8x16 bytes = __builtin_convertvector(__builtin_convertvector(integers, i32x16), i8x16);
+  std::memcpy(out, &bytes, sizeof(bytes));
+}
+
 // Writes 16 numbers times `per_value` as integers. Returns their sum, which is exact, or NaN unless all are finite.
 template <class T>
 float quantize_lanes(const T* x, float per_value, int8_t* out) {
-  typedef int8_t i8x16 __attribute__((vector_size(16)));
-  const f32x16 magic = splat(12582912.0f);  // 1.5 * 2^23: adding and subtracting it rounds to an integer
-  const f32x16 values = (load(x) * per_value + magic) - magic;
-  const i8x16 bytes = __builtin_convertvector(__builtin_convertvector(values, i32x16), i8x16);
-  std::memcpy(out, &bytes, sizeof(bytes));
+  const f32x16 values = rounded(load(x) * per_value);
+  store_bytes(values, out);
   return sum(values);
 }
 
@@ -134,20 +143,16 @@ void quantize_super(const T* x, QuantizedSuper& out) {
 
 template <class T>
 void quantize_long(const T* x, QuantizedLong& out) {
-  typedef int8_t i8x16 __attribute__((vector_size(16)));
   constexpr float MOST = 127 * HIGH_LEVEL + HIGH_LEVEL / 2 - 1;
-  const f32x16 magic = splat(12582912.0f);  // as in quantize_lanes
   const float most = largest(x, SUPER), per_value = most > 0 ? MOST / most : 0;
   float whole = 0;
   for (long run = 0; run < SUPER / 128; run++) {
     float total = 0;  // exact: it has at most 17 bits
     for (long i = run * 128; i < (run + 1) * 128; i += LANES) {
-      const f32x16 values = (load(x + i) * per_value + magic) - magic;
-      const f32x16 high = (values * (1.0f / HIGH_LEVEL) + magic) - magic, low = values - high * float(HIGH_LEVEL);
-      const i8x16 high_bytes = __builtin_convertvector(__builtin_convertvector(high, i32x16), i8x16);
-      const i8x16 low_bytes = __builtin_convertvector(__builtin_convertvector(low, i32x16), i8x16);
-      std::memcpy(out.high + i, &high_bytes, sizeof(high_bytes));
-      std::memcpy(out.low + i, &low_bytes, sizeof(low_bytes));
+      const f32x16 values = rounded(load(x + i) * per_value);
+      const f32x16 high = rounded(values * (1.0f / HIGH_LEVEL)), low = values - high * float(HIGH_LEVEL);
+      store_bytes(high, out.high + i);
+      store_bytes(low, out.low + i);
       total += sum(values);
     }
     whole += total;

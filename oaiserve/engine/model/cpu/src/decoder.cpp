@@ -18,7 +18,6 @@
 #include <sys/mman.h>
 #endif
 
-#include "convolution.h"
 #include "delta.h"
 #include "experts.h"
 #include "gates.h"
@@ -30,7 +29,6 @@
 #endif
 #include "paged_attention.h"
 #include "quantized.h"
-#include "selective_scan.h"
 
 namespace oaiserve {
 
@@ -541,7 +539,12 @@ long oaiserve_add_blocks(Decoder* decoder, Pool* pool, const uint8_t* const* row
       uint8_t* data = decoder->allocate<uint8_t>(size_t(bytes * (end - panel)));
       for (long i = panel; i < end; i++) panels[i] = {data + (i - panel) * bytes, formats[i]};
     }
-    PackPanels packing(rows, scales, panels, panels_of(n), k);
+    Items packing(panels_of(n), [=](long panel) {
+      for_format(panels[panel].format, [&]<Format FORMAT>() {
+        const uint8_t* const* own_scales = scales ? scales + panel * PANEL : nullptr;
+        pack_panel<FORMAT>(rows + panel * PANEL, own_scales, k, const_cast<uint8_t*>(panels[panel].data));
+      });
+    });
     pool->run(packing);
     return add_part(decoder->weights, BlockLinear{n, k, panels, own});
   });
@@ -549,8 +552,7 @@ long oaiserve_add_blocks(Decoder* decoder, Pool* pool, const uint8_t* const* row
 
 // Quantizes `weights` [n, k] to blocks of a format of encode_blocks.h, as a GGUF file has them, on the threads of `pool`.
 void oaiserve_encode_blocks(Pool* pool, const float* weights, long n, long k, Format format, uint8_t* out) {
-  EncodeRows encoding(weights, n, k, format, out);
-  pool->run(encoding);
+  encode_rows(*pool, weights, n, k, format, out);
 }
 
 // Writes row `row` of such weights, expanded, to `out` [k].

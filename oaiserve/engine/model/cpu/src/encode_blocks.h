@@ -38,11 +38,6 @@ inline void write_half(float value, uint8_t* out) {
 
 inline float dot(const BlockVectors& a, const BlockVectors& b) { return sum(a[0] * b[0] + a[1] * b[1]); }
 
-inline f32x16 rounded(f32x16 x) {
-  const f32x16 magic = splat(12582912.0f);  // 1.5 * 2^23
-  return (x + magic) - magic;
-}
-
 // How much the error of each weight counts: that of a large one more, which a product mostly consists of.
 inline void importance_of(const BlockVectors& x, BlockVectors& importance) {
   const float mean = dot(x, x) * (2.0f / BLOCK_GROUP);
@@ -154,34 +149,23 @@ void encode_block(const float* weights, uint8_t* block) {
   }
 }
 
-// Quantizes rows of k weights, of which an item has a few.
-class EncodeRows : public Work {
- public:
-  EncodeRows(const float* weights, long n, long k, Format format, uint8_t* out)
-      : weights_(weights), n_(n), k_(k), format_(format), out_(out) {}
-  long phases() const noexcept override { return 1; }
-  long items(long) const noexcept override { return (n_ + ROWS_EACH - 1) / ROWS_EACH; }
-  void run(long, long item) noexcept override {
-    const long blocks_each = k_ / BLOCK_GROUP;
-    const long first = item * ROWS_EACH * blocks_each, last = std::min((item + 1) * ROWS_EACH, n_) * blocks_each;
+// Quantizes n rows of k weights on the threads of a pool.
+inline void encode_rows(Pool& pool, const float* weights, long n, long k, Format format, uint8_t* out) {
+  constexpr long ROWS_EACH = 8;
+  const long blocks_each = k / BLOCK_GROUP;
+  Items encoding((n + ROWS_EACH - 1) / ROWS_EACH, [=](long item) {
+    const long first = item * ROWS_EACH * blocks_each, last = std::min((item + 1) * ROWS_EACH, n) * blocks_each;
     const auto encode = [&]<Format FORMAT>() {
       for (long block = first; block < last; block++)
-        encode_block<FORMAT>(weights_ + block * BLOCK_GROUP, out_ + block * layout_of(FORMAT).bytes);
+        encode_block<FORMAT>(weights + block * BLOCK_GROUP, out + block * layout_of(FORMAT).bytes);
     };
-    switch (format_) {
+    switch (format) {
       case Format::IQ4_NL: return encode.template operator()<Format::IQ4_NL>();
       case Format::Q5_1: return encode.template operator()<Format::Q5_1>();
       default: return encode.template operator()<Format::Q8_0>();
     }
-  }
-  void ended(long) noexcept override {}
-
- private:
-  static constexpr long ROWS_EACH = 8;
-  const float* weights_;
-  long n_, k_;
-  Format format_;
-  uint8_t* out_;
-};
+  });
+  pool.run(encoding);
+}
 
 }  // namespace oaiserve

@@ -1,7 +1,7 @@
 // Products with weights whose scales are floats that 128 neighbours share, in the tiles of AMX.
 //
 // A chunk of a panel, 256 by 32 weights, is expanded once for all rows: to codes less their zeros, in eight bits with a
-// sign. Tiles sum the products of 128 numbers, without error; then these are scaled and added, as long_product.h does it,
+// sign. Tiles sum the products of 128 numbers, without error; then these are scaled and added, as long_tile of block_product.h does it,
 // so a row gets the same numbers from both.
 //
 // Weights of four bits are expanded a second time, times what the high level of x counts: they still fit into eight bits,

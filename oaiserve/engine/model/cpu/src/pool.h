@@ -26,6 +26,21 @@ class Work {
   virtual void ended(long phase) noexcept = 0;  // called once for each phase, before any item of the next phase
 };
 
+// Work of one phase: body(item) for each item.
+template <class Body>
+class Items : public Work {
+ public:
+  Items(long count, Body body) : count_(count), body_(body) {}
+  long phases() const noexcept override { return 1; }
+  long items(long) const noexcept override { return count_; }
+  void run(long, long item) noexcept override { body_(item); }
+  void ended(long) noexcept override {}
+
+ private:
+  long count_;
+  Body body_;
+};
+
 // Calls function(data) on `threads` threads at once, one of which is the caller's. GOMP_parallel of OpenMP is such a
 // function; its `flags` are 0.
 using Team = void (*)(void (*function)(void*), void* data, unsigned threads, unsigned flags);

@@ -4,7 +4,7 @@
 // up to 14 bits, in two *levels* of eight bits. Tiles sum the products of each level over all 256 numbers, without error.
 // Only then are they put together, scaled and added. Minimums and the sums of x that they are multiplied with are exact
 // in bfloat16, the sums in two parts, so one more instruction has the products of all minimums of a chunk. A row gets the
-// same numbers as from super_product.h.
+// same numbers as from super_tile of block_product.h.
 //
 // With 16 rows and 16 columns, a chunk takes nine instructions of 16 cycles, and six vectors for each row to put together
 // what they sum.
