@@ -48,7 +48,6 @@ def mixture(reader: ModuleReader, module: Module, shared: MLP | None) -> Experts
         activation=_gating(reader, experts),
         shared=shared,
         shared_gate=reader.matrix_of(module, "shared_expert_gate"),
-        norms=None,
     )
 
 
@@ -59,12 +58,9 @@ def mixture_beside(reader: ModuleReader, layer: Module, shared: MLP) -> Experts:
     norm = replace(unscaled_norm(reader.child(router, "norm"), len(scale)), weight=scale)
     return Experts(
         router=_router(reader, layer, norm),
-        weighs_inputs=False,
-        projections=None,
         experts=_experts(reader, experts),
         activation=_gating(reader, experts),
         shared=shared,
-        shared_gate=None,
         norms=MixtureNorms(
             router=norm,
             experts=reader.norm(reader.child(layer, "pre_feedforward_layernorm_2")),
@@ -167,12 +163,8 @@ def _router(reader: ModuleReader, mlp: Module, norm: Norm | None = None) -> Rout
         top_k=int(top_k),
         groups=groups,
         top_groups=int(reader.child(router, "topk_group", optional=True) or groups),
-        is_sigmoid=False,
-        adds_best_two=False,
-        renormalizes=False,
         scale=float(reader.child(router, "routed_scaling_factor", optional=True) or 1.0),
         factors=reader.floats(router, "per_expert_scale"),
-        nearness=0.0,
     )
     mixer = replace(plain, nearness=2 * float(getattr(router, "router_jitter_noise", 0.0)))
     # In float32, in which no two experts are equally good for a token.

@@ -27,7 +27,7 @@ from oaiserve.engine.model.cpu.description import (
 from oaiserve.engine.model.cpu.module_reader import ModuleReader
 from oaiserve.engine.model.spec import LayerStateShapes, StateShape
 
-MAX_TAPS = 8  # as in src/convolution.h
+MAX_TAPS = 8  # as in src/states.h
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "none": "none"}  # in library.ACTIVATIONS, by transformers' name
 
 
@@ -58,11 +58,8 @@ def _delta_net(reader: ModuleReader, index: int, net: Any) -> DeltaNet:
     _refuse_another_state(reader, index, convolution, (value_heads, key_dim, value_dim))
     return DeltaNet(
         projections=projections,
-        gates=None,
-        gate_activation="silu",
         rates=rates,
         rate_factor=2.0 if getattr(net, "allow_neg_eigval", False) else 1.0,
-        decays=None,
         convolution=convolution,
         key_heads=key_heads,
         value_heads=value_heads,
@@ -91,7 +88,6 @@ def _kimi_delta_net(reader: ModuleReader, index: int, net: Any) -> DeltaNet:
         gates=low_rank(net, "g"),
         gate_activation="sigmoid",
         rates=[reader.matrix(reader.child(net, "b_proj"))],
-        rate_factor=1.0,
         decays=low_rank(forget, "f"),
         convolution=convolution,
         key_heads=heads,

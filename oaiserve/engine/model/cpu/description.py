@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
 
 import torch
 from torch import Tensor
@@ -158,17 +159,18 @@ class Convolution:
     activation: str  # a name in library.ACTIVATIONS
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaNet:
     """A gated delta net, as src/delta.h computes it. The convolution has queries, keys and values as its channels."""
 
     # Their rows follow each other: queries and keys of all key heads, values of all value heads, and their gates.
     projections: list[Matrix]
-    gates: LowRank | None  # makes the gates of values, if the projections do not
-    gate_activation: str  # a name in library.ACTIVATIONS
+    gates: LowRank | None = None  # makes the gates of values, if the projections do not
+    gate_activation: str = "silu"  # a name in library.ACTIVATIONS
     rates: list[Matrix]  # of each value head the rate at which it learns, and then the input of its decay
-    rate_factor: float
-    decays: LowRank | None  # makes the input of the decay of each row of a state; None: a head has one, of `rates`
+    rate_factor: float = 1.0
+    # Makes the input of the decay of each row of a state; None: a head has one, of `rates`.
+    decays: LowRank | None = None
     convolution: Convolution
     key_heads: int
     value_heads: int
@@ -204,7 +206,7 @@ class Mamba2:
 
 @dataclass(frozen=True, slots=True)
 class Mamba:
-    """A mixer of the first Mamba, as src/selective_scan.h computes it. The convolution has x as its channels."""
+    """A mixer of the first Mamba, as src/mamba.h computes it. The convolution has x as its channels."""
 
     projections: list[Matrix]  # their rows follow each other: x, and its gates
     convolution: Convolution
@@ -241,7 +243,7 @@ class MLP:
     down_factor: float = 1.0  # of the output of `down`
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Router:
     """A router chooses the experts of each token, and gives each one a weight; src/experts.h computes it."""
 
@@ -252,12 +254,12 @@ class Router:
     top_k: int
     groups: int  # experts are chosen within the best groups
     top_groups: int
-    is_sigmoid: bool  # else softmax
-    adds_best_two: bool  # a group is as good as its two best experts together, else as the best one
-    renormalizes: bool
+    is_sigmoid: bool = False  # else softmax
+    adds_best_two: bool = False  # a group is as good as its two best experts together, else as the best one
+    renormalizes: bool = False
     scale: float
     factors: Tensor | None  # float32 [experts], of the weight of an expert, wherever it is chosen
-    nearness: float  # above 0: the experts of a token are chosen by a sparse mixer
+    nearness: float = 0.0  # above 0: the experts of a token are chosen by a sparse mixer
 
     @property
     def matrix(self) -> Matrix:
@@ -338,19 +340,19 @@ class ExpertProjections:
     behind: Matrix  # [width, its numbers], which multiplies the sum of a token's experts
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
     """A mixture of experts, whose matrices all have the same sizes."""
 
     router: Router
-    weighs_inputs: bool  # the weights of a token's experts multiply their inputs, and not their outputs
-    projections: ExpertProjections | None
+    weighs_inputs: bool = False  # the weights of a token's experts multiply their inputs, and not their outputs
+    projections: ExpertProjections | None = None
     experts: list[Expert]
     # A name in library.ACTIVATIONS, for activation(gate) * up, or for activation(up) of experts without gates.
     activation: str | ClampedGate
     shared: MLP | None  # an MLP that computes all tokens
-    shared_gate: Matrix | None  # [1, width], whose product with a token decides how much of `shared` it gets
-    norms: MixtureNorms | None  # None: all components read the output of the norm before the MLP
+    shared_gate: Matrix | None = None  # [1, width], whose product with a token decides how much of `shared` it gets
+    norms: MixtureNorms | None = None  # None: all components read the output of the norm before the MLP
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,35 +413,25 @@ class Decoder:
     def adaptable(self) -> dict[str, tuple[int, int]]:
         """Return rows and columns of each linear layer for adapters, by the name of its module."""
         found: dict[str, tuple[int, int]] = {}
-        if self.layer_inputs is not None:
-            found[self.layer_inputs.projection.module] = _shape(self.layer_inputs.projection)
-        for layer in self.layers:
-            before: list[Matrix | None] = []
-            if (attention := layer.attention) is not None:
-                qkv = attention.qkv
-                before += qkv if isinstance(qkv, list) else [qkv.query_down, qkv.query, qkv.down, qkv.up]
-                before += [attention.gate, attention.out]
-            mlp = layer.mlp.shared if isinstance(layer.mlp, Experts) else layer.mlp
-            of_mlp = [] if mlp is None else [mlp.gate, mlp.up, mlp.down]
-            of_mixture = [] if not isinstance(layer.mlp, Experts) else _beside_experts(layer.mlp)
-            last = [] if layer.input_gate is None else [layer.input_gate.gate, layer.input_gate.projection]
-            for matrix in (*before, *of_mlp, *of_mixture, *last):
-                if matrix is not None and matrix.module:
-                    rows, columns = _shape(matrix)
-                    found[matrix.module] = (found.get(matrix.module, (0, 0))[0] + rows, columns)
+        routers = [layer.mlp.router.matrix for layer in self.layers if isinstance(layer.mlp, Experts)]
+        parts = [self.layer_inputs, [replace(layer, mixer=None) for layer in self.layers], routers]
+        for matrix in matrices_in(parts):
+            if matrix.module:
+                rows, columns = matrix.weight.shape
+                found[matrix.module] = (found.get(matrix.module, (0, 0))[0] + rows, columns)
         return found
 
 
-def _beside_experts(experts: Experts) -> list[Matrix | None]:
-    """Return the matrices of a mixture outside of its experts and its shared MLP."""
-    projections = experts.projections
-    more = [] if projections is None else [projections.before, projections.behind]
-    return [experts.router.matrix, experts.shared_gate, *more]
-
-
-def _shape(matrix: Matrix) -> tuple[int, int]:
-    rows, columns = matrix.weight.shape
-    return rows, columns
+def matrices_in(part: object) -> Iterator[Matrix]:
+    """Find all matrices of a part of a description, such as a layer."""
+    if isinstance(part, Matrix):
+        yield part
+    elif isinstance(part, list):
+        for one in part:
+            yield from matrices_in(one)
+    elif is_dataclass(part):
+        for field in fields(part):
+            yield from matrices_in(getattr(part, field.name))
 
 
 def by_kind(rows: Tensor, heads: int, parts: int) -> Tensor:

@@ -8,11 +8,11 @@ from oaiserve.engine.model.cpu.blocks import Blocks
 from oaiserve.engine.model.cpu.description import (
     ClampedGate,
     Experts,
-    Matrix,
     MixtureNorms,
     Norm,
     NotKnown,
     Router,
+    matrices_in,
 )
 from oaiserve.engine.model.cpu.library import (
     MOST_EXPERTS,
@@ -56,7 +56,7 @@ class ExpertOperations:
             self._both = operations.floats(buffers.width)
         if any(mixture.projections is not None for mixture in mixtures):
             self._projected, self._short = operations.floats(width), operations.elements(width)
-        if any(isinstance(matrix.weight, Blocks) for mixture in mixtures for matrix in matrices_of(mixture)):
+        if any(isinstance(matrix.weight, Blocks) for matrix in matrices_in(mixtures)):
             self._groups = operations.groups(max(width, inner), rows_each)
 
     def add(self, mixture: Experts, out_norm: Norm | None, scale: float, factor: float) -> None:
@@ -173,13 +173,6 @@ class ExpertOperations:
         """Add the operation that sums a token's experts, and writes the sum to `out` or adds it."""
         arguments = (self._out, out, _width(mixture), assignment, not mixture.weighs_inputs, adds, scale)
         self._operations.add("down", "combine", *arguments)
-
-
-def matrices_of(mixture: Experts) -> list[Matrix]:
-    """Return the matrices of one expert, for all of a layer, and of the mixture, that may be in quantization blocks."""
-    expert, projections = mixture.experts[0], mixture.projections
-    own = [expert.up, expert.down] if expert.gate is None else [expert.gate, expert.up, expert.down]
-    return own if projections is None else [*own, projections.before, projections.behind]
 
 
 def _width(mixture: Experts) -> int:

@@ -89,7 +89,7 @@ class Routing:
 
 @dataclass(frozen=True, slots=True)
 class ConvolvedChannels:
-    """A convolution of the first numbers of a row, as src/convolution.h has it."""
+    """A convolution of the first numbers of a row, as src/states.h has it."""
 
     channels: int
     taps: int
@@ -129,7 +129,7 @@ class ScanHeads:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The weights of the first Mamba's recurrence, as src/selective_scan.h has them."""
+    """The weights of the first Mamba's recurrence, as src/mamba.h has them."""
 
     channels: int
     state_dim: int

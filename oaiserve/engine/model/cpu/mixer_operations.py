@@ -12,7 +12,6 @@ from oaiserve.engine.model.cpu.description import (
     LowRank,
     Mamba,
     Mamba2,
-    Matrix,
     Mixer,
     NotKnown,
     ShortConvolution,
@@ -29,7 +28,7 @@ from oaiserve.engine.model.cpu.library import (
 )
 from oaiserve.engine.model.cpu.operation_list import OperationList, whole_lanes
 
-MAX_KEY_DIM = 256  # MAX_STATE_KEY_DIM in src/delta.h, and MAX_SELECTIVE_DIM in src/selective_scan.h
+MAX_KEY_DIM = 256  # MAX_STATE_KEY_DIM in src/delta.h, and MAX_SELECTIVE_DIM in src/mamba.h
 
 
 class MixerOperations:
@@ -155,17 +154,6 @@ class MixerOperations:
         )
         self._operations.add("convolution", "convolve", self._rows, convolved)
         return channels
-
-
-def matrices_of(mixer: Mixer) -> list[Matrix]:
-    """Return the matrices of a mixer, which may be in blocks."""
-    more: list[Matrix] = []
-    if isinstance(mixer, DeltaNet):
-        low = [product for product in (mixer.gates, mixer.decays) if product is not None]
-        more = [*mixer.rates, *(matrix for product in low for matrix in (product.down, product.up))]
-    if isinstance(mixer, Mamba):
-        more = [mixer.vectors, mixer.times]
-    return [*mixer.projections, *more, mixer.out]
 
 
 def _num_numbers(mixer: Mixer) -> int:

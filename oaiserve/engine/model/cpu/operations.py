@@ -22,13 +22,12 @@ from oaiserve.engine.model.cpu.description import (
     Matrix,
     Norm,
     NotKnown,
+    matrices_in,
 )
 from oaiserve.engine.model.cpu.expert_operations import Buffers, ExpertOperations
-from oaiserve.engine.model.cpu.expert_operations import matrices_of as matrices_of_experts
 from oaiserve.engine.model.cpu.kv_layout import LANES, new_cache
 from oaiserve.engine.model.cpu.library import AttentionOptions, CacheMemory, Library, Normalize, Rotary
 from oaiserve.engine.model.cpu.mixer_operations import MixerOperations
-from oaiserve.engine.model.cpu.mixer_operations import matrices_of as matrices_of_mixer
 from oaiserve.engine.model.cpu.operation_list import OperationList, whole_lanes
 from oaiserve.engine.model.cpu.pack_weights import PANEL
 
@@ -91,13 +90,12 @@ class Operations:
             self._latent, self._normed_latent = floats(most), elements(most)
             self._own = elements(max(layer.heads * layer.rotary_offset for layer in attention))
             self._attended_latent = elements(max(layer.heads * layer.shape.latent_dim for layer in attention))
-        matrices = [matrix.weight for layer in decoder.layers for matrix in _matrices(layer)]
         if decoder.layer_inputs is not None:
             projected = decoder.layer_inputs.projection.weight
-            matrices.append(projected)
             self._layer_inputs, self._layer_embeddings = floats(len(projected)), floats(len(projected))
             self._gated = elements(len(decoder.layer_inputs.norm.weight))
-        inputs = [m.shape[1] for m in (*matrices, decoder.head.weight, decoder.embedding) if isinstance(m, Blocks)]
+        weights = [decoder.embedding, *(matrix.weight for matrix in matrices_in(decoder))]
+        inputs = [weight.shape[1] for weight in weights if isinstance(weight, Blocks)]
         if inputs:
             operations.read_in_groups(max(inputs))
 
@@ -290,24 +288,3 @@ def _qkv_width(attention: Attention) -> int:
         return attention.heads * attention.shape.key_dim
     gates = 0 if attention.gate is None else len(attention.gate.weight)
     return sum(len(matrix.weight) for matrix in attention.qkv) + gates
-
-
-def _matrices(layer: Layer) -> list[Matrix]:
-    """Return the matrices of a layer that may be in quantization blocks."""
-    parts: list[Matrix | None] = []
-    if (attention := layer.attention) is not None:
-        qkv = attention.qkv
-        parts += qkv if isinstance(qkv, list) else [qkv.query_down, qkv.query, qkv.down]
-        parts += [attention.gate, attention.out]
-    if layer.mixer is not None:
-        parts += matrices_of_mixer(layer.mixer)
-    if layer.input_gate is not None:
-        parts += [layer.input_gate.gate, layer.input_gate.projection]
-    found = [matrix for matrix in parts if matrix is not None]
-    mlp = layer.mlp
-    if isinstance(mlp, Experts):
-        found += matrices_of_experts(mlp)
-        mlp = mlp.shared
-    if mlp is not None:
-        found += [matrix for matrix in (mlp.gate, mlp.up, mlp.down) if matrix is not None]
-    return found
