@@ -46,6 +46,7 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     ),
     "gemma3": Gemma3TextConfig(**SMALL, sliding_window=6, layer_types=_MIXED, query_pre_attn_scalar=8),
 }
+LLAMA_OF_ONE_LAYER = LlamaConfig(**SMALL | {"num_hidden_layers": 1})
 
 _OWN_HEADS = {**SMALL, "num_key_value_heads": 4}
 _FALCON = {key: value for key, value in SMALL.items() if key != "head_dim"}
@@ -121,29 +122,19 @@ def foreign_config(name: str) -> PreTrainedConfig:
     return AutoConfig.for_model(**FOREIGN_FAMILIES[name])
 
 
-def with_layers(family: str, number: int) -> PreTrainedConfig:
-    """Return the configuration of one of FAMILIES, with its first layers alone."""
-    values = FAMILIES[family].to_dict()
-    if values.get("layer_types"):
-        values["layer_types"] = values["layer_types"][:number]
-    return type(FAMILIES[family])(**values | {"num_hidden_layers": number})
-
-
 def random_model(
     config: PreTrainedConfig,
     *,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
-    attn_implementation: str = "eager",
     seed: int = 0,
 ) -> PreTrainedModel:
     torch.manual_seed(seed)
-    if getattr(config, "alibi", False):
-        attn_implementation = "sdpa"  # in eager attention, transformers' code of Falcon adds ALiBi twice
+    attention = "sdpa" if getattr(config, "alibi", False) else "eager"  # with which Falcon's code adds ALiBi twice
     with torch.device(device):
         # A model changes its config.
         own = copy.deepcopy(config)
-        model = AutoModelForCausalLM.from_config(own, dtype=dtype, attn_implementation=attn_implementation)
+        model = AutoModelForCausalLM.from_config(own, dtype=dtype, attn_implementation=attention)
     for name, parameter in model.named_parameters():
         if name.endswith(_OF_STATES):  # or else what is in a state hardly changes an answer
             torch.nn.init.normal_(parameter, std=0.5)

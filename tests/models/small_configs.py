@@ -12,8 +12,6 @@ from tests.models.decoders import SMALL
 
 _SIZES = {**SMALL, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}  # sizes that the native step takes
 _YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
-_SCALED = {**_YARN, "llama_4_scaling_beta": 0.1}
-_YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 # What the code of a type without a family of its own needs beside the common sizes to run.
 _OTHERS: dict[str, dict[str, Any]] = {
     "dbrx": {

@@ -37,12 +37,11 @@ def eager_runner(
     block_size: int,
     backend: Backend = ReferenceAttention,
     executor: type[EagerExecutor] = EagerExecutor,
-    num_states: int = 8,
     **arguments: Any,
 ) -> ModelRunner:
     """Return a runner on an eager executor; `arguments` are those of ModelRunner."""
     eager = executor.with_cache(loaded, num_blocks=num_blocks, block_size=block_size, backend=backend)
-    states = States(loaded.state_shapes, num_states, loaded.device) if loaded.state_shapes else None
+    states = States(loaded.state_shapes, 8, loaded.device) if loaded.state_shapes else None
     return ModelRunner(eager, loaded.device, block_size, states=states, **arguments)
 
 

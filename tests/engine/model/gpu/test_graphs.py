@@ -28,7 +28,7 @@ from oaiserve.engine.step import Chunk, ChunkResult, Step
 from tests.engine.logprobs_for_tests import values_of
 from tests.engine.model.gpu.graphs import Plain, padded_attention, record, run_again
 from tests.engine.model.runners import chunks_of, eager_runner, make_engine, run_requests, sequence_of
-from tests.models.decoders import FAMILIES, random_model, with_layers
+from tests.models.decoders import FAMILIES, LLAMA_OF_ONE_LAYER, random_model
 
 BLOCK_SIZE = 4
 MAX_LEN = 48
@@ -364,7 +364,7 @@ def test_a_row_with_nan_in_its_logits_has_an_error(loaded: LoadedModel) -> None:
 
 def test_triton_kernels_ignore_padded_rows() -> None:
     pytest.importorskip("triton", reason="Triton has no wheels for this system")
-    loaded = prepare(random_model(with_layers("llama", 1)))
+    loaded = prepare(random_model(LLAMA_OF_ONE_LAYER))
     from oaiserve.engine.model.attention import triton
     from oaiserve.engine.model.sampling import triton_sampling
 

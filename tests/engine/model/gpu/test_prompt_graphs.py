@@ -25,7 +25,7 @@ from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Step
 from tests.engine.model.gpu.graphs import Plain, run_again
 from tests.engine.model.runners import sequence_of
-from tests.models.decoders import random_model, with_layers
+from tests.models.decoders import LLAMA_OF_ONE_LAYER, random_model
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 
@@ -39,7 +39,7 @@ SIZES = [8, 24]
 
 @pytest.fixture(scope="module")
 def loaded() -> LoadedModel:
-    return prepare(random_model(with_layers("llama", 1)))  # each takes a while in Triton's interpreter
+    return prepare(random_model(LLAMA_OF_ONE_LAYER))  # each takes a while in Triton's interpreter
 
 
 @pytest.fixture(scope="module")

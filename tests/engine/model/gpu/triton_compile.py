@@ -140,11 +140,11 @@ def operate(width: int, inner: int, rows: int) -> None:
         triton_layers.activate(products, activation, is_gated=activation != "relu2")
 
 
-def multiply(columns: int, n: int, rows: int, dtype: torch.dtype = torch.bfloat16) -> None:
+def multiply(columns: int, n: int, rows: int) -> None:
     """Multiply rows with packed matrices of each kind."""
     bytes_, scales = torch.empty(n, columns, dtype=torch.uint8), torch.empty(columns // 128, n, dtype=torch.float16)
     zeros = torch.empty(columns // 128, n, dtype=torch.uint8)
-    x = torch.empty(rows, columns, dtype=dtype)
+    x = torch.empty(rows, columns, dtype=torch.bfloat16)
     matrices = (
         PackedMatrix("int4", bytes_[:, : columns // 2].contiguous(), scales, zeros),
         PackedMatrix("int4", bytes_[:, : columns // 2].contiguous(), scales.repeat(4, 1), None),  # groups of 32

@@ -44,7 +44,7 @@ from oaiserve.engine.start.ways.expanded import start_on_cpu
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from tests.engine.model.gpu.graphs import Plain, padded_attention
-from tests.models.decoders import FAMILIES, byte_tokenizer, random_model, with_layers
+from tests.models.decoders import FAMILIES, LLAMA_OF_ONE_LAYER, byte_tokenizer, random_model
 
 NUM_BLOCKS, BLOCK_SIZE = 64, 4
 NO_COMPILER = "Failed to find C compiler. Please specify via CC environment variable."
@@ -78,7 +78,7 @@ def test_attention_that_computes_the_same_has_no_problem(family: str) -> None:
 @pytest.mark.filterwarnings("ignore:invalid value encountered in subtract")  # of rows that are not finite
 def test_triton_attention_and_sampling_have_no_problem() -> None:
     pytest.importorskip("triton", reason="Triton has no wheels for this system")
-    loaded = prepare(random_model(with_layers("llama", 1)))
+    loaded = prepare(random_model(LLAMA_OF_ONE_LAYER))
     from oaiserve.engine.model.attention.triton import TritonAttention
     from oaiserve.engine.model.sampling import triton_sampling
 
