@@ -317,9 +317,9 @@ def test_a_model_in_several_files_needs_all_of_them_by_their_names(tmp_path: Pat
     assert "its split.count is 2, so its name must end with -00001-of-00002.gguf" in refusal(tmp_path / "model.gguf")
 
 
-@given(cut=st.integers(0, len(gguf()) - 65))
-def test_a_gguf_file_with_a_cut_head_is_refused(cut: int, tmp_path_factory: pytest.TempPathFactory) -> None:
-    assert "cannot be used" in gguf_refusal(tmp_path_factory.mktemp("cut"), gguf()[:cut])
+def test_a_gguf_file_with_a_cut_head_is_refused(tmp_path: Path) -> None:
+    for cut in range(len(gguf()) - 64):
+        assert "cannot be used" in gguf_refusal(tmp_path, gguf()[:cut])
 
 
 @given(at=st.integers(0, len(gguf()) - 1), value=st.integers(0, 255))
