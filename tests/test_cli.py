@@ -367,22 +367,29 @@ from oaiserve import cli
 from oaiserve.http.connections import allowed_connections
 from oaiserve.telemetry import logs
 
+hangs = "--hangs" in sys.argv
+
 async def app(scope, receive, send):
     if scope["type"] == "lifespan":
         for _ in range(2):
-            await send({"type": (await receive())["type"] + ".complete"})
+            message = (await receive())["type"]
+            print(message, file=sys.stderr, flush=True)
+            if hangs and message == "lifespan.shutdown":
+                await receive()  # this message never arrives
+            await send({"type": message + ".complete"})
     else:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"ok"})
 
 def serve_app(config, sock):
-    logs.configure(config.server.log_level, config.server.log_format)
+    if not hangs:
+        logs.configure(config.server.log_level, config.server.log_format)
     banner = cli._banner(config, sock.getsockname()[1], "generate")
     cli.run_until_signal(app, config.server, sock, allowed_connections(config.server), banner)
     return 0
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup make test` would have it ignored
-sys.exit(cli.main(["serve", "demo", "--port", "0", *sys.argv[1:]], serve_app))
+sys.exit(cli.main(["serve", "demo", "--port", "0", *sys.argv[1 + hangs :]], serve_app))
 """
 
 
@@ -438,35 +445,14 @@ def test_ctrl_c_ends_a_server_whose_model_loads_at_once() -> None:
         assert process.stderr.read() == ""
 
 
-HANG_AT_THE_END = """
-import sys
-from oaiserve import cli
-from oaiserve.http.connections import allowed_connections
-
-async def app(scope, receive, send):
-    await receive()
-    await send({"type": "lifespan.startup.complete"})
-    print("started", file=sys.stderr, flush=True)
-    await receive()
-    print("at the end", file=sys.stderr, flush=True)
-    await receive()  # this message never arrives
-
-def serve_app(config, sock):
-    banner = cli._banner(config, sock.getsockname()[1], "generate")
-    cli.run_until_signal(app, config.server, sock, allowed_connections(config.server), banner)
-    return 0
-
-sys.exit(cli.main(["serve", "demo", "--port", "0"], serve_app))
-"""
-
-
 def test_a_third_signal_ends_a_shutdown_that_hangs() -> None:
-    with subprocess.Popen([sys.executable, "-c", HANG_AT_THE_END], stderr=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-c", SERVE_A_TINY_APP, "--hangs"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        while "started" not in (line := process.stderr.readline()):
+        while "lifespan.startup" not in (line := process.stderr.readline()):
             assert line
         process.terminate()
-        while "at the end" not in (line := process.stderr.readline()):
+        while "lifespan.shutdown" not in (line := process.stderr.readline()):
             assert line
         process.send_signal(signal.SIGINT)
         process.terminate()

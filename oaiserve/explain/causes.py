@@ -118,21 +118,18 @@ class RequestCauses:
         if self.may_have_missed:
             self._miss(self._at, totals)
             self._at = totals
-        since, rest, missed = self._since, self._rest, self._missed
-        alone_ns, of_prompts_ns = int(self.alone_ns), self._of_prompts
+        alone_ns, of_prompts_ns, missed = int(self.alone_ns), self._of_prompts, self._missed
+        terms = zip(totals, self._since, self._rest, missed, strict=True)
+        spent = Parts(*(now - since + rest - without for now, since, rest, without in terms))
         found = {
             Cause.ALONE: alone_ns - self._recomputed,
-            Cause.NEIGHBOUR_DECODES: totals.decodes
-            - since.decodes
-            + rest.decodes
-            - missed.decodes
-            - (alone_ns - of_prompts_ns),
-            Cause.NEIGHBOUR_PROMPTS: totals.prompts - since.prompts + rest.prompts - missed.prompts - of_prompts_ns,
+            Cause.NEIGHBOUR_DECODES: spent.decodes - (alone_ns - of_prompts_ns),
+            Cause.NEIGHBOUR_PROMPTS: spent.prompts - of_prompts_ns,
             Cause.PREEMPTION: self._recomputed + sum(missed),
-            Cause.CONSTRAINT: totals.constraint - since.constraint - missed.constraint,
-            Cause.HOST: totals.host - since.host + rest.host - missed.host,
-            Cause.MACHINE: totals.machine - since.machine - missed.machine,
-            Cause.UNEXPLAINED: totals.unexplained - since.unexplained - missed.unexplained,
+            Cause.CONSTRAINT: spent.constraint,
+            Cause.HOST: spent.host,
+            Cause.MACHINE: spent.machine,
+            Cause.UNEXPLAINED: spent.unexplained,
         }
         self._since = totals
         self.alone_ns, self._recomputed, self._of_prompts = 0.0, 0, 0
