@@ -298,7 +298,7 @@ def running_harness() -> Iterator[Harness]:
     """
     runner, tokenizer, telemetry = FaultyRunner(), FaultyTokenizer(), FakeTelemetry()
     options = {"kv_blocks": 6000, "max_running": 4, "max_step_tokens": 32, "tokenize_workers": 1}
-    engine: FaultyEngine = make_engine(runner, tokenizer, kind=FaultyEngine, **options)
+    engine: FaultyEngine = make_engine(runner, tokenizer=tokenizer, kind=FaultyEngine, **options)
     app = create_app(Config("demo"), engine, telemetry)
     with (
         running_server(app, send_buffer_bytes=SMALL_BUFFER_BYTES) as (url, server),

@@ -207,7 +207,7 @@ async def serve_one(case: Case, patch: pytest.MonkeyPatch) -> Reports:
     hook_after(patch, EngineLoop, "post", when_in_the_inbox)
     hook_after(patch, Telemetry, "record", records.append)
 
-    engine = make_engine(runner, tokenizer, clock_ns=delays.clock, **options)  # type: ignore[arg-type]
+    engine = make_engine(runner, tokenizer=tokenizer, clock_ns=delays.clock, **options)
     telemetry = Telemetry(Measured("demo", "1", engine.snapshot, take_steps=engine.take_steps), recent_requests=4)
 
     async def body() -> AsyncIterator[bytes]:

@@ -266,11 +266,12 @@ OF_MODEL = {field.name for field in fields(ServedModel)}
 def make_engine(
     runner: ScriptedRunner | None = None,
     *,
+    kind: type[Engine] = Engine,
     clock_ns: Callable[[], int] = monotonic_ns,
     machine: MachineTime | None = None,
     kv_blocks: int = 64,
     **options: Any,
-) -> Engine:
+) -> Any:
     """Return an engine with blocks of 4 tokens. Options are those of the engine, or fields of the model.
 
     It learns what steps cost on the engine thread, so that a test knows what is learnt.
@@ -289,9 +290,7 @@ def make_engine(
         "eos_token_ids": frozenset([EOS]),
     }
     engine_options = EngineOptions(**{**of_engine, **options})
-    return Engine(
-        ServedModel(**{**model, **of_model}), engine_options, machine=machine, learn=at_once, clock_ns=clock_ns
-    )
+    return kind(ServedModel(**{**model, **of_model}), engine_options, machine=machine, learn=at_once, clock_ns=clock_ns)
 
 
 def wait_until_idle(engine: Engine) -> None:

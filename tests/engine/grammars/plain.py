@@ -26,10 +26,14 @@ class OneOf:
     def is_complete(self) -> bool:
         return not self.is_free and self._next() <= set(self._eos)
 
-    def fill_mask(self, words: np.ndarray) -> None:
+    def fill_mask(self, words: np.ndarray, ahead: list[int] | None = None) -> None:
         words[:] = 0
-        for token_id in self._next():
+        for token_id in self._next(ahead):
             words[token_id // 32] |= np.uint32(1 << token_id % 32)
+
+    def fill_masks_behind(self, token_ids: list[int], rows: np.ndarray) -> None:
+        for number, words in enumerate(rows, 1):
+            self.fill_mask(words, list(token_ids[:number]))
 
     def forced_ids(self) -> list[int]:
         forced: list[int] = []

@@ -112,7 +112,7 @@ def decode_two_steps(loaded: LoadedModel, *, overlap: bool, count: CountingRows)
     runner.is_asynchronous = overlap
     sequences = []
     for i, (prompt, asked) in enumerate(zip(PROMPTS, params, strict=True)):
-        bad_words = [[7, 9]] if asked is BAD_WORD else None
+        bad_words = [[7, 9]] if asked is BAD_WORD else []
         sequences.append(Sequence(str(i), 0, prompt, asked, max_len=20, draw_key=i, bad_words=bad_words))
         sequences[-1].blocks = [2 * i, 2 * i + 1]
     first = runner.launch(Step([Chunk(s, 0, s.prompt_len) for s in sequences]))
