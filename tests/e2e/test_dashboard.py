@@ -177,6 +177,7 @@ def open_playground(page: Page, kind: str, max_tokens: int = 500) -> None:
 
 def send(page: Page) -> None:
     page.click("#send")
+    page.wait_for_selector("#answer[aria-busy=false]")  # what an earlier answer has left is still visible
     page.wait_for_selector("#chat-detail:visible")
 
 
@@ -187,10 +188,8 @@ def test_the_examples_of_a_schema_and_of_tools_get_answers_that_satisfy_them(pag
     jsonschema.validate(json.loads(answer), json.loads(page.input_value("#schema")))
     assert answer.startswith('{\n  "name": "')
     open_playground(page, "tools")
-    page.click("#send")
+    send(page)
     call = page.locator("#answer .call").first
-    call.wait_for()
-    page.wait_for_selector("#chat-detail:visible")
     assert call.locator("h3").inner_text() == "Tool call get_weather"
     arguments = call.locator("pre").text_content()
     (tool,) = json.loads(page.input_value("#tools"))
