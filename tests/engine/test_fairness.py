@@ -78,11 +78,12 @@ def test_what_is_computed_again_after_a_preemption_is_not_charged_again() -> Non
     assert service_of(memory, "a") == service_of(memory, "b") == 4 + GENERATED_WEIGHT * 8
 
 
-def test_the_engine_knows_whose_request_it_is() -> None:
+@pytest.mark.parametrize("policy", ["fair", "priority"])
+def test_the_engine_knows_whose_request_it_is_and_how_urgent(policy: str) -> None:
     runner, inbox = ScriptedRunner(gated=True), Inbox()
-    with make_engine(runner, max_running=1, tokenize_workers=0, policy="fair") as engine:  # type: ignore[arg-type]
+    with make_engine(runner, max_running=1, tokenize_workers=0, policy=policy) as engine:
         for name in ("a0", "a1", "a2", "b0"):
-            engine.submit(replace(request(name), client=name[0]), inbox)
+            engine.submit(replace(request(name), client=name[0], priority=-ord(name[0])), inbox)
             if name == "a0":
                 runner.started.get(timeout=TIMEOUT_SECONDS)
         runner.permit(100)
