@@ -134,7 +134,7 @@ class ChoicesShape(ABC):
     def _event(self, choice: msgspec.Struct) -> bytes:
         if self._wanted.continuous_usage:
             return self._chunk_event((choice,))
-        return self._before + encode(choice) + self._after
+        return self._before + sse.one_line(encode(choice)) + self._after
 
     def _chunk_event(self, choices: Sequence[msgspec.Struct], **more: Any) -> bytes:
         if self._wanted.include_usage:

@@ -7,7 +7,19 @@ HEADERS = {
     "x-accel-buffering": "no",  # without it nginx holds events back and passes them on together
 }
 
+_ESCAPES = [(mark.encode(), b"\\u%04x" % ord(mark)) for mark in "\x85\u2028\u2029"]
+
 
 def event(data: bytes, name: str | None = None) -> bytes:
-    """Frame `data`, which must be one line, as one event. Browsers call an event without a name `message`."""
+    """Frame `data`, JSON without line feeds, as one event. Browsers call an event without a name `message`."""
+    data = one_line(data)
     return b"data: %b\n\n" % data if name is None else b"event: %b\ndata: %b\n\n" % (name.encode(), data)
+
+
+def one_line(data: bytes) -> bytes:
+    """Escape the line ends that JSON allows in strings: clients that cut lines as `str.splitlines` and httpx's
+    `iter_lines` do would end the event there."""
+    if not data.isascii():
+        for mark, escape in _ESCAPES:
+            data = data.replace(mark, escape)
+    return data

@@ -57,6 +57,14 @@ def test_a_stream_asks_proxies_not_to_buffer_it(served: Served) -> None:
     assert headers["x-accel-buffering"] == "no"
 
 
+def test_no_character_of_an_answer_ends_a_line_of_its_stream(served: Served) -> None:
+    served.engine.script = says("a\u2028b", "\x85\u2029é\n\x1c")
+    lines = [line.removeprefix("data: ") for line in served.complete(stream=True).iter_lines() if line]
+    assert lines.pop() == "[DONE]"
+    text = "".join(json.loads(line)["choices"][0]["text"] for line in lines)
+    assert text == "a\u2028b\x85\u2029é\n\x1c"
+
+
 def test_two_requests_with_the_same_id_get_different_answer_ids(served: Served) -> None:
     headers = {"x-request-id": "same"}
     answers = [served.http.post("/v1/completions", json={"prompt": "Hi"}, headers=headers).json() for _ in range(2)]
