@@ -68,7 +68,7 @@ GROUPS = (
 # run while the other processes have nothing left to do.
 LONGEST = (
     "tests/engine/model/gpu/test_triton_compile.py",
-    "tests/e2e/test_tools.py",
+    "tests/e2e/test_sdk.py",
     "tests/e2e/test_dashboard.py",
     "tests/engine/model/test_parallel.py",
     "tests/engine/test_scheduler_machines.py",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import socket
 import subprocess
 import sys
@@ -17,7 +16,6 @@ from oaiserve.facts.times import PHASES
 from tests.e2e.conftest import STOP_SECONDS, clean_environment, serve_process
 from tests.models.decoders import byte_tokenizer
 from tests.telemetry.collector import running_collector
-from tests.waiting import wait_until
 
 # -- starts that fail -------------------------------------------------------------------------------------------------
 
@@ -84,22 +82,3 @@ def test_sigterm_lets_a_stream_finish_with_all_its_spans(small_model: Path, tmp_
     assert spans.keys() >= set(PHASES)
     assert {span.trace_id for span in collector.spans} == {TRACE_ID.to_bytes(16)}
     assert spans["POST /v1/completions"].parent_span_id == PARENT_ID.to_bytes(8)
-
-
-def test_a_second_signal_cuts_off_running_requests_and_shuts_down_in_order(small_model: Path, tmp_path: Path) -> None:
-    body = {"prompt": "Hi", "stream": True, "max_tokens": 15_000, "ignore_eos": True}
-    with (
-        serve_process(str(small_model), tmp_path / "log", "--kv-blocks", "1024") as server,
-        httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer,
-    ):
-        lines = answer.iter_lines()
-        next(lines)
-        server.process.terminate()
-        wait_until(lambda: "Requests running: 1" in server.log_file.read_text())
-        server.process.send_signal(signal.SIGINT)
-        *_, error, done = [line.removeprefix("data: ") for line in lines if line]
-        exit_code = server.process.wait(STOP_SECONDS)
-    assert (exit_code, done) == (0, "[DONE]")
-    assert json.loads(error)["error"]["message"] == "The server is shutting down. Please try again."
-    assert "Shutting down. Requests finished: 0, cut off: 1" in [line["message"] for line in server.log()]
-    assert not any("exception" in line for line in server.log())

@@ -277,24 +277,6 @@ def test_the_delay_is_in_its_phase_and_in_no_other(reports: Reports) -> None:
     assert reports.record.account.model_ns == phases_ns["prefill"] + phases_ns["decode"]
 
 
-def test_the_header_shows_the_phases_that_are_over_when_it_is_sent(reports: Reports) -> None:
-    parts = [part.split(";dur=") for part in reports.answer.headers["server-timing"].split(", ")]
-    in_header = {phase: round(float(duration_ms) * 1e6) for phase, duration_ms in parts}
-    # The headers of a stream are sent with its first token, while the engine goes on.
-    assert len(in_header) == 6 or (reports.case.stream and len(in_header) == 5)
-    assert list(in_header.items()) == list(reports.case.phases_ns.items())[: len(in_header)]
-
-
-def test_the_end_of_a_stream_shows_all_phases_except_respond(reports: Reports) -> None:
-    if reports.case.stream:
-        events = reports.answer.text.removesuffix("\n\n").split("\n\n")
-        timings = json.loads(events[-2].removeprefix("data: "))["timings"]
-        assert list(timings["phases_ns"].items()) == list(reports.case.phases_ns.items())[:-1]
-        assert timings["queue_waits_ns"] == reports.case.waits_ns
-    else:
-        assert "timings" not in reports.answer.json()
-
-
 def test_the_delay_of_a_decode_step_is_one_gap_between_tokens(reports: Reports) -> None:
     delay_ns = reports.case.phases_ns["decode"]
     gaps_ns = sorted(reports.record.account.inter_token_ns)

@@ -6,13 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import openai
 import pytest
 
-from oaiserve.facts.times import PHASES
 from tests.e2e.conftest import API_KEY, LiveServer, serve_process
 from tests.models.poolers import FAMILIES, logits, random_pooler, save, vectors, word_tokenizer
-from tests.waiting import wait_until
 
 TEXTS = ["aa cat", "b", "zz ab aa ad cat b", "cat"]
 FLAGS = ("--dtype", "float32", "--api-key", API_KEY, "--served-model-name", "small")
@@ -50,52 +47,6 @@ def test_many_requests_at_once_get_the_vectors_of_each_alone(embedder: LiveServe
         together = http.post("/v1/embeddings", json={"input": TEXTS * 100}).json()["data"]
     found = np.array([item["embedding"] for item in together]).reshape(100, 4, -1)
     np.testing.assert_allclose(found, np.broadcast_to(alone, found.shape), atol=1e-4)
-
-
-def test_its_requests_are_accounted_for_as_all_others(embedder: LiveServer) -> None:
-    labels = 'model="small",operation="embeddings",outcome="finished"'
-    with embedder.http() as http:
-        response = http.post("/v1/embeddings", json={"input": TEXTS}, headers={"x-request-id": "accounted"})
-        # The client has its answer before the record is where it is read.
-        wait_until(lambda: http.get("/debug/requests/accounted").status_code == 200)
-        account = http.get("/debug/requests/accounted").json()
-        wait_until(lambda: f"oaiserve_request_duration_seconds_count{{{labels}}}" in http.get("/metrics").text)
-        metrics = http.get("/metrics").text
-    assert [part.split(";")[0] for part in response.headers["server-timing"].split(", ")] == list(PHASES[:-1])
-    assert (account["operation"], account["completion_tokens"], account["time_to_first_token_ns"]) == (
-        "embeddings",
-        0,
-        None,
-    )
-    durations = {phase["name"]: phase["duration_ns"] for phase in account["phases"]}
-    assert list(durations) == list(PHASES)
-    assert durations["decode"] == 0
-    assert sum(durations.values()) == account["duration_ns"]
-    assert [event["name"] for event in account["events"]] == ["prefill_chunk"] * 4
-    assert 'oaiserve_prompt_tokens_total{model="small",operation="embeddings"}' in metrics
-    generated = ("time_to_first_token", "generation_tokens", "finished_choices", "inter_token", "output_token")
-    lines = [line for line in metrics.splitlines() if "embeddings" in line and any(name in line for name in generated)]
-    assert lines == []
-
-
-def test_a_search_with_vectors_finds_the_text_itself(embedder: LiveServer) -> None:
-    with embedder.http() as http:
-        scores = http.post("/v1/score", json={"text_1": "cat", "text_2": TEXTS}).json()["data"]
-        ranked = http.post("/v1/rerank", json={"query": "cat", "documents": ["ad b cat", *TEXTS]}).json()["results"]
-    assert scores[3]["score"] == pytest.approx(1.0, abs=1e-5)
-    assert ranked[0]["document"]["text"] == "ad b cat"  # the query has the prompt before it
-    assert ranked[0]["relevance_score"] == pytest.approx(1.0, abs=1e-5)
-
-
-def test_chat_is_refused_with_what_to_start(embedder: LiveServer) -> None:
-    with embedder.sdk() as client:
-        with pytest.raises(openai.BadRequestError, match="oaiserve serve"):
-            client.chat.completions.create(model="small", messages=[{"role": "user", "content": "Hi"}])
-        with pytest.raises(openai.BadRequestError, match="oaiserve serve"):
-            client.completions.create(model="small", prompt="Hi")
-        with pytest.raises(openai.BadRequestError, match="maximum context length is 258 tokens") as caught:
-            client.embeddings.create(model="small", input="cat " * 300)
-    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "input")
 
 
 def test_a_cross_encoder_ranks_as_transformers_does(tmp_path: Path) -> None:

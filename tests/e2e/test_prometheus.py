@@ -170,18 +170,6 @@ def test_prometheus_has_every_documented_metric_except_the_count_of_errors(watch
     assert names.TELEMETRY_ERRORS.name not in found
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_prometheus_has_the_type_unit_and_help_of_each_metric(watched: Watched, form: str) -> None:
-    metadata = watched.by_form[form].get("targets/metadata")
-    found = {entry["metric"]: (entry["type"], entry["unit"], entry["help"]) for entry in metadata}
-    for metric in METRICS:
-        if form == OPENMETRICS:
-            name = metric.name.removesuffix({"counter": "_total", "info": "_info"}.get(metric.type, ""))
-            assert found[name] == (metric.type, metric.unit, metric.help)
-        else:  # the classic format has no units, and no type for an info
-            assert found[metric.name] == ("gauge" if metric.type == "info" else metric.type, "", metric.help)
-
-
 def test_prometheus_logged_no_problems_and_all_rules_are_healthy(watched: Watched) -> None:
     assert [one.problems() for one in watched.by_form.values()] == [[], []]
     groups = watched.prometheus.get("rules")["groups"]
@@ -245,18 +233,6 @@ def test_the_annotation_is_a_valid_query(watched: Watched) -> None:
     """The annotation shows alerts that fire. None does, so the result is empty."""
     (expr,) = {annotation["expr"] for board in BOARDS for annotation in board["annotations"]["list"]}
     assert watched.prometheus.query(expr) == {}
-
-
-def test_the_phases_add_up_to_the_durations(watched: Watched) -> None:
-    (phases,) = watched.prometheus.query("sum(oaiserve_request_phase_seconds_sum)").values()
-    (durations,) = watched.prometheus.query("sum(oaiserve_request_duration_seconds_sum)").values()
-    assert math.isclose(phases, durations, rel_tol=1e-12)
-
-
-def test_the_reasons_for_waiting_add_up_to_the_phase_queue(watched: Watched) -> None:
-    (reasons,) = watched.prometheus.query("sum(oaiserve_queue_wait_seconds_total)").values()
-    (queue,) = watched.prometheus.query('sum(oaiserve_request_phase_seconds_sum{phase="queue"})').values()
-    assert math.isclose(reasons, queue, rel_tol=1e-12)
 
 
 def test_each_request_counts_once(watched: Watched) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import openai
-import pytest
 from openai.types.responses import Response
 from pydantic import BaseModel
 
@@ -24,11 +23,6 @@ class GetWeather(BaseModel):
 
     city: str
     unit: Literal["celsius", "fahrenheit"]
-
-
-class City(BaseModel):
-    name: str
-    is_capital: bool
 
 
 TOOLS: list[Any] = [openai.pydantic_function_tool(GetWeather)["function"] | {"type": "function"}]
@@ -81,10 +75,6 @@ def test_a_call_is_made_streamed_and_answered(sdk: openai.OpenAI) -> None:
     assert second.usage.input_tokens == sent_again.usage.input_tokens
 
 
-def test_an_answer_is_held_to_a_type(sdk: openai.OpenAI) -> None:
-    assert isinstance(sdk.responses.parse(**ASKED, text_format=City).output_parsed, City)
-
-
 def test_a_talk_that_goes_on_is_found_in_the_prefix_cache(sdk: openai.OpenAI) -> None:
     asked = ASKED | {
         "input": "Tell me a story of a lighthouse, its keeper and the sea, please.",
@@ -97,26 +87,6 @@ def test_a_talk_that_goes_on_is_found_in_the_prefix_cache(sdk: openai.OpenAI) ->
         # All of the talk so far, the last answer included, but for the block in which it ends.
         so_far = before.usage.input_tokens + before.usage.output_tokens
         assert after.usage.input_tokens_details.cached_tokens >= so_far - 2 * 16 > before.usage.input_tokens
-
-
-def test_a_stored_response_can_be_read_listed_and_deleted(sdk: openai.OpenAI) -> None:
-    answer = sdk.responses.create(**ASKED, metadata={"case": "7"})
-    read = sdk.responses.retrieve(answer.id)
-    assert read.model_dump() == answer.model_dump()
-    (item,) = sdk.responses.input_items.list(answer.id)
-    assert item.content[0].text == QUESTION
-    sdk.responses.delete(answer.id)
-    with pytest.raises(openai.NotFoundError):
-        sdk.responses.retrieve(answer.id)
-    with pytest.raises(openai.BadRequestError) as caught:
-        sdk.responses.create(**ASKED, previous_response_id=answer.id)
-    assert caught.value.code == "previous_response_not_found"
-
-
-def test_what_is_too_long_names_the_input(sdk: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        sdk.responses.create(**ASKED | {"input": "word " * 20_000})
-    assert (caught.value.param, caught.value.code) == ("input", "context_length_exceeded")
 
 
 def test_a_server_that_is_killed_loses_no_response_that_was_answered(small_model: Path, tmp_path: Path) -> None:

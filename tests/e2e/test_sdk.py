@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
+import json
 import math
 from typing import Any
 
+import jsonschema
 import openai
 import pytest
 
-from tests.e2e.conftest import API_KEY, LiveServer
-
 QUESTION: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 CHAT: dict[str, Any] = {"model": "demo", "messages": QUESTION, "temperature": 0, "max_tokens": 16}
+SCHEMAS: dict[str, dict[str, Any]] = {  # of tools; the chat template of the model knows none
+    "get_time": {
+        "type": "object",
+        "properties": {"zone": {"enum": ["utc", "cet"]}},
+        "required": ["zone"],
+        "additionalProperties": False,
+    },
+    "open_port": {"type": "object", "properties": {"port": {"type": "integer", "minimum": 1, "maximum": 99}}},
+}
+NAMED = {"type": "function", "function": {"name": "get_time"}}
 COMPLETION: dict[str, Any] = {"model": "demo", "prompt": "The capital of France is", "temperature": 0, "max_tokens": 6}
 
 
@@ -48,30 +57,6 @@ def test_a_streamed_completion_has_the_same_text_and_usage_as_a_whole_one(sdk: o
     assert (last.choices, last.usage) == ([], whole.usage)
 
 
-def test_the_async_client_gets_the_same_answers_side_by_side(live: LiveServer, sdk: openai.OpenAI) -> None:
-    async def ask_both() -> tuple[str, str]:
-        async with openai.AsyncOpenAI(base_url=f"{live.url}/v1", api_key=API_KEY, max_retries=0) as client:
-
-            async def streamed() -> str:
-                stream = await client.chat.completions.create(**CHAT, stream=True)
-                return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
-
-            whole, text = await asyncio.gather(client.chat.completions.create(**CHAT), streamed())
-            return whole.choices[0].message.content, text
-
-    expected = sdk.chat.completions.create(**CHAT).choices[0].message.content
-    assert asyncio.run(ask_both()) == (expected, expected)
-
-
-def test_two_choices_differ_and_their_seed_reproduces_them(sdk: openai.OpenAI) -> None:
-    sampled = CHAT | {"temperature": 1.5, "n": 2, "seed": 11}
-    first, again = (sdk.chat.completions.create(**sampled) for _ in range(2))
-    texts = [choice.message.content for choice in first.choices]
-    assert [choice.index for choice in first.choices] == [0, 1]
-    assert texts[0] != texts[1]
-    assert [choice.message.content for choice in again.choices] == texts
-
-
 def test_the_tokens_of_chat_logprobs_join_to_the_text_and_are_streamed_as_they_are(sdk: openai.OpenAI) -> None:
     (choice,) = sdk.chat.completions.create(**CHAT, logprobs=True, top_logprobs=3).choices
     shown = choice.logprobs.content
@@ -98,22 +83,6 @@ def test_the_tokens_of_completion_logprobs_join_to_the_text(sdk: openai.OpenAI) 
         assert logprob == top[token] == max(top.values())  # greedy
 
 
-def test_the_stream_helper_assembles_three_choices(sdk: openai.OpenAI) -> None:
-    # The helper raises an error for an answer that ends by length, so these end at a space.
-    sampled = CHAT | {"n": 3, "seed": 3, "temperature": 1.0, "max_tokens": 64, "stop": " "}
-    sampled["extra_body"] = {"min_tokens": 5}
-    texts = ["", "", ""]
-    with sdk.chat.completions.stream(**sampled) as stream:
-        for event in stream:
-            if event.type == "chunk":
-                for choice in event.chunk.choices:
-                    texts[choice.index] += choice.delta.content or ""
-        final = stream.get_final_completion()
-    assert [choice.message.content for choice in final.choices] == texts
-    whole = sdk.chat.completions.create(**sampled)
-    assert [choice.message.content for choice in whole.choices] == texts
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_string_ends_the_answer_and_is_not_part_of_it(sdk: openai.OpenAI, stream: bool) -> None:
     answer = sdk.chat.completions.create(**CHAT, stop=[" Par", "never"], stream=stream)
@@ -121,3 +90,27 @@ def test_a_stop_string_ends_the_answer_and_is_not_part_of_it(sdk: openai.OpenAI,
     text = "".join((choice.delta if stream else choice.message).content or "" for choice in choices)
     assert text == "The capital of France is"
     assert (choices[-1].finish_reason, choices[-1].stop_reason) == ("stop", " Par")
+
+
+@pytest.mark.parametrize(
+    ("tool_choice", "temperature", "reason"), [("required", 1.5, "tool_calls"), (NAMED, 0, "stop")]
+)
+def test_forced_calls_follow_their_schemas_and_are_streamed_as_they_are(
+    sdk: openai.OpenAI, tool_choice: Any, temperature: float, reason: str
+) -> None:
+    tools = [{"type": "function", "function": {"name": name, "parameters": SCHEMAS[name]}} for name in SCHEMAS]
+    asked = CHAT | {"tools": tools, "tool_choice": tool_choice, "temperature": temperature, "max_tokens": 300}
+    asked |= {"n": 2, "seed": 1}
+    whole = sdk.chat.completions.create(**asked)
+    for choice in whole.choices:
+        assert (choice.message.content, choice.finish_reason) == (None, reason)
+        for call in choice.message.tool_calls:
+            jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
+    with sdk.chat.completions.stream(**asked) as stream:
+        events = [event.type for event in stream]
+        streamed = stream.get_final_completion()
+    assert events.count("tool_calls.function.arguments.delta") > events.count("tool_calls.function.arguments.done")
+    for choice, other in zip(whole.choices, streamed.choices, strict=True):
+        assert other.finish_reason == choice.finish_reason
+        calls = [(call.function.name, call.function.arguments) for call in choice.message.tool_calls]
+        assert [(call.function.name, call.function.arguments) for call in other.message.tool_calls] == calls

@@ -21,7 +21,7 @@ from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.facts.record import Outcome
-from tests.engine.doubles import TIMEOUT_SECONDS, ScriptedRunner, make_engine, third_step_fails
+from tests.engine.doubles import TIMEOUT_SECONDS, ScriptedRunner, make_engine
 from tests.routes.conftest import RunningServer, running_server
 from tests.routes.doubles import FakeTelemetry
 
@@ -53,18 +53,6 @@ def serve(runner: ScriptedRunner, drain_timeout_seconds: int = 60) -> Iterator[S
     with running_server(app, options) as (url, server), httpx.Client(base_url=url, timeout=TIMEOUT_SECONDS) as http:
         yield Served(server, app, engine, runner, telemetry, http)
         assert server.has_ended.wait(TIMEOUT_SECONDS)
-
-
-def test_open_connections_get_503_once_the_engine_drains() -> None:
-    with serve(ScriptedRunner()) as served:
-        assert served.http.get("/ready").status_code == 200
-        served.engine.drain()
-        assert served.http.get("/ready").status_code == 503
-        assert served.http.get("/health").status_code == 200
-        refused = served.http.post("/v1/completions", json={"prompt": "Hi"})
-        assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
-        assert served.telemetry.next_record().outcome is Outcome.REJECTED
-        served.signal()
 
 
 def test_a_signal_takes_effect_before_the_server_stops_listening() -> None:
@@ -108,15 +96,3 @@ def test_requests_that_run_for_too_long_are_cut_off_with_an_error(
     assert (done, record.outcome, record.error_type) == ("[DONE]", Outcome.FAILED, "Unavailable")
     assert "Shutting down. Requests finished: 0, cut off: 1" in caplog.messages
     assert not any(line.exc_info for line in caplog.records)
-
-
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_server_whose_engine_fails_answers_and_ends_by_itself(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
-    with serve(ScriptedRunner(computing=third_step_fails())) as served:
-        answer = served.http.post("/v1/completions", json={"prompt": "Hi", "max_tokens": 9, "stream": stream})
-        assert "The engine has stopped after an internal error" in answer.text
-        assert answer.status_code == (200 if stream else 500)
-        assert served.telemetry.next_record().outcome is Outcome.FAILED
-        assert served.server.has_ended.wait(TIMEOUT_SECONDS)
-        assert isinstance(served.engine.failure, RuntimeError)
-    assert "The engine has stopped (RuntimeError: the device is gone), so the server ends" in caplog.messages

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 from contextlib import suppress
-from itertools import islice
 from typing import NamedTuple
 
 import httpx
@@ -13,7 +12,6 @@ import httpx
 from loadtest.metrics_page import Labels, parse_metrics
 from oaiserve.telemetry import names
 from tests.e2e.random_clients import Clients
-from tests.e2e.random_turns import turns
 from tests.waiting import wait_until
 from tools.server_process import running_oaiserve
 
@@ -55,12 +53,6 @@ class Left(NamedTuple):
             total(names.KV_BLOCKS, state="used"),
             int(values["process_open_fds", NO_LABELS]),
         )
-
-
-def test_what_a_client_does_is_a_function_of_the_seed_and_its_number() -> None:
-    lives = [list(islice(turns(seed, client), 200)) for seed, client in ((1, 1), (1, 1), (1, 2), (2, 1))]
-    assert lives[0] == lives[1]
-    assert lives[0] != lives[2] != lives[3] != lives[0]
 
 
 def test_five_seconds_of_random_clients_leave_nothing_behind() -> None:

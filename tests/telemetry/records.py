@@ -86,7 +86,7 @@ def records(draw: st.DrawFn) -> RequestRecord:
         trace=TraceContext(draw(st.integers(1, 2**128 - 1)), draw(st.integers(1, 2**64 - 1))),
         times=times,
         outcome=draw(st.sampled_from(Outcome)),
-        operation=draw(st.sampled_from(["chat", "responses", "text_completion"])),
+        operation=draw(st.sampled_from(["chat", "responses", "text_completion", "embeddings"])),
         http_method="POST",
         http_route="/v1/completions",
         http_status=draw(st.sampled_from([None, 200, 400, 429, 500])),
@@ -154,6 +154,19 @@ def histogram_values(record: RequestRecord) -> Iterator[tuple[names.Metric, dict
     yield n.GEN_AI_REQUEST_DURATION, gen_ai | {"error_type": record.error_type or ""}, duration
     if is_finished:
         yield vllm_names.DURATION, vllm, duration
+    if is_finished and times.last_token is not None:
+        yield vllm_names.INFERENCE, vllm, seconds(times.last_token - times.scheduled)
+    if account.num_preemptions:
+        stall = {"operation": record.operation, "model": MODEL}
+        yield n.PREEMPTION_STALL_SECONDS, stall, seconds(account.stalled_ns)
+    if account.grammar_compile_ns is not None:
+        yield n.GRAMMAR_COMPILE_SECONDS, {"cache": account.grammar_cache}, seconds(account.grammar_compile_ns)
+    if record.prompt_tokens:
+        yield n.REQUEST_PROMPT_TOKENS, own, record.prompt_tokens
+        if is_finished:
+            yield vllm_names.REQUEST_PROMPT_TOKENS, vllm, record.prompt_tokens
+    if record.operation == "embeddings":
+        return
     if times.first_token is not None:
         ttft = seconds(times.first_token - times.received)
         yield n.TIME_TO_FIRST_TOKEN_SECONDS, own, ttft
@@ -170,18 +183,9 @@ def histogram_values(record: RequestRecord) -> Iterator[tuple[names.Metric, dict
     for gap_ns in account.inter_token_ns:
         yield n.INTER_TOKEN_LATENCY_SECONDS, own, seconds(gap_ns)
         yield vllm_names.INTER_TOKEN_LATENCY, vllm, seconds(gap_ns)
-    if is_finished and times.last_token is not None:
-        yield vllm_names.INFERENCE, vllm, seconds(times.last_token - times.scheduled)
-    if account.num_preemptions:
-        stall = {"operation": record.operation, "model": MODEL}
-        yield n.PREEMPTION_STALL_SECONDS, stall, seconds(account.stalled_ns)
-    if account.grammar_compile_ns is not None:
-        yield n.GRAMMAR_COMPILE_SECONDS, {"cache": account.grammar_cache}, seconds(account.grammar_compile_ns)
     if record.prompt_tokens:
-        yield n.REQUEST_PROMPT_TOKENS, own, record.prompt_tokens
         yield n.REQUEST_GENERATION_TOKENS, own, record.completion_tokens
         if is_finished:
-            yield vllm_names.REQUEST_PROMPT_TOKENS, vllm, record.prompt_tokens
             yield vllm_names.REQUEST_GENERATION_TOKENS, vllm, record.completion_tokens
         for metric, vllms, value in (
             (n.REQUEST_LONGEST_CHOICE_TOKENS, vllm_names.REQUEST_LONGEST_CHOICE_TOKENS, account.longest_choice_tokens),
@@ -209,6 +213,15 @@ def counted(record: RequestRecord) -> Iterator[tuple[names.Metric, dict[str, str
             "ContextLengthExceeded": "context_length_exceeded",
         }
         yield n.REJECTED, {"reason": reasons[record.error_type]}, 1
+    yield n.PROMPT_TOKENS, where, record.prompt_tokens
+    yield vllm_names.PROMPT_TOKENS, vllm, record.prompt_tokens
+    for reason, wait_ns in record.account.waits_ns.items():
+        yield n.QUEUE_WAIT_SECONDS, {"reason": str(reason)}, seconds(wait_ns)
+    for phase, causes_ns in record.causes_ns.items():
+        for cause, cause_ns in causes_ns.items():
+            yield n.PHASE_CAUSE_SECONDS, {"phase": phase, "cause": str(cause)}, seconds(cause_ns)
+    if record.operation == "embeddings":
+        return
     choices = list(record.finish_reasons)
     if record.outcome in (Outcome.CANCELLED, Outcome.FAILED):
         choices += ["abort"] * (record.account.num_choices - len(choices))
@@ -217,13 +230,6 @@ def counted(record: RequestRecord) -> Iterator[tuple[names.Metric, dict[str, str
         yield vllm_names.REQUEST_SUCCESS, vllm | {"finished_reason": reason}, 1
     for outcome, number in record.tool_calls.items():
         yield n.TOOL_CALLS, {"outcome": str(outcome)}, number
-    yield n.PROMPT_TOKENS, where, record.prompt_tokens
-    yield vllm_names.PROMPT_TOKENS, vllm, record.prompt_tokens
     yield n.CACHED_PROMPT_TOKENS, where, record.cached_tokens
     yield n.GENERATION_TOKENS, where, record.completion_tokens
     yield vllm_names.GENERATION_TOKENS, vllm, record.completion_tokens
-    for reason, wait_ns in record.account.waits_ns.items():
-        yield n.QUEUE_WAIT_SECONDS, {"reason": str(reason)}, seconds(wait_ns)
-    for phase, causes_ns in record.causes_ns.items():
-        for cause, cause_ns in causes_ns.items():
-            yield n.PHASE_CAUSE_SECONDS, {"phase": phase, "cause": str(cause)}, seconds(cause_ns)

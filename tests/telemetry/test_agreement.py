@@ -78,6 +78,8 @@ def test_the_log_line_the_ring_and_the_spans_tell_the_same_of_each_fact(record: 
         record.times.duration_ns,
         round(record.times.duration_ns / 1e6, 3),
     )
+    ttft_ns = None if record.operation == "embeddings" else record.times.time_to_first_token_ns
+    assert entry["time_to_first_token_ns"] == ttft_ns
     assert entry["queue_waits_ns"] == record.account.waits_ns
     gaps = record.account.inter_token_ns
     assert line.get("itl_max_ms") == (round(max(gaps) / 1e6, 3) if gaps else None)

@@ -25,9 +25,8 @@ from oaiserve.facts.prefix_keys import prompt_of
 from oaiserve.facts.times import PHASES
 from oaiserve.files.adapters import BadAdapter
 from oaiserve.scale.front_ends.supervisor import MOST_SILENT
-from tests.e2e.harness import alphabet
 from tests.e2e.raw_client import read_events, send_request
-from tests.engine.doubles import TIMEOUT_SECONDS, ScriptedRunner, ShownRanges, make_engine, third_step_fails
+from tests.engine.doubles import TIMEOUT_SECONDS, ScriptedRunner, ShownRanges, make_engine
 from tests.routes.conftest import run_server
 from tests.routes.doubles import FakeTelemetry
 from tests.scale.front_ends.doubles import Served, SilentChild, ThreadChild, serving
@@ -331,35 +330,6 @@ def events_of(answer: BinaryIO) -> list[Any]:
     return [line if (data := line.removeprefix(b"data: ")) == b"[DONE]" else json.loads(data) for line in lines]
 
 
-def test_a_front_end_that_ends_loses_its_own_requests_only(caplog: pytest.LogCaptureFixture) -> None:
-    with serving(ScriptedRunner(gated=True), kv_blocks=200) as served:
-        lost, kept = begun(served, "lost", max_tokens=50), begun(served, "kept", max_tokens=50)
-        assert [running.front_end.num_connections for running in served.front_ends.running] == [1, 1]
-        served.children()[0].kill()
-        served.runner.permit(1000)
-        texts = [event["choices"][0]["text"] for event in events_of(kept)[:-1]]
-        assert len("".join(texts)) > 40
-        assert alphabet(50).endswith("".join(texts))
-        assert "error" in events_of(lost)[-2]  # a thread can still say so; a process that is killed cannot
-        wait_until(lambda: any("front end" in message.lower() for message in caplog.messages))
-        served.wait_until_up(2)
-        with served.client() as client:
-            now = metrics(client)
-        assert (now["oaiserve_front_ends"], now["oaiserve_front_ends_ended_total"]) == (2, 1)
-        assert now["oaiserve_front_end_cpu_seconds_total"] > 0
-        assert now["oaiserve_front_end_resident_memory_bytes"] > 2**20
-        assert now["oaiserve_front_end_open_fds"] > 4
-        assert "Requests that it had open, and which have failed: 1" in caplog.text
-        served.telemetry.flush(TIMEOUT_SECONDS)
-        outcomes = Counter(account["outcome"] for account in served.telemetry.recent.list())
-        assert outcomes == {"finished": 1, "failed": 1}
-        with served.clients(4) as clients:
-            for client in clients:
-                assert client.post(COMPLETIONS, json={"prompt": "Hi", "max_tokens": 3}).status_code == 200
-        served.check_nothing_is_left()
-        wait_until(lambda: served.connections.num_open == 0)
-
-
 def test_a_front_end_that_hangs_is_killed_and_started_again(caplog: pytest.LogCaptureFixture) -> None:
     with serving(number=1, first=SilentChild, most_silent=10) as served:
         wait_until(lambda: any(isinstance(child, ThreadChild) for child in served.children()))
@@ -368,23 +338,6 @@ def test_a_front_end_that_hangs_is_killed_and_started_again(caplog: pytest.LogCa
         with served.client() as client:
             assert client.post(COMPLETIONS, json={"prompt": "Hi", "max_tokens": 3}).status_code == 200
     assert "A front end has not been heard of for a while, so it is killed" in caplog.messages
-
-
-def test_requests_may_finish_after_a_signal(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "oaiserve.scale.front_ends.supervisor")
-    with serving(ScriptedRunner(gated=True)) as served:
-        answers = [begun(served, f"drains-{number}", max_tokens=40) for number in range(2)]
-        served.shut_down()
-        wait_until(lambda: "Shutting down. Requests running: 2, given 5 s" in caplog.messages)
-        served.runner.permit(1000)
-        for answer in answers:
-            *chunks, done = events_of(answer)
-            assert chunks[-1]["choices"][0]["finish_reason"] == "length"
-            assert done == b"data: [DONE]"
-        assert served.has_ended.wait(TIMEOUT_SECONDS)
-        assert served.engine.failure is None
-        assert Counter(account["outcome"] for account in served.telemetry.recent.list()) == {"finished": 2}
-        assert "Shutting down. Requests finished: 2, cut off: 0" in caplog.messages
 
 
 def test_a_second_signal_cuts_off_what_runs(caplog: pytest.LogCaptureFixture) -> None:
@@ -402,19 +355,6 @@ def test_a_second_signal_cuts_off_what_runs(caplog: pytest.LogCaptureFixture) ->
         accounts = served.telemetry.recent.list()
         assert [(account["outcome"], account["error_type"]) for account in accounts] == [("failed", "Unavailable")] * 2
         assert "Shutting down. Requests finished: 0, cut off: 2" in caplog.messages
-
-
-def test_an_engine_that_fails_ends_all_requests_and_the_server(caplog: pytest.LogCaptureFixture) -> None:
-    with serving(ScriptedRunner(gated=True, computing=third_step_fails())) as served:
-        answer = begun(served, "fails", max_tokens=50)
-        served.runner.permit(1000)
-        *_, error, done = events_of(answer)
-        assert "The engine has stopped after an internal error" in error["error"]["message"]
-        assert done == b"data: [DONE]"
-        assert served.has_ended.wait(TIMEOUT_SECONDS)
-        assert isinstance(served.engine.failure, RuntimeError)
-        assert served.account("fails")["outcome"] == "failed"
-    assert "The engine has stopped (RuntimeError: the device is gone), so the server ends" in caplog.messages
 
 
 def test_a_client_that_leaves_is_noticed() -> None:
