@@ -57,43 +57,6 @@ def test_neither_the_gaps_between_tokens_nor_the_prompt_are_kept(make_record) ->
     assert "secret" not in json.dumps(recent.get("req-1"))
 
 
-def test_the_slowest_in_a_phase_come_first_and_only_those_that_reached_it(make_record) -> None:
-    recent = RecentRequests(9, 0)
-    stamps = {"received": 0, "submitted": 1, "tokenize_started": 2, "tokenized": 3}
-    for request_id, scheduled, responded in (("a", 10, 40), ("b", 30, 40), ("never", None, 99), ("c", 20, 40)):
-        times = RequestTimes(**stamps, scheduled=scheduled, responded=responded)
-        recent.add(make_record(request_id=request_id, times=times))
-    assert ids(recent.list(slowest="queue")) == ["never", "b", "c", "a"]
-    assert ids(recent.list(slowest="prefill")) == ["a", "c", "b"]
-    assert ids(recent.list(slowest="decode")) == []
-    assert ids(recent.list(slowest="prefill", limit=1)) == ["a"]
-
-
-def test_the_list_can_be_filtered(make_record) -> None:
-    recent = RecentRequests(9, 0)
-    for request_id, outcome in (("req-a", Outcome.FAILED), ("job-b", Outcome.FAILED), ("req-c", Outcome.FINISHED)):
-        recent.add(make_record(request_id=request_id, outcome=outcome))
-    assert ids(recent.list(outcome="failed")) == ["job-b", "req-a"]
-    assert ids(recent.list(id_prefix="req-")) == ["req-c", "req-a"]
-    assert ids(recent.list(outcome="failed", id_prefix="req-")) == ["req-a"]
-    assert ids(recent.list(limit=2)) == ["req-c", "job-b"]
-
-
-def test_event_times_are_relative_to_the_request(make_record, account) -> None:
-    record = make_record(account=account)
-    recent = RecentRequests(1, 0)
-    recent.add(record)
-    events = recent.get("req-1")["events"]
-    assert [event["at_ns"] + record.times.received for event in events] == [event.at_ns for event in account.events]
-    assert events[1] == {
-        "name": "prefill_chunk",
-        "at_ns": 33_450_040,
-        "at_ms": 33.45004,
-        "choice": 0,
-        "details": {"start": 2, "tokens": 5},
-    }
-
-
 @given(st.lists(st.tuples(st.none() | st.integers(0, 30), st.integers(0, 8)), min_size=1, max_size=40))
 def test_neighbours_are_the_requests_with_shared_steps(make_record, ranges: list[tuple[int | None, int]]) -> None:
     recent = RecentRequests(100, 0)
