@@ -1,7 +1,7 @@
 """Prepares the `Answer` to a request: the steps that all routes which ask the engine have in common.
 
 A route makes of an `Intake`, which has the parsed body, its own parameters, the sampling parameters, the prompts, the
-shape, and last the answer. `tests/routes/test_prepare.py` has a whole route.
+shape, and last the answer.
 """
 
 from __future__ import annotations

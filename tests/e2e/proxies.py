@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from threading import Thread
 
 import httpx
-import uvicorn
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from oaiserve.config import ServerOptions
+from tests.routes.conftest import RunningServer
+
+OPTIONS = ServerOptions(drain_timeout_seconds=0)
 HOP_HEADERS = ("connection", "transfer-encoding", "keep-alive")  # not passed on
-
-
-@contextmanager
-def running(app: Starlette) -> Iterator[str]:
-    """Run the app of a proxy, and yield its URL."""
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None))
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        sock.listen()  # so that early requests wait until the proxy runs
-        thread = Thread(target=server.run, kwargs={"sockets": [sock]})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{sock.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join()
 
 
 @contextmanager
@@ -55,8 +40,8 @@ def under_prefix(url: str, prefix: str) -> Iterator[str]:
         return response
 
     routes = [Route(f"{prefix}/{{path:path}}", pass_on, methods=["GET", "POST"])]
-    with running(Starlette(routes=routes, lifespan=lifespan)) as proxy_url:
-        yield f"{proxy_url}{prefix}"
+    with RunningServer(Starlette(routes=routes, lifespan=lifespan), OPTIONS) as proxy:
+        yield f"{proxy.url}{prefix}"
 
 
 @contextmanager
@@ -70,5 +55,7 @@ def text_format_proxy(url: str) -> Iterator[str]:
         page = httpx.get(f"{url}{request.url.path}", headers={"accept": "text/plain"}, timeout=30)
         return Response(page.content, page.status_code, media_type=page.headers["content-type"])
 
-    with running(Starlette(routes=[Route("/{path:path}", pass_on)])) as proxy_url:
-        yield proxy_url
+    with RunningServer(
+        Starlette(routes=[Route("/{path:path}", pass_on)]), ServerOptions(drain_timeout_seconds=0)
+    ) as proxy:
+        yield proxy.url

@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
-from itertools import count
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -28,7 +27,7 @@ from oaiserve.facts.record import RequestRecord, WaitReason
 from oaiserve.facts.times import PHASES
 from oaiserve.telemetry import Measured, Telemetry
 from tests.clocks import put_on_clock
-from tests.engine.doubles import TIMEOUT_SECONDS, TOKENIZER, BlockedTokenizer, Clock, Inbox, ScriptedRunner, make_engine
+from tests.engine.doubles import TIMEOUT_SECONDS, BlockedTokenizer, Clock, Inbox, ScriptedRunner, make_engine
 
 DELAY_NS = 100_000_000
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -38,35 +37,13 @@ OTHER = "other"  # the prefix of all request ids except that of the measured req
 
 
 @dataclass(frozen=True)
-class Queueing:
-    """A situation in which the measured request waits. The first of the other requests is in the engine's first step
-    when it arrives, and the rest wait before it."""
-
-    others: tuple[tuple[int, int], ...]  # (prompt tokens, completion tokens)
-    slow_step: int  # of the engine, counted from 0; the delay is in it
-    options: Mapping[str, int] = field(default_factory=dict)
-    twin: bool = False  # one more request, the last before it, has the same prompt
-
-
-QUEUEING = {
-    WaitReason.STEP_UNDER_WAY: Queueing(((4, 1),), 0),
-    WaitReason.BATCH_FULL: Queueing(((4, 2),), 1, {"max_running": 1}),
-    WaitReason.TOKEN_BUDGET: Queueing(((128, 1),), 1),
-    WaitReason.NO_BLOCKS: Queueing(((60, 2),), 1, {"kv_blocks": 16}),
-    WaitReason.BEHIND_OTHERS: Queueing(((60, 2), (60, 2)), 1, {"kv_blocks": 16, "lookahead": 0}),
-    WaitReason.SAME_PREFIX: Queueing(((4, 1),), 1, twin=True),
-}
-
-
-@dataclass(frozen=True)
 class Case:
     route: str
     stream: bool
     delays_ns: Mapping[str, int]  # by phase
-    wait_reason: WaitReason | None = None
 
     def __str__(self) -> str:
-        where = "everywhere" if len(self.delays_ns) > 1 else self.wait_reason or next(iter(self.delays_ns))
+        where = "everywhere" if len(self.delays_ns) > 1 else next(iter(self.delays_ns))
         return f"{where}-{'chat' if self.route == CHAT else 'text'}-{'stream' if self.stream else 'whole'}"
 
     @property
@@ -75,7 +52,7 @@ class Case:
 
     @property
     def waits_ns(self) -> dict[str, int]:
-        return {} if self.wait_reason is None else {self.wait_reason: self.delays_ns["queue"]}
+        return {WaitReason.STEP_UNDER_WAY: self.delays_ns["queue"]} if "queue" in self.delays_ns else {}
 
     @property
     def prompt(self) -> Prompt:
@@ -84,20 +61,16 @@ class Case:
     @property
     def body(self) -> bytes:
         prompt = {"messages": [{"role": "user", "content": PROMPT}]} if self.route == CHAT else {"prompt": PROMPT}
-        streamed = {"stream": True, "stream_options": {"include_timings": True}} if self.stream else {}
-        return json.dumps({**prompt, **streamed, "max_tokens": NUM_TOKENS}).encode()
+        return json.dumps({**prompt, "stream": self.stream, "max_tokens": NUM_TOKENS}).encode()
 
 
-# The log has whole microseconds.
-EVERYWHERE_NS = {phase: 1_001_000 * number for number, phase in enumerate(PHASES, start=1)}
 CASES = [
-    Case(route, stream, delays_ns, reason)
+    Case(route, stream, delays_ns)
     for route, stream in ((CHAT, True), (TEXT, False))
-    for delays_ns, reason in [
-        *(({phase: DELAY_NS}, None) for phase in PHASES if phase != "queue"),
-        *(({"queue": DELAY_NS}, reason) for reason in WaitReason),
-        (EVERYWHERE_NS, WaitReason.STEP_UNDER_WAY),
-    ]
+    for delays_ns in (
+        *({phase: DELAY_NS} for phase in PHASES),
+        {phase: DELAY_NS * number for number, phase in enumerate(PHASES, start=1)},
+    )
 ]
 
 
@@ -127,17 +100,15 @@ class SlowTokenizer(BlockedTokenizer):
         return token_ids
 
 
-def slow_runner(delays: Delays, slow_step: int | None) -> ScriptedRunner:
-    """A runner that applies the delays of `prefill` and `decode` to the measured request, and that of `queue` to one
+def slow_runner(delays: Delays) -> ScriptedRunner:
+    """A runner that applies the delays of `prefill` and `decode` to the measured request, and that of `queue` to the
     step before it."""
-    numbers = count()
 
     def computing(step: Step) -> None:
-        number = next(numbers)
         measured = [chunk.sequence for chunk in step.chunks if not is_other(chunk.sequence.request_id)]
         if measured:
             delays.apply("decode" if measured[0].num_generated else "prefill")
-        elif number == slow_step:
+        else:
             delays.apply("queue")
 
     return ScriptedRunner(gated=True, computing=computing)
@@ -145,22 +116,6 @@ def slow_runner(delays: Delays, slow_step: int | None) -> ScriptedRunner:
 
 def is_other(request_id: str) -> bool:
     return request_id.startswith(OTHER)
-
-
-def others(case: Case, queueing: Queueing) -> list[Request]:
-    """Make the requests that the measured one waits for. Only a twin shares tokens with another request."""
-    rows = [([1 + index] * prompt_len, max_tokens) for index, (prompt_len, max_tokens) in enumerate(queueing.others)]
-    if queueing.twin:
-        rows.append((TOKENIZER.encode(case.prompt), 1))
-    return [
-        Request(
-            f"{OTHER}-{index}",
-            (TokenPrompt(token_ids),),
-            SamplingParams(max_tokens=max_tokens, temperature=0),
-            client="127.0.0.1",  # that of the measured request: another client would take turns with it
-        )
-        for index, (token_ids, max_tokens) in enumerate(rows)
-    ]
 
 
 def hook_after(patch: pytest.MonkeyPatch, kind: type, name: str, hook: Callable[[Any], None]) -> None:
@@ -188,10 +143,7 @@ class Reports:
 async def serve_one(case: Case, patch: pytest.MonkeyPatch) -> Reports:
     delays = Delays(case.delays_ns)
     put_on_clock(patch, delays.clock)
-    queueing = QUEUEING.get(case.wait_reason)
-    options = {"max_step_tokens": 64, "tokenize_workers": 1, **(queueing.options if queueing else {})}
-    tokenizer = SlowTokenizer(delays, case.prompt)
-    runner = slow_runner(delays, queueing.slow_step if queueing else None)
+    tokenizer, runner = SlowTokenizer(delays, case.prompt), slow_runner(delays)
 
     def when_queued_for_the_tokenizer(request: Request) -> None:
         if not is_other(request.request_id):
@@ -207,6 +159,7 @@ async def serve_one(case: Case, patch: pytest.MonkeyPatch) -> Reports:
     hook_after(patch, EngineLoop, "post", when_in_the_inbox)
     hook_after(patch, Telemetry, "record", records.append)
 
+    options = {"max_step_tokens": 64, "tokenize_workers": 1}
     engine = make_engine(runner, tokenizer=tokenizer, clock_ns=delays.clock, **options)
     telemetry = Telemetry(Measured("demo", "1", engine.snapshot, take_steps=engine.take_steps), recent_requests=4)
 
@@ -221,7 +174,7 @@ async def serve_one(case: Case, patch: pytest.MonkeyPatch) -> Reports:
         app.router.lifespan_context(app),
         httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http,
     ):
-        occupy(engine, runner, tokenizer, others(case, queueing) if queueing else [])
+        occupy(engine, runner, tokenizer, with_a_step="queue" in case.delays_ns)
         headers = {"content-type": "application/json", "x-request-id": "slow"}
         try:
             answer = await http.post(case.route, content=body(), headers=headers)
@@ -234,13 +187,12 @@ async def serve_one(case: Case, patch: pytest.MonkeyPatch) -> Reports:
     return Reports(case, answer, record, debug)
 
 
-def occupy(engine: Engine, runner: ScriptedRunner, tokenizer: BlockedTokenizer, requests: list[Request]) -> None:
-    """Keep the engine in a step of the first request, and the only tokenize worker in the prompt of an aborted one."""
+def occupy(engine: Engine, runner: ScriptedRunner, tokenizer: BlockedTokenizer, *, with_a_step: bool) -> None:
+    """Keep the only tokenize worker in the prompt of an aborted request, and the engine in the step of another."""
     inbox = Inbox()
-    for request in requests:
-        engine.submit(request, inbox)
-        if request is requests[0]:
-            runner.started.get(timeout=TIMEOUT_SECONDS)
+    if with_a_step:
+        engine.submit(Request(f"{OTHER}-0", (TokenPrompt([1] * 4),), SamplingParams(max_tokens=1)), inbox)
+        runner.started.get(timeout=TIMEOUT_SECONDS)
     engine.submit(Request(f"{OTHER}-blocked", (TextPrompt("blocked"),)), inbox)
     assert tokenizer.entered.wait(TIMEOUT_SECONDS)
     engine.abort(f"{OTHER}-blocked")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import socket
 import threading
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import httpx
 import pytest
@@ -24,20 +26,27 @@ from tests.routes.doubles import FakeEngine, FakeTelemetry, FakeTemplate
 
 
 class RunningServer(Server):
-    """A server that runs in a thread. `is_up` is set once it listens, and `should_exit` ends it as a signal would."""
+    """A server that runs in a thread. `is_up` is set once it listens, and `should_exit` ends it as a signal would.
 
-    def __init__(self, app: Starlette, options: ServerOptions) -> None:
-        super().__init__(
-            app,
-            options,
-            allowed_connections(options),
-            on_drain=lambda: app.state.serving.engine.drain(),
-            failure=lambda: app.state.serving.engine.failure,
-        )
-        self.is_up = threading.Event()
-        self.is_ending, self.has_ended = threading.Event(), threading.Event()
+    With a small send buffer, a client that does not read blocks the server at once.
+    """
+
+    def __init__(
+        self, app: Starlette, options: ServerOptions, send_buffer_bytes: int | None = None, **callbacks: Any
+    ) -> None:
+        super().__init__(app, options, allowed_connections(options), **callbacks)
+        self.is_up, self.is_ending, self.has_ended = (threading.Event() for _ in range(3))
+        self._sock = socket.socket()
+        if send_buffer_bytes is not None:
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
+        self._sock.bind(("127.0.0.1", 0))
+        self._sock.listen()
+        self.port: int = self._sock.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._thread = threading.Thread(target=self.run, kwargs={"sockets": [self._sock]})
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         self.is_up.set()
 
@@ -46,27 +55,52 @@ class RunningServer(Server):
         await super().shutdown(sockets)
         self.has_ended.set()
 
+    def __enter__(self) -> RunningServer:
+        self._thread.start()
+        assert self.is_up.wait(60), "the server did not start"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.should_exit = True
+        self._thread.join(60)
+        assert not self._thread.is_alive(), "the server did not end"
+
+    @contextmanager
+    def hanging(self) -> Iterator[None]:
+        """Do nothing at all in the block."""
+        may_go_on = threading.Event()
+        self._loop.call_soon_threadsafe(may_go_on.wait, 60)
+        try:
+            yield
+        finally:
+            may_go_on.set()
+
+    def kill(self) -> None:
+        """End as a process that is killed: the sockets end, and nobody says a word."""
+        self._loop.call_soon_threadsafe(self._kill)
+
+    def _kill(self) -> None:
+        while self._listeners:
+            self._listeners.pop().close()
+        self._sock.close()
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        self._loop.call_later(0.01, self._kill)  # one that was being accepted is known only now
+
 
 @contextmanager
 def running_server(
     app: Starlette, options: ServerOptions | None = None, send_buffer_bytes: int | None = None
 ) -> Iterator[tuple[str, RunningServer]]:
-    """Serve `app` from a thread. With a small send buffer, a client that does not read blocks the server at once."""
-    with socket.socket() as sock:
-        if send_buffer_bytes is not None:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
-        sock.bind(("127.0.0.1", 0))
-        sock.listen()
-        port = sock.getsockname()[1]
-        server = RunningServer(app, options or ServerOptions(drain_timeout_seconds=5))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
-        thread.start()
-        try:
-            assert server.is_up.wait(60), "the server did not start"
-            yield f"http://127.0.0.1:{port}", server
-        finally:
-            server.should_exit = True
-            thread.join(60)
+    """Serve the API's app from a thread."""
+    with RunningServer(
+        app,
+        options or ServerOptions(drain_timeout_seconds=5),
+        send_buffer_bytes,
+        on_drain=lambda: app.state.serving.engine.drain(),
+        failure=lambda: app.state.serving.engine.failure,
+    ) as server:
+        yield server.url, server
 
 
 @contextmanager
