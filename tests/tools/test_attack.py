@@ -17,16 +17,15 @@ from hypothesis import given, settings
 from oaiserve.routes.bodies import ChatBody, DetokenizeBody, ResponsesBody, TokenizeBody
 from tests.published import published
 from tools.attack import schema
-from tools.attack.__main__ import as_json, report
-from tools.attack.attack import Attack, Strike, outcomes
+from tools.attack.__main__ import as_json, markdown, report
+from tools.attack.attack import Attack, Strike, outcomes, post
 from tools.attack.families import ATTACKS, grammars
 from tools.attack.fuzz import BODIES, Sent, generate, wrong
-from tools.attack.measure import Result, measure
-from tools.attack.neighbour import Event, Gap, gaps, quantile, running_neighbour, within
+from tools.attack.measure import Result, Span, gaps, measure, quantile
+from tools.attack.neighbour import Event, running_neighbour
 from tools.attack.server import KINDS, Server
-from tools.attack.table import markdown
 from tools.attack.verdict import failures
-from tools.attack.wire import Address, Answer, Connection
+from tools.attack.wire import Answer, Connection, connect
 from tools.markdown import write_json
 from tools.server_process import free_port, running_process
 
@@ -36,7 +35,7 @@ ERROR = json.dumps({"error": {"message": "No.", "type": "invalid_request_error",
 async def nothing(strike: Strike) -> None: ...
 
 
-ATTACK = Attack("test", "nothing", nothing, outcomes(200, 400, 503))
+ATTACK = Attack(name="test", family="tests", sends="nothing", run=nothing, outcomes=outcomes(200, 400, 503))
 GOOD = Result(
     num_sent=2,
     answers=[Answer("200"), Answer("400", body=ERROR)],
@@ -142,10 +141,11 @@ def test_gaps_lie_within_a_stream_and_a_stall_counts_before_it_is_over() -> None
         *(Event("asked", 0.0), Event("token", 1.0), Event("token", 1.5), Event("ended", 1.6)),
         *(Event("asked", 1.7), Event("token", 9.0), Event("probe", 9.5, 0.1), Event("token", 10.0)),
     ]
-    assert gaps(events, until=60.0) == [Gap(1.0, 1.5), Gap(9.0, 10.0), Gap(10.0, 60.0)]
+    assert gaps(events, until=60.0) == [Span(1.0, 1.5), Span(9.0, 10.0), Span(10.0, 60.0)]
     broken = [*events, Event("ended", 15.0, outcome="ReadError")]
-    assert gaps(broken, until=60.0)[-1] == Gap(10.0, 15.0)
-    assert within([Gap(1.0, 1.5), Gap(1.5, 7.0), Gap(7.0, 7.5)], 2.0, 6.0) == [5.5]
+    assert gaps(broken, until=60.0)[-1] == Span(10.0, 15.0)
+    spans = (Span(1.0, 1.5), Span(1.5, 7.0), Span(7.0, 7.5))
+    assert [gap.meets([Span(2.0, 6.0)]) for gap in spans] == [False, True, False]
 
 
 def test_a_quantile_is_one_of_the_values() -> None:
@@ -173,7 +173,7 @@ HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n"
         (b"HTTP/1.1 204 No Content\r\nx: y\r\n\r\n", [("204", b"")]),
         (HEAD + b"\r\nhe", [("cut", b"he")]),
         (b"", [("closed", b"")]),
-        (b"hello\r\n\r\n", [("not HTTP", b"b'hello'")]),
+        (b"hello\r\n\r\n", [("not HTTP", b"illegal status line: bytearray(b'hello')")]),
     ],
 )
 def test_answers_are_read_however_they_end(sent: bytes, found: list[tuple[str, bytes]]) -> None:
@@ -234,7 +234,7 @@ async def beside(
         is_closed.set()
 
     async with await asyncio.start_server(serve_and_close, "127.0.0.1", 0) as server:
-        connection = await Address(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}").connect()
+        connection = await connect(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
         found = await read(connection)
         connection.close()
         await is_closed.wait()
@@ -304,7 +304,7 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[byt
 
         def attack_with(body: bytes) -> list[str]:
             async def send(strike: Strike) -> None:
-                await strike.all([lambda: strike.post("/", body)] * 4, 2)
+                await strike.ask_all([post("/", body)] * 4, 2)
 
             attack = replace(ATTACK, run=send)
             return failures(attack, measure(attack, server, neighbour, rounds=1, quiet_seconds=1, quick=True))

@@ -14,8 +14,8 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,74 +23,51 @@ from tools.attack.attack import Attack, Strike
 from tools.attack.families import ATTACKS, crowds
 from tools.attack.measure import Result, measure
 from tools.attack.neighbour import Neighbour, running_neighbour
-from tools.attack.server import KINDS, Server, missing_programs, oaiserve
-from tools.attack.table import markdown, row
+from tools.attack.server import Server, missing_programs, oaiserve
 from tools.attack.verdict import MOST_RSS_GROWTH_MIB, failures
-from tools.markdown import publish, write_json
+from tools.markdown import as_markdown, number, publish, write_json
 from tools.server_process import StartFailed, exit_on_sigterm
 
 QUIET_SECONDS, QUICK_QUIET_SECONDS = 5.0, 2.0
 WARM_UP_SECONDS, QUICK_WARM_UP_SECONDS = 8.0, 2.0
 MARKERS = "attacks"
-
-
-class Stage:
-    """The server that is attacked next, and its neighbour. They stay until another kind is needed, or one is broken."""
-
-    def __init__(self, model: str, flags: Sequence[str], warm_up_seconds: float) -> None:
-        self._model, self._flags, self._warm_up_seconds = model, flags, warm_up_seconds
-        self._stack = ExitStack()
-        self._running: tuple[Server, Neighbour] | None = None
-
-    def get(self, kind: str) -> tuple[Server, Neighbour]:
-        """Return a server of the kind, and its neighbour. Raises StartFailed."""
-        if self._running is None or self._running[0].kind != kind:
-            self.close()
-            server = self._stack.enter_context(oaiserve(kind, self._model, (*KINDS[kind].flags, *self._flags)))
-            self._running = server, self._stack.enter_context(running_neighbour(server.url))
-            self._warm_up(server)
-        return self._running
-
-    def _warm_up(self, server: Server) -> None:
-        """Let the server work, because its first large steps touch memory that stays."""
-        strike = Strike(server.url, server.pid, server.process.log_file, quick=True, answer_seconds=120)
-        asyncio.run(crowds.long_prompts(strike))
-        asyncio.run(crowds.sequences(strike))  # a full batch
-        time.sleep(self._warm_up_seconds)
-
-    def close(self) -> None:
-        self._running = None
-        self._stack.close()
-
-
-@contextmanager
-def stage(model: str, flags: Sequence[str], warm_up_seconds: float) -> Iterator[Stage]:
-    made = Stage(model, flags, warm_up_seconds)
-    try:
-        yield made
-    finally:
-        made.close()
+HEAD = ("family", "attacks", "sent", "ITL p99, times quiet", "ITL p99 ms", "RSS grows by, MiB", "verdict")
+MOST_SHOWN = 3  # sentences of a verdict
 
 
 def run_all(attacks: Sequence[Attack], arguments: argparse.Namespace) -> list[dict[str, Any]]:
     results: list[dict[str, Any]] = []
-    quiet = QUICK_QUIET_SECONDS if arguments.quick else QUIET_SECONDS
-    warm_up = QUICK_WARM_UP_SECONDS if arguments.quick else WARM_UP_SECONDS
-    with stage(arguments.model, arguments.flags, warm_up) as on:
+    quiet_seconds = QUICK_QUIET_SECONDS if arguments.quick else QUIET_SECONDS
+    # A server and its neighbour stay until another kind is needed, or one is broken.
+    with ExitStack() as stack:
+        running: tuple[Server, Neighbour] | None = None
         for attack in attacks:
             try:
-                server, neighbour = on.get(attack.server)
+                if running is None or running[0].kind != attack.server:
+                    running = None
+                    stack.close()
+                    server = stack.enter_context(oaiserve(attack.server, arguments.model, arguments.flags))
+                    running = server, stack.enter_context(running_neighbour(server.url))
+                    warm_up(server, QUICK_WARM_UP_SECONDS if arguments.quick else WARM_UP_SECONDS)
                 result = measure(
-                    attack, server, neighbour, rounds=arguments.rounds, quiet_seconds=quiet, quick=arguments.quick
+                    attack, *running, rounds=arguments.rounds, quiet_seconds=quiet_seconds, quick=arguments.quick
                 )
             except StartFailed as error:
                 result = Result(state="did not start", problems=[str(error)])
             if attack.ends_server or result.state != "alive" or result.rss_growth_mib > MOST_RSS_GROWTH_MIB:
-                on.close()  # the next attack begins with a server that this one has not harmed
+                running = None  # the next attack begins with a server that this one has not harmed
             results.append(as_json(attack, result))
-            print(" | ".join(row(results[-1])), file=sys.stderr, flush=True)
+            print(line(results[-1]), file=sys.stderr, flush=True)
             write_json(arguments.json, report(results, arguments))  # what is found so far: a run takes long
     return results
+
+
+def warm_up(server: Server, seconds: float) -> None:
+    """Let the server work, because its first large steps touch memory that stays."""
+    strike = Strike(server.url, server.pid, server.process.log_file, quick=True, answer_seconds=120)
+    asyncio.run(strike.ask_all(crowds.long_prompts(strike.number), 32))
+    asyncio.run(strike.ask_all(crowds.sequences(strike.number), 1))  # a full batch
+    time.sleep(seconds)
 
 
 def as_json(attack: Attack, result: Result) -> dict[str, Any]:
@@ -119,6 +96,43 @@ def chosen(only: Sequence[str]) -> list[Attack]:
     found = [attack for attack in ATTACKS if not only or attack.name in only or attack.family in only]
     kinds = list(dict.fromkeys(attack.server for attack in found))
     return sorted(found, key=lambda attack: kinds.index(attack.server))  # few starts
+
+
+def line(found: dict[str, Any]) -> str:
+    """Return what people read of one attack of the JSON file while others run."""
+    came_back = ", ".join(f"{outcome} x {times}" for outcome, times in found["answers"].items())
+    memory = "/".join(f"{found[f'rss_{when}_mib']:,.0f}" for when in ("before", "peak", "after"))
+    itl = "no tokens"
+    if found["itl_ratio"] is not None:
+        quiet, attacked = (number(1000 * found[name]["p99"]) for name in ("itl_quiet", "itl_attack"))
+        itl = f"{quiet} / {attacked} ({found['itl_ratio']:.2f})"
+    return (
+        f"{found['name']} | {found['sends']} ({found['num_sent']:,}) | {came_back or 'nothing'} | "
+        f"{number(found['cpu_seconds'])} s of CPU | {memory} MiB | ITL p99 {itl} ms | {found['state']} | "
+        f"{verdict(found['failures'][:MOST_SHOWN])}"
+    )
+
+
+def markdown(attacks: Sequence[dict[str, Any]]) -> str:
+    """Return a row for each family of attacks, with the worst of each figure."""
+    rows = []
+    for name in dict.fromkeys(found["family"] for found in attacks):
+        ones = [found for found in attacks if found["family"] == name]
+        ratios = [found["itl_ratio"] for found in ones if found["itl_ratio"] is not None]
+        slowest = [1000 * found["itl_attack"]["p99"] for found in ones if "p99" in found["itl_attack"]]
+        num_sent = sum(found["num_sent"] for found in ones)
+        growth = max(found["rss_peak_mib"] - found["rss_before_mib"] for found in ones)
+        failed = [f"{found['name']}: {failure}" for found in ones for failure in found["failures"][:MOST_SHOWN]]
+        rows.append(
+            (name, f"{len(ones)}", f"{num_sent:,}")
+            + ((f"{max(ratios):.2f}", number(max(slowest))) if ratios else ("no tokens", "no tokens"))
+            + (f"{growth:,.0f}", verdict(failed))
+        )
+    return "\n".join(as_markdown([HEAD, *rows]))
+
+
+def verdict(failed: Sequence[str]) -> str:
+    return f"**fails**: {'; '.join(failed)}".replace("|", "\\|").replace("\n", " ") if failed else "holds"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

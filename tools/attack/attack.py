@@ -8,18 +8,43 @@ import json
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
-from tools.attack.wire import Address, Answer, Connection, request
+from tools.attack.wire import Answer, Connection, connect, few_at_once
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 ATTACKER_KEY, NEIGHBOUR_KEY = "key-of-the-attacker", "key-of-the-neighbour"
 ATTACKER_ADDRESS, NEIGHBOUR_ADDRESS = "127.0.0.2", "127.0.0.3"
 HI = [{"role": "user", "content": "Hi"}]
 
-Sent = bytes | Callable[[Connection], Awaitable[None]]
+Sent = bytes | Callable[[Connection], Awaitable[None]]  # the bytes of a request, or what sends them
+Number = Callable[[int, int], int]  # of a full and of a quick run: how many to send in this one
+
+
+def request(
+    method: str,
+    path: str,
+    body: bytes | Mapping[str, Any] = b"",
+    headers: Mapping[str, str] | None = None,
+    *,
+    key: str | None = ATTACKER_KEY,
+) -> bytes:
+    """Return a well-formed request. The headers win over those that it would have."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    found = {"host": "127.0.0.1", "connection": "close"}
+    if content or method == "POST":
+        found |= {"content-type": "application/json", "content-length": str(len(content))}
+    if key is not None:
+        found["authorization"] = f"Bearer {key}"
+    found |= {name.lower(): value for name, value in (headers or {}).items()}
+    head = "".join(f"{name}: {value}\r\n" for name, value in found.items())
+    return f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode("latin-1") + content
+
+
+post = partial(request, "POST")
 
 
 class Strike:
@@ -32,7 +57,6 @@ class Strike:
         self.url, self.pid, self._log_file, self._quick = url, pid, log_file, quick
         self.answer_seconds = answer_seconds
         self.num_sent = 0
-        self.num_planned = 0
         self.answers: list[Answer] = []
         self.problems: list[str] = []
         self._log_start = log_file.stat().st_size
@@ -56,33 +80,40 @@ class Strike:
         if not holds:
             self.problems.append(problem)
 
-    async def connect(self, source: str | None = ATTACKER_ADDRESS, *, plain: bool = False) -> Connection:
-        """Open a connection; `plain` without TLS, though the server serves it. Raises OSError and TimeoutError."""
-        return await Address(self.url.replace("https:", "http:") if plain else self.url, source).connect()
+    async def connect(self) -> Connection:
+        """Open a connection. Raises OSError and TimeoutError."""
+        return await connect(self.url, ATTACKER_ADDRESS)
 
-    async def raw(self, data: Sent, **options: Any) -> Answer:
+    async def ask(self, data: Sent) -> Answer:
         """Send the bytes on a connection of their own, and return what came back first."""
-        return (await self.exchange(data, most_answers=1, **options))[0]
+        return (await self.exchange(data, most_answers=1))[0]
 
-    async def exchange(
-        self,
-        data: Sent,
-        *,
-        source: str | None = ATTACKER_ADDRESS,
-        plain: bool = False,
-        most_answers: int = 9,
-        quiet_seconds: float = 3.0,
-    ) -> list[Answer]:
+    async def ask_all(self, requests: Iterable[Sent], at_once: int) -> None:
+        await few_at_once([partial(self.ask, each) for each in requests], at_once)
+
+    async def leave_all(self, requests: Iterable[bytes], at_once: int, after_seconds: float) -> None:
+        """Send each and reset its connection. Nobody is there to see an answer, which counts as `left`."""
+
+        async def leave(data: bytes) -> None:
+            self.num_sent += 1
+            self.answers.append(Answer("left"))
+            with contextlib.suppress(OSError, TimeoutError):
+                connection = await self.connect()
+                await connection.send(data)
+                await asyncio.sleep(after_seconds)
+                connection.close(reset=True)
+
+        await few_at_once([partial(leave, each) for each in requests], at_once)
+
+    async def exchange(self, data: Sent, *, most_answers: int = 9, quiet_seconds: float = 3.0) -> list[Answer]:
         """Send the bytes, or what a function sends, and return all answers that come back until the server closes or
         is quiet. The first one has `answer_seconds`. Counts as one request with one answer, the first."""
         self.num_sent += 1
         started = time.monotonic()
         try:
-            connection = await self.connect(source, plain=plain)
-        except TimeoutError:
-            answers = [Answer("timeout")]
-        except OSError:
-            answers = [Answer("refused")]
+            connection = await self.connect()
+        except OSError as error:
+            answers = [Answer("timeout" if isinstance(error, TimeoutError) else "refused")]
         else:
             # A server may answer before it has read everything.
             sending = asyncio.create_task(_send(connection, data))
@@ -99,49 +130,18 @@ class Strike:
         self.answers.append(answers[0])
         return answers
 
-    async def ask(
-        self,
-        method: str,
-        path: str,
-        body: bytes | Mapping[str, Any] = b"",
-        headers: Mapping[str, str] | None = None,
-        *,
-        key: str | None = ATTACKER_KEY,
-        source: str | None = ATTACKER_ADDRESS,
-    ) -> Answer:
-        """Send a well-formed request with the attacker's key."""
-        content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        given = {"authorization": f"Bearer {key}"} if key is not None else {}
-        return await self.raw(request(method, path, content, given | dict(headers or {})), source=source)
-
-    async def post(self, path: str, body: bytes | Mapping[str, Any], **options: Any) -> Answer:
-        return await self.ask("POST", path, body, **options)
-
-    async def all(self, sends: Iterable[Callable[[], Awaitable[object]]], at_once: int) -> None:
-        """Do all of these, so many at a time."""
-        left = list(sends)
-        self.num_planned += len(left)
-        left.reverse()
-
-        async def work() -> None:
-            while left:
-                await left.pop()()
-
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(at_once, len(left))):
-                group.create_task(work())
-
 
 async def _send(connection: Connection, data: Sent) -> None:
     with contextlib.suppress(OSError):  # the answer, or how the connection ended, says more
         await (connection.send(data) if isinstance(data, bytes) else data(connection))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Attack:
     """One attack with its limits. The defaults are what every attack has to keep."""
 
     name: str
+    family: str
     sends: str  # what is sent, for the table
     run: Callable[[Strike], Awaitable[None]]
     outcomes: frozenset[str]  # what may come back: statuses, or ways in which a connection may end
@@ -150,15 +150,41 @@ class Attack:
     answer_seconds: float = 30.0  # the longest wait for an answer
     limit_seconds: float = 60.0  # the longest run
     # Part of it is accepted, and computed in the same steps as the neighbour's tokens: then steps take longer.
-    is_work: bool = field(default=False, kw_only=True)
-    # The neighbour's ITL p99, to its own without the attack; not asked of work.
-    most_itl_ratio: float = field(default=2.0, kw_only=True)
-    # The server may end in order: what is open is finished, and what comes later is refused.
-    ends_server: bool = field(default=False, kw_only=True)
+    is_work: bool = False
+    most_itl_ratio: float = 2.0  # the neighbour's ITL p99, to its own without the attack; not asked of work
+    ends_server: bool = False  # in order: what is open is finished, and what comes later is refused
 
-    @property
-    def family(self) -> str:
-        return getattr(self.run, "func", self.run).__module__.rpartition(".")[2]  # it may be a partial
+
+Run = Callable[[Strike], Awaitable[None]]
+Requests = Callable[[Number], Iterable[Sent]]
+ATTACKS: list[Attack] = []  # in the order in which tools.attack.families imports them
+
+
+def attack(sends: str, outcomes: frozenset[str], **limits: Any) -> Callable[[Run], Run]:
+    """Make an attack of a function, whose name is the attack's and whose module is the family. `limits` are further
+    fields of Attack."""
+
+    def add(run: Run) -> Run:
+        about = {"name": run.__name__.replace("_", "-"), "family": run.__module__.rpartition(".")[2]}
+        ATTACKS.append(Attack(sends=sends, run=run, outcomes=outcomes, **about | limits))
+        return run
+
+    return add
+
+
+def burst(sends: str, outcomes: frozenset[str], at_once: int, **limits: Any) -> Callable[[Requests], Requests]:
+    """Make an attack of a function that returns requests. They are sent on connections of their own, so many at
+    once."""
+
+    def add(found: Requests) -> Requests:
+        @wraps(found)
+        async def run(strike: Strike) -> None:
+            await strike.ask_all(found(strike.number), at_once)
+
+        attack(sends, outcomes, **limits)(run)
+        return found
+
+    return add
 
 
 def outcomes(*allowed: int | str) -> frozenset[str]:

@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, settings
@@ -24,10 +25,10 @@ from oaiserve.app import routes
 from oaiserve.config import Config
 from oaiserve.routes.openapi import document
 from tools.attack import schema
-from tools.attack.attack import ATTACKER_KEY, CHAT, COMPLETIONS, HI
+from tools.attack.attack import CHAT, COMPLETIONS, HI, request
 from tools.attack.server import KEYS, Server, oaiserve
 from tools.attack.verdict import wrong_form
-from tools.attack.wire import Address, Answer, request
+from tools.attack.wire import Answer, connect, few_at_once
 from tools.markdown import as_markdown
 from tools.server_process import exit_on_sigterm
 
@@ -135,13 +136,12 @@ def generate(seed: int, number: int) -> list[Sent]:
 
 
 async def send(url: str, sent: Sent) -> Answer:
-    headers = {"authorization": f"Bearer {ATTACKER_KEY}"} | dict(sent.headers)
     try:
-        connection = await Address(url).connect()
-    except (OSError, TimeoutError) as error:
+        connection = await connect(url)
+    except OSError as error:
         return Answer("refused", body=str(error).encode())
     try:
-        await connection.send(request(sent.method, sent.path, sent.body, headers))
+        await connection.send(request(sent.method, sent.path, sent.body, dict(sent.headers)))
         return await connection.answer(
             FEED_SECONDS if sent.route == FEED else ANSWER_SECONDS, has_body=sent.method != "HEAD"
         )
@@ -164,13 +164,7 @@ def wrong(sent: Sent, answer: Answer) -> str | None:
 
 async def send_all(url: str, requests: Sequence[Sent]) -> list[Answer]:
     """Send them in order, so many at once, and return their answers in the same order."""
-    limit = asyncio.Semaphore(AT_ONCE)
-
-    async def one(sent: Sent) -> Answer:
-        async with limit:
-            return await send(url, sent)
-
-    return await asyncio.gather(*map(one, requests))
+    return await few_at_once([partial(send, url, sent) for sent in requests], AT_ONCE)
 
 
 def summary(requests: Sequence[Sent], answers: Sequence[Answer]) -> str:

@@ -3,33 +3,46 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import threading
 import time
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from tools.attack.attack import Attack, Strike, counted
-from tools.attack.neighbour import Event, Neighbour, gaps, quantile, within
+from tools.attack.neighbour import Event, Neighbour
 from tools.attack.server import Server
 from tools.attack.wire import Answer
+from tools.bench import process_usage
 
 ATTACKER_NICENESS = 10  # the attacker's own work shall not take the server's cores
 FIRST_TOKEN_SECONDS = 60.0  # the longest wait for the neighbour to decode before an attack
 SETTLE_SECONDS = 1.0  # after an attack, before it is quiet
 
 
-@dataclass(frozen=True)
-class Window:
+class Span(NamedTuple):
+    """A part of a run, or the gap between two tokens of the stream."""
+
     start: float
     end: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+    def meets(self, others: Sequence[Span]) -> bool:
+        return any(self.end > other.start and self.start < other.end for other in others)
 
 
 @dataclass
 class Result:
     """What was measured. Seconds, MiB."""
 
-    num_planned: int = 0
     num_sent: int = 0
     answers: list[Answer] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -63,23 +76,19 @@ class Result:
 
     def as_json(self) -> dict[str, Any]:
         """Return the figures, with summaries in the place of long lists."""
-        found = asdict(self) | {"answers": counted(self.answers)}
+        found = vars(self) | {"answers": counted(self.answers), "itl_ratio": self.itl_ratio}
         for name in ("itl_quiet", "itl_attack", "ttft_quiet", "ttft_attack"):
-            values = getattr(self, name)
+            values = found[name]
             found[name] = {"number": len(values)}
             if values:
                 found[name] |= {"p50": quantile(values, 0.5), "p99": quantile(values, 0.99), "max": max(values)}
-        found["itl_ratio"] = self.itl_ratio
-        return _rounded(found)
+        rounded: dict[str, Any] = json.loads(json.dumps(found), parse_float=lambda digits: round(float(digits), 4))
+        return rounded
 
 
-def _rounded(values: dict[str, Any]) -> dict[str, Any]:
-    def short(value: Any) -> Any:
-        if isinstance(value, dict):
-            return _rounded(value)
-        return round(value, 4) if isinstance(value, float) else value
-
-    return {key: short(value) for key, value in values.items()}
+def quantile(values: Sequence[float], share: float) -> float:
+    """Return the smallest value that is at least as large as this share of them."""
+    return float(np.quantile(values, share, method="inverted_cdf"))
 
 
 def measure(
@@ -89,15 +98,15 @@ def measure(
     result, quiet, attacked = Result(load_average=os.getloadavg()[0]), [], []
     neighbour.wait_for_token(FIRST_TOKEN_SECONDS)
     num_events = len(neighbour.events)
-    cpu_before = server.cpu_seconds
+    cpu_before = process_usage.cpu_seconds(server.pid)
     quiet.append(_wait(quiet_seconds))
-    result.quiet_cpu_cores = (server.cpu_seconds - cpu_before) / (quiet[0].end - quiet[0].start)
-    server.reset_peak()
-    result.rss_before_mib = server.rss_mib
+    result.quiet_cpu_cores = (process_usage.cpu_seconds(server.pid) - cpu_before) / quiet[0].seconds
+    process_usage.reset_peak_rss(server.pid)
+    result.rss_before_mib = process_usage.rss_mib(server.pid)
     log_file = server.process.log_file
     log_before = log_file.stat().st_size
     for _ in range(rounds):
-        cpu_before, started = server.cpu_seconds, time.monotonic()
+        cpu_before, started = process_usage.cpu_seconds(server.pid), time.monotonic()
         strike = Strike(server.url, server.pid, log_file, quick=quick, answer_seconds=attack.answer_seconds)
         _run(attack, strike)
         # An attack that is over at once goes on for a while, because a quantile needs many gaps.
@@ -108,29 +117,28 @@ def measure(
             and not strike.problems
         ):
             _run(attack, strike)
-        attacked.append(Window(started, time.monotonic()))
-        result.took_seconds += attacked[-1].end - started
-        result.cpu_seconds += server.cpu_seconds - cpu_before
-        result.rss_peak_mib = max(result.rss_peak_mib, server.peak_rss_mib)
-        result.num_planned += strike.num_planned
+        attacked.append(Span(started, time.monotonic()))
+        result.took_seconds += attacked[-1].seconds
+        result.cpu_seconds += process_usage.cpu_seconds(server.pid) - cpu_before
+        result.rss_peak_mib = max(result.rss_peak_mib, process_usage.peak_rss_mib(server.pid))
         result.num_sent += strike.num_sent
         result.answers += strike.answers
         result.problems += [problem for problem in strike.problems if problem not in result.problems]
-        if server.process.process.poll() is not None:
+        if server.exit_code is not None:
             break
         time.sleep(SETTLE_SECONDS)
         quiet.append(_wait(quiet_seconds))
     result.log_bytes = log_file.stat().st_size - log_before
-    _note_neighbour(result, neighbour.events, num_events, quiet, attacked)
+    _note_neighbour(result, list(neighbour.events), num_events, quiet, attacked)
     result.state = server.state()
-    result.rss_after_mib = server.rss_mib
+    result.rss_after_mib = process_usage.rss_mib(server.pid)
     return result
 
 
-def _wait(seconds: float) -> Window:
+def _wait(seconds: float) -> Span:
     started = time.monotonic()
     time.sleep(seconds)
-    return Window(started, time.monotonic())
+    return Span(started, time.monotonic())
 
 
 def _run(attack: Attack, strike: Strike) -> None:
@@ -156,20 +164,34 @@ def _run(attack: Attack, strike: Strike) -> None:
     thread.join()
 
 
+def gaps(events: Sequence[Event], until: float) -> list[Span]:
+    """Return the gaps of the streams. One that is open ends at `until`, so that a stall counts before it is over."""
+    found, last = [], None
+    for event in events:
+        if event.kind not in ("token", "asked", "ended"):
+            continue
+        if last is not None and (event.kind == "token" or event.outcome != "200"):
+            found.append(Span(last, event.at))
+        last = event.at if event.kind == "token" else None
+    if last is not None:
+        found.append(Span(last, until))
+    return found
+
+
 def _note_neighbour(
-    result: Result, events: list[Event], num_before: int, quiet: list[Window], attacked: list[Window]
+    result: Result, events: list[Event], num_before: int, quiet: list[Span], attacked: list[Span]
 ) -> None:
-    found = gaps(events, time.monotonic())
-    in_attacks = [gap for gap in found if any(gap.end > w.start and gap.start < w.end for w in attacked)]
-    outside = [gap for gap in found if gap not in in_attacks]  # a stall that the attack began is not quiet
-    result.itl_attack = [gap.seconds for gap in in_attacks]
-    result.itl_quiet = [seconds for window in quiet for seconds in within(outside, window.start, window.end)]
-    for event in events[num_before:]:
-        during = any(window.start - event.seconds <= event.at <= window.end for window in attacked)
+    for gap in gaps(events, time.monotonic()):
+        if gap.meets(attacked):  # a stall that the attack began is not quiet
+            result.itl_attack.append(gap.seconds)
+        elif gap.meets(quiet):
+            result.itl_quiet.append(gap.seconds)
+    new = events[num_before:]
+    for event in new:
         if event.kind == "probe" and event.outcome == "200":
+            during = Span(event.at, event.at + event.seconds).meets(attacked)
             (result.ttft_attack if during else result.ttft_quiet).append(event.seconds)
-        if event.kind in ("probe", "ended"):
-            result.neighbour_outcomes[event.outcome] = result.neighbour_outcomes.get(event.outcome, 0) + 1
-        if event.kind == "health":
-            result.health_outcomes[event.outcome] = result.health_outcomes.get(event.outcome, 0) + 1
-            result.health_seconds = max(result.health_seconds, event.seconds)
+    result.neighbour_outcomes = dict(Counter(event.outcome for event in new if event.kind in ("probe", "ended")))
+    health = [event for event in new if event.kind == "health"]
+    result.health_outcomes = dict(Counter(event.outcome for event in health))
+    result.health_seconds = max((event.seconds for event in health), default=0.0)

@@ -1,8 +1,8 @@
 """The well-behaved client beside an attack: one stream that always decodes, and a prober that sends a small request
 each second and asks /health.
 
-It is a process of its own, `python -m tools.attack.neighbour URL SECONDS`, so that the work of the attackers does not
-delay its clock. It prints a line for each event, with times of the monotonic clock, which all processes share.
+It is a process of its own, `python -m tools.attack.neighbour URL`, so that the work of the attackers does not delay its
+clock. It prints a line for each event, with times of the monotonic clock, which all processes share.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import httpx
 
-from loadtest.sse import DONE, EventSplitter
-from tools.attack.attack import NEIGHBOUR_ADDRESS, NEIGHBOUR_KEY
+from tools.attack.attack import COMPLETIONS, NEIGHBOUR_ADDRESS, NEIGHBOUR_KEY
 from tools.server_process import ROOT
 
 STREAM_TOKENS = 400  # in one stream; the next begins at once
@@ -40,53 +40,13 @@ class Event:
     outcome: str = "200"
 
 
-@dataclass(frozen=True)
-class Gap:
-    """The time between two tokens of the stream."""
-
-    start: float
-    end: float
-
-    @property
-    def seconds(self) -> float:
-        return self.end - self.start
-
-
-def gaps(events: Sequence[Event], until: float) -> list[Gap]:
-    """Return the gaps of the streams. One that is open ends at `until`, so that a stall counts before it is over."""
-    found, last = [], None
-    for event in events:
-        if event.kind == "token":
-            if last is not None:
-                found.append(Gap(last, event.at))
-            last = event.at
-        elif event.kind in ("asked", "ended"):
-            if event.outcome != "200" and last is not None:
-                found.append(Gap(last, event.at))
-            last = None
-    if last is not None:
-        found.append(Gap(last, until))
-    return found
-
-
-def within(gaps: Sequence[Gap], start: float, end: float) -> list[float]:
-    """Return the seconds of the gaps that lie in this window, or at least reach into it."""
-    return [gap.seconds for gap in gaps if gap.end > start and gap.start < end]
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value that is at least as large as this share of them."""
-    ordered = sorted(values)
-    return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
-
-
 class Neighbour:
     """The running neighbour, as its lines tell."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
-        self._events: list[Event] = []
-        self._first_token = threading.Event()
+        self.events: list[Event] = []
+        self._token = threading.Event()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
@@ -97,19 +57,14 @@ class Neighbour:
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            event = Event(**json.loads(line))
-            self._events.append(event)
-            if event.kind == "token":
-                self._first_token.set()
-
-    @property
-    def events(self) -> list[Event]:
-        return list(self._events)
+            self.events.append(Event(**json.loads(line)))
+            if self.events[-1].kind == "token":
+                self._token.set()
 
     def wait_for_token(self, limit_seconds: float) -> bool:
         """Wait until a token comes that is not there yet. Return whether one came."""
-        self._first_token.clear()
-        return self._first_token.wait(limit_seconds)
+        self._token.clear()
+        return self._token.wait(limit_seconds)
 
 
 @contextmanager
@@ -126,8 +81,9 @@ def running_neighbour(url: str) -> Iterator[Neighbour]:
 # -- the process ------------------------------------------------------------------------------------------------------
 
 
-def tell(kind: str, at: float, seconds: float = 0.0, outcome: str = "200") -> None:
-    print(json.dumps({"kind": kind, "at": at, "seconds": seconds, "outcome": outcome}), flush=True)
+def tell(kind: str, seconds: float = 0.0, outcome: str = "200") -> None:
+    """Print an event that took so long until now."""
+    print(json.dumps(asdict(Event(kind, time.monotonic() - seconds, seconds, outcome))), flush=True)
 
 
 async def stream(http: httpx.AsyncClient) -> None:
@@ -137,48 +93,36 @@ async def stream(http: httpx.AsyncClient) -> None:
         number += 1
         body = {"prompt": f"Story {number}:", "max_tokens": STREAM_TOKENS, "ignore_eos": True, "stream": True}
         outcome = "cut"
-        tell("asked", time.monotonic())
+        tell("asked")
         try:
-            async with http.stream("POST", "/v1/completions", json=body, timeout=STREAM_STALL_SECONDS) as answer:
+            async with http.stream("POST", COMPLETIONS, json=body, timeout=STREAM_STALL_SECONDS) as answer:
                 if answer.status_code != 200:
                     outcome = str(answer.status_code)
-                else:
-                    splitter = EventSplitter()
-                    async for part in answer.aiter_bytes():
-                        for data in splitter.feed(part):
-                            if data == DONE:
-                                outcome = "200" if outcome == "cut" else outcome
-                            elif b'"error"' in data[:12]:
-                                outcome = "error in the stream"
-                            else:
-                                tell("token", time.monotonic())
+                async for line in answer.aiter_lines():
+                    if line == "data: [DONE]":
+                        outcome = "200" if outcome == "cut" else outcome
+                    elif line.startswith('data: {"error"'):
+                        outcome = "error in the stream"
+                    elif line and outcome == "cut":
+                        tell("token")
         except httpx.HTTPError as error:
             outcome = type(error).__name__
-        tell("ended", time.monotonic(), outcome=outcome)
+        tell("ended", outcome=outcome)
         if outcome != "200":
             await asyncio.sleep(RETRY_SECONDS)
 
 
-async def probe(http: httpx.AsyncClient) -> None:
+async def ask(http: httpx.AsyncClient, kind: str, method: str, path: str, body: dict[str, Any] | None = None) -> None:
+    """Ask, and tell when the first part of the answer has come."""
     started, outcome = time.monotonic(), "cut"
-    body = {"prompt": "Hi", "max_tokens": 2, "stream": True}
     try:
-        async with http.stream("POST", "/v1/completions", json=body) as answer:
+        async with http.stream(method, path, json=body) as answer:
             outcome = str(answer.status_code)
             async for _ in answer.aiter_bytes():
                 break
     except httpx.HTTPError as error:
         outcome = type(error).__name__
-    tell("probe", started, time.monotonic() - started, outcome)
-
-
-async def ask_health(http: httpx.AsyncClient) -> None:
-    started = time.monotonic()
-    try:
-        outcome = str((await http.get("/health")).status_code)
-    except httpx.HTTPError as error:
-        outcome = type(error).__name__
-    tell("health", started, time.monotonic() - started, outcome)
+    tell(kind, time.monotonic() - started, outcome)
 
 
 async def live(url: str) -> None:
@@ -187,6 +131,7 @@ async def live(url: str) -> None:
         local_address=NEIGHBOUR_ADDRESS, verify=False, limits=httpx.Limits(max_keepalive_connections=0)
     )
     headers = {"authorization": f"Bearer {NEIGHBOUR_KEY}"}
+    question = {"prompt": "Hi", "max_tokens": 2, "stream": True}
     async with (
         httpx.AsyncClient(base_url=url, transport=transport, headers=headers, timeout=PROBE_SECONDS) as http,
         asyncio.TaskGroup() as group,
@@ -194,8 +139,8 @@ async def live(url: str) -> None:
         group.create_task(stream(http))
         while True:
             await asyncio.sleep(1)
-            group.create_task(probe(http))
-            group.create_task(ask_health(http))
+            group.create_task(ask(http, "probe", "POST", COMPLETIONS, question))
+            group.create_task(ask(http, "health", "GET", "/health"))
 
 
 if __name__ == "__main__":

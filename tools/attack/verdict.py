@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from tools.attack.attack import Attack
-from tools.attack.measure import Result
-from tools.attack.neighbour import quantile
+from tools.attack.measure import Result, quantile
 from tools.attack.wire import Answer
 
 MOST_ITL_SECONDS = 0.5  # beside accepted work, in the place of the attack's `most_itl_ratio`
@@ -21,47 +22,41 @@ MOST_MESSAGE_CHARACTERS = 1000
 def failures(attack: Attack, result: Result) -> list[str]:
     """Return a sentence for each limit that was not kept."""
     found = list(result.problems)
+    may_come = {"200", "ConnectError", "503"} if attack.ends_server else {"200"}
+    neighbour_got = {each: number for each, number in result.neighbour_outcomes.items() if each not in may_come}
+    num_requests = result.num_sent + sum(result.neighbour_outcomes.values())
+    most_log = FREE_LOG_BYTES + MOST_LOG_BYTES_PER_REQUEST * num_requests
+    missing = result.num_sent - len(result.answers)
+    peak_mib = result.rss_peak_mib - result.rss_before_mib
+    slowest = max(result.ttft_attack, default=0.0)
     if result.state != "alive" and not attack.ends_server:
         found.append(f"the server {result.state}")
-    missing = result.num_sent - len(result.answers)
     if missing:
         found.append(f"{missing} of {result.num_sent} requests without an answer")
-    for sentence, number in _wrong_answers(attack, result.answers).items():
-        found.append(sentence if number == 1 else f"{number} times: {sentence}")
-    ratio = result.itl_ratio
-    if ratio is None:
+    for sentence, number in Counter(wrong(attack, answer) for answer in result.answers).items():
+        if sentence is not None:
+            found.append(sentence if number == 1 else f"{number} times: {sentence}")
+    if result.itl_ratio is None:
         found.append("the neighbour had no tokens to measure")
     elif attack.is_work:
         if (seconds := quantile(result.itl_attack, 0.99)) > MOST_ITL_SECONDS:
             found.append(f"the neighbour's ITL p99 was {seconds:.2f} s (most {MOST_ITL_SECONDS:g} beside work)")
-    elif ratio > attack.most_itl_ratio:
-        found.append(f"the neighbour's ITL p99 grew by {ratio:.2f} (most {attack.most_itl_ratio:g})")
-    if result.ttft_attack and (slowest := max(result.ttft_attack)) > MOST_TTFT_SECONDS:
+    elif result.itl_ratio > attack.most_itl_ratio:
+        found.append(f"the neighbour's ITL p99 grew by {result.itl_ratio:.2f} (most {attack.most_itl_ratio:g})")
+    if slowest > MOST_TTFT_SECONDS:
         found.append(f"the prober's first token took {slowest:.1f} s (most {MOST_TTFT_SECONDS:.0f})")
     if result.rss_growth_mib > MOST_RSS_GROWTH_MIB:
         found.append(f"{result.rss_growth_mib:.0f} MiB stayed (most {MOST_RSS_GROWTH_MIB:.0f})")
-    if (peak_mib := result.rss_peak_mib - result.rss_before_mib) > MOST_RSS_PEAK_MIB:
+    if peak_mib > MOST_RSS_PEAK_MIB:
         found.append(f"it took {peak_mib:.0f} MiB more for a while (most {MOST_RSS_PEAK_MIB:.0f})")
-    may_come = {"200", "ConnectError", "503"} if attack.ends_server else {"200"}
     if set(result.health_outcomes) - may_come:
         found.append(f"/health answered {_list(result.health_outcomes)}")
     elif result.health_seconds > MOST_HEALTH_SECONDS:
         found.append(f"/health took {result.health_seconds:.1f} s (most {MOST_HEALTH_SECONDS:g})")
-    if broken := {each: number for each, number in result.neighbour_outcomes.items() if each not in may_come}:
-        found.append(f"the neighbour got {_list(broken)}")
-    num_requests = result.num_sent + sum(result.neighbour_outcomes.values())
-    most_log = FREE_LOG_BYTES + MOST_LOG_BYTES_PER_REQUEST * num_requests
+    if neighbour_got:
+        found.append(f"the neighbour got {_list(neighbour_got)}")
     if result.log_bytes > most_log:
         found.append(f"{result.log_bytes:,} bytes of log (most {most_log:,})")
-    return found
-
-
-def _wrong_answers(attack: Attack, answers: list[Answer]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for answer in answers:
-        sentence = wrong(attack, answer)
-        if sentence is not None:
-            found[sentence] = found.get(sentence, 0) + 1
     return found
 
 

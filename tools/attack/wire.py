@@ -10,18 +10,18 @@ import json
 import os
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
+
+import h11
 
 MOST_KEPT_BYTES = 64 * 1024  # of a body
 MOST_HEAD_BYTES = 1 << 20
 READ_BYTES = 1 << 16
 
-
-class NotHTTP(Exception):
-    """What came back is no HTTP."""
+Found = TypeVar("Found")
 
 
 @dataclass
@@ -51,28 +51,23 @@ class Answer:
         return error if isinstance(error, dict) else None
 
 
-@dataclass(frozen=True)
-class Address:
-    """Where a server listens, and from which address of this machine a client comes."""
-
-    url: str
-    source: str | None = None
-
-    async def connect(self, limit_seconds: float = 10.0) -> Connection:
-        """Open a connection, with TLS for https. Raises OSError and TimeoutError."""
-        parts = urlsplit(self.url)
-        context = None
-        if parts.scheme == "https":
-            context = ssl.create_default_context()
-            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        local = (self.source, 0) if self.source else None
-        opening = asyncio.open_connection(parts.hostname, parts.port, ssl=context, local_addr=local, limit=READ_BYTES)
-        return Connection(*await asyncio.wait_for(opening, limit_seconds))
+async def connect(url: str, source: str | None = None, limit_seconds: float = 10.0) -> Connection:
+    """Open a connection, with TLS for https, from the address `source` of this machine. Raises OSError and
+    TimeoutError."""
+    parts = urlsplit(url)
+    context = None
+    if parts.scheme == "https":
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    local = (source, 0) if source else None
+    opening = asyncio.open_connection(parts.hostname, parts.port, ssl=context, local_addr=local, limit=READ_BYTES)
+    return Connection(*await asyncio.wait_for(opening, limit_seconds))
 
 
 class Connection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
+        self._rest = b""  # what came after the last answer
 
     async def send(self, data: bytes) -> None:
         """Send the data as fast as the server reads it. Raises OSError."""
@@ -106,58 +101,43 @@ class Connection:
         started, answer = time.monotonic(), Answer("closed")
         try:
             async with asyncio.timeout(limit_seconds):
-                await self._read_into(answer, has_body)
+                answer.outcome = await self._read_into(answer, has_body)
         except TimeoutError:
             answer.outcome = "endless" if answer.headers else "timeout"
-        except (asyncio.IncompleteReadError, ConnectionResetError, BrokenPipeError) as error:
-            is_reset = not isinstance(error, asyncio.IncompleteReadError)
-            answer.outcome = "cut" if answer.headers else "reset" if is_reset else "closed"
-        except (NotHTTP, ValueError, OSError, asyncio.LimitOverrunError) as error:
+        except (ConnectionResetError, BrokenPipeError):
+            answer.outcome = "cut" if answer.headers else "reset"
+        except (h11.RemoteProtocolError, OSError) as error:
             answer.outcome, answer.body = "not HTTP", str(error).encode()[:MOST_KEPT_BYTES]
         answer.seconds = time.monotonic() - started
         return answer
 
-    async def _read_into(self, answer: Answer, has_body: bool) -> None:
-        status = 100
-        while 100 <= status < 200 and status != 101:
-            status, answer.headers = await self._head()
-        if not has_body or status in (101, 204, 304):
-            pass
-        elif "chunked" in answer.headers.get("transfer-encoding", ""):
-            while size := int((await self._line()).partition(b";")[0], 16):
-                await self._body(answer, size)
-                await self._line()
-            while await self._line():
-                pass
-        elif (length := answer.headers.get("content-length")) is not None:
-            await self._body(answer, int(length))
-        else:
-            while part := await self.reader.read(READ_BYTES):
-                _keep(answer, part)
-        answer.outcome = str(status)
-
-    async def _head(self) -> tuple[int, dict[str, str]]:
-        first = await self._line()
-        version, _, rest = first.partition(b" ")
-        if not version.startswith(b"HTTP/1.") or not rest[:3].isdigit():
-            raise NotHTTP(repr(first[:200]))
-        headers = {}
-        while line := await self._line():
-            name, _, value = line.partition(b":")
-            headers[name.decode("latin-1").lower()] = value.strip().decode("latin-1")
-        return int(rest[:3]), headers
-
-    async def _line(self) -> bytes:
-        line = await self.reader.readuntil(b"\n")
-        return line.rstrip(b"\r\n")
-
-    async def _body(self, answer: Answer, num_bytes: int) -> None:
-        while num_bytes:
-            part = await self.reader.read(min(num_bytes, READ_BYTES))
-            if not part:
-                raise asyncio.IncompleteReadError(b"", num_bytes)
-            num_bytes -= len(part)
-            _keep(answer, part)
+    async def _read_into(self, answer: Answer, has_body: bool) -> str:
+        """Read the headers and the body of an answer, and return its outcome."""
+        parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=MOST_HEAD_BYTES)
+        # It reads answers to a request that it knows of; which one does not matter.
+        parser.send(h11.Request(method="GET" if has_body else "HEAD", target="/", headers=[("host", "any")]))
+        parser.send(h11.EndOfMessage())
+        if self._rest:
+            parser.receive_data(self._rest)
+        status = "closed"
+        while True:
+            try:
+                event = parser.next_event()
+            except h11.RemoteProtocolError:
+                if parser.trailing_data[1]:  # the end of the connection came too early
+                    return "cut" if answer.headers else "closed"
+                raise
+            if event is h11.NEED_DATA:
+                parser.receive_data(await self.reader.read(READ_BYTES))
+            elif isinstance(event, h11.Response):
+                status = str(event.status_code)
+                answer.headers = {name.decode(): value.decode("latin-1") for name, value in event.headers}
+            elif isinstance(event, h11.Data):
+                answer.num_body_bytes += len(event.data)
+                answer.body += event.data[: MOST_KEPT_BYTES - len(answer.body)]
+            elif isinstance(event, h11.EndOfMessage):
+                self._rest = parser.trailing_data[0]
+                return status
 
     def close(self, *, reset: bool = False) -> None:
         if reset:
@@ -166,17 +146,14 @@ class Connection:
             self.writer.close()
 
 
-def _keep(answer: Answer, part: bytes) -> None:
-    answer.num_body_bytes += len(part)
-    if len(answer.body) < MOST_KEPT_BYTES:
-        answer.body += part[: MOST_KEPT_BYTES - len(answer.body)]
+async def few_at_once(calls: Iterable[Callable[[], Awaitable[Found]]], at_once: int) -> list[Found]:
+    """Await all of these in order, so many at a time, and return what they found."""
+    limit = asyncio.Semaphore(at_once)
 
+    async def one(call: Callable[[], Awaitable[Found]]) -> Found:
+        async with limit:
+            return await call()
 
-def request(method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> bytes:
-    """Return a well-formed request. The headers win over those that it would have."""
-    found = {"host": "127.0.0.1", "connection": "close"}
-    if body or method == "POST":
-        found |= {"content-type": "application/json", "content-length": str(len(body))}
-    found |= {name.lower(): value for name, value in (headers or {}).items()}
-    head = "".join(f"{name}: {value}\r\n" for name, value in found.items())
-    return f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode("latin-1") + body
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one(call)) for call in calls]
+    return [task.result() for task in tasks]

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from tools.attack.attack import Attack
-from tools.attack.families import (
-    browsers,
-    connections,
-    crowds,
-    extremes,
-    forms,
-    framing,
-    grammars,
-    keys,
-    prompts,
-    readers,
-    signals,
-)
+from importlib import import_module
 
-FAMILIES = (prompts, framing, forms, grammars, extremes, readers, crowds, keys, connections, browsers, signals)
-ATTACKS: tuple[Attack, ...] = tuple(attack for family in FAMILIES for attack in family.ATTACKS)
+from tools.attack.attack import ATTACKS as ATTACKS
+
+FAMILIES = ("prompts", "framing", "forms", "grammars", "extremes", "readers", "crowds", "keys", "connections",
+            "browsers", "signals")  # fmt: skip
+for _family in FAMILIES:
+    import_module(f"{__name__}.{_family}")

@@ -13,14 +13,18 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from tools.attack.attack import ATTACKER_KEY, CHAT, FULL, HI, Attack, Strike, outcomes
-from tools.attack.wire import Answer, request
+from tools.attack.attack import CHAT, FULL, HI, Number, Sent, Strike, attack, burst, outcomes, post
+from tools.attack.wire import Answer, few_at_once
 
 MOST_ITL_RATIO = 1.2  # beside what is only refused
 TOKENS = 12  # of an answer to a constraint that is accepted
 FEW_AT_ONCE, MANY_AT_ONCE = 4, 16
 Constraint = Mapping[str, Any]  # the fields of a body
 numbers = count()
+NO = outcomes(400) | FULL
+NO_OR_DONE = NO | outcomes(200)
+refused = partial(attack, outcomes=NO, most_itl_ratio=MOST_ITL_RATIO)
+refused_or_done = partial(attack, outcomes=NO_OR_DONE, limit_seconds=120, is_work=True)
 
 
 def record(properties: dict[str, Any], **keywords: Any) -> dict[str, Any]:
@@ -70,9 +74,13 @@ def other(**kind: Any) -> Constraint:
     return {"structured_outputs": kind}
 
 
+def body(constraint: Constraint) -> bytes:
+    return json.dumps({"messages": HI, "max_tokens": TOKENS, **constraint}).encode()
+
+
 async def ask(strike: Strike, constraint: Constraint, *, may_pass: bool) -> Answer:
     """Send a constraint. Where it is refused, the error must name its field."""
-    answer = await strike.post(CHAT, {"messages": HI, "max_tokens": TOKENS, **constraint})
+    answer = await strike.ask(post(CHAT, body(constraint)))
     (field,) = constraint
     if answer.status == 400 and answer.error is not None:
         strike.check(answer.error.get("param") == field, f"an error about {field} names {answer.error.get('param')!r}")
@@ -80,12 +88,15 @@ async def ask(strike: Strike, constraint: Constraint, *, may_pass: bool) -> Answ
     return answer
 
 
-async def _refused(strike: Strike, constraints: Iterable[Constraint]) -> None:
-    await strike.all([partial(ask, strike, each, may_pass=False) for each in constraints], FEW_AT_ONCE)
+async def ask_all(
+    strike: Strike, constraints: Iterable[Constraint], *, may_pass: bool = True, at_once: int = FEW_AT_ONCE
+) -> None:
+    await few_at_once([partial(ask, strike, each, may_pass=may_pass) for each in constraints], at_once)
 
 
-async def _refused_or_done(strike: Strike, constraints: Iterable[Constraint]) -> None:
-    await strike.all([partial(ask, strike, each, may_pass=True) for each in constraints], FEW_AT_ONCE)
+def as_regex_and_pattern(regexes: Iterable[str]) -> list[Constraint]:
+    kinds = (lambda regex: other(regex=regex), lambda regex: schema({"type": "string", "pattern": regex}))
+    return [kind(regex) for kind in kinds for regex in regexes]
 
 
 # -- what can only be refused -----------------------------------------------------------------------------------------
@@ -118,12 +129,14 @@ WITHOUT_END = (
 )  # fmt: skip
 
 
-async def unfit_schemas(strike: Strike) -> None:
+@refused("broken, unsatisfiable, endless schemas, and keywords that are not obeyed")
+async def schemas_unfit(strike: Strike) -> None:
     values = (*BROKEN, *UNSATISFIABLE, *NEVER_OBEYED, *WITHOUT_END)
-    await _refused(strike, map(schema, values))
+    await ask_all(strike, map(schema, values), may_pass=False)
 
 
-async def remote_schemas(strike: Strike) -> None:
+@refused("schemas of other documents and hosts")
+async def schemas_remote(strike: Strike) -> None:
     """References to other documents, one of them on a port where somebody counts who comes."""
     num_fetched = 0
 
@@ -140,31 +153,31 @@ async def remote_schemas(strike: Strike) -> None:
         )  # fmt: skip
         values = [{"$ref": place} for place in places]
         values += [{"$id": f"http://{here}/", "$ref": "a.json"}, record({"a": {"anyOf": [{"$ref": places[0]}, {}]}})]
-        await _refused(strike, map(schema, values))
+        await ask_all(strike, map(schema, values), may_pass=False)
     strike.check(not num_fetched, f"the server fetched a schema {num_fetched} times")
 
 
-def deep(num_levels: int, begin: str, end: str) -> bytes:
-    """Return a body whose schema is too deep for this tool's own JSON."""
-    whole = json.dumps({"messages": HI, "max_tokens": TOKENS, **schema("HERE")})
-    return whole.replace('"HERE"', begin * num_levels + "{}" + end * num_levels).encode()
-
-
-async def deep_schemas(strike: Strike) -> None:
+@burst("schemas nested up to 500,000 deep", NO | outcomes(413), FEW_AT_ONCE, most_itl_ratio=MOST_ITL_RATIO)
+def schemas_deep(number: Number) -> list[Sent]:
+    """Most are too deep for this tool's own JSON."""
     forms = (('{"a": ', "}"), ('{"properties": {"a": ', "}}"), ('{"items": ', "}"), ('{"allOf": [', "]}"), ("[", "]"))
-    bodies = [deep(num_levels, *form) for form in forms for num_levels in (1_000, 50_000, 500_000)]
-    bodies += [json.dumps({"messages": HI, **schema(nested(num_levels))}).encode() for num_levels in (51, 60, 100)]
-    await strike.all([partial(strike.post, CHAT, body) for body in bodies], FEW_AT_ONCE)
+    deep = [
+        body(schema("HERE")).replace(b'"HERE"', (begin * num_levels + "{}" + end * num_levels).encode())
+        for begin, end in forms
+        for num_levels in (1_000, 50_000, 500_000)
+    ]
+    less_deep = [{"messages": HI, **schema(nested(num_levels))} for num_levels in (51, 60, 100)]
+    return [post(CHAT, each) for each in (*deep, *less_deep)]
 
 
-async def look_around(strike: Strike) -> None:
+@refused("look-around, back references, and broken regexes")
+async def regexes_unfit(strike: Strike) -> None:
     """Regexes that no automaton can have, and broken ones: as regexes, and as patterns of a schema."""
     regexes = (
         "(?=a)b", "a(?!b)", "(?<=a)b", "(?<!a)b", r"(a)\1", r"(?P<x>a)(?P=x)", r"\bword\b", r"a\B", "(?(1)a|b)",
         "(", ")", "[", "a**", "a{2,1}", "a{1,99999999999}", r"\p{Nothing}", r"\u{110000}", "(?i", "\\",
     )  # fmt: skip
-    patterns = [schema({"type": "string", "pattern": regex}) for regex in regexes]
-    await _refused(strike, [*(other(regex=regex) for regex in regexes), *patterns])
+    await ask_all(strike, as_regex_and_pattern(regexes), may_pass=False)
 
 
 # -- what may be done, if it takes no longer than other work ----------------------------------------------------------
@@ -194,22 +207,23 @@ EXPLODING = (
 )
 
 
-async def exploding_schemas(strike: Strike) -> None:
-    await _refused_or_done(strike, map(schema, EXPLODING))
+@refused_or_done("doubling definitions, long chains, joined unions and patterns, 10,000 items, ...")
+async def schemas_exploding(strike: Strike) -> None:
+    await ask_all(strike, map(schema, EXPLODING))
 
 
-async def exploding_regexes(strike: Strike) -> None:
+@refused_or_done("(a+)+b, .*a.{500}, (a?){1000}a{1000}, (a{1000}){100}, ...")
+async def regexes_exploding(strike: Strike) -> None:
     regexes = (
         "(a+)+b", "(a*)*b", "(a|a)*b", "(a|aa)+$", "(.*)*", ".*a.{500}", ".*a.{20}b", "(a?){1000}a{1000}",
         "a{1,100000}", "(a{1000}){100}", "((a{10}){10}){10}", "(" * 49 + "a" + ")*" * 49, r"[\s\S]{0,16000}",
         "(x+x+)+y", "|".join(f"{i}x" for i in range(2_000)), "a?" * 4_000, "a" * 16_000,
     )  # fmt: skip
-    patterns = [schema({"type": "string", "pattern": regex}) for regex in regexes]
-    await _refused_or_done(strike, [*(other(regex=regex) for regex in regexes), *patterns])
+    await ask_all(strike, as_regex_and_pattern(regexes))
 
 
-async def hostile_grammars(strike: Strike) -> None:
-    """Grammars that double, are ambiguous, never end, or reach for what only the library's own users may have."""
+@refused_or_done("grammars that double, are ambiguous or endless, or reach for the library's own")
+async def grammars_hostile(strike: Strike) -> None:
     doubling = "\n".join(f"T{i + 1}: T{i} T{i}" for i in range(40))
     rules = "\n".join(f"r{i}: r{i + 1} r{i + 1}" for i in range(200))
     grammars = (
@@ -221,16 +235,17 @@ async def hostile_grammars(strike: Strike) -> None:
         "root ::= " + "(" * 29 + '"a"' + "*)" * 29, "root ::= " + "(" * 5_000, "root ::= " + '"a" | ' * 9_000 + '"b"',
         f"root ::= [{'a-z' * 9_000}]", "x" * 65_537,
     )  # fmt: skip
-    await _refused_or_done(strike, [*(other(grammar=grammar) for grammar in grammars), {"grammar": grammars[0]}])
+    await ask_all(strike, [*(other(grammar=grammar) for grammar in grammars), {"grammar": grammars[0]}])
 
 
-async def many_choices(strike: Strike) -> None:
+@refused_or_done("10,000 choices, prefixes of each other, none")
+async def choices(strike: Strike) -> None:
     number = strike.number(10_000, 5_000)
     lists = (
         [f"{i}" for i in range(number)], ["a" * i for i in range(1, 361)], ["a" * 65_000, "a" * 65_001], [""],
         ["x"] * 10_000, [f"{i}" for i in range(10_001)], ["\0", "\u202e", "\U0010ffff"], [],
     )  # fmt: skip
-    await _refused_or_done(strike, [other(choice=choices) for choices in lists])
+    await ask_all(strike, [other(choice=each) for each in lists])
 
 
 def large(number: int) -> Constraint:
@@ -238,56 +253,23 @@ def large(number: int) -> Constraint:
     return schema(record({f"section_{number}_{i}": SECTION for i in range(190)}))
 
 
+@refused_or_done("40 different schemas of 132 kB, 4 at once", name="schemas-132kb")
 async def large_schemas(strike: Strike) -> None:
-    await _refused_or_done(strike, map(large, range(strike.number(40, 8))))
+    await ask_all(strike, map(large, range(strike.number(40, 8))))
 
 
+@refused_or_done("1,000 different schemas, 16 at once", name="schemas-1000", limit_seconds=180)
 async def many_schemas(strike: Strike) -> None:
     """A thousand different schemas, none of which is there already, many at once."""
     properties = PERSON["properties"]
     schemas = [record({**properties, f"own_{i}": {"type": "string"}}) for i in range(strike.number(1_000, 100))]
-    await strike.all([partial(ask, strike, schema(each), may_pass=True) for each in schemas], MANY_AT_ONCE)
+    await ask_all(strike, map(schema, schemas), at_once=MANY_AT_ONCE)
 
 
-async def left_schemas(strike: Strike) -> None:
-    """Clients that send a schema of 132 kB, and leave while it is compiled. Nobody is there to be answered."""
-
-    async def leave(number: int) -> None:
-        content = json.dumps({"messages": HI, "max_tokens": TOKENS, **large(number)}).encode()
-        strike.num_sent += 1
-        connection = await strike.connect()
-        await connection.send(request("POST", CHAT, content, {"authorization": f"Bearer {ATTACKER_KEY}"}))
-        await asyncio.sleep(0.02)
-        connection.close(reset=True)
-        strike.answers.append(Answer("left"))  # nobody is there to see one
-
-    await strike.all([partial(leave, number) for number in range(strike.number(40, 8))], FEW_AT_ONCE)
+@attack("schemas of 132 kB, whose clients leave at once", outcomes("left", 200), is_work=True)
+async def schemas_left(strike: Strike) -> None:
+    """Clients that send a schema of 132 kB, and leave while it is compiled."""
+    schemas = [post(CHAT, body(large(number))) for number in range(strike.number(40, 8))]
+    await strike.leave_all(schemas, FEW_AT_ONCE, after_seconds=0.02)
     answer = await ask(strike, schema(PERSON), may_pass=True)
     strike.check(answer.status == 200, f"afterwards a schema got {answer.outcome}")
-
-
-NO = outcomes(400) | FULL
-NO_OR_DONE = NO | outcomes(200)
-ATTACKS = (
-    Attack("schemas-unfit", "broken, unsatisfiable, endless schemas, and keywords that are not obeyed", unfit_schemas,
-           NO, most_itl_ratio=MOST_ITL_RATIO),
-    Attack("schemas-remote", "schemas of other documents and hosts", remote_schemas, NO, most_itl_ratio=MOST_ITL_RATIO),
-    Attack("schemas-deep", "schemas nested up to 500,000 deep", deep_schemas, NO | outcomes(413),
-           most_itl_ratio=MOST_ITL_RATIO),
-    Attack("regexes-unfit", "look-around, back references, and broken regexes", look_around, NO,
-           most_itl_ratio=MOST_ITL_RATIO),
-    Attack("schemas-exploding", "doubling definitions, long chains, joined unions and patterns, 10,000 items, ...",
-           exploding_schemas, NO_OR_DONE, limit_seconds=120, is_work=True),
-    Attack("regexes-exploding", "(a+)+b, .*a.{500}, (a?){1000}a{1000}, (a{1000}){100}, ...", exploding_regexes,
-           NO_OR_DONE, limit_seconds=120, is_work=True),
-    Attack("grammars-hostile", "grammars that double, are ambiguous or endless, or reach for the library's own",
-           hostile_grammars, NO_OR_DONE, limit_seconds=120, is_work=True),
-    Attack("choices", "10,000 choices, prefixes of each other, none", many_choices, NO_OR_DONE, limit_seconds=120,
-           is_work=True),
-    Attack("schemas-132kb", "40 different schemas of 132 kB, 4 at once", large_schemas, NO_OR_DONE, limit_seconds=120,
-           is_work=True),
-    Attack("schemas-1000", "1,000 different schemas, 16 at once", many_schemas, NO_OR_DONE, limit_seconds=180,
-           is_work=True),
-    Attack("schemas-left", "schemas of 132 kB, whose clients leave at once", left_schemas, outcomes("left", 200),
-           is_work=True),
-)  # fmt: skip

@@ -6,21 +6,18 @@ import asyncio
 import os
 import signal
 
-from tools.attack.attack import COMPLETIONS, Attack, Strike, outcomes
+from tools.attack.attack import COMPLETIONS, Strike, attack, outcomes, post
 
 NUM_STREAMS = 4
 
 
-async def hang_up(strike: Strike) -> None:
+@attack("SIGHUP while 4 clients stream", outcomes(200), is_work=True, ends_server=True)
+async def sighup(strike: Strike) -> None:
     """SIGHUP, as from a terminal that closes, may end the server, but in order: its streams finish."""
     body = {"prompt": "The sea", "max_tokens": 60, "ignore_eos": True, "stream": True}
     async with asyncio.TaskGroup() as group:
-        for _ in range(NUM_STREAMS):
-            group.create_task(strike.post(COMPLETIONS, body))
+        group.create_task(strike.ask_all([post(COMPLETIONS, body)] * NUM_STREAMS, NUM_STREAMS))
         await asyncio.sleep(1.0)
         os.kill(strike.pid, signal.SIGHUP)
     finished = sum(answer.body.rstrip().endswith(b"data: [DONE]") for answer in strike.answers)
     strike.check(finished == NUM_STREAMS, f"{finished} of {NUM_STREAMS} streams finished")
-
-
-ATTACKS = (Attack("sighup", "SIGHUP while 4 clients stream", hang_up, outcomes(200), is_work=True, ends_server=True),)
