@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from tools.attack import broken_files
-from tools.attack.broken_files import CPU_SECONDS, edited, ended, spoiled
+from tools.attack.broken_files import CPU_SECONDS, edited, outcome, spoiled
 
 SENTENCE = "oaiserve: '/m' cannot be used: it is cut."
 
 
 @pytest.mark.parametrize(
-    ("status", "said", "peak_mib", "outcome"),
+    ("status", "said", "peak_mib", "judged"),
     [
         (0, "", 100, "served"),
         (2 << 8, SENTENCE, 100, "checked"),
@@ -34,11 +34,8 @@ SENTENCE = "oaiserve: '/m' cannot be used: it is cut."
         (0, "", 5000, "took 5000 MiB"),
     ],
 )
-def test_an_end_is_judged(status: int, said: str, peak_mib: float, outcome: str, tmp_path: Path) -> None:
-    (tmp_path / "log").write_text(said)
-    start = ended("GGUF", "cut", 0, tmp_path / "log", status, peak_mib, most_mib=1000)
-    assert start.outcome == outcome
-    assert start.is_wrong == (outcome not in ("served", "checked", "refused"))
+def test_an_end_is_judged(status: int, said: str, peak_mib: float, judged: str) -> None:
+    assert outcome(said, status, peak_mib, most_mib=1000) == judged
 
 
 def test_a_process_that_computes_without_end_is_ended_and_is_wrong(

@@ -5,7 +5,7 @@ adapter.
 The files are spoiled in many ways: bytes are changed, the file is cut, numbers are replaced by extremes, the JSON of
 headers, indexes and configurations is edited. Each start is a process of its own. It must end with one sentence and
 exit code 2, or the model must answer; it may not crash, hang, or take memory or time without end. What is spoiled is a
-function of the seed. Prints the number of outcomes for each way to spoil a file. The exit code is 1 if one is wrong.
+function of the seed. Prints the number of outcomes for each format. The exit code is 1 if one is wrong.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import struct
 import sys
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,7 +36,7 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
-from transformers import GptOssConfig, LlamaConfig, PreTrainedConfig
+from transformers import GptOssConfig, LlamaConfig, PreTrainedModel
 
 from oaiserve import cli
 from oaiserve.config import Config
@@ -62,7 +62,7 @@ MOST_SENTENCE = 1000
 FLAGS = ("--port", "0", "--kv-cache-memory", "1MiB", "--cpu-threads", "1", "--device", "cpu", "--log-level", "error")
 MOST_SHOWN = 20
 
-ADAPTER, SHARD = "adapter", "model-00001-of-00001.safetensors"
+ADAPTER, SHARD, WEIGHTS = "adapter", "model-00001-of-00001.safetensors", "model.safetensors"
 VOCAB = 256
 EXTREMES: tuple[Any, ...] = (  # some just within what the check of files lets through
     *(0, 1, -1, 2, 255, 2**12, 2**16, 2**20, 2**24, 10**6, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**53, 2**63 - 1, 2**63),
@@ -73,61 +73,51 @@ OTHER_KINDS: tuple[Any, ...] = (None, True, "", "x" * 300, "../../../etc/passwd"
 
 # -- the sound files --------------------------------------------------------------------------------------------------
 
-_LLAMA: dict[str, Any] = {
+LLAMA: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "initializer_range": 0.3,
     "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
 }  # fmt: skip
-_WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}  # as wide as the longest blocks
-_GPT_OSS = _LLAMA | {
+WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}  # as wide as the longest blocks
+GPT_OSS = LLAMA | {
     "intermediate_size": 64, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8,
     "layer_types": ["sliding_attention", "full_attention"],
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
 }  # fmt: skip
-_PACKINGS = {
+PACKINGS = {
     "GPTQ": Packing("gptq", has_act_order=True),
     "AWQ": Packing("awq"),
     "compressed-tensors": Packing("pack-quantized"),
 }
 # The formats that the matrices of a GGUF file have in turn.
-_SHORT_BLOCKS = (Kind.Q8_0, Kind.Q4_0, Kind.F16)
-_LONG_BLOCKS = (
+SHORT_BLOCKS = (Kind.Q8_0, Kind.Q4_0, Kind.F16)
+LONG_BLOCKS = (
     *(Kind.Q4_K, Kind.Q6_K, Kind.Q5_K, Kind.IQ4_XS, Kind.Q2_K, Kind.Q3_K),
     *(Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.IQ4_NL, Kind.BF16),
 )
 
 
-def write_safetensors(folder: Path) -> None:
-    random_model(LlamaConfig(**_LLAMA)).save_pretrained(folder)
-    byte_tokenizer(VOCAB).save_pretrained(folder)
+def llama() -> PreTrainedModel:
+    return random_model(LlamaConfig(**LLAMA))
 
 
 def write_with_index(folder: Path) -> None:
-    """Write the same model with an index, as models have it whose weights are in several files."""
-    write_safetensors(folder)
-    (folder / "model.safetensors").rename(folder / SHARD)
+    """Write a model with an index, as models have it whose weights are in several files."""
+    llama().save_pretrained(folder)
+    (folder / WEIGHTS).rename(folder / SHARD)
     content = (folder / SHARD).read_bytes()
-    tensors = [name for name in header_of(content) if name != "__metadata__"]
+    tensors = [name for name in json.loads(content[8 : header_end(content)]) if name != "__metadata__"]
     index = {"metadata": {"total_size": len(content)}, "weight_map": dict.fromkeys(tensors, SHARD)}
     (folder / INDEX).write_text(json.dumps(index))
 
 
-def write_packed(folder: Path, packing: Packing) -> None:
-    write_checkpoint(folder, random_model(LlamaConfig(**_LLAMA)), packing)
-    byte_tokenizer(VOCAB).save_pretrained(folder)
+def write_adapted(folder: Path) -> None:
+    """Write a model, and an adapter for all its linear layers."""
+    llama().save_pretrained(folder)
+    write_adapter(folder / ADAPTER, adaptable(llama()), rank=4, alpha_pattern={"q_proj": 4}, use_rslora=True)
 
 
-def write_in_fp8(folder: Path) -> None:
-    write_fp8(folder, random_model(LlamaConfig(**_LLAMA)), "blocks")
-    byte_tokenizer(VOCAB).save_pretrained(folder)
-
-
-def write_mxfp4(folder: Path) -> None:
-    save_in_mxfp4(random_model(GptOssConfig(**_GPT_OSS), dtype=torch.bfloat16), folder)
-    byte_tokenizer(VOCAB).save_pretrained(folder)
-
-
-def write_in_blocks(folder: Path, config: PreTrainedConfig, kinds: Sequence[Kind]) -> None:
+def write_in_blocks(path: Path, kinds: Sequence[Kind], **changes: int) -> None:
     """Write a GGUF file whose matrices have these formats in turn."""
     tokens = byte_tokenizer(VOCAB).convert_ids_to_tokens(list(range(VOCAB)))
     tokens[-1] = tokens[64] + tokens[65]  # the only one that is merged
@@ -135,35 +125,28 @@ def write_in_blocks(folder: Path, config: PreTrainedConfig, kinds: Sequence[Kind
         "model": "gpt2", "pre": "default", "tokens": tokens, "token_type": [int(gguf.TokenType.NORMAL)] * VOCAB,
         "merges": [f"{tokens[64]} {tokens[65]}"], "bos_token_id": 1, "eos_token_id": 2,
     }  # fmt: skip
+    config = LlamaConfig(**LLAMA | changes)
     parameters = [(name, tensor.detach().numpy()) for name, tensor in random_model(config).named_parameters()]
     rng, in_turn = np.random.default_rng(0), cycle(kinds)
 
     def quantize(values: NDArray[np.float32], kind: Kind) -> NDArray[np.uint8]:
-        if gguf.GGML_QUANT_SIZES[kind][0] == 1 or kind in _SHORT_BLOCKS:
+        if gguf.GGML_QUANT_SIZES[kind][0] == 1 or kind in SHORT_BLOCKS:
             return gguf.quantize(values, kind)
         scale = 1e-4 if gguf.GGML_QUANT_SIZES[kind][0] == 256 else 0.005  # long blocks have integers as scales, too
         return random_blocks(rng, kind, *values.shape, scale=scale)
 
-    folder.mkdir()
-    write_gguf(folder / "model.gguf", config, parameters, lambda _: next(in_turn), tokenizer, quantize=quantize)
-
-
-def write_adapted(folder: Path) -> None:
-    """Write the model, and an adapter for all its linear layers."""
-    write_safetensors(folder)
-    shapes = adaptable(random_model(LlamaConfig(**_LLAMA)))
-    write_adapter(folder / ADAPTER, shapes, rank=4, alpha_pattern={"q_proj": 4}, use_rslora=True)
-
-
-def header_of(content: bytes) -> dict[str, Any]:
-    """Return the header of a safetensors file."""
-    header: dict[str, Any] = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    return header
+    path.parent.mkdir()
+    write_gguf(path, config, parameters, lambda _: next(in_turn), tokenizer, quantize=quantize)
 
 
 # -- how they are spoiled ---------------------------------------------------------------------------------------------
 
 Spoil = Callable[[bytes, random.Random], bytes]
+
+
+def header_end(content: bytes) -> int:
+    """Return where the data of a safetensors file begins."""
+    return 8 + int.from_bytes(content[:8], "little")
 
 
 def cut(content: bytes, rng: random.Random) -> bytes:
@@ -174,9 +157,10 @@ def lengthened(content: bytes, rng: random.Random) -> bytes:
     return content + rng.randbytes(rng.choice((1, 8, 4096)))
 
 
-def changed_bytes(content: bytes, rng: random.Random, end: int) -> bytes:
-    """Change a few bytes, of the first `end` ones in three of four cases."""
+def changed_bytes(content: bytes, rng: random.Random, end: int | None = None) -> bytes:
+    """Change a few bytes, in three of four cases before `end`, which is that of a safetensors file's header."""
     spoiled = bytearray(content)
+    end = header_end(content) if end is None else end
     for _ in range(rng.choice((1, 1, 2, 8, 64))):
         at = rng.randrange(end if rng.randrange(4) else len(spoiled))
         spoiled[at] = rng.choice((0, 255, spoiled[at] ^ 1 << rng.randrange(8), rng.randrange(256)))
@@ -229,137 +213,117 @@ def _nodes(tree: Any) -> Iterator[Any]:
             yield from _nodes(child)
 
 
-def edited_json(content: bytes, rng: random.Random) -> bytes:
-    return json.dumps(edited(json.loads(content), rng)).encode()
-
-
-def edited_quantization(content: bytes, rng: random.Random) -> bytes:
-    config = json.loads(content)
-    return json.dumps(config | {"quantization_config": edited(config["quantization_config"], rng)}).encode()
+def edited_json(content: bytes, rng: random.Random, part: str | None = None) -> bytes:
+    tree = json.loads(content)
+    return json.dumps(edited(tree, rng) if part is None else tree | {part: edited(tree[part], rng)}).encode()
 
 
 def edited_header(content: bytes, rng: random.Random) -> bytes:
-    data = content[8 + int.from_bytes(content[:8], "little") :]
-    header = json.dumps(edited(header_of(content), rng)).encode()
-    return struct.pack("<Q", len(header)) + header + data
-
-
-def extreme_in_gguf(places: Sequence[int]) -> Spoil:
-    """Return how a number of a GGUF head is replaced: near one of `places`, where its values and tensors begin."""
-
-    def spoil(content: bytes, rng: random.Random) -> bytes:
-        at = rng.choice((rng.choice(places) + rng.randrange(64), 4 + rng.randrange(20)))
-        return extreme_number(content, min(at, len(content) - 8), rng)
-
-    return spoil
-
-
-def changed_header(content: bytes, rng: random.Random) -> bytes:
-    return changed_bytes(content, rng, 8 + int.from_bytes(content[:8], "little"))
+    end = header_end(content)
+    header = edited_json(content[8:end], rng)
+    return struct.pack("<Q", len(header)) + header + content[end:]
 
 
 def extreme_length(content: bytes, rng: random.Random) -> bytes:
     return extreme_number(content, rng.randrange(8), rng)
 
 
-@dataclass(frozen=True)
-class Way:
-    """A way to spoil a file of a model."""
-
-    file: str  # within the model's folder
-    spoil: Spoil
+def extreme_in_gguf(content: bytes, rng: random.Random, places: Sequence[int]) -> bytes:
+    """Replace a number of a GGUF head, near one of `places`, where its values and tensors begin."""
+    at = rng.choice((rng.choice(places) + rng.randrange(64), 4 + rng.randrange(20)))
+    return extreme_number(content, min(at, len(content) - 8), rng)
 
 
 @dataclass(frozen=True)
 class Format:
-    """A format of models: what is served of a sound folder, and the ways to spoil that, by name."""
+    """A format of models: the ways to spoil a sound folder, by name, each with its file, and what is served of it."""
 
-    ways: dict[str, Way]
+    ways: dict[str, tuple[str, Spoil]]
     model: str = "."  # the folder, or a file in it
     adapter: str | None = None  # a folder in it
 
 
-_ANY_FILE: dict[str, Spoil] = {"cut": cut, "lengthened": lengthened}
-_SAFETENSORS = _ANY_FILE | {
-    "bytes changed": changed_header,
-    "length replaced": extreme_length,
-    "header edited": edited_header,
-}
-_CONFIG_EDITED = {"config.json edited": Way("config.json", edited_json)}
+def of_safetensors(file: str) -> dict[str, tuple[str, Spoil]]:
+    spoils: dict[str, Spoil] = {
+        "cut": cut,
+        "lengthened": lengthened,
+        "bytes changed": changed_bytes,
+        "length replaced": extreme_length,
+        "header edited": edited_header,
+    }
+    return {name: (file, spoil) for name, spoil in spoils.items()}
 
 
-def of_file(file: str, ways: dict[str, Spoil]) -> dict[str, Way]:
-    return {name: Way(file, spoil) for name, spoil in ways.items()}
-
-
-def of_gguf(file: Path) -> Format:
-    reader = gguf.GGUFReader(file)
+def of_gguf(path: Path) -> Format:
+    reader = gguf.GGUFReader(path)
     places = [field.offset for field in reader.fields.values()] + [tensor.field.offset for tensor in reader.tensors]
-    head_end = int(reader.data_offset)
-
-    def changed_head(content: bytes, rng: random.Random) -> bytes:
-        return changed_bytes(content, rng, head_end)
-
-    ways = _ANY_FILE | {"bytes changed": changed_head, "numbers replaced": extreme_in_gguf(places)}
-    return Format(of_file(file.name, ways), model=file.name)
+    spoils: dict[str, Spoil] = {
+        "cut": cut,
+        "lengthened": lengthened,
+        "bytes changed": partial(changed_bytes, end=int(reader.data_offset)),
+        "numbers replaced": partial(extreme_in_gguf, places=places),
+    }
+    return Format({name: (path.name, spoil) for name, spoil in spoils.items()}, model=path.name)
 
 
 def write_formats(sound: Path) -> dict[str, Format]:
     """Write a sound model in each format, in a folder that has the name of the format."""
-    weights = of_file("model.safetensors", _SAFETENSORS)
-    found = {
-        "safetensors": Format(weights),
-        "JSON beside them": Format({**_CONFIG_EDITED, "index edited": Way(INDEX, edited_json)}),
-    }
-    write_safetensors(sound / "safetensors")
+    weights, config_edited = of_safetensors(WEIGHTS), {"config.json edited": ("config.json", edited_json)}
+    quantization = partial(edited_json, part="quantization_config")
+    of_quantized = Format({**weights, "config.json edited": ("config.json", quantization)})
+    of_adapter = of_safetensors(f"{ADAPTER}/adapter_model.safetensors")
+    of_adapter["adapter_config.json edited"] = (f"{ADAPTER}/adapter_config.json", edited_json)
+
+    llama().save_pretrained(sound / "safetensors")
     write_with_index(sound / "JSON beside them")
-    for name, packing in _PACKINGS.items():
-        write_packed(sound / name, packing)
-        found[name] = Format({**weights, "config.json edited": Way("config.json", edited_quantization)})
-    write_in_fp8(sound / "FP8")
-    found["FP8"] = Format({**weights, "config.json edited": Way("config.json", edited_quantization)})
-    write_mxfp4(sound / "MXFP4")
-    found["MXFP4"] = Format(weights | _CONFIG_EDITED)
-    write_in_blocks(sound / "GGUF", LlamaConfig(**_LLAMA), _SHORT_BLOCKS)
-    write_in_blocks(sound / "GGUF, other types", LlamaConfig(**_LLAMA | _WIDE), _LONG_BLOCKS)
-    for name in ("GGUF", "GGUF, other types"):
-        found[name] = of_gguf(sound / name / "model.gguf")
+    for name, packing in PACKINGS.items():
+        write_checkpoint(sound / name, llama(), packing)
+    write_fp8(sound / "FP8", llama(), "blocks")
+    save_in_mxfp4(random_model(GptOssConfig(**GPT_OSS), dtype=torch.bfloat16), sound / "MXFP4")
     write_adapted(sound / "adapter")
-    of_adapter = of_file(f"{ADAPTER}/adapter_model.safetensors", _SAFETENSORS)
-    config = Way(f"{ADAPTER}/adapter_config.json", edited_json)
-    found["adapter"] = Format({**of_adapter, "adapter_config.json edited": config}, adapter=ADAPTER)
-    return found
+    for folder in sound.iterdir():
+        byte_tokenizer(VOCAB).save_pretrained(folder)
+    in_blocks = {name: sound / name / "model.gguf" for name in ("GGUF", "GGUF, other types")}
+    write_in_blocks(in_blocks["GGUF"], SHORT_BLOCKS)
+    write_in_blocks(in_blocks["GGUF, other types"], LONG_BLOCKS, **WIDE)
+    return {
+        "safetensors": Format(weights),
+        "JSON beside them": Format({**config_edited, "index edited": (INDEX, edited_json)}),
+        **dict.fromkeys((*PACKINGS, "FP8"), of_quantized),
+        "MXFP4": Format(weights | config_edited),
+        **{name: of_gguf(path) for name, path in in_blocks.items()},
+        "adapter": Format(of_adapter, adapter=ADAPTER),
+    }
 
 
 # Of the mutations of a format, the ways get these shares; the others share what is left.
 SHARES = {"cut": 0.1, "lengthened": 0.02, "length replaced": 0.08, "index edited": 0.2}
 
 
-def way(ways: dict[str, Way], rng: random.Random) -> str:
+def way(ways: Sequence[str], rng: random.Random) -> str:
     rest = (1 - sum(SHARES.get(name, 0) for name in ways)) / sum(name not in SHARES for name in ways)
-    return rng.choices(list(ways), [SHARES.get(name, rest) for name in ways])[0]
+    return rng.choices(ways, [SHARES.get(name, rest) for name in ways])[0]
 
 
 # -- a start on each --------------------------------------------------------------------------------------------------
 
+OUTCOMES = {"checked": "refused by the check of files", "refused": "refused later", "served": "served"}
 
-@dataclass(frozen=True)
+
+@dataclass
 class Start:
-    """How a start ended."""
+    """A start, and how it ended."""
 
     format: str
     way: str
     number: int
-    outcome: str  # "checked", "refused", "served", or what is wrong
-    said: str
-    peak_mib: float
+    outcome: str = ""  # one of OUTCOMES, or what is wrong
+    said: str = ""
+    peak_mib: float = 0.0
 
     @property
     def is_wrong(self) -> bool:
         return self.outcome not in OUTCOMES
-
-
-OUTCOMES = {"checked": "refused by the check of files", "refused": "refused later", "served": "served"}
 
 
 def load_and_answer(config: Config, sock: socket.socket) -> int:
@@ -393,66 +357,59 @@ def run(model: Path, log: Path, adapter: Path | None = None) -> None:
         os._exit(code)
 
 
-def ended(
-    format_name: str, way_name: str, number: int, log: Path, status: int, peak_mib: float, most_mib: float
-) -> Start:
-    """Judge how a process ended."""
-    said = log.read_text(errors="replace").strip()
+def outcome(said: str, status: int, peak_mib: float, most_mib: float) -> str:
+    """Judge how a process ended, by its log, its status as of wait, and its memory."""
     code = os.waitstatus_to_exitcode(status)
     last = said.splitlines()[-1] if said else ""
     if code < 0:
-        outcome = f"ended by {signal.Signals(-code).name}"
-    elif peak_mib > most_mib:
-        outcome = f"took {peak_mib:.0f} MiB"
-    elif code == 0:
-        outcome = "served"
-    elif code != 2:
-        outcome = f"exit code {code}"
-    elif not last.startswith("oaiserve: ") or "Traceback" in said or len(last) > MOST_SENTENCE:
-        outcome = "no sentence"
-    elif "MemoryError" in last or "allocate" in last:
-        outcome = "out of memory"
-    else:
-        outcome = "checked" if "cannot be used: " in last or " has no weights: " in last else "refused"
-    return Start(format_name, way_name, number, outcome, said, peak_mib)
+        return f"ended by {signal.Signals(-code).name}"
+    if peak_mib > most_mib:
+        return f"took {peak_mib:.0f} MiB"
+    if code == 0:
+        return "served"
+    if code != 2:
+        return f"exit code {code}"
+    if not last.startswith("oaiserve: ") or "Traceback" in said or len(last) > MOST_SENTENCE:
+        return "no sentence"
+    if "MemoryError" in last or "allocate" in last:
+        return "out of memory"
+    return "checked" if "cannot be used: " in last or " has no weights: " in last else "refused"
 
 
 class Starts:
     """Processes that start on a model, a few at a time."""
 
-    def __init__(self, work: Path, at_once: int) -> None:
-        self._work, self._at_once = work, at_once
-        self._running: dict[int, tuple[str, str, int, Path]] = {}
+    def __init__(self, at_once: int) -> None:
+        self._at_once = at_once
+        self._running: dict[int, tuple[Start, Path]] = {}
         self.most_mib = float("inf")
         self.ended: list[Start] = []
 
-    def begin(self, format_name: str, way_name: str, number: int, folder: Path, kind: Format) -> None:
+    def begin(self, start: Start, folder: Path, kind: Format) -> None:
         """Start on a model in `folder`, which is removed afterwards."""
-        while len(self._running) >= self._at_once:
-            self._wait()
+        self.finish(self._at_once - 1)
         if (pid := os.fork()) == 0:
             run(folder / kind.model, folder / "log", None if kind.adapter is None else folder / kind.adapter)
-        self._running[pid] = format_name, way_name, number, folder
+        self._running[pid] = start, folder
 
-    def finish(self) -> None:
-        while self._running:
-            self._wait()
-
-    def _wait(self) -> None:
-        pid, status, usage = os.wait3(0)
-        *names, folder = self._running.pop(pid)
-        self.ended.append(ended(*names, folder / "log", status, usage.ru_maxrss / 1024, self.most_mib))
-        shutil.rmtree(folder)
+    def finish(self, but_for: int = 0) -> None:
+        """Wait until no more than so many run."""
+        while len(self._running) > but_for:
+            pid, status, usage = os.wait3(0)
+            start, folder = self._running.pop(pid)
+            start.said, start.peak_mib = (folder / "log").read_text(errors="replace").strip(), usage.ru_maxrss / 1024
+            start.outcome = outcome(start.said, status, start.peak_mib, self.most_mib)
+            self.ended.append(start)
+            shutil.rmtree(folder)
 
 
 def spoil_all(work: Path, formats: Sequence[str], seed: int, number: int, at_once: int) -> list[Start]:
     """Start on sound files, then on `number` broken ones of each of these formats; of all if none is given."""
-    sound = work / "sound"
+    sound, starts = work / "sound", Starts(at_once)
     sound.mkdir()
-    starts = Starts(work, at_once)
     found = {name: kind for name, kind in write_formats(sound).items() if not formats or name in formats}
     for name, kind in found.items():
-        starts.begin(name, "none", 0, shutil.copytree(sound / name, work / f"{name} sound"), kind)
+        starts.begin(Start(name, "none", 0), shutil.copytree(sound / name, work / f"{name} sound"), kind)
     starts.finish()
     if wrong := [one for one in starts.ended if one.outcome != "served"]:
         raise SystemExit(f"the sound model is not served: {wrong[0].format}: {wrong[0].outcome}: {wrong[0].said}")
@@ -460,11 +417,11 @@ def spoil_all(work: Path, formats: Sequence[str], seed: int, number: int, at_onc
     for name, kind in found.items():
         for index in range(number):
             rng = random.Random(f"{seed} {name} {index}")
-            chosen = way(kind.ways, rng)
+            chosen = way(list(kind.ways), rng)
+            file, spoil = kind.ways[chosen]
             folder = shutil.copytree(sound / name, work / f"{name} {index}")
-            path = folder / kind.ways[chosen].file
-            path.write_bytes(spoiled(kind.ways[chosen].spoil, path.read_bytes(), rng))
-            starts.begin(name, chosen, index, folder, kind)
+            (folder / file).write_bytes(spoiled(spoil, (folder / file).read_bytes(), rng))
+            starts.begin(Start(name, chosen, index), folder, kind)
     starts.finish()
     return starts.ended
 
@@ -478,17 +435,14 @@ def spoiled(spoil: Spoil, content: bytes, rng: random.Random) -> bytes:
 
 def markdown(starts: Sequence[Start]) -> str:
     """Return a row for each format."""
-    counts: dict[str, Counter[str]] = {}
-    for one in starts:
-        if one.way != "none":
-            counts.setdefault(one.format, Counter())["wrong" if one.is_wrong else one.outcome] += 1
-    header = ["format", "files", *OUTCOMES.values(), "wrong", "most memory, MiB"]
-    rows = []
-    for name, counter in counts.items():
-        peak = max(one.peak_mib for one in starts if one.format == name and one.way != "none")
-        numbers = [counter.total(), *(counter[outcome] for outcome in OUTCOMES), counter["wrong"]]
-        rows.append([name, *(f"{value:,}" for value in numbers), f"{peak:,.0f}"])
-    return "\n".join(as_markdown([header, *rows]))
+    rows = [["format", "files", *OUTCOMES.values(), "wrong", "most memory, MiB"]]
+    all_broken = [one for one in starts if one.way != "none"]
+    for name in dict.fromkeys(one.format for one in all_broken):
+        broken = [one for one in all_broken if one.format == name]
+        counts = [sum(one.outcome == outcome for one in broken) for outcome in OUTCOMES]
+        counts = [len(broken), *counts, sum(one.is_wrong for one in broken)]
+        rows.append([name, *map("{:,}".format, counts), f"{max(one.peak_mib for one in broken):,.0f}"])
+    return "\n".join(as_markdown(rows))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
