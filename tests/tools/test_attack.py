@@ -202,19 +202,16 @@ def test_an_answer_that_does_not_come_in_time_is_no_answer(sent: bytes, outcome:
     assert answer.outcome == outcome
 
 
-def test_a_held_connection_keeps_what_comes_until_it_is_released() -> None:
+def test_a_connection_tells_when_an_answer_begins_and_reads_it_later() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readexactly(2)
         writer.write(HEAD + b"\r\nhello")
         writer.close()
 
     async def read(connection: Connection) -> list[Answer]:
-        connection.hold()
-        assert not await connection.wait_for_bytes(0)
+        assert not await connection.begins(0)
         await connection.send(b"go")
-        assert await connection.wait_for_bytes(5)
-        assert not connection.reader._buffer  # type: ignore[attr-defined]
-        connection.release()
+        assert await connection.begins(5)
         return [await connection.answer(5)]
 
     (answer,) = asyncio.run(beside(serve, read))

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from tools.attack.attack import Attack, Strike
-from tools.attack.families import ATTACKS, crowds
+from tools.attack.families import ATTACKS
+from tools.attack.families.bodies import long_prompts, sequences
 from tools.attack.measure import Result, measure
 from tools.attack.neighbour import Neighbour, running_neighbour
 from tools.attack.server import Server, missing_programs, oaiserve
@@ -65,8 +66,8 @@ def run_all(attacks: Sequence[Attack], arguments: argparse.Namespace) -> list[di
 def warm_up(server: Server, seconds: float) -> None:
     """Let the server work, because its first large steps touch memory that stays."""
     strike = Strike(server.url, server.pid, server.process.log_file, quick=True, answer_seconds=120)
-    asyncio.run(strike.ask_all(crowds.long_prompts(strike.number), 32))
-    asyncio.run(strike.ask_all(crowds.sequences(strike.number), 1))  # a full batch
+    asyncio.run(strike.ask_all(long_prompts(strike.number), 32))
+    asyncio.run(strike.ask_all(sequences(strike.number), 1))  # a full batch
     time.sleep(seconds)
 
 

@@ -157,34 +157,39 @@ class Attack:
 
 Run = Callable[[Strike], Awaitable[None]]
 Requests = Callable[[Number], Iterable[Sent]]
-ATTACKS: list[Attack] = []  # in the order in which tools.attack.families imports them
 
 
-def attack(sends: str, outcomes: frozenset[str], **limits: Any) -> Callable[[Run], Run]:
-    """Make an attack of a function, whose name is the attack's and whose module is the family. `limits` are further
-    fields of Attack."""
+class Family:
+    """Attacks of one kind. A function becomes one of them by a decorator, and gives it its name."""
 
-    def add(run: Run) -> Run:
-        about = {"name": run.__name__.replace("_", "-"), "family": run.__module__.rpartition(".")[2]}
-        ATTACKS.append(Attack(sends=sends, run=run, outcomes=outcomes, **about | limits))
-        return run
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.attacks: list[Attack] = []
 
-    return add
+    def attack(self, sends: str, outcomes: frozenset[str], **limits: Any) -> Callable[[Run], Run]:
+        """Add what a function does. `limits` are further fields of Attack."""
 
+        def add(run: Run) -> Run:
+            about = {"name": run.__name__.replace("_", "-"), "family": self.name} | limits
+            self.attacks.append(Attack(sends=sends, run=run, outcomes=outcomes, **about))
+            return run
 
-def burst(sends: str, outcomes: frozenset[str], at_once: int, **limits: Any) -> Callable[[Requests], Requests]:
-    """Make an attack of a function that returns requests. They are sent on connections of their own, so many at
-    once."""
+        return add
 
-    def add(found: Requests) -> Requests:
-        @wraps(found)
-        async def run(strike: Strike) -> None:
-            await strike.ask_all(found(strike.number), at_once)
+    def burst(
+        self, sends: str, outcomes: frozenset[str], at_once: int, **limits: Any
+    ) -> Callable[[Requests], Requests]:
+        """Add the requests that a function returns. They have connections of their own, so many at once."""
 
-        attack(sends, outcomes, **limits)(run)
-        return found
+        def add(requests: Requests) -> Requests:
+            @wraps(requests)
+            async def run(strike: Strike) -> None:
+                await strike.ask_all(requests(strike.number), at_once)
 
-    return add
+            self.attack(sends, outcomes, **limits)(run)
+            return requests
+
+        return add
 
 
 def outcomes(*allowed: int | str) -> frozenset[str]:

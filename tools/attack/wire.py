@@ -6,8 +6,8 @@ It knows nothing of servers and attacks. What the standard clients refuse to sen
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-import os
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterable
@@ -75,26 +75,13 @@ class Connection:
             self.writer.write(data[start : start + (1 << 20)])
             await self.writer.drain()
 
-    def hold(self) -> None:
-        """Read nothing, so that what comes stays in the buffers of the kernel."""
-        self.writer.transport.pause_reading()  # type: ignore[attr-defined]
-
-    def release(self) -> None:
-        self.writer.transport.resume_reading()  # type: ignore[attr-defined]
-
-    async def wait_for_bytes(self, limit_seconds: float) -> bool:
-        """Wait until something has come on a connection that is held, without reading it. Return whether it has."""
-        loop, has_come = asyncio.get_running_loop(), asyncio.Event()
-        descriptor = os.dup(self.writer.get_extra_info("socket").fileno())  # the transport watches its own
-        loop.add_reader(descriptor, has_come.set)
-        try:
+    async def begins(self, limit_seconds: float) -> bool:
+        """Wait until something has come, of which `answer` reads later. Meanwhile no more is taken than asyncio's
+        buffer holds, twice READ_BYTES: the rest stays with the kernel and the server."""
+        with contextlib.suppress(TimeoutError, OSError):
             async with asyncio.timeout(limit_seconds):
-                return await has_come.wait()
-        except TimeoutError:
-            return False
-        finally:
-            loop.remove_reader(descriptor)
-            os.close(descriptor)
+                self._rest += await self.reader.read(1)
+        return bool(self._rest)
 
     async def answer(self, limit_seconds: float, *, has_body: bool = True) -> Answer:
         """Read one final answer, to HEAD without a body. Never raises: the outcome says what happened."""

@@ -1,12 +1,11 @@
-"""All attacks, by family. A family is a file."""
+"""All attacks, by family."""
 
 from __future__ import annotations
 
-from importlib import import_module
+from tools.attack.families.access import BROWSERS, KEYS
+from tools.attack.families.bodies import CROWDS, EXTREMES, FORMS, PROMPTS
+from tools.attack.families.connections import CONNECTIONS, FRAMING, READERS, SIGNALS
+from tools.attack.families.grammars import GRAMMARS
 
-from tools.attack.attack import ATTACKS as ATTACKS
-
-FAMILIES = ("prompts", "framing", "forms", "grammars", "extremes", "readers", "crowds", "keys", "connections",
-            "browsers", "signals")  # fmt: skip
-for _family in FAMILIES:
-    import_module(f"{__name__}.{_family}")
+FAMILIES = (*(PROMPTS, FRAMING, FORMS, GRAMMARS, EXTREMES, READERS, CROWDS, KEYS, CONNECTIONS, BROWSERS, SIGNALS),)
+ATTACKS = [attack for family in FAMILIES for attack in family.attacks]

@@ -1,13 +1,233 @@
-"""Connections that cost the server something before they have asked for anything."""
+"""Attacks by how a request is sent: its frame, its connection, and how its client reads."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+from collections.abc import Mapping
 from functools import partial
 
-from tools.attack.attack import ATTACKER_KEY, COMPLETIONS, ENDED, Number, Sent, Strike, attack, burst, outcomes, post
-from tools.attack.wire import Connection
+from tools.attack.attack import (
+    ATTACKER_KEY,
+    COMPLETIONS,
+    ENDED,
+    FULL,
+    REFUSED,
+    Family,
+    Number,
+    Sent,
+    Strike,
+    counted,
+    outcomes,
+    post,
+    request,
+)
+from tools.attack.wire import Answer, Connection, few_at_once
 
+# -- HTTP whose frame is unclear: a request may hide within another one, or never end ---------------------------------
+
+FRAMING = Family("framing")
+HIDDEN_ID = "hidden-request"  # each gets one of its own, as long as this
+AT_ONCE = 8
+ENDLESS_BYTES = 64 << 20
+BODY_SECONDS = 65.0  # in which a server ends a request whose body does not come
+HEAD = (
+    f"POST {COMPLETIONS} HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {ATTACKER_KEY}\r\n"
+    "content-type: application/json\r\n"
+)
+PAUSE_SECONDS = 0.2
+BODY = b'{"prompt": "Hi", "max_tokens": 1}'
+HIDDEN = post(COMPLETIONS, BODY, {"x-request-id": HIDDEN_ID})  # it must never be answered
+
+
+async def send_all(strike: Strike, requests: Mapping[str, bytes]) -> None:
+    """Send each, at once and in two parts, and check that none of the requests hidden in them was understood as one."""
+    cases = [(name, data, in_two) for name, data in requests.items() for in_two in (False, True)]
+    ids = {f"hidden-{number:07}": case for number, case in enumerate(cases)}
+    await few_at_once([partial(send, strike, hidden_id, *case) for hidden_id, case in ids.items()], AT_ONCE)
+    await asyncio.sleep(1)  # the log comes a moment after the answer
+    log, answered = strike.log, {answer.headers.get("x-request-id") for answer in strike.answers}
+    for hidden_id, (name, _, in_two) in ids.items():
+        was_run = hidden_id.encode() in log or hidden_id in answered
+        strike.check(not was_run, f"{name}{', in two parts' * in_two}: the hidden request was run")
+
+
+async def send(strike: Strike, hidden_id: str, name: str, data: bytes, in_two: bool) -> None:
+    """Send the bytes; with `in_two` the head first, and the rest a moment later, as the network may cut them."""
+
+    async def head_first(connection: Connection) -> None:
+        head, end, rest = data.partition(b"\r\n\r\n")
+        await connection.send(head + end)
+        await asyncio.sleep(PAUSE_SECONDS)
+        await connection.send(rest)
+
+    data = data.replace(HIDDEN_ID.encode(), hidden_id.encode())
+    answers = await strike.exchange(head_first if in_two else data, quiet_seconds=1.0)
+    strike.check(len(answers) == 1, f"{name}{', in two parts' * in_two}: {len(answers)} answers to one request")
+
+
+def framed(headers: str, data: bytes) -> bytes:
+    """Return a request with these headers, each with its end of line."""
+    return f"{HEAD}{headers}\r\n".encode() + data
+
+
+def upgraded(protocol: str, connection: str = "Upgrade", headers: str = "") -> bytes:
+    head = f"connection: {connection}\r\nupgrade: {protocol}\r\n{headers}content-length: {len(HIDDEN)}\r\n"
+    return framed(head, HIDDEN)
+
+
+def chunked(tail: bytes, headers: str = "") -> bytes:
+    return framed(f"{headers}transfer-encoding: chunked\r\n", tail)
+
+
+def chunk(data: bytes, extension: bytes = b"") -> bytes:
+    return f"{len(data):x}".encode() + extension + b"\r\n" + data + b"\r\n"
+
+
+# A server that does not speak the protocol that it is offered may answer the request as if it were not offered.
+@FRAMING.attack("POST with Upgrade, a request in its body", REFUSED | ENDED | outcomes(200, 426, 501), bare=True,
+        answer_seconds=10)  # fmt: skip
+async def upgrade(strike: Strike) -> None:
+    h2c = "http2-settings: AAMAAABkAAQAAP__\r\n"
+    websocket = "sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-version: 13\r\n"
+    await send_all(strike, {
+        "h2c": upgraded("h2c", "Upgrade, HTTP2-Settings", h2c),
+        "websocket": upgraded("websocket", headers=websocket),
+        "TLS": upgraded("TLS/1.2"),
+        "an unknown protocol": upgraded("x" * 100),
+        "keep-alive as well": upgraded("h2c", "keep-alive, Upgrade", h2c),
+        "with a valid body": post(COMPLETIONS, BODY, {"connection": "Upgrade", "upgrade": "h2c"}),
+    })  # fmt: skip
+
+
+@FRAMING.attack("CL+TE, two CLs, bare LF, obs-fold, no HTTP, ...", REFUSED | ENDED | outcomes(200), bare=True,
+        answer_seconds=BODY_SECONDS, limit_seconds=240)  # fmt: skip
+async def smuggling(strike: Strike) -> None:
+    length, both = f"content-length: {len(BODY)}\r\n", BODY + HIDDEN
+    ended = b"0\r\n\r\n" + HIDDEN  # behind the last chunk
+    await send_all(strike, {
+        "CL+TE": chunked(ended, "content-length: 4\r\n"),
+        "TE+CL": framed(f"transfer-encoding: chunked\r\n{length}", ended),
+        "TE.TE": chunked(ended, "transfer-encoding: identity\r\n"),
+        "TE obscured": framed(f"transfer-encoding: xchunked\r\n{length}", BODY),
+        "TE with a tab": framed(f"transfer-encoding:\tchunked\r\n{length}", ended),
+        "TE with a space": framed(f"transfer-encoding : chunked\r\n{length}", ended),
+        "two CLs": framed(f"content-length: 0\r\n{length}", HIDDEN),
+        "a list of CLs": framed(f"content-length: 0, {len(BODY)}\r\n", HIDDEN),
+        "CL with a plus": framed(f"content-length: +{len(BODY)}\r\n", BODY),
+        "CL negative": framed("content-length: -1\r\n", HIDDEN),
+        "CL beyond 64 bits": framed(f"content-length: {2**64 + len(BODY)}\r\n", BODY),
+        "obs-fold": framed(f"x-folded: a\r\n {length}", HIDDEN),
+        "bare LF": (HEAD + length).replace("\r\n", "\n").encode() + b"\n" + both,
+        "bare CR": framed(f"x-a: b\rtransfer-encoding: chunked\r\n{length}", both),
+        "NUL in a header": framed(f"x-a: b\0c\r\n{length}", both),
+        "a chunk size of 40 digits": chunked(b"1" * 40 + b"\r\n" + BODY),
+        "a negative chunk": chunked(b"-1\r\n" + BODY),
+        "a chunk shorter than it says": chunked(b"5\r\nab\r\n" + ended),
+        "HTTP/0.9": b"GET /health\r\n\r\n",
+        "HTTP/2 by hand": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        "TLS to a plain port": bytes.fromhex("16030100a5010000a10303") + bytes(160),
+        "garbage": bytes(range(256)) * 16,
+        "only line ends": b"\r\n" * 5000,
+    })  # fmt: skip
+
+
+@FRAMING.burst("chunks whose extensions do not end, 64 MiB", REFUSED | ENDED, 2, bare=True, answer_seconds=BODY_SECONDS,
+       limit_seconds=80)  # fmt: skip
+def chunk_extensions(number: Number) -> list[Sent]:
+    """A chunk whose extension never ends is data that is no body: no limit on bodies sees it."""
+    small_chunks = b"".join(chunk(b" ", b";" + b"x" * 1000) for _ in range(20_000))
+    return [chunked(b"1;" + b"x" * ENDLESS_BYTES), chunked(small_chunks)]
+
+
+@FRAMING.burst("trailers that do not end, 64 MiB", REFUSED | ENDED | outcomes(200), 2, bare=True,
+       answer_seconds=BODY_SECONDS, limit_seconds=80)  # fmt: skip
+def trailers(number: Number) -> list[Sent]:
+    many = b"".join(b"x-%d: y\r\n" % i for i in range(1_000_000))
+    return [chunked(chunk(BODY) + b"0\r\n" + each) for each in (b"x-trailer: " + b"x" * ENDLESS_BYTES, many)]
+
+
+@FRAMING.attack("2,000 requests at once on one connection", outcomes(200), bare=True)
+async def pipelining(strike: Strike) -> None:
+    """All are answered in order, or the first of them and then a refusal."""
+    ask, number = request("GET", "/v1/models", headers={"connection": "keep-alive"}), strike.number(2000, 200)
+    answers = await strike.exchange(ask * number, most_answers=number, quiet_seconds=5.0)
+    good = sum(answer.status == 200 for answer in answers)
+    is_refused = answers[-1].status == 400 and good == len(answers) - 1
+    strike.check(good == number or is_refused, f"{good} of {number} pipelined requests were answered, and none refused")
+
+
+# -- clients that ask and do not read, read slowly, or leave in the rudest way ----------------------------------------
+
+READERS = Family("readers")
+
+
+@READERS.attack("8 answers of many MB that nobody reads for 25 s", outcomes(200, 400, "cut", "reset", "closed") | FULL,
+        answer_seconds=270, limit_seconds=330, is_work=True)  # fmt: skip
+async def unread_answers(strike: Strike) -> None:
+    """Answers of about 32 MB: 20 log-probabilities for each of 24,000 tokens of prompts. The client waits until one
+    begins, reads nothing of it for a while, and then all: it comes whole, or the server has cut the connection."""
+    number, held_seconds = strike.number(8, 2), strike.number(25, 5)
+    prompts = [[7] * 4000] * strike.number(6, 1)
+    body = post(COMPLETIONS, {"prompt": prompts, "max_tokens": 1, "prompt_logprobs": 20, "n": 1})
+
+    async def hold() -> None:
+        strike.num_sent += 1
+        connection = await strike.connect()
+        await connection.send(body)
+        if await connection.begins(strike.answer_seconds):
+            await asyncio.sleep(held_seconds)
+        strike.answers.append(await connection.answer(strike.answer_seconds))
+        connection.close()
+
+    await few_at_once([hold] * number, number)
+
+
+@READERS.attack("40 streams, read one byte a second", outcomes(200), limit_seconds=90, is_work=True)
+async def slow_streams(strike: Strike) -> None:
+    """Streams that are read one byte a second, for a while. They must be neither lost nor waited for."""
+    body = post(COMPLETIONS, {"prompt": "Hi", "max_tokens": 50, "ignore_eos": True, "stream": True})
+
+    async def read_slowly() -> None:
+        strike.num_sent += 1
+        connection = await strike.connect()
+        await connection.send(body)
+        for _ in range(strike.number(20, 3)):
+            await connection.reader.readexactly(1)
+            await asyncio.sleep(1)
+        connection.close(reset=True)
+        strike.answers.append(Answer("200"))  # it was being answered
+
+    number = strike.number(40, 8)
+    await few_at_once([read_slowly] * number, number)
+
+
+@READERS.attack("1,000 requests whose connections are reset at once", outcomes(200, "left"), is_work=True)
+async def resets(strike: Strike) -> None:
+    body = {"prompt": "Tell me of the sea.", "max_tokens": 500, "ignore_eos": True, "stream": True}
+    await strike.leave_all([post(COMPLETIONS, body)] * strike.number(1000, 100), 50, after_seconds=0.01)
+    answer = await strike.ask(post(COMPLETIONS, {"prompt": "Hi", "max_tokens": 1}))
+    strike.check(answer.status == 200, f"afterwards a request got {counted([answer])}")
+
+
+@READERS.burst(
+    "100 clients that close their side after asking", outcomes(200, "closed", "reset") | FULL, 20, is_work=True
+)
+def half_closed(number: Number) -> list[Sent]:
+    """A client that shuts down its side of the connection after its request may still read: it gets an answer, or the
+    server ends the connection."""
+
+    async def send(connection: Connection) -> None:
+        await connection.send(post(COMPLETIONS, {"prompt": "Hi", "max_tokens": 4}))
+        connection.writer.write_eof()
+
+    return [send] * number(100, 20)
+
+
+# -- connections that cost the server something before they have asked for anything -----------------------------------
+
+CONNECTIONS = Family("connections")
 HEADER_BYTES = 64 << 20
 HEAD_SECONDS = 65.0  # in which a server ends a connection whose request does not come
 HELD_SECONDS = 80.0  # as above, counted from before 200 bodies are sent
@@ -15,36 +235,39 @@ CLIENT_HELLO = bytes.fromhex("16030100a5010000a10303")  # the beginning of one
 HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\n"
 NOT_ANSWERED = ENDED | outcomes(400, 408, 431)
 NOT_SERVED = NOT_ANSWERED | outcomes(503)
-without_end = partial(burst, answer_seconds=HEAD_SECONDS, limit_seconds=80, bare=True)
+endless = partial(CONNECTIONS.burst, at_once=1, bare=True)
+unfinished = partial(CONNECTIONS.burst, answer_seconds=HEAD_SECONDS, limit_seconds=80, bare=True)
 
 
-@burst("64 MiB in one header", NOT_ANSWERED, 1, name="header-64mb", bare=True)
+@endless("64 MiB in one header", NOT_ANSWERED, name="header-64mb")
 def one_header(number: Number) -> list[Sent]:
     return [HEALTH + b"x-long: " + b"x" * HEADER_BYTES + b"\r\n\r\n"]
 
 
-@burst("64 MiB in a million headers", NOT_ANSWERED, 1, name="headers-64mb", bare=True)
+@endless("64 MiB in a million headers", NOT_ANSWERED, name="headers-64mb")
 def many_headers(number: Number) -> list[Sent]:
     return [HEALTH + b"".join(b"x-%07d: %s\r\n" % (i, b"y" * 50) for i in range(HEADER_BYTES // 63)) + b"\r\n"]
 
 
-@burst("64 MiB in the request's target", NOT_ANSWERED | outcomes(404, 414), 1, name="target-64mb", bare=True)
+@CONNECTIONS.burst(
+    "64 MiB in the request's target", NOT_ANSWERED | outcomes(404, 414), 1, name="target-64mb", bare=True
+)
 def long_target(number: Number) -> list[Sent]:
     return [b"GET /" + b"x" * HEADER_BYTES + b" HTTP/1.1\r\nhost: localhost\r\n\r\n"]
 
 
-@without_end("2,000 connections that send nothing", NOT_SERVED, at_once=2000)
+@unfinished("2,000 connections that send nothing", NOT_SERVED, at_once=2000)
 def silent(number: Number) -> list[Sent]:
     return [b""] * number(2000, 200)
 
 
-@without_end("400 silent connections to a server with 256 files", NOT_SERVED | outcomes("refused"), at_once=400,
+@unfinished("400 silent connections to a server with 256 files", NOT_SERVED | outcomes("refused"), at_once=400,
              server="few files")  # fmt: skip
 def few_files(number: Number) -> list[Sent]:
     return [b""] * number(400, 40)
 
 
-@attack("500 handshakes that do not go on", NOT_ANSWERED | outcomes("not HTTP"), server="TLS", bare=True,
+@CONNECTIONS.attack("500 handshakes that do not go on", NOT_ANSWERED | outcomes("not HTTP"), server="TLS", bare=True,
         answer_seconds=HEAD_SECONDS, limit_seconds=80)  # fmt: skip
 async def tls_unfinished(strike: Strike) -> None:
     """Begin a handshake over plain TCP, on a port that speaks TLS."""
@@ -62,20 +285,38 @@ def dribble(begin: bytes, then: bytes) -> Sent:
     return send
 
 
-@without_end("200 heads, a byte a second", NOT_ANSWERED, at_once=200)
+@unfinished("200 heads, a byte a second", NOT_ANSWERED, at_once=200)
 def dribbled_headers(number: Number) -> list[Sent]:
     head = f"POST {COMPLETIONS} HTTP/1.1\r\nauthorization: Bearer {ATTACKER_KEY}\r\nx-slow: ".encode()
     return [dribble(head, b"x" * 1000)] * number(200, 20)
 
 
-@without_end("200 bodies, a byte a second", NOT_ANSWERED, at_once=200)
+@unfinished("200 bodies, a byte a second", NOT_ANSWERED, at_once=200)
 def dribbled_bodies(number: Number) -> list[Sent]:
     return [dribble(post(COMPLETIONS, headers={"content-length": "100000"}), b" " * 1000)] * number(200, 20)
 
 
-@burst("200 bodies of 8 MB without their last bytes", NOT_ANSWERED | outcomes(429), 200,
+@CONNECTIONS.burst("200 bodies of 8 MB without their last bytes", NOT_ANSWERED | outcomes(429), 200,
           answer_seconds=HELD_SECONDS, limit_seconds=90)  # fmt: skip
 def held_bodies(number: Number) -> list[Sent]:
     """Bodies of 8 MB that come but for the last bytes: what was received waits in memory."""
     length = 8 * 2**20 - 1024
     return [post(COMPLETIONS, headers={"content-length": f"{length}"}) + b" " * (length - 1024)] * number(200, 20)
+
+
+# -- signals that a process gets from its surroundings, while it streams ----------------------------------------------
+
+SIGNALS = Family("signals")
+NUM_STREAMS = 4
+
+
+@SIGNALS.attack("SIGHUP while 4 clients stream", outcomes(200), is_work=True, ends_server=True)
+async def sighup(strike: Strike) -> None:
+    """SIGHUP, as from a terminal that closes, may end the server, but in order: its streams finish."""
+    body = {"prompt": "The sea", "max_tokens": 60, "ignore_eos": True, "stream": True}
+    async with asyncio.TaskGroup() as group:
+        group.create_task(strike.ask_all([post(COMPLETIONS, body)] * NUM_STREAMS, NUM_STREAMS))
+        await asyncio.sleep(1.0)
+        os.kill(strike.pid, signal.SIGHUP)
+    finished = sum(answer.body.rstrip().endswith(b"data: [DONE]") for answer in strike.answers)
+    strike.check(finished == NUM_STREAMS, f"{finished} of {NUM_STREAMS} streams finished")

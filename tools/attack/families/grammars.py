@@ -13,7 +13,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from tools.attack.attack import CHAT, FULL, HI, Number, Sent, Strike, attack, burst, outcomes, post
+from tools.attack.attack import CHAT, FULL, HI, Family, Number, Sent, Strike, outcomes, post
 from tools.attack.wire import Answer, few_at_once
 
 MOST_ITL_RATIO = 1.2  # beside what is only refused
@@ -21,10 +21,11 @@ TOKENS = 12  # of an answer to a constraint that is accepted
 FEW_AT_ONCE, MANY_AT_ONCE = 4, 16
 Constraint = Mapping[str, Any]  # the fields of a body
 numbers = count()
+GRAMMARS = Family("grammars")
 NO = outcomes(400) | FULL
 NO_OR_DONE = NO | outcomes(200)
-refused = partial(attack, outcomes=NO, most_itl_ratio=MOST_ITL_RATIO)
-refused_or_done = partial(attack, outcomes=NO_OR_DONE, limit_seconds=120, is_work=True)
+refused = partial(GRAMMARS.attack, outcomes=NO, most_itl_ratio=MOST_ITL_RATIO)
+refused_or_done = partial(GRAMMARS.attack, outcomes=NO_OR_DONE, limit_seconds=120, is_work=True)
 
 
 def record(properties: dict[str, Any], **keywords: Any) -> dict[str, Any]:
@@ -157,7 +158,7 @@ async def schemas_remote(strike: Strike) -> None:
     strike.check(not num_fetched, f"the server fetched a schema {num_fetched} times")
 
 
-@burst("schemas nested up to 500,000 deep", NO | outcomes(413), FEW_AT_ONCE, most_itl_ratio=MOST_ITL_RATIO)
+@GRAMMARS.burst("schemas nested up to 500,000 deep", NO | outcomes(413), FEW_AT_ONCE, most_itl_ratio=MOST_ITL_RATIO)
 def schemas_deep(number: Number) -> list[Sent]:
     """Most are too deep for this tool's own JSON."""
     forms = (('{"a": ', "}"), ('{"properties": {"a": ', "}}"), ('{"items": ', "}"), ('{"allOf": [', "]}"), ("[", "]"))
@@ -266,7 +267,7 @@ async def many_schemas(strike: Strike) -> None:
     await ask_all(strike, map(schema, schemas), at_once=MANY_AT_ONCE)
 
 
-@attack("schemas of 132 kB, whose clients leave at once", outcomes("left", 200), is_work=True)
+@GRAMMARS.attack("schemas of 132 kB, whose clients leave at once", outcomes("left", 200), is_work=True)
 async def schemas_left(strike: Strike) -> None:
     """Clients that send a schema of 132 kB, and leave while it is compiled."""
     schemas = [post(CHAT, body(large(number))) for number in range(strike.number(40, 8))]
