@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import signal
@@ -15,6 +14,7 @@ import pytest
 
 from tools.attack import broken_files
 from tools.attack.broken_files import CPU_SECONDS, edited, outcome, spoiled
+from tools.server_process import ROOT
 
 SENTENCE = "oaiserve: '/m' cannot be used: it is cut."
 
@@ -48,8 +48,7 @@ def test_a_process_that_computes_without_end_is_ended_and_is_wrong(
         f"tool.load_and_answer = endless; tool.run(Path({str(tmp_path)!r}), Path({str(tmp_path / 'log')!r}))"
     )
     (tmp_path / "config.json").write_text("{}")
-    root = Path(broken_files.__file__).parents[2]
-    process = subprocess.run([sys.executable, "-c", code], check=False, cwd=root, timeout=120)
+    process = subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT, timeout=120)
     assert process.returncode < 0
 
 
@@ -65,9 +64,6 @@ def test_what_is_edited_repeats_and_is_always_another_file() -> None:
 @pytest.mark.compiler
 def test_a_few_broken_files_of_each_format_end_in_a_sentence_or_serve() -> None:
     command = [sys.executable, "-m", "tools.attack.broken_files", "--seed", "7", "--number", "2", "--at-once", "2"]
-    root = Path(broken_files.__file__).parents[2]
-    process = subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=root, timeout=600, env=os.environ
-    )
+    process = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=600)
     assert process.returncode == 0, process.stdout + process.stderr
     assert re.search(r"^30 starts of seed 7 in \d+ s, 0 wrong$", process.stdout, re.MULTILINE)

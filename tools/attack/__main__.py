@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -50,9 +49,7 @@ def run_all(attacks: Sequence[Attack], arguments: argparse.Namespace) -> list[di
                     server = stack.enter_context(oaiserve(attack.server, arguments.model, arguments.flags))
                     running = server, stack.enter_context(running_neighbour(server.url))
                     warm_up(server, QUICK_WARM_UP_SECONDS if arguments.quick else WARM_UP_SECONDS)
-                result = measure(
-                    attack, *running, rounds=arguments.rounds, quiet_seconds=quiet_seconds, quick=arguments.quick
-                )
+                result = measure(attack, *running, quiet_seconds=quiet_seconds, quick=arguments.quick)
             except StartFailed as error:
                 result = Result(state="did not start", problems=[str(error)])
             if attack.ends_server or result.state != "alive" or result.rss_growth_mib > MOST_RSS_GROWTH_MIB:
@@ -80,14 +77,10 @@ def as_json(attack: Attack, result: Result) -> dict[str, Any]:
 
 
 def report(found: Sequence[dict[str, Any]], arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the results for the JSON file. With --keep, other attacks stay in it as they were found before."""
+    """Return the results for the JSON file, in the order of the families."""
     by_name = {one["name"]: one for one in found}
-    if arguments.keep and arguments.json.exists():
-        before = json.loads(arguments.json.read_text())["attacks"]
-        by_name = {one["name"]: one for one in before} | by_name
-    names = ("rounds", "quick", "model", "flags")
-    attacks = [by_name[attack.name] for attack in chosen(()) if attack.name in by_name]
-    return {name: getattr(arguments, name) for name in names} | {"attacks": attacks}
+    attacks = [by_name[attack.name] for attack in ATTACKS if attack.name in by_name]
+    return {name: getattr(arguments, name) for name in ("quick", "model", "flags")} | {"attacks": attacks}
 
 
 def chosen(only: Sequence[str]) -> list[Attack]:
@@ -141,11 +134,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="an attack or a family; repeatable")
     parser.add_argument("--list", action="store_true", help="list the attacks, and run none")
     parser.add_argument("--quick", action="store_true", help="fewer requests and shorter windows, for a first look")
-    parser.add_argument("--rounds", type=int, default=1, help="how often each attack runs, with quiet between")
     parser.add_argument("--model", default="demo")
     parser.add_argument("flags", nargs="*", help="more flags of the servers, after --")
     parser.add_argument("--json", type=Path, help="write the results to this file")
-    parser.add_argument("--keep", action="store_true", help="keep what the file of --json has of other attacks")
     parser.add_argument("--markdown", type=Path, help=f"write the table between the markers '{MARKERS}' of this page")
     arguments = parser.parse_args(argv)
     attacks = chosen(arguments.only)
@@ -153,8 +144,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         for attack in attacks:
             print(f"{attack.family:12} {attack.name:28} {attack.sends}")
         return 0
-    if arguments.keep and arguments.json is None:
-        parser.error("--keep needs --json, the file whose other results are kept")
     if missing := missing_programs():
         raise SystemExit(f"This tool needs {' and '.join(missing)}.")
     exit_on_sigterm()

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import seed as seeded
 from hypothesis import strategies as st
 
 from oaiserve.app import routes
@@ -26,7 +24,7 @@ from oaiserve.config import Config
 from oaiserve.routes.openapi import document
 from tools.attack import schema
 from tools.attack.attack import CHAT, COMPLETIONS, HI, request
-from tools.attack.server import KEYS, Server, oaiserve
+from tools.attack.server import KEYS, oaiserve
 from tools.attack.verdict import wrong_form
 from tools.attack.wire import Answer, connect, few_at_once
 from tools.markdown import as_markdown
@@ -42,18 +40,16 @@ RESPONSES = "/v1/responses"
 
 PUBLISHED = document(routes(Config("demo")), version="", needs_key=True)
 FEW_TOKENS = st.integers(1, 4)
+fitting = partial(schema.fitting, PUBLISHED)
+PROMPTS = schema.TEXT | st.sampled_from(["Hi", ["Hi", "Ho"], [7, 8], [[7]]])
 BODIES: dict[str, st.SearchStrategy[Any]] = {
-    COMPLETIONS: schema.fitting(
-        PUBLISHED,
-        "CompletionBody",
-        {"prompt": schema.TEXT | st.sampled_from(["Hi", ["Hi", "Ho"], [7, 8], [[7]]]), "max_tokens": FEW_TOKENS},
-    ),
-    CHAT: schema.fitting(PUBLISHED, "ChatBody", {"max_tokens": FEW_TOKENS})
-    | schema.fitting(PUBLISHED, "ChatBody", {"messages": st.just(HI), "max_tokens": FEW_TOKENS}),
-    RESPONSES: schema.fitting(PUBLISHED, "ResponsesBody", {"max_output_tokens": FEW_TOKENS})
-    | schema.fitting(PUBLISHED, "ResponsesBody", {"input": st.just("Hi"), "max_output_tokens": FEW_TOKENS}),
-    "/tokenize": schema.fitting(PUBLISHED, "TokenizeBody"),
-    "/detokenize": schema.fitting(PUBLISHED, "DetokenizeBody"),
+    COMPLETIONS: fitting("CompletionBody", {"prompt": PROMPTS, "max_tokens": FEW_TOKENS}),
+    CHAT: fitting("ChatBody", {"max_tokens": FEW_TOKENS})
+    | fitting("ChatBody", {"messages": st.just(HI), "max_tokens": FEW_TOKENS}),
+    RESPONSES: fitting("ResponsesBody", {"max_output_tokens": FEW_TOKENS})
+    | fitting("ResponsesBody", {"input": st.just("Hi"), "max_output_tokens": FEW_TOKENS}),
+    "/tokenize": fitting("TokenizeBody"),
+    "/detokenize": fitting("DetokenizeBody"),
 }
 QUERY_NAMES = ("slowest", "outcome", "id", "limit", "format", "steps", "seconds", "name[]", "")
 SAFE = st.text("abcXYZ019-._~%/", max_size=12) | st.sampled_from(["%00", "%ff", "..", "%2e%2e", "%0d%0a", "index.html"])
@@ -117,22 +113,7 @@ HEADERS = (
 
 def generate(seed: int, number: int) -> list[Sent]:
     """Return so many requests, as a function of the seed."""
-    found: list[Sent] = []
-
-    @seeded(seed)
-    @settings(
-        max_examples=number,
-        database=None,
-        deadline=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(requests())
-    def collect(sent: Sent) -> None:
-        found.append(sent)
-
-    collect()
-    return found
+    return schema.drawn(requests(), seed, number)
 
 
 async def send(url: str, sent: Sent) -> Answer:
@@ -176,19 +157,6 @@ def summary(requests: Sequence[Sent], answers: Sequence[Answer]) -> str:
     return "\n".join(as_markdown([["route", *outcomes], *rows]))
 
 
-def check(server: Server, requests: Sequence[Sent]) -> list[str]:
-    """Send the requests, print the summary, and return a sentence for each wrong answer."""
-    answers = asyncio.run(send_all(server.url, requests))
-    print(summary(requests, answers))
-    failed = [
-        f"{sent.method} {sent.path} {dict(sent.headers)} {sent.body[:500]!r}: {reason}"
-        for sent, answer in zip(requests, answers, strict=True)
-        if (reason := wrong(sent, answer)) is not None
-    ]
-    state = server.state()
-    return failed if state == "alive" else [*failed, f"the server {state}"]
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1)
@@ -198,7 +166,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     exit_on_sigterm()
     requests = generate(arguments.seed, arguments.number)
     with oaiserve("keys", arguments.model, FLAGS) as server:
-        failed = check(server, requests)
+        answers = asyncio.run(send_all(server.url, requests))
+        state = server.state()
+    print(summary(requests, answers))
+    failed = [
+        f"{sent.method} {sent.path} {dict(sent.headers)} {sent.body[:500]!r}: {reason}"
+        for sent, answer in zip(requests, answers, strict=True)
+        if (reason := wrong(sent, answer)) is not None
+    ]
+    failed += [f"the server {state}"] if state != "alive" else []
     print(f"{len(requests):,} requests of seed {arguments.seed}, {len(failed)} wrong")
     for sentence in failed[:MOST_SHOWN]:
         print(sentence, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Runs one attack beside the neighbour: quiet, attack, quiet, and so on, and writes down what both saw."""
+"""Runs one attack beside the neighbour: quiet, attack, quiet, and notes what both saw."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Span(NamedTuple):
     def seconds(self) -> float:
         return self.end - self.start
 
-    def meets(self, others: Sequence[Span]) -> bool:
+    def meets(self, *others: Span) -> bool:
         return any(self.end > other.start and self.start < other.end for other in others)
 
 
@@ -91,41 +91,36 @@ def quantile(values: Sequence[float], share: float) -> float:
     return float(np.quantile(values, share, method="inverted_cdf"))
 
 
-def measure(
-    attack: Attack, server: Server, neighbour: Neighbour, *, rounds: int, quiet_seconds: float, quick: bool
-) -> Result:
-    """Run the attack so many times, with quiet before and after each."""
-    result, quiet, attacked = Result(load_average=os.getloadavg()[0]), [], []
+def measure(attack: Attack, server: Server, neighbour: Neighbour, *, quiet_seconds: float, quick: bool) -> Result:
+    """Run the attack, with quiet before and after it."""
+    result, log_file = Result(load_average=os.getloadavg()[0]), server.process.log_file
     neighbour.wait_for_token(FIRST_TOKEN_SECONDS)
     num_events = len(neighbour.events)
     cpu_before = process_usage.cpu_seconds(server.pid)
-    quiet.append(_wait(quiet_seconds))
-    result.quiet_cpu_cores = (process_usage.cpu_seconds(server.pid) - cpu_before) / quiet[0].seconds
+    before = _wait(quiet_seconds)
+    result.quiet_cpu_cores = (process_usage.cpu_seconds(server.pid) - cpu_before) / before.seconds
     process_usage.reset_peak_rss(server.pid)
     result.rss_before_mib = process_usage.rss_mib(server.pid)
-    log_file = server.process.log_file
     log_before = log_file.stat().st_size
-    for _ in range(rounds):
-        cpu_before, started = process_usage.cpu_seconds(server.pid), time.monotonic()
-        strike = Strike(server.url, server.pid, log_file, quick=quick, answer_seconds=attack.answer_seconds)
+    cpu_before, started = process_usage.cpu_seconds(server.pid), time.monotonic()
+    strike = Strike(server.url, server.pid, log_file, quick=quick, answer_seconds=attack.answer_seconds)
+    _run(attack, strike)
+    # An attack that is over at once goes on for a while, because a quantile needs many gaps.
+    while (
+        time.monotonic() - started < quiet_seconds
+        and not attack.ends_server
+        and strike.is_complete
+        and not strike.problems
+    ):
         _run(attack, strike)
-        # An attack that is over at once goes on for a while, because a quantile needs many gaps.
-        while (
-            time.monotonic() - started < quiet_seconds
-            and not attack.ends_server
-            and strike.is_complete
-            and not strike.problems
-        ):
-            _run(attack, strike)
-        attacked.append(Span(started, time.monotonic()))
-        result.took_seconds += attacked[-1].seconds
-        result.cpu_seconds += process_usage.cpu_seconds(server.pid) - cpu_before
-        result.rss_peak_mib = max(result.rss_peak_mib, process_usage.peak_rss_mib(server.pid))
-        result.num_sent += strike.num_sent
-        result.answers += strike.answers
-        result.problems += [problem for problem in strike.problems if problem not in result.problems]
-        if server.exit_code is not None:
-            break
+    attacked = Span(started, time.monotonic())
+    result.took_seconds = attacked.seconds
+    result.cpu_seconds = process_usage.cpu_seconds(server.pid) - cpu_before
+    result.rss_peak_mib = process_usage.peak_rss_mib(server.pid)
+    result.num_sent, result.answers = strike.num_sent, strike.answers
+    result.problems = list(dict.fromkeys(strike.problems))
+    quiet = [before]
+    if server.exit_code is None:
         time.sleep(SETTLE_SECONDS)
         quiet.append(_wait(quiet_seconds))
     result.log_bytes = log_file.stat().st_size - log_before
@@ -178,13 +173,11 @@ def gaps(events: Sequence[Event], until: float) -> list[Span]:
     return found
 
 
-def _note_neighbour(
-    result: Result, events: list[Event], num_before: int, quiet: list[Span], attacked: list[Span]
-) -> None:
+def _note_neighbour(result: Result, events: list[Event], num_before: int, quiet: list[Span], attacked: Span) -> None:
     for gap in gaps(events, time.monotonic()):
         if gap.meets(attacked):  # a stall that the attack began is not quiet
             result.itl_attack.append(gap.seconds)
-        elif gap.meets(quiet):
+        elif gap.meets(*quiet):
             result.itl_quiet.append(gap.seconds)
     new = events[num_before:]
     for event in new:

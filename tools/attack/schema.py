@@ -6,8 +6,9 @@ The schemas are those that the server publishes, so they follow the code.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 MOST_ITEMS = 4
@@ -24,6 +25,27 @@ ANYTHING: st.SearchStrategy[Any] = st.recursive(
     max_leaves=6,
 )
 Schema = Mapping[str, Any]
+Drawn = TypeVar("Drawn")
+
+
+def drawn(values: st.SearchStrategy[Drawn], from_seed: int, number: int) -> list[Drawn]:
+    """Return so many values, as a function of the seed."""
+    found: list[Drawn] = []
+
+    @seed(from_seed)
+    @settings(
+        max_examples=number,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(values)
+    def collect(value: Drawn) -> None:
+        found.append(value)
+
+    collect()
+    return found
 
 
 def fitting(
