@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from tools.attack.measure import Result, Span, gaps, measure, quantile
 from tools.attack.neighbour import Event, running_neighbour
 from tools.attack.server import KINDS, Server
 from tools.attack.verdict import failures
-from tools.attack.wire import Answer, Connection, connect
+from tools.attack.wire import Answer, Connection
 from tools.server_process import free_port, running_process
 
 ERROR = json.dumps({"error": {"message": "No.", "type": "invalid_request_error", "param": None, "code": None}}).encode()
@@ -168,65 +168,38 @@ HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n"
     ],
 )
 def test_answers_are_read_however_they_end(sent: bytes, found: list[tuple[str, bytes]]) -> None:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(sent)
-        writer.close()
-
-    async def read(connection: Connection) -> list[Answer]:
+    async def read() -> list[Answer]:
+        connection = received(sent)
+        connection.reader.feed_eof()
         return [await connection.answer(5.0) for _ in found]
 
-    answers = asyncio.run(beside(serve, read))
-    assert [(answer.outcome, answer.body) for answer in answers] == found
+    assert [(answer.outcome, answer.body) for answer in asyncio.run(read())] == found
 
 
 @pytest.mark.parametrize(("sent", "outcome"), [(b"", "timeout"), (HEAD + b"\r\nhe", "endless")])
 def test_an_answer_that_does_not_come_in_time_is_no_answer(sent: bytes, outcome: str) -> None:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(sent)
-        await reader.read()  # until the client leaves
-        writer.close()
+    async def read() -> Answer:
+        return await received(sent).answer(0.05)
 
-    async def read(connection: Connection) -> list[Answer]:
-        return [await connection.answer(0.05)]
-
-    (answer,) = asyncio.run(beside(serve, read))
-    assert answer.outcome == outcome
+    assert asyncio.run(read()).outcome == outcome
 
 
 def test_a_connection_tells_when_an_answer_begins_and_reads_it_later() -> None:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readexactly(2)
-        writer.write(HEAD + b"\r\nhello")
-        writer.close()
-
-    async def read(connection: Connection) -> list[Answer]:
+    async def read() -> Answer:
+        connection = received(b"")
         assert not await connection.begins(0)
-        await connection.send(b"go")
+        connection.reader.feed_data(HEAD + b"\r\nhello")
         assert await connection.begins(5)
-        return [await connection.answer(5)]
+        return await connection.answer(5)
 
-    (answer,) = asyncio.run(beside(serve, read))
-    assert answer.body == b"hello"
+    assert asyncio.run(read()).body == b"hello"
 
 
-async def beside(
-    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
-    read: Callable[[Connection], Awaitable[list[Answer]]],
-) -> list[Answer]:
-    """Return what `read` finds on a connection to a server that does what `serve` does."""
-    is_closed = asyncio.Event()
-
-    async def serve_and_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await serve(reader, writer)
-        await writer.wait_closed()
-        is_closed.set()
-
-    async with await asyncio.start_server(serve_and_close, "127.0.0.1", 0) as server:
-        connection = await connect(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        found = await read(connection)
-        connection.close()
-        await is_closed.wait()
-    return found
+def received(sent: bytes) -> Connection:
+    """Return a connection on which these bytes have come."""
+    connection = Connection(asyncio.StreamReader(), None)  # type: ignore[arg-type]
+    connection.reader.feed_data(sent)
+    return connection
 
 
 # -- a whole run ------------------------------------------------------------------------------------------------------

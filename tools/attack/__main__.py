@@ -78,9 +78,9 @@ def as_json(attack: Attack, result: Result) -> dict[str, Any]:
 
 def report(found: Sequence[dict[str, Any]], arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the results for the JSON file, in the order of the families."""
-    by_name = {one["name"]: one for one in found}
-    attacks = [by_name[attack.name] for attack in ATTACKS if attack.name in by_name]
-    return {name: getattr(arguments, name) for name in ("quick", "model", "flags")} | {"attacks": attacks}
+    names = [attack.name for attack in ATTACKS]
+    attacks = sorted(found, key=lambda one: names.index(one["name"]))
+    return {"quick": arguments.quick, "model": arguments.model, "flags": arguments.flags, "attacks": attacks}
 
 
 def chosen(only: Sequence[str]) -> list[Attack]:

@@ -100,9 +100,7 @@ ORIGIN = "https://attacker.example"
 READS = ("/debug/requests", "/dashboard", "/dashboard/feed", "/v1/models", "/metrics")
 
 
-@BROWSERS.burst(
-    "a Host that is not this server's: DNS rebinding", REFUSED, 1, server="open", bare=True, answer_seconds=5
-)
+@page_sends("a Host that is not this server's: DNS rebinding", answer_seconds=5)
 def foreign_host(number: Number) -> list[Sent]:
     """A name that resolves to this machine makes a foreign page of the same origin as the server."""
     asked = [("GET", path, b"") for path in READS[:3]] + [("POST", CHAT, QUESTION)]

@@ -136,7 +136,7 @@ TOKENS = 4  # so that what is accepted is soon done
 
 
 @EXTREMES.burst("every number of every parameter: 1e308, NaN, 2**63, -1, ...", outcomes(200, 400) | FULL, 16,
-       answer_seconds=120, limit_seconds=180, is_work=True)  # fmt: skip
+                answer_seconds=120, limit_seconds=180, is_work=True)  # fmt: skip
 def numbers(number: Number) -> list[Sent]:
     found: list[Sent] = []
     for path, given in ((COMPLETIONS, '"prompt": "Hi"'), (CHAT, f'"messages": {json.dumps(HI)}')):
@@ -150,7 +150,7 @@ def numbers(number: Number) -> list[Sent]:
 
 
 @EXTREMES.burst("logit_bias with 100,000 entries, 10,000 stops, ...", DONE, 8, answer_seconds=60, limit_seconds=120,
-       is_work=True)  # fmt: skip
+                is_work=True)  # fmt: skip
 def lists(number: Number) -> list[Sent]:
     """Lists and maps with many more entries than anyone needs."""
     many = number(100_000, 10_000)
@@ -172,7 +172,7 @@ def lists(number: Number) -> list[Sent]:
 
 
 @EXTREMES.burst("NULs, surrogates, RTL, combining marks, added tokens x 100,000", DONE, 8, answer_seconds=60,
-       limit_seconds=150, is_work=True)  # fmt: skip
+                limit_seconds=150, is_work=True)  # fmt: skip
 def texts(number: Number) -> list[Sent]:
     """Texts that are strange for tokenizers and for what prints them."""
     many = number(100_000, 20_000)
@@ -292,7 +292,7 @@ def broken_json(number: Number) -> list[Sent]:
 
 
 @FORMS.burst("request lines that are none", REFUSED_OR_DONE | ENDED | outcomes(505, 417, 501), 1, bare=True,
-       answer_seconds=10, limit_seconds=120)  # fmt: skip
+             answer_seconds=10, limit_seconds=120)  # fmt: skip
 def broken_http(number: Number) -> list[Sent]:
     """Requests that are no HTTP/1.1, or ask for what no server needs to do."""
     lines = ("GET / HTTP/3.7", "GET /health", "get /health HTTP/1.1", "GET  /health  HTTP/1.1", "\x01 / HTTP/1.1",
