@@ -212,6 +212,7 @@ def _recording(config: Config, engine: Engine, epoch_offset_ns: int) -> Recordin
             "prefill_max_requests": options.prefill_max_requests,
             "prefill_max_tokens": options.prefill_max_tokens,
             "itl_target_seconds": options.itl_target_seconds,
+            "step_target_seconds": options.step_target_seconds,
         },
         step_cost=lambda: None if (cost := engine.step_cost) is None else asdict(cost),
         epoch_offset_ns=epoch_offset_ns,

@@ -438,15 +438,20 @@ class EngineOptions:
 
     policy: SchedulingPolicy = "fair"
     """Order in which waiting requests are scheduled. fair: clients take turns, the one that got the fewest tokens
-    first; a client is an API key, or else an address; one client alone is served in order. fcfs: first come, first
-    served, whoever asks. priority: the lowest number in the request field "priority" first. shortest: the shortest
-    prompt first, with ageing, so that no request starves."""
+    first, and so do the requests of a client, where short prompts pass long ones; a client is an API key, or else an
+    address. fcfs: first come, first served, whoever asks. priority: the lowest number in the request field "priority"
+    first. shortest: the shortest prompt first, with ageing, so that no request starves."""
 
     prefill_max_requests: int | None = None
     """Most sequences that prefill in one step. Default: no separate limit."""
 
     prefill_max_tokens: int | None = None
     """Most prompt tokens in one step. Fewer tokens mean steadier streams. Default: what --max-step-tokens leaves."""
+
+    step_target_seconds: float | None = None
+    """Target for the time of a step. Prompts are cut so that they fit into it by the learnt cost of steps, which needs
+    --explain. Shorter steps let a short request begin sooner, longer ones take a bit less time in all. Default: the
+    time of 64 tokens, or three times that of one, and at least 0.05."""
 
     itl_target_seconds: float | None = None
     """Target for the time between two tokens of a stream (ITL). While sequences decode, a step gets only as many prompt
@@ -504,6 +509,7 @@ class EngineOptions:
             max_step_tokens=1,
             prefill_max_requests=1,
             itl_target_seconds=0.001,
+            step_target_seconds=0.001,
             prefill_max_tokens=1,
             quantized_cache=0,
             lookahead=0,

@@ -145,6 +145,7 @@ class Engine:
             if has_drafts and model.pooling is None
             else None,
             itl_target_seconds=options.itl_target_seconds,
+            step_target_seconds=options.step_target_seconds,
             machine=(machine or MachineTime(throttling=throttling_file())) if options.explain else None,
             learn=learn,
         )

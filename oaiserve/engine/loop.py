@@ -19,6 +19,7 @@ from oaiserve.engine.accounts.step_causes import StepCauses
 from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.engine.drafting.drafts import Drafts
 from oaiserve.engine.open_requests import Bounds, OpenRequests
+from oaiserve.engine.pacing import StepTime
 from oaiserve.engine.profiling import EndProfile, Profiling, StartProfile
 from oaiserve.engine.request import Deliver, Failed, Request, Usage
 from oaiserve.engine.scheduler import Scheduler
@@ -78,6 +79,7 @@ class EngineLoop:
         overlap: bool,
         drafts: Drafts | None,
         itl_target_seconds: float | None,
+        step_target_seconds: float | None,
         machine: MachineTime | None,
         learn: Run | None,
     ) -> None:
@@ -100,6 +102,8 @@ class EngineLoop:
         self._profiling = Profiling(model.profiler, self._host)
         self._fits = FitThread()
         self.causes = None if machine is None else StepCauses(machine, StepCostFit(learn or self._fits.run))
+        if (causes := self.causes) is not None:
+            scheduler.step_time = StepTime(lambda: causes.cost, step_target_seconds, scheduler.limits.max_step_tokens)
         self._account = StepAccount(self._host, self.causes)
         # written by the engine thread, read by any thread
         self.requests = OpenRequests(

@@ -1,7 +1,7 @@
 """Scheduling policies: the order in which sequences are admitted, and the reverse order in which they are preempted.
 
 A policy gives each sequence a key when it arrives, which never changes. The lowest key is admitted first, the highest
-key is preempted first. If clients take turns, this is the order among the sequences of one client.
+key is preempted first. If clients take turns, those of a client's requests come first, and this decides between equals.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Policy:
     """A policy is an order of sequences, by arrival or otherwise, and whether clients take turns (`engine/waiting`)."""
 
     key: Callable[[Sequence, int], tuple[int, ...]]  # of a sequence, and its place in the order of arrival
-    by_client: bool = False  # clients take turns
+    by_client: bool = False  # clients take turns, and their requests do
 
 
 fcfs = Policy(lambda sequence, arrival: (arrival,))  # first come, first served

@@ -22,6 +22,7 @@ from operator import attrgetter
 
 from oaiserve.engine.accounts.waits import QueueWaits
 from oaiserve.engine.blocks import BlockHash, BlockPool, StatePool
+from oaiserve.engine.pacing import StepTime
 from oaiserve.engine.policy import Policy, fcfs
 from oaiserve.engine.prefixes import Prefixes
 from oaiserve.engine.sequence import Place, Sequence
@@ -83,6 +84,7 @@ class Scheduler:
         self.states = states
         self.limits = limits
         self._key_of = policy.key
+        self._by_client = policy.by_client
         self._prefixes = Prefixes(pool, states) if prefix_cache else None
         self._num_arrived = 0
         self._waiting = WaitingQueue(by_client=policy.by_client)
@@ -94,6 +96,7 @@ class Scheduler:
         self._forked: dict[Sequence, None] = {}  # waiting sequences that own blocks
         self._state_copies: list[tuple[int, int]] = []  # states to copy before the next step (from, to)
         self.waits = QueueWaits()
+        self.step_time: StepTime | None = None  # set by the engine loop: the time of steps, where it is to be expected
         self.num_preemptions = 0
         self.num_prefix_queries = 0  # prompt tokens that were looked up in the prefix cache
         self.num_prefix_hits = 0  # prompt tokens that were found there
@@ -127,6 +130,10 @@ class Scheduler:
             raise ValueError(f"a sequence of {sequence.max_len} tokens can never fit in the KV cache")
         sequence.key = self._key_of(sequence, self._num_arrived)
         self._num_arrived += 1
+        num_cached = (
+            len(self._look_up(sequence)[0]) * self.pool.block_size if leader is None else sequence.num_tokens - 1
+        )
+        self._waiting.arrive(sequence, sequence.num_tokens - num_cached)
         self._count(sequence, waiting=1)
         if leader is not None and leader.place is not Place.NOWHERE and leader.num_computed < self._fork_end(leader):
             leader.siblings.append(sequence)
@@ -149,6 +156,8 @@ class Scheduler:
         self._forked.pop(sequence, None)
         self._release(sequence)
         self._unpark(sequence)
+        if sequence.num_due:
+            self._waiting.served(sequence, sequence.num_due)
 
     def schedule(self, now_ns: int = 0) -> Step | None:
         """Return the next step, or None if there is nothing to compute. The time is for the account of waits."""
@@ -158,10 +167,9 @@ class Scheduler:
         bounds = [self.limits.prefill_max_tokens, self.prefill_budget if num_decodes else None]
         room = max(0, self.max_step_tokens - num_decodes)
         budget = min([room, *(bound for bound in bounds if bound is not None)])
-        # A client whose turn it is does not have to wait for a long prompt of another one to be computed.
-        share = (budget + 1) // 2 if self._newcomer_is_next(step) or self._is_behind_prompts() else budget
-        num_prefills, spent = self._continue_prefills(step, share)
-        self._admit_waiting(step, budget - spent, num_prefills)
+        if self.step_time is not None:
+            self.step_time.begin(step)
+        self._compute_prompts(step, budget)
         self._waiting.charge_draws(step)
         if not step.chunks:
             return None
@@ -293,7 +301,7 @@ class Scheduler:
     def _make_room_for_several(self, sequence: Sequence, step: Step) -> None:
         """Give a sequence with several draws in one step the blocks to compute them.
 
-        `_continue_prefills` gives it the tokens. The blocks are allocated before that because a sequence can only be
+        `_compute_prompts` gives it the tokens. The blocks are allocated before that because a sequence can only be
         preempted while it has no chunk in the step. A prompt got its blocks when it was admitted.
         """
         if sequence.place is not Place.RUNNING or sequence.is_held:
@@ -336,48 +344,67 @@ class Scheduler:
             self._leave_running(sequence)
             self._wait_again(sequence)
             step.preempted.append(sequence)
-            if self._waiting.has_several_clients:  # or else it is the last, and has none
+            if self._by_client:  # or else it is the last, and has none
                 step.chunks[:] = [chunk for chunk in step.chunks if chunk.sequence is not sequence]
         self._forked.pop(sequence, None)
         self._release(sequence)
         sequence.num_computed = 0
 
-    def _continue_prefills(self, step: Step, budget: int) -> tuple[int, int]:
-        """Add chunks of prefilling sequences. Return their number, and their tokens."""
-        num_prefills, spent = 0, 0
-        running = self.running
-        if self._waiting.has_several_clients:
-            running = sorted((one for one in running if one.num_uncomputed > 1), key=_client_and_key)
-        for sequence in running:
-            if spent >= budget:
-                break
-            if sequence.num_uncomputed > 1 and not sequence.is_held:
-                num_prefills += 1
-                spent += self._add_chunk(sequence, step, budget - spent)
-        return num_prefills, spent
+    def _compute_prompts(self, step: Step, budget: int) -> None:
+        """Add chunks of prompts under way, and of those that wait, in the order of the policy.
 
-    def _admit_waiting(self, step: Step, budget: int, num_prefills: int) -> None:
-        """Admit waiting sequences in the order of the policy. A bounded number overtakes one without enough room."""
+        Prompts under way come first, but for those that a waiting one of the same client passes. A bounded number of
+        waiting sequences overtakes one without enough room.
+        """
+        # A client whose turn it is does not have to wait for a long prompt of another one to be computed.
+        is_shared = self._newcomer_is_next(step) or self._is_behind_prompts()
+        share = (budget + 1) // 2 if is_shared else budget
+        prefills = [one for one in self.running if one.num_uncomputed > 1 and not one.is_held]
+        prefills.sort(key=_client_and_key if self._waiting.has_several_clients else _key, reverse=True)
+        num_prefills, is_held = 0, False
         most_prefills = self.limits.prefill_max_requests or self.limits.max_running
         passed: list[Sequence] = []
         while True:
-            if len(self.running) >= self.limits.max_running and not self._newcomer_is_next(step):
+            head = self._waiting.head()
+            is_full = len(self.running) >= self.limits.max_running and not self._may_make_way(head, step)
+            while prefills and share > 0 and not self._passes(head, prefills[-1]):
+                sequence = prefills.pop()
+                if sequence.place is Place.RUNNING and self._has_room(sequence):  # it was not preempted for another
+                    num_prefills += 1
+                    spent = self._add_chunk(
+                        sequence, step, min(share, budget), prefills[-1] if prefills else None if is_full else head
+                    )
+                    share -= spent
+                    budget -= spent
+            if head is None:
+                reason = (
+                    WaitReason.TOKEN_BUDGET if is_held else WaitReason.STEP_UNDER_WAY
+                )  # they arrive during the step
+                break
+            if is_full:
                 reason = WaitReason.BATCH_FULL
                 break
             if step.preempted:
                 reason = WaitReason.NO_BLOCKS
                 break
-            if budget <= 0 or num_prefills >= most_prefills:
+            if budget <= 0 or num_prefills >= most_prefills or not self._has_room(head):
                 reason = WaitReason.TOKEN_BUDGET
                 break
+            if (
+                head.turn.num_running
+                and self.step_time is not None
+                and self._by_client
+                and self.step_time.decodes_are_long
+            ):
+                self._waiting.hold(head.client)
+                is_held = True
+                continue
             if len(passed) > self.limits.lookahead or (passed and passed[-1].num_overtaken >= MOST_OVERTAKEN):
                 reason = WaitReason.BEHIND_OTHERS
                 break
-            sequence = self._waiting.take()
-            if sequence is None:
-                reason = WaitReason.STEP_UNDER_WAY  # of those that arrive during the step
-                break
-            if sequence.is_whole and step.chunks and sequence.num_tokens > budget:
+            sequence = head
+            self._waiting.take(sequence)
+            if sequence.is_whole and step.chunks and self._fitting(sequence, step, budget, None) < sequence.num_tokens:
                 self._waiting.put_back(sequence)  # a step of its own is as long as it has to be
                 reason = WaitReason.TOKEN_BUDGET
                 break
@@ -399,10 +426,14 @@ class Scheduler:
             for other in passed:
                 other.num_overtaken += 1
             num_prefills += sequence.num_uncomputed > 1
-            budget -= self._add_chunk(sequence, step, budget)
+            budget -= self._add_chunk(sequence, step, budget, self._waiting.head())
         for sequence in passed:
             self.waits.lack_blocks(sequence)
             self._waiting.put_back(sequence)
+        for sequence in reversed(prefills):  # those that waiting ones might have passed
+            if budget > 0 and sequence.place is Place.RUNNING and self._has_room(sequence):
+                budget -= self._add_chunk(sequence, step, budget)
+        self._waiting.release()
         self.waits.reason = reason
 
     def _admit(self, sequence: Sequence, shared: list[int], step: Step) -> bool:
@@ -433,7 +464,7 @@ class Scheduler:
         self.waits.leave(sequence)
         self._count(sequence, running=1, waiting=-1)
         sequence.place = Place.RUNNING
-        sequence.client.num_running += 1
+        self._waiting.begin(sequence)
         step.admitted.append(sequence)
         insort(self.running, sequence, key=_key)
         if self._prefixes is not None:
@@ -467,15 +498,40 @@ class Scheduler:
         others = [one.client.service for one in self.running if one.num_uncomputed > 1]
         return bool(others) and min(others) > client.service
 
+    def _may_make_way(self, head: Sequence | None, step: Step) -> bool:
+        """Return whether others may give the next sequence a place: of another client, or of a request with several."""
+        if head is None or step.admitted or not self._by_client:
+            return False
+        return self._newcomer_is_next(step) or (head.turn.num_running == 0 and head.client.num_spare > 0)
+
+    def _passes(self, head: Sequence | None, sequence: Sequence) -> bool:
+        """Return whether the next waiting sequence goes before the prompt of this one, which is under way."""
+        if head is None or head.client is not sequence.client or not self._by_client:
+            return False
+        return head.turn.num_running == 0 and head.key < sequence.key
+
     def _make_way(self, sequence: Sequence, shared: list[int], step: Step) -> bool:
-        """Admit a sequence in place of others, if its client has none running. Return False if that is not possible.
+        """Admit a sequence in place of others, if its client or request has none running. Return False if it cannot be.
 
         Otherwise a client would wait for as long as the answers of an earlier one, which may be minutes. Each preempted
         sequence is of a client with more service and another one running, so the waiting one gets something, and nobody
         loses all. One client at most gets in this way in a step.
         """
-        if sequence.client.num_running or step.admitted:
+        if step.admitted:
             return False
+        client = sequence.client
+        if client.num_running:
+            if sequence.turn.num_running or not client.num_spare:
+                return False
+            victim = max(
+                (one for one in self.running if one.client is client and one.turn.num_running > 1),
+                key=lambda one: (one.turn.num_running, one.key),
+            )
+            num_free = self.pool.num_blocks - self.pool.num_used + len(victim.blocks)
+            if self._blocks_for(sequence, sequence.num_tokens) - len(shared) > num_free:
+                return False
+            self._preempt(victim, step)
+            return self._admit(sequence, shared, step)
         while victims := [
             one for one in self.running if one.client.num_running > 1 and one.client.service > sequence.client.service
         ]:
@@ -484,12 +540,17 @@ class Scheduler:
                 return True
         return False
 
-    def _add_chunk(self, sequence: Sequence, step: Step, budget: int) -> int:
-        """Add a chunk of a sequence with as many tokens as the budget allows, and return its cost."""
+    def _add_chunk(self, sequence: Sequence, step: Step, budget: int, behind: Sequence | None = None) -> int:
+        """Add a chunk of a sequence with as many tokens as budget and time allow, and return its cost.
+
+        If it does not end with the chunk, it leaves half to the one `behind` it, if that one is shorter.
+        """
         num_uncomputed = sequence.num_uncomputed
         others_decode = bool(step.chunks) and step.chunks[0].num_tokens == 1
         cost = PROMPT_LOGPROBS_COST if sequence.wants_prompt_logprobs and others_decode else 1
-        num_tokens = num_uncomputed if sequence.is_whole else min(num_uncomputed, max(1, budget // cost))
+        num_tokens = num_uncomputed
+        if not sequence.is_whole:
+            num_tokens = self._fitting(sequence, step, max(1, budget // cost), behind)
         if self.states is not None:
             # A state is copied behind the step that leaves it, so the step must not go on.
             ends = [*sequence.state_ends, self._fork_end(sequence)] if sequence.siblings else sequence.state_ends
@@ -504,11 +565,31 @@ class Scheduler:
         draw = _planned(sequence, sequence.num_tokens) if max_draws else Draw.AT_LAUNCH
         chunk = Chunk(sequence, sequence.num_computed, num_tokens, max_draws, draft, draw)
         self._waiting.charge_prompt(chunk)
+        if self.step_time is not None:
+            self.step_time.add(chunk)
         if num_tokens == 1:
             step.chunks.insert(0, chunk)  # with the decodes, which come first (see Step)
         else:
             step.chunks.append(chunk)
         return cost * num_tokens
+
+    def _has_room(self, sequence: Sequence) -> bool:
+        return self.step_time is None or self.step_time.has_room(sequence.num_uncomputed)
+
+    def _fitting(self, sequence: Sequence, step: Step, most: int, behind: Sequence | None) -> int:
+        """Return how many tokens of a prompt fit into the budget and the time of a step."""
+        num_tokens = sequence.num_uncomputed
+        is_shared = (
+            self._by_client
+            and behind is not None
+            and behind.client is sequence.client
+            and behind.num_uncomputed < num_tokens
+        )
+        if num_tokens > most:
+            num_tokens = (most + 1) // 2 if is_shared else most
+        if self.step_time is None:
+            return num_tokens
+        return self.step_time.fitting(sequence.num_computed, num_tokens, share=0.5 if is_shared else 1.0)
 
     def _blocks_for(self, sequence: Sequence, num_tokens: int) -> int:
         return 0 if sequence.is_whole else self.pool.blocks_for(num_tokens)
@@ -604,7 +685,7 @@ class Scheduler:
 
     def _leave_running(self, sequence: Sequence) -> None:
         del self.running[bisect_left(self.running, sequence.key, key=_key)]
-        sequence.client.num_running -= 1
+        self._waiting.leave(sequence)
         self._count(sequence, running=-1)
         if self._prefixes is not None:
             for block_hash in self._prefixes.leave(sequence):

@@ -7,6 +7,7 @@ from dataclasses import KW_ONLY, InitVar, dataclass, field
 from enum import Enum
 
 from oaiserve.engine.blocks import BlockHash
+from oaiserve.engine.clients import Client, RequestTurn
 from oaiserve.engine.drafting.lookup import Lookup
 from oaiserve.engine.grammars.constraint import Constraint
 from oaiserve.engine.request import SamplingParams
@@ -46,22 +47,6 @@ class TokenCounts:
         copied._places, copied.ids, copied.times = self._places.copy(), self.ids[:], self.times[:]
         copied.num_added = self.num_added
         return copied
-
-
-@dataclass(slots=True, eq=False)
-class Client:
-    """A client with waiting or running sequences, and its service. Written by WaitingQueue."""
-
-    name: str
-    service: int = 0  # prompt tokens and generated tokens, weighted
-    waiting: list[tuple[tuple[int, ...], Sequence]] = field(default_factory=list)  # a heap by key
-    num_waiting: int = 0
-    has_turn: bool = False  # in the order of clients
-    num_running: int = 0  # written by Scheduler
-
-    @property
-    def is_present(self) -> bool:
-        return self.num_waiting + self.num_running > 0
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -105,11 +90,13 @@ class Sequence:
     hashes: list[BlockHash] = field(default_factory=list)  # of its first full blocks
     siblings: list[Sequence] = field(default_factory=list)  # other choices, until this one has computed the prompt
     place: Place = Place.NOWHERE
-    key: tuple[int, ...] = ()
+    key: tuple[float, ...] = ()
     num_overtaken: int = 0
     num_preemptions: int = 0
     # written by WaitingQueue
-    client: Client = field(init=False)  # since it waits
+    client: Client = field(init=False)  # since it arrived
+    turn: RequestTurn = field(init=False)
+    num_due: int = 0  # tokens of its prompt that the client's clock has not counted yet
     num_charged: int = 0  # first tokens of the prompt that count as service, or did not need to be computed
     # written by QueueWaits
     waits_ns: dict[WaitReason, int] = field(default_factory=dict)

@@ -10,7 +10,12 @@ theorem 4.4, with our weights). For no sequence of the client ahead is admitted 
 than its running ones still get. Overtaking (`--lookahead`) adds to the bound. Half of a step's prompt tokens for the
 client in turn, and a place taken from one ahead of it (`Scheduler._make_way`), only reduce the difference.
 
-Under a policy without turns, all sequences are of one client.
+The requests of a client take turns, too. One with nothing running goes before one that has a place already, and the
+prompts of each client are computed in the order in which they would end side by side (`EqualShares`). So a short prompt
+passes long ones, and a prompt has ended by the time that its client has got twice the prompt tokens that it would take
+side by side with equal shares: at most, because a long prompt leaves half of a step to a shorter one behind it.
+
+Under a policy without turns, all sequences are of one request of one client.
 """
 
 from __future__ import annotations
@@ -19,7 +24,8 @@ import heapq
 import itertools
 from operator import attrgetter
 
-from oaiserve.engine.sequence import Client, Place, Sequence
+from oaiserve.engine.clients import Client, EqualShares, RequestTurn
+from oaiserve.engine.sequence import Place, Sequence
 from oaiserve.engine.step import Chunk, Step
 
 # The worth of a token as service: a computed prompt token counts 1. These weights are the paper's default,
@@ -34,7 +40,7 @@ _service = attrgetter("service")
 
 
 class WaitingQueue:
-    """The waiting sequences: first those of the client whose turn it is, and these by their key.
+    """The waiting sequences: first those of the client whose turn it is, then by request, and by their key.
 
     An absent client can be forgotten, without any difference, once its counter is not above the
     one that it would be lifted to. Of those above, the MOST_ABSENT with the highest counters are kept.
@@ -47,7 +53,8 @@ class WaitingQueue:
         # counters only grow, an entry is never above its client's counter, and is put right when its turn comes.
         self._turns: list[tuple[int, int, Client]] = []
         self._numbers = itertools.count()
-        self._last = Client("")  # that stopped waiting
+        self._last = Client("", EqualShares())  # that stopped waiting
+        self._held: list[Client] = []  # clients that are passed over until the end of the step
         self._most_clients = 2 * MOST_ABSENT  # before some are forgotten
         self._num_waiting = 0
 
@@ -71,45 +78,119 @@ class WaitingQueue:
                 return client
         return None
 
-    def add(self, sequence: Sequence) -> None:
-        """Add a sequence. If its client has none waiting, it is lifted."""
-        name = sequence.client_name if self._by_client else ""
+    def arrive(self, sequence: Sequence, num_tokens: int) -> None:
+        """Give a sequence its client, its request, and by the tokens that its prompt takes its place among these."""
+        name, request = (sequence.client_name, sequence.request_id) if self._by_client else ("", "")
         client = self._clients.get(name)
         if client is None:
             if len(self._clients) >= self._most_clients:
                 self._forget()
-            client = self._clients[name] = Client(name)
+            client = self._clients[name] = Client(name, EqualShares())
+        turn = client.requests.get(request)
+        if turn is None:
+            turn = client.requests[request] = RequestTurn()
+        sequence.client, sequence.turn = client, turn
+        if self._by_client:
+            sequence.num_due = num_tokens
+            sequence.key = (client.shares.arrive(turn, num_tokens), *sequence.key)
+
+    def add(self, sequence: Sequence) -> None:
+        """Add a sequence. If its client has none waiting, it is lifted."""
+        client = sequence.client
         if not client.num_waiting:
             client.service = max(client.service, self._floor())
-        self._insert(sequence, client)
+        self.put_back(sequence)
 
     def put_back(self, sequence: Sequence) -> None:
         """Add a sequence again, taken for the present step and not in it."""
-        self._insert(sequence, self._clients.setdefault(sequence.client.name, sequence.client))
+        client, turn = sequence.client, sequence.turn
+        self._clients.setdefault(client.name, client)
+        heapq.heappush(turn.waiting, (sequence.key, sequence))
+        turn.num_waiting += 1
+        client.num_waiting += 1
+        self._num_waiting += 1
+        self._list(client, turn)
+        self._give_turn(client)
 
-    def take(self) -> Sequence | None:
-        """Take the next sequence from the queue, or return None if none waits."""
+    def head(self) -> Sequence | None:
+        """Return the next sequence, or None if none waits."""
         client = self.next_client()
         if client is None:
             return None
+        turns = client.turns
         while True:
-            _, sequence = heapq.heappop(client.waiting)
-            if sequence.place is Place.WAITING:  # or else it was discarded
-                self.discard(sequence)
-                return sequence
+            place, number, turn = turns[0]
+            while turn.waiting and turn.waiting[0][1].place is not Place.WAITING:
+                heapq.heappop(turn.waiting)  # it was discarded
+            if place != turn.listed:  # it is listed in another place, too
+                heapq.heappop(turns)
+            elif not turn.waiting:
+                heapq.heappop(turns)
+                turn.listed = None
+            elif place != turn.place:
+                turn.listed = turn.place
+                heapq.heapreplace(turns, (turn.listed, number, turn))
+            else:
+                return turn.waiting[0][1]
+
+    def take(self, head: Sequence) -> None:
+        """Take the next sequence from the queue."""
+        heapq.heappop(head.turn.waiting)
+        self.discard(head)
 
     def discard(self, sequence: Sequence) -> None:
-        """Remove a sequence from the queue. It stays in the heap of its client, and is skipped when its turn comes."""
+        """Remove a sequence from the queue. It stays in the heap of its request, and is skipped when its turn comes."""
         client = sequence.client
         self._num_waiting -= 1
         client.num_waiting -= 1
+        sequence.turn.num_waiting -= 1
         if not client.num_waiting:
-            client.waiting.clear()
+            for _, _, turn in client.turns:
+                turn.waiting.clear()
+                turn.listed = None
+            client.turns.clear()
             self._last = client
+
+    def hold(self, client: Client) -> None:
+        """Pass over a client, until `release`."""
+        self._turns = [turn for turn in self._turns if turn[2] is not client]
+        heapq.heapify(self._turns)
+        self._held.append(client)
+
+    def release(self) -> None:
+        while self._held:
+            client = self._held.pop()
+            client.has_turn = False
+            self._give_turn(client)
+
+    def begin(self, sequence: Sequence) -> None:
+        """Count a sequence that begins to run."""
+        client, turn = sequence.client, sequence.turn
+        client.num_running += 1
+        client.num_spare += turn.num_running > 0
+        turn.num_running += 1
+
+    def leave(self, sequence: Sequence) -> None:
+        """Count a sequence that stops running."""
+        client, turn = sequence.client, sequence.turn
+        client.num_running -= 1
+        turn.num_running -= 1
+        client.num_spare -= turn.num_running > 0
+        if turn.num_waiting:
+            self._list(client, turn)
+
+    def served(self, sequence: Sequence, num_tokens: int) -> None:
+        """Let the client's clock go on by tokens of a prompt that were computed, or are not needed."""
+        num_tokens = min(num_tokens, sequence.num_due)
+        if num_tokens:
+            sequence.num_due -= num_tokens
+            sequence.client.shares.serve(num_tokens)
 
     def charge_prompt(self, chunk: Chunk) -> None:
         """Count the prompt tokens of a chunk as service, as far as they are computed for the first time."""
         sequence = chunk.sequence
+        if sequence.num_due:
+            self.served(sequence, sequence.num_due if chunk.max_draws else chunk.num_tokens)
         end = min(chunk.known_end, sequence.prompt_len)
         if end == sequence.prompt_len - 1:
             end += 1  # it is computed like a token of the answer, and those are not looked at one by one
@@ -130,14 +211,18 @@ class WaitingQueue:
         if len(self._clients) > 1:
             sequence.client.service += GENERATED_WEIGHT * number
 
-    def _insert(self, sequence: Sequence, client: Client) -> None:
-        sequence.client = client
-        heapq.heappush(client.waiting, (sequence.key, sequence))
-        client.num_waiting += 1
-        self._num_waiting += 1
-        if not client.has_turn:
+    def _give_turn(self, client: Client) -> None:
+        if not client.has_turn and client.num_waiting:
             client.has_turn = True
             heapq.heappush(self._turns, (client.service, next(self._numbers), client))
+
+    def _list(self, client: Client, turn: RequestTurn) -> None:
+        """Put a request into the order of its client, if it is not there as early already."""
+        while turn.waiting[0][1].place is not Place.WAITING:
+            heapq.heappop(turn.waiting)
+        if turn.listed is None or turn.place < turn.listed:
+            turn.listed = turn.place
+            heapq.heappush(client.turns, (turn.listed, next(self._numbers), turn))
 
     def _floor(self) -> int:
         return (self.next_client() or self._last).service
@@ -154,11 +239,17 @@ class WaitingQueue:
         """Raise AssertionError if the counts or the turns are wrong."""
         clients = list(self._clients.values())
         for client in clients:
-            waiting = [sequence for _, sequence in client.waiting if sequence.place is Place.WAITING]
+            requests = {id(turn): turn for _, _, turn in client.turns}.values()
+            waiting = [one for turn in requests for _, one in turn.waiting if one.place is Place.WAITING]
             if len(waiting) != client.num_waiting or any(sequence.client is not client for sequence in waiting):
                 raise AssertionError(f"the number of waiting sequences of client {client.name!r} is wrong")
             if sum(sequence.client is client for sequence in running) != client.num_running:
                 raise AssertionError(f"the number of running sequences of client {client.name!r} is wrong")
+            begun = {id(sequence.turn) for sequence in running if sequence.client is client}
+            if client.num_spare != client.num_running - len(begun):
+                raise AssertionError(f"the number of spare sequences of client {client.name!r} is wrong")
+            if any(turn.num_waiting and (turn.listed is None or turn.listed > turn.place) for turn in requests):
+                raise AssertionError(f"a request of client {client.name!r} waits behind its turn")
         if sum(client.num_waiting for client in clients) != self._num_waiting:
             raise AssertionError("the number of waiting sequences is wrong")
         if not {id(sequence.client) for sequence in running} <= {id(client) for client in clients}:

@@ -50,6 +50,7 @@ class RecordedServer:
     prefill_max_requests: int | None = None
     prefill_max_tokens: int | None = None
     itl_target_seconds: float | None = None
+    step_target_seconds: float | None = None
     drafts: bool = False
 
 

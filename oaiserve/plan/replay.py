@@ -17,7 +17,7 @@ from oaiserve.engine.accounts.step_causes import load_of
 from oaiserve.engine.blocks import BlockPool
 from oaiserve.engine.drafting.drafts import Drafts
 from oaiserve.engine.drafting.lookup import Lookup
-from oaiserve.engine.pacing import PrefillBudget
+from oaiserve.engine.pacing import PrefillBudget, StepTime
 from oaiserve.engine.policy import POLICIES
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.scheduler import Limits, Scheduler
@@ -95,13 +95,14 @@ class LoadReplay:
             policy=POLICIES[server.policy],
             prefix_cache=server.prefix_cache,
         )
+        self._scheduler.step_time = StepTime(lambda: cost.step, server.step_target_seconds, limits.max_step_tokens)
         self._pacing = None
         if server.itl_target_seconds is not None:
             self._pacing = PrefillBudget(server.itl_target_seconds, limits.max_step_tokens)
         self._drafts = Drafts() if server.drafts else None
         self._open: dict[Sequence, Served] = {}
         self._now = self._busy = 0.0
-        self._num_refused = 0
+        self._num_refused = self._num_added = 0
 
     def run(
         self, arrivals: Iterable[tuple[float, int, Arrival]], give_up_seconds: float = float("inf")
@@ -147,9 +148,10 @@ class LoadReplay:
 
     def _add(self, arrival: Arrival, copy: int, served: Served) -> None:
         leader: Sequence | None = None
+        self._num_added += 1
         for choice in range(arrival.num_choices):
             sequence = Sequence(
-                "",
+                str(self._num_added),
                 choice,
                 arrival.prompt,
                 SamplingParams(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -109,8 +109,8 @@ def test_without_a_free_block_the_client_that_got_most_is_preempted_even_if_it_c
     memory = memory_of(kv_blocks=6, max_running=4, max_step_tokens=32, prefix_cache=False, policy=fair)
     add(memory, "greedy", 3, max_tokens=8)
     memory.run()
-    add(memory, "polite", max_tokens=8)
-    polite = next(reversed(memory.scheduler._waiting._clients["polite"].waiting))[1]
+    polite = sequence("polite", client_name="polite")
+    memory.add(polite)
     for _ in range(7):
         memory.run()
     assert memory.scheduler.num_preemptions > 0
@@ -150,8 +150,7 @@ def test_a_long_prompt_leaves_half_of_a_step_to_a_client_with_nothing_running() 
     assert memory.run() == [("greedy0", 8)]
     add(memory, "polite", prompt=6, max_tokens=1)
     assert memory.run() == [("greedy0", 4), ("polite0", 4)]
-    assert memory.run() == [("greedy0", 8)]  # they got the same so far, and it came first
-    assert memory.run() == [("polite0", 2), ("greedy0", 6)]
+    assert memory.run() == [("polite0", 2), ("greedy0", 6)]  # they got the same so far, and it needs less
 
 
 def test_a_long_prompt_leaves_half_of_a_step_also_to_a_client_that_has_something_running_and_got_less() -> None:
@@ -196,12 +195,14 @@ def test_a_client_that_is_ahead_is_not_forgotten_while_others_wait() -> None:
     waiting, ahead = sequence("w", client_name="waits"), sequence("a", client_name="ahead")
     for one in (waiting, ahead):
         one.place = Place.WAITING
+        queue.arrive(one, 4)
         queue.add(one)
     queue.discard(ahead)
     ahead.client.service = 100
     for number in range(3 * MOST_ABSENT):
         one = sequence("x", client_name=str(number))
         one.place = Place.WAITING
+        queue.arrive(one, 4)
         queue.add(one)
         queue.discard(one)
     queue.add(ahead)
@@ -211,35 +212,80 @@ def test_a_client_that_is_ahead_is_not_forgotten_while_others_wait() -> None:
 
 # -- what always holds ------------------------------------------------------------------------------------------------
 
-Arrival = tuple[int, int, int, int, int]  # the step, prompt, answer, choices, and whether it is aborted after a while
-ARRIVALS = st.lists(
-    st.tuples(
-        st.integers(0, 30), st.integers(1, 14), st.integers(0, 9), st.sampled_from([1, 1, 3]), st.integers(0, 40)
-    ),
-    min_size=1,
-    max_size=12,
-)
+Arrival = tuple[int, int, int]  # the step, the answer, and whether it is aborted after a while
+ARRIVALS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 9), st.integers(0, 40)), min_size=1, max_size=12)
 
 
 @settings(max_examples=60, deadline=None)
 @given(arrivals=ARRIVALS, overlap=st.booleans())
-def test_with_one_client_every_step_is_as_under_fcfs(arrivals: list[Arrival], overlap: bool) -> None:
+def test_equal_prompts_of_one_client_are_served_as_they_came(arrivals: list[Arrival], overlap: bool) -> None:
     def steps(policy: Policy) -> list[list[tuple[str, int]]]:
         memory, rows = memory_of(kv_blocks=8, policy=policy), []
         memory.overlap = overlap
         for number in range(120):
-            for index, (at, prompt, answer, choices, aborted) in enumerate(arrivals):
+            for index, (at, answer, aborted) in enumerate(arrivals):
                 if at == number:
-                    some = [
-                        sequence(f"{index}.{i}", [*range(prompt)], answer, client_name="only") for i in range(choices)
-                    ]
-                    memory.add_choices(*some)
+                    one = sequence(f"{index}", 9, answer, client_name="only")
+                    memory.add(one)
                     if aborted < 10:
-                        memory.remove(some[0])
+                        memory.remove(one)
             rows.append(memory.run())
         return rows
 
     assert steps(fair) == steps(fcfs)
+
+
+@dataclass
+class Prompt:
+    """A prompt of a client, and the tokens of prompts that the client had got in all at some moments."""
+
+    sequence: Sequence
+    arrived: int
+    side_by_side: float | None = None  # when it would have ended, with equal shares
+    ended: int | None = None
+
+
+def computed_by_turns(arrivals: list[tuple[int, int]], step_tokens: int) -> list[Prompt]:
+    """Compute prompts (the step of its arrival, its length) of one client, and, beside that, with equal shares."""
+    memory = memory_of(kv_blocks=600, block_size=4, max_running=64, max_step_tokens=step_tokens, policy=fair)
+    prompts: list[Prompt] = []
+    left: dict[int, float] = {}  # tokens that each prompt would still need
+    got = 0
+    for number in range(80):
+        for index, (at, length) in enumerate(arrivals):
+            if at == number:
+                left[len(prompts)] = length
+                prompts.append(Prompt(sequence(f"{index}", length, 1, client_name="only"), got))
+                memory.add(prompts[-1].sequence)
+        spent = sum(tokens for _, tokens in memory.run())
+        equal, moment = float(spent), float(got)
+        got += spent
+        while equal > 1e-9 and left:
+            share = min(min(left.values()), equal / len(left))
+            moment, equal = moment + share * len(left), equal - share * len(left)
+            left = {index: rest - share for index, rest in left.items()}
+            for index in [index for index, rest in left.items() if rest < 1e-9]:
+                prompts[index].side_by_side = moment
+                del left[index]
+        for prompt in prompts:
+            if prompt.ended is None and prompt.sequence.place is Place.NOWHERE:
+                prompt.ended = got
+    return prompts
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    arrivals=st.lists(st.tuples(st.integers(0, 25), st.sampled_from([1, 5, 5, 40, 120])), min_size=1, max_size=14),
+    step_tokens=st.sampled_from([64, 80]),
+)
+def test_a_prompt_takes_at_most_twice_the_tokens_of_its_client_that_it_would_take_side_by_side(
+    arrivals: list[tuple[int, int]], step_tokens: int
+) -> None:
+    for prompt in computed_by_turns(arrivals, step_tokens):
+        assert prompt.ended is not None
+        assert prompt.side_by_side is not None
+        side_by_side = prompt.side_by_side - prompt.arrived
+        assert prompt.ended - prompt.arrived <= 2 * side_by_side + 2 * step_tokens
 
 
 LONGEST_PROMPT, LONGEST_ANSWER, PLACES = 20, 12, 4
