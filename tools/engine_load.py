@@ -14,6 +14,8 @@ from typing import Any
 
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import TERMINAL, Event, Finished, Request, SamplingParams, TextPrompt, TokenPrompt
+from oaiserve.engine.sequence import Sequence as TokenSequence
+from oaiserve.engine.step import Chunk, Step
 
 _request_ids = itertools.count()
 
@@ -26,6 +28,23 @@ def greedy(num_tokens: int) -> SamplingParams:
 def random_prompts(count: int, length: int, vocab_size: int, seed: int = 0) -> list[list[int]]:
     generator = random.Random(seed)
     return [generator.choices(range(vocab_size), k=length) for _ in range(count)]
+
+
+def random_step(
+    lengths: Sequence[tuple[int, int]], block_size: int, vocab_size: int = 2, rng: random.Random | None = None
+) -> Step:
+    """Make a step of sequences by (tokens in the KV cache, new tokens), whose blocks are in random order."""
+    rng = rng or random.Random(0)
+    blocks_each = [-(-(cached + new) // block_size) for cached, new in lengths]
+    blocks = iter(rng.sample(range(sum(blocks_each)), sum(blocks_each)))
+    step = Step()
+    for number, ((cached, new), num_blocks) in enumerate(zip(lengths, blocks_each, strict=True)):
+        ids = rng.choices(range(vocab_size), k=cached + new)
+        sequence = TokenSequence(str(number), 0, ids, greedy(1), max_len=len(ids) + 1)
+        sequence.num_computed = cached
+        sequence.blocks = list(itertools.islice(blocks, num_blocks))
+        step.chunks.append(Chunk(sequence, cached, new))
+    return step
 
 
 @dataclass(frozen=True, slots=True)

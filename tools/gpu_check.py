@@ -23,8 +23,7 @@ from typing import Any
 from tools import machine
 from tools.gpu import summary
 from tools.gpu.run import run_all
-from tools.gpu.sections import SECTIONS, Section
-from tools.gpu.target import NOT_ON_CPU
+from tools.gpu.sections import NOT_ON_CPU, SECTIONS, Section
 from tools.markdown import write_between
 
 BUDGET_SECONDS = 530.0
@@ -37,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--out", type=Path, help="folder for the results, and for a log of each section")
     add("--device", default="cuda", choices=("cuda", "cpu"))
     add("--quick", action="store_true", help="tiny models and short runs, which only show that everything works")
-    add("--only", nargs="+", choices=names, metavar="SECTION", help=f"some sections: {', '.join(names)}")
+    add("--only", nargs="+", choices=names, default=names, metavar="SECTION", help=f"some of {', '.join(names)}")
     add("--budget-seconds", type=float, default=BUDGET_SECONDS, help="for all sections (default %(default)g)")
     add("--show", type=Path, nargs="+", metavar="JSON", help="measure nothing; show these results, and "
         "the last one of a section that several files have")  # fmt: skip
@@ -53,34 +52,27 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def measure(arguments: argparse.Namespace, argv: Sequence[str]) -> dict[str, Any]:
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    report: dict[str, Any] = {
-        "created": date.today().isoformat(),
-        "version": machine.version(),
-        "command": f"python -m tools.gpu_check {' '.join(argv)}",
-        "is_dry_run": dry_run(arguments.device, quick=arguments.quick),
-        "sections": {},
-    }
-
     def command(section: Section, out: Path, limit_seconds: float) -> list[str]:
         command = [sys.executable, "-m", "tools.gpu.section", section.name, "--out", str(out)]
         command += ["--device", arguments.device, "--limit-seconds", f"{limit_seconds:.0f}"]
         return command + ["--quick"] * arguments.quick
 
-    chosen = [section for section in SECTIONS if arguments.only is None or section.name in arguments.only]
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    no_figures = NOT_ON_CPU if arguments.device == "cpu" else "not measured: tiny models" if arguments.quick else ""
+    report: dict[str, Any] = {
+        "created": date.today().isoformat(),
+        "version": machine.version(),
+        "command": f"python -m tools.gpu_check {' '.join(argv)}",
+        "is_dry_run": no_figures,  # why figures mean nothing; empty where they count
+        "sections": {},
+    }
+    chosen = [section for section in SECTIONS if section.name in arguments.only]
     for name, result in run_all(chosen, command, arguments.out, arguments.budget_seconds):
         report["sections"][name] = result
         print(f"{name}: {result['status']}, {result.get('seconds', 0):.0f} s", file=sys.stderr, flush=True)
         (arguments.out / "gpu_check.json").write_text(json.dumps(report, indent=1) + "\n")
         (arguments.out / "gpu_check.md").write_text(summary.as_text(report))
     return report
-
-
-def dry_run(device: str, *, quick: bool) -> str:
-    """Return the text that replaces figures that mean nothing; empty where figures count."""
-    if device == "cpu":
-        return NOT_ON_CPU
-    return "not measured: tiny models" if quick else ""
 
 
 def together(files: Sequence[Path]) -> dict[str, Any]:

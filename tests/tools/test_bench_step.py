@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tools.bench import floor, step_table
-from tools.bench.ceilings import Ceilings
+from tools.bench import floor
+from tools.bench.floor import Ceilings
 from tools.bench.step import BLOCK_SIZE, choose_points, middle
 
 DEMO = floor.DecoderShape(
@@ -24,20 +24,16 @@ DEMO = floor.DecoderShape(
 MACHINE = Ceilings(bytes_per_second=52e9, flops_per_second=890e9)
 
 
-def decode(batch: int, context: int) -> dict[str, floor.Work]:
-    return floor.work(DEMO, [(context - 1, context)] * batch)
-
-
 def test_a_decode_step_reads_every_weight_and_what_is_cached() -> None:
     """The demo model has 135 M parameters with its output embedding, and 23,040 bytes of keys and values a token."""
-    works = decode(1, 192)
+    works = floor.work(DEMO, [(191, 192)])
     weights = sum(work.num_bytes for name, work in works.items() if name not in ("attention", "embed"))
     assert weights == pytest.approx(2 * 134.5e6, rel=0.001)
     assert works["attention"].num_bytes == 23_040 * 192
 
 
 def test_floors_of_the_demo_model_are_those_worked_out_by_hand() -> None:
-    floors_ms = {batch: floor.floor_seconds(decode(batch, 192), MACHINE) * 1e3 for batch in (1, 8, 64)}
+    floors_ms = {batch: floor.step_work(DEMO, [(191, 192)] * batch).seconds(MACHINE) * 1e3 for batch in (1, 8, 64)}
     assert floors_ms[1] == pytest.approx(269e6 / 52e9 * 1e3, rel=0.03)
     assert floors_ms[8] == pytest.approx((269e6 + 8 * 192 * 23_040) / 52e9 * 1e3, rel=0.03)
     assert floors_ms[64] == pytest.approx(2 * 134.5e6 * 64 / 890e9 * 1e3, rel=0.05)
@@ -54,14 +50,15 @@ def test_attention_counts_each_query_and_each_key_that_it_sees(lengths: list[tup
 def test_a_step_may_be_faster_than_its_operations_one_after_the_other(
     batch: int, context: int, bandwidth: float, peak: float
 ) -> None:
-    works, limits = decode(batch, context), Ceilings(bandwidth, peak)
-    whole, parts = floor.floor_seconds(works, limits), [work.seconds(limits) for work in works.values()]
+    limits, chunks = Ceilings(bandwidth, peak), [(context - 1, context)] * batch
+    whole = floor.step_work(DEMO, chunks).seconds(limits)
+    parts = [work.seconds(limits) for work in floor.work(DEMO, chunks).values()]
     assert max(parts) <= whole * (1 + 1e-9)
     assert whole <= sum(parts) * (1 + 1e-9)
 
 
 def test_points_that_do_not_fit_are_left_out_and_named() -> None:
-    points, left_out = choose_points(64 * 2048 // BLOCK_SIZE, quick=False)
+    points, left_out = choose_points(64 * 2048 // BLOCK_SIZE)
     assert left_out == ["64 x 8192"]
     assert all(point.num_blocks <= 64 * 2048 // BLOCK_SIZE for kind in points.values() for point in kind)
 
@@ -72,32 +69,3 @@ def test_parts_add_up_to_the_step_and_outliers_do_not_count(times: list[tuple[fl
     found = middle([*rows, {"step": 100.0, "first": 100.0, "second": 0.0}])
     assert found["step"] == pytest.approx(found["first"] + found["second"])
     assert found["step"] <= 2000
-
-
-def results() -> dict[str, object]:
-    def row(batch: int) -> dict[str, object]:
-        point = {"num_sequences": batch, "num_tokens": 1, "context": 192}
-        parts = {"batch": 0.1, "attention": 2.0}
-        return point | {"step_ms": 10.0 * batch, "floor_ms": 5.0, "parts_ms": parts, "floors_ms": {"attention": 1.0}}
-
-    rows = [row(1), row(2)]
-    return {
-        "machine": "M",
-        "created": "D",
-        "dtype": "bfloat16",
-        "quantize": "none",
-        "threads": 2,
-        "ceilings": {"bytes_per_second": 52e9, "flops_per_second": 890e9},
-        "left_out": ["64 x 8192"],
-        "decode": [measured | {"engine_ms": 0.5} for measured in rows],
-        "context": rows,
-        "prefill": rows,
-    }
-
-
-def test_a_report_has_steps_beside_their_floor_and_names_what_was_left_out() -> None:
-    text = step_table.report(results())
-    assert "| 2 | **20.00** | 4.00 | 100 | 0.10 | 2.00 | 0.50 |" in text
-    assert "| 2 | 192 | **20.00** | 4.00 | 100 | 2.00 |" in text
-    assert "read at 52 GB/s" in text
-    assert "64 x 8192" in text

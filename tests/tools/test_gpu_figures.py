@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +14,12 @@ from hypothesis import strategies as st
 from oaiserve.engine.request import Finished, Usage
 from oaiserve.facts.record import EngineAccount, HostPart, StepKind, StepRecord
 from oaiserve.facts.times import RequestTimes
-from tests.models.decoders import random_model, real_shape
 from tools import gpu_check
+from tools.bench.floor import DecoderShape
 from tools.engine_load import EngineRun, figures, percentile
 from tools.gpu import summary
-from tools.gpu.parts import step_figures
-from tools.gpu.roofline import decode_bytes, prefill_operations
-from tools.gpu.sections import SECTIONS
-from tools.gpu.steps import linear_parameters, prefill_figures, weight_bytes
-from tools.gpu.target import NOT_ON_CPU
-
-
-def test_a_decode_step_reads_the_weights_once_and_the_keys_and_values_of_all_sequences() -> None:
-    assert decode_bytes(1000, 10, sequences=4, context=50) == 1000 + 4 * 50 * 10
-
-
-@given(st.integers(0, 30), st.lists(st.integers(1, 30), min_size=1, max_size=4))
-def test_operations_of_a_prompt_do_not_depend_on_its_chunks(parameters: int, chunks: list[int]) -> None:
-    """Every token is multiplied with every parameter, and attends to itself and all tokens before it."""
-    length, start, found = sum(chunks), 0, 0.0
-    for chunk in chunks:
-        found += prefill_operations(parameters, 3, 8, start, start + chunk)
-        start += chunk
-    assert found == sum(2 * parameters + 4 * 3 * 8 * (position + 1) for position in range(length))
+from tools.gpu.sections import CHECKS, NOT_ON_CPU, SECTIONS
+from tools.gpu.steps import prefill_figures, step_figures
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50), st.sampled_from([0.01, 0.1, 0.5, 0.99, 1.0]))
@@ -45,24 +27,6 @@ def test_a_percentile_is_the_least_value_that_so_many_do_not_exceed(values: list
     found = percentile(values, share)
     assert sum(value <= found for value in values) >= share * len(values) - 1e-9
     assert all(sum(other <= value for other in values) < share * len(values) for value in values if value < found)
-
-
-def test_the_weights_of_a_step_leave_out_an_embedding_that_is_only_an_input() -> None:
-    hidden, inner, vocab, kv = 64, 128, 512, 32
-    layer = 2 * hidden * hidden + 2 * hidden * kv + 3 * hidden * inner
-    norms = 2 * 2 * hidden + hidden
-    for name in ("llama-3.2-1b", "llama-3.1-8b"):  # tied, and not
-        model = random_model(real_shape(name, tiny=True))
-        assert linear_parameters(model) == 2 * layer
-        assert weight_bytes(model) == 4 * (2 * layer + norms + vocab * hidden)
-
-
-def test_a_step_of_gpt2_reads_the_output_embedding_but_not_the_table_of_positions() -> None:
-    model = random_model(real_shape("gpt2-124m", tiny=True))
-    layer = 12 * 64 * 64
-    biases_and_norms = 2 * (9 * 64 + 4 * 64) + 2 * 64
-    assert linear_parameters(model) == 2 * layer
-    assert weight_bytes(model) == 4 * (2 * layer + biases_and_norms + 512 * 64)
 
 
 def finished(received: int, first: int, last: int) -> Finished:
@@ -100,13 +64,13 @@ def test_step_figures_count_only_steps_in_which_the_whole_batch_decodes() -> Non
 
 
 def test_prefill_figures_are_medians_over_chunks_at_the_same_place() -> None:
-    model = random_model(real_shape("llama-3.2-1b", tiny=True))
+    shape = DecoderShape(2, 64, 64, 32, 128, 512, element_bytes=2, cached_bytes=256, weight_bytes=2)
     records = [step(StepKind.PREFILL, 1, 16, ms, 0) for ms in (2, 4, 2, 6)]
-    found = prefill_figures(model, records, 16, 32)
+    found = prefill_figures(shape, records, 16, 32)
     assert found["ms"] == [2, 5]
     assert found["operations_per_second"] == pytest.approx(sum(found["operations"]) / 7e-3)
     with pytest.raises(RuntimeError, match="2 chunks"):
-        prefill_figures(model, records[:3], 16, 32)
+        prefill_figures(shape, records[:3], 16, 32)
 
 
 # The table of targets
@@ -114,46 +78,23 @@ def test_prefill_figures_are_medians_over_chunks_at_the_same_place() -> None:
 
 def measured() -> dict[str, dict[str, Any]]:
     """Make results of all sections in which every target is met but that of the 8B model's prompts."""
-    run = {"requests": 4, "repeats": 2, "output_tokens_per_second": 120_000.0}
-    run |= dict.fromkeys(("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms"), 8.0)
-    run |= {"submit_p50_ms": 0.003, "submit_p99_ms": 0.004}
-    steps = dict.fromkeys(("period_ms", "period_p10_ms", "period_p90_ms", "device_ms", "gap_ms"), 1.2)
-    row = {**run, **steps, "sequences": 64, "steps": 70, "gap_share": 0.01, "context": 512, "bytes": 4e9}
+    run = dict.fromkeys(("ttft_p99_ms", "tpot_p50_ms"), 8.0)
+    run |= {"requests": 4, "repeats": 2, "output_tokens_per_second": 120_000.0, "submit_p99_ms": 0.003}
+    row = {**run, "sequences": 64, "steps": 70, "period_ms": 1.2, "gap_share": 0.01, "bytes": 4e9}
     row["host_ms"] = {"launch": 0.2}
-    prefill = {"chunk": 2048, "prompt": 8192, "ms": [1.0, 2.0], "operations_per_second": 0.5e15}
-    kernel = {"tokens": 64, "launch_ms": 1.0, "whole_ms": 2.0, "busy_ms": 1.5, "on": "device"}
-    part = {**kernel, "kernels": [{"name": "gemm", "calls": 2.0, "us": 30.0}]}
-    model = {"model": "m", "decode": [row], "prefill": prefill, "parts": {"decode": part, "prefill": part}}
-    ceilings = {
-        "bytes_per_second": 4e12,
-        "operations_per_second": 1e15,
-        "bandwidth": {"read": 4e12},
-        "products": {"1 x 1 x 1": 1e15},
-        "launch": {"host_us": 3.0},
-        "pinned_copy": {"to_host_us": 9.0},
-    }
+    kernels = {"tokens": 64, "launch_ms": 1.0, "kernels": [{"name": "gemm", "calls": 2.0, "us": 30.0}]}
+    model = {"decode": [row], "prefill": {"ms": [1.0, 2.0], "operations_per_second": 0.5e15}}
+    model |= {"model": "m", "parts": {"decode": kernels, "prefill": kernels}}
+    ceilings = {"bytes_per_second": 4e12, "operations_per_second": 1e15, "bandwidth": {"read": 4e12}}
     found: dict[str, dict[str, Any]] = {
         "environment": {"device": "G", "python": "3.12", "versions": {"torch": "2"}, "ceilings": ceilings},
-        "families": {"llama": {"equal": True}},
-        "compiled": {"llama": {"equal": True}},
-        "graphs": {"gpt2": {"equal": True}},
+        **{name: {"llama": {"equal": True}} for name in CHECKS},
         "kernels": {"attention": [{"equal": True}], "sampling": []},
-        "overload": {"preemption": {"equal": True}},
         "gpt2": {"at_once": run, "clients": run, "one_token": run, "steps": row},
-        "waits": {"greedy": {"equal": True}},
-        "uneven": {
-            "even": row,
-            "uneven": row,
-            "arrivals": {
-                **dict.fromkeys(("steps", "mixed_steps"), 9),
-                **dict.fromkeys(("steady_ms", "mixed_p50_ms", "itl_p99_ms", "itl_p99_to_steady"), 1.0),
-            },
-        },
+        "uneven": {"even": row, "uneven": row, "arrivals": {"mixed_steps": 9, "itl_p99_to_steady": 1.0}},
         "streams": {"streams": run},
         "decode-1b": model,
         "decode-8b": model,
-        "layers": {"matrices": [{"what": "4 bits", "equal": True}]},
-        "experts": {"experts": [{"what": "MXFP4", "equal": True}]},
         "split": {"left_out": "there is one GPU"},
     }
     return {section.name: {"status": "done", "seconds": 1.0, **found[section.name]} for section in SECTIONS}
@@ -171,16 +112,6 @@ def test_each_target_is_met_or_not_by_what_was_measured() -> None:
     shown = {what: value for what, value, _, _ in rows}
     assert shown["8B, decode step of 64 at 512 tokens, to its floor"] == "1.20 times"
     assert shown["8B, prompts in chunks of 2,048, of the peak"] == "50.0 %"
-
-
-def test_floors_are_those_of_the_device_as_it_is_sold_where_none_were_measured() -> None:
-    sections = measured()
-    sections["environment"] |= {"device": "NVIDIA H200", "ceilings": "the driver hung"}
-    assert summary.floor_ms(sections, {"bytes": 4.32e9}) == pytest.approx(1.0)
-    assert "missing" not in [value for _, value, *_ in summary.targets_table(report(sections))]
-    del sections["environment"]["device"]
-    with pytest.raises(KeyError):
-        summary.ceilings(sections)
 
 
 def test_a_dry_run_shows_no_figure_among_the_targets() -> None:
@@ -211,10 +142,10 @@ def test_incomplete_results_have_a_text(data: st.DataObject) -> None:
     assert all(name in text for name in sections)
 
 
-def test_complete_results_have_a_complete_text() -> None:
+def test_complete_results_have_a_text_with_kernels_and_floors() -> None:
     text = summary.as_text(report(measured()))
     assert "gemm" in text
-    assert "| 64 | 2 |" in text or "times_floor" in text
+    assert "times_floor" in text
 
 
 @pytest.mark.parametrize(
@@ -229,17 +160,14 @@ def test_complete_results_have_a_complete_text() -> None:
 def test_a_check_with_wrong_or_unchecked_answers_fails(name: str, result: dict[str, Any]) -> None:
     assert summary.is_correct(report(measured())["sections"])
     assert not summary.is_correct({**measured(), name: result})
+    assert summary.is_correct({"gpt2": {"status": "broke with exit code 1"}})  # it is about speed
 
 
 def test_answers_that_were_not_checked_do_not_count_as_equal() -> None:
     checked = {"a": {"equal": True}, "rows": [{"equal": True}, {"equal": False}], "b": {"problem": NOT_ON_CPU}}
-    assert summary.num_right(checked) == 2
+    assert len(summary.compared(checked, equal=True)) == 2
     sections = {**measured(), "overload": {"status": "done", "out_of_memory": {"problem": NOT_ON_CPU}}}
     assert f"- overload: 0 equal\n    - out_of_memory: {NOT_ON_CPU}" in summary.as_text(report(sections))
-
-
-def test_speed_and_sections_that_did_not_run_do_not_count_as_wrong() -> None:
-    assert summary.is_correct({"gpt2": {"status": "broke with exit code 1"}})
 
 
 def test_of_several_results_the_last_of_a_section_counts(tmp_path: Path) -> None:
@@ -258,10 +186,3 @@ def test_the_text_goes_between_the_markers_of_a_page(tmp_path: Path, capsys: pyt
     assert "old" not in page.read_text()
     assert summary.as_text(report(measured())).strip() in page.read_text()
     assert capsys.readouterr().out.startswith("G; Python 3.12")
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_a_dry_run_is_reported_as_one(device: str) -> None:
-    assert gpu_check.dry_run(device, quick=True)
-    assert not gpu_check.dry_run("cuda", quick=False)
-    assert math.isfinite(gpu_check.BUDGET_SECONDS)

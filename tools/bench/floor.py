@@ -1,15 +1,53 @@
-"""Computes what a step must do at least: bytes to read from memory, and floating-point operations. Pure.
+"""Computes the floor of a step: the bytes that it must read from memory and its floating-point operations, at the rates
+that the machine reaches at most, which some seconds measure.
 
 Weights are read once in a step, keys and values once for each sequence. Activations stay in the CPU's caches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tools.bench.ceilings import Ceilings
+import torch
+
+from oaiserve.engine.model.spec import LoadedModel
+
+READ_BYTES = 2**30  # far more than any cache holds
+# Rows, inner size and columns. One matrix stays in the caches, which suits torch's library best.
+GEMMS = ((256, 576, 1536), (2048, 576, 1536), (1024, 1024, 1024))
+
+
+class Ceilings(NamedTuple):
+    bytes_per_second: float
+    flops_per_second: float
+
+
+@torch.inference_mode()
+def measure_ceilings(dtype: torch.dtype, num_threads: int, seconds: float = 1.0) -> Ceilings:
+    """Measure with so many threads for about four times `seconds`. Leaves torch with one thread."""
+    torch.set_num_threads(num_threads)
+    memory = torch.ones(READ_BYTES // 4)
+    bytes_per_second = READ_BYTES / _best_seconds(lambda: memory.amax(), seconds)
+    flops_per_second = 0.0
+    for rows, inner, columns in GEMMS:
+        x, weight = torch.randn(rows, inner).to(dtype), torch.randn(columns, inner).to(dtype)
+        took = _best_seconds(lambda x=x, weight=weight: torch.nn.functional.linear(x, weight), seconds)  # type: ignore[misc]
+        flops_per_second = max(flops_per_second, 2 * rows * inner * columns / took)
+    torch.set_num_threads(1)
+    return Ceilings(bytes_per_second, flops_per_second)
+
+
+def _best_seconds(call: Callable[[], object], seconds: float) -> float:
+    call()
+    best, give_up = float("inf"), time.perf_counter() + seconds
+    while time.perf_counter() < give_up:
+        started = time.perf_counter()
+        call()
+        best = min(best, time.perf_counter() - started)
+    return best
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +63,21 @@ class DecoderShape:
     element_bytes: int  # of what is computed
     cached_bytes: int  # of a token in the cache, in all layers
     weight_bytes: int  # of matrices
+
+    @classmethod
+    def of(cls, loaded: LoadedModel, *, weight_bytes: int | None = None) -> DecoderShape:
+        config, kv = loaded.model.config, loaded.kv_shapes[0]
+        return cls(
+            layers=len(loaded.kv_shapes),
+            hidden=config.hidden_size,
+            queries=config.num_attention_heads * kv.key_dim,
+            keys=kv.kv_heads * kv.key_dim,
+            intermediate=config.intermediate_size,
+            vocab=loaded.vocab_size,
+            element_bytes=loaded.dtype.itemsize,
+            cached_bytes=loaded.kv_bytes_per_token,
+            weight_bytes=loaded.dtype.itemsize if weight_bytes is None else weight_bytes,
+        )
 
 
 class Work(NamedTuple):
@@ -60,6 +113,6 @@ def work(shape: DecoderShape, chunks: Sequence[tuple[int, int]]) -> dict[str, Wo
     }
 
 
-def floor_seconds(works: dict[str, Work], ceilings: Ceilings) -> float:
-    """Return the floor of the whole step if reading and computing overlap: less than the sum over its operations."""
-    return Work(*(sum(parts) for parts in zip(*works.values(), strict=True))).seconds(ceilings)
+def step_work(shape: DecoderShape, chunks: Sequence[tuple[int, int]]) -> Work:
+    """Add up the work of a step. Its floor is that of reading beside computing: less than the sum over operations."""
+    return Work(*(sum(parts) for parts in zip(*work(shape, chunks).values(), strict=True)))

@@ -22,21 +22,16 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.cpu.native import NativeDecoder
-from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.sampling.sampler import Sampling
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.load import load_model
 from oaiserve.engine.start.native import native_step
-from oaiserve.engine.step import Chunk, Step
-from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.facts.record import StepKind
 from oaiserve.files import demo
 from tools import machine
-from tools.bench import ceilings, floor, step_table
-from tools.engine_load import complete, greedy
-from tools.markdown import add_publishing, publish, results_of
+from tools.bench import floor
+from tools.engine_load import complete, random_step
+from tools.markdown import add_publishing, as_markdown, number, publish, results_of
 
 BLOCK_SIZE = 16
 CONTEXT = 192  # tokens of a short prompt and half of its answer
@@ -46,7 +41,7 @@ CONTEXTS = (128, 512, 2048, 8192)
 PROMPTS = (64, 128, 256, 512, 1024, 2048)
 MEMORY_SHARE = 0.7  # of the available memory, for the KV cache
 LEAST_STEPS = 5
-ENGINE_TOKENS = 40  # of each answer, when the engine's own time is measured
+ENGINE_TOKENS, ENGINE_BLOCKS = 40, 2048  # of each answer, and of them all, when the engine's own time is measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +53,13 @@ class Point:
     context: int
 
     @property
-    def blocks_each(self) -> int:
-        return -(-self.context // BLOCK_SIZE)
+    def num_blocks(self) -> int:
+        return self.num_sequences * -(-self.context // BLOCK_SIZE)
 
     @property
-    def num_blocks(self) -> int:
-        return self.num_sequences * self.blocks_each
+    def lengths(self) -> list[tuple[int, int]]:
+        """The tokens of each sequence in the KV cache, and its new ones."""
+        return [(self.context - self.num_tokens, self.num_tokens)] * self.num_sequences
 
 
 def main() -> None:
@@ -73,22 +69,21 @@ def main() -> None:
     add("--kv-cache-dtype", default="auto", choices=get_args(KVCacheDtype), help="as the server's")
     add("--points", nargs="+", metavar="SEQUENCESxCONTEXT", help="decode steps to measure alone, as 64x512")
     add("--seconds", type=float, default=0.6, help="time for each point (default 0.6)")
-    add("--quick", action="store_true", help="a few points only")
     add_publishing(parser, "decode-step")
     arguments = parser.parse_args()
     results = results_of(arguments, measure)
-    publish(arguments, "decode-step", results, step_table.report(results))
+    publish(arguments, "decode-step", results, report(results))
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    folder, num_threads = demo.resolve(), default_threads()
-    loaded = load_model(folder).with_cache(arguments.kv_cache_dtype)
-    limits = ceilings.measure(loaded.dtype, num_threads)
-    points, left_out = choose_points(_most_blocks(loaded), quick=arguments.quick, asked=arguments.points)
-    num_blocks = max(point.num_blocks for kind in points.values() for point in kind) + 256 * 2
+    num_threads = default_threads()
+    loaded = load_model(demo.resolve()).with_cache(arguments.kv_cache_dtype)
+    limits = floor.measure_ceilings(loaded.dtype, num_threads)
+    points, left_out = choose_points(_most_blocks(loaded), arguments.points)
+    num_blocks = max(point.num_blocks for kind in points.values() for point in kind)
     options = EngineOptions(block_size=BLOCK_SIZE, quantize=arguments.quantize)
     native = native_step(loaded, options, num_blocks=num_blocks, num_threads=num_threads)
-    shape = _shape(loaded, weight_bytes=1 if arguments.quantize == "int8" else loaded.dtype.itemsize)
+    shape = floor.DecoderShape.of(loaded, weight_bytes=1 if arguments.quantize == "int8" else None)
     bench = StepBench(loaded, native, arguments.seconds)
     results = {
         "created": date.today().isoformat(),
@@ -97,32 +92,27 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "dtype": str(loaded.dtype).removeprefix("torch."),
         "quantize": arguments.quantize,
         "kv_cache_dtype": arguments.kv_cache_dtype,
-        "ceilings": asdict(limits),
+        "ceilings": limits._asdict(),
         "left_out": left_out,
         **{kind: [bench.measure(point, limits, shape) for point in chosen] for kind, chosen in points.items()},
     }
-    for row, engine_ms in zip(
-        results["decode"], engine_times_ms(loaded, native, folder, points["decode"]), strict=True
-    ):
-        row["engine_ms"] = engine_ms
+    engine_ms = engine_times_ms(points["decode"], quantize=arguments.quantize, kv_cache_dtype=arguments.kv_cache_dtype)
+    results["decode"] = [row | {"engine_ms": ms} for row, ms in zip(results["decode"], engine_ms, strict=True)]
     return results
 
 
-def choose_points(
-    most_blocks: int, *, quick: bool, asked: list[str] | None = None
-) -> tuple[dict[str, list[Point]], list[str]]:
+def choose_points(most_blocks: int, asked: list[str] | None = None) -> tuple[dict[str, list[Point]], list[str]]:
     """Return the points by kind, and names of those that are left out because the KV cache would not fit.
 
     `asked` are decode steps to take in place of all others.
     """
-    batches, contexts, prompts = (BATCHES[:4], CONTEXTS[:1], PROMPTS[:2]) if quick else (BATCHES, CONTEXTS, PROMPTS)
     points = {
-        "decode": [Point(batch, 1, CONTEXT) for batch in batches],
-        "context": [Point(batch, 1, context) for batch in BATCHES_BY_CONTEXT for context in contexts],
-        "prefill": [Point(1, tokens, tokens) for tokens in prompts],
+        "decode": [Point(batch, 1, CONTEXT) for batch in BATCHES],
+        "context": [Point(batch, 1, context) for batch in BATCHES_BY_CONTEXT for context in CONTEXTS],
+        "prefill": [Point(1, tokens, tokens) for tokens in PROMPTS],
     }
     if asked:
-        sizes = [tuple(map(int, name.split("x"))) for name in asked]
+        sizes = [map(int, name.split("x")) for name in asked]
         points = {"decode": [], "context": [Point(batch, 1, context) for batch, context in sizes], "prefill": []}
     left_out = [f"{p.num_sequences} x {p.context}" for p in points["context"] if p.num_blocks > most_blocks]
     return {kind: [p for p in chosen if p.num_blocks <= most_blocks] for kind, chosen in points.items()}, left_out
@@ -140,22 +130,22 @@ class StepBench:
         self._num_filled = 0
         self._random = random.Random(0)
 
-    def measure(self, point: Point, limits: ceilings.Ceilings, shape: floor.DecoderShape) -> dict[str, Any]:
+    def measure(self, point: Point, limits: floor.Ceilings, shape: floor.DecoderShape) -> dict[str, Any]:
         """Return the time of the step, of its parts, and the floors of both, in ms."""
         times_ms = middle(self.run(point))
-        works = floor.work(shape, [(end - point.num_tokens, end) for end in [point.context] * point.num_sequences])
+        chunks = [(start, start + num_tokens) for start, num_tokens in point.lengths]
         return asdict(point) | {
             "step_ms": times_ms.pop("step"),
-            "floor_ms": floor.floor_seconds(works, limits) * 1e3,
+            "floor_ms": floor.step_work(shape, chunks).seconds(limits) * 1e3,
             "parts_ms": times_ms,
-            "floors_ms": {name: work.seconds(limits) * 1e3 for name, work in works.items()},
+            "floors_ms": {name: work.seconds(limits) * 1e3 for name, work in floor.work(shape, chunks).items()},
         }
 
     @torch.inference_mode()
     def run(self, point: Point) -> list[dict[str, float]]:
         """Repeat the step, and return the seconds of each repeat and of its parts, after a warm-up."""
         self._fill(point.num_blocks)
-        step = self._step(point)
+        step = random_step(point.lengths, BLOCK_SIZE, self._loaded.vocab_size, self._random)
         rows: list[dict[str, float]] = []
         give_up = 0.0
         while len(rows) < LEAST_STEPS + 2 or time.perf_counter() < give_up:
@@ -178,16 +168,6 @@ class StepBench:
                 give_up = time.perf_counter() + self._seconds
         return rows[2:]
 
-    def _step(self, point: Point) -> Step:
-        blocks = self._random.sample(range(point.num_blocks), point.num_blocks)
-        step = Step()
-        for i in range(point.num_sequences):
-            ids = self._random.choices(range(self._loaded.vocab_size), k=point.context)
-            sequence = Sequence(str(i), 0, ids, greedy(1), max_len=point.context + 1)
-            sequence.blocks = blocks[i * point.blocks_each : (i + 1) * point.blocks_each]
-            step.chunks.append(Chunk(sequence, point.context - point.num_tokens, point.num_tokens))
-        return step
-
     def _fill(self, num_blocks: int) -> None:
         """Fill the KV cache with random numbers. Pages that were never written to are all the same page, which would
         stay in the CPU's caches."""
@@ -209,26 +189,16 @@ def middle(rows: list[dict[str, float]]) -> dict[str, float]:
     return {name: statistics.fmean(row[name] for row in rows) * 1e3 for name in rows[0]}
 
 
-def engine_times_ms(loaded: LoadedModel, native: NativeDecoder, folder: Path, points: list[Point]) -> list[float]:
+def engine_times_ms(points: list[Point], **options: Any) -> list[float]:
     """Measure the engine thread's own time between two decode steps: scheduling, text, stop conditions, events.
 
     All prompts are alike, so that the prefix cache has them at once and the sequences share blocks.
     """
-    num_blocks = native.caches[0][0].shape[0]
-    runner = ModelRunner(native, loaded.device, BLOCK_SIZE)
-    prompt = [(7 * i + 3) % loaded.vocab_size for i in range(CONTEXT)]
-    engine = Engine(
-        ServedModel(
-            tokenizer=Tokenizer.from_pretrained(folder),
-            runner=runner,
-            num_blocks=num_blocks,
-            max_model_len=loaded.max_model_len,
-            vocab_size=loaded.vocab_size,
-        ),
-        EngineOptions(block_size=BLOCK_SIZE),
-    )
-    medians = []
-    with engine:
+    medians: list[float] = []
+    if not points:
+        return medians
+    with Engine.from_pretrained("demo", drafts="off", kv_blocks=ENGINE_BLOCKS, **options) as engine:
+        prompt = [(7 * i + 3) % engine.vocab_size for i in range(CONTEXT)]
         for point in points:
             complete(engine, [prompt] * point.num_sequences, ENGINE_TOKENS)
             own_ns = [
@@ -240,19 +210,38 @@ def engine_times_ms(loaded: LoadedModel, native: NativeDecoder, folder: Path, po
     return medians
 
 
-def _shape(loaded: LoadedModel, *, weight_bytes: int) -> floor.DecoderShape:
-    config, kv = loaded.model.config, loaded.kv_shapes[0]
-    return floor.DecoderShape(
-        layers=len(loaded.kv_shapes),
-        hidden=config.hidden_size,
-        queries=config.num_attention_heads * kv.key_dim,
-        keys=kv.kv_heads * kv.key_dim,
-        intermediate=config.intermediate_size,
-        vocab=loaded.vocab_size,
-        element_bytes=loaded.dtype.itemsize,
-        cached_bytes=loaded.kv_bytes_per_token,
-        weight_bytes=weight_bytes,
-    )
+def report(results: dict[str, Any]) -> str:
+    limits = results["ceilings"]
+    weights = "" if results["quantize"] == "none" else f" with {results['quantize']} weights"
+    cache = "" if results.get("kv_cache_dtype", "auto") == "auto" else f" and an {results['kv_cache_dtype']} KV cache"
+    lines = [
+        f"{results['machine']}; {results['created']}.",
+        f"The demo model in {results['dtype']}{weights}{cache}, {results['threads']} threads.",
+        f"Memory was read at {limits['bytes_per_second'] / 1e9:.0f} GB/s, matrices were multiplied at "
+        f"{limits['flops_per_second'] / 1e9:.0f} GFLOP/s.",
+    ]
+    if decode := results["decode"]:
+        head = f"A decode step by its sequences, of {decode[0]['context']} tokens each. Times in ms:"
+        lines += ["", head, "", *_table(decode, ["sequences"], [*decode[0]["parts_ms"], "engine"])]
+    # Of their parts, a context changes attention alone.
+    if context := results["context"]:
+        lines += ["", "By context:", "", *_table(context, ["sequences", "context"], ["attention"])]
+    if prefill := results["prefill"]:
+        lines += ["", "A prompt in one step:", "", *_table(prefill, ["tokens"], ["attention"])]
+    if results["left_out"]:
+        lines += ["", f"Left out, since the KV cache would not fit into memory: {', '.join(results['left_out'])}."]
+    return "\n".join(lines)
+
+
+def _table(rows: list[dict[str, Any]], keys: list[str], parts: list[str]) -> list[str]:
+    table = [[*keys, "step", "x floor", "tokens/s", *parts]]
+    for row in rows:
+        sizes = {"sequences": row["num_sequences"], "context": row["context"], "tokens": row["num_tokens"]}
+        parts_ms = row["parts_ms"] | {"engine": row.get("engine_ms")}
+        speed = row["num_sequences"] * row["num_tokens"] / row["step_ms"] * 1e3
+        whole = [f"**{row['step_ms']:.2f}**", f"{row['step_ms'] / row['floor_ms']:.2f}", number(speed)]
+        table.append([*(f"{sizes[key]:,}" for key in keys), *whole, *(f"{parts_ms[name]:.2f}" for name in parts)])
+    return as_markdown(table)
 
 
 if __name__ == "__main__":

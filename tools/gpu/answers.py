@@ -6,83 +6,76 @@ Small models of every family are compared with transformers' `generate`, models 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import torch
 
-from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.attention.hook import ATTENTION
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.start.gpu.compiled import restore_layers
 from oaiserve.engine.start.prepare import prepare
 from tests.models.decoders import FAMILIES, foreign_config, generate, random_model
 from tools.engine_load import greedy, random_prompts
-from tools.gpu.target import NOT_ON_CPU, Target
-from tools.gpu.workload import blocks_for, has_graphs, load, release, running_engine
+from tools.gpu.sections import Target
+from tools.gpu.workload import blocks_for, ids, load, release, running_engine
 
 PROMPTS = [[5, 9, 3, 17], list(range(20, 51)), [90], [7] * 12, [11, 40, 11, 40, 11]]
 NUM_TOKENS = 12
-DRAWN = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.9, top_p=0.95, seed=7, ignore_eos=True)
 OTHERS = ("falcon",)
-SHAPES = ("gpt2-124m", "llama-3.2-1b")
 # Two tokens tie if their logits differ by less than this, in standard deviations of all logits: bfloat16 rounds as much
 # away in another order of additions. Tokens picked at random differ by several.
 NEAR_TIE = 0.1
+NOT_CAPTURED = "nothing was captured; the log of this section says why"
 
 Answers = list[list[int]]
 
 
-def run(target: Target, part: str) -> Iterator[dict[str, Any]]:
-    torch.backends.cuda.matmul.allow_tf32 = False
-    if part == "compiled" and not target.is_gpu:
-        yield {"problem": NOT_ON_CPU}
-    elif part in ("families", "compiled"):
-        # Those of FAMILIES run as fused layers; those of others are compiled from transformers' code.
-        for name in (*FAMILIES, *OTHERS) if part == "compiled" else FAMILIES:
-            yield {name: check_family(name, target, modes(target, is_compiled=part == "compiled"))}
-    else:
-        for name, dtype in product(SHAPES[:1] if target.quick else SHAPES, (torch.float32, torch.bfloat16)):
-            yield {f"{name}, {str(dtype).removeprefix('torch.')}": check_shape(name, dtype, target)}
-            release()
+def families(target: Target) -> Iterator[dict[str, Any]]:
+    """Those of FAMILIES run as fused layers."""
+    for name in FAMILIES:
+        yield {name: check_family(name, target, PLAIN if target.is_gpu else [{}])}
 
 
-def modes(target: Target, *, is_compiled: bool | None = None) -> list[dict[str, bool]]:
-    """Return settings that must not change an answer, the plainest first and the default last.
+def compiled(target: Target) -> Iterator[dict[str, Any]]:
+    """Those of others are compiled from transformers' code."""
+    for name in (*FAMILIES, *OTHERS):
+        yield {name: check_family(name, target, [DEFAULT])}
 
-    With `is_compiled`, return only those with or without compiled layers. A CPU has none of these settings.
-    """
-    if not target.is_gpu:
-        return [{}]
-    plain = [
-        {"compile": False, "cuda_graph": graph, "overlap": overlap}
-        for graph, overlap in product((False, True), repeat=2)
-    ]
-    default = {"compile": True, "cuda_graph": True, "overlap": True}
-    return [mode for mode in (*plain, default) if is_compiled is None or mode["compile"] == is_compiled]
+
+def shapes(target: Target) -> Iterator[dict[str, Any]]:
+    names = ["gpt2-124m"] if target.quick else ["gpt2-124m", "llama-3.2-1b"]
+    for name, dtype in product(names, (torch.float32, torch.bfloat16)):
+        yield {f"{name}, {str(dtype).removeprefix('torch.')}": check_shape(name, dtype, target)}
+        release()
+
+
+# Settings of a GPU that must not change an answer, the plainest first.
+PLAIN: list[dict[str, bool]] = [
+    {"compile": False, "cuda_graph": graph, "overlap": overlap} for graph, overlap in product((False, True), repeat=2)
+]
+DEFAULT = {"compile": True, "cuda_graph": True, "overlap": True}
 
 
 def check_family(name: str, target: Target, modes: list[dict[str, bool]]) -> dict[str, Any]:
     """Compare greedy answers with `generate`, and drawn ones with the first mode's: in float32, batched, in chunks."""
-    config = FAMILIES.get(name) or foreign_config(name)
-    model = random_model(config, device=target.device)
+    model = random_model(FAMILIES.get(name) or foreign_config(name), device=target.device)
     expected = generate(model, PROMPTS, NUM_TOKENS)
     loaded = prepare(model, name)
+    sampled = replace(greedy(NUM_TOKENS), temperature=0.9, top_p=0.95, seed=7)
     different, drawn, not_captured = [], [], []
     for mode in modes:
         with running_engine(loaded, block_size=4, kv_blocks=64, max_running=8, max_step_tokens=9, **mode) as engine:
             if ids(engine, PROMPTS, greedy(NUM_TOKENS)) != expected:
                 different.append(f"greedy, {mode}")
-            drawn.append(ids(engine, PROMPTS, DRAWN))
-            if mode.get("cuda_graph") and not has_graphs(engine):
-                not_captured.append(str(mode))
+            drawn.append(ids(engine, PROMPTS, sampled))
+            if mode.get("cuda_graph") and not engine.features["decode_graphs"]:
+                not_captured.append(f"{mode}: {NOT_CAPTURED}")
         if drawn[-1] != drawn[0]:
             different.append(f"drawn, {mode}")
     found = {"equal": not different, "modes": len(drawn), "tokens": sum(map(len, expected)), "different": different}
-    if not_captured:
-        found["problem"] = f"nothing was captured with {', '.join(not_captured)}; the log of this section says why"
-    return found
+    return found | ({"problem": "; ".join(not_captured)} if not_captured else {})
 
 
 def check_shape(name: str, dtype: torch.dtype, target: Target) -> dict[str, Any]:
@@ -92,23 +85,21 @@ def check_shape(name: str, dtype: torch.dtype, target: Target) -> dict[str, Any]
     equal. In bfloat16 greedy answers may differ from a tie on, and drawn ones that differ are only counted, because
     rounding moves the borders between tokens.
     """
-    if not target.is_gpu:
-        return {"problem": NOT_ON_CPU}
     loaded = load(name, target, dtype)
     count, length, num_tokens = 16, 32, 32
     prompts = random_prompts(count, length, loaded.vocab_size)
-    drawn = SamplingParams(max_tokens=num_tokens, temperature=0.8, top_k=50, top_p=0.9, seed=11, ignore_eos=True)
+    sampled = replace(greedy(num_tokens), temperature=0.8, top_k=50, top_p=0.9, seed=11)
     kv_blocks = 2 * blocks_for(count, length + num_tokens)
     found: list[tuple[Answers, Answers]] = []
     # Compiled layers are checked in float32 with the small models of every family.
-    for mode in modes(target, is_compiled=False if dtype == torch.float32 else None):
+    for mode in PLAIN if dtype == torch.float32 else [*PLAIN, DEFAULT]:
         with running_engine(loaded, kv_blocks=kv_blocks, max_running=count, **mode) as engine:
-            found.append((ids(engine, prompts, greedy(num_tokens)), ids(engine, prompts, drawn)))
-            if mode["cuda_graph"] and not has_graphs(engine):
-                return {"equal": False, "problem": "nothing was captured; the log of this section says why"}
+            found.append((ids(engine, prompts, greedy(num_tokens)), ids(engine, prompts, sampled)))
+            if mode["cuda_graph"] and not engine.features["decode_graphs"]:
+                return {"equal": False, "problem": NOT_CAPTURED}
     (first_greedy, first_drawn), *others = found
     different = [difference for greedy, _ in others for difference in compare(loaded, prompts, first_greedy, greedy)]
-    drawn_differently = [len(different_answers(first_drawn, draws)) for _, draws in others]
+    drawn_differently = [sum(a != b for a, b in zip(first_drawn, drawn, strict=True)) for _, drawn in others]
     if dtype == torch.float32:
         equal = not different and not any(drawn_differently)
     else:
@@ -123,21 +114,13 @@ def check_shape(name: str, dtype: torch.dtype, target: Target) -> dict[str, Any]
     }
 
 
-def ids(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> Answers:
-    return [completion.token_ids for completion in engine.generate(prompts, params)]
-
-
-def different_answers(first: Answers, second: Answers) -> list[int]:
-    return [index for index, (a, b) in enumerate(zip(first, second, strict=True)) if a != b]
-
-
 def compare(loaded: LoadedModel, prompts: list[list[int]], first: Answers, second: Answers) -> Iterator[dict[str, Any]]:
     """Report for each pair of answers that differ where the first difference is, and whether the two tokens tie."""
-    for index in different_answers(first, second):
-        a, b = first[index], second[index]
-        place = next(i for i in range(min(len(a), len(b))) if a[i] != b[i])
-        distance = tie_distance(loaded, prompts[index] + a[:place], a[place], b[place])
-        yield {"answer": index, "token": place, "distance": distance, "is_near_tie": distance < NEAR_TIE}
+    for index, (prompt, a, b) in enumerate(zip(prompts, first, second, strict=True)):
+        if a != b:
+            place = next(i for i in range(min(len(a), len(b))) if a[i] != b[i])
+            distance = tie_distance(loaded, prompt + a[:place], a[place], b[place])
+            yield {"answer": index, "token": place, "distance": distance, "is_near_tie": distance < NEAR_TIE}
 
 
 @torch.inference_mode()

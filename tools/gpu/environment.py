@@ -1,64 +1,56 @@
-"""Describes what the figures come from: the machine, the versions, and the ceilings of the device."""
+"""Describes what the figures come from: the machine, the versions, and the ceilings of the device, which it measures:
+memory bandwidth and matrix products."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import platform
 import shutil
+import statistics
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from tools.gpu import ceilings
-from tools.gpu.target import NOT_ON_CPU, Target
+from tools.gpu.sections import NOT_ON_CPU, Target
 
 _PACKAGES = ("torch", "triton", "transformers", "tokenizers")
-_ASKED = (
-    "driver_version",
-    "clocks.sm",
-    "clocks.max.sm",
-    "clocks.mem",
-    "power.draw",
-    "power.limit",
-    "temperature.gpu",
-    "utilization.gpu",
-    "memory.used",
-    "mig.mode.current",
-)
+_ASKED = ("driver_version", "clocks.sm", "clocks.max.sm", "power.limit", "temperature.gpu", "mig.mode.current")
+# Rows, inner size, columns: square ones, and the projections of an 8B model for a step of 2,048 tokens.
+PRODUCTS = ((8192, 8192, 8192), (2048, 4096, 14336), (2048, 14336, 4096), (4096, 4096, 4096))
+MOVED_BYTES = 1 << 32  # many times the L2 cache
 
 
 def run(target: Target) -> Iterator[dict[str, Any]]:
+    device = target.device
+    installed = {one.metadata["Name"]: one.version for one in importlib.metadata.distributions()}
     yield {
-        "device": torch.cuda.get_device_name(target.device) if target.is_gpu else "CPU",
+        "device": torch.cuda.get_device_name(device) if target.is_gpu else "CPU",
         "python": platform.python_version(),
-        "versions": {name: version for name in _PACKAGES if (version := _version(name)) is not None},
+        "versions": {name: installed[name] for name in _PACKAGES if name in installed},
         "cuda": torch.version.cuda or "none",
         "compiler": shutil.which("cc") or shutil.which("gcc") or "none",  # Triton and Inductor need one
     }
     if not target.is_gpu:
         yield {"ceilings": NOT_ON_CPU}
         return
-    properties = torch.cuda.get_device_properties(target.device)
+    properties = torch.cuda.get_device_properties(device)
     yield {
         "memory_bytes": properties.total_memory,
         "multiprocessors": properties.multi_processor_count,
         "capability": f"{properties.major}.{properties.minor}",
         "nvidia_smi": nvidia_smi(),
     }
-    moved, multiplied = ceilings.bandwidth(target.device), ceilings.products(target.device)
+    moved, multiplied = bandwidth(device), products(device)
     yield {
         "ceilings": {
             "bytes_per_second": max(moved.values()),
             "operations_per_second": max(multiplied.values()),
             "bandwidth": moved,
             "products": multiplied,
-            "launch": ceilings.launches(target.device),
-            "pinned_copy": ceilings.copies(target.device),
         }
     }
-    yield {"nvidia_smi_after": nvidia_smi()}
 
 
 def nvidia_smi() -> dict[str, str]:
@@ -74,8 +66,42 @@ def nvidia_smi() -> dict[str, str]:
     return dict(zip(_ASKED, values, strict=True)) if len(values) == len(_ASKED) else {"problem": answer.stdout[-300:]}
 
 
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+def device_seconds(call: Callable[[], object], times: int) -> float:
+    """Return the time of one call: the median over several runs of a CUDA graph of so many, which leaves out the
+    host's time."""
+    call()  # compiles
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(times):
+            call()
+    graph.replay()
+    taken: list[float] = []
+    for _ in range(7):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        taken.append(begin.elapsed_time(end) / 1e3 / times)
+    return statistics.median(taken)
+
+
+def bandwidth(device: torch.device) -> dict[str, float]:
+    """Return the bytes per second of reading, and of a copy, which reads and writes each byte."""
+    source = torch.ones(MOVED_BYTES // 4, dtype=torch.float32, device=device)
+    half = source[: source.numel() // 2]
+    copy = torch.empty_like(half)
+    calls: dict[str, Callable[[], object]] = {"read": lambda: source.amax(), "copy": lambda: copy.copy_(half)}
+    return {name: MOVED_BYTES / device_seconds(call, 4) for name, call in calls.items()}
+
+
+def products(device: torch.device) -> dict[str, float]:
+    """Return the operations per second of bfloat16 products, by shape."""
+    rates = {}
+    for rows, inner, columns in PRODUCTS:
+        x = torch.randn(rows, inner, dtype=torch.bfloat16, device=device)
+        weight = torch.randn(columns, inner, dtype=torch.bfloat16, device=device)
+        taken = device_seconds(lambda x=x, weight=weight: torch.nn.functional.linear(x, weight), 8)  # type: ignore[misc]
+        rates[f"{rows} x {inner} x {columns}"] = 2 * rows * inner * columns / taken
+    return rates

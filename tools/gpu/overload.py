@@ -17,9 +17,9 @@ from oaiserve.engine.request import TERMINAL, Aborted, Event, Finished, Request,
 from oaiserve.engine.start.prepare import prepare
 from tests.models.decoders import FAMILIES, random_model
 from tools.engine_load import greedy, random_prompts
-from tools.gpu.answers import compare, ids
-from tools.gpu.target import NOT_ON_CPU, Target
-from tools.gpu.workload import blocks_for, load, running_engine
+from tools.gpu.answers import compare
+from tools.gpu.sections import NOT_ON_CPU, Target
+from tools.gpu.workload import blocks_for, ids, load, running_engine
 
 COUNT = 48
 NUM_TOKENS = 24
@@ -51,12 +51,7 @@ def preemption(target: Target) -> dict[str, Any]:
         got = _answer(engine, requests, leaving=leaving)
         end = engine.snapshot()
     wrong = wrong_answers(expected, got, leaving)
-    left_over = {
-        "blocks": end.blocks_used,
-        "running": end.num_running,
-        "waiting": end.num_waiting,
-        "tokenizing": end.num_tokenizing,
-    }
+    left_over = {name: getattr(end, name) for name in ("blocks_used", "num_running", "num_waiting", "num_tokenizing")}
     return {
         "equal": not wrong and not any(left_over.values()) and end.num_preemptions > 0,
         "requests": count,
@@ -69,11 +64,8 @@ def preemption(target: Target) -> dict[str, Any]:
 
 def wrong_answers(expected: list[list[int]], got: list[list[int]], leaving: set[int]) -> list[int]:
     """Return the indices of wrong answers. A client that leaves early must have the beginning of its answer."""
-    return [
-        index
-        for index, (want, have) in enumerate(zip(expected, got, strict=True))
-        if have != (want[: len(have)] if index in leaving else want)
-    ]
+    pairs = enumerate(zip(expected, got, strict=True))
+    return [index for index, (want, have) in pairs if have != (want[: len(have)] if index in leaving else want)]
 
 
 def _answer(engine: Engine, requests: list[tuple[list[int], SamplingParams]], *, leaving: set[int]) -> list[list[int]]:

@@ -21,18 +21,18 @@ from tools.server_process import KILL_LIMIT_SECONDS, stop_group
 LAST_LINES = 15
 LEAST_SECONDS = 20  # a section that has less does not begin
 
-# The command of a section, given the file for its result and its limit in seconds.
+# Makes the command of a section, given the file for its result and its limit in seconds.
 Command = Callable[[Section, Path, float], Sequence[str]]
 
 
 def run_all(
     sections: Sequence[Section], command: Command, folder: Path, budget_seconds: float
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield names and results as sections end. Neighbours that may do so run side by side. Once the budget is used up,
+    """Yield names and results as sections end. Neighbours that are checks run side by side. Once the budget is used up,
     the other sections are left out, with a result that reports it."""
     give_up = time.monotonic() + budget_seconds
-    for side_by_side, group in groupby(sections, key=lambda section: section.side_by_side):
-        for together in [list(group)] if side_by_side else [[section] for section in group]:
+    for are_checks, group in groupby(sections, key=lambda section: section.is_check):
+        for together in [list(group)] if are_checks else [[section] for section in group]:
             left_seconds = give_up - time.monotonic()
             if left_seconds < LEAST_SECONDS:
                 problem = f"{max(0.0, left_seconds):.0f} s were left of the {budget_seconds:.0f} s for all sections."

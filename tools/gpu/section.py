@@ -11,16 +11,17 @@ import importlib
 import json
 import logging
 import os
-import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tools.gpu.sections import SECTIONS
+from tools.gpu.sections import NO_TRITON, NOT_ON_CPU, SECTIONS, Section, Target
 
 DUMP_BEFORE_SECONDS = 3  # before its limit a section that hangs prints its stack
 
 
-def main(argv: list[str] | None = None) -> int:
+def main() -> None:
     sections = {section.name: section for section in SECTIONS}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=sections)
@@ -28,23 +29,27 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--limit-seconds", type=float, default=600.0)
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_args()
     faulthandler.dump_traceback_later(max(1.0, arguments.limit_seconds - DUMP_BEFORE_SECONDS))
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.INFO)
     if arguments.device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported
-
-    section = sections[arguments.name]
-    run = importlib.import_module(section.module).run
-    from oaiserve.engine.model.device import select_device
-    from tools.gpu.target import Target
-
-    target = Target(select_device(arguments.device), arguments.quick)
     found: dict[str, Any] = {}
-    for part in run(target, **section.arguments):
+    for part in parts(sections[arguments.name], arguments.device, quick=arguments.quick):
         found |= part
         write(arguments.out, found)
-    return 0
+
+
+def parts(section: Section, device: str, *, quick: bool) -> Iterator[dict[str, Any]]:
+    if section.needs_gpu and device == "cpu":
+        yield {"problem": NOT_ON_CPU}
+    elif section.needs_triton and find_spec("triton") is None:
+        yield {"problem": NO_TRITON}
+    else:
+        run = getattr(importlib.import_module(section.module), section.run)
+        from oaiserve.engine.model.device import select_device
+
+        yield from run(Target(select_device(device), quick), **section.arguments)
 
 
 def write(path: Path, found: dict[str, Any]) -> None:
@@ -55,4 +60,4 @@ def write(path: Path, found: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

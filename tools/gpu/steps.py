@@ -6,30 +6,37 @@ Times come from the engine's own records, which use the device's clock on a GPU.
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.engine import Engine
+from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.step import Step
 from oaiserve.errors import StartupError
-from oaiserve.facts.record import StepKind, StepRecord
-from tools.engine_load import complete, random_prompts
-from tools.gpu.parts import measure_decodes, profile_steps
-from tools.gpu.roofline import decode_bytes, prefill_operations
-from tools.gpu.target import Target
-from tools.gpu.workload import blocks_for, load, release, running_engine
+from oaiserve.facts.record import HostPart, StepKind, StepRecord
+from tools.bench.floor import DecoderShape, step_work, work
+from tools.engine_load import complete, figures, percentile, random_prompts, random_step
+from tools.gpu.sections import Target
+from tools.gpu.workload import BLOCK_SIZE, blocks_for, load, release, running_engine, started
 
 CONTEXT = 512
 CHUNK = 2048
 PROMPT = 4 * CHUNK
+PROFILED_STEPS = 5
+MOST_KERNELS = 20
 
 
 def run(target: Target, model: str) -> Iterator[dict[str, Any]]:
     loaded = load(model, target)
-    weights = weight_bytes(loaded.model)
+    shape = DecoderShape.of(loaded)
+    weights = sum(part.num_bytes for part in work(shape, [(0, 0)]).values())
     yield {"model": model, "weight_bytes": weights, "kv_bytes_per_token": loaded.kv_bytes_per_token}
 
     batches, context, num_tokens = ((1, 4), 40, 16) if target.quick else ((64, 1, 16, 256), CONTEXT, 128)
@@ -40,7 +47,7 @@ def run(target: Target, model: str) -> Iterator[dict[str, Any]]:
         for batch in batches:
             prompts = random_prompts(batch, prompt_len, loaded.vocab_size)
             found = measure_decodes(engine, prompts, num_tokens, repeats=1 if target.quick else 2)
-            num_bytes = decode_bytes(weights, loaded.kv_bytes_per_token, batch, context)
+            num_bytes = step_work(shape, [(context - 1, context)] * batch).num_bytes
             decode.append({"context": context, "bytes": num_bytes, **found})
             yield {"decode": decode}
     del engine
@@ -55,13 +62,56 @@ def run(target: Target, model: str) -> Iterator[dict[str, Any]]:
         max_running=sequences,
         max_step_tokens=max(prompt, sequences),
     )
-    yield {"parts": profile_steps(loaded, options, sequences=sequences, context=context, prompt=prompt)}
+    runner = started(loaded, options).runner
+    steps = {"decode": [(context - 1, 1)] * sequences, "prefill": [(0, prompt)]}
+    profiles = {
+        name: profiled(runner, random_step(lengths, BLOCK_SIZE, loaded.vocab_size), loaded.device)
+        for name, lengths in steps.items()
+    }
+    yield {"parts": {"has_graphs": runner.has_graphs, **profiles}}
+    del runner
     if target.is_gpu:
         release()
         try:
             yield {"prefill_varlen": prefill(loaded, target, "varlen")}
         except StartupError as error:  # this device or this torch does not have varlen attention
             yield {"prefill_varlen": {"problem": str(error)}}
+
+
+def measure_decodes(engine: Engine, prompts: Sequence[list[int]], num_tokens: int, repeats: int) -> dict[str, Any]:
+    """Let all prompts decode together, and return figures of the steps and of the requests."""
+    complete(engine, prompts, num_tokens // 4)
+    engine.take_steps()  # the warm-up's
+    runs = [complete(engine, prompts, num_tokens) for _ in range(repeats)]
+    return step_figures(engine.take_steps(), len(prompts)) | figures(runs)
+
+
+def step_figures(records: Sequence[StepRecord], batch: int) -> dict[str, Any]:
+    """Return figures, in ms, of the steps in which `batch` sequences decode.
+
+    The period is from the end of a step to the end of the next one. The gap is the part of it in which the device is
+    idle. `host_ms` has medians of what the engine thread did between the results of two steps, part by part.
+    """
+    steps = [record for record in records if record.kind == StepKind.DECODE and record.num_sequences == batch]
+    if not steps:
+        raise RuntimeError(f"No step had {batch} sequences that decode, of {len(records)}.")
+    periods = [(record.duration_ns + record.idle_ns) / 1e6 for record in steps]
+    gaps = [record.idle_ns / 1e6 for record in steps]
+    return {
+        "sequences": batch,
+        "steps": len(steps),
+        "period_ms": statistics.median(periods),
+        "period_p10_ms": percentile(periods, 0.1),
+        "period_p90_ms": percentile(periods, 0.9),
+        "device_ms": statistics.median(record.duration_ns / 1e6 for record in steps),
+        "gap_ms": statistics.median(gaps),
+        "gap_share": sum(gaps) / sum(periods),
+        "host_ms": {
+            part.value: statistics.median(step.host_ns.get(part, 0) for step in steps) / 1e6
+            for part in HostPart
+            if part != HostPart.IDLE
+        },
+    }
 
 
 def prefill(loaded: LoadedModel, target: Target, attention: str) -> dict[str, Any]:
@@ -71,53 +121,59 @@ def prefill(loaded: LoadedModel, target: Target, attention: str) -> dict[str, An
         complete(engine, random_prompts(1, length, loaded.vocab_size), 1)
         engine.take_steps()
         complete(engine, random_prompts(count, length, loaded.vocab_size, seed=1), 1)
-        return prefill_figures(loaded.model, engine.take_steps(), chunk, length)
+        return prefill_figures(DecoderShape.of(loaded), engine.take_steps(), chunk, length)
 
 
-def prefill_figures(model: PreTrainedModel, records: Sequence[StepRecord], chunk: int, length: int) -> dict[str, Any]:
+def prefill_figures(shape: DecoderShape, records: Sequence[StepRecord], chunk: int, length: int) -> dict[str, Any]:
     """Return figures of prompts of `length` tokens that were computed one after the other, a step for each chunk."""
     steps = [record for record in records if record.kind == StepKind.PREFILL and record.num_tokens == chunk]
     each = length // chunk
     if len(steps) % each or len(steps) != len(records):
         raise RuntimeError(f"Prompts of {each} chunks did not take {each} prefill steps each: {records}")
-    config = model.config
-    width = config.num_attention_heads * getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
-    linear = linear_parameters(model)
-    operations = [
-        prefill_operations(linear, config.num_hidden_layers, width, start, start + chunk)
-        for start in range(0, length, chunk)
-    ]
-    times_ns = [[step.duration_ns for step in steps[place::each]] for place in range(each)]
+    operations = [step_work(shape, [(start, start + chunk)]).flops for start in range(0, length, chunk)]
+    medians_ns = [statistics.median(step.duration_ns for step in steps[place::each]) for place in range(each)]
     return {
         "chunk": chunk,
         "prompt": length,
         "steps": len(steps),
-        "ms": [statistics.median(found) / 1e6 for found in times_ns],
+        "ms": [ns / 1e6 for ns in medians_ns],
         "operations": operations,
-        "operations_per_second": sum(operations) / sum(statistics.median(found) / 1e9 for found in times_ns),
+        "operations_per_second": sum(operations) / sum(medians_ns) * 1e9,
         "gap_ms": statistics.median(step.idle_ns / 1e6 for step in steps),
     }
 
 
-def weight_bytes(model: PreTrainedModel) -> int:
-    """Return the bytes of all parameters that a step reads whole. Of an embedding it reads only some rows, unless the
-    embedding is the output, too."""
-    output = model.get_output_embeddings().weight
-    read = {id(output): output}
-    for module in model.modules():
-        if not isinstance(module, torch.nn.Embedding):
-            read |= {id(parameter): parameter for parameter in module.parameters(recurse=False)}
-    return sum(parameter.numel() * parameter.element_size() for parameter in read.values())
-
-
-def linear_parameters(model: PreTrainedModel) -> int:
-    """Return the parameters of the matrices that every token is multiplied with. The output embedding is only for
-    tokens that sample."""
-    output = model.get_output_embeddings().weight
-    return sum(
-        parameter.numel()
-        for module in model.modules()
-        if not isinstance(module, torch.nn.Embedding)
-        for parameter in module.parameters(recurse=False)
-        if parameter.dim() == 2 and parameter is not output
-    )
+def profiled(runner: ModelRunner, step: Step, device: torch.device) -> dict[str, Any]:
+    """Return the host's time to launch a step and its time until the results are there, and the kernels that take most
+    of the device's time."""
+    launched, whole = [], []
+    for _ in range(12):
+        began = time.perf_counter()
+        handle = runner.launch(step)
+        launched.append((time.perf_counter() - began) * 1e3)
+        runner.collect(handle)
+        whole.append((time.perf_counter() - began) * 1e3)
+    is_gpu = device.type == "cuda"
+    with profile(activities=[ProfilerActivity.CUDA if is_gpu else ProfilerActivity.CPU]) as found:
+        for _ in range(PROFILED_STEPS):
+            runner.collect(runner.launch(step))
+        if is_gpu:
+            torch.cuda.synchronize(device)
+    kernels = [
+        {
+            "name": event.key,
+            "calls": event.count / PROFILED_STEPS,
+            "us": (event.self_device_time_total if is_gpu else event.self_cpu_time_total) / PROFILED_STEPS,
+        }
+        for event in found.key_averages()
+        if (event.device_type == DeviceType.CUDA) == is_gpu
+    ]
+    return {
+        "sequences": len(step.chunks),
+        "tokens": step.num_tokens,
+        "launch_ms": statistics.median(launched[2:]),
+        "whole_ms": statistics.median(whole[2:]),
+        "on": "device" if is_gpu else "host",
+        "busy_ms": sum(kernel["us"] for kernel in kernels) / 1e3,
+        "kernels": sorted(kernels, key=lambda kernel: -kernel["us"])[:MOST_KERNELS],
+    }

@@ -4,59 +4,45 @@ from __future__ import annotations
 
 import asyncio
 import json
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any
 from urllib.parse import urlsplit
 
-import torch
-
-from tests.models.decoders import byte_tokenizer, random_model, real_shape
 from tools.engine_load import percentile
-from tools.gpu.target import Target
+from tools.gpu.sections import Target
+from tools.gpu.workload import saved_model
 from tools.server_process import running_oaiserve
-
-MODEL = "gpt2-124m"
-START_LIMIT_SECONDS = 100.0
 
 
 def run(target: Target) -> Iterator[dict[str, Any]]:
     count, num_tokens, front_ends = (4, 8, 1) if target.quick else (256, 256, 4)
-    config = real_shape(MODEL, tiny=target.quick)
-    with tempfile.TemporaryDirectory() as folder:
-        random_model(config, dtype=torch.bfloat16).save_pretrained(folder)
-        byte_tokenizer(config.vocab_size).save_pretrained(folder)
-        flags = ["--device", target.device.type, "--front-ends", str(front_ends), "--max-running", str(count)]
-        flags += ["--max-connections-per-address", "0", "--log-level", "warning"]
-        log_file = Path(folder) / "server.log"
-        with running_oaiserve(
-            *flags, model=folder, log_file=log_file, start_limit_seconds=START_LIMIT_SECONDS
-        ) as server:
-            for _ in range(2):  # the first is the warm-up
-                streams = asyncio.run(read_streams(server.url, count, num_tokens))
-            began = min(stream.begun_ns for stream in streams)
-            seconds = (max(stream.read_ns[-1] for stream in streams) - began) / 1e9
-            gaps = [
-                (later - earlier) / 1e6
-                for stream in streams
-                for earlier, later in zip(stream.read_ns, stream.read_ns[1:], strict=False)
-            ]
-            gaps = gaps or [0.0]  # each stream came in one read, as few tokens may
-            yield {
-                "streams": {
-                    "streams": count,
-                    "front_ends": front_ends,
-                    "tokens_each": num_tokens,
-                    "start_seconds": server.start_seconds,
-                    "output_tokens_per_second": count * num_tokens / seconds,
-                    "ttft_p99_ms": percentile([(s.read_ns[0] - s.begun_ns) / 1e6 for s in streams], 0.99),
-                    "read_gap_p50_ms": percentile(gaps, 0.5),
-                    "read_gap_p99_ms": percentile(gaps, 0.99),
-                }
-            }
+    flags = ["--device", target.device.type, "--front-ends", str(front_ends), "--max-running", str(count)]
+    flags += ["--max-connections-per-address", "0", "--log-level", "warning"]
+    with (
+        saved_model("gpt2-124m", target) as folder,
+        running_oaiserve(*flags, model=folder, log_file=Path(folder) / "log", start_limit_seconds=100.0) as server,
+    ):
+        for _ in range(2):  # the first is the warm-up
+            streams = asyncio.run(read_streams(server.url, count, num_tokens))
+    began_ns, ended_ns = min(one.begun_ns for one in streams), max(one.read_ns[-1] for one in streams)
+    gaps = [(later - earlier) / 1e6 for one in streams for earlier, later in pairwise(one.read_ns)]
+    gaps = gaps or [0.0]  # each stream came in one read, as few tokens may
+    yield {
+        "streams": {
+            "streams": count,
+            "front_ends": front_ends,
+            "tokens_each": num_tokens,
+            "start_seconds": server.start_seconds,
+            "output_tokens_per_second": count * num_tokens / (ended_ns - began_ns) * 1e9,
+            "ttft_p99_ms": percentile([(one.read_ns[0] - one.begun_ns) / 1e6 for one in streams], 0.99),
+            "read_gap_p50_ms": percentile(gaps, 0.5),
+            "read_gap_p99_ms": percentile(gaps, 0.99),
+        }
+    }
 
 
 @dataclass
@@ -89,9 +75,8 @@ async def read_streams(url: str, number: int, num_tokens: int) -> list[Stream]:
     address, loop = urlsplit(url), asyncio.get_running_loop()
     body = {"prompt": [1, 2, 3], "max_tokens": num_tokens, "ignore_eos": True, "temperature": 0, "stream": True}
     content = json.dumps(body).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
-    head += b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(content)
-    request = head + content
+    request = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+    request += b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(content), content)
     streams = [Stream(request, loop.create_future()) for _ in range(number)]
     for stream in streams:
         await loop.create_connection(lambda stream=stream: stream, address.hostname, address.port)  # type: ignore[misc]

@@ -6,160 +6,107 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from contextlib import suppress
+from typing import Any, NamedTuple
 
+from tools.gpu.sections import CHECKS
 from tools.markdown import as_markdown, number
 
 Sections = dict[str, dict[str, Any]]
-CORRECTNESS = ("families", "kernels", "layers", "experts", "graphs", "compiled", "overload", "waits")
-# Ceilings for targets where they could not be measured: what devices are sold as, times what is usually reached of it.
-NOMINAL = {
-    "H200": {"bytes_per_second": 0.9 * 4.8e12, "operations_per_second": 0.78 * 989e12},
-    "H100": {"bytes_per_second": 0.9 * 3.35e12, "operations_per_second": 0.78 * 989e12},
-    "A100": {"bytes_per_second": 0.9 * 2.0e12, "operations_per_second": 0.85 * 312e12},
-}
 _ENDING = ("status", "seconds", "problem")
 MOST_SHOWN = 10  # wrong results of a section; the rest is in the JSON
 
 
-@dataclass(frozen=True, slots=True)
-class SpeedTarget:
-    """A limit for one figure. `find` takes the sections and raises KeyError if one of them did not find the figure."""
-
-    what: str
-    unit: str
-    limit: float
-    find: Callable[[Sections], float]
-    more_is_better: bool = False
-
-    def is_met(self, value: float) -> bool:
-        return value >= self.limit if self.more_is_better else value <= self.limit
-
-
-def ceilings(sections: Sections) -> dict[str, float]:
-    """Return what the device can do, as measured, or else as it is sold. Raises KeyError for a device that is not
-    known."""
-    environment = sections["environment"]
-    if isinstance(environment.get("ceilings"), dict):
-        return environment["ceilings"]  # type: ignore[no-any-return]
-    device = environment.get("device", "")
-    for name, found in NOMINAL.items():
-        if name in device:
-            return found
-    raise KeyError(device)
-
-
 def floor_ms(sections: Sections, decode: dict[str, Any]) -> float:
-    """Return the time of a decode step that only reads what it must, at the bandwidth that was measured."""
-    rate = ceilings(sections)["bytes_per_second"]
-    return decode["bytes"] / rate * 1e3  # type: ignore[no-any-return]
+    """Return the time of a decode step that only reads what it must, at the bandwidth that was measured. Raises
+    KeyError if there is none."""
+    return decode["bytes"] / _ceilings(sections)["bytes_per_second"] * 1e3  # type: ignore[no-any-return]
 
 
-def _decode(sections: Sections, name: str, batch: int) -> dict[str, Any]:
-    return next(row for row in sections[name]["decode"] if row["sequences"] == batch)
+def _ceilings(sections: Sections) -> dict[str, Any]:
+    found = sections["environment"]["ceilings"]
+    if not isinstance(found, dict):
+        raise KeyError(found)  # why there are none
+    return found
 
 
-def _times_floor(name: str, batch: int) -> Callable[[Sections], float]:
-    def find(sections: Sections) -> float:
-        row = _decode(sections, name, batch)
-        return row["period_ms"] / floor_ms(sections, row)  # type: ignore[no-any-return]
+def _times_floor(sections: Sections, decode: dict[str, Any]) -> float:
+    return decode["period_ms"] / floor_ms(sections, decode)  # type: ignore[no-any-return]
 
-    return find
+
+def _of_64(sections: Sections, name: str) -> dict[str, Any]:
+    return next(row for row in sections[name]["decode"] if row["sequences"] == 64)
 
 
 def _prefill_share(sections: Sections) -> float:
-    peak = ceilings(sections)["operations_per_second"]
+    peak = _ceilings(sections)["operations_per_second"]
     return 100 * sections["decode-8b"]["prefill"]["operations_per_second"] / peak  # type: ignore[no-any-return]
 
 
-SPEED_TARGETS = (
-    SpeedTarget(
-        "GPT-2 124M, 256 requests of 64 tokens, batch 64: output",
-        "tokens/s",
-        100_000,
-        lambda s: s["gpt2"]["at_once"]["output_tokens_per_second"],
-        more_is_better=True,
-    ),
-    SpeedTarget("the same, all at once: TTFT p99", "ms", 50, lambda s: s["gpt2"]["at_once"]["ttft_p99_ms"]),
-    SpeedTarget("the same, from 64 clients: TTFT p99", "ms", 50, lambda s: s["gpt2"]["clients"]["ttft_p99_ms"]),
-    SpeedTarget(
-        "GPT-2 124M, 256 prompts of 259 tokens, one new token, batch 16: submit p99",
-        "ms",
-        0.02,
-        lambda s: s["gpt2"]["one_token"]["submit_p99_ms"],
-    ),
-    SpeedTarget("the same: TTFT p99", "ms", 100, lambda s: s["gpt2"]["one_token"]["ttft_p99_ms"]),
-    SpeedTarget("1B, decode step of 64 at 512 tokens, to its floor", "times", 1.25, _times_floor("decode-1b", 64)),
-    SpeedTarget("8B, decode step of 64 at 512 tokens, to its floor", "times", 1.25, _times_floor("decode-8b", 64)),
-    SpeedTarget("8B, prompts in chunks of 2,048, of the peak", "%", 60, _prefill_share, more_is_better=True),
-    SpeedTarget("1B, gap between decode steps of 64", "%", 5, lambda s: 100 * _decode(s, "decode-1b", 64)["gap_share"]),
-    SpeedTarget("8B, gap between decode steps of 64", "%", 5, lambda s: 100 * _decode(s, "decode-8b", 64)["gap_share"]),
-    SpeedTarget("GPT-2, gap between decode steps of 64", "%", 5, lambda s: 100 * s["gpt2"]["steps"]["gap_share"]),
-    SpeedTarget(
-        "1B, decode step of one sequence of 65,536 tokens and 63 of 300, to its floor",
-        "times",
-        1.5,
-        lambda s: s["uneven"]["uneven"]["period_ms"] / floor_ms(s, s["uneven"]["uneven"]),
-    ),
-    SpeedTarget(
-        "1B, 64 decodes while prompts arrive: ITL p99, to the steady one",
-        "times",
-        1.5,
-        lambda s: s["uneven"]["arrivals"]["itl_p99_to_steady"],
-    ),
-    SpeedTarget(
-        "GPT-2, 256 streams over HTTP, four front ends: output",
-        "tokens/s",
-        90_000,
-        lambda s: s["streams"]["streams"]["output_tokens_per_second"],
-        more_is_better=True,
-    ),
+class SpeedTarget(NamedTuple):
+    """A limit for one figure. `find` takes the sections and raises KeyError if one of them did not find the figure."""
+
+    what: str
+    sign: str
+    limit: float
+    unit: str
+    find: Callable[[Sections], float]
+
+
+_GPT2 = "GPT-2 124M, 256 requests of 64 tokens, batch 64: output"
+_ONE_TOKEN = "GPT-2 124M, 256 prompts of 259 tokens, one new token, batch 16: submit p99"
+_UNEVEN = "1B, decode step of one sequence of 65,536 tokens and 63 of 300, to its floor"
+_ARRIVALS = "1B, 64 decodes while prompts arrive: ITL p99, to the steady one"
+_STREAMS = "GPT-2, 256 streams over HTTP, four front ends: output"
+_FLOOR = "decode step of 64 at 512 tokens, to its floor"
+_GAP = "gap between decode steps of 64"
+SPEED_TARGETS = tuple(
+    SpeedTarget(*row)
+    for row in (
+        (_GPT2, "≥", 100_000, "tokens/s", lambda s: s["gpt2"]["at_once"]["output_tokens_per_second"]),
+        ("the same, all at once: TTFT p99", "≤", 50, "ms", lambda s: s["gpt2"]["at_once"]["ttft_p99_ms"]),
+        ("the same, from 64 clients: TTFT p99", "≤", 50, "ms", lambda s: s["gpt2"]["clients"]["ttft_p99_ms"]),
+        (_ONE_TOKEN, "≤", 0.02, "ms", lambda s: s["gpt2"]["one_token"]["submit_p99_ms"]),
+        ("the same: TTFT p99", "≤", 100, "ms", lambda s: s["gpt2"]["one_token"]["ttft_p99_ms"]),
+        (f"1B, {_FLOOR}", "≤", 1.25, "times", lambda s: _times_floor(s, _of_64(s, "decode-1b"))),
+        (f"8B, {_FLOOR}", "≤", 1.25, "times", lambda s: _times_floor(s, _of_64(s, "decode-8b"))),
+        ("8B, prompts in chunks of 2,048, of the peak", "≥", 60, "%", _prefill_share),
+        (f"1B, {_GAP}", "≤", 5, "%", lambda s: 100 * _of_64(s, "decode-1b")["gap_share"]),
+        (f"8B, {_GAP}", "≤", 5, "%", lambda s: 100 * _of_64(s, "decode-8b")["gap_share"]),
+        (f"GPT-2, {_GAP}", "≤", 5, "%", lambda s: 100 * s["gpt2"]["steps"]["gap_share"]),
+        (_UNEVEN, "≤", 1.5, "times", lambda s: _times_floor(s, s["uneven"]["uneven"])),
+        (_ARRIVALS, "≤", 1.5, "times", lambda s: s["uneven"]["arrivals"]["itl_p99_to_steady"]),
+        (_STREAMS, "≥", 90_000, "tokens/s", lambda s: s["streams"]["streams"]["output_tokens_per_second"]),
+    )
 )
 
 
 def is_correct(sections: Sections) -> bool:
-    """Return whether every section about answers that was run ended well and found the answers equal."""
-    asked = [sections[name] for name in CORRECTNESS if name in sections]
-    return all(result["status"] == "done" and not wrong(result) for result in asked)
+    """Return whether every check of answers that was run ended well and found them equal."""
+    asked = [sections[name] for name in CHECKS if name in sections]
+    return all(result["status"] == "done" and not compared(result, equal=False) for result in asked)
 
 
-def wrong(found: Any) -> list[dict[str, Any]]:
-    """Return all rows, anywhere in a result, whose `equal` is false."""
+def compared(found: Any, *, equal: bool) -> list[dict[str, Any]]:
+    """Return all rows, anywhere in a result, that were found to be equal, or not to be."""
     if isinstance(found, list):
-        return [row for item in found for row in wrong(item)]
+        return [row for item in found for row in compared(item, equal=equal)]
     if not isinstance(found, dict):
         return []
-    if found.get("equal") is False:
-        return [found]
-    return [row for value in found.values() for row in wrong(value)]
-
-
-def num_right(found: Any) -> int:
-    """Return the number of rows, anywhere in a result, whose `equal` is true."""
-    if isinstance(found, list):
-        return sum(map(num_right, found))
-    if not isinstance(found, dict):
-        return 0
-    return 1 if found.get("equal") is True else sum(map(num_right, found.values()))
+    return [found] if found.get("equal") is equal else compared([*found.values()], equal=equal)
 
 
 def targets_table(report: dict[str, Any]) -> list[list[str]]:
     """Return a row for each target, after the head."""
-    sections: Sections = report["sections"]
     rows = [["", "measured", "target", "met"]]
-    for target in SPEED_TARGETS:
-        sign = "≥" if target.more_is_better else "≤"
-        goal = f"{sign} {number(target.limit)} {target.unit}"
-        try:
-            if report["is_dry_run"]:
-                raise KeyError
-            value = target.find(sections)
-            rows.append(
-                [target.what, f"{number(value)} {target.unit}", goal, "yes" if target.is_met(value) else "**no**"]
-            )
-        except (KeyError, StopIteration):
-            rows.append([target.what, report["is_dry_run"] or "missing", goal, ""])
+    for what, sign, limit, unit, find in SPEED_TARGETS:
+        measured, met = report["is_dry_run"] or "missing", ""
+        if not report["is_dry_run"]:
+            with suppress(KeyError, StopIteration):
+                value = find(report["sections"])
+                is_met = value >= limit if sign == "≥" else value <= limit
+                measured, met = f"{number(value)} {unit}", "yes" if is_met else "**no**"
+        rows.append([what, measured, f"{sign} {number(limit)} {unit}", met])
     return rows
 
 
@@ -173,7 +120,7 @@ def as_text(report: dict[str, Any]) -> str:
         if "problem" in result:
             lines += ["", f"{name}:", "", "```", result["problem"], "```"]
     for name, result in sections.items():
-        if name not in CORRECTNESS and (found := {key: result[key] for key in result if key not in _ENDING}):
+        if name not in CHECKS and (found := {key: result[key] for key in result if key not in _ENDING}):
             lines += ["", f"### {name}", *_shown("", _with_floors(sections, found))]
     return "\n".join(lines) + "\n"
 
@@ -191,21 +138,17 @@ def _where(report: dict[str, Any]) -> str:
 
 def _correctness(sections: Sections) -> list[str]:
     lines = []
-    for name in CORRECTNESS:
-        if name not in sections:
+    for name in CHECKS:
+        if (result := sections.get(name)) is None:
             continue
-        result, different = sections[name], wrong(sections[name])
-        if result["status"] != "done":
-            lines.append(f"- {name}: **{result['status']}**")
-        else:
-            lines.append(f"- {name}: {f'**{len(different)} WRONG**' if different else f'{num_right(result)} equal'}")
+        different = compared(result, equal=False)
+        ending = f"**{len(different)} WRONG**" if different else f"{len(compared(result, equal=True))} equal"
+        lines.append(f"- {name}: {ending if result['status'] == 'done' else '**' + result['status'] + '**'}")
         lines += [f"    - {row}" for row in different[:MOST_SHOWN]]
-        lines += [f"    - {what}: {found['problem']}" for what, found in result.items() if _has_problem(found)]
+        for what, found in result.items():
+            if isinstance(found, dict) and "problem" in found:
+                lines.append(f"    - {what}: {found['problem']}")
     return lines
-
-
-def _has_problem(found: Any) -> bool:
-    return isinstance(found, dict) and "problem" in found
 
 
 def _with_floors(sections: Sections, found: Any) -> Any:
@@ -215,33 +158,26 @@ def _with_floors(sections: Sections, found: Any) -> Any:
     if not isinstance(found, dict):
         return found
     if "bytes" in found and "period_ms" in found:
-        try:
+        with suppress(KeyError):
             floor = floor_ms(sections, found)
-        except KeyError:
-            return found
-        return found | {"floor_ms": floor, "times_floor": found["period_ms"] / floor}
+            return found | {"floor_ms": floor, "times_floor": found["period_ms"] / floor}
     return {key: _with_floors(sections, value) for key, value in found.items()}
 
 
 def _shown(title: str, found: Any) -> list[str]:
     """Return the lines of any result: rows as a table, numbers by name as one row, then the parts."""
-    if isinstance(found, list) and all(isinstance(row, dict) for row in found):
-        rows = [_flat(row) for row in found]
-        keys = list(dict.fromkeys(key for row in rows for key in row))
-        cells = [[_cell(row.get(key, "")) for key in keys] for row in rows]
-        return ["", f"{title}:", "", *(as_markdown([keys, *cells]) if keys else [])]
-    if not isinstance(found, dict):
+    if isinstance(found, dict):
+        plain = {key: value for key, value in found.items() if not isinstance(value, dict | list)}
+        lines = _shown(title, [plain]) if plain else []
+        for key in [key for key in found if key not in plain]:
+            lines += _shown(f"{title}, {key}" if title else key, found[key])
+        return lines
+    if not (isinstance(found, list) and all(isinstance(row, dict) for row in found)):
         return ["", f"{title}: {_cell(found)}"]
-    plain = {key: value for key, value in found.items() if not isinstance(value, dict | list)}
-    lines = ["", *([f"{title}:", ""] if title else []), *_row(plain)] if plain else []
-    for key, value in found.items():
-        if isinstance(value, dict | list):
-            lines += _shown(f"{title}, {key}" if title else key, value)
-    return lines
-
-
-def _row(values: dict[str, Any]) -> list[str]:
-    return as_markdown([list(values), [*map(_cell, values.values())]])
+    rows = [_flat(row) for row in found]
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    cells = [[_cell(row.get(key, "")) for key in keys] for row in rows]
+    return ["", *([f"{title}:", ""] if title else []), *(as_markdown([keys, *cells]) if keys else [])]
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:

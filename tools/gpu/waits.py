@@ -14,7 +14,7 @@ from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
-from tools.gpu.target import NOT_ON_CPU, Target
+from tools.gpu.sections import Target
 from tools.gpu.workload import load, started
 
 ASKED: dict[str, dict[str, Any]] = {
@@ -33,9 +33,6 @@ PROMPT_TOKENS = 20
 
 
 def run(target: Target) -> Iterator[dict[str, Any]]:
-    if not target.is_gpu:
-        yield {"problem": NOT_ON_CPU}
-        return
     loaded = load("smollm2-135m", target)
     model = started(loaded, EngineOptions(kv_blocks=64, max_running=8))
     model.warm_up()
@@ -46,11 +43,9 @@ def run(target: Target) -> Iterator[dict[str, Any]]:
 def check(runner: ModelRunner, name: str, asked: dict[str, Any]) -> dict[str, Any]:
     """Launch a prompt and two decodes beside a greedy sequence, once to compile, and once watched."""
     for is_watched in (False, True):
-        sequences = [_sequence(0, name, asked), _sequence(1, "greedy", {"temperature": 0.0})]
+        sequences = [sequence(0, name, asked), sequence(1, "greedy", {"temperature": 0.0})]
         try:
-            for start in range(3):
-                first = 0 if start == 0 else PROMPT_TOKENS + start - 1
-                num_tokens = PROMPT_TOKENS if start == 0 else 1
+            for first, num_tokens in ((0, PROMPT_TOKENS), (PROMPT_TOKENS, 1), (PROMPT_TOKENS + 1, 1)):
                 step = Step([Chunk(one, first, num_tokens) for one in sequences])
                 with watched() if is_watched else nullcontext():
                     launched = runner.launch(step)
@@ -75,17 +70,10 @@ def watched() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def _sequence(number: int, name: str, asked: dict[str, Any]) -> Sequence:
-    bad_words = [[9], [5, 6]] if name == "bad_words" else []
-    made = Sequence(
-        str(number),
-        0,
-        [(3 * i + number) % 97 for i in range(PROMPT_TOKENS)],
-        SamplingParams(**asked),
-        max_len=99,
-        stop_ids=frozenset([2]),
-        bad_words=bad_words,
-    )
+def sequence(number: int, name: str, asked: dict[str, Any]) -> Sequence:
+    ids, bad_words = [(3 * i + number) % 97 for i in range(PROMPT_TOKENS)], [[9], [5, 6]] * (name == "bad_words")
+    params, stop_ids = SamplingParams(**asked), frozenset([2])
+    made = Sequence(str(number), 0, ids, params, max_len=99, stop_ids=stop_ids, bad_words=bad_words)
     made.wants_prompt_logprobs = "prompt_logprobs" in asked
     made.blocks = list(range(4 * number, 4 * number + 4))
     return made

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import gc
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,21 +13,32 @@ import torch
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.start.started import Started, assemble
 from oaiserve.engine.start.ways.expanded import start_on_cpu
 from oaiserve.engine.start.ways.gpu import start_on_gpu
 from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.models.decoders import byte_tokenizer, random_model, real_shape
-from tools.gpu.target import Target
+from tools.gpu.sections import Target
 
 BLOCK_SIZE = 16
 
 
 def load(name: str, target: Target, dtype: torch.dtype = torch.bfloat16) -> LoadedModel:
-    """Make one of REAL_SHAPES with random weights."""
+    """Make a model of REAL_SHAPES with random weights."""
     config = real_shape(name, tiny=target.quick)
     return prepare(random_model(config, dtype=dtype, device=target.device), name)
+
+
+@contextmanager
+def saved_model(name: str, target: Target) -> Iterator[str]:
+    """Write such a model, and a tokenizer, into a folder that exists in the block."""
+    config = real_shape(name, tiny=target.quick)
+    with tempfile.TemporaryDirectory() as folder:
+        random_model(config, dtype=torch.bfloat16).save_pretrained(folder)
+        byte_tokenizer(config.vocab_size).save_pretrained(folder)
+        yield folder
 
 
 def started(loaded: LoadedModel, options: EngineOptions) -> Started:
@@ -41,20 +52,15 @@ def running_engine(loaded: LoadedModel, **settings: Any) -> Iterator[Engine]:
     if loaded.device.type == "cpu":
         settings |= {"compile": False}
     options = EngineOptions(**settings)
-    with Engine(assemble(started(loaded, options), _tokenizer(loaded.vocab_size), options), options) as engine:
+    tokenizer = Tokenizer(byte_tokenizer(loaded.vocab_size))
+    with Engine(assemble(started(loaded, options), tokenizer, options), options) as engine:
         yield engine
     del engine
     release()
 
 
-@functools.cache
-def _tokenizer(vocab_size: int) -> Tokenizer:
-    return Tokenizer(byte_tokenizer(vocab_size))
-
-
-def has_graphs(engine: Engine) -> bool:
-    """Return whether the engine has captured its decode steps. One that could not runs without, and logs why."""
-    return engine._loop._runner.has_graphs  # type: ignore[attr-defined]
+def ids(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> list[list[int]]:
+    return [completion.token_ids for completion in engine.generate(prompts, params)]
 
 
 def release() -> None:

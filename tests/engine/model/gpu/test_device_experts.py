@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn.functional import silu
 
 from oaiserve.engine.model import layer_operations
 from oaiserve.engine.model.attention.reference import ReferenceAttention
@@ -36,7 +35,7 @@ from oaiserve.engine.start.gpu.products import (
 from oaiserve.engine.start.load import load_model
 from oaiserve.engine.start.prepare import prepare
 from tests.engine.model.cpu.small_models import EXPERTS, MOE, config, make_model
-from tests.engine.model.gpu.packed_matrices import floats_in_blocks, integers, numbers, on_gpu, relative
+from tests.engine.model.gpu.packed_matrices import Gating, floats_in_blocks, integers, numbers, on_gpu, relative
 from tests.models.packed import Packing, save_in_mxfp4, write_checkpoint
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
@@ -73,22 +72,6 @@ def packed(kind: str, n: int, columns: int, seed: int) -> ExpertMatrices:
 
 def doubled(*arguments: Any) -> torch.Tensor:
     return 2 * plain_experts(*arguments)
-
-
-class Gating:
-    """Gating combines gate and up as a family of experts does."""
-
-    def __init__(self, kind: str) -> None:
-        self.is_concatenated = kind != "mxfp4"
-        if kind == "mxfp4":
-            self.alpha, self.limit = 1.702, 7.0
-
-    def _apply_gate(self, both: torch.Tensor) -> torch.Tensor:
-        if self.is_concatenated:
-            gate, up = both.chunk(2, dim=-1)
-            return silu(gate) * up
-        gate, up = both[..., ::2].clamp(max=self.limit), both[..., 1::2].clamp(-self.limit, self.limit)
-        return (up + 1) * gate * torch.sigmoid(gate * self.alpha)
 
 
 @pytest.mark.parametrize("kind", ["mxfp4", "int4", "int8", "float8"])

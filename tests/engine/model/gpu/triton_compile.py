@@ -24,13 +24,14 @@ from oaiserve.engine.model.attention import FP8, LayerCache, ScaledCache, Scorin
 from oaiserve.engine.model.attention import triton as backend
 from oaiserve.engine.model.attention.rotation import Rotation
 from oaiserve.engine.model.batch import build_batch
-from oaiserve.engine.model.cpu.description import ClampedGate, Norm
+from oaiserve.engine.model.cpu.description import Norm
 from oaiserve.engine.model.gpu import triton_adapters, triton_experts, triton_layers, triton_matrices, triton_scaled
 from oaiserve.engine.model.gpu.device_experts import ExpertMatrices, PackedExperts
 from oaiserve.engine.model.gpu.device_matrices import Kind, PackedMatrix
 from oaiserve.engine.model.layer_operations import ACTIVATIONS
 from oaiserve.engine.model.sampling import triton_sampling
 from oaiserve.engine.step import Chunk, Step
+from tests.engine.model.gpu.packed_matrices import Gating
 from tests.engine.model.runners import CPU, sequence_of
 
 # Whose instructions are looked at; others are not disassembled.
@@ -172,7 +173,9 @@ def compute_experts(kind: Kind, num_experts: int, width: int, inner: int) -> Non
     """Compute experts for a single row."""
     matrices = (expert_matrices(kind, num_experts, *shape) for shape in ((2 * inner, width), (width, inner)))
     x, chosen = torch.empty(1, width, dtype=torch.bfloat16), torch.zeros(1, 4, dtype=torch.int64)
-    triton_experts.compute(PackedExperts(GptOss(), *matrices), x, chosen, torch.empty(1, 4, dtype=torch.bfloat16))
+    triton_experts.compute(
+        PackedExperts(Gating("mxfp4"), *matrices), x, chosen, torch.empty(1, 4, dtype=torch.bfloat16)
+    )
 
 
 def multiply_many_rows(kind: Kind) -> None:
@@ -192,15 +195,6 @@ def multiply_in_8_bits() -> None:
     plan = triton_experts.Plan(*torch.zeros(4, 2048, dtype=torch.int32), triton_experts.LARGEST)
     weights = torch.empty(2048, dtype=torch.bfloat16)
     triton_experts._product(x, experts, plan, pairs_of_row=1, factors=weights, is_rounded=True)
-
-
-class GptOss:
-    """GptOss has what the experts of gpt-oss have beside their matrices."""
-
-    is_concatenated, alpha, limit = False, 1.702, 7.0
-
-    def _apply_gate(self, both: torch.Tensor) -> torch.Tensor:
-        return ClampedGate(self.alpha, self.limit)(both[..., ::2], both[..., 1::2])
 
 
 def main() -> None:

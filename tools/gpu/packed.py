@@ -1,0 +1,198 @@
+"""Checks weights and experts that stay packed on a GPU: their kernels, against plain torch, and whole checkpoints."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from transformers import AutoConfig, LlamaConfig, PreTrainedModel
+
+from oaiserve.engine.model.attention import FP8
+from oaiserve.engine.model.gpu.device_experts import ExpertMatrices, PackedExperts, plain_experts
+from oaiserve.engine.model.gpu.device_matrices import Kind, PackedMatrix, expanded_product
+from oaiserve.engine.model.gpu.triton_experts import compute
+from oaiserve.engine.model.gpu.triton_matrices import multiply
+from oaiserve.engine.model.gpu.triton_scaled import ways
+from oaiserve.engine.start.gpu.products import ROUNDED_EXPERTS_TOLERANCE, ROUNDED_TOLERANCE
+from oaiserve.engine.start.load import load_model
+from tests.engine.model.gpu.packed_matrices import Gating, floats_in_blocks, integers, on_gpu
+from tests.models.decoders import SMALL, generate, random_model
+from tests.models.packed import Packing, save_in_mxfp4, write_checkpoint
+from tools.engine_load import greedy
+from tools.gpu.kernels import check_operations, check_rotation, compared
+from tools.gpu.sections import Target
+from tools.gpu.workload import ids, running_engine
+
+PROMPTS = [[5, 9, 3, 17], list(range(20, 51)), [90], [7] * 12]
+NUM_TOKENS = 12
+SIZES = {**SMALL, "hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
+PACKINGS = {
+    "AWQ": Packing("awq"),
+    "GPTQ, any order": Packing("gptq", has_act_order=True),
+    "GPTQ, 8 bits": Packing("gptq", bits=8),
+    "compressed-tensors": Packing("pack-quantized", is_symmetric=True),
+}
+MIXTURES: dict[str, dict[str, Any]] = {
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_moe": {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "decoder_sparse_step": 1},
+}
+
+
+def layers(target: Target) -> Iterator[dict[str, Any]]:
+    yield {"operations": list(check_operations(target))}
+    yield {"rotation": list(check_rotation(target))}
+    yield {"matrices": list(check_matrices(target))}
+    yield {"products of 8 bits": list(check_scaled(target))}
+    features = ("packed_weights", "fused_layers")
+    for name, packing in PACKINGS.items():
+        save = partial(write_checkpoint, packing=packing)
+        yield {name: check_checkpoint(LlamaConfig(**SIZES), save, features, target, has_fp8_cache=True)}
+
+
+def experts(target: Target) -> Iterator[dict[str, Any]]:
+    yield {"experts": list(check_experts(target))}
+    features = ("packed_experts", "fused_layers", "decode_graphs")
+    for family, sizes in MIXTURES.items():
+        config = AutoConfig.for_model(family, **{**SIZES, **sizes})
+        yield {family: check_checkpoint(config, save_mixture, features, target)}
+
+
+def matrices(n: int, columns: int, device: torch.device) -> dict[str, PackedMatrix]:
+    """Make a random matrix of each kind, with groups of 128 columns, or one scale for each row."""
+    made = {
+        "4 bits": integers(4, n, columns, 128, zeros=False),
+        "4 bits with zeros": integers(4, n, columns, 128, zeros=True),
+        "8 bits": integers(8, n, columns, 128, zeros=False),
+        "FP8": floats_in_blocks(n, columns, (1, 128)),
+        "FP8 in rows": floats_in_blocks(n, columns, None),
+    }
+    return {name: on_gpu(matrix).to(device) for name, matrix in made.items()}
+
+
+@torch.inference_mode()
+def check_matrices(target: Target) -> Iterator[dict[str, Any]]:
+    torch.manual_seed(0)
+    n, columns = (70, 256) if target.quick else (6144, 4096)
+    for name, matrix in matrices(n, columns, target.device).items():
+        for rows in (1, 7, 20, 50, 300):
+            x = torch.randn(rows, columns, dtype=torch.bfloat16, device=target.device)
+            # Twice: a product leaves the counters of its programs as it finds them.
+            for _ in range(2):
+                got = multiply(x, matrix, None)
+            yield compared(name, got, expanded_product(x, matrix, None), rows=rows)
+
+
+@torch.inference_mode()
+def check_scaled(target: Target) -> Iterator[dict[str, Any]]:
+    """Compare products of 8 bits, whose inputs are rounded: those of torch, where it has them, and ours."""
+    torch.manual_seed(0)
+    n, columns = (64, 256) if target.quick else (6144, 4096)
+    made = matrices(n, columns, target.device)
+    for name, kind in {"rows": "FP8 in rows", "blocks": "FP8"}.items():
+        what, matrix = f"in 8 bits, {name}", made[kind]
+        for rows in (20, 70 if target.quick else 300):
+            x = torch.randn(rows, columns, device=target.device).bfloat16()
+            for way in ways(matrix):
+                about = {"rows": rows, "way": way.__name__}
+                try:
+                    got = way(x, matrix, None)
+                except (NotImplementedError, RuntimeError, ValueError) as error:
+                    yield {"what": what, **about, "left_out": str(error)[:200]}
+                else:
+                    yield compared(what, got, expanded_product(x, matrix, None), ROUNDED_TOLERANCE, **about)
+
+
+class Mixture(NamedTuple):
+    """The sizes of a layer of experts, and how their matrices are stored."""
+
+    kind: Kind
+    number: int
+    top_k: int  # experts of a row
+    width: int
+    inner: int  # between the layers of an expert
+
+
+SHAPES = {
+    "gpt-oss-20b, MXFP4": Mixture("mxfp4", 32, 4, 2880, 2880),
+    "Qwen3-30B-A3B, 4 bits": Mixture("int4", 128, 8, 2048, 768),
+    "Qwen3-30B-A3B, FP8": Mixture("float8", 128, 8, 2048, 768),
+    "Qwen3-30B-A3B, 16 bits": Mixture("plain", 128, 8, 2048, 768),
+}
+
+
+def random_matrices(kind: Kind, number: int, n: int, columns: int, device: torch.device) -> ExpertMatrices:
+    if kind == "plain":
+        weights = torch.randn(number, n, columns, dtype=torch.bfloat16, device=device) / columns**0.5
+        return ExpertMatrices(kind, weights, torch.ones(number, 1, n, device=device), None, None)
+    group = 32 if kind == "mxfp4" else min(128, columns & -columns)
+    scales = torch.rand(number, columns // group, n, device=device)
+    if kind == "float8":
+        codes = torch.randn(number, n, columns, device=device).to(FP8)
+        return ExpertMatrices(kind, codes, scales * 0.01 + 0.001, None, None)
+    codes = torch.randint(0, 256, (number, n, columns // 2), dtype=torch.uint8, device=device)
+    if kind == "mxfp4":
+        bias = torch.randn(number, n, device=device).bfloat16()
+        return ExpertMatrices(kind, codes, (118 + 4 * scales).to(torch.uint8), None, bias)
+    zeros = torch.randint(0, 16, scales.shape, dtype=torch.uint8, device=device)
+    return ExpertMatrices(kind, codes, (scales * 0.005 + 0.001).half(), zeros, None)
+
+
+@torch.inference_mode()
+def check_experts(target: Target) -> Iterator[dict[str, Any]]:
+    torch.manual_seed(0)
+    device = target.device
+    for name, shape in SHAPES.items():
+        kind, number, top_k, width, inner = (
+            shape._replace(number=6, top_k=min(shape.top_k, 6), width=64, inner=128) if target.quick else shape
+        )
+        gate_and_up = random_matrices(kind, number, 2 * inner, width, device)
+        packed = PackedExperts(Gating(kind), gate_and_up, random_matrices(kind, number, width, inner, device))
+        for rows in (1, 7) if target.quick else (1, 7, 64, 700):
+            x = torch.randn(rows, width, device=device).bfloat16()
+            weights, chosen = torch.randn(rows, number, device=device).topk(top_k)
+            given = (x, chosen, weights.softmax(-1).bfloat16())
+            want = plain_experts(packed, *given)
+            yield compared(name, compute(packed, *given), want, rows=rows)
+            if kind == "float8":
+                got = compute(packed, *given, is_rounded=True)
+                yield compared(f"{name}, in 8 bits", got, want, ROUNDED_EXPERTS_TOLERANCE, rows=rows)
+
+
+def save_mixture(folder: Path, model: PreTrainedModel) -> None:
+    """Write the model with packed experts, and give it the weights that they expand to."""
+    if model.config.model_type == "gpt_oss":
+        model.load_state_dict(save_in_mxfp4(model, folder), strict=False)
+    else:
+        write_checkpoint(folder, model, Packing("awq"))
+
+
+def check_checkpoint(
+    config: Any,
+    save: Callable[[Path, PreTrainedModel], None],
+    features: tuple[str, ...],
+    target: Target,
+    *,
+    has_fp8_cache: bool = False,
+) -> dict[str, Any]:
+    """Compare the answers of a packed checkpoint with those of its weights, in float32. On a GPU its features have to
+    be on, also with a KV cache in eight bits."""
+    model = random_model(config)
+    with tempfile.TemporaryDirectory() as folder:
+        save(Path(folder), model)
+        expected = generate(model, PROMPTS, NUM_TOKENS)
+        loaded = load_model(folder, device=target.device.type, dtype="float32")
+    different = []
+    for kv_cache_dtype in ("auto", "fp8") if target.is_gpu and has_fp8_cache else ("auto",):
+        settings = {"block_size": 16, "kv_blocks": 64, "max_running": 8, "kv_cache_dtype": kv_cache_dtype}
+        with running_engine(loaded.with_cache(kv_cache_dtype), **settings) as engine:  # type: ignore[arg-type]
+            found = ids(engine, PROMPTS, greedy(NUM_TOKENS))
+            on = dict(engine.features)
+        if kv_cache_dtype == "auto" and found != expected:
+            different.append(f"{found} and not {expected}")
+        if target.is_gpu and not all(on[name] for name in features):
+            different.append(f"not everything is on: {on}")
+    return {"equal": not different, "different": different}
