@@ -21,7 +21,6 @@ COMMANDS = {
     "bench.plan": "expectations of `oaiserve plan` for six loads, beside measurements",
     "same_answers": "answers that change with their company in a step: docs/reproducible.md",
     "overhead": "the cost of telemetry, in paired runs",
-    "explain_cost": "the cost of telling why, in slices of one run with and without",
     "gpu_check": "right and how fast on a GPU; --device cpu --quick is a dry run",
     "model_types": "transformers' model types, served or refused: docs/models.md",
     "gguf_families": "GGUF files of llama.cpp's converter, beside their models: docs/models.md",

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from pathlib import Path
 
 from oaiserve.engine.engine import Engine
 from tools.engine_load import complete
 from tools.load import StreamsLoad
-from tools.server_process import CHAT, QUESTION, ROOT, ServerProcess, exit_on_sigterm, running_oaiserve
+from tools.server_process import CHAT, QUESTION, ServerProcess, exit_on_sigterm, running_oaiserve
 
 
 def main() -> None:
@@ -23,7 +21,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="repeats of each load (default 3)")
     arguments = parser.parse_args()
     exit_on_sigterm()
-    rows = [("start to first answer", "s", [start_seconds() for _ in range(arguments.starts)])]
+    starts = []
+    for _ in range(arguments.starts):
+        with server() as running:
+            starts.append(running.start_seconds)
+    rows = [("start to first answer", "s", starts)]
     with server() as running:
         StreamsLoad(1, 128, 128).run(running.url, seed=0)  # warm-up
         for concurrency in (1, 64):
@@ -40,29 +42,6 @@ def main() -> None:
     print("| figure | unit | median | least | most |\n|---|---|---|---|---|")
     for name, unit, values in rows:
         print(f"| {name} | {unit} | {statistics.median(values):.1f} | {min(values):.1f} | {max(values):.1f} |")
-    print("\n| package | files | lines |\n|---|---|---|")
-    for package in ("oaiserve", "oaiserve/engine"):  # without their subpackages, which have rows of their own
-        print(package_row(package, (ROOT / package).glob("*")))
-    for package in ("routes", "engine/model", "telemetry"):
-        print(package_row(f"oaiserve/{package}", (ROOT / "oaiserve" / package).rglob("*")))
-    for package in ("loadtest", "deploy", "tools", "tests"):
-        print(package_row(package, (ROOT / package).rglob("*")))
-
-
-def package_row(package: str, found: Iterable[Path]) -> str:
-    """Count the files of Python and C++ and their lines."""
-    files = [path for path in found if path.suffix in (".py", ".cpp", ".h")]
-    return f"| {package} | {len(files)} | {sum(map(num_lines, files)):,} |"
-
-
-def num_lines(path: Path) -> int:
-    """Count the lines that are not blank, comments and docstrings included."""
-    return sum(bool(line.strip()) for line in path.read_text().splitlines())
-
-
-def start_seconds() -> float:
-    with server() as running:
-        return running.start_seconds
 
 
 def server() -> AbstractContextManager[ServerProcess]:

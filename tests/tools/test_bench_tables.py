@@ -3,57 +3,44 @@
 from __future__ import annotations
 
 import itertools
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tools import markdown
-from tools.bench import compare, table
+from tools.bench import step, table
 from tools.bench.client import MOST_MISSING, RunFailed, arguments, read_result
 from tools.bench.workloads import MEASURES, WORKLOADS, Measure
 
+DOCS = Path(__file__).parents[2] / "docs"
 SPEED = Measure("output", "tokens/s", "output_throughput", "W1", more_is_better=True, goal=1.25)
-WAIT = Measure("TTFT p50", "ms", "ttft_p50_ms", "W1", goal=0.5)
 START = Measure("start", "s", "start_seconds", limit=6)
 
 
-def rounds(*speeds: float | None) -> table.Rounds:
-    return [{"workloads": {} if speed is None else {"W1": {"output_throughput": speed}}} for speed in speeds]
-
-
-def server(*speeds: float | None, **problems: str) -> dict[str, Any]:
-    return {"version": "1", "command": "serve", "rounds": rounds(*speeds), "problems": problems}
+def server(*speeds: float | None, start_seconds: float = 2.0, **problems: str) -> dict[str, Any]:
+    """Make a server's rounds with these speeds in W1; None is a round without one."""
+    runs = [{} if speed is None else {"W1": {"output_throughput": speed, "other_cores": 0.05}} for speed in speeds]
+    rounds = [{"start_seconds": start_seconds, "workloads": run} for run in runs]
+    return {"version": "1", "command": "serve", "rounds": rounds, "problems": problems}
 
 
 def test_values_are_those_of_the_workload_or_of_the_server() -> None:
     measured = [{"start_seconds": 2.0, "workloads": {"W1": {"output_throughput": 5.0}}}, {"workloads": {}}, {}]
     assert table.values(measured, SPEED) == {0: 5.0}
     assert table.values(measured, START) == {0: 2.0}
-    assert table.values(measured, WAIT) == {}
+    assert table.values(measured, Measure("", "", "itl_p99_ms", "W1")) == {}
 
 
-def test_a_ratio_compares_only_rounds_that_both_have() -> None:
-    assert table.ratios(rounds(10, None, 30), rounds(5, 5, 10), SPEED) == [2.0, 3.0]
-    assert table.ratios(rounds(10, 20), rounds(5), SPEED) == [2.0]
-
-
-def test_the_best_peer_is_the_highest_or_lowest_median_and_never_ours() -> None:
-    servers = {"oaiserve": server(90), "a": server(1, 50, 2), "b": server(3, 3, 3), "c": server()}
-    assert table.best_peer(servers, SPEED) == "b"
-    less = Measure("", "", "output_throughput", "W1")
-    assert table.best_peer(servers, less) == "a"
-    assert table.best_peer({"oaiserve": server(90)}, SPEED) is None
-
-
-@given(st.lists(st.floats(0.1, 1e5), min_size=2, max_size=5), st.floats(0.5, 4))
-def test_a_server_that_is_faster_by_one_factor_has_this_ratio_in_every_round(
-    theirs: list[float], factor: float
-) -> None:
-    ratios = table.ratios(rounds(*(factor * speed for speed in theirs)), rounds(*theirs), SPEED)
-    assert ratios == pytest.approx([factor] * len(theirs))
+def test_a_ratio_is_to_the_best_median_of_a_peer_in_rounds_that_both_have() -> None:
+    ours, best = server(10, None, 30), server(5, 5, 10, start_seconds=8)
+    servers = {"oaiserve": ours, "a": server(1, 50, 2), "b": best, "c": server()}
+    found = "\n".join(table.comparison(servers))
+    assert "| b | **2.50 (2.00..3.00)** | ≥ 1.25 times |" in found
+    assert "| a | **1.00 (1.00..1.00)** | ≤ 2 s |" in found
+    assert "| W1 | output, tokens/s | 90.0 |  |  | ≥ 1.25 times |" in table.comparison({"oaiserve": server(90)})
 
 
 def test_spread_is_median_least_and_most() -> None:
@@ -64,37 +51,13 @@ def test_spread_is_median_least_and_most() -> None:
     assert markdown.number(7) == "7"
 
 
-def test_goals_name_their_direction() -> None:
-    assert table.goal(SPEED) == "≥ 1.25 times"
-    assert table.goal(WAIT) == "≤ 0.5 times"
-    assert table.goal(START) == "≤ 6 s"
-    assert table.goal(Measure("", "", "")) == ""
-
-
 def test_a_report_has_ratios_and_problems() -> None:
-    run = {"seconds": 10.0, "other_cores": 0.05}
     servers = {"oaiserve": server(20.0, 30.0), "peer": server(10.0, 10.0, W6="not finished within 5 s")}
-    for measured in servers.values():
-        for figures in measured["rounds"]:
-            figures["workloads"]["W1"] |= run
     results = {"machine": "M", "created": "D", "client": "C", "is_short": False, "servers": servers}
     text = table.report(results)
     assert "| W1 | output, tokens/s | 25.0 (20.0..30.0) | 10.0 (10.0..10.0) | peer | **2.50 (2.00..3.00)** |" in text
     assert "used 0.05 cores" in text
     assert "- peer, W6: not finished within 5 s" in text
-    widths = {line.count("|") for line in text.splitlines() if line.startswith("| W1 | output, ")}
-    assert widths == {line.count("|") for line in text.splitlines() if line.startswith("|  | measure")}
-
-
-def test_rounds_continue_only_with_the_same_machine_and_versions() -> None:
-    before = {"machine": "M", "created": "D", "client": "C", "is_short": False, "servers": {"ours": server(1.0)}}
-    begun = before | {"created": "E", "servers": {"ours": server(), "peer": server()}}
-    assert compare.joined(before, begun)["servers"] == {"ours": server(1.0), "peer": server()}
-    for key, other in {"machine": "N", "client": "D", "is_short": True}.items():
-        with pytest.raises(SystemExit, match=f"{key} was"):
-            compare.joined(before, begun | {key: other})
-    with pytest.raises(SystemExit, match="ours's version was 1, is 2"):
-        compare.joined(before, begun | {"servers": {"ours": server() | {"version": "2"}}})
 
 
 def test_text_replaces_what_stands_between_its_markers(tmp_path: Path) -> None:
@@ -107,17 +70,24 @@ def test_text_replaces_what_stands_between_its_markers(tmp_path: Path) -> None:
         markdown.write_between(page, "b", "text")
 
 
-def test_the_documentation_has_the_markers() -> None:
-    docs = Path(__file__).parents[2] / "docs"
-    for name, file in (("cpu-peers", "benchmarks"), ("decode-step", "measurements")):
-        page = (docs / f"{file}.md").read_text()
-        assert f"<!-- {name} -->" in page
-        assert f"<!-- end of {name} -->" in page
+@pytest.mark.parametrize(
+    ("results", "report", "page", "markers"),
+    [("cpu-peers", table.report, "benchmarks", "cpu-peers"), ("step", step.report, "measurements", "decode-step")],
+)
+def test_the_tables_of_a_page_are_those_of_its_results(
+    results: str, report: Callable[[dict[str, Any]], str], page: str, markers: str
+) -> None:
+    text = report(json.loads((DOCS / f"benchmarks/{results}.json").read_text()))
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    shown = (
+        (DOCS / f"{page}.md").read_text().partition(f"<!-- {markers} -->")[2].partition(f"<!-- end of {markers} -->")
+    )
+    assert rows == [line for line in shown[0].splitlines() if line.startswith("|")]
 
 
 @pytest.mark.parametrize("workload", WORKLOADS.values(), ids=list(WORKLOADS))
 def test_the_load_generator_gets_the_workload_as_arguments(workload: Any) -> None:
-    words = arguments(workload, 7, "http://x", "m", Path("/tmp/r.json"))
+    words = arguments(workload, 7, "http://x", Path("/tmp/r.json"))
     options = dict(itertools.pairwise(words))
     assert options["--num-prompts"] == str(workload.num_requests)
     assert options["--seed"] == "7"
@@ -149,15 +119,11 @@ def test_a_run_reports_what_is_missing_and_fails_if_too_much_is() -> None:
 def test_a_single_token_has_no_time_between_tokens() -> None:
     whole = RESULT | {"completed": 256, "total_output_tokens": 256}
     assert "itl_p50_ms" not in read_result(whole, WORKLOADS["W6"])
-    assert "ttft_p50_ms" in read_result(whole, WORKLOADS["W6"])
 
 
-def test_every_run_has_the_measures_of_its_workload() -> None:
-    for measure in MEASURES:
-        if measure.workload is not None:
-            workload = WORKLOADS[measure.workload]
-            complete = {
-                "completed": workload.num_requests,
-                "total_output_tokens": workload.num_requests * workload.output_len,
-            }
-            assert measure.key in read_result(RESULT | complete, workload)
+@pytest.mark.parametrize("measure", [one for one in MEASURES if one.workload], ids=lambda one: one.workload)
+def test_every_run_has_the_measures_of_its_workload(measure: Measure) -> None:
+    workload = WORKLOADS[measure.workload or ""]
+    tokens = workload.num_requests * workload.output_len
+    complete = {"completed": workload.num_requests, "total_output_tokens": tokens}
+    assert measure.key in read_result(RESULT | complete, workload)

@@ -9,8 +9,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from oaiserve.files import demo
@@ -22,6 +23,7 @@ from tools.server_process import ServerProcess
 # The share of a run's requests that may be missing. Some servers drop a connection now and then; the rates count only
 # what came, and the table shows how much is missing.
 MOST_MISSING = 0.25
+LIMIT_SECONDS = 600  # of a run; a longer one is not repeated
 _FIGURES = {"output_throughput": "output_throughput", "total_token_throughput": "total_throughput"}
 
 
@@ -29,41 +31,39 @@ class RunFailed(Exception):
     pass
 
 
-class Client:
-    """A process in vLLM's environment that does one run after the other."""
+@contextmanager
+def load_generator() -> Iterator[LoadGenerator]:
+    """Run a process in vLLM's environment that does one run after the other."""
+    command = [str(prepare.vllm() / "bin/python"), "-u", str(Path(__file__).with_name("vllm_client.py"))]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=environment
+    ) as process:
+        generator = LoadGenerator(process)
+        generator.read()  # it is ready
+        try:
+            yield generator
+        finally:
+            process.terminate()
 
-    def __init__(self, limit_seconds: int) -> None:
-        self._limit_seconds = limit_seconds
 
-    def __enter__(self) -> Client:
-        command = [prepare.vllm() / "bin/python", "-u", Path(__file__).with_name("vllm_client.py")]
-        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=environment
-        )
-        self._read()
-        return self
+class LoadGenerator:
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._process.terminate()
-        self._process.wait()
-
-    def run(self, server: ServerProcess, model_name: str, workload: Workload, seed: int) -> dict[str, Any]:
+    def run(self, server: ServerProcess, workload: Workload, seed: int) -> dict[str, Any]:
         """Return the figures of one run, in ms where a key says so. Raises RunFailed."""
         with tempfile.TemporaryDirectory() as folder:
             log, result = Path(folder) / "log", Path(folder) / "result.json"
-            argv = arguments(workload, seed, server.url, model_name, result)
+            argv = arguments(workload, seed, server.url, result)
             before = (time.monotonic(), cpu_seconds(server.process.pid), machine_cpu_seconds())
-            job = {"argv": argv, "log": str(log), "limit_seconds": self._limit_seconds}
-            assert self._process.stdin is not None
+            job = {"argv": argv, "log": str(log), "limit_seconds": LIMIT_SECONDS}
             print(json.dumps(job), file=self._process.stdin, flush=True)
-            done = self._read()
+            done = self.read()
             after = (time.monotonic(), cpu_seconds(server.process.pid), machine_cpu_seconds())
             if done["exit_code"] == -signal.SIGALRM:
-                raise RunFailed(f"not finished within {self._limit_seconds} s")
+                raise RunFailed(f"not finished within {LIMIT_SECONDS} s")
             if done["exit_code"] != 0 or not result.exists():
                 raise RunFailed(f"the client failed: {log.read_text(errors='replace')[-300:].strip()}")
             figures = read_result(json.loads(result.read_text()), workload)
@@ -74,22 +74,22 @@ class Client:
             "other_cores": round((machine_seconds - server_seconds - done["cpu_seconds"]) / took, 3),
         }
 
-    def _read(self) -> dict[str, Any]:
+    def read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            sys.exit(f"The load generator, {' '.join(map(str, self._process.args))}, has ended.")  # type: ignore[arg-type]
+            sys.exit(f"The load generator, {self._process.args}, has ended.")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
 
-def arguments(workload: Workload, seed: int, url: str, model_name: str, result: Path) -> list[str]:
+def arguments(workload: Workload, seed: int, url: str, result: Path) -> list[str]:
     """Return the arguments of `vllm bench serve`."""
     options = {
         "--backend": "openai",
         "--endpoint": "/v1/completions",
         "--base-url": url,
-        "--model": model_name,
+        "--model": demo.NAME,
         "--tokenizer": demo.resolve(),
         "--dataset-name": "random",
         "--random-input-len": workload.input_len,

@@ -8,7 +8,6 @@ starts twice: with empty compile caches, then with full ones. Model files are in
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sys
 import time
@@ -17,12 +16,12 @@ from typing import Any
 
 from tools import machine
 from tools.bench import prepare, table
-from tools.bench.client import Client, RunFailed
+from tools.bench.client import LoadGenerator, RunFailed, load_generator
 from tools.bench.process_usage import peak_rss_mib
 from tools.bench.servers import OURS, PEERS, ServerSpec, oaiserve
 from tools.bench.workloads import WORKLOADS, Workload
 from tools.markdown import add_publishing, publish, results_of, write_json
-from tools.server_process import ServerProcess, StartFailed, exit_on_sigterm
+from tools.server_process import StartFailed, exit_on_sigterm
 
 WARM_UP = Workload("W0", "warm-up", 16, 16, 128, 16, concurrency=16)
 
@@ -35,17 +34,8 @@ def main() -> int:
     add("--only", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS), help="workloads (default: all)")
     add("--repeats", type=int, default=3, help="rounds (default 3)")
     add("--quick", action="store_true", help="the short form of each workload")
-    add("--limit-seconds", type=int, default=600, help="of a run; a longer one is not repeated (default 600)")
-    add(
-        "--continue",
-        dest="continues",
-        action="store_true",
-        help="add to the rounds in --json; machine and versions must agree",
-    )
     add_publishing(parser, "cpu-peers", after="after each server")
     arguments = parser.parse_args()
-    if arguments.continues and not (arguments.json and arguments.json.exists()):
-        parser.error("--continue needs --json with a file that holds the rounds so far")
     exit_on_sigterm()
     results = results_of(arguments, measure)
     publish(arguments, "cpu-peers", results, table.report(results))
@@ -55,23 +45,7 @@ def main() -> int:
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     servers = [oaiserve(), *(PEERS[name]() for name in arguments.peers)]
     workloads = [WORKLOADS[name].short() if arguments.quick else WORKLOADS[name] for name in arguments.only]
-    results = begin(arguments, servers)
-    if arguments.continues:
-        results = joined(json.loads(arguments.json.read_text()), results)
-    with Client(arguments.limit_seconds) as client:
-        for _ in range(arguments.repeats):
-            for server in servers:
-                into = results["servers"][server.name]
-                number = len(into["rounds"])
-                if number == 0 or server.name not in arguments.once:
-                    run_round(server, number, workloads, client, into)
-                    write_json(arguments.json, results)
-    return results
-
-
-def begin(arguments: argparse.Namespace, servers: list[ServerSpec]) -> dict[str, Any]:
-    """Return results without any rounds."""
-    return {
+    results: dict[str, Any] = {
         "created": date.today().isoformat(),
         "machine": machine.sentence(),
         "client": f"`vllm bench serve` of {prepare.VLLM.replace('==', ' ')}",
@@ -81,25 +55,21 @@ def begin(arguments: argparse.Namespace, servers: list[ServerSpec]) -> dict[str,
             for server in servers
         },
     }
+    with load_generator() as client:
+        for number in range(arguments.repeats):
+            for server in servers:
+                if number == 0 or server.name not in arguments.once:
+                    run_round(server, number, workloads, client, results["servers"][server.name])
+                    write_json(arguments.json, results)
+    return results
 
 
-def joined(so_far: dict[str, Any], begun: dict[str, Any]) -> dict[str, Any]:
-    """Return the rounds so far, to go on with. Ends the program unless machine and versions are the same, because one
-    table must be of one machine and one version of each server."""
-    for key in ("machine", "client", "is_short"):
-        if so_far[key] != begun[key]:
-            sys.exit(f"The rounds so far cannot be continued: {key} was {so_far[key]!r}, and is {begun[key]!r}.")
-    for name, server in begun["servers"].items():
-        before = so_far["servers"].setdefault(name, server)
-        for key in ("version", "command"):
-            if before[key] != server[key]:
-                sys.exit(f"The rounds so far cannot be continued: {name}'s {key} was {before[key]}, is {server[key]}.")
-    return so_far
-
-
-def run_round(server: ServerSpec, number: int, workloads: list[Workload], client: Client, into: dict[str, Any]) -> None:
+def run_round(
+    server: ServerSpec, number: int, workloads: list[Workload], client: LoadGenerator, into: dict[str, Any]
+) -> None:
     """Append to the server's rounds. What failed is noted as a problem, and later rounds leave it out."""
-    if "start" in into["problems"]:
+    problems = into["problems"]
+    if "start" in problems:
         return
     figures: dict[str, Any] = {"workloads": {}}
     into["rounds"].append(figures)
@@ -110,28 +80,22 @@ def run_round(server: ServerSpec, number: int, workloads: list[Workload], client
         with server.running() as running:
             figures["start_seconds"] = round(running.start_seconds, 2)
             server.wait_for_full_speed(running)
-            client.run(running, server.model_name, WARM_UP, seed=0)
+            client.run(running, WARM_UP, seed=0)
             for workload in workloads:
-                if workload.name not in into["problems"]:
-                    _run_workload(server, running, workload, number, client, into)
-                    peak_mib = peak_rss_mib(running.process.pid)
-                    figures["peak_rss_mib"] = round(max(figures.get("peak_rss_mib", 0.0), peak_mib))
+                if workload.name in problems:
+                    continue
+                try:
+                    run = client.run(running, workload, workload.seed(number))
+                    figures["workloads"][workload.name] = run
+                    say(f"{server.name}, round {number + 1}, {workload.name}: {run}")
+                except RunFailed as error:
+                    problems[workload.name] = one_line(error)
+                    say(f"{server.name}, {workload.name}: {error}")
+                peak_mib = peak_rss_mib(running.process.pid)
+                figures["peak_rss_mib"] = round(max(figures.get("peak_rss_mib", 0.0), peak_mib))
     except (StartFailed, RunFailed) as error:
-        into["problems"]["start"] = one_line(error)
+        problems["start"] = one_line(error)
         say(f"{server.name}: {error}")
-
-
-def _run_workload(
-    server: ServerSpec, running: ServerProcess, workload: Workload, number: int, client: Client, into: dict[str, Any]
-) -> None:
-    try:
-        run = client.run(running, server.model_name, workload, workload.seed(number))
-    except RunFailed as error:
-        into["problems"][workload.name] = one_line(error)
-        say(f"{server.name}, {workload.name}: {error}")
-        return
-    into["rounds"][-1]["workloads"][workload.name] = run
-    say(f"{server.name}, round {number + 1}, {workload.name}: {run}")
 
 
 def first_start(server: ServerSpec) -> dict[str, float]:

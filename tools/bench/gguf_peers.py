@@ -1,47 +1,93 @@
-"""Measures this server against llama.cpp's on the same GGUF files, in turns: python -m tools.bench.gguf_peers"""
+"""Measures this server against llama.cpp's on the same GGUF files, in turns: python -m tools.bench.gguf_peers
+
+They are the demo model and a Llama of the shape of Llama 3.2 1B with random weights, which llama.cpp's own program
+quantizes.
+"""
 
 from __future__ import annotations
 
 import argparse
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as Kind
+from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from oaiserve.files import demo
-from tools.bench import gguf_files, prepare
-from tools.bench.servers import ServerSpec
-from tools.bench.turns import CACHE_TOKENS, CLIENTS, measure_turns, report
-from tools.markdown import add_publishing, publish, results_of
-from tools.server_process import exit_on_sigterm
+from tests.models.decoders import REAL_SHAPES
+from tests.models.gguf_files import write_gguf
+from tools.bench import prepare
+from tools.bench.servers import llama_cpp
+from tools.bench.turns import CLIENTS, MAX_LEN, add_turns, publish_turns
+
+FORMATS = ("Q4_K_M", "Q8_0")
+LLAMA = "llama-3.2-1b"
+_TOKENIZER = ("model", "pre", "tokens", "token_type", "merges", "bos_token_id", "eos_token_id")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    add = parser.add_argument
-    add(
-        "--models",
-        nargs="+",
-        default=[demo.NAME, gguf_files.LLAMA],
-        choices=list(gguf_files.MODELS),
-        help="default: the demo model and the 1B",
-    )
-    add("--formats", nargs="+", default=list(gguf_files.FORMATS), help="as llama.cpp's program names them")
-    add("--repeats", type=int, default=3, help="rounds (default 3)")
-    add("--no-repack", action="store_true", help="llama.cpp leaves the weights as they are in the file")
-    add_publishing(parser, "gguf-peers")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    models = [demo.NAME, LLAMA]
+    parser.add_argument("--models", nargs="+", default=models, choices=models, help="default: both")
+    parser.add_argument("--formats", nargs="+", default=FORMATS, help="as llama.cpp's program names them")
+    parser.add_argument("--no-repack", action="store_true", help="llama.cpp leaves the weights as they are in the file")
+    add_turns(parser, "gguf-peers")
     arguments = parser.parse_args()
-    exit_on_sigterm()
-    files = gguf_files.chosen(arguments.models, arguments.formats)
+    flags = ["--no-repack"] * arguments.no_repack
+    publish_turns(
+        arguments,
+        "gguf-peers",
+        lambda: {f"{name} {form}": quantized(name, form) for name in arguments.models for form in arguments.formats},
+        lambda path: llama_cpp(path, *flags, slots=CLIENTS, slot_tokens=MAX_LEN),
+    )
 
-    def peer(path: Path) -> ServerSpec:
-        return llama_cpp(path, *(["--no-repack"] if arguments.no_repack else []))
 
-    results = results_of(arguments, lambda arguments: measure_turns(files, peer, arguments.repeats))
-    publish(arguments, "gguf-peers", results, report(results))
+def quantized(name: str, form: str) -> Path:
+    """Return the file of a model in a format of llama.cpp's."""
+    whole = prepare.gguf() if name == demo.NAME else llama_1b()
+    path = whole.with_name(f"{name}.{form}.gguf")
+    if not path.exists():
+        unfinished = path.with_suffix(".part")
+        program = str(prepare.llama_cpp() / "llama-quantize")
+        subprocess.run([program, str(whole), str(unfinished), form], check=True, capture_output=True)
+        unfinished.replace(path)
+    return path
 
 
-def llama_cpp(path: Path, *flags: str) -> ServerSpec:
-    program = str(prepare.llama_cpp() / "llama-server")
-    sizes = ("--parallel", str(CLIENTS), "--ctx-size", str(CACHE_TOKENS))
-    return ServerSpec("llama.cpp", "", (program, "--model", str(path), "--alias", demo.NAME, *sizes, *flags), (path,))
+def llama_1b() -> Path:
+    """Return a model of the shape of Llama 3.2 1B, with random weights and the demo model's tokenizer."""
+    path = prepare.FOLDER / f"models/gguf/{LLAMA}.BF16.gguf"
+    if not path.exists():
+        config, unfinished = REAL_SHAPES[LLAMA], path.with_suffix(".part")
+        write_gguf(unfinished, config, _random_parameters(config), lambda _: Kind.BF16, _tokenizer(config.vocab_size))
+        unfinished.replace(path)
+    return path
+
+
+def _random_parameters(config: PreTrainedConfig) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    rng = np.random.default_rng(0)
+    for name, parameter in model.named_parameters():
+        shape = tuple(parameter.shape)
+        yield name, np.ones(shape, np.float32) if len(shape) == 1 else rng.standard_normal(shape, np.float32) * 0.02
+
+
+def _tokenizer(vocab_size: int) -> dict[str, Any]:
+    """Return the demo model's tokenizer, with tokens of no text up to the size of the vocabulary."""
+    all_fields = gguf.GGUFReader(prepare.gguf()).fields
+    fields = {key: all_fields.get(f"tokenizer.ggml.{key}") for key in _TOKENIZER}
+    found: dict[str, Any] = {key: field.contents() for key, field in fields.items() if field is not None}
+    missing = range(len(found["tokens"]), vocab_size)
+    found["tokens"] += [f"<unused {i}>" for i in missing]
+    found["token_type"] += [5] * len(missing)
+    return found
 
 
 if __name__ == "__main__":

@@ -38,10 +38,12 @@ def main() -> None:
         results["workloads"] = {workload.name: run(workload, running.url) for workload in workloads}
         results |= {"start_seconds": running.start_seconds, "peak_rss_mib": peak_rss_mib(running.process.pid)}
     print(f"{results['machine']}; oaiserve {server.version}.")
-    print(
-        f"Start to first answer: {results['start_seconds']:.1f} s. Most memory: {results['peak_rss_mib']:,.0f} MiB.\n"
-    )
-    print("\n".join(as_table(results["workloads"])))
+    print(f"Start to first answer: {results['start_seconds']:.1f} s. Most memory: {results['peak_rss_mib']:,.0f} MiB.")
+    rows = [["", "", *RATES, *TIMES, "client"]]
+    for name, found in results["workloads"].items():
+        cells = ["" if found[key] is None else number(found[key]) for key in (*RATES, *TIMES)]
+        rows.append([name, WORKLOADS[name].title, *cells, found["client"]])
+    print("", *as_markdown(rows), sep="\n")
     write_json(arguments.json, results)
 
 
@@ -65,14 +67,6 @@ def run(workload: Workload, url: str) -> dict[str, Any]:
         distribution = metrics["distributions"][kind]
         found[title] = distribution[percentile] * 1e3 if distribution else None
     return found | {"client": point["verdict"]}
-
-
-def as_table(results: dict[str, dict[str, Any]]) -> list[str]:
-    rows = [["", "", *RATES, *TIMES, "client"]]
-    for name, found in results.items():
-        cells = ["" if found[key] is None else number(found[key]) for key in (*RATES, *TIMES)]
-        rows.append([name, WORKLOADS[name].title, *cells, found["client"]])
-    return as_markdown(rows)
 
 
 if __name__ == "__main__":

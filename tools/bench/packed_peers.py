@@ -16,26 +16,25 @@ from transformers import AutoModelForCausalLM
 from oaiserve.files import demo
 from tests.models.decoders import REAL_SHAPES
 from tests.models.packed import Layout, Packing, write_checkpoint
-from tools.bench import prepare, servers
-from tools.bench.servers import ServerSpec
-from tools.bench.turns import CACHE_TOKENS, CLIENTS, measure_turns, report
-from tools.markdown import add_publishing, publish, results_of
-from tools.server_process import exit_on_sigterm
+from tools.bench import prepare
+from tools.bench.servers import vllm
+from tools.bench.turns import CLIENTS, MAX_LEN, add_turns, publish_turns
 
 SHAPE, GROUP_SIZE = "llama-3.2-1b", 128
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
-    add("--layouts", nargs="+", default=["awq", "gptq"], choices=get_args(Layout), help="default: awq gptq")
-    add("--repeats", type=int, default=3, help="rounds (default 3)")
-    add_publishing(parser, "packed-peers")
+    layouts = get_args(Layout)
+    parser.add_argument("--layouts", nargs="+", default=["awq", "gptq"], choices=layouts, help="default: awq gptq")
+    add_turns(parser, "packed-peers")
     arguments = parser.parse_args()
-    exit_on_sigterm()
-    folders = {f"{SHAPE} {layout}": checkpoint(layout) for layout in arguments.layouts}
-    results = results_of(arguments, lambda arguments: measure_turns(folders, vllm, arguments.repeats))
-    publish(arguments, "packed-peers", results, report(results))
+    publish_turns(
+        arguments,
+        "packed-peers",
+        lambda: {f"{SHAPE} {layout}": checkpoint(layout) for layout in arguments.layouts},
+        lambda folder: vllm(folder, max_len=MAX_LEN, max_running=CLIENTS),
+    )
 
 
 def checkpoint(layout: Layout) -> Path:
@@ -51,10 +50,6 @@ def checkpoint(layout: Layout) -> Path:
             shutil.copy(demo.fetched() / name, unfinished)
         unfinished.replace(folder)
     return folder
-
-
-def vllm(folder: Path) -> ServerSpec:
-    return servers.vllm_server(folder, max_len=CACHE_TOKENS // CLIENTS, max_running=CLIENTS)
 
 
 if __name__ == "__main__":

@@ -2,38 +2,33 @@
 
 A server records a training load, from which the costs are. Then the load test sends six other loads to servers that
 record them, too. Each of them is replayed by the plan at its own arrivals, and its times are compared with what the
-load test has measured, on the cores that it shares with the server. With --find-max, the highest rate of a load is
-searched for both ways. What is measured stays in the folder, so that it can be compared with another plan: what is
-there is not measured again. Prints markdown.
+load test has measured, on the cores that it shares with the server. What is measured stays in the folder, so that it
+can be compared with another plan: what is there is not measured again. Prints markdown.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 import subprocess
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from oaiserve.facts import slos
-from oaiserve.plan.command import BUSIEST_PROMPTS, figures, milliseconds
-from oaiserve.plan.recorded import Cost, RecordedLoad, busiest, read
+from oaiserve.plan.command import figures, milliseconds
+from oaiserve.plan.recorded import Cost, RecordedLoad, read
 from oaiserve.plan.replay import LoadReplay
-from oaiserve.plan.search import calibrated, highest_rate
+from oaiserve.plan.search import calibrated
 from tools.markdown import as_markdown, write_json
 from tools.server_process import exit_on_sigterm, running_oaiserve
 
-SLO = "ttft:400ms,tpot:40ms"
 WARM_UP = 4  # first requests of a recording, which are not in the report
 COLUMNS = ("TTFT p50", "TTFT p99", "ITL p50", "ITL p99")
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(NamedTuple):
     """A load by the flags of the load test, without the number of its requests."""
 
     title: str
@@ -43,10 +38,6 @@ class Load:
     @property
     def name(self) -> str:
         return self.title.replace(" ", "-").replace(",", "")
-
-    def command(self, seconds: float) -> list[str]:
-        number = max(8, round(self.rate * seconds))
-        return [*self.flags.split(), "--rate", str(self.rate), "--num-requests", str(number)]
 
 
 POISSON = "--arrival poisson"
@@ -68,24 +59,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="has what is measured; what is there is not measured again")
     parser.add_argument("--seconds", type=float, default=25, help="time of each load (default 25)")
-    parser.add_argument("--drafts", default="off", choices=["off", "lookup"], help="of the server (default off)")
-    parser.add_argument("--find-max", action="store_true", help="compare the highest rate of a load instead")
     parser.add_argument("--json", type=Path, help="write the figures there")
     arguments = parser.parse_args()
     exit_on_sigterm()
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    bench = Bench(arguments.folder, arguments.seconds, arguments.drafts)
+    bench = Bench(arguments.folder, arguments.seconds)
     trained = calibrated(bench.recorded("training", TRAINING)).cost
     assert trained is not None
     print(f"While it was trained, what else ran there added {trained.disturbance_share:.0%} to the time of steps.")
-    if arguments.find_max:
-        rates = bench.highest(trained)
-        print(
-            f"Highest rate within {SLO}: {rates['plan']:.3g}/s by the plan; by find-max, {rates['holds']:.3g}/s holds "
-            f"and {rates['fails']:.3g}/s does not."
-        )
-        write_json(arguments.json, {"highest_rate": rates})
-        return
     found = [bench.compared(load, trained) for load in LOADS]
     print("\n".join(as_markdown([("load", *COLUMNS), *(row(one) for one in found)])))
     for name in COLUMNS:
@@ -100,17 +81,20 @@ class Bench:
 
     folder: Path
     seconds: float
-    drafts: str
 
     def recorded(self, name: str, loads: tuple[Load, ...]) -> RecordedLoad:
         """Send loads to a server that records them, one after the other, and return the recording."""
-        path, report = self._recording(name), self._report(name)
+        path, report = self.folder / f"{name}.jsonl", self.folder / f"{name}.json"
         if not report.exists():
-            flags = ("--warmup", str(WARM_UP), "--json")
-            with running_oaiserve("--record-requests", str(path), "--drafts", self.drafts) as server:
+            unfinished = report.with_suffix(".unfinished")
+            flags = ("--no-stop-on-eos", "--no-calibrate", "--warmup", str(WARM_UP), "--json", str(unfinished))
+            with running_oaiserve("--record-requests", str(path), "--drafts", "off") as server:
                 for load in loads:
-                    send("run", server.url, *load.command(self.seconds), *flags, str(unfinished(report)))
-            unfinished(report).rename(report)
+                    number = max(8, round(load.rate * self.seconds))
+                    rate = ("--rate", str(load.rate), "--num-requests", str(number))
+                    program = (sys.executable, "-m", "loadtest", "run", "--url", server.url)
+                    subprocess.run([*program, *load.flags.split(), *rate, *flags], check=True, stdout=sys.stderr)
+            unfinished.rename(report)
         return read(path)
 
     def compared(self, load: Load, cost: Cost) -> dict[str, Any]:
@@ -118,48 +102,14 @@ class Bench:
         recorded = self.recorded(load.name, (load,))
         replayed = LoadReplay(recorded.server, cost).run([(one.seconds, 0, one) for one in recorded.arrivals])
         predicted = figures(replace(replayed, served=replayed.served[WARM_UP:]), recorded.rate, {})
-        metrics = json.loads(self._report(load.name).read_text())["points"][0]["runs"][0]["metrics"]["distributions"]
+        report = json.loads((self.folder / f"{load.name}.json").read_text())
+        metrics = report["points"][0]["runs"][0]["metrics"]["distributions"]
         measured, expected = {}, {}
         for column in COLUMNS:
             metric, quantile = column.lower().split()
             measured[column] = metrics[metric][quantile]
             expected[column] = predicted[f"{metric}_seconds"][quantile]
         return {"load": load.title, "measured": measured, "predicted": expected, "busy_share": replayed.busy_share}
-
-    def highest(self, cost: Cost) -> dict[str, float]:
-        """Return the highest rate of the first load by the plan, and by the load test one that holds and one that
-        fails."""
-        load = LOADS[0]
-        recorded = busiest(self.recorded(load.name, (load,)), BUSIEST_PROMPTS)
-        best = highest_rate(recorded, cost, recorded.server, slos.parse(SLO), 0.95)
-        report = self._report("search")
-        if not report.exists():
-            shape = load.flags.removeprefix(POISSON).split()  # find-max is poisson anyway
-            flags = ("--slo", SLO, "--first-rate", str(2 * load.rate), "--json", str(unfinished(report)))
-            with running_oaiserve("--drafts", self.drafts) as server:
-                send("find-max", server.url, *shape, *flags)
-            unfinished(report).rename(report)
-        found = json.loads(report.read_text())
-        return {
-            "plan": 0.0 if best is None else best.rate,
-            "holds": found["holds"] or 0.0,
-            "fails": found["fails"] or math.inf,
-        }
-
-    def _recording(self, name: str) -> Path:
-        return self.folder / f"{name}.jsonl"
-
-    def _report(self, name: str) -> Path:
-        return self.folder / f"{name}.json"
-
-
-def unfinished(report: Path) -> Path:
-    return report.with_suffix(".unfinished")
-
-
-def send(command: str, url: str, *flags: str) -> None:
-    program = [sys.executable, "-m", "loadtest", command, "--url", url, "--no-stop-on-eos", "--no-calibrate"]
-    subprocess.run([*program, *flags], check=True, stdout=sys.stderr)
 
 
 def row(one: dict[str, Any]) -> tuple[str, ...]:

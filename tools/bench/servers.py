@@ -13,8 +13,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from oaiserve.files import demo
+from tools import machine
 from tools.bench import prepare
 from tools.server_process import CHAT, QUESTION, ROOT, ServerProcess, free_port, running_process
 
@@ -33,13 +35,14 @@ class ServerSpec:
     working_folder: Path = ROOT
     compile_caches: tuple[Path, ...] = ()  # empty at a first start
     ready_log: str | None = None  # logged at full speed, where the server reaches that after its first answer
-    model_name: str = demo.NAME
 
     def command(self, port: int) -> list[str]:
         return [*self.arguments, "--port", str(port)]
 
-    def running(self) -> AbstractContextManager[ServerProcess]:
-        """Run the server on a free port, from its first whole chat answer to the end of the block."""
+    def running(
+        self, ready_path: str = CHAT, question: dict[str, Any] = QUESTION
+    ) -> AbstractContextManager[ServerProcess]:
+        """Run the server on a free port, from its first whole answer to the end of the block."""
         log_file, port = prepare.FOLDER / "logs" / f"{self.name}.log", free_port()
         log_file.parent.mkdir(parents=True, exist_ok=True)
         return running_process(
@@ -48,8 +51,8 @@ class ServerSpec:
             env={**os.environ, **self.environment},
             cwd=self.working_folder,
             log_file=log_file,
-            ready_path=CHAT,
-            question=QUESTION | {"model": self.model_name},
+            ready_path=ready_path,
+            question=question | {"model": demo.NAME},
             start_limit_seconds=START_LIMIT_SECONDS,
         )
 
@@ -62,13 +65,14 @@ class ServerSpec:
         return shlex.join(Path(word).name if word.startswith("/") else word for word in self.arguments)
 
 
-def oaiserve() -> ServerSpec:
-    model, program, cache = demo.resolve(), Path(sys.executable).with_name("oaiserve"), CACHE / "oaiserve"
+def oaiserve(model: Path | None = None, *flags: str) -> ServerSpec:
+    model, cache = model or demo.resolve(), CACHE / "oaiserve"
+    program = Path(sys.executable).with_name("oaiserve")
     return ServerSpec(
         OURS,
-        _output("git", "-C", str(ROOT), "describe", "--always", "--dirty"),
+        machine.version(),
         # Answers to random prompts repeat themselves, so drafts would gain more than on real text.
-        (str(program), "serve", str(model), "--served-model-name", demo.NAME, "--drafts", "off"),
+        (str(program), "serve", str(model), "--served-model-name", demo.NAME, "--drafts", "off", *flags),
         (model,),
         {"OAISERVE_CACHE": str(cache)},
         compile_caches=(cache / "native",),
@@ -76,12 +80,8 @@ def oaiserve() -> ServerSpec:
     )
 
 
-def vllm() -> ServerSpec:
-    return vllm_server(demo.resolve(), max_len=2048, max_running=256)
-
-
-def vllm_server(model: Path, *, max_len: int, max_running: int) -> ServerSpec:
-    venv = prepare.vllm()
+def vllm(model: Path | None = None, *, max_len: int = 2048, max_running: int = 256) -> ServerSpec:
+    model, venv = model or demo.resolve(), prepare.vllm()
     # vLLM's guide for CPUs advises to load both libraries first.
     allocator = next(Path("/usr/lib").rglob("libtcmalloc_minimal.so.4"), None)
     libraries = [str(path) for path in (allocator, venv / "lib/libiomp5.so") if path is not None]
@@ -105,14 +105,14 @@ def vllm_server(model: Path, *, max_len: int, max_running: int) -> ServerSpec:
     )
 
 
-def llama_cpp() -> ServerSpec:
-    program, model = prepare.llama_cpp() / "llama-server", prepare.gguf()
-    slots = ("--parallel", "64", "--ctx-size", str(64 * 2048))
+def llama_cpp(model: Path | None = None, *flags: str, slots: int = 64, slot_tokens: int = 2048) -> ServerSpec:
+    model, program = model or prepare.gguf(), prepare.llama_cpp() / "llama-server"
+    sizes = ("--parallel", str(slots), "--ctx-size", str(slots * slot_tokens))
     version = _output(str(program), "--version")
     return ServerSpec(
         "llama-cpp",
         version.splitlines()[0].removeprefix("version: "),
-        (str(program), "--model", str(model), "--alias", demo.NAME, *slots),
+        (str(program), "--model", str(model), "--alias", demo.NAME, *sizes, *flags),
         (model, program),
     )
 

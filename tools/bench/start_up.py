@@ -14,7 +14,8 @@ import statistics
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tools.server_process import CHAT, QUESTION, ROOT, exit_on_sigterm, running_oaiserve
+from tools.markdown import as_markdown
+from tools.server_process import CHAT, QUESTION, exit_on_sigterm, running_oaiserve
 
 STAMPS = re.compile(r"Start, in ms since the process began: (.*)")
 PART = re.compile(r"(.+) (\d+) to (\d+)")
@@ -35,20 +36,15 @@ def main() -> None:
     print(table(starts))
 
 
-def one_start(model: str, flags: list[str], tree: Path = ROOT) -> dict[str, tuple[float, float]]:
-    """Return the begin and the end of each part, in ms, in the order in which they began.
-
-    The sources are in `tree`.
-    """
+def one_start(model: str, flags: list[str]) -> dict[str, tuple[float, float]]:
+    """Return the begin and the end of each part, in ms, in the order in which they began."""
     with TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         path, question = CHAT, QUESTION
         if model != "demo":
             flags = [*flags, "--served-model-name", "demo"]
             path, question = "/v1/completions", COMPLETION
-        with running_oaiserve(
-            *flags, model=model, cwd=tree, log_file=log, ready_path=path, question=question
-        ) as server:
+        with running_oaiserve(*flags, model=model, log_file=log, ready_path=path, question=question) as server:
             parts = parts_of(log.read_text())
             listening = max(end for _, end in parts.values())
             return parts | {ANSWER: (listening, 1e3 * server.start_seconds)}
@@ -59,22 +55,17 @@ def parts_of(log: str) -> dict[str, tuple[float, float]]:
     found = STAMPS.search(log)
     if found is None:
         raise ValueError("the log has no stamps of a start")
-    parts = {}
-    for text in found[1].split(", "):
-        if (part := PART.match(text)) is not None:
-            parts[part[1]] = (float(part[2]), float(part[3]))
-    return parts
+    parts = filter(None, map(PART.match, found[1].split(", ")))
+    return {part[1]: (float(part[2]), float(part[3])) for part in parts}
 
 
 def table(starts: list[dict[str, tuple[float, float]]]) -> str:
-    rows = ["| part | begins at, ms | takes, ms |", "|---|---|---|"]
+    rows = [["part", "begins at, ms", "takes, ms"]]
     for name in starts[0]:
         begins = statistics.median(start[name][0] for start in starts)
         takes = [start[name][1] - start[name][0] for start in starts]
-        rows.append(
-            f"| {name} | {begins:.0f} | {statistics.median(takes):.0f} ({min(takes):.0f} to {max(takes):.0f}) |"
-        )
-    return "\n".join(rows)
+        rows.append([name, f"{begins:.0f}", f"{statistics.median(takes):.0f} ({min(takes):.0f} to {max(takes):.0f})"])
+    return "\n".join(as_markdown(rows))
 
 
 if __name__ == "__main__":

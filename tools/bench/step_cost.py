@@ -19,7 +19,7 @@ from oaiserve.engine.engine import Engine
 from oaiserve.facts.record import StepRecord
 from tools.bench.workloads import WORKLOADS, Workload
 from tools.engine_load import complete, random_prompts
-from tools.markdown import write_json
+from tools.markdown import as_markdown, write_json
 from tools.server_process import exit_on_sigterm
 
 VOCAB_SIZE = 32000  # ids that every model of the bench has
@@ -30,7 +30,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="demo", help="a folder, a hub id or a GGUF file (default: demo)")
     parser.add_argument("--only", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS), help="default: all")
-    parser.add_argument("--requests", type=int, help="most requests of a workload (default: those of its short form)")
     parser.add_argument("--json", type=Path, help="write the errors there, and the cost in the end")
     arguments = parser.parse_args()
     exit_on_sigterm()
@@ -40,32 +39,28 @@ def main() -> None:
         engine.take_steps()
         for number, steps in enumerate(found):
             for name in arguments.only:
-                steps[name] = run(engine, WORKLOADS[name].short(), arguments.requests, number)
+                steps[name] = run(engine, WORKLOADS[name].short(), number)
         cost = None if engine.step_cost is None else asdict(engine.step_cost)
-    print("| workload | steps | first, median error | p95 | again, median error | p95 | spread | p95 |")
-    print("|---|---|---|---|---|---|---|---|")
-    first, again = found
-    shares = {name: [errors(first[name]), errors(again[name]), [*spread(again[name])]] for name in arguments.only}
+    shares = {}
+    for name in arguments.only:
+        errors = ([one.cost_error for one in steps[name] if one.cost_error is not None] for steps in found)
+        shares[name] = [*errors, [*spread(found[1][name])]]
+    rows = [["workload", "steps", "first, median error", "p95", "again, median error", "p95", "spread", "p95"]]
     for name, columns in shares.items():
-        figures = " | ".join(figure for column in columns for figure in middle_and_p95(column))
-        print(f"| {name}: {WORKLOADS[name].title} | {len(again[name])} | {figures} |")
+        figures = [figure for column in columns for figure in middle_and_p95(column)]
+        rows.append([f"{name}: {WORKLOADS[name].title}", str(len(found[1][name])), *figures])
+    print("\n".join(as_markdown(rows)))
     write_json(arguments.json, {"errors": shares, "cost": cost})
 
 
-def run(engine: Engine, workload: Workload, most: int | None, round_number: int) -> list[StepRecord]:
+def run(engine: Engine, workload: Workload, round_number: int) -> list[StepRecord]:
     """Run a workload with the prompts of a round, and return its steps."""
-    number = min(workload.num_requests, most or workload.num_requests)
     prefix = random_prompts(1, workload.prefix_len, VOCAB_SIZE, seed=workload.seed(2 * round_number + 1))[0]
-    own_prompts = random_prompts(number, workload.input_len, VOCAB_SIZE, workload.seed(2 * round_number))
+    own_prompts = random_prompts(workload.num_requests, workload.input_len, VOCAB_SIZE, workload.seed(2 * round_number))
     gap_seconds = 1 / workload.rate if workload.rate else 0.0
     prompts = [[*prefix, *own] for own in own_prompts]
     complete(engine, prompts, workload.output_len, clients=workload.concurrency, gap_seconds=gap_seconds)
     return engine.take_steps()
-
-
-def errors(steps: list[StepRecord]) -> list[float]:
-    """Return the errors of the steps of which something was expected."""
-    return [step.cost_error for step in steps if step.cost_error is not None]
 
 
 def spread(steps: list[StepRecord]) -> Iterator[float]:

@@ -28,24 +28,6 @@ def values(rounds: Rounds, measure: Measure) -> dict[int, float]:
     return found
 
 
-def best_peer(servers: dict[str, Any], measure: Measure) -> str | None:
-    """Return the peer with the best median; None if no peer has the figure."""
-    medians = {
-        name: statistics.median(found.values())
-        for name, server in servers.items()
-        if name != OURS and (found := values(server["rounds"], measure))
-    }
-    if not medians:
-        return None
-    return (max if measure.more_is_better else min)(medians, key=lambda name: medians[name])
-
-
-def ratios(ours: Rounds, theirs: Rounds, measure: Measure) -> list[float]:
-    """Return ours to theirs for each round that both have: a disturbance in a round is likely to hit both."""
-    mine, others = values(ours, measure), values(theirs, measure)
-    return [value / others[place] for place, value in mine.items() if others.get(place)]
-
-
 def spread(found: Sequence[float]) -> str:
     """Return median (least..most), or a single value as it is."""
     if not found:
@@ -55,25 +37,30 @@ def spread(found: Sequence[float]) -> str:
 
 
 def comparison(servers: dict[str, Any]) -> list[str]:
-    """Return a row for each measure: every server's median and spread, and the ratio to the best peer."""
+    """Return a row for each measure: every server's median and spread, and the ratio to the peer with the best median.
+
+    Ratios are of rounds that both have: a disturbance in a round is likely to hit both.
+    """
     rows = [["", "measure", *servers, "best peer", "ratio", "goal"]]
     for measure in MEASURES:
         found = {name: values(server["rounds"], measure) for name, server in servers.items()}
         if not any(found.values()):
             continue
         cells = [spread([*by_round.values()]) for by_round in found.values()]
-        best = best_peer(servers, measure)
-        ratio = spread(ratios(servers[OURS]["rounds"], servers[best]["rounds"], measure)) if best else ""
-        title = f"{measure.title}, {measure.unit}"
-        rows.append([measure.workload or "", title, *cells, best or "", ratio and f"**{ratio}**", goal(measure)])
+        medians = {name: statistics.median(one.values()) for name, one in found.items() if one and name != OURS}
+        best, ratio = "", ""
+        if medians:
+            best = (max if measure.more_is_better else min)(medians, key=lambda name: medians[name])
+            ratios = [
+                found[OURS][place] / value for place, value in found[best].items() if value and place in found[OURS]
+            ]
+            ratio = f"**{spread(ratios)}**" if ratios else ""
+        sign = "≥" if measure.more_is_better else "≤"
+        goal = "" if measure.goal is None else f"{sign} {measure.goal:g} times"
+        if measure.limit is not None:
+            goal = f"{sign} {number(measure.limit)} {measure.unit}"
+        rows.append([measure.workload or "", f"{measure.title}, {measure.unit}", *cells, best, ratio, goal])
     return as_markdown(rows)
-
-
-def goal(measure: Measure) -> str:
-    sign = "≥" if measure.more_is_better else "≤"
-    if measure.limit is not None:
-        return f"{sign} {number(measure.limit)} {measure.unit}"
-    return "" if measure.goal is None else f"{sign} {measure.goal:g} times"
 
 
 def report(results: dict[str, Any]) -> str:
