@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from contextlib import AbstractContextManager
+from functools import partial
 
 from oaiserve.engine.engine import Engine
 from tools.engine_load import complete
 from tools.load import StreamsLoad
-from tools.server_process import CHAT, QUESTION, ServerProcess, exit_on_sigterm, running_oaiserve
+from tools.server_process import CHAT, QUESTION, exit_on_sigterm, running_oaiserve
+
+# Runs a server from its first whole chat answer on.
+server = partial(running_oaiserve, "--log-level", "warning", ready_path=CHAT, question=QUESTION)
 
 
 def main() -> None:
@@ -42,11 +45,6 @@ def main() -> None:
     print("| figure | unit | median | least | most |\n|---|---|---|---|---|")
     for name, unit, values in rows:
         print(f"| {name} | {unit} | {statistics.median(values):.1f} | {min(values):.1f} | {max(values):.1f} |")
-
-
-def server() -> AbstractContextManager[ServerProcess]:
-    """Run a server from its first whole chat answer to the end of the block."""
-    return running_oaiserve("--log-level", "warning", ready_path=CHAT, question=QUESTION)
 
 
 def submit_p99_us(gap_seconds: float, num_requests: int = 1000) -> float:

@@ -40,7 +40,7 @@ def test_a_ratio_is_to_the_best_median_of_a_peer_in_rounds_that_both_have() -> N
     found = "\n".join(table.comparison(servers))
     assert "| b | **2.50 (2.00..3.00)** | ≥ 1.25 times |" in found
     assert "| a | **1.00 (1.00..1.00)** | ≤ 2 s |" in found
-    assert "| W1 | output, tokens/s | 90.0 |  |  | ≥ 1.25 times |" in table.comparison({"oaiserve": server(90)})
+    assert "| W1 | output, tokens/s | 90.0 |  |  | ≥ 1.25 times |" in table.comparison({"oaiserve": server(90.0)})
 
 
 def test_spread_is_median_least_and_most() -> None:

@@ -13,7 +13,7 @@ from tools.gpu.run import LAST_LINES, run_all, run_one
 from tools.gpu.section import parts, write
 from tools.gpu.sections import NO_TRITON, NOT_ON_CPU, SECTIONS, Section
 
-FIRST, SECOND = (Section(name, "no.module", "run", 60) for name in ("first", "second"))
+FIRST, SECOND = (Section(name, "none:run", 60) for name in ("first", "second"))
 WRITES = "import sys; open(sys.argv[1], 'w').write('{\"found\": 7}');"
 HANGS = "import threading; threading.Event().wait()"
 
@@ -74,7 +74,7 @@ def test_other_sections_run_after_one_that_fails_and_none_for_longer_than_is_lef
         limits.append(limit_seconds)
         return command(codes[section.name], out)
 
-    results = dict(run_all([FIRST, Section("second", "no.module", "run", 1000)], run, tmp_path, 100))
+    results = dict(run_all([FIRST, Section("second", "none:run", 1000)], run, tmp_path, 100))
     assert [result["status"] for result in results.values()] == ["broke with exit code 2", "done"]
     assert limits[0] == 60
     assert 30 < limits[1] <= 100
@@ -88,7 +88,7 @@ mine, other = (pathlib.Path(sys.argv[2]) / name for name in sys.argv[3:])
 mine.touch()
 while not other.exists(): pass
 """
-    sections = [Section(name, "no.module", "run", 30, is_check=True) for name in ("first", "second")]
+    sections = [Section(name, "none:run", 30, is_check=True) for name in ("first", "second")]
     names = {"first": ("a", "b"), "second": ("b", "a")}
     results = run_all(
         sections, lambda section, out, _: command(code, out, tmp_path, *names[section.name]), tmp_path, 30
@@ -109,10 +109,10 @@ def test_a_result_is_replaced_as_a_whole(tmp_path: Path) -> None:
 
 
 def test_a_section_says_why_it_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu_section = Section("a", "no.module", "run", 60, needs_gpu=True)
+    gpu_section = Section("a", "none:run", 60, needs_gpu=True)
     assert list(parts(gpu_section, "cpu", quick=True)) == [{"problem": NOT_ON_CPU}]
     monkeypatch.setattr("tools.gpu.section.find_spec", lambda _: None)
-    kernels = Section("b", "no.module", "run", 60, needs_triton=True)
+    kernels = Section("b", "none:run", 60, needs_triton=True)
     assert list(parts(kernels, "cpu", quick=True)) == [{"problem": NO_TRITON}]
 
 

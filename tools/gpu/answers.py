@@ -19,9 +19,8 @@ from oaiserve.engine.start.prepare import prepare
 from tests.models.decoders import FAMILIES, foreign_config, generate, random_model
 from tools.engine_load import greedy, random_prompts
 from tools.gpu.sections import Target
-from tools.gpu.workload import blocks_for, ids, load, release, running_engine
+from tools.gpu.workload import PROMPTS, blocks_for, ids, load, release, running_engine
 
-PROMPTS = [[5, 9, 3, 17], list(range(20, 51)), [90], [7] * 12, [11, 40, 11, 40, 11]]
 NUM_TOKENS = 12
 OTHERS = ("falcon",)
 # Two tokens tie if their logits differ by less than this, in standard deviations of all logits: bfloat16 rounds as much

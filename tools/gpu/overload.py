@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
 
 import torch
 
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.request import TERMINAL, Aborted, Event, Finished, Request, SamplingParams, TokenChunk, TokenPrompt
+from oaiserve.engine.request import TERMINAL, Aborted, Event, Finished, Request, TokenChunk, TokenPrompt
 from oaiserve.engine.start.prepare import prepare
 from tests.models.decoders import FAMILIES, random_model
 from tools.engine_load import greedy, random_prompts
@@ -38,17 +39,13 @@ def preemption(target: Target) -> dict[str, Any]:
     loaded = prepare(random_model(FAMILIES["llama"], device=target.device), "llama")
     generator = random.Random(0)
     prompts = [generator.choices(range(97), k=generator.randrange(4, 40)) for _ in range(count)]
-    requests = [
-        (prompt, SamplingParams(max_tokens=NUM_TOKENS, temperature=(0.0, 0.9)[i % 2], seed=i, ignore_eos=True))
-        for i, prompt in enumerate(prompts)
-    ]
     leaving = set(range(2, count, 5))
     num_blocks = sum(-(-(len(prompt) + NUM_TOKENS) // BLOCK_SIZE) for prompt in prompts)
     settings: dict[str, Any] = {"block_size": BLOCK_SIZE, "max_running": 32, "max_step_tokens": 64}
     with running_engine(loaded, kv_blocks=num_blocks + count, **settings) as engine:
-        expected = _answer(engine, requests, leaving=set())
+        expected = answers(engine, prompts, leaving=set())
     with running_engine(loaded, kv_blocks=num_blocks // 4, **settings) as engine:
-        got = _answer(engine, requests, leaving=leaving)
+        got = answers(engine, prompts, leaving=leaving)
         end = engine.snapshot()
     wrong = wrong_answers(expected, got, leaving)
     left_over = {name: getattr(end, name) for name in ("blocks_used", "num_running", "num_waiting", "num_tokenizing")}
@@ -68,13 +65,15 @@ def wrong_answers(expected: list[list[int]], got: list[list[int]], leaving: set[
     return [index for index, (want, have) in pairs if have != (want[: len(have)] if index in leaving else want)]
 
 
-def _answer(engine: Engine, requests: list[tuple[list[int], SamplingParams]], *, leaving: set[int]) -> list[list[int]]:
-    """Return the tokens of each request, up to its last event. Clients of `leaving` abort in the middle."""
+def answers(engine: Engine, prompts: list[list[int]], *, leaving: set[int]) -> list[list[int]]:
+    """Return the tokens of each answer, every other one drawn, up to its last event. Clients of `leaving` abort in the
+    middle."""
     inbox: SimpleQueue[list[Event]] = SimpleQueue()
-    found: list[list[int]] = [[] for _ in requests]
-    for index, (prompt, params) in enumerate(requests):
+    found: list[list[int]] = [[] for _ in prompts]
+    for index, prompt in enumerate(prompts):
+        params = replace(greedy(NUM_TOKENS), temperature=(0.0, 0.9)[index % 2], seed=index)
         engine.submit(Request(str(index), (TokenPrompt(prompt),), params), inbox.put)
-    num_open = len(requests)
+    num_open = len(prompts)
     while num_open:
         for event in inbox.get():
             index = int(event.request_id)

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from transformers import AutoConfig, LlamaConfig, PreTrainedModel
@@ -20,16 +20,14 @@ from oaiserve.engine.model.gpu.triton_scaled import ways
 from oaiserve.engine.start.gpu.products import ROUNDED_EXPERTS_TOLERANCE, ROUNDED_TOLERANCE
 from oaiserve.engine.start.load import load_model
 from tests.engine.model.gpu.packed_matrices import Gating, floats_in_blocks, integers, on_gpu
-from tests.models.decoders import SMALL, generate, random_model
+from tests.models.decoders import generate, random_model
 from tests.models.packed import Packing, save_in_mxfp4, write_checkpoint
 from tools.engine_load import greedy
 from tools.gpu.kernels import check_operations, check_rotation, compared
 from tools.gpu.sections import Target
-from tools.gpu.workload import ids, running_engine
+from tools.gpu.workload import PROMPTS, QWEN3_MOE, SIZES, ids, running_engine
 
-PROMPTS = [[5, 9, 3, 17], list(range(20, 51)), [90], [7] * 12]
 NUM_TOKENS = 12
-SIZES = {**SMALL, "hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
 PACKINGS = {
     "AWQ": Packing("awq"),
     "GPTQ, any order": Packing("gptq", has_act_order=True),
@@ -38,7 +36,7 @@ PACKINGS = {
 }
 MIXTURES: dict[str, dict[str, Any]] = {
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
-    "qwen3_moe": {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "decoder_sparse_step": 1},
+    "qwen3_moe": QWEN3_MOE,
 }
 
 
@@ -106,21 +104,12 @@ def check_scaled(target: Target) -> Iterator[dict[str, Any]]:
                     yield compared(what, got, expanded_product(x, matrix, None), ROUNDED_TOLERANCE, **about)
 
 
-class Mixture(NamedTuple):
-    """The sizes of a layer of experts, and how their matrices are stored."""
-
-    kind: Kind
-    number: int
-    top_k: int  # experts of a row
-    width: int
-    inner: int  # between the layers of an expert
-
-
-SHAPES = {
-    "gpt-oss-20b, MXFP4": Mixture("mxfp4", 32, 4, 2880, 2880),
-    "Qwen3-30B-A3B, 4 bits": Mixture("int4", 128, 8, 2048, 768),
-    "Qwen3-30B-A3B, FP8": Mixture("float8", 128, 8, 2048, 768),
-    "Qwen3-30B-A3B, 16 bits": Mixture("plain", 128, 8, 2048, 768),
+# Experts, how many of them a row has, the width of the model, and what is between the layers of an expert.
+SHAPES: dict[str, tuple[Kind, int, int, int, int]] = {
+    "gpt-oss-20b, MXFP4": ("mxfp4", 32, 4, 2880, 2880),
+    "Qwen3-30B-A3B, 4 bits": ("int4", 128, 8, 2048, 768),
+    "Qwen3-30B-A3B, FP8": ("float8", 128, 8, 2048, 768),
+    "Qwen3-30B-A3B, 16 bits": ("plain", 128, 8, 2048, 768),
 }
 
 
@@ -145,10 +134,9 @@ def random_matrices(kind: Kind, number: int, n: int, columns: int, device: torch
 def check_experts(target: Target) -> Iterator[dict[str, Any]]:
     torch.manual_seed(0)
     device = target.device
-    for name, shape in SHAPES.items():
-        kind, number, top_k, width, inner = (
-            shape._replace(number=6, top_k=min(shape.top_k, 6), width=64, inner=128) if target.quick else shape
-        )
+    for name, (kind, number, top_k, width, inner) in SHAPES.items():
+        if target.quick:
+            number, top_k, width, inner = 6, min(top_k, 6), 64, 128
         gate_and_up = random_matrices(kind, number, 2 * inner, width, device)
         packed = PackedExperts(Gating(kind), gate_and_up, random_matrices(kind, number, width, inner, device))
         for rows in (1, 7) if target.quick else (1, 7, 64, 700):

@@ -46,7 +46,8 @@ def parts(section: Section, device: str, *, quick: bool) -> Iterator[dict[str, A
     elif section.needs_triton and find_spec("triton") is None:
         yield {"problem": NO_TRITON}
     else:
-        run = getattr(importlib.import_module(section.module), section.run)
+        module, _, name = section.run.partition(":")
+        run = getattr(importlib.import_module(f"tools.gpu.{module}"), name)
         from oaiserve.engine.model.device import select_device
 
         yield from run(Target(select_device(device), quick), **section.arguments)

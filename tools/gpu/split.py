@@ -18,23 +18,21 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.parallel.workers import Workers
 from oaiserve.engine.request import Event, Failed, Request, TokenPrompt
 from oaiserve.facts.times import monotonic_ns
-from tests.models.decoders import SMALL, byte_tokenizer, random_model
+from tests.models.decoders import byte_tokenizer, random_model
 from tests.models.packed import Packing, write_checkpoint
 from tools.engine_load import greedy, random_prompts
 from tools.gpu.sections import Target
 from tools.gpu.steps import measure_decodes
-from tools.gpu.workload import ids, release, saved_model
+from tools.gpu.workload import PROMPTS, QWEN3_MOE, SIZES, ids, release, saved_model
 
-PROMPTS = [[5, 9, 3, 17], list(range(20, 51)), [90], [7] * 12]
 KILLED_SECONDS = 30.0  # within which an engine without its worker has to fail
 FEATURES = ("attention", "fused_layers", "one_shot_sums", "decode_graphs", "prompt_graphs")
 # Families whose layers are cut in different ways: experts, one module for queries, keys and values, norms of all heads.
 SPLIT: dict[str, dict[str, Any]] = {
-    "qwen3_moe": {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "decoder_sparse_step": 1},
+    "qwen3_moe": QWEN3_MOE,
     "phi3": {"pad_token_id": None},
     "olmoe": {"num_experts": 6, "num_experts_per_tok": 2},
 }
-SIZES = {**SMALL, "vocab_size": 96, "hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
 
 
 def run(target: Target) -> Iterator[dict[str, Any]]:
@@ -76,7 +74,7 @@ def check_packed(family: str, target: Target) -> dict[str, Any]:
     # On a CPU, the native step would round what it multiplies, in one process alone.
     options: dict[str, Any] = {"dtype": "float32", "kv_blocks": 64, "max_running": 8, "compile": target.is_gpu}
     with tempfile.TemporaryDirectory() as folder:
-        model = random_model(AutoConfig.for_model(family, **{**SIZES, **SPLIT[family]}))
+        model = random_model(AutoConfig.for_model(family, **{**SIZES, "vocab_size": 96, **SPLIT[family]}))
         write_checkpoint(Path(folder), model, Packing("awq"))
         byte_tokenizer().save_pretrained(folder)
         for number in (1, 2):

@@ -19,7 +19,6 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.step import Step
-from oaiserve.errors import StartupError
 from oaiserve.facts.record import HostPart, StepKind, StepRecord
 from tools.bench.floor import DecoderShape, step_work, work
 from tools.engine_load import complete, figures, percentile, random_prompts, random_step
@@ -52,7 +51,7 @@ def run(target: Target, model: str) -> Iterator[dict[str, Any]]:
             yield {"decode": decode}
     del engine
 
-    yield {"prefill": prefill(loaded, target, "auto")}
+    yield {"prefill": prefill(loaded, target)}
     release()
 
     sequences, prompt = (4, 16) if target.quick else (64, CHUNK)
@@ -69,13 +68,6 @@ def run(target: Target, model: str) -> Iterator[dict[str, Any]]:
         for name, lengths in steps.items()
     }
     yield {"parts": {"has_graphs": runner.has_graphs, **profiles}}
-    del runner
-    if target.is_gpu:
-        release()
-        try:
-            yield {"prefill_varlen": prefill(loaded, target, "varlen")}
-        except StartupError as error:  # this device or this torch does not have varlen attention
-            yield {"prefill_varlen": {"problem": str(error)}}
 
 
 def measure_decodes(engine: Engine, prompts: Sequence[list[int]], num_tokens: int, repeats: int) -> dict[str, Any]:
@@ -114,10 +106,10 @@ def step_figures(records: Sequence[StepRecord], batch: int) -> dict[str, Any]:
     }
 
 
-def prefill(loaded: LoadedModel, target: Target, attention: str) -> dict[str, Any]:
+def prefill(loaded: LoadedModel, target: Target) -> dict[str, Any]:
     chunk, length, count = (16, 64, 2) if target.quick else (CHUNK, PROMPT, 3)
     settings: dict[str, Any] = {"max_running": 16, "max_step_tokens": chunk, "prefix_cache": False, "cuda_graph": False}
-    with running_engine(loaded, kv_blocks=blocks_for(count, length + 1), attention=attention, **settings) as engine:
+    with running_engine(loaded, kv_blocks=blocks_for(count, length + 1), **settings) as engine:
         complete(engine, random_prompts(1, length, loaded.vocab_size), 1)
         engine.take_steps()
         complete(engine, random_prompts(count, length, loaded.vocab_size, seed=1), 1)

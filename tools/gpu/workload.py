@@ -19,10 +19,14 @@ from oaiserve.engine.start.started import Started, assemble
 from oaiserve.engine.start.ways.expanded import start_on_cpu
 from oaiserve.engine.start.ways.gpu import start_on_gpu
 from oaiserve.engine.text.tokenizer import Tokenizer
-from tests.models.decoders import byte_tokenizer, random_model, real_shape
+from tests.models.decoders import SMALL, byte_tokenizer, random_model, real_shape
 from tools.gpu.sections import Target
 
 BLOCK_SIZE = 16
+# Small models with packed weights, and what they are asked.
+SIZES = {**SMALL, "hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
+QWEN3_MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "decoder_sparse_step": 1}
+PROMPTS = [[5, 9, 3, 17], list(range(20, 51)), [90], [7] * 12, [11, 40, 11, 40, 11]]
 
 
 def load(name: str, target: Target, dtype: torch.dtype = torch.bfloat16) -> LoadedModel:
