@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
@@ -41,12 +40,6 @@ def _no_settings_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def served() -> Served:
     return Served()
-
-
-@pytest.fixture
-def busy_port() -> Iterator[int]:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield server.getsockname()[1]
 
 
 def serve(served: Served, *flags: str, model: str = "demo") -> Config:
@@ -324,9 +317,11 @@ def test_a_model_may_be_demo_a_hub_id_or_a_folder(
     assert serve(served, model=model).model == model
 
 
-def test_a_busy_port_is_refused_before_the_model_loads(capsys: pytest.CaptureFixture[str], busy_port: int) -> None:
-    sentence = refusal(capsys, "serve", "demo", "--port", str(busy_port))
-    assert f"Cannot listen on 127.0.0.1 port {busy_port}: Address already in use." in sentence
+def test_a_busy_port_is_refused_before_the_model_loads(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        sentence = refusal(capsys, "serve", "demo", "--port", str(port))
+    assert f"Cannot listen on 127.0.0.1 port {port}: Address already in use." in sentence
 
 
 def test_clients_cannot_connect_while_the_model_loads() -> None:

@@ -1,5 +1,6 @@
 from dataclasses import FrozenInstanceError
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -41,112 +42,108 @@ def test_api_keys_stay_out_of_the_repr() -> None:
     assert "secret" not in repr(Config("demo", ServerOptions(api_key=("secret",))))
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"host": ""}, "--host is empty, but must be an address or a name."),
-        ({"port": 65536}, "--port is 65536, but must be between 0 and 65535."),
-        ({"port": -1}, "--port is -1"),
-        ({"response_store_number": -1}, "--response-store-number is -1"),
-        ({"response_store_bytes": Bytes(0)}, "--response-store-bytes is 0"),
-        ({"response_store_seconds": 0}, "--response-store-seconds is 0"),
-        ({"tls_key": Path("key.pem")}, "--tls-certificate is missing."),
-        ({"tls_certificate": Path("cert.pem")}, "--tls-key is missing."),
-        ({"api_key": ("",)}, "--api-key is not usable"),
-        ({"api_key": ("two words",)}, "--api-key is not usable"),
-        ({"guard_all": True}, "--guard-all needs an --api-key or an --api-key-file"),
-        ({"cors_origin": ("app.example.com",)}, "--cors-origin is 'app.example.com'"),
-        ({"cors_origin": ("https://app.example.com/",)}, "without a path"),
-        ({"allowed_host": ("",)}, "--allowed-host is ''"),
-        (
-            {"allowed_host": ("llm.example.com:8000",)},
-            "--allowed-host is 'llm.example.com:8000', but must be a host name",
-        ),
-        ({"allowed_host": ("a", "http://llm.example.com")}, "--allowed-host is 'http://llm.example.com'"),
-        ({"allowed_host": ("*",)}, "--allowed-host is '*'"),
-        ({"body_limit": Bytes(0)}, "--body-limit is 0"),
-        ({"served_model_name": ""}, "--served-model-name is empty"),
-        ({"drain_timeout_seconds": -1}, "--drain-timeout-seconds is -1, but must be at least 0."),
-        ({"write_timeout_seconds": -1.0}, "--write-timeout-seconds is -1.0, but must be at least 0"),
-        ({"write_timeout_seconds": float("nan")}, "--write-timeout-seconds is nan"),
-        ({"header_timeout_seconds": 0}, "--header-timeout-seconds is 0, but must be above 0"),
-        ({"idle_timeout_seconds": float("inf")}, "--idle-timeout-seconds is inf, but must be above 0, and finite."),
-        ({"max_connections": 0}, "--max-connections is 0, but must be at least 1."),
-        ({"max_connections_per_address": -1}, "--max-connections-per-address is -1, but must be at least 0."),
-        ({"stream_interval": 0}, "--stream-interval is 0, but must be at least 1."),
-        ({"log_level": "loud"}, "--log-level is 'loud', but must be one of debug, info, warning, error."),
-        ({"log_format": "xml"}, "--log-format is 'xml'"),
-    ],
-)
-def test_a_wrong_server_option_is_named_with_its_value(wrong: dict, message: str) -> None:
-    with pytest.raises(OptionError) as error:
-        ServerOptions(**wrong)
-    assert message in str(error.value)
+WRONG_OF_SERVER: list[tuple[dict[str, Any], str]] = [
+    ({"host": ""}, "--host is empty, but must be an address or a name."),
+    ({"port": 65536}, "--port is 65536, but must be between 0 and 65535."),
+    ({"port": -1}, "--port is -1"),
+    ({"response_store_number": -1}, "--response-store-number is -1"),
+    ({"response_store_bytes": Bytes(0)}, "--response-store-bytes is 0"),
+    ({"response_store_seconds": 0}, "--response-store-seconds is 0"),
+    ({"tls_key": Path("key.pem")}, "--tls-certificate is missing."),
+    ({"tls_certificate": Path("cert.pem")}, "--tls-key is missing."),
+    ({"api_key": ("",)}, "--api-key is not usable"),
+    ({"api_key": ("two words",)}, "--api-key is not usable"),
+    ({"guard_all": True}, "--guard-all needs an --api-key or an --api-key-file"),
+    ({"cors_origin": ("app.example.com",)}, "--cors-origin is 'app.example.com'"),
+    ({"cors_origin": ("https://app.example.com/",)}, "without a path"),
+    ({"allowed_host": ("",)}, "--allowed-host is ''"),
+    (
+        {"allowed_host": ("llm.example.com:8000",)},
+        "--allowed-host is 'llm.example.com:8000', but must be a host name",
+    ),
+    ({"allowed_host": ("a", "http://llm.example.com")}, "--allowed-host is 'http://llm.example.com'"),
+    ({"allowed_host": ("*",)}, "--allowed-host is '*'"),
+    ({"body_limit": Bytes(0)}, "--body-limit is 0"),
+    ({"served_model_name": ""}, "--served-model-name is empty"),
+    ({"drain_timeout_seconds": -1}, "--drain-timeout-seconds is -1, but must be at least 0."),
+    ({"write_timeout_seconds": -1.0}, "--write-timeout-seconds is -1.0, but must be at least 0"),
+    ({"write_timeout_seconds": float("nan")}, "--write-timeout-seconds is nan"),
+    ({"header_timeout_seconds": 0}, "--header-timeout-seconds is 0, but must be above 0"),
+    ({"idle_timeout_seconds": float("inf")}, "--idle-timeout-seconds is inf, but must be above 0, and finite."),
+    ({"max_connections": 0}, "--max-connections is 0, but must be at least 1."),
+    ({"max_connections_per_address": -1}, "--max-connections-per-address is -1, but must be at least 0."),
+    ({"stream_interval": 0}, "--stream-interval is 0, but must be at least 1."),
+    ({"log_level": "loud"}, "--log-level is 'loud', but must be one of debug, info, warning, error."),
+    ({"log_format": "xml"}, "--log-format is 'xml'"),
+]
+WRONG_OF_ENGINE: list[tuple[dict[str, Any], str]] = [
+    ({"device": "tpu"}, "--device is 'tpu', but must be one of auto, cpu, cuda."),
+    ({"dtype": "int8"}, "--dtype is 'int8'"),
+    ({"tensor_parallel": 0}, "--tensor-parallel is 0, but must be at least 1."),
+    ({"lora": ("sql",)}, "--lora is 'sql', but must be NAME=FOLDER."),
+    ({"lora": ("=here",)}, "--lora is '=here', but must be NAME=FOLDER."),
+    ({"lora": ("a=x", "a=y")}, "--lora has the same name twice."),
+    ({"lora": ("a=x",), "tensor_parallel": 2}, "--lora and --tensor-parallel 2 do not go together"),
+    ({"lora_dir": Path("x"), "tensor_parallel": 2}, "--lora-dir and --tensor-parallel 2 do not go together"),
+    ({"tensor_parallel": 2, "quantize": "int8"}, "--quantize int8 and --tensor-parallel 2 do not go together"),
+    ({"kv_cache_dtype": "fp4"}, "--kv-cache-dtype is 'fp4', but must be one of auto, int8, fp8."),
+    (
+        {"kv_cache_dtype": "int8", "device": "cuda"},
+        "--kv-cache-dtype int8 and --device cuda do not go together: only the native step of a CPU has such a",
+    ),
+    ({"kv_cache_dtype": "int8", "compile": False}, "--kv-cache-dtype int8 and --no-compile do not go together"),
+    ({"kv_cache_dtype": "int8", "tensor_parallel": 2}, "--kv-cache-dtype int8 and --tensor-parallel 2 do not go"),
+    (
+        {"quantize": "int4", "device": "cuda"},
+        "--quantize int4 and --device cuda do not go together: it is for a CPU",
+    ),
+    ({"quantize": "int4", "dtype": "float16"}, "--quantize int4 and --dtype float16 do not go together"),
+    ({"quantize": "int4", "draft_model": "m"}, "--quantize int4 and --draft-model do not go together"),
+    ({"quantize": "int4", "compile": False}, "--quantize int4 needs --compile"),
+    (
+        {"native_build": True, "compile": False},
+        "--native-build needs --compile: without it there is no native code.",
+    ),
+    ({"draft_model": "m", "drafts": "off"}, "--draft-model m and --drafts off do not go together: its guesses are"),
+    ({"draft_model": "m", "device": "cuda"}, "--draft-model m and --device cuda do not go together"),
+    ({"draft_model": "m", "compile": False}, "--draft-model m and --no-compile do not go together"),
+    ({"draft_model": "m", "tensor_parallel": 2}, "--draft-model m and --tensor-parallel 2 do not go together"),
+    ({"draft_model": "m", "task": "embed"}, "--draft-model m and --task embed do not go together"),
+    ({"max_model_len": 0}, "--max-model-len is 0, but must be at least 1."),
+    ({"block_size": 0}, "--block-size is 0"),
+    ({"kv_blocks": 0}, "--kv-blocks is 0"),
+    ({"gpu_memory_utilization": 0}, "--gpu-memory-utilization is 0, but must be above 0 and at most 1."),
+    ({"gpu_memory_utilization": 1.1}, "--gpu-memory-utilization is 1.1"),
+    ({"gpu_memory_utilization": float("nan")}, "--gpu-memory-utilization is nan"),
+    ({"kv_cache_memory": Bytes(0)}, "--kv-cache-memory is 0"),
+    ({"kv_blocks": 8, "kv_cache_memory": Bytes("1GiB")}, "Set only one."),
+    ({"max_running": 0}, "--max-running is 0"),
+    ({"max_step_tokens": 0}, "--max-step-tokens is 0"),
+    ({"max_waiting": -1}, "--max-waiting is -1, but must be at least 0."),
+    ({"tokenize_workers": -1}, "--tokenize-workers is -1"),
+]
+WRONG_OF_TELEMETRY: list[tuple[dict[str, Any], str]] = [
+    ({"recent_requests": -1}, "--recent-requests is -1, but must be at least 0."),
+    ({"trace_prompt_characters": -1}, "--trace-prompt-characters is -1, but must be at least 0."),
+    *(
+        ({"trace_step_share": share}, f"--trace-step-share is {share}, but must be between 0 and 1.")
+        for share in (-0.1, 1.5, float("nan"))
+    ),
+]
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("options", "wrong", "message"),
     [
-        ({"device": "tpu"}, "--device is 'tpu', but must be one of auto, cpu, cuda."),
-        ({"dtype": "int8"}, "--dtype is 'int8'"),
-        ({"tensor_parallel": 0}, "--tensor-parallel is 0, but must be at least 1."),
-        ({"lora": ("sql",)}, "--lora is 'sql', but must be NAME=FOLDER."),
-        ({"lora": ("=here",)}, "--lora is '=here', but must be NAME=FOLDER."),
-        ({"lora": ("a=x", "a=y")}, "--lora has the same name twice."),
-        ({"lora": ("a=x",), "tensor_parallel": 2}, "--lora and --tensor-parallel 2 do not go together"),
-        ({"lora_dir": Path("x"), "tensor_parallel": 2}, "--lora-dir and --tensor-parallel 2 do not go together"),
-        ({"tensor_parallel": 2, "quantize": "int8"}, "--quantize int8 and --tensor-parallel 2 do not go together"),
-        ({"kv_cache_dtype": "fp4"}, "--kv-cache-dtype is 'fp4', but must be one of auto, int8, fp8."),
-        (
-            {"kv_cache_dtype": "int8", "device": "cuda"},
-            "--kv-cache-dtype int8 and --device cuda do not go together: only the native step of a CPU has such a",
-        ),
-        ({"kv_cache_dtype": "int8", "compile": False}, "--kv-cache-dtype int8 and --no-compile do not go together"),
-        ({"kv_cache_dtype": "int8", "tensor_parallel": 2}, "--kv-cache-dtype int8 and --tensor-parallel 2 do not go"),
-        (
-            {"quantize": "int4", "device": "cuda"},
-            "--quantize int4 and --device cuda do not go together: it is for a CPU",
-        ),
-        ({"quantize": "int4", "dtype": "float16"}, "--quantize int4 and --dtype float16 do not go together"),
-        ({"quantize": "int4", "draft_model": "m"}, "--quantize int4 and --draft-model do not go together"),
-        ({"quantize": "int4", "compile": False}, "--quantize int4 needs --compile"),
-        (
-            {"native_build": True, "compile": False},
-            "--native-build needs --compile: without it there is no native code.",
-        ),
-        ({"draft_model": "m", "drafts": "off"}, "--draft-model m and --drafts off do not go together: its guesses are"),
-        ({"draft_model": "m", "device": "cuda"}, "--draft-model m and --device cuda do not go together"),
-        ({"draft_model": "m", "compile": False}, "--draft-model m and --no-compile do not go together"),
-        ({"draft_model": "m", "tensor_parallel": 2}, "--draft-model m and --tensor-parallel 2 do not go together"),
-        ({"draft_model": "m", "task": "embed"}, "--draft-model m and --task embed do not go together"),
-        ({"max_model_len": 0}, "--max-model-len is 0, but must be at least 1."),
-        ({"block_size": 0}, "--block-size is 0"),
-        ({"kv_blocks": 0}, "--kv-blocks is 0"),
-        ({"gpu_memory_utilization": 0}, "--gpu-memory-utilization is 0, but must be above 0 and at most 1."),
-        ({"gpu_memory_utilization": 1.1}, "--gpu-memory-utilization is 1.1"),
-        ({"gpu_memory_utilization": float("nan")}, "--gpu-memory-utilization is nan"),
-        ({"kv_cache_memory": Bytes(0)}, "--kv-cache-memory is 0"),
-        ({"kv_blocks": 8, "kv_cache_memory": Bytes("1GiB")}, "Set only one."),
-        ({"max_running": 0}, "--max-running is 0"),
-        ({"max_step_tokens": 0}, "--max-step-tokens is 0"),
-        ({"max_waiting": -1}, "--max-waiting is -1, but must be at least 0."),
-        ({"tokenize_workers": -1}, "--tokenize-workers is -1"),
+        *((ServerOptions, *row) for row in WRONG_OF_SERVER),
+        *((EngineOptions, *row) for row in WRONG_OF_ENGINE),
+        *((TelemetryOptions, *row) for row in WRONG_OF_TELEMETRY),
     ],
 )
-def test_a_wrong_engine_option_is_named_with_its_value(wrong: dict, message: str) -> None:
+def test_a_wrong_option_is_named_with_its_value(options: type, wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError) as error:
-        EngineOptions(**wrong)
+        options(**wrong)
     assert message in str(error.value)
-
-
-def test_a_wrong_telemetry_option_is_named_with_its_value() -> None:
-    with pytest.raises(OptionError, match="--recent-requests is -1, but must be at least 0."):
-        TelemetryOptions(recent_requests=-1)
-    with pytest.raises(OptionError, match="--trace-prompt-characters is -1, but must be at least 0."):
-        TelemetryOptions(trace_prompt_characters=-1)
-    for share in (-0.1, 1.5, float("nan")):
-        with pytest.raises(OptionError, match="--trace-step-share is .*, but must be between 0 and 1."):
-            TelemetryOptions(trace_step_share=share)
 
 
 @pytest.mark.parametrize("origin", ["*", "https://app.example.com", "http://localhost:3000", "app://obsidian.md"])

@@ -7,22 +7,22 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import jsonschema
 import pytest
 import yaml
 from check_jsonschema.builtin_schemas import get_builtin_schema
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
 
 from oaiserve.app import TELEMETRY_CLOSE_SECONDS
 from oaiserve.config import ServerOptions
 from oaiserve.http.server import CUT_SECONDS
 from tests.deploy.paths import DEPLOY, ROOT
+from tests.routes.conftest import RunningServer
 from tools.server_process import free_port
 
 FOLDER = DEPLOY / "compose"
@@ -125,32 +125,6 @@ def test_the_environment_has_only_settings_of_the_server() -> None:
     assert {name.lower() for name in settings} <= set(ServerOptions.__dataclass_fields__)
 
 
-class Answering(BaseHTTPRequestHandler):
-    status = 200
-
-    def do_GET(self) -> None:
-        self.send_response(self.status if self.path == "/ready" else 404)
-        self.end_headers()
-
-    def log_message(self, *args: object) -> None:
-        pass
-
-
-@contextmanager
-def answering(status: int) -> Iterator[int]:
-    """Run a server whose /ready answers with this status, and yield its port."""
-    handler = type("Handler", (Answering,), {"status": status})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
-        yield server.server_port
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
 def health_of(port: int) -> int:
     """Run the command of the HEALTHCHECK against this port, and return its exit status."""
     command: list[Any] = json.loads(re.findall(r"^HEALTHCHECK .*\\\n +CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)[0])
@@ -162,8 +136,9 @@ def health_of(port: int) -> int:
 
 @pytest.mark.parametrize(("status", "exit_status"), [(200, 0), (503, 1)])
 def test_the_health_check_requests_ready(status: int, exit_status: int) -> None:
-    with answering(status) as port:
-        assert health_of(port) == exit_status
+    app = Starlette(routes=[Route("/ready", lambda request: Response(status_code=status))])
+    with RunningServer(app, ServerOptions(drain_timeout_seconds=0)) as server:
+        assert health_of(server.port) == exit_status
 
 
 def test_the_health_check_fails_if_nothing_listens() -> None:

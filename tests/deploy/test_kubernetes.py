@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import kubernetes_validate
 import pytest
@@ -20,23 +19,7 @@ from oaiserve.config import Config, ServerOptions
 from oaiserve.http.server import CUT_SECONDS
 from oaiserve.telemetry import names, vllm_names
 from tests.deploy import promql
-from tests.deploy.paths import DEPLOY
-
-FOLDER = DEPLOY / "kubernetes"
-KUBERNETES = "1.37.0"
-NOT_MANIFESTS = {"kustomization.yaml", "prometheus-adapter.yaml"}
-
-
-def manifest(name: str) -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load((FOLDER / name).read_text())
-    return loaded
-
-
-MANIFESTS = {file.name: manifest(file.name) for file in sorted(FOLDER.glob("*.yaml")) if file.name not in NOT_MANIFESTS}
-CUSTOM = {"servicemonitor.yaml", "prometheusrule.yaml", "inferencepool.yaml"}
-DEPLOYMENT = MANIFESTS["deployment.yaml"]
-POD = DEPLOYMENT["spec"]["template"]
-(CONTAINER,) = POD["spec"]["containers"]
+from tests.deploy.manifests import CONTAINER, CUSTOM, DEPLOYMENT, FOLDER, KUBERNETES, MANIFESTS, POD, manifest
 
 
 @pytest.mark.parametrize("name", sorted(set(MANIFESTS) - CUSTOM))

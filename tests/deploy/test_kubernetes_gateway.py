@@ -10,11 +10,11 @@ import yaml
 
 from oaiserve.config import RouteOptions
 from oaiserve.scale.gateway.app import create_gateway
+from tests.deploy.manifests import CONTAINER as SERVER
+from tests.deploy.manifests import KUBERNETES
+from tests.deploy.manifests import MANIFESTS as SERVERS
+from tests.deploy.manifests import POD as SERVER_POD
 from tests.deploy.paths import DEPLOY
-from tests.deploy.test_kubernetes import CONTAINER as SERVER
-from tests.deploy.test_kubernetes import KUBERNETES
-from tests.deploy.test_kubernetes import MANIFESTS as SERVERS
-from tests.deploy.test_kubernetes import POD as SERVER_POD
 
 FOLDER = DEPLOY / "kubernetes" / "gateway"
 MANIFESTS: dict[str, Any] = {file.name: yaml.safe_load(file.read_text()) for file in sorted(FOLDER.glob("*.yaml"))}

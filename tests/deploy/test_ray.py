@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from oaiserve.scale.on_ray.settings import config_of
+from tests.deploy.manifests import KUBERNETES
 from tests.deploy.paths import DEPLOY
-from tests.deploy.test_kubernetes import KUBERNETES
 
 FOLDER = DEPLOY / "ray"
 SERVE: dict[str, Any] = yaml.safe_load((FOLDER / "serve.yaml").read_text())

@@ -152,13 +152,6 @@ def before_its_first_token(harness: Harness, **fields: Any) -> None:
     harness.disconnect(client)
 
 
-def between_two_tokens(harness: Harness, **fields: Any) -> None:
-    client = send_request(harness.url, prompt="victim", **fields)
-    harness.run_until_in_step("victim")
-    harness.run_steps(3)
-    harness.disconnect(client)
-
-
 def with_its_tokens_unread(harness: Harness, **fields: Any) -> None:
     """Disconnect when more tokens are ready than the buffers hold, and the engine still decodes."""
     client = send_request(harness.url, prompt="victim", logprobs=1, **fields)
@@ -186,7 +179,6 @@ MOMENTS = [
     (while_it_is_queued, "queue"),
     (while_its_prompt_is_computed, "prefill"),
     (before_its_first_token, "decode"),  # the abort takes effect after the step, which is not interrupted
-    (between_two_tokens, "decode"),
     (with_its_tokens_unread, "decode"),
     (with_its_answer_unread, "respond"),
 ]

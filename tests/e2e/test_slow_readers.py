@@ -29,6 +29,7 @@ from tests.e2e.raw_client import SMALL_BUFFER_BYTES, send_request
 from tests.engine.doubles import TIMEOUT_SECONDS, ScriptedRunner, make_engine
 from tests.routes.conftest import RunningServer, running_server
 from tests.routes.doubles import FakeTelemetry
+from tests.waiting import wait_until
 
 NUM_TOKENS = 8000  # with logprobs far more than the buffers hold, although ready tokens share an event
 WRITE_TIMEOUT_SECONDS = 0.05
@@ -188,8 +189,7 @@ def test_a_client_that_leaves_the_end_unread_is_disconnected() -> None:
     """The request has ended for the routes, but its last bytes wait in the connection."""
     with serve(write_timeout_seconds=WRITE_TIMEOUT_SECONDS) as served, served.send(max_tokens=2000) as client:
         assert served.telemetry.next_record().outcome is Outcome.FINISHED
-        while served.server.server_state.connections:
-            time.sleep(0.001)
+        wait_until(lambda: not served.server.server_state.connections)
         with pytest.raises(CUT):
             body_of(client)
 

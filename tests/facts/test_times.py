@@ -1,34 +1,10 @@
-"""The phases of a request are contiguous, wherever the request ended."""
+"""The phases of a request, where it ended early or has not ended. `tests/routes/test_tiling.py` has all others."""
 
 from __future__ import annotations
 
-from itertools import accumulate, pairwise
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from oaiserve.facts.times import PHASES, STAMPS, RequestTimes
-
-
-@st.composite
-def ended_times(draw: st.DrawFn) -> RequestTimes:
-    """Draw the stamps of a request that ended in any phase, with phases of any length from 0 on."""
-    num_phases = draw(st.integers(1, len(PHASES)))
-    gaps = draw(st.lists(st.integers(0, 10**15), min_size=num_phases + 1, max_size=num_phases + 1))
-    *reached, responded = accumulate(gaps)
-    return RequestTimes(**dict(zip(STAMPS, reached, strict=False)), responded=responded)
-
-
-@given(ended_times())
-def test_phases_are_contiguous_in_order_and_add_up_to_the_duration_exactly(times: RequestTimes) -> None:
-    phases = times.phases()
-    assert [phase.name for phase in phases] == list(PHASES[: len(phases)])
-    assert all(left.end_ns == right.start_ns for left, right in pairwise(phases))
-    assert (phases[0].start_ns, phases[-1].end_ns) == (times.received, times.responded)
-    assert sum(phase.duration_ns for phase in phases) == times.duration_ns
-    before_first = None if times.first_token is None else sum(phase.duration_ns for phase in phases[:5])
-    assert times.time_to_first_token_ns == before_first
+from oaiserve.facts.times import RequestTimes
 
 
 def test_a_request_that_ended_early_ends_the_phase_it_was_in() -> None:

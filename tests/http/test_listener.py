@@ -6,7 +6,6 @@ import shutil
 import socket
 import ssl
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -19,6 +18,7 @@ from oaiserve.http.connections import Refusal
 from tests.engine.doubles import TIMEOUT_SECONDS
 from tests.routes.conftest import RunningServer, running_server
 from tests.routes.doubles import FakeEngine, FakeTelemetry
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 
@@ -51,24 +51,17 @@ def ask(address: tuple[str, int]) -> bytes:
         return tls.recv(12)
 
 
-def wait_until_open(running: RunningServer, number: int) -> None:
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while running.connections.num_open != number:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 def test_a_handshake_that_does_not_come_counts_and_ends(server: tuple[tuple[str, int], RunningServer]) -> None:
     address, running = server
     with (
         socket.create_connection(address, TIMEOUT_SECONDS) as first,
         socket.create_connection(address, TIMEOUT_SECONDS) as second,
     ):
-        wait_until_open(running, 2)
+        wait_until(lambda: running.connections.num_open == 2)
         with socket.create_connection(address, TIMEOUT_SECONDS) as refused:
             assert refused.recv(1) == b""  # without a handshake it could not read an answer
         assert first.recv(1) == second.recv(1) == b""
-    wait_until_open(running, 0)
+    wait_until(lambda: running.connections.num_open == 0)
     assert (running.connections.refused[Refusal.ALL], running.connections.refused[Refusal.HANDSHAKE]) == (1, 2)
     assert ask(address) == b"HTTP/1.1 200"
 
@@ -81,5 +74,5 @@ def test_a_broken_handshake_leaves_nothing_open(server: tuple[tuple[str, int], R
             while client.recv(1024):
                 pass
     assert ask(address) == b"HTTP/1.1 200"
-    wait_until_open(running, 0)
+    wait_until(lambda: running.connections.num_open == 0)
     assert running.connections.refused[Refusal.HANDSHAKE] == 5

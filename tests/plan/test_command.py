@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from oaiserve.cli import main
-from tests.plan.test_recorded import COST, row, written
+from tests.plan.recordings import COST, row, written
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from tests.routes.asking import refused
 from tests.routes.conftest import Served
 from tests.routes.doubles import fails, pools
 
+EMBEDDINGS = "/v1/embeddings"
 VECTORS = [[3.0, 0.0, 4.0, 0.0], [1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 2.0]]
 UNITS = [[0.6, 0.0, 0.8, 0.0], [0.5, 0.5, 0.5, 0.5], [0.0, 0.0, 0.0, 1.0]]
 
@@ -28,16 +29,9 @@ def embedder(served: Served) -> Served:
 
 
 def embed(served: Served, given: object, **body: Any) -> Any:
-    response = served.post("/v1/embeddings", input=given, **body)
+    response = served.post(EMBEDDINGS, input=given, **body)
     assert response.status_code == 200, response.text
     return response.json()
-
-
-def refusal(served: Served, **body: Any) -> tuple[str, str | None]:
-    response = served.post("/v1/embeddings", **body)
-    assert response.status_code == 400, response.text
-    error = response.json()["error"]
-    return error["message"], error["param"]
 
 
 def vectors_of(answer: Any) -> list[list[float]]:
@@ -94,22 +88,20 @@ def test_a_model_that_was_trained_for_it_gives_shorter_vectors_of_length_1(embed
     embedder.engine.pooling = Pooling("embed", 4, dimensions=())
     assert vectors_of(embed(embedder, "a", dimensions=2)) == [[1.0, 0.0]]
     assert vectors_of(embed(embedder, "a", dimensions=4)) == [pytest.approx(UNITS[0])]
-    assert refusal(embedder, input="a", dimensions=5)[1] == "dimensions"
+    refused(embedder.post(EMBEDDINGS, input="a", dimensions=5), "dimensions")
     embedder.engine.pooling = Pooling("embed", 4, dimensions=(2, 3))
-    assert "one of 2, 3" in refusal(embedder, input="a", dimensions=1)[0]
+    refused(embedder.post(EMBEDDINGS, input="a", dimensions=1), "dimensions", "one of 2, 3")
 
 
 def test_a_model_that_was_not_trained_for_it_has_one_size(embedder: Served) -> None:
     assert vectors_of(embed(embedder, "a", dimensions=4)) == [pytest.approx(UNITS[0])]
-    message, param = refusal(embedder, input="a", dimensions=2)
-    assert param == "dimensions"
-    assert "4 numbers" in message
+    refused(embedder.post(EMBEDDINGS, input="a", dimensions=2), "dimensions", "4 numbers")
 
 
 @pytest.mark.parametrize("dimensions", [0, -1, 1.5, True, "2"])
 def test_dimensions_are_a_number_of_dimensions(embedder: Served, dimensions: object) -> None:
     embedder.engine.pooling = Pooling("embed", 4, dimensions=())
-    assert refusal(embedder, input="a", dimensions=dimensions)[1] == "dimensions"
+    refused(embedder.post(EMBEDDINGS, input="a", dimensions=dimensions), "dimensions")
 
 
 def test_prompts_of_the_model_go_before_texts_and_not_before_ids(embedder: Served) -> None:
@@ -117,9 +109,7 @@ def test_prompts_of_the_model_go_before_texts_and_not_before_ids(embedder: Serve
     embed(embedder, [5], prompt_name="query")
     assert embedder.engine.submitted.get().prompts == (TextPrompt("Q: a", param="input"),)
     assert embedder.engine.submitted.get().prompts == (TokenPrompt([5], "input"),)
-    message, param = refusal(embedder, input="a", prompt_name="passage")
-    assert param == "prompt_name"
-    assert "'query', 'document'" in message
+    refused(embedder.post(EMBEDDINGS, input="a", prompt_name="passage"), "prompt_name", "'query', 'document'")
 
 
 def test_the_default_prompt_is_used_unless_another_one_is_named(embedder: Served) -> None:
@@ -141,7 +131,7 @@ def test_texts_can_be_cut(embedder: Served) -> None:
         TokenPrompt([5, 6], "input"),
     ]
     for number in (0, -2, 4097):
-        assert refusal(embedder, input="a", truncate_prompt_tokens=number)[1] == "truncate_prompt_tokens"
+        refused(embedder.post(EMBEDDINGS, input="a", truncate_prompt_tokens=number), "truncate_prompt_tokens")
 
 
 @pytest.mark.parametrize(
@@ -153,17 +143,16 @@ def test_texts_can_be_cut(embedder: Served) -> None:
     ],
 )
 def test_input_that_is_no_text_is_refused(embedder: Served, given: object) -> None:
-    message, param = refusal(embedder, input=given)
-    assert param == "input", message
+    refused(embedder.post(EMBEDDINGS, input=given), "input")
 
 
 def test_a_missing_input_is_named(embedder: Served) -> None:
-    assert refusal(embedder) == ("Missing required parameter: 'input'.", "input")
+    refused(embedder.post(EMBEDDINGS), "input", "Missing required parameter: 'input'.")
 
 
 @pytest.mark.parametrize("body", [{"encoding_format": "int8"}, {"encoding_format": 5}, {"priority": "high"}])
 def test_other_parameters_are_checked(embedder: Served, body: dict[str, Any]) -> None:
-    assert refusal(embedder, input="a", **body)[1] == next(iter(body))
+    refused(embedder.post(EMBEDDINGS, input="a", **body), next(iter(body)))
 
 
 def test_the_record_has_its_own_operation_and_no_tokens_generated(embedder: Served) -> None:
@@ -178,9 +167,9 @@ def test_the_record_has_its_own_operation_and_no_tokens_generated(embedder: Serv
 
 def test_errors_of_the_engine_are_answered(embedder: Served) -> None:
     embedder.engine.script = fails(InternalError("No usable numbers."))
-    assert embedder.post("/v1/embeddings", input="a").status_code == 500
+    assert embedder.post(EMBEDDINGS, input="a").status_code == 500
     embedder.engine.submit_error = Overloaded("Too much.", retry_after_seconds=3)
-    response = embedder.post("/v1/embeddings", input="a")
+    response = embedder.post(EMBEDDINGS, input="a")
     assert (response.status_code, response.headers["retry-after"]) == (429, "3")
 
 

@@ -19,11 +19,6 @@ def test_a_well_formed_id_of_the_client_is_kept(served: Served) -> None:
     assert served.http.get("/health", headers={"x-request-id": "job-7.a_B"}).headers["x-request-id"] == "job-7.a_B"
 
 
-@pytest.mark.parametrize("insane", ["", "a b", "a" * 129, "x;y", "é".encode("latin-1")])
-def test_any_other_id_is_replaced(served: Served, insane: str | bytes) -> None:
-    assert served.http.get("/health", headers={"x-request-id": insane}).headers["x-request-id"].startswith("req-")
-
-
 def test_a_request_id_of_ours_is_also_in_the_id_of_the_answer(served: Served) -> None:
     response = served.complete()
     assert response.headers["x-request-id"].removeprefix("req-") == response.json()["id"].removeprefix("cmpl-")
@@ -34,8 +29,14 @@ def test_several_slashes_count_as_one(served: Served, path: str) -> None:
     assert served.http.get(served.url + path).json()["object"] == "list"
 
 
-@pytest.mark.parametrize("id", [b"a\tb", b"x: y", b"\xe2\x80\xae", b"../../etc", b"%0d%0aset-cookie:a=b", b"a,b"])
-def test_an_id_cannot_carry_anything_into_headers_and_logs(served: Served, id: bytes) -> None:
+@pytest.mark.parametrize(
+    "id",
+    [
+        *(b"", b"a b", b"a" * 129, b"x;y", b"\xe9", b"a\tb", b"x: y", b"\xe2\x80\xae", b"../../etc", b"a,b"),
+        b"%0d%0aset-cookie:a=b",
+    ],
+)
+def test_any_other_id_is_replaced_and_carries_nothing_into_headers_and_logs(served: Served, id: bytes) -> None:
     response = served.http.get("/health", headers={"x-request-id": id})
     assert response.headers["x-request-id"].startswith("req-")
     assert "set-cookie" not in response.headers

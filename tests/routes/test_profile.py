@@ -68,33 +68,24 @@ def profiled(tmp_path: Path) -> Iterator[Profiled]:
         yield Profiled(url, server, engine, threads)
 
 
+@pytest.mark.parametrize(("query", "num_steps", "seconds"), [("?steps=7&seconds=9", 7, 9), ("", 20, 30)])
 def test_the_trace_is_the_answer_and_is_saved_in_the_folder(
-    profiled: Profiled, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    profiled: Profiled, tmp_path: Path, caplog: pytest.LogCaptureFixture, query: str, num_steps: int, seconds: int
 ) -> None:
     caplog.set_level("INFO", "oaiserve.routes.debug")
-    answer = profiled.ask("?steps=7&seconds=9")
-    num_steps, seconds, asked = profiled.asked()
-    assert (num_steps, seconds) == (7, 9)
-    asked.set_result(Profile(Recorded(), 7, 2_000_000_000))
+    answer = profiled.ask(query)
+    *asked_for, asked = profiled.asked()
+    assert asked_for == [num_steps, seconds]
+    asked.set_result(Profile(Recorded(), 3, 2_000_000_000))
     response = answer.result(WAIT_SECONDS)
     assert (response.status_code, response.content) == (200, TRACE)
     assert response.headers["content-type"] == "application/gzip"
-    assert response.headers["x-profile-steps"] == "7"
+    assert response.headers["x-profile-steps"] == "3"
     (file,) = tmp_path.iterdir()
     assert file.read_bytes() == TRACE
-    assert file.name.endswith("-7-of-7-steps.json.gz")
+    assert file.name.endswith(f"-3-of-{num_steps}-steps.json.gz")
     assert response.headers["content-disposition"] == f'attachment; filename="{file.name}"'
-    assert [line.message for line in caplog.records] == [f"A profile of 7 of 7 steps, in 2.000 s: {file}"]
-
-
-def test_a_header_has_the_number_of_steps_that_were_traced(profiled: Profiled, tmp_path: Path) -> None:
-    answer = profiled.ask()
-    num_steps, seconds, asked = profiled.asked()
-    assert (num_steps, seconds) == (20, 30)
-    asked.set_result(Profile(Recorded(), 3, 30_000_000_000))
-    assert answer.result(WAIT_SECONDS).headers["x-profile-steps"] == "3"
-    (file,) = tmp_path.iterdir()
-    assert file.name.endswith("-3-of-20-steps.json.gz")
+    assert [line.message for line in caplog.records] == [f"A profile of 3 of {num_steps} steps, in 2.000 s: {file}"]
 
 
 def test_a_profile_without_a_step_is_an_error_that_says_what_to_do(profiled: Profiled, tmp_path: Path) -> None:

@@ -24,12 +24,6 @@ def test_the_order_is_that_of_the_scores(key: int, seeds: list[int]) -> None:
     assert order(key, np.array(seeds, np.uint64)) == expected
 
 
-@given(key=numbers, names=st.lists(st.sampled_from(NAMES), min_size=2, unique=True))
-def test_what_leaves_changes_nothing_of_the_order_of_the_rest(key: int, names: list[str]) -> None:
-    rest = names[1:]
-    assert ranked(key, rest) == [name for name in ranked(key, names) if name != names[0]]
-
-
 def test_each_replica_is_first_for_its_share_of_keys() -> None:
     first = Counter(ranked(key, NAMES)[0] for key in range(4000))
     assert len(first) == len(NAMES)

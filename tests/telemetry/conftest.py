@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.fact import facts_of
-from oaiserve.facts.record import EngineAccount, EventKind, HostPart, Outcome, RequestEvent, RequestRecord, WaitReason
-from oaiserve.facts.times import STAMPS, RequestTimes
-from oaiserve.facts.trace import TraceContext
+from oaiserve.facts.record import (
+    AccessRefusal,
+    EngineAccount,
+    EventKind,
+    HostPart,
+    Outcome,
+    RequestEvent,
+    RequestRecord,
+    StepKind,
+    StepRecord,
+    WaitReason,
+)
+from oaiserve.telemetry import names
+from oaiserve.telemetry.metrics import Metrics
+from tests.records import record_of
+from tests.telemetry.collector import Collector, running_collector
+from tests.telemetry.pages import metrics_of
 
 MakeRecord = Callable[..., RequestRecord]
 
@@ -29,6 +43,15 @@ def no_otel_variables(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    """Give a collector that the variables name."""
+    with running_collector() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        yield collector
+
+
 @pytest.fixture(scope="session")
 def make_record() -> MakeRecord:
     """Return a function that makes the record of a finished chat with 4 + 5 tokens, with the changes of the test.
@@ -37,24 +60,14 @@ def make_record() -> MakeRecord:
     """
 
     def make(num_stamps: int = 7, **changes: Any) -> RequestRecord:
-        times = RequestTimes(**dict(zip(STAMPS, STAMPS_NS[:num_stamps], strict=False)), responded=RESPONDED_NS)
         fields: dict[str, Any] = {
-            "request_id": "req-1",
-            "trace": TraceContext(trace_id=0xABC, span_id=0xDEF),
-            "times": times,
-            "outcome": Outcome.FINISHED,
-            "operation": "chat",
-            "http_method": "POST",
-            "http_route": "/v1/chat/completions",
-            "http_status": 200,
-            "model": "demo",
             "prompt_tokens": 4,
             "cached_tokens": 2,
             "completion_tokens": 5,
             "finish_reasons": ("stop",),
             "params": {"temperature": 0.5},
         }
-        return RequestRecord(**(fields | changes))
+        return record_of(*STAMPS_NS[:num_stamps], RESPONDED_NS, **(fields | changes))
 
     return make
 
@@ -116,3 +129,20 @@ def snapshot() -> EngineNumbers:
             "num_accepted_model_tokens": 25,
         }
     )
+
+
+@pytest.fixture
+def full(snapshot: EngineNumbers, make_record: MakeRecord) -> Metrics:
+    """Return metrics in which every family has a value."""
+    steps = [StepRecord(StepKind.MIXED, 0, 5_000_000, 0, 1, 7, cost_error=0.03)]
+    metrics = metrics_of(snapshot=lambda: snapshot, take_steps=lambda: [steps.pop()] if steps else [])
+    account = EngineAccount(num_preemptions=1, stalled_ns=250_000_000, grammar_compile_ns=7)
+    account.inter_token_ns.extend([20_000_000, 30_000_001])
+    metrics.observe(make_record(account=account, params={"max_tokens": 9}))
+    metrics.observe(make_record(2, outcome=Outcome.REJECTED, error_type="Overloaded", http_status=429))
+    metrics.count(names.TELEMETRY_ERRORS, "log")
+    metrics.count(names.SPANS, "ended", 9)
+    metrics.count(names.REFUSED_ACCESS, AccessRefusal.UNKNOWN_KEY)
+    metrics.observe_event_loop_lag(0.001)
+    metrics.render(None)  # a page has the render time of earlier pages only
+    return metrics

@@ -1,4 +1,7 @@
-"""For any request, spans, log line, header, timings, recent requests and histograms have the same nanoseconds."""
+"""For any request, spans, log line, header, timings and recent requests have the same nanoseconds.
+
+`test_metrics.py` compares histograms with it.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +11,18 @@ from itertools import pairwise
 from typing import cast
 
 import msgspec
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from oaiserve.engine.request import Finished, Request, Usage
 from oaiserve.engine.streams import LoopStream, RequestEngine
-from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.fact import facts_of
 from oaiserve.facts.record import RequestRecord, ToolCallOutcome
 from oaiserve.facts.times import PHASES
 from oaiserve.routes.exchange import Exchange
-from oaiserve.telemetry import Measured, Telemetry, logs, names
+from oaiserve.telemetry import logs, names
 from oaiserve.telemetry.recent import RecentRequests
-from tests.telemetry.log_lines import json_log
-from tests.telemetry.pages import samples_on
+from tests.telemetry.exported import OFFSET_NS, json_log, spans_of
 from tests.telemetry.records import records
-from tests.telemetry.spans import OFFSET_NS, spans_of
 
 NO_ENGINE = cast(RequestEngine, None)
 
@@ -139,26 +139,3 @@ def test_the_header_and_the_timings_tell_the_same_of_what_is_over(record: Reques
         "trace_id": record.trace.trace_id_hex,
     }
     assert exchange.server_timing() == ", ".join(f"{p.name};dur={p.duration_ns / 1e6:.3f}" for p in over)
-
-
-def sums(telemetry: Telemetry, metric: names.Metric, label: str) -> dict[str, float]:
-    """Return the sums of a histogram by a label, in seconds."""
-    page = samples_on(telemetry.render(None)[0])
-    return {
-        dict(labels).get(label, ""): value for (name, labels), value in page.items() if name == f"{metric.name}_sum"
-    }
-
-
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])  # no test changes the snapshot
-@given(record=records())
-def test_histogram_sums_grow_by_the_nanoseconds_of_the_record(snapshot: EngineNumbers, record: RequestRecord) -> None:
-    telemetry = Telemetry(Measured("demo", "1", lambda: snapshot), recent_requests=1, environ={})
-    telemetry.record(record)
-    assert telemetry.close(5)
-    assert sums(telemetry, names.PHASE_SECONDS, "phase") == {
-        phase.name: phase.duration_ns / 10**9 for phase in record.times.phases()
-    }
-    assert sums(telemetry, names.DURATION_SECONDS, "") == {"": record.times.duration_ns / 10**9}
-    compile_ns = record.account.grammar_compile_ns
-    compiled = {} if compile_ns is None else {record.account.grammar_cache: compile_ns / 10**9}
-    assert sums(telemetry, names.GRAMMAR_COMPILE_SECONDS, "cache") == compiled

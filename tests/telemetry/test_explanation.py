@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from oaiserve.facts.record import Cause, EngineAccount, RequestRecord, WaitReason
-from oaiserve.facts.times import STAMPS, RequestTimes
 from oaiserve.telemetry.explanation import sentences
-
-MS = 1_000_000
-
-
-def record_of(make_record: Any, *stamps_ms: int, request_id: str = "req-1", **changes: Any) -> RequestRecord:
-    times = RequestTimes(**{name: ms * MS for name, ms in zip(STAMPS, stamps_ms, strict=True)})
-    return make_record(request_id=request_id, times=times, **changes)
+from tests.records import MS, record_at
 
 
-def neighbour(make_record: Any, request_id: str, steps: range, alone_ms: int, *, prompt_steps: int) -> RequestRecord:
+def neighbour(request_id: str, steps: range, alone_ms: int, *, prompt_steps: int) -> RequestRecord:
     account = EngineAccount(
         first_step=steps.start,
         num_steps=len(steps),
@@ -25,10 +16,10 @@ def neighbour(make_record: Any, request_id: str, steps: range, alone_ms: int, *,
         decode_causes_ns={Cause.ALONE: alone_ms * MS},
     )
     stamps = (0, 0, 0, 0, 0, alone_ms, 2 * alone_ms, 2 * alone_ms)
-    return record_of(make_record, *stamps, request_id=request_id, account=account, prompt_tokens=1700)
+    return record_at(*stamps, request_id=request_id, account=account, prompt_tokens=1700)
 
 
-def test_a_slow_decode_names_its_neighbours_and_the_one_that_had_most(make_record) -> None:
+def test_a_slow_decode_names_its_neighbours_and_the_one_that_had_most() -> None:
     account = EngineAccount(
         first_step=100,
         num_steps=50,
@@ -43,11 +34,11 @@ def test_a_slow_decode_names_its_neighbours_and_the_one_that_had_most(make_recor
             Cause.UNEXPLAINED: 350 * MS,
         },
     )
-    slow = record_of(make_record, 0, 0, 0, 0, 0, 20, 8000, 8000, account=account)
+    slow = record_at(0, 0, 0, 0, 0, 20, 8000, 8000, account=account)
     others = [
-        neighbour(make_record, "batch-1", range(110, 130), 3000, prompt_steps=19),
-        neighbour(make_record, "small-2", range(90, 120), 100, prompt_steps=1),
-        neighbour(make_record, "before-3", range(90), 9000, prompt_steps=80),
+        neighbour("batch-1", range(110, 130), 3000, prompt_steps=19),
+        neighbour("small-2", range(90, 120), 100, prompt_steps=1),
+        neighbour("before-3", range(90), 9000, prompt_steps=80),
     ]
     assert list(sentences(slow, [slow, *others])) == [
         "decode took 7.98 s; alone it would have taken 2.1 s; 4.9 s came from 2 neighbours (900 ms decodes and 4 s "
@@ -56,24 +47,23 @@ def test_a_slow_decode_names_its_neighbours_and_the_one_that_had_most(make_recor
     ]
 
 
-def test_neighbours_that_still_run_have_no_name(make_record) -> None:
+def test_neighbours_that_still_run_have_no_name() -> None:
     decode_causes_ns = {Cause.ALONE: 50 * MS, Cause.NEIGHBOUR_DECODES: 50 * MS}
     account = EngineAccount(prefill_causes_ns={Cause.ALONE: 10 * MS}, decode_causes_ns=decode_causes_ns)
-    slow = record_of(make_record, 0, 0, 0, 0, 0, 10, 110, 110, account=account)
+    slow = record_at(0, 0, 0, 0, 0, 10, 110, 110, account=account)
     assert list(sentences(slow, [slow])) == [
         "decode took 100 ms; alone it would have taken 50 ms; 50 ms came from neighbours that have not ended (50 ms "
         "decodes)."
     ]
 
 
-def test_a_long_queue_has_its_reasons_and_other_phases_have_none(make_record) -> None:
+def test_a_long_queue_has_its_reasons_and_other_phases_have_none() -> None:
     account = EngineAccount(waits_ns={WaitReason.STEP_UNDER_WAY: 2 * MS, WaitReason.BATCH_FULL: 598 * MS})
-    slow = record_of(make_record, 0, 300, 300, 300, 900, 910, 920, 1000, account=account)
+    slow = record_at(0, 300, 300, 300, 900, 910, 920, 1000, account=account)
     assert list(sentences(slow, [])) == ["queue took 600 ms; 598 ms for batch_full.", "receive took 300 ms."]
 
 
-def test_the_time_after_the_last_step_of_a_request_that_ended_early_is_the_hosts(make_record) -> None:
+def test_the_time_after_the_last_step_of_a_request_that_ended_early_is_the_hosts() -> None:
     account = EngineAccount(prefill_causes_ns={Cause.ALONE: 4 * MS, Cause.HOST: MS})
-    times = RequestTimes(0, 0, 0, 0, scheduled=0, responded=10 * MS)
-    record = make_record(times=times, account=account)
+    record = record_at(0, 0, 0, 0, 0, 10, account=account)
     assert record.causes_ns == {"prefill": {Cause.ALONE: 4 * MS, Cause.HOST: 6 * MS}}

@@ -152,12 +152,6 @@ def test_a_request_is_one_line_with_ids_tokens_and_phases(stream: io.StringIO, m
     assert not {*GRAMMAR, *STEPS, *WAITS, "tool_calls_called", "num_draft_tokens"} & fields.keys()
 
 
-def test_a_request_that_never_decoded_has_no_decode_time(stream: io.StringIO, make_record) -> None:
-    (fields,) = lines_of(stream, make_record(2, outcome=Outcome.CANCELLED, http_status=None))
-    assert "tokenize_wait_ms" in fields
-    assert "decode_ms" not in fields
-
-
 @pytest.mark.parametrize(
     ("changes", "text"),
     [

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from oaiserve.engine.adapters import MOST_ADAPTERS
 from oaiserve.errors import APIError
 from oaiserve.facts.engine_numbers import EngineNumbers
-from oaiserve.facts.record import AccessRefusal, EngineAccount, Outcome, RequestRecord, StepKind, StepRecord, WaitReason
+from oaiserve.facts.record import EngineAccount, RequestRecord, StepKind, StepRecord, WaitReason
 from oaiserve.telemetry import names, observations, vllm_names
 from oaiserve.telemetry.metrics import Metrics
 from oaiserve.telemetry.page import Form
@@ -185,26 +185,6 @@ def test_every_step_is_counted_once(drain: Callable[[Metrics], Any]) -> None:
 
 
 # -- names, labels, formats -------------------------------------------------------------------------------------------
-
-
-def use_everything(metrics: Metrics, record: RequestRecord) -> None:
-    metrics.observe(record)
-    metrics.count(names.TELEMETRY_ERRORS, "log")
-    metrics.count(names.SPANS, "ended", 9)
-    metrics.count(names.REFUSED_ACCESS, AccessRefusal.UNKNOWN_KEY)
-    metrics.observe_event_loop_lag(0.001)
-
-
-@pytest.fixture
-def full(snapshot: EngineNumbers, make_record) -> Metrics:
-    steps = [StepRecord(StepKind.MIXED, 0, 1, 0, 1, 1, cost_error=0.03)]
-    metrics = metrics_of(snapshot=lambda: snapshot, take_steps=lambda: steps)
-    account = EngineAccount(num_preemptions=1, stalled_ns=5, grammar_compile_ns=7)
-    account.inter_token_ns.append(5)
-    use_everything(metrics, make_record(account=account, params={"max_tokens": 9}))
-    use_everything(metrics, make_record(2, outcome=Outcome.REJECTED, error_type="Overloaded", http_status=429))
-    metrics.render(None)  # a page has the render time of earlier pages only
-    return metrics
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -11,7 +11,7 @@ from oaiserve.facts.record import Outcome
 from tests.routes.asking import CHATML, HYBRID, PARAMETERS, ZONE, refused
 from tests.routes.asking import submitted as last_request
 from tests.routes.conftest import Serve, Served
-from tests.routes.responses.asking import LOGPROBS, RESPONSES, STOP, TOOLS, WITH_CALLS, ask
+from tests.routes.responses.asking import LOGPROBS, RESPONSES, STOP, TOOLS, ask
 
 CHAT_TOOLS = [{"type": tool.pop("type"), "function": tool} for tool in map(dict, TOOLS)]
 
@@ -167,15 +167,6 @@ def chosen(choice: Any) -> dict[str, Any]:
     return {"tools": TOOLS, "tool_choice": choice}
 
 
-def test_a_format_of_the_text_leaves_a_forced_call_as_it_is(serve: Serve) -> None:
-    served = serve(**WITH_CALLS)
-    forced = {"tools": TOOLS, "tool_choice": {"type": "function", "name": "stop"}}
-    alone, _ = submitted(served, **forced)
-    beside, _ = submitted(served, **forced, text={"format": {"type": "json_object"}})
-    assert alone.params.grammar is not None
-    assert beside.params.grammar == alone.params.grammar
-
-
 @pytest.mark.parametrize(
     ("body", "param", "words"),
     [
@@ -268,12 +259,3 @@ def test_what_is_wrong_is_named_before_the_answer_begins(
 )
 def test_what_changes_nothing_is_accepted(served: Served, body: dict[str, Any]) -> None:
     assert served.post(RESPONSES, **{"input": "Hi", **body}).status_code == 200
-
-
-def test_another_model_is_not_found(served: Served) -> None:
-    refused(served.post(RESPONSES, input="Hi", model="gpt-9"), "model", status=404, code="model_not_found")
-
-
-def test_calls_cannot_be_forced_where_none_are_read(serve: Serve) -> None:
-    served = serve(template=CHATML, tool_call_parser="none")
-    refused(served.post(RESPONSES, input="Hi", tools=TOOLS, tool_choice="required"), "tool_choice")

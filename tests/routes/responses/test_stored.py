@@ -16,7 +16,7 @@ from oaiserve.config import Config, ServerOptions
 from oaiserve.engine.request import ChatPrompt
 from oaiserve.errors import Unavailable
 from oaiserve.facts.record import Outcome
-from tests.routes.asking import CALL, HYBRID, ZONE
+from tests.routes.asking import CALL, HYBRID, ZONE, refused
 from tests.routes.conftest import Serve, Served, run_server, serving
 from tests.routes.doubles import FakeEngine, FakeTelemetry, says
 from tests.routes.responses.asking import RESPONSES, TOOLS, ask, events_of, streamed
@@ -27,12 +27,6 @@ def messages_of(served: Served) -> list[Mapping[str, Any]]:
     (prompt,) = served.engine.submitted.queue[-1].prompts
     assert isinstance(prompt, ChatPrompt)
     return list(prompt.messages)
-
-
-def refused(response: httpx.Response, param: str | None, status: int = 400, code: str | None = None) -> str:
-    error = response.json()["error"]
-    assert (response.status_code, error["param"], error["code"]) == (status, param, code), response.text
-    return str(error["message"])
 
 
 def stored(served: Served, response_id: str, path: str = "", **query: Any) -> httpx.Response:
@@ -72,7 +66,7 @@ def test_a_call_is_answered_in_the_next_turn(serve: Serve) -> None:
     assert assistant["tool_calls"] == [{"id": call["call_id"], "type": "function", "function": function}]
     assert result == {"role": "tool", "content": "12:00", "tool_call_id": call["call_id"]}
     wrong = served.post(RESPONSES, input=[{**output, "call_id": "other"}], previous_response_id=first["id"])
-    assert "'input[0].call_id'" in refused(wrong, "input")
+    refused(wrong, "input", "'input[0].call_id'")
 
 
 def test_output_can_be_sent_back_as_it_came(served: Served) -> None:
@@ -90,12 +84,12 @@ def test_items_of_stored_responses_can_be_referred_to(served: Served) -> None:
     ask(served, input=[{"type": "item_reference", "id": own["id"]}])
     assert [message["content"] for message in messages_of(served)] == ["Hi"]
     served.http.delete(f"{RESPONSES}/{first['id']}")
-    assert "Please send the item itself" in refused(served.post(RESPONSES, input=references), "input")
+    refused(served.post(RESPONSES, input=references), "input", "Please send the item itself")
 
 
 def test_items_of_more_responses_than_allowed_cannot_be_referred_to(served: Served) -> None:
     references = [{"type": "item_reference", "id": f"msg_{number}_0"} for number in range(129)]
-    assert "at most 128" in refused(served.post(RESPONSES, input=references), "input")
+    refused(served.post(RESPONSES, input=references), "input", "at most 128")
 
 
 def test_what_is_not_stored_cannot_be_read_or_continued(served: Served) -> None:
@@ -103,10 +97,10 @@ def test_what_is_not_stored_cannot_be_read_or_continued(served: Served) -> None:
     assert answer["store"] is False
     assert served.telemetry.next_record().conversation_id is None
     for response_id in (answer["id"], "resp_unknown"):
-        refused(stored(served, response_id), "response_id", 404)
-        refused(stored(served, response_id, "/input_items"), "response_id", 404)
-        refused(served.post(f"{RESPONSES}/{response_id}/cancel"), "response_id", 404)
-        refused(served.http.delete(f"{RESPONSES}/{response_id}"), "response_id", 404)
+        refused(stored(served, response_id), "response_id", status=404)
+        refused(stored(served, response_id, "/input_items"), "response_id", status=404)
+        refused(served.post(f"{RESPONSES}/{response_id}/cancel"), "response_id", status=404)
+        refused(served.http.delete(f"{RESPONSES}/{response_id}"), "response_id", status=404)
         response = served.post(RESPONSES, input="Hi", previous_response_id=response_id)
         refused(response, "previous_response_id", code="previous_response_not_found")
 
@@ -116,7 +110,7 @@ def test_a_deleted_response_ends_the_conversations_that_pass_through_it(served: 
     second = ask(served, previous_response_id=first["id"])
     deleted = served.http.delete(f"{RESPONSES}/{first['id']}")
     assert deleted.json() == {"id": first["id"], "object": "response", "deleted": True}
-    refused(stored(served, first["id"]), "response_id", 404)
+    refused(stored(served, first["id"]), "response_id", status=404)
     assert stored(served, second["id"]).status_code == 200
     response = served.post(RESPONSES, input="Hi", previous_response_id=second["id"])
     refused(response, "previous_response_id", code="previous_response_not_found")
@@ -129,7 +123,7 @@ def test_a_stored_response_is_read_as_it_was_answered(served: Served) -> None:
     response = stored(served, last["id"])
     assert response.json() == last
     assert response.headers["content-type"] == "application/json"
-    assert "not kept" in refused(stored(served, last["id"], stream="true"), "stream")
+    refused(stored(served, last["id"], stream="true"), "stream", "not kept")
 
 
 def test_input_items_are_listed_in_pages(served: Served) -> None:
@@ -156,7 +150,7 @@ def test_input_items_are_listed_in_pages(served: Served) -> None:
 
 
 def test_only_what_is_made_in_the_background_can_be_cancelled(served: Served) -> None:
-    assert "background" in refused(served.post(f"{RESPONSES}/{ask(served)['id']}/cancel"), None)
+    refused(served.post(f"{RESPONSES}/{ask(served)['id']}/cancel"), None, "background")
 
 
 def test_a_key_never_finds_what_another_has_stored(serve: Serve) -> None:
@@ -181,7 +175,7 @@ def test_a_server_that_shall_store_nothing_says_so(serve: Serve) -> None:
     served = serve(response_store_number=0)
     answer = ask(served, store=True)
     assert answer["store"] is False
-    refused(stored(served, answer["id"]), "response_id", 404)
+    refused(stored(served, answer["id"]), "response_id", status=404)
 
 
 def test_a_conversation_may_not_be_larger_than_a_body(serve: Serve) -> None:
@@ -190,7 +184,7 @@ def test_a_conversation_may_not_be_larger_than_a_body(serve: Serve) -> None:
     assert served.post(RESPONSES, input="Hi", previous_response_id=first["id"]).status_code == 200
     second = ask(served, input="Hi", previous_response_id=first["id"])
     third = served.post(RESPONSES, input="Hi", previous_response_id=second["id"])
-    assert "more than 2000 bytes" in refused(third, "previous_response_id")
+    refused(third, "previous_response_id", "more than 2000 bytes")
 
 
 def test_a_file_keeps_responses_over_a_restart(tmp_path: Path) -> None:

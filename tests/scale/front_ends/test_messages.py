@@ -55,6 +55,7 @@ from oaiserve.scale.front_ends.messages import (
 )
 from tests.engine.front_end import described, requests
 from tests.engine.logprobs_for_tests import token_logprobs
+from tests.records import record_of
 
 TIMES = RequestTimes(1, 2, 3, 4, 5, 6, 7)
 
@@ -158,23 +159,17 @@ def test_half_of_a_surrogate_pair_in_a_request_is_no_message() -> None:
         packed(Submit.of(request, 1))
 
 
-def record(**fields: object) -> RequestRecord:
-    values: dict[str, object] = {
-        "request_id": "own",
+def record(**fields: Any) -> RequestRecord:
+    of_client: dict[str, Any] = {
         "trace": TraceContext(2**127 + 1, 2**64 - 1, 5, True, "a=b"),
-        "times": replace(TIMES, responded=8),
         "outcome": Outcome.REJECTED,
-        "operation": "chat",
-        "http_method": "POST",
-        "http_route": "/v1/chat/completions",
         "http_status": 429,
-        "model": "demo",
         "finish_reasons": ("stop", "length"),
         "tool_calls": {ToolCallOutcome.CALLED: 2},
         "params": {"seed": -(2**63), "temperature": 0.5, "stream": True, "kind": "x"},
         "account": account(),
     }
-    return RequestRecord(**(values | fields))  # type: ignore[arg-type]
+    return record_of(1, 2, 3, 4, 5, 6, 7, 8, **(of_client | fields))
 
 
 def test_a_record_gets_its_account_where_it_arrives() -> None:
