@@ -19,7 +19,11 @@ SCHEMAS: dict[str, dict[str, Any]] = {  # of tools; the chat template of the mod
         "required": ["zone"],
         "additionalProperties": False,
     },
-    "open_port": {"type": "object", "properties": {"port": {"type": "integer", "minimum": 1, "maximum": 99}}},
+    "open_port": {
+        "type": "object",
+        "properties": {"port": {"type": "integer", "minimum": 1, "maximum": 99}},
+        "additionalProperties": False,
+    },
 }
 NAMED = {"type": "function", "function": {"name": "get_time"}}
 COMPLETION: dict[str, Any] = {"model": "demo", "prompt": "The capital of France is", "temperature": 0, "max_tokens": 6}
@@ -100,7 +104,7 @@ def test_forced_calls_follow_their_schemas_and_are_streamed_as_they_are(
 ) -> None:
     tools = [{"type": "function", "function": {"name": name, "parameters": SCHEMAS[name]}} for name in SCHEMAS]
     asked = CHAT | {"tools": tools, "tool_choice": tool_choice, "temperature": temperature, "max_tokens": 300}
-    asked |= {"n": 2, "seed": 1}
+    asked |= {"n": 2, "seed": 1, "parallel_tool_calls": False}  # one call, which ends whatever is drawn
     whole = sdk.chat.completions.create(**asked)
     for choice in whole.choices:
         assert (choice.message.content, choice.finish_reason) == (None, reason)

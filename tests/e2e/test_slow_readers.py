@@ -64,9 +64,6 @@ class Served:
         default = {"prompt": "Hi", "max_tokens": NUM_TOKENS, "temperature": 0, "logprobs": 1}
         return send_request(self.url, **default | fields)
 
-    def wait_until_the_engine_is_done(self) -> None:
-        self.engine.done.get(timeout=TIMEOUT_SECONDS)
-
     def wait_until_writing_pauses(self) -> None:
         """Wait for a pause that lasts: on a busy machine, writing may also pause for a moment."""
         num_paused = 0
@@ -131,7 +128,7 @@ def test_other_requests_run_while_a_client_does_not_read() -> None:
 
 def test_a_client_that_reads_late_gets_all_tokens_in_few_events() -> None:
     with serve(write_timeout_seconds=0) as served, served.send(stream=True) as client:
-        served.wait_until_the_engine_is_done()
+        served.engine.done.get(timeout=TIMEOUT_SECONDS)
         served.wait_until_writing_pauses()
         (connection,) = served.server.server_state.connections
         assert 0 < connection.transport.get_write_buffer_size() <= PIECE_BYTES + 100
@@ -145,7 +142,7 @@ def test_a_client_that_falls_too_far_behind_gets_an_error() -> None:
     with serve(write_timeout_seconds=0) as served:
         served.app.state.serving.streams._max_unread_tokens = 100
         with served.send(stream=True) as client:
-            served.wait_until_the_engine_is_done()
+            served.engine.done.get(timeout=TIMEOUT_SECONDS)
             assert b"fallen too far behind" in body_of(client)
         record = served.telemetry.next_record()
         assert (record.outcome, record.error_type) == (Outcome.CANCELLED, "SlowReader")
@@ -156,7 +153,7 @@ def test_a_client_that_falls_too_far_behind_gets_an_error() -> None:
 def test_a_client_that_reads_nothing_is_cut_when_all_answers_take_too_much(stream: bool) -> None:
     with serve(write_timeout_seconds=0) as served, served.send(stream=stream) as client:
         held = served.app.state.serving.streams.held
-        served.wait_until_the_engine_is_done()
+        served.engine.done.get(timeout=TIMEOUT_SECONDS)
         served.wait_until_writing_pauses()
         assert held.number > 0
         held.limit, held.stalled_ns = held.number, 0

@@ -44,23 +44,18 @@ def serve(folder: Path, *, on_terminal: bool) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(
-    ("part", "on_terminal"),
-    [("model", True), ("tokenizer", False)],
+    ("name", "change", "on_terminal"),
+    [
+        ("config.json", {"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}, True),
+        ("tokenizer_config.json", {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}, False),
+    ],
     ids=["model, on a terminal", "tokenizer, without a terminal"],
 )
 def test_a_model_with_its_own_code_is_refused_without_a_question(
-    part: str, on_terminal: bool, small_model: Path, tmp_path: Path
+    name: str, change: dict[str, object], on_terminal: bool, small_model: Path, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(small_model, tmp_path / "model")
     (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
-    change: dict[str, object]
-    if part == "model":
-        name, change = "config.json", {"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}
-    else:
-        name, change = (
-            "tokenizer_config.json",
-            {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}},
-        )
     (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | change))
     code, said = serve(folder, on_terminal=on_terminal)
     assert code == 2, said
