@@ -23,7 +23,7 @@ from tools.attack.families import ATTACKS
 from tools.attack.families.bodies import long_prompts, sequences
 from tools.attack.measure import Result, measure
 from tools.attack.neighbour import Neighbour, running_neighbour
-from tools.attack.server import Server, missing_programs, oaiserve
+from tools.attack.server import KINDS, Server, missing_programs, oaiserve
 from tools.attack.verdict import MOST_RSS_GROWTH_MIB, failures
 from tools.markdown import as_markdown, number, publish, write_json
 from tools.server_process import StartFailed, exit_on_sigterm
@@ -46,7 +46,8 @@ def run_all(attacks: Sequence[Attack], arguments: argparse.Namespace) -> list[di
                 if running is None or running[0].kind != attack.server:
                     running = None
                     stack.close()
-                    server = stack.enter_context(oaiserve(attack.server, arguments.model, arguments.flags))
+                    flags = (*KINDS[attack.server], *arguments.flags)
+                    server = stack.enter_context(oaiserve(attack.server, arguments.model, flags))
                     running = server, stack.enter_context(running_neighbour(server.url))
                     warm_up(server, QUICK_WARM_UP_SECONDS if arguments.quick else WARM_UP_SECONDS)
                 result = measure(attack, *running, quiet_seconds=quiet_seconds, quick=arguments.quick)
