@@ -11,23 +11,17 @@ text { font: 13px system-ui, sans-serif; fill: #1a202b; }
 .title { font-weight: 600; }
 .quiet { fill: #515b6b; }
 .small { font-size: 11px; }
-.panel { fill: #ffffff; stroke: #d5dae1; }
 .range { stroke: #0b1220; fill: none; stroke-width: 1.2; }
 .ours { fill: #2563eb; }
 .peer1 { fill: #8b95a5; }
 .peer2 { fill: #b3bac6; }
-.sketch { stroke: #2563eb; fill: none; stroke-width: 1.5; opacity: .55; }
-.mark { fill: #2563eb; opacity: .55; }
 @media (prefers-color-scheme: dark) {
   text { fill: #e7ebf1; }
   .quiet { fill: #a5b0c0; }
-  .panel { fill: #181e28; stroke: #303a49; }
   .range { stroke: #f4f6fa; }
   .ours { fill: #3b76d6; }
   .peer1 { fill: #7b879a; }
   .peer2 { fill: #566174; }
-  .sketch { stroke: #6ea8fe; }
-  .mark { fill: #6ea8fe; }
 }
 """
 

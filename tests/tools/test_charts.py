@@ -1,16 +1,15 @@
-"""The drawings of the documentation agree with the JSON that they are made of."""
+"""The charts of the documentation agree with the results that they are drawn from."""
 
 from __future__ import annotations
 
 import json
 import re
 import statistics
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-from tools import board_drawings, charts
+from tools import charts
 from tools.bench.workloads import MEASURES
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -22,12 +21,6 @@ BENCHMARKS = charts.DOCS / "benchmarks"
 def test_the_charts_are_current(name: str) -> None:
     """If this fails, `python -m tools.charts` draws them again."""
     assert (IMAGES / name).read_text() == charts.charts()[name]
-
-
-@pytest.mark.parametrize("name", board_drawings.drawings())
-def test_the_drawings_of_dashboards_are_current(name: str) -> None:
-    """If this fails, `python -m tools.board_drawings` draws them again."""
-    assert (IMAGES / name).read_text() == board_drawings.drawings()[name]
 
 
 def test_bars_are_as_long_as_the_medians_of_the_results() -> None:
@@ -60,26 +53,3 @@ def test_a_range_goes_from_the_least_to_the_most_and_a_single_figure_has_none() 
     assert "75.0 (50.0..100)" in drawn
     assert ">25.0<" in drawn
     assert "vLLM" not in drawn
-
-
-BOARD: dict[str, Any] = {
-    "title": "A & B",
-    "panels": [
-        {"type": "row", "title": "Now", "gridPos": {"x": 0, "y": 0, "w": 24, "h": 1}},
-        {"type": "stat", "title": "Up", "gridPos": {"x": 0, "y": 1, "w": 4, "h": 4}},
-        {"type": "heatmap", "title": "Step", "gridPos": {"x": 4, "y": 1, "w": 20, "h": 8}},
-    ],
-}
-
-
-def test_a_drawing_has_every_panel_at_its_place() -> None:
-    drawn = ElementTree.fromstring(board_drawings.drawing(BOARD))
-    words = [text.text for text in drawn.iter(f"{SVG}text")]
-    assert words == ["A & B", "Now", "Up", "Step"]
-    boxes = [bar.attrib for bar in drawn.iter(f"{SVG}rect") if bar.attrib["class"] == "panel"]
-    places = [tuple(float(box[key]) for key in ("x", "y", "width", "height")) for box in boxes]
-    column, row, head = board_drawings.COLUMN, board_drawings.ROW, board_drawings.HEAD
-    assert places == [
-        (2, head + row + 2, 4 * column - 4, 4 * row - 4),
-        (4 * column + 2, head + row + 2, 20 * column - 4, 8 * row - 4),
-    ]
