@@ -7,8 +7,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from loadtest.arrivals import Arrivals
 from loadtest.http_target import HttpOptions
-from loadtest.prompts import Call
+from loadtest.prompts import Call, Workload
 from loadtest.workers import Job, Workers
 
 NUM_STREAMS = 32
@@ -33,18 +34,19 @@ def measure_ceiling(workers: Workers, num_processes: int) -> dict[str, float]:
     processes together could do with a core each. This takes about 1.5 seconds."""
     with null_server("--gap-seconds", str(GAP_SECONDS)) as url:
         http = HttpOptions(url=url, model="null", processes=num_processes)
+        users = Arrivals(concurrency=NUM_STREAMS * num_processes)
 
         def cpu_ns(calls: list[Call]) -> tuple[int, int]:
-            job = Job(http, calls, num_users=NUM_STREAMS * num_processes, warmup=calls[: NUM_STREAMS * num_processes])
+            job = Job(http, Workload(), users, calls, warmup=calls[: users.concurrency])
             samples, health = workers.run(job, lambda: None, lambda progress: None)
             failed = [sample.error for sample in samples if not sample.is_ok]
             if failed:
                 raise RuntimeError(f"The client's ceiling could not be measured: {failed[0]}.")
             return sum(h.cpu_ns for h in health), sum(len(sample.event_ns) for sample in samples)
 
-        num_requests = 4 * NUM_STREAMS * num_processes
+        num_requests = 4 * users.concurrency
         request_ns = cpu_ns([Call([1] * 128, 1)] * num_requests)[0] / num_requests
-        streams = [Call([1] * 128, NUM_EVENTS)] * (NUM_STREAMS * num_processes)
+        streams = [Call([1] * 128, NUM_EVENTS)] * users.concurrency
         total_ns, num_events = cpu_ns(streams)
         event_ns = max(1.0, (total_ns - request_ns * len(streams)) / (num_events - len(streams)))
     return {

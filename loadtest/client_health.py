@@ -15,6 +15,7 @@ from loadtest.measure import distribution
 from loadtest.sample import Sample
 
 LAG_PERIOD_SECONDS = 0.01
+VERDICTS = ("valid", "suspect", "invalid")  # from the best to the worst
 
 
 @dataclass(slots=True)
@@ -171,4 +172,4 @@ def verdict(
         if applies:
             levels.append(level)
             reasons.append(text)
-    return {"verdict": ("valid", "suspect", "invalid")[max(levels)], "reasons": reasons}
+    return {"verdict": VERDICTS[max(levels)], "reasons": reasons}

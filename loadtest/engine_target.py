@@ -140,11 +140,8 @@ def run_engine(
         target = EngineTarget(engine, workload, options)
         for number in range(-options.warmup_runs, options.repeat_runs):
             title = f"{label}, " + ("warm-up" if number < 0 else f"{number + 1} of {options.repeat_runs}")
-            samples, offsets, health = target.run(
-                arrivals,
-                workload.seed + 1000 * number,
-                partial(on_progress, title),
-            )
+            seed = workload.seed + 1000 * number
+            samples, offsets, health = target.run(arrivals, seed, partial(on_progress, title))
             if number < 0:
                 continue
             # Relative times move with each submit, so there is no fixed rate to compare with.
@@ -235,21 +232,18 @@ class EngineTarget:
                 due_ns = now_ns + interval_ns
 
     def _request(self, request_id: str, call: Call) -> Request:
-        from oaiserve.engine.request import Request, SamplingParams, TokenPrompt
+        from oaiserve.engine.request import ChatPrompt, Request, SamplingParams, TextPrompt, TokenPrompt
 
-        prompt = self._prompt(call)
+        prompt: Prompt
+        if "messages" in call.body:
+            prompt = ChatPrompt(call.body["messages"])
+        else:
+            prompt = TextPrompt(call.prompt) if isinstance(call.prompt, str) else TokenPrompt(call.prompt)
         if self._options.pretok:
             prompt = TokenPrompt(self._engine.tokenizer.encode(prompt))
         params = SamplingParams(max_tokens=call.max_tokens, temperature=0.0, ignore_eos=not self._workload.stop_on_eos)
         interval = 0 if self._options.mode == "offline" else self._options.stream_interval
         return Request(request_id, (prompt,), params, stream_interval=interval)
-
-    def _prompt(self, call: Call) -> Prompt:
-        from oaiserve.engine.request import ChatPrompt, TextPrompt, TokenPrompt
-
-        if "messages" in call.body:
-            return ChatPrompt(call.body["messages"])
-        return TextPrompt(call.prompt) if isinstance(call.prompt, str) else TokenPrompt(call.prompt)
 
     def _fill(self, sample: Sample, steps: Sequence[tuple[int, list[Event]]]) -> None:
         from oaiserve.engine.request import Aborted, Failed, Finished, TokenChunk

@@ -17,7 +17,7 @@ import httpx
 from loadtest import join
 from loadtest.arrivals import STEADY, Arrivals, schedule
 from loadtest.ceiling import measure_ceiling
-from loadtest.client_health import ProcessHealth, client_facts, verdict
+from loadtest.client_health import VERDICTS, ProcessHealth, client_facts, verdict
 from loadtest.drive import Progress
 from loadtest.errors import UsageError
 from loadtest.gauges import GaugeWatch
@@ -116,16 +116,11 @@ class HttpExperiment:
         warmup = make_calls(replace(self.workload, num_requests=max(1, self._num_warmup)), seed + 999)
         job = Job(
             self.http,
+            self.workload,
+            arrivals,
             calls,
             offsets,
-            num_users=arrivals.concurrency,
-            max_in_flight=arrivals.max_in_flight,
-            duration_seconds=arrivals.duration_seconds,
-            ramp_seconds=arrivals.ramp_seconds,
             warmup=warmup[: self._num_warmup],
-            must_fill=not self.workload.stop_on_eos,
-            think_seconds=self.workload.think_seconds,
-            slow_read_seconds=self.workload.slow_read_seconds,
             ask_timings=self.side.dialect is not None and self.side.dialect.has_timings,
         )
         at_rest, before = self.side.scrape(), {}
@@ -229,7 +224,7 @@ def make_point(
         "arrivals": asdict(arrivals),
         "runs": runs,
         "summary": summarize(runs, samples),
-        "verdict": max(verdicts, key=["valid", "suspect", "invalid"].index),
+        "verdict": max(verdicts, key=VERDICTS.index),
     }
 
 

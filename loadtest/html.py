@@ -56,10 +56,15 @@ def render_html(report: dict[str, Any]) -> str:
         runs = points[0]["runs"] if points else []
         over_time = [(f"run {i + 1}", _throughput(run["requests"])) for i, run in enumerate(runs)]
         figures.append(plot("Throughput over time", "seconds", "completion tokens/s", over_time))
-        dots = [(f"run {i + 1}", _latencies(run["requests"])) for i, run in enumerate(runs)]
+        dots = [
+            (f"run {i + 1}", [(r["intended"], r["latency"]) for r in run["requests"] if r["latency"] is not None])
+            for i, run in enumerate(runs)
+        ]
         figures.append(plot("Latency of each request", "sent at, seconds", "seconds", dots, dots=True, lines=False))
     for point in points:
-        figures += [phases_plot(point), gauges_plot(point)]
+        figures.append(phases_plot(point))
+        queues = [(name, _gauge(point, name)) for name in ("running", "waiting")]
+        figures.append(plot(f"Requests at the server: {point['label']}", "seconds", "requests", queues, dots=True))
     usage = [(p["label"], _gauge(p, "kv_cache_usage")) for p in points]
     figures.append(plot("KV cache in use at the server", "seconds", "share", usage, dots=True))
     return (
@@ -118,10 +123,6 @@ def _throughput(requests: Sequence[dict[str, Any]], num_bins: int = 40) -> list[
     return [((i + 0.5) * width, tokens / width) for i, tokens in enumerate(bins)]
 
 
-def _latencies(requests: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:
-    return [(r["intended"], r["latency"]) for r in requests if r["latency"] is not None]
-
-
 def phases_plot(point: dict[str, Any], num_bins: int = 24) -> str:
     """Plot the mean duration of each phase by time of sending, stacked. The phases are the server's if it reports them,
     else the client's two: to the first token, and after it."""
@@ -164,13 +165,8 @@ def _phases(request: dict[str, Any], over_network: bool) -> dict[str, float]:
     return {"to first token": request["ttft"], "after it": request["latency"] - request["ttft"]}
 
 
-def gauges_plot(point: dict[str, Any]) -> str:
-    """Plot the server's running and waiting requests during the last run; empty if its gauges were not read."""
-    series = [(name, _gauge(point, name)) for name in ("running", "waiting")]
-    return plot(f"Requests at the server: {point['label']}", "seconds", "requests", series, dots=True)
-
-
 def _gauge(point: dict[str, Any], name: str) -> list[tuple[float, float]]:
+    """Return a gauge of the server during the last run; empty if its gauges were not read."""
     rows = point["runs"][-1].get("server", {}).get("gauges", {}).get("series", [])
     return [(row["at"], row[name]) for row in rows if row[name] is not None]
 

@@ -20,7 +20,7 @@ import httpx
 import msgspec
 
 from loadtest.errors import UsageError
-from loadtest.prompts import Call
+from loadtest.prompts import Call, Workload
 from loadtest.sample import Sample
 from loadtest.sse import DONE, EventSplitter
 from loadtest.transport import StampedBackend, StampedTransport
@@ -183,18 +183,15 @@ class HttpTarget:
     def __init__(
         self,
         options: HttpOptions,
+        workload: Workload,
         *,
-        must_fill: bool = False,
-        think_seconds: float = 0.0,
-        slow_read_seconds: float = 0.0,
         ask_timings: bool = False,
         clock_ns: Callable[[], int] = monotonic_ns,
         backend: httpcore.AsyncNetworkBackend | None = None,
     ) -> None:
         self._options = options
-        self._must_fill = must_fill  # ignore_eos
-        self._think_seconds = think_seconds
-        self._slow_read_seconds = slow_read_seconds
+        self._workload = workload
+        self._must_fill = not workload.stop_on_eos  # ignore_eos
         self._ask_timings = ask_timings
         self._clock_ns = clock_ns
         self._backend = backend or StampedBackend(clock_ns)
@@ -250,7 +247,7 @@ class HttpTarget:
             if not sample.is_ok:
                 break
             messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": question}]
-            intended_ns = sample.end_ns + int(self._think_seconds * 1e9)
+            intended_ns = sample.end_ns + int(self._workload.think_seconds * 1e9)
             following = self._prepared(prepared.index, prepared.call, messages)
             await asyncio.sleep((intended_ns - self._clock_ns()) / 1e9)
             sample, answer = await self._exchange(following, intended_ns)
@@ -324,7 +321,7 @@ class HttpTarget:
                     sample.is_abandoned = True
                     break
                 if call.is_slow:
-                    await asyncio.sleep(self._slow_read_seconds)
+                    await asyncio.sleep(self._workload.slow_read_seconds)
         sample.end_ns = stream.read_ns
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from loadtest.client_health import VERDICTS
 from loadtest.measure import LEAST_STEADY, distribution
 from oaiserve.explain.diff.load_reports import ms, number, table
 
@@ -21,7 +22,11 @@ _TIMES = {
 
 def render(report: dict[str, Any]) -> str:
     """Return the whole report as text, with times in milliseconds."""
-    blocks = [_heading(report)]
+    machine = report["environment"]
+    blocks = [
+        f"Load test of {subject(report)}, {report['created']}, {machine['cpus']} CPUs, "
+        f"load average {machine['load_average']:.1f}"
+    ]
     for point in report["points"]:
         if report["target"] == "engine":
             blocks += [_engine(point, report["engine"]), _client(point)]
@@ -31,14 +36,6 @@ def render(report: dict[str, Any]) -> str:
         head, *rows = sweep_rows(report["points"])
         blocks.append(table(head, rows))
     return "\n\n".join(block for block in blocks if block) + "\n"
-
-
-def _heading(report: dict[str, Any]) -> str:
-    machine = report["environment"]
-    return (
-        f"Load test of {subject(report)}, {report['created']}, {machine['cpus']} CPUs, "
-        f"load average {machine['load_average']:.1f}"
-    )
 
 
 def subject(report: dict[str, Any]) -> str:
@@ -174,8 +171,7 @@ def _engine(point: dict[str, Any], options: dict[str, Any]) -> str:
 
 def _client(point: dict[str, Any]) -> str:
     """Return the lines about the client's health, from the run with the worst verdict."""
-    order = ["valid", "suspect", "invalid"]
-    run = max(point["runs"], key=lambda run: order.index(run["client"]["verdict"]))
+    run = max(point["runs"], key=lambda run: VERDICTS.index(run["client"]["verdict"]))
     client, metrics = run["client"], run["metrics"]
     lag = metrics["distributions"]["send_lag"]
     lines = [f"client: {client['verdict']}", *(f"  because {reason}" for reason in client["reasons"])]
@@ -235,21 +231,19 @@ def _server(point: dict[str, Any]) -> str:
     lines = [f"server and client: {loud}" + (f" ({check['reason']})" if check["reason"] else "")]
     means = server.get("means", {})
     rows = []
+
+    def cells(values: dict[str, float]) -> list[str]:
+        return [ms(values[key]) for key in ("mean", "p50", "p95", "p99")]
+
     for name, values in metrics["phases"].items():
-        rows.append([name, *(ms(values[key]) for key in ("mean", "p50", "p95", "p99")), ms(means.get(name))])
+        rows.append([name, *cells(values), ms(means.get(name))])
     for name, title in (("first_token", "network + client"), ("last_token", "  the same, whole request")):
         if values := server["rest"][name]:
-            rows.append([title, *(ms(values[key]) for key in ("mean", "p50", "p95", "p99")), ""])
+            rows.append([title, *cells(values), ""])
     if rows:
         ttft = distribution([r["ttft"] - r["send_lag"] for r in run["requests"] if r["ttft"] is not None])
         if ttft:
-            rows.append(
-                [
-                    "client: TTFT from send",
-                    *(ms(ttft[key]) for key in ("mean", "p50", "p95", "p99")),
-                    ms(means.get("ttft")),
-                ]
-            )
+            rows.append(["client: TTFT from send", *cells(ttft), ms(means.get("ttft"))])
     else:
         rows = [[name, "", "", "", "", ms(mean)] for name, mean in means.items() if mean is not None]
     if rows:

@@ -16,10 +16,11 @@ from time import monotonic_ns
 from types import TracebackType
 from typing import Any
 
+from loadtest.arrivals import Arrivals
 from loadtest.client_health import ProcessHealth, ProcessWatch
 from loadtest.drive import Progress, Sending, send_in_loops, send_on_schedule
 from loadtest.http_target import HttpOptions, HttpTarget
-from loadtest.prompts import Call
+from loadtest.prompts import Call, Workload
 from loadtest.sample import Sample
 
 REPORT_SECONDS = 0.5
@@ -30,16 +31,11 @@ class Job:
     """All requests of one run, and how they are sent. Each process sends its share (`run_share`)."""
 
     http: HttpOptions
+    workload: Workload
+    arrivals: Arrivals
     calls: list[Call]
     offsets: list[float] | None = None  # send times in seconds after the start; None: closed loop
-    num_users: int = 1
-    max_in_flight: int | None = None
-    duration_seconds: float | None = None
-    ramp_seconds: float = 0.0
     warmup: list[Call] = field(default_factory=list)
-    must_fill: bool = False
-    think_seconds: float = 0.0
-    slow_read_seconds: float = 0.0
     ask_timings: bool = False
 
 
@@ -51,20 +47,15 @@ async def run_share(
 ) -> Result:
     """Send one process's share of a job. It prepares the requests, warms up, and then starts at the time (nanoseconds)
     that `until_start` returns. `of` is the number of processes."""
-    target = HttpTarget(
-        job.http,
-        must_fill=job.must_fill,
-        think_seconds=job.think_seconds,
-        slow_read_seconds=job.slow_read_seconds,
-        ask_timings=job.ask_timings,
-    )
+    target = HttpTarget(job.http, job.workload, ask_timings=job.ask_timings)
+    arrivals = job.arrivals
     try:
         if job.offsets is None:
-            of = min(of, job.num_users)  # a process without a user sends nothing
+            of = min(of, arrivals.concurrency)  # a process without a user sends nothing
         mine = range(number, len(job.calls), of) if number < of else range(0)
         prepared = [target.prepare(index, job.calls[index]) for index in mine]
         warmup = [target.prepare(-1, call) for call in job.warmup[number::of]] if mine else []
-        num_users = len(range(number, job.num_users, of))
+        num_users = len(range(number, arrivals.concurrency, of))
         start_ns = monotonic_ns()
         await send_in_loops(Sending(), target.run, warmup, max(1, min(len(warmup), 64)), start_ns)
         start_ns = until_start()
@@ -72,12 +63,11 @@ async def run_share(
         watch.start()
         reporter = asyncio.create_task(_report(sending, report))
         if job.offsets is None:
-            await send_in_loops(
-                sending, target.run, prepared, num_users, start_ns, job.duration_seconds, job.ramp_seconds
-            )
+            duration, ramp = arrivals.duration_seconds, arrivals.ramp_seconds
+            await send_in_loops(sending, target.run, prepared, num_users, start_ns, duration, ramp)
         else:
             offsets = [job.offsets[index] for index in mine]
-            limit = None if job.max_in_flight is None else max(1, job.max_in_flight // of)
+            limit = None if arrivals.max_in_flight is None else max(1, arrivals.max_in_flight // of)
             await send_on_schedule(sending, target.run, prepared, offsets, start_ns, limit)
         health = watch.stop()
         health.num_connections = target.num_connections

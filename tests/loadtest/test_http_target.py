@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 from typing import Any
 
 import httpcore
@@ -12,7 +11,7 @@ import pytest
 
 from loadtest.errors import UsageError
 from loadtest.http_target import HttpOptions, HttpTarget
-from loadtest.prompts import Call
+from loadtest.prompts import Call, Workload
 from loadtest.sample import Sample
 from loadtest.transport import StampedStream
 from tests.loadtest.samples import START_NS, ns
@@ -89,13 +88,17 @@ class ScriptedStream(StampedStream):
 
 
 def ask(
-    network: Network, call: Call | None = None, *, prepare: Callable[[], None] = lambda: None, **options: Any
+    network: Network,
+    call: Call | None = None,
+    *,
+    stop_on_eos: bool = True,
+    ask_timings: bool = False,
+    **options: Any,
 ) -> list[Sample]:
-    target_options = {name: options.pop(name) for name in ("must_fill", "ask_timings") if name in options}
-
     async def run() -> list[Sample]:
         http = HttpOptions(**({"url": "http://test", "model": "m"} | options))
-        target = HttpTarget(http, clock_ns=lambda: network.now_ns, backend=network, **target_options)
+        workload = Workload(stop_on_eos=stop_on_eos)
+        target = HttpTarget(http, workload, ask_timings=ask_timings, clock_ns=lambda: network.now_ns, backend=network)
         samples = await target.run(target.prepare(3, call or Call([1, 2], 5)), ns(-10))
         await target.close()
         return samples
@@ -133,7 +136,7 @@ def test_the_request_has_the_body_and_headers_of_the_options() -> None:
     network = Network([(1, HEAD + b"\r\n" + chunk(event()) + END)])
     (sample,) = ask(
         network,
-        must_fill=True,
+        stop_on_eos=False,
         ask_timings=True,
         api_key="secret",
         header=("X-Tenant: a",),
@@ -159,7 +162,7 @@ def test_the_request_has_the_body_and_headers_of_the_options() -> None:
 
 def test_the_sampled_flag_is_set_for_a_share_of_the_requests() -> None:
     def flags(share: float, count: int) -> list[str]:
-        target = HttpTarget(HttpOptions(model="m", trace_share=share))
+        target = HttpTarget(HttpOptions(model="m", trace_share=share), Workload())
         prepared = [target.prepare(0, Call([1], 1)) for _ in range(count)]
         found = [p.request.headers["traceparent"].rpartition("-")[2] for p in prepared]
         assert [flag == "01" for flag in found] == [p.is_traced for p in prepared]
