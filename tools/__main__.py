@@ -30,7 +30,6 @@ COMMANDS = {
     "attack.broken_files": "starts on 10,000 broken model files; fails where one is no sentence",
     "reference": "writes the tables of docs/reference",
     "charts": "draws the bars of docs/benchmarks.md and docs/security.md",
-    "board_drawings": "draws the panels of the dashboards",
     "screenshots": "takes the pictures of the live page anew",
 }
 
