@@ -28,7 +28,7 @@ WRITTEN = {  # by a user, and in a script
     '"demo"': "MODEL",
     '"embedder"': "EMBEDDER",
 }
-HELPERS = {"features.py", "features.mjs", "ai_sdk.mjs"}
+HELPERS = {"features.py", "subjects.py", "features.mjs", "ai_sdk.mjs"}
 
 
 def report(*lines: dict[str, object]) -> str:

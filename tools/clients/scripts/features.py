@@ -36,6 +36,7 @@ def run(*examples: Callable[[], Awaitable[None] | None]) -> None:
     loop = asyncio.new_event_loop()  # one for all, because clients keep their connections in it
     asyncio.set_event_loop(loop)
     for example in examples:
+        weather.calls.clear()
         line = {"feature": example.__name__}
         try:
             result = example()
@@ -101,3 +102,6 @@ class Weather:
         for city, unit in self.calls:
             assert isinstance(city, str), f"the city is {city!r}"
             assert unit in UNITS, f"the unit is {unit!r}"
+
+
+weather = Weather()

@@ -1,7 +1,6 @@
 """The examples for autogen."""
 
 import json
-from typing import Literal
 
 from autogen_agentchat.agents import AssistantAgent
 from autogen_agentchat.messages import ModelClientStreamingChunkEvent, TextMessage
@@ -10,9 +9,9 @@ from autogen_core.models import AssistantMessage, FunctionExecutionResult, Funct
 from autogen_core.tools import FunctionTool
 from autogen_ext.agents.openai import OpenAIAgent
 from autogen_ext.models.openai import OpenAIChatCompletionClient
-from features import API_KEY, BASE_URL, MODEL, QUESTION, WEATHER_QUESTION, Weather, check_capital, check_streamed, run
+from features import API_KEY, BASE_URL, MODEL, QUESTION, WEATHER_QUESTION, check_capital, check_streamed, run, weather
 from openai import AsyncOpenAI
-from pydantic import BaseModel
+from subjects import City, get_weather
 
 abilities = {"vision": False, "function_calling": True, "json_output": True, "structured_output": True}
 client = OpenAIChatCompletionClient(
@@ -24,21 +23,7 @@ client = OpenAIChatCompletionClient(
     model_info={"family": "unknown", **abilities},
 )
 
-weather = Weather()
-
-
-async def get_weather(city: str, unit: Literal["celsius", "fahrenheit"]) -> str:
-    """Report the weather in a city."""
-    return weather.report(city, unit)
-
-
 weather_tool = FunctionTool(get_weather, description="Report the weather in a city.")
-
-
-class City(BaseModel):
-    name: str
-    country: str
-    is_capital: bool
 
 
 def assistant(**options: object) -> AssistantAgent:
@@ -56,7 +41,6 @@ async def stream() -> None:
 
 
 async def tools() -> None:
-    weather.calls.clear()
     asked = UserMessage(content=WEATHER_QUESTION, source="user")
     (call,) = (await client.create([asked], tools=[weather_tool], tool_choice=weather_tool)).content
     result = await weather_tool.run_json(json.loads(call.arguments), CancellationToken())
@@ -71,7 +55,6 @@ async def tools() -> None:
 
 
 async def tools_streamed() -> None:
-    weather.calls.clear()
     asked = UserMessage(content=WEATHER_QUESTION, source="user")
     parts = [part async for part in client.create_stream([asked], tools=[weather_tool], tool_choice="required")]
     for call in parts[-1].content:
@@ -80,7 +63,6 @@ async def tools_streamed() -> None:
 
 
 async def auto() -> None:
-    weather.calls.clear()
     agent = assistant(tools=[get_weather], reflect_on_tool_use=True)
     assert (await agent.run(task=WEATHER_QUESTION)).messages[-1].content
     weather.check_obeyed()

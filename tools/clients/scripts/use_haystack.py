@@ -11,11 +11,11 @@ from features import (
     QUESTION,
     TEXTS,
     WEATHER_QUESTION,
-    Weather,
     check_capital,
     check_streamed,
     check_vectors,
     run,
+    weather,
 )
 from haystack.components.agents import Agent
 from haystack.components.embedders import OpenAIDocumentEmbedder
@@ -23,7 +23,7 @@ from haystack.components.generators.chat import OpenAIChatGenerator, OpenAIRespo
 from haystack.dataclasses import ChatMessage, Document, StreamingChunk
 from haystack.tools import tool
 from haystack.utils import Secret
-from pydantic import BaseModel
+from subjects import City
 
 settings = {"temperature": 0, "max_tokens": 200}
 generator = OpenAIChatGenerator(
@@ -34,19 +34,12 @@ embedder = OpenAIDocumentEmbedder(model=EMBEDDER, api_base_url=EMBEDDINGS_URL, a
 question = [ChatMessage.from_user(QUESTION)]
 weather_question = ChatMessage.from_user(WEATHER_QUESTION)
 forced = {"tool_choice": {"type": "function", "function": {"name": "get_weather"}}}
-weather = Weather()
 
 
 @tool
 def get_weather(city: Annotated[str, "the city"], unit: Annotated[Literal["celsius", "fahrenheit"], "the unit"]) -> str:
     """Report the weather in a city."""
     return weather.report(city, unit)
-
-
-class City(BaseModel):
-    name: str
-    country: str
-    is_capital: bool
 
 
 def text() -> None:
@@ -60,7 +53,6 @@ def stream() -> None:
 
 
 def tools() -> None:
-    weather.calls.clear()
     (reply,) = generator.run([weather_question], tools=[get_weather], generation_kwargs=forced)["replies"]
     results = []
     for call in reply.tool_calls:
@@ -71,7 +63,6 @@ def tools() -> None:
 
 
 def tools_streamed() -> None:
-    weather.calls.clear()
     chunks: list[StreamingChunk] = []
     (reply,) = generator.run(
         [weather_question],
@@ -86,7 +77,6 @@ def tools_streamed() -> None:
 
 
 def auto() -> None:
-    weather.calls.clear()
     agent = Agent(chat_generator=generator, tools=[get_weather], max_agent_steps=3)
     assert agent.run(messages=[weather_question])["messages"][-1]
     weather.check_obeyed()

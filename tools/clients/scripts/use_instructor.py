@@ -1,30 +1,15 @@
 """The examples for instructor. All that it does is structured, so its answers are of the user's types."""
 
-from typing import Literal
-
 import instructor
-from features import API_KEY, BASE_URL, MODEL, QUESTION, WEATHER_QUESTION, Weather, run
+from features import API_KEY, BASE_URL, MODEL, QUESTION, WEATHER_QUESTION, run, weather
 from openai import OpenAI
-from pydantic import BaseModel, Field
+from subjects import City, GetWeather
 
 client = instructor.from_openai(OpenAI(base_url=BASE_URL, api_key=API_KEY))
 
 settings = {"model": MODEL, "temperature": 0, "max_tokens": 200}
 question = [{"role": "user", "content": QUESTION}]
 weather_question = [{"role": "user", "content": WEATHER_QUESTION}]
-
-
-class City(BaseModel):
-    name: str
-    country: str
-    is_capital: bool = Field(description="Whether it is the capital of its country")
-
-
-class GetWeather(BaseModel):
-    """Report the weather in a city."""
-
-    city: str
-    unit: Literal["celsius", "fahrenheit"]
 
 
 def stream() -> None:
@@ -34,7 +19,6 @@ def stream() -> None:
 
 
 def tools() -> None:
-    weather = Weather()
     arguments = client.create(GetWeather, messages=weather_question, **settings)
     weather.report(**arguments.model_dump())
     weather.check_called()

@@ -11,36 +11,26 @@ from features import (
     QUESTION,
     TEXTS,
     WEATHER_QUESTION,
-    Weather,
     check_capital,
     check_streamed,
     check_vectors,
     run,
+    weather,
 )
 from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
-from pydantic import BaseModel, Field
+from subjects import City
 
 model = ChatOpenAI(model=MODEL, base_url=BASE_URL, api_key=API_KEY, temperature=0, max_tokens=200)
 embedder = OpenAIEmbeddings(model=EMBEDDER, base_url=EMBEDDINGS_URL, api_key=API_KEY, check_embedding_ctx_length=False)
-
-weather = Weather()
 
 
 @tool
 def get_weather(city: str, unit: Literal["celsius", "fahrenheit"] = "celsius") -> str:
     """Report the weather in a city."""
     return weather.report(city, unit)
-
-
-class City(BaseModel):
-    """A city."""
-
-    name: str = Field(description="The name of the city")
-    country: str = Field(description="The country in which it lies")
-    is_capital: bool
 
 
 def text() -> None:
@@ -52,7 +42,6 @@ def stream() -> None:
 
 
 def tools() -> None:
-    weather.calls.clear()
     question = HumanMessage(WEATHER_QUESTION)
     call = model.bind_tools([get_weather], tool_choice="get_weather").invoke([question])
     results = [get_weather.invoke(each) for each in call.tool_calls]
@@ -65,7 +54,6 @@ def tools_streamed() -> None:
     message = chunks[0]
     for chunk in chunks[1:]:
         message += chunk
-    weather.calls.clear()
     for call in message.tool_calls:
         get_weather.invoke(call)
     weather.check_called()

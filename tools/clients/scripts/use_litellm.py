@@ -11,13 +11,14 @@ from features import (
     QUESTION,
     TEXTS,
     WEATHER_QUESTION,
-    Weather,
     check_capital,
     check_streamed,
     check_vectors,
     run,
+    weather,
 )
 from pydantic import BaseModel
+from subjects import GetWeather
 
 server = {"model": "openai/demo", "api_base": BASE_URL, "api_key": API_KEY}
 embedder = {"model": "openai/embedder", "api_base": EMBEDDINGS_URL, "api_key": API_KEY}
@@ -29,11 +30,7 @@ get_weather = {
     "function": {
         "name": "get_weather",
         "description": "Report the weather in a city.",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string"}, "unit": {"type": "string", "enum": ["celsius", "fahrenheit"]}},
-            "required": ["city", "unit"],
-        },
+        "parameters": GetWeather.model_json_schema(),
     },
 }
 forced = {"type": "function", "function": {"name": "get_weather"}}
@@ -59,7 +56,6 @@ def stream() -> None:
 
 
 def tools() -> None:
-    weather = Weather()
     message = complete(weather_question, tools=[get_weather], tool_choice=forced).choices[0].message
     (call,) = message.tool_calls
     result = weather.report(**json.loads(call.function.arguments))
@@ -69,7 +65,6 @@ def tools() -> None:
 
 
 def tools_streamed() -> None:
-    weather = Weather()
     chunks = list(complete(weather_question, tools=[get_weather], tool_choice="required", stream=True))
     message = litellm.stream_chunk_builder(chunks, messages=weather_question).choices[0].message
     for call in message.tool_calls:

@@ -1,7 +1,5 @@
 """The examples for LlamaIndex's OpenAILike, OpenAIResponses and OpenAILikeEmbedding."""
 
-from typing import Literal
-
 from features import (
     API_KEY,
     BASE_URL,
@@ -11,11 +9,11 @@ from features import (
     QUESTION,
     TEXTS,
     WEATHER_QUESTION,
-    Weather,
     check_capital,
     check_streamed,
     check_vectors,
     run,
+    weather,
 )
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.llms import ChatMessage
@@ -23,30 +21,14 @@ from llama_index.core.tools import FunctionTool
 from llama_index.embeddings.openai_like import OpenAILikeEmbedding
 from llama_index.llms.openai import OpenAIResponses
 from llama_index.llms.openai_like import OpenAILike
-from pydantic import BaseModel
+from subjects import City, get_weather
 
 capabilities = {"is_chat_model": True, "is_function_calling_model": True, "should_use_structured_outputs": True}
 llm = OpenAILike(model=MODEL, api_base=BASE_URL, api_key=API_KEY, temperature=0, max_tokens=200, **capabilities)
 embedder = OpenAILikeEmbedding(model_name=EMBEDDER, api_base=EMBEDDINGS_URL, api_key=API_KEY)
 
 question = [ChatMessage(role="user", content=QUESTION)]
-weather = Weather()
-
-
-def get_weather(city: str, unit: Literal["celsius", "fahrenheit"]) -> str:
-    """Report the weather in a city."""
-    return weather.report(city, unit)
-
-
 weather_tool = FunctionTool.from_defaults(get_weather)
-
-
-class City(BaseModel):
-    """A city."""
-
-    name: str
-    country: str
-    is_capital: bool
 
 
 def text() -> None:
@@ -58,7 +40,6 @@ def stream() -> None:
 
 
 def tools() -> None:
-    weather.calls.clear()
     asked = ChatMessage(role="user", content=WEATHER_QUESTION)
     answer = llm.chat_with_tools([weather_tool], user_msg=asked, tool_required=True)
     results = []
@@ -70,7 +51,6 @@ def tools() -> None:
 
 
 def tools_streamed() -> None:
-    weather.calls.clear()
     chunks = list(llm.stream_chat_with_tools([weather_tool], user_msg=WEATHER_QUESTION, tool_required=True))
     for call in llm.get_tool_calls_from_response(chunks[-1]):
         weather_tool(**call.tool_kwargs)
@@ -78,7 +58,6 @@ def tools_streamed() -> None:
 
 
 async def auto() -> None:
-    weather.calls.clear()
     agent = FunctionAgent(tools=[weather_tool], llm=llm, system_prompt="You are a helpful assistant.")
     assert str(await agent.run(WEATHER_QUESTION))
     weather.check_obeyed()

@@ -2,10 +2,9 @@
 
 import os
 from pathlib import Path
-from typing import Literal
 
-from features import BASE_URL, MODEL, QUESTION, WEATHER_QUESTION, Weather, check_capital, check_streamed, run
-from pydantic import BaseModel
+from features import BASE_URL, MODEL, QUESTION, WEATHER_QUESTION, check_capital, check_streamed, run, weather
+from subjects import City, get_weather
 
 models = """\
 - model_id: demo
@@ -24,12 +23,6 @@ model = llm.get_model(MODEL)
 options = {"temperature": 0, "max_tokens": 200, "key": "none"}
 
 
-class City(BaseModel):
-    name: str
-    country: str
-    is_capital: bool
-
-
 def text() -> None:
     check_capital(model.prompt(QUESTION, stream=False, **options).text())
 
@@ -39,12 +32,6 @@ def stream() -> None:
 
 
 def auto() -> None:
-    weather = Weather()
-
-    def get_weather(city: str, unit: Literal["celsius", "fahrenheit"]) -> str:
-        """Report the weather in a city."""
-        return weather.report(city, unit)
-
     assert model.chain(
         WEATHER_QUESTION, tools=[get_weather], options={"temperature": 0, "max_tokens": 200}, key="none"
     ).text()
@@ -58,11 +45,10 @@ def structured() -> None:
 
 def responses() -> None:
     asker = llm.get_model("demo-responses")
-    asked = {"temperature": 0, "max_tokens": 200, "key": "none"}
-    check_streamed(list(asker.prompt(QUESTION, **asked)), asker.prompt(QUESTION, stream=False, **asked).text())
+    check_streamed(list(asker.prompt(QUESTION, **options)), asker.prompt(QUESTION, stream=False, **options).text())
     talk = asker.conversation()
-    check_capital(talk.prompt(QUESTION, **asked).text())
-    assert talk.prompt("And of Italy?", **asked).text()
+    check_capital(talk.prompt(QUESTION, **options).text())
+    assert talk.prompt("And of Italy?", **options).text()
 
 
 run(text, stream, auto, structured, responses)

@@ -1,7 +1,6 @@
 """The examples for the openai package, of each of its major versions."""
 
 import json
-from typing import Literal
 
 import openai
 from features import (
@@ -13,32 +12,19 @@ from features import (
     QUESTION,
     TEXTS,
     WEATHER_QUESTION,
-    Weather,
     check_capital,
     check_streamed,
     check_vectors,
     run,
+    weather,
 )
-from pydantic import BaseModel
+from subjects import City, GetWeather
 
 client = openai.OpenAI(base_url=BASE_URL, api_key=API_KEY)
 
 base = {"model": MODEL, "temperature": 0, "max_tokens": 200}
 question = {**base, "messages": [{"role": "user", "content": QUESTION}]}
 weather_question = {**base, "messages": [{"role": "user", "content": WEATHER_QUESTION}]}
-
-
-class GetWeather(BaseModel):
-    """Report the weather in a city."""
-
-    city: str
-    unit: Literal["celsius", "fahrenheit"]
-
-
-class City(BaseModel):
-    name: str
-    country: str
-    is_capital: bool
 
 
 get_weather = openai.pydantic_function_tool(GetWeather, name="get_weather")
@@ -62,7 +48,6 @@ def stream() -> None:
 
 
 def tools() -> None:
-    weather = Weather()
     answer = client.chat.completions.create(**weather_question, tools=[get_weather], tool_choice=forced)
     message = answer.choices[0].message
     (call,) = message.tool_calls

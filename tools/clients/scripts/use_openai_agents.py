@@ -1,30 +1,16 @@
 """The examples for openai-agents over responses, which it asks by default."""
 
-from typing import Literal
-
 from agents import Agent, ModelSettings, OpenAIResponsesModel, Runner, function_tool, set_tracing_disabled
-from features import API_KEY, BASE_URL, MODEL, QUESTION, WEATHER_QUESTION, Weather, check_capital, check_streamed, run
+from features import API_KEY, BASE_URL, MODEL, QUESTION, WEATHER_QUESTION, check_capital, check_streamed, run, weather
 from openai import AsyncOpenAI
 from openai.types.responses import ResponseFunctionCallArgumentsDeltaEvent, ResponseTextDeltaEvent
-from pydantic import BaseModel
+from subjects import City, get_weather
 
 client = AsyncOpenAI(base_url=BASE_URL, api_key=API_KEY)
 model = OpenAIResponsesModel(model=MODEL, openai_client=client)
 set_tracing_disabled(True)
 
-weather = Weather()
-
-
-@function_tool
-def get_weather(city: str, unit: Literal["celsius", "fahrenheit"]) -> str:
-    """Report the weather in a city."""
-    return weather.report(city, unit)
-
-
-class City(BaseModel):
-    name: str
-    country: str
-    is_capital: bool
+weather_tool = function_tool(get_weather)
 
 
 def agent(**options: object) -> Agent:
@@ -34,9 +20,8 @@ def agent(**options: object) -> Agent:
 
 
 def weather_agent(tool_choice: str) -> Agent:
-    weather.calls.clear()
     settings = ModelSettings(temperature=0, max_tokens=200, tool_choice=tool_choice)
-    return agent(tools=[get_weather], model_settings=settings)
+    return agent(tools=[weather_tool], model_settings=settings)
 
 
 async def text() -> None:

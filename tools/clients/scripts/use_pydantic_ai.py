@@ -1,7 +1,5 @@
 """The examples for pydantic-ai over responses, which it asks by default."""
 
-from typing import Literal
-
 from features import (
     API_KEY,
     BASE_URL,
@@ -11,35 +9,23 @@ from features import (
     QUESTION,
     TEXTS,
     WEATHER_QUESTION,
-    Weather,
     check_capital,
     check_streamed,
     check_vectors,
     run,
+    weather,
 )
-from pydantic import BaseModel
 from pydantic_ai import Agent, Embedder, NativeOutput, ToolOutput
 from pydantic_ai.embeddings.openai import OpenAIEmbeddingModel
 from pydantic_ai.models.openai import OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
+from subjects import City, get_weather
 
 model = OpenAIResponsesModel(MODEL, provider=OpenAIProvider(base_url=BASE_URL, api_key=API_KEY))
 embedder = OpenAIEmbeddingModel(EMBEDDER, provider=OpenAIProvider(base_url=EMBEDDINGS_URL, api_key=API_KEY))
 
 settings = {"temperature": 0, "max_tokens": 200}
 agent = Agent(model, model_settings=settings)
-weather = Weather()
-
-
-def get_weather(city: str, unit: Literal["celsius", "fahrenheit"]) -> str:
-    """Report the weather in a city."""
-    return weather.report(city, unit)
-
-
-class City(BaseModel):
-    name: str
-    country: str
-    is_capital: bool
 
 
 def text() -> None:
@@ -54,14 +40,12 @@ async def stream() -> None:
 
 
 def tools() -> None:
-    weather.calls.clear()
     forced = Agent(model, output_type=get_weather, model_settings=settings)
     assert "18 degrees" in forced.run_sync(WEATHER_QUESTION).output
     weather.check_called()
 
 
 def auto() -> None:
-    weather.calls.clear()
     assert Agent(model, tools=[get_weather], model_settings=settings).run_sync(WEATHER_QUESTION).output
     weather.check_obeyed()
 

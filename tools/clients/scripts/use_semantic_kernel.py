@@ -18,7 +18,6 @@ from features import (
     run,
 )
 from openai import AsyncOpenAI
-from pydantic import BaseModel
 from semantic_kernel import Kernel
 from semantic_kernel.agents import OpenAIResponsesAgent
 from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
@@ -29,6 +28,7 @@ from semantic_kernel.connectors.ai.open_ai import (
 )
 from semantic_kernel.contents import ChatHistory
 from semantic_kernel.functions import kernel_function
+from subjects import City
 
 client = AsyncOpenAI(base_url=BASE_URL, api_key=API_KEY)
 service = OpenAIChatCompletion(ai_model_id=MODEL, async_client=client)
@@ -48,12 +48,6 @@ class WeatherPlugin:
     @kernel_function(description="Report the weather in a city.")
     def get_weather(self, city: str, unit: Unit) -> str:
         return self.weather.report(city, unit)
-
-
-class City(BaseModel):
-    name: str
-    country: str
-    is_capital: bool
 
 
 def history(question: str) -> ChatHistory:

@@ -1,13 +1,12 @@
 """The examples for smolagents."""
 
-from features import API_KEY, BASE_URL, MODEL, QUESTION, WEATHER_QUESTION, Weather, check_capital, check_streamed, run
-from pydantic import BaseModel
+from features import API_KEY, BASE_URL, MODEL, QUESTION, WEATHER_QUESTION, check_capital, check_streamed, run, weather
 from smolagents import ChatMessage, OpenAIModel, ToolCallingAgent, tool
+from subjects import City
 
 model = OpenAIModel(model_id=MODEL, api_base=BASE_URL, api_key=API_KEY, temperature=0, max_tokens=200)
 
 question = [ChatMessage(role="user", content=[{"type": "text", "text": QUESTION}])]
-weather = Weather()
 
 
 @tool
@@ -19,12 +18,6 @@ def get_weather(city: str, unit: str) -> str:
         unit: The unit of the temperature.
     """
     return weather.report(city, unit)
-
-
-class City(BaseModel):
-    name: str
-    country: str
-    is_capital: bool
 
 
 def text() -> None:
