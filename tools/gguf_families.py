@@ -45,8 +45,8 @@ from tests.models.decoders import byte_tokenizer
 from tests.models.gguf_records import RECORDS, checksum, model_of, parameters_of, records
 
 # The converter knows tokenizers by a hash of what they make of a text, which those of small models are not known by. So
-# all are written as if they were Llama 3's; `tools.gguf_tokenizers` compares tokenizers. What guesses further tokens is
-# left out, where the converter can do that, because transformers' models do not have it.
+# all are written as if they were Llama 3's: tokenizers are not compared here. What guesses further tokens is left out,
+# where the converter can do that, because transformers' models do not have it.
 _CONVERT = """
 import sys
 sys.path[:0] = [sys.argv[1], sys.argv[1] + "/gguf-py"]
