@@ -367,7 +367,7 @@ class Scheduler:
         while True:
             head = self._waiting.head()
             is_full = len(self.running) >= self.limits.max_running and not self._may_make_way(head, step)
-            while prefills and share > 0 and not self._passes(head, prefills[-1]):
+            while prefills and min(share, budget) > 0 and not self._passes(head, prefills[-1]):
                 sequence = prefills.pop()
                 if sequence.place is Place.RUNNING and self._has_room(sequence):  # it was not preempted for another
                     num_prefills += 1

@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oaiserve.engine.pacing import StepTime
 from oaiserve.engine.policy import Policy, fair, fcfs
 from oaiserve.engine.sequence import Place, Sequence
 from oaiserve.engine.waiting import GENERATED_WEIGHT, MOST_ABSENT, WaitingQueue
+from oaiserve.explain.step_cost import KNOTS, StepCost
 from oaiserve.facts.record import WaitReason
 from tests.engine.doubles import TIMEOUT_SECONDS, Inbox, ScriptedRunner, make_engine, request
 from tests.engine.memory import Memory, memory_of, sequence
@@ -163,6 +165,40 @@ def test_a_long_prompt_leaves_half_of_a_step_also_to_a_client_that_has_something
     assert memory.run() == [("polite0", 1), ("greedy0", 7)]  # the polite one got more so far
     assert memory.run() == [("polite0", 1), ("greedy0", 4), ("another", 3)]
     assert memory.run() == [("polite0", 1), ("another", 3), ("greedy0", 4)]
+
+
+def test_a_request_gets_a_place_from_one_of_its_client_that_has_several_and_keeps_one() -> None:
+    memory = memory_of(kv_blocks=64, max_running=3, policy=fair)
+    large = [sequence("large", 4, 40, client_name="only") for _ in range(8)]
+    memory.add(*large)
+    for _ in range(4):
+        memory.run()
+    memory.add(*(sequence(name, 4, 20, client_name="only") for name in ("b", "c", "d")))
+    for _ in range(3):
+        memory.run()
+    assert Counter(one.request_id for one in memory.scheduler.running) == {"large": 1, "b": 1, "c": 1}
+    assert memory.scheduler.num_preemptions == 2
+    memory.run_out()
+
+
+def test_a_short_prompt_passes_long_ones_of_its_client() -> None:
+    memory = memory_of(kv_blocks=64, policy=fair)
+    memory.add(*(sequence(f"long{number}", 40, client_name="only") for number in range(2)))
+    assert memory.run() == [("long0", 8)]
+    memory.add(sequence("short", 5, 1, client_name="only"))
+    assert memory.run() == [("short", 5), ("long0", 3)]
+    assert memory.run() == [("long0", 8)]
+
+
+def test_where_decodes_take_all_the_time_only_requests_without_a_place_get_one() -> None:
+    memory, cost = memory_of(kv_blocks=64, max_running=8, policy=fair), StepCost(tuple(1e6 * knot for knot in KNOTS))
+    memory.scheduler.step_time = StepTime(lambda: cost, 0.002, 8)
+    memory.add(*(sequence("large", 2, 40, client_name="only") for _ in range(8)))
+    for _ in range(6):
+        memory.run()
+    assert len(memory.scheduler.running) == 3
+    memory.add(sequence("other", 2, 40, client_name="only"))
+    assert ("other", 2) in memory.run()
 
 
 def test_a_single_place_is_never_taken_away() -> None:

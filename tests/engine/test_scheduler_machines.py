@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from oaiserve.engine.blocks import StatePool
+from oaiserve.engine.pacing import StepTime
 from oaiserve.engine.policy import POLICIES
 from oaiserve.engine.sequence import Place, Sequence
 from oaiserve.engine.step import Draw
+from oaiserve.explain.step_cost import KNOTS, StepCost
 from tests.engine.memory import Memory, make, sequence
 
 LAST_TOKEN = 3  # of those that are drawn, 0 to 3
@@ -27,6 +29,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     num_states: int | None = None  # there are states, so many
     shortest_kept = 1
     fewest_draws, most_draws = 1, 1  # tokens that a step draws for a sequence
+    has_time = False  # steps have a target of three tokens' time
     most_forced = 0  # tokens that a grammar forces behind these
 
     def __init__(self) -> None:
@@ -39,6 +42,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             prefix_cache=self.prefix_cache,
             states=None if self.num_states is None else StatePool(self.num_states, self.shortest_kept),
         )
+        if self.has_time:
+            cost = StepCost(tuple(1e6 * knot for knot in KNOTS))
+            self.scheduler.step_time = StepTime(lambda: cost, 0.003, 6)
         self.memory = Memory(self.scheduler, last_token=LAST_TOKEN)
         self.memory.overlap = self.overlap
         self.open: list[Sequence] = []
@@ -54,14 +60,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         number=st.integers(-1, 1),
         salt=st.sampled_from(["", "", "a"]),
         client=st.sampled_from(["a", "a", "b", "c"]),
+        is_one=st.booleans(),
     )
-    def arrive(self, shared: int, own: int, max_tokens: int, choices: int, number: int, salt: str, client: str) -> None:
+    def arrive(
+        self, shared: int, own: int, max_tokens: int, choices: int, number: int, salt: str, client: str, is_one: bool
+    ) -> None:
         prompt = [*range(shared), *(100 + i % 2 for i in range(own))]
         leader = None
         self.now_ns += 3
         self.num_arrived += 1
         for choice in range(choices):
-            name = f"{self.num_arrived}.{choice}"
+            name = f"{self.num_arrived}" if is_one else f"{self.num_arrived}.{choice}"
             fields = {"priority": number, "cache_salt": salt, "client_name": client, "adapter": number + 1}
             self.open.append(sequence(name, prompt, max_tokens, **fields))
             self.open[-1].needs_ids = number == 0
@@ -177,6 +186,8 @@ MACHINES: dict[str, dict[str, object]] = {
     "priority": {"policy": "priority"},
     "shortest": {"policy": "shortest"},
     "fair": {"policy": "fair"},
+    "fair, with time": {"policy": "fair", "has_time": True},
+    "overlap, several, fair, with time": {**OVERLAP, **SEVERAL, "policy": "fair", "has_time": True},
     "several": SEVERAL,
     "several, without cache": {**WITHOUT_CACHE, **SEVERAL},
     "forced": {"most_forced": 6},
