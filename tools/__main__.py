@@ -10,7 +10,6 @@ import runpy
 import sys
 
 COMMANDS = {
-    "figures": "speed and size, for docs/measurements.md",
     "bench.compare": "against other servers: `make bench-peers`",
     "bench.gguf_peers": "beside llama.cpp's server, on the same GGUF files",
     "bench.packed_peers": "beside vLLM, on the same 4-bit checkpoints (AWQ, GPTQ)",
