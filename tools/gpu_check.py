@@ -26,8 +26,6 @@ from tools.gpu.run import run_all
 from tools.gpu.sections import NOT_ON_CPU, SECTIONS, Section
 from tools.markdown import write_between
 
-BUDGET_SECONDS = 530.0
-
 
 def main(argv: list[str] | None = None) -> int:
     names = [section.name for section in SECTIONS]
@@ -37,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--device", default="cuda", choices=("cuda", "cpu"))
     add("--quick", action="store_true", help="tiny models and short runs, which only show that everything works")
     add("--only", nargs="+", choices=names, default=names, metavar="SECTION", help=f"some of {', '.join(names)}")
-    add("--budget-seconds", type=float, default=BUDGET_SECONDS, help="for all sections (default %(default)g)")
+    add("--budget-seconds", type=float, default=530.0, help="for all sections (default %(default)g)")
     add("--show", type=Path, nargs="+", metavar="JSON", help="measure nothing; show these results, and "
         "the last one of a section that several files have")  # fmt: skip
     add("--markdown", type=Path, metavar="PAGE", help="write the text there, between the markers of gpu")

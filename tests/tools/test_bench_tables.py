@@ -16,8 +16,6 @@ from tools.bench.client import MOST_MISSING, RunFailed, arguments, read_result
 from tools.bench.workloads import MEASURES, WORKLOADS, Measure
 
 DOCS = Path(__file__).parents[2] / "docs"
-SPEED = Measure("output", "tokens/s", "output_throughput", "W1", more_is_better=True, goal=1.25)
-START = Measure("start", "s", "start_seconds", limit=6)
 
 
 def server(*speeds: float | None, start_seconds: float = 2.0, **problems: str) -> dict[str, Any]:
@@ -25,13 +23,6 @@ def server(*speeds: float | None, start_seconds: float = 2.0, **problems: str) -
     runs = [{} if speed is None else {"W1": {"output_throughput": speed, "other_cores": 0.05}} for speed in speeds]
     rounds = [{"start_seconds": start_seconds, "workloads": run} for run in runs]
     return {"version": "1", "command": "serve", "rounds": rounds, "problems": problems}
-
-
-def test_values_are_those_of_the_workload_or_of_the_server() -> None:
-    measured = [{"start_seconds": 2.0, "workloads": {"W1": {"output_throughput": 5.0}}}, {"workloads": {}}, {}]
-    assert table.values(measured, SPEED) == {0: 5.0}
-    assert table.values(measured, START) == {0: 2.0}
-    assert table.values(measured, Measure("", "", "itl_p99_ms", "W1")) == {}
 
 
 def test_a_ratio_is_to_the_best_median_of_a_peer_in_rounds_that_both_have() -> None:

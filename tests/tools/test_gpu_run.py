@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tools.gpu.run import LAST_LINES, run_all, run_one
-from tools.gpu.section import parts, write
+from tools.gpu.section import parts
 from tools.gpu.sections import NO_TRITON, NOT_ON_CPU, SECTIONS, Section
 
 FIRST, SECOND = (Section(name, "none:run", 60) for name in ("first", "second"))
@@ -100,12 +99,6 @@ def test_sections_for_which_the_budget_has_no_time_are_reported_as_left_out(tmp_
     results = dict(run_all([FIRST, SECOND], lambda *_: command("raise SystemExit(9)"), tmp_path, 5))
     assert [result["status"] for result in results.values()] == ["left out", "left out"]
     assert "5 s were left of the 5 s" in results["first"]["problem"]
-
-
-def test_a_result_is_replaced_as_a_whole(tmp_path: Path) -> None:
-    write(tmp_path / "first.json", {"found": [1, 2]})
-    assert json.loads((tmp_path / "first.json").read_text()) == {"found": [1, 2]}
-    assert [file.name for file in tmp_path.iterdir()] == ["first.json"]
 
 
 def test_a_section_says_why_it_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,13 +89,11 @@ def run_round(
                     figures["workloads"][workload.name] = run
                     say(f"{server.name}, round {number + 1}, {workload.name}: {run}")
                 except RunFailed as error:
-                    problems[workload.name] = one_line(error)
-                    say(f"{server.name}, {workload.name}: {error}")
+                    note(problems, workload.name, server, error)
                 peak_mib = peak_rss_mib(running.process.pid)
                 figures["peak_rss_mib"] = round(max(figures.get("peak_rss_mib", 0.0), peak_mib))
     except (StartFailed, RunFailed) as error:
-        problems["start"] = one_line(error)
-        say(f"{server.name}: {error}")
+        note(problems, "start", server, error)
 
 
 def first_start(server: ServerSpec) -> dict[str, float]:
@@ -114,10 +112,11 @@ def first_start(server: ServerSpec) -> dict[str, float]:
         }
 
 
-def one_line(error: Exception) -> str:
-    """Return the message for a cell of a table. The end of a long log is cut off its middle."""
+def note(problems: dict[str, str], what: str, server: ServerSpec, error: Exception) -> None:
+    """Note the message for the page, in one line. A long one, with a log, is cut in its middle."""
+    say(f"{server.name}, {what}: {error}")
     text = " ".join(str(error).replace("|", " ").split())
-    return text if len(text) <= 400 else f"{text[:100]} ... {text[-300:]}"
+    problems[what] = text if len(text) <= 400 else f"{text[:100]} ... {text[-300:]}"
 
 
 def say(text: str) -> None:

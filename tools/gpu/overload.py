@@ -22,7 +22,6 @@ from tools.gpu.answers import compare
 from tools.gpu.sections import NOT_ON_CPU, Target
 from tools.gpu.workload import blocks_for, ids, load, running_engine
 
-COUNT = 48
 NUM_TOKENS = 24
 LEAVE_AFTER_TOKENS = 6
 BLOCK_SIZE = 4
@@ -35,7 +34,7 @@ def run(target: Target) -> Iterator[dict[str, Any]]:
 
 def preemption(target: Target) -> dict[str, Any]:
     """Send four times as many tokens as the KV cache holds. Every fifth client leaves in the middle of its answer."""
-    count = 16 if target.quick else COUNT
+    count = 16 if target.quick else 48
     loaded = prepare(random_model(FAMILIES["llama"], device=target.device), "llama")
     generator = random.Random(0)
     prompts = [generator.choices(range(97), k=generator.randrange(4, 40)) for _ in range(count)]
