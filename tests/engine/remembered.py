@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedModel
 
+from oaiserve.engine.engine import Engine
 from tests.engine.text.tokenizers_for_tests import CHATML
 from tests.models.decoders import byte_tokenizer
 
@@ -24,3 +26,10 @@ def wait_until_remembered() -> None:
     for thread in threading.enumerate():
         if thread.name == "remember":
             thread.join()
+
+
+def started(path: Path, *arguments: Any, **options: Any) -> Engine:
+    """Return an engine that is ready to run, once all that its start remembers has been written."""
+    engine = Engine.from_pretrained(path, *arguments, **options)
+    wait_until_remembered()
+    return engine

@@ -9,21 +9,17 @@ from queue import SimpleQueue
 
 import pytest
 
-from oaiserve.config import EngineOptions
 from oaiserve.engine.adapters import MOST_ADAPTERS, AdapterTable
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.adapted_modules import adaptable
-from oaiserve.engine.model.runner import ModelRunner
-from oaiserve.engine.request import Event, Failed, Finished, Request, SamplingParams, Terminal, TokenChunk, TokenPrompt
-from oaiserve.engine.served_model import ServedModel
+from oaiserve.engine.request import Event, Failed, Finished, Request, TokenPrompt
 from oaiserve.engine.start.prepare import prepare
-from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.engine.tokenize import TokenizeStage
 from oaiserve.errors import AdapterUnloaded, InvalidRequest, NotFound
 from tests.engine.doubles import Inbox
-from tests.engine.model.runners import eager_runner
+from tests.engine.model.runners import collect, eager_runner, greedy, make_engine
 from tests.models.adapters import merged, random_adapter
-from tests.models.decoders import FAMILIES, byte_tokenizer, generate, random_model
+from tests.models.decoders import FAMILIES, generate, random_model
 
 MODEL = random_model(FAMILIES["llama"])
 PROMPT = [(7 * i + 1) % 97 for i in range(40)]
@@ -32,10 +28,11 @@ ADAPTERS = {name: random_adapter(SHAPES, seed) for seed, name in enumerate(["one
 
 
 class Held:
-    """A runner of which the adapters that it has are known."""
+    """A model whose runner's adapters are known."""
 
-    def __init__(self, runner: ModelRunner) -> None:
-        self.runner = runner
+    def __init__(self) -> None:
+        self.loaded = prepare(deepcopy(MODEL))
+        self.runner = eager_runner(self.loaded, num_blocks=64, block_size=16)
         self.dropped: SimpleQueue[int] = SimpleQueue()
 
     def add(self, number: int, name: str, path: Path) -> None:
@@ -48,42 +45,18 @@ class Held:
 
 @pytest.fixture
 def held() -> Held:
-    return Held(eager_runner(prepare(deepcopy(MODEL)), num_blocks=64, block_size=16))
+    return Held()
 
 
 @pytest.fixture
 def engine(held: Held) -> Iterator[Engine]:
-    engine = Engine(
-        ServedModel(
-            tokenizer=Tokenizer(byte_tokenizer()),
-            runner=held.runner,
-            num_blocks=64,
-            max_model_len=96,
-            vocab_size=97,
-            adapters=AdapterTable(held.add, held.drop, SHAPES),
-        ),
-        EngineOptions(block_size=16, drafts="lookup"),
-    )
-    with engine:
+    table = AdapterTable(held.add, held.drop, SHAPES)
+    with make_engine(held.loaded, held.runner, adapters=table, drafts="lookup") as engine:
         yield engine
 
 
 def request(name: str, adapter: int, *, num_tokens: int = 6, n: int = 1) -> Request:
-    params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True, n=n)
-    return Request(name, (TokenPrompt(PROMPT),), params, adapter=adapter)
-
-
-def collect(engine: Engine, requests: list[Request]) -> tuple[dict[str, list[list[int]]], dict[str, Terminal]]:
-    """Return the tokens of all choices, and the terminal events, of requests that are submitted together."""
-    inbox = Inbox()
-    for one in requests:
-        engine.submit(one, inbox)
-    ended = inbox.wait_terminal(*(one.request_id for one in requests))
-    tokens: dict[str, list[list[int]]] = {one.request_id: [[] for _ in range(one.num_choices)] for one in requests}
-    for event in (event for events in inbox.hand_overs for event in events):
-        if isinstance(event, TokenChunk):
-            tokens[event.request_id][event.index] += event.token_ids
-    return tokens, ended
+    return Request(name, (TokenPrompt(PROMPT),), greedy(num_tokens, n=n), adapter=adapter)
 
 
 def test_requests_with_several_adapters_and_none_are_answered_together(engine: Engine) -> None:

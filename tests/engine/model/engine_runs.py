@@ -14,7 +14,7 @@ from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import Event, Grammar, PromptDone, Request, SamplingParams, TokenPrompt
 from tests.engine.doubles import Leaver
 from tests.engine.logprobs_for_tests import values_of
-from tests.engine.model.runners import chunks_of, eager_runner, make_engine, run_requests
+from tests.engine.model.runners import IN_SMALL_BLOCKS, chunks_of, eager_runner, make_engine, run_requests
 
 EOS = 40  # of 97 ids that are drawn; the tokenizer has one for each byte
 NUM_REQUESTS = 120
@@ -91,7 +91,7 @@ def run(
 ) -> Run:
     runner = eager_runner(loaded, num_blocks=num_blocks, block_size=4, executor=executor)
     runner.is_asynchronous = overlap  # steps overlap as on a GPU
-    engine = make_engine(loaded, runner, num_blocks, eos=EOS, max_running=12, max_step_tokens=24)
+    engine = make_engine(loaded, runner, num_blocks, eos=EOS, max_running=12, max_step_tokens=24, **IN_SMALL_BLOCKS)
     engine._loop._stepper._drafts = drafts
     with engine:
         ended, events = run_requests(engine, requests, Leaver(engine, leaves or {}))

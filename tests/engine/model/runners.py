@@ -1,13 +1,12 @@
-"""Runners of small models, in which a test can replace some parts, engines on them, and sequences with their blocks."""
+"""Runners of small models, in which a test can replace some parts, engines on them, and their answers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-import torch
-
 from oaiserve.config import EngineOptions
+from oaiserve.engine.adapters import AdapterTable
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.attention import Backend
 from oaiserve.engine.model.attention.reference import ReferenceAttention
@@ -16,17 +15,15 @@ from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.states import States
 from oaiserve.engine.request import Event, Request, SamplingParams, Terminal, TokenChunk
-from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.engine.doubles import Inbox
+from tests.engine.model.steps import BLOCK_SIZE, sequence_of
 from tests.models.decoders import byte_tokenizer
 
-CPU = torch.device("cpu")
-_OF_SEQUENCE = {"draw_key", "stop_ids", "bad_words", "adapter", "constraint"}
-
-
+NUM_STATES = 24  # more than sequences run, so that some can be kept
+IN_SMALL_BLOCKS = {"block_size": 4, "max_model_len": 48}
 PROMPTS = [[5, 9, 2, 40, 11], [7] * 9, [3, 1, 4, 1, 5, 9, 2, 6], [8, 8]]  # of `decode`
 
 
@@ -41,14 +38,24 @@ def eager_runner(
 ) -> ModelRunner:
     """Return a runner on an eager executor; `arguments` are those of ModelRunner."""
     eager = executor.with_cache(loaded, num_blocks=num_blocks, block_size=block_size, backend=backend)
-    states = States(loaded.state_shapes, 8, loaded.device) if loaded.state_shapes else None
-    return ModelRunner(eager, loaded.device, block_size, states=states, **arguments)
+    return ModelRunner(eager, loaded.device, block_size, states=states_of(loaded), **arguments)
+
+
+def states_of(loaded: LoadedModel) -> States | None:
+    return States(loaded.state_shapes, NUM_STATES, loaded.device) if loaded.state_shapes else None
 
 
 def make_engine(
-    loaded: LoadedModel, runner: ModelRunner, num_blocks: int, *, max_model_len: int = 48, eos: int = -1, **options: Any
+    loaded: LoadedModel,
+    runner: ModelRunner,
+    num_blocks: int = 64,
+    *,
+    max_model_len: int = 96,
+    eos: int = -1,
+    adapters: AdapterTable | None = None,
+    **options: Any,
 ) -> Engine:
-    """Return an engine whose tokenizer has a token for each byte, with blocks of 4 tokens if the options do not say."""
+    """Return an engine whose tokenizer has a token for each byte, and whose blocks have 16 tokens by default."""
     return Engine(
         ServedModel(
             tokenizer=Tokenizer(byte_tokenizer()),
@@ -57,10 +64,21 @@ def make_engine(
             max_model_len=max_model_len,
             vocab_size=loaded.vocab_size,
             eos_token_ids=frozenset([eos]) - {-1},
-            num_states=8 if loaded.state_shapes else 0,
+            num_states=NUM_STATES if loaded.state_shapes else 0,
+            adapters=adapters or AdapterTable(),
         ),
-        EngineOptions(**{"block_size": 4, **options}),
+        EngineOptions(**{"block_size": BLOCK_SIZE, **options}),
     )
+
+
+def greedy(num_tokens: int, **params: Any) -> SamplingParams:
+    """The parameters of a greedy answer of so many tokens."""
+    return SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True, **params)
+
+
+def greedy_answers(engine: Engine, prompts: list[list[int]], num_tokens: int = 12, **params: Any) -> list[list[int]]:
+    """Return the ids of greedy answers to prompts that come all at once."""
+    return [completion.token_ids for completion in engine.generate(prompts, greedy(num_tokens, **params))]
 
 
 def run_requests(
@@ -88,14 +106,13 @@ def token_ids_of(events: Iterable[Event]) -> dict[tuple[str, int], list[int]]:
     return {key: [i for chunk in chunks for i in chunk.token_ids] for key, chunks in chunks_of(events).items()}
 
 
-def sequence_of(
-    token_ids: list[int], blocks: Iterable[int] = (), *, name: str = "r", max_len: int = 99, **others: Any
-) -> Sequence:
-    """Return a sequence with these blocks. `others` are parameters of its request, or arguments of `Sequence`."""
-    own = {key: others.pop(key) for key in _OF_SEQUENCE & others.keys()}
-    sequence = Sequence(name, 0, token_ids, SamplingParams(**others), max_len=max_len, **own)
-    sequence.blocks = list(blocks)
-    return sequence
+def collect(engine: Engine, requests: list[Request]) -> tuple[dict[str, list[list[int]]], dict[str, Terminal]]:
+    """Return the ids of all choices, and the terminal events, of requests that come all at once."""
+    ended, events = run_requests(engine, requests)
+    found: dict[str, list[list[int]]] = {}
+    for (name, _), token_ids in sorted(token_ids_of(events).items()):
+        found.setdefault(name, []).append(token_ids)
+    return found, ended
 
 
 def decode(runner: ModelRunner, prompts: list[list[int]], adapters: list[int], num_tokens: int) -> list[list[int]]:

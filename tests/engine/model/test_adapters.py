@@ -20,7 +20,8 @@ from oaiserve.engine.step import Chunk, Step
 from oaiserve.errors import StartupError
 from tests.engine.model.cpu.small_models import FAMILIES as NATIVE_FAMILIES
 from tests.engine.model.cpu.small_models import config
-from tests.engine.model.runners import CPU, PROMPTS, decode, eager_runner, sequence_of
+from tests.engine.model.runners import PROMPTS, decode, eager_runner
+from tests.engine.model.steps import CPU, sequence_of
 from tests.models.adapters import merged, random_adapter, write_adapter
 from tests.models.decoders import FAMILIES, generate, random_model
 

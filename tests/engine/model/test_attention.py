@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from oaiserve.engine.model.attention import LayerCache, Scoring
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import build_batch
-from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
+from tests.engine.model.steps import CPU, sequence_of
 
 BLOCK_SIZE, HEADS, KV_HEADS, KEY_DIM, VALUE_DIM = 4, 6, 2, 8, 5
 
@@ -70,8 +69,7 @@ def test_it_equals_plain_attention_for_any_mix_of_prefill_and_decode(
     )
     step, all_keys, all_values = Step(), [], []
     for start, count in lengths:
-        sequence = Sequence("r", 0, [0] * (start + count), SamplingParams(), max_len=99)
-        sequence.blocks = [free.pop() for _ in range(-(-(start + count) // BLOCK_SIZE))]
+        sequence = sequence_of([0] * (start + count), [free.pop() for _ in range(-(-(start + count) // BLOCK_SIZE))])
         step.chunks.append(Chunk(sequence, start, count))
         all_keys.append(randn(start + count, KV_HEADS, KEY_DIM))
         all_values.append(randn(start + count, KV_HEADS, VALUE_DIM))
@@ -85,7 +83,7 @@ def test_it_equals_plain_attention_for_any_mix_of_prefill_and_decode(
     sinks = 2 * randn(HEADS) if of_heads == "sinks" else None
     slopes = randn(HEADS).abs() if of_heads == "slopes" else None
     query = randn(sum(count for _, count in lengths), HEADS, KEY_DIM)
-    attention = ReferenceAttention(build_batch(step, BLOCK_SIZE, torch.device("cpu")))
+    attention = ReferenceAttention(build_batch(step, BLOCK_SIZE, CPU))
     got = attention(
         query,
         torch.cat([keys[start:] for keys, (start, _) in zip(all_keys, lengths, strict=True)]),

@@ -8,7 +8,7 @@ import torch
 from oaiserve.engine.model.batch import ALIGNMENT, Batch, build_batch
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
-from tests.engine.model.runners import CPU, sequence_of
+from tests.engine.model.steps import CPU, sequence_of
 
 
 def sequence(prompt: list[int], blocks: list[int], num_pending: int = 0) -> Sequence:

@@ -17,7 +17,7 @@ from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Step
 from tests.engine.drafting.test_draft_model import Busy
 from tests.engine.model.engine_runs import Run, check_answers, run, some_requests
-from tests.engine.model.runners import eager_runner
+from tests.engine.model.runners import eager_runner, greedy
 from tests.models.decoders import FAMILIES, random_model
 
 BLOCK_SIZE = 4
@@ -104,7 +104,7 @@ def test_answers_are_those_without_a_draft_model(
 
 
 PROMPT = [*range(3, 50)]
-LONG = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+LONG = greedy(24)
 
 
 def test_the_look_up_and_a_draft_model_go_together(loaded: LoadedModel) -> None:

@@ -23,7 +23,8 @@ from oaiserve.engine.step import Chunk, ChunkResult, Draw, Step
 from tests.engine.grammars.plain import OneOf, constraint
 from tests.engine.model.cpu.small_models import config, load, native_runner
 from tests.engine.model.engine_runs import Run, check_answers, run, some_requests
-from tests.engine.model.runners import eager_runner, sequence_of
+from tests.engine.model.runners import eager_runner
+from tests.engine.model.steps import sequence_of
 
 PROMPT = [5, 9, 3, 17, 60]
 

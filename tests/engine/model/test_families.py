@@ -16,7 +16,14 @@ from oaiserve.engine.request import Request, SamplingParams, TokenPrompt
 from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.start.prepare import prepare
-from tests.engine.model.runners import eager_runner, make_engine, run_requests, token_ids_of
+from tests.engine.model.runners import (
+    IN_SMALL_BLOCKS,
+    eager_runner,
+    greedy_answers,
+    make_engine,
+    run_requests,
+    token_ids_of,
+)
 from tests.models import small_configs
 from tests.models.decoders import FAMILIES, FOREIGN_FAMILIES, foreign_config, generate, greedy, random_model
 
@@ -75,7 +82,8 @@ def test_answers_are_those_of_transformers_however_they_are_packed(family: str) 
 
 
 def eager_engine(loaded: LoadedModel, num_blocks: int, **options: Any) -> Engine:
-    return make_engine(loaded, eager_runner(loaded, num_blocks=num_blocks, block_size=4), num_blocks, **options)
+    runner = eager_runner(loaded, num_blocks=num_blocks, block_size=4)
+    return make_engine(loaded, runner, num_blocks, **IN_SMALL_BLOCKS, **options)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "mamba", "falcon_h1"])
@@ -84,11 +92,9 @@ def test_answers_are_the_same_if_blocks_are_shared_or_copied(family: str) -> Non
     model = random_model(config_of(family))
     prompts = [*PROMPTS, [*PROMPTS[1], 3, 4], PROMPTS[1][:20]]
     expected = generate(model, prompts, NUM_TOKENS)
-    params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True, n=2)
     with eager_engine(prepare(model), 64, max_running=8, max_step_tokens=16) as engine:
         for _ in range(2):
-            completions = engine.generate(prompts, params)
-            assert [completion.token_ids for completion in completions] == [ids for ids in expected for _ in range(2)]
+            assert greedy_answers(engine, prompts, NUM_TOKENS, n=2) == [ids for ids in expected for _ in range(2)]
         assert engine.snapshot().blocks_cached > 0
 
 

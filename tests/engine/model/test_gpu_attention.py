@@ -22,7 +22,7 @@ from oaiserve.engine.model.spec import KVShape
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.errors import StartupError
-from tests.engine.model.runners import CPU, sequence_of
+from tests.engine.model.steps import CPU, sequence_of
 from tests.models.decoders import FAMILIES, random_model
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
@@ -72,7 +72,7 @@ def make_inputs(
     step = Step()
     for start, count in lengths:
         blocks = [free.pop() for _ in range(-(-(start + count) // block_size))]
-        sequence = sequence_of([0] * (start + count), blocks, max_len=9999)
+        sequence = sequence_of([0] * (start + count), blocks)
         step.chunks.append(Chunk(sequence, start, count))
         for position in range(start):
             place = sequence.blocks[position // block_size], position % block_size

@@ -30,7 +30,8 @@ GRAMMARS = [
 def eager_engine(loaded: LoadedModel, *, overlap: bool) -> Engine:
     runner = eager_runner(loaded, num_blocks=200, block_size=4)
     runner.is_asynchronous = overlap
-    return make_engine(loaded, runner, 200, max_model_len=64, eos=EOS, max_running=8, max_step_tokens=24)
+    sizes = {"block_size": 4, "max_running": 8, "max_step_tokens": 24}
+    return make_engine(loaded, runner, 200, max_model_len=64, eos=EOS, **sizes)
 
 
 @torch.inference_mode()

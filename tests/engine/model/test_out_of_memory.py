@@ -15,12 +15,12 @@ from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.kv_cache import copy_blocks
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.request import Finished, SamplingParams
-from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.request import Finished
 from oaiserve.engine.step import Chunk, OutOfMemory, Step
 from tests.engine.model.engine_runs import CountingExecutor, Run, check_answers, run, some_requests
 from tests.engine.model.operations import Operations
 from tests.engine.model.runners import eager_runner
+from tests.engine.model.steps import sequence_of
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +60,7 @@ class FullExecutor(EagerExecutor):
 
 def test_the_exception_of_the_runner_keeps_no_tensors_in_memory(loaded: LoadedModel) -> None:
     runner = eager_runner(loaded, num_blocks=4, block_size=4, executor=FullExecutor)
-    sequence = Sequence("a", 0, [1, 2, 3], SamplingParams(), max_len=9)
-    sequence.blocks = [1]
-    step = Step([Chunk(sequence, 0, 3)])
+    step = Step([Chunk(sequence_of([1, 2, 3], [1]), 0, 3)])
     with pytest.raises(OutOfMemory, match="2 GiB were asked for") as error:
         runner.launch(step)
     assert error.value.__context__ is None, "the traceback of a context would keep the tensors of the step"

@@ -44,7 +44,8 @@ from tests.engine.doubles import Inbox
 from tests.engine.logprobs_for_tests import values_of
 from tests.engine.model.gpu.graphs import Plain
 from tests.engine.model.graph_worker import FAILS, Again, with_doubles
-from tests.engine.model.runners import chunks_of, run_requests, sequence_of, token_ids_of
+from tests.engine.model.runners import chunks_of, greedy, greedy_answers, run_requests, token_ids_of
+from tests.engine.model.steps import sequence_of
 from tests.models.decoders import FAMILIES, byte_tokenizer, random_model
 from tests.waiting import wait_until
 
@@ -52,7 +53,6 @@ ROOT = Path(__file__).parents[3]
 TIMEOUT_SECONDS = 60  # the limit of waits that end within seconds unless something is broken
 PROMPTS = [[5, 9, 3, 17], list(range(20, 51)), [90], [7] * 12, [11, 40, 11, 40, 11]]
 # With few tokens in a step, prompts are cut into chunks. With few blocks, sequences are preempted.
-GREEDY = {"max_tokens": 10, "temperature": 0.0, "ignore_eos": True}
 SMALL_STEPS = {"block_size": 4, "kv_blocks": 32, "max_running": 8, "max_step_tokens": 12}
 
 
@@ -142,7 +142,7 @@ class Run(NamedTuple):
 
 def answer_all(engine: Engine, prompt_logprobs: int | None = 0) -> Run:
     """Run all prompts at once, with two answers to each."""
-    params = SamplingParams(**GREEDY, logprobs=2, prompt_logprobs=prompt_logprobs, n=2)
+    params = greedy(10, logprobs=2, prompt_logprobs=prompt_logprobs, n=2)
     requests = [Request(f"r{i}", (TokenPrompt(prompt),), params) for i, prompt in enumerate(PROMPTS)]
     ended, events = run_requests(engine, requests)
     assert all(isinstance(event, Finished) for event in ended.values())
@@ -307,7 +307,7 @@ def test_a_killed_worker_stops_the_engine_and_fails_its_requests(
     with started(saved("llama"), 2, **SMALL_STEPS) as engine:
         assert graphs_of(engine) == (has_graphs, has_graphs)
         (pid,) = worker_pids(engine)
-        inbox, long = Inbox(), SamplingParams(max_tokens=100, temperature=0.0, ignore_eos=True)
+        inbox, long = Inbox(), greedy(100)
         os.kill(pid, signal.SIGSTOP)
         engine.submit(Request("r", (TokenPrompt([5, 9, 3]),), long), inbox)
         wait_until(lambda: engine._loop.requests.num_left_waiting == 1)  # from now on, the server waits for the worker
@@ -325,15 +325,14 @@ def test_a_killed_worker_stops_the_engine_and_fails_its_requests(
 def test_a_capture_that_fails_at_a_worker_is_off_at_all_with_one_warning(
     saved: Callable[[str], Path], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    greedy = SamplingParams(**GREEDY)
     with started(saved("llama"), 1, **SMALL_STEPS) as engine:
-        expected = [answer.token_ids for answer in engine.generate(PROMPTS, greedy)]
+        expected = greedy_answers(engine, PROMPTS)
     capture_as_on_a_gpu(monkeypatch)
     monkeypatch.setenv(FAILS, "yes")
     caplog.set_level(logging.INFO)
     with started(saved("llama"), 2, **SMALL_STEPS) as engine:
         assert graphs_of(engine) == (False, True)
-        assert [answer.token_ids for answer in engine.generate(PROMPTS, greedy)] == expected
+        assert greedy_answers(engine, PROMPTS) == expected
     lines = [(record.levelname, record.message) for record in caplog.records if "of decodes: off" in record.message]
     assert len(lines) == 2
     (worker_level, of_worker), (own_level, own) = sorted(lines, key=lambda line: line[0], reverse=True)

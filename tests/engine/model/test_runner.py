@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -21,8 +22,9 @@ from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Draw, Logprobs, Step
 from tests.engine.grammars.plain import OneOf, constraint
-from tests.engine.model.runners import eager_runner, make_engine, sequence_of
+from tests.engine.model.runners import IN_SMALL_BLOCKS, eager_runner, greedy, make_engine
 from tests.engine.model.sampling.sampling import masks_of
+from tests.engine.model.steps import sequence_of
 from tests.models.decoders import FAMILIES, random_model
 
 PROMPTS = [[5, 9, 3, 17, 60], [90, 4, 4], [7] * 6, [11, 40, 12]]
@@ -30,16 +32,16 @@ PROMPTS = [[5, 9, 3, 17, 60], [90, 4, 4], [7] * 6, [11, 40, 12]]
 
 @pytest.fixture(scope="module")
 def engine(loaded: LoadedModel) -> Iterator[Engine]:
-    with make_engine(loaded, eager_runner(loaded, num_blocks=64, block_size=4), 64) as engine:
+    with make_engine(loaded, eager_runner(loaded, num_blocks=64, block_size=4), **IN_SMALL_BLOCKS) as engine:
         yield engine
 
 
-def step_of(params: list[SamplingParams]) -> Step:
+def step_of(*params: dict[str, Any]) -> Step:
     """Return a step with all of `PROMPTS`."""
     step = Step()
     for i, prompt in enumerate(PROMPTS):
-        sequence = Sequence(str(i), 0, prompt, params[i], max_len=40)
-        sequence.blocks, sequence.wants_prompt_logprobs = [2 * i, 2 * i + 1], params[i].prompt_logprobs is not None
+        wants = params[i].get("prompt_logprobs") is not None
+        sequence = sequence_of(prompt, [2 * i, 2 * i + 1], name=str(i), wants_prompt_logprobs=wants, **params[i])
         step.chunks.append(Chunk(sequence, 0, len(prompt)))
     return step
 
@@ -47,9 +49,9 @@ def step_of(params: list[SamplingParams]) -> Step:
 def test_logprobs_of_prompts_and_tokens_are_those_of_the_model(loaded: LoadedModel) -> None:
     model = random_model(copy.deepcopy(FAMILIES["llama"]))  # a model changes its config
     asked = [(2, None), (None, 3), (0, 0), (None, None)]
-    params = [SamplingParams(temperature=0.0, logprobs=a, prompt_logprobs=b) for a, b in asked]
+    params = [{"temperature": 0.0, "logprobs": a, "prompt_logprobs": b} for a, b in asked]
     runner = eager_runner(loaded, num_blocks=8, block_size=4)
-    results = runner.collect(runner.launch(step_of(params))).chunks
+    results = runner.collect(runner.launch(step_of(*params))).chunks
     for prompt, (num_top, num_prompt_top), result in zip(PROMPTS, asked, results, strict=True):
         with torch.inference_mode():
             expected = model(torch.tensor([prompt])).logits[0].log_softmax(-1)
@@ -79,7 +81,7 @@ class BrokenExecutor(EagerExecutor):
 
 
 def test_a_sequence_without_a_token_has_the_reason_as_its_error(loaded: LoadedModel) -> None:
-    step = step_of([SamplingParams(logprobs=1), SamplingParams(logprobs=1), SamplingParams(), SamplingParams()])
+    step = step_of({"logprobs": 1}, {"logprobs": 1}, {}, {})
     step.chunks[2] = Chunk(sequence_of([7], [4], allowed_token_ids=(5,), bad_words=[[5]]), 0, 1)
     runner = eager_runner(loaded, num_blocks=8, block_size=4, executor=BrokenExecutor)
     results = runner.collect(runner.launch(step)).chunks
@@ -101,20 +103,23 @@ class CountingRows:
         return plain_sampling.sample_ids(logits, rows)
 
 
-PENALTY = SamplingParams(temperature=0.0, repetition_penalty=5.0)
-BAD_WORD = SamplingParams(temperature=0.0)
+# A penalty and a bad word wait for the ids before.
+IN_TWO_STEPS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.0, "repetition_penalty": 5.0},
+    {"seed": 3, "logprobs": 1},
+    {"temperature": 0.0, "bad_words": [[7, 9]]},
+]
 
 
 def decode_two_steps(loaded: LoadedModel, *, overlap: bool, count: CountingRows) -> list[list[ChunkResult]]:
     """Return the results of a prefill and of the next decode, which with overlap is launched before they are known."""
-    params = [SamplingParams(temperature=0.0), PENALTY, SamplingParams(seed=3, logprobs=1), BAD_WORD]
     runner = eager_runner(loaded, num_blocks=8, block_size=4, sample_ids=count)
     runner.is_asynchronous = overlap
-    sequences = []
-    for i, (prompt, asked) in enumerate(zip(PROMPTS, params, strict=True)):
-        bad_words = [[7, 9]] if asked is BAD_WORD else []
-        sequences.append(Sequence(str(i), 0, prompt, asked, max_len=20, draw_key=i, bad_words=bad_words))
-        sequences[-1].blocks = [2 * i, 2 * i + 1]
+    sequences = [
+        sequence_of(prompt, [2 * i, 2 * i + 1], name=str(i), draw_key=i, **asked)
+        for i, (prompt, asked) in enumerate(zip(PROMPTS, IN_TWO_STEPS, strict=True))
+    ]
     first = runner.launch(Step([Chunk(s, 0, s.prompt_len) for s in sequences]))
     runner.draw(first)
     results = [] if overlap else [collect_into(sequences, runner, first)]
@@ -183,7 +188,7 @@ def test_a_waiting_draw_without_memory_ends_its_sequence_only(loaded: LoadedMode
 
 def prompts_under_grammars() -> tuple[Step, list[Sequence]]:
     """Return a step with `PROMPTS`, the first two of which have a grammar, and all sequences."""
-    step = step_of([SamplingParams(temperature=0.0, logprobs=1)] * 4)
+    step = step_of(*[{"temperature": 0.0, "logprobs": 1}] * 4)
     for index, answers in enumerate(([[11], [14]], [[20]])):
         step.chunks[index].sequence.constraint = constraint(OneOf(*answers))
         step.chunks[index] = step.chunks[index]._replace(draw=Draw.LATE)
@@ -198,7 +203,7 @@ def test_rows_with_a_mask_draw_from_it_and_the_others_as_ever(
     count = CountingRows()
     runner = eager_runner(loaded, num_blocks=8, block_size=4, sample_ids=count)
     runner.is_asynchronous = overlap
-    plain = step_of([SamplingParams(temperature=0.0, logprobs=1)] * 4)
+    plain = step_of(*[{"temperature": 0.0, "logprobs": 1}] * 4)
     expected = runner.collect(runner.launch(plain)).chunks
     count.rows.clear()
     step, sequences = prompts_under_grammars()
@@ -245,15 +250,12 @@ def test_a_mask_without_a_token_ends_its_sequence_only(loaded: LoadedModel) -> N
 
 @pytest.mark.parametrize("length", [1, 2, 3])
 def test_a_greedy_answer_avoids_its_bad_words(engine: Engine, length: int) -> None:
-    params = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
-    free = engine.generate([[40, 50, 60]], params)[0]
+    free = engine.generate([[40, 50, 60]], greedy(24))[0]
     word = free.text[:length]
     assert len(word.encode()) == length, "the model's vocabulary is ASCII"
     assert " " not in word
     bad_words = tuple({word, free.text[length : 2 * length]})
-    answer = engine.generate(
-        [[40, 50, 60]], SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True, bad_words=bad_words)
-    )[0]
+    answer = engine.generate([[40, 50, 60]], greedy(24, bad_words=bad_words))[0]
     assert len(answer.token_ids) == 24
     assert answer.text != free.text
     assert not any(bad in answer.text for bad in bad_words)

@@ -16,14 +16,14 @@ from oaiserve.engine.model.foreign_layers import selective_scan
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LayerStateShapes, LoadedModel, StateShape
 from oaiserve.engine.model.states import StateCache, StateChunk, States, StepStates
-from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.start.load import load_model
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.errors import StartupError
 from tests.engine.model.cpu.small_models import native_decoder
-from tests.engine.model.runners import eager_runner, sequence_of
+from tests.engine.model.runners import eager_runner, greedy_answers
+from tests.engine.model.steps import sequence_of
 from tests.models.decoders import byte_tokenizer, generate, random_model
 from tests.models.small_configs import config_of
 
@@ -35,9 +35,7 @@ SHAPES = {0: LayerStateShapes(StateShape((2, 3), torch.float32), StateShape((2, 
 
 def held(ids: list[int], state: int) -> Sequence:
     """Return a sequence that runs, with a state and with blocks of its own."""
-    sequence = sequence_of(ids, range(4 * state, 4 * state + 4), name=str(state))
-    sequence.state = state
-    return sequence
+    return sequence_of(ids, range(4 * state, 4 * state + 4), name=str(state), state=state)
 
 
 def computed(runner: ModelRunner, *chunks: tuple[Sequence, int, int]) -> torch.Tensor:
@@ -175,9 +173,8 @@ def test_a_folder_is_served_with_prefix_cache_and_without_drafts(
     caplog.set_level("INFO")
     options: dict[str, Any] = {"max_running": 2, "max_step_tokens": 32, "kv_blocks": 32, "device": "cpu"}
     with Engine.from_pretrained(folder, EngineOptions(compile=is_compiled, **options)) as engine:
-        params = SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True)
         for _ in range(2):
-            assert [completion.token_ids for completion in engine.generate(prompts, params)] == expected
+            assert greedy_answers(engine, prompts, 9) == expected
         snapshot = engine.snapshot()
     assert snapshot.num_prefix_hits == 3 * 96  # the first of these prompts leaves its state behind
     assert snapshot.num_drafts == 0

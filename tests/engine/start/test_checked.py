@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.cpu import build
-from oaiserve.engine.request import ChatPrompt, SamplingParams
+from oaiserve.engine.request import ChatPrompt
 from oaiserve.engine.start import cache, load, stored
 from oaiserve.engine.start.cache import cache_key, recall_model, start_checked
 from oaiserve.engine.start.stored import StoredFiles, StoredTensors, TooLarge, from_json, to_json
@@ -25,13 +24,13 @@ from oaiserve.facts.start_times import StartTimes
 from oaiserve.files.start_cache import NotRemembered, Subject, recall
 from tests.engine.model.cpu.small_models import FAMILIES, described, make_model
 from tests.engine.model.cpu.small_models import load as load_small
-from tests.engine.remembered import save, wait_until_remembered
+from tests.engine.model.runners import greedy, greedy_answers
+from tests.engine.remembered import save, started
 from tests.models.adapters import write_adapter
 
 pytestmark = pytest.mark.compiler
 PARTS = ["import of torch", "start cache", "weights and check", "tokenizer"]
 OPTIONS: dict[str, Any] = {"device": "cpu", "kv_blocks": 64, "cpu_threads": 1}
-GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 
 
 @pytest.fixture
@@ -40,11 +39,9 @@ def folder(tmp_path: Path, empty_cache: Path, request: pytest.FixtureRequest) ->
     return save(make_model(FAMILIES[getattr(request, "param", "llama")]), tmp_path / "model")
 
 
-def answer(folder: Path, **options: Any) -> list[int]:
-    engine = Engine.from_pretrained(folder, **OPTIONS | options)
-    wait_until_remembered()
-    with engine:
-        return engine.generate([[5, 9, 3, 17]], GREEDY)[0].token_ids
+def answer(folder: Path, **options: Any) -> list[list[int]]:
+    with started(folder, **OPTIONS | options) as engine:
+        return greedy_answers(engine, [[5, 9, 3, 17]])
 
 
 def started_how(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -89,10 +86,8 @@ def test_a_model_with_adapters_starts_again_after_a_check_that_had_one(
     given = f"small={write_adapter(folder.parent / 'adapter', shapes, rank=3)}"
 
     def both_answers() -> list[list[int]]:
-        engine = Engine.from_pretrained(folder, options, lora=(given,))
-        wait_until_remembered()
-        with engine:
-            return [engine.generate([[5, 9, 3, 17]], GREEDY, adapter=name)[0].token_ids for name in (None, "small")]
+        with started(folder, options, lora=(given,)) as engine:
+            return [engine.generate([[5, 9, 3, 17]], greedy(12), adapter=name)[0].token_ids for name in (None, "small")]
 
     expected = both_answers()
     assert expected[0] != expected[1]

@@ -17,13 +17,14 @@ from oaiserve.engine.start import load
 from oaiserve.errors import StartupError
 from tests.engine.drafting.test_draft_model import Steady
 from tests.engine.model.cpu.small_models import config, make_model
-from tests.engine.remembered import save, wait_until_remembered
+from tests.engine.model.runners import greedy
+from tests.engine.remembered import save, started
 
 pytestmark = [pytest.mark.compiler, pytest.mark.usefixtures("empty_cache")]
 OPTIONS: dict[str, Any] = {"device": "cpu", "kv_blocks": 64, "cpu_threads": 1}
 PROMPT = [*range(5, 45)]
 WAYS = {
-    "greedy": SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True, logprobs=2),
+    "greedy": greedy(24, logprobs=2),
     "drawn": SamplingParams(max_tokens=24, temperature=0.9, top_p=0.95, seed=4, n=3, ignore_eos=True, logprobs=0),
 }
 
@@ -42,12 +43,10 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-def started(model: Path, draft_model: Path | None = None, **options: Any) -> Engine:
+def with_drafts(model: Path, draft_model: Path | None = None, **options: Any) -> Engine:
     """Return an engine whose drafts seem to cost nothing."""
-    engine = Engine.from_pretrained(
-        model, EngineOptions(**OPTIONS | options, draft_model=None if draft_model is None else str(draft_model))
-    )
-    wait_until_remembered()
+    draft = {} if draft_model is None else {"draft_model": str(draft_model)}
+    engine = started(model, EngineOptions(**OPTIONS | options | draft))
     drafts = engine._loop._stepper._drafts
     assert isinstance(drafts, Drafts)
     if drafts.model is not None:
@@ -81,9 +80,9 @@ def test_answers_are_the_same_and_a_draft_model_that_is_the_model_is_right(
     saved: dict[str, Path], model: str, draft: str, cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of them has more rows than tokens, as among the sizes of some families."""
-    with started(saved[model], kv_cache_dtype=cache) as engine:
+    with with_drafts(saved[model], kv_cache_dtype=cache) as engine:
         expected = {way: ask(engine, params)[0] for way, params in WAYS.items()}
-    with started(saved[model], saved[draft], kv_cache_dtype=cache) as engine:
+    with with_drafts(saved[model], saved[draft], kv_cache_dtype=cache) as engine:
         monkeypatch.setattr(engine._loop._stepper._drafts, "_look_up", lambda *_: None)
         for way, params in WAYS.items():
             found, num_drafted, num_accepted = ask(engine, params)
@@ -97,12 +96,12 @@ def test_both_start_again_without_transformers(
     saved: dict[str, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "oaiserve")
-    with started(saved["model"], saved["another"]) as engine:
+    with with_drafts(saved["model"], saved["another"]) as engine:
         expected = ask(engine, WAYS["greedy"])
         num_blocks = engine.snapshot().blocks_total
     monkeypatch.setattr(load, "load_model", None)
     monkeypatch.setattr("oaiserve.engine.text.tokenizer._load", None)
-    with started(saved["model"], saved["another"]) as engine:
+    with with_drafts(saved["model"], saved["another"]) as engine:
         assert ask(engine, WAYS["greedy"]) == expected
         assert engine.snapshot().blocks_total == num_blocks
     assert sum("guesses tokens; its KV cache takes" in record.message for record in caplog.records) == 2
@@ -110,14 +109,14 @@ def test_both_start_again_without_transformers(
 
 def test_its_cache_counts_in_the_memory_that_is_asked_for(saved: dict[str, Path]) -> None:
     options = OPTIONS | {"kv_blocks": None, "kv_cache_memory": 2**20}
-    alone = started(saved["model"], **options).snapshot().blocks_total
-    both = started(saved["model"], saved["another"], **options).snapshot().blocks_total
+    alone = with_drafts(saved["model"], **options).snapshot().blocks_total
+    both = with_drafts(saved["model"], saved["another"], **options).snapshot().blocks_total
     assert both == alone * 2 // 3, "the draft model has one layer and the model has two"
 
 
 def test_another_vocabulary_is_refused(saved: dict[str, Path]) -> None:
     with pytest.raises(StartupError) as found:
-        started(saved["model"], saved["other vocabulary"])
+        with_drafts(saved["model"], saved["other vocabulary"])
     assert str(found.value) == (
         f"--draft-model {saved['other vocabulary']} has another vocabulary than the model, 300 tokens and 256: id 256 "
         "is 'aa' of the draft model and no token of the model. Both must have the same."
@@ -127,7 +126,7 @@ def test_another_vocabulary_is_refused(saved: dict[str, Path]) -> None:
 @pytest.mark.parametrize(("model", "draft"), [("no native step", "model"), ("model", "no native step")])
 def test_both_need_a_native_step(saved: dict[str, Path], model: str, draft: str) -> None:
     with pytest.raises(StartupError, match=r"--draft-model .*needs the native step, which cannot be used: "):
-        started(saved[model], saved[draft])
+        with_drafts(saved[model], saved[draft])
 
 
 def test_its_files_are_checked_before_they_are_loaded(saved: dict[str, Path], tmp_path: Path) -> None:
@@ -136,13 +135,13 @@ def test_its_files_are_checked_before_they_are_loaded(saved: dict[str, Path], tm
     weights = cut / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:5000])
     with pytest.raises(StartupError, match=r"cut"):
-        started(saved["model"], cut)
+        with_drafts(saved["model"], cut)
     with pytest.raises(StartupError, match=r"nowhere"):
-        started(saved["model"], tmp_path / "nowhere")
+        with_drafts(saved["model"], tmp_path / "nowhere")
 
 
 def test_a_limit_of_the_model_is_none_of_the_draft_model(saved: dict[str, Path]) -> None:
-    with started(saved["model"], saved["another"], max_model_len=64) as engine:
+    with with_drafts(saved["model"], saved["another"], max_model_len=64) as engine:
         assert engine.max_model_len == 64
         drafts = engine._loop._stepper._drafts
         assert drafts is not None

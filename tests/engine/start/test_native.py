@@ -19,8 +19,8 @@ from oaiserve.engine.model.cpu import build, prebuilt, variants
 from oaiserve.engine.model.cpu.description import NotKnown
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.request import SamplingParams
-from tests.engine.model.cpu.small_models import FAMILIES, WITHOUT_STEP, load, make_engine, native, started_runner
+from tests.engine.model.cpu.small_models import FAMILIES, WITHOUT_STEP, load, native, started_runner
+from tests.engine.model.runners import greedy_answers, make_engine
 
 pytestmark = pytest.mark.compiler
 SLOWER = "The model runs without its native step, which is slower: "
@@ -43,8 +43,7 @@ def lines(caplog: pytest.LogCaptureFixture, level: int) -> list[str]:
 
 def answer(loaded: LoadedModel, runner: ModelRunner) -> list[int]:
     with make_engine(loaded, runner) as engine:
-        params = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
-        return engine.generate([[5, 9, 3, 17]], params)[0].token_ids
+        return greedy_answers(engine, [[5, 9, 3, 17]], 20)[0]
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from oaiserve.engine.model.cpu.reserved import ReservedMemory
 from oaiserve.engine.model.families import FAMILIES as FAMILIES_OF_FILES
 from oaiserve.engine.model.families import gpt_oss
 from oaiserve.engine.model.rehearsal import prompt
-from oaiserve.engine.request import SamplingParams, TextPrompt
+from oaiserve.engine.request import TextPrompt
 from oaiserve.engine.start.cache import cache_key, recall_model, start_checked
 from oaiserve.engine.start.compare import difference
 from oaiserve.engine.start.load import load_model
@@ -44,7 +44,8 @@ from oaiserve.files.gguf import read_tensors, shard_paths
 from oaiserve.files.source import find_model
 from oaiserve.files.start_cache import NotRemembered, Subject
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, config, make_model
-from tests.engine.remembered import wait_until_remembered
+from tests.engine.model.runners import greedy_answers
+from tests.engine.remembered import started, wait_until_remembered
 from tests.models.adapters import random_adapter
 from tests.models.decoders import byte_tokenizer
 from tests.models.gguf_files import random_blocks, write_gguf
@@ -215,9 +216,8 @@ def test_an_engine_starts_with_a_checkpoint_in_mxfp4(tmp_path: Path, caplog: pyt
     byte_tokenizer().save_pretrained(tmp_path)
     caplog.set_level(logging.INFO)
     with Engine.from_pretrained(tmp_path, OPTIONS) as engine:
-        params = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
-        (completion,) = engine.generate([[5, 9, 3, 17]], params)
-    assert len(completion.token_ids) == 5
+        (token_ids,) = greedy_answers(engine, [[5, 9, 3, 17]], 5)
+    assert len(token_ids) == 5
     (line,) = [text for text in caplog.messages if "weights in blocks" in text]
     assert line.endswith("with weights in blocks: 36 matrices MXFP4, 17 matrices expanded")
 
@@ -477,11 +477,9 @@ def test_an_engine_that_starts_again_loads_no_code_of_transformers(
 ) -> None:
     path = file_with_tokenizer(tmp_path)
 
-    def answer() -> list[int]:
-        engine = Engine.from_pretrained(path, OPTIONS)
-        wait_until_remembered()
-        with engine:
-            return engine.generate([[5, 9, 3, 17]], SamplingParams(max_tokens=12, temperature=0.0))[0].token_ids
+    def answer() -> list[list[int]]:
+        with started(path, OPTIONS) as engine:
+            return greedy_answers(engine, [[5, 9, 3, 17]])
 
     expected = answer()
     monkeypatch.setattr("oaiserve.engine.text.tokenizer._load", None)

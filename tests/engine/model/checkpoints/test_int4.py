@@ -14,14 +14,14 @@ from oaiserve.config import Bytes
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.checkpoints.int4_weights import Int4Weights
 from oaiserve.engine.model.cpu.library import Library
-from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.start.compare import difference
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.start.ways.quantized import load_quantized, reason_to_expand
 from oaiserve.errors import StartupError
 from oaiserve.files.source import find_model
 from tests.engine.model.cpu.small_models import config, make_model
-from tests.engine.remembered import wait_until_remembered
+from tests.engine.model.runners import greedy_answers
+from tests.engine.remembered import started
 from tests.models.adapters import random_adapter
 from tests.models.decoders import byte_tokenizer, generate
 from tests.models.in_blocks import (
@@ -126,8 +126,7 @@ def test_answers_are_those_of_transformers_with_quantized_weights(tmp_path: Path
     model = with_quantized_weights(saved(tmp_path), tmp_path)
     prompts = [[5, 9, 3, 17], list(range(40, 63))]
     with Engine.from_pretrained(tmp_path, INT4) as engine:
-        params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
-        assert [answer.token_ids for answer in engine.generate(prompts, params)] == generate(model, prompts, 12)
+        assert greedy_answers(engine, prompts) == generate(model, prompts, 12)
 
 
 @pytest.mark.compiler
@@ -139,13 +138,9 @@ def test_adapters_are_added_to_products_with_quantized_weights(tmp_path: Path) -
     assert difference(found, eager_logits(prepare(model), 20, adapter)) < 0.02
 
 
-def answered(folder: Path, **options: Any) -> list[int]:
-    """Start an engine on a folder, and return an answer once all is remembered."""
-    engine = Engine.from_pretrained(folder, replace(INT4, **options))
-    wait_until_remembered()
-    with engine:
-        params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
-        return engine.generate([[5, 9, 3, 17]], params)[0].token_ids
+def answered(folder: Path, **options: Any) -> list[list[int]]:
+    with started(folder, replace(INT4, **options)) as engine:
+        return greedy_answers(engine, [[5, 9, 3, 17]])
 
 
 @pytest.mark.compiler

@@ -17,7 +17,6 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.cpu.blocks import FORMATS
 from oaiserve.engine.model.cpu.library import Library
-from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.start.compare import difference
 from oaiserve.engine.start.load import load_model
 from oaiserve.engine.start.prepare import prepare
@@ -26,6 +25,7 @@ from oaiserve.errors import StartupError
 from oaiserve.files.source import find_model
 from tests.engine.model.cpu.small_models import config, make_model
 from tests.engine.model.gpu.packed_matrices import weights_in
+from tests.engine.model.runners import greedy_answers
 from tests.models.adapters import random_adapter
 from tests.models.decoders import generate
 from tests.models.in_blocks import (
@@ -131,9 +131,7 @@ def test_answers_are_those_of_transformers_with_the_same_weights(case: str, tmp_
     model = with_inputs_in_eight_bits(written(tmp_path, packing, family, **changes), packing)
     prompts = [[5, 9, 3, 17], list(range(40, 63)), [7]]
     with Engine.from_pretrained(tmp_path, OPTIONS) as engine:
-        params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
-        answers = [answer.token_ids for answer in engine.generate(prompts, params)]
-    assert answers == generate(model, prompts, 12)
+        assert greedy_answers(engine, prompts) == generate(model, prompts, 12)
 
 
 @pytest.mark.compiler

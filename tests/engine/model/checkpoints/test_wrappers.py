@@ -20,8 +20,6 @@ from oaiserve.engine.model.model_config import quantization_of
 from oaiserve.engine.model.rehearsal import prompt
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.model.states import States
-from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.start.load import load_model
 from oaiserve.engine.start.stored import StoredTensors
 from oaiserve.engine.start.ways.quantized import load_quantized, reason_to_expand
@@ -31,24 +29,22 @@ from oaiserve.files.checkpoint import refuse_unless_sound
 from oaiserve.files.source import find_model
 from tests.engine.model.cpu import small_models
 from tests.engine.model.cpu.small_models import native_decoder
-from tests.engine.model.runners import make_engine
+from tests.engine.model.runners import greedy_answers, make_engine, states_of
+from tests.engine.model.steps import BLOCK_SIZE
 from tests.engine.text.tokenizers_for_tests import CHATML
 from tests.models.decoders import byte_tokenizer, generate
 from tests.models.packed import Packing, write_checkpoint
 from tests.models.wrappers import random_wrapper, save_wrapper, wrapper_config
 
 PROMPTS = [[5, 9, 3, 17], list(range(20, 51)), [90], [7] * 12]
-NUM_TOKENS, BLOCK_SIZE, NUM_BLOCKS = 12, 16, 16
+NUM_TOKENS, NUM_BLOCKS = 12, 16
 
 
 def answers(loaded: LoadedModel, executor: Executor | None = None) -> list[list[int]]:
     executor = executor or EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
-    states = States(loaded.state_shapes, 8, loaded.device) if loaded.state_shapes else None
-    runner = ModelRunner(executor, loaded.device, BLOCK_SIZE, states=states)
-    sizes = {"block_size": BLOCK_SIZE, "max_running": 8, "max_step_tokens": 9}
-    with make_engine(loaded, runner, NUM_BLOCKS, **sizes) as engine:
-        params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
-        return [completion.token_ids for completion in engine.generate(PROMPTS, params)]
+    runner = ModelRunner(executor, loaded.device, BLOCK_SIZE, states=states_of(loaded))
+    with make_engine(loaded, runner, NUM_BLOCKS, max_running=8, max_step_tokens=9) as engine:
+        return greedy_answers(engine, PROMPTS, NUM_TOKENS)
 
 
 # One wrapper of each layout of files, each text model whose tokens have positions in three dimensions, and those whose

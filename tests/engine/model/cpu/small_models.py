@@ -1,4 +1,4 @@
-"""Small random models whose sizes the native step supports, and the runners and engines that tests run them with."""
+"""Small random models whose sizes the native step supports, and the runners that tests run them with."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import torch
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.cpu import build, prebuilt, variants
 from oaiserve.engine.model.cpu.describe import describe
 from oaiserve.engine.model.cpu.description import Decoder
@@ -23,15 +22,13 @@ from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.families import family_of, small_sizes
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.model.states import States
-from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.native import native_step, start_native, transformers_logits, with_native_cache
 from oaiserve.engine.start.prepare import prepare
-from oaiserve.engine.text.tokenizer import Tokenizer
-from tests.models.decoders import SMALL, byte_tokenizer, random_model
+from tests.engine.model.runners import states_of
+from tests.engine.model.steps import BLOCK_SIZE
+from tests.models.decoders import SMALL, random_model
 from tests.models.small_configs import config_of
 
-BLOCK_SIZE = 16
 EMULATOR = Path(__file__).parent / "amx_emulator.h"
 EMULATED_AMX = "emulated AMX"
 _SIZES = {**SMALL, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
@@ -223,7 +220,6 @@ STATE_FAMILIES: dict[str, PreTrainedConfig] = {
     "kimi_linear": config("kimi_linear", **KIMI),  # decays of each row of a state, latent vectors beside states
 }
 FAMILIES |= STATE_FAMILIES
-NUM_STATES = 24  # more than sequences run, so that some can be kept
 WITHOUT_STEP = config("apertus")  # a family of which the native library supports only attention
 GEMMA3N = config(  # several hidden states of a token
     "gemma3n_text",
@@ -328,10 +324,6 @@ def native(loaded: LoadedModel, *, num_blocks: int = 64, num_threads: int = 1) -
     return native_decoder(loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE, num_threads=num_threads)
 
 
-def states_of(loaded: LoadedModel) -> States | None:
-    return States(loaded.state_shapes, NUM_STATES, loaded.device) if loaded.state_shapes else None
-
-
 def native_runner(loaded: LoadedModel, *, num_blocks: int = 64) -> ModelRunner:
     executor = native(loaded, num_blocks=num_blocks)
     return ModelRunner(executor, loaded.device, BLOCK_SIZE, states=states_of(loaded))
@@ -346,17 +338,3 @@ def started_runner(
     settings = EngineOptions(block_size=block_size, **options)
     start_native(runner, eager, loaded, settings, num_blocks=num_blocks, num_threads=1)
     return runner
-
-
-def make_engine(loaded: LoadedModel, runner: ModelRunner, *, num_blocks: int = 64, **options: Any) -> Engine:
-    return Engine(
-        ServedModel(
-            tokenizer=Tokenizer(byte_tokenizer()),
-            runner=runner,
-            num_blocks=num_blocks,
-            max_model_len=96,
-            vocab_size=loaded.vocab_size,
-            num_states=NUM_STATES if loaded.state_shapes else 0,
-        ),
-        EngineOptions(block_size=BLOCK_SIZE, **options),
-    )

@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-from oaiserve.config import EngineOptions, KVCacheDtype
+from oaiserve.config import KVCacheDtype
 from oaiserve.engine.adapters import AdapterTable
 from oaiserve.engine.drafting.drafts import StepTimes
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.adapted_modules import adaptable
 from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import Grammar, Request, SamplingParams, TokenPrompt
-from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.prepare import prepare
-from oaiserve.engine.text.tokenizer import Tokenizer
-from tests.engine.model.cpu.small_models import BLOCK_SIZE, config, make_model, native_decoder
-from tests.engine.test_adapters import collect
+from tests.engine.model.cpu.small_models import config, make_model, native_decoder
+from tests.engine.model.runners import collect, make_engine
+from tests.engine.model.steps import BLOCK_SIZE
 from tests.models.adapters import merged, random_adapter
-from tests.models.decoders import byte_tokenizer, generate
+from tests.models.decoders import generate
 
 pytestmark = pytest.mark.compiler
 NUM_TOKENS, EOS = 24, 2
@@ -54,37 +54,26 @@ REQUESTS = [
 ]
 
 
-def make_runner(kv_cache_dtype: KVCacheDtype, num_blocks: int) -> ModelRunner:
-    loaded = prepare(deepcopy(MODEL)).with_cache(kv_cache_dtype)
+def make_runner(loaded: LoadedModel, num_blocks: int) -> ModelRunner:
     sizes = {"num_blocks": num_blocks, "block_size": BLOCK_SIZE, "num_threads": 2}
     return ModelRunner(native_decoder(loaded, has_adapters=True, **sizes), loaded.device, BLOCK_SIZE)
 
 
-def make_engine(kv_cache_dtype: KVCacheDtype, num_blocks: int, **options: Any) -> Engine:
+def with_adapters(kv_cache_dtype: KVCacheDtype, num_blocks: int, **options: Any) -> Engine:
     """Return an engine that has the adapters under their numbers."""
-    runner = make_runner(kv_cache_dtype, num_blocks)
+    loaded = prepare(deepcopy(MODEL)).with_cache(kv_cache_dtype)
+    runner = make_runner(loaded, num_blocks)
     table = AdapterTable(lambda number, *_: runner.add_adapter(number, ADAPTERS[number - 1]), runner.drop_adapter)
     for number in range(len(ADAPTERS)):
         table.load(str(number), Path())
-    return Engine(
-        ServedModel(
-            tokenizer=Tokenizer(byte_tokenizer()),
-            runner=runner,
-            num_blocks=num_blocks,
-            max_model_len=96,
-            vocab_size=MODEL.config.vocab_size,
-            eos_token_ids=frozenset([EOS]),
-            adapters=table,
-        ),
-        EngineOptions(block_size=BLOCK_SIZE, **options),
-    )
+    return make_engine(loaded, runner, num_blocks, eos=EOS, adapters=table, **options)
 
 
 @cache
 def answers_alone(kv_cache_dtype: KVCacheDtype) -> dict[str, list[list[int]]]:
     """Return the tokens of each request that is answered alone, a token a step, from an empty cache."""
     found: dict[str, list[list[int]]] = {}
-    with make_engine(kv_cache_dtype, 64, drafts="off", prefix_cache=False) as engine:
+    with with_adapters(kv_cache_dtype, 64, drafts="off", prefix_cache=False) as engine:
         for request in REQUESTS:
             found |= collect(engine, [request])[0]
     return found
@@ -103,7 +92,7 @@ def test_an_answer_alone_is_that_of_merged_weights() -> None:
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
 def test_answers_with_drafts_are_those_alone(kv_cache_dtype: KVCacheDtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StepTimes, "observe", lambda *_: None)  # so it seems as if drafts cost nothing
-    with make_engine(kv_cache_dtype, 64, drafts="lookup") as engine:
+    with with_adapters(kv_cache_dtype, 64, drafts="lookup") as engine:
         tokens, _ = collect(engine, REQUESTS)
         snapshot = engine.snapshot()
     assert tokens == answers_alone(kv_cache_dtype)
@@ -113,7 +102,7 @@ def test_answers_with_drafts_are_those_alone(kv_cache_dtype: KVCacheDtype, monke
 
 
 def test_answers_with_preemptions_are_those_alone() -> None:
-    with make_engine("auto", 8, drafts="off") as engine:
+    with with_adapters("auto", 8, drafts="off") as engine:
         tokens, _ = collect(engine, REQUESTS)
         snapshot = engine.snapshot()
     assert tokens == answers_alone("auto")
@@ -121,7 +110,7 @@ def test_answers_with_preemptions_are_those_alone() -> None:
 
 
 def test_an_adapter_is_kept_in_the_form_that_native_code_reads_alone() -> None:
-    runner = make_runner("auto", 8)
+    runner = make_runner(prepare(deepcopy(MODEL)), 8)
     adapter = random_adapter(adaptable(MODEL), 1, rank=3)
     weights = weakref.ref(adapter)
     runner.add_adapter(1, adapter)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -12,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from oaiserve.engine.model.attention import Backend, LayerCache, Scoring, reference
+from oaiserve.engine.model.attention import Backend, LayerCache, reference
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu import attention
@@ -20,35 +18,15 @@ from oaiserve.engine.model.cpu.attention import NativeAttention
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import KVShape, LoadedModel
-from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
-from tests.engine.model.cpu.small_models import (
-    BLOCK_SIZE,
-    EXPERTS,
-    WITHOUT_STEP,
-    config,
-    load,
-    make_engine,
-    make_model,
-    started_runner,
-)
+from tests.engine.model.cpu.attention_layers import NUM_BLOCKS, Layer, native_attention, plain_caches
+from tests.engine.model.cpu.small_models import EXPERTS, WITHOUT_STEP, config, load, make_model, started_runner
+from tests.engine.model.runners import greedy_answers, make_engine
+from tests.engine.model.steps import BLOCK_SIZE, CPU, Shape, sequence_of, shapes, two_steps
 from tests.models.decoders import generate
 
 pytestmark = pytest.mark.compiler
-NUM_BLOCKS = 48
-CPU = torch.device("cpu")
 PROMPTS = [[5, 9, 3, 17], list(range(20, 75)), [90], [7] * 20, [11, 40, 11]]
-GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
-
-
-class Layer(NamedTuple):
-    heads: int
-    shape: KVShape
-    sliding_window: int | None = None
-    softcap: float | None = None
-    has_sinks: bool = False
-    has_slopes: bool = False
 
 
 # The first three have the same window, which is none; each of the others has something that no other has.
@@ -64,45 +42,6 @@ LAYERS = [
     Layer(6, KVShape(2, 48, 32), has_slopes=True),
     Layer(4, KVShape(2, 32, 32), softcap=3.0, has_slopes=True),
 ]
-# For each sequence: the number of tokens that are in the cache, and the number that the last step computes.
-shapes = st.lists(st.tuples(st.integers(0, 200), st.integers(1, 150) | st.just(1)), min_size=1, max_size=5).filter(
-    lambda shape: sum(-(-sum(lens) // BLOCK_SIZE) for lens in shape) <= NUM_BLOCKS
-)
-
-
-def steps_of(shape: list[tuple[int, int]], generator: torch.Generator) -> list[Step]:
-    """Return two steps: one that fills the cache, and the last step."""
-    blocks = iter(torch.randperm(NUM_BLOCKS, generator=generator).tolist())
-    steps = [Step(), Step()]
-    for i, (num_before, num_now) in enumerate(shape):
-        sequence = Sequence(str(i), 0, [0] * (num_before + num_now), SamplingParams(), max_len=1024)
-        sequence.blocks = [next(blocks) for _ in range(-(-(num_before + num_now) // BLOCK_SIZE))]
-        if num_before:
-            steps[0].chunks.append(Chunk(sequence, 0, num_before))
-        steps[1].chunks.append(Chunk(sequence, num_before, num_now))
-    for step in steps:
-        step.chunks.sort(key=lambda chunk: chunk.num_tokens > 1)  # single tokens come first
-    return [step for step in steps if step.chunks]
-
-
-def native_attention(dtype: torch.dtype) -> NativeAttention:
-    layers = {index: layer.shape for index, layer in enumerate(LAYERS)}
-    sizes = {"num_threads": 2, "num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE}
-    native = NativeAttention(Library(dtype), layers, dtype, **sizes)
-    for cache in native.caches.values():
-        for blocks in cache:
-            blocks.fill_(math.nan)  # values that have not been written must not matter
-    return native
-
-
-def plain_caches(dtype: torch.dtype) -> dict[int, LayerCache]:
-    def zeros(heads: int, dim: int) -> Tensor:
-        return torch.zeros(NUM_BLOCKS, BLOCK_SIZE, heads, dim, dtype=dtype)
-
-    return {
-        index: LayerCache(zeros(shape.kv_heads, shape.key_dim), zeros(shape.kv_heads, shape.value_dim))
-        for index, (_, shape, *_) in enumerate(LAYERS)
-    }
 
 
 def outputs(
@@ -124,26 +63,12 @@ def outputs(
         batch = build_batch(step, BLOCK_SIZE, CPU)
         attend = backend(batch)
         num_tokens = len(batch.slots)
-        for index, (heads, shape, window, softcap, has_sinks, has_slopes) in enumerate(LAYERS):
+        for index, layer in enumerate(LAYERS):
+            heads, shape = layer.heads, layer.shape
             query = randn(heads, num_tokens, shape.key_dim)
             key = randn(shape.kv_heads, num_tokens, shape.key_dim)
             value = randn(shape.kv_heads, num_tokens, shape.value_dim)
-            of_heads = torch.linspace(0.02, 2.0, heads)
-            found.append(
-                attend(
-                    query,
-                    key,
-                    value,
-                    caches[index],
-                    Scoring(
-                        0.2,
-                        window,
-                        softcap,
-                        sinks=3 * of_heads if has_sinks else None,
-                        slopes=of_heads if has_slopes else None,
-                    ),
-                )
-            )
+            found.append(attend(query, key, value, caches[index], layer.scoring()))
     return found
 
 
@@ -153,17 +78,17 @@ def native(request: pytest.FixtureRequest) -> NativeAttention:
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "own threads":
             patch.setattr(attention, "openmp", lambda: None)
-        return native_attention(torch.float32)
+        return native_attention(LAYERS, torch.float32)
 
 
-@given(shape=shapes, seed=st.integers(0, 2**32 - 1))
+@given(shape=shapes(200, 150, NUM_BLOCKS), seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=15)
 @example(shape=[(0, 1)], seed=0)
 @example(shape=[(15, 1), (16, 1), (17, 1), (200, 1), (0, 1)], seed=1)
 @example(shape=[(300, 1), (0, 150), (31, 2), (3, 128)], seed=2)
-def test_every_layer_equals_the_reference(native: NativeAttention, shape: list[tuple[int, int]], seed: int) -> None:
-    steps = steps_of(shape, torch.Generator().manual_seed(seed))
-    expected = outputs(ReferenceAttention, plain_caches(torch.float32), steps, torch.float32, seed)
+def test_every_layer_equals_the_reference(native: NativeAttention, shape: Shape, seed: int) -> None:
+    steps = two_steps(shape, torch.Generator().manual_seed(seed), num_blocks=NUM_BLOCKS)
+    expected = outputs(ReferenceAttention, plain_caches(LAYERS, torch.float32), steps, torch.float32, seed)
     found = outputs(native.prepare, native.caches, steps, torch.float32, seed)
     for result, wanted in zip(found, expected, strict=True):
         torch.testing.assert_close(result, wanted, rtol=1e-4, atol=1e-4)
@@ -171,10 +96,11 @@ def test_every_layer_equals_the_reference(native: NativeAttention, shape: list[t
 
 def test_bfloat16_is_as_close_to_float32_as_the_reference() -> None:
     dtype = torch.bfloat16
-    steps = steps_of([(40, 1), (200, 1), (70, 90), (0, 130)], torch.Generator().manual_seed(3))
-    exact = outputs(ReferenceAttention, plain_caches(torch.float32), steps, torch.float32, 3)
-    expected = outputs(ReferenceAttention, plain_caches(dtype), steps, dtype, 3)
-    native = native_attention(dtype)
+    shape = [(40, 1), (200, 1), (70, 90), (0, 130)]
+    steps = two_steps(shape, torch.Generator().manual_seed(3), num_blocks=NUM_BLOCKS)
+    exact = outputs(ReferenceAttention, plain_caches(LAYERS, torch.float32), steps, torch.float32, 3)
+    expected = outputs(ReferenceAttention, plain_caches(LAYERS, dtype), steps, dtype, 3)
+    native = native_attention(LAYERS, dtype)
     found = outputs(native.prepare, native.caches, steps, dtype, 3)
     for result, wanted, right in zip(found, expected, exact, strict=True):
         assert result.dtype == dtype
@@ -190,7 +116,7 @@ def start(loaded: LoadedModel, block_size: int = BLOCK_SIZE) -> ModelRunner:
 
 def answers(loaded: LoadedModel, runner: ModelRunner, **options: int) -> list[list[int]]:
     with make_engine(loaded, runner, **options) as engine:
-        return [completion.token_ids for completion in engine.generate(PROMPTS, GREEDY)]
+        return greedy_answers(engine, PROMPTS)
 
 
 def test_a_family_without_a_native_step_answers_as_generate_does(
@@ -202,7 +128,7 @@ def test_a_family_without_a_native_step_answers_as_generate_does(
     monkeypatch.delattr(reference, "_attention")  # the reference backend must not be used from now on
     said = [record.message for record in caplog.records if record.name.startswith("oaiserve.")]
     assert [text.split(" after ")[0] for text in said][1:] == ["Its attention is native"]
-    expected = generate(make_model(WITHOUT_STEP), PROMPTS, GREEDY.max_tokens)
+    expected = generate(make_model(WITHOUT_STEP), PROMPTS, 12)
     assert len({tuple(answer) for answer in expected}) == len(PROMPTS), "the answers must be able to differ"
     assert answers(loaded, runner, max_running=5, max_step_tokens=23) == expected
 
@@ -222,7 +148,5 @@ def test_unsupported_sizes_keep_the_reference_backend(
     loaded = load(config("phimoe", **EXPERTS, head_dim=head_dim, num_hidden_layers=1))
     runner = start(loaded, block_size)
     assert caplog.messages[1:] == [f"Its attention is in plain torch: {reason}"]
-    sequence = Sequence("", 0, [5, 9, 3], SamplingParams(temperature=0.0), max_len=4)
-    sequence.blocks = [1]
-    (result,) = runner.collect(runner.launch(Step([Chunk(sequence, 0, 3)]))).chunks
+    (result,) = runner.collect(runner.launch(Step([Chunk(sequence_of([5, 9, 3], [1]), 0, 3)]))).chunks
     assert result.error is None

@@ -13,21 +13,17 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from oaiserve.config import KVCacheDtype
-from oaiserve.engine.model.attention import LayerCache, Scoring
+from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.model.attention.reference import ReferenceAttention
-from oaiserve.engine.model.batch import Batch, build_batch
+from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu.attention import NativeAttention
 from oaiserve.engine.model.cpu.description import NotKnown
 from oaiserve.engine.model.cpu.kv_layout import LANES, new_cache, rounded
-from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.spec import KEY_GROUP, KVShape
-from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.start.compare import difference
-from oaiserve.engine.step import Chunk, Step
 from oaiserve.errors import StartupError
+from tests.engine.model.cpu.attention_layers import NUM_BLOCKS, Layer, native_attention, plain_caches
 from tests.engine.model.cpu.small_models import (
-    BLOCK_SIZE,
     FAMILIES,
     WITHOUT_STEP,
     compiled_for,
@@ -36,10 +32,9 @@ from tests.engine.model.cpu.small_models import (
     native_decoder,
     started_runner,
 )
-from tests.engine.model.cpu.test_attention_backend import NUM_BLOCKS, Layer, shapes, steps_of
+from tests.engine.model.steps import BLOCK_SIZE, CPU, Shape, batch_of_prompt, shapes, two_steps
 
 pytestmark = [pytest.mark.kernels, pytest.mark.compiler]
-CPU = torch.device("cpu")
 # Each has something that no other has: heads that are no multiple of the group, several heads for a key, a softcap.
 LAYERS = [
     Layer(6, KVShape(2, 64, 64, is_int8=True)),
@@ -96,53 +91,29 @@ def inputs(layer: Layer, num_tokens: int, generator: torch.Generator, dtype: tor
     return Inputs(*(tensor.to(torch.bfloat16).to(dtype) for tensor in (query, key, value)))
 
 
-def scoring_of(layer: Layer) -> Scoring:
-    of_heads = torch.linspace(0.02, 2.0, layer.heads)
-    return Scoring(
-        0.2,
-        layer.sliding_window,
-        layer.softcap,
-        sinks=3 * of_heads if layer.has_sinks else None,
-        slopes=of_heads if layer.has_slopes else None,
-    )
-
-
-def native_attention(dtype: torch.dtype, num_threads: int = 2) -> NativeAttention:
-    layers = {index: layer.shape for index, layer in enumerate(LAYERS)}
-    sizes = {"num_threads": num_threads, "num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE}
-    native = NativeAttention(Library(dtype), layers, dtype, **sizes)
-    for cache in native.caches.values():
-        for blocks in cache:
-            blocks.fill_(-1)  # whose scales are NaN: what has not been written must not matter
-    return native
-
-
 @pytest.fixture(scope="module", params=["native", "x86-64-v3", "x86-64-v2"])
 def natives(request: pytest.FixtureRequest) -> list[NativeAttention]:
     with compiled_for(request.param):
-        return [native_attention(torch.float32, num_threads) for num_threads in (1, 2)]
+        return [native_attention(LAYERS, torch.float32, num_threads) for num_threads in (1, 2)]
 
 
-@given(shape=shapes, seed=st.integers(0, 2**32 - 1))
+@given(shape=shapes(200, 150, NUM_BLOCKS), seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=8)
 @example(shape=[(0, 1)], seed=0)
 @example(shape=[(15, 1), (16, 1), (17, 1), (200, 1), (0, 1)], seed=1)
 @example(shape=[(300, 1), (0, 150), (31, 2), (3, 128)], seed=2)
 def test_attention_is_that_of_the_keys_and_values_that_were_written(
-    natives: list[NativeAttention], shape: list[tuple[int, int]], seed: int
+    natives: list[NativeAttention], shape: Shape, seed: int
 ) -> None:
-    plain = {
-        index: LayerCache(*(torch.zeros(NUM_BLOCKS, BLOCK_SIZE, s.kv_heads, dim) for dim in (s.key_dim, s.value_dim)))
-        for index, (_, s, *_) in enumerate(LAYERS)
-    }
+    plain = plain_caches(LAYERS, torch.float32)
     generator = torch.Generator().manual_seed(seed)
-    for step in steps_of(shape, torch.Generator().manual_seed(seed)):
+    for step in two_steps(shape, torch.Generator().manual_seed(seed), num_blocks=NUM_BLOCKS):
         batch = build_batch(step, BLOCK_SIZE, CPU)
         attends, reference = [native.prepare(batch) for native in natives], ReferenceAttention(batch)
         for index, layer in enumerate(LAYERS):
             given_ = inputs(layer, len(batch.slots), generator, torch.float32)
             results = [
-                attend(*given_, native.caches[index], scoring_of(layer))
+                attend(*given_, native.caches[index], layer.scoring())
                 for attend, native in zip(attends, natives, strict=True)
             ]
             assert torch.equal(*results), "with one thread and with two"
@@ -160,7 +131,7 @@ def test_attention_is_that_of_the_keys_and_values_that_were_written(
                 is_other = differences > 1e-5 * wanted.abs().max()
                 assert (from_middle[is_other] < 1e-3).all()
                 assert is_other.sum() <= max(2, 1 + 0.01 * wanted.numel())
-            expected = reference(given_.query, key.numbers, value.numbers, plain[index], scoring_of(layer))
+            expected = reference(given_.query, key.numbers, value.numbers, plain[index], layer.scoring())
             # Queries and weights have sixteen bits.
             torch.testing.assert_close(results[0], expected, rtol=1e-3, atol=5e-3)
             assert (results[0] - expected).norm() <= 5e-4 * expected.norm()
@@ -169,13 +140,13 @@ def test_attention_is_that_of_the_keys_and_values_that_were_written(
 def test_bfloat16_reads_the_same_cache() -> None:
     """It is less precise only in the queries, the weights of keys and the result."""
     generator = torch.Generator().manual_seed(5)
-    (step,) = steps_of([(0, 200), (0, 30)], generator)
+    (step,) = two_steps([(0, 200), (0, 30)], generator, num_blocks=NUM_BLOCKS)
     batch = build_batch(step, BLOCK_SIZE, CPU)
-    natives = [native_attention(dtype) for dtype in (torch.float32, torch.bfloat16)]
+    natives = [native_attention(LAYERS, dtype) for dtype in (torch.float32, torch.bfloat16)]
     for index, layer in enumerate(LAYERS):
         given_ = inputs(layer, len(batch.slots), generator, torch.float32)
         exact, found = (
-            native.prepare(batch)(*given_, native.caches[index], scoring_of(layer)).float() for native in natives
+            native.prepare(batch)(*given_, native.caches[index], layer.scoring()).float() for native in natives
         )
         assert (found - exact).norm() < 0.004 * exact.norm()
         caches = [native.caches[index] for native in natives]
@@ -186,13 +157,14 @@ def test_bfloat16_reads_the_same_cache() -> None:
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 @pytest.mark.parametrize("kind", [0, 1, 2], ids=["query", "key", "value"])
 def test_what_is_not_finite_reaches_those_who_see_it_and_no_others(kind: int, broken: float) -> None:
-    native, (step,) = native_attention(torch.float32), steps_of([(0, 40), (0, 20)], torch.Generator().manual_seed(1))
+    native = native_attention(LAYERS, torch.float32)
+    (step,) = two_steps([(0, 40), (0, 20)], torch.Generator().manual_seed(1), num_blocks=NUM_BLOCKS)
     batch = build_batch(step, BLOCK_SIZE, CPU)
     given_ = inputs(LAYERS[0], len(batch.slots), torch.Generator().manual_seed(2), torch.float32)
     attend = native.prepare(batch)
-    expected = attend(*given_, native.caches[0], scoring_of(LAYERS[0]))
+    expected = attend(*given_, native.caches[0], LAYERS[0].scoring())
     given_[kind][25] = broken
-    found = attend(*given_, native.caches[0], scoring_of(LAYERS[0]))
+    found = attend(*given_, native.caches[0], LAYERS[0].scoring())
     saw = torch.zeros(60, dtype=torch.bool)
     saw[25 : 26 if kind == 0 else 40] = True
     assert found[saw].isnan().all()
@@ -200,10 +172,9 @@ def test_what_is_not_finite_reaches_those_who_see_it_and_no_others(kind: int, br
 
 
 def test_numbers_that_are_all_zero_stay_zero() -> None:
-    native, (step,) = native_attention(torch.float32), steps_of([(0, 20)], torch.Generator().manual_seed(1))
-    batch = build_batch(step, BLOCK_SIZE, CPU)
+    native, batch = native_attention(LAYERS, torch.float32), batch_of_prompt(20)
     zeros = [torch.zeros_like(tensor) for tensor in inputs(LAYERS[0], 20, torch.Generator(), torch.float32)]
-    assert (native.prepare(batch)(*zeros, native.caches[0], scoring_of(LAYERS[0])) == 0).all()
+    assert (native.prepare(batch)(*zeros, native.caches[0], LAYERS[0].scoring()) == 0).all()
 
 
 @given(st.integers(1, 4), st.integers(1, 16), st.integers(1, 16), st.booleans(), st.sampled_from([16, 48]))
@@ -221,15 +192,8 @@ def logits(family: str, dtype: torch.dtype, cache: KVCacheDtype) -> Tensor:
     """Return the logits of a prompt's last token and of a decode."""
     loaded = load(config(family, initializer_range=0.1), dtype=dtype).with_cache(cache)
     native = native_decoder(loaded, num_blocks=8, block_size=BLOCK_SIZE, num_threads=2)
-    ids = [(7 * i + 3) % loaded.vocab_size for i in range(91)]
-    sequence = Sequence("", 0, ids, SamplingParams(), max_len=96)
-    sequence.blocks = list(range(6))
-
-    def batch(start: int, end: int) -> Batch:
-        return build_batch(Step([Chunk(sequence, start, end - start)]), BLOCK_SIZE, CPU)
-
     with torch.inference_mode():
-        return torch.cat([native.forward(batch(0, 90)).clone(), native.forward(batch(90, 91))])
+        return torch.cat([native.forward(batch_of_prompt(90)).clone(), native.forward(batch_of_prompt(91, 90))])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -12,22 +12,20 @@ import pytest
 import torch
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu.kv_layout import LANES
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
-from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.start import load as loading
 from oaiserve.errors import StartupError
-from tests.engine.model.cpu.small_models import BLOCK_SIZE, LATENT, compiled_for, config, load, make_model, native
-from tests.engine.model.cpu.two_steps import NUM_BLOCKS, Shape, two_steps
-from tests.engine.remembered import wait_until_remembered
+from tests.engine.model.cpu.small_models import LATENT, compiled_for, config, load, make_model, native
+from tests.engine.model.runners import greedy_answers
+from tests.engine.model.steps import BLOCK_SIZE, CPU, NUM_BLOCKS, Shape, two_steps
+from tests.engine.remembered import started
 from tests.models.decoders import byte_tokenizer, generate
 
 pytestmark = [pytest.mark.kernels, pytest.mark.compiler]
-CPU = torch.device("cpu")
 # Without experts, which are chosen differently where numbers are rounded differently.
 SIZES: dict[str, Any] = {
     **LATENT,
@@ -58,7 +56,7 @@ MODELS = {
     ),
 }
 PROMPTS = [[5, 9, 3, 17], list(range(20, 75)), [90], [7] * 20]
-GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+NUM_TOKENS = 12
 MEMORY = 2**20
 
 
@@ -71,7 +69,7 @@ def with_nan(decoder: NativeDecoder) -> NativeDecoder:
 
 
 def logits(executor: Executor, shape: Shape) -> torch.Tensor:
-    steps = two_steps(shape, torch.Generator().manual_seed(len(shape)))
+    steps = two_steps(shape, torch.Generator().manual_seed(len(shape)), wants_prompt_logprobs=True)
     with torch.inference_mode():
         return [executor.forward(build_batch(step, BLOCK_SIZE, CPU)).clone() for step in steps][-1]
 
@@ -150,17 +148,15 @@ def folder(tmp_path: Path, empty_cache: Path) -> Path:
 
 def answers(folder: Path, **options: Any) -> list[list[int]]:
     options = {"device": "cpu", "cpu_threads": 1, "kv_cache_memory": MEMORY, **options}
-    engine = Engine.from_pretrained(folder, EngineOptions(**options))
-    wait_until_remembered()
-    with engine:
-        return [completion.token_ids for completion in engine.generate(PROMPTS, GREEDY)]
+    with started(folder, EngineOptions(**options)) as engine:
+        return greedy_answers(engine, PROMPTS, NUM_TOKENS)
 
 
 def test_a_server_has_such_a_cache_from_its_first_start_on(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "oaiserve")
-    expected = generate(make_model(MODELS["v3"]), PROMPTS, GREEDY.max_tokens)
+    expected = generate(make_model(MODELS["v3"]), PROMPTS, NUM_TOKENS)
     assert answers(folder) == expected
     monkeypatch.setattr(loading, "load_model", None)
     assert answers(folder) == expected, "from what is remembered"
@@ -184,7 +180,7 @@ def test_without_native_code_the_cache_has_keys_and_values(
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setenv("OAISERVE_CACHE", str(folder.parent / "other"))
     caplog.set_level(logging.INFO, "oaiserve")
-    assert answers(folder) == generate(make_model(MODELS["v3"]), PROMPTS, GREEDY.max_tokens)
+    assert answers(folder) == generate(make_model(MODELS["v3"]), PROMPTS, NUM_TOKENS)
     num_blocks = MEMORY // (2 * 4 * (48 + 48) * 4 * BLOCK_SIZE)
     lines = [record.message for record in caplog.records]
     assert any(f": {num_blocks} KV blocks of 16 tokens (0.00 GiB), " in line for line in lines)
@@ -197,6 +193,6 @@ def test_other_options_that_the_native_step_does_not_have_get_keys_and_values(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "oaiserve")
-    assert answers(folder, block_size=8) == generate(make_model(MODELS["v3"]), PROMPTS, GREEDY.max_tokens)
+    assert answers(folder, block_size=8) == generate(make_model(MODELS["v3"]), PROMPTS, NUM_TOKENS)
     lines = [record.message for record in caplog.records if "slower" in record.message]
     assert lines == ["The model runs without its native step, which is slower: the block size 8 is no multiple of 16"]

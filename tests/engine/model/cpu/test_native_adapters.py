@@ -17,26 +17,15 @@ from oaiserve.engine.model.cpu.description import HeadRows
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.start.compare import QUANTIZED_TOLERANCE, difference
 from oaiserve.engine.start.native import with_native_cache
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Step
-from tests.engine.model.cpu.small_models import (
-    BLOCK_SIZE,
-    FAMILIES,
-    compiled_for,
-    config,
-    load,
-    make_model,
-    native_decoder,
-)
+from tests.engine.model.cpu.small_models import FAMILIES, compiled_for, config, load, make_model, native_decoder
+from tests.engine.model.steps import BLOCK_SIZE, CPU, NUM_BLOCKS, sequence_of
 from tests.models.adapters import merged, random_adapter
 
 pytestmark = [pytest.mark.kernels, pytest.mark.compiler]
-CPU = torch.device("cpu")
-NUM_BLOCKS = 64
 GROUPED = config("llama", max_position_embeddings=512, intermediate_size=176)
 
 
@@ -52,10 +41,9 @@ def batch_of(rows: list[tuple[list[int], int, Adapter | None]]) -> Batch:
     """
     chunks = []
     for place, (ids, start, _) in enumerate(rows):
-        sequence = Sequence(str(place), 0, ids, SamplingParams(), max_len=len(ids) + 1)
         width = NUM_BLOCKS // len(rows)
-        sequence.blocks = list(range(place * width, place * width + width))
-        sequence.wants_prompt_logprobs = True
+        own = range(place * width, place * width + width)
+        sequence = sequence_of(ids, own, name=str(place), wants_prompt_logprobs=True)
         chunks.append(Chunk(sequence, start, len(ids) - start))
     batch = build_batch(Step(chunks), BLOCK_SIZE, CPU)
     adapters = [adapter for _, _, adapter in rows]

@@ -13,22 +13,20 @@ from hypothesis import strategies as st
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
-from tests.engine.model.cpu.small_models import (
+from tests.engine.model.cpu.small_models import EMULATED_AMX, compiled_for, config, load, make_model, native
+from tests.engine.model.steps import (
     BLOCK_SIZE,
-    EMULATED_AMX,
-    compiled_for,
-    config,
-    load,
-    make_model,
-    native,
+    CPU,
+    NUM_BLOCKS,
+    Shape,
+    batch_of_prompt,
+    sequence_of,
+    shapes,
+    two_steps,
 )
-from tests.engine.model.cpu.two_steps import NUM_BLOCKS, Shape, shapes, two_steps
 
 pytestmark = [pytest.mark.kernels, pytest.mark.compiler]
-CPU = torch.device("cpu")
 LONG = {"max_position_embeddings": 1024, "num_hidden_layers": 2}
 CONFIGS = {
     "grouped": config("llama", **LONG, num_attention_heads=4, num_key_value_heads=1, head_dim=48),
@@ -58,9 +56,7 @@ def test_nan_in_a_sequence_affects_no_other_and_not_the_next_owner_of_its_blocks
         """Return the logits after each sequence, given by its token ids, the number in the cache, and its blocks."""
         step = Step()
         for ids, num_computed, blocks in sequences:
-            sequence = Sequence("", 0, ids, SamplingParams(), max_len=96)
-            sequence.blocks = blocks
-            step.chunks.append(Chunk(sequence, num_computed, len(ids) - num_computed))
+            step.chunks.append(Chunk(sequence_of(ids, blocks), num_computed, len(ids) - num_computed))
         with torch.inference_mode():
             return list(decoder.forward(build_batch(step, BLOCK_SIZE, loaded.device)).clone())
 
@@ -104,16 +100,11 @@ def both(request: pytest.FixtureRequest) -> Both:
 @pytest.mark.parametrize("cpu", ["x86-64-v3", EMULATED_AMX])
 def test_bfloat16_logits_of_another_cpus_code_are_close(cpu: str, name: str) -> None:
     loaded = load(CONFIGS[name], dtype=torch.bfloat16)
-    ids = [(7 * i + 3) % loaded.vocab_size for i in range(90)]
-    sequence = Sequence("", 0, ids, SamplingParams(), max_len=91)
-    sequence.blocks = list(range(6))
     results = []
     for instructions in ("native", cpu):
         with compiled_for(instructions), torch.inference_mode():
             decoder = native(loaded, num_blocks=8)
-            for start, end in ((0, 89), (89, 90)):
-                logits = decoder.forward(build_batch(Step([Chunk(sequence, start, end - start)]), BLOCK_SIZE, CPU))
-                results.append(logits.clone())
+            results += [decoder.forward(batch).clone() for batch in (batch_of_prompt(89), batch_of_prompt(90, 89))]
     for own, other in zip(results[:2], results[2:], strict=True):
         assert (own - other).norm() < 0.01 * own.norm()
 
@@ -124,7 +115,7 @@ def test_bfloat16_logits_of_another_cpus_code_are_close(cpu: str, name: str) -> 
 @example(shape=[(15, 1), (16, 1), (17, 1), (255, 1), (256, 1)], seed=1)
 @example(shape=[(600, 1), (0, 330), (255, 2), (3, 128)], seed=2)
 def test_logits_equal_those_of_the_eager_executor(both: Both, shape: Shape, seed: int) -> None:
-    steps = two_steps(shape, torch.Generator().manual_seed(seed))
+    steps = two_steps(shape, torch.Generator().manual_seed(seed), wants_prompt_logprobs=True)
     results = []
     with torch.inference_mode():
         for executor in (both.eager, *both.natives):

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import copy
 import logging
-from dataclasses import replace
 
 import pytest
 import torch
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu.description import NotKnown
 from oaiserve.engine.model.states import StateChunk
-from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.start.native import with_native_cache
 from oaiserve.engine.start.prepare import prepare
-from oaiserve.engine.step import Chunk, Step
 from tests.engine.model.cpu.small_models import (
-    BLOCK_SIZE,
     FAMILIES,
     GEMMA3N,
     GROUPED_MOE,
@@ -28,20 +22,19 @@ from tests.engine.model.cpu.small_models import (
     ZAMBA2,
     config,
     load,
-    make_engine,
     make_model,
     native,
     native_decoder,
     native_runner,
     started_runner,
-    states_of,
 )
+from tests.engine.model.runners import greedy_answers, make_engine, states_of
+from tests.engine.model.steps import batch_of_prompt
 from tests.models.decoders import generate, greedy
 
 pytestmark = pytest.mark.compiler
 PROMPTS = [[5, 9, 3, 17], list(range(20, 75)), [90], [7] * 20, [11, 40, 11], [*range(20, 60), 4]]
 NUM_TOKENS = 14
-GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -50,9 +43,7 @@ def test_answers_are_those_of_transformers_however_they_are_packed(family: str) 
     loaded = with_native_cache(prepare(copy.deepcopy(model)), EngineOptions())
     with make_engine(loaded, native_runner(loaded), max_running=16, max_step_tokens=100) as engine:
         # Two choices of each, which copy blocks; the second time with a filled prefix cache.
-        first, again = (
-            [completion.token_ids for completion in engine.generate(PROMPTS, replace(GREEDY, n=2))] for _ in range(2)
-        )
+        first, again = (greedy_answers(engine, PROMPTS, NUM_TOKENS, n=2) for _ in range(2))
         expected = first[::2]
         assert greedy(model, PROMPTS, expected) == expected
         assert len({tuple(answer) for answer in expected}) == len(PROMPTS), "the answers must be able to differ"
@@ -60,7 +51,7 @@ def test_answers_are_those_of_transformers_however_they_are_packed(family: str) 
         assert engine.snapshot().num_prefix_hits > 0 or loaded.state_shapes  # only those of long prompts are kept
     runner = native_runner(loaded, num_blocks=6)  # too few, so that sequences are preempted
     with make_engine(loaded, runner, num_blocks=6, max_running=7, max_step_tokens=7) as engine:
-        assert [completion.token_ids for completion in engine.generate(PROMPTS, GREEDY)] == expected
+        assert greedy_answers(engine, PROMPTS, NUM_TOKENS) == expected
         assert engine.snapshot().num_preemptions > 0
 
 
@@ -104,8 +95,7 @@ def test_an_unsupported_model_is_logged_in_one_line_and_served_eagerly(
         "Its attention is native after " if fits else "Its attention is in plain torch: its heads"
     )
     with make_engine(loaded, runner, max_running=8, max_step_tokens=100) as engine:
-        answers = [completion.token_ids for completion in engine.generate(PROMPTS[:2], GREEDY)]
-    assert answers == generate(make_model(asked), PROMPTS[:2], NUM_TOKENS)
+        assert greedy_answers(engine, PROMPTS[:2]) == generate(make_model(asked), PROMPTS[:2], 12)
 
 
 def test_a_block_size_that_the_native_layout_does_not_support_is_refused() -> None:
@@ -122,16 +112,13 @@ def test_a_block_size_that_the_native_layout_does_not_support_is_refused() -> No
     ],
 )
 def test_bfloat16_is_as_close_to_float32_as_in_transformers(family: str) -> None:
-    prompt = [(7 * i + 3) % 97 for i in range(60)]
-    sequence = Sequence("prompt", 0, prompt, SamplingParams(), max_len=64)
-    sequence.blocks, sequence.wants_prompt_logprobs = [3, 0, 5, 1], True
     model = make_model(FAMILIES[family], dtype=torch.bfloat16)
     loaded = load(FAMILIES[family], dtype=torch.bfloat16)
-    batch = build_batch(Step([Chunk(sequence, 0, len(prompt))]), BLOCK_SIZE, loaded.device)
+    batch = batch_of_prompt(60, wants_prompt_logprobs=True)
     if (states := states_of(loaded)) is not None:
-        batch.states = states.of_step([StateChunk(0, 0, len(prompt))])
+        batch.states = states.of_step([StateChunk(0, 0, 60)])
     with torch.inference_mode():
-        ids = torch.tensor([prompt])
+        ids = batch.input_ids[None].long()
         own = model(ids).logits[0].float()
         exact = model.float()(ids).logits[0]
         found = native(loaded, num_blocks=8).forward(batch).clone()

@@ -12,10 +12,11 @@ from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.states import StateChunk, States
-from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
-from tests.engine.model.cpu.small_models import BLOCK_SIZE, DELTA, STATE_FAMILIES, config, load, native, states_of
+from tests.engine.model.cpu.small_models import DELTA, STATE_FAMILIES, config, load, native
+from tests.engine.model.runners import states_of
+from tests.engine.model.steps import BLOCK_SIZE, sequence_of
 
 pytestmark = pytest.mark.compiler
 # Parts (place of the state, start, end) of each step: new sequences, several tokens, single ones, apart and in order.
@@ -27,16 +28,14 @@ STEPS = [
 ]
 
 
-def sequence_of(place: int, vocab_size: int) -> Sequence:
+def held(place: int, vocab_size: int) -> Sequence:
     ids = [(7 * i + 13 * place + 3) % vocab_size for i in range(48)]
-    sequence = Sequence(str(place), 0, ids, SamplingParams(), max_len=49)
-    sequence.state, sequence.blocks = place, list(range(3 * place, 3 * place + 3))
-    return sequence
+    return sequence_of(ids, range(3 * place, 3 * place + 3), name=str(place), state=place)
 
 
 @torch.inference_mode()
 def computed(executor: Executor, loaded: LoadedModel, states: States, parts: list[tuple[int, int, int]]) -> Tensor:
-    chunks = [Chunk(sequence_of(place, loaded.vocab_size), start, end - start) for place, start, end in parts]
+    chunks = [Chunk(held(place, loaded.vocab_size), start, end - start) for place, start, end in parts]
     batch = build_batch(Step(chunks), BLOCK_SIZE, loaded.device)
     batch.states = states.of_step([StateChunk(place, start, end - start) for place, start, end in parts])
     return executor.forward(batch).clone()

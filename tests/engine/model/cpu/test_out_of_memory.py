@@ -20,18 +20,16 @@ from oaiserve.engine.model.attention import Scoring
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.cpu import attention, build
 from oaiserve.engine.model.cpu.attention import NativeAttention
-from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.spec import KVShape
-from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.start import native as start
 from oaiserve.engine.step import Chunk, Step
-from tests.engine.model.cpu.small_models import BLOCK_SIZE, config, load, native
+from tests.engine.model.cpu.attention_layers import Layer, native_attention
+from tests.engine.model.cpu.small_models import config, load, native
+from tests.engine.model.steps import BLOCK_SIZE, CPU, NUM_BLOCKS, sequence_of
 
 pytestmark = pytest.mark.compiler
 T = TypeVar("T")
 FailAllocation = Callable[[int], None]
-NUM_BLOCKS = 96
 # Two layers that differ in their window, so that each has a plan of its own; with biases.
 MODEL = config(
     "qwen2",
@@ -41,7 +39,7 @@ MODEL = config(
     sliding_window=20,
     layer_types=["sliding_attention", "full_attention"],
 )
-SHAPE = KVShape(2, 32, 16)
+LAYER = Layer(4, KVShape(2, 32, 16))
 
 
 @pytest.fixture(scope="module")
@@ -86,10 +84,9 @@ def batch(*lengths: tuple[int, int]) -> Batch:
     step, blocks = Step(), iter(range(NUM_BLOCKS))
     for num_before, num_now in lengths:
         ids = [(7 * i + 3) % 97 for i in range(num_before + num_now)]
-        sequence = Sequence("", 0, ids, SamplingParams(), max_len=1024)
-        sequence.blocks = [next(blocks) for _ in range(-(-len(ids) // BLOCK_SIZE))]
-        step.chunks.append(Chunk(sequence, num_before, num_now))
-    return build_batch(step, BLOCK_SIZE, torch.device("cpu"))
+        own = [next(blocks) for _ in range(-(-len(ids) // BLOCK_SIZE))]
+        step.chunks.append(Chunk(sequence_of(ids, own), num_before, num_now))
+    return build_batch(step, BLOCK_SIZE, CPU)
 
 
 BATCHES = [batch((0, 20), (0, 3)), batch((20, 1), (3, 1), (0, 700), (0, 130))]
@@ -124,17 +121,15 @@ def test_a_step_can_be_repeated(fail_allocation: FailAllocation) -> None:
         assert_equal(logits, expected)
 
 
-def native_attention() -> NativeAttention:
-    shapes = dict.fromkeys(range(3), SHAPE)
-    sizes = {"num_threads": 2, "num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE}
-    return NativeAttention(Library(torch.float32), shapes, torch.float32, **sizes)
+def made() -> NativeAttention:
+    return native_attention([LAYER] * 3, torch.float32, num_blocks=NUM_BLOCKS)
 
 
 def test_starting_the_threads_of_attention_can_be_repeated(
     fail_allocation: FailAllocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attention, "openmp", lambda: None)
-    assert len(list(results_with_failures(fail_allocation, lambda: [native_attention]))) > 3
+    assert len(list(results_with_failures(fail_allocation, lambda: [made]))) > 3
 
 
 def test_a_layer_of_attention_can_be_repeated(fail_allocation: FailAllocation) -> None:
@@ -145,7 +140,7 @@ def test_a_layer_of_attention_can_be_repeated(fail_allocation: FailAllocation) -
     ]
 
     def layers() -> list[Callable[[], Tensor]]:
-        native = native_attention()
+        native = made()
 
         def attend(step: Batch, tensors: list[Tensor], layer: int, window: int | None) -> Tensor:
             attention = native.prepare(step)

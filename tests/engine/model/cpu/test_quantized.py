@@ -5,14 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.cpu import build
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Chunk, Step
 from oaiserve.errors import StartupError
-from tests.engine.model.cpu.small_models import BLOCK_SIZE, FAMILIES, config, load, native_decoder, started_runner
+from tests.engine.model.cpu.small_models import FAMILIES, config, load, native_decoder, started_runner
+from tests.engine.model.steps import BLOCK_SIZE, batch_of_prompt
 
 pytestmark = pytest.mark.compiler
 STEP = 2.0**-9
@@ -30,19 +27,12 @@ def in_eight_bits(loaded: LoadedModel) -> LoadedModel:
     return loaded
 
 
-def batch(num_tokens: int) -> Batch:
-    """Return the batch of one prompt, for the logits of its last token."""
-    sequence = Sequence("", 0, [(7 * i + 3) % 97 for i in range(num_tokens)], SamplingParams(), max_len=99)
-    sequence.blocks = list(range(8))
-    return build_batch(Step([Chunk(sequence, 0, num_tokens)]), BLOCK_SIZE, torch.device("cpu"))
-
-
 def difference(loaded: LoadedModel, num_tokens: int) -> float:
     """Return the difference that quantized weights make to the logits, relative to the logits."""
     sizes = {"num_blocks": 8, "block_size": BLOCK_SIZE, "num_threads": 2}
     with torch.inference_mode():
-        whole = native_decoder(loaded, **sizes).forward(batch(num_tokens)).clone()
-        quantized = native_decoder(loaded, **sizes, quantize="int8").forward(batch(num_tokens))
+        whole = native_decoder(loaded, **sizes).forward(batch_of_prompt(num_tokens)).clone()
+        quantized = native_decoder(loaded, **sizes, quantize="int8").forward(batch_of_prompt(num_tokens))
         return float((quantized - whole).norm() / whole.norm())
 
 

@@ -24,13 +24,11 @@ from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.runner import Launched, ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.states import StateChunk, States
-from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.start.native import transformers_logits
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.facts.engine_numbers import EngineNumbers
 from tests.engine.model.cpu.small_models import (
-    BLOCK_SIZE,
     CONVOLUTIONS,
     DELTA,
     EMULATED_AMX,
@@ -43,15 +41,13 @@ from tests.engine.model.cpu.small_models import (
     compiled_for,
     config,
     load,
-    make_engine,
     native_decoder,
-    states_of,
 )
+from tests.engine.model.runners import greedy_answers, make_engine, states_of
+from tests.engine.model.steps import BLOCK_SIZE, CPU, NUM_BLOCKS, sequence_of
 from tests.models.gguf_files import random_blocks
 
 pytestmark = [pytest.mark.kernels, pytest.mark.compiler]
-NUM_BLOCKS = 96
-CPU = torch.device("cpu")
 # Sums over 1,104 numbers are cut into several blocks, and contexts over 256 tokens into several runs.
 LONG = {"max_position_embeddings": 1024, "num_hidden_layers": 2, "intermediate_size": 1104, "initializer_range": 0.2}
 GROUPED = config("llama", **LONG, num_attention_heads=4, num_key_value_heads=1, head_dim=48)
@@ -187,10 +183,8 @@ def blocks_decoder(loaded: LoadedModel, sizes: dict[str, int]) -> NativeDecoder:
 
 
 def new_sequence(index: int, ids: list[int], blocks: list[int]) -> Sequence:
-    sequence = Sequence(str(index), 0, ids, SamplingParams(), max_len=1024)
-    sequence.blocks, sequence.state = blocks, index
-    sequence.wants_prompt_logprobs = True  # so that there are logits of each token
-    return sequence
+    # With log-probabilities of prompts there are logits of each token.
+    return sequence_of(ids, blocks, name=str(index), state=index, wants_prompt_logprobs=True)
 
 
 def chunk_of(sequence: Sequence, num_tokens: int) -> Chunk:
@@ -338,12 +332,11 @@ def test_requests_get_the_same_logits_alone_together_from_the_cache_and_after_pr
         (7, {"max_running": 7, "max_step_tokens": 7}),
     ):
         n = 1 if limits["max_running"] == 1 else 2
-        params = SamplingParams(max_tokens=14, temperature=0.0, ignore_eos=True, n=n)
         recording = Recording(decoder(loaded, 2, quantize, num_blocks=num_blocks))
         with make_engine(
             loaded, RecordingRunner(recording, states_of(loaded)), num_blocks=num_blocks, **limits
         ) as engine:
-            answers = [completion.token_ids for _ in range(2) for completion in engine.generate(prompts, params)[::n]]
+            answers = [ids for _ in range(2) for ids in greedy_answers(engine, prompts, 14, n=n)[::n]]
             found.append((answers, recording.logits, engine.snapshot()))
     (alone, logits, _), together, preempted = found
     assert together[2].num_prefix_hits > 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,15 +15,15 @@ from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.runner import Launched, ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.start.native import _hand_over, native_attention
 from oaiserve.engine.step import Step
-from tests.engine.model.cpu.small_models import BLOCK_SIZE, FAMILIES, WITHOUT_STEP, load, make_engine, native
+from tests.engine.model.cpu.small_models import FAMILIES, WITHOUT_STEP, load, native
+from tests.engine.model.runners import greedy_answers, make_engine
+from tests.engine.model.steps import BLOCK_SIZE
 
 pytestmark = pytest.mark.compiler
 NUM_BLOCKS = 14
 PROMPTS = [[*range(20, 60), 4], [5, 9, 3, 17], list(range(20, 75)), [7] * 20, [90]]
-PARAMS = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True, n=2)
 
 
 class SwitchingRunner(ModelRunner):
@@ -67,8 +66,7 @@ def answers(loaded: LoadedModel, runner: ModelRunner) -> list[list[int]]:
     found = []
     with make_engine(loaded, runner, num_blocks=NUM_BLOCKS, max_running=6, max_step_tokens=23) as engine:
         for prompts in (PROMPTS, [prompt[:33] for prompt in PROMPTS]):
-            params = replace(PARAMS, max_tokens=10 if prompts is PROMPTS else 20)
-            found += [completion.token_ids for completion in engine.generate(prompts, params)]
+            found += greedy_answers(engine, prompts, 10 if prompts is PROMPTS else 20, n=2)
         snapshot = engine.snapshot()
     assert snapshot.num_preemptions > 0
     assert snapshot.num_prefix_hits > 0
@@ -104,7 +102,7 @@ def test_nothing_that_was_cached_before_a_switch_is_found_after_it() -> None:
         for request in range(4):
             if request == 2:
                 runner.replace(_hand_over(eager, decoder, decoder))
-            engine.generate([PROMPTS[2]], PARAMS)
+            greedy_answers(engine, [PROMPTS[2]], 20, n=2)
             hits.append(engine.snapshot().num_prefix_hits)
     in_cache = len(PROMPTS[2]) // BLOCK_SIZE * BLOCK_SIZE
     assert hits == [0, in_cache, in_cache, 2 * in_cache]

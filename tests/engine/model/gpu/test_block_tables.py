@@ -12,19 +12,16 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from oaiserve.engine.model.gpu import block_tables
 from oaiserve.engine.model.gpu.block_tables import BlockTables
-from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
+from tests.engine.model.steps import CPU, sequence_of
 
-CPU = torch.device("cpu")
 BLOCK_SIZE = 4
 MOST = 3
 
 
 def sequence(num_blocks: int, first: int = 0) -> Sequence:
-    made = Sequence("r", 0, [0], SamplingParams(), max_len=999)
-    made.blocks = list(range(first, first + num_blocks))
-    return made
+    return sequence_of([0], range(first, first + num_blocks))
 
 
 def check(tables: BlockTables, step: Step) -> list[int]:

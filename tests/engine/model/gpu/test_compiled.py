@@ -30,8 +30,7 @@ from oaiserve.engine.model.gpu.fused_projections import fuse_projections
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.gpu.compiled import compile_layers, restore_layers
 from oaiserve.engine.start.prepare import prepare
-from oaiserve.engine.step import Chunk, Step
-from tests.engine.model.runners import CPU, sequence_of
+from tests.engine.model.steps import CPU, two_steps
 from tests.models.decoders import FAMILIES, random_model
 
 pytestmark = pytest.mark.kernels
@@ -89,19 +88,8 @@ def compile_all(executor: EagerExecutor, loaded: LoadedModel) -> bool:
 @torch.inference_mode()
 def logits(executor: EagerExecutor, lengths: tuple[tuple[int, int], ...]) -> torch.Tensor:
     """Return the logits of a step, after a step that fills the cache with the tokens before."""
-    cached, step, first_block = Step(), Step(), 0
-    for start_, count in lengths:
-        ids = [(7 * i + 3 * start_) % 90 for i in range(start_ + count)]
-        num_blocks = -(-len(ids) // BLOCK_SIZE)
-        sequence = sequence_of(ids, range(first_block, first_block + num_blocks))
-        first_block += num_blocks
-        step.chunks.append(Chunk(sequence, start_, count))
-        if start_:
-            cached.chunks.append(Chunk(sequence, 0, start_))
-    cached.chunks.sort(key=lambda chunk: chunk.num_tokens != 1)
-    if cached.chunks:
-        executor.forward(build_batch(cached, BLOCK_SIZE, CPU))
-    return executor.forward(build_batch(step, BLOCK_SIZE, CPU)).clone()
+    steps = two_steps(lengths, torch.Generator().manual_seed(0), num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+    return [executor.forward(build_batch(step, BLOCK_SIZE, CPU)).clone() for step in steps][-1]
 
 
 def python_calls(code: CodeType, function: Callable[[], object]) -> int:

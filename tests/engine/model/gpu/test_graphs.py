@@ -27,7 +27,8 @@ from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, ChunkResult, Step
 from tests.engine.logprobs_for_tests import values_of
 from tests.engine.model.gpu.graphs import Plain, padded_attention, record, run_again
-from tests.engine.model.runners import chunks_of, eager_runner, make_engine, run_requests, sequence_of
+from tests.engine.model.runners import IN_SMALL_BLOCKS, chunks_of, eager_runner, make_engine, run_requests
+from tests.engine.model.steps import sequence_of
 from tests.models.decoders import FAMILIES, LLAMA_OF_ONE_LAYER, random_model
 
 BLOCK_SIZE = 4
@@ -110,8 +111,8 @@ def some_requests(seed: int, num_requests: int = 60) -> list[Request]:
 
 def answers(runner: GraphRunner, loaded: LoadedModel, requests: list[Request], num_blocks: int) -> dict[Any, list[Any]]:
     """Return the ids of each choice, and the log-probabilities if the request asks for them."""
-    engine = make_engine(loaded, runner, num_blocks, eos=40, max_running=SIZES[-1], max_step_tokens=16)
-    with engine:
+    sizes = IN_SMALL_BLOCKS | {"max_running": SIZES[-1], "max_step_tokens": 16}
+    with make_engine(loaded, runner, num_blocks, eos=40, **sizes) as engine:
         ended, events = run_requests(engine, requests)
     assert all(isinstance(event, Finished) for event in ended.values()), ended
     found: dict[Any, list[Any]] = {}

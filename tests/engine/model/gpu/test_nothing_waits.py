@@ -28,7 +28,7 @@ from oaiserve.engine.model.sampling.logit_edits import apply_masks_in_torch
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Draw, Masks, Step
-from tests.engine.model.runners import sequence_of
+from tests.engine.model.steps import sequence_of
 from tests.models.decoders import FAMILIES, SMALL, random_model
 
 GPU = torch.device("meta")

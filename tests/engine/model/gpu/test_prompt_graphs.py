@@ -24,7 +24,7 @@ from oaiserve.engine.start.gpu.graph_capture import Captured, capture_prompts, t
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Step
 from tests.engine.model.gpu.graphs import Plain, run_again
-from tests.engine.model.runners import sequence_of
+from tests.engine.model.steps import sequence_of
 from tests.models.decoders import LLAMA_OF_ONE_LAYER, random_model
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")

@@ -32,7 +32,7 @@ from oaiserve.engine.model.layer_operations import ACTIVATIONS
 from oaiserve.engine.model.sampling import triton_sampling
 from oaiserve.engine.step import Chunk, Step
 from tests.engine.model.gpu.packed_matrices import Gating
-from tests.engine.model.runners import CPU, sequence_of
+from tests.engine.model.steps import CPU, sequence_of
 
 # Whose instructions are looked at; others are not disassembled.
 ON_TENSOR_CORES = {

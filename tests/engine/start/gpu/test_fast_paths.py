@@ -44,6 +44,7 @@ from oaiserve.engine.start.ways.expanded import start_on_cpu
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from tests.engine.model.gpu.graphs import Plain, padded_attention
+from tests.engine.model.runners import greedy
 from tests.models.decoders import FAMILIES, LLAMA_OF_ONE_LAYER, byte_tokenizer, random_model
 
 NUM_BLOCKS, BLOCK_SIZE = 64, 4
@@ -192,8 +193,7 @@ def started(loaded: LoadedModel, **settings: Any) -> Iterator[Engine]:
 def answers(engine: Engine) -> list[list[int]]:
     prompts = [[5, 9, 3, 17], [7] * 9]
     drawn = SamplingParams(max_tokens=6, temperature=0.9, top_p=0.9, seed=3, ignore_eos=True)
-    greedy = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
-    return [choice.token_ids for params in (greedy, drawn) for choice in engine.generate(prompts, params)]
+    return [choice.token_ids for params in (greedy(6), drawn) for choice in engine.generate(prompts, params)]
 
 
 ON = dict.fromkeys(fast_paths.FEATURES, False)
