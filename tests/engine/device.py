@@ -1,28 +1,18 @@
-"""A device that computes with a memory of token ids, and what clients get of an engine that runs on it."""
+"""A device that computes with a memory of token ids, and the answers of an engine that runs on it."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
-from oaiserve.engine.request import (
-    Event,
-    Finished,
-    Grammar,
-    PromptDone,
-    Request,
-    SamplingParams,
-    TokenChunk,
-    TokenPrompt,
-)
+from oaiserve.engine.request import Grammar, Request, SamplingParams, TokenPrompt
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Draw, Logprobs, Masks, OutOfMemory, Step
-from tests.engine.doubles import EOS, LETTERS, TOKENIZER, Launched, Leaver, ScriptedRunner, make_engine
+from tests.engine.answers import Answers, run_to_the_end
+from tests.engine.doubles import EOS, LETTERS, TOKENIZER, Launched, ScriptedRunner, make_engine
 from tests.engine.grammars.plain import allowed_ids
-from tests.engine.logprobs_for_tests import values_of
 from tests.engine.memory import NEVER
 
 STAGES = ("before", "written")  # how far a step gets that there is no memory for
@@ -194,33 +184,6 @@ def drawn_after(ids: list[int], mask: np.ndarray | None = None) -> int:
     return choices[hash(tuple(ids)) % len(choices)]  # of integers: the same in every process
 
 
-class Answers(NamedTuple):
-    text: dict[tuple[str, int], str]  # by request and choice
-    token_ids: dict[tuple[str, int], list[int]]
-    logprobs: dict[tuple[str, int], list[float]]
-    reasons: dict[tuple[str, int], tuple[object, ...]]
-    prompt_logprobs: dict[str, list[float]]
-    ended: dict[str, Event]
-
-    def of(self, request_id: str) -> list[object]:
-        """Return all that a client sees of a request."""
-        found: list[object] = [
-            {key: value for key, value in by_choice.items() if key[0] == request_id}
-            for by_choice in (self.text, self.token_ids, self.logprobs, self.reasons)
-        ]
-        event = self.ended[request_id]
-        assert isinstance(event, Finished)
-        return [*found, self.prompt_logprobs.get(request_id), event.usage.prompt_tokens, event.usage.completion_tokens]
-
-    def check(self, expected: Answers) -> None:
-        """Check that answers are as expected: whole ones in all that a client sees, and others as far as they go."""
-        for request_id, event in self.ended.items():
-            if isinstance(event, Finished):
-                assert self.of(request_id) == expected.of(request_id)
-        for key, token_ids in self.token_ids.items():
-            assert token_ids == expected.token_ids[key][: len(token_ids)]
-
-
 OBJECT = """{
     "type": "object",
     "properties": {"is_it_so": {"enum": ["alpha", "beta"]}, "n": {"type": "integer"}},
@@ -263,28 +226,9 @@ def answers(
     drafts: Guesses | None = None,
     **options: int,
 ) -> Answers:
-    """Run requests on a device and return their answers. Check that each ends once and that nothing is left behind."""
+    """Run requests on a device and return their answers. Check that nothing is left behind."""
     engine = make_engine(device, **{"max_running": 8, "max_step_tokens": 48, "tokenize_workers": 0, **options})
     engine._loop._stepper._drafts = drafts  # type: ignore[assignment]
-    inbox = Leaver(engine, leaves_after or {})
-    with engine:
-        for asked in requests:
-            engine.submit(asked, inbox)
-        ended = inbox.wait_terminal(*(asked.request_id for asked in requests))
-        num_steps = engine.snapshot().num_out_of_memory
-    assert engine.failure is None
-    assert num_steps <= device.num_copies_refused + sum(not fits for _, fits in device.tried)
-    scheduler = engine._loop._scheduler
-    scheduler.check_integrity()
-    assert (scheduler.pool.num_used, len(scheduler.running), scheduler.num_waiting, scheduler.num_parked) == (0,) * 4
-    found = Answers({}, {}, {}, {}, {}, ended)
-    for event in (event for events in inbox.hand_overs for event in events):
-        if isinstance(event, PromptDone) and event.logprobs:
-            found.prompt_logprobs[event.request_id] = values_of(event.logprobs)[1:]
-        elif isinstance(event, TokenChunk):
-            key = (event.request_id, event.index)
-            found.text[key] = found.text.get(key, "") + event.text
-            found.token_ids.setdefault(key, []).extend(event.token_ids)
-            found.logprobs.setdefault(key, []).extend(values_of(event.logprobs))
-            found.reasons[key] = (event.finish_reason, event.stop_reason)
+    found = run_to_the_end(engine, requests, leaves_after)
+    assert engine.snapshot().num_out_of_memory <= device.num_copies_refused + sum(not fits for _, fits in device.tried)
     return found

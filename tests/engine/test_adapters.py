@@ -16,8 +16,9 @@ from oaiserve.engine.request import Event, Failed, Finished, Request, TokenPromp
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.tokenize import TokenizeStage
 from oaiserve.errors import AdapterUnloaded, InvalidRequest, NotFound
+from tests.engine.answers import collect
 from tests.engine.doubles import Inbox
-from tests.engine.model.runners import collect, eager_runner, greedy, make_engine
+from tests.engine.model.runners import eager_runner, greedy, make_engine
 from tests.models.adapters import merged, random_adapter
 from tests.models.decoders import FAMILIES, generate, random_model
 
@@ -63,22 +64,20 @@ def test_requests_with_several_adapters_and_none_are_answered_together(engine: E
     numbers = {name: engine.load_adapter(name, Path(name)).number for name in ADAPTERS}
     asked = [request("base", 0), request("one", numbers["one"]), request("two", numbers["two"], n=2)]
     for _ in range(2):  # the second time, all of their prompts are in the prefix cache
-        tokens, ended = collect(engine, asked)
-        for name, answers in tokens.items():
+        found = collect(engine, asked)
+        for (name, _), answer in found.token_ids.items():
             model = merged(MODEL, ADAPTERS[name]) if name in ADAPTERS else MODEL
-            assert answers == generate(model, [PROMPT], 6) * len(answers)
-    assert all(isinstance(end, Finished) and end.usage.cached_tokens == 32 for end in ended.values())
+            assert [answer] == generate(model, [PROMPT], 6)
+    assert all(isinstance(end, Finished) and end.usage.cached_tokens == 32 for end in found.ended.values())
 
 
 def test_the_prefix_cache_is_not_shared_between_adapters(engine: Engine) -> None:
     first = engine.load_adapter("one", Path("one")).number
     for number, num_cached in [(0, 0), (first, 0), (first, 32), (0, 32)]:
-        _, ended = collect(engine, [request("r", number)])
-        assert ended["r"].usage.cached_tokens == num_cached
+        assert collect(engine, [request("r", number)]).ended["r"].usage.cached_tokens == num_cached
     engine.unload_adapter("one")
     again = engine.load_adapter("one", Path("one")).number
-    _, ended = collect(engine, [request("r", again)])
-    assert ended["r"].usage.cached_tokens == 0
+    assert collect(engine, [request("r", again)]).ended["r"].usage.cached_tokens == 0
 
 
 def test_an_adapter_is_freed_when_its_last_request_has_ended(
@@ -108,8 +107,8 @@ def test_a_request_whose_adapter_was_unloaded_on_its_way_fails(engine: Engine, h
     number = engine.load_adapter("one", Path("one")).number
     engine.unload_adapter("one")
     assert held.dropped.get(timeout=60) == number
-    _, ended = collect(engine, [request("late", number)])
-    assert isinstance(end := ended["late"], Failed)
+    end = collect(engine, [request("late", number)]).ended["late"]
+    assert isinstance(end, Failed)
     assert isinstance(end.error, AdapterUnloaded)
 
 

@@ -72,8 +72,7 @@ def test_it_reads_only_what_it_has_computed_of_the_same_tokens(kv_blocks: int) -
     found = answers(device, requests, leaves, drafts=drafts, kv_blocks=kv_blocks, max_model_len=80)  # type: ignore[arg-type]
     assert all(isinstance(event, Finished | Aborted) for event in found.ended.values())
     found.check(expected)
-    num_drafted = sum(end.account.num_model_draft_tokens for end in found.ended.values())
-    num_accepted = sum(end.account.num_accepted_model_tokens for end in found.ended.values())
+    num_drafted, num_accepted = found.total("num_model_draft_tokens"), found.total("num_accepted_model_tokens")
     assert num_drafted > 100
     assert num_accepted > 0.9 * num_drafted, "the draft model is the model, so only ends of answers cut its drafts"
 

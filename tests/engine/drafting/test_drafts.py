@@ -38,8 +38,7 @@ def test_answers_are_those_without_drafts(kv_blocks: int, share_right: float) ->
     found = answers(device, requests, leaves, drafts=drafts, kv_blocks=kv_blocks, max_model_len=80)
     assert all(isinstance(event, Finished | Aborted) for event in found.ended.values())
     found.check(expected)
-    num_verified = sum(end.account.num_draft_tokens for end in found.ended.values())
-    num_accepted = sum(end.account.num_accepted_tokens for end in found.ended.values())
+    num_verified, num_accepted = found.total("num_draft_tokens"), found.total("num_accepted_tokens")
     assert drafts.num_verified > 50
     assert num_verified <= drafts.num_verified, "what is verified for a request that has ended counts nowhere"
     assert num_accepted <= drafts.num_accepted

@@ -91,10 +91,10 @@ def test_answers_are_those_of_a_plain_loop(few_tokens: int, kv_blocks: int, monk
         expected = plain_answer(prompt, asked.params)
         for choice in range(asked.params.n):
             key = (asked.request_id, choice)
-            assert (found.token_ids[key], found.reasons[key][0]) == expected
-            assert found.text[key] == TOKENIZER.backend.decode(found.token_ids[key])
-    forced = sum(event.account.num_forced_tokens for event in found.ended.values())  # type: ignore[union-attr]
-    assert (forced > 50) == (few_tokens > 0)
+            answer = found.choices[key]
+            assert (answer.token_ids, answer.finish_reason) == expected
+            assert answer.text == TOKENIZER.backend.decode(answer.token_ids)
+    assert (found.total("num_forced_tokens") > 50) == (few_tokens > 0)
     assert (device.num_superseded > 5) == (few_tokens > 0 and device.is_asynchronous)
 
 
@@ -104,8 +104,7 @@ def test_the_neighbours_of_constrained_answers_get_what_they_get_without_these()
     plain = [replace(one, params=replace(one.params, grammar=None)) for one in some_requests(rng, 40)]
     expected = answers(Device(), plain, kv_blocks=400, max_model_len=80)
     mixed = [one for pair in zip(plain, constrained_requests(rng, 40), strict=True) for one in pair]
-    found = answers(Device(), mixed, kv_blocks=60, max_model_len=80)
-    assert all(found.of(one.request_id) == expected.of(one.request_id) for one in plain)
+    answers(Device(), mixed, kv_blocks=60, max_model_len=80).check(expected)
 
 
 @pytest.mark.parametrize("grammar", GRAMMARS[:2], ids=["object", "enum"])

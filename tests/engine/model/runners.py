@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from oaiserve.config import EngineOptions
@@ -14,11 +13,10 @@ from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.states import States
-from oaiserve.engine.request import Event, Request, SamplingParams, Terminal, TokenChunk
+from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.engine.text.tokenizer import Tokenizer
-from tests.engine.doubles import Inbox
 from tests.engine.model.steps import BLOCK_SIZE, sequence_of
 from tests.models.decoders import byte_tokenizer
 
@@ -79,40 +77,6 @@ def greedy(num_tokens: int, **params: Any) -> SamplingParams:
 def greedy_answers(engine: Engine, prompts: list[list[int]], num_tokens: int = 12, **params: Any) -> list[list[int]]:
     """Return the ids of greedy answers to prompts that come all at once."""
     return [completion.token_ids for completion in engine.generate(prompts, greedy(num_tokens, **params))]
-
-
-def run_requests(
-    engine: Engine, requests: list[Request], inbox: Inbox | None = None
-) -> tuple[dict[str, Terminal], list[Event]]:
-    """Submit requests all at once, and return the last event of each, and all events."""
-    inbox = inbox or Inbox()
-    for asked in requests:
-        engine.submit(asked, inbox)
-    ended = inbox.wait_terminal(*(asked.request_id for asked in requests))
-    return ended, [event for events in inbox.hand_overs for event in events]
-
-
-def chunks_of(events: Iterable[Event]) -> dict[tuple[str, int], list[TokenChunk]]:
-    """Return the chunks of each request's choices."""
-    found: dict[tuple[str, int], list[TokenChunk]] = {}
-    for event in events:
-        if isinstance(event, TokenChunk):
-            found.setdefault((event.request_id, event.index), []).append(event)
-    return found
-
-
-def token_ids_of(events: Iterable[Event]) -> dict[tuple[str, int], list[int]]:
-    """Return the ids of each request's choices."""
-    return {key: [i for chunk in chunks for i in chunk.token_ids] for key, chunks in chunks_of(events).items()}
-
-
-def collect(engine: Engine, requests: list[Request]) -> tuple[dict[str, list[list[int]]], dict[str, Terminal]]:
-    """Return the ids of all choices, and the terminal events, of requests that come all at once."""
-    ended, events = run_requests(engine, requests)
-    found: dict[str, list[list[int]]] = {}
-    for (name, _), token_ids in sorted(token_ids_of(events).items()):
-        found.setdefault(name, []).append(token_ids)
-    return found, ended
 
 
 def decode(runner: ModelRunner, prompts: list[list[int]], adapters: list[int], num_tokens: int) -> list[list[int]]:

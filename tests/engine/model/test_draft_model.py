@@ -15,8 +15,9 @@ from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import Finished, Request, SamplingParams, TokenPrompt
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Step
+from tests.engine.answers import Answers
 from tests.engine.drafting.test_draft_model import Busy
-from tests.engine.model.engine_runs import Run, check_answers, run, some_requests
+from tests.engine.model.engine_runs import run, some_requests
 from tests.engine.model.runners import eager_runner, greedy
 from tests.models.decoders import FAMILIES, random_model
 
@@ -70,7 +71,7 @@ def loaded() -> LoadedModel:
 
 
 @pytest.fixture(scope="module")
-def expected(loaded: LoadedModel) -> Run:
+def expected(loaded: LoadedModel) -> Answers:
     return run(loaded, some_requests(1)[:NUM_REQUESTS], overlap=False, num_blocks=1000)
 
 
@@ -80,7 +81,7 @@ def expected(loaded: LoadedModel) -> Run:
     ids=["the same", "the same with preemptions", "alike with preemptions", "another"],
 )
 def test_answers_are_those_without_a_draft_model(
-    loaded: LoadedModel, expected: Run, seed: int, noise: float, num_blocks: int, monkeypatch: pytest.MonkeyPatch
+    loaded: LoadedModel, expected: Answers, seed: int, noise: float, num_blocks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Greedy and seeded, with penalties, bad words, grammars, log-probabilities, stops, choices and preemptions."""
     monkeypatch.setattr(results, "FEW_TOKENS", 0)
@@ -89,12 +90,10 @@ def test_answers_are_those_without_a_draft_model(
     found = run(loaded, some_requests(1)[:NUM_REQUESTS], overlap=False, num_blocks=num_blocks, drafts=drafts)
     assert all(isinstance(event, Finished) for event in found.ended.values())
     assert (found.num_preemptions > 5) == (num_blocks == 14)
-    check_answers(found, expected)
-    accounts = [event.account for event in found.ended.values()]
-    num_drafted = sum(account.num_draft_tokens for account in accounts)
-    num_accepted = sum(account.num_accepted_tokens for account in accounts)
-    assert num_drafted == sum(account.num_model_draft_tokens for account in accounts)
-    assert num_accepted == sum(account.num_accepted_model_tokens for account in accounts)
+    found.check(expected)
+    num_drafted, num_accepted = found.total("num_draft_tokens"), found.total("num_accepted_tokens")
+    assert num_drafted == found.total("num_model_draft_tokens")
+    assert num_accepted == found.total("num_accepted_model_tokens")
     assert num_drafted > 50
     if seed == 0 and not noise:
         # Of a draft that is right, only what follows a stop string or the end of a grammar counts nowhere.
@@ -113,9 +112,8 @@ def test_the_look_up_and_a_draft_model_go_together(loaded: LoadedModel) -> None:
     requests = [Request(f"r{i}", (TokenPrompt([5, 9, 9, i]),), params) for i in range(3)]
     expected = run(loaded, requests, overlap=False, num_blocks=1000)
     found = run(loaded, requests, overlap=False, num_blocks=1000, drafts=drafts_of(made(noise=0.5), 1000))
-    check_answers(found, expected)
-    accounts = [event.account for event in found.ended.values()]
-    assert 0 < sum(one.num_model_draft_tokens for one in accounts) < sum(one.num_draft_tokens for one in accounts)
+    found.check(expected)
+    assert 0 < found.total("num_model_draft_tokens") < found.total("num_draft_tokens")
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -142,4 +140,4 @@ def test_a_sequence_that_is_longer_than_the_draft_model_allows_goes_on_without_i
     drafts = drafts_of(loaded, 100, max_len=30)
     found = run(loaded, [Request("r", (TokenPrompt(PROMPT[:20]),), LONG)], overlap=False, num_blocks=100, drafts=drafts)
     assert 0 < found.ended["r"].account.num_draft_tokens <= 10
-    assert len(found.answers["r", 0].token_ids) == 24
+    assert len(found.token_ids["r", 0]) == 24

@@ -20,9 +20,10 @@ from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import Finished, Request, SamplingParams, TokenPrompt
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Draw, Step
+from tests.engine.answers import Answers
 from tests.engine.grammars.plain import OneOf, constraint
 from tests.engine.model.cpu.small_models import config, load, native_runner
-from tests.engine.model.engine_runs import Run, check_answers, run, some_requests
+from tests.engine.model.engine_runs import run, some_requests
 from tests.engine.model.runners import eager_runner
 from tests.engine.model.steps import sequence_of
 
@@ -30,7 +31,7 @@ PROMPT = [5, 9, 3, 17, 60]
 
 
 @pytest.fixture(scope="module")
-def expected(loaded: LoadedModel) -> Run:
+def expected(loaded: LoadedModel) -> Answers:
     return run(loaded, some_requests(1), overlap=False, num_blocks=1000)
 
 
@@ -40,7 +41,7 @@ class Known:
     only_if_exact = False
     model = None
 
-    def __init__(self, expected: Run, share_right: float) -> None:
+    def __init__(self, expected: Answers, share_right: float) -> None:
         self._expected, self._share_right = expected, share_right
         self._random = random.Random(3)
         self.num_accepted = 0
@@ -50,7 +51,7 @@ class Known:
             sequence.draft = []
             if (
                 sequence.num_pending
-                or (answer := self._expected.answers.get((sequence.request_id, sequence.index))) is None
+                or (answer := self._expected.choices.get((sequence.request_id, sequence.index))) is None
             ):
                 continue
             known = answer.token_ids[sequence.num_generated :][: self._random.randrange(6)]
@@ -68,17 +69,16 @@ class Known:
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])
 @pytest.mark.parametrize("num_blocks", [1000, 14], ids=["much memory", "little memory"])
 def test_answers_are_those_without_drafts(
-    loaded: LoadedModel, expected: Run, num_blocks: int, overlap: bool, monkeypatch: pytest.MonkeyPatch
+    loaded: LoadedModel, expected: Answers, num_blocks: int, overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Greedy and seeded, with penalties, bad words, grammars, log-probabilities, stops, choices and preemptions."""
     monkeypatch.setattr(results, "FEW_TOKENS", 100 * overlap)
     drafts = Known(expected, share_right=0.85)
     found = run(loaded, some_requests(1), overlap=overlap, num_blocks=num_blocks, drafts=drafts)
     assert all(isinstance(event, Finished) for event in found.ended.values())
-    check_answers(found, expected)
-    num_accepted = sum(event.account.num_accepted_tokens for event in found.ended.values())
+    found.check(expected)
     # How many depends on which requests meet in a step, and so on threads: 20 to 53 in a dozen runs with little memory.
-    assert 5 < num_accepted <= drafts.num_accepted
+    assert 5 < found.total("num_accepted_tokens") <= drafts.num_accepted
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -93,10 +93,9 @@ def test_answers_are_those_without_the_look_up(
     expected, found = (
         run(loaded, requests, overlap=False, num_blocks=1000, drafts=drafts) for drafts in (None, Drafts())
     )
-    check_answers(found, expected)
-    accounts = [event.account for event in found.ended.values()]
-    assert sum(account.num_draft_tokens for account in accounts) > 30
-    assert sum(account.num_accepted_tokens for account in accounts) > 5
+    found.check(expected)
+    assert found.total("num_draft_tokens") > 30
+    assert found.total("num_accepted_tokens") > 5
 
 
 # -- one step ---------------------------------------------------------------------------------------------------------

@@ -14,8 +14,9 @@ from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import Failed, Grammar, Request, SamplingParams, TokenPrompt
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import InvalidRequest
+from tests.engine.answers import collect
 from tests.engine.grammars.plain import allowed_ids
-from tests.engine.model.runners import eager_runner, make_engine, run_requests, token_ids_of
+from tests.engine.model.runners import eager_runner, make_engine
 from tests.models.decoders import FAMILIES, byte_tokenizer, random_model
 
 EOS = 40  # the token "I", which is no text therefore
@@ -67,14 +68,14 @@ def test_greedy_answers_are_those_of_mask_and_argmax(
         for kind in GRAMMARS
     ]
     with engine:
-        ended, events = run_requests(engine, requests)
+        found = collect(engine, requests)
     expected = {
         (asked.request_id, 0): plain_answer(plain_model, grammars, prompt, asked.params.grammar)  # type: ignore[arg-type]
         for asked in requests
         for prompt in [list(asked.prompts[0].token_ids)]  # type: ignore[union-attr]
     }
-    assert token_ids_of(events) == expected
-    assert sum(event.account.num_forced_tokens for event in ended.values()) > 20
+    assert found.token_ids == expected
+    assert found.total("num_forced_tokens") > 20
 
 
 def test_a_mask_and_other_parameters_that_leave_no_token_end_the_request_only(loaded: LoadedModel) -> None:

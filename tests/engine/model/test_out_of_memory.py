@@ -17,14 +17,15 @@ from oaiserve.engine.model.kv_cache import copy_blocks
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import Finished
 from oaiserve.engine.step import Chunk, OutOfMemory, Step
-from tests.engine.model.engine_runs import CountingExecutor, Run, check_answers, run, some_requests
+from tests.engine.answers import Answers
+from tests.engine.model.engine_runs import CountingExecutor, run, some_requests
 from tests.engine.model.operations import Operations
 from tests.engine.model.runners import eager_runner
 from tests.engine.model.steps import sequence_of
 
 
 @pytest.fixture(scope="module")
-def expected(loaded: LoadedModel) -> Run:
+def expected(loaded: LoadedModel) -> Answers:
     return run(loaded, some_requests(3), overlap=False, num_blocks=1000)
 
 
@@ -46,11 +47,11 @@ class ScarceExecutor(CountingExecutor):
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])
-def test_answers_are_the_same_if_steps_run_out_of_memory(loaded: LoadedModel, expected: Run, overlap: bool) -> None:
+def test_answers_are_the_same_if_steps_run_out_of_memory(loaded: LoadedModel, expected: Answers, overlap: bool) -> None:
     found = run(loaded, some_requests(3), overlap=overlap, num_blocks=14, executor=ScarceExecutor)
     assert all(isinstance(event, Finished) for event in found.ended.values())
     assert (found.num_unknown > 100) == overlap
-    check_answers(found, expected)
+    found.check(expected)
 
 
 class FullExecutor(EagerExecutor):

@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,15 +37,15 @@ from oaiserve.engine.model.parallel import group, workers
 from oaiserve.engine.model.parallel.executor import ALWAYS_BYTES, Capacity, Needs, ParallelExecutor
 from oaiserve.engine.model.parallel.messages import Assignment, BatchShape, Copies, Replay, Work
 from oaiserve.engine.model.runner import ModelRunner
-from oaiserve.engine.request import Failed, Finished, Grammar, PromptDone, Request, SamplingParams, TokenPrompt
+from oaiserve.engine.request import Failed, Finished, Grammar, Request, SamplingParams, TokenPrompt
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, OutOfMemory, Step
 from oaiserve.errors import InternalError, StartupError, Unavailable
+from tests.engine.answers import Answers, collect
 from tests.engine.doubles import Inbox
-from tests.engine.logprobs_for_tests import values_of
 from tests.engine.model.gpu.graphs import Plain
 from tests.engine.model.graph_worker import FAILS, Again, with_doubles
-from tests.engine.model.runners import chunks_of, greedy, greedy_answers, run_requests, token_ids_of
+from tests.engine.model.runners import greedy, greedy_answers
 from tests.engine.model.steps import sequence_of
 from tests.models.decoders import FAMILIES, byte_tokenizer, random_model
 from tests.waiting import wait_until
@@ -132,34 +133,12 @@ def graphs_of(engine: Engine) -> tuple[bool, bool]:
     return runner.has_graphs, runner._prompt_graphs is not None
 
 
-class Run(NamedTuple):
-    token_ids: dict[tuple[str, int], list[int]]  # by request and choice
-    logprobs: dict[tuple[str, int], list[float]]
-    prompt_logprobs: dict[str, list[float]]
-    num_cached: int
-    num_preemptions: int
-
-
-def answer_all(engine: Engine, prompt_logprobs: int | None = 0) -> Run:
+def answer_all(engine: Engine, prompt_logprobs: int | None = 0) -> Answers:
     """Run all prompts at once, with two answers to each."""
     params = greedy(10, logprobs=2, prompt_logprobs=prompt_logprobs, n=2)
-    requests = [Request(f"r{i}", (TokenPrompt(prompt),), params) for i, prompt in enumerate(PROMPTS)]
-    ended, events = run_requests(engine, requests)
-    assert all(isinstance(event, Finished) for event in ended.values())
-    return Run(
-        token_ids_of(events),
-        {
-            key: [value for chunk in chunks for value in values_of(chunk.logprobs)]
-            for key, chunks in chunks_of(events).items()
-        },
-        {
-            event.request_id: values_of(event.logprobs)[1:]
-            for event in events
-            if isinstance(event, PromptDone) and event.logprobs is not None
-        },
-        sum(event.usage.cached_tokens for event in ended.values()),  # type: ignore[union-attr]
-        engine.snapshot().num_preemptions,
-    )
+    found = collect(engine, [Request(f"r{i}", (TokenPrompt(prompt),), params) for i, prompt in enumerate(PROMPTS)])
+    assert all(isinstance(event, Finished) for event in found.ended.values())
+    return found
 
 
 GRAMMARS = [
@@ -177,9 +156,9 @@ def answer_under_grammars(engine: Engine) -> dict[tuple[str, int], list[int]]:
         for j, grammar in enumerate(GRAMMARS):
             params = SamplingParams(max_tokens=16, temperature=1.0, seed=i, ignore_eos=grammar is None, grammar=grammar)
             requests.append(Request(f"{i} {j}", (TokenPrompt(prompt),), params))
-    ended, events = run_requests(engine, requests)
-    assert all(isinstance(event, Finished) for event in ended.values())
-    return token_ids_of(events)
+    found = collect(engine, requests)
+    assert all(isinstance(event, Finished) for event in found.ended.values())
+    return found.token_ids
 
 
 def answer_alone(engine: Engine) -> tuple[list[int], int]:
@@ -189,9 +168,9 @@ def answer_alone(engine: Engine) -> tuple[list[int], int]:
     """
     grammar = Grammar("json_schema", '{"const": "hello"}')
     params = SamplingParams(max_tokens=16, temperature=1.0, seed=1, grammar=grammar)
-    ended, events = run_requests(engine, [Request("alone", (TokenPrompt(PROMPTS[0]),), params)])
-    assert isinstance(ended["alone"], Finished)
-    return token_ids_of(events)["alone", 0], ended["alone"].account.num_forced_tokens
+    found = collect(engine, [Request("alone", (TokenPrompt(PROMPTS[0]),), params)])
+    assert isinstance(found.ended["alone"], Finished)
+    return found.token_ids["alone", 0], found.total("num_forced_tokens")
 
 
 class Compared(NamedTuple):
@@ -200,9 +179,9 @@ class Compared(NamedTuple):
     overlap: bool
     is_scarce: bool  # the other process has no room for some steps
     has_graphs: bool
-    expected: Run
-    found: Run
-    again: Run  # with what the first run has left in the prefix cache
+    expected: Answers
+    found: Answers
+    again: Answers  # with what the first run has left in the prefix cache
     sent: list[Work]  # to the other process, in these two runs
     num_unknown: int  # ids that were not known when a step of these runs was launched
     constrained: list[
@@ -265,12 +244,8 @@ def compared(request: pytest.FixtureRequest, saved: Callable[[str], Path]) -> Co
 def test_answers_are_those_of_one_process(compared: Compared) -> None:
     overlap, is_scarce, has_graphs, expected, found, again, sent, num_unknown, *_ = compared
     assert len({tuple(token_ids) for token_ids in expected.token_ids.values()}) == len(PROMPTS)
-    for run in (found, again):
-        assert run.token_ids == expected.token_ids
-        for key, logprobs in expected.logprobs.items():
-            assert run.logprobs[key] == pytest.approx(logprobs, abs=1e-3)
-    for request_id, logprobs in expected.prompt_logprobs.items():
-        assert found.prompt_logprobs[request_id] == pytest.approx(logprobs, abs=1e-3)
+    found.check(expected, error=1e-3)
+    again.check(replace(expected, prompt_logprobs={}), error=1e-3)
     # The run had the situations that this test is about.
     assert any(isinstance(work, Copies) for work in sent), "no block was copied"
     replayed = {work for work in sent if isinstance(work, Replay)}
@@ -282,7 +257,7 @@ def test_answers_are_those_of_one_process(compared: Compared) -> None:
         assert not replayed
     assert any(1 < length < 12 for work in sent if isinstance(work, BatchShape) for length in work.query_lens)
     assert again.num_preemptions > 0
-    assert again.num_cached > 0
+    assert sum(event.usage.cached_tokens for event in again.ended.values()) > 0
     assert (num_unknown > 0) == overlap
     assert (compared.num_out_of_memory > 10) == is_scarce
 

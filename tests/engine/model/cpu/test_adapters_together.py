@@ -19,8 +19,9 @@ from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import Grammar, Request, SamplingParams, TokenPrompt
 from oaiserve.engine.start.prepare import prepare
+from tests.engine.answers import collect
 from tests.engine.model.cpu.small_models import config, make_model, native_decoder
-from tests.engine.model.runners import collect, make_engine
+from tests.engine.model.runners import make_engine
 from tests.engine.model.steps import BLOCK_SIZE
 from tests.models.adapters import merged, random_adapter
 from tests.models.decoders import generate
@@ -70,30 +71,30 @@ def with_adapters(kv_cache_dtype: KVCacheDtype, num_blocks: int, **options: Any)
 
 
 @cache
-def answers_alone(kv_cache_dtype: KVCacheDtype) -> dict[str, list[list[int]]]:
+def answers_alone(kv_cache_dtype: KVCacheDtype) -> dict[tuple[str, int], list[int]]:
     """Return the tokens of each request that is answered alone, a token a step, from an empty cache."""
-    found: dict[str, list[list[int]]] = {}
+    found: dict[tuple[str, int], list[int]] = {}
     with with_adapters(kv_cache_dtype, 64, drafts="off", prefix_cache=False) as engine:
         for request in REQUESTS:
-            found |= collect(engine, [request])[0]
+            found |= collect(engine, [request]).token_ids
     return found
 
 
 def test_an_answer_alone_is_that_of_merged_weights() -> None:
     alone = answers_alone("auto")
-    assert {len(tokens) for (tokens,) in alone.values()} == {NUM_TOKENS}
+    assert {len(tokens) for tokens in alone.values()} == {NUM_TOKENS}
     for number in range(1 + len(ADAPTERS)):
         model = merged(MODEL, ADAPTERS[number - 1]) if number else MODEL
-        assert alone[f"greedy, adapter {number}"] == generate(model, [prompt_of("greedy")], NUM_TOKENS)
+        assert [alone[f"greedy, adapter {number}", 0]] == generate(model, [prompt_of("greedy")], NUM_TOKENS)
     for kind in ("greedy", "drawn", "held to a grammar"):
-        assert len({tuple(alone[f"{kind}, adapter {number}"][0]) for number in range(3)}) == 3  # each changes answers
+        assert len({tuple(alone[f"{kind}, adapter {number}", 0]) for number in range(3)}) == 3  # each changes answers
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
 def test_answers_with_drafts_are_those_alone(kv_cache_dtype: KVCacheDtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StepTimes, "observe", lambda *_: None)  # so it seems as if drafts cost nothing
     with with_adapters(kv_cache_dtype, 64, drafts="lookup") as engine:
-        tokens, _ = collect(engine, REQUESTS)
+        tokens = collect(engine, REQUESTS).token_ids
         snapshot = engine.snapshot()
     assert tokens == answers_alone(kv_cache_dtype)
     assert snapshot.num_accepted_tokens > 5
@@ -103,7 +104,7 @@ def test_answers_with_drafts_are_those_alone(kv_cache_dtype: KVCacheDtype, monke
 
 def test_answers_with_preemptions_are_those_alone() -> None:
     with with_adapters("auto", 8, drafts="off") as engine:
-        tokens, _ = collect(engine, REQUESTS)
+        tokens = collect(engine, REQUESTS).token_ids
         snapshot = engine.snapshot()
     assert tokens == answers_alone("auto")
     assert snapshot.num_preemptions > 0

@@ -25,9 +25,9 @@ from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.start.gpu.graph_capture import graph_memory_bytes, ladder
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, ChunkResult, Step
-from tests.engine.logprobs_for_tests import values_of
+from tests.engine.answers import Answers, run_to_the_end
 from tests.engine.model.gpu.graphs import Plain, padded_attention, record, run_again
-from tests.engine.model.runners import IN_SMALL_BLOCKS, chunks_of, eager_runner, make_engine, run_requests
+from tests.engine.model.runners import IN_SMALL_BLOCKS, eager_runner, make_engine
 from tests.engine.model.steps import sequence_of
 from tests.models.decoders import FAMILIES, LLAMA_OF_ONE_LAYER, random_model
 
@@ -109,16 +109,10 @@ def some_requests(seed: int, num_requests: int = 60) -> list[Request]:
     return requests
 
 
-def answers(runner: GraphRunner, loaded: LoadedModel, requests: list[Request], num_blocks: int) -> dict[Any, list[Any]]:
-    """Return the ids of each choice, and the log-probabilities if the request asks for them."""
+def answers(runner: GraphRunner, loaded: LoadedModel, requests: list[Request], num_blocks: int) -> Answers:
     sizes = IN_SMALL_BLOCKS | {"max_running": SIZES[-1], "max_step_tokens": 16}
-    with make_engine(loaded, runner, num_blocks, eos=40, **sizes) as engine:
-        ended, events = run_requests(engine, requests)
-    assert all(isinstance(event, Finished) for event in ended.values()), ended
-    found: dict[Any, list[Any]] = {}
-    for key, chunks in chunks_of(events).items():
-        rows = [round(value, 3) for chunk in chunks for value in values_of(chunk.logprobs)]
-        found[key] = [[i for chunk in chunks for i in chunk.token_ids], rows]
+    found = run_to_the_end(make_engine(loaded, runner, num_blocks, eos=40, **sizes), requests)
+    assert all(isinstance(event, Finished) for event in found.ended.values()), found.ended
     return found
 
 
@@ -132,7 +126,7 @@ def test_answers_are_the_same_with_graphs(loaded: LoadedModel, num_blocks: int, 
     replays: list[int] = []
     launch = runner.graphs.launch
     runner.graphs.launch = lambda step, *drawn: replays.append(len(step.chunks)) or launch(step, *drawn)  # type: ignore[method-assign,func-returns-value]
-    assert answers(runner, loaded, requests, num_blocks) == expected
+    answers(runner, loaded, requests, num_blocks).check(expected)
     assert len(set(replays)) >= 3, "there are steps of several sizes"
     assert len(replays) > runner.num_steps / 5
     assert (runner.num_unknown > len(replays) / 3) == overlap
@@ -145,7 +139,7 @@ def test_answers_of_every_family_are_the_same_with_graphs(family: str) -> None:
     requests = some_requests(2, num_requests=10)
     expected = answers(GraphRunner(loaded, num_blocks=200, sizes=None), loaded, requests, 200)
     runner = GraphRunner(loaded, num_blocks=200, sizes=[4, 8], overlap=True)
-    assert answers(runner, loaded, requests, 200) == expected
+    answers(runner, loaded, requests, 200).check(expected)
 
 
 # -- step by step -----------------------------------------------------------------------------------------------------
