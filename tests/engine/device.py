@@ -13,10 +13,9 @@ from oaiserve.engine.step import Chunk, ChunkResult, Draw, Logprobs, Masks, OutO
 from tests.engine.answers import Answers, run_to_the_end
 from tests.engine.doubles import EOS, LETTERS, TOKENIZER, Launched, ScriptedRunner, make_engine
 from tests.engine.grammars.plain import allowed_ids
-from tests.engine.memory import NEVER
+from tests.engine.memory import NEVER, Cache
 
 STAGES = ("before", "written")  # how far a step gets that there is no memory for
-Slot = tuple[int, int]
 
 
 class Device(ScriptedRunner):
@@ -38,9 +37,7 @@ class Device(ScriptedRunner):
         self.num_void = 0  # chunks whose last token was never drawn
         self.num_superseded = 0  # chunks whose draw was forced meanwhile
         self._random = random.Random(seed)
-        self._size = 4
-        self._slots: dict[Slot, tuple[int, ...]] = {}
-        self._states: dict[int, tuple[int, ...]] = {}
+        self._cache = Cache(block_size=4)
         # Of the last step: the ids that it draws, and the number of ids before them.
         self._drawn: dict[Sequence, tuple[int, list[int]]] = {}
 
@@ -49,28 +46,29 @@ class Device(ScriptedRunner):
         if not self.can_copy(copies):
             self.num_copies_refused += 1
             raise OutOfMemory("1 MiB was asked for")
-        for source, target in copies:
-            self._slots |= {(target, i): self._slots.get((source, i), ()) for i in range(self._size)}
+        self._cache.copy_blocks(copies)
         self.num_copied += len(copies)
 
     def launch(self, step: Step) -> Launched:
-        for source, target in step.state_copies:
-            self._states[target] = self._states[source]
+        self._cache.copy_states(step.state_copies)
         fits = self.has_room(step)
         self.tried.append((step.num_tokens, fits))
         if not fits:
             if self._random.choice(STAGES) == "written":
                 for chunk in step.chunks:
-                    written = self._slots_of(chunk.sequence, chunk.start, chunk.end)
-                    self._slots |= dict.fromkeys(written, (-1,))  # some layers have it, others do not
+                    written = self._cache.slots_of(chunk.sequence, chunk.start, chunk.end)
+                    self._cache.slots |= dict.fromkeys(written, (-1,))  # some layers have it, others do not
                     if chunk.sequence.state is not None:
-                        self._states[chunk.sequence.state] = (-1,)
+                        self._cache.states[chunk.sequence.state] = (-1,)
             raise OutOfMemory("2 GiB were asked for")
         launched = self.begin(step)
         for chunk in step.chunks:
             del chunk.sequence.draft[self._random.randrange(self.max_draws) :]
         ids_of = {chunk.sequence: self._ids(chunk) for chunk in step.chunks}
-        self._compute(step, ids_of.copy())
+        written = {chunk.sequence: [*ids_of[chunk.sequence][: chunk.known_end], *chunk.draft] for chunk in step.chunks}
+        self._cache.compute(step, written)
+        self._waiting = {chunk.sequence for chunk in step.chunks if chunk.draw is Draw.LATE}
+        self.num_waited += len(self._waiting)
         self._drawn = {}
         launched.results = [self._result(chunk, ids_of[chunk.sequence]) for chunk in step.chunks]
         return launched
@@ -82,22 +80,6 @@ class Device(ScriptedRunner):
             self.num_superseded += chunk.draw is Draw.SUPERSEDED
             if chunk.draw is Draw.LATE:
                 self._draw(chunk, chunk.sequence.token_ids, result, masks)
-
-    def _compute(self, step: Step, ids_of: dict[Sequence, list[int]]) -> None:
-        for chunk in step.chunks:
-            ids = ids_of[chunk.sequence] = [*ids_of[chunk.sequence][: chunk.known_end], *chunk.draft]
-            for position, slot in enumerate(self._slots_of(chunk.sequence, chunk.start, chunk.end), chunk.start):
-                self._slots[slot] = tuple(ids[: position + 1])
-            if chunk.sequence.state is not None:
-                before = self._states[chunk.sequence.state] if chunk.start else ()
-                assert before == tuple(ids[: chunk.start]), "it has the state of its own tokens"
-                self._states[chunk.sequence.state] = tuple(ids)
-        for chunk in step.chunks:
-            sequence, ids = chunk.sequence, ids_of[chunk.sequence]
-            read = [self._slots[slot] for slot in self._slots_of(sequence, 0, chunk.end)]
-            assert read == [tuple(ids[: position + 1]) for position in range(chunk.end)], "it attends to its own tokens"
-        self._waiting = {chunk.sequence for chunk in step.chunks if chunk.draw is Draw.LATE}
-        self.num_waited += len(self._waiting)
 
     def _result(self, chunk: Chunk, ids: list[int]) -> ChunkResult:
         sequence, result = chunk.sequence, ChunkResult()
@@ -135,9 +117,6 @@ class Device(ScriptedRunner):
             ids += drawn or [NEVER]
         assert chunk.known_end <= len(ids)
         return ids
-
-    def _slots_of(self, sequence: Sequence, start: int, end: int) -> list[Slot]:
-        return [(sequence.blocks[p // self._size], p % self._size) for p in range(start, end)]
 
 
 class Guesses:

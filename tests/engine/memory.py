@@ -49,10 +49,47 @@ def launched(scheduler: Scheduler) -> Step:
 NEVER = -1  # stands for a token that is not drawn
 
 
+class Cache:
+    """Keys and values of a device without a model: a slot holds the token that would be in it, and all before it.
+
+    So does a state.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self._size = block_size
+        self.slots: dict[tuple[int, int], tuple[int, ...]] = {}  # by block, and place in it
+        self.states: dict[int, tuple[int, ...]] = {}
+
+    def slots_of(self, sequence: Sequence, start: int, end: int) -> list[tuple[int, int]]:
+        return [(sequence.blocks[place // self._size], place % self._size) for place in range(start, end)]
+
+    def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
+        for source, target in copies:
+            self.slots |= {(target, i): self.slots.get((source, i), ()) for i in range(self._size)}
+
+    def copy_states(self, copies: list[tuple[int, int]]) -> None:
+        for source, target in copies:
+            self.states[target] = self.states[source]
+
+    def compute(self, step: Step, ids_of: dict[Sequence, list[int]]) -> None:
+        """Write the tokens of all chunks, and check that each sequence attends to its own, and has their state."""
+        for chunk in step.chunks:
+            sequence, ids = chunk.sequence, ids_of[chunk.sequence]
+            assert chunk.end == len(ids)
+            for position, slot in enumerate(self.slots_of(sequence, chunk.start, chunk.end), chunk.start):
+                self.slots[slot] = tuple(ids[: position + 1])
+            if sequence.state is not None:
+                found = self.states[sequence.state] if chunk.start else ()
+                assert found == tuple(ids[: chunk.start]), f"the state of {sequence.request_id} is of other tokens"
+                self.states[sequence.state] = tuple(ids)
+        for chunk in step.chunks:
+            sequence, ids = chunk.sequence, ids_of[chunk.sequence]
+            for position, slot in enumerate(self.slots_of(sequence, 0, chunk.end)):
+                assert self.slots[slot] == tuple(ids[: position + 1]), f"position {position} of {sequence.request_id}"
+
+
 class Memory:
     """A device that computes steps in their order.
-
-    A slot of its memory holds the token whose keys and values would be in it, and all tokens before. So does a state.
 
     With overlap, the results of a step are committed when the next one has been launched. `last_token` ends a sequence,
     which the scheduler cannot know before. `forced` returns tokens that come behind those that were drawn.
@@ -64,8 +101,7 @@ class Memory:
     def __init__(self, scheduler: Scheduler, *, last_token: int | None = None) -> None:
         self.scheduler = scheduler
         self.last_token = last_token
-        self.slots: dict[tuple[int, int], tuple[int, ...]] = {}
-        self.states: dict[int | None, tuple[int, ...]] = {}
+        self._cache = Cache(scheduler.pool.block_size)
         self.num_computed = 0  # tokens, in all
         self.num_drafted = 0  # tokens of drafts among these
         self.num_accepted = 0  # tokens of drafts that came true
@@ -144,36 +180,19 @@ class Memory:
         return tokens
 
     def _compute(self, step: Step) -> None:
-        size = self.scheduler.pool.block_size
-        for old, new in step.copies:
-            self.slots |= {(new, i): self.slots[old, i] for i in range(size) if (old, i) in self.slots}
-        for source, target in step.state_copies:
-            self.states[target] = self.states[source]
+        self._cache.copy_blocks(step.copies)
+        self._cache.copy_states(step.state_copies)
         # The device writes something even for a token that the step before was expected to draw, and did not.
         ids_of = {
             chunk.sequence: [*[*self._ids(chunk.sequence), NEVER][: chunk.known_end], *chunk.draft]
             for chunk in step.chunks
         }
         for chunk in step.chunks:
-            blocks, ids = chunk.sequence.blocks, ids_of[chunk.sequence]
             assert not chunk.sequence.is_held
-            assert chunk.end == len(ids)
-            for position in range(chunk.start, chunk.end):
-                self.slots[blocks[position // size], position % size] = tuple(ids[: position + 1])
-            if self.scheduler.states is not None:
-                state = chunk.sequence.state
-                found = self.states[state] if chunk.start else ()
-                assert found == tuple(ids[: chunk.start]), (
-                    f"the state of {chunk.sequence.request_id} is of other tokens"
-                )
-                self.states[state] = tuple(ids)
+            assert (chunk.sequence.state is None) == (self.scheduler.states is None)
             self.num_computed += chunk.num_tokens
             self.num_drafted += len(chunk.draft)
-        for chunk in step.chunks:
-            blocks, ids = chunk.sequence.blocks, ids_of[chunk.sequence]
-            for position in range(chunk.end):
-                found = self.slots[blocks[position // size], position % size]
-                assert found == tuple(ids[: position + 1]), f"position {position} of {chunk.sequence.request_id}"
+        self._cache.compute(step, ids_of)
 
     def _commit(self, step: Step, drawn: dict[Sequence, list[int]]) -> None:
         for chunk in step.chunks:
