@@ -17,7 +17,7 @@ def overlap(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Run a test twice: with each step collected before the next is scheduled, and with one step in flight."""
     monkeypatch.setattr(ScriptedRunner, "is_asynchronous", request.param)
     monkeypatch.setattr(Memory, "overlap", request.param)
-    return request.param  # type: ignore[no-any-return]
+    return request.param
 
 
 @pytest.fixture

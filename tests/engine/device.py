@@ -75,7 +75,6 @@ class Device(ScriptedRunner):
 
     def draw(self, launched: Launched, masks: Masks | None) -> None:
         super().draw(launched, masks)
-        assert launched.results is not None
         for chunk, result in zip(launched.step.chunks, launched.results, strict=True):
             self.num_superseded += chunk.draw is Draw.SUPERSEDED
             if chunk.draw is Draw.LATE:
@@ -191,7 +190,7 @@ def some_requests(rng: random.Random, number: int = 40) -> list[Request]:
             min_tokens=rng.choice([0, 0, 0, 4]),
             ignore_eos=rng.random() < 0.1,
             **asked,
-            **ends,  # type: ignore[arg-type]
+            **ends,
         )
         requests.append(Request(f"r{i}", (TokenPrompt(prompt),), params))
     return requests
@@ -207,7 +206,7 @@ def answers(
 ) -> Answers:
     """Run requests on a device and return their answers. Check that nothing is left behind."""
     engine = make_engine(device, **{"max_running": 8, "max_step_tokens": 48, "tokenize_workers": 0, **options})
-    engine._loop._stepper._drafts = drafts  # type: ignore[assignment]
+    engine._loop._stepper._drafts = drafts
     found = run_to_the_end(engine, requests, leaves_after)
     assert engine.snapshot().num_out_of_memory <= device.num_copies_refused + sum(not fits for _, fits in device.tried)
     return found

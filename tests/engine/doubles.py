@@ -44,7 +44,7 @@ TIMEOUT_SECONDS = 60  # of waits that end at once unless a test fails
 TOKENIZER = Tokenizer(
     PreTrainedTokenizerFast(tokenizer_object=byte_level(), eos_token="<|im_end|>", chat_template=CHATML)
 )
-EOS: int = TOKENIZER.eos_token_id  # type: ignore[assignment]
+EOS: int = TOKENIZER.eos_token_id
 
 
 def letter_id(letter: str) -> int:
@@ -106,7 +106,6 @@ class ScriptedRunner:
         return self._permits is not None
 
     def permit(self, steps: int = 1) -> None:
-        assert self._permits is not None
         self._permits.release(steps)
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
@@ -322,6 +321,6 @@ def request(request_id: str = "r", prompt_len: int = 5, *, stream_interval: int 
     return Request(
         request_id,
         (TokenPrompt([1] * prompt_len),),
-        SamplingParams(**params),  # type: ignore[arg-type]
+        SamplingParams(**params),
         stream_interval=stream_interval,
     )

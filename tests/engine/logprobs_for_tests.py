@@ -9,7 +9,7 @@ def token_logprobs(*positions: list[Entry]) -> TokenLogprobs:
     """Return the log-probabilities of these positions: in each, the token first, then its alternatives."""
     rows = TokenLogprobs()
     for entries in positions:
-        rows.add(*map(list, zip(*entries, strict=True)))  # type: ignore[arg-type]
+        rows.add(*map(list, zip(*entries, strict=True)))
     return rows
 
 

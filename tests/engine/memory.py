@@ -41,7 +41,6 @@ def sequence(name: str, prompt: int | list[int] = 4, max_tokens: int = 8, **fiel
 def launched(scheduler: Scheduler) -> Step:
     """Launch the next step, whose results may come later or never."""
     step = scheduler.schedule()
-    assert step is not None
     scheduler.advance(step)
     return step
 

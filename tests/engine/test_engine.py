@@ -55,7 +55,6 @@ def test_choices_of_a_prompt_compute_it_once() -> None:
 def test_end_of_sequence_stops_without_its_text() -> None:
     engine = make_engine(ScriptedRunner(lambda s: EOS if s.num_generated == 2 else letter_id("x")))
     *_, last, finished = events_of(engine, request(max_tokens=9))
-    assert isinstance(last, TokenChunk)
     assert (last.text, last.token_ids, last.finish_reason, last.stop_reason) == ("", [EOS], "stop", None)
     assert last.has_end_token
     assert finished.usage.completion_tokens == 3
@@ -157,9 +156,7 @@ def test_echo_and_prompt_logprobs_come_before_the_first_chunk_also_when_the_prom
         echo=True,
     )
     done, *_ = events_of(make_engine(max_step_tokens=8), asked)
-    assert isinstance(done, PromptDone)
     assert done.text == "abcdefghijklmnopqrstuvwxyz"
-    assert done.logprobs is not None
     _, texts, values = zip(*done.logprobs.tokens(), strict=True)
     assert b"".join(texts) == done.text.encode()
     assert list(values[1:]) == [-float(i) for i in range(1, 26)]

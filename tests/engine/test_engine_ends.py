@@ -33,7 +33,7 @@ def text_request(request_id: str, text: str) -> Request:
 
 def test_a_blocked_tokenizer_delays_neither_submit_nor_the_others() -> None:
     tokenizer, inbox = BlockedTokenizer(), Inbox()
-    with make_engine(tokenizer=tokenizer, tokenize_workers=2) as engine:  # type: ignore[arg-type]
+    with make_engine(tokenizer=tokenizer, tokenize_workers=2) as engine:
         engine.submit(text_request("stuck", "blocked"), inbox)
         assert tokenizer.entered.wait(TIMEOUT_SECONDS)  # submit has returned, encode has not
         for i in range(20):
@@ -47,7 +47,7 @@ def test_a_blocked_tokenizer_delays_neither_submit_nor_the_others() -> None:
 
 def test_a_request_can_be_aborted_while_it_is_tokenized() -> None:
     tokenizer, inbox = BlockedTokenizer(), Inbox()
-    with make_engine(tokenizer=tokenizer) as engine:  # type: ignore[arg-type]
+    with make_engine(tokenizer=tokenizer) as engine:
         engine.submit(text_request("r", "blocked"), inbox)
         assert tokenizer.entered.wait(TIMEOUT_SECONDS)
         engine.abort("r")
@@ -124,7 +124,6 @@ def test_what_goes_wrong_in_one_request_ends_that_and_no_other(drawn: Any) -> No
         for name in ("good", "bad", "other"):
             engine.submit(request(name), inbox)
         ended = inbox.wait_terminal("good", "bad", "other")
-    assert isinstance(ended["bad"], Failed)
     assert isinstance(ended["bad"].error, InternalError)
     assert isinstance(ended["good"], Finished)
     assert isinstance(ended["other"], Finished)
@@ -182,7 +181,7 @@ def test_aborted_and_failed_choices_wait_no_longer() -> None:
 def test_bodies_in_the_tokenizer_are_bounded_but_never_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "MAX_BODY_BYTES", 100)
     tokenizer, inbox = BlockedTokenizer(), Inbox()
-    with make_engine(tokenizer=tokenizer, tokenize_workers=1) as engine:  # type: ignore[arg-type]
+    with make_engine(tokenizer=tokenizer, tokenize_workers=1) as engine:
         engine.submit(dataclasses.replace(text_request("first", "blocked"), num_bytes=500), inbox)
         assert tokenizer.entered.wait(TIMEOUT_SECONDS)
         with pytest.raises(Overloaded, match="too many bytes") as caught:
@@ -205,7 +204,6 @@ def test_too_many_waiting_prompt_tokens_are_refused_but_never_the_first() -> Non
         engine.submit(request("one more", prompt_len=2), inbox)
         runner.permit(100)
         ended = inbox.wait_terminal("runs", "long", "one more")
-    assert isinstance(ended["one more"], Failed)
     assert ended["one more"].error.status == 429
     assert ended["one more"].error.retry_after_seconds == 1
     assert isinstance(ended["long"], Finished)
@@ -227,8 +225,6 @@ def test_a_request_that_waits_too_long_gets_503_and_one_that_takes_too_long_408(
         engine.submit(request("next", max_tokens=1), inbox)
         runner.permit(10)
         assert isinstance(inbox.wait_terminal("next")["next"], Finished)
-    assert isinstance(waited, Failed)
-    assert isinstance(ran, Failed)
     assert (waited.error.status, ran.error.status) == (503, 408)
     assert ran.usage.completion_tokens > 0
 
@@ -260,7 +256,6 @@ def test_stop_without_a_drain_timeout_fails_them_and_frees_their_blocks() -> Non
     engine._loop.post(Stop(drain=False))
     runner.permit(1)
     failed = inbox.wait_terminal("r")["r"]
-    assert isinstance(failed, Failed)
     assert failed.error.status == 503
     engine.stop()
     assert engine.snapshot().blocks_used == 0
@@ -270,7 +265,7 @@ def test_closing_the_event_iterator_early_aborts_the_request() -> None:
     with make_engine() as engine:
         events = engine.stream(request(max_tokens=200))
         next(events)
-        events.close()  # type: ignore[attr-defined]
+        events.close()
         inbox = Inbox()
         engine.submit(request("next"), inbox)
         inbox.wait_terminal("next")

@@ -140,7 +140,6 @@ def test_a_client_with_nothing_running_gets_blocks_while_another_one_has_several
     add(memory, "polite", prompt=5, max_tokens=1)
     memory.run()  # it begins with the counter of the one that came before it
     step = memory.scheduler.schedule()
-    assert step is not None
     assert [one.client_name for one in step.admitted] == ["polite"]
     assert {one.client_name for one in step.preempted} == {"greedy"}
     memory.execute(step)
@@ -219,7 +218,6 @@ def test_clients_that_came_once_are_forgotten() -> None:
         one = sequence(str(number), [1, 2], 1, client_name=str(number))
         memory.add(one)
         step = memory.scheduler.schedule()
-        assert step is not None
         memory.scheduler.advance(step)
     memory.settle()
     assert len(memory.scheduler._waiting._clients) <= 2 * MOST_ABSENT

@@ -55,7 +55,6 @@ def test_tokens_that_were_not_computed_are_not_in_the_prefix_cache() -> None:
         *_, finished = list(engine.stream(request("b", prompt_len=13)))
         engine.submit(request("c", prompt_len=13), inbox)
         cached = inbox.wait_terminal("c")["c"]
-    assert isinstance(failed, Failed)
     assert str(failed.error) == "The device has no memory left to go on with this request; try again later."
     assert (finished.usage.cached_tokens, cached.usage.cached_tokens) == (0, 12)
 
@@ -72,7 +71,6 @@ def test_where_there_are_states_a_step_without_memory_ends_what_runs(seed: int) 
         failed = inbox.wait_terminal("c")["c"]
         device.has_room = lambda step: True
         *_, finished = list(engine.stream(request("d", prompt_len=130)))
-    assert isinstance(failed, Failed)
     assert (failed.error.status, failed.error.code) == (503, "service_unavailable")
     assert [event.usage.cached_tokens for event in (first, kept, finished)] == [0, 128, 0]
 
@@ -200,7 +198,6 @@ def test_a_block_that_cannot_be_copied_ends_the_requests_of_its_step_and_no_late
     with make_engine(device, tokenize_workers=0) as engine:
         engine.submit(copying_request(), inbox)
         failed = inbox.wait_terminal("copies")["copies"]
-        assert isinstance(failed, Failed)
         assert failed.error.status == 503
         assert engine.snapshot().num_out_of_memory == 1
         device.can_copy = lambda copies: True

@@ -67,8 +67,6 @@ def test_the_phase_prefill_ends_with_the_last_text_and_decode_is_empty() -> None
     assert isinstance(end, Finished)
     times = end.times
     assert times.first_token == times.last_token
-    assert times.scheduled is not None
-    assert times.first_token is not None
     assert times.first_token > times.scheduled
     assert end.account.num_steps == 2
     assert [event.details["tokens"] for event in end.account.events] == [5, 40]
@@ -113,7 +111,6 @@ def test_a_text_that_is_longer_than_the_context_is_refused_by_its_field() -> Non
     with pooling_engine(max_model_len=8) as engine:
         *_, end = engine.stream(texts("r", 9))
         assert vectors(list(engine.stream(texts("s", 8)))) == {0: [8.0, 8.0]}
-    assert isinstance(end, Failed)
     assert isinstance(end.error, ContextLengthExceeded)
     assert end.error.param == "input"
 
@@ -127,7 +124,6 @@ def test_without_memory_steps_are_halved_but_texts_are_not() -> None:
         ended = inbox.wait_terminal("fits", "too long")
         events = [event for events in inbox.hand_overs for event in events if event.request_id == "fits"]
     assert vectors(events) == {0: [5.0, 5.0], 1: [5.0, 5.0], 2: [5.0, 5.0]}
-    assert isinstance(ended["too long"], Failed)
     assert ended["too long"].error.status == 503
 
 

@@ -19,7 +19,7 @@ def serve(asked: list[Request]) -> Inbox:
     """Run the requests until all have ended as they are expected to, and return their events."""
     inbox = Inbox()
     tokenizer = BlockedTokenizer()
-    with make_engine(tokenizer=tokenizer, kv_blocks=64) as engine:  # type: ignore[arg-type]
+    with make_engine(tokenizer=tokenizer, kv_blocks=64) as engine:
         for request in asked:
             engine.submit(request, inbox)
         assert tokenizer.entered.wait(TIMEOUT_SECONDS)
@@ -45,7 +45,7 @@ def test_nothing_writes_into_a_request_and_events_are_the_same_after_pickle() ->
 
 def test_a_request_that_ends_while_it_is_encoded_is_in_that_phase_and_one_before_is_not() -> None:
     tokenizer, inbox = BlockedTokenizer(), Inbox()
-    engine = make_engine(tokenizer=tokenizer, tokenize_workers=1)  # type: ignore[arg-type]
+    engine = make_engine(tokenizer=tokenizer, tokenize_workers=1)
     with engine:
         *_, waits, blocked = requests()
         engine.submit(blocked, inbox)
@@ -62,7 +62,7 @@ def test_a_request_that_ends_while_it_is_encoded_is_in_that_phase_and_one_before
 @pytest.mark.parametrize("reason", ["the step fails", "the server stops"])
 def test_a_request_that_is_encoded_when_the_engine_ends_is_in_that_phase(reason: str) -> None:
     tokenizer, inbox = BlockedTokenizer(), Inbox()
-    engine = make_engine(tokenizer=tokenizer)  # type: ignore[arg-type]
+    engine = make_engine(tokenizer=tokenizer)
     engine.start()
     blocked = requests()[-1]
     engine.submit(blocked, inbox)

@@ -56,7 +56,7 @@ def chunk(text: str, index: int = 0, num_top: int | None = None, **fields: objec
     logprobs = None
     if num_top is not None:
         logprobs = token_logprobs(*([(ord(c), c.encode(), -1.0), *[(0, b"t", -1.0)] * num_top] for c in text))
-    return TokenChunk("r", index, text, [ord(letter) for letter in text], logprobs, **fields)  # type: ignore[arg-type]
+    return TokenChunk("r", index, text, [ord(letter) for letter in text], logprobs, **fields)
 
 
 def gathered(*events: Event) -> list[Event]:

@@ -35,7 +35,7 @@ def add(
         return call()
 
     ended = {"done": ends.put, "failed": ends.put, "dropped": lambda: None}
-    workers.add(Task("", num_bytes, work(), **ended, is_unwanted=bool, name="test", rest=rest))  # type: ignore[arg-type]
+    workers.add(Task("", num_bytes, work(), **ended, is_unwanted=bool, name="test", rest=rest))
     return ends
 
 
@@ -43,7 +43,7 @@ def test_small_work_does_not_wait_for_large_work_nor_large_for_small() -> None:
     for held_bytes, other_bytes in ((LARGE_BYTES + 1, LARGE_BYTES), (LARGE_BYTES, LARGE_BYTES + 1)):
         go = threading.Event()
         with running() as workers:
-            held = add(workers, lambda go=go: go.wait(TIMEOUT_SECONDS), num_bytes=held_bytes)  # type: ignore[misc]
+            held = add(workers, lambda go=go: go.wait(TIMEOUT_SECONDS), num_bytes=held_bytes)
             other = add(workers, lambda: "other", num_bytes=other_bytes)
             assert other.get(timeout=TIMEOUT_SECONDS) == "other"
             assert held.empty()

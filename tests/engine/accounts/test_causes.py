@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from oaiserve.engine import stepper
 from oaiserve.engine.accounts.step_causes import chunk_load, load_of
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.request import TERMINAL, Event, Grammar, Request, Terminal, TokenChunk
+from oaiserve.engine.request import Event, Grammar, Request, Terminal, TokenChunk
 from oaiserve.engine.step import Step
 from oaiserve.explain.causes import settled
 from oaiserve.explain.step_cost import KNOTS, Load, StepCost
@@ -80,7 +80,7 @@ class Lab:
             self.runner,
             clock_ns=self.clock,
             machine=self.machine,
-            **engine_options,  # type: ignore[arg-type]
+            **engine_options,
         )
 
     def _compute(self, step: Step) -> None:
@@ -129,11 +129,7 @@ class Lab:
 
 def causes_of(ended: Terminal) -> tuple[dict[Cause, int], dict[Cause, int]]:
     """Return the causes of both phases, which add up exactly."""
-    assert isinstance(ended, TERMINAL)
     times, account = ended.times, ended.account
-    assert times.scheduled is not None
-    assert times.first_token is not None
-    assert times.last_token is not None
     assert sum(account.prefill_causes_ns.values()) == times.first_token - times.scheduled
     assert sum(account.decode_causes_ns.values()) == times.last_token - times.first_token
     return account.prefill_causes_ns, account.decode_causes_ns
@@ -216,7 +212,7 @@ def test_a_slow_mask_is_found(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None
 
     def slow(*arguments: object) -> object:
         lab.clock.now_ns += 3 * MS
-        return fill(*arguments)  # type: ignore[arg-type]
+        return fill(*arguments)
 
     monkeypatch.setattr(stepper, "fill_masks", slow)
     constrained = request("a", prompt_len=4, max_tokens=21, grammar=Grammar("regex", "[a-z]{60}"))

@@ -69,7 +69,7 @@ def test_it_reads_only_what_it_has_computed_of_the_same_tokens(kv_blocks: int) -
     leaves = {asked.request_id: rng.randint(1, 6) for asked in requests if rng.random() < 0.1}
     device = Device(lambda step: step.num_tokens <= rng.choice([8, 48, 48, 48]), seed=1)
     drafts = Busy(draft_model(Device()))
-    found = answers(device, requests, leaves, drafts=drafts, kv_blocks=kv_blocks, max_model_len=80)  # type: ignore[arg-type]
+    found = answers(device, requests, leaves, drafts=drafts, kv_blocks=kv_blocks, max_model_len=80)
     assert all(isinstance(event, Finished | Aborted) for event in found.ended.values())
     found.check(expected)
     num_drafted, num_accepted = found.total("num_model_draft_tokens"), found.total("num_accepted_model_tokens")
@@ -114,7 +114,6 @@ class Run:
     def steps(self, running: list[Sequence], number: int, chance: float) -> float:
         """Run so many steps, and return the nanoseconds for each token of an answer."""
         before_ns, num_tokens, clock = self.clock.now_ns, 0, self.clock
-        assert self.drafts.model is not None
         for _ in range(number):
             self.drafts.propose(running, others_wait=False)
             chunks = [Chunk(o, o.num_computed, 1 + len(o.draft), 1 + len(o.draft), tuple(o.draft)) for o in running]

@@ -63,7 +63,7 @@ def allowed_ids(mask: np.ndarray) -> list[int]:
 
 def constraint(matcher: OneOf, *, stop_ids: frozenset[int] | None = None, **params: object) -> Constraint:
     """Return the constraint of a choice, whose end-of-sequence id is 0."""
-    asked = SamplingParams(**params)  # type: ignore[arg-type]
+    asked = SamplingParams(**params)
     ends = frozenset() if asked.ignore_eos else frozenset([0])
     return Constraint(
         matcher, asked, eos_token_ids=frozenset([0]), stop_ids=ends | set(asked.stop_token_ids) | (stop_ids or set())

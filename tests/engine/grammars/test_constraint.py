@@ -98,7 +98,6 @@ def test_each_chunk_that_is_constrained_now_has_a_row() -> None:
         chunk(OneOf([], [3]), min_tokens=1),
     ]
     masks, failed = fill_masks(chunks, VOCAB)
-    assert masks is not None
     assert masks.words.shape == (3, 3)
     found = {
         place: allowed_ids(masks.words[masks.rows[c.sequence]])
@@ -120,7 +119,6 @@ class Broken(OneOf):
 def test_a_grammar_that_fails_leaves_the_masks_of_the_others_as_they_are() -> None:
     broken, sound = chunk(Broken([5])), chunk(OneOf([6]))
     masks, failed = fill_masks([broken, sound], VOCAB)
-    assert masks is not None
     assert [str(error) for one, error in failed if one is broken.sequence] == ["a bug"]
     assert len(failed) == 1
     assert allowed_ids(masks.words[masks.rows[sound.sequence]]) == [6]

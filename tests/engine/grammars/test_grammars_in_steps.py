@@ -14,7 +14,6 @@ from oaiserve.engine import results
 from oaiserve.engine.grammars.grammar import GrammarGivenUp, Grammars, Matcher
 from oaiserve.engine.request import (
     Event,
-    Failed,
     Finished,
     Grammar,
     Request,
@@ -42,8 +41,6 @@ def mask_of(matcher: Matcher) -> np.ndarray:
 
 def plain_answer(prompt: list[int], params: SamplingParams) -> tuple[list[int], str]:
     """Return the ids of an answer and why it ends, one token after the other: mask, draw, push."""
-    assert params.grammar is not None
-    assert params.max_tokens is not None
     matcher, ids = COMPILED.compile(params.grammar).matcher(), list(prompt)
     while len(ids) < len(prompt) + params.max_tokens:
         is_free, mask = matcher.is_free, mask_of(matcher)
@@ -87,7 +84,7 @@ def test_answers_are_those_of_a_plain_loop(few_tokens: int, kv_blocks: int, monk
     device = Device()
     found = answers(device, requests, kv_blocks=kv_blocks, max_model_len=80)
     for asked in requests:
-        prompt = list(asked.prompts[0].token_ids)  # type: ignore[union-attr]
+        prompt = list(asked.prompts[0].token_ids)
         expected = plain_answer(prompt, asked.params)
         for choice in range(asked.params.n):
             key = (asked.request_id, choice)
@@ -200,7 +197,6 @@ def test_a_token_that_is_not_in_the_grammar_fails_its_request_and_no_other() -> 
         ended = inbox.wait_terminal("wrong", "sound")
         assert engine.failure is None
     assert isinstance(ended["sound"], Finished)
-    assert isinstance(ended["wrong"], Failed)
     assert ended["wrong"].error.status == 500
     assert "grammar" in str(ended["wrong"].error)
 
@@ -220,7 +216,6 @@ def test_a_grammar_that_fails_fails_its_request_and_no_other(error: Exception, m
         assert engine.failure is None
         assert engine.snapshot().blocks_used == 0
     assert isinstance(ended["sound"], Finished)
-    assert isinstance(ended["broken"], Failed)
     is_clients = isinstance(error, GrammarGivenUp)
     assert ended["broken"].error.status == (400 if is_clients else 500)
     assert ended["broken"].error.param == ("response_format" if is_clients else None)

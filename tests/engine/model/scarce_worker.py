@@ -18,5 +18,5 @@ def is_here(self: Capacity, work: Work) -> bool:
 
 
 if __name__ == "__main__":
-    Capacity.is_here = is_here  # type: ignore[method-assign]
+    Capacity.is_here = is_here
     worker.main()

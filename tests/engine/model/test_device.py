@@ -26,7 +26,7 @@ def test_weights_that_do_not_fit_stop_the_start(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 * GIB, 80 * GIB))
     model = TooLarge(2**10, 2**10, bias=False, dtype=torch.bfloat16)
     with pytest.raises(StartupError) as error:
-        move(model, torch.device("cuda"), "org/model")  # type: ignore[arg-type]
+        move(model, torch.device("cuda"), "org/model")
     assert str(error.value) == (
         "The weights of 'org/model' take 0.0 GiB in bfloat16, but 3.0 of 80.0 GiB were free on cuda: end what else "
         "uses this GPU (nvidia-smi lists it), or take a smaller --dtype, more GPUs (--tensor-parallel) or another "
@@ -40,7 +40,7 @@ def test_a_gpu_without_memory_for_cuda_itself_stops_the_start(monkeypatch: pytes
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", refuse)
     with pytest.raises(StartupError, match="--device cuda: CUDA does not start there: CUDA error: out of memory"):
-        move(TooLarge(4, 4), torch.device("cuda"), "m")  # type: ignore[arg-type]
+        move(TooLarge(4, 4), torch.device("cuda"), "m")
 
 
 # Each number of rows is a shape. With the limit these take 80 to 130 MiB, without it 200 and more, where the CPU has

@@ -60,8 +60,6 @@ def drafts_of(loaded: LoadedModel, num_blocks: int, *, max_len: int = 1000) -> B
 
 
 def num_tokens(drafts: Drafts) -> int:
-    assert drafts.model is not None
-    assert isinstance(drafts.model._runner, Counting)
     return drafts.model._runner.num_tokens
 
 

@@ -187,7 +187,7 @@ def test_logits_that_are_not_finite_behind_a_draft_end_the_result_but_not_the_se
             logits[bad_row] = torch.nan
             return logits
 
-        executor.forward = broken  # type: ignore[method-assign]
+        executor.forward = broken
         (found,) = runner.collect(runner.launch(Step([drafted(drawn(temperature=0.0), [first, 1])]))).chunks
         assert (found.token_ids, found.error) == (tokens, error)
 

@@ -309,7 +309,6 @@ def plain_varlen_attn(
         visible = distance >= -right if right >= 0 else torch.ones_like(distance, dtype=torch.bool)
         if left >= 0:
             visible &= distance <= left
-        assert scale is not None
         scores = torch.einsum("qhd,khd->hqk", q, k) * scale
         weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
         out[rows] = torch.einsum("hqk,khd->qhd", weights, v).to(out.dtype)

@@ -51,7 +51,7 @@ class Double:
 
 
 def capture(double: Double) -> Run:
-    members = MembersCapture(double, double)  # type: ignore[arg-type]
+    members = MembersCapture(double, double)
     return members.make(lambda: members(lambda: None))
 
 
@@ -63,7 +63,7 @@ def test_each_member_tries_alone_before_all_run_together() -> None:
 
 def test_what_fails_between_two_captures_ends_all_of_them_too() -> None:
     here, elsewhere = Double(), Double(elsewhere="alone")
-    members = MembersCapture(here, here)  # type: ignore[arg-type]
+    members = MembersCapture(here, here)
 
     def fail() -> None:
         raise MemoryError

@@ -42,10 +42,6 @@ def check_account(asked: Request, found: Answers) -> None:
     ended = found.ended[asked.request_id]
     account, times = ended.account, ended.times
     num_tokens = ended.usage.completion_tokens
-    assert times.tokenized is not None
-    assert times.scheduled is not None
-    assert times.first_token is not None
-    assert times.last_token is not None
     assert times.tokenized <= times.scheduled <= times.first_token <= times.last_token
     assert sum(account.waits_ns.values()) == times.scheduled - times.tokenized
     if asked.params.max_tokens:

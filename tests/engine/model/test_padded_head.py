@@ -69,7 +69,7 @@ def test_padded_rows_draw_the_same_tokens_bit_for_bit(
     monkeypatch.setattr(triton_sampling, "TILE", 64)
     torch.manual_seed(0)
     sequences = [
-        Sequence("r", 0, [1, 2], SamplingParams(**params), max_len=9, draw_key=key)  # type: ignore[arg-type]
+        Sequence("r", 0, [1, 2], SamplingParams(**params), max_len=9, draw_key=key)
         for key, params in enumerate(kinds * 2)
     ]
     logits = torch.randn(len(sequences), VOCAB) * 4

@@ -37,7 +37,7 @@ from oaiserve.engine.model.parallel import group, workers
 from oaiserve.engine.model.parallel.executor import ALWAYS_BYTES, Capacity, Needs, ParallelExecutor
 from oaiserve.engine.model.parallel.messages import Assignment, BatchShape, Copies, Replay, Work
 from oaiserve.engine.model.runner import ModelRunner
-from oaiserve.engine.request import Failed, Finished, Grammar, Request, SamplingParams, TokenPrompt
+from oaiserve.engine.request import Finished, Grammar, Request, SamplingParams, TokenPrompt
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, OutOfMemory, Step
 from oaiserve.errors import InternalError, StartupError, Unavailable
@@ -129,7 +129,6 @@ def capture_as_on_a_gpu(patch: pytest.MonkeyPatch) -> None:
 def graphs_of(engine: Engine) -> tuple[bool, bool]:
     """Return whether decodes and prompts are replayed."""
     runner = engine._loop._runner
-    assert isinstance(runner, ModelRunner)
     return runner.has_graphs, runner._prompt_graphs is not None
 
 
@@ -288,7 +287,6 @@ def test_a_killed_worker_stops_the_engine_and_fails_its_requests(
         wait_until(lambda: engine._loop.requests.num_left_waiting == 1)  # from now on, the server waits for the worker
         os.kill(pid, signal.SIGKILL)
         failed = inbox.wait_terminal("r")["r"]
-        assert isinstance(failed, Failed)
         assert isinstance(failed.error, InternalError)
         assert not engine.is_ready
         assert str(engine.failure) == "The process with part 1 of the model was ended by SIGKILL."
@@ -321,7 +319,6 @@ def test_an_error_in_a_worker_stops_an_idle_engine_and_is_logged(
     saved: Callable[[str], Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     with started(saved("llama"), 2) as engine:
-        assert isinstance(engine._processes, workers.Workers)
         engine._processes.send(Copies([(0, 10**9)]))
         assert group.all_agree(True)
         wait_until(lambda: not engine._loop.is_alive)
@@ -340,7 +337,6 @@ def test_workers_end_when_the_server_is_killed(saved: Callable[[str], Path], tmp
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, text=True) as server:
-        assert server.stdout is not None
         pid = int(server.stdout.readline())
         assert is_alive(pid)
         server.kill()
@@ -456,7 +452,7 @@ def test_a_device_that_waits_for_a_worker_that_has_ended_is_not_waited_for(no_wo
             no_workers.failure = RuntimeError("gone")
         return False
 
-    launched.samplings[0][1].read_back.arrived = SimpleNamespace(query=never_arrives)  # type: ignore[assignment]
+    launched.samplings[0][1].read_back.arrived = SimpleNamespace(query=never_arrives)
     with pytest.raises(RuntimeError, match="gone"):
         runner.collect(launched)
 
@@ -468,7 +464,7 @@ def test_a_step_without_room_is_not_begun_and_may_be_repeated(no_workers: worker
     assert needs == (100, row, 4 * 2 * 2 * 8 * 4)
     memory = SimpleNamespace(free=ALWAYS_BYTES + 3 * 100 + row - 1)
     memory.fits = lambda needed: needed <= memory.free
-    runner = parallel_runner(no_workers, Capacity(memory, needs))  # type: ignore[arg-type]
+    runner = parallel_runner(no_workers, Capacity(memory, needs))
     with pytest.raises(OutOfMemory, match="a member of the model that is split has no room"):
         runner.launch(one_step())
     with pytest.raises(OutOfMemory):

@@ -215,10 +215,8 @@ def test_rows_with_a_mask_draw_from_it_and_the_others_as_ever(
     assert results[1].token_ids == [20]
     assert results[2:] == expected[2:]
     for result, unmasked in zip(results, expected, strict=True):
-        assert result.logprobs is not None
-        assert unmasked.logprobs is not None
         assert result.logprobs[0].top_logprobs == pytest.approx(unmasked.logprobs[0].top_logprobs)
-    assert results[1].logprobs[0].logprob < results[1].logprobs[0].top_logprobs[0]  # type: ignore[index]
+    assert results[1].logprobs[0].logprob < results[1].logprobs[0].top_logprobs[0]
 
 
 def test_a_row_whose_token_a_grammar_has_forced_meanwhile_is_not_drawn(loaded: LoadedModel) -> None:

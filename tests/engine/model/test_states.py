@@ -100,7 +100,6 @@ def test_states_are_taken_side_by_side_or_gathered_and_written_back() -> None:
 
     def count(hidden: torch.Tensor, cache: StateCache) -> torch.Tensor:
         recurrent = cache.get_recurrent_state()
-        assert recurrent is not None
         cache.update_recurrent_state(recurrent + hidden.sum(1)[..., None])
         known = cache.update_conv_state(hidden.transpose(1, 2))
         assert known.shape[-1] == 3 + hidden.shape[1]
@@ -111,8 +110,6 @@ def test_states_are_taken_side_by_side_or_gathered_and_written_back() -> None:
         step = states.of_step([StateChunk(*part) for part in parts])
         assert torch.equal(step.mix(0, hidden, count), hidden * 2)
     layer = states._layers[0]
-    assert layer.recurrent is not None
-    assert layer.conv is not None
     assert layer.recurrent[:, 0, 0].tolist() == [0, 0 + 2, 2 + 18, 18 + 0]
     assert layer.conv[:, 0].tolist() == [[0, 0, 0], [0, 0, 2], [4, 6, 8], [6, 8, 0]]
 

@@ -21,7 +21,7 @@ from oaiserve.engine.start.cache import cache_key, recall_model, start_checked
 from oaiserve.engine.start.stored import StoredFiles, StoredTensors, TooLarge, from_json, to_json
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.facts.start_times import StartTimes
-from oaiserve.files.start_cache import NotRemembered, Subject, recall
+from oaiserve.files.start_cache import NotRemembered, recall
 from tests.engine.model.cpu.small_models import FAMILIES, described, make_model
 from tests.engine.model.cpu.small_models import load as load_small
 from tests.engine.model.runners import greedy, greedy_answers
@@ -49,12 +49,6 @@ def started_how(caplog: pytest.LogCaptureFixture) -> list[str]:
     found = [record.message for record in caplog.records if record.name == "oaiserve.engine.start.plan"]
     caplog.clear()
     return [line for line in found if line.startswith("The model ")]
-
-
-def subject_of(folder: Path, options: EngineOptions) -> Subject:
-    asked = cache_key(folder, options)
-    assert asked is not None
-    return asked
 
 
 @pytest.mark.parametrize("folder", ["llama", "qwen3_5_text"], indirect=True)
@@ -91,9 +85,9 @@ def test_a_model_with_adapters_starts_again_after_a_check_that_had_one(
 
     expected = both_answers()
     assert expected[0] != expected[1]
-    assert len(recall_model(subject_of(folder, options), options).expected) == 6  # three of them with an adapter
+    assert len(recall_model(cache_key(folder, options), options).expected) == 6  # three of them with an adapter
     with pytest.raises(NotRemembered):  # what was found without adapters says nothing about them, and the reverse
-        recall_model(subject_of(folder, without := EngineOptions(**OPTIONS)), without)
+        recall_model(cache_key(folder, without := EngineOptions(**OPTIONS)), without)
     monkeypatch.setattr(load, "load_model", None)
     assert both_answers() == expected
 
@@ -112,7 +106,7 @@ def test_a_cache_in_eight_bits_is_remembered_apart(
     assert len(lines) == 2
     assert all(f": {num_blocks} KV blocks of 16 tokens (0.00 GiB in int8)" in line for line in lines)
     with pytest.raises(NotRemembered):
-        recall_model(subject_of(folder, options := EngineOptions(**OPTIONS)), options)
+        recall_model(cache_key(folder, options := EngineOptions(**OPTIONS)), options)
 
 
 def test_a_first_start_of_a_server_has_its_garbage_looked_for_only_in_what_the_load_leaves(
@@ -154,7 +148,7 @@ def test_other_weights_are_checked_anew(folder: Path, caplog: pytest.LogCaptureF
 def test_a_native_step_with_other_logits_than_remembered_is_not_used(folder: Path) -> None:
     answer(folder)
     options = EngineOptions(**OPTIONS)
-    checked = recall_model(subject_of(folder, options), options)
+    checked = recall_model(cache_key(folder, options), options)
     start_checked(checked, options, num_blocks=4, num_threads=1)
     other = checked._replace(expected=[logits * 1.01 for logits in checked.expected])
     with pytest.raises(NotRemembered, match=r"its outputs differ by 1\.0% from those of transformers' code"):
@@ -166,13 +160,13 @@ def test_the_library_is_part_of_what_was_checked(folder: Path, monkeypatch: pyte
     options = EngineOptions(**OPTIONS)
     monkeypatch.setattr(build, "_cpu_features", lambda: "another CPU")
     with pytest.raises(NotRemembered, match="the CPU, the compiler or the native code is another"):
-        recall_model(subject_of(folder, options), options)
+        recall_model(cache_key(folder, options), options)
 
 
 def test_the_code_that_made_a_record_is_part_of_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer(folder)
     options = EngineOptions(**OPTIONS)
-    code = recall(subject_of(folder, options)).data["code"]
+    code = recall(cache_key(folder, options)).data["code"]
     rooms = {"engine/model/cpu": ("describe", "operations", "pack_weights"), "engine/model/attention": ("rotation",)}
     rooms |= {"engine/start": ("prepare", "check"), "files": ("safetensors_header",)}
     used = {f"{room}/{name}.py" for room, names in rooms.items() for name in names}
@@ -186,7 +180,7 @@ def test_the_code_that_made_a_record_is_part_of_it(folder: Path, monkeypatch: py
         with monkeypatch.context() as patch:
             patch.setattr(cache, "_digest", changed)
             with pytest.raises(NotRemembered, match=f"^the code in oaiserve/{name} has changed$"):
-                recall_model(subject_of(folder, options), options)
+                recall_model(cache_key(folder, options), options)
 
 
 @pytest.mark.parametrize("options", [{"device": "cuda"}, {"compile": False}, {"tensor_parallel": 2}, {"task": "embed"}])

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.drafting.drafts import Drafts
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.start import load
@@ -48,7 +47,6 @@ def with_drafts(model: Path, draft_model: Path | None = None, **options: Any) ->
     draft = {} if draft_model is None else {"draft_model": str(draft_model)}
     engine = started(model, EngineOptions(**OPTIONS | options | draft))
     drafts = engine._loop._stepper._drafts
-    assert isinstance(drafts, Drafts)
     if drafts.model is not None:
         drafts._times, drafts.model.times = Steady(1e15), Steady(0.0)
     return engine
@@ -144,6 +142,4 @@ def test_a_limit_of_the_model_is_none_of_the_draft_model(saved: dict[str, Path])
     with with_drafts(saved["model"], saved["another"], max_model_len=64) as engine:
         assert engine.max_model_len == 64
         drafts = engine._loop._stepper._drafts
-        assert drafts is not None
-        assert drafts.model is not None
         assert drafts.model.max_len == 128

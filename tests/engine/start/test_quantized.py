@@ -42,7 +42,7 @@ from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from oaiserve.files.gguf import read_tensors, shard_paths
 from oaiserve.files.source import find_model
-from oaiserve.files.start_cache import NotRemembered, Subject
+from oaiserve.files.start_cache import NotRemembered
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, config, make_model
 from tests.engine.model.runners import greedy_answers
 from tests.engine.remembered import started, wait_until_remembered
@@ -328,19 +328,13 @@ def test_the_weights_of_the_check_are_in_memory_that_is_reserved(
 # -- what a start remembers of a file
 
 
-def subject_of(path: Path) -> Subject:
-    asked = cache_key(path, OPTIONS)
-    assert asked is not None
-    return asked
-
-
 def start_and_remember(path: Path) -> None:
-    start_quantized(StartRequest(find_model(path), OPTIONS, key=subject_of(path)))
+    start_quantized(StartRequest(find_model(path), OPTIONS, key=cache_key(path, OPTIONS)))
     wait_until_remembered()
 
 
 def remembered_logits(path: Path, num_tokens: int) -> torch.Tensor:
-    checked = recall_model(subject_of(path), OPTIONS)
+    checked = recall_model(cache_key(path, OPTIONS), OPTIONS)
     native = start_checked(checked, OPTIONS, num_blocks=8, num_threads=2)
     return native.forward(batch_of(num_tokens, checked.spec.vocab_size)).clone()
 
@@ -367,7 +361,7 @@ def test_a_model_in_several_files_has_the_numbers_of_one_file(tmp_path: Path) ->
     norm = next(name for name, tensor in read_tensors(path).items() if tensor.shard == 1 and "norm" in name)
     flip(path, norm)
     with pytest.raises(NotRemembered, match=r"^model-00002-of-00004\.gguf has changed$"):
-        recall_model(subject_of(path), OPTIONS)
+        recall_model(cache_key(path, OPTIONS), OPTIONS)
 
 
 @pytest.mark.parametrize("name", ["qwen3_5_text", "qwen3_next"])  # columns in another order; two tensors as one
@@ -376,7 +370,7 @@ def test_matrices_whose_parts_are_in_another_order_are_found_again(name: str, tm
     path = tmp_path / "model.gguf"
     Record(name).write(path, model_of(name), lambda _: Kind.Q8_0)
     start_and_remember(path)
-    checked = recall_model(subject_of(path), OPTIONS)
+    checked = recall_model(cache_key(path, OPTIONS), OPTIONS)
     start_checked(checked, OPTIONS, num_blocks=8, num_threads=2)  # which compares the logits
 
 
@@ -395,7 +389,7 @@ def test_blocks_that_have_changed_are_compared_or_taken_as_they_are_now(tmp_path
         remembered_logits(path, 20)
     flip(path, "blk.1.attn_norm.weight")
     with pytest.raises(NotRemembered, match=r"^model\.gguf has changed$"):
-        recall_model(subject_of(path), OPTIONS)
+        recall_model(cache_key(path, OPTIONS), OPTIONS)
 
 
 @pytest.mark.usefixtures("cache_of_blocks")
@@ -403,17 +397,16 @@ def test_a_file_in_another_place_is_checked_anew_and_an_untouched_copy_is_not(tm
     path = file_of(FAMILIES["llama"], tmp_path)
     start_and_remember(path)
     with pytest.raises(NotRemembered, match="no earlier start"):
-        recall_model(subject_of(path.rename(tmp_path / "other.gguf")), OPTIONS)
+        recall_model(cache_key(path.rename(tmp_path / "other.gguf"), OPTIONS), OPTIONS)
     (tmp_path / "copy").write_bytes((tmp_path / "other.gguf").read_bytes())
     (tmp_path / "copy").rename(path)  # the same content in a new file
-    recall_model(subject_of(path), OPTIONS)
+    recall_model(cache_key(path, OPTIONS), OPTIONS)
 
 
 @pytest.mark.usefixtures("cache_of_blocks")
 def test_a_file_with_adapters_starts_again_after_a_check_that_had_one(tmp_path: Path) -> None:
     path, options = file_of(FAMILIES["llama"], tmp_path), replace(OPTIONS, lora_dir=tmp_path)
     asked = cache_key(path, options)
-    assert asked is not None
     start_quantized(StartRequest(find_model(path), options, key=asked))
     wait_until_remembered()
     checked = recall_model(asked, options)
@@ -423,7 +416,7 @@ def test_a_file_with_adapters_starts_again_after_a_check_that_had_one(tmp_path: 
     batch = batch_of(20, checked.spec.vocab_size, adapter)
     assert torch.equal(native.forward(batch), load_quantized(find_model(path), options).native.forward(batch))
     with pytest.raises(NotRemembered):  # what was found with adapters is another check
-        recall_model(subject_of(path), OPTIONS)
+        recall_model(cache_key(path, OPTIONS), OPTIONS)
 
 
 TOKENS = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "he", "ll", "hell", "<end>"]

@@ -36,7 +36,6 @@ def wrap(chat_template: str) -> PreTrainedTokenizerFast:
 
 def template_of(source: str) -> ChatTemplate:
     chat_template = Tokenizer(wrap(source)).chat_template
-    assert chat_template is not None
     return chat_template
 
 

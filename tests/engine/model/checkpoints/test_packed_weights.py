@@ -159,7 +159,6 @@ def test_groups_of_128_are_kept_exactly_and_read_numbers_with_more_bits(packing:
     weights = weights_in(tmp_path, is_long=True)
     for name in (f"{Q_PROJ}.weight", f"{DOWN_PROJ}.weight"):
         blocks = weights.blocks(name)
-        assert blocks is not None
         assert FORMATS[blocks.kind].name == f"{packing.bits} bits, scales of 128"
         assert torch.equal(blocks.expand(), model.get_parameter(name).float())
     if not Library(torch.float32, "blocks").has_integer_tiles():  # then they are kept with scales of 32

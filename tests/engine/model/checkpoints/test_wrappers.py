@@ -132,7 +132,6 @@ def test_the_chat_template_may_be_that_of_the_processor(tmp_path: Path) -> None:
     byte_tokenizer().save_pretrained(tmp_path)
     (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": CHATML}))
     template = Tokenizer.from_pretrained(tmp_path).chat_template
-    assert template is not None
     assert template.source == CHATML
 
 
@@ -141,7 +140,6 @@ def test_the_type_and_the_last_token_come_from_the_wrapper_where_the_text_has_no
     config.dtype, config.text_config.dtype = torch.bfloat16, None
     config.eos_token_id, config.text_config.eos_token_id = 7, None
     text = text_config(config)
-    assert text is not None
     assert (text.model_type, text.dtype, text.eos_token_id) == ("llama", torch.bfloat16, 7)
 
 
@@ -149,7 +147,6 @@ def test_quantized_weights_that_are_not_read_are_refused_in_a_wrapper_too() -> N
     config = wrapper_config("mistral3")
     config.quantization_config = {"quant_method": "hqq"}
     text = text_config(config)
-    assert text is not None
     with pytest.raises(
         StartupError, match=r"^'m' cannot be served: its weights are quantized by hqq, which is not read"
     ):

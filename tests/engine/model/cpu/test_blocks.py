@@ -94,7 +94,6 @@ def random_matrix(kind: int) -> Blocks:
     scales = torch.from_numpy(rng.uniform(-0.01, 0.01, (N, groups)).astype(np.float16))
     # Columns in another order than the input's, as where GPTQ has quantized those first that matter most.
     blocks = of_integers(codes, scales, zeros, bits, torch.from_numpy(rng.permutation(K)), is_long=True)
-    assert blocks is not None
     assert blocks.kind == kind
     return blocks
 
@@ -140,7 +139,6 @@ def test_integers_in_blocks_are_exact(bits: int, has_zeros: bool, groups: int, i
             zero = half if zeros is None else int(zeros[row, group])
             expected[row, columns[place]] = (int(codes[row, place]) - zero) * float(scales[row, group])
     blocks = of_integers(codes, scales, zeros, bits, columns, is_long=is_long)
-    assert blocks is not None
     assert (blocks.kind in LONG_KINDS) == (is_long and (bits == 4 or not has_zeros))
     assert torch.equal(blocks.expand(), expected)
     assert torch.equal(blocks[1:3].expand(), expected[1:3])
@@ -152,7 +150,6 @@ def test_what_no_block_can_hold_makes_none() -> None:
     for size, groups in ((384, 3), (512, 8)):  # no whole blocks of 256, and groups of 64
         matrix = torch.zeros(3, size, dtype=torch.uint8), torch.ones(3, groups)
         blocks = of_integers(*matrix, None, 4, is_long=True)
-        assert blocks is not None
         assert blocks.kind not in LONG_KINDS
     scales = torch.ones(3, 3)
     assert of_integers(codes, scales, None, 4) is not None

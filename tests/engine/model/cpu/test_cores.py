@@ -62,7 +62,7 @@ def test_more_threads_than_cpus_are_remarked_on_in_one_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, threads: int, device: str, is_said: bool
 ) -> None:
     monkeypatch.setattr(pretrained, "usable_cpus", lambda: 2)
-    options = EngineOptions(cpu_threads=threads, device=device)  # type: ignore[arg-type]
+    options = EngineOptions(cpu_threads=threads, device=device)
     with pytest.raises(StartupError, match="which does not exist"):
         pretrained.start_model("/nowhere", options, StartTimes(), lambda: None)
     said = "--cpu-threads is 3, but this process may run on 2 CPUs only."

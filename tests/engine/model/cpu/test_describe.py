@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from oaiserve.engine.model.cpu.describe import describe
-from oaiserve.engine.model.cpu.description import AttentionParameters, Decoder, Experts, NotKnown
+from oaiserve.engine.model.cpu.description import AttentionParameters, Decoder, NotKnown
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.check import may_round_more
 from tests.engine.model.cpu.small_models import FAMILIES, load
@@ -29,7 +29,6 @@ def llama() -> LoadedModel:
 def test_layers_with_the_same_rotary_embedding_share_one_table(llama: LoadedModel) -> None:
     """A table has a row for each position of the model, so a table for each layer could fill the memory."""
     tables = [layer.attention.rotary for layer in described(llama).layers]
-    assert tables[0] is not None
     assert tables[0].cosines.shape == (128, 8)
     assert tables[0] is tables[1] is tables[2]
     first, second, third = (layer.attention.rotary for layer in described(load(FAMILIES["gemma3_text"])).layers)
@@ -79,7 +78,6 @@ def test_what_experts_do_with_gate_and_up_is_found_from_their_outputs() -> None:
     loaded = load(FAMILIES["mixtral"])
     experts = loaded.model.base_model.layers[1].mlp.experts
     mixture = described(loaded).layers[1].mlp
-    assert isinstance(mixture, Experts)
     assert mixture.activation == "silu"
 
     def clamped(gate_up: torch.Tensor) -> torch.Tensor:

@@ -46,8 +46,6 @@ def test_logits_and_states_are_those_of_transformers_code(family: str) -> None:
     loaded = load(STATE_FAMILIES[family])
     eager, step = EagerExecutor.with_cache(loaded, num_blocks=20, block_size=BLOCK_SIZE), native(loaded, num_threads=2)
     own, other = states_of(loaded), states_of(loaded)
-    assert own is not None
-    assert other is not None
     for parts in STEPS:
         found, expected = computed(step, loaded, own, parts), computed(eager, loaded, other, parts)
         assert (found - expected).norm() < 1e-4 * expected.norm()

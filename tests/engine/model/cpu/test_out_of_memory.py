@@ -112,7 +112,7 @@ def test_a_step_can_be_repeated(fail_allocation: FailAllocation) -> None:
 
     def steps() -> list[Callable[[], Tensor]]:
         decoder = native(loaded, num_blocks=NUM_BLOCKS, num_threads=2)
-        return [lambda step=step: decoder.forward(step).clone() for step in BATCHES]  # type: ignore[misc]
+        return [lambda step=step: decoder.forward(step).clone() for step in BATCHES]
 
     expected = [step() for step in steps()]
     found = list(results_with_failures(fail_allocation, steps))

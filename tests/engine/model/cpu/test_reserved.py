@@ -81,7 +81,6 @@ def test_memory_is_not_taken_any_more_when_weights_are_written(
 
 def test_what_is_reserved_is_taken_and_what_is_not_wanted_is_given_back() -> None:
     memory = reserve(2**23)
-    assert memory is not None
     memory._thread.join()
     assert resident_bytes(memory) == memory.num_bytes == 2**23
     memory.keep(0)
@@ -96,7 +95,6 @@ def test_more_than_half_of_what_is_there_is_not_reserved(monkeypatch: pytest.Mon
 def test_what_is_taken_can_be_borrowed_until_weights_are_packed() -> None:
     memory = ReservedMemory(3 * 2**25)
     borrowed = memory.borrow(2**25 + 8)
-    assert borrowed is not None
     borrowed[:] = b"\7" * len(borrowed)
     memory._thread.join()  # what it takes lies behind
     assert borrowed[0] == borrowed[-1] == 7
@@ -109,5 +107,4 @@ def test_nobody_waits_for_memory_that_is_not_taken_any_more(monkeypatch: pytest.
     memory = ReservedMemory(2**22)
     memory.stop()
     borrowed = memory.borrow(2**20)
-    assert borrowed is not None
     assert len(borrowed) == 2**20

@@ -62,12 +62,10 @@ class Plain:
         return plain_sampling.sample_ids(logits, rows)
 
     def take_best(self, logits: torch.Tensor, out: SampledIds | None = None) -> SampledIds:
-        assert out is not None
         token_ids, are_finite = plain_sampling.take_best(logits)
         return out[0].copy_(token_ids), out[1].copy_(are_finite)
 
     def draw(self, *of_rows: torch.Tensor, has_cuts: bool, out: SampledIds | None = None) -> SampledIds:
-        assert out is not None
         token_ids, are_finite = plain_sampling.draw(*of_rows, has_cuts=has_cuts)
         return out[0].copy_(token_ids), out[1].copy_(are_finite)
 

@@ -11,7 +11,6 @@ from torch.nn.functional import silu
 
 from oaiserve.engine.model.checkpoints.integer_layouts import Floats, Integers, floats
 from oaiserve.engine.model.checkpoints.packed_weights import PackedWeights
-from oaiserve.engine.model.gpu.device_matrices import PackedMatrix, of_integers
 from oaiserve.files.quantization import read_quantization
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16, "num_hidden_layers": 2}
@@ -38,17 +37,9 @@ def floats_in_blocks(n: int, columns: int, block: tuple[int, int] | None) -> Flo
     return floats(codes, numbers(-(-n // block[0]), columns // block[1]).abs(), block)
 
 
-def on_gpu(matrix: Integers | Floats) -> PackedMatrix:
-    """Return a matrix as a GPU keeps it."""
-    found = of_integers(matrix)
-    assert found is not None
-    return found
-
-
 def weights_in(folder: Path, **arguments: Any) -> PackedWeights:
     """Return the weights of a quantized checkpoint."""
     quantization = read_quantization(json.loads((folder / "config.json").read_text()))
-    assert quantization is not None
     return PackedWeights(folder, quantization, **arguments)
 
 

@@ -21,6 +21,7 @@ from oaiserve.engine.model.gpu.device_experts import (
     plain_experts,
     stacked,
 )
+from oaiserve.engine.model.gpu.device_matrices import of_integers
 from oaiserve.engine.model.gpu.fused_layers import FusedExecutor, FusedLayers
 from oaiserve.engine.model.rehearsal import prompts_and_decodes
 from oaiserve.engine.model.spec import LoadedModel
@@ -35,7 +36,7 @@ from oaiserve.engine.start.gpu.products import (
 from oaiserve.engine.start.load import load_model
 from oaiserve.engine.start.prepare import prepare
 from tests.engine.model.cpu.small_models import EXPERTS, MOE, config, make_model
-from tests.engine.model.gpu.packed_matrices import Gating, floats_in_blocks, integers, numbers, on_gpu, relative
+from tests.engine.model.gpu.packed_matrices import Gating, floats_in_blocks, integers, numbers, relative
 from tests.models.packed import Packing, save_in_mxfp4, write_checkpoint
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
@@ -53,7 +54,6 @@ def in_mxfp4(n: int, columns: int, seed: int) -> ExpertMatrices:
     blocks = torch.randint(256, (NUM_EXPERTS, n, columns // 32, 16), generator=generator).to(torch.uint8)
     scales = torch.randint(120, 124, (NUM_EXPERTS, n, columns // 32), generator=generator).to(torch.uint8)
     found = mxfp4(blocks, scales, numbers(NUM_EXPERTS, n, seed=seed))
-    assert found is not None
     return found
 
 
@@ -65,8 +65,7 @@ def packed(kind: str, n: int, columns: int, seed: int) -> ExpertMatrices:
         "int8": lambda: integers(8, n, columns, 32, zeros=False),
         "float8": lambda: floats_in_blocks(n, columns, None),
     }
-    found = stacked([on_gpu(made[kind]()) for _ in range(NUM_EXPERTS)])
-    assert found is not None
+    found = stacked([of_integers(made[kind]()) for _ in range(NUM_EXPERTS)])
     return found
 
 
@@ -105,7 +104,7 @@ def test_experts_with_many_rows_are_rounded_to_8_bits(monkeypatch: pytest.Monkey
 def test_rounded_experts_are_checked(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     matrices = packed("float8", 2 * INNER, WIDTH, 1), packed("float8", WIDTH, INNER, 2)
     module, experts = torch.nn.Module(), PackedExperts(Gating("float8"), *matrices)
-    module.packed_experts = experts  # type: ignore[assignment]
+    module.packed_experts = experts
     loaded: Any = SimpleNamespace(model=module, dtype=torch.float32, sums=None)
     monkeypatch.setattr(products, "ROUNDED_EXPERT_ROWS", 20)
     assert round_experts_checked(loaded, lambda: triton_experts)
@@ -148,8 +147,8 @@ def test_rows_are_sorted_by_expert_and_cut_into_tiles(num_rows: int) -> None:
 
 
 def test_experts_that_are_stored_in_different_ways_are_not_stacked() -> None:
-    assert stacked([on_gpu(integers(bits, 8, 128, 32, zeros=True)) for bits in (4, 8)]) is None
-    assert stacked([on_gpu(integers(4, 8, 128, 32, zeros=True, any_order=True))] * 2) is None
+    assert stacked([of_integers(integers(bits, 8, 128, 32, zeros=True)) for bits in (4, 8)]) is None
+    assert stacked([of_integers(integers(4, 8, 128, 32, zeros=True, any_order=True))] * 2) is None
     blocks = torch.zeros(2, 8, 3, 16, dtype=torch.uint8)
     assert mxfp4(blocks, blocks[..., 0], None) is None  # 96 columns
 
@@ -204,7 +203,7 @@ def test_experts_of_a_checkpoint_stay_packed(family: str, tmp_path: Path, monkey
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
     monkeypatch.setattr(products, "PRODUCT_ROWS", (1, 3))
     assert compute_experts_checked(loaded, lambda: triton_experts.compute)
-    fused = FusedLayers(loaded, described(loaded, BLOCK_SIZE), layer_operations)  # type: ignore[arg-type]
+    fused = FusedLayers(loaded, described(loaded, BLOCK_SIZE), layer_operations)
     eager = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
     executor = FusedExecutor(fused, eager.caches, ReferenceAttention)
     for step, other in zip(prompts_and_decodes(LENGTHS, loaded.vocab_size, BLOCK_SIZE), want, strict=True):

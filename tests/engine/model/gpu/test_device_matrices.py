@@ -31,7 +31,6 @@ from tests.engine.model.gpu.packed_matrices import (
     floats_in_blocks,
     integers,
     numbers,
-    on_gpu,
     relative,
     weights_in,
 )
@@ -58,7 +57,7 @@ MATRICES = {
 
 @pytest.mark.parametrize("name", MATRICES)
 def test_expanded_weights_are_those_of_the_format(name: str) -> None:
-    packed = on_gpu(MATRICES[name])
+    packed = of_integers(MATRICES[name])
     assert packed.shape == MATRICES[name].codes.shape
     torch.testing.assert_close(packed.expand(torch.float32), MATRICES[name].expand(), rtol=0, atol=0)
 
@@ -66,7 +65,7 @@ def test_expanded_weights_are_those_of_the_format(name: str) -> None:
 @pytest.mark.parametrize(("num_rows", "dtype"), [(1, torch.bfloat16), (20, torch.float32), (70, torch.float16)])
 @pytest.mark.parametrize("name", MATRICES)
 def test_products_of_the_kernel_are_those_of_expanded_weights(name: str, num_rows: int, dtype: torch.dtype) -> None:
-    packed = on_gpu(MATRICES[name])
+    packed = of_integers(MATRICES[name])
     x = numbers(num_rows, packed.shape[1], seed=1).to(dtype)
     bias = numbers(packed.shape[0], seed=2).to(dtype) if num_rows == 20 else None
     want = expanded_product(x.float(), packed, None if bias is None else bias.float())
@@ -75,7 +74,7 @@ def test_products_of_the_kernel_are_those_of_expanded_weights(name: str, num_row
 
 
 def test_columns_are_split_so_that_there_are_enough_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    packed = on_gpu(MATRICES["4 bits"])
+    packed = of_integers(MATRICES["4 bits"])
     x = numbers(3, 128)
     want = triton_matrices.multiply(x, packed, None)
     monkeypatch.setattr(triton_matrices, "_num_multiprocessors", lambda device: 2)
@@ -93,12 +92,11 @@ def test_matrices_with_small_groups_are_expanded() -> None:
 
 
 def test_matrices_are_joined_if_they_are_stored_alike() -> None:
-    one, other = (on_gpu(integers(4, n, 128, 32, zeros=True)) for n in (8, 24))
+    one, other = (of_integers(integers(4, n, 128, 32, zeros=True)) for n in (8, 24))
     both = joined([one, other])
-    assert both is not None
     torch.testing.assert_close(both.rows(8, 32).expand(torch.float32), other.expand(torch.float32), rtol=0, atol=0)
     for bits, group in ((4, 64), (8, 32)):
-        assert joined([one, on_gpu(integers(bits, 8, 128, group, zeros=True))]) is None
+        assert joined([one, of_integers(integers(bits, 8, 128, group, zeros=True))]) is None
 
 
 # -- checkpoints ------------------------------------------------------------------------------------------------------
@@ -161,8 +159,6 @@ def test_layers_that_stay_packed_compute_the_same_fused_or_not(awq: tuple[Path, 
     torch.testing.assert_close(model(ids).logits, want, rtol=1e-4, atol=1e-4)
     attention = model.model.layers[0].self_attn
     product = product_of([attention.q_proj, attention.k_proj, attention.v_proj])
-    assert product is not None
-    assert product.matrix is not None
     assert attention.q_proj.matrix.codes.untyped_storage().data_ptr() == product.matrix.codes.data_ptr()
     assert sum(parameter.nbytes for parameter in attention.q_proj.parameters()) == 0
     assert attention.q_proj.weight.shape == (64, 64)
@@ -227,7 +223,7 @@ def test_rows_are_rounded_to_floats_of_8_bits(dtype: torch.dtype, group: int) ->
 
 @pytest.mark.parametrize("name", ["FP8 by row", "FP8 in blocks"])
 def test_products_of_8_bits_are_those_of_the_rounded_rows(name: str) -> None:
-    matrix = on_gpu(MATRICES[name])
+    matrix = of_integers(MATRICES[name])
     x, bias = numbers(70, matrix.shape[1], seed=1).bfloat16(), numbers(70, seed=2)
     codes, scales = triton_scaled.rounded_rows(x, 128)
     rounded = (codes[:70].float().view(70, -1, 128) * scales[:, :70].T[..., None]).flatten(1)
@@ -258,7 +254,7 @@ def scaled_as_on_a_device(
 def test_products_of_8_bits_are_asked_of_torch_as_it_knows_them(
     block: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = on_gpu(floats_in_blocks(96, 256, block))
+    whole = of_integers(floats_in_blocks(96, 256, block))
     monkeypatch.setattr(torch, "_scaled_mm", scaled_as_on_a_device)
     for matrix in (whole, whole.rows(32, 80)):
         x = numbers(21, 256, seed=1).bfloat16()
@@ -273,7 +269,7 @@ def test_other_groups_are_not_asked_of_torch() -> None:
         (floats_in_blocks(70, 128, None), [triton_scaled.by_triton]),
         (integers(8, 64, 128, 128, zeros=False), []),
     ):
-        packed = on_gpu(matrix)
+        packed = of_integers(matrix)
         assert triton_scaled.ways(packed) == expected
 
 

@@ -122,10 +122,9 @@ def test_answers_are_the_same_with_graphs(loaded: LoadedModel, num_blocks: int, 
     requests = some_requests(1)
     expected = answers(GraphRunner(loaded, num_blocks=200, sizes=None), loaded, requests, 200)
     runner = GraphRunner(loaded, num_blocks=num_blocks, sizes=SIZES, overlap=overlap)
-    assert runner.graphs is not None
     replays: list[int] = []
     launch = runner.graphs.launch
-    runner.graphs.launch = lambda step, *drawn: replays.append(len(step.chunks)) or launch(step, *drawn)  # type: ignore[method-assign,func-returns-value]
+    runner.graphs.launch = lambda step, *drawn: replays.append(len(step.chunks)) or launch(step, *drawn)
     answers(runner, loaded, requests, num_blocks).check(expected)
     assert len(set(replays)) >= 3, "there are steps of several sizes"
     assert len(replays) > runner.num_steps / 5
@@ -244,7 +243,6 @@ def test_any_steps_in_any_order_draw_the_same_tokens(
 
 def test_only_plain_decodes_are_replayed(runners: tuple[GraphRunner, GraphRunner]) -> None:
     graphs = runners[1].graphs
-    assert graphs is not None
     first, second = sequences_for_steps()[:2]
     decode = Chunk(first, 2, 1)
     assert graphs.num_replayed(Step([decode, Chunk(second, 3, 1)])) == 2
@@ -308,7 +306,7 @@ def test_decodes_beside_a_prompt_are_two_launches(loaded: LoadedModel) -> None:
     graphs = make_graphs(executor, loaded, SIZES, Plain(), capture)
     forwards: list[list[int]] = []
     forward = executor.forward
-    executor.forward = lambda batch: forwards.append(batch.query_lens) or forward(batch)  # type: ignore[method-assign,func-returns-value]
+    executor.forward = lambda batch: forwards.append(batch.query_lens) or forward(batch)
     runner = ModelRunner(executor, loaded.device, BLOCK_SIZE, graphs=graphs, tables=graphs.tables)
     first, second, third = sequences_for_steps()[:3]
     decodes = [Chunk(one, one.prompt_len - 1, 1) for one in (first, second)]
@@ -333,7 +331,7 @@ def test_a_step_begins_when_its_inputs_are_on_the_device(loaded: LoadedModel) ->
             log.append(int(graphs._forwards.words[graphs._forwards.first_input]))
 
     step = Step([Chunk(sequence, sequence.prompt_len - 1, 1)])
-    graphs.launch(step, graphs.tables.update(step), None, {}, Began())  # type: ignore[arg-type]
+    graphs.launch(step, graphs.tables.update(step), None, {}, Began())
     assert log[0] == sequence.token_ids[-1] != 0
     assert set(log[1:]) == {"work"}
 
@@ -392,7 +390,6 @@ def test_each_number_of_rows_has_a_size_that_is_not_much_larger(most: int, num_r
 
 def test_the_memory_estimate_covers_the_tensors_that_graphs_keep(loaded: LoadedModel) -> None:
     runner = GraphRunner(loaded, num_blocks=8, sizes=[300])
-    assert runner.graphs is not None
     kept = vars(runner.graphs._forwards).values()
     held = sum(value.nbytes for value in kept if isinstance(value, torch.Tensor))
     sizes = {"block_size": BLOCK_SIZE, "max_step_tokens": 600}

@@ -108,7 +108,7 @@ ASKED: list[dict[str, Any]] = [
 @pytest.mark.parametrize("asked", ASKED, ids=str)
 @torch.inference_mode()
 def test_no_parameter_of_a_request_makes_launch_wait(asked: dict[str, Any]) -> None:
-    runner = ModelRunner(Logits(), GPU, 4)  # type: ignore[arg-type]
+    runner = ModelRunner(Logits(), GPU, 4)
     runner.is_asynchronous = True
     first = sequence(**asked)
     first.wants_prompt_logprobs = "prompt_logprobs" in asked
@@ -127,7 +127,7 @@ def test_no_parameter_of_a_request_makes_launch_wait(asked: dict[str, Any]) -> N
 
 @torch.inference_mode()
 def test_masks_of_grammars_make_nothing_wait() -> None:
-    runner = ModelRunner(Logits(), GPU, 4)  # type: ignore[arg-type]
+    runner = ModelRunner(Logits(), GPU, 4)
     one = sequence(min_tokens=2, constraint=object())
     with watched():
         launched = runner.launch(Step([Chunk(one, 0, 3, draw=Draw.LATE)]))
@@ -167,7 +167,7 @@ LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [
 @torch.inference_mode()
 def test_no_kind_of_rotary_embedding_makes_a_step_wait(config: PreTrainedConfig) -> None:
     loaded = prepare(random_model(config))
-    loaded.model.to("meta")  # type: ignore[arg-type]
+    loaded.model.to("meta")
     caches = EagerExecutor.with_cache(loaded, num_blocks=2, block_size=8).caches
     caches = {layer: type(cache)(*(tensor.to("meta") for tensor in cache)) for layer, cache in caches.items()}
     batch = build_batch(prompt(9, loaded.vocab_size, 8), 8, GPU)

@@ -68,7 +68,7 @@ def test_a_gguf_file_generates(tmp_path: Path) -> None:
 
 def test_only_known_tasks_are_options() -> None:
     with pytest.raises(OptionError, match="--task is 'chat', but must be one of auto, generate, embed, score"):
-        EngineOptions(task="chat")  # type: ignore[arg-type]
+        EngineOptions(task="chat")
 
 
 @pytest.mark.parametrize(
