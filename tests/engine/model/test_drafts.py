@@ -1,10 +1,8 @@
-"""Drafts with a model: the tokens that count are those of one token a step, and have the model's distribution."""
+"""Drafts with a model: the tokens that count are those of one token a step."""
 
 from __future__ import annotations
 
 import random
-from collections import Counter
-from math import sqrt
 from typing import Any
 
 import pytest
@@ -14,7 +12,6 @@ from oaiserve.engine import results
 from oaiserve.engine.drafting.drafts import Drafts, StepTimes
 from oaiserve.engine.draws import draw_key
 from oaiserve.engine.grammars.masks import fill_masks
-from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.runner import BAD_LOGITS, ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import Finished, Request, SamplingParams, TokenPrompt
@@ -22,7 +19,6 @@ from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Draw, Step
 from tests.engine.answers import Answers
 from tests.engine.grammars.plain import OneOf, constraint
-from tests.engine.model.cpu.small_models import config, load, native_runner
 from tests.engine.model.engine_runs import run, some_requests
 from tests.engine.model.runners import eager_runner
 from tests.engine.model.steps import sequence_of
@@ -190,64 +186,3 @@ def test_logits_that_are_not_finite_behind_a_draft_end_the_result_but_not_the_se
         executor.forward = broken
         (found,) = runner.collect(runner.launch(Step([drafted(drawn(temperature=0.0), [first, 1])]))).chunks
         assert (found.token_ids, found.error) == (tokens, error)
-
-
-# -- the distribution -------------------------------------------------------------------------------------------------
-
-
-def deviation(drawn: list[int], probabilities: torch.Tensor) -> float:
-    """Return by how many standard deviations the chi-squared statistic is above its mean."""
-    counts = Counter(drawn)
-    expected = {i: len(drawn) * p for i, p in enumerate(probabilities.tolist())}
-    often = [i for i, number in expected.items() if number >= 10]
-    rest = len(drawn) - sum(expected[i] for i in often), len(drawn) - sum(counts[i] for i in often)
-    pairs = [*((expected[i], counts[i]) for i in often), rest]
-    statistic = sum((seen - number) ** 2 / number for number, seen in pairs)
-    return (statistic - (len(pairs) - 1)) / sqrt(2 * (len(pairs) - 1))
-
-
-class Fixed:
-    """An executor that computes the same three rows of logits for each chunk with a draft of two tokens."""
-
-    is_exact = True
-
-    def __init__(self, logits: torch.Tensor) -> None:
-        self._logits = logits
-
-    def forward(self, batch: Batch) -> torch.Tensor:
-        return self._logits.repeat(len(batch.logits_rows) // 3, 1)
-
-    def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
-        raise AssertionError
-
-
-def test_tokens_of_drafts_have_the_distribution_of_the_model() -> None:
-    """The first token follows the known ones, and the second one, where the draft's first came true, that one."""
-    logits = 1.5 * torch.randn(3, 97, generator=torch.Generator().manual_seed(1))
-    runner = ModelRunner(Fixed(logits), torch.device("cpu"), 4)
-    first, second, _ = torch.softmax(logits / 0.7, dim=-1)
-    draft = [int(first.argmax()), int(second.argmax())]
-    results: list[list[int]] = []
-    for number in range(20):
-        chunks = [drafted(drawn(500 * number + i, temperature=0.7), draft) for i in range(500)]
-        results += [result.token_ids for result in runner.collect(runner.launch(Step(chunks))).chunks]
-    behind = [token_ids[1] for token_ids in results if len(token_ids) > 1]
-    assert len(behind) == sum(token_ids[0] == draft[0] for token_ids in results) > 500
-    assert deviation([token_ids[0] for token_ids in results], first) < 4
-    assert deviation(behind, second) < 4
-    assert deviation(behind, first) > 4, "the test sees a difference"
-
-
-# -- the native step --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.compiler
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("num_right", [0, 2, 7])
-def test_the_native_step_verifies_drafts(num_right: int, dtype: torch.dtype) -> None:
-    runner = native_runner(load(config("llama", num_hidden_layers=2), dtype=dtype), num_blocks=8)
-    for temperature in (0.0, 1.0):
-        whole = one_by_one(runner, drawn(4, temperature=temperature), 8)
-        draft = [*whole.token_ids[:num_right], *((i + 1) % 50 for i in whole.token_ids[num_right:7])]
-        (found,) = runner.collect(runner.launch(Step([drafted(drawn(4, temperature=temperature), draft)]))).chunks
-        assert found.token_ids == whole.token_ids[: num_right + 1]

@@ -6,13 +6,11 @@ once, so these tests are about which step takes which id, and about ids that are
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from oaiserve.engine import results
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.request import Aborted, Finished, Request
+from oaiserve.engine.request import Finished, Request
 from oaiserve.facts.record import EventKind
 from tests.engine.answers import Answers
 from tests.engine.model.engine_runs import run, some_requests
@@ -54,12 +52,3 @@ def check_account(asked: Request, found: Answers) -> None:
     assert num_resumed <= num_preempted <= num_resumed + asked.params.n
     assert account.num_steps > 0
     assert 0 < account.model_ns <= times.last_token - times.scheduled
-
-
-def test_requests_can_be_aborted_at_any_moment(loaded: LoadedModel) -> None:
-    rng, requests = random.Random(5), some_requests(2)
-    expected = run(loaded, requests, overlap=False, num_blocks=1000)
-    leaves = {asked.request_id: rng.randint(1, 12) for asked in requests if rng.random() < 0.5}
-    found = run(loaded, requests, overlap=True, num_blocks=14, leaves=leaves)
-    assert sum(isinstance(event, Aborted) for event in found.ended.values()) > 10
-    found.check(expected)

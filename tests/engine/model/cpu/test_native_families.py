@@ -14,6 +14,7 @@ from oaiserve.engine.model.states import StateChunk
 from oaiserve.engine.start.native import with_native_cache
 from oaiserve.engine.start.prepare import prepare
 from tests.engine.model.cpu.small_models import (
+    DELTA,
     FAMILIES,
     GEMMA3N,
     GROUPED_MOE,
@@ -71,6 +72,14 @@ NOT_KNOWN = {
     ),
     "odd width": (config("llama", hidden_size=72), "a row of 72 numbers is no multiple of 16"),
     "small heads": (config("llama", head_dim=8), "its heads have 8 numbers, which is no multiple of 16 up to 512"),
+    "narrow states": (
+        config("qwen3_5_text", **DELTA, linear_key_head_dim=8),
+        "its states have 8 numbers in a row, which is no multiple of 16",
+    ),
+    "long convolutions": (
+        config("qwen3_5_text", **DELTA | {"linear_conv_kernel_dim": 9}),
+        "its convolutions look at 9 tokens, and not at 2 to 8",
+    ),
     "large heads": (config("llama", head_dim=528), "its heads have 528 numbers"),
 }
 

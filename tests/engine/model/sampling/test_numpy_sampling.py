@@ -202,19 +202,6 @@ def test_draws_follow_the_distribution(way: dict[str, float], along: str) -> Non
     assert is_plausible(*chi_square([counts[i] for i in range(VOCAB)], expected))
 
 
-@pytest.mark.parametrize("distance", [1, 2, 16])
-def test_draws_at_different_positions_are_independent(distance: int) -> None:
-    count, logits = 9000, torch.tensor([[1.0, 0.0, 0.5, -1.0]])
-    rows = [draw_row(noise_seed(draw_key(3, 0), i)) for i in range(count + distance)]
-    drawn = numpy_sampling.sample_ids(logits.repeat(len(rows), 1), rows)[0].tolist()
-    pairs = Counter(zip(drawn, drawn[distance:], strict=False))
-    probabilities = logits[0].softmax(0).tolist()
-    statistic, _ = chi_square(
-        [pairs[a, b] for a in range(4) for b in range(4)], [count * p * q for p in probabilities for q in probabilities]
-    )
-    assert is_plausible(statistic, 15)
-
-
 def test_the_tail_of_a_large_vocabulary_is_drawn_as_often_as_it_should() -> None:
     """Each of its ids is so unlikely that noise made of 24 bits, which is at most 16.6, would never let one win."""
     vocab, count, gap = 151_936, 1500, 17.0

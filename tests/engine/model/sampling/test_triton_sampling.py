@@ -164,10 +164,13 @@ def test_rows_that_are_not_finite_are_marked(temperature: float, top_k: int) -> 
     check(logits, [make_sequence(temperature=temperature, top_k=top_k)] * 6)
 
 
-def test_logits_may_have_any_strides() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_logits_may_have_any_strides_and_nothing_between_their_rows_is_drawn(dtype: torch.dtype) -> None:
     torch.manual_seed(4)
-    logits = torch.randn(3, 500)[:, 100:300]
-    for sequence in (make_sequence(temperature=0.0), make_sequence(temperature=1.0, top_p=0.9)):
+    logits = torch.full((3, 500), math.inf, dtype=dtype)[:, 100:300]
+    logits.copy_(torch.randn(3, 200) * 4)
+    for params in ({"temperature": 0.0}, {}, {"min_p": 0.05}, {"top_k": 205}, {"top_k": 7}, {"top_p": 0.9}):
+        sequence = make_sequence(**params)
         check(logits, [sequence] * 3)
         check(logits.contiguous().T.contiguous().T, [sequence] * 3)
 
