@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -202,7 +203,7 @@ def answers(
     leaves_after: dict[str, int] | None = None,
     *,
     drafts: Guesses | None = None,
-    **options: int,
+    **options: Any,
 ) -> Answers:
     """Run requests on a device and return their answers. Check that nothing is left behind."""
     engine = make_engine(device, **{"max_running": 8, "max_step_tokens": 48, "tokenize_workers": 0, **options})

@@ -12,6 +12,7 @@ from oaiserve.engine import engine as engine_module
 from oaiserve.engine.loop import Stop, Submitted
 from oaiserve.engine.request import Aborted, Event, Failed, Finished, Request, SamplingParams, TextPrompt
 from oaiserve.errors import InternalError, Overloaded, Unavailable
+from tests.engine.answers import run_to_the_end
 from tests.engine.doubles import (
     TIMEOUT_SECONDS,
     BlockedTokenizer,
@@ -119,11 +120,8 @@ def test_a_request_that_is_posted_after_the_end_of_the_thread_fails() -> None:
 
 @pytest.mark.parametrize("drawn", ["not a number", ["no id"]], ids=["bad logits", "a bug in the output"])
 def test_what_goes_wrong_in_one_request_ends_that_and_no_other(drawn: Any) -> None:
-    inbox = Inbox()
-    with make_engine(ScriptedRunner(lambda one: drawn if one.request_id == "bad" else letter_id("x"))) as engine:
-        for name in ("good", "bad", "other"):
-            engine.submit(request(name), inbox)
-        ended = inbox.wait_terminal("good", "bad", "other")
+    engine = make_engine(ScriptedRunner(lambda one: drawn if one.request_id == "bad" else letter_id("x")))
+    ended = run_to_the_end(engine, [request(name) for name in ("good", "bad", "other")]).ended
     assert isinstance(ended["bad"].error, InternalError)
     assert isinstance(ended["good"], Finished)
     assert isinstance(ended["other"], Finished)

@@ -76,15 +76,12 @@ def test_where_there_are_states_a_step_without_memory_ends_what_runs(seed: int) 
 
 
 def test_all_choices_of_a_request_that_does_not_fit_fail_and_its_neighbour_goes_on() -> None:
-    device, inbox = Device(), Inbox()
+    device = Device()
     device.has_room = lambda step: (
         not any(chunk.sequence.request_id == "large" and chunk.sequence.num_generated for chunk in step.chunks)
     )
-    with make_engine(device, tokenize_workers=0) as engine:
-        engine.submit(request("large", max_tokens=9, n=3, ignore_eos=True), inbox)
-        engine.submit(request("small", max_tokens=9, ignore_eos=True), inbox)
-        ended = inbox.wait_terminal("large", "small")
-        assert engine.snapshot().blocks_used == 0
+    large = request("large", max_tokens=9, n=3, ignore_eos=True)
+    ended = answers(device, [large, request("small", max_tokens=9, ignore_eos=True)]).ended
     assert isinstance(ended["large"], Failed)
     assert ended["small"].usage.completion_tokens == 9
 
@@ -121,29 +118,21 @@ def test_later_steps_are_smaller_for_a_while_and_no_request_starves(caplog: pyte
 
 
 def test_decodes_that_did_not_fit_in_one_step_are_not_tried_in_one_step_again() -> None:
-    device, inbox = Device(), Inbox()
+    device = Device()
     device.has_room = lambda step: len(step.chunks) <= 20
-    names = [f"r{i}" for i in range(40)]
-    with make_engine(
-        device, clock_ns=Clock(), tokenize_workers=0, max_running=40, max_step_tokens=80, kv_blocks=400
-    ) as engine:
-        for name in names:
-            engine.submit(request(name, prompt_len=2, max_tokens=20, ignore_eos=True), inbox)
-        ended = inbox.wait_terminal(*names)
-    assert all(event.usage.completion_tokens == 20 for event in ended.values())
+    requests = [request(f"r{i}", prompt_len=2, max_tokens=20, ignore_eos=True) for i in range(40)]
+    found = answers(device, requests, clock_ns=Clock(), max_running=40, max_step_tokens=80, kv_blocks=400)
+    assert all(event.usage.completion_tokens == 20 for event in found.ended.values())
     assert sum(not fits for _, fits in device.tried) < 6
 
 
 def test_a_sequence_that_the_step_before_has_ended_is_not_in_the_parts_of_the_next() -> None:
     """With overlap, the next step had a chunk of the sequence already."""
-    device, inbox = Device(), Inbox()
+    device = Device()
+    device.has_room = lambda step: all(chunk.num_tokens > 1 for chunk in step.chunks) or len(step.chunks) == 1
     stops = (*LETTERS, EOS)  # its first token is its last
-    with make_engine(device, tokenize_workers=0) as engine:
-        device.has_room = lambda step: all(chunk.num_tokens > 1 for chunk in step.chunks) or len(step.chunks) == 1
-        engine.submit(request("short", max_tokens=9, stop_token_ids=stops, ignore_eos=True), inbox)
-        engine.submit(request("long", max_tokens=5, ignore_eos=True), inbox)
-        ended = inbox.wait_terminal("short", "long")
-        assert engine.snapshot().blocks_used == 0
+    short = request("short", max_tokens=9, stop_token_ids=stops, ignore_eos=True)
+    ended = answers(device, [short, request("long", max_tokens=5, ignore_eos=True)]).ended
     assert (ended["short"].usage.completion_tokens, ended["long"].usage.completion_tokens) == (1, 5)
 
 

@@ -10,8 +10,9 @@ import pytest
 from oaiserve.engine.request import Aborted, Event, Finished, PromptDone, TokenChunk
 from oaiserve.engine.sequence import Place, Sequence
 from oaiserve.facts.record import EventKind
+from tests.engine.answers import run_to_the_end
 from tests.engine.device import Device, answers, some_requests
-from tests.engine.doubles import EOS, LETTERS, Clock, Inbox, ScriptedRunner, letter_id, make_engine, request
+from tests.engine.doubles import EOS, LETTERS, Clock, ScriptedRunner, letter_id, make_engine, request
 from tests.engine.memory import NEVER, launched, make, sequence
 
 # -- the scheduler ----------------------------------------------------------------------------------------------------
@@ -175,10 +176,9 @@ def timed(clock: Clock, token_of: Callable[[Sequence], int | list[int]]) -> Scri
 
 @several
 def test_each_token_of_a_step_has_its_entry_between_tokens() -> None:
-    clock, inbox = Clock(), Inbox()
-    with make_engine(timed(clock, alphabet), clock_ns=clock, tokenize_workers=0) as engine:
-        engine.submit(request(prompt_len=20, max_tokens=8), inbox)
-        ended = inbox.wait_terminal("r")["r"]
+    clock = Clock()
+    engine = make_engine(timed(clock, alphabet), clock_ns=clock, tokenize_workers=0)
+    ended = run_to_the_end(engine, [request(prompt_len=20, max_tokens=8)]).ended["r"]
     gaps_ns = list(ended.account.inter_token_ns)
     assert gaps_ns == [0, 0, 10_000_000, 0, 0, 10_000_000, 0]
     assert sum(gaps_ns) == ended.times.last_token - ended.times.first_token
@@ -187,12 +187,11 @@ def test_each_token_of_a_step_has_its_entry_between_tokens() -> None:
 
 @several
 def test_the_account_of_a_sequence_that_left_and_waits_again_has_a_stall() -> None:
-    clock, inbox = Clock(), Inbox()
-    drawn = iter([[], [letter_id("x")]])
-    with make_engine(timed(clock, lambda _: next(drawn)), clock_ns=clock, tokenize_workers=0) as engine:
-        engine.submit(request(prompt_len=4, max_tokens=1), inbox)
-        ended = inbox.wait_terminal("r")["r"]
-        assert engine.snapshot().num_preemptions == 1
+    clock, drawn = Clock(), iter([[], [letter_id("x")]])
+    engine = make_engine(timed(clock, lambda _: next(drawn)), clock_ns=clock, tokenize_workers=0)
+    found = run_to_the_end(engine, [request(prompt_len=4, max_tokens=1)])
+    ended = found.ended["r"]
+    assert found.num_preemptions == 1
     kinds = [event.kind for event in ended.account.events if event.kind is not EventKind.PREFILL_CHUNK]
     assert kinds == [EventKind.PREEMPTED, EventKind.RESUMED, EventKind.FIRST_TOKEN, EventKind.FINISHED]
     assert (ended.account.num_preemptions, len(ended.account.inter_token_ns)) == (1, 0)

@@ -24,8 +24,9 @@ from oaiserve.engine.request import (
 )
 from oaiserve.engine.sequence import Sequence
 from oaiserve.facts.record import HostPart
+from tests.engine.answers import run_to_the_end
 from tests.engine.device import GRAMMARS, Device, answers, drawn_after, some_requests
-from tests.engine.doubles import EOS, TOKENIZER, Inbox, ScriptedRunner, ShownRanges, letter_id, make_engine, request
+from tests.engine.doubles import EOS, TOKENIZER, ScriptedRunner, ShownRanges, letter_id, make_engine, request
 from tests.engine.grammars.plain import allowed_ids
 
 COMPILED = Grammars(TOKENIZER.backend, vocab_size=TOKENIZER.vocab_size, eos_token_ids=frozenset([EOS]))
@@ -189,13 +190,9 @@ def test_a_forced_token_that_other_parameters_forbid_ends_the_request_with_an_er
 
 @in_both_ways
 def test_a_token_that_is_not_in_the_grammar_fails_its_request_and_no_other() -> None:
-    inbox = Inbox()
     runner = ScriptedRunner(lambda one: letter_id("z" if one.num_generated == 2 else "a"))
-    with make_engine(runner, tokenize_workers=0) as engine:
-        engine.submit(request("wrong", max_tokens=9, grammar=Grammar("regex", "a*")), inbox)
-        engine.submit(request("sound", max_tokens=9), inbox)
-        ended = inbox.wait_terminal("wrong", "sound")
-        assert engine.failure is None
+    wrong = request("wrong", max_tokens=9, grammar=Grammar("regex", "a*"))
+    ended = run_to_the_end(make_engine(runner, tokenize_workers=0), [wrong, request("sound", max_tokens=9)]).ended
     assert isinstance(ended["sound"], Finished)
     assert ended["wrong"].error.status == 500
     assert "grammar" in str(ended["wrong"].error)
@@ -208,13 +205,8 @@ def test_a_grammar_that_fails_fails_its_request_and_no_other(error: Exception, m
         raise error
 
     monkeypatch.setattr(Matcher, "fill_mask", fail)
-    inbox = Inbox()
-    with make_engine(tokenize_workers=0) as engine:
-        engine.submit(request("broken", max_tokens=9, grammar=Grammar("regex", "[a-z]*")), inbox)
-        engine.submit(request("sound", max_tokens=9), inbox)
-        ended = inbox.wait_terminal("broken", "sound")
-        assert engine.failure is None
-        assert engine.snapshot().blocks_used == 0
+    broken = request("broken", max_tokens=9, grammar=Grammar("regex", "[a-z]*"))
+    ended = run_to_the_end(make_engine(tokenize_workers=0), [broken, request("sound", max_tokens=9)]).ended
     assert isinstance(ended["sound"], Finished)
     is_clients = isinstance(error, GrammarGivenUp)
     assert ended["broken"].error.status == (400 if is_clients else 500)

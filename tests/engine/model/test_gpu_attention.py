@@ -108,35 +108,43 @@ def check(inputs: Inputs, backend: Backend = triton.TritonAttention, **scoring: 
 
 
 # Tiles depend on the head dim and on the size of a number, so two types of 16 bits share the dims.
-@pytest.mark.parametrize(
-    ("dim", "dtype"),
-    [
-        *((dim, torch.float32) for dim in (16, 64, 80, 96, 128, 256)),
-        *((dim, torch.float16) for dim in (16, 80, 128)),
-        *((dim, torch.bfloat16) for dim in (64, 96, 256)),
-    ],
-    ids=str,
-)
-def test_it_equals_the_reference_for_any_head_dim_and_dtype(dim: int, dtype: torch.dtype) -> None:
-    check(make_inputs(MIXED, key_dim=dim, dtype=dtype))
-
-
+DIMS = [
+    *((dim, torch.float32) for dim in (16, 64, 80, 96, 128, 256)),
+    *((dim, torch.float16) for dim in (16, 80, 128)),
+    *((dim, torch.bfloat16) for dim in (64, 96, 256)),
+]
 # Groups of heads, block sizes.
 SIZES = [
     *({"heads": heads, "kv_heads": kv_heads} for heads, kv_heads in ((3, 3), (9, 3), (8, 1), (20, 1))),
     *({"block_size": block_size} for block_size in (1, 5, 16, 128)),
 ]
+HALVES = (torch.float16, torch.bfloat16)
+# Backend, tokens of sequences, arguments of `make_inputs` and of `Scoring`.
+CASES = [
+    *((triton.TritonAttention, MIXED, {"key_dim": dim, "dtype": dtype}, {}) for dim, dtype in DIMS),
+    *((backend, MIXED, sizes, {}) for backend in BACKENDS for sizes in SIZES),
+    *(
+        (triton.TritonAttention, MIXED, {"dtype": torch.bfloat16}, {"sliding_window": window, "softcap": softcap})
+        for window, softcap in ((1, None), (30, None), (1000, None), (None, 2.0), (30, 2.0))
+    ),
+    *(
+        (varlen.VarlenAttention, lengths, {"key_dim": 64, "dtype": dtype}, {})
+        for lengths in (MIXED, PROMPTS, ((7, 1), *PROMPTS), ((0, 3), (20, 9)))
+        for dtype in HALVES
+    ),
+    *(
+        (varlen.VarlenAttention, lengths, {}, {"sliding_window": window})
+        for lengths in (MIXED, PROMPTS)
+        for window in (1, 3, 30, 1000)
+    ),
+]
 
 
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_it_equals_the_reference_for_any_group_of_heads_and_block_size(backend: Backend, sizes: dict[str, int]) -> None:
-    check(make_inputs(MIXED, **sizes), backend)
-
-
-@pytest.mark.parametrize(("window", "softcap"), [(1, None), (30, None), (1000, None), (None, 2.0), (30, 2.0)])
-def test_it_equals_the_reference_with_windows_and_softcap(window: int | None, softcap: float | None) -> None:
-    check(make_inputs(MIXED, dtype=torch.bfloat16), sliding_window=window, softcap=softcap)
+@pytest.mark.parametrize(("backend", "lengths", "sizes", "scoring"), CASES, ids=str)
+def test_it_equals_the_reference(
+    backend: Backend, lengths: tuple[tuple[int, int], ...], sizes: dict[str, Any], scoring: dict[str, Any]
+) -> None:
+    check(make_inputs(lengths, **sizes), backend, **scoring)
 
 
 @pytest.mark.parametrize("lengths", [MIXED, PROMPTS])
@@ -327,18 +335,6 @@ def test_the_double_has_the_parameters_of_the_function() -> None:
     for name, parameter in inspect.signature(plain_varlen_attn).parameters.items():
         if name != "enable_gqa" or varlen._GROUPED:
             assert (installed[name].kind, installed[name].default) == (parameter.kind, parameter.default)
-
-
-@pytest.mark.parametrize("lengths", [MIXED, PROMPTS, ((7, 1), *PROMPTS), ((0, 3), (20, 9))])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_varlen_equals_the_reference(lengths: tuple[tuple[int, int], ...], dtype: torch.dtype) -> None:
-    check(make_inputs(lengths, key_dim=64, dtype=dtype), varlen.VarlenAttention)
-
-
-@pytest.mark.parametrize("window", [1, 3, 30, 1000])
-@pytest.mark.parametrize("lengths", [MIXED, PROMPTS])
-def test_varlen_equals_the_reference_with_windows(lengths: tuple[tuple[int, int], ...], window: int) -> None:
-    check(make_inputs(lengths), varlen.VarlenAttention, sliding_window=window)
 
 
 def test_long_contexts_and_decode_steps_are_computed_by_triton(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,6 +91,15 @@ def inputs(layer: Layer, num_tokens: int, generator: torch.Generator, dtype: tor
     return Inputs(*(tensor.to(torch.bfloat16).to(dtype) for tensor in (query, key, value)))
 
 
+def in_sixteen_bits(query: Tensor) -> Tensor:
+    """Round each query to integers that share a scale, as the native code does.
+
+    That alone changes what a decode of wide heads gives by up to 6.5e-4 of its norm, and the rest by 1e-4.
+    """
+    scales = query.abs().amax(-1, keepdim=True) / (2**15 - 1)
+    return (query / scales).round() * scales
+
+
 @pytest.fixture(scope="module", params=["native", "x86-64-v3", "x86-64-v2"])
 def natives(request: pytest.FixtureRequest) -> list[NativeAttention]:
     with compiled_for(request.param):
@@ -102,6 +111,7 @@ def natives(request: pytest.FixtureRequest) -> list[NativeAttention]:
 @example(shape=[(0, 1)], seed=0)
 @example(shape=[(15, 1), (16, 1), (17, 1), (200, 1), (0, 1)], seed=1)
 @example(shape=[(300, 1), (0, 150), (31, 2), (3, 128)], seed=2)
+@example(shape=[(161, 1)], seed=73)  # whose query loses much in the layer of 512
 def test_attention_is_that_of_the_keys_and_values_that_were_written(
     natives: list[NativeAttention], shape: Shape, seed: int
 ) -> None:
@@ -131,10 +141,11 @@ def test_attention_is_that_of_the_keys_and_values_that_were_written(
                 is_other = differences > 1e-5 * wanted.abs().max()
                 assert (from_middle[is_other] < 1e-3).all()
                 assert is_other.sum() <= max(2, 1 + 0.01 * wanted.numel())
-            expected = reference(given_.query, key.numbers, value.numbers, plain[index], layer.scoring())
-            # Queries and weights have sixteen bits.
+            query = in_sixteen_bits(given_.query)
+            expected = reference(query, key.numbers, value.numbers, plain[index], layer.scoring())
+            # Weights of keys have sixteen bits, too.
             torch.testing.assert_close(results[0], expected, rtol=1e-3, atol=5e-3)
-            assert (results[0] - expected).norm() <= 5e-4 * expected.norm()
+            assert (results[0] - expected).norm() <= 2e-4 * expected.norm()
 
 
 def test_bfloat16_reads_the_same_cache() -> None:
