@@ -135,8 +135,9 @@ class Guesses:
         for sequence in running:
             sequence.draft = []
             for _ in range(self._random.randrange(6) if not sequence.num_pending else 0):
-                guess = self._next(sequence) if self._random.random() < self._share_right else LETTERS[0]
-                sequence.draft.append(guess)
+                if (guess := self._next(sequence)) is None:
+                    break
+                sequence.draft.append(guess if self._random.random() < self._share_right else self._wrong())
             if sequence.constraint is not None:
                 sequence.draft = sequence.constraint.possible(sequence.draft)
 
@@ -145,8 +146,11 @@ class Guesses:
             self.num_verified += len(chunk.draft)
             self.num_accepted += chunk.num_accepted(result.token_ids)
 
-    @staticmethod
-    def _next(sequence: Sequence) -> int:
+    def _wrong(self) -> int:
+        return LETTERS[0]
+
+    def _next(self, sequence: Sequence) -> int | None:
+        """Return the id that comes behind the sequence and its draft, if it is known."""
         draft, constraint = sequence.draft, sequence.constraint
         mask = None
         if constraint is not None and not constraint.is_free:

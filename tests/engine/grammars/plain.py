@@ -1,11 +1,13 @@
-"""Grammars of a few answers, given by their token ids: a plain reference for what a grammar does."""
+"""Plain references for what a grammar does: grammars of a few answers, given by their token ids, and a plain loop."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 
 from oaiserve.engine.grammars.constraint import Constraint
-from oaiserve.engine.grammars.grammar import GrammarViolation
+from oaiserve.engine.grammars.grammar import GrammarViolation, Matcher
 from oaiserve.engine.request import SamplingParams
 
 
@@ -59,6 +61,39 @@ class OneOf:
 def allowed_ids(mask: np.ndarray) -> list[int]:
     """Return the ids whose bits are set."""
     return [int(i) for i in np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))]
+
+
+def mask_of(matcher: Matcher, vocab_size: int) -> np.ndarray:
+    words = np.full(-(-vocab_size // 32), 0xAAAAAAAA, np.uint32)
+    matcher.fill_mask(words)
+    return words
+
+
+def plain_answer(
+    matcher: Matcher,
+    prompt: list[int],
+    params: SamplingParams,
+    draw: Callable[[list[int], np.ndarray | None], int],
+    *,
+    eos: int,
+    vocab_size: int,
+) -> tuple[list[int], str]:
+    """Return the ids of an answer and why it ends, one token after the other: mask, draw, push."""
+    ids = list(prompt)
+    while len(ids) < len(prompt) + params.max_tokens:
+        is_free, mask = matcher.is_free, mask_of(matcher, vocab_size)
+        ends = [eos] if params.ignore_eos or len(ids) - len(prompt) < params.min_tokens else []
+        if not is_free and set(allowed_ids(mask)) - set(ends):
+            for end in ends:
+                mask[end // 32] &= np.uint32(0xFFFFFFFF ^ (1 << end % 32))
+        token_id = draw(ids, None if is_free else mask)
+        ids.append(token_id)
+        if token_id == eos and not (is_free and params.ignore_eos):
+            return ids[len(prompt) :], "stop"
+        matcher.push(token_id)
+        if matcher.is_complete:
+            return ids[len(prompt) :], "stop"
+    return ids[len(prompt) :], "length"
 
 
 def constraint(matcher: OneOf, *, stop_ids: frozenset[int] | None = None, **params: object) -> Constraint:

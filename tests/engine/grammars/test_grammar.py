@@ -25,6 +25,7 @@ from oaiserve.engine.grammars.notations import Translated, translate
 from oaiserve.engine.request import Grammar, GrammarKind
 from oaiserve.engine.text.detokenize import BYTE_LEVEL_CHARACTERS
 from oaiserve.errors import InvalidRequest
+from tests.engine.grammars.plain import allowed_ids, mask_of
 from tests.engine.text.tokenizers_for_tests import SPECIALS, byte_level, sentencepiece, wordpiece
 
 BACKEND = byte_level()
@@ -55,9 +56,7 @@ def pushed(matcher: Matcher, text: str) -> Matcher:
 
 
 def allowed(matcher: Matcher, vocab_size: int = VOCAB_SIZE) -> set[int]:
-    words = np.full(-(-vocab_size // 32), 0xAAAAAAAA, np.uint32)
-    matcher.fill_mask(words)
-    return set(np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist())
+    return set(allowed_ids(mask_of(matcher, vocab_size)))
 
 
 def texts(token_ids: set[int]) -> set[str]:
@@ -317,10 +316,9 @@ def test_a_tokenizer_that_puts_a_space_in_front_has_exact_bytes_all_the_same() -
     backend = sentencepiece()
     grammars = Grammars(backend, vocab_size=backend.get_vocab_size(), eos_token_ids=frozenset([2]))
     matcher = grammars.compile(Grammar("json_schema", '{"const": {"hello": "é world"}}')).matcher()
-    text, words = b"", np.zeros(-(-backend.get_vocab_size() // 32), np.uint32)
+    text = b""
     while not matcher.is_complete:
-        matcher.fill_mask(words)
-        token_id = int(np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))[-1])
+        token_id = allowed_ids(mask_of(matcher, backend.get_vocab_size()))[-1]
         matcher.push(token_id)
         text += grammars._tokens.tokens[token_id] if grammars._tokens else b""
     assert json.loads(text) == {"hello": "é world"}

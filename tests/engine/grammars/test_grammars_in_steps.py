@@ -27,36 +27,18 @@ from oaiserve.facts.record import HostPart
 from tests.engine.answers import run_to_the_end
 from tests.engine.device import GRAMMARS, Device, answers, drawn_after, some_requests
 from tests.engine.doubles import EOS, TOKENIZER, ScriptedRunner, ShownRanges, letter_id, make_engine, request
-from tests.engine.grammars.plain import allowed_ids
+from tests.engine.grammars.plain import allowed_ids, mask_of, plain_answer
 
 COMPILED = Grammars(TOKENIZER.backend, vocab_size=TOKENIZER.vocab_size, eos_token_ids=frozenset([EOS]))
 in_both_ways = pytest.mark.usefixtures("overlap")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
-def mask_of(matcher: Matcher) -> np.ndarray:
-    words = np.zeros(-(-TOKENIZER.vocab_size // 32), np.uint32)
-    matcher.fill_mask(words)
-    return words
-
-
-def plain_answer(prompt: list[int], params: SamplingParams) -> tuple[list[int], str]:
-    """Return the ids of an answer and why it ends, one token after the other: mask, draw, push."""
-    matcher, ids = COMPILED.compile(params.grammar).matcher(), list(prompt)
-    while len(ids) < len(prompt) + params.max_tokens:
-        is_free, mask = matcher.is_free, mask_of(matcher)
-        ends = [EOS] if params.ignore_eos or len(ids) - len(prompt) < params.min_tokens else []
-        if not is_free and set(allowed_ids(mask)) - set(ends):
-            for end in ends:
-                mask[end // 32] &= np.uint32(0xFFFFFFFF ^ (1 << end % 32))
-        token_id = drawn_after(ids, None if is_free else mask)
-        ids.append(token_id)
-        if token_id == EOS and not (is_free and params.ignore_eos):
-            return ids[len(prompt) :], "stop"
-        matcher.push(token_id)
-        if matcher.is_complete:
-            return ids[len(prompt) :], "stop"
-    return ids[len(prompt) :], "length"
+def obeyed(asked: Request) -> tuple[list[int], str]:
+    """Return the ids of an answer and why it ends, by a plain loop."""
+    matcher = COMPILED.compile(asked.params.grammar).matcher()
+    prompt = list(asked.prompts[0].token_ids)
+    return plain_answer(matcher, prompt, asked.params, drawn_after, eos=EOS, vocab_size=TOKENIZER.vocab_size)
 
 
 def constrained_requests(rng: random.Random, number: int) -> list[Request]:
@@ -85,8 +67,7 @@ def test_answers_are_those_of_a_plain_loop(few_tokens: int, kv_blocks: int, monk
     device = Device()
     found = answers(device, requests, kv_blocks=kv_blocks, max_model_len=80)
     for asked in requests:
-        prompt = list(asked.prompts[0].token_ids)
-        expected = plain_answer(prompt, asked.params)
+        expected = obeyed(asked)
         for choice in range(asked.params.n):
             key = (asked.request_id, choice)
             answer = found.choices[key]
@@ -114,9 +95,9 @@ def test_each_forced_id_is_the_only_one_of_its_mask(grammar: Grammar) -> None:
             forced = matcher.forced_ids()
             num_forced += len(forced)
             for token_id in forced:
-                assert allowed_ids(mask_of(matcher)) == [token_id]
+                assert allowed_ids(mask_of(matcher, TOKENIZER.vocab_size)) == [token_id]
                 matcher.push(token_id)
-            drawn = rng.choice(allowed_ids(mask_of(matcher)))
+            drawn = rng.choice(allowed_ids(mask_of(matcher, TOKENIZER.vocab_size)))
             if drawn == EOS:
                 break
             matcher.push(drawn)

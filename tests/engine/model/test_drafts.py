@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from oaiserve.engine.request import Finished, Request, SamplingParams, TokenProm
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Draw, Step
 from tests.engine.answers import Answers
+from tests.engine.device import Guesses
 from tests.engine.grammars.plain import OneOf, constraint
 from tests.engine.model.engine_runs import run, some_requests
 from tests.engine.model.runners import eager_runner
@@ -31,35 +31,19 @@ def expected(loaded: LoadedModel) -> Answers:
     return run(loaded, some_requests(1), overlap=False, num_blocks=1000)
 
 
-class Known:
-    """Writes drafts in place of `Drafts`: the known answer, of which tokens are wrong now and then."""
-
-    only_if_exact = False
-    model = None
+class Known(Guesses):
+    """Writes drafts of the known answer, of which tokens are wrong now and then."""
 
     def __init__(self, expected: Answers, share_right: float) -> None:
-        self._expected, self._share_right = expected, share_right
-        self._random = random.Random(3)
-        self.num_accepted = 0
+        super().__init__(3, share_right)
+        self._expected = expected.token_ids
 
-    def propose(self, running: list[Sequence], *, others_wait: bool) -> None:
-        for sequence in running:
-            sequence.draft = []
-            if (
-                sequence.num_pending
-                or (answer := self._expected.choices.get((sequence.request_id, sequence.index))) is None
-            ):
-                continue
-            known = answer.token_ids[sequence.num_generated :][: self._random.randrange(6)]
-            sequence.draft = [
-                i if self._random.random() < self._share_right else self._random.randrange(97) for i in known
-            ]
-            if sequence.constraint is not None:
-                sequence.draft = sequence.constraint.possible(sequence.draft)
+    def _wrong(self) -> int:
+        return self._random.randrange(97)
 
-    def verified(self, step: Step, results: list[ChunkResult], step_ns: int, draft_ns: int) -> None:
-        pairs = zip(step.chunks, results, strict=True)
-        self.num_accepted += sum(chunk.num_accepted(result.token_ids) for chunk, result in pairs)
+    def _next(self, sequence: Sequence) -> int | None:
+        behind = self._expected.get((sequence.request_id, sequence.index), [])[sequence.num_generated :]
+        return next(iter(behind[len(sequence.draft) :]), None)
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])

@@ -47,6 +47,7 @@ from tests.engine.model.gpu.graphs import Plain
 from tests.engine.model.graph_worker import FAILS, Again, with_doubles
 from tests.engine.model.runners import greedy, greedy_answers
 from tests.engine.model.steps import sequence_of
+from tests.engine.remembered import save
 from tests.models.decoders import FAMILIES, byte_tokenizer, random_model
 from tests.waiting import wait_until
 
@@ -69,14 +70,13 @@ def config_of(family: str, **changes: Any) -> PreTrainedConfig:
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Return a function that saves a small random model once, and returns its folder."""
 
-    def save(family: str) -> Path:
+    def made(family: str) -> Path:
         folder = tmp_path_factory.getbasetemp() / f"parallel-{family}"
         if not folder.exists():
-            random_model(config_of(family)).save_pretrained(folder)
-            byte_tokenizer().save_pretrained(folder)
+            save(random_model(config_of(family)), folder)
         return folder
 
-    return save
+    return made
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -24,7 +24,8 @@ from oaiserve.errors import StartupError
 from tests.engine.model.cpu.small_models import native_decoder
 from tests.engine.model.runners import eager_runner, greedy_answers
 from tests.engine.model.steps import sequence_of
-from tests.models.decoders import byte_tokenizer, generate, random_model
+from tests.engine.remembered import save
+from tests.models.decoders import generate, random_model
 from tests.models.small_configs import config_of
 
 PROMPT = [5, 9, 3, 17, 60, 2, 2, 41, 8, 33, 71, 12]
@@ -154,10 +155,7 @@ def test_the_native_step_is_refused_with_its_reason() -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a small hybrid, of sizes that the native step takes."""
-    folder = tmp_path_factory.mktemp("hybrid")
-    random_model(config_of("granitemoehybrid", vocab_size=256)).save_pretrained(folder)
-    byte_tokenizer().save_pretrained(folder)
-    return folder
+    return save(random_model(config_of("granitemoehybrid", vocab_size=256)), tmp_path_factory.mktemp("hybrid"))
 
 
 @pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=pytest.mark.compiler)])

@@ -21,9 +21,8 @@ from oaiserve.errors import StartupError
 from oaiserve.files.source import find_model
 from tests.engine.model.cpu.small_models import config, make_model
 from tests.engine.model.runners import greedy_answers
-from tests.engine.remembered import started
+from tests.engine.remembered import save, started
 from tests.models.adapters import random_adapter
-from tests.models.decoders import byte_tokenizer
 from tests.models.in_blocks import (
     OPTIONS,
     SIZES,
@@ -71,8 +70,7 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
 
 def saved(folder: Path, family: str = "llama", **changes: object) -> PreTrainedModel:
     model = make_model(config(family, **SIZES | changes))
-    model.save_pretrained(folder)
-    byte_tokenizer(256).save_pretrained(folder)
+    save(model, folder)
     return model
 
 
@@ -176,9 +174,7 @@ def test_weights_that_are_quantized_before_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.compiler
 def test_a_family_without_a_native_step_for_blocks_is_refused(tmp_path: Path) -> None:
-    model = make_model(config("gpt2", n_embd=64, n_layer=2, n_head=4, n_positions=128))
-    model.save_pretrained(tmp_path)
-    byte_tokenizer(256).save_pretrained(tmp_path)
+    save(make_model(config("gpt2", n_embd=64, n_layer=2, n_head=4, n_positions=128)), tmp_path)
     reason = (
         "--quantize int4 needs the native step, which cannot be used: models of type 'gpt2' are only known expanded"
     )

@@ -22,8 +22,8 @@ from oaiserve.errors import StartupError
 from tests.engine.model.cpu.small_models import LATENT, compiled_for, config, load, make_model, native
 from tests.engine.model.runners import greedy_answers
 from tests.engine.model.steps import BLOCK_SIZE, CPU, NUM_BLOCKS, Shape, two_steps
-from tests.engine.remembered import started
-from tests.models.decoders import byte_tokenizer, generate
+from tests.engine.remembered import save, started
+from tests.models.decoders import generate
 
 pytestmark = [pytest.mark.kernels, pytest.mark.compiler]
 # Without experts, which are chosen differently where numbers are rounded differently.
@@ -130,10 +130,7 @@ def test_a_layer_keeps_the_vector_and_the_shared_numbers_of_a_token(name: str, n
 @pytest.fixture
 def folder(tmp_path: Path, empty_cache: Path) -> Path:
     """Return a folder with a small model."""
-    made = tmp_path / "model"
-    make_model(MODELS["v3"]).save_pretrained(made)
-    byte_tokenizer().save_pretrained(made)
-    return made
+    return save(make_model(MODELS["v3"]), tmp_path / "model")
 
 
 def answers(folder: Path, **options: Any) -> list[list[int]]:
