@@ -201,6 +201,17 @@ def some_requests(rng: random.Random, number: int = 40) -> list[Request]:
     return requests
 
 
+def check_answers(
+    rng: random.Random, requests: list[Request], device: Device, *, share_leaving: float = 0.0, **options: Any
+) -> Answers:
+    """Check that clients get of a device what they get of one with much memory, whoever leaves meanwhile."""
+    expected = answers(Device(), requests, kv_blocks=400, max_model_len=80)
+    leaves = {asked.request_id: rng.randint(1, 6) for asked in requests if rng.random() < share_leaving}
+    found = answers(device, requests, leaves, **{"kv_blocks": 400, "max_model_len": 80, **options})
+    found.check(expected)
+    return found
+
+
 def answers(
     device: Device,
     requests: list[Request],

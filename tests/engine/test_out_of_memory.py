@@ -11,7 +11,7 @@ import pytest
 
 from oaiserve.engine.request import TERMINAL, Aborted, Event, Failed, Finished, Request
 from oaiserve.engine.step import Step
-from tests.engine.device import Device, answers, some_requests
+from tests.engine.device import Device, answers, check_answers, some_requests
 from tests.engine.doubles import EOS, LETTERS, TIMEOUT_SECONDS, Clock, Inbox, device_is_gone, make_engine, request
 
 pytestmark = pytest.mark.usefixtures("overlap")
@@ -33,15 +33,12 @@ def test_answers_are_those_of_a_device_with_memory(
 ) -> None:
     rng = random.Random(seed)
     requests = some_requests(rng, 100 if share_leaving else 40)
-    expected = answers(Device(), requests, kv_blocks=400, max_model_len=80)
-    leaves = {asked.request_id: rng.randint(1, 6) for asked in requests if rng.random() < share_leaving}
     device = Device(changing(rng, rooms), seed=seed)
-    found = answers(device, requests, leaves, kv_blocks=kv_blocks, max_model_len=80)
+    found = check_answers(rng, requests, device, share_leaving=share_leaving, kv_blocks=kv_blocks)
     assert sum(not fits for _, fits in device.tried) > 20
     assert device.num_copied > 0
     kinds = {type(event) for event in found.ended.values()}
     assert kinds == ({Finished, Failed, Aborted} if share_leaving else {Finished})
-    found.check(expected)
     errors = [event.error for event in found.ended.values() if isinstance(event, Failed)]
     assert {(error.status, error.code) for error in errors} <= {(503, "service_unavailable")}
 
@@ -171,14 +168,11 @@ def copying_request() -> Request:
 
 
 def test_blocks_are_copied_in_parts_where_there_is_little_memory() -> None:
-    requests = [copying_request(), *some_requests(random.Random(1))]
-    expected = answers(Device(), requests, kv_blocks=400, max_model_len=80)
-    device = Device()
+    rng, device = random.Random(1), Device()
     device.can_copy = lambda copies: len(copies) <= 1
-    found = answers(device, requests, kv_blocks=400, max_model_len=80)
+    found = check_answers(rng, [copying_request(), *some_requests(rng)], device)
     assert device.num_copied > 0
     assert all(isinstance(event, Finished) for event in found.ended.values())
-    found.check(expected)
 
 
 def test_a_block_that_cannot_be_copied_ends_the_requests_of_its_step_and_no_later_one() -> None:

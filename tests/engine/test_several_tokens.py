@@ -11,7 +11,7 @@ from oaiserve.engine.request import Aborted, Event, Finished, PromptDone, TokenC
 from oaiserve.engine.sequence import Place, Sequence
 from oaiserve.facts.record import EventKind
 from tests.engine.answers import run_to_the_end
-from tests.engine.device import Device, answers, some_requests
+from tests.engine.device import Device, answers, check_answers, some_requests
 from tests.engine.doubles import EOS, LETTERS, Clock, ScriptedRunner, letter_id, make_engine, request
 from tests.engine.memory import NEVER, launched, make, sequence
 
@@ -94,13 +94,10 @@ def test_answers_are_those_of_one_token_a_step(seed: int, kv_blocks: int) -> Non
     """There are preemptions, choices, ends of every kind, edits by ids, shortages and aborts."""
     rng = random.Random(seed)
     requests = some_requests(rng, 60)
-    expected = answers(Device(), requests, kv_blocks=400, max_model_len=80)
-    leaves = {asked.request_id: rng.randint(1, 6) for asked in requests if rng.random() < 0.2}
     rooms = [8, 24, 48, 48, 48]
     device = Device(lambda step: step.num_tokens <= rng.choice(rooms), seed=seed, max_draws=1 + seed % 4)
-    found = answers(device, requests, leaves, kv_blocks=kv_blocks, max_model_len=80)
+    found = check_answers(rng, requests, device, share_leaving=0.2, kv_blocks=kv_blocks)
     assert all(isinstance(event, Finished | Aborted) for event in found.ended.values())
-    found.check(expected)
 
 
 def test_a_device_that_draws_nothing_at_times_computes_void_chunks_and_draws_that_waited(

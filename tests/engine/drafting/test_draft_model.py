@@ -16,7 +16,7 @@ from oaiserve.engine.request import Aborted, Finished
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Step
 from oaiserve.facts.record import HostPart
-from tests.engine.device import Device, answers, some_requests
+from tests.engine.device import Device, check_answers, some_requests
 from tests.engine.doubles import TOKENIZER, Clock, Inbox, ScriptedRunner, make_engine, request
 from tests.engine.drafting.test_drafts import CHEAP, DEAR
 from tests.engine.grammars.test_grammars_in_steps import constrained_requests
@@ -65,13 +65,10 @@ def test_it_reads_only_what_it_has_computed_of_the_same_tokens(kv_blocks: int) -
     """The device compares all tokens that it attends to: with preemptions, choices, grammars, shortages and aborts."""
     rng = random.Random(kv_blocks)
     requests = [*some_requests(rng, 60), *constrained_requests(rng, 20)]
-    expected = answers(Device(), requests, kv_blocks=400, max_model_len=80)
-    leaves = {asked.request_id: rng.randint(1, 6) for asked in requests if rng.random() < 0.1}
     device = Device(lambda step: step.num_tokens <= rng.choice([8, 48, 48, 48]), seed=1)
     drafts = Busy(draft_model(Device()))
-    found = answers(device, requests, leaves, drafts=drafts, kv_blocks=kv_blocks, max_model_len=80)
+    found = check_answers(rng, requests, device, share_leaving=0.1, drafts=drafts, kv_blocks=kv_blocks)
     assert all(isinstance(event, Finished | Aborted) for event in found.ended.values())
-    found.check(expected)
     num_drafted, num_accepted = found.total("num_model_draft_tokens"), found.total("num_accepted_model_tokens")
     assert num_drafted > 100
     assert num_accepted > 0.9 * num_drafted, "the draft model is the model, so only ends of answers cut its drafts"

@@ -14,7 +14,7 @@ from oaiserve.engine.policy import POLICIES
 from oaiserve.engine.request import Aborted, Finished
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Step
-from tests.engine.device import Device, Guesses, answers, some_requests
+from tests.engine.device import Device, Guesses, answers, check_answers, some_requests
 from tests.engine.doubles import request
 from tests.engine.grammars.test_grammars_in_steps import constrained_requests
 from tests.engine.memory import NEVER, Memory, launched, make, sequence
@@ -31,13 +31,10 @@ def test_answers_are_those_without_drafts(kv_blocks: int, share_right: float) ->
     """There are preemptions, choices, grammars, ends of every kind, edits by ids, shortages and aborts."""
     rng = random.Random(kv_blocks)
     requests = [*some_requests(rng, 60), *constrained_requests(rng, 20)]
-    expected = answers(Device(), requests, kv_blocks=400, max_model_len=80)
-    leaves = {asked.request_id: rng.randint(1, 6) for asked in requests if rng.random() < 0.1}
     device = Device(lambda step: step.num_tokens <= rng.choice([8, 48, 48, 48]), seed=1)
     drafts = Guesses(1, share_right)
-    found = answers(device, requests, leaves, drafts=drafts, kv_blocks=kv_blocks, max_model_len=80)
+    found = check_answers(rng, requests, device, share_leaving=0.1, drafts=drafts, kv_blocks=kv_blocks)
     assert all(isinstance(event, Finished | Aborted) for event in found.ended.values())
-    found.check(expected)
     num_verified, num_accepted = found.total("num_draft_tokens"), found.total("num_accepted_tokens")
     assert drafts.num_verified > 50
     assert num_verified <= drafts.num_verified, "what is verified for a request that has ended counts nowhere"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -35,33 +36,31 @@ def test_layers_with_the_same_rotary_embedding_share_one_table(llama: LoadedMode
     assert first is third is not second
 
 
-def test_a_parameter_that_the_description_misses_is_named_in_the_error(llama: LoadedModel) -> None:
-    llama.model.base_model.layers[2].self_attn.sink = nn.Parameter(torch.zeros(4))
-    with pytest.raises(NotKnown, match=r"^it has a parameter 'model.layers.2.self_attn.sink'$"):
-        described(llama)
+SIZES = "the sizes of its matrices do not fit together"
+SINK = "model.layers.2.self_attn.sink"
+IN_16_BITS = nn.Linear(64, 97, bias=False).bfloat16()
+# What is set in a Llama, and why it is refused then.
+REFUSED = [
+    (SINK, nn.Parameter(torch.zeros(4)), f"it has a parameter '{SINK}'"),
+    ("lm_head", IN_16_BITS, "it has weights in torch.bfloat16 beside those in torch.float32"),
+    ("model.layers.1.self_attn.o_proj", nn.Linear(64, 48, bias=False), SIZES),
+    ("model.layers.1.self_attn.q_proj", nn.Linear(48, 64), SIZES),
+    ("model.layers.1.self_attn.q_norm", nn.LayerNorm(48), SIZES),
+    ("model.layers.1.self_attn.q_proj", nn.Linear(64, 72), "its projections have 136 rows, which make no whole heads"),
+    ("model.layers.1.self_attn.v_scale", 0.7, "it multiplies its values by a number"),  # MiMo-V2-Flash's
+    ("model.layers.1.mlp.up_proj", nn.Linear(64, 80, bias=False), SIZES),
+    ("model.layers.1.mlp.down_proj", nn.Linear(80, 64, bias=False), SIZES),
+    ("model.norm.forward", torch.tanh, "it has norms of type LlamaRMSNorm"),
+]
 
 
-def test_weights_of_another_dtype_are_refused(llama: LoadedModel) -> None:
-    llama.model.lm_head.bfloat16()
-    with pytest.raises(NotKnown, match=r"^it has weights in torch.bfloat16 beside those in torch.float32$"):
-        described(llama)
-
-
-@pytest.mark.parametrize(
-    ("where", "name", "module"),
-    [
-        ("self_attn", "o_proj", nn.Linear(64, 48, bias=False)),
-        ("self_attn", "q_proj", nn.Linear(48, 64)),
-        ("mlp", "up_proj", nn.Linear(64, 80, bias=False)),
-        ("mlp", "down_proj", nn.Linear(80, 64, bias=False)),
-        ("self_attn", "q_norm", nn.LayerNorm(48)),
-    ],
-)
-def test_sizes_that_do_not_fit_together_are_refused(
-    llama: LoadedModel, where: str, name: str, module: nn.Module
+@pytest.mark.parametrize(("name", "value", "reason"), REFUSED)
+def test_what_the_description_misses_or_does_not_know_is_refused(
+    llama: LoadedModel, name: str, value: object, reason: str
 ) -> None:
-    setattr(getattr(llama.model.base_model.layers[1], where), name, module)
-    with pytest.raises(NotKnown, match="^the sizes of its matrices do not fit together$"):
+    module, _, own = name.rpartition(".")
+    setattr(llama.model.get_submodule(module), own, value)
+    with pytest.raises(NotKnown, match=f"^{re.escape(reason)}$"):
         described(llama)
 
 
@@ -70,7 +69,7 @@ def test_sizes_of_experts_and_sinks_that_do_not_fit_are_refused(name: str, value
     loaded = load(FAMILIES["gpt_oss"])
     layer = loaded.model.base_model.layers[1]
     setattr(layer.self_attn if name == "sinks" else layer.mlp.experts, name, nn.Parameter(value))
-    with pytest.raises(NotKnown, match="^the sizes of its matrices do not fit together$"):
+    with pytest.raises(NotKnown, match=f"^{SIZES}$"):
         describe(loaded, dict.fromkeys(loaded.kv_shapes, replace(NO_WINDOW, has_sinks=True)))
 
 
@@ -97,24 +96,9 @@ def test_only_routers_of_numbers_in_16_bits_may_choose_otherwise(llama: LoadedMo
     assert may_round_more(described(llama), torch.float32, is_quantized=True)
 
 
-def test_projections_without_a_whole_number_of_heads_are_refused(llama: LoadedModel) -> None:
-    llama.model.base_model.layers[1].self_attn.q_proj = nn.Linear(64, 72)
-    with pytest.raises(NotKnown, match="^its projections have 136 rows, which make no whole heads$"):
-        described(llama)
-
-
 def test_the_kind_of_a_norm_is_found_from_its_outputs(llama: LoadedModel) -> None:
     plain = described(llama).final_norm
     torch.testing.assert_close(plain.weight, llama.model.base_model.norm.weight.detach())
     gemma = load(FAMILIES["gemma"])
     torch.testing.assert_close(described(gemma).final_norm.weight, gemma.model.base_model.norm.weight.detach() + 1)
     assert described(load(FAMILIES["cohere"])).final_norm.subtracts_mean
-    llama.model.base_model.norm.forward = torch.tanh
-    with pytest.raises(NotKnown, match="^it has norms of type LlamaRMSNorm$"):
-        described(llama)
-
-
-def test_values_that_are_multiplied_by_a_number_are_refused(llama: LoadedModel) -> None:
-    llama.model.base_model.layers[1].self_attn.v_scale = 0.7  # MiMo-V2-Flash's
-    with pytest.raises(NotKnown, match="^it multiplies its values by a number$"):
-        described(llama)
