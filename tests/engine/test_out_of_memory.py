@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -15,11 +14,6 @@ from tests.engine.device import Device, answers, check_answers, some_requests
 from tests.engine.doubles import EOS, LETTERS, TIMEOUT_SECONDS, Clock, Inbox, device_is_gone, make_engine, request
 
 pytestmark = pytest.mark.usefixtures("overlap")
-
-
-def changing(rng: random.Random, rooms: list[int]) -> Callable[[Step], bool]:
-    """Return a check that allows a random one of these numbers of tokens at each launch."""
-    return lambda step: step.num_tokens <= rng.choice(rooms)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -33,7 +27,7 @@ def test_answers_are_those_of_a_device_with_memory(
 ) -> None:
     rng = random.Random(seed)
     requests = some_requests(rng, 100 if share_leaving else 40)
-    device = Device(changing(rng, rooms), seed=seed)
+    device = Device(lambda step: step.num_tokens <= rng.choice(rooms), seed=seed)
     found = check_answers(rng, requests, device, share_leaving=share_leaving, kv_blocks=kv_blocks)
     assert sum(not fits for _, fits in device.tried) > 20
     assert device.num_copied > 0

@@ -171,17 +171,12 @@ def test_what_prevents_native_code_is_named_in_the_error(
 # -- what lies in the cache -------------------------------------------------------------------------------------------
 
 
-def with_content(content: bytes) -> Callable[[Path], str]:
+def damaged(change: Callable[[bytes], bytes]) -> Callable[[Path], str]:
     def spoil(path: Path) -> str:
-        path.write_bytes(content or path.read_bytes()[:20])
+        path.write_bytes(change(path.read_bytes()))
         return f"{path} is damaged"
 
     return spoil
-
-
-def another_byte(path: Path) -> str:
-    path.write_bytes(b"x" + path.read_bytes()[1:])
-    return f"{path} is damaged"
 
 
 def linked(path: Path) -> str:
@@ -204,7 +199,12 @@ def of_another_user(path: Path) -> str:
 
 @pytest.mark.parametrize(
     "spoil",
-    [with_content(b"x" * 32), with_content(b""), another_byte, linked, writable_for_others, of_another_user],
+    [
+        damaged(lambda code: b"x" * 32),
+        damaged(lambda code: code[:20]),
+        damaged(lambda code: b"x" + code[1:]),
+        *(linked, writable_for_others, of_another_user),
+    ],
     ids=["only a digest", "cut", "another byte", "a link", "mode", "owner"],
 )
 def test_a_library_that_cannot_be_trusted_is_compiled_again(
