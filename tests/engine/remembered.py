@@ -9,6 +9,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from oaiserve.engine.engine import Engine
+from tests.engine.model.runners import greedy_answers
 from tests.engine.text.tokenizers_for_tests import CHATML
 from tests.models.decoders import byte_tokenizer
 
@@ -33,3 +34,9 @@ def started(path: Path, *arguments: Any, **options: Any) -> Engine:
     engine = Engine.from_pretrained(path, *arguments, **options)
     wait_until_remembered()
     return engine
+
+
+def answer(path: Path, *arguments: Any, **options: Any) -> list[list[int]]:
+    """Return the ids of a greedy answer of an engine that is started with these arguments."""
+    with started(path, *arguments, **options) as engine:
+        return greedy_answers(engine, [[5, 9, 3, 17]])

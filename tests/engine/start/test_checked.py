@@ -24,8 +24,8 @@ from oaiserve.facts.start_times import StartTimes
 from oaiserve.files.start_cache import NotRemembered, recall
 from tests.engine.model.cpu.small_models import FAMILIES, described, make_model
 from tests.engine.model.cpu.small_models import load as load_small
-from tests.engine.model.runners import greedy, greedy_answers
-from tests.engine.remembered import save, started
+from tests.engine.model.runners import greedy
+from tests.engine.remembered import answer, save, started
 from tests.models.adapters import write_adapter
 
 pytestmark = pytest.mark.compiler
@@ -37,11 +37,6 @@ OPTIONS: dict[str, Any] = {"device": "cpu", "kv_blocks": 64, "cpu_threads": 1}
 def folder(tmp_path: Path, empty_cache: Path, request: pytest.FixtureRequest) -> Path:
     """Return a folder with a small model, of the family that a test names."""
     return save(make_model(FAMILIES[getattr(request, "param", "llama")]), tmp_path / "model")
-
-
-def answer(folder: Path, **options: Any) -> list[list[int]]:
-    with started(folder, **OPTIONS | options) as engine:
-        return greedy_answers(engine, [[5, 9, 3, 17]])
 
 
 def started_how(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -56,7 +51,7 @@ def test_a_model_that_was_checked_starts_again_without_transformers_and_answers_
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "oaiserve")
-    expected = answer(folder)
+    expected = answer(folder, **OPTIONS)
     (line,) = started_how(caplog)
     assert line.startswith(
         "The model starts with expanded weights (not from the start cache: no earlier start has found it with these "
@@ -65,9 +60,9 @@ def test_a_model_that_was_checked_starts_again_without_transformers_and_answers_
     with monkeypatch.context() as patch:
         patch.setattr(load, "load_model", None)
         patch.setattr("oaiserve.engine.text.tokenizer._load", None)
-        assert answer(folder) == expected
+        assert answer(folder, **OPTIONS) == expected
     assert started_how(caplog) == ["The model starts from the start cache"]
-    assert answer(folder, recheck=True) == expected
+    assert answer(folder, **OPTIONS, recheck=True) == expected
     (line,) = started_how(caplog)
     assert "(not from the start cache: --recheck asks transformers' code again; " in line
 
@@ -97,9 +92,9 @@ def test_a_cache_in_eight_bits_is_remembered_apart(
 ) -> None:
     caplog.set_level(logging.INFO, "oaiserve")
     in_eight_bits = {"kv_cache_dtype": "int8", "kv_blocks": None, "kv_cache_memory": 2**20}
-    expected = answer(folder, **in_eight_bits)
+    expected = answer(folder, **OPTIONS | in_eight_bits)
     monkeypatch.setattr(load, "load_model", None)
-    assert answer(folder, **in_eight_bits) == expected
+    assert answer(folder, **OPTIONS | in_eight_bits) == expected
     # A token has 3 layers with 2 heads of 16 + 16 numbers, and 2 scales for each head. A block has 16 tokens.
     num_blocks = 2**20 // (16 * 3 * 2 * (16 + 16 + 2 * 4))
     lines = [record.message for record in caplog.records if " KV blocks of " in record.message]
@@ -116,21 +111,21 @@ def test_a_first_start_of_a_server_has_its_garbage_looked_for_only_in_what_the_l
     collector = SimpleNamespace(isenabled=lambda: False, freeze=lambda: calls.append("freeze"))
     monkeypatch.setattr("oaiserve.engine.start.plan.gc", collector)
     for _ in range(2):  # the second start imports nothing that would be worth it
-        answer(folder)
+        answer(folder, **OPTIONS)
     assert calls == ["freeze"]
 
 
 def test_a_start_counts_its_parts_and_leaves_time_to_import_more(folder: Path) -> None:
-    answer(folder)
+    answer(folder, **OPTIONS)
     times, called = StartTimes(), []
-    answer(folder, times=times, meanwhile=lambda: called.append("meanwhile"))
+    answer(folder, **OPTIONS, times=times, meanwhile=lambda: called.append("meanwhile"))
     assert called == ["meanwhile"]
     assert [name for name in PARTS if name in str(times)] == PARTS
 
 
 def test_other_weights_are_checked_anew(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    before = answer(folder)
+    before = answer(folder, **OPTIONS)
     config = FAMILIES["llama"]
     torch.manual_seed(7)
     other = make_model(config)
@@ -138,15 +133,15 @@ def test_other_weights_are_checked_anew(folder: Path, caplog: pytest.LogCaptureF
         other.get_input_embeddings().weight.normal_()
     other.save_pretrained(folder)
     started_how(caplog)
-    after = answer(folder)
+    after = answer(folder, **OPTIONS)
     (line,) = started_how(caplog)
     assert "(not from the start cache: model.safetensors has changed; " in line
     assert after != before
-    assert answer(folder) == after
+    assert answer(folder, **OPTIONS) == after
 
 
 def test_a_native_step_with_other_logits_than_remembered_is_not_used(folder: Path) -> None:
-    answer(folder)
+    answer(folder, **OPTIONS)
     options = EngineOptions(**OPTIONS)
     checked = recall_model(cache_key(folder, options), options)
     start_checked(checked, options, num_blocks=4, num_threads=1)
@@ -156,7 +151,7 @@ def test_a_native_step_with_other_logits_than_remembered_is_not_used(folder: Pat
 
 
 def test_the_library_is_part_of_what_was_checked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer(folder)
+    answer(folder, **OPTIONS)
     options = EngineOptions(**OPTIONS)
     monkeypatch.setattr(build, "_cpu_features", lambda: "another CPU")
     with pytest.raises(NotRemembered, match="the CPU, the compiler or the native code is another"):
@@ -164,7 +159,7 @@ def test_the_library_is_part_of_what_was_checked(folder: Path, monkeypatch: pyte
 
 
 def test_the_code_that_made_a_record_is_part_of_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer(folder)
+    answer(folder, **OPTIONS)
     options = EngineOptions(**OPTIONS)
     code = recall(cache_key(folder, options)).data["code"]
     rooms = {"engine/model/cpu": ("describe", "operations", "pack_weights"), "engine/model/attention": ("rotation",)}

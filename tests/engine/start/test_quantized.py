@@ -45,7 +45,7 @@ from oaiserve.files.source import find_model
 from oaiserve.files.start_cache import NotRemembered
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, config, make_model
 from tests.engine.model.runners import greedy_answers
-from tests.engine.remembered import started, wait_until_remembered
+from tests.engine.remembered import answer, wait_until_remembered
 from tests.models.adapters import random_adapter
 from tests.models.decoders import byte_tokenizer
 from tests.models.gguf_files import random_blocks, write_gguf
@@ -470,11 +470,7 @@ def test_an_engine_that_starts_again_loads_no_code_of_transformers(
 ) -> None:
     path = file_with_tokenizer(tmp_path)
 
-    def answer() -> list[list[int]]:
-        with started(path, OPTIONS) as engine:
-            return greedy_answers(engine, [[5, 9, 3, 17]])
-
-    expected = answer()
+    expected = answer(path, OPTIONS)
     monkeypatch.setattr("oaiserve.engine.text.tokenizer._load", None)
     monkeypatch.setattr("oaiserve.engine.start.ways.quantized.start_quantized", None)
-    assert answer() == expected
+    assert answer(path, OPTIONS) == expected

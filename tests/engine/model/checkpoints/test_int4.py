@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,8 +19,7 @@ from oaiserve.engine.start.ways.quantized import load_quantized, reason_to_expan
 from oaiserve.errors import StartupError
 from oaiserve.files.source import find_model
 from tests.engine.model.cpu.small_models import config, make_model
-from tests.engine.model.runners import greedy_answers
-from tests.engine.remembered import save, started
+from tests.engine.remembered import answer, save
 from tests.models.adapters import random_adapter
 from tests.models.in_blocks import (
     OPTIONS,
@@ -128,27 +126,22 @@ def test_adapters_are_added_to_products_with_quantized_weights(tmp_path: Path) -
     assert difference(found, eager_logits(prepare(model), 20, adapter)) < 0.02
 
 
-def answered(folder: Path, **options: Any) -> list[list[int]]:
-    with started(folder, replace(INT4, **options)) as engine:
-        return greedy_answers(engine, [[5, 9, 3, 17]])
-
-
 @pytest.mark.compiler
 def test_what_a_start_has_quantized_is_there_for_later_ones(
     tmp_path: Path, cache_of_blocks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     family, changes = CASES["gemma4, shared caches"]
     saved(tmp_path / "model", family, **changes)
-    in_memory = answered(tmp_path / "model", quantized_cache=Bytes(0))
+    in_memory = answer(tmp_path / "model", INT4, quantized_cache=Bytes(0))
     assert not (cache_of_blocks / "quantized").exists()
-    assert answered(tmp_path / "model") == in_memory
+    assert answer(tmp_path / "model", INT4) == in_memory
     (file,) = (cache_of_blocks / "quantized").iterdir()
     with monkeypatch.context() as patch:
         patch.setattr("oaiserve.engine.start.ways.quantized.start_quantized", None)
         patch.setattr("oaiserve.engine.text.tokenizer._load", None)
-        assert answered(tmp_path / "model") == in_memory
+        assert answer(tmp_path / "model", INT4) == in_memory
     file.write_bytes(bytes(file.stat().st_size))  # weights that are all zero
-    assert answered(tmp_path / "model") == in_memory
+    assert answer(tmp_path / "model", INT4) == in_memory
     (again,) = (cache_of_blocks / "quantized").iterdir()
     assert any(again.read_bytes())
 
@@ -156,12 +149,12 @@ def test_what_a_start_has_quantized_is_there_for_later_ones(
 @pytest.mark.compiler
 def test_other_weights_are_quantized_anew(tmp_path: Path, cache_of_blocks: Path) -> None:
     model = saved(tmp_path / "model")
-    before = answered(tmp_path / "model")
+    before = answer(tmp_path / "model", INT4)
     with torch.no_grad():
         model.get_parameter("model.layers.0.mlp.up_proj.weight").normal_()
     model.save_pretrained(tmp_path / "model")
-    after = answered(tmp_path / "model")
-    assert before != after == answered(tmp_path / "model") == answered(tmp_path / "model", recheck=True)
+    after = answer(tmp_path / "model", INT4)
+    assert before != after == answer(tmp_path / "model", INT4) == answer(tmp_path / "model", INT4, recheck=True)
 
 
 def test_weights_that_are_quantized_before_are_refused(tmp_path: Path) -> None:
