@@ -20,23 +20,20 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.model import layer_operations
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.attention.triton import TritonAttention
-from oaiserve.engine.model.batch import Batch, build_batch
-from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.gpu.device_experts import packed_experts, plain_experts
 from oaiserve.engine.model.gpu.device_matrices import expanded_product, packed_linears
 from oaiserve.engine.model.gpu.fused_layers import FusedExecutor
 from oaiserve.engine.model.gpu.keep_packed import keep_packed_experts, keep_packed_matrices
 from oaiserve.engine.model.parallel import group, sums
 from oaiserve.engine.model.parallel.group import Member
-from oaiserve.engine.model.rehearsal import prompts_and_decodes
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.gpu import fast_paths, kernels, layers, products
 from oaiserve.engine.start.load import load_model
 from oaiserve.engine.start.ways import gpu as way
 from tests.engine.model.gpu.packed_matrices import weights_in
+from tests.engine.model.steps import BLOCK_SIZE, logits_of
 
-BLOCK_SIZE, NUM_BLOCKS, NUM_MEMBERS = 16, 8, 2
-CPU = torch.device("cpu")
+NUM_BLOCKS, NUM_MEMBERS = 8, 2
 LENGTHS = [3, 17]
 
 
@@ -63,15 +60,6 @@ class Computed(NamedTuple):
     is_fused: bool
     multiplies_by: str  # the name of the function
     num_one_shot: int  # sums in one kernel
-
-
-def batches(vocab_size: int) -> list[Batch]:
-    return [build_batch(step, BLOCK_SIZE, CPU) for step in prompts_and_decodes(LENGTHS, vocab_size, BLOCK_SIZE)]
-
-
-@torch.inference_mode()
-def logits(executor: Executor, vocab_size: int) -> list[torch.Tensor]:
-    return [executor.forward(batch).clone() for batch in batches(vocab_size)]
 
 
 def computed(rank: int, store: Path, folder: Path, *, by_kernels: bool = False, fails: bool = False) -> Computed:
@@ -107,7 +95,7 @@ def computed(rank: int, store: Path, folder: Path, *, by_kernels: bool = False, 
         options = EngineOptions(block_size=BLOCK_SIZE, tensor_parallel=NUM_MEMBERS)
         executor = way.start_member(loaded, options)._executor
         one_shot_sums.num_summed = 0
-        found = logits(executor, loaded.vocab_size)
+        found = logits_of(executor, LENGTHS, loaded.vocab_size)
         group.leave(broken=False)
     linears = packed_linears(loaded.model)
     return Computed(

@@ -9,6 +9,8 @@ import torch
 from hypothesis import strategies as st
 
 from oaiserve.engine.model.batch import Batch, build_batch
+from oaiserve.engine.model.executor import Executor
+from oaiserve.engine.model.rehearsal import prompts_and_decodes
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
@@ -38,6 +40,16 @@ def batch_of_prompt(num_tokens: int, start: int = 0, *, num_blocks: int = 8, **o
     """Return the batch of a text of so many tokens, from `start` on, which has the first blocks of the cache."""
     sequence = sequence_of([(7 * i + 3) % 97 for i in range(num_tokens)], range(num_blocks), **others)
     return build_batch(Step([Chunk(sequence, start, num_tokens - start)]), BLOCK_SIZE, CPU)
+
+
+def prompt_and_decode_batches(lengths: list[int], vocab_size: int) -> list[Batch]:
+    """Return a batch of prompts of these lengths, and one of their next tokens."""
+    return [build_batch(step, BLOCK_SIZE, CPU) for step in prompts_and_decodes(lengths, vocab_size, BLOCK_SIZE)]
+
+
+@torch.inference_mode()
+def logits_of(executor: Executor, lengths: list[int], vocab_size: int) -> list[torch.Tensor]:
+    return [executor.forward(batch).clone() for batch in prompt_and_decode_batches(lengths, vocab_size)]
 
 
 def shapes(most_before: int, most_now: int, num_blocks: int = NUM_BLOCKS) -> st.SearchStrategy[Shape]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -17,12 +17,11 @@ from oaiserve.engine.model.attention import FP8, FP8_MAX, Backend, LayerCache, S
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.attention.select import select_backend
 from oaiserve.engine.model.attention.tiles import BatchTiles
-from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.spec import KVShape
 from oaiserve.engine.start.prepare import prepare
-from oaiserve.engine.step import Chunk, Step
 from oaiserve.errors import StartupError
-from tests.engine.model.steps import CPU, sequence_of
+from tests.engine.model.attention_inputs import Inputs, make_inputs
+from tests.engine.model.steps import CPU
 from tests.models.decoders import FAMILIES, random_model
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
@@ -37,50 +36,6 @@ SCALES = (0.5, 0.0625)
 MIXED = ((7, 1), (90, 1), (0, 5), (70, 40))  # (tokens in the cache, tokens of this step) of each sequence
 PROMPTS = ((0, 5), (0, 40), (0, 17))  # whole prompts, with nothing in the cache
 BACKENDS = [triton.TritonAttention, varlen.VarlenAttention]
-
-
-class Inputs(NamedTuple):
-    query: torch.Tensor
-    key: torch.Tensor
-    value: torch.Tensor
-    cache: LayerCache
-    batch: Batch
-
-
-def make_inputs(
-    lengths: tuple[tuple[int, int], ...],
-    *,
-    heads: int = 4,
-    kv_heads: int = 2,
-    key_dim: int = 16,
-    value_dim: int | None = None,
-    block_size: int = 16,
-    dtype: torch.dtype = torch.float32,
-    seed: int = 0,
-) -> Inputs:
-    """Return the inputs of sequences with random blocks. Parts of the cache that belong to no token are NaN."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def randn(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator).to(dtype)
-
-    num_blocks = sum(-(-(start + count) // block_size) for start, count in lengths) + 1
-    free = torch.randperm(num_blocks, generator=generator).tolist()
-    value_dim = value_dim or key_dim
-    shapes = ((num_blocks, block_size, kv_heads, dim) for dim in (key_dim, value_dim))
-    cache = LayerCache(*(torch.full(shape, math.nan, dtype=dtype) for shape in shapes))
-    step = Step()
-    for start, count in lengths:
-        blocks = [free.pop() for _ in range(-(-(start + count) // block_size))]
-        sequence = sequence_of([0] * (start + count), blocks)
-        step.chunks.append(Chunk(sequence, start, count))
-        for position in range(start):
-            place = sequence.blocks[position // block_size], position % block_size
-            cache.keys[place], cache.values[place] = randn(kv_heads, key_dim), randn(kv_heads, value_dim)
-    num_tokens = sum(count for _, count in lengths)
-    # Heads come first in memory, as in transformers.
-    query, key = randn(heads, num_tokens, key_dim).transpose(0, 1), randn(kv_heads, num_tokens, key_dim).transpose(0, 1)
-    return Inputs(query, key, randn(num_tokens, kv_heads, value_dim), cache, build_batch(step, block_size, CPU))
 
 
 def of_heads(inputs: Inputs) -> torch.Tensor:

@@ -18,7 +18,8 @@ from tests.engine.model import members
 from tests.engine.model.cpu.small_models import GROUPED_MOE, LATENT, MOE, config, make_model
 from tests.engine.model.gpu.packed_matrices import SIZES as TWO_LAYERS
 from tests.engine.model.gpu.packed_matrices import floats_in_blocks, integers
-from tests.engine.model.members import BLOCK_SIZE, NUM_BLOCKS, Computed
+from tests.engine.model.members import LENGTHS, NUM_BLOCKS, Computed
+from tests.engine.model.steps import BLOCK_SIZE, logits_of
 from tests.models.packed import Packing, write_checkpoint, write_fp8
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
@@ -59,7 +60,7 @@ def expected(folders: list[Path]) -> list[list[torch.Tensor]]:
     for folder in (*folders, folders[-1]):
         loaded = load_model(folder, device="cpu", dtype="float32")
         eager = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
-        found.append(members.logits(eager, loaded.vocab_size))
+        found.append(logits_of(eager, LENGTHS, loaded.vocab_size))
     return found
 
 

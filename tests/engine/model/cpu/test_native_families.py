@@ -73,7 +73,7 @@ NOT_KNOWN = {
     "odd width": (config("llama", hidden_size=72), "a row of 72 numbers is no multiple of 16"),
     "small heads": (config("llama", head_dim=8), "its heads have 8 numbers, which is no multiple of 16 up to 512"),
     "narrow states": (
-        config("qwen3_5_text", **DELTA, linear_key_head_dim=8),
+        config("qwen3_5_text", **DELTA | {"linear_key_head_dim": 8}),
         "its states have 8 numbers in a row, which is no multiple of 16",
     ),
     "long convolutions": (

@@ -11,7 +11,6 @@ import torch
 
 from oaiserve.engine.model import layer_operations
 from oaiserve.engine.model.attention.reference import ReferenceAttention
-from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.gpu.device_experts import (
     ExpertMatrices,
@@ -23,7 +22,6 @@ from oaiserve.engine.model.gpu.device_experts import (
 )
 from oaiserve.engine.model.gpu.device_matrices import of_integers
 from oaiserve.engine.model.gpu.fused_layers import FusedExecutor, FusedLayers
-from oaiserve.engine.model.rehearsal import prompts_and_decodes
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start import load
 from oaiserve.engine.start.gpu import products
@@ -37,6 +35,7 @@ from oaiserve.engine.start.load import load_model
 from oaiserve.engine.start.prepare import prepare
 from tests.engine.model.cpu.small_models import EXPERTS, MOE, config, make_model
 from tests.engine.model.gpu.packed_matrices import Gating, floats_in_blocks, integers, numbers, relative
+from tests.engine.model.steps import BLOCK_SIZE, logits_of
 from tests.models.packed import Packing, save_in_mxfp4, write_checkpoint
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
@@ -164,7 +163,7 @@ def test_a_way_to_combine_that_is_not_known_is_the_modules_own() -> None:
 
 # -- checkpoints ------------------------------------------------------------------------------------------------------
 
-BLOCK_SIZE, NUM_BLOCKS, LENGTHS = 16, 8, [3, 17]
+NUM_BLOCKS, LENGTHS = 8, [3, 17]
 WIDE = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16, "num_hidden_layers": 2}
 MIXTURES = {
     "gpt_oss": {**WIDE, "num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": None},
@@ -185,8 +184,7 @@ def checkpoint(folder: Path, family: str) -> None:
 
 def logits(loaded: LoadedModel) -> list[torch.Tensor]:
     eager = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
-    steps = prompts_and_decodes(LENGTHS, loaded.vocab_size, BLOCK_SIZE)
-    return [eager.forward(build_batch(step, BLOCK_SIZE, loaded.device)).clone() for step in steps]
+    return logits_of(eager, LENGTHS, loaded.vocab_size)
 
 
 @pytest.mark.parametrize("family", MIXTURES)
@@ -206,8 +204,7 @@ def test_experts_of_a_checkpoint_stay_packed(family: str, tmp_path: Path, monkey
     fused = FusedLayers(loaded, described(loaded, BLOCK_SIZE), layer_operations)
     eager = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
     executor = FusedExecutor(fused, eager.caches, ReferenceAttention)
-    for step, other in zip(prompts_and_decodes(LENGTHS, loaded.vocab_size, BLOCK_SIZE), want, strict=True):
-        found = executor.forward(build_batch(step, BLOCK_SIZE, loaded.device))
+    for found, other in zip(logits_of(executor, LENGTHS, loaded.vocab_size), want, strict=True):
         torch.testing.assert_close(found, other, rtol=1e-3, atol=1e-3)
     loaded.model.to("meta")
     assert layers[0].down.codes.device.type == "meta"

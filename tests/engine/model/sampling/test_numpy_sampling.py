@@ -18,9 +18,8 @@ from oaiserve.engine.draws import draw_key, noise, noise_seed
 from oaiserve.engine.model.sampling import numpy_sampling, plain_sampling
 from oaiserve.engine.model.sampling.draw_rows import GREEDY, DrawRow
 from oaiserve.engine.model.sampling.sampler import Sampling
-from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequence import Sequence
 from tests.engine.model.sampling.sampling import last_chunks, plain_distribution
+from tests.engine.model.steps import sequence_of
 
 ODD_SIZES = [1, 2, 97, 1001, 4099]
 
@@ -107,10 +106,7 @@ def test_log_probabilities_have_the_same_bytes_alone_and_anywhere_in_a_batch(
     num_threads: int, vocab: int, num_rows: int, seed: int
 ) -> None:
     logits = random_logits(num_rows, vocab, seed=seed) * 4
-    sequences = [
-        Sequence("r", 0, [1], SamplingParams(logprobs=min(i, vocab)), max_len=9, draw_key=seed + i)
-        for i in range(num_rows)
-    ]
+    sequences = [sequence_of([1], logprobs=min(i, vocab), draw_key=seed + i) for i in range(num_rows)]
     known = [(i % vocab, min(2, vocab)) for i in range(num_rows)]
     with torch_threads(num_threads):
         together = Sampling(torch.cat([logits, logits]), last_chunks(sequences), known).wait()

@@ -13,7 +13,6 @@ import torch
 
 from oaiserve.engine.draws import noise
 from oaiserve.engine.model.sampling import logit_edits, plain_sampling
-from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
@@ -21,6 +20,7 @@ pytest.importorskip("triton", reason="Triton has no wheels for this system")
 from oaiserve.engine.model.sampling import triton_sampling
 from tests.engine.grammars.plain import OneOf, constraint
 from tests.engine.model.sampling.sampling import next_rows, sample
+from tests.engine.model.steps import sequence_of
 
 # Rows that are not finite are computed as the others are, and then marked.
 pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore:invalid value encountered in subtract")]
@@ -32,10 +32,6 @@ def several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_sampling, "CHUNK", 64)
     monkeypatch.setattr(triton_sampling, "TILE", 64)
     monkeypatch.setattr(triton_sampling, "FEW", 8)
-
-
-def make_sequence(draw_key: int = 0, **params: float) -> Sequence:
-    return Sequence("r", 0, [1, 2, 3], SamplingParams(**params), max_len=9, draw_key=draw_key)
 
 
 def check(logits: torch.Tensor, sequences: list[Sequence]) -> None:
@@ -52,14 +48,15 @@ def test_it_draws_the_same_tokens_as_plain_torch(cuts: dict[str, float], spread:
     logits = (torch.randn(4, 150) * spread).to(dtype)
     logits[2:] = (logits[2:] * 2).round() / 2  # rounded, so that many are equal
     logits[3, torch.rand(150) < 0.5] = -math.inf
-    check(logits, [make_sequence(draw_key=key, temperature=0.7, **cuts) for key in range(4)])
+    check(logits, [sequence_of([1, 2, 3], draw_key=key, temperature=0.7, **cuts) for key in range(4)])
 
 
 def test_rows_of_all_kinds_are_sampled_together() -> None:
     chance = random.Random(5)
     torch.manual_seed(1)
     sequences = [
-        make_sequence(
+        sequence_of(
+            [1, 2, 3],
             draw_key=key,
             temperature=chance.choice([0.0, 0.3, 1.0, 2.0]),
             top_k=chance.choice([0, 0, 1, 5, 149, 150, 1000]),
@@ -97,7 +94,7 @@ def test_rows_of_all_shapes_are_cut_as_in_plain_torch(
     shapes = shapes_of_rows(150)
     rows = [(cuts, (number + 3 * i) % len(shapes)) for number, cuts in enumerate(CUTS) for i in range(num_shapes)]
     sequences = [
-        make_sequence(draw_key=key, temperature=1.0, top_k=top_k, top_p=top_p)
+        sequence_of([1, 2, 3], draw_key=key, temperature=1.0, top_k=top_k, top_p=top_p)
         for key, ((top_k, top_p), _) in enumerate(rows)
     ]
     check(shapes[[shape for _, shape in rows]], sequences)
@@ -122,7 +119,7 @@ def test_one_program_searches_few_tokens_of_a_flat_row(monkeypatch: pytest.Monke
     for few in (10**6, 1024):
         monkeypatch.setattr(triton_sampling, "FEW", few)
         for cuts in ({"top_p": 0.9}, {"top_k": 5000}, {"top_k": 500, "top_p": 0.7}):
-            check(logits, [make_sequence(temperature=1.0, **cuts)])
+            check(logits, [sequence_of([1, 2, 3], temperature=1.0, **cuts)])
     before, after = found[:3], found[3:]
     assert all(number > vocab / 2 for (number,) in before)
     assert all(number < vocab / 8 for (number,) in after)
@@ -135,14 +132,14 @@ def test_greedy_takes_the_lowest_id_of_equal_logits(dtype: torch.dtype) -> None:
     logits[0] = -0.0
     logits[0, 70] = 0.0  # equal
     logits[1] = -logits[1].abs() - 1
-    check(logits, [make_sequence(temperature=0.0)] * 6)
+    check(logits, [sequence_of([1, 2, 3], temperature=0.0)] * 6)
 
 
 def test_the_noise_is_that_of_its_definition(monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise alone decides where logits are equal. The ids have 1 to 17 bits."""
     vocab, num_rows = 2**17, 30
     monkeypatch.setattr(triton_sampling, "CHUNK", vocab)
-    sequences = [make_sequence(draw_key=key) for key in range(num_rows)]
+    sequences = [sequence_of([1, 2, 3], draw_key=key) for key in range(num_rows)]
     rows = next_rows(sequences)
     ids = [2**bit + offset for bit in range(17) for offset in (-1, 0, 1)]
     logits = torch.full((num_rows, vocab), -math.inf)
@@ -161,7 +158,7 @@ def test_rows_that_are_not_finite_are_marked(temperature: float, top_k: int) -> 
     logits[2, 5] = math.inf
     logits[3] = -math.inf
     logits[4, 1:] = -math.inf
-    check(logits, [make_sequence(temperature=temperature, top_k=top_k)] * 6)
+    check(logits, [sequence_of([1, 2, 3], temperature=temperature, top_k=top_k)] * 6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -170,7 +167,7 @@ def test_logits_may_have_any_strides_and_nothing_between_their_rows_is_drawn(dty
     logits = torch.full((3, 500), math.inf, dtype=dtype)[:, 100:300]
     logits.copy_(torch.randn(3, 200) * 4)
     for params in ({"temperature": 0.0}, {}, {"min_p": 0.05}, {"top_k": 205}, {"top_k": 7}, {"top_p": 0.9}):
-        sequence = make_sequence(**params)
+        sequence = sequence_of([1, 2, 3], **params)
         check(logits, [sequence] * 3)
         check(logits.contiguous().T.contiguous().T, [sequence] * 3)
 
@@ -179,9 +176,9 @@ def test_the_sampler_can_use_it_in_place_of_plain_torch() -> None:
     torch.manual_seed(6)
     logits = torch.randn(3, 150)
     sequences = [
-        make_sequence(temperature=0.0, logit_bias={3: 50.0}),
-        make_sequence(temperature=1.0, logprobs=2),
-        make_sequence(temperature=1.0, top_p=0.5),
+        sequence_of([1, 2, 3], temperature=0.0, logit_bias={3: 50.0}),
+        sequence_of([1, 2, 3], temperature=1.0, logprobs=2),
+        sequence_of([1, 2, 3], temperature=1.0, top_p=0.5),
     ]
     sequences[2].constraint = constraint(OneOf([7], [149]))
     kernels = {"sample_ids": triton_sampling.sample_ids, "apply_masks": triton_sampling.apply_masks}
