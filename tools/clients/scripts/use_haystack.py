@@ -2,21 +2,7 @@
 
 from typing import Annotated, Literal
 
-from features import (
-    API_KEY,
-    BASE_URL,
-    EMBEDDER,
-    EMBEDDINGS_URL,
-    MODEL,
-    QUESTION,
-    TEXTS,
-    WEATHER_QUESTION,
-    check_capital,
-    check_streamed,
-    check_vectors,
-    run,
-    weather,
-)
+import features
 from haystack.components.agents import Agent
 from haystack.components.embedders import OpenAIDocumentEmbedder
 from haystack.components.generators.chat import OpenAIChatGenerator, OpenAIResponsesChatGenerator
@@ -27,29 +13,34 @@ from subjects import City
 
 settings = {"temperature": 0, "max_tokens": 200}
 generator = OpenAIChatGenerator(
-    model=MODEL, api_base_url=BASE_URL, api_key=Secret.from_token(API_KEY), generation_kwargs=settings
+    model=features.MODEL,
+    api_base_url=features.BASE_URL,
+    api_key=Secret.from_token(features.API_KEY),
+    generation_kwargs=settings,
 )
-embedder = OpenAIDocumentEmbedder(model=EMBEDDER, api_base_url=EMBEDDINGS_URL, api_key=Secret.from_token(API_KEY))
+embedder = OpenAIDocumentEmbedder(
+    model=features.EMBEDDER, api_base_url=features.EMBEDDINGS_URL, api_key=Secret.from_token(features.API_KEY)
+)
 
-question = [ChatMessage.from_user(QUESTION)]
-weather_question = ChatMessage.from_user(WEATHER_QUESTION)
+question = [ChatMessage.from_user(features.QUESTION)]
+weather_question = ChatMessage.from_user(features.WEATHER_QUESTION)
 forced = {"tool_choice": {"type": "function", "function": {"name": "get_weather"}}}
 
 
 @tool
 def get_weather(city: Annotated[str, "the city"], unit: Annotated[Literal["celsius", "fahrenheit"], "the unit"]) -> str:
     """Report the weather in a city."""
-    return weather.report(city, unit)
+    return features.weather.report(city, unit)
 
 
 def text() -> None:
-    check_capital(generator.run(question)["replies"][0].text)
+    features.check_capital(generator.run(question)["replies"][0].text)
 
 
 def stream() -> None:
     chunks: list[StreamingChunk] = []
     (reply,) = generator.run(question, streaming_callback=chunks.append)["replies"]
-    check_streamed([chunk.content for chunk in chunks], reply.text)
+    features.check_streamed([chunk.content for chunk in chunks], reply.text)
 
 
 def tools() -> None:
@@ -57,7 +48,7 @@ def tools() -> None:
     results = []
     for call in reply.tool_calls:
         results.append(ChatMessage.from_tool(get_weather.invoke(**call.arguments), origin=call))
-    weather.check_called()
+    features.weather.check_called()
     (answer,) = generator.run([weather_question, reply, *results], tools=[get_weather])["replies"]
     assert answer.text
 
@@ -73,13 +64,13 @@ def tools_streamed() -> None:
     assert len(chunks) > 1
     for call in reply.tool_calls:
         get_weather.invoke(**call.arguments)
-    weather.check_called()
+    features.weather.check_called()
 
 
 def auto() -> None:
     agent = Agent(chat_generator=generator, tools=[get_weather], max_agent_steps=3)
     assert agent.run(messages=[weather_question])["messages"][-1]
-    weather.check_obeyed()
+    features.weather.check_obeyed()
 
 
 def structured() -> None:
@@ -89,22 +80,22 @@ def structured() -> None:
 
 def responses() -> None:
     asker = OpenAIResponsesChatGenerator(
-        model=MODEL,
-        api_base_url=BASE_URL,
-        api_key=Secret.from_token(API_KEY),
+        model=features.MODEL,
+        api_base_url=features.BASE_URL,
+        api_key=Secret.from_token(features.API_KEY),
         generation_kwargs={"temperature": 0, "max_output_tokens": 200},
     )
     chunks: list[StreamingChunk] = []
     (first,) = asker.run(question)["replies"]
     asker.run(question, streaming_callback=chunks.append)
-    check_streamed([chunk.content for chunk in chunks], first.text)
+    features.check_streamed([chunk.content for chunk in chunks], first.text)
     further = {"previous_response_id": first.meta["id"]}
     assert asker.run([ChatMessage.from_user("And of Italy?")], generation_kwargs=further)["replies"][0].text
 
 
 def embeddings() -> None:
-    documents = embedder.run([Document(content=text) for text in TEXTS])["documents"]
-    check_vectors([document.embedding for document in documents])
+    documents = embedder.run([Document(content=text) for text in features.TEXTS])["documents"]
+    features.check_vectors([document.embedding for document in documents])
 
 
-run(text, stream, tools, tools_streamed, auto, structured, responses, embeddings)
+features.run(text, stream, tools, tools_streamed, auto, structured, responses, embeddings)

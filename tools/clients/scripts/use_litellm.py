@@ -3,28 +3,16 @@
 import json
 from typing import Literal
 
+import features
 import litellm
-from features import (
-    API_KEY,
-    BASE_URL,
-    EMBEDDINGS_URL,
-    QUESTION,
-    TEXTS,
-    WEATHER_QUESTION,
-    check_capital,
-    check_streamed,
-    check_vectors,
-    run,
-    weather,
-)
 from pydantic import BaseModel
 from subjects import GetWeather
 
-server = {"model": "openai/demo", "api_base": BASE_URL, "api_key": API_KEY}
-embedder = {"model": "openai/embedder", "api_base": EMBEDDINGS_URL, "api_key": API_KEY}
+server = {"model": "openai/demo", "api_base": features.BASE_URL, "api_key": features.API_KEY}
+embedder = {"model": "openai/embedder", "api_base": features.EMBEDDINGS_URL, "api_key": features.API_KEY}
 
-question = [{"role": "user", "content": QUESTION}]
-weather_question = [{"role": "user", "content": WEATHER_QUESTION}]
+question = [{"role": "user", "content": features.QUESTION}]
+weather_question = [{"role": "user", "content": features.WEATHER_QUESTION}]
 get_weather = {
     "type": "function",
     "function": {
@@ -47,19 +35,19 @@ def complete(messages: list, **options: object) -> litellm.ModelResponse:
 
 
 def text() -> None:
-    check_capital(complete(question).choices[0].message.content)
+    features.check_capital(complete(question).choices[0].message.content)
 
 
 def stream() -> None:
     parts = [chunk.choices[0].delta.content or "" for chunk in complete(question, stream=True)]
-    check_streamed(parts, complete(question).choices[0].message.content)
+    features.check_streamed(parts, complete(question).choices[0].message.content)
 
 
 def tools() -> None:
     message = complete(weather_question, tools=[get_weather], tool_choice=forced).choices[0].message
     (call,) = message.tool_calls
-    result = weather.report(**json.loads(call.function.arguments))
-    weather.check_called()
+    result = features.weather.report(**json.loads(call.function.arguments))
+    features.weather.check_called()
     history = [*weather_question, message, {"role": "tool", "tool_call_id": call.id, "content": result}]
     assert complete(history, tools=[get_weather]).choices[0].message.content
 
@@ -68,8 +56,8 @@ def tools_streamed() -> None:
     chunks = list(complete(weather_question, tools=[get_weather], tool_choice="required", stream=True))
     message = litellm.stream_chunk_builder(chunks, messages=weather_question).choices[0].message
     for call in message.tool_calls:
-        weather.report(**json.loads(call.function.arguments))
-    weather.check_called()
+        features.weather.report(**json.loads(call.function.arguments))
+    features.weather.check_called()
 
 
 def auto() -> None:
@@ -83,17 +71,17 @@ def structured() -> None:
 
 def responses() -> None:
     asked = {**server, "temperature": 0, "max_output_tokens": 200}
-    first = litellm.responses(**asked, input=QUESTION)
-    events = litellm.responses(**asked, input=QUESTION, stream=True)
+    first = litellm.responses(**asked, input=features.QUESTION)
+    events = litellm.responses(**asked, input=features.QUESTION, stream=True)
     parts = [event.delta for event in events if event.type == "response.output_text.delta"]
-    check_streamed(parts, first.output_text)
+    features.check_streamed(parts, first.output_text)
     second = litellm.responses(**asked, input="And of Italy?", previous_response_id=first.id)
     assert second.output_text
     assert second.usage.input_tokens > first.usage.total_tokens
 
 
 def embeddings() -> None:
-    check_vectors([item["embedding"] for item in litellm.embedding(**embedder, input=TEXTS).data])
+    features.check_vectors([item["embedding"] for item in litellm.embedding(**embedder, input=features.TEXTS).data])
 
 
-run(text, stream, tools, tools_streamed, auto, structured, responses, embeddings)
+features.run(text, stream, tools, tools_streamed, auto, structured, responses, embeddings)

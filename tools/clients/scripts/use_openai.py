@@ -2,29 +2,15 @@
 
 import json
 
+import features
 import openai
-from features import (
-    API_KEY,
-    BASE_URL,
-    EMBEDDER,
-    EMBEDDINGS_URL,
-    MODEL,
-    QUESTION,
-    TEXTS,
-    WEATHER_QUESTION,
-    check_capital,
-    check_streamed,
-    check_vectors,
-    run,
-    weather,
-)
 from subjects import City, GetWeather
 
-client = openai.OpenAI(base_url=BASE_URL, api_key=API_KEY)
+client = openai.OpenAI(base_url=features.BASE_URL, api_key=features.API_KEY)
 
-base = {"model": MODEL, "temperature": 0, "max_tokens": 200}
-question = {**base, "messages": [{"role": "user", "content": QUESTION}]}
-weather_question = {**base, "messages": [{"role": "user", "content": WEATHER_QUESTION}]}
+base = {"model": features.MODEL, "temperature": 0, "max_tokens": 200}
+question = {**base, "messages": [{"role": "user", "content": features.QUESTION}]}
+weather_question = {**base, "messages": [{"role": "user", "content": features.WEATHER_QUESTION}]}
 
 
 get_weather = openai.pydantic_function_tool(GetWeather, name="get_weather")
@@ -33,7 +19,7 @@ forced = {"type": "function", "function": {"name": "get_weather"}}
 
 def text() -> None:
     answer = client.chat.completions.create(**question)
-    check_capital(answer.choices[0].message.content)
+    features.check_capital(answer.choices[0].message.content)
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
 
 
@@ -43,7 +29,7 @@ def stream() -> None:
     for chunk in chunks:
         parts += [choice.delta.content or "" for choice in chunk.choices]
         usage = chunk.usage
-    check_streamed(parts)
+    features.check_streamed(parts)
     assert usage.completion_tokens > 1
 
 
@@ -51,8 +37,8 @@ def tools() -> None:
     answer = client.chat.completions.create(**weather_question, tools=[get_weather], tool_choice=forced)
     message = answer.choices[0].message
     (call,) = message.tool_calls
-    result = weather.report(**json.loads(call.function.arguments))
-    weather.check_called()
+    result = features.weather.report(**json.loads(call.function.arguments))
+    features.weather.check_called()
     history = [*weather_question["messages"], message, {"role": "tool", "tool_call_id": call.id, "content": result}]
     answer = client.chat.completions.create(**base, messages=history, tools=[get_weather])
     assert answer.choices[0].message.content
@@ -78,12 +64,12 @@ def structured() -> None:
 
 
 def responses() -> None:
-    asked = {"model": MODEL, "temperature": 0, "max_output_tokens": 200}
-    first = client.responses.create(**asked, input=QUESTION)
-    with client.responses.stream(**asked, input=QUESTION) as events:
+    asked = {"model": features.MODEL, "temperature": 0, "max_output_tokens": 200}
+    first = client.responses.create(**asked, input=features.QUESTION)
+    with client.responses.stream(**asked, input=features.QUESTION) as events:
         parts = [event.delta for event in events if event.type == "response.output_text.delta"]
         assert events.get_final_response().usage.output_tokens == first.usage.output_tokens
-    check_streamed(parts, first.output_text)
+    features.check_streamed(parts, first.output_text)
     second = client.responses.create(**asked, input="And of Italy?", previous_response_id=first.id)
     assert second.output_text
     assert second.usage.input_tokens > first.usage.input_tokens + first.usage.output_tokens
@@ -91,12 +77,12 @@ def responses() -> None:
 
 
 def embeddings() -> None:
-    embedder = openai.OpenAI(base_url=EMBEDDINGS_URL, api_key=API_KEY)
-    answer = embedder.embeddings.create(model=EMBEDDER, input=TEXTS)  # asks for base64 by itself
-    check_vectors([item.embedding for item in answer.data])
+    embedder = openai.OpenAI(base_url=features.EMBEDDINGS_URL, api_key=features.API_KEY)
+    answer = embedder.embeddings.create(model=features.EMBEDDER, input=features.TEXTS)  # asks for base64 by itself
+    features.check_vectors([item.embedding for item in answer.data])
     assert answer.usage.total_tokens == answer.usage.prompt_tokens
-    ids = embedder.embeddings.create(model=EMBEDDER, input=[[2, 5, 6, 3], [2, 5, 6, 3]]).data
+    ids = embedder.embeddings.create(model=features.EMBEDDER, input=[[2, 5, 6, 3], [2, 5, 6, 3]]).data
     assert ids[0].embedding == ids[1].embedding
 
 
-run(text, stream, tools, tools_streamed, auto, structured, responses, embeddings)
+features.run(text, stream, tools, tools_streamed, auto, structured, responses, embeddings)

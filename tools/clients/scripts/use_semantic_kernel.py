@@ -2,21 +2,7 @@
 
 from enum import StrEnum
 
-from features import (
-    API_KEY,
-    BASE_URL,
-    EMBEDDER,
-    EMBEDDINGS_URL,
-    MODEL,
-    QUESTION,
-    TEXTS,
-    WEATHER_QUESTION,
-    Weather,
-    check_capital,
-    check_streamed,
-    check_vectors,
-    run,
-)
+import features
 from openai import AsyncOpenAI
 from semantic_kernel import Kernel
 from semantic_kernel.agents import OpenAIResponsesAgent
@@ -30,10 +16,10 @@ from semantic_kernel.contents import ChatHistory
 from semantic_kernel.functions import kernel_function
 from subjects import City
 
-client = AsyncOpenAI(base_url=BASE_URL, api_key=API_KEY)
-service = OpenAIChatCompletion(ai_model_id=MODEL, async_client=client)
-embedding_client = AsyncOpenAI(base_url=EMBEDDINGS_URL, api_key=API_KEY)
-embedder = OpenAITextEmbedding(ai_model_id=EMBEDDER, async_client=embedding_client)
+client = AsyncOpenAI(base_url=features.BASE_URL, api_key=features.API_KEY)
+service = OpenAIChatCompletion(ai_model_id=features.MODEL, async_client=client)
+embedding_client = AsyncOpenAI(base_url=features.EMBEDDINGS_URL, api_key=features.API_KEY)
+embedder = OpenAITextEmbedding(ai_model_id=features.EMBEDDER, async_client=embedding_client)
 
 
 class Unit(StrEnum):  # to this client Literal is an object
@@ -43,7 +29,7 @@ class Unit(StrEnum):  # to this client Literal is an object
 
 class WeatherPlugin:
     def __init__(self) -> None:
-        self.weather = Weather()
+        self.weather = features.Weather()
 
     @kernel_function(description="Report the weather in a city.")
     def get_weather(self, city: str, unit: Unit) -> str:
@@ -61,20 +47,20 @@ def settings(**options: object) -> OpenAIChatPromptExecutionSettings:
 
 
 async def text() -> None:
-    check_capital(str(await service.get_chat_message_content(history(QUESTION), settings())))
+    features.check_capital(str(await service.get_chat_message_content(history(features.QUESTION), settings())))
 
 
 async def stream() -> None:
-    chunks = service.get_streaming_chat_message_content(history(QUESTION), settings())
+    chunks = service.get_streaming_chat_message_content(history(features.QUESTION), settings())
     parts = [str(chunk) async for chunk in chunks]
-    check_streamed(parts, str(await service.get_chat_message_content(history(QUESTION), settings())))
+    features.check_streamed(parts, str(await service.get_chat_message_content(history(features.QUESTION), settings())))
 
 
-async def ask_about_weather(behavior: FunctionChoiceBehavior) -> Weather:
+async def ask_about_weather(behavior: FunctionChoiceBehavior) -> features.Weather:
     plugin, kernel = WeatherPlugin(), Kernel()
     kernel.add_plugin(plugin, "weather")
     asked = settings(function_choice_behavior=behavior)
-    assert await service.get_chat_message_content(history(WEATHER_QUESTION), asked, kernel=kernel)
+    assert await service.get_chat_message_content(history(features.WEATHER_QUESTION), asked, kernel=kernel)
     return plugin.weather
 
 
@@ -86,7 +72,7 @@ async def tools_streamed() -> None:
     plugin, kernel = WeatherPlugin(), Kernel()
     kernel.add_plugin(plugin, "weather")
     asked = settings(function_choice_behavior=FunctionChoiceBehavior.Required())
-    chunks = service.get_streaming_chat_message_content(history(WEATHER_QUESTION), asked, kernel=kernel)
+    chunks = service.get_streaming_chat_message_content(history(features.WEATHER_QUESTION), asked, kernel=kernel)
     assert len([chunk async for chunk in chunks]) > 1
     plugin.weather.check_called()
 
@@ -96,20 +82,20 @@ async def auto() -> None:
 
 
 async def structured() -> None:
-    answer = await service.get_chat_message_content(history(QUESTION), settings(response_format=City))
+    answer = await service.get_chat_message_content(history(features.QUESTION), settings(response_format=City))
     City.model_validate_json(str(answer))
 
 
 async def responses() -> None:
-    agent = OpenAIResponsesAgent(ai_model_id=MODEL, client=client, temperature=0)
-    first = await agent.get_response(messages=QUESTION)
-    parts = [str(part) async for part in agent.invoke_stream(messages=QUESTION)]
-    check_streamed(parts, str(first))
+    agent = OpenAIResponsesAgent(ai_model_id=features.MODEL, client=client, temperature=0)
+    first = await agent.get_response(messages=features.QUESTION)
+    parts = [str(part) async for part in agent.invoke_stream(messages=features.QUESTION)]
+    features.check_streamed(parts, str(first))
     assert str(await agent.get_response(messages="And of Italy?", thread=first.thread))
 
 
 async def embeddings() -> None:
-    check_vectors((await embedder.generate_embeddings(TEXTS)).tolist())
+    features.check_vectors((await embedder.generate_embeddings(features.TEXTS)).tolist())
 
 
-run(text, stream, tools, tools_streamed, auto, structured, responses, embeddings)
+features.run(text, stream, tools, tools_streamed, auto, structured, responses, embeddings)
