@@ -18,13 +18,13 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from tools.load import StreamsLoad
+from tools.load import run_bench
 from tools.markdown import as_markdown
 from tools.server_process import exit_on_sigterm, free_port, running_oaiserve, running_process
 
 LOADS = {
-    "streams": ("64 streams of 64 tokens", StreamsLoad(64, prompt_tokens=64, output_tokens=64)),
-    "burst": ("256 requests of one token", StreamsLoad(256, prompt_tokens=32, output_tokens=1)),
+    "streams": ("64 streams of 64 tokens", {"--num-requests": 64, "--input-len": 64, "--max-new-tokens": 64}),
+    "burst": ("256 requests of one token", {"--num-requests": 256, "--input-len": 32, "--max-new-tokens": 1}),
 }
 
 
@@ -44,12 +44,19 @@ def main() -> None:
     print("\n".join(as_markdown(rows)))
 
 
-def row(with_url: str, without_url: str, title: str, load: StreamsLoad, num_pairs: int) -> list[str]:
-    pairs = measure_pairs(partial(load.run, with_url), partial(load.run, without_url), num_pairs)
-    speeds = [a.tokens_per_second / b.tokens_per_second for a, b in pairs]
-    gaps = [a.itl_p99_seconds / b.itl_p99_seconds for a, b in pairs if b.itl_p99_seconds]
-    without = statistics.median(b.tokens_per_second for _, b in pairs)
+def row(with_url: str, without_url: str, title: str, load: dict[str, int], num_pairs: int) -> list[str]:
+    pairs = measure_pairs(partial(run, with_url, load), partial(run, without_url, load), num_pairs)
+    speeds, gaps = ([a[kind] / b[kind] for a, b in pairs if b[kind]] for kind in (0, 1))
+    without = statistics.median(speed for _, (speed, _) in pairs)
     return [title, interval(speeds), interval(gaps), str(len(pairs)), f"{without:.0f}"]
+
+
+def run(url: str, load: dict[str, int], seed: int) -> tuple[float, float]:
+    """Return tokens per second, and the p99 of ITL in seconds, or 0 without any."""
+    point = run_bench(url, load | {"--concurrency": load["--num-requests"], "--seed": seed}, "--no-stop-on-eos")
+    metrics = point["runs"][0]["metrics"]
+    gaps = metrics["distributions"]["itl"]
+    return metrics["completion_tokens_per_second"], gaps["p99"] if gaps else 0.0
 
 
 def measure_pairs(
