@@ -451,7 +451,7 @@ class EngineOptions:
     step_target_seconds: float | None = None
     """Target for the time of a step. Prompts are cut so that they fit into it by the learnt cost of steps, which needs
     --explain. Shorter steps let a short request begin sooner, longer ones take a bit less time in all. Default: the
-    time of 64 tokens, or three times that of one, and at least 0.05."""
+    time of 128 tokens, or three times that of one, and at least 0.05."""
 
     itl_target_seconds: float | None = None
     """Target for the time between two tokens of a stream (ITL). While sequences decode, a step gets only as many prompt
