@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
-from tools import svg
 from tools.bench import table
 from tools.bench.workloads import MEASURES, WORKLOADS, Measure
 
@@ -27,6 +27,26 @@ BARS = {
 }
 WIDTH, LABEL_WIDTH, FIGURES_WIDTH = 720, 110, 190
 BAR, GAP, HEAD = 18, 6, 26  # heights
+
+# In the colours of the live page.
+STYLE = """
+text { font: 13px system-ui, sans-serif; fill: #1a202b; }
+.title { font-weight: 600; }
+.quiet { fill: #515b6b; }
+.small { font-size: 11px; }
+.range { stroke: #0b1220; fill: none; stroke-width: 1.2; }
+.ours { fill: #2563eb; }
+.peer1 { fill: #8b95a5; }
+.peer2 { fill: #b3bac6; }
+@media (prefers-color-scheme: dark) {
+  text { fill: #e7ebf1; }
+  .quiet { fill: #a5b0c0; }
+  .range { stroke: #f4f6fa; }
+  .ours { fill: #3b76d6; }
+  .peer1 { fill: #7b879a; }
+  .peer2 { fill: #566174; }
+}
+"""
 
 Spreads = Mapping[str, Sequence[float]]  # by key of BARS, one figure for each round
 
@@ -70,10 +90,10 @@ def attack_chart(results: dict[str, Any]) -> str:
 
 def bars(title: str, groups: Sequence[tuple[str, Spreads]]) -> str:
     """Return one group of bars below the other, each with a head and a bar for each key that has figures."""
-    parts = [svg.text(0, 16, title, "title")]
+    parts = [text(0, 16, title, "title")]
     y = 30.0
     for head, spreads in groups:
-        parts.append(svg.text(0, y + 15, head, "quiet"))
+        parts.append(text(0, y + 15, head, "quiet"))
         y += HEAD
         most = max(value for figures in spreads.values() for value in figures)
         for key, figures in spreads.items():
@@ -81,7 +101,7 @@ def bars(title: str, groups: Sequence[tuple[str, Spreads]]) -> str:
                 parts += _bar(y, key, figures, most)
                 y += BAR + GAP
         y += GAP
-    return svg.document(title, WIDTH, y, parts)
+    return document(title, WIDTH, y, parts)
 
 
 def _bar(y: float, key: str, figures: Sequence[float], most: float) -> list[str]:
@@ -92,20 +112,39 @@ def _bar(y: float, key: str, figures: Sequence[float], most: float) -> list[str]
     name, colour = BARS[key]
     weight = "title" if colour == "ours" else ""
     parts = [
-        svg.text(0, y + 13, name, weight),
-        svg.rect(LABEL_WIDTH, y, round(scale * statistics.median(figures), 1), BAR, colour),
-        svg.text(WIDTH, y + 13, table.spread(figures), weight, "end"),
+        text(0, y + 13, name, weight),
+        rect(LABEL_WIDTH, y, round(scale * statistics.median(figures), 1), BAR, colour),
+        text(WIDTH, y + 13, table.spread(figures), weight, "end"),
     ]
     if len(figures) > 1:
         ends = [(round(x, 1), middle + height) for x in (left, right) for height in (-4, 4)]
-        parts += [svg.path(ends[:2], "range"), svg.path(ends[2:], "range")]
-        parts.append(svg.path([(round(left, 1), middle), (round(right, 1), middle)], "range"))
+        parts += [path(ends[:2], "range"), path(ends[2:], "range")]
+        parts.append(path([(round(left, 1), middle), (round(right, 1), middle)], "range"))
     return parts
 
 
 def main() -> None:
     for name, drawing in charts().items():
         (DOCS / "images" / name).write_text(drawing)
+
+
+def document(title: str, width: float, height: float, parts: Iterable[str]) -> str:
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" role="img">\n'
+        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n" + "\n".join(parts) + "\n</svg>\n"
+    )
+
+
+def text(x: float, y: float, words: str, style: str = "", anchor: str = "start") -> str:
+    return f'<text x="{x:g}" y="{y:g}" class="{style}" text-anchor="{anchor}">{escape(words)}</text>'
+
+
+def rect(x: float, y: float, width: float, height: float, style: str, radius: float = 3) -> str:
+    return f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="{radius:g}" class="{style}"/>'
+
+
+def path(points: Iterable[tuple[float, float]], style: str) -> str:
+    return f'<path d="M{" L".join(f"{x:g} {y:g}" for x, y in points)}" class="{style}"/>'
 
 
 if __name__ == "__main__":

@@ -7,18 +7,13 @@ commit them.
 from __future__ import annotations
 
 import argparse
-import asyncio
-import random
 import shutil
+import subprocess
+import sys
 import time
-import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any
 
-import httpx
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from tools.server_process import exit_on_sigterm, running_oaiserve
@@ -26,13 +21,6 @@ from tools.server_process import exit_on_sigterm, running_oaiserve
 FOLDER = Path(__file__).parent.parent / "docs" / "images"
 DESK, PHONE = {"width": 1280, "height": 1100}, {"width": 390, "height": 844}
 TALL = {"width": 1280, "height": 1800}  # for a request with all that is known of it
-THINK_SECONDS = 1.5  # on average
-# How the request ids begin, tokens of the answer, questions.
-KINDS = [
-    ("search", (4, 12), ["Find a recipe with beans.", "Which town is this?", "Opening hours of the museum"]),
-    ("assistant", (20, 70), ["Why do leaves fall?", "Explain tides to a child.", "Tell me about the sea. " * 12]),
-    ("batch", (8, 24), ["Summarise: " + "the meeting was long and nothing was decided. " * 15, "Translate: good day"]),
-]
 
 
 def main() -> None:
@@ -40,18 +28,22 @@ def main() -> None:
     parser.add_argument(
         "--seconds", type=float, default=120, help="seconds of load before the first picture (default 120)"
     )
-    parser.add_argument(
-        "--users", type=int, default=8, help="users who ask and then think about the answer (default 8)"
-    )
+    parser.add_argument("--users", type=int, default=8, help="requests at a time (default 8)")
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the pictures (default docs/images)")
     arguments = parser.parse_args()
     exit_on_sigterm()
     flags = ("--max-running", "5", "--kv-cache-memory", "64MiB")  # so small that some requests wait
     with running_oaiserve(*flags) as server, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        with load(server.url, arguments.users):
+        load = ["--concurrency", str(arguments.users), "--num-requests", "100000", "--max-new-tokens", "30"]
+        bench = subprocess.Popen(
+            [sys.executable, "-m", "loadtest", "run", "--url", server.url, *load], stderr=subprocess.DEVNULL
+        )
+        try:
             time.sleep(arguments.seconds)
             take_all(browser, server.url, arguments.out)
+        finally:
+            bench.terminate()
         browser.close()
 
 
@@ -62,7 +54,7 @@ def take_all(browser: Browser, url: str, folder: Path) -> None:
         page.screenshot(path=folder / f"dashboard-{scheme}.png")
     page = open_page(browser, url, TALL, "light")
     page.click("#by-duration")
-    page.locator("#requests button", has_text="assistant").first.click()
+    page.locator("#requests button").first.click()
     page.wait_for_selector("dialog[open] tr[data-phase]")
     page.locator("dialog[open]").screenshot(path=folder / "request.png")
     page = open_page(browser, url, PHONE, "light")
@@ -83,37 +75,6 @@ def open_page(browser: Browser, url: str, viewport: Any, scheme: Any) -> Page:
     page.wait_for_selector("#status[data-state=live]")
     page.wait_for_selector("#requests button")
     return page
-
-
-@contextmanager
-def load(url: str, num_users: int) -> Iterator[None]:
-    """Send requests in the block, from users who think about each answer."""
-    ending = Event()
-    rng = random.Random(1)
-
-    async def ask(http: httpx.AsyncClient) -> None:
-        while not ending.is_set():
-            await asyncio.sleep(rng.expovariate(1 / THINK_SECONDS))
-            name, tokens, questions = rng.choice(KINDS)
-            body = {
-                "messages": [{"role": "user", "content": rng.choice(questions)}],
-                "max_tokens": rng.randint(*tokens),
-                "ignore_eos": True,
-            }
-            headers = {"x-request-id": f"{name}-{uuid.UUID(int=rng.getrandbits(128)).hex[:8]}"}
-            (await http.post("/v1/chat/completions", json=body, headers=headers)).raise_for_status()
-
-    async def ask_all() -> None:
-        async with httpx.AsyncClient(base_url=url, timeout=600) as http:
-            await asyncio.gather(*(ask(http) for _ in range(num_users)))
-
-    thread = Thread(target=asyncio.run, args=(ask_all(),))
-    thread.start()
-    try:
-        yield
-    finally:
-        ending.set()
-        thread.join()
 
 
 if __name__ == "__main__":
