@@ -18,7 +18,6 @@ COMMANDS = {
     "bench.start_up": "the parts of a start: docs/performance.md",
     "bench.step_cost": "how well the learnt cost of steps expects them, by workload",
     "bench.plan": "expectations of `oaiserve plan` for six loads, beside measurements",
-    "same_answers": "answers that change with their company in a step: docs/reproducible.md",
     "overhead": "the cost of telemetry, in paired runs",
     "gpu_check": "right and how fast on a GPU; --device cpu --quick is a dry run",
     "model_types": "transformers' model types, served or refused: docs/models.md",
