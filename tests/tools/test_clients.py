@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from tools.clients.__main__ import call, run
 from tools.clients.clients import CLIENTS, SCRIPTS, Client
 from tools.clients.environments import NotInstalled, is_pinned, version
-from tools.clients.outcomes import FEATURES, OK, InvalidReport, parse, problems
-from tools.clients.table import page
+from tools.clients.outcomes import FEATURES, OK, InvalidReport, page, parse, problems
 
 ROOT = Path(__file__).parents[2]
 WRITTEN = {  # by a user, and in a script

@@ -23,10 +23,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tools.clients import environments, table
+from tools.clients import environments
 from tools.clients.clients import CLIENTS, Client
 from tools.clients.environments import NotInstalled
-from tools.clients.outcomes import InvalidReport, parse, problems
+from tools.clients.outcomes import InvalidReport, page, parse, problems
 from tools.markdown import publish, write_json
 from tools.server_process import exit_on_sigterm
 
@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 "problems": failed,
             }
             write_json(arguments.json, results)
-    publish(arguments, MARKERS, results, table.page(results))
+    publish(arguments, MARKERS, results, page(results))
     for name, result in results.items():
         for feature, sentence in result["problems"].items():
             print(f"{name}, {feature}: {sentence}", file=sys.stderr)

@@ -1,9 +1,16 @@
-"""What a script reports: a JSON line with the features that it tries, then one for each, with an error if it failed."""
+"""What a script reports, and how docs/clients.md shows it.
+
+A script writes a JSON line with the features that it tries, then one for each, with an error if it failed.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import Any
+
+from tools.clients.clients import CLIENTS, Client
+from tools.markdown import as_markdown
 
 # In the order of the table.
 FEATURES = {
@@ -52,3 +59,35 @@ def problems(outcomes: Mapping[str, str], faults: Mapping[str, str]) -> dict[str
         if outcomes.get(feature) == OK:
             found[feature] = "works, but is listed as a fault of the client"
     return found
+
+
+def page(results: Mapping[str, Any]) -> str:
+    """Return the table with the notes below it, and a section on each client."""
+    rows, notes = [["client", "version", *map(_spaced, FEATURES)]], []
+    for name, result in results.items():
+        client = CLIENTS[name]
+        rows.append(
+            [client.title, result["version"], *(_cell(result["outcomes"].get(feature)) for feature in FEATURES)]
+        )
+        notes += [f"- {client.title}: {sentence}" for sentence in _sentences(client, result["problems"])]
+    by_setup: dict[str, Client] = {}
+    for name in results:
+        by_setup.setdefault(CLIENTS[name].setup, CLIENTS[name])  # versions of one client have the same
+    sections = [f"### {one.title}\n\n```{one.language}\n{one.setup}\n```" for one in by_setup.values()]
+    parts = ["\n".join(as_markdown(rows)), "\n".join(notes), *sections]
+    return "\n\n".join(filter(None, parts))
+
+
+def _cell(outcome: str | None) -> str:
+    if outcome is None:
+        return ""
+    return "yes" if outcome == OK else "**no**"
+
+
+def _sentences(client: Client, problems: Mapping[str, str]) -> list[str]:
+    reasons = [f"{_spaced(feature)}: {reason}" for feature, reason in (client.faults | problems).items()]
+    return [*filter(None, [client.note]), *reasons]
+
+
+def _spaced(feature: str) -> str:
+    return feature.replace("_", " ")
