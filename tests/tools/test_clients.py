@@ -141,7 +141,8 @@ def test_what_a_user_writes_is_what_the_script_does(name: str) -> None:
 
 
 def _bare(code: str) -> str:
-    """Return code without white space, and without the arguments that only the examples need."""
+    """Return code without white space, the module of shared names, and arguments that only the examples need."""
+    code = code.replace("features.", "")
     code = re.sub(r",(temperature|max_tokens|generation_kwargs|cache)=\w+", "", "".join(code.split()))
     return code.replace(",)", ")")
 
