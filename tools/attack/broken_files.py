@@ -111,12 +111,6 @@ def write_with_index(folder: Path) -> None:
     (folder / INDEX).write_text(json.dumps(index))
 
 
-def write_adapted(folder: Path) -> None:
-    """Write a model, and an adapter for all its linear layers."""
-    llama().save_pretrained(folder)
-    write_adapter(folder / ADAPTER, adaptable(llama()), rank=4, alpha_pattern={"q_proj": 4}, use_rslora=True)
-
-
 def write_in_blocks(path: Path, kinds: Sequence[Kind], **changes: int) -> None:
     """Write a GGUF file whose matrices have these formats in turn."""
     tokens = byte_tokenizer(VOCAB).convert_ids_to_tokens(list(range(VOCAB)))
@@ -224,10 +218,6 @@ def edited_header(content: bytes, rng: random.Random) -> bytes:
     return struct.pack("<Q", len(header)) + header + content[end:]
 
 
-def extreme_length(content: bytes, rng: random.Random) -> bytes:
-    return extreme_number(content, rng.randrange(8), rng)
-
-
 def extreme_in_gguf(content: bytes, rng: random.Random, places: Sequence[int]) -> bytes:
     """Replace a number of a GGUF head, near one of `places`, where its values and tensors begin."""
     at = rng.choice((rng.choice(places) + rng.randrange(64), 4 + rng.randrange(20)))
@@ -248,7 +238,7 @@ def of_safetensors(file: str) -> dict[str, tuple[str, Spoil]]:
         "cut": cut,
         "lengthened": lengthened,
         "bytes changed": changed_bytes,
-        "length replaced": extreme_length,
+        "length replaced": lambda content, rng: extreme_number(content, rng.randrange(8), rng),
         "header edited": edited_header,
     }
     return {name: (file, spoil) for name, spoil in spoils.items()}
@@ -280,7 +270,9 @@ def write_formats(sound: Path) -> dict[str, Format]:
         write_checkpoint(sound / name, llama(), packing)
     write_fp8(sound / "FP8", llama(), "blocks")
     save_in_mxfp4(random_model(GptOssConfig(**GPT_OSS), dtype=torch.bfloat16), sound / "MXFP4")
-    write_adapted(sound / "adapter")
+    llama().save_pretrained(sound / "adapter")
+    adapter = sound / "adapter" / ADAPTER
+    write_adapter(adapter, adaptable(llama()), rank=4, alpha_pattern={"q_proj": 4}, use_rslora=True)
     for folder in sound.iterdir():
         byte_tokenizer(VOCAB).save_pretrained(folder)
     in_blocks = {name: sound / name / "model.gguf" for name in ("GGUF", "GGUF, other types")}

@@ -12,7 +12,6 @@ import statistics
 import time
 from dataclasses import asdict, dataclass
 from datetime import date
-from pathlib import Path
 from typing import Any, get_args
 
 import torch
@@ -26,6 +25,7 @@ from oaiserve.engine.model.sampling.sampler import Sampling
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.load import load_model
 from oaiserve.engine.start.native import native_step
+from oaiserve.engine.system_memory import available_bytes
 from oaiserve.facts.record import StepKind
 from oaiserve.files import demo
 from tools import machine
@@ -119,9 +119,7 @@ def choose_points(most_blocks: int, asked: list[str] | None = None) -> tuple[dic
 
 
 def _most_blocks(loaded: LoadedModel) -> int:
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    available_bytes = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    return int(MEMORY_SHARE * available_bytes / (loaded.kv_bytes_per_token * BLOCK_SIZE))
+    return int(MEMORY_SHARE * available_bytes() / (loaded.kv_bytes_per_token * BLOCK_SIZE))
 
 
 class StepBench:
