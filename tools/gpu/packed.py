@@ -13,13 +13,13 @@ from transformers import AutoConfig, LlamaConfig, PreTrainedModel
 
 from oaiserve.engine.model.attention import FP8
 from oaiserve.engine.model.gpu.device_experts import ExpertMatrices, PackedExperts, plain_experts
-from oaiserve.engine.model.gpu.device_matrices import Kind, PackedMatrix, expanded_product
+from oaiserve.engine.model.gpu.device_matrices import Kind, PackedMatrix, expanded_product, of_integers
 from oaiserve.engine.model.gpu.triton_experts import compute
 from oaiserve.engine.model.gpu.triton_matrices import multiply
 from oaiserve.engine.model.gpu.triton_scaled import ways
 from oaiserve.engine.start.gpu.products import ROUNDED_EXPERTS_TOLERANCE, ROUNDED_TOLERANCE
 from oaiserve.engine.start.load import load_model
-from tests.engine.model.gpu.packed_matrices import Gating, floats_in_blocks, integers, on_gpu
+from tests.engine.model.gpu.packed_matrices import Gating, floats_in_blocks, integers
 from tests.models.decoders import generate, random_model
 from tests.models.packed import Packing, save_in_mxfp4, write_checkpoint
 from tools.engine_load import greedy
@@ -68,7 +68,7 @@ def matrices(n: int, columns: int, device: torch.device) -> dict[str, PackedMatr
         "FP8": floats_in_blocks(n, columns, (1, 128)),
         "FP8 in rows": floats_in_blocks(n, columns, None),
     }
-    return {name: on_gpu(matrix).to(device) for name, matrix in made.items()}
+    return {name: of_integers(matrix).to(device) for name, matrix in made.items()}
 
 
 @torch.inference_mode()
