@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from heapq import heappop, heappush, heapreplace
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import Any
 from weakref import WeakValueDictionary
-
-if TYPE_CHECKING:
-    from oaiserve.engine.sequence import Sequence
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -17,7 +14,7 @@ class RequestTurn:
     """The sequences of one request among those of its client. Written by WaitingQueue."""
 
     due: float = 0.0  # when its last prompt would end on the client's clock: see EqualShares
-    waiting: list[tuple[tuple[float, ...], Sequence]] = field(default_factory=list)  # a heap by key
+    waiting: list[tuple[tuple[float, ...], Any]] = field(default_factory=list)  # a heap of sequences by key
     num_waiting: int = 0
     num_running: int = 0
     listed: tuple[object, ...] | None = None  # its lowest place in the client's order of requests

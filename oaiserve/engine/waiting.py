@@ -131,7 +131,8 @@ class WaitingQueue:
                 turn.listed = turn.place
                 heapq.heapreplace(turns, (turn.listed, number, turn))
             else:
-                return turn.waiting[0][1]
+                head: Sequence = turn.waiting[0][1]
+                return head
 
     def take(self, head: Sequence) -> None:
         """Take the next sequence from the queue."""

@@ -215,13 +215,13 @@ class Harness:
 
     # -- clients ------------------------------------------------------------------------------------------------------
 
-    def start_companion(self, n: int = 1, **fields: Any) -> None:
+    def start_companion(self, **fields: Any) -> None:
         """Start a companion, a request that decodes until `release`."""
         name = f"companion-{len(self.companions)}"
-        self.companions[name] = self.ask(name, prompt=name, n=n, max_tokens=10_000, **fields)
+        self.companions[name] = self.ask(name, prompt=name, max_tokens=10_000, **fields)
         if self.step is None:
             self.step = self.runner.started.get(timeout=TIMEOUT_SECONDS)
-        self.run_until_in_step(name, choices=n)
+        self.run_until_in_step(name)
         self.run_steps(1)  # now the snapshot counts it as running
 
     def start_companion_in_tokenizer(self) -> None:
