@@ -144,6 +144,8 @@ inline Vector load_halves(const uint8_t* p) {
 inline Integers load_integers(const uint8_t* p) {  // of eight bits with a sign
 #if defined(__AVX512F__)
   return (Integers)_mm512_maskz_cvtepi8_epi32(0xffff, load_vector<__m128i>(p));
+#elif defined(__AVX2__)
+  return (Integers)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
 #else
   typedef int8_t Bytes __attribute__((vector_size(WIDTH)));
   return __builtin_convertvector(load_vector<Bytes>(p), Integers);
@@ -245,8 +247,8 @@ struct Ahead {
     return {panel, next, panel_bytes, std::min(panel_bytes, BLOCK_AHEAD), step, panel + BLOCK_NEAR};
   }
 
-  void prefetch() {
-    for (left -= step; left < 0; left += 64, place += 64) {
+  void prefetch(int steps = 1) {
+    for (left -= step * steps; left < 0; left += 64, place += 64) {
       __builtin_prefetch(place < panel_bytes ? panel + place : next + (place - panel_bytes), 0, 2);
       if (!near) continue;
       __builtin_prefetch(near, 0, 3);

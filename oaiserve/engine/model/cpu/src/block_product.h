@@ -7,6 +7,7 @@
 
 #include "block_tiles.h"
 #include "long_tiles.h"
+#include "short_tiles.h"
 #include "super_tiles.h"
 
 namespace oaiserve {
@@ -15,6 +16,8 @@ namespace oaiserve {
 constexpr int BLOCK_TILE_ROWS = 8;
 #elif defined(__aarch64__)
 constexpr int BLOCK_TILE_ROWS = 6;
+#elif defined(__AVX2__)
+constexpr int BLOCK_TILE_ROWS = 4;
 #else
 constexpr int BLOCK_TILE_ROWS = 2;
 #endif
@@ -234,10 +237,13 @@ inline void multiply_panel(const BlockLinear& w, const RowLine* x, long x_stride
   const BlockPanel& weights = w.panels[panel];
   const uint8_t* const next_data = w.panels[next].data;
   for_format(weights.format, [&]<Format FORMAT>() {
-#if defined(WITH_INTEGER_TILES)
-    const auto in_tiles = [&](auto* multiply) {
+    [[maybe_unused]] const auto in_tiles = [&](auto* multiply) {
       multiply(weights.data, x, x_stride, rows, w.k, bias.values, sums, next_data);
     };
+#if defined(WITH_SHORT_SUMS)
+    if constexpr (layout_of(FORMAT).is_super && layout_of(FORMAT).is_small())
+      return in_tiles(multiply_in_short_tiles<FORMAT>);
+#elif defined(WITH_INTEGER_TILES)
     if constexpr (layout_of(FORMAT).is_super) {
       if (rows >= least_tiled_rows(expansion_of(FORMAT)))
         return in_tiles(multiply_chunks_in_tiles<SuperTiles<FORMAT>>);

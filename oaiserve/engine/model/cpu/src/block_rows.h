@@ -13,6 +13,10 @@
 #include "block_formats.h"
 #include "simd.h"
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#define WITH_SHORT_SUMS  // see short_tiles.h
+#endif
+
 namespace oaiserve {
 
 // Which of these weights read. A matrix whose panels have several formats may read several.
@@ -42,8 +46,13 @@ struct alignas(64) QuantizedSuper {
   float scale;
   int16_t sums[SUPER / 32], half_sums[SUPER / 16];  // of the values, by runs of 32 and of 16
   int32_t unused[3];
+#if defined(WITH_SHORT_SUMS)
+  // Of runs of 16, the sums of those values of which one lane of sixteen bits sums products, less than zero.
+  int16_t minus_pairs[SUPER / 16][2];
+#else
   // The sums of runs of 16 as two bfloat16 each, whose sum is exact: what a tile multiplies with minimums.
   bf16 parts[SUPER / 16][2];
+#endif
 };
 static_assert(sizeof(QuantizedSuper) == 6 * sizeof(RowLine));
 
@@ -121,7 +130,7 @@ void quantize_group(const T* x, QuantizedGroup& out) {
 
 template <class T>
 void quantize_super(const T* x, QuantizedSuper& out) {
-  constexpr float PART = 64;  // of which a sum of 16 has at most 32, and less than that is left
+  [[maybe_unused]] constexpr float PART = 64;  // of which a sum of 16 has at most 32, and less than that is left
   const float most = largest(x, SUPER), per_value = most > 0 ? 127 / most : 0;
   float whole = 0;
   for (long i = 0; i < SUPER / LANES; i++) {
@@ -129,6 +138,11 @@ void quantize_super(const T* x, QuantizedSuper& out) {
     whole += total;
     if (total != total) total = 0;
     out.half_sums[i] = int16_t(total);
+#if defined(WITH_SHORT_SUMS)
+    int pairs[2] = {};
+    for (long j = 0; j < LANES; j++) pairs[j / 2 % 2] -= out.values[i * LANES + j];
+    for (int pair = 0; pair < 2; pair++) out.minus_pairs[i][pair] = int16_t(pairs[pair]);
+#else
     const int first = out.half_sums[i] / int(PART);
     const float parts[] = {PART * float(first), total - PART * float(first)};
     for (int part = 0; part < 2; part++) {
@@ -136,6 +150,7 @@ void quantize_super(const T* x, QuantizedSuper& out) {
       std::memcpy(&bits, &parts[part], 4);
       out.parts[i][part].bits = uint16_t(bits >> 16);
     }
+#endif
   }
   for (long i = 0; i < SUPER / 32; i++) out.sums[i] = int16_t(out.half_sums[2 * i] + out.half_sums[2 * i + 1]);
   out.scale = most / 127 + whole * 0.0f;

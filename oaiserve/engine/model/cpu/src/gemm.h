@@ -23,6 +23,7 @@ constexpr int TILE_ROWS = 6, TILE_COLUMNS = 4 * WIDTH;
 #else
 constexpr int TILE_ROWS = 6, TILE_COLUMNS = 2 * WIDTH;
 #endif
+constexpr int TILE_SUMS = TILE_ROWS * TILE_COLUMNS;
 // The most rows of an item, see most_rows. With more rows, the tiles of AMX wait for the weights less.
 constexpr long BLOCK_ROWS = IS_TILED<bf16> ? 256 : 128;
 
@@ -108,13 +109,36 @@ struct PanelReader {
   const T* packs(long step) const { return weights + step * PANEL * PACK<T>; }
 };
 
-// sums [ROWS, PANEL] = start + x [ROWS, k] times `steps` steps of TILE_COLUMNS columns of a panel. Each step prefetches
+// Whether x is widened to floats: where no instruction multiplies its type.
+template <class T>
+constexpr bool IS_WIDENED = false;
+#if !defined(__AVX512BF16__)
+template <>
+constexpr bool IS_WIDENED<bf16> = true;
+#endif
+template <class T>
+using Multiplied = std::conditional_t<IS_WIDENED<T>, float, T>;
+
+// Does what `dot` does. GCC may keep a factor's register for the sum instead, and then has too few.
+template <class X>
+Vector add_dot(Vector sum, Packs<X> a, Packs<X> b) {
+#if defined(__FMA__) && !defined(__AVX512F__)
+  if constexpr (std::is_same_v<X, float>) {
+    asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a.v), "x"(b.v));
+    return sum;
+  }
+#endif
+  return dot(sum, a, b);
+}
+
+// sums [ROWS, PANEL] = start + x [ROWS, k] times `steps` steps of VECTORS * WIDTH columns of a panel. Each step prefetches
 // the cache lines at `ahead`, which advances by `ahead_step` bytes.
-template <class Reader, int ROWS>
-void tile(const typename Reader::Element* x, long x_stride, Reader reader, long steps, const float* start,
+template <class Reader, int ROWS, int VECTORS>
+void tile(const Multiplied<typename Reader::Element>* x, long x_stride, Reader reader, long steps, const float* start,
           long start_stride, float* sums, const char* ahead, long ahead_step) {
   using T = typename Reader::Element;
-  constexpr int VECTORS = TILE_COLUMNS / WIDTH;
+  using X = Multiplied<T>;
+  constexpr int TIMES = PACK<T> / PACK<X>;  // how many packs of x a pack of weights makes
   Vector sum[ROWS][VECTORS];
 #pragma GCC unroll 12
   for (int r = 0; r < ROWS; r++)
@@ -122,17 +146,41 @@ void tile(const typename Reader::Element* x, long x_stride, Reader reader, long 
     for (int v = 0; v < VECTORS; v++)
       sum[r][v] = Reader::IS_SCALED ? Vector{} : load_vector<Vector>(start + r * start_stride + v * WIDTH);
   for (long step = 0; step < steps; step++) {
-    Packs<T> w[VECTORS];
-#pragma GCC unroll 4
-    for (int v = 0; v < VECTORS; v++) w[v] = reader.load(step, v);
     __builtin_prefetch(ahead);
     __builtin_prefetch(ahead + 64);
     ahead += ahead_step;
+#pragma GCC unroll 2
+    for (int time = 0; time < TIMES; time++) {
+      const auto splat = [&](int r) { return Packs<X>::splat(x + r * x_stride + step * PACK<T> + time); };
+      const auto load = [&](int v) -> Packs<X> {
+        if constexpr (!IS_WIDENED<T>)
+          return reader.load(step, v);
+        else
+          return {time == 0 ? reader.load(step, v).first : reader.load(step, v).second};
+      };
+      if constexpr (ROWS < VECTORS) {  // what is used most stays in registers
+        Packs<X> packs[ROWS];
 #pragma GCC unroll 12
-    for (int r = 0; r < ROWS; r++) {
-      const Packs<T> pack = Packs<T>::splat(x + r * x_stride + step * PACK<T>);
+        for (int r = 0; r < ROWS; r++) packs[r] = splat(r);
 #pragma GCC unroll 4
-      for (int v = 0; v < VECTORS; v++) sum[r][v] = dot(sum[r][v], pack, w[v]);
+        for (int v = 0; v < VECTORS; v++) {
+          const Packs<X> w = load(v);
+#pragma GCC unroll 12
+          for (int r = 0; r < ROWS; r++) sum[r][v] = add_dot(sum[r][v], packs[r], w);
+        }
+      } else {
+        Packs<X> w[VECTORS];
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; v++) w[v] = load(v);
+#pragma GCC unroll 12
+        for (int r = 0; r < ROWS; r++) {
+          const Packs<X> pack = splat(r);
+#pragma GCC unroll 4
+          for (int v = 0; v < VECTORS; v++) sum[r][v] = add_dot(sum[r][v], pack, w[v]);
+        }
+      }
+      // The second half of a pack is loaded again, as there are no registers to keep it in, unless that takes long.
+      if constexpr (IS_WIDENED<T> && (ROWS * VECTORS > 8 || !Reader::IS_SCALED)) asm volatile("" ::: "memory");
     }
   }
 #pragma GCC unroll 12
@@ -145,18 +193,20 @@ void tile(const typename Reader::Element* x, long x_stride, Reader reader, long 
     }
 }
 
-template <class Reader, int... ROW>
+template <class Reader, int VECTORS, int... ROW>
 auto tile_for(int rows, std::integer_sequence<int, ROW...>) {
-  static constexpr decltype(&tile<Reader, 1>) TILES[] = {tile<Reader, ROW + 1>...};
+  static constexpr decltype(&tile<Reader, 1, VECTORS>) TILES[] = {tile<Reader, ROW + 1, VECTORS>...};
   return TILES[rows - 1];
 }
 
 // sums [rows, PANEL] = start + x [rows, k] times a block of a panel, in tiles of nearly the same height. The rows of
 // `start` are `start_stride` elements apart; 0: all sums start with the same row. Together, the tiles prefetch
 // `ahead_bytes` of `ahead`. With AMX, a `Tiles` must live on this thread.
-template <class T, class Reader>
-void multiply_block(const T* x, long x_stride, long rows, long k, const Reader& reader, const float* start,
-                    long start_stride, float* sums, ReadAhead& ahead, long ahead_bytes) {
+template <class Reader>
+void multiply_block(const Multiplied<typename Reader::Element>* x, long x_stride, long rows, long k,
+                    const Reader& reader, const float* start, long start_stride, float* sums, ReadAhead& ahead,
+                    long ahead_bytes) {
+  using T = typename Reader::Element;
   const long steps = k / PACK<T>;
   if constexpr (IS_TILED<T>) {
     multiply_in_tiles(x, x_stride, rows, steps, reader, start, start_stride, sums, ahead, ahead_bytes);
@@ -166,18 +216,49 @@ void multiply_block(const T* x, long x_stride, long rows, long k, const Reader& 
     const long ahead_step = (ahead_bytes + steps * tiles - 1) / std::max(steps * tiles, 1L);
     for (long t = 0, row = 0; t < tiles; t++) {
       const long height = rows / tiles + (t < rows % tiles);
-      const auto multiply = tile_for<Reader>(height, std::make_integer_sequence<int, TILE_ROWS>());
-      for (long c = 0; c < PANEL; c += TILE_COLUMNS)
-        multiply(x + row * x_stride, x_stride, reader.from(0, c), steps, start + row * start_stride + c, start_stride,
-                 sums + row * PANEL + c, line, ahead_step);
+      const auto multiply = [&]<int COLUMNS>(std::integral_constant<int, COLUMNS>) {
+        constexpr auto HEIGHTS = std::make_integer_sequence<int, TILE_SUMS / COLUMNS>();
+        const auto of_height = tile_for<Reader, COLUMNS / WIDTH>(int(height), HEIGHTS);
+        for (long c = 0; c < PANEL; c += COLUMNS)
+          of_height(x + row * x_stride, x_stride, reader.from(0, c), steps, start + row * start_stride + c,
+                    start_stride, sums + row * PANEL + c, line, ahead_step);
+      };
+      if (height * PANEL < TILE_SUMS)  // a low tile has the whole panel, so that enough sums do not wait for each other
+        multiply(std::integral_constant<int, PANEL>());
+      else
+        multiply(std::integral_constant<int, TILE_COLUMNS>());
       row += height;
       line += ahead_step * steps;
     }
   }
   if (k % PACK<T> != 0) {  // x has only a part of the last pack, and what follows in memory may be anything
-    T last[BLOCK_ROWS * PACK<T>] = {};
+    Multiplied<T> last[BLOCK_ROWS * PACK<T>] = {};
     for (long r = 0; r < rows; r++) last[r * PACK<T>] = x[r * x_stride + k - 1];
     multiply_block(last, PACK<T>, rows, PACK<T>, reader.from(steps, 0), sums, PANEL, sums, ahead, 0);
+  }
+}
+
+constexpr long WIDENED_K = 256;  // of a block of rows that are widened, which L2 has beside the weights
+
+// Does what multiply_block does, for x as the buffers have it. Where x is widened, k is at most WIDENED_K.
+template <class T, class Reader>
+void multiply_rows(const T* x, long x_stride, long rows, long k, const Reader& reader, const float* start,
+                      long start_stride, float* sums, ReadAhead& ahead, long ahead_bytes) {
+  if constexpr (!IS_WIDENED<T>) {
+    multiply_block(x, x_stride, rows, k, reader, start, start_stride, sums, ahead, ahead_bytes);
+  } else {
+    typedef uint16_t Halves __attribute__((vector_size(WIDTH * 2)));
+    constexpr long STRIDE = WIDENED_K + LANES;
+    alignas(64) float wide[BLOCK_ROWS * STRIDE];
+    const long whole = k / WIDTH * WIDTH;
+    for (long r = 0; r < rows; r++) {
+      for (long i = 0; i < whole; i += WIDTH) {
+        const VectorBits bits = __builtin_convertvector(load_vector<Halves>(x + r * x_stride + i), VectorBits) << 16;
+        memcpy(wide + r * STRIDE + i, &bits, sizeof(bits));
+      }
+      for (long i = whole; i < k; i++) wide[r * STRIDE + i] = to_float(x[r * x_stride + i]);
+    }
+    multiply_block(wide, STRIDE, rows, k, reader, start, start_stride, sums, ahead, ahead_bytes);
   }
 }
 
@@ -213,7 +294,10 @@ ReadAhead multiply_panel(const Linear<T>& w, const T* x, long x_stride, long row
   const T* weights = w.panels + panel * panel_size<T>(w.k);
   const T* then = next.weights->panels + next.panel * panel_size<T>(w.k);
   const long panel_bytes = panel_size<T>(w.k) * long(sizeof(T));
-  const long block_bytes = IS_TILED<T> ? TILED_BLOCK_BYTES : rows <= TILE_ROWS ? BLOCK_BYTES : SHARED_BLOCK_BYTES;
+  const long block_bytes = IS_TILED<T>         ? TILED_BLOCK_BYTES
+                           : IS_WIDENED<T>     ? WIDENED_K * PANEL * long(sizeof(T))
+                           : rows <= TILE_ROWS ? BLOCK_BYTES
+                                               : SHARED_BLOCK_BYTES;
   const long steps = steps_of<T>(w.k), blocks = (panel_bytes + block_bytes - 1) / block_bytes;
   const long rest_bytes = IS_TILED<T> ? lines_of_row(panel_bytes, rows) * rows * 64 : 0;
   const PanelBias bias(w.bias, w.n, panel);
@@ -227,8 +311,8 @@ ReadAhead multiply_panel(const Linear<T>& w, const T* x, long x_stride, long row
   for (long b = 0; b < blocks; b++) {
     const long from = begin(b), to = b + 1 < blocks ? begin(b + 1) : w.k;
     if (!IS_TILED<T>) ahead = ReadAhead::from(b + 1 < blocks ? weights + to * PANEL : then);
-    multiply_block(x + from, x_stride, rows, to - from, PanelReader<T>{weights + from * PANEL}, start, start_stride,
-                   sums, ahead, (panel_bytes - rest_bytes) / blocks);
+    multiply_rows(x + from, x_stride, rows, to - from, PanelReader<T>{weights + from * PANEL}, start, start_stride, sums,
+                  ahead, (panel_bytes - rest_bytes) / blocks);
     start = sums;
     start_stride = PANEL;
   }

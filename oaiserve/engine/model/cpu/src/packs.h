@@ -83,9 +83,19 @@ struct Packs<bf16> {
   Vector first, second;  // elements of each pair
   static Packs load(const bf16* p) {
     const VectorBits pairs = load_vector<VectorBits>(p);
-    return {(Vector)(pairs << 16), (Vector)(pairs & 0xffff0000u)};
+    return {(Vector)(pairs << 16), (Vector)high_halves(pairs)};
   }
   static Packs splat(const bf16* p) { return {to_float(p[0]) - Vector{}, to_float(p[1]) - Vector{}}; }
+  static VectorBits high_halves(VectorBits pairs) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    alignas(32) static constexpr uint32_t MASK[WIDTH] = {~0xffffu, ~0xffffu, ~0xffffu, ~0xffffu,
+                                                         ~0xffffu, ~0xffffu, ~0xffffu, ~0xffffu};
+    asm("vpand %2, %1, %0" : "=x"(pairs) : "x"(pairs), "m"(MASK));  // GCC would keep the mask in a register
+    return pairs;
+#else
+    return pairs & 0xffff0000u;
+#endif
+  }
 };
 inline Vector dot(Vector sum, Packs<bf16> a, Packs<bf16> b) { return sum + a.first * b.first + a.second * b.second; }
 #endif
