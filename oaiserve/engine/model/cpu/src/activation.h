@@ -13,19 +13,19 @@ inline f32x16 tanh(f32x16 x) { return 1.0f - 2.0f / (1.0f + exp(2.0f * x)); }
 
 // log(1 + e^x), which for small e^x must not lose what the sum rounds away: hence the last factor.
 inline f32x16 softplus(f32x16 x) {
-  const f32x16 small = exp(x < 0.0f ? x : -x), sum = 1.0f + small;
+  const f32x16 small = exp(select(x < 0.0f, x, -x)), sum = 1.0f + small;
   const f32x16 rest = sum - 1.0f;
-  const f32x16 log_of_sum = rest > 0.0f ? log(sum) * (small / rest) : small;
-  return (x < 0.0f ? splat(0.0f) : x) + log_of_sum;
+  const f32x16 log_of_sum = select(rest > 0.0f, log(sum) * (small / rest), small);
+  return select(x < 0.0f, splat(0.0f), x) + log_of_sum;
 }
 
 // Formula 7.1.26 of Abramowitz and Stegun, whose error is at most 1.5e-7.
 inline f32x16 erf(f32x16 x) {
-  f32x16 magnitude = x < 0.0f ? -x : x;
+  f32x16 magnitude = select(x < 0.0f, -x, x);
   f32x16 t = 1.0f / (1.0f + 0.3275911f * magnitude);
   f32x16 p = t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
   f32x16 out = 1.0f - p * exp(-magnitude * magnitude);
-  return x < 0.0f ? -out : out;
+  return select(x < 0.0f, -out, out);
 }
 
 inline f32x16 activate(Activation activation, f32x16 x) {

@@ -191,7 +191,7 @@ f32x16 exp2_of_negative(f32x16 x) {
   f32x16 whole = x - rest;
 #else
   u32x16 vanishes = (u32x16)(x < -125.0f);
-  x = vanishes ? splat(-125.0f) : x;
+  x = select(vanishes, splat(-125.0f), x);
   f32x16 shifted = x + 12582912.0f;  // 1.5 * 2^23: the integer nearest to x is in the last bits
   f32x16 rest = x - (shifted - 12582912.0f);
 #endif

@@ -153,7 +153,6 @@ inline Integers load_integers(const uint8_t* p) {  // of eight bits with a sign
 }
 
 inline Vector load_bfloat16s(const uint8_t* p) {
-  typedef uint16_t Halves __attribute__((vector_size(WIDTH * 2)));
   return (Vector)(__builtin_convertvector(load_vector<Halves>(p), VectorBits) << 16);
 }
 

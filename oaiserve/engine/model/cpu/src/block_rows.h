@@ -97,9 +97,7 @@ inline f32x16 rounded(f32x16 x) {
 }
 
 inline void store_bytes(f32x16 integers, int8_t* out) {
-  typedef int8_t i8x16 __attribute__((vector_size(16)));
-  const i8x16 bytes = __builtin_convertvector(__builtin_convertvector(integers, i32x16), i8x16);
-  std::memcpy(out, &bytes, sizeof(bytes));
+  store(out, integers);
 }
 
 // Writes 16 numbers times `per_value` as integers. Returns their sum, which is exact, or NaN unless all are finite.

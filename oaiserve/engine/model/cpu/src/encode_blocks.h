@@ -52,8 +52,8 @@ inline void nearest_entries(const BlockVectors& x, BlockVectors& entries, BlockV
     for (int i = 0; i < 15; i++) {
       const f32x16 step = splat(float(CODEBOOK[i + 1] - CODEBOOK[i]));
       const f32x16 middle = splat(0.5f * float(CODEBOOK[i] + CODEBOOK[i + 1]));
-      entries[v] += x[v] > middle ? step : splat(0);
-      places[v] += x[v] > middle ? splat(1) : splat(0);
+      entries[v] += select(x[v] > middle, step, splat(0));
+      places[v] += select(x[v] > middle, splat(1), splat(0));
     }
   }
 }

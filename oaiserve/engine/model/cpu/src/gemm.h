@@ -247,7 +247,6 @@ void multiply_rows(const T* x, long x_stride, long rows, long k, const Reader& r
   if constexpr (!IS_WIDENED<T>) {
     multiply_block(x, x_stride, rows, k, reader, start, start_stride, sums, ahead, ahead_bytes);
   } else {
-    typedef uint16_t Halves __attribute__((vector_size(WIDTH * 2)));
     constexpr long STRIDE = WIDENED_K + LANES;
     alignas(64) float wide[BLOCK_ROWS * STRIDE];
     const long whole = k / WIDTH * WIDTH;

@@ -14,20 +14,6 @@ constexpr int PACK<bf16> = 2;
 template <>
 constexpr int PACK<int8_t> = 2;
 
-// The number of floats in a register. GCC keeps wider vectors in memory, such as those of simd.h on a CPU without
-// AVX-512. That costs little outside of inner loops.
-#if defined(__AVX512F__)
-constexpr int WIDTH = 16;
-#elif defined(__AVX__)
-constexpr int WIDTH = 8;
-#else
-constexpr int WIDTH = 4;
-#endif
-
-typedef float Vector __attribute__((vector_size(WIDTH * 4)));
-typedef uint32_t VectorBits __attribute__((vector_size(WIDTH * 4)));
-typedef int32_t Integers __attribute__((vector_size(WIDTH * 4)));
-
 // a * b + c, rounded once where the CPU can. Compilers may choose so for `*` and `+`, too, but not everywhere alike.
 inline Vector multiply_add(Vector a, Vector b, Vector c) {
 #if defined(__AVX512F__)

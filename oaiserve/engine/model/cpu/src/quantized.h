@@ -77,6 +77,11 @@ V load_int8(const int8_t* p) {
   // The mask selects all lanes. The intrinsic without a mask does the same, but makes GCC 12 warn of its own header.
   const __m512i integers = _mm512_maskz_cvtepi8_epi32(0xffff, load_vector<__m128i>(p));
   return __builtin_convertvector((i32x16)integers, V);
+#elif defined(__AVX2__)
+  if constexpr (requires(V v) { v.low; })
+    return {load_int8<Vector>(p), load_int8<Vector>(p + WIDTH)};
+  else
+    return (V)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
 #else
   V v;
   for (size_t i = 0; i < sizeof(V) / sizeof(float); i++) v[i] = p[i];

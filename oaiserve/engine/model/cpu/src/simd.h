@@ -1,10 +1,11 @@
-// Vectors of sixteen lanes on any CPU. They use GCC's vector extensions, and intrinsics where the compiler does not
-// find the best instruction by itself.
+// Vectors of sixteen lanes on any CPU, in one register or several. They use GCC's vector extensions, and intrinsics where
+// the compiler does not find the best instruction by itself.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #if defined(__AVX__)
 #include <immintrin.h>
 #elif defined(__aarch64__)
@@ -15,11 +16,92 @@ namespace oaiserve {
 
 constexpr int LANES = 16;
 
-typedef float f32x16 __attribute__((vector_size(64)));
-typedef int32_t i32x16 __attribute__((vector_size(64)));
-typedef uint32_t u32x16 __attribute__((vector_size(64)));
-typedef uint16_t u16x16 __attribute__((vector_size(32)));
-typedef uint8_t u8x16 __attribute__((vector_size(16)));
+// The number of floats in a register.
+#if defined(__AVX512F__)
+constexpr int WIDTH = 16;
+#elif defined(__AVX__)
+constexpr int WIDTH = 8;
+#else
+constexpr int WIDTH = 4;
+#endif
+
+typedef float Vector __attribute__((vector_size(WIDTH * 4)));
+typedef uint32_t VectorBits __attribute__((vector_size(WIDTH * 4)));
+typedef int32_t Integers __attribute__((vector_size(WIDTH * 4)));
+typedef uint16_t Halves __attribute__((vector_size(WIDTH * 2)));
+typedef uint8_t Bytes __attribute__((vector_size(WIDTH)));
+
+template <class To, class From>
+To convert(From v) {
+  return __builtin_convertvector(v, To);
+}
+template <class Mask, class V>
+V select(Mask mask, V yes, V no) {
+  return mask ? yes : no;
+}
+
+// A vector of two halves. GCC keeps vectors that are wider than a register in memory.
+template <class V>
+struct Two {
+  using Element = std::remove_cvref_t<decltype(V{}[0])>;
+  V low, high;
+
+  Two() = default;
+  Two(V low, V high) : low(low), high(high) {}
+  template <class W>
+  explicit Two(const Two<W>& bits) : low((V)bits.low), high((V)bits.high) {}
+
+  Element operator[](int i) const { return i < int(sizeof(V) / 4) ? low[i] : high[i - int(sizeof(V) / 4)]; }
+  Two operator-() const { return {-low, -high}; }
+  Two operator~() const { return {~low, ~high}; }
+#define FOR_EACH_HALF(op)                                                                     \
+  friend auto operator op(Two a, Two b) { return two(a.low op b.low, a.high op b.high); }     \
+  friend auto operator op(Two a, Element b) { return two(a.low op b, a.high op b); }          \
+  friend auto operator op(Element a, Two b) { return two(a op b.low, a op b.high); }
+  FOR_EACH_HALF(+)
+  FOR_EACH_HALF(-)
+  FOR_EACH_HALF(*)
+  FOR_EACH_HALF(/)
+  FOR_EACH_HALF(&)
+  FOR_EACH_HALF(|)
+  FOR_EACH_HALF(<<)
+  FOR_EACH_HALF(>>)
+  FOR_EACH_HALF(<)
+  FOR_EACH_HALF(>)
+  FOR_EACH_HALF(==)
+  FOR_EACH_HALF(!=)
+#undef FOR_EACH_HALF
+  template <class B>
+  Two& operator+=(B b) { return *this = *this + b; }
+  template <class B>
+  Two& operator-=(B b) { return *this = *this - b; }
+  template <class B>
+  Two& operator*=(B b) { return *this = *this * b; }
+  template <class B>
+  Two& operator|=(B b) { return *this = *this | b; }
+
+ private:
+  template <class H>
+  static Two<H> two(H low, H high) { return {low, high}; }
+};
+
+template <class To, class V>
+To convert(Two<V> v) {
+  using Half = decltype(To::low);
+  return {convert<Half>(v.low), convert<Half>(v.high)};
+}
+template <class M, class V>
+Two<V> select(Two<M> mask, Two<V> yes, Two<V> no) {
+  return {select(mask.low, yes.low, no.low), select(mask.high, yes.high, no.high)};
+}
+
+template <class V>
+struct Wider {
+  using Type = std::conditional_t<WIDTH == 16, V, std::conditional_t<WIDTH == 8, Two<V>, Two<Two<V>>>>;
+};
+using f32x16 = Wider<Vector>::Type;
+using i32x16 = Wider<Integers>::Type;
+using u32x16 = Wider<VectorBits>::Type;
 
 struct bf16 {
   uint16_t bits;
@@ -34,72 +116,93 @@ inline float to_float(bf16 x) {
 }
 
 inline f32x16 splat(float x) { return x - f32x16{}; }
-inline f32x16 load(const float* p) {
-  f32x16 v;
-  memcpy(&v, p, 64);
-  return v;
-}
-inline void store(float* p, f32x16 v) { memcpy(p, &v, 64); }
 
-inline f32x16 load(const bf16* p) {
-  u16x16 v;
-  memcpy(&v, p, 32);
-  return (f32x16)(__builtin_convertvector(v, u32x16) << 16);
+// The elements of E at `p`, in lanes of V, and back. Numbers become bfloat16 by rounding to nearest even, where NaN stays
+// NaN, and integers by rounding to the nearest; E must have room for them.
+template <class V, class E>
+V load_lanes(const E* p) {
+  if constexpr (requires(V v) { v.low; }) {
+    using Half = decltype(V::low);
+    return {load_lanes<Half>(p), load_lanes<Half>(p + sizeof(Half) / 4)};
+  } else if constexpr (sizeof(E) == 4) {
+    V v;
+    memcpy(&v, p, sizeof(v));
+    return v;
+  } else {
+    Halves v;
+    memcpy(&v, p, sizeof(v));
+    return (V)(__builtin_convertvector(v, VectorBits) << 16);
+  }
 }
-// Rounds to nearest even. NaN stays NaN.
-inline void store(bf16* p, f32x16 v) {
+template <class V, class E>
+void store_lanes(E* p, V v) {
+  if constexpr (requires { v.low; }) {
+    store_lanes(p, v.low);
+    store_lanes(p + sizeof(v.low) / 4, v.high);
+  } else if constexpr (sizeof(E) == 4) {
+    memcpy(p, &v, sizeof(v));
+  } else if constexpr (std::is_same_v<E, bf16>) {
 #if defined(__AVX512BF16__)
-  __m256bh out = _mm512_cvtneps_pbh((__m512)v);
-  memcpy(p, &out, 32);
+    __m256bh out = _mm512_cvtneps_pbh((__m512)v);
+    memcpy(p, &out, 32);
 #else
-  u32x16 bits = (u32x16)v;
-  u32x16 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  u32x16 is_nan = (u32x16)(v != v);
-  u16x16 out = __builtin_convertvector((rounded & ~is_nan) | (is_nan & 0x7fc0), u16x16);
-  memcpy(p, &out, 32);
+    const VectorBits bits = (VectorBits)v, is_nan = (VectorBits)(v != v);
+    const VectorBits rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    const Halves out = __builtin_convertvector((rounded & ~is_nan) | (is_nan & 0x7fc0), Halves);
+    memcpy(p, &out, sizeof(out));
 #endif
+  } else {
+    using Few = std::conditional_t<sizeof(E) == 1, Bytes, Halves>;
+    // 1.5 * 2^23: the integer is in the last bits of the sum.
+    const Few out = convert<Few>((VectorBits)(v + 12582912.0f));
+    memcpy(p, &out, sizeof(out));
+  }
+}
+template <class E>
+f32x16 load(const E* p) {
+  return load_lanes<f32x16>(p);
+}
+template <class E>
+void store(E* p, f32x16 v) {
+  store_lanes(p, v);
 }
 
-// Rounds to the nearest integers, which the type must have room for.
-template <class Integer, class Bits>
-void store_integers(Integer* p, f32x16 v) {
-  // 1.5 * 2^23: the integer is in the last bits of the sum.
-  const Bits out = __builtin_convertvector((u32x16)(v + 12582912.0f), Bits);
-  memcpy(p, &out, sizeof(out));
+inline f32x16 max(f32x16 a, f32x16 b) { return select(a > b, a, b); }
+inline u32x16 max(u32x16 a, u32x16 b) { return select(a > b, a, b); }
+inline f32x16 min(f32x16 a, f32x16 b) { return select(a < b, a, b); }
+
+// One number of all lanes: that of both halves, and so on.
+template <class V, class Combine>
+auto reduce(V v, Combine combine) {
+  if constexpr (requires { v.low; }) {
+    return reduce<decltype(v.low)>(combine(v.low, v.high), combine);
+  } else {
+    std::remove_cvref_t<decltype(v[0])> lanes[WIDTH];
+    memcpy(lanes, &v, sizeof(v));
+    for (int half = WIDTH / 2; half > 0; half /= 2)
+      for (int i = 0; i < half; i++) lanes[i] = combine(lanes[i], lanes[i + half]);
+    return lanes[0];
+  }
 }
-inline void store(int8_t* p, f32x16 v) { store_integers<int8_t, u8x16>(p, v); }
-inline void store(int16_t* p, f32x16 v) { store_integers<int16_t, u16x16>(p, v); }
-
-inline f32x16 max(f32x16 a, f32x16 b) { return a > b ? a : b; }
-inline u32x16 max(u32x16 a, u32x16 b) { return a > b ? a : b; }
-inline f32x16 min(f32x16 a, f32x16 b) { return a < b ? a : b; }
-
 inline float sum(f32x16 v) {
 #if defined(__AVX512F__)
   return _mm512_reduce_add_ps((__m512)v);
 #else
-  float total = 0;
-  for (int i = 0; i < LANES; i++) total += v[i];
-  return total;
+  return reduce(v, [](auto a, auto b) { return a + b; });
 #endif
 }
 inline float max(f32x16 v) {
 #if defined(__AVX512F__)
   return _mm512_reduce_max_ps((__m512)v);
 #else
-  float most = v[0];
-  for (int i = 1; i < LANES; i++) most = v[i] > most ? v[i] : most;
-  return most;
+  return reduce(v, [](auto a, auto b) { return select(a > b, a, b); });
 #endif
 }
-
 inline uint32_t max(u32x16 v) {
 #if defined(__AVX512F__)
   return _mm512_reduce_max_epu32((__m512i)v);
 #else
-  uint32_t most = v[0];
-  for (int i = 1; i < LANES; i++) most = v[i] > most ? v[i] : most;
-  return most;
+  return reduce(v, [](auto a, auto b) { return select(a > b, a, b); });
 #endif
 }
 
@@ -117,21 +220,21 @@ inline f32x16 exp(f32x16 x) {
   p = p * rest + 1.6666665459e-1f;
   p = p * rest + 5.0000001201e-1f;
   p = p * rest * rest + rest + 1.0f;
-  f32x16 scale = (f32x16)((__builtin_convertvector(whole, i32x16) + 127) << 23);
+  f32x16 scale = (f32x16)((convert<i32x16>(whole) + 127) << 23);
   f32x16 out = p * scale;
-  out = x > 88.72f ? splat(INFINITY) : out;
-  out = x < -87.3f ? splat(0.0f) : out;
-  return x == x ? out : x;
+  out = select(x > 88.72f, splat(INFINITY), out);
+  out = select(x < -87.3f, splat(0.0f), out);
+  return select(x == x, out, x);
 }
 
 // Returns the natural logarithm of positive numbers with a relative error of about 1e-7, as the exponent times ln 2 and a
 // polynomial in the rest. Infinity stays infinity, and NaN stays NaN.
 inline f32x16 log(f32x16 x) {
   const u32x16 bits = (u32x16)x;
-  f32x16 exponent = __builtin_convertvector((i32x16)(bits >> 23) - 127, f32x16);
+  f32x16 exponent = convert<f32x16>((i32x16)(bits >> 23) - 127);
   f32x16 rest = (f32x16)((bits & 0x7fffff) | 0x3f800000);
-  exponent = rest > 1.41421356f ? exponent + 1.0f : exponent;
-  rest = (rest > 1.41421356f ? rest * 0.5f : rest) - 1.0f;
+  exponent = select(rest > 1.41421356f, exponent + 1.0f, exponent);
+  rest = select(rest > 1.41421356f, rest * 0.5f, rest) - 1.0f;
   f32x16 p = splat(7.0376836292e-2f);
   p = p * rest - 1.1514610310e-1f;
   p = p * rest + 1.1676998740e-1f;
@@ -143,7 +246,7 @@ inline f32x16 log(f32x16 x) {
   p = p * rest + 3.3333331174e-1f;
   const f32x16 squared = rest * rest;
   const f32x16 out = p * squared * rest - exponent * 2.12194440e-4f - squared * 0.5f + rest + exponent * 0.693359375f;
-  return x < INFINITY ? out : x;
+  return select(x < INFINITY, out, x);
 }
 
 }  // namespace oaiserve
