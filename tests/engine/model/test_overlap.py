@@ -25,7 +25,7 @@ def test_answers_are_the_same_with_overlap(
     expected = run(loaded, requests, overlap=False, num_blocks=1000)
     found = run(loaded, requests, overlap=True, num_blocks=num_blocks)
     assert (expected.num_unknown, found.num_unknown > 100) == (0, True)
-    assert (found.num_preemptions > 50) == (num_blocks == 14)
+    assert (found.num_preemptions > 20) == (num_blocks == 14)
     assert all(isinstance(event, Finished) for event in found.ended.values())
     assert {answer.finish_reason for answer in found.choices.values()} == {"stop", "length"}
     assert {type(answer.stop_reason) for answer in found.choices.values()} == {type(None), str, int}
