@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from oaiserve.hosts import host_name, is_loopback
+from oaiserve.hosts import host_name, is_loopback, is_network
 
 TaskOption = Literal["auto", "generate", "embed", "score"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -169,6 +169,10 @@ class ServerOptions:
     """Most open connections from one address, or from one IPv6 network of 64 bits. 0: no limit. Default: half of
     --max-connections. Behind a proxy, all connections have its address."""
 
+    trusted_proxy: tuple[str, ...] = ()
+    """Address, or network (10.0.0.0/8), of a proxy or gateway in front, whose x-forwarded-for names the client. May be
+    repeated. From all other addresses that header is ignored."""
+
     tokenizer_info: bool = False
     """Show the tokenizer's special tokens and its chat template on /tokenizer_info, for clients that render prompts
     themselves, such as lm-eval. Without it, that route does not exist."""
@@ -221,6 +225,8 @@ class ServerOptions:
         for name in self.allowed_host:
             is_host = host_name(name) is not None
             _check(is_host, "--allowed-host", f"'{name}'", "a host name or an address, without scheme and port")
+        for name in self.trusted_proxy:
+            _check(is_network(name), "--trusted-proxy", f"'{name}'", "an IP address, or a network such as 10.0.0.0/8")
         for origin in self.cors_origin:
             is_origin = origin == "*" or _ORIGIN.fullmatch(origin) is not None
             _check(is_origin, "--cors-origin", f"'{origin}'", "* or scheme://host[:port], without a path")
@@ -278,6 +284,9 @@ class RouteOptions:
 
     allowed_host: tuple[str, ...] = ()
     """Name by which clients may call this server, as of 'oaiserve serve'. May be repeated."""
+
+    trusted_proxy: tuple[str, ...] = ()
+    """Address, or network, of a proxy in front whose x-forwarded-for names the client, as of 'oaiserve serve'."""
 
     body_limit: Bytes = Bytes("8MiB")  # noqa: RUF009 - immutable
     """Largest request body that is passed on, in bytes or with a unit (KiB, MiB, GiB)."""

@@ -18,6 +18,7 @@
       Overloaded            429   too many requests wait already, or the dashboard has too many viewers
       HeadersTooLarge       431   the headers are too many or too large
       InternalError         500   a fault of the server
+      BadGateway            502   a replica behind the gateway has answered what is no HTTP
       Unavailable           503   not ready: loading, draining, or the engine has stopped
     StartupError                  the server cannot start; the message is one sentence, the exit code 2
 
@@ -207,6 +208,11 @@ class HeadersTooLarge(APIError):
 
 class InternalError(APIError):
     code = "internal_error"
+
+
+class BadGateway(APIError):
+    status = 502
+    code = "bad_gateway"
 
 
 class Unavailable(APIError):

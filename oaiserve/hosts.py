@@ -4,7 +4,7 @@ library, and asks no resolver."""
 from __future__ import annotations
 
 import re
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import NamedTuple
 
 _AUTHORITY = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]{1,254}))(?::([0-9]{0,5}))?")
@@ -45,6 +45,15 @@ def host_name(text: str) -> str | None:
 def is_address(name: str) -> bool:
     """Return whether the name is an IP address, which nobody has to look up."""
     return _address(name) is not None
+
+
+def is_network(text: str) -> bool:
+    """Return whether the text is an IP address, or a network of them such as 10.0.0.0/8."""
+    try:
+        ip_network(text)
+    except ValueError:
+        return False
+    return True
 
 
 def is_loopback(name: str) -> bool:

@@ -63,6 +63,7 @@ WRONG_OF_SERVER: list[tuple[dict[str, Any], str]] = [
     ),
     ({"allowed_host": ("a", "http://llm.example.com")}, "--allowed-host is 'http://llm.example.com'"),
     ({"allowed_host": ("*",)}, "--allowed-host is '*'"),
+    ({"trusted_proxy": ("10.0.0.0/8", "*")}, "--trusted-proxy is '*', but must be an IP address"),
     ({"body_limit": Bytes(0)}, "--body-limit is 0"),
     ({"served_model_name": ""}, "--served-model-name is empty"),
     ({"drain_timeout_seconds": -1}, "--drain-timeout-seconds is -1, but must be at least 0."),

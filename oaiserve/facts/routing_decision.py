@@ -39,9 +39,11 @@ class Decision(NamedTuple):
     bound: float  # on its load, at that moment
 
 
-def as_text(decision: Decision) -> str:
-    """Return a decision as text: the names of its fields, and their values."""
+def as_text(decision: Decision, *, names_replica: bool = True) -> str:
+    """Return a decision as text: the names of its fields, and their values; for clients without the replica's name."""
     shown = {**decision._asdict(), "load": f"{decision.load:.3f}", "bound": f"{decision.bound:.3f}"}
+    if not names_replica:
+        del shown["replica"]
     return "; ".join(f"{name}={value}" for name, value in shown.items())
 
 

@@ -61,6 +61,8 @@ class Server(uvicorn.Server):
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=bool(options.trusted_proxy),
+            forwarded_allow_ips=[*options.trusted_proxy],
             ssl_certfile=options.tls_certificate,
             ssl_keyfile=options.tls_key,
         )

@@ -25,6 +25,7 @@ from oaiserve.errors import APIError, InternalError, InvalidRequest, MethodNotAl
 from oaiserve.facts.routing_decision import DECISION_HEADER, of_text
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.facts.trace import TraceContext
+from oaiserve.hosts import is_address
 from oaiserve.http.connections import CONNECTION
 
 logger = logging.getLogger(__name__)
@@ -81,8 +82,9 @@ def request_ids(scope: Scope) -> dict[str, Any]:
     if _REQUEST_ID.fullmatch(request_id) is None:
         request_id = f"req-{unique_id}"
     trace = TraceContext.from_headers(headers.get("traceparent"), headers.get("tracestate"))
-    address, _ = scope.get("client") or ("", 0)
-    return {"request_id": request_id, "unique_id": unique_id, "trace": trace, "client": address}
+    address, _ = scope.get("client") or ("", 0)  # which a proxy may have taken from a header of the client's
+    client = address if is_address(address) else ""
+    return {"request_id": request_id, "unique_id": unique_id, "trace": trace, "client": client}
 
 
 class TidyPath:

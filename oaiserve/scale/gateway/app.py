@@ -22,7 +22,7 @@ from oaiserve.config import RouteOptions
 from oaiserve.errors import Unavailable
 from oaiserve.facts.record import AccessRefusal
 from oaiserve.routes.access import Hosts, Origins
-from oaiserve.routes.middleware import Errors, json_response, render_http_exception, request_ids
+from oaiserve.routes.middleware import Errors, TidyPath, json_response, render_http_exception, request_ids
 from oaiserve.scale.gateway.gateway import Gateway
 from oaiserve.scale.gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from oaiserve.scale.gateway.watch import USUAL, Pace, Resolve, Watch, addresses_of
@@ -104,6 +104,7 @@ def create_gateway(options: RouteOptions, resolve: Resolve = addresses_of, pace:
         middleware=[
             Middleware(Ids),
             Middleware(Errors),
+            Middleware(TidyPath),
             Middleware(Hosts, listens_on=options.host, allowed=options.allowed_host, count=count_refused),
             Middleware(Origins, origins=(), count=count_refused),
         ],

@@ -7,9 +7,11 @@ an answer has been sent: if the first one cannot be reached, is full (429) or ta
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import msgspec
 from starlette.datastructures import Headers
@@ -17,7 +19,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from oaiserve.engine.backpressure import SharedLimit
-from oaiserve.errors import BodyTooLarge, NotFound, Overloaded, RequestTimeout, Unavailable
+from oaiserve.errors import BadGateway, BodyTooLarge, NotFound, Overloaded, RequestTimeout, Unavailable
 from oaiserve.facts.prefix_keys import prompt_of_body
 from oaiserve.facts.routing_decision import DECISION_HEADER, Decision, as_text
 from oaiserve.facts.times import monotonic_ns
@@ -25,15 +27,18 @@ from oaiserve.http.connections import CONNECTION
 from oaiserve.routes import sse
 from oaiserve.routes.body import client_left
 from oaiserve.scale.gateway.metrics import Ending, GatewayMetrics
-from oaiserve.scale.gateway.upstream import CutOff, Unreachable, Upstream, UpstreamAnswer
+from oaiserve.scale.gateway.upstream import BadAnswer, CutOff, Unreachable, Upstream, UpstreamAnswer
 from oaiserve.scale.gateway.watch import Watch
 from oaiserve.scale.router import NoReplica, Router
+
+log = logging.getLogger(__name__)
 
 MOST_TRIES = 3  # replicas that are asked for one request
 MOVES_ON = (429, 503)  # the statuses of refusals that another replica may not have
 MOST_RECEIVED_BYTES = 256 * 2**20  # of the bodies of all requests that have no answer yet
 BODY_SECONDS = 60.0
 LARGE_BYTES = 64 * 1024  # larger bodies are looked at in a worker thread
+MOST_EVENT_BYTES = 16 * 2**20  # of one event of a stream: the last one of /v1/responses has the whole answer
 SESSION_HEADER = "x-session-id"
 ROUTE_HEADER = DECISION_HEADER.encode()
 
@@ -43,7 +48,8 @@ _OF_CONNECTION = {
     *(b"trailer", b"transfer-encoding", b"upgrade", b"expect"),
 }
 # These are written anew, but for the origin, which has been checked here against a name that the replica does not know.
-_NOT_ASKED = _OF_CONNECTION | {b"host", b"content-length", b"origin", b"x-request-id", ROUTE_HEADER}
+_NOT_ASKED = _OF_CONNECTION | {b"host", b"content-length", b"origin", b"x-request-id", b"forwarded", b"x-real-ip"}
+_NOT_A_CLIENTS = (b"x-forwarded-", b"x-oaiserve-")  # told by the gateway alone
 _NOT_ANSWERED = _OF_CONNECTION | {b"date", b"x-request-id", b"x-content-type-options"}
 # Whoever asks for these means one replica, and would be misled by whichever answers.
 _OF_ONE_REPLICA = ("/debug", "/dashboard", "/docs", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
@@ -97,7 +103,7 @@ class Gateway:
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> Ending:
         path, client = scope["path"], scope["state"]["client"]
-        if path.startswith(_OF_ONE_REPLICA):
+        if path.startswith(_OF_ONE_REPLICA) or not {".", ".."}.isdisjoint(path.split("/")):
             raise NotFound(f"{path[:100]} is about one replica. Ask that one itself.")
         if self.is_draining:
             raise Unavailable("The server is shutting down. Please try again.", retry_after_seconds=5)
@@ -148,9 +154,14 @@ class Gateway:
         session = Headers(scope=scope).get(SESSION_HEADER)
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         query = scope["query_string"]
-        target = scope["raw_path"] + (b"?" + query if query else b"")
-        headers = [header for header in scope["headers"] if header[0] not in _NOT_ASKED]
+        # The path that has been judged, and not another one that a replica may take for it.
+        target = quote(scope["path"], safe="/:@!$&'()*+,;=~").encode() + (b"?" + query if query else b"")
+        given = (header for header in scope["headers"] if header[0] not in _NOT_ASKED)
+        headers = [header for header in given if not header[0].startswith(_NOT_A_CLIENTS)]
         headers.append((b"x-request-id", scope["state"]["request_id"].encode()))
+        headers.append((b"x-forwarded-proto", scope["scheme"].encode()))
+        if client := scope["state"]["client"]:
+            headers.append((b"x-forwarded-for", client.encode()))
         tried: list[str] = []
         moves = ""  # why it moves on
         refused: _Begun | None = None
@@ -174,6 +185,9 @@ class Gateway:
                 moves = "unreachable"
                 self._watch.exclude(upstream.name, str(error))
                 continue
+            except BadAnswer as error:
+                log.warning("The replica %s has answered what is no HTTP: %s", upstream.name, error)
+                raise BadGateway("The answer to this request could not be read. Please try again.") from None
             finally:
                 upstream.num_open -= 1
             status = begun.answer.status
@@ -192,7 +206,7 @@ class Gateway:
         """Send an answer as it comes, until its end. Raises ClientDisconnect."""
         answer, decision = begun.answer, begun.decision
         headers = [header for header in answer.headers if header[0] not in _NOT_ANSWERED]
-        headers.append((ROUTE_HEADER, as_text(decision).encode()))
+        headers.append((ROUTE_HEADER, as_text(decision, names_replica=False).encode()))
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         send_part: Send = scope["state"]["send"]  # past the layers around this, which would cost each part some time
         left.add_done_callback(lambda _: answer.close())
@@ -205,6 +219,8 @@ class Gateway:
                     part = whole + mark
                 if part:
                     await send_part({"type": "http.response.body", "body": part, "more_body": True})
+                if len(rest) > MOST_EVENT_BYTES:
+                    raise CutOff(f"an event of more than {MOST_EVENT_BYTES} bytes")
         except CutOff as error:
             if left.done():
                 raise ClientDisconnect from None

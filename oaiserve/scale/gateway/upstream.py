@@ -16,6 +16,7 @@ import httptools
 
 CONNECT_SECONDS = 2.0
 MOST_IDLE = 64  # connections that are kept for further requests
+MOST_HEAD_BYTES = 64 * 1024  # of the head of an answer, with all interim ones before it
 MOST_GATHERED_BYTES = 256 * 1024  # of an answer, until its reader takes them
 
 Headers = Iterable[tuple[bytes, bytes]]
@@ -23,6 +24,10 @@ Headers = Iterable[tuple[bytes, bytes]]
 
 class Unreachable(Exception):
     """A replica has not begun to answer: it cannot be reached, or has ended. The message says which."""
+
+
+class BadAnswer(Exception):
+    """A replica has begun to answer what is no HTTP, or has no end. The message says which."""
 
 
 class CutOff(Exception):
@@ -108,10 +113,10 @@ class UpstreamAnswer:
         self._resume()  # the connection may be used again
         self._wake()
 
-    def lost(self, why: str) -> None:
+    def lost(self, error: Unreachable | BadAnswer) -> None:
         self._is_lost = True
         if not self.head.done():
-            self.head.set_exception(Unreachable(why))
+            self.head.set_exception(error)
         self._wake()
 
     def _resume(self) -> None:
@@ -138,7 +143,7 @@ class Upstream:
     async def ask(
         self, method: str, target: bytes, headers: Headers = (), body: bytes | bytearray = b""
     ) -> UpstreamAnswer:
-        """Send a request, and wait for the head of its answer. Raises Unreachable."""
+        """Send a request, and wait for the head of its answer. Raises Unreachable and BadAnswer."""
         lines = [b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (method.encode(), target, self.address.host.encode())]
         lines += [b"%b: %b\r\n" % header for header in headers]
         lines.append(b"content-length: %d\r\n\r\n" % len(body))
@@ -159,7 +164,7 @@ class Upstream:
                 raise
 
     async def get(self, target: bytes, headers: Headers = ()) -> tuple[int, bytes]:
-        """Get a path, and return status and body. Raises Unreachable and CutOff."""
+        """Get a path, and return status and body. Raises Unreachable, BadAnswer and CutOff."""
         answer = await self.ask("GET", target, headers)
         try:
             return answer.status, await answer.read_all()
@@ -210,11 +215,13 @@ class _Connection(asyncio.Protocol):
         self._upstream = upstream
         self._answer: UpstreamAnswer | None = None
         self._parser = httptools.HttpResponseParser(self)
+        self._head_bytes = 0
 
     def send(self, head: bytes, body: bytes | bytearray) -> UpstreamAnswer:
         self._answer = answer = UpstreamAnswer(self)
+        self._head_bytes = 0
         if self.transport.is_closing():
-            answer.lost("the replica has closed the connection")
+            answer.lost(Unreachable("the replica has closed the connection"))
         else:
             self.transport.write(head)
             if body:
@@ -225,29 +232,51 @@ class _Connection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        if self._answer is None:  # it says something that it was not asked
+        answer = self._answer
+        if answer is None:  # it says something that it was not asked
             self.transport.abort()
             return
+        is_head = not answer.head.done()
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError:
-            self.transport.abort()
+        except httptools.HttpParserUpgrade:
+            self._spoil(answer, "another protocol")
+        except httptools.HttpParserError as error:
+            self._spoil(answer, str(error))
+        if is_head and not answer.head.done():
+            self._head_bytes += len(data)
+            if self._head_bytes > MOST_HEAD_BYTES:
+                self._spoil(answer, f"a head of more than {MOST_HEAD_BYTES} bytes")
+
+    def _spoil(self, answer: UpstreamAnswer, why: str) -> None:
+        answer.lost(BadAnswer(why))
+        self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._upstream._forget(self)
         if self._answer is not None:
             answer, self._answer = self._answer, None
-            answer.lost("the replica has ended the connection" if exc is None else str(exc))
+            answer.lost(Unreachable("the replica has ended the connection" if exc is None else str(exc)))
 
     # -- callbacks of the parser --------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if self._answer is None:  # bytes behind an answer, which would begin the next one
+            self.transport.abort()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._answer is not None:
             self._answer.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        if self._answer is not None:
-            self._answer.status = self._parser.get_status_code()
+        if self._answer is None:
+            return
+        self._answer.status = status = self._parser.get_status_code()
+        if status < 200:  # an interim answer
+            self._answer.headers.clear()
+        elif status > 599:
+            self._spoil(self._answer, f"a status of {status}")
+        else:
             self._answer.began()
 
     def on_body(self, body: bytes) -> None:
@@ -255,7 +284,7 @@ class _Connection(asyncio.Protocol):
             self._answer.more(body)
 
     def on_message_complete(self) -> None:
-        if self._answer is None:
+        if self._answer is None or not self._answer.head.done():  # behind an interim answer
             return
         answer, self._answer = self._answer, None
         answer.completed()

@@ -19,7 +19,7 @@ import msgspec
 
 from oaiserve.facts.report import ReplicaReport
 from oaiserve.facts.times import monotonic_ns
-from oaiserve.scale.gateway.upstream import Address, CutOff, Unreachable, Upstream
+from oaiserve.scale.gateway.upstream import Address, BadAnswer, CutOff, Unreachable, Upstream
 from oaiserve.scale.router import Router
 
 log = logging.getLogger(__name__)
@@ -108,8 +108,8 @@ class Watch:
         if name not in self.upstreams:
             return  # it is gone
         self._router.exclude(name, monotonic_ns())
-        self._mute.discard(name)  # it may be another one when it is back
         if name not in self.silent:
+            self._mute.discard(name)  # it may be another one when it is back
             self.silent.add(name)
             log.warning("The replica %s gets no requests until it answers again: %s", name, why)
 
@@ -122,7 +122,7 @@ class Watch:
                     report = await self._ask(upstream, number)
             except TimeoutError:
                 self.exclude(upstream.name, f"no report within {seconds:g} seconds")
-            except (Unreachable, CutOff, NotReady) as error:
+            except (Unreachable, BadAnswer, CutOff, NotReady) as error:
                 self.exclude(upstream.name, str(error))
             except Exception:  # the others, and the next report, must not be lost with it
                 log.exception("The report of the replica %s cannot be read", upstream.name)
@@ -142,7 +142,7 @@ class Watch:
         self._router.learn(report, now_ns)
 
     async def _ask(self, upstream: Upstream, number: int) -> ReplicaReport:
-        """Return the report of a replica, or a substitute without one. Raises NotReady, Unreachable and CutOff."""
+        """Return the report of a replica, or a substitute without one. Raises NotReady, and as `Upstream.get` does."""
         name = upstream.name
         if name not in self._mute:
             status, content = await upstream.get(b"/debug/report", self._headers)

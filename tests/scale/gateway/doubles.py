@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from oaiserve.app import create_app
 from oaiserve.config import Config, RouteOptions, ServerOptions
@@ -22,10 +24,29 @@ from tests.waiting import wait_until
 
 QUICK = Pace(report_seconds=0.05, resolve_seconds=0.02)
 OPTIONS = ServerOptions(drain_timeout_seconds=0)
+BEHIND_A_GATEWAY = ServerOptions(drain_timeout_seconds=0, trusted_proxy=("127.0.0.1",))
+SIGNATURE, SEEN_CLIENT = "x-signature", "x-seen-client"
 
 
 def address_of(server: RunningServer) -> Address:
     return Address("127.0.0.1", server.port, f"127.0.0.1:{server.port}")
+
+
+class Signed:
+    """Puts two addresses into the answers of a server, which a gateway does not tell: its own and its client's."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def signed_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                host, port = scope["server"]
+                headers = MutableHeaders(scope=message)
+                headers[SIGNATURE], headers[SEEN_CLIENT] = f"{host}:{port}", scope["client"][0]
+            await send(message)
+
+        await self.app(scope, receive, signed_send)
 
 
 @dataclass
@@ -57,8 +78,9 @@ class Fleet:
         runner = ScriptedRunner(gated=gated)
         engine = make_engine(runner, **{"kv_blocks": 512, "max_step_tokens": 64} | options)
         telemetry = FakeTelemetry()
-        app = create_app(Config("m", OPTIONS), engine, telemetry)
-        _, server = self.stack.enter_context(running_server(app, OPTIONS))
+        app = create_app(Config("m", BEHIND_A_GATEWAY), engine, telemetry)
+        app.add_middleware(Signed)
+        _, server = self.stack.enter_context(running_server(app, BEHIND_A_GATEWAY))
         replica = Replica(server, engine, runner, telemetry)
         self.replicas[replica.name] = replica
         self.named.append(address_of(server))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
 import socket
@@ -9,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from itertools import count
 from typing import Any
 
@@ -23,7 +24,7 @@ from oaiserve.scale.router import score, seed_of
 from tests.e2e.harness import alphabet
 from tests.e2e.raw_client import send_request
 from tests.engine.doubles import TIMEOUT_SECONDS, wait_until_idle
-from tests.scale.gateway.doubles import QUICK, Fleet, Replica, fleet
+from tests.scale.gateway.doubles import QUICK, SEEN_CLIENT, SIGNATURE, Fleet, Replica, fleet
 from tests.waiting import wait_until
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -44,11 +45,11 @@ def meaning(answer: httpx.Response) -> tuple[int, str, list[str]]:
 
 
 def replica_of(answer: httpx.Response) -> str:
-    return str(of_text(answer.headers["x-oaiserve-route"])["replica"])
+    return answer.headers[SIGNATURE]
 
 
 def reason_of(answer: httpx.Response) -> str:
-    return str(of_text(answer.headers["x-oaiserve-route"])["reason"])
+    return answer.headers["x-oaiserve-route"].split(";")[0].removeprefix("reason=")
 
 
 REQUESTS: list[tuple[str, str, dict[str, Any]]] = [
@@ -84,8 +85,9 @@ def test_the_record_of_a_request_has_its_id_its_trace_and_why_it_came_here(four:
     while (record := records.get(timeout=TIMEOUT_SECONDS)).request_id != "known":
         pass
     assert record.trace.trace_id_hex == trace_id
-    assert record.routing == of_text(answer.headers["x-oaiserve-route"])
-    assert record.routing["replica"] == replica_of(answer)
+    name = replica_of(answer)
+    assert record.routing == of_text(f"replica={name}; " + answer.headers["x-oaiserve-route"])
+    assert name not in str([*answer.headers.items()][:-1]).replace(f"'{SIGNATURE}', '{name}'", "")
     assert answer.headers["traceresponse"].startswith(f"00-{trace_id}-")
 
 
@@ -131,6 +133,36 @@ def test_what_the_gateway_refuses_itself_is_an_error_in_openais_form(four: Fleet
     ):
         assert answer.status_code == status
         assert answer.json()["error"]["request_id"] == answer.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    "path", ["//debug/requests", "/%2fdebug/requests", "/debug//requests/", "/v1/../debug/requests"]
+)
+def test_a_path_is_judged_as_a_replica_reads_it(four: Fleet, path: str) -> None:
+    assert raw_answer(four, path)[0] == 404
+
+
+def test_slashes_too_many_lead_to_the_gateways_own_routes(four: Fleet) -> None:
+    assert b"oaiserve_gateway_" in raw_answer(four, "//metrics")[1]
+    assert raw_answer(four, "/v1//models/")[0] == 200
+
+
+def raw_answer(running: Fleet, path: str) -> tuple[int, bytes]:
+    """Return status and body for a path that httpx would tidy."""
+    connection = http.client.HTTPConnection("127.0.0.1", running.http.base_url.port, timeout=TIMEOUT_SECONDS)
+    with closing(connection):
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+
+
+def test_clients_choose_neither_their_address_nor_what_the_gateway_tells(four: Fleet) -> None:
+    given = {"x-forwarded-for": "6.6.6.6", "forwarded": "for=6.6.6.6", "x-oaiserve-route": "replica=a; reason=b"}
+    answer = four.ask(headers={**given, "x-request-id": "pretender"})
+    records = four.replicas[replica_of(answer)].telemetry.records
+    while (record := records.get(timeout=TIMEOUT_SECONDS)).request_id != "pretender":
+        pass
+    assert (answer.headers[SEEN_CLIENT], record.routing["reason"]) == ("127.0.0.1", reason_of(answer))
 
 
 def test_a_body_over_the_limit_is_refused(four: Fleet) -> None:
