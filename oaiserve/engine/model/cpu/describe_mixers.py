@@ -16,7 +16,6 @@ from oaiserve.engine.model.cpu.description import (
     Convolution,
     DeltaNet,
     LowRank,
-    Mamba,
     Mamba2,
     Matrix,
     Mixer,
@@ -101,33 +100,6 @@ def _kimi_delta_net(reader: ModuleReader, index: int, net: Any) -> DeltaNet:
     )
 
 
-def _any_mamba(reader: ModuleReader, index: int, mixer: Any) -> Mixer:
-    return _mamba(reader, index, mixer) if hasattr(mixer, "x_proj") else _mamba2(reader, index, mixer)
-
-
-def _mamba(reader: ModuleReader, index: int, mixer: Any) -> Mamba:
-    convolution = _convolution(reader, mixer.conv1d, mixer.activation)
-    speeds = _speeds(reader, mixer)
-    _refuse_another_state(reader, index, convolution, tuple(speeds.shape))
-    times = reader.matrix(reader.child(mixer, "dt_proj"))
-    widths = {"dt": times.weight.shape[1], "b": speeds.shape[1], "c": speeds.shape[1]}
-    time_norm, b_norm, c_norm = (
-        _norm(reader, reader.child(mixer, f"{part}_layernorm", optional=True), width) for part, width in widths.items()
-    )
-    return Mamba(
-        projections=[reader.matrix(reader.child(mixer, "in_proj"))],
-        convolution=convolution,
-        vectors=reader.matrix(mixer.x_proj),
-        time_norm=time_norm,
-        b_norm=b_norm,
-        c_norm=c_norm,
-        times=times,
-        speeds=speeds,
-        skips=reader.parameter(mixer, "D").float(),
-        out=reader.matrix(reader.child(mixer, "out_proj")),
-    )
-
-
 def _mamba2(reader: ModuleReader, index: int, mixer: Any) -> Mamba2:
     if not {"num_heads", "head_dim", "n_groups"} <= vars(mixer).keys():
         raise NotKnown(f"it has no operations for states of type {type(mixer).__name__}")
@@ -201,14 +173,6 @@ def _convolution(reader: ModuleReader, convolution: Any, activation: str) -> Con
     return Convolution(weight, reader.floats(convolution, "bias"), _ACTIVATIONS[activation])
 
 
-def _norm(reader: ModuleReader, norm: Any, width: int) -> Norm | None:
-    if norm is None:
-        return None
-    if "Weightless" in type(norm).__name__:  # its weight is not used
-        return Norm(torch.ones(width), None, norm.eps, subtracts_mean=False)
-    return reader.norm(norm)
-
-
 def _gated_norm(reader: ModuleReader, norm: Any) -> Norm:
     return Norm(reader.parameter(norm, "weight").float(), None, norm.variance_epsilon, subtracts_mean=False)
 
@@ -229,8 +193,8 @@ def _refuse_another_state(
 # By the name that layers have for them.
 _MIXERS: dict[str, Callable[[ModuleReader, int, Any], Mixer]] = {
     "linear_attn": _delta_net,
-    "mamba": _any_mamba,
-    "mixer": _any_mamba,
+    "mamba": _mamba2,
+    "mixer": _mamba2,
     "conv": _short_convolution,
     "self_attn": _kimi_delta_net,  # in other families attention, which is beside a mixer
 }

@@ -205,22 +205,6 @@ class Mamba2:
 
 
 @dataclass(frozen=True, slots=True)
-class Mamba:
-    """A mixer of the first Mamba, as src/mamba.h computes it. The convolution has x as its channels."""
-
-    projections: list[Matrix]  # their rows follow each other: x, and its gates
-    convolution: Convolution
-    vectors: Matrix  # of x: the inputs of the times, B and C
-    time_norm: Norm | None
-    b_norm: Norm | None
-    c_norm: Norm | None
-    times: Matrix
-    speeds: Tensor  # float32 [channels, numbers of the state of a channel]
-    skips: Tensor  # float32 [channels]
-    out: Matrix
-
-
-@dataclass(frozen=True, slots=True)
 class ShortConvolution:
     """A convolution alone, whose inputs and outputs are gated, as LFM2 has it."""
 
@@ -230,7 +214,7 @@ class ShortConvolution:
 
 
 # The mixers of layers, beside attention or in place of it. The order of such layers is that of their states.
-Mixer = DeltaNet | Mamba | Mamba2 | ShortConvolution
+Mixer = DeltaNet | Mamba2 | ShortConvolution
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from oaiserve.engine.model.cpu.description import (
     LatentProjection,
     Layer,
     LowRank,
-    Mamba,
     Mamba2,
     Matrix,
     Mixer,
@@ -125,14 +124,6 @@ def _mixer(mixer: Mixer, width: int) -> Sizes:
         yield from _lengths(mixer.heads, mixer.speeds, mixer.biases, mixer.skips)
         yield from _lengths(numbers, mixer.norm)
         yield from _lengths(rows, mixer.factors)
-    elif isinstance(mixer, Mamba):
-        dim, rank = mixer.speeds.shape[1], mixer.times.weight.shape[1]
-        yield rows, 2 * numbers
-        yield from _shapes(rank + 2 * dim, numbers, mixer.vectors)
-        yield from _shapes(numbers, rank, mixer.times)
-        yield from _lengths(numbers, mixer.speeds, mixer.skips)
-        yield from _lengths(rank, mixer.time_norm)
-        yield from _lengths(dim, mixer.b_norm, mixer.c_norm)
     else:
         yield rows, 3 * numbers
     for matrix in mixer.projections:

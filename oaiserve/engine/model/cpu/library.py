@@ -128,19 +128,6 @@ class ScanHeads:
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
-    """The weights of the first Mamba's recurrence, as src/mamba.h has them."""
-
-    channels: int
-    state_dim: int
-    first: int
-    b_norm: Normalize
-    c_norm: Normalize
-    speeds: Tensor
-    skips: Tensor
-
-
-@dataclass(frozen=True, slots=True)
 class ExpertWeights:
     """The weights of experts, which follow each other, for the rows that an assignment has of each."""
 

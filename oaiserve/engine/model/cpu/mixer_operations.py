@@ -10,7 +10,6 @@ from oaiserve.engine.model.cpu import description
 from oaiserve.engine.model.cpu.description import (
     DeltaNet,
     LowRank,
-    Mamba,
     Mamba2,
     Mixer,
     NotKnown,
@@ -24,11 +23,10 @@ from oaiserve.engine.model.cpu.library import (
     GatedNorm,
     Normalize,
     ScanHeads,
-    Selection,
 )
 from oaiserve.engine.model.cpu.operation_list import OperationList, whole_lanes
 
-MAX_KEY_DIM = 256  # MAX_STATE_KEY_DIM in src/delta.h, and MAX_SELECTIVE_DIM in src/mamba.h
+MAX_KEY_DIM = 256  # MAX_STATE_KEY_DIM in src/delta.h
 
 
 class MixerOperations:
@@ -47,19 +45,12 @@ class MixerOperations:
             self._low, self._short_low = operations.floats(rank), operations.elements(rank)
             self._gates = operations.floats(max(net.value_heads * net.value_dim for net, _ in low))
             self._decays = operations.floats(max(net.value_heads * net.key_dim for net, _ in low))
-        if mambas := [mixer for mixer in mixers if isinstance(mixer, Mamba)]:
-            self._inner = operations.elements(max(len(mamba.speeds) for mamba in mambas))
-            self._vectors = operations.floats(max(whole_lanes(len(mamba.vectors.weight)) for mamba in mambas))
-            self._short_times = operations.elements(max(mamba.times.weight.shape[1] for mamba in mambas))
-            self._times = operations.floats(max(len(mamba.speeds) for mamba in mambas))
 
     def add(self, mixer: Mixer, x: int, out: int) -> None:
         """Add the operations of the next layer: they write the input of its last matrix to `out`."""
         self._operations.project("projections", x, self._rows, mixer.projections)
         if isinstance(mixer, DeltaNet):
             self._delta_net(mixer, x, out)
-        elif isinstance(mixer, Mamba):
-            self._mamba(mixer, out)
         elif isinstance(mixer, Mamba2):
             self._mamba2(mixer, out)
         else:
@@ -95,23 +86,6 @@ class MixerOperations:
         operations.add("projections", "norm", self._low, self._short_low, Normalize.of(None, rank), False)
         operations.project("projections", self._short_low, out, [product.up])
         return out
-
-    def _mamba(self, mixer: Mamba, out: int) -> None:
-        operations = self._operations
-        (channels, dim), rank = mixer.speeds.shape, mixer.times.weight.shape[1]
-        _refuse_unless_whole(dim, rank)
-        if dim > MAX_KEY_DIM:
-            raise NotKnown(f"its states have {dim} numbers for a channel, which are more than {MAX_KEY_DIM}")
-        self._convolve(mixer.convolution)
-        operations.add("convolution", "norm", self._rows, self._inner, Normalize.of(None, channels), False)
-        operations.project("projections", self._inner, self._vectors, [mixer.vectors])
-        time_norm = Normalize.of(mixer.time_norm, rank)
-        operations.add("projections", "norm", self._vectors, self._short_times, time_norm, False)
-        operations.project("projections", self._short_times, self._times, [mixer.times])
-        norms = Normalize.of(mixer.b_norm, dim), Normalize.of(mixer.c_norm, dim)
-        selection = Selection(channels, dim, rank, *norms, mixer.speeds, mixer.skips)
-        arguments = (self._rows, self._times, self._vectors, out, selection, self._num_layers)
-        operations.add("recurrence", "selective_scan", *arguments)
 
     def _mamba2(self, mixer: Mamba2, out: int) -> None:
         operations = self._operations

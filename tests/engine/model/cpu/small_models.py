@@ -194,9 +194,6 @@ STATE_FAMILIES: dict[str, PreTrainedConfig] = {
     "lfm2": config_of("lfm2"),  # a convolution alone
     "lfm2_moe": config_of("lfm2_moe", conv_L_cache=5),
     "mamba2": config_of("mamba2"),  # no attention, and no MLP
-    "mamba": config_of("mamba"),
-    "falcon_mamba": config_of("falcon_mamba"),
-    "jamba": config_of("jamba", num_experts=1, mamba_d_state=32),
     "bamba": config_of("bamba", mamba_d_state=32),
     "granitemoehybrid": config_of("granitemoehybrid", shared_intermediate_size=48),
     "granitemoehybrid without experts": config_of("granitemoehybrid", num_local_experts=0, residual_multiplier=0.3),

@@ -76,7 +76,6 @@ NEMOTRON = config(
     **LONG | NEMOTRON_H | {"num_hidden_layers": 3, "layers_block_type": ["linear_attention", "moe", "full_attention"]},
     moe_latent_size=32,
 )
-FIRST_MAMBA = config("mamba", **LONG, state_size=16, time_step_rank=16)
 CONVOLUTION = config("lfm2", **LONG | {"layer_types": CONVOLUTIONS["layer_types"][:2]})
 KIMIS = config("kimi_linear", **LONG | KIMI | {"layer_types": DELTA["layer_types"][:2], "num_hidden_layers": 2})
 WEIGHED = config("llama4_text", **LONG | {"intermediate_size": 96}, num_local_experts=12, num_experts_per_tok=3)
@@ -105,7 +104,6 @@ CASES = {
     "gated delta nets with AVX2": (KIMIS, torch.bfloat16, "int8", "x86-64-v3"),
     "Mamba 2": (NEMOTRON, torch.bfloat16, "none", "native"),
     "Mamba 2 with AVX2": (MAMBA, torch.float32, "none", "x86-64-v3"),
-    "the first Mamba": (FIRST_MAMBA, torch.bfloat16, "none", "native"),
     "short convolutions": (CONVOLUTION, torch.bfloat16, "none", "native"),
     "blocks of GGUF files": (BLOCKY, torch.float32, "blocks", "native"),
     "cache in eight bits": (GROUPED, torch.bfloat16, "none", "native"),

@@ -390,7 +390,6 @@ constexpr Entry OPERATIONS[] = {
     of<DeltaRule<true>, Floats, Floats, Floats, DeltaHeads, long>("delta_rule_by_row"),
     of<PrepareScan, Floats, ScanHeads, Numbers, Numbers>("prepare_scan"),
     of<Scan, Floats, ScanHeads, Numbers, long>("scan"),
-    of<SelectiveScan<Element>, Floats, Floats, Floats, Elements, Selection, long>("selective_scan"),
     of<GateAndNorm<Element>, Floats, Floats, Elements, GatedNorm, Normalize>("gate_and_norm"),
     of<GateRows<Element>, Elements, Floats, long, long>("gate_rows"),
 #if defined(BLOCK_WEIGHTS)
