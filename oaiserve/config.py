@@ -466,6 +466,14 @@ class EngineOptions:
     """Target for the time between two tokens of a stream (ITL). While sequences decode, a step gets only as many prompt
     tokens as fit into this time, by the measured time of steps. Default: no target."""
 
+    hang_seconds: float = 60
+    """Seconds that one part of the engine's work may take, or 20 times the learnt cost of its step if that is more.
+    Then /health and /ready are 503 until it goes on, and the log has the stacks of all threads."""
+
+    exit_on_hang: bool = False
+    """End the process, with exit code 70, when the engine hangs by --hang-seconds, for a supervisor to start it
+    again."""
+
     lookahead: int = 8
     """Number of waiting sequences to try after one that does not fit into the KV cache yet. 0: none may overtake it."""
 
@@ -518,6 +526,7 @@ class EngineOptions:
             max_step_tokens=1,
             prefill_max_requests=1,
             itl_target_seconds=0.001,
+            hang_seconds=1,
             step_target_seconds=0.001,
             prefill_max_tokens=1,
             quantized_cache=0,

@@ -148,6 +148,8 @@ class Engine:
             step_target_seconds=options.step_target_seconds,
             machine=(machine or MachineTime(throttling=throttling_file())) if options.explain else None,
             learn=learn,
+            hang_seconds=options.hang_seconds,
+            exit_on_hang=options.exit_on_hang,
         )
         grammars = model.grammars or Grammars(
             model.tokenizer.backend, vocab_size=model.vocab_size, eos_token_ids=model.eos_token_ids
@@ -211,8 +213,13 @@ class Engine:
         return self._loop.failure
 
     @property
+    def hang(self) -> str:
+        """The part of its work that holds the engine thread for too long; empty as long as it goes on."""
+        return self._loop.watchdog.hang
+
+    @property
     def is_ready(self) -> bool:
-        return self._loop.is_alive and not self._is_draining and self.failure is None
+        return self._loop.is_alive and not self._is_draining and self.failure is None and not self.hang
 
     @property
     def step_cost(self) -> StepCost | None:
@@ -232,7 +239,13 @@ class Engine:
         if snapshot.idle_since_ns is not None:
             host_ns[HostPart.IDLE] += max(0, now_ns - snapshot.idle_since_ns)
         adapters = {adapter.name: snapshot.by_adapter.get(adapter.number, (0, 0)) for adapter in self.adapters.served}
-        return replace(snapshot, num_tokenizing=self._tokenize.num_waiting, adapters=adapters, host_ns=host_ns)
+        return replace(
+            snapshot,
+            num_tokenizing=self._tokenize.num_waiting,
+            num_hangs=self._loop.watchdog.num_hangs,
+            adapters=adapters,
+            host_ns=host_ns,
+        )
 
     def report(self, replica: str = "") -> ReplicaReport:
         """Return the load and the prefix keys of cached prompts, for routers, within a millisecond."""

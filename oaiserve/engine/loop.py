@@ -26,6 +26,7 @@ from oaiserve.engine.scheduler import Scheduler
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.stepper import Stepper
 from oaiserve.engine.tokenize import GrammarCompiled, Tokenized, TokenizeFailed, TokenizeStarted
+from oaiserve.engine.watchdog import Watchdog
 from oaiserve.errors import AdapterUnloaded, APIError, InternalError, Unavailable
 from oaiserve.explain.step_cost_fit import FitThread, Run, StepCostFit
 from oaiserve.facts.record import EngineAccount, HostPart
@@ -82,6 +83,8 @@ class EngineLoop:
         step_target_seconds: float | None,
         machine: MachineTime | None,
         learn: Run | None,
+        hang_seconds: float,
+        exit_on_hang: bool,
     ) -> None:
         """Make the loop. With the `machine`, the time of requests in steps is divided into its causes. `learn` runs the
         fits of what steps cost; by default, a thread of their own does. `give_back_later` is called when much memory
@@ -104,6 +107,8 @@ class EngineLoop:
         self.causes = None if machine is None else StepCauses(machine, StepCostFit(learn or self._fits.run))
         if (causes := self.causes) is not None:
             scheduler.step_time = StepTime(lambda: causes.cost, step_target_seconds, scheduler.limits.max_step_tokens)
+        cost = (lambda: None) if causes is None else (lambda: causes.cost)
+        self.watchdog = Watchdog(self._host, cost, hang_seconds, exits=exit_on_hang)
         self._account = StepAccount(self._host, self.causes)
         # written by the engine thread, read by any thread
         self.requests = OpenRequests(
@@ -142,6 +147,7 @@ class EngineLoop:
         """Start the thread, and wait until it has warmed up the runner's resources of a thread."""
         self._thread.start()
         self._is_warm.wait()
+        self.watchdog.start()
 
     def post(self, command: Command) -> None:
         """Put a command into the inbox, from any thread. After the end of the loop, the poster refuses it itself."""
@@ -264,6 +270,7 @@ class EngineLoop:
     def _close(self) -> None:
         """End all open requests, after any end of the loop."""
         self.is_stopped = True
+        self.watchdog.stop()
         self._profiling.finish(self._clock_ns(), self._reason())
         for command in self._commands_left():
             match command:

@@ -96,6 +96,11 @@ class EngineNumbers:
         "Steps for which the GPU ran out of memory, so that they were computed in parts.",
         metric="oaiserve_engine_out_of_memory_total",
     )
+    num_hangs: int = fact(  # written by Engine.snapshot
+        "Times that the engine thread stayed in one part of its work for longer than --hang-seconds and than the step "
+        "can take. The log has the stacks of all threads.",
+        metric="oaiserve_engine_hangs_total",
+    )
     num_masked_draws: int = fact(
         "Tokens drawn from those that a grammar lets come next, those behind a draft that did not come true included. "
         "The time to find which may come is the part masks of oaiserve_engine_host_seconds_total.",

@@ -19,12 +19,14 @@ class Version(msgspec.Struct):
     version: str
 
 
-@Operation(summary="200 while the process works, 503 once its engine has failed.", group="Server")
+@Operation(summary="200 while the process works, 503 once its engine has failed or while it hangs.", group="Server")
 async def health(request: Request) -> Response:
     """Answer 200 while the process can serve, and 503 once it must be restarted."""
-    failure = serving_of(request).engine.failure
-    if failure is not None:
+    engine = serving_of(request).engine
+    if (failure := engine.failure) is not None:
         raise Unavailable(f"The engine has stopped ({type(failure).__name__}). Please restart the server.")
+    if engine.hang:
+        raise Unavailable(f"The engine hangs in '{engine.hang}'. If it does not go on, please restart the server.")
     return Response()
 
 

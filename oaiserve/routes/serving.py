@@ -68,6 +68,9 @@ class ServedEngine(Protocol):
     def failure(self) -> BaseException | None: ...
 
     @property
+    def hang(self) -> str: ...
+
+    @property
     def is_ready(self) -> bool: ...
 
     @property

@@ -110,6 +110,7 @@ class FakeEngine:
     def reset(self) -> None:
         self.default_params: dict[str, float] = {}
         self.failure: Exception | None = None
+        self.hang = ""
         self.pooling: Pooling | None = None
         self.adapters = AdapterTable(self._add_adapter)
         self.is_ready = True

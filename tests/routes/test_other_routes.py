@@ -140,6 +140,14 @@ def test_a_server_whose_engine_failed_is_neither_healthy_nor_ready() -> None:
         assert "RuntimeError" in response.json()["error"]["message"]
 
 
+def test_a_server_whose_engine_hangs_is_neither_healthy_nor_ready(served: Served) -> None:
+    served.engine.hang = "wait, a step of decode"
+    for path in ("/health", "/ready"):
+        refused(served.http.get(path), None, status=503, code="service_unavailable")
+    served.engine.hang = ""
+    assert served.http.get("/health").status_code == 200
+
+
 def test_the_version_can_be_read(served: Served) -> None:
     assert served.http.get("/version").json() == {"version": __version__}
 

@@ -34,6 +34,7 @@ class HostTime:
         self._clock_ns = clock_ns
         self._ranges = ranges
         self.part = HostPart.IDLE
+        self.step: Step | None = None  # that the part is about; read by the watchdog
         self.since_ns = clock_ns()
         self.spent_ns = dict.fromkeys(HostPart, 0)  # in parts that are over
 
@@ -41,7 +42,7 @@ class HostTime:
         """End the current part, begin another one, and return the time between the two."""
         now_ns = self._clock_ns()
         self.spent_ns[self.part] += now_ns - self.since_ns
-        self.part, self.since_ns = part, now_ns
+        self.part, self.step, self.since_ns = part, step, now_ns
         if self._ranges is not None:
             try:
                 self._ranges.begin(part if step is None else f"{part} {describe(step)}")

@@ -190,6 +190,12 @@ class Shutdown(Message):
     """The shutdown begins; the second time, running requests are not waited for."""
 
 
+class Hang(Message):
+    """The engine hangs in this part of its work, or, if it is empty, goes on."""
+
+    part: str
+
+
 class EngineFailed(Message):
     """The engine has failed, and all requests with it."""
 
@@ -213,7 +219,7 @@ class AskFailed(Message):
 # -- bytes -------------------------------------------------------------------------------------------------------------
 
 LENGTH = struct.Struct("<I")  # of a message, in front of it
-TO_FRONT_END = (Events, Adapters, Reporting, Shutdown, EngineFailed, Answered, AskFailed)
+TO_FRONT_END = (Events, Adapters, Reporting, Shutdown, Hang, EngineFailed, Answered, AskFailed)
 
 
 def _error_kinds(kind: type[Exception]) -> dict[str, type[Exception]]:

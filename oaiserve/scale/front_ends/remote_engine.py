@@ -88,6 +88,7 @@ class RemoteEngine:
         self.adapters = AdapterTable()
         self.adapters.replace(model.adapters)
         self.failure: Exception | None = None
+        self.hang = ""
         self.is_ready = False
         self.is_reporting = model.is_reporting
         self._open: dict[str, _Open] = {}
@@ -238,6 +239,8 @@ class RemoteEngine:
                 self.adapters.replace(message.served)
             case messages.Reporting():
                 self.is_reporting = True
+            case messages.Hang():
+                self.hang = message.part
             case messages.EngineFailed():
                 self.failure = EngineGone(message.reason)
                 self.drain()

@@ -30,7 +30,7 @@ from oaiserve.routes.responses.store import ResponseStore
 from oaiserve.scale.front_ends.child import Child, numbers_of
 from oaiserve.scale.front_ends.front_end import FrontEnd, Shared
 from oaiserve.scale.front_ends.link import Link, hand_over
-from oaiserve.scale.front_ends.messages import EngineFailed, Message, Model, Shutdown, pickled
+from oaiserve.scale.front_ends.messages import EngineFailed, Hang, Message, Model, Shutdown, pickled
 from oaiserve.telemetry import Telemetry, names
 from oaiserve.telemetry.log_limit import LogLimit
 from oaiserve.telemetry.metrics import Numbers
@@ -191,9 +191,12 @@ class Supervisor:
         self._is_ending.set()
 
     async def _watch(self) -> None:
-        """Kill front ends that hang. Begin the shutdown when the engine has failed."""
+        """Kill front ends that hang, and tell them that the engine does. Begin the shutdown when it has failed."""
+        hang = ""
         while (failure := self._engine.failure) is None:
             await asyncio.sleep(POLL_SECONDS)
+            if hang != (hang := self._engine.hang):
+                self._front_ends.tell(Hang(hang))
             for running in self._front_ends.running:
                 running.front_end.num_silent += running.front_end.is_up
                 if running.front_end.num_silent == self._most_silent:

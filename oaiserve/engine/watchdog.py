@@ -1,0 +1,94 @@
+"""The watchdog tells that the engine hangs: its thread stays in one part of its work for longer than that can take.
+
+It has a thread of its own, which counts its own looks. So a process that was stopped as a whole has not hung.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+
+from oaiserve.engine.accounts.host_time import HostTime, describe
+from oaiserve.engine.accounts.step_causes import load_of
+from oaiserve.explain.step_cost import StepCost
+from oaiserve.facts.record import HostPart
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+MULTIPLE = 20  # of the expected time of a step, which it may take
+UNKNOWN_SECONDS = 300.0  # that a step may take while the cost of steps is not known: the first ones may compile code
+EXIT_CODE = 70
+
+
+class Watchdog:
+    """Looks once a second whether the engine thread goes on. `hang` says what holds it, or is empty.
+
+    A part of its work may take `least_seconds`, or MULTIPLE times the expected time of its step. With `exits`, a hang
+    ends the process.
+    """
+
+    def __init__(
+        self, host: HostTime, cost: Callable[[], StepCost | None], least_seconds: float, *, exits: bool = False
+    ) -> None:
+        self._host = host
+        self._cost = cost
+        self._least_seconds = least_seconds
+        self._exits = exits
+        self._seen_ns = 0  # when the part began that was seen last
+        self._num_looks = 0  # that have seen it
+        self._is_over = threading.Event()
+        self.hang = ""
+        self.num_hangs = 0
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="watchdog", daemon=True).start()
+
+    def stop(self) -> None:
+        self._is_over.set()
+
+    def _run(self) -> None:
+        while not self._is_over.wait(LOOK_SECONDS):
+            self.look()
+
+    def look(self) -> None:
+        """Look once. The first look that finds a hang logs the stacks of all threads."""
+        part, step, since_ns = self._host.part, self._host.step, self._host.since_ns
+        if part is HostPart.IDLE or since_ns != self._seen_ns:
+            self._seen_ns, self._num_looks = since_ns, 0
+            if self.hang:
+                log.warning("The engine goes on: it is no longer in '%s'", self.hang)
+                self.hang = ""
+            return
+        self._num_looks += 1
+        if self.hang or self._num_looks * LOOK_SECONDS <= self._most_seconds():
+            return
+        self.hang = part if step is None else f"{part}, a step of {describe(step)}"
+        self.num_hangs += 1
+        seconds = self._num_looks * LOOK_SECONDS
+        log.error("The engine hangs: %g s in '%s'. All threads:\n%s", seconds, self.hang, stacks())
+        if self._exits:
+            logging.shutdown()
+            os._exit(EXIT_CODE)
+
+    def _most_seconds(self) -> float:
+        """Return the seconds that the present part may take."""
+        step, cost = self._host.step, self._cost()
+        if step is None:
+            return self._least_seconds
+        expected_seconds = UNKNOWN_SECONDS if cost is None else MULTIPLE * cost.expected_ns(load_of(step)) / 1e9
+        return max(self._least_seconds, expected_seconds)
+
+
+def stacks() -> str:
+    """Return the stacks of all threads as text, by their names."""
+    named = {thread.ident: thread.name for thread in threading.enumerate()}
+    parts = (
+        f"{named.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"
+        for ident, frame in sys._current_frames().items()
+    )
+    return "\n".join(parts)
