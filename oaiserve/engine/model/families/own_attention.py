@@ -34,20 +34,3 @@ def hand_over(module: Module, _: PreTrainedModel, handed: Handed) -> bool:
     """Hand over the call to attention whose layers get all arguments, but drop those that are not named."""
     module.register_forward_pre_hook(lambda _, args, kwargs: (args, {**kwargs, "call": handed.call}), with_kwargs=True)
     return True
-
-
-def attend(module: Module, handed: Handed, query: Tensor, key: Tensor, value: Tensor, **scoring: Any) -> Tensor:
-    """Return the result [1, T, heads, dim] for query, key and value [1, heads, T, dim]."""
-    from oaiserve.engine.model.attention.hook import paged_attention  # imports transformers
-
-    return paged_attention(module, query, key, value, None, call=handed.call, **scoring)[0]
-
-
-def slopes_of(alibi: Tensor, model: PreTrainedModel) -> Tensor:
-    """Return the slopes [heads] of the biases [heads, 1, 2] of two neighbouring keys."""
-    biases = alibi.flatten(1).float()
-    return (biases[:, 1] - biases[:, 0]).to(model.device)
-
-
-def no_biases(*_: Any, **__: Any) -> None:
-    """Compute no biases in place of a model's own function: its attention no longer reads them."""
