@@ -1,4 +1,4 @@
-"""The families of models, a file each: all that is known of one and not of others. A new file is found by itself."""
+"""The families of models, each in a file, maybe beside others like it. A new file is found by itself."""
 
 from __future__ import annotations
 
