@@ -17,6 +17,7 @@ from oaiserve.hosts import host_name, is_loopback, is_network
 
 TaskOption = Literal["auto", "generate", "embed", "score"]
 Device = Literal["auto", "cpu", "cuda"]
+CpuFeatures = Literal["native", "avx2"]
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 Quantize = Literal["none", "int8", "int4"]
 KVCacheDtype = Literal["auto", "int8", "fp8"]
@@ -340,6 +341,10 @@ class EngineOptions:
     native_build: bool = False
     """On a CPU, compile the native code for this very machine even if oaiserve was installed as a wheel that has native
     code for its kind of CPU. Without a wheel it is always compiled."""
+
+    cpu_features: CpuFeatures = "native"
+    """Instructions of the CPU that may be used. native: all. avx2: neither AVX-512 nor AMX, in native code and in
+    torch, so answers are those of a machine that has none of these, to be compared or measured."""
 
     recheck: bool = False
     """On a CPU, compare the native step with transformers' code at this start, although an earlier start has found them

@@ -71,11 +71,12 @@ def transformers() -> Path:
 def llama_cpp() -> Path:
     """Return the folder of llama.cpp's programs, compiled for this CPU with the same options as before, or anew.
 
-    Needs cmake, ninja and a C++ compiler.
+    Needs cmake, ninja and a C++ compiler. $CMAKE_ARGS has further options.
     """
     build, header = FOLDER / "llama-build", FOLDER / TILES_HEADER.name  # where all copies of this project share it
     options = [f"-D{name}={value}" for name, value in LLAMA_OPTIONS.items()]
     options.append(f"-DCMAKE_CXX_FLAGS=-include {shlex.quote(str(header))}")
+    options += shlex.split(os.environ.get("CMAKE_ARGS", ""))
     targets = ("llama-server", "llama-quantize")
     done, made_with = build / "made-with", "\n".join([*options, *targets, TILES_HEADER.read_text()])
     if done.exists() and done.read_text() == made_with:

@@ -74,9 +74,10 @@ def _ways(request: StartRequest) -> Iterator[Way]:
         # The system finds memory for weights beside the imports, which leave a core idle. Packed, they take as much.
         request.reserved = reserve(sum(part.stat().st_size for part in gguf.shard_paths(source.path)))
     with times.part("import of torch"):
-        from oaiserve.engine.model.cpu.build import build_beside
+        from oaiserve.engine.model.cpu.build import build_beside, limit_features
         from oaiserve.engine.start.cache import block_dtype, cache_key
 
+    limit_features(options.cpu_features)
     dtype = block_dtype(source.path, options)
     if dtype is None:
         request.drop_reserved()

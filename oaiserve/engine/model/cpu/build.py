@@ -23,8 +23,9 @@ from typing import Literal
 
 import torch
 
-from oaiserve.config import Quantize
+from oaiserve.config import CpuFeatures, Quantize
 from oaiserve.engine.model.cpu import prebuilt, variants
+from oaiserve.errors import StartupError
 from oaiserve.files import private
 from oaiserve.files.private import NotPrivate, cache_folder
 
@@ -42,6 +43,18 @@ Form = Quantize | Literal["blocks"]
 
 class BuildError(Exception):
     """The library cannot be built or loaded. The message is one sentence, for example the compiler's first error."""
+
+
+def limit_features(asked: CpuFeatures) -> None:
+    """Limit this process, and those that it starts, to instructions that --cpu-features allows.
+
+    Raises StartupError where torch has computed with others.
+    """
+    if asked == "native":
+        return
+    os.environ |= {prebuilt.LIMIT: asked, "ONEDNN_MAX_CPU_ISA": asked.upper()}
+    if (found := torch.backends.cpu.get_cpu_capability()) != asked.upper():
+        raise StartupError(f"--cpu-features {asked} cannot be had: torch uses {found} in this process or on this CPU.")
 
 
 def library_path(dtype: torch.dtype, weights: Form = "none", *, native_build: bool = False) -> Path:
@@ -142,7 +155,8 @@ def _kind(dtype: torch.dtype, weights: Form) -> str:
 
 def _flags(kind: str) -> list[str]:
     has_amx = prebuilt.usable_features() >= variants.AMX_FEATURES
-    return [*FLAGS, *([variants.AMX_FLAG] if has_amx else []), *variants.KINDS[kind]]
+    limit = ["-mno-avx512f"] if prebuilt.is_limited() else []
+    return [*FLAGS, *limit, *([variants.AMX_FLAG] if has_amx else []), *variants.KINDS[kind]]
 
 
 def _compiler() -> list[str]:

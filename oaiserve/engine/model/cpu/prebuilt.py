@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 FOLDER = Path(__file__).parent / "lib"
 CPUINFO = Path("/proc/cpuinfo")
+LIMIT = "ATEN_CPU_CAPABILITY"  # torch's variable: whoever limits its code limits the native code, too
 # The system call on x86-64 that asks for a part of a thread's state, here the tile registers of AMX.
 _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _TILE_DATA = 158, 0x1023, 18
 
@@ -63,9 +64,16 @@ def fitting(machine: str, features: frozenset[str]) -> Variant | None:
 
 
 def usable_features() -> frozenset[str]:
-    """Return the features of this machine's CPU, without AMX if the system refuses it."""
+    """Return the features of this machine's CPU, without AMX if the system refuses it, and within the LIMIT."""
     features = cpu_features(CPUINFO)
+    if is_limited():
+        return frozenset(name for name in features if not name.startswith(("amx", "avx512")))
     return features if features >= AMX_FEATURES and _may_use_tiles() else features - AMX_FEATURES
+
+
+def is_limited() -> bool:
+    """Return whether this process does without AVX-512 and AMX."""
+    return os.environ.get(LIMIT) == "avx2"
 
 
 @cache  # the answer holds for all threads of a process, and for processes that it forks

@@ -151,6 +151,7 @@ def test_a_cpu_has_amx_only_if_the_system_allows_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, may_use_tiles: bool
 ) -> None:
     monkeypatch.setattr(prebuilt, "_may_use_tiles", lambda: may_use_tiles)
+    monkeypatch.delenv(prebuilt.LIMIT, raising=False)
     monkeypatch.setattr(prebuilt, "CPUINFO", tmp_path / "cpuinfo")
     (tmp_path / "cpuinfo").write_text(f"flags\t\t: {' '.join(WITH_AMX)}\n")
     assert prebuilt.usable_features() == (WITH_AMX if may_use_tiles else {"avx512f"})

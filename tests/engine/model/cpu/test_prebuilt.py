@@ -42,6 +42,7 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     be_a_cpu_with(tmp_path, V4)
     monkeypatch.setenv("OAISERVE_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.delenv(prebuilt.LIMIT, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     prebuilt.find.cache_clear()
     yield folder

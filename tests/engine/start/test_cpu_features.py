@@ -1,0 +1,60 @@
+"""With --cpu-features avx2, a machine with AVX-512 computes as one without it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from oaiserve.engine.model.cpu import build, prebuilt
+from oaiserve.errors import StartupError
+from tests.engine.model.cpu.small_models import FAMILIES, make_model
+from tests.engine.remembered import answer, save
+
+pytestmark = pytest.mark.compiler
+ROOT = Path(__file__).parents[3]
+OPTIONS = {"device": "cpu", "kv_blocks": 64, "cpu_threads": 1, "cpu_features": "avx2"}
+START = f"""
+import sys
+from pathlib import Path
+import torch
+from tests.engine.remembered import answer
+print(answer(Path(sys.argv[1]), **{OPTIONS}), torch.backends.cpu.get_cpu_capability())
+"""
+
+
+@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="this CPU has no AVX2")
+def test_the_native_step_without_avx512_is_checked_and_started_again(
+    tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each start compares the step with transformers' code, which has the same instructions."""
+    with monkeypatch.context() as patch:
+        patch.setenv(prebuilt.LIMIT, "avx2")
+        library = build.build(torch.float32)
+    code = subprocess.run(["objdump", "--disassemble", library], capture_output=True, text=True, check=True).stdout
+    assert "%ymm" in code
+    assert not re.search("%zmm|%k[1-7]", code)
+
+    folder = save(make_model(FAMILIES["llama"]), tmp_path / "model")
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", START, folder]
+    said = [subprocess.run(command, env=environment, capture_output=True, text=True, check=True) for _ in range(2)]
+    assert said[0].stdout == said[1].stdout
+    assert said[0].stdout.endswith(" AVX2\n")
+    assert library.stem in next(empty_cache.glob("remembered/model-*")).read_text(errors="replace")
+
+
+def test_a_process_that_has_computed_with_more_says_so(
+    tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save(make_model(FAMILIES["llama"]), tmp_path / "model")
+    for variable in (prebuilt.LIMIT, "ONEDNN_MAX_CPU_ISA"):
+        monkeypatch.setenv(variable, "")  # so that what the start sets is undone
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX512")
+    with pytest.raises(StartupError, match="^--cpu-features avx2 cannot be had: torch uses AVX512 in this process"):
+        answer(folder, **OPTIONS)
