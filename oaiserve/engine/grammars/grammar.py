@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from threading import Lock, Timer
+from time import thread_time_ns
 from typing import TYPE_CHECKING
 
 import llguidance
@@ -33,6 +34,10 @@ MOST_KEPT = 64  # compiled grammars, and refusals
 MOST_KEPT_BYTES = 256 * 2**20  # of memory, as estimated from the length of their texts
 MOST_SEARCH_NS = 200_000_000  # for the place of an error
 MOST_FORCED_CHARACTERS = 256  # that are looked at when a text is forced
+# The time of the engine thread that a grammar gets for each token of an answer, and how far all answers with it may
+# exceed that together. Masks of JSON schemas take 0.05 to 2 ms.
+TOKEN_NS = 10_000_000
+MOST_EXCESS_NS = 250_000_000
 MOST_QUOTED = 200  # characters of a library's message
 
 Mask = NDArray[np.uint32] | NDArray[np.int32]
@@ -53,6 +58,7 @@ class _Original:
 
     matcher: llguidance.LLMatcher
     is_spent: bool = False  # one of them has failed, and so others may
+    excess_ns: int = 0  # CPU time beyond TOKEN_NS for each token, of all copies
 
 
 _Outcome = Future[_Original | Refused]
@@ -230,8 +236,18 @@ class Matcher:
         if self.is_free:
             words[:] = self._tokens.all_ids.view(words.dtype)
             return
+        began_ns = thread_time_ns()
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         self._check(GrammarGivenUp)
+        self._spend(thread_time_ns() - began_ns - TOKEN_NS)
+
+    def _spend(self, excess_ns: int) -> None:
+        """Count CPU time beyond that of a token, which may be less than none. Raises GrammarGivenUp."""
+        original = self._original
+        original.excess_ns = max(0, original.excess_ns + excess_ns)
+        if original.excess_ns > MOST_EXCESS_NS:
+            limits = f"{TOKEN_NS // 1_000_000} ms a token, and {MOST_EXCESS_NS // 1_000_000} ms beyond that"
+            raise GrammarGivenUp(f"to find which tokens may come next takes too long (limits: {limits})")
 
     def forced_ids(self) -> list[int]:
         """Return the forced next ids, each the only one of its mask, as far as they cost little to find."""
@@ -256,22 +272,26 @@ class Matcher:
     def fill_masks_behind(self, token_ids: Sequence[int], rows: Mask) -> None:
         """Fill a row behind each of these allowed tokens, as `fill_mask` would after them.
 
-        Rows behind the end, or from a too costly one on, are left as they are.
+        Rows behind the end, or from a too costly one on, are left as they are. Raises GrammarGivenUp.
         """
+        began_ns = thread_time_ns()
         ahead = self._matcher.deep_copy()  # if a mask behind these tokens fails, that is none of this matcher's errors
         for words, token_id in zip(rows, token_ids, strict=True):
             ahead.consume_token(token_id)
             if ahead.is_stopped():
-                return
+                break
             ahead.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
             if ahead.is_error():
                 words[:] = 0
-                return
+                break
+        self._spend(thread_time_ns() - began_ns - TOKEN_NS * len(token_ids))
 
     def push(self, token_id: int) -> None:
         """Go on with this token. Raises GrammarViolation if it may not come."""
         if not self.is_free:
+            began_ns = thread_time_ns()
             self._matcher.consume_token(token_id)
+            self._original.excess_ns += thread_time_ns() - began_ns  # the next mask compares it
             self._check(GrammarViolation)
             return
         text = self._tail + self._tokens.table.bytes_of(token_id)

@@ -275,6 +275,47 @@ def test_a_mask_that_takes_too_much_ends_its_choice(monkeypatch: pytest.MonkeyPa
         go_on()
 
 
+def test_all_answers_with_a_grammar_share_the_time_that_it_may_exceed(monkeypatch: pytest.MonkeyPatch) -> None:
+    grammar, now_ns, taken_ns = compiled("regex", "[a-y]*"), 0, 0
+
+    def thread_time_ns() -> int:
+        """Return a time between two of whose reads a mask is made."""
+        nonlocal now_ns
+        now_ns += taken_ns
+        return now_ns
+
+    monkeypatch.setattr(grammar_module, "thread_time_ns", thread_time_ns)
+    first, second = grammar.matcher(), grammar.matcher()
+    taken_ns = grammar_module.TOKEN_NS + 20_000_000
+    for matcher in [first, second] * 6:
+        allowed(matcher)
+    taken_ns = grammar_module.TOKEN_NS - 1_000_000
+    for _ in range(40):  # which give time back
+        allowed(first)
+    assert grammar._original.excess_ns == 12 * 20_000_000 - 40 * 1_000_000
+    taken_ns = grammar_module.TOKEN_NS + 20_000_000
+    allowed(second)
+    allowed(second)
+    with pytest.raises(GrammarGivenUp, match="10 ms a token"):
+        allowed(first)
+
+
+def test_drafts_and_tokens_take_of_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    grammar, now_ns = compiled("regex", "[a-x]*"), 0
+
+    def thread_time_ns() -> int:
+        nonlocal now_ns
+        now_ns += 40_000_000
+        return now_ns
+
+    monkeypatch.setattr(grammar_module, "thread_time_ns", thread_time_ns)
+    matcher = grammar.matcher()
+    matcher.fill_masks_behind(list(b"ab"), np.zeros((2, 200), np.uint32))
+    assert grammar._original.excess_ns == 40_000_000 - 2 * grammar_module.TOKEN_NS
+    pushed(matcher, "a")
+    assert grammar._original.excess_ns == 2 * 40_000_000 - 2 * grammar_module.TOKEN_NS
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "says"),
     [
