@@ -125,7 +125,7 @@ def random_matrices(kind: Kind, number: int, n: int, columns: int, device: torch
     codes = torch.randint(0, 256, (number, n, columns // 2), dtype=torch.uint8, device=device)
     if kind == "mxfp4":
         bias = torch.randn(number, n, device=device).bfloat16()
-        return ExpertMatrices(kind, codes, (118 + 4 * scales).to(torch.uint8), None, bias)
+        return ExpertMatrices(kind, codes, (118 + 4 * scales).to(torch.uint8), None, bias=bias)
     zeros = torch.randint(0, 16, scales.shape, dtype=torch.uint8, device=device)
     return ExpertMatrices(kind, codes, (scales * 0.005 + 0.001).half(), zeros, None)
 

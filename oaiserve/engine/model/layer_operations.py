@@ -4,11 +4,12 @@ and activations. `triton_layers` computes each in one kernel."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from oaiserve.engine.model.cpu.description import Norm
+from oaiserve.engine.model.cpu.description import ClampedGate, Norm
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": torch.nn.functional.silu,
@@ -48,3 +49,19 @@ def normed(x: Tensor, norm: Norm) -> Tensor:
         return torch.nn.functional.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, norm.epsilon)
     out = torch.nn.functional.rms_norm(x, norm.weight.shape, norm.weight, norm.epsilon)
     return out if norm.bias is None else out + norm.bias
+
+
+def combination(experts: Any) -> str | ClampedGate | None:
+    """Find how experts combine gate and up, from their outputs for large numbers, too, which some families clamp.
+
+    It is the name of an activation for activation(gate) * up, gpt-oss's way, or None for another one.
+    """
+    gate, up = torch.cartesian_prod(torch.linspace(-20, 20, 41), torch.linspace(-18, 18, 7)).unbind(-1)
+    together = torch.cat([gate, up]) if experts.is_concatenated else torch.stack([gate, up], dim=-1).flatten()
+    expected = experts._apply_gate(together)
+    kinds: dict[str | ClampedGate, Tensor] = {name: known(gate) * up for name, known in ACTIVATIONS.items()}
+    alpha, limit = getattr(experts, "alpha", None), getattr(experts, "limit", None)
+    if isinstance(alpha, float) and isinstance(limit, float):
+        clamped = ClampedGate(alpha, limit)
+        kinds[clamped] = clamped(gate, up)
+    return next((kind for kind, out in kinds.items() if torch.allclose(out, expected, rtol=1e-4, atol=1e-5)), None)

@@ -7,11 +7,14 @@ model is needed for that, so a matrix is read, quantized and forgotten, and the 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
+
+import torch
+from torch import Tensor
 
 from oaiserve.engine.model.checkpoints.tensor_files import TensorFiles
 from oaiserve.engine.model.cpu.blocks import FORMATS, Blocks, new_blocks
-from oaiserve.engine.model.cpu.encode import Encoder
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.quantized_file import QuantizedFile, file_bytes
 
@@ -19,6 +22,35 @@ _IQ4_NL, _Q5_1, _Q8_0 = 20, 7, 8
 # The matrices with the most costly errors: attention's values, the last matrix of a layer, and the two of tokens.
 _MORE_BITS = re.compile(r"\.(v_proj|down_proj)\.weight$")
 _MOST_BITS = re.compile(r"(embed_tokens|embed_tokens_per_layer|lm_head)\.weight$")
+_ROWS_AT_ONCE = 4096  # which are in float32 meanwhile
+
+
+class Encoder:
+    """Quantizes matrices to blocks in native code, with threads of its own."""
+
+    def __init__(self, library: Library, num_threads: int) -> None:
+        """Start the threads. Raises MemoryError if the system does not."""
+        self._library = library
+        self._pool = library.pool(num_threads)
+        if self._pool is None:
+            raise MemoryError(f"The system does not start {num_threads} threads.")
+
+    def __del__(self) -> None:
+        self._library.free_pool(self._pool)
+
+    def __call__(self, weight: Tensor, kind: int, new: Callable[[int, int, int], Blocks] = new_blocks) -> Blocks:
+        """Return a matrix [n, k] of any floats in blocks of a format, whose k must be a multiple of a block's.
+
+        `new` gives the memory for them.
+        """
+        n, k = weight.shape
+        blocks = new(kind, n, k)
+        row_bytes = blocks.data.shape[1]
+        for first in range(0, n, _ROWS_AT_ONCE):
+            rows = weight[first : first + _ROWS_AT_ONCE].to(torch.float32).contiguous()
+            out = blocks.data.ctypes.data + first * row_bytes
+            self._library.encode_blocks(self._pool, rows.data_ptr(), len(rows), k, kind, out)
+        return blocks
 
 
 class Int4Weights(TensorFiles):

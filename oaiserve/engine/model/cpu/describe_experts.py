@@ -31,7 +31,7 @@ from oaiserve.engine.model.cpu.description import (
 )
 from oaiserve.engine.model.cpu.module_reader import ModuleReader, unscaled_norm
 from oaiserve.engine.model.families import family_of
-from oaiserve.engine.model.layer_operations import ACTIVATIONS
+from oaiserve.engine.model.layer_operations import combination
 from oaiserve.engine.model.spec import is_linear
 
 _BIASES = ("e_score_correction_bias", "expert_bias")  # of a router's choice
@@ -119,24 +119,11 @@ def _are_transposed(experts: Any) -> bool:
 
 
 def _gating(reader: ModuleReader, experts: Any) -> str | ClampedGate:
-    """Return the way experts combine gate and up: the name of an activation for activation(gate) * up.
-
-    Their outputs show it, for large numbers too, because some families clamp these.
-    """
     if not hasattr(experts, "_apply_gate") or not experts.has_gate:
         return reader.activation(reader.child(experts, "act_fn"))
-    gate, up = torch.cartesian_prod(torch.linspace(-20, 20, 41), torch.linspace(-18, 18, 7)).unbind(-1)
-    together = torch.cat([gate, up]) if experts.is_concatenated else torch.stack([gate, up], dim=-1).flatten()
-    expected = experts._apply_gate(together)
-    kinds: dict[str | ClampedGate, Tensor] = {name: known(gate) * up for name, known in ACTIVATIONS.items()}
-    alpha, limit = getattr(experts, "alpha", None), getattr(experts, "limit", None)
-    if isinstance(alpha, float) and isinstance(limit, float):
-        clamped = ClampedGate(alpha, limit)
-        kinds[clamped] = clamped(gate, up)
-    for kind, found in kinds.items():
-        if torch.allclose(found, expected, rtol=1e-4, atol=1e-5):
-            return kind
-    raise NotKnown(f"its {type(experts).__name__} combines gate and up in another way")
+    if (found := combination(experts)) is None:
+        raise NotKnown(f"its {type(experts).__name__} combines gate and up in another way")
+    return found
 
 
 def _router(reader: ModuleReader, mlp: Module, norm: Norm | None = None) -> Router:

@@ -7,7 +7,7 @@ by expert, until `compute_by` sets kernels that multiply the rows of all experts
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,36 +16,22 @@ from torch.nn import Module
 from torch.nn.functional import linear
 
 from oaiserve.engine.model.cpu.description import ClampedGate
-from oaiserve.engine.model.gpu.device_matrices import LEAST_COLUMNS, MXFP4_TILE, Kind, PackedMatrix
-from oaiserve.engine.model.layer_operations import ACTIVATIONS
+from oaiserve.engine.model.gpu.device_matrices import LEAST_COLUMNS, MXFP4_TILE, PackedMatrix
+from oaiserve.engine.model.layer_operations import combination
 
 # Hidden states [T, width], experts [T, top_k] and their weights [T, top_k] to the sum [T, width].
 Compute = Callable[["PackedExperts", Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertMatrices:
-    """A matrix [n, columns] of each expert, as in `PackedMatrix`, with one more dimension in front."""
+class ExpertMatrices(PackedMatrix):
+    """A matrix [n, columns] of each expert: all tensors have one more dimension in front."""
 
-    kind: Kind
-    codes: Tensor
-    scales: Tensor  # [experts, groups, n]
-    zeros: Tensor | None  # uint8 [experts, groups, n]
-    bias: Tensor | None  # [experts, n]
+    bias: Tensor | None = None  # [experts, n]
 
     def of(self, expert: int) -> PackedMatrix:
         zeros = None if self.zeros is None else self.zeros[expert]
         return PackedMatrix(self.kind, self.codes[expert], self.scales[expert], zeros)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """The rows and columns of one expert."""
-        return self.of(0).shape
-
-    def to(self, device: torch.device) -> ExpertMatrices:
-        codes, scales = self.codes.to(device), self.scales.to(device)
-        zeros, bias = (None if one is None else one.to(device) for one in (self.zeros, self.bias))
-        return replace(self, codes=codes, scales=scales, zeros=zeros, bias=bias)
 
 
 class PackedExperts:
@@ -55,10 +41,10 @@ class PackedExperts:
         self.gate_up, self.down = gate_up, down
         self.combine: Callable[[Tensor], Tensor] = module._apply_gate
         self.is_interleaved = not module.is_concatenated  # gates and ups are in turns
-        self.activation = _activation(module)
-        is_clamped = self.activation == "clamped"
-        self.alpha: float = module.alpha if is_clamped else 0.0
-        self.limit: float = module.limit if is_clamped else 0.0
+        found = combination(module)
+        # The name of the activation for activation(gate) * up, "clamped" for gpt-oss's way, or None for another one.
+        self.activation: str | None = "clamped" if isinstance(found, ClampedGate) else found
+        self.alpha, self.limit = (found.alpha, found.limit) if isinstance(found, ClampedGate) else (0.0, 0.0)
         self.compute: Compute = plain_experts
 
     @property
@@ -97,22 +83,6 @@ def keep_experts(
     module.forward = packed.__call__ if add_up is None else lambda *given: add_up(packed(*given))
 
 
-def _activation(module: Any) -> str | None:
-    """Return how gate and up are combined, which outputs show: the name of the activation for activation(gate) * up,
-    "clamped" for gpt-oss's way, or None for another one."""
-    gate, up = torch.linspace(-20, 20, 64), torch.linspace(17, -18, 64)
-    together = torch.cat([gate, up]) if module.is_concatenated else torch.stack([gate, up], dim=-1).flatten()
-    expected = module._apply_gate(together)
-    for name, known in ACTIVATIONS.items():
-        if torch.allclose(known(gate) * up, expected, rtol=1e-4, atol=1e-5):
-            return name
-    alpha, limit = getattr(module, "alpha", None), getattr(module, "limit", None)
-    if isinstance(alpha, float) and isinstance(limit, float):
-        clamped = ClampedGate(alpha, limit)(gate, up)
-        return "clamped" if torch.allclose(clamped, expected, rtol=1e-4, atol=1e-5) else None
-    return None
-
-
 def plain_experts_of(module: Any) -> PackedExperts | None:
     """Return experts with a module's matrices as they are; None if they do not lie so that kernels read them."""
     gate_up, down = (module._parameters.get(name) for name in ("gate_up_proj", "down_proj"))
@@ -123,7 +93,7 @@ def plain_experts_of(module: Any) -> PackedExperts | None:
         return None
     one = torch.ones(1, 1, 1, device=gate_up.device)
     matrices = (
-        ExpertMatrices("plain", weights.data, one.expand(len(weights), 1, weights.shape[1]), None, bias)
+        ExpertMatrices("plain", weights.data, one.expand(len(weights), 1, weights.shape[1]), None, bias=bias)
         for weights, bias in (
             (gate_up, getattr(module, "gate_up_proj_bias", None)),
             (down, getattr(module, "down_proj_bias", None)),
@@ -187,7 +157,7 @@ def mxfp4(blocks: Tensor, scales: Tensor, bias: Tensor | None) -> ExpertMatrices
     for expert in range(experts):  # one by one, since each takes a few times its size
         numbers = torch.stack([blocks[expert] & 15, blocks[expert] >> 4], dim=-1).view(n, groups // 2, 2, 32)
         codes[expert] = (numbers[:, :, 0] | numbers[:, :, 1] << 4).flatten(1)
-    return ExpertMatrices("mxfp4", codes, scales.mT.contiguous(), None, bias)
+    return ExpertMatrices("mxfp4", codes, scales.mT.contiguous(), None, bias=bias)
 
 
 def stacked(packed: Sequence[PackedMatrix | None]) -> ExpertMatrices | None:
@@ -203,4 +173,4 @@ def stacked(packed: Sequence[PackedMatrix | None]) -> ExpertMatrices | None:
     zeros = (
         None if first.zeros is None else torch.stack([zeros for one in matrices if (zeros := one.zeros) is not None])
     )
-    return ExpertMatrices(first.kind, codes, torch.stack([one.scales for one in matrices]), zeros, None)
+    return ExpertMatrices(first.kind, codes, torch.stack([one.scales for one in matrices]), zeros)

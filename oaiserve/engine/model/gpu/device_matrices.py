@@ -7,8 +7,8 @@ time, until `multiply_by` sets a kernel that unpacks the matrix tile by tile.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ class PackedMatrix:
 
     @property
     def shape(self) -> tuple[int, int]:
-        n, width = self.codes.shape
+        n, width = self.codes.shape[-2:]
         return n, width * 2 if self.is_in_halves else width
 
     @property
@@ -51,7 +51,7 @@ class PackedMatrix:
 
     @property
     def group_columns(self) -> int:
-        return self.shape[1] // len(self.scales)
+        return self.shape[1] // self.scales.shape[-2]
 
     @property
     def tile_columns(self) -> int:
@@ -81,9 +81,10 @@ class PackedMatrix:
         zeros = None if self.zeros is None else self.zeros[:, begin:end]
         return PackedMatrix(self.kind, self.codes[begin:end], self.scales[:, begin:end], zeros, self.order)
 
-    def to(self, device: torch.device) -> PackedMatrix:
-        zeros, order = (None if one is None else one.to(device) for one in (self.zeros, self.order))
-        return PackedMatrix(self.kind, self.codes.to(device), self.scales.to(device), zeros, order)
+    def to(self, device: torch.device) -> Self:
+        tensors = ((field.name, getattr(self, field.name)) for field in fields(self))
+        moved: dict[str, Any] = {name: one.to(device) for name, one in tensors if isinstance(one, Tensor)}
+        return replace(self, **moved)
 
 
 def tile_columns(group_columns: int) -> int:

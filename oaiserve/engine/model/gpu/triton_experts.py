@@ -9,7 +9,6 @@ import triton
 from torch import Tensor
 
 from oaiserve.engine.model.gpu.device_experts import ExpertMatrices, PackedExperts
-from oaiserve.engine.model.gpu.device_matrices import MXFP4_TILE, tile_columns
 from oaiserve.engine.model.gpu.triton_expert_kernels import expert_kernel, plan_experts_kernel
 from oaiserve.engine.model.gpu.triton_layers import activate
 from oaiserve.engine.model.gpu.triton_matrices import MatrixTiles, counters, num_splits, tiles_for
@@ -90,9 +89,7 @@ def _product(
     is_rounded: bool = False,
 ) -> Tensor:
     """Return the products [pairs, n] of rows with the matrices of their experts, in the order of the pairs."""
-    n, columns = matrices.shape
-    group_columns = columns // matrices.scales.shape[1]
-    tile = MXFP4_TILE if matrices.kind == "mxfp4" else tile_columns(group_columns)
+    (n, columns), tile = matrices.shape, matrices.tile_columns
     tiles, out = plan.tiles, x.new_empty(len(plan.order), n)
     x, row_scales = rounded_rows(x, tile) if is_rounded else (x, None)
     grid, num_tiles = (-(-n // tiles.n), len(plan.tile_expert)), columns // tile
@@ -109,7 +106,7 @@ def _product(
         out,
         partial,
         counters(x.device),
-        *(len(plan.order), n, columns, -(-num_tiles // splits), group_columns, pairs_of_row),
+        *(len(plan.order), n, columns, -(-num_tiles // splits), matrices.group_columns, pairs_of_row),
         *strides,
         0 if row_scales is None else row_scales.stride(0),
         KIND=matrices.kind,

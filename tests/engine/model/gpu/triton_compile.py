@@ -164,7 +164,7 @@ def expert_matrices(kind: Kind, num_experts: int, n: int, columns: int) -> Exper
     codes = torch.empty(num_experts, n, columns // 2, dtype=torch.uint8)
     if kind == "mxfp4":
         scales = torch.empty(num_experts, columns // 32, n, dtype=torch.uint8)
-        return ExpertMatrices(kind, codes, scales, None, torch.empty(num_experts, n, dtype=torch.bfloat16))
+        return ExpertMatrices(kind, codes, scales, None, bias=torch.empty(num_experts, n, dtype=torch.bfloat16))
     zeros = torch.empty(num_experts, columns // 128, n, dtype=torch.uint8)
     return ExpertMatrices(kind, codes, zeros.half(), zeros, None)
 
