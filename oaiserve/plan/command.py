@@ -16,7 +16,6 @@ from cyclopts import App, Parameter
 from oaiserve.errors import StartupError
 from oaiserve.explain import commands
 from oaiserve.facts import slos
-from oaiserve.plan.plot import draw
 from oaiserve.plan.recorded import Cost, RecordedLoad, RecordedServer, busiest, read
 from oaiserve.plan.replay import ReplayedLoad
 from oaiserve.plan.search import Highest, SettingChange, alone, calibrated, changes, good_share, highest_rate, replay
@@ -44,7 +43,6 @@ def _command_line() -> App:
         attainment: float = 0.95,
         settings: bool = True,
         json: Path | None = None,
-        plot: Path | None = None,
     ) -> int:
         """Say which rate of a recorded load a server stands, how many replicas another rate needs, and what would help.
 
@@ -70,8 +68,6 @@ def _command_line() -> App:
             Also try other settings of the server.
         json
             Write the plan to this file as JSON, too.
-        plot
-            Write TTFT and ITL by rate to this file as SVG, too.
         """
         try:
             limits = slos.parse(slo)
@@ -95,8 +91,6 @@ def _command_line() -> App:
         print(render(outcome), end="")
         if json is not None:
             _write("--json", json, dumps(outcome, indent=1) + "\n")
-        if plot is not None and outcome["highest_rate"] is not None:
-            _write("--plot", plot, draw(outcome))
         return 0
 
     return app

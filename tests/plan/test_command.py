@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
@@ -26,9 +25,7 @@ def test_a_plan_has_the_rate_the_replicas_and_the_settings(
 ) -> None:
     out = tmp_path / "plan.json"
     arguments = ["plan", "--from", str(recording), "--slo", "ttft:100ms,itl:20ms", "--rate", "5000"]
-    plot = tmp_path / "plan.svg"
-    assert main([*arguments, "--no-settings", "--json", str(out), "--plot", str(plot)]) == 0
-    assert ElementTree.parse(plot).getroot().tag.endswith("svg")
+    assert main([*arguments, "--no-settings", "--json", str(out)]) == 0
     text, found = capsys.readouterr().out, json.loads(out.read_text())
     assert "The load: 20 prompts in 5 s (4/s)" in text
     assert f"up to {found['highest_rate']:.3g} prompts/s on one server" in text
