@@ -230,7 +230,13 @@ class ModelRunner:
         try:
             self._sample(launched, rows, launched.waiting_known, masks)
         except torch.OutOfMemoryError:
-            self._draw_one_by_one(launched, rows, masks)
+            # Row by row, with the least memory: drawn rows do not allow to launch the step again.
+            for row in rows:
+                torch.cuda.empty_cache()
+                try:
+                    self._sample(launched, [row], masks=masks)
+                except torch.OutOfMemoryError:
+                    launched.rows_without_memory.append(row)
         self._keep_drawn(launched)
 
     def collect(self, launched: Launched) -> StepResult:
@@ -291,15 +297,6 @@ class ModelRunner:
         chunks = [launched.draws[row] for row in rows]
         sampling = Sampling(logits, chunks, known, self._sample_ids, masks=masks, apply_masks=self._apply_masks)
         launched.samplings.append((rows, sampling))
-
-    def _draw_one_by_one(self, launched: Launched, rows: list[int], masks: Masks | None) -> None:
-        """Draw row by row, with the least memory: drawn rows do not allow to launch the step again."""
-        for row in rows:
-            torch.cuda.empty_cache()
-            try:
-                self._sample(launched, [row], masks=masks)
-            except torch.OutOfMemoryError:
-                launched.rows_without_memory.append(row)
 
     def _keep_drawn(self, launched: Launched) -> None:
         """Keep the draws of this step, which are all launched, for the next one."""

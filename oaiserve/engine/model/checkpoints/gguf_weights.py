@@ -119,7 +119,13 @@ class GgufWeights:
         if not tensors or any(tensor.kind not in FORMATS or _ROUTER in tensor.name for tensor in tensors):
             return None
         if len(tensors[0].shape) == 3 and ".experts." in name:
-            by_expert = [self._by_expert(tensor) for tensor in tensors]
+            by_expert = [
+                [
+                    self._blocks(tensor, rows, np.arange(tensor.shape[1]), tensor.begin + place * rows.nbytes)
+                    for place, rows in enumerate(np.split(self._rows(tensor), tensor.shape[0]))
+                ]
+                for tensor in tensors
+            ]
             if "gate_up" in name and len(tensors) == 1:  # which has gates and up projections
                 return [tuple(both.chunk(2)) for both in by_expert[0]]
             return list(zip(*by_expert, strict=True))
@@ -164,13 +170,6 @@ class GgufWeights:
         file = self._files[tensor.shard]
         part = file.name if len(self._files) > 1 else None
         return Blocks(rows, tensor.kind, order, file.map, begin, part=part)
-
-    def _by_expert(self, tensor: GgufTensor) -> list[Blocks]:
-        number, n, _ = tensor.shape
-        return [
-            self._blocks(tensor, rows, np.arange(n), tensor.begin + place * rows.nbytes)
-            for place, rows in enumerate(np.split(self._rows(tensor), number))
-        ]
 
     def _expanded(self, tensor: GgufTensor) -> Tensor:
         if tensor.kind in _DTYPES:

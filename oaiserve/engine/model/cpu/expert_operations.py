@@ -156,7 +156,9 @@ class ExpertOperations:
             operations.add("route", "gather_rows", x, rows, width, assignment, weighs)
         arguments = (rows, self._inner, ExpertWeights(ups[0], assignment))
         if mixture.experts[0].gate is not None:
-            operations.add("gate and up", "expert_gate", *arguments, _gating(mixture.activation))
+            way = mixture.activation
+            gating = Gating("none", way.alpha, way.limit) if isinstance(way, ClampedGate) else Gating(way)
+            operations.add("gate and up", "expert_gate", *arguments, gating)
         elif isinstance(mixture.activation, str):
             operations.add("up", "expert_activate", *arguments, mixture.activation)
         else:
@@ -178,9 +180,3 @@ class ExpertOperations:
 def _width(mixture: Experts) -> int:
     """Return the width of an expert's input, and of its output."""
     return len(mixture.experts[0].down.weight)
-
-
-def _gating(activation: str | ClampedGate) -> Gating:
-    if isinstance(activation, ClampedGate):
-        return Gating("none", activation.alpha, activation.limit)
-    return Gating(activation)

@@ -194,24 +194,14 @@ def argument(value: Any, keep: Callable[[Tensor], int]) -> Any:
 class StepInput(Structure):
     """The input of a step, and where its logits go; src/step.h has the types and shapes of its arrays."""
 
+    _SIZES = ("num_tokens", "num_sequences", "table_width", "num_logits")
+    _ARRAYS = ("token_ids", "positions", "slots", "query_start", "seq_lens", "block_tables", "logits_rows", "logits")
+    _OF_SOME_MODELS = ("adapters", "token_adapters", "state_places", "states")
     _fields_ = (
-        ("num_tokens", c_int64),
-        ("num_sequences", c_int64),
-        ("table_width", c_int64),
-        ("num_logits", c_int64),
-        ("token_ids", c_void_p),
-        ("positions", c_void_p),
-        ("slots", c_void_p),
-        ("query_start", c_void_p),
-        ("seq_lens", c_void_p),
-        ("block_tables", c_void_p),
-        ("logits_rows", c_void_p),
-        ("logits", c_void_p),
+        *((name, c_int64) for name in _SIZES),
+        *((name, c_void_p) for name in _ARRAYS),
         ("num_adapters", c_int64),
-        ("adapters", c_void_p),
-        ("token_adapters", c_void_p),
-        ("state_places", c_void_p),
-        ("states", c_void_p),
+        *((name, c_void_p) for name in _OF_SOME_MODELS),
     )
 
 

@@ -13,7 +13,6 @@ from oaiserve.engine.model.cpu.description import (
     Mamba2,
     Mixer,
     NotKnown,
-    ShortConvolution,
 )
 from oaiserve.engine.model.cpu.kv_layout import LANES
 from oaiserve.engine.model.cpu.library import (
@@ -37,7 +36,13 @@ class MixerOperations:
         self._operations = operations
         self._num_layers = 0  # for which operations have been added
         if mixers:
-            self._rows = operations.floats(max(whole_lanes(_num_numbers(mixer)) for mixer in mixers))
+            # A row of a token has its projections, and its decays.
+            widths = (
+                sum(len(matrix.weight) for matrix in mixer.projections)
+                + (mixer.heads if isinstance(mixer, Mamba2) else 0)
+                for mixer in mixers
+            )
+            self._rows = operations.floats(max(map(whole_lanes, widths)))
         if nets := [mixer for mixer in mixers if isinstance(mixer, DeltaNet)]:
             self._rates = operations.floats(max(whole_lanes(2 * net.value_heads) for net in nets))
         if low := [(net, product) for net in nets for product in (net.gates, net.decays) if product is not None]:
@@ -54,7 +59,9 @@ class MixerOperations:
         elif isinstance(mixer, Mamba2):
             self._mamba2(mixer, out)
         else:
-            self._short_convolution(mixer, out)
+            width = mixer.out.weight.shape[1]
+            self._convolve(mixer.convolution, before=width, after=2 * width)
+            self._operations.add("convolution", "norm", self._rows, out, Normalize.of(None, width), False)
         self._num_layers += 1
 
     def _delta_net(self, net: DeltaNet, x: int, out: int) -> None:
@@ -103,11 +110,6 @@ class MixerOperations:
         normalize = replace(Normalize.of(mixer.norm), width=numbers // mixer.groups)
         operations.add("recurrence", "gate_and_norm", self._rows, self._rows, out, gated, normalize)
 
-    def _short_convolution(self, mixer: ShortConvolution, out: int) -> None:
-        width = mixer.out.weight.shape[1]
-        self._convolve(mixer.convolution, before=width, after=2 * width)
-        self._operations.add("convolution", "norm", self._rows, out, Normalize.of(None, width), False)
-
     def _convolve(self, convolution: description.Convolution, *, before: int = NONE, after: int = NONE) -> int:
         """Add the convolution of the first numbers of a row, and return how many these are.
 
@@ -116,24 +118,10 @@ class MixerOperations:
         taps, channels = convolution.weight.shape
         if channels % LANES:
             raise NotKnown(f"its convolutions have {channels} channels, which is no multiple of {LANES}")
-        convolved = ConvolvedChannels(
-            channels,
-            taps,
-            convolution.weight,
-            convolution.bias,
-            convolution.activation,
-            before,
-            after,
-            self._num_layers,
-        )
+        parts = (convolution.weight, convolution.bias, convolution.activation)
+        convolved = ConvolvedChannels(channels, taps, *parts, before, after, self._num_layers)
         self._operations.add("convolution", "convolve", self._rows, convolved)
         return channels
-
-
-def _num_numbers(mixer: Mixer) -> int:
-    """Return the width of a token's row: its projections, and its decays."""
-    projected = sum(len(matrix.weight) for matrix in mixer.projections)
-    return projected + (mixer.heads if isinstance(mixer, Mamba2) else 0)
 
 
 def _refuse_unless_whole(*dims: int) -> None:
