@@ -44,7 +44,7 @@ def main() -> None:
         arguments,
         "gguf-peers",
         lambda: {f"{name} {form}": quantized(name, form) for name in arguments.models for form in arguments.formats},
-        lambda path: llama_cpp(path, *flags, slots=CLIENTS, slot_tokens=MAX_LEN),
+        lambda path, most: llama_cpp(path, *flags, slots=most, slot_tokens=CLIENTS * MAX_LEN // most),
     )
 
 

@@ -18,7 +18,7 @@ from tests.models.decoders import REAL_SHAPES
 from tests.models.packed import Layout, Packing, write_checkpoint
 from tools.bench import prepare
 from tools.bench.servers import vllm
-from tools.bench.turns import CLIENTS, MAX_LEN, add_turns, publish_turns
+from tools.bench.turns import MAX_LEN, add_turns, publish_turns
 
 SHAPE, GROUP_SIZE = "llama-3.2-1b", 128
 
@@ -33,7 +33,7 @@ def main() -> None:
         arguments,
         "packed-peers",
         lambda: {f"{SHAPE} {layout}": checkpoint(layout) for layout in arguments.layouts},
-        lambda folder: vllm(folder, max_len=MAX_LEN, max_running=CLIENTS),
+        lambda folder, most: vllm(folder, max_len=MAX_LEN, max_running=most),
     )
 
 

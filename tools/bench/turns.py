@@ -12,7 +12,7 @@ import statistics
 import sys
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from pathlib import Path
@@ -29,7 +29,6 @@ from tools.server_process import ServerProcess, exit_on_sigterm
 
 CLIENTS, MAX_LEN = 8, 4096
 SIZES = ("--kv-blocks", str(CLIENTS * MAX_LEN // 16), "--max-model-len", str(MAX_LEN))
-TURNS = 4  # of each load and server, in a round
 
 
 class Load(NamedTuple):
@@ -47,45 +46,53 @@ class Load(NamedTuple):
         return self.num_requests * (self.output_len if self.output_len > 1 else self.input_len)
 
 
-LOADS = (
+LOADS = [
     Load("one client", 2, 1, 32, 64),
     Load("8 clients", CLIENTS, CLIENTS, 32, 64),
     Load("prompts of 512", 3, 1, 512, 1),
-)
+]
+
+
+def _load(asked: str) -> Load:
+    at_once, input_len, output_len = map(int, asked.replace("x", "/").split("/"))
+    return Load(f"{at_once} at once, {input_len} in, {output_len} out", at_once, at_once, input_len, output_len)
 
 
 def add_turns(parser: ArgumentParser, markers: str) -> None:
     parser.add_argument("--repeats", type=int, default=3, help="rounds (default 3)")
+    parser.add_argument("--turns", type=int, default=4, help="of each load and server, in a round (default 4)")
+    parser.add_argument("--loads", nargs="+", type=_load, default=LOADS, help="as 8x128/64: 8 at once, 128 in, 64 out")
     add_publishing(parser, markers)
 
 
 def publish_turns(
-    arguments: Namespace, markers: str, models: Callable[[], Mapping[str, Path]], peer: Callable[[Path], ServerSpec]
+    arguments: Namespace, markers: str, models: Callable[[], Mapping[str, Path]], peer: Callable[..., ServerSpec]
 ) -> None:
-    """Measure the models, by title, and publish the table."""
+    """Measure the models, by title, beside a peer with so many sequences at once, and publish the table."""
     exit_on_sigterm()
-    results = results_of(arguments, lambda _: measure_turns(models(), peer, arguments.repeats))
-    publish(arguments, markers, results, report(results))
+    results = results_of(arguments, lambda asked: measure_turns(models(), peer, asked))
+    publish(arguments, markers, results, report(results, arguments.loads))
 
 
-def measure_turns(models: Mapping[str, Path], peer: Callable[[Path], ServerSpec], repeats: int) -> dict[str, Any]:
+def measure_turns(models: Mapping[str, Path], peer: Callable[..., ServerSpec], asked: Namespace) -> dict[str, Any]:
     """Return the figures of both servers, by model and round: tokens per second by load, memory and start."""
+    loads, most = asked.loads, max(CLIENTS, *(load.at_once for load in asked.loads))
     runs: list[dict[str, Any]] = []
-    for round_number in range(repeats):
+    for round_number in range(asked.repeats):
         for title, path in models.items():
             print(f"round {round_number + 1}: {title}", file=sys.stderr, flush=True)
-            ours, theirs = oaiserve(path, *SIZES), peer(path)
+            ours, theirs = oaiserve(path, *SIZES), peer(path, most)
             # The model may have no chat template.
             first = ("/v1/completions", {"prompt": "Hello", "max_tokens": 1})
             with ours.running(*first) as our_server, theirs.running(*first) as their_server:
                 servers = {ours.name: our_server, theirs.name: their_server}
-                seconds = {name: {load.title: [] for load in LOADS} for name in servers}
-                for turn in range(TURNS):
-                    for load in LOADS:
+                seconds = {name: {load.title: [] for load in loads} for name in servers}
+                for turn in range(asked.turns):
+                    for load in loads:
                         for name, server in list(servers.items())[:: -1 if turn % 2 else 1]:
                             seconds[name][load.title].append(asked_seconds(server, load, f"{round_number} {turn}"))
                 for name, server in servers.items():
-                    rates = {load.title: TURNS * load.tokens / sum(seconds[name][load.title]) for load in LOADS}
+                    rates = {load.title: asked.turns * load.tokens / sum(seconds[name][load.title]) for load in loads}
                     known = {"start": server.start_seconds, "MiB": peak_rss_mib(server.process.pid)}
                     runs.append({"model": title, "server": name} | rates | known)
     return {"created": date.today().isoformat(), "machine": machine.sentence(), "runs": runs}
@@ -108,9 +115,9 @@ def asked_seconds(server: ServerProcess, load: Load, seed: str) -> float:
         return time.monotonic() - started
 
 
-def report(results: dict[str, Any]) -> str:
+def report(results: dict[str, Any], loads: Sequence[Load]) -> str:
     """Return the table: medians over the rounds, and in parentheses how many times the other server's that is."""
-    keys = [*(load.title for load in LOADS), "MiB", "start"]
+    keys = [*(load.title for load in loads), "MiB", "start"]
     names = list(dict.fromkeys(run["server"] for run in results["runs"]))
     rows = [["file", *(f"{key}: {name}" for key in keys for name in names)]]
     for title in dict.fromkeys(run["model"] for run in results["runs"]):

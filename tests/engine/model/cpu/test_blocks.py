@@ -24,6 +24,7 @@ KINDS = list(FORMATS)
 OUR_KINDS = [kind for kind in FORMATS if kind > 1000]
 LONG_KINDS = [kind for kind in OUR_KINDS if FORMATS[kind].weights == 256]
 SCALES = {  # where a block has scales of 16 bits
+    2: (0,), 3: (0, 2), 6: (0,), 7: (0, 2), 8: (0,), 20: (0,), 39: (), 1004: (0,), 1008: (0,),
     10: (80, 82), 11: (108,), 12: (0, 2), 13: (0, 2), 14: (208,), 23: (0,), 1104: (0, 2), 1108: (0, 2)
 }  # fmt: skip
 N, K, ROWS = 80, 512, 21  # the last panel has columns beyond n, and the rows make tiles of several heights
@@ -182,17 +183,19 @@ def test_parts_of_a_matrix_read_a_row_as_their_formats_do(library: Library) -> N
     assert (together == np.concatenate(alone, axis=1)).all()
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if FORMATS[kind].weights == 256])
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: FORMATS[kind].name)
 def test_the_largest_sums_have_no_error(library: Library, kind: int) -> None:
     """All codes, scales and numbers are as large as they can be, so a sum that overflows somewhere would be wrong."""
-    for byte in (0x00, 0x80, 0xFF):
-        data = np.full((N, K // 256 * FORMATS[kind].num_bytes), byte, np.uint8)
+    for byte in (0x00, 0x77, 0x80, 0xFF):
+        data = np.full((N, K // FORMATS[kind].weights * FORMATS[kind].num_bytes), byte, np.uint8)
         halves = np.frombuffer(np.float16(1 / 64).tobytes(), np.uint8)
         blocks = data.reshape(-1, FORMATS[kind].num_bytes)
         for at in SCALES[kind]:
             blocks[:, at : at + 2] = halves
-        if kind == 1104:  # whose zeros have four bits, too: 7 or -8
-            blocks[:, 4:6] = 7 if byte == 0 else 0xF8
+        if kind in (1004, 1104):  # whose zeros have four bits, too: 7 or -8
+            blocks[:, slice(2, 3) if kind == 1004 else slice(4, 6)] = 7 if byte == 0 else 0xF8
+        if kind == 39:
+            blocks[:, 0] = 127  # the exponent
         matrix = Blocks(data, kind, np.arange(N))
         table = torch.ones(ROWS, K)
         table[1::2] = -1

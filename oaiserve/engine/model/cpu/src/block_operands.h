@@ -9,7 +9,7 @@ namespace oaiserve {
 
 // Four bytes of x in all lanes, as `dot_quads` takes them.
 struct QuadOfX {
-#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+#if defined(__AVX512BW__) && !defined(__AVX512VNNI__)
   Integers bytes, even, odd;
 #else
   Integers bytes;
@@ -20,7 +20,7 @@ inline QuadOfX splat_quad(const int8_t* p) {
   std::memcpy(&quad, p, 4);
   QuadOfX x;
   x.bytes = quad - Integers{};
-#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+#if defined(__AVX512BW__) && !defined(__AVX512VNNI__)
   typedef int16_t Shorts __attribute__((vector_size(WIDTH * 4)));
   x.even = (Integers)((Shorts)x.bytes << 8 >> 8);
   x.odd = (Integers)((Shorts)x.bytes >> 8);
@@ -41,14 +41,6 @@ Integers dot_quads(Integers sum, VectorBits codes, const QuadOfX& x) {
   const VectorBits odd = (VectorBits)_mm512_srli_epi16((__m512i)codes, 8);
   return sum + (Integers)_mm512_madd_epi16((__m512i)(codes & 0x00ff00ffu), (__m512i)x.even) +
          (Integers)_mm512_madd_epi16((__m512i)odd, (__m512i)x.odd);
-#elif defined(__AVX2__) && !defined(__AVX512F__)
-  if constexpr (IS_SMALL) {
-    const __m256i pairs = _mm256_maddubs_epi16((__m256i)codes, (__m256i)x.bytes);
-    return sum + (Integers)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-  }
-  const VectorBits odd = (VectorBits)_mm256_srli_epi16((__m256i)codes, 8);
-  return sum + (Integers)_mm256_madd_epi16((__m256i)(codes & 0x00ff00ffu), (__m256i)x.even) +
-         (Integers)_mm256_madd_epi16((__m256i)odd, (__m256i)x.odd);
 #else
 #if defined(__ARM_FEATURE_DOTPROD)
   if constexpr (IS_SMALL) return (Integers)vdotq_s32((int32x4_t)sum, (int8x16_t)codes, (int8x16_t)x.bytes);
@@ -115,6 +107,14 @@ template <Layout L>
     left = look_up<L>(left);
     right = look_up<L>(right);
   }
+}
+
+// The offset that sums of products have. Those in sixteen bits have none for codes of eight bits, see short_tiles.h.
+constexpr int summed_offset(const Layout& layout) {
+#if defined(WITH_SHORT_SUMS)
+  if (!layout.is_small()) return 0;
+#endif
+  return layout.offset;
 }
 
 // Calls body(step) for so many steps. If there are high bits, how these are shifted depends on the step, which therefore
@@ -210,7 +210,7 @@ template <Format FORMAT>
 Integers load_zeros(const uint8_t* chunk, long scale, long column) {
   using P = Places<FORMAT>;
   if constexpr (P::L.has_zero) return load_integers(chunk + P::MINS + scale * PANEL + column) + P::L.offset;
-  return P::L.offset - Integers{};
+  return summed_offset(P::L) - Integers{};
 }
 
 // How products of 128 numbers become what 256 numbers of x and of weights make. Zeros are in the products.

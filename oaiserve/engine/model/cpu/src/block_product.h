@@ -38,7 +38,12 @@ Ahead block_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, 
     for (long c = 0; c < k / BLOCK_GROUP; c++, chunk += P::CHUNK, groups++) {
       Integers dots[ROWS][2];
 #pragma GCC unroll 8
-      for (int r = 0; r < ROWS; r++) dots[r][0] = dots[r][1] = -L.offset * groups[r * x_stride].sum - Integers{};
+      for (int r = 0; r < ROWS; r++) dots[r][0] = dots[r][1] = -summed_offset(L) * groups[r * x_stride].sum - Integers{};
+#if defined(WITH_SHORT_SUMS)
+      add_short_dots<L, 127>(dots, 1, chunk + P::codes(0) + column * 4, P::LOW,
+                             [&](int r) { return groups[r * x_stride].values; },
+                             [&](int steps) { if (column == 0) ahead.prefetch(steps); });
+#else
       const auto multiply = [&](int step) {
         if (column == 0) ahead.prefetch();
         VectorBits left, right;
@@ -51,6 +56,7 @@ Ahead block_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, 
         }
       };
       for_steps<L, STEPS>(multiply);
+#endif
       for (int v = 0; v < 2; v++) {
         const Scaling scaling = load_scaling<FORMAT>(chunk, v * LANES + column);
 #pragma GCC unroll 8
@@ -177,6 +183,14 @@ Ahead long_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, c
           for (int r = 0; r < ROWS; r++) dot[r][v] = -rows[r][c].sums[scale] * zeros;
         }
         for (long i = scale * GROUPS_EACH; i < (scale + 1) * GROUPS_EACH; i++) {
+#if defined(WITH_SHORT_SUMS)
+          const uint8_t* const codes = chunk + P::codes(i) + column * 4;
+          add_short_dots<L, 127>(dots[scale], HIGH_LEVEL, codes, P::LOW,
+                                 [&](int r) { return rows[r][c].high + i * BLOCK_GROUP; },
+                                 [&](int steps) { if (column == 0) ahead.prefetch(steps); });
+          add_short_dots<L, HIGH_LEVEL / 2>(dots[scale], 1, codes, P::LOW,
+                                            [&](int r) { return rows[r][c].low + i * BLOCK_GROUP; }, [](int) {});
+#else
           for_steps<L, STEPS>([&](int step) {
             if (column == 0) ahead.prefetch();
             VectorBits codes[2];
@@ -194,6 +208,7 @@ Ahead long_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, c
               }
             }
           });
+#endif
         }
         if constexpr (!IS_SMALL)
 #pragma GCC unroll 8
@@ -241,7 +256,7 @@ inline void multiply_panel(const BlockLinear& w, const RowLine* x, long x_stride
       multiply(weights.data, x, x_stride, rows, w.k, bias.values, sums, next_data);
     };
 #if defined(WITH_SHORT_SUMS)
-    if constexpr (layout_of(FORMAT).is_super && layout_of(FORMAT).is_small())
+    if constexpr (layout_of(FORMAT).is_super)
       return in_tiles(multiply_in_short_tiles<FORMAT>);
 #elif defined(WITH_INTEGER_TILES)
     if constexpr (layout_of(FORMAT).is_super) {

@@ -18,12 +18,67 @@ namespace oaiserve {
 
 constexpr int SHORT_TILE_ROWS = 4;
 
-// How many steps along k a sum in sixteen bits has room for. While they are summed they may overflow, and back.
-template <Layout L>
+// How many steps along k a sum in sixteen bits has room for, if x is at most MOST_X. While it is summed it may overflow,
+// and back. Codes of eight bits have a sign, which x gets in place of them.
+template <Layout L, int MOST_X>
 constexpr int short_steps() {
-  constexpr int MOST_CODE = (1 << L.code_bits()) - 1, MOST = std::max(L.offset, MOST_CODE - L.offset);
-  static_assert(2 * 127 * MOST_CODE < 32768);  // what the instruction itself adds
-  return std::min(32767 / (2 * 127 * MOST), STEPS / L.runs());
+  constexpr int MOST_CODE = !L.is_small() ? 128 : L.is_e2m1 ? 2 * L.offset : (1 << L.code_bits()) - 1;
+  static_assert(2 * MOST_X * MOST_CODE < 32768);  // what the instruction itself adds
+  constexpr int MOST = L.is_super && L.is_small() ? std::max(L.offset, MOST_CODE - L.offset) : MOST_CODE;
+  const int steps = std::min(32767 / (2 * MOST_X * MOST), STEPS / std::max(L.runs(), 1));
+  return int(std::bit_floor(unsigned(steps)));
+}
+
+// Loads what short sums multiply.
+template <Layout L>
+[[gnu::always_inline]] inline void load_short(const uint8_t* p, long low_bytes, int step, VectorBits* codes) {
+  load_codes<L>(p, low_bytes, step, codes[0], codes[1]);
+  if constexpr (!L.is_small())
+    for (int v = 0; v < 2; v++) codes[v] ^= in_each_byte(128);
+}
+
+// sums [ROWS, 2] += so many steps of codes times x, in sixteen bits. A single step replaces them.
+template <Layout L, int COUNT, int ROWS, class Load, class XOf>
+[[gnu::always_inline]] inline void add_short(VectorBits (&sums)[ROWS][2], int first, Load&& load, XOf&& x_of) {
+#pragma GCC unroll 8
+  for (int step = first; step < first + COUNT; step++) {
+    VectorBits codes[2];
+    load(step, codes);
+#pragma GCC unroll 4
+    for (int r = 0; r < ROWS; r++) {
+      int32_t quad;
+      std::memcpy(&quad, x_of(r) + 4 * step, 4);
+      const __m256i bytes = _mm256_set1_epi32(quad);
+      for (int v = 0; v < 2; v++) {
+        const __m256i code = (__m256i)codes[v];
+        const __m256i pairs = L.is_small() ? _mm256_maddubs_epi16(code, bytes)
+                                           : _mm256_maddubs_epi16(_mm256_abs_epi8(code), _mm256_sign_epi8(bytes, code));
+        if constexpr (COUNT == 1)
+          sums[r][v] = (VectorBits)pairs;
+        else  // GCC would sum in another order, for which there are too few registers
+          asm("vpaddw %1, %0, %0" : "+x"(sums[r][v]) : "x"(pairs));
+      }
+    }
+  }
+}
+
+// dots [ROWS, 2] += the codes of a group times x, times `factor`. Calls before(count) before so many steps.
+template <Layout L, int MOST_X, int ROWS, class XOf, class Before>
+[[gnu::always_inline]] inline void add_short_dots(Integers (&dots)[ROWS][2], int factor, const uint8_t* codes,
+                                                  long low_bytes, XOf&& x_of, Before&& before) {
+  constexpr int COUNT = short_steps<L, MOST_X>();
+  const Packs<int8_t> factors{(factor | factor << 16) - Integers{}};
+  for_steps<L, STEPS / COUNT>([&](int part) __attribute__((always_inline)) {
+    VectorBits sums[ROWS][2] = {};
+    before(COUNT);
+    const auto load = [&](int step, VectorBits* to) __attribute__((always_inline)) {
+      load_short<L>(codes, low_bytes, step, to);
+    };
+    add_short<L, COUNT>(sums, part * COUNT, load, x_of);
+#pragma GCC unroll 4
+    for (int r = 0; r < ROWS; r++)
+      for (int v = 0; v < 2; v++) dots[r][v] = dot(dots[r][v], Packs<int8_t>{(Integers)sums[r][v]}, factors);
+  });
 }
 
 // What tiles share of WIDTH left and as many right columns of a chunk.
@@ -54,16 +109,13 @@ struct SuperColumns {
         for (int i = 0; i < RUNS / 2; i++) mins[i][v] = in_pairs(min(2 * i), min(2 * i + 1));
     }
   }
-  [[gnu::always_inline]] void load(int group, int step, VectorBits& left, VectorBits& right) const {
-    load_codes<L>(packed + P::codes(group), P::LOW, step, left, right);
+  [[gnu::always_inline]] void load(int group, int step, VectorBits* to) const {
+    load_short<L>(packed + P::codes(group), P::LOW, step, to);
   }
   void unpack() {
     for (int group = 0; group < P::GROUPS; group++)
 #pragma GCC unroll 8
-      for (int step = 0; step < STEPS; step++) {
-        VectorBits* const to = codes[group * STEPS + step];
-        load(group, step, to[0], to[1]);
-      }
+      for (int step = 0; step < STEPS; step++) load(group, step, codes[group * STEPS + step]);
   }
 };
 
@@ -74,7 +126,7 @@ void short_tile(const SuperColumns<FORMAT>& columns, const QuantizedSuper* x, lo
                 BeforeSteps&& before_steps) {
   using Columns = SuperColumns<FORMAT>;
   constexpr Layout L = Columns::L;
-  constexpr int RUN_STEPS = STEPS / L.runs(), SUM_STEPS = short_steps<L>();
+  constexpr int RUN_STEPS = STEPS / L.runs(), SUM_STEPS = short_steps<L, 127>();
   const auto row = [&](int r) -> const QuantizedSuper& {
     return *reinterpret_cast<const QuantizedSuper*>(reinterpret_cast<const char*>(x) + r * x_bytes);
   };
@@ -87,7 +139,7 @@ void short_tile(const SuperColumns<FORMAT>& columns, const QuantizedSuper* x, lo
 #pragma GCC unroll 4
       for (int r = 0; r < ROWS; r++) {
         dots[r][0] = VectorBits{};
-        if constexpr (L.offset != 0) {
+        if constexpr (summed_offset(L) != 0) {
           static_assert(SUM_STEPS == 4 && (L.offset & (L.offset - 1)) == 0);  // so a sum is of 16 values
           int32_t pairs;
           std::memcpy(&pairs, row(r).minus_pairs[run], 4);
@@ -95,23 +147,14 @@ void short_tile(const SuperColumns<FORMAT>& columns, const QuantizedSuper* x, lo
         }
         dots[r][1] = dots[r][0];
       }
-#pragma GCC unroll 8
-      for (int step = first; step < first + SUM_STEPS; step++) {
+      const auto load = [&](int step, VectorBits* to) __attribute__((always_inline)) {
         if (step % 2 == 0) before_steps(2);
-        VectorBits codes[2];
         if constexpr (IS_UNPACKED)
-          for (int v = 0; v < 2; v++) codes[v] = columns.codes[group * STEPS + step][v];
+          for (int v = 0; v < 2; v++) to[v] = columns.codes[group * STEPS + step][v];
         else
-          columns.load(group, step, codes[0], codes[1]);
-#pragma GCC unroll 4
-        for (int r = 0; r < ROWS; r++) {
-          int32_t quad;
-          std::memcpy(&quad, row(r).values + group * BLOCK_GROUP + 4 * step, 4);
-          const __m256i bytes = _mm256_set1_epi32(quad);
-          for (int v = 0; v < 2; v++)  // GCC would sum in another order, for which there are too few registers
-            asm("vpaddw %1, %0, %0" : "+x"(dots[r][v]) : "x"(_mm256_maddubs_epi16((__m256i)codes[v], bytes)));
-        }
-      }
+          columns.load(group, step, to);
+      };
+      add_short<L, SUM_STEPS>(dots, first, load, [&](int r) { return row(r).values + group * BLOCK_GROUP; });
       for (int v = 0; v < 2; v++)
 #pragma GCC unroll 4
         for (int r = 0; r < ROWS; r++)
