@@ -16,7 +16,6 @@ COMMANDS = {
     "bench.ours": "the same workloads on this server alone: `make bench`",
     "bench.step": "where a step's time goes, and its floor: `make bench`",
     "bench.start_up": "the parts of a start: docs/performance.md",
-    "bench.step_cost": "how well the learnt cost of steps expects them, by workload",
     "bench.plan": "expectations of `oaiserve plan` for six loads, beside measurements",
     "overhead": "the cost of telemetry, in paired runs",
     "gpu_check": "right and how fast on a GPU; --device cpu --quick is a dry run",
