@@ -469,7 +469,7 @@ class EngineOptions:
 
     itl_target_seconds: float | None = None
     """Target for the time between two tokens of a stream (ITL). While sequences decode, a step gets only as many prompt
-    tokens as fit into this time, by the measured time of steps. Default: no target."""
+    tokens as fit into this time by the learnt cost of steps, which needs --explain. Default: no target."""
 
     hang_seconds: float = 60
     """Seconds that one part of the engine's work may take, or 20 times the learnt cost of its step if that is more.

@@ -106,7 +106,8 @@ class EngineLoop:
         self._fits = FitThread()
         self.causes = None if machine is None else StepCauses(machine, StepCostFit(learn or self._fits.run))
         if (causes := self.causes) is not None:
-            scheduler.step_time = StepTime(lambda: causes.cost, step_target_seconds, scheduler.limits.max_step_tokens)
+            most_tokens = scheduler.limits.max_step_tokens
+            scheduler.step_time = StepTime(lambda: causes.cost, step_target_seconds, most_tokens, itl_target_seconds)
         cost = (lambda: None) if causes is None else (lambda: causes.cost)
         self.watchdog = Watchdog(self._host, cost, hang_seconds, exits=exit_on_hang)
         self._account = StepAccount(self._host, self.causes)
@@ -131,7 +132,6 @@ class EngineLoop:
             self._hand_over,
             overlap=overlap,
             drafts=drafts,
-            itl_target_seconds=itl_target_seconds,
         )
         self.failure: BaseException | None = None
         self.is_stopped = False

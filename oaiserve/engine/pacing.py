@@ -1,4 +1,4 @@
-"""The prefill budget: how many prompt tokens a step may have while others decode, so that ITL keeps its target.
+"""The time of a step: how many prompt tokens fit into it, so that it and the ITL of streams keep their targets.
 
 Stdlib only; owned by the engine thread.
 """
@@ -11,33 +11,6 @@ from collections.abc import Callable
 from oaiserve.engine.accounts.step_causes import load_of
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.explain.step_cost import KNOTS, Load, StepCost
-
-LEAST_TOKENS = 16
-MOST_SHRINK, MOST_GROWTH = 0.5, 1.25  # bounds, because one step may be slow or fast for other reasons
-
-
-class PrefillBudget:
-    """The budget of prompt tokens in a step, which follows the measured time of steps.
-
-    `tokens` shrinks in proportion if a step with both decodes and prefill took longer than the target. It grows if such
-    a step used all of it and took less.
-    """
-
-    def __init__(self, target_seconds: float, most_tokens: int) -> None:
-        self._target_ns = target_seconds * 1e9
-        self._most_tokens = most_tokens
-        self.tokens = most_tokens
-
-    def observe(self, num_decodes: int, num_prefill_tokens: int, step_ns: int) -> None:
-        if num_decodes == 0 or num_prefill_tokens == 0:
-            return  # no decode was slowed down by a prefill
-        if step_ns > self._target_ns:
-            shrunk = num_prefill_tokens * max(MOST_SHRINK, self._target_ns / step_ns)
-            self.tokens = max(LEAST_TOKENS, min(self.tokens, int(shrunk)))
-        elif num_prefill_tokens >= self.tokens:
-            grown = int(self.tokens * min(MOST_GROWTH, self._target_ns / step_ns)) + 1
-            self.tokens = min(self._most_tokens, grown)
-
 
 LEAST_SECONDS = 0.05  # that a step may take: a shorter one helps nobody notice
 EFFICIENT = 3  # the time of an efficient step, in relation to that of one row
@@ -52,12 +25,20 @@ class StepTime:
     """The expected time of the step that is being scheduled, by the learnt cost of steps, and how much fits into it.
 
     The target is the time of the smallest step that is efficient, and LEAST_SECONDS at least. Where decodes take long
-    by themselves, prompts get as much in addition.
+    by themselves, prompts get as much in addition, unless there is a target for ITL: then a step with decodes keeps
+    that one, with UNIT prompt tokens at least.
     """
 
-    def __init__(self, cost: Callable[[], StepCost | None], target_seconds: float | None, most_tokens: int) -> None:
+    def __init__(
+        self,
+        cost: Callable[[], StepCost | None],
+        target_seconds: float | None,
+        most_tokens: int,
+        itl_target_seconds: float | None = None,
+    ) -> None:
         self._cost_now = cost
         self._given_ns = None if target_seconds is None else target_seconds * 1e9
+        self._itl_ns = None if itl_target_seconds is None else itl_target_seconds * 1e9
         self._most_tokens = most_tokens
         self._cost: StepCost | None = None
         self._largest = FIRST // 2  # prompt tokens in a step so far, with a known cost
@@ -107,7 +88,8 @@ class StepTime:
 
         bound_ns = spent_ns + share * (self._most_ns - spent_ns)
         number = bisect_right(range(1, most // UNIT + 1), bound_ns, key=expected_ns)
-        return min(most, max(UNIT * number, UNIT, int(share * (self._efficient - load.num_tokens))))
+        efficient = UNIT if self._itl_ns is not None and load.decodes else self._efficient
+        return min(most, max(UNIT * number, UNIT, int(share * (efficient - load.num_tokens))))
 
     def add(self, chunk: Chunk) -> None:
         """Count a chunk that the step has got."""
@@ -119,7 +101,10 @@ class StepTime:
         if self._load is None:
             self._load = load = load_of(self._step)
             if self._cost is not None:
-                self._most_ns = max(self.target_ns, self._cost.expected_ns(load) + self.target_ns)
+                if self._itl_ns is not None and load.decodes:
+                    self._most_ns = self._itl_ns
+                else:
+                    self._most_ns = self._cost.expected_ns(load) + self.target_ns
         return self._load
 
     def _with(self, load: Load, start: int, num_tokens: int) -> tuple[Load, float]:

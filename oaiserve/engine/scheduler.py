@@ -100,10 +100,8 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_prefix_queries = 0  # prompt tokens that were looked up in the prefix cache
         self.num_prefix_hits = 0  # prompt tokens that were found there
-        # The engine loop sets both: the limit of a step, at least 1 and lower while the device is short of memory, and
-        # the limit of prompt tokens in steps in which other sequences decode.
+        # The engine loop sets the limit of a step, at least 1 and lower while the device is short of memory.
         self.max_step_tokens = limits.max_step_tokens
-        self.prefill_budget: int | None = None
 
     @property
     def num_waiting(self) -> int:
@@ -164,9 +162,9 @@ class Scheduler:
         self.waits.begin_step(now_ns)
         step = Step()
         num_decodes = self._continue_decodes(step)
-        bounds = [self.limits.prefill_max_tokens, self.prefill_budget if num_decodes else None]
-        room = max(0, self.max_step_tokens - num_decodes)
-        budget = min([room, *(bound for bound in bounds if bound is not None)])
+        budget = max(0, self.max_step_tokens - num_decodes)
+        if self.limits.prefill_max_tokens is not None:
+            budget = min(budget, self.limits.prefill_max_tokens)
         if self.step_time is not None:
             self.step_time.begin(step)
         self._compute_prompts(step, budget)

@@ -26,7 +26,6 @@ from oaiserve.engine.accounts.step_account import StepAccount
 from oaiserve.engine.drafting.drafts import Drafts
 from oaiserve.engine.grammars.masks import fill_masks
 from oaiserve.engine.open_requests import OpenRequest, OpenRequests
-from oaiserve.engine.pacing import PrefillBudget
 from oaiserve.engine.profiling import Profiling
 from oaiserve.engine.results import Results
 from oaiserve.engine.scheduler import Scheduler
@@ -66,7 +65,6 @@ class Stepper:
         *,
         overlap: bool,
         drafts: Drafts | None,
-        itl_target_seconds: float | None,
     ) -> None:
         self._scheduler = scheduler
         self._runner = model.runner
@@ -82,9 +80,6 @@ class Stepper:
         self._in_flight: _Launched | None = None
         self._warned_ns: dict[str, int] = {}  # when each warning was logged last
         self._shortage = Shortage(scheduler.limits.max_step_tokens)
-        self._pacing: PrefillBudget | None = None
-        if itl_target_seconds is not None:
-            self._pacing = PrefillBudget(itl_target_seconds, scheduler.limits.max_step_tokens)
 
     @property
     def has_step(self) -> bool:
@@ -253,11 +248,6 @@ class Stepper:
         if self._drafts is not None:
             self._drafts.verified(step, result.chunks, step_ns - launched.draft_ns, launched.draft_ns)
         self._results.take(step, result.chunks, ended_ns)
-        if self._pacing is not None:
-            num_decodes = sum(chunk.num_known == 1 for chunk in step.chunks)
-            num_prefill_tokens = step.num_tokens - step.num_draft_tokens - num_decodes
-            self._pacing.observe(num_decodes, num_prefill_tokens, step_ns)
-            self._scheduler.prefill_budget = self._pacing.tokens
         self._hand_over()
 
     def _report_shortage(self, step: Step, error: OutOfMemory, now_ns: int) -> None:

@@ -17,7 +17,7 @@ from oaiserve.engine.accounts.step_causes import load_of
 from oaiserve.engine.blocks import BlockPool
 from oaiserve.engine.drafting.drafts import Drafts
 from oaiserve.engine.drafting.lookup import Lookup
-from oaiserve.engine.pacing import PrefillBudget, StepTime
+from oaiserve.engine.pacing import StepTime
 from oaiserve.engine.policy import POLICIES
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.scheduler import Limits, Scheduler
@@ -95,10 +95,8 @@ class LoadReplay:
             policy=POLICIES[server.policy],
             prefix_cache=server.prefix_cache,
         )
-        self._scheduler.step_time = StepTime(lambda: cost.step, server.step_target_seconds, limits.max_step_tokens)
-        self._pacing = None
-        if server.itl_target_seconds is not None:
-            self._pacing = PrefillBudget(server.itl_target_seconds, limits.max_step_tokens)
+        targets = {"target_seconds": server.step_target_seconds, "itl_target_seconds": server.itl_target_seconds}
+        self._scheduler.step_time = StepTime(lambda: cost.step, most_tokens=limits.max_step_tokens, **targets)
         self._drafts = Drafts() if server.drafts else None
         self._open: dict[Sequence, Served] = {}
         self._now = self._busy = 0.0
@@ -183,10 +181,6 @@ class LoadReplay:
                 answers[sequence].tokens(len(token_ids), at)
             if len(sequence.token_ids) >= sequence.max_len:
                 del answers[sequence]
-        if self._pacing is not None:
-            num_decodes = sum(chunk.num_known == 1 for chunk in step.chunks)
-            self._pacing.observe(num_decodes, step.num_tokens - step.num_draft_tokens - num_decodes, step_ns)
-            scheduler.prefill_budget = self._pacing.tokens
 
 
 def _drawn(chunk: Chunk) -> list[int]:
