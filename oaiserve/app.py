@@ -243,6 +243,8 @@ def routes(config: Config) -> list[Route]:
     def accounted(operation: str, path: str) -> list[Middleware]:
         return [Middleware(Accounting, operation=operation, http_route=path)]
 
+    adapters_closed = models.switched_off if config.engine.lora_dir is None else models.closed_route
+    adapters_open = config.engine.lora_dir is not None and config.server.is_private
     # /debug and the dashboard show requests of all users, so they need an API key or a server for this machine only.
     protected_routes = [
         Route("/debug/requests", debug.recent_requests),
@@ -270,7 +272,10 @@ def routes(config: Config) -> list[Route]:
         Route(stored_path, responses.delete, methods=["DELETE"]),
         Route(f"{stored_path}/input_items", responses.list_input_items),
         Route(f"{stored_path}/cancel", responses.cancel, methods=["POST"]),
-        *adapter_routes(config),
+        *(
+            Route(f"/v1/{name}_lora_adapter", route if adapters_open else adapters_closed, methods=["POST"])
+            for name, route in (("load", models.load), ("unload", models.unload))
+        ),
         Route("/v1/models", models.list_models),
         Route("/v1/models/{model_id:path}", models.retrieve_model),
         *(
@@ -297,14 +302,6 @@ def routes(config: Config) -> list[Route]:
     schema = published(table, version=__version__, needs_key=server.needs_key, guard_all=server.guard_all)
     table.append(Route("/openapi.json", schema))
     return table
-
-
-def adapter_routes(config: Config) -> list[Route]:
-    """Return the routes for adapters, or closed ones with the reason."""
-    closed = models.switched_off if config.engine.lora_dir is None else models.closed_route
-    is_open = config.engine.lora_dir is not None and config.server.is_private
-    paths = {"/v1/load_lora_adapter": models.load, "/v1/unload_lora_adapter": models.unload}
-    return [Route(path, route if is_open else closed, methods=["POST"]) for path, route in paths.items()]
 
 
 def middleware(

@@ -1,27 +1,5 @@
 """All errors that a client can cause or see, and the error that stops a start. No module of oaiserve is imported.
 
-    APIError                      an error as the client sees it: status, type, code, param, message
-      InvalidRequest        400   the request is invalid or asks for something unsupported
-        ContextLengthExceeded     the prompt, or prompt + max_tokens, is longer than the context
-      Unauthorized          401   no API key, or a wrong one
-      Forbidden             403   the server does not answer to that host name, or to pages of that origin
-      NotFound              404   no such route
-        ModelNotFound             the server does not serve this model
-        AdapterUnloaded           the adapter has been unloaded since the request named it
-      MethodNotAllowed      405   the route does not have this method
-      RequestTimeout        408   the headers or the body did not arrive in time
-      SlowReader            408   the client fell too far behind its stream
-        WriteTimeout              the client stopped reading and was disconnected
-      Conflict              409   another profile is being recorded
-      BodyTooLarge          413   the body is larger than --body-limit
-      UnsupportedMedia      415   the body is compressed
-      Overloaded            429   too many requests wait already, or the dashboard has too many viewers
-      HeadersTooLarge       431   the headers are too many or too large
-      InternalError         500   a fault of the server
-      BadGateway            502   a replica behind the gateway has answered what is no HTTP
-      Unavailable           503   not ready: loading, draining, or the engine has stopped
-    StartupError                  the server cannot start; the message is one sentence, the exit code 2
-
 Routes and engine raise these errors. The middleware `Errors` renders them with `APIError.body`, and a stream that has
 begun writes the same object as its last event.
 """
@@ -88,9 +66,14 @@ def restored(kind: type[APIError], args: tuple[Any, ...], attributes: dict[str, 
     return error
 
 
-class InvalidRequest(APIError):
-    status = 400
+class ClientError(APIError):
+    """The request is at fault, by the status that a subclass gives."""
+
     type = "invalid_request_error"
+
+
+class InvalidRequest(ClientError):
+    status = 400
 
 
 class ContextLengthExceeded(InvalidRequest):
@@ -124,23 +107,22 @@ class ContextLengthExceeded(InvalidRequest):
         )
 
 
-class Unauthorized(APIError):
+class Unauthorized(ClientError):
     status = 401
-    type = "invalid_request_error"
     code = "invalid_api_key"
 
     def headers(self) -> dict[str, str]:
         return {"www-authenticate": "Bearer"}
 
 
-class Forbidden(APIError):
+class Forbidden(ClientError):
+    """The server does not answer to that host name, or to pages of that origin."""
+
     status = 403
-    type = "invalid_request_error"
 
 
-class NotFound(APIError):
+class NotFound(ClientError):
     status = 404
-    type = "invalid_request_error"
 
 
 class ModelNotFound(NotFound):
@@ -159,51 +141,52 @@ class AdapterUnloaded(NotFound):
     code = "model_not_found"
 
 
-class MethodNotAllowed(APIError):
+class MethodNotAllowed(ClientError):
     status = 405
-    type = "invalid_request_error"
 
 
-class RequestTimeout(APIError):
+class RequestTimeout(ClientError):
+    """The headers or the body did not arrive in time."""
+
     status = 408
-    type = "invalid_request_error"
 
 
-class SlowReader(APIError):
+class SlowReader(ClientError):
     """The client fell too far behind its stream. Its answer has begun, so it may get the error only as an event."""
 
     status = 408
-    type = "invalid_request_error"
 
 
 class WriteTimeout(SlowReader):
     """The client stopped reading. The error is only in the record, because the connection has been cut."""
 
 
-class Conflict(APIError):
+class Conflict(ClientError):
+    """Another profile is being recorded."""
+
     status = 409
-    type = "invalid_request_error"
 
 
-class BodyTooLarge(APIError):
+class BodyTooLarge(ClientError):
     status = 413
-    type = "invalid_request_error"
 
 
-class UnsupportedMedia(APIError):
+class UnsupportedMedia(ClientError):
+    """The body is compressed."""
+
     status = 415
-    type = "invalid_request_error"
 
 
 class Overloaded(APIError):
+    """Too many requests wait already, or the dashboard has too many viewers."""
+
     status = 429
     type = "requests"
     code = "rate_limit_exceeded"
 
 
-class HeadersTooLarge(APIError):
+class HeadersTooLarge(ClientError):
     status = 431
-    type = "invalid_request_error"
 
 
 class InternalError(APIError):
@@ -211,11 +194,15 @@ class InternalError(APIError):
 
 
 class BadGateway(APIError):
+    """A replica behind the gateway has answered what is no HTTP."""
+
     status = 502
     code = "bad_gateway"
 
 
 class Unavailable(APIError):
+    """The server loads, drains, or has no engine any more."""
+
     status = 503
     code = "service_unavailable"
 

@@ -86,7 +86,14 @@ class Results:
         output = opened.outputs[sequence]
         token_ids = self._push(opened, output, chunk, result, now_ns, batch) if chunk.max_draws else []
         if chunk.draft:
-            self._note_draft(opened, chunk, token_ids)
+            num_accepted = chunk.num_accepted(token_ids)
+            self._numbers.num_drafts += 1
+            for counted in (self._numbers, opened.account):
+                counted.num_draft_tokens += len(chunk.draft)
+                counted.num_accepted_tokens += num_accepted
+                if sequence.draft_is_models:
+                    counted.num_model_draft_tokens += len(chunk.draft)
+                    counted.num_accepted_model_tokens += num_accepted
         if self._scheduler.commit(chunk, token_ids):
             notes.preempted(sequence, now_ns)
         if (token_chunk := output.take()) is not None:
@@ -133,16 +140,6 @@ class Results:
             if output.finish_reason is not None:
                 break
         return taken
-
-    def _note_draft(self, opened: OpenRequest, chunk: Chunk, token_ids: list[int]) -> None:
-        num_accepted = chunk.num_accepted(token_ids)
-        self._numbers.num_drafts += 1
-        for counted in (self._numbers, opened.account):
-            counted.num_draft_tokens += len(chunk.draft)
-            counted.num_accepted_tokens += num_accepted
-            if chunk.sequence.draft_is_models:
-                counted.num_model_draft_tokens += len(chunk.draft)
-                counted.num_accepted_model_tokens += num_accepted
 
     def _tokens(
         self, opened: OpenRequest, sequence: Sequence, result: ChunkResult

@@ -124,7 +124,10 @@ class Stepper:
                 self._scheduler.num_preemptions,
             )
         newcomers = self._requests.scheduled(step, now_ns)
-        began_ns = self._write_drafts(step)
+        began_ns = None
+        if self._drafts is not None and (model := self._drafts.model) is not None and model.is_asked:
+            began_ns = self._host.enter(HostPart.DRAFT, step)
+            model.write(step)
         launched_ns = self._host.enter(HostPart.LAUNCH, step)
         at_ns = launched_ns if began_ns is None else began_ns
         draft_ns = launched_ns - at_ns
@@ -145,15 +148,6 @@ class Stepper:
                 return _Launched(step, handle, at_ns, draft_ns, newcomers)
         self._compute_in_parts(step, at_ns, draft_ns, newcomers)
         return None
-
-    def _write_drafts(self, step: Step) -> int | None:
-        """Let the draft model write its drafts. Return the time at which it began, or None if it has none to write."""
-        model = None if self._drafts is None else self._drafts.model
-        if model is None or not model.is_asked:
-            return None
-        began_ns = self._host.enter(HostPart.DRAFT, step)
-        model.write(step)
-        return began_ns
 
     def _copy_blocks(self, step: Step, now_ns: int) -> bool:
         """Copy the blocks of a step. Return False if there is no memory for one of them: then the step has failed."""

@@ -65,7 +65,11 @@ class Watchdog:
                 self.hang = ""
             return
         self._num_looks += 1
-        if self.hang or self._num_looks * LOOK_SECONDS <= self._most_seconds():
+        cost, most_seconds = self._cost(), self._least_seconds
+        if step is not None:
+            expected_seconds = UNKNOWN_SECONDS if cost is None else MULTIPLE * cost.expected_ns(load_of(step)) / 1e9
+            most_seconds = max(most_seconds, expected_seconds)
+        if self.hang or self._num_looks * LOOK_SECONDS <= most_seconds:
             return
         self.hang = part if step is None else f"{part}, a step of {describe(step)}"
         self.num_hangs += 1
@@ -74,14 +78,6 @@ class Watchdog:
         if self._exits:
             logging.shutdown()
             os._exit(EXIT_CODE)
-
-    def _most_seconds(self) -> float:
-        """Return the seconds that the present part may take."""
-        step, cost = self._host.step, self._cost()
-        if step is None:
-            return self._least_seconds
-        expected_seconds = UNKNOWN_SECONDS if cost is None else MULTIPLE * cost.expected_ns(load_of(step)) / 1e9
-        return max(self._least_seconds, expected_seconds)
 
 
 def stacks() -> str:

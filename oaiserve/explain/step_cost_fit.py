@@ -114,14 +114,11 @@ class StepCostFit:
             self._rows.append((load, ns, weight))
         self._since_ns = since_ns = self._since_ns + ns
         if since_ns >= LEAST_NS and (since_ns >= FIT_NS or self._surprise >= SURPRISES):
-            self._begin_fit()
-
-    def _begin_fit(self) -> None:
-        if self._is_fitting or len(self._rows) < LEAST_STEPS:
-            return
-        rows, self._rows, self._surprise, self._since_ns = self._rows, [], 0.0, 0
-        self._is_fitting = True
-        self._run(lambda: self._fit(rows))
+            if self._is_fitting or len(self._rows) < LEAST_STEPS:
+                return
+            rows, self._rows, self._surprise, self._since_ns = self._rows, [], 0.0, 0
+            self._is_fitting = True
+            self._run(lambda: self._fit(rows))
 
     def _fit(self, rows: list[tuple[Load, int, float]]) -> None:
         try:

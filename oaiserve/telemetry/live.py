@@ -69,7 +69,10 @@ class Live:
         self._last_ns = now_ns
         self._num_made += 1
         now, totals = snapshot(), self._totals()
-        increases = {name: _increases(total, self._before.get(name, {})) for name, total in totals.items()}
+        increases: dict[str, Totals] = {}
+        for name, total in totals.items():
+            before = self._before.get(name, {})
+            increases[name] = {key: new - before.get(key, 0) for key, new in total.items() if new != before.get(key, 0)}
         self._before = totals
         self._samples.append(
             {
@@ -112,8 +115,3 @@ class Live:
             if name != "duration" or labels[0] == Outcome.FINISHED
         ]
         return {bucket: sum(column) for bucket, column in enumerate(zip(*counts, strict=True))}
-
-
-def _increases(totals: Totals, before: Totals) -> Totals:
-    """Return the increases of the totals that grew."""
-    return {key: total - before.get(key, 0) for key, total in totals.items() if total != before.get(key, 0)}

@@ -132,7 +132,9 @@ class SpanExport:
                 self._changed.wait_for(
                     lambda: self._is_closing or self._num_queued >= self._limits.batch_size, self._limits.delay_seconds
                 )
-                batch = self._next_batch()
+                batch: list[ReadableSpan] = []
+                while self._queue and (not batch or len(batch) + len(self._queue[0]) <= self._limits.batch_size):
+                    batch += self._take()
                 if not batch and self._is_closing:
                     return
             if batch:
@@ -142,12 +144,6 @@ class SpanExport:
                     self._recover()
                 else:
                     self._lose("failed", len(batch), failure.why)
-
-    def _next_batch(self) -> list[ReadableSpan]:
-        batch: list[ReadableSpan] = []
-        while self._queue and (not batch or len(batch) + len(self._queue[0]) <= self._limits.batch_size):
-            batch += self._take()
-        return batch
 
     def _take(self) -> Sequence[ReadableSpan]:
         spans = self._queue.popleft()

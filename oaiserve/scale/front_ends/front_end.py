@@ -67,7 +67,7 @@ class FrontEnd:
         self._rooms: dict[int, tuple[str, int]] = {}  # that work on bodies has: client, bytes
         self._room_numbers = itertools.count()
         self._addresses: Counter[str] = Counter()  # of its connections
-        self._num_connections = 0
+        self.num_connections = 0
         self._profiles: dict[int, Future[Profile]] = {}
         self._recordings: dict[int, ProfileRecording] = {}
         self._answering: set[asyncio.Task[None]] = set()
@@ -86,10 +86,6 @@ class FrontEnd:
         self._link.send(messages.framed(message))
 
     @property
-    def num_connections(self) -> int:
-        return self._num_connections
-
-    @property
     def num_open(self) -> int:
         """Return the number of requests without a record."""
         return len(self._unrecorded)
@@ -102,13 +98,7 @@ class FrontEnd:
     def connected(self, address: str) -> None:
         """Note an admitted connection of the front end."""
         self._addresses[address] += 1
-        self._num_connections += 1
-
-    def _disconnected(self, address: str) -> None:
-        self._num_connections -= 1
-        self._addresses[address] -= 1
-        if not self._addresses[address]:
-            del self._addresses[address]
+        self.num_connections += 1
 
     def _take(self, body: bytes) -> None:
         self.num_silent = 0
@@ -221,7 +211,10 @@ class FrontEnd:
     @offered
     def connection_ended(self, address: str) -> None:
         if self._addresses[address] > 0:
-            self._disconnected(address)
+            self.num_connections -= 1
+            self._addresses[address] -= 1
+            if not self._addresses[address]:
+                del self._addresses[address]
             self._shared.connections.release(address)
 
     @offered

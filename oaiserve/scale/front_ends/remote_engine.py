@@ -16,25 +16,9 @@ from threading import Event as Flag
 from typing import TypeVar
 
 from oaiserve.engine.adapters import AdapterTable, ServedAdapter
-from oaiserve.engine.request import (
-    TERMINAL,
-    Deliver,
-    Event,
-    Failed,
-    PromptDone,
-    Request,
-    TextPrompt,
-    Usage,
-)
+from oaiserve.engine.request import TERMINAL, Deliver, Event, Failed, PromptDone, Request, TextPrompt, Usage
 from oaiserve.engine.text.tokenizer import Tokenizer
-from oaiserve.engine.tokenize import (
-    REST,
-    GrammarCompiled,
-    Tokenized,
-    TokenizeFailed,
-    TokenizeStage,
-    TokenizeStarted,
-)
+from oaiserve.engine.tokenize import REST, GrammarCompiled, Tokenized, TokenizeFailed, TokenizeStage, TokenizeStarted
 from oaiserve.errors import InternalError, InvalidRequest, Unavailable
 from oaiserve.facts.record import EngineAccount, Profile
 from oaiserve.facts.report import ReplicaReport
@@ -253,7 +237,9 @@ class RemoteEngine:
             opened = self._open[event.request_id]
             outbox.setdefault(opened.deliver, []).append(event)
             if isinstance(event, TERMINAL):
-                self._ended(opened)
+                del self._open[event.request_id]
+                if opened.is_encoding:
+                    self._tokenize.abort(event.request_id)
             elif isinstance(event, PromptDone) and opened.request.echo:
                 given = opened.request.prompts[event.prompt_index]
                 if isinstance(given, TextPrompt):  # of which the other process has the ids only
@@ -263,19 +249,17 @@ class RemoteEngine:
         if self._is_stopping and not self._open:
             self._all_ended.set()
 
-    def _ended(self, opened: _Open) -> None:
-        request_id = opened.request.request_id
-        del self._open[request_id]
-        if opened.is_encoding:
-            self._tokenize.abort(request_id)
-
     def _lost(self) -> None:
         """End all requests with an error: the other process is gone."""
         self.failure = EngineGone("its process is gone")
         self.drain()
         self._process.fail_all()
         error = InternalError("The engine's process is gone; the server must be restarted.")
-        self._hand_out([_failed(opened, error) for opened in self._open.values()])
+        ends: list[Event] = []
+        for request_id, opened in self._open.items():
+            times = RequestTimes(received=opened.request.received_ns, submitted=opened.submitted_ns)
+            ends.append(Failed(request_id, error, Usage(0, 0, 0), times, EngineAccount()))
+        self._hand_out(ends)
         self._all_ended.set()
         self._on_lost()
 
@@ -290,9 +274,3 @@ class RemoteRecording:
     def save(self, path: Path) -> None:
         """Have the other process write the recording. This takes seconds."""
         self._process.ask(FrontEnd.save_profile, self._number, str(path)).result()
-
-
-def _failed(opened: _Open, error: InternalError) -> Failed:
-    request = opened.request
-    times = RequestTimes(received=request.received_ns, submitted=opened.submitted_ns)
-    return Failed(request.request_id, error, Usage(0, 0, 0), times, EngineAccount())

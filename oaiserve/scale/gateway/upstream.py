@@ -82,13 +82,6 @@ class UpstreamAnswer:
         self._resume()
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    async def read_all(self) -> bytes:
-        """Wait for the whole body, and return it. Raises CutOff."""
-        parts = []
-        while part := await self.read():
-            parts.append(part)
-        return b"".join(parts)
-
     def close(self) -> None:
         """Read no further. A replica with an unfinished answer notices the disconnect."""
         if not self._is_complete:
@@ -167,7 +160,10 @@ class Upstream:
         """Get a path, and return status and body. Raises Unreachable, BadAnswer and CutOff."""
         answer = await self.ask("GET", target, headers)
         try:
-            return answer.status, await answer.read_all()
+            parts = []
+            while part := await answer.read():
+                parts.append(part)
+            return answer.status, b"".join(parts)
         finally:
             answer.close()
 
