@@ -39,8 +39,7 @@ from oaiserve.routes.feed import Feed
 from oaiserve.routes.middleware import Errors, RequestHeaders, TidyPath, render_http_exception
 from oaiserve.routes.openapi import published
 from oaiserve.routes.responses import routes as responses
-from oaiserve.routes.responses.database import ResponseDatabase
-from oaiserve.routes.responses.store import ResponseStore, StoreLimits
+from oaiserve.routes.responses.store import ResponseDatabase, ResponseStore, StoreLimits
 from oaiserve.routes.serving import MOST_RECEIVED_BYTES, LiveSamples, RecentEntries, ServedEngine, Serving
 from oaiserve.telemetry import Measured, Telemetry, names
 from oaiserve.telemetry.log_limit import LogLimit

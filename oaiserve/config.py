@@ -61,7 +61,6 @@ class Bytes(int):
 
 
 def flag_of(name: str) -> str:
-    """Return the flag of a setting."""
     return "--" + name.replace("_", "-")
 
 

@@ -42,7 +42,6 @@ class Results:
         self._num_forceable = 0  # tokens that grammars may force as results of the step under way
 
     def take(self, step: Step, results: list[ChunkResult], now_ns: int) -> None:
-        """Take the results of a settled step, chunk by chunk."""
         self._num_forceable = FEW_TOKENS - len(step.chunks)
         for chunk, result in zip(step.chunks, results, strict=True):
             opened = self._requests.of_choice(chunk.sequence)

@@ -32,7 +32,6 @@ class TokenCounts:
         self.num_added = 0
 
     def add(self, generated: list[int]) -> None:
-        """Count the next tokens of the answer."""
         for token_id in generated:
             place = self._places.setdefault(token_id, len(self.ids))
             if place == len(self.ids):
@@ -42,7 +41,6 @@ class TokenCounts:
         self.num_added += len(generated)
 
     def copy(self) -> TokenCounts:
-        """Return an independent copy of the counts."""
         copied = TokenCounts([])
         copied._places, copied.ids, copied.times = self._places.copy(), self.ids[:], self.times[:]
         copied.num_added = self.num_added

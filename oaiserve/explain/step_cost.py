@@ -67,7 +67,6 @@ class StepCost:
     prompts_ns: float = 0.0  # of a step with prompts, beyond its rows
 
     def expected_ns(self, load: Load) -> int:
-        """Return the expected duration of a step with this load."""
         decodes, decode_context, cached_context, prompt_tokens, prompt_context, draws, edits, drafted = load
         rows = decodes + prompt_tokens
         if rows == 0:

@@ -167,7 +167,6 @@ def _write(path: Path, header: Mapping[str, Any], content: bytes) -> None:
 
 
 def _forget_lost_models(records: Path) -> None:
-    """Remove the records of models whose files are gone."""
     for path in records.glob("*-*"):
         try:
             with path.open("rb") as file:
@@ -197,7 +196,6 @@ def _digest(asked: Subject, name: str) -> str:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

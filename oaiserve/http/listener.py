@@ -63,7 +63,6 @@ class Listener:
         self._listen()
 
     def close(self) -> None:
-        """Accept no more connections."""
         self._loop.remove_reader(self._sock)
         if self._retry is not None:
             self._retry.cancel()

@@ -105,7 +105,6 @@ def make_plan(
     *,
     with_settings: bool,
 ) -> dict[str, Any]:
-    """Return the plan as data for JSON."""
     load = busiest(whole, BUSIEST_PROMPTS)
     best = highest_rate(load, cost, load.server, limits, attainment)
     recorded = figures(replay(load, cost, load.server, load.rate), load.rate, limits) if load.rate else None

@@ -23,7 +23,6 @@ class AnswerReader:
 
     @property
     def has_called(self) -> bool:
-        """Return whether the answer so far has a call of a tool."""
         return self.calls is not None and self.calls.num_called > 0
 
     def read(self, chunk: TokenChunk) -> list[Segment]:

@@ -282,7 +282,6 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
 
 @cache
 def ranges(body: type[msgspec.Struct]) -> Mapping[str, tuple[float, float]]:
-    """Return the declared ranges of the fields."""
     found = {}
     for name, hint in get_type_hints(body, include_extras=True).items():
         for meta in getattr(hint, "__metadata__", ()):

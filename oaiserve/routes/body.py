@@ -107,7 +107,6 @@ async def in_turns(request: Request, work: Generator[None, None, Result], num_by
 
 
 async def client_left(receive: Receive) -> None:
-    """Wait until the client has left."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -111,7 +111,6 @@ class Conversation:
         return () if self.tools is None else self.tools.shown
 
     def reader(self) -> AnswerReader:
-        """Return the reader of the answer of one choice."""
         thinking = self._mode.parser() if self.reads_reasoning and self._mode is not None else None
         calls, tools, family = None, self.tools, self._dialect.calls
         if tools is not None and family is not None:

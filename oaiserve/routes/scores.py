@@ -198,7 +198,6 @@ class Pairing:
         return self.pooling.default_prompt
 
     def scores(self, vectors: Sequence[Pooled]) -> list[float]:
-        """Return the score of each pair."""
         if self.pooling.task == "score":
             return [float(pooled.vector[0]) for pooled in vectors]
         units = [pooling.unit(pooling.values_of(pooled)) for pooled in vectors]

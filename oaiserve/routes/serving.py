@@ -165,7 +165,6 @@ class Serving:
 
     @property
     def task(self) -> Task:
-        """Return the task of the model."""
         return "generate" if self.engine.pooling is None else self.engine.pooling.task
 
     def check_task(self, *tasks: Task) -> None:

@@ -98,7 +98,6 @@ def _neighbours(record: RequestRecord, phase: str, others: Sequence[RequestRecor
 
 
 def num_shared(steps: range, others: range) -> int:
-    """Return the number of steps in both ranges."""
     return max(0, min(steps.stop, others.stop) - max(steps.start, others.start))
 
 

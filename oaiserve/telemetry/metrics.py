@@ -131,7 +131,6 @@ class Metrics:
         self._pending.append((lag, (), round(seconds * NS_PER_SECOND)))
 
     def count(self, metric: Metric, label: str, number: int = 1) -> None:
-        """Add to a counter with one label."""
         self._pending.append((self._observed.counters[metric], (label,), number))
 
     def render(self, accept: str | None) -> tuple[bytes, str]:

@@ -89,7 +89,6 @@ def server_attributes(record: RequestRecord) -> dict[str, Any]:
 
 
 def step_attributes(step: StepRecord) -> dict[str, Any]:
-    """Return the attributes of the span of a step."""
     return _attributes(_STEP, step)
 
 

@@ -1,14 +1,34 @@
-"""`ResponseStore`: the store of the answers of /v1/responses, for clients to read, delete and go on from.
+"""The store of the answers of /v1/responses, for clients to read, delete and go on from: `ResponseDatabase`, in SQLite.
 
-`database.py` has it, in memory or in a file. A store knows bytes and ids, and nothing of HTTP or of the content of a
-response.
+It is in memory, or in a file, which survives a restart and may be shared. It has a thread of its own, because a commit
+waits for the disk: the event loop never does. All that waits to be stored goes into one transaction, so a slow disk
+makes answers later, but not fewer. A store knows bytes and ids, and nothing of HTTP or of the content of a response.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import logging
+import os
+import sqlite3
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from oaiserve.errors import StartupError, Unavailable
+from oaiserve.files.private import FILE_MODE
+
+logger = logging.getLogger(__name__)
+
+APPLICATION_ID = 0x0A15E7E5  # in the header of the file, so that no other program's database is taken for one of ours
+BUSY_SECONDS = 10.0  # the longest wait for another process that writes
+T = TypeVar("T")
 
 # Why a store drops a response: it is too old, others need its room, or it is larger than the whole store.
 DROP_REASONS = ("age", "room", "size")
@@ -77,3 +97,260 @@ class ResponseStore(Protocol):
         """Return the numbers of the store. Any thread may call it; it waits for nothing."""
 
     async def close(self) -> None: ...
+
+
+# The triggers keep the totals, which would otherwise be counted for each response.
+_SCHEMA = (
+    """
+CREATE TABLE responses (
+    number INTEGER PRIMARY KEY,
+    owner TEXT NOT NULL,
+    id TEXT NOT NULL,
+    conversation_id TEXT NOT NULL,
+    previous_id TEXT,
+    used INTEGER NOT NULL, -- counts the responses and what they go on from, because two may have the same time
+    used_at REAL NOT NULL,
+    num_bytes INTEGER NOT NULL,
+    response BLOB NOT NULL,
+    input_items BLOB NOT NULL,
+    UNIQUE (owner, id)
+)
+""",
+    "CREATE INDEX by_owner ON responses (owner, used)",
+    "CREATE INDEX by_use ON responses (used)",
+    "CREATE INDEX by_time ON responses (used_at)",
+    "CREATE TABLE owners (owner TEXT PRIMARY KEY, number INTEGER NOT NULL, num_bytes INTEGER NOT NULL)",
+    """
+CREATE TRIGGER added AFTER INSERT ON responses BEGIN
+    INSERT INTO owners VALUES (new.owner, 1, new.num_bytes)
+        ON CONFLICT DO UPDATE SET number = number + 1, num_bytes = num_bytes + new.num_bytes;
+END
+""",
+    """
+CREATE TRIGGER dropped AFTER DELETE ON responses BEGIN
+    UPDATE owners SET number = number - 1, num_bytes = num_bytes - old.num_bytes WHERE owner = old.owner;
+    DELETE FROM owners WHERE owner = old.owner AND number = 0;
+END
+""",
+    f"PRAGMA application_id = {APPLICATION_ID}",
+)
+_COLUMNS = "id, conversation_id, previous_id, response, input_items"
+
+
+class ResponseDatabase:
+    """A store in a file, in which a response is on the disk once `put` has returned; without a path, in memory."""
+
+    def __init__(self, path: Path | None, limits: StoreLimits, clock: Callable[[], float] = time.time) -> None:
+        """Open the file, and create it if it is missing. Raises StartupError."""
+        self._limits = limits
+        self._clock = clock
+        self._connection = _opened(path)
+        self._thread = ThreadPoolExecutor(1, "response-store")
+        self._waiting: deque[tuple[str, StoredResponse, Future[None]]] = deque()
+        self._dropped = dict.fromkeys(DROP_REASONS, 0)
+        self._counts = self._count()  # replaced whole by the thread, and read by any
+
+    async def put(self, owner: str, stored: StoredResponse, /) -> None:
+        done: Future[None] = Future()
+        self._waiting.append((owner, stored, done))
+        self._thread.submit(self._put_all)
+        await asyncio.wrap_future(done)
+
+    async def get(self, owner: str, response_id: str, /) -> StoredResponse | None:
+        return await self._in_thread(partial(self._get, owner, response_id))
+
+    async def conversation(self, owner: str, response_id: str, most_bytes: int, /) -> list[StoredResponse]:
+        return await self._in_thread(partial(self._conversation, owner, response_id, most_bytes))
+
+    async def delete(self, owner: str, response_id: str, /) -> bool:
+        return await self._in_thread(partial(self._delete, owner, response_id))
+
+    def counts(self) -> StoreCounts:
+        return self._counts
+
+    async def close(self) -> None:
+        await self._in_thread(self._connection.close)
+        self._thread.shutdown()
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        with _reported():
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def _put_all(self) -> None:
+        """Store all waiting responses in one transaction, except those that clients no longer wait for."""
+        batch = []
+        while self._waiting:
+            owner, stored, done = self._waiting.popleft()
+            if done.set_running_or_notify_cancel():
+                batch.append((owner, stored, done))
+        try:
+            if batch:
+                with _reported(), self._transaction():
+                    too_old = self._connection.execute("DELETE FROM responses WHERE used_at <= ?", (self._oldest(),))
+                    too_large = sum(not self._insert(owner, stored) for owner, stored, _ in batch)
+                    in_the_way = self._make_room()
+                for reason, number in zip(DROP_REASONS, (too_old.rowcount, in_the_way, too_large), strict=True):
+                    self._dropped[reason] += number
+                self._counts = self._count()
+        except Exception as error:  # each of them gets it
+            for _, _, done in batch:
+                done.set_exception(error)
+        else:
+            for _, _, done in batch:
+                done.set_result(None)
+
+    def _insert(self, owner: str, stored: StoredResponse) -> bool:
+        """Store a response, and return whether it fits at all: a larger one would only push others out."""
+        if stored.num_bytes > self._limits.num_bytes:
+            return False
+        now, execute = self._clock(), self._connection.execute
+        (used,) = self._one("SELECT coalesce(max(used), 0) + 1 FROM responses")
+        if stored.previous_id is not None:
+            execute(
+                """
+                WITH RECURSIVE conversation (id) AS (
+                    SELECT ? UNION SELECT previous_id FROM responses JOIN conversation USING (id) WHERE owner = ?
+                )
+                UPDATE responses SET used = ?, used_at = ? WHERE owner = ? AND id IN conversation
+                """,
+                (stored.previous_id, owner, used, now, owner),
+            )
+        execute(
+            f"INSERT INTO responses (owner, used, used_at, num_bytes, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (owner, used, now, stored.num_bytes, *stored),
+        )
+        return True
+
+    def _make_room(self) -> int:
+        """Drop responses until the rest is within the limits, and return how many they were."""
+        dropped = 0
+        for column, limit in (("number", self._limits.number), ("num_bytes", self._limits.num_bytes)):
+            while (self._one(f"SELECT sum({column}) FROM owners")[0] or 0) > limit:
+                (owner,) = self._one(f"SELECT owner FROM owners ORDER BY {column} DESC, owner DESC LIMIT 1")
+                (number,) = self._one("SELECT number FROM responses WHERE owner = ? ORDER BY used, number", owner)
+                self._connection.execute("DELETE FROM responses WHERE number = ?", (number,))
+                dropped += 1
+        return dropped
+
+    def _count(self) -> StoreCounts:
+        number, num_bytes = self._one("SELECT coalesce(sum(number), 0), coalesce(sum(num_bytes), 0) FROM owners")
+        return StoreCounts(number, num_bytes, self._dropped.copy())
+
+    def _get(self, owner: str, response_id: str) -> StoredResponse | None:
+        row = self._connection.execute(
+            f"SELECT {_COLUMNS} FROM responses WHERE owner = ? AND id = ? AND used_at > ?",
+            (owner, response_id, self._oldest()),
+        ).fetchone()
+        return None if row is None else StoredResponse(*row)
+
+    def _conversation(self, owner: str, response_id: str, most_bytes: int) -> list[StoredResponse]:
+        turns: list[StoredResponse] = []
+        next_id: str | None = response_id
+        too_large = False
+        with self._transaction("DEFERRED"):  # so that all of it is of one moment
+            while next_id is not None:
+                stored = self._get(owner, next_id)
+                if stored is None:
+                    return []
+                most_bytes -= stored.num_bytes
+                too_large = too_large or most_bytes < 0
+                if not too_large:
+                    turns.append(stored)
+                next_id = stored.previous_id
+        if too_large:
+            raise ConversationTooLarge
+        return turns[::-1]
+
+    def _delete(self, owner: str, response_id: str) -> bool:
+        with self._transaction():
+            deleted = self._connection.execute(
+                "DELETE FROM responses WHERE owner = ? AND id = ? AND used_at > ?", (owner, response_id, self._oldest())
+            )
+        self._counts = self._count()
+        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # the log beside the file would still have it
+        return deleted.rowcount > 0
+
+    def _oldest(self) -> float:
+        """Return the time of which responses are too old."""
+        return self._clock() - self._limits.seconds
+
+    def _one(self, query: str, *values: object) -> tuple[Any, ...]:
+        row: tuple[Any, ...] = self._connection.execute(query, values).fetchone()
+        return row
+
+    @contextmanager
+    def _transaction(self, kind: str = "IMMEDIATE") -> Iterator[None]:
+        self._connection.execute(f"BEGIN {kind}")
+        with self._connection:  # commits, or rolls back
+            yield
+
+
+@contextmanager
+def _reported() -> Iterator[None]:
+    """Turn an error of the database, such as a full disk, into one for the client, and log it."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        logger.error("The response store does not work: %s", error)
+        raise Unavailable(
+            "The store of responses does not work at the moment; the server's log says why. "
+            "With 'store': false, a response needs no store."
+        ) from error
+
+
+def check(path: Path) -> None:
+    """Raise StartupError if the file cannot be used. It is created if it is missing."""
+    _opened(path).close()
+
+
+def _opened(path: Path | None) -> sqlite3.Connection:
+    try:
+        if path is not None:
+            # SQLite would create it readable for others, and gives the files beside it the same mode.
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))
+        connection = sqlite3.connect(
+            path or ":memory:", timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        )
+    except OSError as error:
+        raise StartupError(f"--response-store is '{path}', which cannot be opened: {error.strerror}.") from error
+    except sqlite3.Error as error:
+        raise _unusable(path, error) from error
+    try:
+        _keep_a_log(connection)
+        connection.execute("PRAGMA synchronous = FULL")  # a commit is on the disk when it returns
+        connection.execute("PRAGMA secure_delete = ON")  # deleted data is gone from the file
+        connection.execute("BEGIN IMMEDIATE")
+        with connection, closing(connection.cursor()) as cursor:
+            (tables,) = cursor.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+            (application_id,) = cursor.execute("PRAGMA application_id").fetchone()
+            if not tables:
+                for statement in _SCHEMA:  # `executescript` would end the transaction
+                    cursor.execute(statement)
+            elif application_id != APPLICATION_ID:
+                raise StartupError(f"--response-store is '{path}', which is the database of another program.")
+    except BaseException as error:
+        connection.close()
+        if isinstance(error, sqlite3.Error):
+            raise _unusable(path, error) from error
+        raise
+    return connection
+
+
+def _keep_a_log(connection: sqlite3.Connection) -> None:
+    """Switch the file to a write-ahead log, which takes turns where several processes open a new file together.
+
+    SQLite does not wait by itself here: the switch asks for more of a lock that is held, which could wait for ever.
+    """
+    give_up = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
+                raise
+        time.sleep(0.01)
+
+
+def _unusable(path: Path | None, error: sqlite3.Error) -> StartupError:
+    return StartupError(f"--response-store is '{path}', which SQLite cannot use: {error}.")

@@ -204,7 +204,6 @@ class FrontEnd:
 
     @offered
     def up(self) -> None:
-        """Note that the front end serves."""
         self.is_up = True
         self._on_up()
 

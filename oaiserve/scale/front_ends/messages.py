@@ -307,6 +307,5 @@ def of_front_end(body: bytes) -> Call:
 
 
 def of_engine(body: bytes) -> Message:
-    """Return the message of the engine process."""
     message: Message = _of_engine.decode(body)
     return message

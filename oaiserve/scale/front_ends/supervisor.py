@@ -86,7 +86,6 @@ class FrontEnds:
         return {(str(at),): getattr(numbers, number) for at, numbers in found.items() if numbers is not None}
 
     def tell(self, message: Message) -> None:
-        """Send all of them a message."""
         for running in self.running:
             running.front_end.send(message)
 

@@ -72,7 +72,6 @@ class GatewayMetrics:
         ProcessCollector(registry=registry)
 
     def render(self) -> bytes:
-        """Return the page for /metrics."""
         return generate_latest(self._registry)
 
 

@@ -20,8 +20,13 @@ from hypothesis import strategies as st
 
 from oaiserve.errors import StartupError, Unavailable
 from oaiserve.routes.responses import database as response_database
-from oaiserve.routes.responses.database import ResponseDatabase
-from oaiserve.routes.responses.store import ConversationTooLarge, ResponseStore, StoredResponse, StoreLimits
+from oaiserve.routes.responses.store import (
+    ConversationTooLarge,
+    ResponseDatabase,
+    ResponseStore,
+    StoredResponse,
+    StoreLimits,
+)
 
 ROOT = Path(__file__).parent.parent
 WIDE = StoreLimits(1000, 2**20, 1000)
@@ -297,8 +302,7 @@ def test_a_file_that_is_no_store_ends_the_start(tmp_path: Path, content: str) ->
 WRITER = """
 import asyncio, sys
 from pathlib import Path
-from oaiserve.routes.responses.database import ResponseDatabase
-from oaiserve.routes.responses.store import StoredResponse, StoreLimits
+from oaiserve.routes.responses.store import ResponseDatabase, StoredResponse, StoreLimits
 
 async def write(path, name, number):
     store = ResponseDatabase(Path(path), StoreLimits(100_000, 2**30, 1000))

@@ -129,7 +129,6 @@ def has_reference(schema: Any) -> bool:
 
 
 def _objects(document: Any) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield all objects of a document, each with its place."""
     waiting = [(document, "$")]
     while waiting:
         each, place = waiting.pop()

@@ -117,7 +117,6 @@ def _batches(loaded: LoadedModel, *, num_blocks: int, block_size: int) -> Iterat
 
 
 def _operations() -> ModuleType:
-    """Return the operations of layers as kernels."""
     from oaiserve.engine.model.gpu import triton_layers
 
     return triton_layers

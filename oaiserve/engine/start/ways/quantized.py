@@ -412,6 +412,5 @@ def _empty_model(config: PreTrainedConfig, dtype: torch.dtype, weights: Weights)
 
 
 def _fill(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> None:
-    """Set parameters of a model."""
     model.load_state_dict(tensors, strict=False, assign=True)
     model.tie_weights()
