@@ -46,7 +46,7 @@ from oaiserve.files.source import find_model
 from oaiserve.foreign_flags import OUR_FLAGS
 from oaiserve.http.connections import Connections, allowed_connections
 from oaiserve.http.keys import Keyring, exposure
-from oaiserve.routes.responses import database as response_database
+from oaiserve.routes.responses import store
 
 if TYPE_CHECKING:
     from oaiserve.scale.front_ends.child import Child
@@ -243,7 +243,7 @@ def _check_files(server: ServerOptions, engine: EngineOptions, telemetry: Teleme
     if engine.lora_dir is not None and not engine.lora_dir.is_dir():
         raise StartupError(f"--lora-dir is '{engine.lora_dir}', which is not a folder.")
     if server.response_store is not None:
-        response_database.check(server.response_store)
+        store.check(server.response_store)
     Keyring((), server.api_key_file)  # raises StartupError if a file has no keys
     recording = telemetry.record_requests
     if recording is not None and not os.access(recording.parent, os.W_OK | os.X_OK):

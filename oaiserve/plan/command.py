@@ -18,7 +18,7 @@ from oaiserve.explain import commands
 from oaiserve.facts import slos
 from oaiserve.plan.recorded import Cost, RecordedLoad, RecordedServer, busiest, read
 from oaiserve.plan.replay import ReplayedLoad
-from oaiserve.plan.search import Highest, SettingChange, alone, calibrated, changes, good_share, highest_rate, replay
+from oaiserve.plan.search import Highest, alone, calibrated, changes, good_share, highest_rate, replay
 
 BUSIEST_PROMPTS = 300  # that are replayed, as often as it takes: those of the busiest time, if more were recorded
 SHARES = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25)  # of the highest rate, which the table shows
@@ -90,7 +90,10 @@ def _command_line() -> App:
         outcome = make_plan(load, priced.cost, limits, attainment, rate, with_settings=settings)
         print(render(outcome), end="")
         if json is not None:
-            _write("--json", json, dumps(outcome, indent=1) + "\n")
+            try:
+                json.write_text(dumps(outcome, indent=1) + "\n")
+            except OSError as error:
+                raise StartupError(f"--json is '{json}', which cannot be written: {error.strerror}.") from error
         return 0
 
     return app
@@ -131,10 +134,10 @@ def make_plan(
             outcome["rates"].append(figures(replayed, best.rate * share, limits))
     if with_settings:
         tried = [
-            SettingChange(flag, rate_with(server, load, cost, limits, attainment, best))
+            {"flag": flag, "rate": rate_with(server, load, cost, limits, attainment, best)}
             for flag, server in changes(load.server, limits)
         ]
-        outcome["settings"] = [asdict(change) for change in sorted(tried, key=lambda change: -change.rate)]
+        outcome["settings"] = sorted(tried, key=lambda change: -change["rate"])
     return outcome
 
 
@@ -257,21 +260,9 @@ def _row(row: dict[str, Any], note: str = "") -> tuple[str, ...]:
 
 
 def _ms(quantiles: dict[str, float] | None, name: str) -> str:
-    return "-" if quantiles is None else f"{milliseconds(quantiles[name])} ms"
-
-
-def milliseconds(seconds: float) -> str:
-    """Return a time in milliseconds with three significant digits."""
-    return f"{float(f'{seconds * 1e3:.3g}'):,g}"
+    return "-" if quantiles is None else f"{float(f'{quantiles[name] * 1e3:.3g}'):,g} ms"
 
 
 def _table(rows: list[tuple[str, ...]]) -> list[str]:
     head, *rest = ([*row] for row in rows)
     return ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rest)]
-
-
-def _write(flag: str, path: Path, content: str) -> None:
-    try:
-        path.write_text(content)
-    except OSError as error:
-        raise StartupError(f"{flag} is '{path}', which cannot be written: {error.strerror}.") from error

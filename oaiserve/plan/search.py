@@ -27,14 +27,6 @@ class Highest:
     replayed: ReplayedLoad
 
 
-@dataclass(frozen=True, slots=True)
-class SettingChange:
-    """A setting with another value, and the highest rate with it."""
-
-    flag: str
-    rate: float
-
-
 def is_good(served: Served, slos: Slos) -> bool:
     """Return whether a request was answered, and within the limits."""
     latency, ttft = served.latency, served.ttft

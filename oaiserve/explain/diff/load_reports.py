@@ -85,8 +85,10 @@ def paragraph(a: Report, b: Report) -> str:
             change = math.log(new["mean"] / old["mean"])
             if abs(change) >= LEAST_CHANGE:
                 between = f", {interval[0]:.2f} .. {interval[1]:.2f}" if interval else ""
-                values = f"{_value(name, old['mean'])} to {_value(name, new['mean'])}"
-                changed.append((abs(change), f"{_title(name)} {values} ({new['mean'] / old['mean']:.2f}{between})"))
+                form, unit = (number, "") if name.endswith("second") else (ms, " ms")
+                title = name.replace("_", " ").replace(" per second", "/s")
+                values = f"{form(old['mean'])}{unit} to {form(new['mean'])}{unit}"
+                changed.append((abs(change), f"{title} {values} ({new['mean'] / old['mean']:.2f}{between})"))
         changed.sort(key=lambda one: -one[0])
         named = "; ".join(text for _, text in changed[:MOST_NAMED]) or "no figure changed for certain"
         label = (
@@ -96,14 +98,6 @@ def paragraph(a: Report, b: Report) -> str:
     if not is_repeated:
         sentences.append("Without --repeats on both sides, a change may be chance.")
     return " ".join(sentences)
-
-
-def _title(name: str) -> str:
-    return name.replace("_", " ").replace(" per second", "/s")
-
-
-def _value(name: str, value: float) -> str:
-    return number(value) if name.endswith("second") else f"{ms(value)} ms"
 
 
 def _row(name: str, a: Report, b: Report) -> list[str]:

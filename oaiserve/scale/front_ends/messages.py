@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 import struct
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Union, get_type_hints
 
@@ -282,8 +283,9 @@ def packed(value: object) -> msgspec.Raw:
     return msgspec.Raw(_encoder.encode(value))
 
 
-_of_front_end = decoder_of(Call)
-_of_engine = decoder_of(Union[TO_FRONT_END])  # noqa: UP007
+# These raise msgspec.MsgspecError for anything else than a call, or a message of the engine process.
+of_front_end: Callable[[bytes], Call] = decoder_of(Call).decode
+of_engine: Callable[[bytes], Message] = decoder_of(Union[TO_FRONT_END]).decode  # noqa: UP007
 
 
 def framed(message: Message) -> bytearray:
@@ -298,14 +300,3 @@ def pickled(first: Begin | Model) -> bytes:
     """Return the bytes of one of the first messages, with their number in front."""
     body = pickle.dumps(first, pickle.HIGHEST_PROTOCOL)
     return LENGTH.pack(len(body)) + body
-
-
-def of_front_end(body: bytes) -> Call:
-    """Return the call of a front end. Raises msgspec.MsgspecError for anything else."""
-    call: Call = _of_front_end.decode(body)
-    return call
-
-
-def of_engine(body: bytes) -> Message:
-    message: Message = _of_engine.decode(body)
-    return message

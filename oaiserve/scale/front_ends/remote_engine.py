@@ -213,8 +213,7 @@ class RemoteEngine:
     # -- messages of the other process, on the event loop --------------------------------------------------------------
 
     def _take(self, body: bytes) -> None:
-        message: messages.Message = messages.of_engine(body)
-        match message:
+        match message := messages.of_engine(body):
             case messages.Events():
                 self._hand_out(message.in_order())
             case messages.Answered() | messages.AskFailed():

@@ -19,7 +19,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from oaiserve.errors import StartupError, Unavailable
-from oaiserve.routes.responses import database as response_database
+from oaiserve.routes.responses import store as responses_store
 from oaiserve.routes.responses.store import (
     ConversationTooLarge,
     ResponseDatabase,
@@ -296,7 +296,7 @@ def test_a_file_that_is_no_store_ends_the_start(tmp_path: Path, content: str) ->
             other.execute("CREATE TABLE theirs (x)")
         other.close()
     with pytest.raises(StartupError, match="--response-store is"):
-        response_database.check(path)
+        responses_store.check(path)
 
 
 WRITER = """
@@ -354,8 +354,8 @@ def test_a_new_file_may_be_opened_by_another_process_at_the_same_time(
         waits.append(seconds)
         other.communicate(b"go on\n")
 
-    monkeypatch.setattr(response_database.time, "sleep", until_the_other_is_done)
-    response_database.check(path)
+    monkeypatch.setattr(responses_store.time, "sleep", until_the_other_is_done)
+    responses_store.check(path)
     assert len(waits) == 1
 
 
