@@ -153,7 +153,6 @@ def _router(reader: ModuleReader, mlp: Module, norm: Norm | None = None) -> Rout
         scale=float(reader.child(router, "routed_scaling_factor", optional=True) or 1.0),
         factors=reader.floats(router, "per_expert_scale"),
     )
-    mixer = replace(plain, nearness=2 * float(getattr(router, "router_jitter_noise", 0.0)))
     # In float32, in which no two experts are equally good for a token.
     own = deepcopy(router).float()
     generator = torch.Generator(weight.device).manual_seed(0)
@@ -165,13 +164,11 @@ def _router(reader: ModuleReader, mlp: Module, norm: Norm | None = None) -> Rout
         raise NotKnown(f"its {type(router).__name__} takes other arguments: {error}") from error
     if norm is not None:
         x = norm(x)
-    kinds = [mixer] if mixer.nearness else []
     for is_sigmoid, adds_best_two, renormalizes in product((False, True), repeat=3):
         kind = replace(plain, is_sigmoid=is_sigmoid, adds_best_two=adds_best_two, renormalizes=renormalizes)
-        kinds += [kind, replace(kind, groups=1, top_groups=1)]
-    for kind in kinds:
-        if torch.allclose(kind(x), expected, rtol=1e-3, atol=1e-5):
-            return kind
+        for one in (kind, replace(kind, groups=1, top_groups=1)):
+            if torch.allclose(one(x), expected, rtol=1e-3, atol=1e-5):
+                return one
     raise NotKnown(f"its {type(router).__name__} chooses experts in another way")
 
 

@@ -244,7 +244,6 @@ class Router:
     renormalizes: bool = False
     scale: float
     factors: Tensor | None  # float32 [experts], of the weight of an expert, wherever it is chosen
-    nearness: float = 0.0  # above 0: the experts of a token are chosen by a sparse mixer
 
     @property
     def matrix(self) -> Matrix:
@@ -255,8 +254,6 @@ class Router:
         logits = x @ self.weight.float().T
         if self.logits_bias is not None:
             logits = logits + self.logits_bias
-        if self.nearness:
-            return self._in_turn(logits)
         scores = logits.sigmoid() if self.is_sigmoid else logits.softmax(-1)
         worth = scores if self.bias is None else scores + self.bias
         by_group = worth.unflatten(-1, (self.groups, -1))
@@ -270,20 +267,6 @@ class Router:
         if self.factors is not None:
             weights = weights * self.factors[chosen]
         return torch.zeros_like(scores).scatter(-1, chosen, weights * self.scale)
-
-    def _in_turn(self, logits: Tensor) -> Tensor:
-        """Choose the best expert, then the best of the others, and so on, as Phi-3.5-MoE does.
-
-        The weight of each is its share in a softmax with those that are left and nearly as good.
-        """
-        weights, left = torch.zeros_like(logits), logits
-        for _ in range(self.top_k):
-            best, index = left.max(-1, keepdim=True)
-            is_far = (best - logits) / torch.maximum(logits.abs(), best) > self.nearness
-            shares = left.masked_fill(is_far, -torch.inf).softmax(-1)
-            weights = weights.scatter(-1, index, shares.gather(-1, index) * self.scale)
-            left = left.scatter(-1, index, -torch.inf)
-        return weights
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,6 @@ class Routing:
     bias: Tensor | None
     factors: Tensor | None
     scale: float
-    nearness: float
     is_sigmoid: bool
     adds_best_two: bool
     renormalizes: bool

@@ -164,7 +164,6 @@ FAMILIES: dict[str, PreTrainedConfig] = {
         no_rope_layers=[1, 0, 1, 0],
         floor_scale=16,
     ),
-    "phimoe": config_of("phimoe", router_jitter_noise=0.2, lm_head_bias=True),  # a sparse mixer
 }
 DELTA = {**small_sizes.DELTA, "linear_value_head_dim": 32}
 MAMBA2 = {**small_sizes.MAMBA2, "mamba_d_state": 32}

@@ -68,7 +68,7 @@ def prompts_for(vocab_size: int, lengths: list[int], seed: int = 0) -> list[list
 @pytest.mark.parametrize(
     "family",
     [
-        *("llama", "phi3", "gpt2", "gpt_neox", "gemma2", "persimmon", "arcee", "granite", "qwen2_moe", "phimoe"),
+        *("llama", "phi3", "gpt2", "gpt_neox", "gemma2", "persimmon", "arcee", "granite", "qwen2_moe"),
         *("deepseek_v2", "deepseek_v3", "gemma4_text", "gemma4_text with experts", "codegen"),
     ],
 )

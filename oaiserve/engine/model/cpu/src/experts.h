@@ -22,7 +22,6 @@ struct Routing {
   const float* bias;        // [experts] or null: added to the scores for the choice, but not to the weights
   const float* factors;     // [experts] or null: of the weight of an expert, wherever it is chosen
   float scale;              // a factor of all weights
-  float nearness;           // above 0: the experts of a token are chosen one after the other, see choose_in_turn
   bool is_sigmoid;          // a score is the sigmoid of its logit; else the scores are the softmax of all logits
   bool adds_best_two;       // a group is as good as its two best experts together; else as the best one
   bool renormalizes;        // the weights of a token are divided by their sum
@@ -100,33 +99,11 @@ class Assignment {
   std::vector<int32_t> next_;  // [experts], where an expert's next row goes
 };
 
-// Chooses the experts of one token by the sparse mixer of Phi-3.5-MoE, as choose_experts does: the best, then the best of
-// the others, and so on. The weight of each is its share in a softmax with those that are left and whose logits are less
-// than a part `nearness` below its own.
-inline void choose_in_turn(const Routing& routing, const float* logits, int32_t* chosen, float* weights) {
-  bool is_taken[MOST_EXPERTS] = {};
-  for (long n = 0; n < routing.top_k; n++) {
-    long best = -1;
-    for (long i = 0; i < routing.experts; i++)
-      if (!is_taken[i] && (best < 0 || logits[i] > logits[best])) best = i;
-    float total = 0;
-    for (long i = 0; i < routing.experts; i++) {
-      const float below = logits[best] - logits[i];
-      if (!is_taken[i] && !(below / std::max(std::fabs(logits[i]), logits[best]) > routing.nearness))
-        total += std::exp(-below);
-    }
-    is_taken[best] = true;
-    chosen[n] = int32_t(best);
-    weights[n] = routing.scale / total;
-  }
-}
-
 // Chooses the experts of one token: writes their indices and weights [top_k], best first. Of equal ones, the first is
 // chosen. `scores` are the logits [experts], and are overwritten.
 inline void choose_experts(const Routing& routing, float* scores, int32_t* chosen, float* weights) {
   constexpr float NEVER = -std::numeric_limits<float>::infinity();
   const long experts = routing.experts, size = experts / routing.groups;
-  if (routing.nearness > 0) return choose_in_turn(routing, scores, chosen, weights);
   if (routing.is_sigmoid) {
     for (long i = 0; i < experts; i++) scores[i] = 1 / (1 + std::exp(-scores[i]));
   } else {
