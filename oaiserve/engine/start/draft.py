@@ -136,7 +136,7 @@ def load_draft(request: StartRequest, target: Target) -> DraftWeights | None:
         from oaiserve.engine.start.draft_head import load_head
 
         with times.part("weights of the draft head"):
-            return DraftWeights(name, *load_head(name, source.path, target, options))
+            return DraftWeights(name, *load_head(name, source.path, options, **target._asdict()))
     with times.part("tokenizer of the draft model"):
         own = Tokenizer.from_pretrained(source.path, recheck=options.recheck)
     # Each id must be the same token for both models.

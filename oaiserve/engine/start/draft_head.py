@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file
@@ -13,6 +14,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.model.cpu.blocks import Blocks
 from oaiserve.engine.model.cpu.describe import describe
 from oaiserve.engine.model.cpu.description import AttentionParameters, Decoder, Features, HeadInputs, Matrix, Norm
 from oaiserve.engine.model.cpu.kv_layout import refuse_unless_it_fits
@@ -23,11 +25,6 @@ from oaiserve.engine.start.prepare import prepare
 from oaiserve.errors import StartupError
 from oaiserve.files.checkpoint import json_object
 from oaiserve.files.load_errors import reported
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from oaiserve.engine.start.draft import Target
 
 _LAYER = "midlayer"
 
@@ -41,11 +38,22 @@ class Head(NamedTuple):
     ids: Tensor
 
 
-def load_head(name: str, folder: Path, target: Target, options: EngineOptions) -> Head:
-    """Load the head for a model. Raises StartupError if it is for another one, or has another form."""
+def load_head(
+    name: str,
+    folder: Path,
+    options: EngineOptions,
+    *,
+    spec: ModelSpec,
+    embedding: Tensor | Blocks,
+    num_layers: int,
+) -> Head:
+    """Load the head for a model, with its embedding [vocab, width].
+
+    Raises StartupError if it is for another one, or has another form.
+    """
     raw = json_object(folder / "config.json")
     settings = raw | raw.get("transformer_layer_config", {})
-    dtype = target.spec.dtype
+    dtype = spec.dtype
     tensors = {_short(one): tensor for path in folder.glob("*.safetensors") for one, tensor in load_file(path).items()}
     wanted = ["fc.weight", "norm.weight", "lm_head.weight", f"{_LAYER}.hidden_norm.weight"]
     wanted += [f"{_LAYER}.self_attn.{kind}_proj.weight" for kind in "qkv"]
@@ -56,21 +64,21 @@ def load_head(name: str, folder: Path, target: Target, options: EngineOptions) -
     if any(one.startswith("layers.") for one in tensors):
         raise StartupError(f"--draft-model {name} has several layers. Heads of one layer are served.")
     (width, num_features), rows = tensors["fc.weight"].shape, len(tensors["lm_head.weight"])
-    of_model = target.embedding.shape[1]
+    of_model = embedding.shape[1]
     if num_features != 3 * of_model:
         raise StartupError(
             f"--draft-model {name} is the head of another model: it reads {num_features} numbers of a token, and the "
             f"model's three hidden states have {3 * of_model}."
         )
     ids = torch.arange(rows) + tensors.pop("d2t", torch.zeros(rows, dtype=torch.int64)).long()
-    if int(ids.min()) < 0 or int(ids.max()) >= target.spec.vocab_size:
+    if int(ids.min()) < 0 or int(ids.max()) >= spec.vocab_size:
         raise StartupError(f"--draft-model {name} is the head of another model: it has ids that the model lacks.")
-    embedding = tensors.pop("embed_tokens.weight", target.embedding)
+    embedding = tensors.pop("embed_tokens.weight", embedding)
     if not isinstance(embedding, Tensor) or embedding.shape[1] != width:
         raise StartupError(f"--draft-model {name} has no embedding of its own, and the model's has another form.")
-    spec, decoder, of_embedding = _described(name, settings, tensors, dtype, options)
+    of_head, decoder, of_embedding = _described(name, settings, tensors, dtype, options)
     inputs = HeadInputs(
-        features=Features(_products(name, settings, tensors["fc.weight"].to(dtype), target.num_layers)),
+        features=Features(_products(name, settings, tensors["fc.weight"].to(dtype), num_layers)),
         embedding_norm=_norm(tensors, "input_layernorm", settings),
         hidden_norm=_norm(tensors, "hidden_norm", settings) if settings.get("norm_before_residual") else None,
         qkv=of_embedding,
@@ -78,11 +86,11 @@ def load_head(name: str, folder: Path, target: Target, options: EngineOptions) -
     if inputs.hidden_norm is not None:
         decoder = replace(decoder, layers=[replace(decoder.layers[0], attention_norm=None)])
     decoder = replace(decoder, embedding=embedding.to(dtype))
-    refuse_unless_it_fits(spec.kv_shapes.values(), options.block_size)
+    refuse_unless_it_fits(of_head.kv_shapes.values(), options.block_size)
     make = partial(_make, decoder=decoder, inputs=inputs, options=options, dtype=dtype)
     # The features of a token take memory beside its keys and values, as if they were a layer's.
-    spec = replace(spec, kv_shapes=spec.kv_shapes | {1: KVShape(1, width, 0)})
-    return Head(spec, make, inputs.features, ids)
+    of_head = replace(of_head, kv_shapes=of_head.kv_shapes | {1: KVShape(1, width, 0)})
+    return Head(of_head, make, inputs.features, ids)
 
 
 def _make(
