@@ -21,7 +21,7 @@ CpuFeatures = Literal["native", "avx2"]
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 Quantize = Literal["none", "int8", "int4"]
 KVCacheDtype = Literal["auto", "int8", "fp8"]
-Attention = Literal["auto", "triton", "varlen", "reference"]
+Attention = Literal["auto", "triton", "reference"]
 DraftSource = Literal["auto", "lookup", "off"]
 SchedulingPolicy = Literal["fair", "fcfs", "priority", "shortest"]
 ToolCallParser = Literal["auto", "none", "hermes", "llama3_json", "mistral", "qwen3_coder"]
@@ -361,8 +361,8 @@ class EngineOptions:
     not wait for the launch of such steps."""
 
     attention: Attention = "auto"
-    """Attention backend on a GPU. triton: oaiserve's own kernels. varlen: the same, but torch's FlashAttention for
-    prefills. reference: plain torch, slow. auto: triton if it is installed, else reference."""
+    """Attention backend on a GPU. triton: oaiserve's own kernels. reference: plain torch, slow. auto: triton if
+    it is installed, else reference."""
 
     nvtx: bool = False
     """On a GPU, mark the parts of each step of the engine thread as NVTX ranges, for NVIDIA's profilers."""
@@ -571,7 +571,6 @@ class EngineOptions:
                 ("--device cuda", is_int8 and on_gpu, why := f"only {which} such a cache"),
                 ("--device cpu", not is_int8 and self.device == "cpu", why),
                 ("--no-compile", is_int8 and in_eager, why),
-                ("--attention varlen", not is_int8 and self.attention == "varlen", why),
                 (tensor_parallel, is_split, why),
             )
         if self.quantize != "none":

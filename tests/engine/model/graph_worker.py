@@ -57,7 +57,7 @@ def with_doubles(patch: pytest.MonkeyPatch) -> None:
         return with_cache(loaded, num_blocks=num_blocks + 1, **arguments)
 
     patch.setattr(EagerExecutor, "with_cache", with_a_block_for_padding)
-    patch.setattr(fast_paths, "backend_for", lambda loaded, name: padded_attention)
+    patch.setattr(fast_paths, "select_backend", lambda device, name: padded_attention)
     patch.setattr(fast_paths.FastPaths, "have_graphs", True)
     patch.setattr(way, "CudaCapture", Again)
     patch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 2 << 30))

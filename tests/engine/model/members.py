@@ -74,7 +74,7 @@ def computed(rank: int, store: Path, folder: Path, *, by_kernels: bool = False, 
         patch.setattr(LoadedModel, "is_on_cpu", False)
         patch.setattr(way, "_sizes", lambda *_: (NUM_BLOCKS, 0, None))
         backend = TritonAttention if by_kernels else lambda batch: ReferenceAttention(batch)
-        patch.setattr(fast_paths, "backend_for", lambda loaded, name: backend)
+        patch.setattr(fast_paths, "select_backend", lambda device, name: backend)
         patch.setattr(fast_paths, "_sampling", lambda: (None, None))
         patch.setattr(kernels, "LENGTHS", (2, 2, 2, 3))
         patch.setattr(layers, "FUSED_LENGTHS", (3,))

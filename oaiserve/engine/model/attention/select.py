@@ -9,7 +9,6 @@ import torch
 from oaiserve.config import Attention
 from oaiserve.engine.model.attention import Backend
 from oaiserve.engine.model.attention.reference import ReferenceAttention
-from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.errors import StartupError
 
 
@@ -24,20 +23,6 @@ def select_backend(device: torch.device, name: Attention = "auto") -> Backend:
         raise StartupError(f"--attention {name} is for NVIDIA GPUs; the model is on {device}. Use --attention auto.")
     if not has_triton:
         raise StartupError(f"--attention {name} needs the package triton. Install it, or use --attention reference.")
-    if name == "varlen":
-        from oaiserve.engine.model.attention.varlen import VarlenAttention
-
-        return VarlenAttention
     from oaiserve.engine.model.attention.triton import TritonAttention
 
     return TritonAttention
-
-
-def backend_for(loaded: LoadedModel, name: Attention) -> Backend:
-    """Return the attention backend of this name. Raises StartupError if device or model do not support it."""
-    backend = select_backend(loaded.device, name)
-    if name == "varlen":
-        from oaiserve.engine.model.attention.varlen import refuse_unless_supported
-
-        refuse_unless_supported(loaded)
-    return backend

@@ -51,7 +51,9 @@ class TritonAttention:
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
         self._tiles = batch.tiles or BatchTiles(batch)
-        self._plans: dict[tuple[int, int], DecodePlan] = {}  # by sliding window and number of key heads
+        self._plans: dict[
+            tuple[int, int], DecodePlan
+        ] = {}  # of layers with this sliding window and number of key heads
 
     def __call__(
         self,
@@ -72,27 +74,15 @@ class TritonAttention:
         if has_prefills:
             write(key, value, cache, batch.slots, first_token=num_decodes, query=query, rotation=rotation)
         if num_decodes:
-            self.decode(query, key, value, cache, out, scoring, rotation)
+            window, kv_heads = scoring.sliding_window or 0, key.shape[1]
+            if (window, kv_heads) not in self._plans:
+                wanted = num_items(kv_heads, query.device)
+                self._plans[window, kv_heads] = plan_decodes(batch, window, wanted, kv_heads)
+            plan = self._plans[window, kv_heads]
+            decode(query, key, value, cache, batch, out, scoring, plan, rotation=rotation)
         if has_prefills:
             prefill(query, cache, batch, out, scoring, self._tiles)
         return out
-
-    def decode(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        cache: LayerCache,
-        out: torch.Tensor,
-        scoring: Scoring,
-        rotation: Rotation | None = None,
-    ) -> None:
-        """Compute the rows of `out` of the batch's decodes. Layers with equal cuts share a plan."""
-        window, kv_heads = scoring.sliding_window or 0, key.shape[1]
-        if (window, kv_heads) not in self._plans:
-            wanted = num_items(kv_heads, query.device)
-            self._plans[window, kv_heads] = plan_decodes(self._batch, window, wanted, kv_heads)
-        decode(query, key, value, cache, self._batch, out, scoring, self._plans[window, kv_heads], rotation=rotation)
 
 
 def _scalars(scoring: Scoring) -> tuple[float, float]:

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.attention import Backend
 from oaiserve.engine.model.attention.reference import ReferenceAttention
-from oaiserve.engine.model.attention.select import backend_for
+from oaiserve.engine.model.attention.select import select_backend
 from oaiserve.engine.model.gpu.fused_layers import FusedLayers
 from oaiserve.engine.model.parallel import sums
 from oaiserve.engine.model.sampling.draw_rows import SampleIds
@@ -70,7 +70,7 @@ def find_fast_paths(loaded: LoadedModel, options: EngineOptions) -> FastPaths:
     On a CPU, from which only tensor-parallel models get here, there are none.
     """
     if loaded.is_on_cpu:
-        return FastPaths(backend_for(loaded, options.attention), None, None, None, {})
+        return FastPaths(select_backend(loaded.device, options.attention), None, None, None, {})
     backend, sample_ids, apply_masks = _attention_and_sampling(loaded, options)
     is_packed = multiply_checked(loaded, lambda: _kernels("triton_matrices").multiply)
     is_scaled = scale_checked(loaded, lambda: _kernels("triton_scaled"))
@@ -109,10 +109,10 @@ def _attention_and_sampling(
     The members of a model that transformers' hooks split compute each layer together, so they do not try alone.
     """
     if options.tensor_parallel > 1 and loaded.sums is None:
-        return backend_for(loaded, options.attention), *_sampling()
+        return select_backend(loaded.device, options.attention), *_sampling()
 
     def of_attention() -> object | None:
-        return attention_problem(loaded, backend_for(loaded, options.attention), options.block_size)
+        return attention_problem(loaded, select_backend(loaded.device, options.attention), options.block_size)
 
     def of_sampling() -> str | None:
         sample_ids, apply_masks = _sampling()
@@ -121,7 +121,7 @@ def _attention_and_sampling(
     instead = "plain torch computes it, which is much slower and has no CUDA graphs"
     attends = is_usable("Attention by Triton's kernels", instead, of_attention, loaded.sums)
     samples = is_usable("Sampling by Triton's kernels", instead, of_sampling, loaded.sums)
-    backend = backend_for(loaded, options.attention) if attends else ReferenceAttention
+    backend = select_backend(loaded.device, options.attention) if attends else ReferenceAttention
     return backend, *(_sampling() if samples else (None, None))
 
 

@@ -119,8 +119,6 @@ def capture_graphs(own: Captured, options: EngineOptions, members: Members | Non
     What cannot be captured, or computes something else then, is None, and the reason is in the log.
     """
     decodes = capture_decodes(own, options.max_running, members)
-    if options.attention == "varlen":  # which looks at the lengths of prompts on the host
-        return Graphs(decodes)
     return Graphs(decodes, capture_prompts(own, options.step_tokens(GPU_STEP_TOKENS), members))
 
 

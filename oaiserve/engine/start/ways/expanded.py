@@ -12,7 +12,7 @@ import torch
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.adapted_modules import adaptable
-from oaiserve.engine.model.attention.select import backend_for
+from oaiserve.engine.model.attention.select import select_backend
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.cpu.module_reader import layers_of
 from oaiserve.engine.model.eager import EagerExecutor
@@ -73,7 +73,7 @@ def start_on_cpu(
             sizes = {"num_blocks": num_blocks, "num_states": num_states}
             return started_on_cpu(native, loaded, options, adaptable(loaded.model), draft=draft, **sizes)
     num_blocks, num_states = cpu_sizes(loaded, options, of_draft)
-    backend = backend_for(loaded, options.attention)
+    backend = select_backend(loaded.device, options.attention)
     eager = EagerExecutor.with_cache(loaded, backend=backend, num_blocks=num_blocks, block_size=options.block_size)
     sizes = {"num_blocks": num_blocks, "num_states": num_states}
     started = started_on_cpu(eager, loaded, options, adaptable(loaded.model), draft=draft, **sizes)

@@ -128,7 +128,7 @@ def test_adapters_of_triton_have_no_problem_and_others_do(loaded: LoadedModel) -
 
 def test_what_the_user_asks_for_in_vain_is_an_error() -> None:
     def refuse() -> str:
-        raise StartupError("--attention varlen needs ...")
+        raise StartupError("--attention triton needs ...")
 
     with pytest.raises(StartupError):
         is_usable("x", "y", refuse)
@@ -148,7 +148,7 @@ class FakeGpu:
         compile_ = torch.compile
         self.set(LoadedModel, "is_on_cpu", False)
         self.set(start_on_gpu, "gpu_sizes", lambda *_: (NUM_BLOCKS, 0, None))
-        self.set(fast_paths, "backend_for", lambda loaded, name: self.backend)
+        self.set(fast_paths, "select_backend", lambda device, name: self.backend)
         self.set(fast_paths, "_sampling", lambda: (self.sampler.sample_ids, apply_masks_in_torch))
         self.set(triton_sampling, "take_best", self.sampler.take_best)
         self.set(triton_sampling, "draw", self.sampler.draw)
