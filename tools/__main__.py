@@ -25,7 +25,6 @@ COMMANDS = {
     "attack": "attacks beside a neighbour; fails where one harms it: docs/security.md",
     "attack.fuzz": "20,000 generated requests; fails where an answer is a server error",
     "attack.broken_files": "starts on 10,000 broken model files; fails where one is no sentence",
-    "train_head": "trains a draft head for the demo model: docs/performance.md",
     "reference": "writes the tables of docs/reference",
     "charts": "draws the bars of docs/benchmarks.md and docs/security.md",
     "screenshots": "takes the pictures of the live page anew",

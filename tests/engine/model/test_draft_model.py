@@ -68,7 +68,7 @@ def test_answers_are_those_without_a_draft_model(
     monkeypatch.setattr(drafts, "_look_up", lambda *_: None)
     found = run(loaded, some_requests(1)[:NUM_REQUESTS], overlap=False, num_blocks=num_blocks, drafts=drafts)
     assert all(isinstance(event, Finished) for event in found.ended.values())
-    assert (found.num_preemptions > 2) == (num_blocks == 14)
+    assert (found.num_preemptions > 0) == (num_blocks == 14)
     found.check(expected)
     num_drafted, num_accepted = found.total("num_draft_tokens"), found.total("num_accepted_tokens")
     assert num_drafted == found.total("num_model_draft_tokens")

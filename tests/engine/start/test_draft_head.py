@@ -161,7 +161,7 @@ def test_answers_are_the_same(
         monkeypatch.setattr(drafts, "_look_up", lambda *_: None)
         found = collect(engine, requests)
     found.check(expected, error=0)
-    assert (found.num_preemptions > 2) == ("kv_blocks" in options)
+    assert (found.num_preemptions > 0) == ("kv_blocks" in options)
     assert found.total("num_model_draft_tokens") > 100
 
 
