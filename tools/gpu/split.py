@@ -26,7 +26,7 @@ from tools.gpu.steps import measure_decodes
 from tools.gpu.workload import PROMPTS, QWEN3_MOE, SIZES, ids, release, saved_model
 
 KILLED_SECONDS = 30.0  # within which an engine without its worker has to fail
-FEATURES = ("attention", "fused_layers", "one_shot_sums", "decode_graphs", "prompt_graphs")
+FEATURES = ("attention", "fused_layers", "decode_graphs", "prompt_graphs")
 # Families whose layers are cut in different ways: experts, one module for queries, keys and values, norms of all heads.
 SPLIT: dict[str, dict[str, Any]] = {
     "qwen3_moe": QWEN3_MOE,

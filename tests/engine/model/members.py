@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model import layer_operations
@@ -24,7 +23,7 @@ from oaiserve.engine.model.gpu.device_experts import packed_experts, plain_exper
 from oaiserve.engine.model.gpu.device_matrices import expanded_product, packed_linears
 from oaiserve.engine.model.gpu.fused_layers import FusedExecutor
 from oaiserve.engine.model.gpu.keep_packed import keep_packed_experts, keep_packed_matrices
-from oaiserve.engine.model.parallel import group, sums
+from oaiserve.engine.model.parallel import group
 from oaiserve.engine.model.parallel.group import Member
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.gpu import fast_paths, kernels, layers, products
@@ -37,29 +36,11 @@ NUM_BLOCKS, NUM_MEMBERS = 8, 2
 LENGTHS = [3, 17]
 
 
-class Summed:
-    """Summed takes the place of sums in one kernel: it has those of gloo, of up to 16 rows, times a factor."""
-
-    def __init__(self, factor: int) -> None:
-        self.factor = factor
-        self.num_summed = 0
-
-    def fits(self, x: torch.Tensor) -> bool:
-        return x.numel() <= 16 * x.shape[-1]
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        self.num_summed += 1
-        out = x.clone()
-        dist.all_reduce(out)
-        return out * self.factor
-
-
 class Computed(NamedTuple):
     logits: list[torch.Tensor]  # of prompts, and of their decodes
     num_packed: int  # matrices, and layers of experts
     is_fused: bool
     multiplies_by: str  # the name of the function
-    num_one_shot: int  # sums in one kernel
 
 
 def computed(rank: int, store: Path, folder: Path, *, by_kernels: bool = False, fails: bool = False) -> Computed:
@@ -80,9 +61,6 @@ def computed(rank: int, store: Path, folder: Path, *, by_kernels: bool = False, 
         patch.setattr(layers, "FUSED_LENGTHS", (3,))
         patch.setattr(products, "PRODUCT_ROWS", (1, 3))
         patch.setattr(fast_paths, "scale_checked", lambda *_: False)
-        patch.setattr(sums, "one_shot_missing", lambda device, size: None)
-        one_shot_sums = Summed(2 if fails and rank == 0 else 1)
-        patch.setattr(sums, "OneShotSums", lambda device, size: one_shot_sums)
         if not by_kernels:
             factor = 2 if fails and rank == NUM_MEMBERS - 1 else 1
 
@@ -94,7 +72,6 @@ def computed(rank: int, store: Path, folder: Path, *, by_kernels: bool = False, 
             patch.setattr(fast_paths, "_kernels", lambda module: plain)
         options = EngineOptions(block_size=BLOCK_SIZE, tensor_parallel=NUM_MEMBERS)
         executor = way.start_member(loaded, options)._executor
-        one_shot_sums.num_summed = 0
         found = logits_of(executor, LENGTHS, loaded.vocab_size)
         group.leave(broken=False)
     linears = packed_linears(loaded.model)
@@ -103,7 +80,6 @@ def computed(rank: int, store: Path, folder: Path, *, by_kernels: bool = False, 
         len(linears) + len(packed_experts(loaded.model)),
         isinstance(executor, FusedExecutor),
         linears[0].multiply.__name__ if linears else "",
-        one_shot_sums.num_summed,
     )
 
 

@@ -12,7 +12,6 @@ import torch
 
 from oaiserve.engine.model.checkpoints.integer_layouts import Integers, part_of
 from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.parallel.sums import one_shot_missing
 from oaiserve.engine.start.load import load_model
 from tests.engine.model import members
 from tests.engine.model.cpu.small_models import GROUPED_MOE, LATENT, MOE, config, make_model
@@ -94,19 +93,10 @@ def test_members_compute_the_logits_of_the_whole_model(
         assert [found.num_packed for found in of_member[:-1]] == [*NUM_PACKED.values()]
 
 
-def test_sums_in_one_kernel_say_what_they_lack(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = torch.device("cuda", 1)
-    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda own, other: (own, other) != (device, 2))
-    assert one_shot_missing(device, 2) is None
-    assert one_shot_missing(device, 3) == "cuda:1 cannot read the memory of all other members' GPUs"
-
-
 def test_a_way_that_fails_at_one_member_is_off_at_all(of_members: list[list[Computed]]) -> None:
     for *_, before, last in of_members:
         assert before.multiplies_by == "multiply"
         assert last.multiplies_by == "expanded_product"
-        assert before.num_one_shot == 3  # of decodes: of the embedding, and two of a layer
-        assert last.num_one_shot == 0
 
 
 @pytest.mark.parametrize("number", [2, 4])

@@ -49,10 +49,6 @@ _UNGATHERED = {
     "gate_up_proj": IN_PARTS,
     **dict.fromkeys(("o_proj", "down_proj"), "rowwise"),
 }
-# The largest messages, by the number of members: each reads those of all others, while NCCL's are shared out.
-_MOST_BYTES = {2: 4 << 20, 3: 1 << 20, 4: 512 << 10}
-_MOST_BYTES_OF_MANY = 256 << 10
-_ALIGNMENT = 16  # bytes that a thread reads at a time
 
 
 class _Cut(NamedTuple):
@@ -67,47 +63,6 @@ class ElsewhereError(Exception):
         super().__init__("another part of the model has a problem with it")
 
 
-def one_shot_missing(device: torch.device, size: int) -> str | None:
-    """Return the reason why one-shot sums are impossible here, or None, without asking other members."""
-    try:
-        from torch.distributed import _symmetric_memory  # noqa: F401
-
-        torch.ops.symm_mem.one_shot_all_reduce_copy  # noqa: B018
-    except (ImportError, AttributeError):
-        return f"torch {torch.__version__} has no one_shot_all_reduce_copy"
-    others = [other for other in range(size) if other != device.index]
-    if not all(torch.cuda.can_device_access_peer(device, other) for other in others):
-        return f"{device} cannot read the memory of all other members' GPUs"
-    return None
-
-
-class OneShotSums:
-    """Sums of small messages in one kernel: each member reads those of the others, from memory mapped by all.
-
-    NCCL's several messages, one after the other, take longer than adding up the little of a decode.
-    """
-
-    def __init__(self, device: torch.device, size: int) -> None:
-        """Map the memory of all members. Blocks until all do the same."""
-        from torch.distributed import _symmetric_memory
-
-        assert dist.group.WORLD is not None
-        self._group = dist.group.WORLD.group_name
-        self._memory = _symmetric_memory.empty(
-            _MOST_BYTES.get(size, _MOST_BYTES_OF_MANY), dtype=torch.uint8, device=device
-        )
-        _symmetric_memory.rendezvous(self._memory, self._group)
-
-    def fits(self, x: Tensor) -> bool:
-        return x.nbytes <= self._memory.nbytes and x.nbytes % _ALIGNMENT == 0 and x.is_contiguous()
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return the sum of a tensor that `fits`. It goes into the mapped memory in the same kernel."""
-        return torch.ops.symm_mem.one_shot_all_reduce_copy(  # type: ignore[no-any-return]
-            self._memory.view(x.dtype), x, "sum", self._group
-        )
-
-
 class Sums:
     """The sums of one member. While they are `left_out`, a forward computes this member's shard alone."""
 
@@ -115,20 +70,12 @@ class Sums:
         self.rank, self.size = member.rank, member.size
         self._are_left_out = False
         self._cuts: dict[str, _Cut] = {}  # by the name of the module
-        self.one_shot: OneShotSums | None = None  # which adds up small messages
         self.norms_all_heads = False  # whether a norm of queries or keys is one of all members' heads
 
     def add_up(self, x: Tensor) -> Tensor:
         """Return the sum of the members' tensors, which may be in place of this one."""
-        if self._are_left_out:
-            return x
-        if self.one_shot is not None and self.one_shot.fits(x):
-            return self.one_shot(x)
-        return self.by_library(x)
-
-    def by_library(self, x: Tensor) -> Tensor:
-        """Return the sum as NCCL or gloo makes it, in place of this member's tensor."""
-        dist.all_reduce(x)
+        if not self._are_left_out:
+            dist.all_reduce(x)
         return x
 
     def put_together(self, x: Tensor) -> Tensor:

@@ -16,11 +16,10 @@ from oaiserve.engine.model.attention import Backend
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.attention.select import select_backend
 from oaiserve.engine.model.gpu.fused_layers import FusedLayers
-from oaiserve.engine.model.parallel import sums
 from oaiserve.engine.model.sampling.draw_rows import SampleIds
 from oaiserve.engine.model.sampling.logit_edits import ApplyMasks
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.start.gpu.kernels import attention_problem, one_shot_checked, sampling_problem
+from oaiserve.engine.start.gpu.kernels import attention_problem, sampling_problem
 from oaiserve.engine.start.gpu.layers import fuse_checked, fuse_layers
 from oaiserve.engine.start.gpu.products import (
     compute_experts_checked,
@@ -38,7 +37,6 @@ Feature = Literal[
     "packed_weights",
     "fp8_products",
     "packed_experts",
-    "one_shot_sums",
     "fused_projections",
     "fused_layers",
     "compiled_layers",
@@ -84,7 +82,6 @@ def find_fast_paths(loaded: LoadedModel, options: EngineOptions) -> FastPaths:
         "packed_weights": is_packed,
         "fp8_products": is_scaled,
         "packed_experts": has_experts,
-        "one_shot_sums": one_shot_checked(loaded, sums.one_shot_missing, sums.OneShotSums),
     }
     layers: FusedLayers | None = None
     if may_fuse_layers(loaded, options):

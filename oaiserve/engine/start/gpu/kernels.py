@@ -1,4 +1,4 @@
-"""Compares kernels of attention, draws, adapters and sums with what they are faster than: plain torch, and NCCL."""
+"""Compares kernels of attention, draws and adapters with plain torch."""
 
 from __future__ import annotations
 
@@ -14,22 +14,19 @@ from oaiserve.engine.model.attention import Backend, LayerCache, Scoring, StepAt
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.parallel.sums import OneShotSums
 from oaiserve.engine.model.rehearsal import prompts_and_decodes
 from oaiserve.engine.model.sampling import plain_sampling
 from oaiserve.engine.model.sampling.draw_rows import GREEDY, DrawRow, SampleIds
 from oaiserve.engine.model.sampling.logit_edits import ApplyMasks, apply_masks_in_torch
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.states import StateChunk, States
-from oaiserve.engine.start.compare import Difference, compare, difference, layer_tolerance, tolerance, worst
-from oaiserve.engine.start.gpu.usable import is_usable, tried
+from oaiserve.engine.start.compare import Difference, compare, difference, layer_tolerance, worst
 from oaiserve.engine.step import Chunk, Step
 
 LENGTHS = (3, 20, 600, 75)  # of sequences whose attention is compared; one is read by several programs
 CHUNK_TOKENS = 5  # of the longest, in a step in which the others decode
 ADAPTED_LENGTHS = [3, 20, 9]
 ADAPTER_RANKS = (8, 24)
-SUMMED_ROWS = (1, 8, 33)  # that members add up, one after the other
 _DRAWS = [
     GREEDY,
     DrawRow(1.0, 0.0, 0.0, 1.0, 11),
@@ -138,40 +135,3 @@ def adapters_problem(loaded: LoadedModel, add: Callable[[Batch], AddTo], block_s
         for (rows, columns), name in shapes.items()
     )
     return compare(added_by(add(batch)), added_by(plain(batch)), named, layer_tolerance(loaded.dtype))
-
-
-@torch.inference_mode()
-def one_shot_checked(
-    loaded: LoadedModel,
-    missing: Callable[[torch.device, int], str | None],
-    make: Callable[[torch.device, int], OneShotSums],
-) -> bool:
-    """Let the members of a tensor-parallel model add up small messages in one kernel, if they get the plain sums.
-
-    `missing` finds the reason against it here, without the others. All members `make` it together.
-    """
-    sums = loaded.sums
-    if sums is None:
-        return False
-    name, instead = "Sums in one kernel", "NCCL makes them, which takes longer for small messages"
-    if not is_usable(name, instead, lambda: missing(loaded.device, sums.size), sums):
-        return False
-    one_shot = tried(name, instead, lambda: make(loaded.device, sums.size), lambda _: None, sums)
-    if one_shot is None:
-        return False
-
-    def problem() -> Difference | None:
-        weights = loaded.model.get_input_embeddings().weight
-        assert isinstance(weights, torch.Tensor)
-        own = []
-        for num_rows in SUMMED_ROWS:
-            generator = torch.Generator().manual_seed(100 * num_rows + sums.rank)
-            own.append(torch.randn(num_rows, weights.shape[1], generator=generator).to(loaded.device, loaded.dtype))
-        # Twice: the memory that members map is used again. All of them, also if one is wrong: the others add up theirs.
-        named = [("sums", one) for one in own if one_shot.fits(one) for _ in range(2)]
-        return compare(one_shot, lambda one: sums.by_library(one.clone()), named, tolerance(loaded.dtype))
-
-    if not is_usable(name, instead, problem, sums):
-        return False
-    sums.one_shot = one_shot
-    return True
