@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from oaiserve.plan.command import figures, milliseconds
+from oaiserve.plan.command import figures
 from oaiserve.plan.recorded import Cost, RecordedLoad, read
 from oaiserve.plan.replay import LoadReplay
 from oaiserve.plan.search import calibrated
@@ -114,7 +114,7 @@ class Bench:
 
 def row(one: dict[str, Any]) -> tuple[str, ...]:
     cells = [
-        f"{milliseconds(one['predicted'][name])} / {milliseconds(one['measured'][name])} ms "
+        f"{1e3 * one['predicted'][name]:.3g} / {1e3 * one['measured'][name]:.3g} ms "
         f"({one['predicted'][name] / one['measured'][name]:.2f})"
         for name in COLUMNS
     ]
