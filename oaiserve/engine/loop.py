@@ -188,10 +188,7 @@ class EngineLoop:
             self._profiling.finish(self._clock_ns())
 
     def _take_commands(self) -> bool:
-        """Take all commands from the inbox, and wait for one if there is nothing to compute.
-
-        Return False if the thread is to end.
-        """
+        """Take all commands, and wait for one if there is nothing to compute. Return False if the thread is to end."""
         self._host.enter(HostPart.COMMANDS)
         if self._dropping:
             self._drop_adapters()

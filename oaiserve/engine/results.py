@@ -110,10 +110,7 @@ class Results:
     def _push(
         self, opened: OpenRequest, output: ChoiceOutput, chunk: Chunk, result: ChunkResult, now_ns: int, batch: int
     ) -> list[int]:
-        """Push the tokens of a chunk's result to the output of its choice, one by one, up to the end of the choice.
-
-        Return the taken ones. What comes after the end counts nowhere.
-        """
+        """Push a result's tokens to the output of its choice, up to the choice's end, and return those taken."""
         sequence, notes = chunk.sequence, opened.notes
         sequence.wants_prompt_logprobs = False
         is_empty = sequence.max_len == sequence.prompt_len  # with max_tokens 0, the prompt is all that is computed
@@ -143,10 +140,7 @@ class Results:
     def _tokens(
         self, opened: OpenRequest, sequence: Sequence, result: ChunkResult
     ) -> Iterator[tuple[int, Logprobs | None]]:
-        """Yield the drawn tokens, and behind these the ones forced by a grammar, as many as may be taken.
-
-        The caller pushes each token before it asks for the next one.
-        """
+        """Yield the drawn tokens, then those forced by a grammar. The caller pushes each before it asks for more."""
         for index, token_id in enumerate(result.token_ids):
             yield token_id, None if result.logprobs is None else result.logprobs[index]
         constraint = sequence.constraint

@@ -615,10 +615,7 @@ class Scheduler:
                 self._unpark(block_hash)
 
     def _fork_end(self, leader: Sequence) -> int:
-        """Return how many tokens a leader computes until its siblings can share them.
-
-        Each sibling computes the prompt's last token, for its own logits. So a state must not have that token yet.
-        """
+        """Return how many tokens a leader computes until its siblings can share them: all but the last."""
         return leader.prompt_len if self.states is None else leader.prompt_len - 1
 
     def _fork(self, leader: Sequence) -> None:

@@ -35,10 +35,7 @@ _REFUSED = {
 
 
 def _refuse(scope: Scope, reason: AccessRefusal, error: APIError, count: CountRefusal, given: str = "") -> NoReturn:
-    """Count the refusal, log it with the address of the client, which no other part of telemetry has, and raise.
-
-    `given` is the name or the origin, and never a key.
-    """
+    """Count the refusal of `given`, a name or an origin, never a key, log it with the client's address, and raise."""
     count(reason)
     state = scope["state"]
     request = f"{scope['method']} {scope['path'][:100]!r} from {state['client'] or 'an unknown address'}"

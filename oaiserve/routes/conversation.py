@@ -85,10 +85,7 @@ class Conversation:
         )
 
     def _or_calls(self, constraint: Grammar) -> Grammar:
-        """Return a constraint under which the model may also call tools instead, if it is one on JSON.
-
-        Otherwise the model could never call a tool. The arguments are any object, as without a constraint.
-        """
+        """Return a constraint under which the model may also call tools, with any object, if it is one on JSON."""
         tools, family = self.tools, self._dialect.calls
         if tools is None or family is None or constraint.kind not in ("json_object", "json_schema"):
             return constraint

@@ -156,10 +156,7 @@ class Router:
         return Decision(chosen.name, reason, 0, num_holders, self._send(chosen, prompt, 0, fading), bound)
 
     def _holders_of(self, prompt: Prompt, without: Collection[str]) -> Iterator[tuple[int, list[_Replica]]]:
-        """Return numbers of blocks, each with the available replicas that hold so many first blocks of a prompt.
-
-        The longest known prefix comes first, and too short ones are left out.
-        """
+        """Return numbers of first blocks with their available holders, longest first, without too short ones."""
         num_before = 0
         for depth in range(len(prompt.keys), 0, -1):
             if _num_tokens(prompt, depth) < LEAST_PART * prompt.num_tokens:

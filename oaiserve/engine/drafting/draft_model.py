@@ -239,10 +239,7 @@ class DraftModel:
         return self._clock_ns() - began_ns, drawn
 
     def _fill_masks(self, going: list[_Follower]) -> tuple[Masks | None, list[_Follower]]:
-        """Return the masks of the next draws, and the followers with such a draw.
-
-        Behind the end of a grammar there is none. A grammar that fails does so again when the step gets its masks.
-        """
+        """Return the masks of the next draws, and the followers with such a draw: none behind the end of a grammar."""
         rows: dict[Sequence, int] = {}
         words: list[np.ndarray] = []
         able: list[_Follower] = []

@@ -183,10 +183,7 @@ class Drafts:
         return _Plan(options, [chosen.count(index) for index in range(len(options))], best_rate)
 
     def _catch_up(self, model: DraftModel, option: _Option, plan: _Plan, num_tokens: int, num_sequences: int) -> None:
-        """Let the draft model catch up by some tokens, if it is expected to save that time later.
-
-        With a full credit it does so in any case, since it has not been tried for long.
-        """
+        """Let the draft model catch up, if that is expected to save time later, or if it has rested for long."""
         cost_ns = option.num_behind * model.catch_up_ns
         if cost_ns > self._credit_steps * self._times.expected_ns()[num_tokens]:
             return

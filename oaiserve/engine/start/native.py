@@ -156,10 +156,7 @@ def start_native(
 
 
 def _needing_native(options: EngineOptions) -> str | None:
-    """Find the setting that needs the native step.
-
-    No other code runs quantized weights, has a cache in eight bits, or verifies drafts to the bit.
-    """
+    """Return the flag that only the native step obeys, or None."""
     if options.quantize != "none":
         return f"--quantize {options.quantize}"
     if options.kv_cache_dtype != "auto":
@@ -170,10 +167,7 @@ def _needing_native(options: EngineOptions) -> str | None:
 def _hand_over(
     eager: EagerExecutor, native: NativeDecoder | NativeAttention, executor: Executor
 ) -> Callable[[], Executor]:
-    """Return the function for `ModelRunner.replace` that copies the KV cache from `eager` to `native`.
-
-    `executor` is what uses `native`.
-    """
+    """Return the function that copies the KV cache from `eager` to `native`, which `executor` uses."""
 
     def hand_over() -> Executor:
         if eager.num_used_blocks:

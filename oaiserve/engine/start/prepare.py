@@ -145,10 +145,7 @@ def _probe_attention(
 
 @torch.inference_mode()
 def _refuse_unless_equal_in_parts(loaded: LoadedModel, name: str, outputs: ModuleOutputs) -> None:
-    """Raise StartupError unless the modules of a model, and the model, give the same for a prompt at once and in parts.
-
-    Then what each layer needs of the tokens before is in the KV cache or in the state.
-    """
+    """Raise StartupError unless the modules, and the model, give the same for a prompt at once and in parts."""
     logits: list[torch.Tensor] = []
     for ends in ((_PROBE_TOKENS,), _PROBE_PARTS):
         eager = EagerExecutor.with_cache(loaded, num_blocks=1, block_size=_PROBE_TOKENS)

@@ -78,10 +78,7 @@ class SchemaLimits:
         kinds: frozenset[str] = frozenset(TYPES),
         required: frozenset[str] = frozenset(),
     ) -> float:
-        """Return the least number of characters of an instance, by those of the definitions; inf: it never ends.
-
-        The surroundings of the schema leave these types, and require these properties.
-        """
+        """Return the least characters of an instance with these types and properties; inf: it never ends."""
         if not isinstance(prepared, dict):
             return 1
         kinds &= self._possible(prepared)

@@ -39,10 +39,7 @@ class Encoder:
         self._library.free_pool(self._pool)
 
     def __call__(self, weight: Tensor, kind: int, new: Callable[[int, int, int], Blocks] = new_blocks) -> Blocks:
-        """Return a matrix [n, k] of any floats in blocks of a format, whose k must be a multiple of a block's.
-
-        `new` gives the memory for them.
-        """
+        """Return a matrix [n, k] of floats in blocks, in memory that `new` gives. k is a multiple of a block's."""
         n, k = weight.shape
         blocks = new(kind, n, k)
         row_bytes = blocks.data.shape[1]

@@ -127,10 +127,7 @@ def _gating(reader: ModuleReader, experts: Any) -> str | ClampedGate:
 
 
 def _router(reader: ModuleReader, mlp: Module, norm: Norm | None = None) -> Router:
-    """Find the rules of a mixture's router from its outputs, because families differ in rules and in names.
-
-    `norm` is that of its inputs.
-    """
+    """Find the rules of a router, whose inputs have this `norm`, by its outputs: names differ by family."""
     router: Any = reader.child(mlp, "gate", "router")
     linear = reader.child(router, "wg", "proj", optional=True) or router
     weight = reader.parameter(linear, "weight")

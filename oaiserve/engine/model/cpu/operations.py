@@ -316,10 +316,7 @@ class Operations:
         return self._cache_indices[index]
 
     def _add(self, name: str, x: int, matrix: Matrix, norm: Norm | None, scale: float, factor: float = 1.0) -> None:
-        """Add the operations that multiply with `matrix`, norm the product, and add it to the hidden state.
-
-        With a norm, the hidden state is then multiplied by `factor`.
-        """
+        """Add the product with `matrix`, normed, to the hidden state. With a norm, `factor` then multiplies that."""
         operations = self._operations
         if norm is None:
             operations.project(name, x, self._hidden, [matrix], adds=True, scale=scale)

@@ -101,10 +101,7 @@ def may_fuse_layers(loaded: LoadedModel, options: EngineOptions) -> bool:
 def _attention_and_sampling(
     loaded: LoadedModel, options: EngineOptions
 ) -> tuple[Backend, SampleIds | None, ApplyMasks | None]:
-    """Return the attention backend, and the functions that sample, as far as they compute what the plain ones do.
-
-    The members of a model that transformers' hooks split compute each layer together, so they do not try alone.
-    """
+    """Return the backend and the functions that sample: kernels, unless they differ or hooks split the model."""
     if options.tensor_parallel > 1 and loaded.sums is None:
         return select_backend(loaded.device, options.attention), *_sampling()
 
