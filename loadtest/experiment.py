@@ -131,7 +131,7 @@ class HttpExperiment:
         with ExitStack() as until_end:
 
             def scrape() -> None:
-                before.update(join.scrape_settled(self.side, at_rest, len(job.warmup) * self.workload.turns))
+                before.update(join.scrape_settled(self.side, at_rest, sum(1 + len(c.next_turns) for c in job.warmup)))
                 if watch is not None:
                     until_end.enter_context(watch)
 
@@ -232,7 +232,7 @@ def summarize(runs: Sequence[dict[str, Any]], samples: Sequence[Sequence[Sample]
     """Return the mean of each metric over the runs, with a 95 % interval over the repeats. For a single run, intervals
     of the percentiles of times are over its requests."""
     summary: dict[str, Any] = {}
-    for name in _RATES:
+    for name in (*_RATES, *(["sessions_per_hour"] if runs[0]["metrics"]["sessions_per_hour"] else [])):
         summary[name] = _summary_entry([run["metrics"][name] for run in runs])
     if all(run["metrics"]["steady"] for run in runs):
         steady = [run["metrics"]["steady"]["completion_tokens_per_second"] for run in runs]

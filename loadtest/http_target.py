@@ -11,7 +11,7 @@ import re
 import secrets
 import ssl
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic_ns
 from typing import Any, Literal
 
@@ -242,13 +242,13 @@ class HttpTarget:
         the network are recorded in the samples, not raised."""
         sample, answer = await self._exchange(prepared, intended_ns)
         samples = [sample]
-        messages = _first_messages(prepared.call) if prepared.call.next_questions else []
-        for question in prepared.call.next_questions:
+        messages = _first_messages(prepared.call)
+        for turn in prepared.call.next_turns:
             if not sample.is_ok:
                 break
-            messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": question}]
-            intended_ns = sample.end_ns + int(self._workload.think_seconds * 1e9)
-            following = self._prepared(prepared.index, prepared.call, messages)
+            messages += [{"role": "assistant", "content": answer}, *turn.messages]
+            intended_ns = sample.end_ns + int(turn.pause_seconds * 1e9)
+            following = self._prepared(prepared.index, replace(prepared.call, max_tokens=turn.max_tokens), messages)
             await asyncio.sleep((intended_ns - self._clock_ns()) / 1e9)
             sample, answer = await self._exchange(following, intended_ns)
             sample.turn = len(samples)

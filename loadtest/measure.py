@@ -62,6 +62,7 @@ def measure(samples: Sequence[Sample], limits: Slos | None = None) -> dict[str, 
         "completion_tokens_per_second": completion / seconds,
         "total_tokens_per_second": (completion + prompt) / seconds,
         "goodput_per_second": all_good / seconds,
+        "sessions_per_hour": _num_whole_sessions(samples) / seconds * 3600,
         "slo_attainment": {name: count / max(1, len(judged)) for name, count in good.items()}
         | {"all": all_good / max(1, len(judged))},
         "num_judged": len(judged),
@@ -142,6 +143,12 @@ def distribution(values: Sequence[float]) -> dict[str, float] | None:
     ordered = sorted(values)
     quantiles = {f"p{q}": percentile(ordered, q) for q in QUANTILES}
     return {"n": len(ordered), "mean": statistics.fmean(ordered), **quantiles, "max": ordered[-1]}
+
+
+def _num_whole_sessions(samples: Sequence[Sample]) -> int:
+    """Return the number of conversations without a failed turn; 0 if no request is a later turn of one."""
+    failed = {sample.index for sample in samples if not sample.is_ok}
+    return len({sample.index for sample in samples} - failed) if any(sample.turn for sample in samples) else 0
 
 
 def _meets(sample: Sample, limits: Slos) -> bool:

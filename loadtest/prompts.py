@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from loadtest import recordings
+from loadtest import recordings, sessions
 from loadtest.errors import UsageError
 
 # In most current vocabularies each of these words, with the space before it, is one token.
@@ -73,8 +73,9 @@ class Workload:
 
     requests: Path | None = None
     """File of JSON lines. Each line is a request ("prompt" or "messages", and any other field of the API), or it has
-    lengths ("input_length", "output_length", "prefix"). "timestamp" (seconds) is for --arrival trace. Or the
-    recording of a server (serve --record-requests), whose prompts are made anew."""
+    lengths ("input_length", "output_length", "prefix"). "timestamp" (seconds) is for --arrival trace. Or sessions in
+    Mooncake's form ("session_id", "delay" in ms), or the recording of a server (serve --record-requests), whose prompts
+    are made anew."""
 
     abandon_share: float = 0.0
     """Share of the requests whose client disconnects during the answer, 0 to 1. Over HTTP only."""
@@ -108,12 +109,21 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """A later turn of a conversation: what is added behind the answer before it, and after which pause."""
+
+    messages: list[dict[str, Any]]
+    max_tokens: int
+    pause_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
     """One request or one conversation, for either target."""
 
     prompt: str | list[int]
     max_tokens: int
-    next_questions: tuple[str, ...] = ()  # the questions of a conversation after `prompt`
+    next_turns: tuple[Turn, ...] = ()
     leave_after: int | None = None  # number of events after which the client disconnects
     is_slow: bool = False
     timestamp: float | None = None  # seconds, in a trace
@@ -125,15 +135,24 @@ def make_calls(workload: Workload, seed: int) -> list[Call]:
     rng = random.Random(seed)
     output_len = length_sampler("--max-new-tokens", workload.max_new_tokens)
     calls = []
+    input_len = length_sampler("--input-len", workload.input_len)
     for prompt, max_tokens, timestamp, body in _prompts(workload, seed, rng):
         max_tokens = max_tokens or output_len(rng)
-        questions = tuple(_words(rng, length_sampler("", workload.input_len)(rng)) for _ in range(workload.turns - 1))
+        rows = body.pop("turns", [{"delay": workload.think_seconds * 1e3}] * (workload.turns - 1))
+        turns = tuple(
+            Turn(
+                row.get("messages") or [_question(rng, row.get("input_length") or input_len(rng))],
+                row.get("output_length") or max_tokens,
+                row.get("delay", 0.0) / 1e3,
+            )
+            for row in rows
+        )
         leaves = rng.random() < workload.abandon_share
         calls.append(
             Call(
                 prompt,
                 max_tokens,
-                questions,
+                turns,
                 rng.randint(1, max(1, max_tokens - 1)) if leaves else None,
                 rng.random() < workload.slow_share,
                 timestamp,
@@ -177,6 +196,8 @@ def _rows(path: Path, limit: int | None) -> list[dict[str, Any]]:
         raise UsageError(f"--requests: line {number} of '{path}' is not JSON: {error.msg}.") from error
     if rows and recordings.is_recording(rows[0]):
         rows = recordings.prompts_of(rows)
+    elif rows and "session_id" in rows[0]:
+        rows = sessions.by_session(rows)
     if not rows:
         raise UsageError(f"--requests: there is no request in '{path}'.")
     return rows[:limit]
@@ -207,6 +228,10 @@ def _tokens(workload: Workload, rng: random.Random, count: int) -> str | list[in
     if workload.random_form == "words" or workload.turns > 1:
         return _words(rng, count)
     return [rng.randint(FIRST_ID, LAST_ID) for _ in range(count)]
+
+
+def _question(rng: random.Random, count: int) -> dict[str, Any]:
+    return {"role": "user", "content": _words(rng, count)}
 
 
 def _words(rng: random.Random, count: int) -> str:

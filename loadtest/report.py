@@ -69,6 +69,7 @@ def _metrics(point: dict[str, Any]) -> str:
         ("completion tokens/s", "completion_tokens_per_second"),
         ("completion tokens/s, steady", "steady_completion_tokens_per_second"),
         ("total tokens/s", "total_tokens_per_second"),
+        ("sessions/hour", "sessions_per_hour"),
         ("goodput, requests/s", "goodput_per_second"),
         ("SLO attainment", "slo_attainment"),
     )

@@ -11,12 +11,13 @@ import sys
 
 COMMANDS = {
     "bench.compare": "against other servers: `make bench-peers`",
+    "bench.agents": "sessions of coding agents, beside other servers",
     "bench.gguf_peers": "beside llama.cpp's server, on the same GGUF files",
     "bench.packed_peers": "beside vLLM, on the same 4-bit checkpoints (AWQ, GPTQ)",
     "bench.ours": "the same workloads on this server alone: `make bench`",
+    "bench.regressions": "twelve figures of this tree and of an earlier commit, in turns: before a release",
     "bench.step": "where a step's time goes, and its floor: `make bench`",
     "bench.start_up": "the parts of a start: docs/performance.md",
-    "bench.plan": "expectations of `oaiserve plan` for six loads, beside measurements",
     "overhead": "the cost of telemetry, in paired runs",
     "gpu_check": "right and how fast on a GPU; --device cpu --quick is a dry run",
     "model_types": "transformers' model types, served or refused: docs/models.md",
@@ -27,7 +28,6 @@ COMMANDS = {
     "attack.broken_files": "starts on 10,000 broken model files; fails where one is no sentence",
     "reference": "writes the tables of docs/reference",
     "charts": "draws the bars of docs/benchmarks.md and docs/security.md",
-    "screenshots": "takes the pictures of the live page anew",
 }
 
 

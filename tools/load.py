@@ -9,15 +9,26 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+LIMIT_SECONDS = 900
 
-def run_bench(url: str, options: dict[str, Any], *flags: str) -> dict[str, Any]:
-    """Run `oaiserve bench run` and return the point of its report. Ends the program if requests failed."""
+
+class RunFailed(Exception):
+    """Requests of a run failed, or it did not end in time."""
+
+
+def run_bench(url: str, options: dict[str, Any], *flags: str, most_failed: float = 0.0) -> dict[str, Any]:
+    """Run `oaiserve bench run` and return the point of its report. Raises RunFailed if more than this share of the
+    requests failed."""
     words = [str(word) for option in options.items() for word in option]
     with TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command = [sys.executable, "-m", "loadtest", "run", "--url", url, "--json", str(report), "--no-calibrate"]
-        subprocess.run([*command, *flags, *words], check=True, stdout=subprocess.DEVNULL)
+        try:
+            subprocess.run([*command, *flags, *words], check=True, stdout=subprocess.DEVNULL, timeout=LIMIT_SECONDS)
+        except subprocess.SubprocessError as error:
+            raise RunFailed(str(error)) from error
         (point,) = json.loads(report.read_text())["points"]
-    if errors := point["runs"][0]["metrics"]["errors"]:
-        sys.exit(f"Requests failed: {errors}")
+    metrics = point["runs"][0]["metrics"]
+    if sum(metrics["errors"].values()) > most_failed * metrics["num_requests"]:
+        raise RunFailed(f"Requests failed: {metrics['errors']} {metrics['error_messages']}")
     return point  # type: ignore[no-any-return]

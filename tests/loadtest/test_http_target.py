@@ -11,7 +11,7 @@ import pytest
 
 from loadtest.errors import UsageError
 from loadtest.http_target import HttpOptions, HttpTarget
-from loadtest.prompts import Call, Workload
+from loadtest.prompts import Call, Turn, Workload
 from loadtest.sample import Sample
 from loadtest.transport import StampedStream
 from tests.loadtest.samples import START_NS, ns
@@ -286,20 +286,24 @@ def test_an_answer_without_streaming_has_its_ttft_at_the_end() -> None:
     assert "stream_options" not in body_of(network.requests[0])
 
 
+SECOND = Turn([{"role": "user", "content": "two"}], 7, pause_seconds=0.004)
+
+
 def test_a_conversation_sends_the_earlier_answers_with_each_question() -> None:
     role = delta(role="assistant", content="")
     network = Network(
         [(10, HEAD + b"\r\n" + role), (20, delta(content="Hel")), (30, delta(content="lo") + END)],
         [(50, HEAD + b"\r\n" + role), (70, delta(content="Bye") + END)],
     )
-    first, second = ask(network, Call("one", 5, ("two",)), endpoint="chat")
+    first, second = ask(network, Call("one", 5, (SECOND,)), endpoint="chat")
     assert first.event_ns == [ns(20), ns(30)]  # an event with only a role is not an output
     assert body_of(network.requests[1])["messages"] == [
         {"role": "user", "content": "one"},
         {"role": "assistant", "content": "Hello"},
         {"role": "user", "content": "two"},
     ]
-    assert (second.turn, second.intended_ns, second.event_ns) == (1, ns(30), [ns(70)])
+    assert (second.turn, second.intended_ns, second.event_ns) == (1, ns(34), [ns(70)])
+    assert [body_of(request)["max_tokens"] for request in network.requests] == [5, 7]
     assert first.trace_id != second.trace_id
 
 
@@ -338,7 +342,7 @@ def test_a_whole_answer_may_be_a_call() -> None:
 def test_a_conversation_goes_on_without_the_reasoning_of_its_answers() -> None:
     head = HEAD + b"\r\n" + delta(reasoning="Hm.")
     network = Network([(10, head), (20, delta(content="Yes.") + END)], [(30, head + END)])
-    ask(network, Call("one", 5, ("two",)), endpoint="chat")
+    ask(network, Call("one", 5, (SECOND,)), endpoint="chat")
     assert body_of(network.requests[1])["messages"][1] == {"role": "assistant", "content": "Yes."}
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from loadtest.errors import UsageError
 from loadtest.measure import measure, oversaturation, parse_slos, series, steady_state
+from loadtest.sample import Sample
 from tests.loadtest.samples import sample
 
 
@@ -153,3 +154,15 @@ def test_there_is_no_steady_state_without_enough_answers_in_it() -> None:
     assert steady_state([sample([100]) for _ in range(50)]) is None  # all at once
     assert steady_state([sample([100], at=100 * k) for k in range(9)]) is None
     assert steady_state([sample([], error="connect") for _ in range(50)]) is None
+
+
+def test_a_session_counts_when_all_its_turns_are_answered() -> None:
+    def turn(index: int, number: int, error: str | None = None) -> Sample:
+        one = sample([100], at=3000 * number, turn=number, error=error)
+        one.index = index
+        return one
+
+    turns = [turn(0, 0), turn(0, 1), turn(1, 0), turn(1, 1, "timeout"), turn(2, 0)]
+    metrics = measure(turns)
+    assert metrics["sessions_per_hour"] == pytest.approx(2 * 3600 / 3.1)
+    assert measure([turn(0, 0), turn(1, 0)])["sessions_per_hour"] == 0

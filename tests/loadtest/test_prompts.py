@@ -61,7 +61,30 @@ def test_the_shares_of_clients_that_leave_or_read_slowly_are_kept() -> None:
 def test_a_conversation_has_a_question_for_each_turn() -> None:
     (call,) = calls_of(num_requests=1, turns=3, input_len="4")
     assert isinstance(call.prompt, str)
-    assert [len(question.split()) for question in call.next_questions] == [4, 4]
+    assert [len(turn.messages[0]["content"].split()) for turn in call.next_turns] == [4, 4]
+
+
+def test_lines_of_a_session_are_turns_of_a_conversation(tmp_path: Path) -> None:
+    said = {"role": "user", "content": "the tool's output"}
+    rows: list[Any] = [
+        {"session_id": "a", "timestamp": 1500, "input_length": 9, "output_length": 3, "hash_ids": [1]},
+        {"session_id": "b", "messages": [said], "output_length": 4},
+        {"session_id": "a", "delay": 250.0, "input_length": 5, "output_length": 2},
+        {"session_id": "a", "delay": 500, "messages": [said], "output_length": 1},
+    ]
+    file = tmp_path / "r.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    one, two = calls_of(requests=file, random_form="words")
+    assert (len(one.prompt.split()), one.max_tokens, one.timestamp, one.body) == (9, 3, 1.5, {})
+    assert [(turn.max_tokens, turn.pause_seconds) for turn in one.next_turns] == [(2, 0.25), (1, 0.5)]
+    assert len(one.next_turns[0].messages[0]["content"].split()) == 5
+    assert one.next_turns[1].messages == [said]
+    assert (two.body["messages"], two.max_tokens, two.next_turns) == ([said], 4, ())
+    assert len(calls_of(requests=file, num_requests=1, random_form="words")) == 1
+    del rows[2]["session_id"]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(UsageError, match='line 3 has no "session_id"'):
+        calls_of(requests=file)
 
 
 def test_a_line_of_a_file_is_a_request_or_has_lengths(tmp_path: Path) -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tools import markdown
-from tools.bench import step, table
-from tools.bench.client import MOST_MISSING, RunFailed, arguments, read_result
-from tools.bench.workloads import MEASURES, WORKLOADS, Measure
+from loadtest.arrivals import Arrivals
+from loadtest.prompts import Workload as LoadTestWorkload
+from loadtest.prompts import make_calls
+from tools import load, markdown
+from tools.bench import agents, client, step, table
+from tools.bench.workloads import MEASURES, WORKLOADS, Measure, Workload
 
+LOAD_TEST_OPTIONS = {one.name for kind in (LoadTestWorkload, Arrivals) for one in fields(kind)} | {"warmup"}
 DOCS = Path(__file__).parents[2] / "docs"
 
 
@@ -77,14 +80,11 @@ def test_the_tables_of_a_page_are_those_of_its_results(
 
 
 @pytest.mark.parametrize("workload", WORKLOADS.values(), ids=list(WORKLOADS))
-def test_the_load_generator_gets_the_workload_as_arguments(workload: Any) -> None:
-    words = arguments(workload, 7, "http://x", Path("/tmp/r.json"))
-    options = dict(itertools.pairwise(words))
-    assert options["--num-prompts"] == str(workload.num_requests)
-    assert options["--seed"] == "7"
-    assert options["--request-rate"] == ("2.3" if workload.name == "W4" else "inf")
-    assert ("--max-concurrency" in options) == (workload.name != "W4")
-    assert "--ignore-eos" in words
+def test_the_load_test_knows_the_flags_of_each_workload(workload: Workload) -> None:
+    flags = client.options(workload, 7)
+    assert {flag.removeprefix("--").replace("-", "_") for flag in flags} <= LOAD_TEST_OPTIONS
+    assert flags["--num-requests"] == workload.num_requests
+    assert ("--rate" in flags, "--concurrency" in flags) == ((True, False) if workload.name == "W4" else (False, True))
 
 
 def test_every_round_of_every_workload_has_new_prompts() -> None:
@@ -92,29 +92,62 @@ def test_every_round_of_every_workload_has_new_prompts() -> None:
     assert len(set(seeds)) == len(seeds)
 
 
-RESULT = {"duration": 2.0, "output_throughput": 5.0, "total_token_throughput": 9.0} | {
-    f"{percentile}_{kind}_ms": 1.0 for kind in ("ttft", "tpot", "itl", "e2el") for percentile in ("p50", "p99")
+DISTRIBUTION = {"p50": 0.001, "p99": 0.002}
+METRICS: dict[str, Any] = {
+    "window_seconds": 2.0,
+    "completion_tokens_per_second": 5.0,
+    "total_tokens_per_second": 9.0,
+    "distributions": dict.fromkeys(("ttft", "tpot", "itl", "latency"), DISTRIBUTION),
 }
 
 
-def test_a_run_reports_what_is_missing_and_fails_if_too_much_is() -> None:
-    workload = WORKLOADS["W1"]
-    figures = read_result(RESULT | {"completed": 15, "total_output_tokens": 15 * 128 - 3}, workload)
-    assert figures["missing_requests"] == 1
-    assert figures["missing_tokens"] == 131
-    completed = int(workload.num_requests * (1 - MOST_MISSING)) - 1
-    with pytest.raises(RunFailed, match="5 of 16 requests were not answered"):
-        read_result(RESULT | {"completed": completed, "total_output_tokens": completed * 128}, workload)
+def test_a_run_reports_what_is_missing() -> None:
+    found = client.figures(METRICS | {"num_ok": 15, "completion_tokens": 15 * 128 - 3}, WORKLOADS["W1"])
+    assert (found["missing_requests"], found["missing_tokens"], found["itl_p99_ms"]) == (1, 131, 2.0)
 
 
 def test_a_single_token_has_no_time_between_tokens() -> None:
-    whole = RESULT | {"completed": 256, "total_output_tokens": 256}
-    assert "itl_p50_ms" not in read_result(whole, WORKLOADS["W6"])
+    single = METRICS | {"num_ok": 256, "completion_tokens": 256, "distributions": {**METRICS["distributions"], "itl": None}}
+    assert "itl_p50_ms" not in client.figures(single, WORKLOADS["W6"])
+
+
+@pytest.mark.parametrize(("failed", "most"), [(1, 0.0), (5, 0.25)])
+def test_a_run_with_too_many_failed_requests_is_none(
+    monkeypatch: pytest.MonkeyPatch, failed: int, most: float
+) -> None:
+    metrics: dict[str, Any] = {"num_requests": 16, "error_messages": {}}
+
+    def write_report(command: list[str], **_: Any) -> None:
+        path = Path(command[command.index("--json") + 1])
+        path.write_text(json.dumps({"points": [{"runs": [{"metrics": metrics}]}]}))
+
+    monkeypatch.setattr(load.subprocess, "run", write_report)
+    metrics["errors"] = {"timeout": failed - 1}
+    assert load.run_bench("http://x", {}, most_failed=most)["runs"]
+    metrics["errors"] = {"timeout": failed}
+    with pytest.raises(load.RunFailed, match="timeout"):
+        load.run_bench("http://x", {}, most_failed=most)
 
 
 @pytest.mark.parametrize("measure", [one for one in MEASURES if one.workload], ids=lambda one: one.workload)
 def test_every_run_has_the_measures_of_its_workload(measure: Measure) -> None:
     workload = WORKLOADS[measure.workload or ""]
-    tokens = workload.num_requests * workload.output_len
-    complete = {"completed": workload.num_requests, "total_output_tokens": tokens}
-    assert measure.key in read_result(RESULT | complete, workload)
+    assert measure.key in client.figures(METRICS | {"num_ok": 1, "completion_tokens": 1}, workload)
+
+
+def test_sessions_of_agents_share_a_prefix_and_are_the_same_for_all_servers(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.jsonl"
+    path.write_text(agents.trace(3, 4))
+    assert agents.trace(3, 4) == path.read_text() != agents.trace(4, 4)
+    calls = make_calls(LoadTestWorkload(requests=path), 0)
+    systems, tasks = ({call.body["messages"][place]["content"] for call in calls} for place in (0, 1))
+    assert (len(calls), len(systems), len(tasks)) == (4, 1, 4)
+    assert {len(call.next_turns) for call in calls} == {agents.TURNS - 1}
+
+
+def test_the_table_of_agents_has_medians_by_users_and_server() -> None:
+    figures = dict.fromkeys([*agents.FIGURES, "MiB"], 4.0)
+    runs = [{"server": "a", "users": 8} | figures | {"sessions/hour": rate} for rate in (300.0, 100.0, 200.0)]
+    text = agents.report({"machine": "M", "created": "D", "runs": [*runs, {"server": "b", "users": 2} | figures]})
+    assert text.splitlines()[-1].startswith("| 8 | a | 200 (100..300) | 4.00 |")
+    assert text.splitlines()[-2].startswith("| 2 | b | 4.00 (4.00..4.00) |")

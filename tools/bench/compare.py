@@ -15,11 +15,11 @@ from datetime import date
 from typing import Any
 
 from tools import machine
-from tools.bench import prepare, table
-from tools.bench.client import LoadGenerator, RunFailed, load_generator
+from tools.bench import client, table
 from tools.bench.process_usage import peak_rss_mib
 from tools.bench.servers import OURS, PEERS, ServerSpec, oaiserve
 from tools.bench.workloads import WORKLOADS, Workload
+from tools.load import RunFailed
 from tools.markdown import add_publishing, publish, results_of, write_json
 from tools.server_process import StartFailed, exit_on_sigterm
 
@@ -48,25 +48,22 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     results: dict[str, Any] = {
         "created": date.today().isoformat(),
         "machine": machine.sentence(),
-        "client": f"`vllm bench serve` of {prepare.VLLM.replace('==', ' ')}",
+        "client": "`oaiserve bench run`",
         "is_short": arguments.quick,
         "servers": {
             server.name: {"version": server.version, "command": server.shown(), "rounds": [], "problems": {}}
             for server in servers
         },
     }
-    with load_generator() as client:
-        for number in range(arguments.repeats):
-            for server in servers:
-                if number == 0 or server.name not in arguments.once:
-                    run_round(server, number, workloads, client, results["servers"][server.name])
-                    write_json(arguments.json, results)
+    for number in range(arguments.repeats):
+        for server in servers:
+            if number == 0 or server.name not in arguments.once:
+                run_round(server, number, workloads, results["servers"][server.name])
+                write_json(arguments.json, results)
     return results
 
 
-def run_round(
-    server: ServerSpec, number: int, workloads: list[Workload], client: LoadGenerator, into: dict[str, Any]
-) -> None:
+def run_round(server: ServerSpec, number: int, workloads: list[Workload], into: dict[str, Any]) -> None:
     """Append to the server's rounds. What failed is noted as a problem, and later rounds leave it out."""
     problems = into["problems"]
     if "start" in problems:

@@ -41,7 +41,7 @@ TILES_HEADER = Path(__file__).with_name("load_tiles.h")
 
 
 def vllm() -> Path:
-    """Return vLLM's environment, which has the load generator, too."""
+    """Return vLLM's environment."""
     venv = FOLDER / "vv"
     if (venv / ".ready").exists():
         return venv

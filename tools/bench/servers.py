@@ -65,14 +65,14 @@ class ServerSpec:
         return shlex.join(Path(word).name if word.startswith("/") else word for word in self.arguments)
 
 
-def oaiserve(model: Path | None = None, *flags: str) -> ServerSpec:
+def oaiserve(model: Path | None = None, *flags: str, drafts: str = "off") -> ServerSpec:
     model, cache = model or demo.resolve(), CACHE / "oaiserve"
     program = Path(sys.executable).with_name("oaiserve")
     return ServerSpec(
         OURS,
         machine.version(),
         # Answers to random prompts repeat themselves, so drafts would gain more than on real text.
-        (str(program), "serve", str(model), "--served-model-name", demo.NAME, "--drafts", "off", *flags),
+        (str(program), "serve", str(model), "--served-model-name", demo.NAME, "--drafts", drafts, *flags),
         (model,),
         {"OAISERVE_CACHE": str(cache)},
         compile_caches=(cache / "native",),
