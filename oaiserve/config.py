@@ -372,13 +372,13 @@ class EngineOptions:
     cache. It must divide the number of attention heads. Settings of memory then apply to each process."""
 
     quantize: Quantize = "none"
-    """On a CPU, int8 keeps the weights in 8 bits: half the memory, and faster if few sequences run. int4 keeps most of
-    them in 4 bits, of a checkpoint that is not quantized yet: a third of the memory. Answers change slightly with int8,
-    and much more with int4 if the model is small; docs/benchmarks.md and docs/models.md have figures. Needs --compile
-    and a model that it covers."""
+    """On a CPU, keep the weights of a checkpoint that is not quantized yet in 8 bits: half the memory, and faster. int4
+    keeps most of them in 4 bits: a third of the memory. Answers change slightly with int8, and much more with int4 if
+    the model is small; docs/benchmarks.md and docs/models.md have figures. Needs --compile and a model that it
+    covers."""
 
     quantized_cache: Bytes = Bytes("32GiB")  # noqa: RUF009 - immutable
-    """Most disk space for weights that --quantize int4 has made, so that later starts of the same folder need not make
+    """Most disk space for weights that --quantize has made, so that later starts of the same folder need not make
     them again. They are in the folder quantized of the cache ($OAISERVE_CACHE, or else ~/.cache/oaiserve). What no
     start has used for longest is removed. 0 keeps none."""
 
@@ -574,11 +574,9 @@ class EngineOptions:
                 (tensor_parallel, is_split, why),
             )
         if self.quantize != "none":
-            quantize = f"--quantize {self.quantize}"
-            _refuse(quantize, (tensor_parallel, is_split, "quantized weights cannot be split"))
-        if self.quantize == "int4":
             _refuse(
-                quantize,
+                f"--quantize {self.quantize}",
+                (tensor_parallel, is_split, "quantized weights cannot be split"),
                 ("--device cuda", on_gpu, "it is for a CPU"),
                 ("--dtype float16", self.dtype == "float16", "the native step computes in bfloat16 or float32"),
                 ("--draft-model", self.draft_model is not None, "a draft model needs a model with whole weights"),

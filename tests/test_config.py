@@ -99,7 +99,7 @@ WRONG_OF_ENGINE: list[tuple[dict[str, Any], str]] = [
         "--quantize int4 and --device cuda do not go together: it is for a CPU",
     ),
     ({"quantize": "int4", "dtype": "float16"}, "--quantize int4 and --dtype float16 do not go together"),
-    ({"quantize": "int4", "draft_model": "m"}, "--quantize int4 and --draft-model do not go together"),
+    ({"quantize": "int8", "draft_model": "m"}, "--quantize int8 and --draft-model do not go together"),
     ({"quantize": "int4", "compile": False}, "--quantize int4 needs --compile"),
     (
         {"native_build": True, "compile": False},

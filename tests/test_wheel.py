@@ -59,7 +59,7 @@ def test_the_wheel_has_each_library_that_an_installed_server_looks_for(
         assert prebuilt._why_unusable(path, variants.origin(kind, variant)) is None
         flags = content.split(b"\n")[0].decode().split()
         assert {*variants.FLAGS, *variant.flags, *variants.KINDS[kind]} <= set(flags)
-        assert ("-DINT8_WEIGHTS" in flags) == name.startswith(("bf16-int8", "float-int8"))
+        assert ("-DBLOCK_WEIGHTS" in flags) == name.startswith(("bf16-blocks", "float-blocks"))
 
 
 def test_a_wheel_that_is_not_asked_for_native_code_needs_no_compiler(

@@ -107,14 +107,16 @@ def test_a_run_reports_what_is_missing() -> None:
 
 
 def test_a_single_token_has_no_time_between_tokens() -> None:
-    single = METRICS | {"num_ok": 256, "completion_tokens": 256, "distributions": {**METRICS["distributions"], "itl": None}}
+    single = METRICS | {
+        "num_ok": 256,
+        "completion_tokens": 256,
+        "distributions": {**METRICS["distributions"], "itl": None},
+    }
     assert "itl_p50_ms" not in client.figures(single, WORKLOADS["W6"])
 
 
 @pytest.mark.parametrize(("failed", "most"), [(1, 0.0), (5, 0.25)])
-def test_a_run_with_too_many_failed_requests_is_none(
-    monkeypatch: pytest.MonkeyPatch, failed: int, most: float
-) -> None:
+def test_a_run_with_too_many_failed_requests_is_none(monkeypatch: pytest.MonkeyPatch, failed: int, most: float) -> None:
     metrics: dict[str, Any] = {"num_requests": 16, "error_messages": {}}
 
     def write_report(command: list[str], **_: Any) -> None:

@@ -70,7 +70,7 @@ class DecoderShape:
     weight_bytes: int  # of matrices
 
     @classmethod
-    def of(cls, loaded: LoadedModel, *, weight_bytes: int | None = None) -> DecoderShape:
+    def of(cls, loaded: LoadedModel) -> DecoderShape:
         config, kv = loaded.model.config, loaded.kv_shapes[0]
         return cls(
             layers=len(loaded.kv_shapes),
@@ -81,7 +81,7 @@ class DecoderShape:
             vocab=loaded.vocab_size,
             element_bytes=loaded.dtype.itemsize,
             cached_bytes=loaded.kv_bytes_per_token,
-            weight_bytes=loaded.dtype.itemsize if weight_bytes is None else weight_bytes,
+            weight_bytes=loaded.dtype.itemsize,
         )
 
 

@@ -1,4 +1,4 @@
-"""Compares this tree with an earlier commit by twelve figures, in five minutes: python -m tools.bench.regressions [COMMIT]
+"""Compares this tree with an earlier commit by twelve figures: python -m tools.bench.regressions [COMMIT]
 
 Both have an engine of the demo model and a server at rest, which measure in turns, so that other work of the machine
 hits both alike. A time is the least of all turns, since noise only adds to it. Work in Python is counted in bytecode
@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
@@ -136,8 +137,7 @@ def answer_turns() -> None:
 
 def counts() -> dict[str, float]:
     """Return the bytecode instructions of the engine thread, by token and by request, and the imported modules."""
-    import oaiserve.app
-
+    import_module("oaiserve.app")
     modules, counted = len(sys.modules), 0
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:

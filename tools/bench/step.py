@@ -65,7 +65,6 @@ class Point:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--quantize", default="none", choices=("none", "int8"), help="as the server's")
     add("--kv-cache-dtype", default="auto", choices=get_args(KVCacheDtype), help="as the server's")
     add("--points", nargs="+", metavar="SEQUENCESxCONTEXT", help="decode steps to measure alone, as 64x512")
     add("--seconds", type=float, default=0.6, help="time for each point (default 0.6)")
@@ -81,22 +80,21 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     limits = floor.measure_ceilings(loaded.dtype, num_threads)
     points, left_out = choose_points(_most_blocks(loaded), arguments.points)
     num_blocks = max(point.num_blocks for kind in points.values() for point in kind)
-    options = EngineOptions(block_size=BLOCK_SIZE, quantize=arguments.quantize)
+    options = EngineOptions(block_size=BLOCK_SIZE)
     native = native_step(loaded, options, num_blocks=num_blocks, num_threads=num_threads)
-    shape = floor.DecoderShape.of(loaded, weight_bytes=1 if arguments.quantize == "int8" else None)
+    shape = floor.DecoderShape.of(loaded)
     bench = StepBench(loaded, native, arguments.seconds)
     results = {
         "created": date.today().isoformat(),
         "machine": machine.sentence(),
         "threads": num_threads,
         "dtype": str(loaded.dtype).removeprefix("torch."),
-        "quantize": arguments.quantize,
         "kv_cache_dtype": arguments.kv_cache_dtype,
         "ceilings": limits._asdict(),
         "left_out": left_out,
         **{kind: [bench.measure(point, limits, shape) for point in chosen] for kind, chosen in points.items()},
     }
-    engine_ms = engine_times_ms(points["decode"], quantize=arguments.quantize, kv_cache_dtype=arguments.kv_cache_dtype)
+    engine_ms = engine_times_ms(points["decode"], kv_cache_dtype=arguments.kv_cache_dtype)
     results["decode"] = [row | {"engine_ms": ms} for row, ms in zip(results["decode"], engine_ms, strict=True)]
     return results
 
@@ -210,11 +208,10 @@ def engine_times_ms(points: list[Point], **options: Any) -> list[float]:
 
 def report(results: dict[str, Any]) -> str:
     limits = results["ceilings"]
-    weights = "" if results["quantize"] == "none" else f" with {results['quantize']} weights"
     cache = "" if results.get("kv_cache_dtype", "auto") == "auto" else f" and an {results['kv_cache_dtype']} KV cache"
     lines = [
         f"{results['machine']}; {results['created']}.",
-        f"The demo model in {results['dtype']}{weights}{cache}, {results['threads']} threads.",
+        f"The demo model in {results['dtype']}{cache}, {results['threads']} threads.",
         f"Memory was read at {limits['bytes_per_second'] / 1e9:.0f} GB/s, matrices were multiplied at "
         f"{limits['flops_per_second'] / 1e9:.0f} GFLOP/s.",
     ]

@@ -88,11 +88,11 @@ def keeps_blocks(options: EngineOptions) -> bool:
 
 
 def block_dtype(model: Path, options: EngineOptions) -> torch.dtype | None:
-    """Choose the dtype of a model with weights in quantization blocks: a GGUF file's, or made by --quantize int4.
+    """Choose the dtype of a model with weights in quantization blocks: a GGUF file's, or made by --quantize.
 
     None for all others, whose files have to be read for it.
     """
-    has_blocks = keeps_blocks(options) if model.is_file() else is_native(options) and options.quantize == "int4"
+    has_blocks = keeps_blocks(options) if model.is_file() else is_native(options) and options.quantize != "none"
     return BLOCK_DTYPES.get(options.dtype) if has_blocks else None
 
 
@@ -103,7 +103,7 @@ def is_native(options: EngineOptions) -> bool:
 
 
 def _form_of_weights(key: Subject, options: EngineOptions) -> build.Form:
-    return "blocks" if key.model.is_file() or options.quantize == "int4" else options.quantize
+    return "blocks" if key.model.is_file() or options.quantize != "none" else "none"
 
 
 def _digest(source: Path) -> str:

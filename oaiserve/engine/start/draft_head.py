@@ -102,7 +102,7 @@ def _make(
     num_blocks: int,
     num_threads: int,
 ) -> NativeDecoder:
-    library = Library(dtype, options.quantize, native_build=options.native_build)
+    library = Library(dtype, native_build=options.native_build)
     sizes: Any = {"num_blocks": num_blocks, "block_size": options.block_size, "num_threads": num_threads}
     return NativeDecoder(library, decoder, head=inputs, **sizes)
 

@@ -44,8 +44,6 @@ _SLOWER = "The model runs without its native step, which is slower: %s"
 def refuse_unless_possible(loaded: LoadedModel, options: EngineOptions) -> None:
     """Raise StartupError for the first option that the device, or the model, cannot obey."""
     on_cpu = loaded.is_on_cpu
-    if options.quantize != "none" and not on_cpu:
-        raise StartupError(f"--quantize {options.quantize} is for --device cpu; the model is on {loaded.device}.")
     if options.kv_cache_dtype != "auto" and (options.kv_cache_dtype == "int8") != on_cpu:
         setting, device = f"--kv-cache-dtype {options.kv_cache_dtype}", "cuda" if on_cpu else "cpu"
         raise StartupError(f"{setting} is for --device {device}; the model is on {loaded.device}.")
@@ -157,8 +155,6 @@ def start_native(
 
 def _needing_native(options: EngineOptions) -> str | None:
     """Return the flag that only the native step obeys, or None."""
-    if options.quantize != "none":
-        return f"--quantize {options.quantize}"
     if options.kv_cache_dtype != "auto":
         return f"--kv-cache-dtype {options.kv_cache_dtype}"
     return None if options.draft_model is None else "--draft-model"
@@ -195,7 +191,7 @@ def native_step(
     """
     block_size = options.block_size
     refuse_unless_it_fits(loaded.kv_shapes.values(), block_size)
-    library = Library(loaded.dtype, options.quantize, native_build=options.native_build)
+    library = Library(loaded.dtype, native_build=options.native_build)
     expected, parameters = transformers_logits(loaded, block_size)
     decoder, probe = describe(loaded, parameters), None
     if options.has_adapters:
@@ -204,7 +200,7 @@ def native_step(
         expected += transformers_logits(loaded, block_size, probe)[0]
     sizes: Any = {"num_blocks": num_blocks, "block_size": block_size, "num_threads": num_threads}
     native = NativeDecoder(library, decoder, **sizes, has_adapters=options.has_adapters, features=features)
-    rounds_more = may_round_more(decoder, loaded.dtype, is_quantized=options.quantize != "none")
+    rounds_more = may_round_more(decoder, loaded.dtype, is_quantized=False)
     refuse_unless_equal(native, loaded, expected, block_size=block_size, is_quantized=rounds_more, probe=probe)
     if key is not None:
         remember_checked(key, loaded, decoder, expected, options)

@@ -148,7 +148,7 @@ def test_it_guesses_what_its_form_says(
         assert draft == head.guesses(expected, known, len(draft), allowed)
 
 
-@pytest.mark.parametrize("options", [{}, {"kv_cache_dtype": "int8"}, {"quantize": "int8"}, {"kv_blocks": 7}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"kv_cache_dtype": "int8"}, {"kv_blocks": 7}], ids=str)
 def test_answers_are_the_same(
     model: Path, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

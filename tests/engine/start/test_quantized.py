@@ -288,7 +288,7 @@ def test_an_architecture_that_nothing_reads_is_refused_with_those_that_can_be_re
 def test_only_options_of_the_native_step_keep_weights_and_are_remembered(tmp_path: Path) -> None:
     source = find_model(file_of(FAMILIES["llama"], tmp_path))
     assert reason_to_expand(source, OPTIONS) is None
-    changes: list[dict[str, Any]] = [{"compile": False}, {"quantize": "int8"}, {"dtype": "float16"}]
+    changes: list[dict[str, Any]] = [{"compile": False}, {"dtype": "float16"}]
     for changed in (*changes, {"tensor_parallel": 2}):
         options = EngineOptions(**changed)
         assert reason_to_expand(source, options) is not None

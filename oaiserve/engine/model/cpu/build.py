@@ -23,7 +23,7 @@ from typing import Literal
 
 import torch
 
-from oaiserve.config import CpuFeatures, Quantize
+from oaiserve.config import CpuFeatures
 from oaiserve.engine.model.cpu import prebuilt, variants
 from oaiserve.errors import StartupError
 from oaiserve.files import private
@@ -37,8 +37,7 @@ FLAGS = [*variants.FLAGS, "-march=native"]
 _FORMAT = "with digest"  # of the file, since older versions wrote none
 
 
-# The weights that a library supports: the setting's, or those of GGUF files beside the ones of the dtype.
-Form = Quantize | Literal["blocks"]
+Form = Literal["none", "blocks"]  # the weights that a library supports: of the dtype, or also in quantization blocks
 
 
 class BuildError(Exception):
@@ -149,8 +148,7 @@ def _is_sound(path: Path) -> bool:
 def _kind(dtype: torch.dtype, weights: Form) -> str:
     if dtype not in ELEMENTS:
         raise BuildError(f"the native step supports bfloat16 and float32, not {str(dtype).removeprefix('torch.')}")
-    form = "blocks" if weights == "int4" else weights
-    return ELEMENTS[dtype] if form == "none" else f"{ELEMENTS[dtype]}-{form}"
+    return ELEMENTS[dtype] if weights == "none" else f"{ELEMENTS[dtype]}-{weights}"
 
 
 def _flags(kind: str) -> list[str]:

@@ -15,8 +15,6 @@ MAIN_SOURCE = "decoder.cpp"
 KINDS = {
     "bf16": ["-DELEMENT=bf16"],
     "float": ["-DELEMENT=float"],
-    "bf16-int8": ["-DELEMENT=bf16", "-DINT8_WEIGHTS"],
-    "float-int8": ["-DELEMENT=float", "-DINT8_WEIGHTS"],
     "bf16-blocks": ["-DELEMENT=bf16", "-DBLOCK_WEIGHTS"],
     "float-blocks": ["-DELEMENT=float", "-DBLOCK_WEIGHTS"],
 }

@@ -1,7 +1,7 @@
 """Starts a model whose weights are in blocks: the native step alone, which multiplies with them.
 
 They are the blocks of a GGUF file, or of experts in MXFP4, or the integers of a checkpoint that was quantized before
-(AWQ, GPTQ and others), or are made here of a checkpoint's weights (--quantize int4).
+(AWQ, GPTQ and others), or are made here of a checkpoint's weights (--quantize).
 
 transformers' code needs weights that are expanded. So a small model is: a layer of each kind and the last one, with the
 first rows of the embedding. The native step of the same layers, in their blocks, must give the same logits. This holds
@@ -29,8 +29,8 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.model.adapted_modules import adaptable
 from oaiserve.engine.model.adapters import Adapter, probe_adapter, refuse_unless_they_fit
 from oaiserve.engine.model.checkpoints.empty_model import empty_model, named_parameters
+from oaiserve.engine.model.checkpoints.encoded_weights import EncodedWeights
 from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights, NotKept, refuse_unless_whole, scale_frequencies
-from oaiserve.engine.model.checkpoints.int4_weights import Int4Weights
 from oaiserve.engine.model.checkpoints.mxfp4_weights import Mxfp4Weights
 from oaiserve.engine.model.checkpoints.packed_weights import PackedWeights
 from oaiserve.engine.model.checkpoints.weights import Weights
@@ -92,9 +92,9 @@ class Quantized:
             started = request.load("weights and check", partial(start_quantized, request))
         except NotKept as reason:
             request.drop_reserved()
-            if options.quantize == "int4":
+            if options.quantize != "none":
                 raise StartupError(
-                    f"--quantize int4 needs the native step, which cannot be used: {reason}."
+                    f"--quantize {options.quantize} needs the native step, which cannot be used: {reason}."
                 ) from reason
             raise Declined(str(reason)) from reason
         return assemble(started, request.tokenizer, options)
@@ -103,17 +103,17 @@ class Quantized:
 def reason_to_expand(source: ModelSource, options: EngineOptions) -> str | None:
     """Find the reason why a model's weights do not stay quantized, or None if they do where its family is known.
 
-    Raises StartupError for --quantize int4 where there is nothing to quantize, or nothing that computes with it.
+    Raises StartupError for --quantize where there is nothing to quantize, or nothing that computes with it.
     """
-    if options.quantize == "int4":
+    if options.quantize != "none":
         name, device = source.gguf_file or source.location, select_device(options.device)
         if _is_quantized(source):
             raise StartupError(
-                f"--quantize int4 is for weights that are not quantized yet; those of '{name}' are, and stay as they "
-                "are without the flag."
+                f"--quantize {options.quantize} is for weights that are not quantized yet; those of '{name}' are, and "
+                "stay as they are without the flag."
             )
         if device.type != "cpu":
-            raise StartupError(f"--quantize int4 is for --device cpu; the model is on {device}.")
+            raise StartupError(f"--quantize {options.quantize} is for --device cpu; the model is on {device}.")
         return None
     if not keeps_blocks(options):
         return "the options need them expanded"
@@ -165,7 +165,7 @@ def start_quantized(request: StartRequest) -> Started:
         )
         if isinstance(weights, GgufWeights):
             remember(in_files=weights.places())
-        elif isinstance(weights, Int4Weights) and weights.file is not None:
+        elif isinstance(weights, EncodedWeights) and weights.file is not None:
             remember(quantized=weights.file)
     return started
 
@@ -186,9 +186,10 @@ def _read(
     config.__dict__.pop("quantization_config", None)  # for which transformers wants other packages
     if has_mxfp4:
         return config, Mxfp4Weights(folder)
-    weights: Int4Weights | PackedWeights
+    weights: EncodedWeights | PackedWeights
     if quantization is None:
-        weights = Int4Weights(folder, library, num_threads, of_wrapper=is_wrapped)
+        in_4_bits = options.quantize == "int4"
+        weights = EncodedWeights(folder, library, num_threads, in_4_bits=in_4_bits, of_wrapper=is_wrapped)
     else:
         # Longer sums cost more without tiles, because x has two levels for them.
         has_tiles = library.has_integer_tiles()
@@ -198,7 +199,7 @@ def _read(
     if weights.names().isdisjoint(_EMBEDDINGS):
         raise NotKept(f"models of type '{config.model_type}' are only known expanded")
     weights.leave_out_beyond({name for name, _ in named_parameters(_empty_model(config, library.dtype, weights))})
-    if keeps_quantized and isinstance(weights, Int4Weights) and options.quantized_cache:
+    if keeps_quantized and isinstance(weights, EncodedWeights) and options.quantized_cache:
         try:
             weights.write_to_file(options.quantized_cache)
         except (NotPrivate, OSError) as error:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from oaiserve.config import KVCacheDtype, Quantize
+from oaiserve.config import KVCacheDtype
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.cpu.blocks import Blocks, ExpertBlocks
 from oaiserve.engine.model.cpu.build import Form
@@ -86,22 +86,19 @@ NORMED = config("gpt2", n_embd=64, n_layer=2, n_head=4, max_position_embeddings=
 CASES = {
     "bfloat16": (GROUPED, torch.bfloat16, "none", "native"),
     "float32": (WINDOW, torch.float32, "none", "native"),
-    "eight bits": (CAPPED, torch.bfloat16, "int8", "native"),
-    "eight bits of float32": (NORMED, torch.float32, "int8", "native"),
+    "norms with biases": (NORMED, torch.float32, "none", "native"),
+    "soft caps": (CAPPED, torch.bfloat16, "none", "native"),
     "experts": (MIXTURE, torch.bfloat16, "none", "native"),
     "latent vectors": (LATENTS, torch.bfloat16, "none", "native"),
-    "latent vectors with AVX2": (LATENTS, torch.bfloat16, "int8", "x86-64-v3"),
-    "experts in eight bits": (MIXTURE, torch.float32, "int8", "native"),
+    "latent vectors with AVX2": (LATENTS, torch.bfloat16, "none", "x86-64-v3"),
     "experts with AVX2": (MIXTURE, torch.bfloat16, "none", "x86-64-v3"),
     "bfloat16 with AVX-512 alone": (CAPPED, torch.bfloat16, "none", "x86-64-v4"),
     "bfloat16 with AVX2": (WINDOW, torch.bfloat16, "none", "x86-64-v3"),
     "float32 with AVX2": (GROUPED, torch.float32, "none", "x86-64-v3"),
-    "eight bits with AVX2": (GROUPED, torch.bfloat16, "int8", "x86-64-v3"),
     "experts with AMX": (MIXTURE, torch.bfloat16, "none", EMULATED_AMX),
     "bfloat16 with AMX": (GROUPED, torch.bfloat16, "none", EMULATED_AMX),
-    "eight bits with AMX": (CAPPED, torch.bfloat16, "int8", EMULATED_AMX),
     "gated delta nets": (RECURRENT, torch.bfloat16, "none", "native"),
-    "gated delta nets with AVX2": (KIMIS, torch.bfloat16, "int8", "x86-64-v3"),
+    "gated delta nets with AVX2": (KIMIS, torch.bfloat16, "none", "x86-64-v3"),
     "Mamba 2": (NEMOTRON, torch.bfloat16, "none", "native"),
     "Mamba 2 with AVX2": (MAMBA, torch.float32, "none", "x86-64-v3"),
     "short convolutions": (CONVOLUTION, torch.bfloat16, "none", "native"),
@@ -129,11 +126,11 @@ class Decoders(NamedTuple):
 
 @pytest.fixture(scope="module", params=CASES)
 def decoders(request: pytest.FixtureRequest) -> Decoders:
-    asked, dtype, quantize, instructions = CASES[request.param]
+    asked, dtype, weights, instructions = CASES[request.param]
     loaded = load(asked, dtype=dtype).with_cache("int8" if request.param.startswith("cache in eight bits") else "auto")
     with compiled_for(instructions):
         by_threads = {
-            threads: Native(decoder(loaded, threads, quantize, block_size=block_size), block_size, states_of(loaded))
+            threads: Native(decoder(loaded, threads, weights, block_size=block_size), block_size, states_of(loaded))
             for threads, block_size in BLOCK_SIZES.items()
         }
     return Decoders(loaded.vocab_size, by_threads)
@@ -142,15 +139,15 @@ def decoders(request: pytest.FixtureRequest) -> Decoders:
 def decoder(
     loaded: LoadedModel,
     num_threads: int,
-    quantize: Form,
+    weights: Form,
     *,
     num_blocks: int = NUM_BLOCKS,
     block_size: int = BLOCK_SIZE,
 ) -> NativeDecoder:
     sizes = {"num_blocks": num_blocks, "block_size": block_size, "num_threads": num_threads}
-    if quantize == "blocks":
+    if weights == "blocks":
         return blocks_decoder(loaded, sizes)
-    return native_decoder(loaded, **sizes, quantize=quantize)
+    return native_decoder(loaded, **sizes)
 
 
 def blocks_decoder(loaded: LoadedModel, sizes: dict[str, int]) -> NativeDecoder:
@@ -308,18 +305,17 @@ class RecordingRunner(ModelRunner):
 
 
 @pytest.mark.parametrize(
-    ("asked", "quantize", "cache"),
+    ("asked", "cache"),
     [
-        (GROUPED, "none", "auto"),
-        (GROUPED, "int8", "auto"),
-        (GROUPED, "none", "int8"),
-        (LATENTS, "none", "auto"),
-        (RECURRENT, "none", "auto"),
+        (GROUPED, "auto"),
+        (GROUPED, "int8"),
+        (LATENTS, "auto"),
+        (RECURRENT, "auto"),
     ],
-    ids=["plain", "eight bits", "cache in eight bits", "latent vectors", "states"],
+    ids=["plain", "cache in eight bits", "latent vectors", "states"],
 )
 def test_requests_get_the_same_logits_alone_together_from_the_cache_and_after_preemption(
-    asked: PreTrainedConfig, quantize: Quantize, cache: KVCacheDtype
+    asked: PreTrainedConfig, cache: KVCacheDtype
 ) -> None:
     loaded = load(asked, dtype=torch.bfloat16).with_cache(cache)
     prompts = [*SHORT, LONG_ENOUGH] if loaded.state_shapes else SHORT
@@ -330,7 +326,7 @@ def test_requests_get_the_same_logits_alone_together_from_the_cache_and_after_pr
         (7, {"max_running": 7, "max_step_tokens": 7}),
     ):
         n = 1 if limits["max_running"] == 1 else 2
-        recording = Recording(decoder(loaded, 2, quantize, num_blocks=num_blocks))
+        recording = Recording(decoder(loaded, 2, "none", num_blocks=num_blocks))
         with make_engine(
             loaded, RecordingRunner(recording, states_of(loaded)), num_blocks=num_blocks, **limits
         ) as engine:

@@ -121,23 +121,16 @@ class TileRows {
   alignas(64) bf16 copy_[TILE_HEIGHT * TILE_ELEMENTS];
 };
 
-// Steps of a panel for whole tiles: where they are, or a copy, if they have to be converted or some are missing.
+// Steps of a panel for whole tiles: where they are, or a copy if some are missing.
 class TileWeights {
  public:
   const bf16* data = nullptr;
 
-  template <class Reader>
-  void set(const Reader& reader, long step, long count) {
-    if constexpr (requires { reader.packs(step); }) {
-      data = reader.packs(step);
-      if (count == TILE_STEPS) return;
-    }
-    if (count < TILE_STEPS) memset((void*)copy_, 0, sizeof(copy_));
-    for (long i = 0; i < count; i++)
-      for (int v = 0; v < 2; v++) {
-        const Packs<bf16> packs = reader.load(step + i, v);
-        memcpy(copy_ + i * STEP_ELEMENTS + v * TILE_ELEMENTS, &packs, sizeof(packs));
-      }
+  void set(const bf16* steps, long count) {
+    data = steps;
+    if (count == TILE_STEPS) return;
+    memset((void*)copy_, 0, sizeof(copy_));
+    memcpy(copy_, steps, size_t(count) * STEP_ELEMENTS * sizeof(bf16));
     data = copy_;
   }
 
@@ -160,15 +153,14 @@ class TileWeights {
 // Adds to tiles 0 to 3 the products of up to 32 rows of x with `steps` steps of a panel: 0 and 1 have the left and the
 // right columns of the first 16 rows, and 2 and 3 those of the others. Each 16 steps prefetch `ahead_lines` lines, a
 // multiple of 4: some behind each instruction, because many at once would make the loads of tiles wait.
-template <class Reader>
-void add_products(const bf16* x, long x_stride, long rows, const Reader& reader, long steps, ReadAhead& ahead,
-                  long ahead_lines) {
+inline void add_products(const bf16* x, long x_stride, long rows, const bf16* panel, long steps, ReadAhead& ahead,
+                         long ahead_lines) {
   TileRows upper, lower;
   TileWeights weights;
   const long quarter = ahead_lines / 4;
   for (long step = 0; step < steps; step += TILE_STEPS, x += TILE_ELEMENTS) {
     const long count = std::min(TILE_STEPS, steps - step), elements = count * PACK<bf16>;
-    weights.set(reader, step, count);
+    weights.set(panel + step * STEP_ELEMENTS, count);
     upper.set(x, x_stride, rows, elements);
     if (rows > TILE_HEIGHT) lower.set(x + TILE_HEIGHT * x_stride, x_stride, rows - TILE_HEIGHT, elements);
     if (rows > TILE_HEIGHT)
@@ -191,14 +183,6 @@ void add_products(const bf16* x, long x_stride, long rows, const Reader& reader,
   }
 }
 
-inline void zero_sums(long rows) {
-  _tile_zero(0);
-  _tile_zero(1);
-  if (rows <= TILE_HEIGHT) return;
-  _tile_zero(2);
-  _tile_zero(3);
-}
-
 inline void load_sums(const float* sums, long stride, long rows) {
   const long bytes = stride * long(sizeof(float));
   LOAD_TILE(0, sums, bytes);
@@ -218,9 +202,8 @@ inline void store_sums(float* sums, long rows) {
 }
 
 // Does what multiply_block of gemm.h does, for x with a whole number of packs, while a `Tiles` lives on this thread.
-template <class Reader>
-void multiply_in_tiles(const bf16* x, long x_stride, long rows, long steps, const Reader& reader, const float* start,
-                       long start_stride, float* sums, ReadAhead& ahead, long ahead_bytes) {
+inline void multiply_in_tiles(const bf16* x, long x_stride, long rows, long steps, const bf16* panel, const float* start,
+                              long start_stride, float* sums, ReadAhead& ahead, long ahead_bytes) {
   const long times = (rows + MOST_TILE_ROWS - 1) / MOST_TILE_ROWS;
   const long parts = std::max((steps + TILE_STEPS - 1) / TILE_STEPS * times, 1L);
   const long ahead_lines = (ahead_bytes / 64 + 4 * parts - 1) / (4 * parts) * 4;
@@ -229,23 +212,9 @@ void multiply_in_tiles(const bf16* x, long x_stride, long rows, long steps, cons
     Tiles<bf16>::set_rows(count);
     const float* from = start + row * start_stride;
     float* to = sums + row * SUMS_STRIDE;
-    if constexpr (!Reader::IS_SCALED) {
-      load_sums(from, start_stride, count);
-      add_products(x + row * x_stride, x_stride, count, reader, steps, ahead, ahead_lines);
-      store_sums(to, count);
-    } else {
-      alignas(64) float products[MOST_TILE_ROWS * SUMS_STRIDE];
-      zero_sums(count);
-      add_products(x + row * x_stride, x_stride, count, reader, steps, ahead, ahead_lines);
-      store_sums(products, count);
-      const Vector scales[] = {reader.scale(0), reader.scale(1)};
-      for (long r = 0; r < count; r++)
-        for (int v = 0; v < 2; v++) {
-          const Vector product = load_vector<Vector>(products + r * SUMS_STRIDE + v * WIDTH);
-          const Vector sum = load_vector<Vector>(from + r * start_stride + v * WIDTH) + product * scales[v];
-          memcpy(to + r * SUMS_STRIDE + v * WIDTH, &sum, sizeof(Vector));
-        }
-    }
+    load_sums(from, start_stride, count);
+    add_products(x + row * x_stride, x_stride, count, panel, steps, ahead, ahead_lines);
+    store_sums(to, count);
   }
 }
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "blocks.h"
-#include "quantized.h"
+#include "gemm.h"
 
 namespace oaiserve {
 
@@ -166,7 +166,7 @@ Scaling load_scaling(const uint8_t* chunk, long column) {
   constexpr Layout L = P::L;
   Scaling out{L.is_e2m1 ? load_bfloat16s(chunk + column * 2) : load_halves(chunk + column * 2), {}};
   if constexpr (L.has_zero)
-    out.min = -out.scale * load_int8<Vector>(reinterpret_cast<const int8_t*>(chunk + P::MINS + column));
+    out.min = -out.scale * convert<Vector>(load_vector<SignedBytes>(chunk + P::MINS + column));
   else if constexpr (L.has_min)
     out.min = load_halves(chunk + P::MINS + column * 2);
   return out;

@@ -2,8 +2,7 @@
 // operation and runs steps on it, or computes attention alone, layer by layer.
 //
 // The library is compiled for one element type, bf16 or float. Activations between operations have this type. So have
-// keys and values, unless their cache has eight bits, and weights, unless they are quantized to eight bits, or kept as a
-// GGUF file has them. Sums and the hidden state are float32.
+// keys and values, unless their cache has eight bits, and weights, unless they are in the blocks of GGUF files. Sums and the hidden state are float32.
 //
 // No exception leaves these functions. A function that can fail returns null or a negative number, and may be called
 // again.
@@ -28,14 +27,11 @@
 #include "encode_blocks.h"
 #endif
 #include "paged_attention.h"
-#include "quantized.h"
 
 namespace oaiserve {
 
 using Element = ELEMENT;
-#if defined(INT8_WEIGHTS)
-using Weights = std::variant<Int8Linear<Element>>;
-#elif defined(BLOCK_WEIGHTS)
+#if defined(BLOCK_WEIGHTS)
 using Weights = std::variant<Linear<Element>, BlockLinear>;
 #else
 using Weights = std::variant<Linear<Element>>;
@@ -193,16 +189,9 @@ Linear<Element> plain_weights(Decoder& decoder, const Element* weight, long n, l
 template <class Columns>
 long add_weights(Decoder& decoder, const Columns& columns, long n, long k, const float* bias) noexcept {
   return guarded(-1L, [&] {
-    const float* own = own_bias(decoder, bias, n);
-#if defined(INT8_WEIGHTS)
-    int8_t* panels = decoder.allocate<int8_t>(size_t(panels_of(n) * int8_panel_size<Element>(k)));
-    quantize_columns<Element>(columns, n, k, panels);
-    return add_part(decoder.weights, Int8Linear<Element>{n, k, panels, own});
-#else
     Element* panels = decoder.allocate<Element>(size_t(panels_of(n) * panel_size<Element>(k)));
     pack_columns(columns, n, k, panels);
-    return add_part(decoder.weights, Linear<Element>{n, k, panels, own});
-#endif
+    return add_part(decoder.weights, Linear<Element>{n, k, panels, own_bias(decoder, bias, n)});
   });
 }
 

@@ -95,18 +95,14 @@ void pack_columns(const Columns& columns, long n, long k, T* panels) {
   }
 }
 
-// Reads the weights of a tile from a panel. Other kinds of weights have readers with the same functions, but `packs`
-// only if they are stored as `load` returns them. If a reader IS_SCALED, its products are summed from zero on, and
-// times `scale` they are added to the sums before.
+// Reads the weights of a tile from a panel.
 template <class T>
 struct PanelReader {
   using Element = T;
-  static constexpr bool IS_SCALED = false;
   const T* weights;
 
   PanelReader from(long step, long column) const { return {weights + (step * PANEL + column) * PACK<T>}; }
   Packs<T> load(long step, int v) const { return Packs<T>::load(weights + (step * PANEL + v * WIDTH) * PACK<T>); }
-  const T* packs(long step) const { return weights + step * PANEL * PACK<T>; }
 };
 
 // Whether x is widened to floats: where no instruction multiplies its type.
@@ -144,7 +140,7 @@ void tile(const Multiplied<typename Reader::Element>* x, long x_stride, Reader r
   for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 4
     for (int v = 0; v < VECTORS; v++)
-      sum[r][v] = Reader::IS_SCALED ? Vector{} : load_vector<Vector>(start + r * start_stride + v * WIDTH);
+      sum[r][v] = load_vector<Vector>(start + r * start_stride + v * WIDTH);
   for (long step = 0; step < steps; step++) {
     __builtin_prefetch(ahead);
     __builtin_prefetch(ahead + 64);
@@ -179,18 +175,14 @@ void tile(const Multiplied<typename Reader::Element>* x, long x_stride, Reader r
           for (int v = 0; v < VECTORS; v++) sum[r][v] = add_dot(sum[r][v], pack, w[v]);
         }
       }
-      // The second half of a pack is loaded again, as there are no registers to keep it in, unless that takes long.
-      if constexpr (IS_WIDENED<T> && (ROWS * VECTORS > 8 || !Reader::IS_SCALED)) asm volatile("" ::: "memory");
+      // The second half of a pack is loaded again, as there are no registers to keep it in.
+      if constexpr (IS_WIDENED<T>) asm volatile("" ::: "memory");
     }
   }
 #pragma GCC unroll 12
   for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 4
-    for (int v = 0; v < VECTORS; v++) {
-      if constexpr (Reader::IS_SCALED)
-        sum[r][v] = load_vector<Vector>(start + r * start_stride + v * WIDTH) + sum[r][v] * reader.scale(v);
-      memcpy(sums + r * PANEL + v * WIDTH, &sum[r][v], sizeof(Vector));
-    }
+    for (int v = 0; v < VECTORS; v++) memcpy(sums + r * PANEL + v * WIDTH, &sum[r][v], sizeof(Vector));
 }
 
 template <class Reader, int VECTORS, int... ROW>
@@ -209,7 +201,7 @@ void multiply_block(const Multiplied<typename Reader::Element>* x, long x_stride
   using T = typename Reader::Element;
   const long steps = k / PACK<T>;
   if constexpr (IS_TILED<T>) {
-    multiply_in_tiles(x, x_stride, rows, steps, reader, start, start_stride, sums, ahead, ahead_bytes);
+    multiply_in_tiles(x, x_stride, rows, steps, reader.weights, start, start_stride, sums, ahead, ahead_bytes);
   } else {
     const char* line = ahead.at;
     const long tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;

@@ -30,6 +30,7 @@ typedef uint32_t VectorBits __attribute__((vector_size(WIDTH * 4)));
 typedef int32_t Integers __attribute__((vector_size(WIDTH * 4)));
 typedef uint16_t Halves __attribute__((vector_size(WIDTH * 2)));
 typedef uint8_t Bytes __attribute__((vector_size(WIDTH)));
+typedef int8_t SignedBytes __attribute__((vector_size(WIDTH)));
 
 template <class To, class From>
 To convert(From v) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from transformers import PreTrainedModel
 
 from oaiserve.config import Bytes
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.checkpoints.int4_weights import Int4Weights
+from oaiserve.engine.model.checkpoints.encoded_weights import EncodedWeights
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.start.compare import difference
 from oaiserve.engine.start.prepare import prepare
@@ -72,9 +73,9 @@ def saved(folder: Path, family: str = "llama", **changes: object) -> PreTrainedM
     return model
 
 
-def with_quantized_weights(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+def with_quantized_weights(model: PreTrainedModel, folder: Path, *, in_4_bits: bool = True) -> PreTrainedModel:
     """Give the model the weights that the native step will have, and its matrices what they read there."""
-    weights, quantized = Int4Weights(folder, Library(torch.float32, "blocks"), 1), set()
+    weights, quantized = EncodedWeights(folder, Library(torch.float32, "blocks"), 1, in_4_bits=in_4_bits), set()
     for name in weights.names():
         if (blocks := weights.blocks(name)) is not None:
             parameter = model.get_parameter(name)
@@ -105,16 +106,19 @@ def effect_of_noise(model: PreTrainedModel, num_tokens: int) -> float:
 
 
 @pytest.mark.compiler
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
 @pytest.mark.parametrize("case", CASES)
-def test_logits_are_those_of_transformers_with_quantized_weights(case: str, tmp_path: Path) -> None:
+def test_logits_are_those_of_transformers_with_quantized_weights(
+    case: str, quantize: Literal["int8", "int4"], tmp_path: Path
+) -> None:
     family, changes = CASES[case]
     model = saved(tmp_path, family, **changes)
     whole = own_logits(model, 20)
-    expected = own_logits(with_quantized_weights(model, tmp_path), 20)
-    found = kept_logits(tmp_path, 20, quantize="int4")
+    expected = own_logits(with_quantized_weights(model, tmp_path, in_4_bits=quantize == "int4"), 20)
+    found = kept_logits(tmp_path, 20, quantize=quantize)
     bound = max(0.02, 2 * effect_of_noise(model, 20))
     assert difference(found, expected) < bound
-    assert difference(found, whole) > bound
+    assert difference(found, whole) > (bound if quantize == "int4" else 1e-4)
 
 
 @pytest.mark.compiler
@@ -175,7 +179,7 @@ def test_a_family_without_a_native_step_for_blocks_is_refused(tmp_path: Path) ->
         pass
 
 
-def test_int4_without_a_compiler_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantizing_without_a_compiler_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved(tmp_path)
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(StartupError, match="--quantize int4 needs the native step, which cannot be used: the compiler"):

@@ -1,4 +1,4 @@
-"""The weights of a checkpoint, quantized to about 4 bits when they are loaded: --quantize int4.
+"""The weights of a checkpoint, quantized to 8 bits or to about 4 when they are loaded: --quantize.
 
 The blocks are those of GGUF files, and native code finds the scale of each (src/encode_blocks.h). Nothing else of the
 model is needed for that, so a matrix is read, quantized and forgotten, and the whole model is never in memory.
@@ -19,7 +19,7 @@ from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.quantized_file import QuantizedFile, file_bytes
 
 _IQ4_NL, _Q5_1, _Q8_0 = 20, 7, 8
-# The matrices with the most costly errors: attention's values, the last matrix of a layer, and the two of tokens.
+# The matrices whose errors in 4 bits cost most: attention's values, the last matrix of a layer, and the two of tokens.
 _MORE_BITS = re.compile(r"\.(v_proj|down_proj)\.weight$")
 _MOST_BITS = re.compile(r"(embed_tokens|embed_tokens_per_layer|lm_head)\.weight$")
 _ROWS_AT_ONCE = 4096  # which are in float32 meanwhile
@@ -50,12 +50,15 @@ class Encoder:
         return blocks
 
 
-class Int4Weights(TensorFiles):
+class EncodedWeights(TensorFiles):
     """The weights in the mapped files of a checkpoint, quantized at each access."""
 
-    def __init__(self, folder: Path, library: Library, num_threads: int, *, of_wrapper: bool = False) -> None:
+    def __init__(
+        self, folder: Path, library: Library, num_threads: int, *, in_4_bits: bool, of_wrapper: bool = False
+    ) -> None:
         """Map the files. Raises BadFile for a header that does not describe its file, and MemoryError."""
         super().__init__(folder, of_wrapper=of_wrapper)
+        self._in_4_bits = in_4_bits
         self._encode = Encoder(library, num_threads)
         self.file: QuantizedFile | None = None  # which the blocks are in; None: in memory
 
@@ -83,7 +86,9 @@ class Int4Weights(TensorFiles):
     def _kind(self, name: str) -> int | None:
         """Return the quantized format of a tensor, or None for one that stays as it is."""
         shape = self.shape(name)
-        kind = _Q8_0 if _MOST_BITS.search(name) else _Q5_1 if _MORE_BITS.search(name) else _IQ4_NL
+        kind = _Q8_0
+        if self._in_4_bits and not _MOST_BITS.search(name):
+            kind = _Q5_1 if _MORE_BITS.search(name) else _IQ4_NL
         if len(shape) != 2 or shape[1] % FORMATS[kind].weights:
             return None
         return kind
